@@ -1,0 +1,61 @@
+// Package names holds the strings that Carve shares with Kubernetes and with
+// its users: the driver's name, label, annotation, taint and StorageClass
+// parameter keys, and the reasons on lvmd's errors. It depends on nothing.
+package names
+
+const (
+	// Driver is the CSI driver's name: StorageClass.provisioner, CSIDriver.metadata.name.
+	Driver = "carve.csi.local"
+
+	// TopologyNode is the CSI topology key. Its value is the Kubernetes node's name.
+	TopologyNode = "topology.carve.csi.local/node"
+
+	// Prefix starts every StorageClass parameter, label, annotation and taint that is ours.
+	Prefix = "carve.csi.local/"
+
+	// ParamDeviceClass is the StorageClass parameter that names the device class.
+	// Unset or empty means each node's default class.
+	ParamDeviceClass = Prefix + "device-class"
+
+	// ParamFSType is the upstream StorageClass parameter for the file system.
+	ParamFSType = "csi.storage.k8s.io/fstype"
+
+	// LabelManagedBy marks the CSIStorageCapacity objects that we publish, value ManagedBy.
+	LabelManagedBy = Prefix + "managed-by"
+	// ManagedBy is the value of LabelManagedBy.
+	ManagedBy = "carve-controller"
+
+	// Namespace is where Carve is installed by default.
+	Namespace = "carve-system"
+
+	// UplinkAudience is the audience of the service-account token with which a
+	// node proves itself to the controller.
+	UplinkAudience = "carve-uplink"
+	// UplinkALPN is the TLS application protocol of the uplink.
+	UplinkALPN = "carve-uplink/1"
+)
+
+// Keys of a volume's context: what the controller tells the node plugin
+// through the PersistentVolume (CSI VolumeContext).
+const (
+	// ContextDeviceClass holds the volume's device class.
+	ContextDeviceClass = Prefix + "device-class"
+)
+
+// Reasons and domain of the google.rpc.ErrorInfo on lvmd's errors. The
+// meaning of each is documented in api/lvmd/v1/lvmd.proto.
+const (
+	ErrorDomain = "lvmd.carve.csi.local"
+
+	ReasonInvalidField     = "INVALID_FIELD"
+	ReasonVolumeNotFound   = "VOLUME_NOT_FOUND"
+	ReasonClassNotFound    = "CLASS_NOT_FOUND"
+	ReasonRequestDiffers   = "REQUEST_DIFFERS"
+	ReasonNoSpace          = "NO_SPACE"
+	ReasonSizeOutOfRange   = "SIZE_OUT_OF_RANGE"
+	ReasonVolumeInUse      = "VOLUME_IN_USE"
+	ReasonOperationPending = "OPERATION_PENDING"
+	ReasonDeviceMissing    = "DEVICE_MISSING"
+	ReasonCommandTimedOut  = "COMMAND_TIMED_OUT"
+	ReasonCommandFailed    = "COMMAND_FAILED"
+)
