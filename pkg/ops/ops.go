@@ -1,0 +1,172 @@
+// Package ops serves what those who run Carve look at: /healthz, /readyz and
+// /metrics, over HTTPS.
+//
+// Health and readiness are open, because the kubelet's probes carry no
+// credentials; they say nothing but yes or why not. Metrics name volumes and
+// claims, so they are served only to those who present the bearer token kept
+// in a file; without such a file nobody may read them. The certificate is made
+// at start, lives in memory and is self-signed: it keeps the token off the
+// wire, it does not identify the server.
+package ops
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+const (
+	// probeTimeout bounds one health or readiness check; it is below the
+	// kubelet's usual probe timeouts.
+	probeTimeout = 2 * time.Second
+	// shutdownTimeout bounds how long Serve waits for requests in flight.
+	shutdownTimeout = 2 * time.Second
+	// certificateLife is as long as a process may reasonably run.
+	certificateLife = 10 * 365 * 24 * time.Hour
+)
+
+// Options configure Serve.
+type Options struct {
+	// Address to listen on, host:port. Empty means that nothing is served.
+	Address string
+	// MetricsTokenFile holds the bearer token for /metrics. It is read at every
+	// request, so it may be made or replaced at any time. Empty, or a missing or
+	// empty file, means that /metrics answers 403.
+	MetricsTokenFile string
+	// Gatherer has the metrics.
+	Gatherer prometheus.Gatherer
+	// Healthy says why the process should be restarted, Ready why it should not
+	// be relied on yet. Nil means always. They are given probeTimeout.
+	Healthy, Ready func(context.Context) error
+	Log            *slog.Logger
+}
+
+// Serve listens and answers until ctx is done, then ends within
+// shutdownTimeout. It returns an error only when it could not listen or serve.
+func Serve(ctx context.Context, o Options) error {
+	if o.Address == "" {
+		<-ctx.Done()
+		return nil
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Address)
+	if err != nil {
+		return fmt.Errorf("listen for health and metrics: %w", err)
+	}
+	return serve(ctx, listener, o)
+}
+
+func serve(ctx context.Context, listener net.Listener, o Options) error {
+	certificate, err := selfSigned()
+	if err != nil {
+		return errors.Join(fmt.Errorf("make the certificate for health and metrics: %w", err), listener.Close())
+	}
+	server := &http.Server{
+		Handler:           handler(o),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       60 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}},
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.ServeTLS(listener, "", "") }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve health and metrics: %w", err)
+	case <-ctx.Done():
+	}
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := server.Shutdown(stopping); err != nil {
+		_ = server.Close()
+	}
+	<-served
+	return nil
+}
+
+func handler(o Options) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /healthz", probe(o.Healthy))
+	mux.Handle("GET /readyz", probe(o.Ready))
+	metrics := promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelError)})
+	mux.Handle("GET /metrics", authorized(o.MetricsTokenFile, metrics))
+	return mux
+}
+
+func probe(check func(context.Context) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), probeTimeout)
+		defer cancel()
+		if check != nil {
+			if err := check(ctx); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		fmt.Fprintln(w, "ok")
+	})
+}
+
+// authorized lets a request through only with the bearer token that the file
+// holds now.
+func authorized(file string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		want := ""
+		if file != "" {
+			if content, err := os.ReadFile(file); err == nil {
+				want = strings.TrimSpace(string(content))
+			}
+		}
+		if want == "" {
+			http.Error(w, "metrics are off: no token is configured", http.StatusForbidden)
+			return
+		}
+		got, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if !bearer || subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "a valid bearer token is needed", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func selfSigned() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		Subject:      pkix.Name{CommonName: "carve-ops"},
+		NotBefore:    now.Add(-time.Hour),
+		NotAfter:     now.Add(certificateLife),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}

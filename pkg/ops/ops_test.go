@@ -1,0 +1,112 @@
+package ops
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// start serves o on a loopback port and returns its address.
+func start(t *testing.T, o Options) string {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	counter := prometheus.NewCounter(prometheus.CounterOpts{Name: "carve_test_total", Help: "A test's counter."})
+	registry.MustRegister(counter)
+	o.Gatherer = registry
+	o.Log = slog.New(slog.DiscardHandler)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("Listen: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx, listener, o) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("serve: want a clean end, got %v", err)
+			}
+		case <-time.After(2 * shutdownTimeout):
+			t.Error("serve did not end after its context")
+		}
+	})
+	return listener.Addr().String()
+}
+
+func get(t *testing.T, url, token string) (int, string) {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatalf("NewRequest: %v", err)
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	response, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Do(request)
+	if err != nil {
+		t.Fatalf("GET %s: %v", url, err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatalf("read the answer: %v", err)
+	}
+	return response.StatusCode, string(body)
+}
+
+func TestProbesTellTheTruth(t *testing.T) {
+	address := start(t, Options{Ready: func(context.Context) error { return errors.New("still connecting") }})
+	if code, body := get(t, "https://"+address+"/healthz", ""); code != http.StatusOK {
+		t.Errorf("/healthz without a check: want 200, got %d %q", code, body)
+	}
+	if code, body := get(t, "https://"+address+"/readyz", ""); code != http.StatusServiceUnavailable || !strings.Contains(body, "still connecting") {
+		t.Errorf("/readyz: want 503 with the reason, got %d %q", code, body)
+	}
+}
+
+func TestMetricsNeedTheTokenInTheFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	url := "https://" + start(t, Options{MetricsTokenFile: file}) + "/metrics"
+	if code, _ := get(t, url, "anything"); code != http.StatusForbidden {
+		t.Errorf("before the file exists: want 403, got %d", code)
+	}
+	if err := os.WriteFile(file, []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatalf("WriteFile: %v", err)
+	}
+	if code, _ := get(t, url, ""); code != http.StatusUnauthorized {
+		t.Errorf("without a token: want 401, got %d", code)
+	}
+	if code, _ := get(t, url, "wrong"); code != http.StatusUnauthorized {
+		t.Errorf("with a wrong token: want 401, got %d", code)
+	}
+	if code, body := get(t, url, "s3cret"); code != http.StatusOK || !strings.Contains(body, "carve_test_total") {
+		t.Errorf("with the token: want 200 and the metrics, got %d %q", code, body)
+	}
+}
+
+func TestPlaintextIsRefused(t *testing.T) {
+	address := start(t, Options{})
+	response, err := http.Get("http://" + address + "/healthz")
+	if err != nil {
+		return
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusOK {
+		t.Error("plain HTTP was answered with 200")
+	}
+}
