@@ -1,0 +1,108 @@
+# Carve. `make help` explains every target.
+
+GO        ?= go
+CACHE     := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/carve
+TOOLS     := $(CACHE)/tools
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS   := -s -w -X main.version=$(VERSION)
+GOLANGCI  := $(TOOLS)/golangci-lint-v2.15.0
+PROGRAMS  := lvmd node controller
+# Packages whose tests need a kernel with device-mapper, LVM and real disks.
+VM_TESTS  := ../pkg/lvm/... ../pkg/lvmd/... ../pkg/filesystem/... ../pkg/driver/...
+# Name of a demo cluster that may live beside the one the tests use.
+DEMO      ?= demo
+
+# The programs are static, whatever the C library of the machine.
+export CGO_ENABLED ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##### See it run
+
+.PHONY: demo
+demo: ## Bring up a real cluster, install Carve, tell its story; leaves the cluster up
+	cd e2e && $(GO) run ./cmd/demo --cluster $(DEMO)
+
+.PHONY: demo-down
+demo-down: ## Remove the demo's cluster and everything it started
+	cd e2e && $(GO) run ./cmd/cluster down --name $(DEMO)
+
+##### Build
+
+.PHONY: build
+build: $(addprefix bin/,$(PROGRAMS)) ## Build the programs into bin/
+
+.PHONY: $(addprefix bin/,$(PROGRAMS))
+$(addprefix bin/,$(PROGRAMS)): bin/%:
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/$*
+
+.PHONY: image
+image: ## Build the OCI image into bin/carve-image.tar, without a container engine
+	cd e2e && $(GO) run ./cmd/image carve --output ../bin/carve-image.tar
+
+.PHONY: generate
+generate: deps ## Generate the gRPC code from api/
+	$(GO) build -o $(TOOLS)/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	PATH="$(TOOLS):$$PATH" protoc \
+	  --go_out=. --go_opt=module=github.com/carve-csi/carve \
+	  --go-grpc_out=. --go-grpc_opt=module=github.com/carve-csi/carve \
+	  api/lvmd/v1/*.proto
+
+.PHONY: deps
+deps: ## Install the Debian packages that code generation and the race detector need
+	@for package in gcc libc6-dev protobuf-compiler libprotobuf-dev; do \
+	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; \
+	done; \
+	if [ -n "$$missing" ]; then apt-get update -q && apt-get install -q -y --no-install-recommends $$missing; fi
+
+##### Check
+
+.PHONY: test
+test: ## Everything: generated code, unit tests with the race detector, real LVM, real cluster
+	@$(MAKE) --no-print-directory check-generated
+	@$(MAKE) --no-print-directory test-race
+	@$(MAKE) --no-print-directory test-vm
+	@$(MAKE) --no-print-directory test-e2e
+
+.PHONY: test-unit
+test-unit: ## Tests that run anywhere, in seconds
+	$(GO) vet ./...
+	$(GO) test ./...
+	cd e2e && $(GO) vet ./... && $(GO) test ./...
+
+.PHONY: test-race
+test-race: deps ## The same with the race detector
+	CGO_ENABLED=1 $(GO) test -race ./...
+	cd e2e && CGO_ENABLED=1 $(GO) test -race ./...
+
+.PHONY: test-vm
+test-vm: ## Tests against real LVM, in a virtual machine
+	cd e2e && $(GO) run ./cmd/vmtest $(VM_TESTS)
+
+.PHONY: test-e2e
+test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 55m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
+
+.PHONY: bench-pod
+bench-pod: ## Measure Pod start and volumes per second on a real cluster
+	cd e2e && $(GO) run ./cmd/benchpod
+
+.PHONY: check-generated
+check-generated: generate ## Fail when generated code is not current
+	@git diff --exit-code -- '*.pb.go' || { echo "generated code is not current: run make generate"; exit 1; }
+
+.PHONY: lint
+lint: $(GOLANGCI) ## Run golangci-lint with the committed configuration
+	$(GOLANGCI) run ./...
+	cd e2e && $(GOLANGCI) run --config ../.golangci.yml --build-tags e2e ./...
+
+$(GOLANGCI):
+	GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+	mv $(TOOLS)/golangci-lint $@
+
+.PHONY: clean
+clean: ## Remove what was built here (the cache of the harness stays)
+	rm -rf bin e2e/bin
