@@ -1,0 +1,225 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// ClientOptions configure the node's end. All fields but ServerName, Version,
+// OnWelcome and Log are required.
+type ClientOptions struct {
+	// Addresses is the controller's host:port. The host is resolved again and
+	// again, and a link is kept to every address it has.
+	Addresses string
+	// ServerName is the name that the controller's certificate must carry.
+	// Empty means the host of Addresses.
+	ServerName string
+	// CAFile holds the PEM certificates that the controller's must chain to;
+	// TokenFile the service-account token. Both are read at every dial, for
+	// both rotate.
+	CAFile, TokenFile string
+	// NodeName is the Kubernetes node that the token is bound to.
+	NodeName string
+	// Version is this program's, for the controller's log.
+	Version string
+	// Serve serves gRPC on the listener until that is closed. The server must
+	// have been made with ServerOptions. Called once.
+	Serve func(net.Listener) error
+	// OnWelcome is called with every Welcome that accepts, from several
+	// goroutines. It must not block.
+	OnWelcome func(*lvmdv1.Welcome)
+	// Log is where links report; nil means slog.Default().
+	Log *slog.Logger
+}
+
+// ServerOptions are what the gRPC server behind ClientOptions.Serve needs to
+// live on uplinks: it must accept the controller's keepalive pings (gRPC's
+// default is to cut off a client that pings more often than every five
+// minutes), and send its own, so that a controller that vanished is noticed.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+			MinTime:             KeepaliveInterval / 2,
+			PermitWithoutStream: true,
+		}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time:    KeepaliveInterval,
+			Timeout: KeepaliveTimeout,
+		}),
+	}
+}
+
+// client is the node's end: it watches which addresses the controller has and
+// keeps one link per address.
+type client struct {
+	o          ClientOptions
+	host, port string
+	log        *slog.Logger
+	lis        *connListener
+
+	// For tests; set before run.
+	lookup                func(ctx context.Context, host string) ([]string, error)
+	resolveFast           time.Duration // while a link is down or none is known
+	resolveSlow           time.Duration // while all links are up
+	backoffMin            time.Duration
+	backoffMax            time.Duration
+	reauthenticateAtLeast time.Duration // between two replacements of one connection
+
+	mu    sync.Mutex
+	links map[string]*link // by address; those no longer resolved are not in it
+}
+
+// RunClient keeps the node connected to every controller replica until ctx is
+// done, then closes all connections and returns nil. It returns early, with an
+// error, only for options that cannot work or when Serve returned.
+func RunClient(ctx context.Context, o ClientOptions) error {
+	c, err := newClient(o)
+	if err != nil {
+		return err
+	}
+	return c.run(ctx)
+}
+
+func newClient(o ClientOptions) (*client, error) {
+	host, port, err := net.SplitHostPort(o.Addresses)
+	if err != nil {
+		return nil, fmt.Errorf("controller address %q: %w", o.Addresses, err)
+	}
+	switch {
+	case host == "":
+		return nil, fmt.Errorf("controller address %q has no host", o.Addresses)
+	case o.NodeName == "":
+		return nil, errors.New("node name is empty")
+	case o.CAFile == "":
+		return nil, errors.New("controller CA file is not set")
+	case o.TokenFile == "":
+		return nil, errors.New("token file is not set")
+	case o.Serve == nil:
+		return nil, errors.New("nothing to serve on the uplink")
+	}
+	if o.ServerName == "" {
+		o.ServerName = host
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return &client{
+		o: o, host: host, port: port,
+		log:                   o.Log.With("component", "uplink"),
+		lis:                   newConnListener(),
+		lookup:                net.DefaultResolver.LookupHost,
+		resolveFast:           2 * time.Second,
+		resolveSlow:           5 * time.Second,
+		backoffMin:            100 * time.Millisecond,
+		backoffMax:            5 * time.Second,
+		reauthenticateAtLeast: 30 * time.Second,
+		links:                 map[string]*link{},
+	}, nil
+}
+
+func (c *client) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var links sync.WaitGroup
+	served := make(chan error, 1)
+	go func() {
+		served <- c.o.Serve(c.lis)
+		cancel() // nobody accepts any more: there is no point in dialling
+	}()
+
+	c.resolveLoop(ctx, &links)
+
+	cancel()
+	c.lis.Close()
+	links.Wait() // each closes its connections
+	err := <-served
+	if err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, grpc.ErrServerStopped) {
+		return nil
+	}
+	return fmt.Errorf("serve on uplink: %w", err)
+}
+
+// resolveLoop starts and abandons links as the controller's addresses change.
+// A failed lookup changes nothing: what is connected stays so.
+func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
+	var logged string
+	for ctx.Err() == nil {
+		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		hosts, err := c.lookup(lctx, c.host)
+		cancel()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			if msg := err.Error(); msg != logged {
+				c.log.Warn("controller's address cannot be resolved, trying on", "host", c.host, "error", err)
+				logged = msg
+			}
+		case err == nil:
+			logged = ""
+			c.setAddresses(ctx, hosts, links)
+		}
+		wait := c.resolveFast
+		if c.allUp() {
+			wait = c.resolveSlow
+		}
+		sleep(ctx, jitter(wait))
+	}
+}
+
+func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync.WaitGroup) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, l := range c.links {
+		host, _, _ := net.SplitHostPort(addr)
+		if !slices.Contains(hosts, host) {
+			l.abandon()
+			delete(c.links, addr)
+		}
+	}
+	for _, host := range hosts {
+		addr := net.JoinHostPort(host, c.port)
+		if c.links[addr] != nil {
+			continue
+		}
+		l := newLink(c, addr)
+		c.links[addr] = l
+		running.Go(func() { l.run(ctx) })
+	}
+}
+
+func (c *client) allUp() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.links {
+		if !l.up.Load() {
+			return false
+		}
+	}
+	return len(c.links) > 0
+}
+
+// sleep waits for d or for ctx, whichever is first.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// jitter returns d ± 20 %, so that a fleet that lost its controller at one
+// instant does not come back at one.
+func jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
+}

@@ -1,0 +1,48 @@
+// Package uplink is the authenticated connection between a node's lvmd and the
+// controller: the node dials, proves itself, and is then called over the very
+// connection it made.
+//
+// It owns the TLS handshake, the Hello/Welcome exchange of
+// api/lvmd/v1/uplink.proto, reconnection, replacement of a connection before
+// its credential runs out, and the turning of an accepted connection into a
+// gRPC transport on both ends. It never decides whether a token is good (the
+// Server asks its Authenticate function) and never calls lvmd by itself.
+//
+// Vocabulary:
+//
+//	link     the node's side of one controller address: at most one
+//	         connection that is current, and a loop that renews it
+//	session  the controller's side of one accepted connection; it implements
+//	         grpc.ClientConnInterface
+//	retire   take no new calls, let those in flight finish, then close
+//
+// Invariants: nothing is sent to a peer whose certificate does not chain to
+// the CA file; no call reaches a node whose token was not accepted for that
+// node's name; a session never outlives its credential by more than
+// ExpiryGrace; TLS is 1.3 or there is no connection.
+//
+// Callers: cmd/lvmd through RunClient, pkg/fleet and cmd/controller through Server.
+package uplink
+
+import "time"
+
+const (
+	// MaxFrameBytes bounds the encoded Hello and Welcome. It is part of the
+	// protocol (uplink.proto).
+	MaxFrameBytes = 64 << 10
+
+	// HandshakeTimeout bounds everything between a TCP connection and the
+	// Welcome, on either end.
+	HandshakeTimeout = 10 * time.Second
+
+	// ExpiryGrace is how long past Grant.ReauthenticateBy the controller lets a
+	// session live, so that clocks that differ a little cut nothing.
+	ExpiryGrace = time.Minute
+
+	// KeepaliveInterval and KeepaliveTimeout are the gRPC pings on both ends: a
+	// peer that is gone without a word is noticed within their sum. Ten seconds
+	// is the least that a gRPC client may choose.
+	KeepaliveInterval = 10 * time.Second
+	// KeepaliveTimeout is how long a ping may stay unanswered.
+	KeepaliveTimeout = 7 * time.Second
+)

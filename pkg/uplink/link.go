@@ -1,0 +1,253 @@
+package uplink
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// RefusedError is a Welcome that does not accept.
+type RefusedError struct {
+	// Reason is the controller's.
+	Reason string
+}
+
+func (e *RefusedError) Error() string { return "controller refused the uplink: " + e.Reason }
+
+// link keeps one controller address connected.
+type link struct {
+	c    *client
+	addr string
+	log  *slog.Logger
+
+	up        atomic.Bool
+	abandoned chan struct{} // closed when the address is no longer the controller's
+	once      sync.Once
+
+	lastError  string // of the last failed attempt that was logged
+	lastLogged time.Time
+}
+
+func newLink(c *client, addr string) *link {
+	return &link{c: c, addr: addr, log: c.log.With("controller", addr), abandoned: make(chan struct{})}
+}
+
+// abandon makes the link dial no more. A connection that stands is kept until
+// it breaks: an address leaves DNS before the process behind it is gone.
+func (l *link) abandon() { l.once.Do(func() { close(l.abandoned) }) }
+
+func (l *link) wanted(ctx context.Context) bool {
+	select {
+	case <-l.abandoned:
+		return false
+	default:
+		return ctx.Err() == nil
+	}
+}
+
+// run dials and renews until ctx is done, or the address was abandoned and the
+// last connection to it has ended. It returns with all connections closed.
+func (l *link) run(ctx context.Context) {
+	var open sync.WaitGroup // connections, current and replaced
+	defer open.Wait()
+	backoff := l.c.backoffMin
+	for l.wanted(ctx) {
+		conn, welcome, err := l.dial(ctx)
+		if err != nil {
+			l.logFailure(ctx, err)
+			l.pause(ctx, jitter(backoff))
+			backoff = min(2*backoff, l.c.backoffMax)
+			continue
+		}
+		if !l.handOver(ctx, conn, welcome, &open) {
+			return
+		}
+		started := time.Now()
+		l.up.Store(true)
+		l.keep(ctx, conn, welcome, &open)
+		l.up.Store(false)
+		// A connection that broke at once counts as a failed attempt: a
+		// controller that accepts and crashes is not to be hammered.
+		if time.Since(started) > l.c.backoffMax {
+			backoff = l.c.backoffMin
+		}
+		if l.wanted(ctx) {
+			l.log.Info("uplink lost, dialling again")
+			l.pause(ctx, jitter(backoff))
+			backoff = min(2*backoff, l.c.backoffMax)
+		}
+	}
+}
+
+// keep waits until the current connection ends, replacing it by a new one
+// before its credential runs out. The replaced connection is left to the
+// controller, which closes it when the calls on it are done.
+func (l *link) keep(ctx context.Context, conn *notifyConn, welcome *lvmdv1.Welcome, open *sync.WaitGroup) {
+	for {
+		timer := time.NewTimer(l.renewAfter(welcome))
+		select {
+		case <-conn.closed:
+			timer.Stop()
+			return
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-l.abandoned:
+			timer.Stop()
+			select {
+			case <-conn.closed:
+			case <-ctx.Done():
+			}
+			return
+		case <-timer.C:
+		}
+		fresh, freshWelcome, err := l.dial(ctx)
+		if err != nil {
+			l.logFailure(ctx, fmt.Errorf("renew: %w", err))
+			continue // the old one serves on until the controller closes it
+		}
+		if !l.handOver(ctx, fresh, freshWelcome, open) {
+			return
+		}
+		conn, welcome = fresh, freshWelcome
+	}
+}
+
+// renewAfter says when to replace a connection: at 85 % of what is left, which
+// for a projected token is after the kubelet refreshed it (at 80 % of its life)
+// and leaves room for several attempts. Where the token was not refreshed yet,
+// the controller answers with the same deadline, and the next attempt follows.
+func (l *link) renewAfter(w *lvmdv1.Welcome) time.Duration {
+	if !w.GetReauthenticateBy().IsValid() || w.GetReauthenticateBy().AsTime().Unix() <= 0 {
+		return 24 * time.Hour
+	}
+	left := time.Until(w.GetReauthenticateBy().AsTime())
+	return max(left*85/100, jitter(l.c.reauthenticateAtLeast))
+}
+
+// handOver gives the connection to the gRPC server; false when there is none
+// any more. The connection is closed when ctx is done.
+func (l *link) handOver(ctx context.Context, conn *notifyConn, w *lvmdv1.Welcome, open *sync.WaitGroup) bool {
+	if !l.c.lis.put(conn) {
+		conn.Close()
+		return false
+	}
+	l.lastError = ""
+	l.log.Info("uplink connected", "reauthenticate_by", w.GetReauthenticateBy().AsTime())
+	if l.c.o.OnWelcome != nil {
+		l.c.o.OnWelcome(w)
+	}
+	open.Go(func() {
+		select {
+		case <-conn.closed:
+		case <-ctx.Done():
+			conn.Close()
+		}
+	})
+	return true
+}
+
+// dial connects, verifies the controller and introduces the node.
+func (l *link) dial(ctx context.Context) (*notifyConn, *lvmdv1.Welcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
+	defer cancel()
+
+	config, err := l.tlsConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	token, err := os.ReadFile(l.c.o.TokenFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("token: %w", err)
+	}
+	dialer := net.Dialer{KeepAliveConfig: tcpKeepAlive}
+	raw, err := dialer.DialContext(ctx, "tcp", l.addr)
+	if err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	defer stop()
+	conn := tls.Client(raw, config)
+	welcome, err := l.introduce(ctx, conn, strings.TrimSpace(string(token)))
+	if err != nil {
+		raw.Close()
+		return nil, nil, err
+	}
+	if !stop() { // the deadline struck after all
+		raw.Close()
+		return nil, nil, context.Cause(ctx)
+	}
+	return newNotifyConn(conn), welcome, nil
+}
+
+func (l *link) introduce(ctx context.Context, conn *tls.Conn, token string) (*lvmdv1.Welcome, error) {
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, fmt.Errorf("TLS with the controller: %w", err)
+	}
+	if p := conn.ConnectionState().NegotiatedProtocol; p != alpn {
+		return nil, fmt.Errorf("peer speaks %q, not %q: it is no carve controller", p, alpn)
+	}
+	hello := &lvmdv1.Hello{NodeName: l.c.o.NodeName, Token: token, Version: l.c.o.Version}
+	if err := writeFrame(conn, hello); err != nil {
+		return nil, err
+	}
+	welcome := &lvmdv1.Welcome{}
+	if err := readFrame(conn, welcome); err != nil {
+		return nil, err
+	}
+	if !welcome.GetAccepted() {
+		return nil, &RefusedError{Reason: welcome.GetReason()}
+	}
+	return welcome, nil
+}
+
+func (l *link) tlsConfig() (*tls.Config, error) {
+	pem, err := os.ReadFile(l.c.o.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("controller CA: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("controller CA: %s holds no PEM certificate", l.c.o.CAFile)
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: l.c.o.ServerName,
+		RootCAs:    roots,
+		NextProtos: []string{alpn},
+	}, nil
+}
+
+// pause waits for d, ctx or the end of the address.
+func (l *link) pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	case <-l.abandoned:
+	}
+}
+
+// logFailure reports an attempt that failed: once per cause, and then once a
+// minute while it lasts.
+func (l *link) logFailure(ctx context.Context, err error) {
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) {
+		return
+	}
+	if msg := err.Error(); msg != l.lastError || time.Since(l.lastLogged) > time.Minute {
+		l.lastError, l.lastLogged = msg, time.Now()
+		l.log.Warn("no uplink to the controller, trying on", "error", err)
+	}
+}

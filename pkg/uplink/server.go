@@ -1,0 +1,228 @@
+package uplink
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+const (
+	alpn = names.UplinkALPN
+
+	// maxHandshakes bounds the peers that are connected and not yet accepted.
+	maxHandshakes = 1024
+	// drainExpired is how long calls on a session may go on that ran out.
+	drainExpired = 30 * time.Second
+)
+
+// tcpKeepAlive lets the kernel notice a dead peer below gRPC's pings too.
+var tcpKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 2}
+
+// Grant is what a Hello that was found good earns.
+type Grant struct {
+	// ReauthenticateBy is when the credential runs out; zero means never.
+	ReauthenticateBy time.Time
+}
+
+// DeniedError is an Authenticate result that the peer may be told: its
+// credential is no good. Any other error is ours and is only logged.
+type DeniedError struct {
+	// Reason is sent to the node.
+	Reason string
+}
+
+func (e *DeniedError) Error() string { return e.Reason }
+
+// ServerConfig configures the controller's end. All fields but Log are required.
+type ServerConfig struct {
+	// GetCertificate returns the serving certificate, per handshake.
+	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// ClusterID is sent in every Welcome.
+	ClusterID string
+	// Authenticate decides whether the peer is the node that it says it is. It
+	// is called concurrently and is given HandshakeTimeout.
+	Authenticate func(context.Context, *lvmdv1.Hello) (Grant, error)
+	// OnSession is handed every accepted session and owns it from then on. It
+	// is called concurrently and must not block.
+	OnSession func(*Session)
+	// Log is where the server reports; nil means slog.Default().
+	Log *slog.Logger
+}
+
+// Server accepts uplinks.
+type Server struct {
+	c     ServerConfig
+	log   *slog.Logger
+	slots chan struct{}
+	grace time.Duration
+
+	mu       sync.Mutex
+	sessions map[*Session]struct{}
+	stopped  bool
+}
+
+// NewServer makes a server; Serve runs it.
+func NewServer(c ServerConfig) *Server {
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	return &Server{
+		c: c, log: c.Log.With("component", "uplink"),
+		slots:    make(chan struct{}, maxHandshakes),
+		grace:    ExpiryGrace,
+		sessions: map[*Session]struct{}{},
+	}
+}
+
+// Serve accepts on lis until ctx is done, then closes lis and every session
+// and returns nil. Any other end of lis is an error.
+func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { lis.Close() })
+	defer stop()
+	var peers sync.WaitGroup
+	defer peers.Wait()
+	defer s.closeAll()
+	for {
+		conn, err := lis.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return fmt.Errorf("accept uplinks: %w", err)
+			}
+			s.log.Warn("uplink cannot be accepted, trying on", "error", err) // out of files, say
+			sleep(ctx, 100*time.Millisecond)
+			continue
+		}
+		select {
+		case s.slots <- struct{}{}:
+		default:
+			conn.Close() // it will come back
+			continue
+		}
+		peers.Go(func() { s.welcome(ctx, conn) })
+	}
+}
+
+// welcome takes a connection from TCP to a session, and watches over its end.
+func (s *Server) welcome(ctx context.Context, raw net.Conn) {
+	session, err := s.handshake(ctx, raw)
+	<-s.slots
+	if err != nil {
+		raw.Close()
+		if ctx.Err() == nil {
+			s.log.Warn("uplink refused", "remote", raw.RemoteAddr().String(), "error", err)
+		}
+		return
+	}
+	if !s.add(session) {
+		session.Close()
+		return
+	}
+	defer s.remove(session)
+	s.log.Info("node connected", "node", session.node, "remote", session.remote, "version", session.version,
+		"reauthenticate_by", session.reauthBy)
+	s.c.OnSession(session)
+
+	var expired <-chan time.Time
+	if !session.reauthBy.IsZero() {
+		t := time.NewTimer(time.Until(session.reauthBy) + s.grace)
+		defer t.Stop()
+		expired = t.C
+	}
+	select {
+	case <-session.Done():
+	case <-ctx.Done():
+		session.Close()
+	case <-expired:
+		s.log.Warn("node did not renew its uplink in time, closing it", "node", session.node)
+		session.Retire(drainExpired)
+	}
+	<-session.Done()
+}
+
+func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, error) {
+	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	defer stop()
+
+	if tcp, ok := raw.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(tcpKeepAlive) // gRPC pings as well
+	}
+	conn := tls.Server(raw, &tls.Config{
+		MinVersion:     tls.VersionTLS13,
+		GetCertificate: s.c.GetCertificate,
+		NextProtos:     []string{alpn},
+		// A resumed session would skip the check of a certificate since replaced.
+		SessionTicketsDisabled: true,
+	})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, fmt.Errorf("TLS: %w", err)
+	}
+	if p := conn.ConnectionState().NegotiatedProtocol; p != alpn {
+		return nil, fmt.Errorf("peer speaks %q, not %q", p, alpn)
+	}
+	hello := &lvmdv1.Hello{}
+	if err := readFrame(conn, hello); err != nil {
+		return nil, err
+	}
+	grant, err := s.c.Authenticate(ctx, hello)
+	if err != nil {
+		reason := "the controller cannot check credentials at the moment"
+		var denied *DeniedError
+		if errors.As(err, &denied) {
+			reason = denied.Reason
+		}
+		_ = writeFrame(conn, &lvmdv1.Welcome{Reason: reason}) // courtesy
+		_ = conn.CloseWrite()
+		return nil, fmt.Errorf("node %q: %w", hello.GetNodeName(), err)
+	}
+	welcome := &lvmdv1.Welcome{Accepted: true, ClusterId: s.c.ClusterID}
+	if !grant.ReauthenticateBy.IsZero() {
+		welcome.ReauthenticateBy = timestamppb.New(grant.ReauthenticateBy)
+	}
+	if err := writeFrame(conn, welcome); err != nil {
+		return nil, err
+	}
+	if !stop() {
+		return nil, context.Cause(ctx)
+	}
+	return newSession(conn, hello.GetNodeName(), hello.GetVersion(), grant.ReauthenticateBy)
+}
+
+func (s *Server) add(session *Session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return false
+	}
+	s.sessions[session] = struct{}{}
+	return true
+}
+
+func (s *Server) remove(session *Session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, session)
+}
+
+func (s *Server) closeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	for session := range s.sessions {
+		session.Close()
+	}
+}

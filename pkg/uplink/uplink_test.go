@@ -1,0 +1,502 @@
+package uplink
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+const (
+	testHost  = "carve-uplink.test"
+	testToken = "good-token"
+)
+
+// controllerEnd is a Server on a loopback address, with the sessions it handed over.
+type controllerEnd struct {
+	addr     string
+	sessions chan *Session
+	server   *Server
+	stop     func()
+
+	mu   sync.Mutex
+	cert *tls.Certificate
+	auth func(*lvmdv1.Hello) (Grant, error)
+}
+
+func startController(t *testing.T, ca *testCA, addr string) *controllerEnd {
+	t.Helper()
+	e := &controllerEnd{sessions: make(chan *Session, 16), cert: ca.serving(t, testHost)}
+	e.auth = func(h *lvmdv1.Hello) (Grant, error) {
+		if h.GetToken() != testToken {
+			return Grant{}, &DeniedError{Reason: "token is not good"}
+		}
+		return Grant{}, nil
+	}
+	e.server = NewServer(ServerConfig{
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.cert, nil
+		},
+		ClusterID: "cluster",
+		Authenticate: func(_ context.Context, h *lvmdv1.Hello) (Grant, error) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.auth(h)
+		},
+		OnSession: func(s *Session) { e.sessions <- s },
+		Log:       slog.New(slog.DiscardHandler),
+	})
+	lis, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.addr = lis.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.server.Serve(ctx, lis) }()
+	e.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	t.Cleanup(e.stop)
+	return e
+}
+
+func (e *controllerEnd) set(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f()
+}
+
+func (e *controllerEnd) session(t *testing.T) *Session {
+	t.Helper()
+	select {
+	case s := <-e.sessions:
+		return s
+	case <-time.After(10 * time.Second):
+		t.Fatal("no session within 10 s")
+		return nil
+	}
+}
+
+func (e *controllerEnd) noSession(t *testing.T, within time.Duration) {
+	t.Helper()
+	select {
+	case s := <-e.sessions:
+		t.Fatalf("unexpected session of node %q", s.Node())
+	case <-time.After(within):
+	}
+}
+
+// nodeLVMD answers GetVolume, after release is closed for the name "slow".
+type nodeLVMD struct {
+	lvmdv1.UnimplementedLVMDServer
+	entered chan struct{}
+	release chan struct{}
+}
+
+func (n *nodeLVMD) GetVolume(ctx context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
+	if r.GetName() == "slow" {
+		n.entered <- struct{}{}
+		select {
+		case <-n.release:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return &lvmdv1.GetVolumeResponse{Volume: &lvmdv1.Volume{Name: r.GetName()}}, nil
+}
+
+// nodeEnd is a client with its files and its gRPC service.
+type nodeEnd struct {
+	client   *client
+	lvmd     *nodeLVMD
+	ca, tok  string
+	welcomes atomic.Int32
+	stop     func()
+}
+
+// startNode connects to addr's port on the addresses that lookup returns
+// (addr's own host when nil).
+func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nodeEnd {
+	t.Helper()
+	dir := t.TempDir()
+	n := &nodeEnd{ca: filepath.Join(dir, "ca.crt"), tok: filepath.Join(dir, "token"),
+		lvmd: &nodeLVMD{entered: make(chan struct{}, 1), release: make(chan struct{})}}
+	writeFile(t, n.ca, ca.pem())
+	writeFile(t, n.tok, []byte(testToken+"\n"))
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(ServerOptions()...)
+	lvmdv1.RegisterLVMDServer(server, n.lvmd)
+	n.client, err = newClient(ClientOptions{
+		Addresses: net.JoinHostPort(testHost, port), CAFile: n.ca, TokenFile: n.tok,
+		NodeName: "node-1", Version: "test", Serve: server.Serve,
+		OnWelcome: func(w *lvmdv1.Welcome) {
+			if w.GetClusterId() != "cluster" {
+				t.Errorf("cluster id %q", w.GetClusterId())
+			}
+			n.welcomes.Add(1)
+		},
+		Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.client.lookup = func(context.Context, string) ([]string, error) { return []string{host}, nil }
+	n.client.resolveFast, n.client.resolveSlow = 20*time.Millisecond, 20*time.Millisecond
+	n.client.backoffMin, n.client.backoffMax = 5*time.Millisecond, 50*time.Millisecond
+	if change != nil {
+		change(n.client)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.client.run(ctx) }()
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+		server.Stop()
+	})
+	t.Cleanup(n.stop)
+	return n
+}
+
+func writeFile(t *testing.T, path string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func call(t *testing.T, s *Session, name string) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	got, err := lvmdv1.NewLVMDClient(s).GetVolume(ctx, &lvmdv1.GetVolumeRequest{Name: name})
+	if err == nil && got.GetVolume().GetName() != name {
+		t.Errorf("answer for %q, want %q", got.GetVolume().GetName(), name)
+	}
+	return err
+}
+
+func TestControllerCallsTheNodeOverTheConnectionTheNodeMade(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	node := startNode(t, ca, ctrl.addr, nil)
+	s := ctrl.session(t)
+	if s.Node() != "node-1" || s.Version() != "test" {
+		t.Errorf("session of %q %q", s.Node(), s.Version())
+	}
+	if err := call(t, s, "a"); err != nil {
+		t.Fatal(err)
+	}
+	node.stop()
+	waitDone(t, s)
+	if err := call(t, s, "a"); !errors.Is(err, ErrSessionClosed) {
+		t.Errorf("call on a session that ended: %v, want ErrSessionClosed", err)
+	}
+}
+
+func waitDone(t *testing.T, s *Session) {
+	t.Helper()
+	select {
+	case <-s.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("session did not end within 10 s")
+	}
+}
+
+func TestNodeRefusesAControllerOfAnotherCA(t *testing.T) {
+	ctrl := startController(t, newTestCA(t, "ours"), "127.0.0.1:0")
+	var sawToken atomic.Bool
+	ctrl.set(func() {
+		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) { sawToken.Store(true); return Grant{}, nil }
+	})
+	startNode(t, newTestCA(t, "theirs"), ctrl.addr, nil)
+	ctrl.noSession(t, 300*time.Millisecond)
+	if sawToken.Load() {
+		t.Error("the node sent its token to a controller that it cannot verify")
+	}
+}
+
+func TestNodeRefusesAControllerOfAnotherName(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	ctrl.set(func() { ctrl.cert = ca.serving(t, "other.test") })
+	startNode(t, ca, ctrl.addr, nil)
+	ctrl.noSession(t, 300*time.Millisecond)
+}
+
+func TestControllerRefusesPlaintextAndOldTLSAndStrangers(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", ctrl.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		return c
+	}
+	t.Run("a Hello without TLS is not read", func(t *testing.T) {
+		c := dial()
+		if err := writeFrame(c, &lvmdv1.Hello{NodeName: "node-1", Token: testToken}); err != nil {
+			t.Fatal(err)
+		}
+		if err := readFrame(c, &lvmdv1.Welcome{}); err == nil {
+			t.Error("plaintext was welcomed")
+		}
+	})
+	t.Run("TLS 1.2 is not spoken", func(t *testing.T) {
+		c := tls.Client(dial(), &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12, NextProtos: []string{alpn}})
+		if err := c.Handshake(); err == nil {
+			t.Error("TLS 1.2 was accepted")
+		}
+	})
+	t.Run("a peer without our application protocol is cut off", func(t *testing.T) {
+		c := tls.Client(dial(), &tls.Config{InsecureSkipVerify: true})
+		if err := c.Handshake(); err != nil {
+			return
+		}
+		_ = writeFrame(c, &lvmdv1.Hello{NodeName: "node-1", Token: testToken})
+		if err := readFrame(c, &lvmdv1.Welcome{}); err == nil {
+			t.Error("a peer without ALPN was welcomed")
+		}
+	})
+	t.Run("an oversize frame is not read", func(t *testing.T) {
+		c := tls.Client(dial(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{alpn}})
+		var header [4]byte
+		binary.BigEndian.PutUint32(header[:], MaxFrameBytes+1)
+		if _, err := c.Write(header[:]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !strings.Contains(err.Error(), "reset") {
+			t.Errorf("after an oversize frame: %v, want the connection closed", err)
+		}
+	})
+	ctrl.noSession(t, 0)
+}
+
+func TestRefusedNodeLearnsTheReasonAndTriesOn(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	node := startNode(t, ca, ctrl.addr, nil)
+	ctrl.session(t).Close()
+	writeFile(t, node.tok, []byte("bad-token"))
+	for { // the token file is read again: sessions made before the change drain away
+		select {
+		case s := <-ctrl.sessions:
+			s.Close()
+			continue
+		case <-time.After(300 * time.Millisecond):
+		}
+		break
+	}
+	l := newLink(node.client, ctrl.addr)
+	_, _, err := l.dial(context.Background())
+	var refused *RefusedError
+	if !errors.As(err, &refused) || refused.Reason != "token is not good" {
+		t.Errorf("dial with a bad token: %v, want the controller's reason", err)
+	}
+	ctrl.set(func() {
+		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) { return Grant{}, errors.New("secret detail") }
+	})
+	if _, _, err := l.dial(context.Background()); err == nil || strings.Contains(err.Error(), "secret detail") {
+		t.Errorf("the controller's own trouble was told to the peer: %v", err)
+	}
+	ctrl.set(func() {
+		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) { return Grant{}, nil }
+	})
+	if err := call(t, ctrl.session(t), "a"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNodeReconnectsWhenTheControllerComesBack(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	first := startController(t, ca, "127.0.0.1:0")
+	startNode(t, ca, first.addr, nil)
+	s := first.session(t)
+	first.stop()
+	waitDone(t, s)
+	second := startController(t, ca, first.addr)
+	if err := call(t, second.session(t), "a"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRotatedCAIsReadAtTheNextDial(t *testing.T) {
+	before, after := newTestCA(t, "before"), newTestCA(t, "after")
+	ctrl := startController(t, before, "127.0.0.1:0")
+	node := startNode(t, before, ctrl.addr, nil)
+	s := ctrl.session(t)
+	writeFile(t, node.ca, append(before.pem(), after.pem()...))
+	ctrl.set(func() { ctrl.cert = after.serving(t, testHost) })
+	s.Close()
+	if err := call(t, ctrl.session(t), "a"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConnectionIsReplacedBeforeItsCredentialRunsOutAndNoCallIsCut(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	ctrl.set(func() {
+		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) {
+			return Grant{ReauthenticateBy: time.Now().Add(500 * time.Millisecond)}, nil
+		}
+	})
+	node := startNode(t, ca, ctrl.addr, func(c *client) { c.reauthenticateAtLeast = 10 * time.Millisecond })
+	old := ctrl.session(t)
+	slow := make(chan error, 1)
+	go func() { slow <- call(t, old, "slow") }()
+	<-node.lvmd.entered
+
+	fresh := ctrl.session(t)
+	select {
+	case <-old.Done():
+		t.Fatal("the old connection ended before the new one stood")
+	default:
+	}
+	old.Retire(10 * time.Second)
+	if err := call(t, old, "a"); !errors.Is(err, ErrSessionClosed) {
+		t.Errorf("new call on a retired session: %v, want ErrSessionClosed", err)
+	}
+	if err := call(t, fresh, "a"); err != nil {
+		t.Error(err)
+	}
+	close(node.lvmd.release)
+	if err := <-slow; err != nil {
+		t.Errorf("the call in flight was cut: %v", err)
+	}
+	waitDone(t, old)
+}
+
+func TestSessionIsClosedWhenItsCredentialWasNotRenewed(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	ctrl.server.grace = 0
+	ctrl.set(func() {
+		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) {
+			return Grant{ReauthenticateBy: time.Now().Add(100 * time.Millisecond)}, nil
+		}
+	})
+	startNode(t, ca, ctrl.addr, nil) // renews every 30 s at most
+	waitDone(t, ctrl.session(t))
+	ctrl.session(t) // and comes back by itself
+}
+
+func TestEveryAddressHasALinkAndALostOneIsDroppedOnlyWhenItBreaks(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	one := startController(t, ca, "127.0.0.1:0")
+	_, port, _ := net.SplitHostPort(one.addr)
+	two := startController(t, ca, "127.0.0.2:"+port)
+	var mu sync.Mutex
+	hosts, lookupErr := []string{"127.0.0.1", "127.0.0.2"}, error(nil)
+	node := startNode(t, ca, one.addr, func(c *client) {
+		c.lookup = func(context.Context, string) ([]string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return hosts, lookupErr
+		}
+	})
+	s1, s2 := one.session(t), two.session(t)
+	for _, s := range []*Session{s1, s2} {
+		if err := call(t, s, "a"); err != nil {
+			t.Error(err)
+		}
+	}
+
+	mu.Lock()
+	lookupErr = errors.New("no DNS")
+	mu.Unlock()
+	time.Sleep(100 * time.Millisecond)
+	if n := node.client.linkCount(); n != 2 {
+		t.Errorf("%d links after a failed lookup, want both kept", n)
+	}
+
+	mu.Lock()
+	hosts, lookupErr = []string{"127.0.0.1"}, nil
+	mu.Unlock()
+	for deadline := time.Now().Add(5 * time.Second); node.client.linkCount() != 1; {
+		if time.Now().After(deadline) {
+			t.Fatal("the address that left DNS is still dialled")
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if err := call(t, s2, "a"); err != nil {
+		t.Errorf("a standing connection was cut because its address left DNS: %v", err)
+	}
+	s2.Close()
+	two.noSession(t, 200*time.Millisecond)
+}
+
+func (c *client) linkCount() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.links)
+}
+
+func TestOptionsThatCannotWorkAreErrors(t *testing.T) {
+	good := ClientOptions{Addresses: "host:1", CAFile: "ca", TokenFile: "token", NodeName: "n",
+		Serve: func(net.Listener) error { return nil }}
+	for name, change := range map[string]func(*ClientOptions){
+		"an address without a port": func(o *ClientOptions) { o.Addresses = "host" },
+		"an address without a host": func(o *ClientOptions) { o.Addresses = ":9443" },
+		"no node name":              func(o *ClientOptions) { o.NodeName = "" },
+		"no CA file":                func(o *ClientOptions) { o.CAFile = "" },
+		"no token file":             func(o *ClientOptions) { o.TokenFile = "" },
+		"nothing to serve":          func(o *ClientOptions) { o.Serve = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := good
+			change(&o)
+			if err := RunClient(context.Background(), o); err == nil {
+				t.Error("accepted")
+			}
+		})
+	}
+}
+
+func TestRunClientEndsWhenItsServerEnds(t *testing.T) {
+	dir := t.TempDir()
+	err := RunClient(context.Background(), ClientOptions{
+		Addresses: "127.0.0.1:1", CAFile: dir + "/ca", TokenFile: dir + "/t", NodeName: "n",
+		Serve: func(net.Listener) error { return errors.New("broken") },
+		Log:   slog.New(slog.DiscardHandler),
+	})
+	if err == nil || !strings.Contains(err.Error(), "broken") {
+		t.Errorf("got %v, want the server's error", err)
+	}
+}
+
+func TestFramesLargerThanAllowedAreNotWritten(t *testing.T) {
+	var tooLarge *FrameTooLargeError
+	err := writeFrame(io.Discard, &lvmdv1.Hello{Token: strings.Repeat("x", MaxFrameBytes)})
+	if !errors.As(err, &tooLarge) {
+		t.Errorf("got %v, want FrameTooLargeError", err)
+	}
+}
