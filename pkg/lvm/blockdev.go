@@ -1,0 +1,72 @@
+package lvm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// blockDevice is a Handle on a real block device.
+type blockDevice struct {
+	f    *os.File
+	size int64
+	// noPunch is set once the device refused to zero by deallocation.
+	noPunch bool
+}
+
+// openExclusive opens a block device with O_EXCL: the kernel refuses that
+// while it is mounted or mapped, and refuses mounts while we hold it. It must
+// have the given numbers, or it is a stale node.
+func openExclusive(path string, major, minor uint32) (*blockDevice, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, fmt.Errorf("%s: %w", path, ErrBusy)
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENXIO):
+		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)
+	case err != nil:
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != major || unix.Minor(st.Rdev) != minor {
+		f.Close()
+		return nil, fmt.Errorf("%s: stale device node: it is %d:%d, the volume is %d:%d: %w",
+			path, unix.Major(st.Rdev), unix.Minor(st.Rdev), major, minor, ErrNotFound)
+	}
+	size, err := f.Seek(0, 2)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &blockDevice{f: f, size: size}, nil
+}
+
+func (d *blockDevice) Size() int64 { return d.size }
+
+// Zero lets the device deallocate the range where it guarantees zeroes
+// afterwards, and otherwise has the kernel write them, offloaded or not.
+func (d *blockDevice) Zero(off, length int64) error {
+	if !d.noPunch {
+		err := unix.Fallocate(int(d.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EOPNOTSUPP) {
+			return fmt.Errorf("%s: zero %d bytes at %d: %w", d.f.Name(), length, off, err)
+		}
+		d.noPunch = true
+	}
+	if err := unix.Fallocate(int(d.f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, off, length); err != nil {
+		return fmt.Errorf("%s: zero %d bytes at %d: %w", d.f.Name(), length, off, err)
+	}
+	return nil
+}
+
+func (d *blockDevice) Sync() error  { return d.f.Sync() }
+func (d *blockDevice) Close() error { return d.f.Close() }

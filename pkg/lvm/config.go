@@ -1,0 +1,34 @@
+package lvm
+
+import (
+	"regexp"
+	"strings"
+)
+
+// baseConfig makes LVM work alone: without udev, without lvm.conf, without
+// files of its own outside the lock directory, and blind to the contents of
+// logical volumes.
+const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 } ` +
+	`backup { backup=0 archive=0 } ` +
+	`global { event_activation=0 } ` +
+	`devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 ` +
+	`external_device_info_source="none" hints="none" `
+
+// lvmConfig is the argument of --config. With devices, only those are looked
+// at; without, all block devices but logical volumes.
+func lvmConfig(devices []string) string {
+	if len(devices) == 0 {
+		return baseConfig + "}"
+	}
+	var b strings.Builder
+	b.WriteString(baseConfig)
+	b.WriteString("global_filter=[")
+	for _, d := range devices {
+		// A device path in a regular expression between '|' in a quoted string.
+		b.WriteString(`"a|^`)
+		b.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`, `|`, `\\|`).Replace(regexp.QuoteMeta(d)))
+		b.WriteString(`$|",`)
+	}
+	b.WriteString(`"r|.*|"] }`)
+	return b.String()
+}

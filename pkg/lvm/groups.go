@@ -1,0 +1,85 @@
+package lvm
+
+import "context"
+
+// Groups is what a daemon needs of LVM. Host implements it with the real LVM,
+// lvmfake.Groups in memory.
+//
+// Methods that change a volume group must not run concurrently for the same
+// group: LVM would make them wait for each other anyway, with a process each.
+// Everything else is safe for concurrent use.
+//
+// A context bounds the call. A change that has been started is not abandoned
+// when the context is merely cancelled late: an implementation kills the
+// command at its deadline, and then the caller must Scan to learn what became
+// of it. Errors match the sentinels of this package with errors.Is.
+type Groups interface {
+	// Scan reads the named volume groups afresh. Groups that do not exist are
+	// absent from the result, which is not an error.
+	Scan(ctx context.Context, groups []string) ([]Group, error)
+
+	// Seqno reads the group's sequence number straight from its disks. It runs
+	// no command and costs two small reads per disk. ErrNotFound when no disk
+	// of the group is known or readable.
+	Seqno(group string) (uint64, error)
+
+	// Activate makes all volumes of the groups available as devices. Those
+	// that are, stay as they are.
+	Activate(ctx context.Context, groups []string) error
+
+	// Create carves an active linear volume. It raises the group's sequence
+	// number by exactly one. What the extents held before is left there.
+	Create(ctx context.Context, o CreateOptions) error
+
+	// Extend grows a volume, active or not, to the given number of extents in
+	// all. It raises the group's sequence number by exactly one.
+	Extend(ctx context.Context, group, volume string, extents int64) error
+
+	// Remove frees the volumes of one group in one command. A volume that is
+	// open fails with ErrBusy; others of the same call may have been removed.
+	Remove(ctx context.Context, group string, volumes []string) error
+
+	// Device tells about a volume's device from the kernel, without a command.
+	// ErrNotFound when the volume is not active.
+	Device(group, volume string) (Device, error)
+
+	// Open opens a volume's device for the caller alone. ErrBusy when anyone
+	// else has it open, mounted or mapped. ErrNotFound when it is not active.
+	Open(group, volume string) (Handle, error)
+}
+
+// CreateOptions says what to carve.
+type CreateOptions struct {
+	// Group and Volume name what is made. Both must satisfy ValidName.
+	Group, Volume string
+	// Extents is the size, at least 1.
+	Extents int64
+	// Tags are attached by the same command. Each must satisfy ValidTag.
+	Tags []string
+}
+
+// Device is the device-mapper device of an active volume.
+type Device struct {
+	// Path is the node that users are told, /dev/GROUP/VOLUME.
+	Path string
+	// Major and Minor are the kernel's numbers.
+	Major, Minor uint32
+	// OpenCount counts the openers of the device: mounts, other mappings,
+	// processes.
+	OpenCount int
+	// Suspended is true while the kernel holds back I/O.
+	Suspended bool
+}
+
+// Handle is a volume's device opened for one user.
+type Handle interface {
+	// Size is the device's size in bytes.
+	Size() int64
+	// Zero makes the range read as zeroes. off and length are multiples of
+	// 512. It may be slow; callers pass ranges of a size they can wait for.
+	Zero(off, length int64) error
+	// Sync returns once everything zeroed before is durable.
+	Sync() error
+	// Close gives the device up.
+	Close() error
+}

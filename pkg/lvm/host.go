@@ -1,0 +1,219 @@
+package lvm
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Host is the machine's LVM.
+//
+// It looks at the devices of the groups it was asked about and at no others:
+// the first Scan, and one that misses something, looks at every block device
+// that is not a logical volume, and remembers where the groups' devices were.
+// Host is safe for concurrent use within the rules of Groups.
+type Host struct {
+	runner *Runner
+
+	mu sync.Mutex
+	// devices are the paths of each known group's physical volumes.
+	devices map[string][]string
+}
+
+var _ Groups = (*Host)(nil)
+
+// NewHost returns the machine's LVM, driven by the given runner.
+func NewHost(r *Runner) *Host {
+	return &Host{runner: r, devices: map[string][]string{}}
+}
+
+// Scan implements Groups with one command, or with a second one over all
+// devices when the known ones do not make every group whole.
+func (h *Host) Scan(ctx context.Context, groups []string) ([]Group, error) {
+	if known := h.known(groups...); len(known) > 0 {
+		found, err := h.scan(ctx, groups, known)
+		if err == nil && whole(found, groups) {
+			return found, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	return h.scan(ctx, groups, nil)
+}
+
+// whole tells whether every wanted group was found with all of its devices.
+func whole(found []Group, want []string) bool {
+	if len(found) < len(want) {
+		return false
+	}
+	return !slices.ContainsFunc(found, func(g Group) bool { return g.MissingDevices > 0 })
+}
+
+func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, error) {
+	selects := make([]string, len(groups))
+	for i, g := range groups {
+		if !ValidName(g) {
+			return nil, fmt.Errorf("volume group name %q is malformed", g)
+		}
+		selects[i] = fmt.Sprintf("vg_name=%q", g)
+	}
+	args := []string{
+		"--config", lvmConfig(devices),
+		"--reportformat", "json", "--units", "b", "--nosuffix",
+		"--select", strings.Join(selects, " || "),
+	}
+	for _, r := range reportFields {
+		args = append(args, "--configreport", r.part, "-o", r.fields)
+	}
+	out, err := h.runner.Run(ctx, "fullreport", args...)
+	if err != nil {
+		return nil, err
+	}
+	found, err := parseFullReport(out)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, g := range groups {
+		delete(h.devices, g)
+	}
+	for _, g := range found {
+		for _, d := range g.Devices {
+			if !d.Missing && strings.HasPrefix(d.Path, "/dev/") {
+				h.devices[g.Name] = append(h.devices[g.Name], d.Path)
+			}
+		}
+	}
+	return found, nil
+}
+
+// known returns the devices of the groups, or nothing when any group has none.
+func (h *Host) known(groups ...string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []string
+	for _, g := range groups {
+		if len(h.devices[g]) == 0 {
+			return nil
+		}
+		all = append(all, h.devices[g]...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Seqno implements Groups: the highest number on any of the group's disks is
+// the one that counts.
+func (h *Host) Seqno(group string) (uint64, error) {
+	var best uint64
+	var last error
+	for _, path := range h.known(group) {
+		head, err := readTextHead(path)
+		switch {
+		case err != nil:
+			last = err
+		case head.group == group:
+			best = max(best, head.seqno)
+		}
+	}
+	if best == 0 {
+		if last == nil {
+			last = fmt.Errorf("no disk with its metadata")
+		}
+		return 0, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
+	}
+	return best, nil
+}
+
+// Activate implements Groups.
+func (h *Host) Activate(ctx context.Context, groups []string) error {
+	return h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...)
+}
+
+// Create implements Groups. Neither wiping of signatures nor zeroing of the
+// first block is asked of LVM: it would open the new device and look into it.
+func (h *Host) Create(ctx context.Context, o CreateOptions) error {
+	args := []string{
+		"--yes", "--type", "linear", "--extents", strconv.FormatInt(o.Extents, 10),
+		"--name", o.Volume, "--wipesignatures", "n", "--zero", "n",
+	}
+	for _, t := range o.Tags {
+		if !ValidTag(t) {
+			return fmt.Errorf("tag %q is malformed", t)
+		}
+		args = append(args, "--addtag", t)
+	}
+	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...)
+}
+
+// Extend implements Groups.
+func (h *Host) Extend(ctx context.Context, group, volume string, extents int64) error {
+	return h.change(ctx, []string{group}, "lvextend",
+		"--extents", strconv.FormatInt(extents, 10), group+"/"+volume)
+}
+
+// Remove implements Groups.
+func (h *Host) Remove(ctx context.Context, group string, volumes []string) error {
+	args := []string{"--yes"}
+	for _, v := range volumes {
+		args = append(args, group+"/"+v)
+	}
+	return h.change(ctx, []string{group}, "lvremove", args...)
+}
+
+// change runs a command that is confined to the devices of the groups.
+func (h *Host) change(ctx context.Context, groups []string, command string, args ...string) error {
+	devices := h.known(groups...)
+	if len(devices) == 0 {
+		return fmt.Errorf("volume group %q: %w: none of its disks is known", strings.Join(groups, ", "), ErrNotFound)
+	}
+	_, err := h.runner.Run(ctx, command, append([]string{"--config", lvmConfig(devices)}, args...)...)
+	return err
+}
+
+// Device implements Groups by asking the kernel's device mapper.
+func (h *Host) Device(group, volume string) (Device, error) {
+	d, err := dmStatus(dmName(group, volume))
+	if err != nil {
+		return Device{}, err
+	}
+	return Device{
+		Path:  "/dev/" + group + "/" + volume,
+		Major: d.major(), Minor: d.minor(),
+		OpenCount: int(d.openCount),
+		Suspended: d.flags&dmSuspendFlag != 0,
+	}, nil
+}
+
+// Open implements Groups. Exclusive opening fails while the device is mounted
+// or mapped; that no process merely holds it open, the device mapper's count
+// tells.
+func (h *Host) Open(group, volume string) (Handle, error) {
+	name := dmName(group, volume)
+	before, err := dmStatus(name)
+	if err != nil {
+		return nil, err
+	}
+	if before.openCount > 0 {
+		return nil, fmt.Errorf("%s/%s: %w: %d open", group, volume, ErrBusy, before.openCount)
+	}
+	dev, err := openExclusive("/dev/mapper/"+name, before.major(), before.minor())
+	if err != nil {
+		return nil, err
+	}
+	after, err := dmStatus(name)
+	if err != nil {
+		dev.Close()
+		return nil, err
+	}
+	if after.openCount > 1 {
+		dev.Close()
+		return nil, fmt.Errorf("%s/%s: %w", group, volume, ErrBusy)
+	}
+	return dev, nil
+}

@@ -1,0 +1,169 @@
+package lvmfake
+
+import (
+	"fmt"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// major is the device major number of all fake devices.
+const major = 253
+
+// blockSize is the granularity in which the fake remembers what was written.
+const blockSize = 4096
+
+func (v *volume) opens() int {
+	if v.handle != nil {
+		return v.mounts + 1
+	}
+	return v.mounts
+}
+
+// Device implements lvm.Groups.
+func (f *Groups) Device(groupName, name string) (lvm.Device, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, v, err := f.active(groupName, name)
+	if err != nil {
+		return lvm.Device{}, err
+	}
+	return lvm.Device{
+		Path: "/dev/" + groupName + "/" + name, Major: major, Minor: v.minor, OpenCount: v.opens(),
+	}, nil
+}
+
+// Open implements lvm.Groups.
+func (f *Groups) Open(groupName, name string) (lvm.Handle, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, v, err := f.active(groupName, name)
+	if err != nil {
+		return nil, err
+	}
+	if v.opens() > 0 {
+		return nil, fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrBusy)
+	}
+	v.handle = &handle{fake: f, group: g, volume: v, groupName: groupName, name: name}
+	return v.handle, nil
+}
+
+// Mount counts one more opener of a volume, as a mount does.
+func (f *Groups) Mount(groupName, name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, v, err := f.active(groupName, name)
+	if err != nil {
+		return err
+	}
+	if v.handle != nil {
+		return fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrBusy)
+	}
+	v.mounts++
+	return nil
+}
+
+// Unmount takes back one Mount.
+func (f *Groups) Unmount(groupName, name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, v, err := f.active(groupName, name); err == nil && v.mounts > 0 {
+		v.mounts--
+	}
+}
+
+// CloseAll drops the handles of a user that crashed.
+func (f *Groups) CloseAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, g := range f.groups {
+		for _, v := range g.volumes {
+			v.handle = nil
+		}
+	}
+}
+
+// Fill writes the pattern, not zero, over the whole volume, as its tenant does.
+func (f *Groups) Fill(groupName, name string, pattern byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, v, err := f.active(groupName, name)
+	if err != nil {
+		return err
+	}
+	for off := int64(0); off < int64(len(v.extents))*g.extentSize; off += blockSize {
+		g.dirty[g.block(v, off)] = pattern
+	}
+	return nil
+}
+
+// Traces counts the blocks of a volume that show something other than zeroes,
+// and returns one of the patterns.
+func (f *Groups) Traces(groupName, name string) (blocks int, pattern byte, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, v, err := f.active(groupName, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	for off := int64(0); off < int64(len(v.extents))*g.extentSize; off += blockSize {
+		if p, ok := g.dirty[g.block(v, off)]; ok {
+			blocks, pattern = blocks+1, p
+		}
+	}
+	return blocks, pattern, nil
+}
+
+// active finds a volume that has a device. The caller holds f.mu.
+func (f *Groups) active(groupName, name string) (*group, *volume, error) {
+	g := f.groups[groupName]
+	if g == nil || g.volumes[name] == nil || g.volumes[name].minor == 0 {
+		return nil, nil, fmt.Errorf("device %s/%s: %w", groupName, name, lvm.ErrNotFound)
+	}
+	return g, g.volumes[name], nil
+}
+
+// block is the physical block behind an offset of a volume.
+func (g *group) block(v *volume, off int64) int64 {
+	return (v.extents[off/g.extentSize]*g.extentSize + off%g.extentSize) / blockSize
+}
+
+type handle struct {
+	fake            *Groups
+	group           *group
+	volume          *volume
+	groupName, name string
+}
+
+func (h *handle) Size() int64 {
+	h.fake.mu.Lock()
+	defer h.fake.mu.Unlock()
+	return int64(len(h.volume.extents)) * h.group.extentSize
+}
+
+func (h *handle) Zero(off, length int64) error {
+	if h.fake.BeforeZero != nil {
+		if err := h.fake.BeforeZero(h.groupName, h.name, off, length); err != nil {
+			return err
+		}
+	}
+	h.fake.mu.Lock()
+	defer h.fake.mu.Unlock()
+	if h.volume.handle != h {
+		return fmt.Errorf("%s/%s: handle is closed", h.groupName, h.name)
+	}
+	for o := off; o < off+length; o += blockSize {
+		delete(h.group.dirty, h.group.block(h.volume, o))
+	}
+	return nil
+}
+
+func (h *handle) Sync() error { return nil }
+
+func (h *handle) Close() error {
+	h.fake.mu.Lock()
+	defer h.fake.mu.Unlock()
+	if h.volume.handle == h {
+		h.volume.handle = nil
+	}
+	return nil
+}

@@ -1,0 +1,377 @@
+// Package lvmfake is an LVM in memory: volume groups, volumes, devices and the
+// bytes on them, behind the same interface as the real one.
+//
+// It owns nothing outside the process and is exact where callers depend on
+// exactness: extents, sequence numbers, errors, and what a new volume shows
+// of what was written to its extents before. It never runs anything. The
+// suite in package lvmtest holds it to what the real LVM does.
+//
+// It survives a "crash" of its user: volumes stay, devices stay active until
+// Deactivate, open handles must be dropped with CloseAll.
+package lvmfake
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// Op names a method of lvm.Groups that runs a command.
+type Op string
+
+// The commands.
+const (
+	OpScan     Op = "scan"
+	OpActivate Op = "activate"
+	OpCreate   Op = "create"
+	OpExtend   Op = "extend"
+	OpRemove   Op = "remove"
+)
+
+// Groups is the fake. Its methods are safe for concurrent use.
+type Groups struct {
+	mu     sync.Mutex
+	groups map[string]*group
+	ops    map[Op]int
+	minor  uint32
+
+	// Before, if set, runs before a command takes effect; an error from it is
+	// the command's, which then has no effect. It must be set before use.
+	Before func(ctx context.Context, op Op, group string) error
+	// After, if set, runs after a command took effect; an error from it is
+	// the command's, whose effect stays.
+	After func(op Op, group string) error
+	// BeforeZero, if set, runs before a range is zeroed.
+	BeforeZero func(group, volume string, off, length int64) error
+}
+
+var _ lvm.Groups = (*Groups)(nil)
+
+type group struct {
+	uuid       string
+	seqno      uint64
+	extentSize int64
+	extents    int64
+	missing    bool
+	free       []bool // by physical extent
+	volumes    map[string]*volume
+	// dirty holds the blocks that were written and not zeroed since.
+	dirty map[int64]byte
+}
+
+type volume struct {
+	uuid    string
+	tags    []string
+	created time.Time
+	extents []int64
+	minor   uint32 // zero while not active
+	mounts  int
+	handle  *handle
+}
+
+// New returns an LVM without volume groups.
+func New() *Groups {
+	return &Groups{groups: map[string]*group{}, ops: map[Op]int{}}
+}
+
+// AddGroup makes a volume group of one device. Like every change, it may
+// happen while others use the fake.
+func (f *Groups) AddGroup(name string, extentSize, extents int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := &group{
+		uuid: fmt.Sprintf("fake-%s", name), seqno: 1, extentSize: extentSize, extents: extents,
+		free: make([]bool, extents), volumes: map[string]*volume{}, dirty: map[int64]byte{},
+	}
+	for i := range g.free {
+		g.free[i] = true
+	}
+	f.groups[name] = g
+}
+
+// RemoveGroup makes a volume group vanish with all it holds.
+func (f *Groups) RemoveGroup(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.groups, name)
+}
+
+// SetMissing makes a group's device vanish or come back.
+func (f *Groups) SetMissing(name string, missing bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.groups[name].missing = missing
+}
+
+// Commands counts the commands run so far.
+func (f *Groups) Commands(op Op) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ops[op]
+}
+
+// Scan implements lvm.Groups.
+func (f *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) {
+	if err := f.begin(ctx, OpScan, ""); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var found []lvm.Group
+	for _, name := range names {
+		if g := f.groups[name]; g != nil {
+			found = append(found, g.report(name))
+		}
+	}
+	return found, nil
+}
+
+// Seqno implements lvm.Groups.
+func (f *Groups) Seqno(name string) (uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.groups[name]
+	if g == nil || g.missing {
+		return 0, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
+	}
+	return g.seqno, nil
+}
+
+// Activate implements lvm.Groups.
+func (f *Groups) Activate(ctx context.Context, names []string) error {
+	if err := f.begin(ctx, OpActivate, ""); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, name := range names {
+		g := f.groups[name]
+		if g == nil {
+			return failure("vgchange", lvm.ErrNotFound, "volume group %q", name)
+		}
+		for _, v := range g.volumes {
+			if v.minor == 0 {
+				f.minor++
+				v.minor = f.minor
+			}
+		}
+	}
+	return nil
+}
+
+// Deactivate makes all devices vanish, as a reboot does.
+func (f *Groups) Deactivate() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, g := range f.groups {
+		for _, v := range g.volumes {
+			v.minor, v.mounts, v.handle = 0, 0, nil
+		}
+	}
+}
+
+// Create implements lvm.Groups: first fit, lowest extents first.
+func (f *Groups) Create(ctx context.Context, o lvm.CreateOptions) error {
+	if err := f.begin(ctx, OpCreate, o.Group); err != nil {
+		return err
+	}
+	if err := f.create(o); err != nil {
+		return err
+	}
+	return f.end(OpCreate, o.Group)
+}
+
+func (f *Groups) create(o lvm.CreateOptions) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, err := f.writable("lvcreate", o.Group)
+	if err != nil {
+		return err
+	}
+	if !lvm.ValidName(o.Volume) || o.Extents < 1 {
+		return failure("lvcreate", nil, "bad name %q or size %d", o.Volume, o.Extents)
+	}
+	if i := slices.IndexFunc(o.Tags, func(t string) bool { return !lvm.ValidTag(t) }); i >= 0 {
+		return fmt.Errorf("tag %q is malformed", o.Tags[i])
+	}
+	if g.volumes[o.Volume] != nil {
+		return failure("lvcreate", lvm.ErrExists, "volume %s/%s", o.Group, o.Volume)
+	}
+	extents, err := g.take("lvcreate", o.Extents)
+	if err != nil {
+		return err
+	}
+	f.minor++
+	g.seqno++
+	g.volumes[o.Volume] = &volume{
+		uuid: fmt.Sprintf("fake-%s-%s", o.Group, o.Volume), tags: slices.Clone(o.Tags),
+		created: time.Now().Truncate(time.Second), extents: extents, minor: f.minor,
+	}
+	return nil
+}
+
+// Extend implements lvm.Groups.
+func (f *Groups) Extend(ctx context.Context, groupName, name string, extents int64) error {
+	if err := f.begin(ctx, OpExtend, groupName); err != nil {
+		return err
+	}
+	if err := f.extend(groupName, name, extents); err != nil {
+		return err
+	}
+	return f.end(OpExtend, groupName)
+}
+
+func (f *Groups) extend(groupName, name string, extents int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, err := f.writable("lvextend", groupName)
+	if err != nil {
+		return err
+	}
+	v := g.volumes[name]
+	if v == nil {
+		return failure("lvextend", lvm.ErrNotFound, "volume %s/%s", groupName, name)
+	}
+	more := extents - int64(len(v.extents))
+	if more <= 0 {
+		return failure("lvextend", nil, "volume %s/%s is not smaller than %d extents", groupName, name, extents)
+	}
+	added, err := g.take("lvextend", more)
+	if err != nil {
+		return err
+	}
+	g.seqno++
+	v.extents = append(v.extents, added...)
+	return nil
+}
+
+// Remove implements lvm.Groups.
+func (f *Groups) Remove(ctx context.Context, groupName string, names []string) error {
+	if err := f.begin(ctx, OpRemove, groupName); err != nil {
+		return err
+	}
+	if err := f.remove(groupName, names); err != nil {
+		return err
+	}
+	return f.end(OpRemove, groupName)
+}
+
+func (f *Groups) remove(groupName string, names []string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, err := f.writable("lvremove", groupName)
+	if err != nil {
+		return err
+	}
+	var failed error
+	removed := false
+	for _, name := range names {
+		v := g.volumes[name]
+		switch {
+		case v == nil:
+			failed = failure("lvremove", lvm.ErrNotFound, "volume %s/%s", groupName, name)
+		case v.opens() > 0:
+			failed = failure("lvremove", lvm.ErrBusy, "volume %s/%s", groupName, name)
+		default:
+			for _, e := range v.extents {
+				g.free[e] = true
+			}
+			delete(g.volumes, name)
+			removed = true
+		}
+	}
+	if removed {
+		g.seqno++
+	}
+	return failed
+}
+
+func (f *Groups) begin(ctx context.Context, op Op, group string) error {
+	f.mu.Lock()
+	f.ops[op]++
+	f.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return failure(string(op), lvm.ErrTimedOut, "%v", err)
+	}
+	if f.Before != nil {
+		return f.Before(ctx, op, group)
+	}
+	return nil
+}
+
+func (f *Groups) end(op Op, group string) error {
+	if f.After != nil {
+		return f.After(op, group)
+	}
+	return nil
+}
+
+// writable finds a group that can be changed. The caller holds f.mu.
+func (f *Groups) writable(command, name string) (*group, error) {
+	g := f.groups[name]
+	switch {
+	case g == nil:
+		return nil, failure(command, lvm.ErrNotFound, "volume group %q", name)
+	case g.missing:
+		return nil, failure(command, lvm.ErrDeviceMissing, "volume group %q", name)
+	}
+	return g, nil
+}
+
+// take allocates n extents.
+func (g *group) take(command string, n int64) ([]int64, error) {
+	var got []int64
+	for e := int64(0); e < g.extents && int64(len(got)) < n; e++ {
+		if g.free[e] {
+			got = append(got, e)
+		}
+	}
+	if int64(len(got)) < n {
+		return nil, failure(command, lvm.ErrNoSpace, "%d extents needed, %d free", n, len(got))
+	}
+	for _, e := range got {
+		g.free[e] = false
+	}
+	return got, nil
+}
+
+func (g *group) report(name string) lvm.Group {
+	r := lvm.Group{
+		Name: name, UUID: g.uuid, Seqno: g.seqno, ExtentSize: g.extentSize, Extents: g.extents,
+		MetadataSize: 1 << 20, MetadataFree: 1 << 19,
+	}
+	health := lvm.Healthy
+	if g.missing {
+		r.MissingDevices = 1
+		health = lvm.Partial
+	}
+	for _, free := range g.free {
+		if free {
+			r.FreeExtents++
+		}
+	}
+	r.Devices = []lvm.PhysicalVolume{{
+		Path: "/dev/fake-" + name, UUID: "fake-pv-" + name, Missing: g.missing, Allocatable: true,
+		Extents: g.extents, AllocatedExtents: g.extents - r.FreeExtents, DataOffset: 1 << 20,
+	}}
+	for vn, v := range g.volumes {
+		lv := lvm.Volume{
+			Name: vn, UUID: v.uuid, Size: int64(len(v.extents)) * g.extentSize,
+			Tags: slices.Clone(v.tags), Created: v.created,
+			Attr: lvm.Attr{Type: '-', Writable: true, Open: v.opens() > 0, Health: health},
+		}
+		if v.minor != 0 {
+			lv.Attr.Activation = lvm.Active
+		}
+		r.Volumes = append(r.Volumes, lv)
+	}
+	return r
+}
+
+func failure(command string, err error, format string, args ...any) error {
+	return &lvm.CommandError{Command: command, ExitCode: 5, Message: fmt.Sprintf(format, args...), Err: err}
+}

@@ -1,0 +1,22 @@
+package lvmfake_test
+
+import (
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+)
+
+func TestFakeIsAnLVM(t *testing.T) {
+	lvmtest.Run(t, func(t *testing.T) lvmtest.Env {
+		f := lvmfake.New()
+		f.AddGroup("carve", 4<<20, 32)
+		return lvmtest.Env{
+			Groups: f, Group: "carve",
+			Hold: func(group, volume string) (func(), error) {
+				return func() { f.Unmount(group, volume) }, f.Mount(group, volume)
+			},
+			Deactivate: f.Deactivate,
+		}
+	})
+}

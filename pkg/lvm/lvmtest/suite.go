@@ -1,0 +1,296 @@
+// Package lvmtest is the suite that every implementation of lvm.Groups passes:
+// it says what callers may rely on.
+//
+// It owns no LVM: each implementation gives it an Env with one empty volume
+// group, and removes the group afterwards. It is called from the tests of the
+// implementations only.
+package lvmtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// Env is an LVM to test, with one empty volume group of at least 16 extents.
+type Env struct {
+	Groups lvm.Groups
+	Group  string
+	// Hold opens a volume's device as a user would, until release is called.
+	Hold func(group, volume string) (release func(), err error)
+	// Deactivate takes the devices of the group's volumes away, as a reboot does.
+	Deactivate func()
+}
+
+// Run runs the suite. setup makes a fresh Env and registers its clean-up on t.
+func Run(t *testing.T, setup func(t *testing.T) Env) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, Env)
+	}{
+		{"a scan of an unknown group finds nothing and is no error", unknownGroup},
+		{"a created volume has its size, its tags and a device", created},
+		{"each change raises the sequence number by exactly one", seqno},
+		{"the largest volume fits and one extent more does not", exact},
+		{"a fragmented group still gives a volume of all that is free", fragmented},
+		{"a name is given once", exists},
+		{"changes to what is not there say so", notFound},
+		{"an extended volume is larger and keeps its device", extended},
+		{"several volumes are removed by one call", removed},
+		{"an open volume is neither opened again nor removed", busy},
+		{"a zeroed range needs an open handle and frees the device when closed", zeroed},
+		{"volumes without devices get them back by activation", activated},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, setup(t)) })
+	}
+}
+
+func (e Env) scan(t *testing.T) lvm.Group {
+	t.Helper()
+	found, err := e.Groups.Scan(t.Context(), []string{e.Group})
+	if err != nil || len(found) != 1 {
+		t.Fatalf("Scan: %d groups, error %v", len(found), err)
+	}
+	return found[0]
+}
+
+func (e Env) create(t *testing.T, name string, extents int64, tags ...string) {
+	t.Helper()
+	if err := e.Groups.Create(t.Context(), lvm.CreateOptions{Group: e.Group, Volume: name, Extents: extents, Tags: tags}); err != nil {
+		t.Fatalf("Create %s of %d extents: %v", name, extents, err)
+	}
+}
+
+func wantErr(t *testing.T, what string, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("%s: error %v, want %v", what, got, want)
+	}
+}
+
+func unknownGroup(t *testing.T, e Env) {
+	e.scan(t)
+	found, err := e.Groups.Scan(t.Context(), []string{"carve-no-such-group"})
+	if err != nil || len(found) != 0 {
+		t.Errorf("Scan: %v, error %v", found, err)
+	}
+	_, err = e.Groups.Seqno("carve-no-such-group")
+	wantErr(t, "Seqno", err, lvm.ErrNotFound)
+}
+
+func created(t *testing.T, e Env) {
+	before := e.scan(t)
+	tags := []string{"carve", "carve.name=pvc-1", "carve.odd=" + lvm.EscapeTag("ä b,c\"#$'")}
+	e.create(t, "cv1", 3, tags...)
+	g := e.scan(t)
+	v := g.Volume("cv1")
+	if v == nil {
+		t.Fatal("the volume is not there")
+	}
+	if want := 3 * g.ExtentSize; v.Size != want {
+		t.Errorf("size %d, want %d", v.Size, want)
+	}
+	got := slices.Sorted(slices.Values(v.Tags))
+	if want := slices.Sorted(slices.Values(tags)); !slices.Equal(got, want) {
+		t.Errorf("tags %q, want %q", got, want)
+	}
+	if v.Attr.Activation != lvm.Active || v.Attr.Health != lvm.Healthy || v.Created.IsZero() {
+		t.Errorf("volume %+v", v)
+	}
+	if before.Allocatable()-g.Allocatable() != 3 || before.FreeExtents-g.FreeExtents != 3 {
+		t.Errorf("3 extents taken: allocatable %d, then %d; free %d, then %d",
+			before.Allocatable(), g.Allocatable(), before.FreeExtents, g.FreeExtents)
+	}
+	d, err := e.Groups.Device(e.Group, "cv1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Path != "/dev/"+e.Group+"/cv1" || d.OpenCount != 0 || d.Suspended || d.Major == 0 {
+		t.Errorf("device %+v", d)
+	}
+}
+
+func seqno(t *testing.T, e Env) {
+	g := e.scan(t)
+	want := g.Seqno
+	check := func(after string) {
+		t.Helper()
+		want++
+		got, err := e.Groups.Seqno(e.Group)
+		if err != nil || got != want {
+			t.Errorf("after %s: sequence number %d, want %d, error %v", after, got, want, err)
+			want = got
+		}
+	}
+	e.create(t, "cv1", 1, "carve", "carve.name=x")
+	check("the first create")
+	e.create(t, "cv2", 2, "carve", "carve.name=y")
+	check("the second create")
+	if err := e.Groups.Extend(t.Context(), e.Group, "cv1", 4); err != nil {
+		t.Fatal(err)
+	}
+	check("an extension")
+	if err := e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv2"}); err != nil {
+		t.Fatal(err)
+	}
+	check("the removal of two")
+	if got := e.scan(t).Seqno; got != want {
+		t.Errorf("the scan says %d, the disk %d", got, want)
+	}
+}
+
+func exact(t *testing.T, e Env) {
+	g := e.scan(t)
+	most := g.Allocatable()
+	err := e.Groups.Create(t.Context(), lvm.CreateOptions{Group: e.Group, Volume: "cv1", Extents: most + 1})
+	wantErr(t, "one extent too many", err, lvm.ErrNoSpace)
+	e.create(t, "cv1", most)
+	err = e.Groups.Create(t.Context(), lvm.CreateOptions{Group: e.Group, Volume: "cv2", Extents: 1})
+	wantErr(t, "in a full group", err, lvm.ErrNoSpace)
+	wantErr(t, "extending in a full group", e.Groups.Extend(t.Context(), e.Group, "cv1", most+1), lvm.ErrNoSpace)
+	g = e.scan(t)
+	if g.Allocatable() != 0 || g.FreeExtents != 0 || len(g.Volumes) != 1 {
+		t.Errorf("full group: allocatable %d, free %d, %d volumes", g.Allocatable(), g.FreeExtents, len(g.Volumes))
+	}
+}
+
+func fragmented(t *testing.T, e Env) {
+	for _, n := range []string{"cv1", "cv2", "cv3", "cv4", "cv5"} {
+		e.create(t, n, 2)
+	}
+	if err := e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv3"}); err != nil {
+		t.Fatal(err)
+	}
+	g := e.scan(t)
+	e.create(t, "cv6", g.Allocatable())
+	g = e.scan(t)
+	if got := g.Allocatable(); got != 0 {
+		t.Errorf("%d extents left", got)
+	}
+}
+
+func exists(t *testing.T, e Env) {
+	e.scan(t)
+	e.create(t, "cv1", 1)
+	err := e.Groups.Create(t.Context(), lvm.CreateOptions{Group: e.Group, Volume: "cv1", Extents: 1})
+	wantErr(t, "Create", err, lvm.ErrExists)
+}
+
+func notFound(t *testing.T, e Env) {
+	e.scan(t)
+	ctx := t.Context()
+	wantErr(t, "Extend", e.Groups.Extend(ctx, e.Group, "cv1", 2), lvm.ErrNotFound)
+	wantErr(t, "Remove", e.Groups.Remove(ctx, e.Group, []string{"cv1"}), lvm.ErrNotFound)
+	_, err := e.Groups.Device(e.Group, "cv1")
+	wantErr(t, "Device", err, lvm.ErrNotFound)
+	_, err = e.Groups.Open(e.Group, "cv1")
+	wantErr(t, "Open", err, lvm.ErrNotFound)
+	err = e.Groups.Create(ctx, lvm.CreateOptions{Group: "carve-no-such-group", Volume: "cv1", Extents: 1})
+	wantErr(t, "Create in no group", err, lvm.ErrNotFound)
+}
+
+func extended(t *testing.T, e Env) {
+	e.scan(t)
+	e.create(t, "cv1", 1)
+	before, err := e.Groups.Device(e.Group, "cv1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := e.Hold(e.Group, "cv1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := e.Groups.Extend(t.Context(), e.Group, "cv1", 5); err != nil {
+		t.Fatal(err)
+	}
+	g := e.scan(t)
+	if v := g.Volume("cv1"); v.Size != 5*g.ExtentSize {
+		t.Errorf("size %d, want 5 extents", v.Size)
+	}
+	after, err := e.Groups.Device(e.Group, "cv1")
+	if err != nil || after.Major != before.Major || after.Minor != before.Minor || after.Suspended {
+		t.Errorf("device %+v, then %+v, error %v", before, after, err)
+	}
+}
+
+func removed(t *testing.T, e Env) {
+	before := e.scan(t)
+	names := []string{"cv1", "cv2", "cv3"}
+	for _, n := range names {
+		e.create(t, n, 1)
+	}
+	if err := e.Groups.Remove(t.Context(), e.Group, names); err != nil {
+		t.Fatal(err)
+	}
+	g := e.scan(t)
+	if len(g.Volumes) != 0 || g.Allocatable() != before.Allocatable() {
+		t.Errorf("left: %+v; allocatable %d, was %d", g.Volumes, g.Allocatable(), before.Allocatable())
+	}
+}
+
+func busy(t *testing.T, e Env) {
+	e.scan(t)
+	e.create(t, "cv1", 1)
+	release, err := e.Hold(e.Group, "cv1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = e.Groups.Open(e.Group, "cv1")
+	wantErr(t, "Open", err, lvm.ErrBusy)
+	wantErr(t, "Remove", e.Groups.Remove(t.Context(), e.Group, []string{"cv1"}), lvm.ErrBusy)
+	if d, err := e.Groups.Device(e.Group, "cv1"); err != nil || d.OpenCount != 1 {
+		t.Errorf("device %+v, error %v", d, err)
+	}
+	release()
+	if err := e.Groups.Remove(t.Context(), e.Group, []string{"cv1"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func zeroed(t *testing.T, e Env) {
+	g := e.scan(t)
+	e.create(t, "cv1", 2)
+	h, err := e.Groups.Open(e.Group, "cv1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Size() != 2*g.ExtentSize {
+		t.Errorf("size %d, want %d", h.Size(), 2*g.ExtentSize)
+	}
+	_, err = e.Groups.Open(e.Group, "cv1")
+	wantErr(t, "a second Open", err, lvm.ErrBusy)
+	if err := errors.Join(h.Zero(0, g.ExtentSize), h.Zero(g.ExtentSize, g.ExtentSize), h.Sync()); err != nil {
+		t.Error(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := e.Groups.Remove(context.WithoutCancel(t.Context()), e.Group, []string{"cv1"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func activated(t *testing.T, e Env) {
+	e.scan(t)
+	e.create(t, "cv1", 1)
+	e.Deactivate()
+	_, err := e.Groups.Device(e.Group, "cv1")
+	wantErr(t, "Device of an inactive volume", err, lvm.ErrNotFound)
+	g := e.scan(t)
+	if a := g.Volume("cv1").Attr.Activation; a != lvm.Inactive {
+		t.Errorf("activation %v", a)
+	}
+	for range 2 {
+		if err := e.Groups.Activate(t.Context(), []string{e.Group}); err != nil {
+			t.Fatal(err)
+		}
+		if d, err := e.Groups.Device(e.Group, "cv1"); err != nil || !strings.HasSuffix(d.Path, "/cv1") {
+			t.Errorf("device %+v, error %v", d, err)
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package lvm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+)
+
+// The on-disk format of LVM2, as far as finding a group's name and sequence
+// number takes: a label in one of the first four sectors leads to the header
+// of the physical volume, that to the metadata areas, and those to the text
+// that was committed last. It has not changed since 2002; a header that looks
+// otherwise is an error, and the caller asks LVM.
+const (
+	sectorSize    = 512
+	labelSectors  = 4
+	labelID       = "LABELONE"
+	labelType     = "LVM2 001"
+	mdaMagic      = " LVM2 x[5A%r0N*>"
+	rawIgnored    = 1
+	headOfText    = 512
+	maxDiskAreas  = 16
+	pvHeaderFixed = 40 // UUID and device size
+)
+
+// textHead is how the committed metadata begins.
+type textHead struct {
+	group string
+	seqno uint64
+}
+
+// readTextHead reads the beginning of a physical volume's metadata: two small
+// reads. An error means that the device cannot be read, is no physical
+// volume, or keeps no metadata.
+func readTextHead(path string) (textHead, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return textHead{}, err
+	}
+	defer f.Close()
+	h, err := parseTextHead(f)
+	if err != nil {
+		return textHead{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return h, nil
+}
+
+func parseTextHead(r io.ReaderAt) (textHead, error) {
+	label := make([]byte, labelSectors*sectorSize)
+	if _, err := r.ReadAt(label, 0); err != nil {
+		return textHead{}, err
+	}
+	areas, err := metadataAreas(label)
+	if err != nil {
+		return textHead{}, err
+	}
+	var best textHead
+	for _, a := range areas {
+		h, err := readArea(r, a)
+		if err != nil {
+			return textHead{}, err
+		}
+		if h.seqno > best.seqno {
+			best = h
+		}
+	}
+	if best.seqno == 0 {
+		return textHead{}, fmt.Errorf("no metadata on this physical volume")
+	}
+	return best, nil
+}
+
+type diskArea struct{ offset, size uint64 }
+
+// metadataAreas finds where the metadata areas are, from the first sectors.
+func metadataAreas(label []byte) ([]diskArea, error) {
+	for s := range labelSectors {
+		sector := label[s*sectorSize : (s+1)*sectorSize]
+		if string(sector[:8]) != labelID || string(sector[24:32]) != labelType {
+			continue
+		}
+		at := binary.LittleEndian.Uint32(sector[20:24])
+		if at < 32 || int(at)+pvHeaderFixed > sectorSize {
+			return nil, fmt.Errorf("label: header at %d", at)
+		}
+		rest := sector[int(at)+pvHeaderFixed:]
+		// Two lists, each ended by a zero offset: data areas, metadata areas.
+		var lists [2][]diskArea
+		for i := range lists {
+			for range maxDiskAreas {
+				if len(rest) < 16 {
+					return nil, fmt.Errorf("label: list of areas does not end")
+				}
+				a := diskArea{binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])}
+				rest = rest[16:]
+				if a.offset == 0 {
+					break
+				}
+				lists[i] = append(lists[i], a)
+			}
+		}
+		return lists[1], nil
+	}
+	return nil, fmt.Errorf("not a physical volume")
+}
+
+// readArea reads the head of the text that a metadata area's header points to.
+func readArea(r io.ReaderAt, a diskArea) (textHead, error) {
+	var header [sectorSize]byte
+	if _, err := r.ReadAt(header[:], int64(a.offset)); err != nil {
+		return textHead{}, err
+	}
+	if string(header[4:20]) != mdaMagic {
+		return textHead{}, fmt.Errorf("metadata area at %d: no magic", a.offset)
+	}
+	// raw_locn[0] is the committed text: offset, size, checksum, flags.
+	offset := binary.LittleEndian.Uint64(header[40:])
+	size := binary.LittleEndian.Uint64(header[48:])
+	flags := binary.LittleEndian.Uint32(header[60:])
+	if offset == 0 || flags&rawIgnored != 0 {
+		return textHead{}, nil
+	}
+	if offset >= a.size || size >= a.size {
+		return textHead{}, fmt.Errorf("metadata area at %d: text of %d bytes at %d", a.offset, size, offset)
+	}
+	// The area is a ring after its header: the text may wrap around.
+	n := min(size, headOfText)
+	text := make([]byte, n)
+	first := min(n, a.size-offset)
+	if _, err := r.ReadAt(text[:first], int64(a.offset+offset)); err != nil {
+		return textHead{}, err
+	}
+	if first < n {
+		if _, err := r.ReadAt(text[first:], int64(a.offset+sectorSize)); err != nil {
+			return textHead{}, err
+		}
+	}
+	return scanTextHead(text)
+}
+
+// scanTextHead reads `NAME {\nid = "…"\nseqno = N\n`.
+func scanTextHead(text []byte) (textHead, error) {
+	name, rest, ok := bytes.Cut(text, []byte(" {\n"))
+	if !ok || !ValidName(string(name)) {
+		return textHead{}, fmt.Errorf("metadata does not begin with a group's name")
+	}
+	for line := range bytes.Lines(rest) {
+		value, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("seqno = "))
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(string(value), 10, 64)
+		if err != nil {
+			return textHead{}, fmt.Errorf("metadata: %w", err)
+		}
+		return textHead{group: string(name), seqno: n}, nil
+	}
+	return textHead{}, fmt.Errorf("metadata: no sequence number in its first %d bytes", len(text))
+}

@@ -1,0 +1,122 @@
+package lvm
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Fields asked of each of fullreport's parts. The structs below read them.
+var reportFields = []struct{ part, fields string }{
+	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions,vg_mda_size,vg_mda_free"},
+	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
+	{"lv", "lv_name,lv_uuid,lv_size,lv_tags,lv_time,lv_attr"},
+	// The parts that are not needed still appear: keep them short.
+	{"seg", "lv_uuid"},
+	{"pvseg", "pv_uuid"},
+}
+
+type fullReport struct {
+	Report []struct {
+		VG []struct {
+			Name         string `json:"vg_name"`
+			UUID         string `json:"vg_uuid"`
+			Seqno        number `json:"vg_seqno"`
+			ExtentSize   number `json:"vg_extent_size"`
+			ExtentCount  number `json:"vg_extent_count"`
+			FreeCount    number `json:"vg_free_count"`
+			MissingCount number `json:"vg_missing_pv_count"`
+			Exported     string `json:"vg_exported"`
+			Permissions  string `json:"vg_permissions"`
+			MDASize      number `json:"vg_mda_size"`
+			MDAFree      number `json:"vg_mda_free"`
+		} `json:"vg"`
+		PV []struct {
+			Name        string `json:"pv_name"`
+			UUID        string `json:"pv_uuid"`
+			Missing     string `json:"pv_missing"`
+			Allocatable string `json:"pv_allocatable"`
+			PECount     number `json:"pv_pe_count"`
+			PEAlloc     number `json:"pv_pe_alloc_count"`
+			PEStart     number `json:"pe_start"`
+		} `json:"pv"`
+		LV []struct {
+			Name string `json:"lv_name"`
+			UUID string `json:"lv_uuid"`
+			Size number `json:"lv_size"`
+			Tags string `json:"lv_tags"`
+			Time string `json:"lv_time"`
+			Attr string `json:"lv_attr"`
+		} `json:"lv"`
+	} `json:"report"`
+}
+
+// number is an integer that LVM reports as a string; an empty one is zero.
+type number int64
+
+func (n *number) UnmarshalJSON(b []byte) error {
+	s := strings.Trim(string(b), `"`)
+	if s == "" {
+		*n = 0
+		return nil
+	}
+	v, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return fmt.Errorf("not an integer: %q", s)
+	}
+	*n = number(v)
+	return nil
+}
+
+// reportTime is lv_time's layout, in the C locale and UTC or not.
+const reportTime = "2006-01-02 15:04:05 -0700"
+
+// parseFullReport reads the JSON of fullreport. Parts that name no group are
+// physical volumes without one and are left out.
+func parseFullReport(b []byte) ([]Group, error) {
+	var r fullReport
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("fullreport: %w", err)
+	}
+	var groups []Group
+	for _, part := range r.Report {
+		if len(part.VG) != 1 || part.VG[0].Name == "" {
+			continue
+		}
+		vg := part.VG[0]
+		if vg.ExtentSize <= 0 {
+			return nil, fmt.Errorf("fullreport: volume group %q: extent size %d", vg.Name, vg.ExtentSize)
+		}
+		g := Group{
+			Name: vg.Name, UUID: vg.UUID, Seqno: uint64(vg.Seqno),
+			ExtentSize: int64(vg.ExtentSize), Extents: int64(vg.ExtentCount), FreeExtents: int64(vg.FreeCount),
+			MissingDevices: int(vg.MissingCount),
+			Exported:       vg.Exported != "", ReadOnly: vg.Permissions != "writeable",
+			MetadataSize: int64(vg.MDASize), MetadataFree: int64(vg.MDAFree),
+		}
+		for _, pv := range part.PV {
+			g.Devices = append(g.Devices, PhysicalVolume{
+				Path: pv.Name, UUID: pv.UUID, Missing: pv.Missing != "", Allocatable: pv.Allocatable != "",
+				Extents: int64(pv.PECount), AllocatedExtents: int64(pv.PEAlloc), DataOffset: int64(pv.PEStart),
+			})
+		}
+		for _, lv := range part.LV {
+			v := Volume{Name: lv.Name, UUID: lv.UUID, Size: int64(lv.Size)}
+			if lv.Tags != "" {
+				v.Tags = strings.Split(lv.Tags, ",")
+			}
+			var err error
+			if v.Attr, err = ParseAttr(lv.Attr); err != nil {
+				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)
+			}
+			if v.Created, err = time.Parse(reportTime, lv.Time); err != nil {
+				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)
+			}
+			g.Volumes = append(g.Volumes, v)
+		}
+		groups = append(groups, g)
+	}
+	return groups, nil
+}

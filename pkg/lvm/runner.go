@@ -1,0 +1,142 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxStdout bounds what a report may hold; 10,000 volumes take about 8 MiB.
+	maxStdout = 64 << 20
+	// maxStderr bounds what is kept of complaints. The rest is read and dropped.
+	maxStderr = 32 << 10
+	// reapGrace is how long a killed command may take to be gone before its
+	// caller is let go. A process that waits for a dead disk cannot be killed.
+	reapGrace = 2 * time.Second
+)
+
+// Result describes one command that was run, for logs and metrics.
+type Result struct {
+	// Command is the subcommand, such as "lvcreate".
+	Command  string
+	Args     []string
+	Duration time.Duration
+	// Err is nil, or a *CommandError.
+	Err error
+}
+
+// Runner runs the lvm program, one process per command.
+//
+// Each process leads its own process group, which is killed as a whole at the
+// deadline. Output is read to its end whatever its size, and kept within
+// bounds. Runner is safe for concurrent use.
+type Runner struct {
+	// Binary is the lvm program; a name is looked up in PATH.
+	Binary string
+	// Timeout is each command's deadline.
+	Timeout time.Duration
+	// Observe, if set, is called after each command.
+	Observe func(Result)
+
+	stuck atomic.Int64
+}
+
+// Stuck counts commands that were killed and are still not gone: they wait in
+// the kernel for a device that does not answer.
+func (r *Runner) Stuck() int { return int(r.stuck.Load()) }
+
+// Run runs one subcommand and returns its standard output. On failure the
+// error is a *CommandError, and the output is what there was until then.
+func (r *Runner) Run(ctx context.Context, command string, args ...string) ([]byte, error) {
+	start := time.Now()
+	out, err := r.run(ctx, command, args)
+	if r.Observe != nil {
+		r.Observe(Result{Command: command, Args: args, Duration: time.Since(start), Err: err})
+	}
+	return out, err
+}
+
+func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+
+	stdout := &headBuffer{limit: maxStdout}
+	stderr := &headTailBuffer{limit: maxStderr}
+	cmd := exec.Command(r.Binary, append([]string{command}, args...)...)
+	cmd.Env = []string{
+		"LC_ALL=C",
+		"PATH=" + os.Getenv("PATH"),
+		// Empty: no lvm.conf is read. All that matters is on the command line.
+		"LVM_SYSTEM_DIR=",
+		"LVM_SUPPRESS_FD_WARNINGS=1",
+	}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// Bounds the wait for pipes that a grandchild holds open.
+	cmd.WaitDelay = reapGrace
+	if err := ctx.Err(); err != nil {
+		return nil, &CommandError{Command: command, ExitCode: -1, Message: "not started: " + err.Error(), Err: timedOut(err)}
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, &CommandError{Command: command, ExitCode: -1, Message: err.Error(), Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+	}
+
+	done := make(chan error, 1)
+	r.stuck.Add(1)
+	go func() {
+		err := cmd.Wait()
+		r.stuck.Add(-1)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return finish(command, stdout, stderr, err)
+	case <-ctx.Done():
+	}
+	// The process may have ended by itself in this very moment: its group is
+	// then gone and the signal goes nowhere.
+	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+	kill := &CommandError{Command: command, ExitCode: -1, Err: timedOut(ctx.Err())}
+	select {
+	case <-done:
+		kill.Message = fmt.Sprintf("killed: %v", ctx.Err())
+		if words := lastWords(stderr.String()); words != "" {
+			kill.Message += ": " + words
+		}
+	case <-time.After(reapGrace):
+		// Wait still writes to the buffers: they must not be read.
+		kill.Message = fmt.Sprintf("killed, but it hangs in the kernel: %v", ctx.Err())
+	}
+	return nil, kill
+}
+
+// finish turns the end of a process into a result.
+func finish(command string, stdout *headBuffer, stderr *headTailBuffer, err error) ([]byte, error) {
+	var exit *exec.ExitError
+	switch {
+	case err == nil && stdout.truncated:
+		return nil, &CommandError{Command: command, ExitCode: 0, Message: fmt.Sprintf("the output is larger than %d bytes", maxStdout)}
+	case err == nil, errors.Is(err, exec.ErrWaitDelay):
+		return stdout.Bytes(), nil
+	case errors.As(err, &exit):
+		return stdout.Bytes(), newCommandError(command, exit.ExitCode(), stderr.String())
+	default:
+		return stdout.Bytes(), &CommandError{Command: command, ExitCode: -1, Message: err.Error(), Err: err}
+	}
+}
+
+// timedOut keeps a cancellation apart from a deadline.
+func timedOut(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return ErrTimedOut
+	}
+	return fmt.Errorf("%w: %w", ErrTimedOut, err)
+}

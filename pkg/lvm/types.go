@@ -1,0 +1,79 @@
+package lvm
+
+import "time"
+
+// Group is a volume group as its metadata describes it.
+type Group struct {
+	Name, UUID string
+	// Seqno is raised by LVM with every change of the metadata.
+	Seqno uint64
+	// ExtentSize is in bytes.
+	ExtentSize int64
+	// Extents and FreeExtents count the extents of all physical volumes.
+	// FreeExtents may include extents that cannot be allocated; see Allocatable.
+	Extents, FreeExtents int64
+	// MissingDevices counts the physical volumes that cannot be found. LVM
+	// refuses to change a group while there are any.
+	MissingDevices int
+	// Exported and ReadOnly groups cannot be changed.
+	Exported, ReadOnly bool
+	// MetadataSize and MetadataFree are the bytes of the smallest metadata
+	// area and what is left in it for one copy of the metadata.
+	MetadataSize, MetadataFree int64
+
+	Devices []PhysicalVolume
+	Volumes []Volume
+}
+
+// PhysicalVolume is one device of a volume group.
+type PhysicalVolume struct {
+	// Path is the device node LVM found it at; of a missing one, what it
+	// was before, or a placeholder.
+	Path, UUID string
+	// Missing is true when the device cannot be found.
+	Missing bool
+	// Allocatable is false when an administrator forbade new extents on it.
+	Allocatable bool
+	// Extents and AllocatedExtents count this device's.
+	Extents, AllocatedExtents int64
+	// DataOffset is where the first extent begins, in bytes.
+	DataOffset int64
+}
+
+// Volume is a logical volume that LVM shows to users; the hidden parts of
+// mirrors and pools are not among them.
+type Volume struct {
+	Name, UUID string
+	// Size is in bytes, a whole number of extents.
+	Size int64
+	Tags []string
+	// Created is when LVM says it was made, to the second.
+	Created time.Time
+	Attr    Attr
+}
+
+// Allocatable counts the extents that a new linear volume can use: the free
+// ones on devices that are present and open for allocation. It is zero when
+// the group cannot be changed at all.
+func (g *Group) Allocatable() int64 {
+	if g.MissingDevices > 0 || g.Exported || g.ReadOnly {
+		return 0
+	}
+	var n int64
+	for _, d := range g.Devices {
+		if d.Allocatable && !d.Missing {
+			n += d.Extents - d.AllocatedExtents
+		}
+	}
+	return n
+}
+
+// Volume returns the volume with the given name, or nil.
+func (g *Group) Volume(name string) *Volume {
+	for i := range g.Volumes {
+		if g.Volumes[i].Name == name {
+			return &g.Volumes[i]
+		}
+	}
+	return nil
+}
