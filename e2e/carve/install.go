@@ -1,0 +1,136 @@
+package carve
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/e2e/checkout"
+	"github.com/carve-csi/carve/e2e/image"
+)
+
+// installPatience bounds the wait for Carve to be ready on emulated nodes.
+const installPatience = 6 * time.Minute
+
+// workloadAliases are the names under which the examples ask for the images
+// that the harness supplies: Debian's busybox and memcached in one image.
+var workloadAliases = []string{"docker.io/library/busybox:1.36", "docker.io/library/memcached:1.6"}
+
+// Install builds Carve's image from this tree, loads it into every node and
+// applies what users apply, deploy/, but for the image's name. It returns when
+// Settled does. Installing again replaces the image and restarts the programs.
+func (c *Client) Install(ctx context.Context, progress io.Writer) error {
+	root, err := checkout.Root()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(progress, "building Carve's image")
+	carveImage, err := image.Carve(ctx, image.Options{Progress: progress})
+	if err != nil {
+		return fmt.Errorf("build Carve's image: %w", err)
+	}
+	workloadImage, err := image.Workload(ctx, image.Options{Progress: progress})
+	if err != nil {
+		return fmt.Errorf("build the workload image: %w", err)
+	}
+	fmt.Fprintln(progress, "loading images into the nodes")
+	if err := c.Cluster.LoadImage(ctx, carveImage); err != nil {
+		return fmt.Errorf("load Carve's image: %w", err)
+	}
+	if err := c.Cluster.LoadImage(ctx, workloadImage, workloadAliases...); err != nil {
+		return fmt.Errorf("load the workload image: %w", err)
+	}
+	fmt.Fprintln(progress, "kubectl apply -k deploy")
+	if _, err := c.Kubectl(ctx, nil, "apply", "--kustomize", filepath.Join(root, "e2e", "deploy")); err != nil {
+		return err
+	}
+	fmt.Fprintln(progress, "waiting until every node has published its capacity")
+	return c.Settled(ctx, installPatience)
+}
+
+// Settled waits until Carve is whole: every program ready, and each node's
+// capacity published.
+func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
+	return Until(ctx, timeout, "Carve is ready", func(ctx context.Context) error {
+		deployment, err := c.AppsV1().Deployments(Namespace).Get(ctx, "carve-controller", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if deployment.Status.ObservedGeneration < deployment.Generation || deployment.Status.ReadyReplicas != *deployment.Spec.Replicas || deployment.Status.UpdatedReplicas != *deployment.Spec.Replicas {
+			return fmt.Errorf("%d of %d controllers are ready", deployment.Status.ReadyReplicas, *deployment.Spec.Replicas)
+		}
+		agents, err := c.AppsV1().DaemonSets(Namespace).Get(ctx, "carve-node", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		nodes := c.Cluster.NodeNames()
+		if agents.Status.ObservedGeneration < agents.Generation || int(agents.Status.NumberReady) != len(nodes) || int(agents.Status.UpdatedNumberScheduled) != len(nodes) {
+			return fmt.Errorf("%d of %d node agents are ready", agents.Status.NumberReady, len(nodes))
+		}
+		for _, node := range nodes {
+			for _, class := range []string{"carve", "carve-pmem"} {
+				if _, err := c.Capacity(ctx, node, class); err != nil {
+					return err
+				}
+			}
+			registered, err := c.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			names := []string{}
+			for _, driver := range registered.Spec.Drivers {
+				names = append(names, driver.Name)
+			}
+			if !slices.Contains(names, Driver) {
+				return fmt.Errorf("the kubelet of %s knows the drivers %q only", node, names)
+			}
+		}
+		return nil
+	})
+}
+
+// Diagnose prints what a person would look at when Carve is not well.
+func (c *Client) Diagnose(ctx context.Context, out io.Writer) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	show := func(args ...string) {
+		output, err := c.Kubectl(ctx, nil, args...)
+		fmt.Fprintf(out, "--- kubectl %s\n%s", strings.Join(args, " "), output)
+		if err != nil {
+			fmt.Fprintln(out, err)
+		}
+	}
+	show("get", "nodes", "--output", "wide")
+	show("get", "pods", "--all-namespaces", "--output", "wide")
+	show("get", "events", "--namespace", Namespace, "--sort-by=.lastTimestamp")
+	show("get", "csistoragecapacities", "--all-namespaces", "--output", "wide")
+	pods, err := c.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		fmt.Fprintln(out, err)
+		return
+	}
+	for _, pod := range pods.Items {
+		for _, container := range pod.Spec.Containers {
+			show("logs", "--namespace", Namespace, pod.Name, "--container", container.Name, "--tail", "60")
+			if restarted(&pod, container.Name) {
+				show("logs", "--namespace", Namespace, pod.Name, "--container", container.Name, "--tail", "30", "--previous")
+			}
+		}
+	}
+}
+
+func restarted(pod *corev1.Pod, container string) bool {
+	for _, status := range pod.Status.ContainerStatuses {
+		if status.Name == container {
+			return status.RestartCount > 0
+		}
+	}
+	return false
+}

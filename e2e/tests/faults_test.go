@@ -1,0 +1,119 @@
+//go:build e2e
+
+package tests
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/e2e/carve"
+)
+
+// killed ends every process of a program on every node, as the out-of-memory
+// killer would.
+func (s *scope) killed(program string) {
+	s.Helper()
+	hit := 0
+	for _, node := range s.nodes {
+		result, err := s.Cluster.Exec(s.ctx, node, "pkill", "-KILL", "-f", "^/usr/local/bin/"+program)
+		s.must(err, "kill "+program+" on "+node)
+		if result.ExitCode == 0 {
+			hit++
+		}
+	}
+	if hit == 0 {
+		s.Fatalf("no node runs %s", program)
+	}
+}
+
+// TestProcessesKilledInTheMiddleOfABurst kills each program while volumes are
+// being made for Pods. All Pods run in the end, and what the test leaves is
+// compared as always.
+func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
+	for _, program := range []string{"carve-controller", "carve-lvmd", "carve-node"} {
+		t.Run(program, func(t *testing.T) {
+			s := begin(t)
+			var names []string
+			for i := range 8 {
+				name := fmt.Sprintf("burst-%d", i)
+				s.start(name, podOptions{bytes: 32 * extent})
+				names = append(names, name)
+				if i == 4 {
+					s.must(carve.Until(s.ctx, patience, "a volume of the burst is being made", func(ctx context.Context) error {
+						claims, err := s.CoreV1().PersistentVolumeClaims(s.namespace).List(ctx, metav1.ListOptions{})
+						if err != nil {
+							return err
+						}
+						for _, claim := range claims.Items {
+							if claim.Annotations["volume.kubernetes.io/selected-node"] != "" {
+								return nil
+							}
+						}
+						return fmt.Errorf("no claim of %d has a selected node", len(claims.Items))
+					}), "wait for the burst's middle")
+					s.killed(program)
+				}
+			}
+			s.running(names...)
+			for _, name := range names {
+				if got := strings.TrimSpace(s.exec(name, "cat", mountPath+"/marker")); got != name {
+					t.Errorf("%s: want its own marker, got %q", name, got)
+				}
+			}
+			s.must(s.Settled(s.ctx, patience), "Carve is well again")
+		})
+	}
+}
+
+// TestVolumesComeBackAfterAPowerCut cuts a node's power under a writing Pod.
+func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
+	s := begin(t)
+	victim := s.nodes[1]
+	script := "[ -e " + mountPath + "/precious ] || { echo precious-data > " + mountPath + "/precious; sync; }; " +
+		"while true; do date >> " + mountPath + "/log; done"
+	s.start("writer", podOptions{bytes: 64 * extent, node: victim, script: script})
+	s.running("writer")
+	s.must(carve.Until(s.ctx, patience, "the Pod has written", func(ctx context.Context) error {
+		output, err := s.PodExec(ctx, s.namespace, "writer", "cat", mountPath+"/precious")
+		if err == nil && strings.TrimSpace(output) != "precious-data" {
+			err = fmt.Errorf("got %q", output)
+		}
+		return err
+	}), "write")
+	s.exec("writer", "sync")
+	restarts := s.restarts("writer")
+	bootID := strings.TrimSpace(s.node(victim, "cat", "/proc/sys/kernel/random/boot_id"))
+
+	s.must(s.Cluster.Kill(s.ctx, victim), "cut the power")
+	s.must(s.Cluster.Start(s.ctx, victim), "switch on again")
+
+	if got := strings.TrimSpace(s.node(victim, "cat", "/proc/sys/kernel/random/boot_id")); got == bootID {
+		t.Fatalf("%s did not boot anew", victim)
+	}
+	s.must(carve.Until(s.ctx, patience, "the Pod runs again", func(ctx context.Context) error {
+		p, err := s.CoreV1().Pods(s.namespace).Get(ctx, "writer", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].RestartCount <= restarts || p.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("phase %s, statuses %v", p.Status.Phase, p.Status.ContainerStatuses)
+		}
+		return nil
+	}), "restart")
+	if got := strings.TrimSpace(s.exec("writer", "cat", mountPath+"/precious")); got != "precious-data" {
+		t.Errorf("the data written before the power cut: want precious-data, got %q", got)
+	}
+	s.must(s.Settled(s.ctx, patience), "Carve is well again")
+}
+
+func (s *scope) restarts(pod string) int32 {
+	s.Helper()
+	p, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, pod, metav1.GetOptions{})
+	s.must(err, "get Pod "+pod)
+	return p.Status.ContainerStatuses[0].RestartCount
+}

@@ -1,0 +1,142 @@
+//go:build e2e
+
+package tests
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/e2e/carve"
+)
+
+// TestMistakesAreExplainedOnTheClaim makes claims that cannot be served. Each
+// gets an event that names the field, what was given and what is allowed;
+// nothing is created.
+func TestMistakesAreExplainedOnTheClaim(t *testing.T) {
+	tests := []struct {
+		name       string
+		parameters map[string]string
+		mode       corev1.PersistentVolumeAccessMode
+		want       []string
+	}{
+		{
+			name:       "an unknown parameter",
+			parameters: map[string]string{"carve.csi.local/colour": "blue"},
+			want:       []string{"carve.csi.local/colour", "carve.csi.local/device-class", "csi.storage.k8s.io/fstype"},
+		},
+		{
+			name:       "an unknown device class",
+			parameters: map[string]string{"carve.csi.local/device-class": "floppy"},
+			want:       []string{"floppy", "local", "pmem"},
+		},
+		{
+			name:       "a file system that is not offered",
+			parameters: map[string]string{"csi.storage.k8s.io/fstype": "ntfs"},
+			want:       []string{"ntfs", "ext4", "xfs"},
+		},
+		{
+			name: "an access mode that a local volume cannot have",
+			mode: corev1.ReadWriteMany,
+			want: []string{"ReadWriteMany", "ReadWriteOnce"},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := begin(t)
+			class := "e2e-" + s.namespace[max(0, len(s.namespace)-40):]
+			s.storageClass(class, test.parameters)
+			s.start("wrong", podOptions{class: class, bytes: 64 << 20})
+			claim := "wrong-scratch"
+			if test.mode != "" {
+				claim = "wrong-mode"
+				s.claimAndPod(claim, class, test.mode)
+			}
+			event, err := s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", claim, test.want[0])
+			s.must(err, "see the message")
+			for _, want := range test.want {
+				if !strings.Contains(event.Message, want) {
+					t.Errorf("the event: want %q in it, got %q", want, event.Message)
+				}
+			}
+			if event.Type != corev1.EventTypeWarning {
+				t.Errorf("the event's type: want Warning, got %s", event.Type)
+			}
+			got, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.ctx, claim, metav1.GetOptions{})
+			s.must(err, "get the claim")
+			if got.Status.Phase != corev1.ClaimPending {
+				t.Errorf("the claim: want Pending, got %s", got.Status.Phase)
+			}
+		})
+	}
+}
+
+// claimAndPod makes a claim with an access mode and a Pod that uses it.
+func (s *scope) claimAndPod(name, class string, mode corev1.PersistentVolumeAccessMode) {
+	s.Helper()
+	_, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{mode}, StorageClassName: &class,
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")}},
+		},
+	}, metav1.CreateOptions{})
+	s.must(err, "make the claim")
+	p := pod("pod-"+name, podOptions{})
+	p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+	}}}
+	_, err = s.CoreV1().Pods(s.namespace).Create(s.ctx, p, metav1.CreateOptions{})
+	s.must(err, "make the Pod")
+}
+
+func TestClaimLargerThanAnyVolumeGroupIsExplained(t *testing.T) {
+	s := begin(t)
+	s.start("huge", podOptions{bytes: 1 << 50})
+	_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "huge", noRoom)
+	s.must(err, "see the scheduler's message")
+	_, err = s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", "huge-scratch", "largest")
+	s.must(err, "see what could be had")
+}
+
+func TestClaimOfNothingIsRefused(t *testing.T) {
+	s := begin(t)
+	_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, pod("nothing", podOptions{bytes: 0}), metav1.CreateOptions{})
+	if err == nil || !strings.Contains(err.Error(), "storage") {
+		t.Errorf("a claim of zero bytes: want an error that names the field, got %v", err)
+	}
+}
+
+// TestMalformedConfigurationStopsLvmdWithItsLine runs the daemon's own check,
+// which is the code it starts with, on a node.
+func TestMalformedConfigurationStopsLvmdWithItsLine(t *testing.T) {
+	s := begin(t)
+	const head = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"
+	tests := []struct {
+		name, config string
+		want         []string
+	}{
+		{"an unknown key", head + "  - name: a\n    volumeGroup: carve\n    colour: blue\n", []string{":6", "colour"}},
+		{"a class that is there twice", head + "  - name: a\n    volumeGroup: carve\n  - name: a\n    volumeGroup: carve\n", []string{":6", `"a"`}},
+		{"a volume group that is missing", head + "  - name: a\n    volumeGroup: nowhere\n", []string{":5", "nowhere"}},
+	}
+	agents, err := s.CoreV1().Pods(carve.Namespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=carve-node"})
+	s.must(err, "find a node agent")
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			output, err := s.Kubectl(s.ctx, strings.NewReader(test.config), "exec", "--stdin", "--namespace", carve.Namespace,
+				agents.Items[0].Name, "--container", "lvmd", "--", "/usr/local/bin/carve-lvmd", "check-config", "/dev/stdin")
+			if err == nil {
+				t.Fatalf("want a refusal, got %q", output)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the message: want %q in it, got %v", want, err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,185 @@
+//go:build e2e
+
+package tests
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/carve-csi/carve/e2e/carve"
+)
+
+// TestEphemeralVolumeLivesAsLongAsItsPod is the demo's story.
+func TestEphemeralVolumeLivesAsLongAsItsPod(t *testing.T) {
+	s := begin(t)
+	before := map[string]int64{}
+	for _, node := range s.nodes {
+		before[node] = s.capacity(node)
+	}
+	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/ephemeral-pod.yaml"), "apply the example")
+	s.running("scratch")
+
+	if output, err := s.PodExec(s.ctx, s.namespace, "scratch", "cat", "/scratch/started"); err != nil || strings.TrimSpace(output) == "" {
+		t.Errorf("the Pod's file: want a date, got %q, %v", output, err)
+	}
+	node := s.nodeOf("scratch")
+	claim, pv, err := s.EphemeralVolume(s.ctx, s.namespace, "scratch", "scratch")
+	s.must(err, "find the volume")
+	if want := "pvc-" + string(claim.UID); pv.Name != want {
+		t.Errorf("the PersistentVolume's name: want %s, got %s", want, pv.Name)
+	}
+	if got := pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; got.Key != carve.TopologyNode || !slices.Equal(got.Values, []string{node}) {
+		t.Errorf("the PersistentVolume's affinity: want %s in [%s], got %v", carve.TopologyNode, node, got)
+	}
+	volumes, err := s.LogicalVolumes(s.ctx, node)
+	s.must(err, "list logical volumes")
+	index := slices.IndexFunc(volumes, func(v carve.LogicalVolume) bool { return v.Name == pv.Spec.CSI.VolumeHandle })
+	if index < 0 {
+		t.Fatalf("no logical volume %s on %s, only %v", pv.Spec.CSI.VolumeHandle, node, volumes)
+	}
+	if got := volumes[index].SizeBytes; got != 1<<30 {
+		t.Errorf("the logical volume's size: want %d, got %d", 1<<30, got)
+	}
+	if tags := strings.Join(volumes[index].Tags, " "); !strings.Contains(tags, string(claim.UID)) || !strings.Contains(tags, s.namespace) {
+		t.Errorf("the logical volume's tags: want the claim's UID %s and namespace %s, got %s", claim.UID, s.namespace, tags)
+	}
+	s.must(carve.Until(s.ctx, patience, "the published capacity shrank by the volume", func(ctx context.Context) error {
+		return s.wantCapacity(ctx, node, before[node]-1<<30)
+	}), "capacity")
+
+	s.remove("scratch")
+	s.must(carve.Until(s.ctx, patience, "the capacity is back", func(ctx context.Context) error {
+		return s.wantCapacity(ctx, node, before[node])
+	}), "capacity")
+	volumes, err = s.LogicalVolumes(s.ctx, node)
+	s.must(err, "list logical volumes")
+	if slices.ContainsFunc(volumes, func(v carve.LogicalVolume) bool { return v.Name == pv.Spec.CSI.VolumeHandle }) {
+		t.Errorf("the logical volume %s is still there", pv.Spec.CSI.VolumeHandle)
+	}
+}
+
+func (s *scope) wantCapacity(ctx context.Context, node string, want int64) error {
+	got, err := s.CapacityBytes(ctx, node, "carve")
+	if err != nil {
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("capacity of %s: want %d, got %d", node, want, got)
+	}
+	return nil
+}
+
+func TestStatefulSetKeepsItsScratchSpaceOverRestarts(t *testing.T) {
+	s := begin(t)
+	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/statefulset.yaml"), "apply the example")
+	s.running("worker-0", "worker-1")
+	home := s.nodeOf("worker-0")
+	s.restart("worker-0")
+	s.running("worker-0")
+	if got := s.nodeOf("worker-0"); got != home {
+		t.Errorf("worker-0 after its restart: want node %s, where its volume is, got %s", home, got)
+	}
+	s.must(carve.Until(s.ctx, patience, "the second start is counted", func(ctx context.Context) error {
+		output, err := s.PodExec(ctx, s.namespace, "worker-0", "cat", "/scratch/starts")
+		if err != nil {
+			return err
+		}
+		if got := strings.Count(output, "started"); got != 2 {
+			return fmt.Errorf("starts: want 2, got %d in %q", got, output)
+		}
+		return nil
+	}), "read the file that both lives wrote")
+}
+
+// restart deletes a Pod that its controller will make anew, and waits until
+// that has another UID.
+func (s *scope) restart(name string) {
+	s.Helper()
+	old, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, name, metav1.GetOptions{})
+	s.must(err, "get Pod "+name)
+	s.must(s.CoreV1().Pods(s.namespace).Delete(s.ctx, name, metav1.DeleteOptions{}), "delete Pod "+name)
+	s.must(carve.Until(s.ctx, patience, name+" was made anew", func(ctx context.Context) error {
+		p, err := s.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if p.UID == old.UID {
+			return fmt.Errorf("still the old one, %s", p.Status.Phase)
+		}
+		return nil
+	}), "restart "+name)
+}
+
+func TestRawBlockVolumeIsADeviceOfTheSizeAskedFor(t *testing.T) {
+	s := begin(t)
+	s.start("raw", podOptions{bytes: 64 << 20, block: true})
+	s.running("raw")
+	s.exec("raw", "sh", "-c", "printf carved-bytes | dd of="+devicePath+" bs=4096 seek=16383 conv=notrunc,sync 2>/dev/null")
+	if got := s.exec("raw", "sh", "-c", "dd if="+devicePath+" bs=4096 skip=16383 count=1 2>/dev/null | head -c 12"); got != "carved-bytes" {
+		t.Errorf("the device's last block: want carved-bytes, got %q", got)
+	}
+	if got := strings.TrimSpace(s.exec("raw", "blockdev", "--getsize64", devicePath)); got != "67108864" {
+		t.Errorf("the device's size: want 67108864, got %s", got)
+	}
+}
+
+func TestXFSVolumeIsMountedAsXFS(t *testing.T) {
+	s := begin(t)
+	s.storageClass("e2e-xfs", map[string]string{"csi.storage.k8s.io/fstype": "xfs"})
+	s.start("xfs", podOptions{class: "e2e-xfs", bytes: 512 << 20})
+	s.running("xfs")
+	mounts := s.exec("xfs", "cat", "/proc/mounts")
+	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
+		fields := strings.Fields(line)
+		return len(fields) > 2 && fields[1] == mountPath && fields[2] == "xfs"
+	}) {
+		t.Errorf("mounts in the Pod: want xfs at %s, got\n%s", mountPath, mounts)
+	}
+}
+
+// exec runs a command in a Pod and returns what it printed.
+func (s *scope) exec(pod string, argv ...string) string {
+	s.Helper()
+	output, err := s.PodExec(s.ctx, s.namespace, pod, argv...)
+	s.must(err, "run a command in Pod "+pod)
+	return output
+}
+
+func TestMemcachedKeepsItsItemsInAFileInPersistentMemory(t *testing.T) {
+	s := begin(t)
+	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/memcached-pmem.yaml"), "apply the example")
+	s.running("memcached")
+	mounts := s.exec("memcached", "cat", "/proc/mounts")
+	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
+		return strings.Contains(line, " /cache ext4 ") && strings.Contains(line, "dax=always")
+	}) {
+		t.Errorf("mounts in the Pod: want /cache with dax=always, got\n%s", mounts)
+	}
+	p, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, "memcached", metav1.GetOptions{})
+	s.must(err, "get the Pod")
+	const value = "carved-into-persistent-memory"
+	reply := s.node(s.nodes[0], "sh", "-c",
+		fmt.Sprintf(`printf 'set key 0 0 %d\r\n%s\r\nget key\r\nquit\r\n' | nc -w 10 %s 11211`, len(value), value, p.Status.PodIP))
+	if !strings.Contains(reply, "STORED") || !strings.Contains(reply, value) {
+		t.Fatalf("memcached: want STORED and the value, got %q", reply)
+	}
+	if got := strings.TrimSpace(s.exec("memcached", "grep", "-c", "-a", value, "/cache/items")); got == "0" {
+		t.Error("the value is not in the file on the volume")
+	}
+}
+
+func TestPodsShareAClusterNetworkWithNames(t *testing.T) {
+	s := begin(t)
+	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/statefulset.yaml"), "apply the example")
+	s.running("worker-0", "worker-1")
+	s.must(carve.Until(s.ctx, patience, "worker-0 finds its peer by name", func(ctx context.Context) error {
+		output, err := s.PodExec(ctx, s.namespace, "worker-0", "nslookup", "worker-1.worker."+s.namespace+".svc.cluster.local")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, output)
+		}
+		return nil
+	}), "cluster DNS")
+}
