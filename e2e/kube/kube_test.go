@@ -1,0 +1,29 @@
+package kube
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/carve-csi/carve/e2e/checkout"
+)
+
+func TestVersionIsThatOfTheModule(t *testing.T) {
+	root, err := checkout.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkVersion(filepath.Join(root, "e2e", "kube", "multicall")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKeyOfTheSameSourcesIsTheSame(t *testing.T) {
+	first, err := sourceKey(t.Context(), "multicall")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := sourceKey(t.Context(), "multicall")
+	if err != nil || first != second {
+		t.Errorf("keys of the same sources: %s and %s, %v", first, second, err)
+	}
+}
