@@ -1,0 +1,122 @@
+// Package config is lvmd's configuration: one strict, versioned YAML file that
+// says which device classes a node offers.
+//
+// It owns the file's schema and its validation as far as the file alone can
+// tell. Whether a volume group exists is for lvmd to find out; Problem lets it
+// complain about the very line. Nothing in the file is ignored: an unknown
+// key, a repeated one or a second document is an error. Every error names
+// file, line, column, key, what was given and what is allowed.
+//
+//	apiVersion: carve.csi.local/v1
+//	kind: LvmdConfig
+//	deviceClasses:
+//	  - name: local          # required, a DNS label
+//	    default: true        # at most one class is
+//	    volumeGroup: carve   # required
+//	    type: linear
+//	    medium: disk         # or pmem
+//	    reserve: 1Gi         # kept free: bytes with a suffix, or percent
+//	    optional: true       # a missing volume group is no error
+//
+// Callers: cmd/lvmd.
+package config
+
+import (
+	"fmt"
+	"os"
+)
+
+// APIVersion and Kind are what the file must begin with.
+const (
+	APIVersion = "carve.csi.local/v1"
+	Kind       = "LvmdConfig"
+)
+
+// Layout is how a class' volumes lie on the devices of its volume group.
+type Layout string
+
+// Layouts.
+const (
+	Linear Layout = "linear"
+)
+
+// Medium is what the devices of a class are made of.
+type Medium string
+
+// Media.
+const (
+	Disk Medium = "disk"
+	// PMEM volumes are aligned to 2 MiB and mounted with DAX.
+	PMEM Medium = "pmem"
+)
+
+// Config is a valid configuration.
+type Config struct {
+	// Classes has at least one class, in the order of the file.
+	Classes []DeviceClass
+}
+
+// DeviceClass is a named way to carve volumes.
+type DeviceClass struct {
+	// Name is a DNS label, unique in the file.
+	Name string
+	// Default marks the class of requests that name none.
+	Default bool
+	// VolumeGroup is the LVM volume group's name.
+	VolumeGroup string
+	Type        Layout
+	Medium      Medium
+	// Reserve is what volumes of this class leave free in the group.
+	Reserve Reserve
+	// Optional classes are not offered, rather than an error, on nodes
+	// without their volume group.
+	Optional bool
+
+	file      string
+	index     int
+	positions map[string]position
+}
+
+// Reserve is an amount of space: bytes, or a part of the whole.
+type Reserve struct {
+	// Bytes is zero when Percent is given.
+	Bytes int64
+	// Percent is between 0 and 100.
+	Percent float64
+}
+
+// Of is the reserve in bytes of a volume group of total bytes, rounded up.
+func (r Reserve) Of(total int64) int64 {
+	if r.Percent == 0 {
+		return r.Bytes
+	}
+	part := float64(total) * r.Percent / 100
+	n := int64(part)
+	if float64(n) < part {
+		n++
+	}
+	return n
+}
+
+// Load reads and validates a file. What is wrong with its contents is
+// Problems.
+func Load(path string) (*Config, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	return Parse(path, data)
+}
+
+// Problem is an error about a key of this class, found later: given is the
+// value, reason what is wrong with it or what is allowed instead.
+func (c *DeviceClass) Problem(key, given, reason string) error {
+	at, ok := c.positions[key]
+	if !ok {
+		at = c.positions[""]
+	}
+	return Problems{{
+		File: c.file, Line: at.line, Column: at.column,
+		Key: fmt.Sprintf("deviceClasses[%d].%s", c.index, key), Given: given, Reason: reason,
+	}}
+}

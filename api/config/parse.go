@@ -1,0 +1,261 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+type position struct{ line, column int }
+
+// Parse validates the contents of a file; the name is for messages.
+func Parse(file string, data []byte) (*Config, error) {
+	p := &parser{file: file}
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	var document yaml.Node
+	if err := decoder.Decode(&document); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil, Problems{{File: file, Reason: "the file is empty"}}
+		}
+		return nil, Problems{p.syntax(err)}
+	}
+	var second yaml.Node
+	if err := decoder.Decode(&second); err == nil {
+		p.complain(&second, "", "", "only one YAML document is allowed")
+	} else if !errors.Is(err, io.EOF) {
+		return nil, Problems{p.syntax(err)}
+	}
+	c := p.config(document.Content[0])
+	if len(p.problems) > 0 {
+		slices.SortStableFunc(p.problems, func(a, b Problem) int { return a.Line - b.Line })
+		return nil, p.problems
+	}
+	return c, nil
+}
+
+type parser struct {
+	file     string
+	problems Problems
+}
+
+var syntaxLine = regexp.MustCompile(`^yaml: line (\d+): (.*)$`)
+
+func (p *parser) syntax(err error) Problem {
+	problem := Problem{File: p.file, Reason: "not YAML: " + strings.TrimPrefix(err.Error(), "yaml: ")}
+	if m := syntaxLine.FindStringSubmatch(err.Error()); m != nil {
+		problem.Line, _ = strconv.Atoi(m[1])
+		problem.Column = 1
+		problem.Reason = "not YAML: " + m[2]
+	}
+	return problem
+}
+
+func (p *parser) complain(n *yaml.Node, key, given, reason string) {
+	p.problems = append(p.problems, Problem{
+		File: p.file, Line: n.Line, Column: n.Column, Key: key, Given: given, Reason: reason,
+	})
+}
+
+// fields walks a mapping and hands each value to the function of its key.
+// Unknown and repeated keys, and required ones that are absent, are problems.
+func (p *parser) fields(n *yaml.Node, path string, known map[string]func(key string, value *yaml.Node), required ...string) {
+	if n.Kind != yaml.MappingNode {
+		p.complain(n, path, given(n), "must be a mapping with the keys "+keys(known))
+		return
+	}
+	prefix := path
+	if prefix != "" {
+		prefix += "."
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		read := known[name.Value]
+		switch {
+		case read == nil:
+			p.complain(name, prefix+name.Value, "", "unknown key; allowed are "+keys(known))
+		case seen[name.Value]:
+			p.complain(name, prefix+name.Value, "", "given twice")
+		default:
+			read(prefix+name.Value, value)
+		}
+		seen[name.Value] = true
+	}
+	for _, r := range required {
+		if !seen[r] {
+			p.complain(n, prefix+r, "", "missing; it is required")
+		}
+	}
+}
+
+func (p *parser) config(n *yaml.Node) *Config {
+	c := &Config{}
+	p.fields(n, "", map[string]func(string, *yaml.Node){
+		"apiVersion": func(k string, v *yaml.Node) { p.oneOf(k, v, APIVersion) },
+		"kind":       func(k string, v *yaml.Node) { p.oneOf(k, v, Kind) },
+		"deviceClasses": func(k string, v *yaml.Node) {
+			if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
+				p.complain(v, k, given(v), "must be a list of at least one device class")
+				return
+			}
+			for i, item := range v.Content {
+				c.Classes = append(c.Classes, p.class(fmt.Sprintf("%s[%d]", k, i), i, item))
+			}
+			p.uniqueness(c.Classes)
+		},
+	}, "apiVersion", "kind", "deviceClasses")
+	return c
+}
+
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// groupName is what LVM allows, and not what it reserves.
+var groupName = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}$`)
+
+func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
+	c := DeviceClass{
+		Type: Linear, Medium: Disk, file: p.file, index: index,
+		positions: map[string]position{"": {n.Line, n.Column}},
+	}
+	at := func(key string, v *yaml.Node) {
+		c.positions[key[strings.LastIndex(key, ".")+1:]] = position{v.Line, v.Column}
+	}
+	text := func(into *string, allowed *regexp.Regexp, reason string) func(string, *yaml.Node) {
+		return func(k string, v *yaml.Node) {
+			at(k, v)
+			if v.Kind != yaml.ScalarNode || !allowed.MatchString(v.Value) || v.Value == "." || v.Value == ".." {
+				p.complain(v, k, given(v), reason)
+				return
+			}
+			*into = v.Value
+		}
+	}
+	flag := func(into *bool) func(string, *yaml.Node) {
+		return func(k string, v *yaml.Node) {
+			at(k, v)
+			if v.Kind != yaml.ScalarNode || v.Value != "true" && v.Value != "false" {
+				p.complain(v, k, given(v), "must be true or false")
+				return
+			}
+			*into = v.Value == "true"
+		}
+	}
+	p.fields(n, path, map[string]func(string, *yaml.Node){
+		"name": text(&c.Name, dnsLabel, "must be a DNS label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"),
+		"volumeGroup": text(&c.VolumeGroup, groupName,
+			"must be a volume group's name: 1 to 127 of letters, digits and '+_.-', not beginning with '-'"),
+		"default":  flag(&c.Default),
+		"optional": flag(&c.Optional),
+		"type": func(k string, v *yaml.Node) {
+			at(k, v)
+			c.Type = Layout(p.oneOf(k, v, string(Linear)))
+		},
+		"medium": func(k string, v *yaml.Node) {
+			at(k, v)
+			c.Medium = Medium(p.oneOf(k, v, string(Disk), string(PMEM)))
+		},
+		"reserve": func(k string, v *yaml.Node) {
+			at(k, v)
+			r, ok := parseReserve(v)
+			if !ok {
+				p.complain(v, k, given(v), "must be a whole number of bytes, with one of the suffixes k, M, G, T, P, Ki, Mi, Gi, Ti, Pi or without, or a percentage from 0% to 100%")
+			}
+			c.Reserve = r
+		},
+	}, "name", "volumeGroup")
+	return c
+}
+
+// uniqueness checks what concerns several classes.
+func (p *parser) uniqueness(classes []DeviceClass) {
+	first := map[string]int{}
+	defaultClass := -1
+	for i, c := range classes {
+		if c.Name != "" {
+			if j, ok := first[c.Name]; ok {
+				p.problems = append(p.problems, classes[i].Problem("name", c.Name,
+					fmt.Sprintf("the name of deviceClasses[%d] already; names must differ", j)).(Problems)...)
+			} else {
+				first[c.Name] = i
+			}
+		}
+		if c.Default {
+			if defaultClass >= 0 {
+				p.problems = append(p.problems, classes[i].Problem("default", "true",
+					fmt.Sprintf("deviceClasses[%d] is the default already; at most one can be", defaultClass)).(Problems)...)
+			} else {
+				defaultClass = i
+			}
+		}
+	}
+}
+
+func (p *parser) oneOf(key string, v *yaml.Node, allowed ...string) string {
+	if v.Kind != yaml.ScalarNode || !slices.Contains(allowed, v.Value) {
+		p.complain(v, key, given(v), "allowed is "+strings.Join(allowed, " or "))
+		return ""
+	}
+	return v.Value
+}
+
+var suffixes = map[string]int64{
+	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50,
+}
+
+var amount = regexp.MustCompile(`^([0-9]{1,18})([kMGTP]i?|Ki)?$`)
+
+func parseReserve(v *yaml.Node) (Reserve, bool) {
+	if v.Kind != yaml.ScalarNode {
+		return Reserve{}, false
+	}
+	if s, ok := strings.CutSuffix(v.Value, "%"); ok {
+		f, err := strconv.ParseFloat(s, 64)
+		// The negated form refuses NaN too.
+		return Reserve{Percent: f}, err == nil && f >= 0 && f <= 100
+	}
+	m := amount.FindStringSubmatch(v.Value)
+	if m == nil {
+		return Reserve{}, false
+	}
+	unit, ok := suffixes[m[2]]
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	if !ok || err != nil || n > (1<<62)/unit {
+		return Reserve{}, false
+	}
+	return Reserve{Bytes: n * unit}, true
+}
+
+// given shows a value in a message.
+func given(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		if n.Tag == "!!null" {
+			return "null"
+		}
+		return n.Value
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.AliasNode:
+		return "*" + n.Value
+	}
+	return ""
+}
+
+func keys(known map[string]func(string, *yaml.Node)) string {
+	names := make([]string, 0, len(known))
+	for k := range known {
+		names = append(names, k)
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
