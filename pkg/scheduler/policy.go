@@ -1,0 +1,60 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Candidate is a node that a volume could be made on.
+type Candidate struct {
+	Node string
+	Room Room
+	// Volumes is how many it holds or is about to hold.
+	Volumes int
+}
+
+// Policy says which of several nodes that fit is to be preferred.
+type Policy string
+
+const (
+	// MostFree spreads: the node with the most room.
+	MostFree Policy = "most-free"
+	// LeastFree packs: the node with the least room that still fits.
+	LeastFree Policy = "least-free"
+	// FewestVolumes spreads by count: the node with the fewest volumes.
+	FewestVolumes Policy = "fewest-volumes"
+)
+
+// ParsePolicy returns the policy of that name; empty means MostFree.
+func ParsePolicy(name string) (Policy, error) {
+	switch p := Policy(name); p {
+	case "":
+		return MostFree, nil
+	case MostFree, LeastFree, FewestVolumes:
+		return p, nil
+	}
+	return "", fmt.Errorf("placement policy %q, allowed are %s, %s and %s", name, MostFree, LeastFree, FewestVolumes)
+}
+
+// Rank returns the candidates that fit a volume of size bytes, best first.
+// Equal ones are ordered by name, so that the answer depends on nothing else.
+func (p Policy) Rank(size int64, candidates []Candidate) []Candidate {
+	fit := slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool {
+		return c.Room.MaximumVolume < size || c.Room.Available < size
+	})
+	slices.SortFunc(fit, func(a, b Candidate) int {
+		var d int
+		switch p {
+		case LeastFree:
+			d = cmp.Compare(a.Room.Available, b.Room.Available)
+		case FewestVolumes:
+			d = cmp.Or(cmp.Compare(a.Volumes, b.Volumes), cmp.Compare(b.Room.Available, a.Room.Available))
+		default:
+			d = cmp.Compare(b.Room.Available, a.Room.Available)
+		}
+		return cmp.Or(d, strings.Compare(a.Node, b.Node))
+	})
+	return fit
+}
