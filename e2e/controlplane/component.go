@@ -1,0 +1,200 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// startTimeout bounds the time from a component's start to its health.
+	startTimeout = 2 * time.Minute
+	// stopTimeout is how long a component may take to end by itself. The API server
+	// waits for requests in flight.
+	stopTimeout = 15 * time.Second
+	// pollInterval is the time between two looks at a component.
+	pollInterval = 50 * time.Millisecond
+	// logLines is how much of a component's log an error shows.
+	logLines = 15
+)
+
+// StartComponent starts the component called name (one of the applets of package kube
+// that are components) if it does not run, and returns when it is healthy.
+func (c *ControlPlane) StartComponent(ctx context.Context, name string) error {
+	definition, ok := c.definitions()[name]
+	if !ok {
+		return fmt.Errorf("start %q: there is no such component of the control plane", name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	pids, err := c.find(name)
+	if err != nil {
+		return err
+	}
+	var ended <-chan error
+	if len(pids) == 0 {
+		fmt.Fprintf(c.progress, "starting %s\n", name)
+		if ended, err = c.launch(name, definition.arguments); err != nil {
+			return fmt.Errorf("start %s: %w", name, err)
+		}
+	}
+	if err := c.waitHealthy(ctx, definition.health, ended); err != nil {
+		return fmt.Errorf("start %s: %w\nthe end of %s:\n%s", name, err, c.LogFile(name), c.logTail(name))
+	}
+	return nil
+}
+
+// StopComponent ends the component called name and returns when it is gone; its port is
+// free then. It is no error if it does not run.
+func (c *ControlPlane) StopComponent(ctx context.Context, name string) error {
+	if err := c.signal(name, syscall.SIGTERM); err != nil {
+		return err
+	}
+	polite, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	if err := c.waitGone(polite, name); err == nil || ctx.Err() != nil {
+		return err
+	}
+	return c.KillComponent(ctx, name)
+}
+
+// KillComponent ends the component called name as a crash would and returns when it is
+// gone. It is no error if it does not run.
+func (c *ControlPlane) KillComponent(ctx context.Context, name string) error {
+	if err := c.signal(name, syscall.SIGKILL); err != nil {
+		return err
+	}
+	return c.waitGone(ctx, name)
+}
+
+// Running reports whether the component called name runs, healthy or not.
+func (c *ControlPlane) Running(name string) (bool, error) {
+	pids, err := c.find(name)
+	return len(pids) > 0, err
+}
+
+// LogFile returns the path of the log of the component called name. Every start appends
+// to it.
+func (c *ControlPlane) LogFile(name string) string {
+	return filepath.Join(c.dir, logFolder, name+".log")
+}
+
+// launch starts a component, detached from the caller's session and terminal. The
+// returned channel gets how it ended, if that is while the caller still runs.
+func (c *ControlPlane) launch(name string, arguments []string) (<-chan error, error) {
+	log, err := os.OpenFile(c.LogFile(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open the log: %w", err)
+	}
+	defer log.Close()
+	command := &exec.Cmd{
+		Path:   c.kube,
+		Args:   append([]string{name}, arguments...),
+		Dir:    c.dir,
+		Env:    []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
+		Stdout: log,
+		Stderr: log,
+		// A session of its own: no terminal's hang-up or interrupt reaches it.
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
+	if err := c.namespace.Start(command); err != nil {
+		return nil, err
+	}
+	// Whoever starts a process must wait for it, or it stays as a zombie. The goroutine
+	// lives as long as the component does, or this program.
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait() }()
+	return ended, nil
+}
+
+// find returns the processes of the component called name.
+func (c *ControlPlane) find(name string) ([]int, error) {
+	all, err := c.namespace.Processes()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, pid := range all {
+		if processName(pid) == name {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// processName returns the name under which a process was called, or nothing if it is
+// gone.
+func processName(pid int) string {
+	line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return ""
+	}
+	name, _, _ := strings.Cut(string(line), "\x00")
+	return name
+}
+
+// signal sends sig to the component called name.
+func (c *ControlPlane) signal(name string, sig os.Signal) error {
+	pids, err := c.find(name)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := signalProcess(pid, name, sig); err != nil {
+			return fmt.Errorf("signal %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// signalProcess looks again once the process is pinned (FindProcess takes a pidfd), so
+// that a process that took over the id is never hit.
+func signalProcess(pid int, name string, sig os.Signal) error {
+	process, err := os.FindProcess(pid)
+	if err != nil {
+		return err
+	}
+	defer process.Release()
+	if processName(pid) != name {
+		return nil
+	}
+	if err := process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+func (c *ControlPlane) waitGone(ctx context.Context, name string) error {
+	for {
+		pids, err := c.find(name)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the end of %s: %w", name, context.Cause(ctx))
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// logTail returns the last lines of the log of the component called name.
+func (c *ControlPlane) logTail(name string) []byte {
+	content, err := os.ReadFile(c.LogFile(name))
+	if err != nil {
+		return []byte(err.Error())
+	}
+	lines := bytes.Split(bytes.TrimSpace(content), []byte("\n"))
+	if len(lines) > logLines {
+		lines = lines[len(lines)-logLines:]
+	}
+	return bytes.Join(lines, []byte("\n"))
+}

@@ -1,0 +1,124 @@
+//go:build e2e
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/carve-csi/carve/e2e/kube"
+	"github.com/carve-csi/carve/e2e/netns"
+)
+
+func TestRealControlPlane(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	defer cancel()
+	binary, err := kube.Build(ctx, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "carve-test-controlplane"
+	namespace, err := netns.Create(name, netns.DefaultGateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Remove(context.Background(), name); err != nil {
+			t.Error(err)
+		}
+	})
+	options := Options{Dir: t.TempDir(), Namespace: namespace, Kube: binary, Progress: t.Output()}
+	c, err := Start(ctx, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(c.RESTConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Run("the controller-manager makes service accounts", func(t *testing.T) {
+		waitFor(t, ctx, func() error {
+			_, err := client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+			return err
+		})
+	})
+	t.Run("a node gets a Pod subnet", func(t *testing.T) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+		if _, err := client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, ctx, func() error {
+			node, err := client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{})
+			if err == nil && node.Spec.PodCIDR == "" {
+				return errNotYet
+			}
+			return err
+		})
+	})
+	t.Run("a second start changes nothing", func(t *testing.T) {
+		before, err := namespace.Processes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Start(ctx, options); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := namespace.Processes(); err != nil || len(after) != len(before) {
+			t.Errorf("processes: %v before, %v after, %v", before, after, err)
+		}
+	})
+	t.Run("the API server comes back with what it held", func(t *testing.T) {
+		if err := c.StopComponent(ctx, kube.APIServer); err != nil {
+			t.Fatal(err)
+		}
+		if running, err := c.Running(kube.APIServer); err != nil || running {
+			t.Errorf("Running after StopComponent: %t, %v", running, err)
+		}
+		if c.Healthy(ctx, kube.APIServer) == nil {
+			t.Error("Healthy after StopComponent: want an error, got none")
+		}
+		if err := c.StartComponent(ctx, kube.APIServer); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("stop leaves no process and may be called again", func(t *testing.T) {
+		for range 2 {
+			if err := c.Stop(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		if pids, err := namespace.Processes(); err != nil || len(pids) > 0 {
+			t.Errorf("processes after Stop: %v, %v", pids, err)
+		}
+	})
+}
+
+var errNotYet = errors.New("not yet")
+
+// waitFor polls until condition returns nil.
+func waitFor(t *testing.T, ctx context.Context, condition func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatal(err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}

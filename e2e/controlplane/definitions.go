@@ -1,0 +1,137 @@
+package controlplane
+
+import (
+	"path/filepath"
+	"strconv"
+
+	"github.com/carve-csi/carve/e2e/kube"
+)
+
+// What is in the folder besides the administrator's kubeconfig.
+const (
+	pkiFolder       = "pki"
+	logFolder       = "log"
+	etcdFolder      = "etcd"
+	etcdConfig      = "etcd.yaml"
+	managerConfig   = "controller-manager.kubeconfig"
+	schedulerConfig = "scheduler.kubeconfig"
+)
+
+// Where components listen that only components, or a person who looks into the
+// namespace, talk to.
+const (
+	etcdClientURL = "http://127.0.0.1:2379"
+	etcdPeerURL   = "http://127.0.0.1:2380"
+	managerURL    = "https://127.0.0.1:10257"
+	schedulerURL  = "https://127.0.0.1:10259"
+)
+
+// definition is what makes a component.
+type definition struct {
+	arguments []string
+	// health is the URL that answers 200 once it can be used.
+	health string
+}
+
+// definitions returns the four components by name.
+func (c *ControlPlane) definitions() map[string]definition {
+	return map[string]definition{
+		kube.Etcd: {
+			arguments: []string{"--config-file=" + filepath.Join(c.dir, etcdConfig)},
+			health:    etcdClientURL + "/readyz",
+		},
+		kube.APIServer: {
+			arguments: c.apiServerArguments(),
+			health:    "https://" + Endpoint().String() + "/readyz",
+		},
+		kube.ControllerManager: {
+			arguments: c.managerArguments(),
+			health:    managerURL + "/healthz",
+		},
+		kube.Scheduler: {
+			arguments: c.clientArguments(schedulerConfig),
+			health:    schedulerURL + "/readyz",
+		},
+	}
+}
+
+// etcdConfiguration returns etcd's configuration file: one member, no flushing to disk.
+func (c *ControlPlane) etcdConfiguration() []byte {
+	return []byte("name: default\n" +
+		"data-dir: " + strconv.Quote(filepath.Join(c.dir, etcdFolder)) + "\n" +
+		"listen-client-urls: " + etcdClientURL + "\n" +
+		"advertise-client-urls: " + etcdClientURL + "\n" +
+		"listen-peer-urls: " + etcdPeerURL + "\n" +
+		"initial-advertise-peer-urls: " + etcdPeerURL + "\n" +
+		"initial-cluster: default=" + etcdPeerURL + "\n" +
+		"auto-compaction-mode: periodic\n" +
+		"auto-compaction-retention: 5m\n" +
+		"unsafe-no-fsync: true\n" +
+		"log-level: warn\n")
+}
+
+func (c *ControlPlane) apiServerArguments() []string {
+	pki := filepath.Join(c.dir, pkiFolder)
+	clientCA, _ := pairFiles(pki, clusterAuthority)
+	proxyCA, _ := pairFiles(pki, proxyAuthority)
+	serving, servingKey := pairFiles(pki, serverPair)
+	kubelet, kubeletKey := pairFiles(pki, kubeletClientPair)
+	proxy, proxyKey := pairFiles(pki, proxyClientPair)
+	verify, sign := pairFiles(pki, signingPair)
+	return []string{
+		"--advertise-address=" + Address().String(),
+		"--bind-address=" + Address().String(),
+		"--secure-port=" + strconv.Itoa(apiServerPort),
+		"--etcd-servers=" + etcdClientURL,
+		"--service-cluster-ip-range=" + ServiceSubnet,
+		"--tls-cert-file=" + serving,
+		"--tls-private-key-file=" + servingKey,
+		"--client-ca-file=" + clientCA,
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged=true",
+		// Watches are ended when the server stops; without it they are waited for.
+		"--shutdown-watch-termination-grace-period=1s",
+		"--kubelet-client-certificate=" + kubelet,
+		"--kubelet-client-key=" + kubeletKey,
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-issuer=https://kubernetes.default.svc." + ClusterDomain,
+		"--service-account-key-file=" + verify,
+		"--service-account-signing-key-file=" + sign,
+		"--requestheader-client-ca-file=" + proxyCA,
+		"--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-username-headers=X-Remote-User",
+		"--proxy-client-cert-file=" + proxy,
+		"--proxy-client-key-file=" + proxyKey,
+	}
+}
+
+func (c *ControlPlane) managerArguments() []string {
+	pki := filepath.Join(c.dir, pkiFolder)
+	ca, _ := pairFiles(pki, clusterAuthority)
+	_, sign := pairFiles(pki, signingPair)
+	return append(c.clientArguments(managerConfig),
+		"--use-service-account-credentials=true",
+		"--service-account-private-key-file="+sign,
+		"--root-ca-file="+ca,
+		"--allocate-node-cidrs=true",
+		"--cluster-cidr="+PodSubnet,
+		"--node-cidr-mask-size="+strconv.Itoa(NodePodBits),
+		"--service-cluster-ip-range="+ServiceSubnet,
+	)
+}
+
+// clientArguments are those that the controller-manager and the scheduler share. There
+// is one of each, so neither waits for a lease.
+func (c *ControlPlane) clientArguments(config string) []string {
+	file := filepath.Join(c.dir, config)
+	return []string{
+		"--kubeconfig=" + file,
+		"--authentication-kubeconfig=" + file,
+		"--authorization-kubeconfig=" + file,
+		"--bind-address=127.0.0.1",
+		"--leader-elect=false",
+	}
+}
