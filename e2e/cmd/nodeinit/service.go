@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/carve-csi/carve/e2e/vm/guest"
+	"golang.org/x/sys/unix"
+)
+
+// restartDelay is how long a service that ended stays down.
+const restartDelay = time.Second
+
+// readyBound is how long a service may take until its ReadyPath exists.
+const readyBound = 2 * time.Minute
+
+// service is a supervised process.
+type service struct {
+	definition guest.Service
+	stopping   chan struct{}
+	stopped    chan struct{}
+
+	mu  sync.Mutex
+	pid int // 0 while it does not run
+}
+
+// start starts a service and waits until it is ready.
+func (s *supervisor) start(definition guest.Service) error {
+	if err := os.MkdirAll(filepath.Dir(definition.Log), 0o755); err != nil {
+		return err
+	}
+	started := &service{definition: definition, stopping: make(chan struct{}), stopped: make(chan struct{})}
+	s.mu.Lock()
+	s.services = append(s.services, started)
+	s.mu.Unlock()
+	go started.keepRunning()
+	if definition.ReadyPath == "" {
+		return nil
+	}
+	if err := waitFor(definition.ReadyPath, readyBound); err != nil {
+		return fmt.Errorf("%s is not ready: %w", definition.Name, err)
+	}
+	return nil
+}
+
+func (s *service) keepRunning() {
+	defer close(s.stopped)
+	for {
+		err := s.runOnce()
+		select {
+		case <-s.stopping:
+			return
+		default:
+		}
+		fmt.Printf("nodeinit: %s ended: %v\n", s.definition.Name, err)
+		select {
+		case <-s.stopping:
+			return
+		case <-time.After(restartDelay):
+		}
+	}
+}
+
+func (s *service) runOnce() error {
+	log, err := os.OpenFile(s.definition.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	command := exec.Command(s.definition.Argv[0], s.definition.Argv[1:]...)
+	command.Env = append(append([]string{}, environment...), s.definition.Env...)
+	command.Stdout, command.Stderr = log, log
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := command.Start(); err != nil {
+		return err
+	}
+	s.setPID(command.Process.Pid)
+	err = command.Wait()
+	s.setPID(0)
+	return err
+}
+
+func (s *service) setPID(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pid = pid
+}
+
+// stop ends the service for good, gently for as long as patience lasts.
+func (s *service) stop(patience time.Duration) {
+	close(s.stopping)
+	s.signal(unix.SIGTERM)
+	select {
+	case <-s.stopped:
+	case <-time.After(patience):
+		s.signal(unix.SIGKILL)
+	}
+}
+
+func (s *service) signal(signal unix.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pid != 0 {
+		_ = unix.Kill(s.pid, signal)
+	}
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/carve-csi/carve/e2e/debian"
+	"github.com/carve-csi/carve/e2e/vm"
+	"github.com/carve-csi/carve/e2e/vm/guest"
+	"github.com/carve-csi/carve/e2e/vm/rootfs"
+)
+
+// modules are loaded at boot, so that tests measure and see no loading.
+var modules = []string{
+	"dm_mod", "dm_snapshot", "dm_thin_pool", "dm_raid", "dm_mirror", "raid0", "raid1", "raid10", "raid456",
+	"dm_crypt", "dm_cache", "dm_cache_smq", "dm_writecache", "dm_flakey", "dm_delay", "dm_log_writes", "dm_zero",
+	"loop", "xfs", "btrfs", "nd_pmem", "nd_e820", "9p", "9pnet_virtio",
+}
+
+// bootBound is how long a machine may take to come up, on a busy host.
+const bootBound = 3 * time.Minute
+
+// builder starts machines for the tests.
+type builder struct {
+	options     options
+	root, dir   string // the source tree; our own folder
+	base        rootfs.Base
+	initramfs   string
+	accelerator vm.Accelerator
+}
+
+func newBuilder(ctx context.Context, o options, root, dir string) (*builder, error) {
+	if err := debian.Ensure(ctx, os.Stderr, vm.Packages...); err != nil {
+		return nil, err
+	}
+	base, err := rootfs.Make(ctx, os.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	initramfs, err := base.Initramfs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	accelerator, err := vm.Probe(ctx, base.Kernel, initramfs)
+	if err != nil {
+		return nil, err
+	}
+	return &builder{options: o, root: root, dir: dir, base: base, initramfs: initramfs, accelerator: accelerator}, nil
+}
+
+// start starts a machine with new disks.
+func (b *builder) start(ctx context.Context) (*vm.Machine, error) {
+	var disks []vm.Disk
+	for _, name := range []string{"vdb", "vdc"} {
+		path := filepath.Join(b.dir, name)
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err := vm.MakeSparse(path, int64(b.options.disk)<<30); err != nil {
+			return nil, err
+		}
+		disks = append(disks, vm.Disk{Path: path, Serial: name, Volatile: !b.options.durable})
+	}
+	machine, err := vm.Start(vm.Config{
+		Name: "carve-vmtest", Dir: b.dir,
+		Kernel: b.base.Kernel, Initramfs: b.initramfs, RootDisk: b.base.RootDisk,
+		CPUs: 2, MemoryMiB: b.options.memory, PmemMiB: b.options.pmem,
+		Disks: disks,
+		Shares: []vm.Share{
+			{Tag: "source", Path: b.root, ReadOnly: true},
+			{Tag: "build", Path: filepath.Join(b.dir, "build"), ReadOnly: true},
+		},
+		Accelerator: b.accelerator,
+		Guest: guest.Config{
+			Hostname: "vmtest", Modules: modules, Files: b.files(), Steps: b.steps(), Services: b.services(),
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, bootBound)
+	defer cancel()
+	if err := machine.WaitReady(ctx, nil); err != nil {
+		machine.Kill()
+		return nil, err
+	}
+	return machine, nil
+}
+
+func (b *builder) steps() []guest.Step {
+	// What is read stays in the machine's cache, for the host does not change it.
+	const options = "trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144"
+	steps := []guest.Step{
+		{Name: "make folders", Argv: []string{"mkdir", "-p", b.root, buildFolder}},
+		{Name: "mount the source tree", Argv: []string{"mount", "-t", "9p", "-o", options, "source", b.root}},
+		{Name: "mount the build folder", Argv: []string{"mount", "-t", "9p", "-o", options, "build", buildFolder}},
+	}
+	for _, name := range b.options.with {
+		steps = append(steps, guest.Step{
+			Name: "install carve-" + name,
+			Argv: []string{"install", "-m", "755", filepath.Join(buildFolder, "carve-"+name), "/usr/local/bin"},
+		})
+	}
+	return steps
+}
+
+// files has LVM know that there is no udevd, for commands typed as on a shell.
+func (b *builder) files() []guest.File {
+	if b.options.udev {
+		return nil
+	}
+	return []guest.File{{
+		Path: "/etc/lvm/lvmlocal.conf", Mode: 0o644,
+		Content: []byte("activation {\n\tudev_sync = 0\n\tudev_rules = 0\n}\ndevices {\n\tobtain_device_list_from_udev = 0\n\texternal_device_info_source = \"none\"\n}\n"),
+	}}
+}
+
+func (b *builder) services() []guest.Service {
+	if !b.options.udev {
+		return nil
+	}
+	return []guest.Service{{
+		Name: "udevd", Argv: []string{"/lib/systemd/systemd-udevd"},
+		Log: "/var/log/udevd.log", ReadyPath: "/run/udev/control",
+	}}
+}
+
+// buildFolder is where the compiled tests lie in the machine.
+const buildFolder = "/run/build"
+
+// elapsed is for progress lines.
+func elapsed(since time.Time) string { return fmt.Sprintf("%.1fs", time.Since(since).Seconds()) }

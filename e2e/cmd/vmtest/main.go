@@ -1,0 +1,102 @@
+// Command vmtest runs Go tests that need a real kernel, as root, in a virtual
+// machine made for them: see its -help.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const long = `vmtest runs the tests of packages of the main module that carry the build tag
+"kernel", as root, in a virtual machine of Debian's kernel. It needs root itself,
+Debian packages (which it installs) and no KVM.
+
+  go run ./cmd/vmtest ../pkg/lvm ../pkg/lvmd
+  go run ./cmd/vmtest -run 'Real/linear' ../pkg/lvm
+  go run ./cmd/vmtest -with lvmd,node ../pkg/lvmd
+
+What tests find in the machine:
+
+  /dev/vdb /dev/vdc     two empty disks (-disk-size each), no partition, no LVM
+  /dev/pmem0            persistent memory of -pmem-size, fsdax: DAX mounts work
+  device mapper         linear, snapshot, thin, raid, crypt, cache, writecache,
+                        flakey, delay, log-writes; loop devices; ext4, xfs, btrfs
+  no udevd              device nodes come from the kernel (devtmpfs) and from LVM
+                        itself; -udev starts a udevd as on an ordinary host
+  tools                 lvm2, dmsetup, thin-provisioning-tools, e2fsprogs, xfsprogs,
+                        btrfs-progs, cryptsetup, fio, util-linux, strace
+  carve-NAME            for each -with NAME, ./cmd/NAME, built static, in the PATH
+  the source tree       read-only; a test starts in its package's folder, so testdata
+                        is there. Write to t.TempDir(), which is memory
+
+The machine is emulated: a forked command costs twenty times what it costs on the
+host. Tests assert ratios or orders, never absolute times.
+
+All packages share one machine, one after the other. Before and after each one its
+LVs, VGs, device-mapper entries, loop devices and mounts are compared; what is left
+behind fails the package, and the next starts in a new machine. A package passes as
+"ok" and fails as "FAIL", as with go test, and the exit code is 1 if one failed, 2 if
+something else went wrong.`
+
+// exitError carries an exit code other than 2.
+type exitError struct{ code int }
+
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := parseAndRun(ctx, os.Args[1:])
+	var exit exitError
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case errors.As(err, &exit):
+		os.Exit(exit.code)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "vmtest:", err)
+		os.Exit(2)
+	}
+}
+
+// parseAndRun reads the flags, which look like those of go test.
+func parseAndRun(ctx context.Context, args []string) error {
+	var o options
+	flags := flag.NewFlagSet("vmtest", flag.ContinueOnError)
+	flags.Usage = func() {
+		fmt.Fprintf(flags.Output(), "usage: vmtest [flags] PACKAGE...\n\n%s\n\nflags:\n", long)
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&o.run, "run", "", "run only the tests that match this `regexp`")
+	flags.StringVar(&o.skip, "skip", "", "leave out the tests that match this `regexp`")
+	flags.StringVar(&o.bench, "bench", "", "run the benchmarks that match this `regexp`, too")
+	flags.IntVar(&o.count, "count", 1, "run each test this often")
+	flags.BoolVar(&o.race, "race", false, "build with the race detector")
+	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "bound for each package")
+	flags.Func("with", "`name` of a command of the main module (or several, with commas) to put into the PATH as carve-NAME", func(value string) error {
+		o.with = append(o.with, strings.Split(value, ",")...)
+		return nil
+	})
+	flags.Func("env", "`NAME=VALUE` for the tests' environment, repeatable", func(value string) error {
+		o.env = append(o.env, value)
+		return nil
+	})
+	flags.IntVar(&o.memory, "memory", 1536, "the machine's memory in `MiB`")
+	flags.IntVar(&o.pmem, "pmem-size", 512, "size of /dev/pmem0 in `MiB`, 0 for none")
+	flags.IntVar(&o.disk, "disk-size", 4, "size of each disk in `GiB`")
+	flags.BoolVar(&o.udev, "udev", false, "run udevd in the machine")
+	flags.BoolVar(&o.durable, "durable", false, "make flushes real on the disks, for tests of what they cost")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if o.packages = flags.Args(); len(o.packages) == 0 {
+		return errors.New("name at least one package, such as ../pkg/lvm; -help tells more")
+	}
+	return run(ctx, o)
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/carve-csi/carve/e2e/checkout"
+	"github.com/carve-csi/carve/e2e/vm"
+	"github.com/carve-csi/carve/e2e/vm/agent"
+	"github.com/carve-csi/carve/e2e/vm/residue"
+)
+
+// options are the command's flags and arguments.
+type options struct {
+	packages           []string
+	run, skip, bench   string
+	count              int
+	race               bool
+	timeout            time.Duration
+	with, env          []string
+	memory, pmem, disk int
+	udev, durable      bool
+}
+
+// run compiles, boots, tests. It returns an exitError when a test failed.
+func run(ctx context.Context, o options) error {
+	started := time.Now()
+	if os.Geteuid() != 0 {
+		return errors.New("the machine's disks and folders need root")
+	}
+	root, err := checkout.Root()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "carve-vmtest-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	build := filepath.Join(dir, "build")
+	if err := os.Mkdir(build, 0o755); err != nil {
+		return err
+	}
+	packages, err := compileAll(ctx, o, root, build)
+	if err != nil {
+		return err
+	}
+	if len(packages) == 0 {
+		return errors.New("none of the packages has tests")
+	}
+	fmt.Fprintf(os.Stderr, "vmtest: compiled in %s, booting\n", elapsed(started))
+	builder, err := newBuilder(ctx, o, root, dir)
+	if err != nil {
+		return err
+	}
+	return testAll(ctx, builder, packages)
+}
+
+func compileAll(ctx context.Context, o options, root, build string) ([]testPackage, error) {
+	listed, err := list(ctx, root, o.packages)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range o.with {
+		if err := compileCommand(ctx, root, build, name, o.race); err != nil {
+			return nil, err
+		}
+	}
+	var packages []testPackage
+	for _, p := range listed {
+		if !p.hasTests() {
+			fmt.Printf("?   \t%s\t[no test files]\n", p.ImportPath)
+			continue
+		}
+		if err := compileTests(ctx, root, build, p, o.race); err != nil {
+			return nil, err
+		}
+		packages = append(packages, p)
+	}
+	return packages, nil
+}
+
+// testAll runs each package's tests, in a new machine where there is none or the
+// last one was left dirty.
+func testAll(ctx context.Context, b *builder, packages []testPackage) (err error) {
+	var machine *vm.Machine
+	defer func() {
+		if machine != nil {
+			// An interrupt ends the tests, not the good order.
+			off, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+			defer cancel()
+			err = errors.Join(err, machine.PowerOff(off))
+		}
+	}()
+	failed := false
+	for _, p := range packages {
+		if machine == nil {
+			started := time.Now()
+			if machine, err = b.start(ctx); err != nil {
+				return err
+			}
+			fmt.Fprintf(os.Stderr, "vmtest: the machine is up after %s (%s)\n", elapsed(started), b.accelerator)
+		}
+		fmt.Printf("=== PACKAGE %s\n", p.ImportPath)
+		started := time.Now()
+		problems, err := b.test(ctx, machine, p)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.ImportPath, err)
+		}
+		if len(problems) == 0 {
+			fmt.Printf("ok  \t%s\t%s\n", p.ImportPath, elapsed(started))
+			continue
+		}
+		failed = true
+		for _, problem := range problems {
+			fmt.Printf("    %s\n", problem)
+		}
+		fmt.Printf("FAIL\t%s\t%s\n", p.ImportPath, elapsed(started))
+		machine.Kill()
+		machine = nil
+	}
+	if failed {
+		return exitError{1}
+	}
+	return nil
+}
+
+// test runs the tests of one package and says what is wrong.
+func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage) ([]string, error) {
+	before, err := residue.Take(ctx, machine.Agent())
+	if err != nil {
+		return nil, err
+	}
+	// The tests' own bound comes first, for it tells which test hangs and where.
+	bounded, cancel := context.WithTimeout(ctx, b.options.timeout+time.Minute)
+	defer cancel()
+	argv := append([]string{filepath.Join(buildFolder, p.binary)}, b.options.testArguments()...)
+	code, err := machine.Agent().Run(bounded, agent.Command{
+		Argv: argv, Dir: p.Dir,
+		Env:    b.options.env,
+		Stdout: os.Stdout, Stderr: os.Stderr,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var problems []string
+	if code != 0 {
+		problems = append(problems, fmt.Sprintf("exit code %d", code))
+	}
+	after, err := residue.Take(ctx, machine.Agent())
+	if err != nil {
+		return nil, err
+	}
+	return append(problems, residue.Compare(before, after)...), nil
+}
+
+// testArguments are those of a compiled test.
+func (o options) testArguments() []string {
+	args := []string{"-test.v=true", "-test.timeout=" + o.timeout.String(), fmt.Sprintf("-test.count=%d", o.count)}
+	for flag, value := range map[string]string{"run": o.run, "skip": o.skip, "bench": o.bench} {
+		if value != "" {
+			args = append(args, "-test."+flag+"="+value)
+		}
+	}
+	return args
+}

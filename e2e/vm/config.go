@@ -1,0 +1,62 @@
+package vm
+
+import (
+	"os"
+
+	"github.com/carve-csi/carve/e2e/vm/guest"
+)
+
+// Config describes a machine.
+type Config struct {
+	// Name is the QEMU process' name, visible in ps, and the default host name.
+	Name string
+	// Dir is a folder of the caller's that takes the machine's console log
+	// ("console.log") and its configuration.
+	Dir string
+	// Kernel, Initramfs and RootDisk are paths, see package rootfs. The root disk
+	// is only read.
+	Kernel, Initramfs, RootDisk string
+	// CPUs and MemoryMiB are what the machine's kernel has for itself. MemoryMiB
+	// must be at least 1024 and, with the persistent memory, below 3072.
+	CPUs, MemoryMiB int
+	// PmemMiB is the size of /dev/pmem0; 0 means that there is none.
+	PmemMiB int
+	// PmemFile keeps the persistent memory's content over the machine's end. It is
+	// made when missing. Empty means that the content is lost.
+	PmemFile string
+	// Disks become /dev/vdb and so on in their order.
+	Disks  []Disk
+	Shares []Share
+	// Tap is an open tap device that becomes eth0; nil means no network. Start
+	// closes it.
+	Tap *os.File
+	// MAC is eth0's address.
+	MAC string
+	// Accelerator is KVM or TCG, see Probe.
+	Accelerator Accelerator
+	// Guest is handed to the machine's first process.
+	Guest guest.Config
+}
+
+// Disk is a raw image on the host.
+type Disk struct {
+	Path string
+	// Serial is the disk's serial number, at most 20 characters.
+	Serial string
+	// Volatile says that what the machine flushed need not survive the host's own
+	// power loss. A machine's power cut loses nothing that QEMU was given either
+	// way, but only without it the flushes cost what they cost.
+	Volatile bool
+	ReadOnly bool
+}
+
+// Share is a folder of the host.
+type Share struct {
+	Tag, Path string
+	ReadOnly  bool
+}
+
+// pmemStartMiB is where the persistent memory lies in the machine's memory. The
+// memory above and below it is the kernel's. The top of the memory will not do:
+// the firmware keeps its tables there.
+const pmemStartMiB = 1024

@@ -1,0 +1,204 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/carve-csi/carve/e2e/vm/agent"
+	"golang.org/x/sys/unix"
+)
+
+// Files in a machine's folder.
+const (
+	consoleLog = "console.log"
+	configFile = "guest.json"
+	qemuLog    = "qemu.log"
+)
+
+// Machine is a running machine. Its methods may be called concurrently.
+type Machine struct {
+	config Config
+	agent  *agent.Client
+	pid    int
+	ended  chan struct{}
+	err    error // valid once ended is closed
+}
+
+// Start switches a machine on. It returns when QEMU runs; WaitReady tells when the
+// machine is set up.
+func Start(config Config) (*Machine, error) {
+	if config.Tap != nil {
+		defer config.Tap.Close()
+	}
+	args, err := config.arguments()
+	if err != nil {
+		return nil, fmt.Errorf("machine %s: %w", config.Name, err)
+	}
+	if config.Guest.Hostname == "" {
+		config.Guest.Hostname = config.Name
+	}
+	content, err := json.Marshal(config.Guest)
+	if err != nil {
+		return nil, fmt.Errorf("encode the configuration of %s: %w", config.Name, err)
+	}
+	if err := os.WriteFile(filepath.Join(config.Dir, configFile), content, 0o600); err != nil {
+		return nil, fmt.Errorf("hand over the configuration of %s: %w", config.Name, err)
+	}
+	log, err := os.Create(filepath.Join(config.Dir, qemuLog))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return nil, fmt.Errorf("make the agent's socket: %w", err)
+	}
+	defer theirs.Close()
+	command := exec.Command(Binary, args...)
+	command.Stdout, command.Stderr = log, log
+	command.ExtraFiles = []*os.File{theirs}
+	if config.Tap != nil {
+		command.ExtraFiles = append(command.ExtraFiles, config.Tap)
+	}
+	client, err := agent.NewClient(ours)
+	if err != nil {
+		return nil, errors.Join(err, ours.Close())
+	}
+	machine := &Machine{config: config, agent: client, ended: make(chan struct{})}
+	if err := machine.launch(command); err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s: %w", config.Name, err), client.Close())
+	}
+	return machine, nil
+}
+
+// launch starts QEMU such that the kernel kills it when this process ends. The
+// kernel goes by the thread that started it, so that thread is kept, waiting.
+func (m *Machine) launch(command *exec.Cmd) error {
+	// A session of its own keeps the user's Ctrl-C away: we decide how to stop.
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := command.Start()
+		if err == nil {
+			m.pid = command.Process.Pid
+		}
+		started <- err
+		if err != nil {
+			return
+		}
+		m.err = command.Wait()
+		_ = m.agent.Close()
+		close(m.ended)
+	}()
+	return <-started
+}
+
+// socketPair returns a connection and the file of its other end.
+func socketPair() (net.Conn, *os.File, error) {
+	descriptors, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	ours := os.NewFile(uintptr(descriptors[0]), "agent")
+	theirs := os.NewFile(uintptr(descriptors[1]), "agent")
+	defer ours.Close()
+	connection, err := net.FileConn(ours)
+	if err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	return connection, theirs, nil
+}
+
+// Agent runs commands inside. Requests wait for the machine to be up.
+func (m *Machine) Agent() *agent.Client { return m.agent }
+
+// PID is the process id of QEMU.
+func (m *Machine) PID() int { return m.pid }
+
+// Done is closed when the machine is off.
+func (m *Machine) Done() <-chan struct{} { return m.ended }
+
+// WaitReady waits until the machine is set up and its services run. It fails at
+// once when the set-up fails or the machine ends. Progress, which may be nil, is
+// called when the phase changes.
+func (m *Machine) WaitReady(ctx context.Context, progress func(phase string)) error {
+	last := ""
+	for {
+		status, err := m.agent.Status(ctx)
+		switch {
+		case errors.Is(err, agent.ErrGone):
+			<-m.ended
+			return fmt.Errorf("machine %s went off while it came up: %w%s", m.config.Name, err, m.lastWords())
+		case err != nil:
+			return fmt.Errorf("wait for machine %s: %w%s", m.config.Name, err, m.lastWords())
+		case status.Error != "":
+			return fmt.Errorf("machine %s: %s", m.config.Name, status.Error)
+		case status.Ready:
+			return nil
+		}
+		if progress != nil && status.Phase != last {
+			last = status.Phase
+			progress(last)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for machine %s, which was %s: %w", m.config.Name, status.Phase, ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Kill cuts the power and waits for QEMU's end.
+func (m *Machine) Kill() {
+	select {
+	case <-m.ended:
+	default:
+		// The process is waited for above, so its id cannot be another's yet.
+		_ = unix.Kill(m.pid, unix.SIGKILL)
+		<-m.ended
+	}
+}
+
+// PowerOff switches the machine off in good order and waits for its end; when ctx
+// ends first, the power is cut and an error returned.
+func (m *Machine) PowerOff(ctx context.Context) error {
+	err := m.agent.PowerOff(ctx)
+	if err == nil || errors.Is(err, agent.ErrGone) {
+		select {
+		case <-m.ended:
+			return nil
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	m.Kill()
+	return fmt.Errorf("switch off %s: the power was cut: %w", m.config.Name, err)
+}
+
+// lastWords returns the end of the logs, for errors.
+func (m *Machine) lastWords() string {
+	var text strings.Builder
+	for _, name := range []string{qemuLog, consoleLog} {
+		content, err := os.ReadFile(filepath.Join(m.config.Dir, name))
+		if err != nil || len(content) == 0 {
+			continue
+		}
+		if len(content) > 2000 {
+			content = content[len(content)-2000:]
+		}
+		fmt.Fprintf(&text, "\n%s ends:\n%s", name, content)
+	}
+	return text.String()
+}
