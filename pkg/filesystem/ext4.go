@@ -1,0 +1,127 @@
+package filesystem
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+)
+
+// ext4 is served by the kernel's ext4 driver and e2fsprogs.
+type ext4 struct{}
+
+// Fields of the primary superblock, little-endian, offsets from its start
+// (Linux, fs/ext4/ext4.h, struct ext4_super_block).
+const (
+	ext4SuperblockStart  = 1024
+	ext4SuperblockLength = 1024
+	ext4BlocksLow        = 0x04
+	ext4LogBlockSize     = 0x18
+	ext4Magic            = 0x38
+	ext4State            = 0x3a
+	ext4FeatureIncompat  = 0x60
+	ext4FeatureROCompat  = 0x64
+	ext4UUID             = 0x68
+	ext4BlocksHigh       = 0x150
+	ext4ChecksumType     = 0x175
+	ext4Checksum         = 0x3fc
+
+	ext4MagicValue         = 0xef53
+	ext4StateValid         = 0x1
+	ext4StateErrors        = 0x2
+	ext4IncompatRecover    = 0x4
+	ext4Incompat64Bit      = 0x80
+	ext4ROCompatMetadata   = 0x400
+	ext4ChecksumCRC32C     = 1
+	ext4MaxLogBlockSize    = 6 // 64 KiB
+	ext4MinimumDeviceBytes = 16 << 20
+)
+
+// Exit statuses of e2fsck(8); a sum of bits.
+const (
+	e2fsckCorrected   = 1
+	e2fsckReboot      = 2
+	e2fsckUncorrected = 4
+)
+
+func (ext4) mkfs(device string, _ int64, o FormatOptions) []string {
+	// Lazy initialisation leaves inode tables and journal to a kernel thread
+	// after the first mount, so that mkfs takes no longer for large volumes
+	// than for small ones. No discard: the volume is clean, and a discard of a
+	// large volume takes seconds on some disks.
+	extended := "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+	if o.DAX {
+		// Allocation in stripes of 512 blocks puts large files on multiples of
+		// 2 MiB, which is what a huge page needs.
+		extended += ",stride=512,stripe_width=512"
+	}
+	return []string{
+		"mkfs.ext4", "-q",
+		"-F", // whatever the device carries; once, so that a mounted one is still refused
+		// The page size, also for small volumes, where mkfs would choose 1 KiB:
+		// DAX needs it, and growing far is only possible with it.
+		"-b", "4096",
+		// No blocks kept back for root: nothing of the system lives on a
+		// volume, and its user paid for all of it.
+		"-m", "0",
+		"-U", o.UUID,
+		"-E", extended,
+		device,
+	}
+}
+
+func (ext4) probe(start []byte) (Info, bool) {
+	if len(start) < ext4SuperblockStart+ext4SuperblockLength {
+		return Info{}, false
+	}
+	sb := start[ext4SuperblockStart : ext4SuperblockStart+ext4SuperblockLength]
+	le16 := func(at int) uint16 { return binary.LittleEndian.Uint16(sb[at:]) }
+	le32 := func(at int) uint32 { return binary.LittleEndian.Uint32(sb[at:]) }
+
+	logBlockSize := le32(ext4LogBlockSize)
+	if le16(ext4Magic) != ext4MagicValue || logBlockSize > ext4MaxLogBlockSize {
+		return Info{}, false
+	}
+	incompat, roCompat, state := le32(ext4FeatureIncompat), le32(ext4FeatureROCompat), le16(ext4State)
+	blocks := uint64(le32(ext4BlocksLow))
+	if incompat&ext4Incompat64Bit != 0 {
+		blocks |= uint64(le32(ext4BlocksHigh)) << 32
+	}
+	size, ok := sizeOf(blocks, 1024<<logBlockSize)
+	if !ok {
+		return Info{}, false
+	}
+	damaged := roCompat&ext4ROCompatMetadata != 0 && sb[ext4ChecksumType] == ext4ChecksumCRC32C &&
+		le32(ext4Checksum) != ^crc32.Checksum(sb[:ext4Checksum], crc32.MakeTable(crc32.Castagnoli))
+	return Info{
+		Type:      Ext4,
+		UUID:      formatUUID(sb[ext4UUID : ext4UUID+16]),
+		SizeBytes: size,
+		// A journal to replay asks for a check although the kernel replays it
+		// too: errors noted in the journal by the last user come to light only
+		// in e2fsck, which ends right after the replay when there are none.
+		NeedsCheck: damaged || state&ext4StateValid == 0 || state&ext4StateErrors != 0 || incompat&ext4IncompatRecover != 0,
+	}, true
+}
+
+func (ext4) check(ctx context.Context, device string) error {
+	err := run(ctx, []string{"e2fsck", "-p", device})
+	code, exited := exitCode(err)
+	switch {
+	case !exited:
+		return err
+	case code&^(e2fsckCorrected|e2fsckReboot) == 0:
+		return nil
+	case code&e2fsckUncorrected != 0:
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return err
+}
+
+func (ext4) grow(device, _ string) []string {
+	return []string{"resize2fs", device}
+}
+
+// minimumSize is twice what mkfs.ext4 needs to give a volume with 4 KiB blocks
+// a journal (2048 blocks), as half of that would be journal.
+func (ext4) minimumSize(bool) int64 { return ext4MinimumDeviceBytes }

@@ -1,0 +1,173 @@
+package filesystem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Type names a file system as mount(2) and StorageClass parameters do.
+type Type string
+
+// The file systems that volumes can carry.
+const (
+	Ext4 Type = "ext4"
+	XFS  Type = "xfs"
+)
+
+// Default is the file system of a volume whose creator named none.
+const Default = Ext4
+
+// ErrUnformatted says that a device carries no known file system, or one whose
+// mkfs did not finish.
+var ErrUnformatted = errors.New("no known file system on the device")
+
+// ErrCorrupt says that a file system has damage that the automatic repair did
+// not dare to correct. An administrator has to run the repair tool by hand.
+var ErrCorrupt = errors.New("file system damage needs manual repair")
+
+// FormatOptions says what Format makes.
+type FormatOptions struct {
+	// Type is required.
+	Type Type
+	// UUID becomes the file system's UUID, in the usual 8-4-4-4-12 form.
+	// Required: who formats has to be able to recognise what it made.
+	UUID string
+	// DAX lays the file system out so that mappings of its files can use 2 MiB
+	// pages, and leaves out what DAX mounts cannot have. The device has to
+	// start at a multiple of 2 MiB of the medium for that to work.
+	DAX bool
+}
+
+// Info is what the superblock of a file system tells.
+type Info struct {
+	Type Type
+	// UUID in lower case, 8-4-4-4-12.
+	UUID string
+	// SizeBytes is the size of the file system, which can be smaller than its
+	// device: whole blocks only, or the device has grown since.
+	SizeBytes int64
+	// NeedsCheck asks for Check before the next mount: ext4 with a journal to
+	// replay, with recorded errors or with a superblock whose checksum is
+	// wrong; xfs only when it is marked as in need of repair, as its log is
+	// replayed by the mount. A mounted ext4 looks as if it needed a check.
+	NeedsCheck bool
+}
+
+// kind is what is particular to one file system.
+type kind interface {
+	// mkfs returns the command that formats the device of that size in bytes.
+	mkfs(device string, size int64, o FormatOptions) []string
+	// probe reads the start of a device, superblockArea bytes or fewer if the
+	// device is smaller. False: not this file system.
+	probe(start []byte) (Info, bool)
+	// check repairs what can be repaired without asking.
+	check(ctx context.Context, device string) error
+	// grow returns the command that grows the mounted file system.
+	grow(device, mountPath string) []string
+	// minimumSize is the smallest device, in bytes, that mkfs accepts and that
+	// has all features, such as a journal.
+	minimumSize(dax bool) int64
+}
+
+var kinds = map[Type]kind{Ext4: ext4{}, XFS: xfs{}}
+
+// Types returns all known types in alphabetical order.
+func Types() []Type {
+	return []Type{Ext4, XFS}
+}
+
+// ParseType returns the type of that name; an empty name is Default. The error
+// lists what is allowed.
+func ParseType(name string) (Type, error) {
+	if name == "" {
+		return Default, nil
+	}
+	if t := Type(name); slices.Contains(Types(), t) {
+		return t, nil
+	}
+	allowed := make([]string, 0, len(kinds))
+	for _, t := range Types() {
+		allowed = append(allowed, string(t))
+	}
+	return "", fmt.Errorf("file system %q is not supported: allowed are %s", name, strings.Join(allowed, ", "))
+}
+
+// Format makes a new, empty file system on the device, whatever the device
+// carried before. It returns when the file system can be mounted; inode tables
+// and the journal are initialised lazily by the kernel after the first mount.
+// No discard pass is made: the device is expected to be clean already.
+// A device that is mounted is refused by mkfs. The context should carry a
+// deadline: at its end mkfs is killed and the device is left unformatted or
+// half formatted.
+func Format(ctx context.Context, device string, o FormatOptions) error {
+	k, err := kindOf(o.Type)
+	if err != nil {
+		return err
+	}
+	if err := validateUUID(o.UUID); err != nil {
+		return err
+	}
+	size, err := deviceSize(device)
+	if err != nil {
+		return fmt.Errorf("format: %w", err)
+	}
+	if least := k.minimumSize(o.DAX); size < least {
+		return fmt.Errorf("format %s as %s: the device has %d bytes, at least %d are needed", device, o.Type, size, least)
+	}
+	if err := run(ctx, k.mkfs(device, size, o)); err != nil {
+		return fmt.Errorf("format %s as %s: %w", device, o.Type, err)
+	}
+	return nil
+}
+
+// Check repairs the unmounted file system as far as that is safe to do without
+// asking: journal replay and what fsck's preen mode corrects. It returns
+// ErrCorrupt when damage is left. Probe's NeedsCheck tells when to call it;
+// calling it for a clean file system costs a fork and changes nothing.
+func Check(ctx context.Context, device string, t Type) error {
+	k, err := kindOf(t)
+	if err != nil {
+		return err
+	}
+	if err := k.check(ctx, device); err != nil {
+		return fmt.Errorf("check %s on %s: %w", t, device, err)
+	}
+	return nil
+}
+
+// Grow extends the file system, mounted read-write at mountPath, to the size
+// of its device. It succeeds and changes nothing when there is nothing to grow.
+func Grow(ctx context.Context, device, mountPath string, t Type) error {
+	k, err := kindOf(t)
+	if err != nil {
+		return err
+	}
+	if err := run(ctx, k.grow(device, mountPath)); err != nil {
+		return fmt.Errorf("grow %s on %s: %w", t, device, err)
+	}
+	return nil
+}
+
+// MinimumSize returns the size in bytes of the smallest device that Format
+// accepts, or zero for an unknown type.
+func MinimumSize(t Type, dax bool) int64 {
+	k, ok := kinds[t]
+	if !ok {
+		return 0
+	}
+	return k.minimumSize(dax)
+}
+
+func kindOf(t Type) (kind, error) {
+	if k, ok := kinds[t]; ok {
+		return k, nil
+	}
+	_, err := ParseType(string(t))
+	if err == nil {
+		err = errors.New("file system type is required")
+	}
+	return nil, err
+}

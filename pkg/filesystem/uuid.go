@@ -1,0 +1,33 @@
+package filesystem
+
+import (
+	"encoding/hex"
+	"fmt"
+)
+
+// validateUUID accepts the 8-4-4-4-12 form, so that what is passed to mkfs is
+// what Probe reports later: the tools understand words such as "random" too.
+func validateUUID(s string) error {
+	fail := fmt.Errorf("file system UUID %q: allowed is the form 01234567-89ab-cdef-0123-456789abcdef", s)
+	if len(s) != 36 {
+		return fail
+	}
+	for i, c := range []byte(s) {
+		switch {
+		case i == 8 || i == 13 || i == 18 || i == 23:
+			if c != '-' {
+				return fail
+			}
+		case c >= '0' && c <= '9', c >= 'a' && c <= 'f', c >= 'A' && c <= 'F':
+		default:
+			return fail
+		}
+	}
+	return nil
+}
+
+// formatUUID writes 16 bytes in the 8-4-4-4-12 form, lower case.
+func formatUUID(b []byte) string {
+	h := hex.EncodeToString(b)
+	return h[0:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:32]
+}
