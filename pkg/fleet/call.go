@@ -1,0 +1,58 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/uplink"
+)
+
+// CreateVolume makes a volume on a node. Errors are NotConnectedError or
+// lvmd's gRPC statuses; MayHaveHappened tells which of them leave doubt.
+func (f *Fleet) CreateVolume(ctx context.Context, node string, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
+	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.CreateVolume)
+	return res.GetVolume(), err
+}
+
+// DeleteVolumeByID removes a volume from a node. An unknown one is no error.
+func (f *Fleet) DeleteVolumeByID(ctx context.Context, node, id string) error {
+	_, err := call(ctx, f, node, &lvmdv1.DeleteVolumeRequest{Id: id}, lvmdv1.LVMDClient.DeleteVolume)
+	return err
+}
+
+// DeleteVolumeByName removes the volume of that name from a node. An unknown
+// one is no error.
+func (f *Fleet) DeleteVolumeByName(ctx context.Context, node, name string) error {
+	_, err := call(ctx, f, node, &lvmdv1.DeleteVolumeRequest{Name: name}, lvmdv1.LVMDClient.DeleteVolume)
+	return err
+}
+
+// GetVolumeByName asks a node for one of its volumes.
+func (f *Fleet) GetVolumeByName(ctx context.Context, node, name string) (*lvmdv1.Volume, error) {
+	res, err := call(ctx, f, node, &lvmdv1.GetVolumeRequest{Name: name}, lvmdv1.LVMDClient.GetVolume)
+	return res.GetVolume(), err
+}
+
+// ExpandVolume grows a volume on a node.
+func (f *Fleet) ExpandVolume(ctx context.Context, node string, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.Volume, error) {
+	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.ExpandVolume)
+	return res.GetVolume(), err
+}
+
+// call makes one call on the node's current session. A session that was
+// retired between choosing and using it costs another look, never the call.
+func call[Req, Res, Opt any](ctx context.Context, f *Fleet, node string, r *Req,
+	method func(lvmdv1.LVMDClient, context.Context, *Req, ...Opt) (*Res, error)) (*Res, error) {
+	for range 3 {
+		s, err := f.current(node)
+		if err != nil {
+			return nil, err
+		}
+		res, err := method(lvmdv1.NewLVMDClient(s), ctx, r)
+		if !errors.Is(err, uplink.ErrSessionClosed) {
+			return res, err
+		}
+	}
+	return nil, &NotConnectedError{Node: node}
+}

@@ -1,0 +1,340 @@
+// Package fakelvmd is an lvmd without disks: the real gRPC service over a
+// volume group that exists in memory only, served over the real uplink.
+//
+// It stands in for nodes in tests and benchmarks of the controller. It keeps
+// lvmd's promises (idempotency, typed errors, the rules of Watch) and can be
+// told to be slow, to fail, and to lose its answers after acting. It never
+// formats, wipes or journals anything.
+package fakelvmd
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// AllocationUnit is the extent size of every class.
+const AllocationUnit = 4 << 20
+
+// Class is a device class with a volume group of its own.
+type Class struct {
+	Name    string
+	Default bool
+	// Bytes is the size of the volume group.
+	Bytes int64
+}
+
+// Hooks let a test interfere. Each may be nil. They are called without locks.
+type Hooks struct {
+	// BeforeCreate delays or fails a create before it has any effect.
+	BeforeCreate func(context.Context, *lvmdv1.CreateVolumeRequest) error
+	// AfterCreate fails a create after it took effect: a lost answer.
+	AfterCreate func(context.Context, *lvmdv1.Volume) error
+	// BeforeDelete delays or fails a delete before it has any effect.
+	BeforeDelete func(context.Context, *lvmdv1.DeleteVolumeRequest) error
+}
+
+// Server is one node's lvmd. All methods may be called concurrently.
+type Server struct {
+	lvmdv1.UnimplementedLVMDServer
+	node  string
+	epoch string
+
+	mu         sync.Mutex
+	hooks      Hooks
+	classes    map[string]*Class
+	volumes    map[string]*lvmdv1.Volume // by id
+	generation uint64
+	log        []*lvmdv1.WatchResponse // every change of this life
+	changed    chan struct{}           // closed and replaced at every change
+	creates    int
+}
+
+// New makes a node with these classes.
+func New(node string, classes ...Class) *Server {
+	s := &Server{node: node, epoch: newID(), changed: make(chan struct{}),
+		classes: map[string]*Class{}, volumes: map[string]*lvmdv1.Volume{}}
+	for _, c := range classes {
+		s.classes[c.Name] = &c
+	}
+	return s
+}
+
+// SetHooks replaces the hooks.
+func (s *Server) SetHooks(h Hooks) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hooks = h
+}
+
+// Resize changes the size of a class, as an administrator's vgextend would;
+// zero removes the class.
+func (s *Server) Resize(class string, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if bytes == 0 {
+		delete(s.classes, class)
+		s.publish(&lvmdv1.WatchResponse{RemovedClasses: []string{class}})
+		return
+	}
+	if s.classes[class] == nil {
+		s.classes[class] = &Class{Name: class}
+	}
+	s.classes[class].Bytes = bytes
+	s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(class)}})
+}
+
+// Volumes returns the volumes there are, by name.
+func (s *Server) Volumes() map[string]*lvmdv1.Volume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]*lvmdv1.Volume{}
+	for _, v := range s.volumes {
+		out[v.GetName()] = v
+	}
+	return out
+}
+
+// Creates is how many volumes were ever made.
+func (s *Server) Creates() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.creates
+}
+
+// CreateVolume implements the service.
+func (s *Server) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.CreateVolumeResponse, error) {
+	h := s.currentHooks()
+	if h.BeforeCreate != nil {
+		if err := h.BeforeCreate(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	v, err := s.create(r)
+	if err != nil {
+		return nil, err
+	}
+	if h.AfterCreate != nil {
+		if err := h.AfterCreate(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
+}
+
+func (s *Server) create(r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.GetName() == "" || r.GetRequiredBytes() < 1 || r.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_UNSPECIFIED {
+		return nil, Error(codes.InvalidArgument, names.ReasonInvalidField, "name, size and mode are required")
+	}
+	class := s.class(r.GetDeviceClass())
+	if class == nil {
+		return nil, Error(codes.NotFound, names.ReasonClassNotFound, fmt.Sprintf("no device class %q on node %s", r.GetDeviceClass(), s.node))
+	}
+	size := (r.GetRequiredBytes() + AllocationUnit - 1) / AllocationUnit * AllocationUnit
+	if v := s.byName(r.GetName()); v != nil {
+		if v.GetDeviceClass() != class.Name || v.GetSizeBytes() != size || v.GetMode() != r.GetMode() {
+			return nil, Error(codes.AlreadyExists, names.ReasonRequestDiffers, "the volume exists with another class, size or mode")
+		}
+		return v, nil
+	}
+	if size > s.free(class) {
+		return nil, Error(codes.ResourceExhausted, names.ReasonNoSpace,
+			fmt.Sprintf("device class %s on node %s has %d bytes left, %d are needed", class.Name, s.node, s.free(class), size))
+	}
+	fs := r.GetFsType()
+	if fs == "" && r.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		fs = "ext4"
+	}
+	v := &lvmdv1.Volume{
+		Id: "cv" + newID(), Name: r.GetName(), DeviceClass: class.Name, SizeBytes: size, Mode: r.GetMode(), FsType: fs,
+		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Owner: proto.CloneOf(r.GetOwner()), CreatedAt: timestamppb.New(time.Now()),
+		VgName: "vg-" + class.Name, VgUuid: s.node + "/" + class.Name,
+	}
+	s.volumes[v.GetId()] = v
+	s.creates++
+	s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(class.Name)}, Volumes: []*lvmdv1.Volume{v}})
+	return v, nil
+}
+
+// DeleteVolume implements the service.
+func (s *Server) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (*lvmdv1.DeleteVolumeResponse, error) {
+	if h := s.currentHooks(); h.BeforeDelete != nil {
+		if err := h.BeforeDelete(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.volumes[r.GetId()]
+	if r.GetName() != "" {
+		v = s.byName(r.GetName())
+	}
+	if v != nil {
+		delete(s.volumes, v.GetId())
+		s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(v.GetDeviceClass())}, RemovedVolumeIds: []string{v.GetId()}})
+	}
+	return &lvmdv1.DeleteVolumeResponse{}, nil
+}
+
+// GetVolume implements the service.
+func (s *Server) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.volumes[r.GetId()]
+	if r.GetName() != "" {
+		v = s.byName(r.GetName())
+	}
+	if v == nil {
+		return nil, Error(codes.NotFound, names.ReasonVolumeNotFound, "no such volume")
+	}
+	return &lvmdv1.GetVolumeResponse{Volume: v}, nil
+}
+
+// ListVolumes implements the service, without paging.
+func (s *Server) ListVolumes(context.Context, *lvmdv1.ListVolumesRequest) (*lvmdv1.ListVolumesResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &lvmdv1.ListVolumesResponse{Volumes: s.sorted()}, nil
+}
+
+// ExpandVolume implements the service.
+func (s *Server) ExpandVolume(_ context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.volumes[r.GetId()]
+	if old == nil {
+		return nil, Error(codes.NotFound, names.ReasonVolumeNotFound, "no such volume")
+	}
+	size := max(old.GetSizeBytes(), (r.GetRequiredBytes()+AllocationUnit-1)/AllocationUnit*AllocationUnit)
+	if size-old.GetSizeBytes() > s.free(s.classes[old.GetDeviceClass()]) {
+		return nil, Error(codes.ResourceExhausted, names.ReasonNoSpace, "no room to grow on node "+s.node)
+	}
+	v := proto.CloneOf(old)
+	v.SizeBytes = size
+	s.volumes[v.GetId()] = v
+	s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(v.GetDeviceClass())}, Volumes: []*lvmdv1.Volume{v}})
+	return &lvmdv1.ExpandVolumeResponse{Volume: v}, nil
+}
+
+// Watch implements the service.
+func (s *Server) Watch(_ *lvmdv1.WatchRequest, stream lvmdv1.LVMD_WatchServer) error {
+	s.mu.Lock()
+	full := &lvmdv1.WatchResponse{Epoch: s.epoch, Generation: s.generation, Full: true, Volumes: s.sorted()}
+	for _, name := range slices.Sorted(maps.Keys(s.classes)) {
+		full.Classes = append(full.Classes, s.report(name))
+	}
+	next := len(s.log)
+	s.mu.Unlock()
+	if err := stream.Send(full); err != nil {
+		return err
+	}
+	for {
+		s.mu.Lock()
+		pending, changed := s.log[next:], s.changed
+		next = len(s.log)
+		s.mu.Unlock()
+		for _, r := range pending {
+			if err := stream.Send(r); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+// Error makes an error as lvmd does: a status with an ErrorInfo.
+func Error(code codes.Code, reason, message string) error {
+	s, err := status.New(code, message).WithDetails(&errdetails.ErrorInfo{Domain: names.ErrorDomain, Reason: reason})
+	if err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	return s.Err()
+}
+
+func (s *Server) currentHooks() Hooks {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hooks
+}
+
+// publish is called with the lock held.
+func (s *Server) publish(r *lvmdv1.WatchResponse) {
+	s.generation++
+	r.Epoch, r.Generation = s.epoch, s.generation
+	s.log = append(s.log, r)
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *Server) class(name string) *Class {
+	if name != "" {
+		return s.classes[name]
+	}
+	for _, c := range s.classes {
+		if c.Default {
+			return c
+		}
+	}
+	return nil
+}
+
+func (s *Server) byName(name string) *lvmdv1.Volume {
+	for _, v := range s.volumes {
+		if v.GetName() == name {
+			return v
+		}
+	}
+	return nil
+}
+
+func (s *Server) free(c *Class) int64 {
+	free := c.Bytes
+	for _, v := range s.volumes {
+		if v.GetDeviceClass() == c.Name {
+			free -= v.GetSizeBytes()
+		}
+	}
+	return max(0, free/AllocationUnit*AllocationUnit)
+}
+
+func (s *Server) report(name string) *lvmdv1.DeviceClass {
+	c := s.classes[name]
+	free := s.free(c)
+	return &lvmdv1.DeviceClass{
+		Name: c.Name, Default: c.Default, Type: "linear", Medium: "disk",
+		VgName: "vg-" + c.Name, VgUuid: s.node + "/" + c.Name,
+		TotalBytes: c.Bytes, AvailableBytes: free, MaximumVolumeSizeBytes: free,
+		MinimumVolumeSizeBytes: AllocationUnit, AllocationUnitBytes: AllocationUnit,
+	}
+}
+
+func (s *Server) sorted() []*lvmdv1.Volume {
+	return slices.SortedFunc(maps.Values(s.volumes), func(a, b *lvmdv1.Volume) int { return strings.Compare(a.GetId(), b.GetId()) })
+}
+
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
+}

@@ -1,0 +1,244 @@
+package fleet_test
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+const gib = 1 << 30
+
+// harness is a fleet with a network of fake nodes.
+type harness struct {
+	*fleet.Fleet
+	net *fakelvmd.Network
+
+	mu    sync.Mutex
+	views map[string][]*fleet.View // every one that OnChange was given
+}
+
+func newHarness(t *testing.T) *harness {
+	t.Helper()
+	h := &harness{views: map[string][]*fleet.View{}}
+	h.Fleet = fleet.New(fleet.Options{Log: slog.New(slog.DiscardHandler), OnChange: func(v *fleet.View) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.views[v.Node] = append(h.views[v.Node], v)
+	}})
+	net, err := fakelvmd.NewNetwork(t.TempDir(), h.Add)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.net = net
+	t.Cleanup(func() { h.Close(); net.Close() })
+	return h
+}
+
+func (h *harness) node(t *testing.T, name string) *fakelvmd.Server {
+	t.Helper()
+	s := fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	h.net.Attach(s)
+	h.eventually(t, name, func(v *fleet.View) bool { return v.Connected })
+	return s
+}
+
+func (h *harness) eventually(t *testing.T, node string, cond func(*fleet.View) bool) *fleet.View {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		if v, ok := h.View(node); ok && cond(v) {
+			return v
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the node's view did not become as expected within 10 s")
+		}
+	}
+}
+
+func request(name string) *lvmdv1.CreateVolumeRequest {
+	return &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: 100 << 20, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
+}
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestAViewFollowsTheNode(t *testing.T) {
+	h := newHarness(t)
+	h.node(t, "n")
+	v, err := h.CreateVolume(testContext(t), "n", request("pvc-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := h.eventually(t, "n", func(v *fleet.View) bool { return v.ByName["pvc-1"] != nil })
+	if c, ok := view.Class(""); !ok || c.GetAvailableBytes() != gib-v.GetSizeBytes() {
+		t.Errorf("the view that shows the volume shows %d bytes available, not what is left after it", c.GetAvailableBytes())
+	}
+	if got := h.Holders("pvc-1"); !slices.Equal(got, []string{"n"}) {
+		t.Errorf("holders of pvc-1: %v", got)
+	}
+	if err := h.DeleteVolumeByID(testContext(t), "n", v.GetId()); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually(t, "n", func(v *fleet.View) bool { return len(v.Volumes) == 0 && len(v.ByName) == 0 })
+	if got := h.Holders("pvc-1"); len(got) != 0 {
+		t.Errorf("holders of a deleted volume: %v", got)
+	}
+}
+
+func TestEveryViewHandedOutIsAStateTheNodeWasIn(t *testing.T) {
+	h := newHarness(t)
+	h.node(t, "n")
+	var wg sync.WaitGroup
+	for _, name := range []string{"pvc-1", "pvc-2", "pvc-3", "pvc-4"} {
+		wg.Go(func() {
+			for range 5 {
+				if _, err := h.CreateVolume(testContext(t), "n", request(name)); err != nil {
+					t.Error(err)
+				}
+				if err := h.DeleteVolumeByName(testContext(t), "n", name); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	h.eventually(t, "n", func(v *fleet.View) bool { return v.Generation == 40 })
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := uint64(0)
+	for _, v := range h.views["n"] {
+		free := int64(gib)
+		for _, vol := range v.Volumes {
+			free -= vol.GetSizeBytes()
+		}
+		if c, _ := v.Class("local"); c.GetAvailableBytes() != free {
+			t.Errorf("generation %d: %d available, volumes leave %d", v.Generation, c.GetAvailableBytes(), free)
+		}
+		if v.Generation < last {
+			t.Errorf("generation %d after %d", v.Generation, last)
+		}
+		last = v.Generation
+	}
+}
+
+func TestANodeThatLeftKeepsItsViewAndCannotBeCalled(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	h.net.Detach("n")
+	v := h.eventually(t, "n", func(v *fleet.View) bool { return !v.Connected })
+	if len(v.Classes) != 1 {
+		t.Error("the last report is gone with the connection")
+	}
+	_, err := h.CreateVolume(testContext(t), "n", request("pvc-1"))
+	if !fleet.IsNotConnected(err) || fleet.MayHaveHappened(err) {
+		t.Errorf("call to a node that left: %v, want NotConnectedError", err)
+	}
+	if _, err := h.CreateVolume(testContext(t), "stranger", request("pvc-1")); !fleet.IsNotConnected(err) {
+		t.Errorf("call to an unknown node: %v, want NotConnectedError", err)
+	}
+	h.net.Attach(s)
+	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected })
+	if _, err := h.CreateVolume(testContext(t), "n", request("pvc-1")); err != nil {
+		t.Error(err)
+	}
+	h.net.Detach("n")
+	h.eventually(t, "n", func(v *fleet.View) bool { return !v.Connected })
+	h.Forget("n")
+	if _, known := h.View("n"); known || len(h.Holders("pvc-1")) != 0 {
+		t.Error("a forgotten node is still known")
+	}
+}
+
+func TestASecondConnectionOfANodeReplacesTheFirstWithoutCuttingCalls(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	entered, release := make(chan struct{}), make(chan struct{})
+	s.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		if r.GetName() != "slow" {
+			return nil
+		}
+		close(entered)
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}})
+	slow := make(chan error, 1)
+	go func() {
+		_, err := h.CreateVolume(testContext(t), "n", request("slow"))
+		slow <- err
+	}()
+	<-entered
+	seen := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.views["n"])
+	}
+	before := seen()
+	h.net.Attach(s)
+	for deadline := time.Now().Add(10 * time.Second); seen() == before; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the second connection brought no view")
+		}
+	}
+	if _, err := h.CreateVolume(testContext(t), "n", request("quick")); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-slow; err != nil {
+		t.Errorf("the call in flight on the first connection was cut: %v", err)
+	}
+	if got := h.Connected(); got != 1 {
+		t.Errorf("%d nodes connected, want 1", got)
+	}
+}
+
+func TestErrorsKeepLvmdsReason(t *testing.T) {
+	h := newHarness(t)
+	h.node(t, "n")
+	r := request("big")
+	r.RequiredBytes = 2 * gib
+	_, err := h.CreateVolume(testContext(t), "n", r)
+	if status.Code(err) != codes.ResourceExhausted || fleet.Reason(err) != names.ReasonNoSpace || fleet.MayHaveHappened(err) {
+		t.Errorf("no space: %v, reason %q, may have happened %v", err, fleet.Reason(err), fleet.MayHaveHappened(err))
+	}
+}
+
+func TestMayHaveHappened(t *testing.T) {
+	for name, test := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"success happened":                      {nil, true},
+		"a node that is not connected did not":  {&fleet.NotConnectedError{Node: "n"}, false},
+		"a broken connection leaves doubt":      {status.Error(codes.Unavailable, "EOF"), true},
+		"a missing device is lvmd's last word":  {fakelvmd.Error(codes.Unavailable, names.ReasonDeviceMissing, "gone"), false},
+		"a deadline leaves doubt":               {status.Error(codes.DeadlineExceeded, "late"), true},
+		"a pending operation leaves doubt":      {fakelvmd.Error(codes.Aborted, names.ReasonOperationPending, "busy"), true},
+		"no space is final":                     {fakelvmd.Error(codes.ResourceExhausted, names.ReasonNoSpace, "full"), false},
+		"an error from nowhere leaves doubt":    {context.Canceled, true},
+		"a command that timed out leaves doubt": {fakelvmd.Error(codes.DeadlineExceeded, names.ReasonCommandTimedOut, "slow"), true},
+		"another request of that name is final": {fakelvmd.Error(codes.AlreadyExists, names.ReasonRequestDiffers, "differs"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := fleet.MayHaveHappened(test.err); got != test.want {
+				t.Errorf("%v: got %v", test.err, got)
+			}
+		})
+	}
+}

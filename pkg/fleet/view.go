@@ -1,0 +1,91 @@
+package fleet
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// View is what a node reported, at one instant. It is immutable: all maps and
+// messages are shared and must not be changed.
+type View struct {
+	// Node is the Kubernetes node's name.
+	Node string
+	// Connected says whether the node can be called now.
+	Connected bool
+	// Epoch and Generation name the report; a later one of the same epoch has
+	// a higher generation.
+	Epoch      string
+	Generation uint64
+	// Classes are the device classes by name.
+	Classes map[string]*lvmdv1.DeviceClass
+	// Volumes are the volumes by id, ByName the same ones by name.
+	Volumes, ByName map[string]*lvmdv1.Volume
+}
+
+// Reported says whether the node ever told its state to this process.
+func (v *View) Reported() bool { return v.Epoch != "" }
+
+// Class returns the class of that name, or the default class for "".
+func (v *View) Class(name string) (*lvmdv1.DeviceClass, bool) {
+	if name != "" {
+		c, ok := v.Classes[name]
+		return c, ok
+	}
+	for _, c := range v.Classes {
+		if c.GetDefault() {
+			return c, true
+		}
+	}
+	return nil, false
+}
+
+// ClassNames returns the names of the node's classes, sorted.
+func (v *View) ClassNames() []string {
+	return slices.SortedFunc(maps.Keys(v.Classes), strings.Compare)
+}
+
+// apply returns the view after a report, or false when the report does not
+// follow from the view and the stream must be started again.
+func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
+	next := *v
+	next.Epoch, next.Generation = r.GetEpoch(), r.GetGeneration()
+	if r.GetFull() {
+		next.Classes = map[string]*lvmdv1.DeviceClass{}
+		next.Volumes = map[string]*lvmdv1.Volume{}
+		next.ByName = map[string]*lvmdv1.Volume{}
+	} else {
+		if r.GetEpoch() != v.Epoch || r.GetGeneration() <= v.Generation {
+			return nil, false
+		}
+		if len(r.GetClasses())+len(r.GetRemovedClasses()) > 0 {
+			next.Classes = maps.Clone(v.Classes)
+		}
+		if len(r.GetVolumes())+len(r.GetRemovedVolumeIds()) > 0 {
+			next.Volumes, next.ByName = maps.Clone(v.Volumes), maps.Clone(v.ByName)
+		}
+	}
+	for _, c := range r.GetClasses() {
+		next.Classes[c.GetName()] = c
+	}
+	for _, name := range r.GetRemovedClasses() {
+		delete(next.Classes, name)
+	}
+	for _, id := range r.GetRemovedVolumeIds() {
+		if old, ok := next.Volumes[id]; ok {
+			delete(next.Volumes, id)
+			if next.ByName[old.GetName()].GetId() == id {
+				delete(next.ByName, old.GetName())
+			}
+		}
+	}
+	for _, vol := range r.GetVolumes() {
+		next.Volumes[vol.GetId()] = vol
+		if vol.GetName() != "" {
+			next.ByName[vol.GetName()] = vol
+		}
+	}
+	return &next, true
+}
