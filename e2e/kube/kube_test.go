@@ -16,14 +16,3 @@ func TestVersionIsThatOfTheModule(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestKeyOfTheSameSourcesIsTheSame(t *testing.T) {
-	first, err := sourceKey(t.Context(), "multicall")
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := sourceKey(t.Context(), "multicall")
-	if err != nil || first != second {
-		t.Errorf("keys of the same sources: %s and %s, %v", first, second, err)
-	}
-}
