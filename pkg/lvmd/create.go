@@ -1,0 +1,286 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// headAndTail is how much is zeroed at both ends of a new volume, so that no
+// signature of an earlier life of the disk is found in it. LVM's own metadata,
+// partition tables and all file systems' first superblocks lie within.
+const headAndTail = 1 << 20
+
+// creation is the making of one volume. Callers of the same name join it; it
+// is cancelled when the last of them has gone.
+type creation struct {
+	done   chan struct{}
+	cancel context.CancelFunc
+	// waiters counts the callers; guarded by the model's lock.
+	waiters int
+	// cancelled is true once the last caller has gone; guarded likewise.
+	cancelled bool
+	// volume and err are the result, valid once done is closed.
+	volume *lvmdv1.Volume
+	err    error
+}
+
+// CreateVolume implements lvmdv1.LVMDServer.
+func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.CreateVolumeResponse, error) {
+	ident, err := identityFor(r)
+	if err != nil {
+		return nil, err
+	}
+	v, op, err := s.admit(ident)
+	if err != nil {
+		return nil, err
+	}
+	if op == nil {
+		return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
+	}
+	select {
+	case <-op.done:
+		if op.err != nil {
+			return nil, op.err
+		}
+		return &lvmdv1.CreateVolumeResponse{Volume: op.volume}, nil
+	case <-ctx.Done():
+		s.leave(op)
+		return nil, publicError("creating volume "+ident.Name, ctx.Err())
+	}
+}
+
+// admit decides about a request at one instant: the volume is there, or its
+// creation is under way and joined, or there is room and its creation begins.
+func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
+	m := s.model
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.isStopping() {
+		return nil, nil, errStopping
+	}
+	c := m.class(ident.Class)
+	if c != nil {
+		ident.Class = c.Name
+		ident.DAX = c.Medium == config.PMEM && !ident.Block
+	}
+	if v := m.names[ident.Name]; v != nil {
+		if d := v.rec.Ident.difference(ident); d != "" {
+			return nil, nil, requestDiffers(ident.Name, d)
+		}
+		switch {
+		case v.rec.Phase == ready:
+			return v.proto(), nil, nil
+		case v.op == nil:
+			// Its journal was lost in the middle: go on with what is there.
+			return nil, s.begin(v, s.finishCreation), nil
+		case v.op.cancelled:
+			return nil, nil, operationPending("an earlier, cancelled creation of volume %q is being undone", ident.Name)
+		}
+		v.op.waiters++
+		return nil, v.op, nil
+	}
+	switch {
+	case c == nil && ident.DefaultClass:
+		return nil, nil, classNotFound("no device class was named and no class is the default; %s", m.classNames())
+	case c == nil || c.reported == nil:
+		return nil, nil, classNotFound("no device class %q; %s", ident.Class, m.classNames())
+	case !c.group.present:
+		return nil, nil, deviceMissing("device class %q: volume group %q is missing", c.Name, c.group.name)
+	case c.group.info.MissingDevices > 0:
+		return nil, nil, deviceMissing("device class %q: %d devices of volume group %q are missing", c.Name, c.group.info.MissingDevices, c.group.name)
+	case !c.group.wedged.IsZero():
+		return nil, nil, commandTimedOut("LVM has not answered for volume group %q since %s", c.group.name, c.group.wedged.UTC().Format(time.RFC3339))
+	}
+	extents, err := ident.extentsFor(c.group.info.ExtentSize)
+	if err != nil {
+		return nil, nil, err
+	}
+	if room := c.room(); extents > room {
+		return nil, nil, noSpace("device class %q: %d bytes asked for, %d available",
+			c.Name, extents*c.group.info.ExtentSize, room*c.group.info.ExtentSize)
+	}
+	if !ident.Block {
+		ident.FSUUID = newUUID()
+	}
+	v := &volume{
+		group: c.group, extents: extents,
+		rec: record{ID: newID(), Group: c.group.name, Phase: creating, Ident: ident, Created: time.Now().UTC().Truncate(time.Millisecond)},
+	}
+	c.group.creating += extents
+	m.add(v)
+	op := s.begin(v, s.carve)
+	m.publish(c.group, v)
+	return nil, op, nil
+}
+
+// begin starts a creation in the background. The caller holds the model's lock.
+func (s *Service) begin(v *volume, steps func(context.Context, *volume) error) *creation {
+	ctx, cancel := context.WithCancel(s.work)
+	op := &creation{done: make(chan struct{}), cancel: cancel, waiters: 1}
+	v.op = op
+	s.spawn(func() {
+		defer cancel()
+		err := steps(ctx, v)
+		s.model.mu.Lock()
+		v.op = nil
+		if err != nil {
+			op.err = publicError("creating volume "+v.rec.Ident.Name, err)
+		} else {
+			op.volume = v.proto()
+		}
+		s.model.mu.Unlock()
+		close(op.done)
+	})
+	return op
+}
+
+// leave is called when a caller has gone before the end.
+func (s *Service) leave(op *creation) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	op.waiters--
+	if op.waiters == 0 {
+		op.cancelled = true
+		op.cancel()
+	}
+}
+
+// carve makes a volume from nothing: intent, logical volume, file system. On
+// failure nothing of it is left, or a tombstone.
+func (s *Service) carve(ctx context.Context, v *volume) error {
+	if err := s.journal.put(v.rec); err != nil {
+		s.undoPromise(v)
+		return err
+	}
+	s.crash("create: intent written")
+	g := v.group
+	err := s.change(ctx, g, -v.extents,
+		func(ctx context.Context) error {
+			return s.lvm.Create(ctx, lvm.CreateOptions{
+				Group: g.name, Volume: v.rec.ID, Extents: v.extents, Tags: v.rec.Ident.tags(),
+			})
+		},
+		func() {
+			g.creating -= v.extents
+			g.exists[v.rec.ID] = true
+			// The volume is reported as being created already, with its size:
+			// nothing that is published changes here.
+		})
+	if err != nil {
+		s.undoCarve(v)
+		return err
+	}
+	s.crash("create: carved")
+	if err := s.finishCreation(ctx, v); err != nil {
+		s.entomb(v)
+		return err
+	}
+	return nil
+}
+
+// finishCreation brings a volume that LVM has made to the state that its users
+// expect.
+func (s *Service) finishCreation(ctx context.Context, v *volume) error {
+	err := s.prepare(ctx, v)
+	if err == nil {
+		s.crash("create: formatted")
+		done := v.rec
+		done.Phase = ready
+		if err = ctx.Err(); err == nil {
+			err = s.journal.put(done)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.crash("create: ready")
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	v.rec.Phase = ready
+	s.model.publish(v.group, v)
+	return nil
+}
+
+// prepare clears the ends of a new volume and formats it.
+func (s *Service) prepare(ctx context.Context, v *volume) error {
+	device, err := s.lvm.Device(v.group.name, v.rec.ID)
+	if err != nil {
+		return fmt.Errorf("the new volume's device: %w", err)
+	}
+	h, err := s.open(ctx, v)
+	if err != nil {
+		return fmt.Errorf("the new volume's device: %w", err)
+	}
+	n := min(headAndTail, h.Size())
+	err = errors.Join(h.Zero(0, n), h.Zero(h.Size()-n, n))
+	if err = errors.Join(err, h.Close()); err != nil {
+		return fmt.Errorf("clearing the new volume: %w", err)
+	}
+	s.model.mu.Lock()
+	v.device, v.conditions = device, nil
+	s.model.mu.Unlock()
+	if v.rec.Ident.Block {
+		return ctx.Err()
+	}
+	if err := s.formatting.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer s.formatting.Release(1)
+	ctx, cancel := context.WithTimeout(ctx, formatTimeout)
+	defer cancel()
+	if err := s.format(ctx, device.Path, filesystem.FormatOptions{
+		Type: v.rec.Ident.FSType, UUID: v.rec.Ident.FSUUID, DAX: v.rec.Ident.DAX,
+	}); err != nil {
+		return fmt.Errorf("formatting: %w", err)
+	}
+	return nil
+}
+
+// undoCarve takes back a creation whose command failed: LVM's metadata, which
+// was scanned after the failure, says whether anything was made.
+func (s *Service) undoCarve(v *volume) {
+	s.model.mu.Lock()
+	unknown := v.group.stale || v.group.exists[v.rec.ID]
+	if unknown {
+		v.group.creating -= v.extents
+	}
+	s.model.mu.Unlock()
+	if unknown {
+		s.entomb(v)
+		return
+	}
+	s.undoPromise(v)
+	if err := s.journal.remove(v.rec.ID); err != nil {
+		s.log.Error("intent is left in the journal until the next start", "volume", v.rec.ID, "error", err)
+	}
+}
+
+// undoPromise takes back a creation that had no effect.
+func (s *Service) undoPromise(v *volume) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	v.group.creating -= v.extents
+	s.model.drop(v)
+	s.model.publish(v.group, v)
+}
+
+// entomb makes a volume that was never handed out a tombstone.
+func (s *Service) entomb(v *volume) {
+	s.model.mu.Lock()
+	s.model.bury(v)
+	rec := v.rec
+	s.model.publish(v.group, v)
+	s.model.mu.Unlock()
+	if err := s.journal.put(rec); err != nil {
+		// The intent is still there, and the next start makes the same of it.
+		s.log.Error("tombstone is not in the journal", "volume", v.rec.ID, "error", err)
+	}
+	v.group.wakeReaper()
+}

@@ -1,0 +1,103 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// DeleteVolume implements lvmdv1.LVMDServer. It runs no command: it makes the
+// volume a tombstone and leaves the rest to the reaper.
+func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (*lvmdv1.DeleteVolumeResponse, error) {
+	v, err := s.claimForDeletion(r)
+	if err != nil {
+		if status.Code(err) == codes.NotFound {
+			return &lvmdv1.DeleteVolumeResponse{}, nil
+		}
+		return nil, err
+	}
+	// From here on the volume is marked as busy: nothing else changes it.
+	handle, err := s.open(ctx, v)
+	switch {
+	case err == nil, errors.Is(err, lvm.ErrNotFound):
+		// Without a device nobody can have it open.
+	case errors.Is(err, lvm.ErrBusy):
+		s.unclaim(v)
+		return nil, volumeInUse(v.rec.ID, err)
+	default:
+		// A device that cannot be opened may still be mounted: ask the kernel.
+		d, statErr := s.lvm.Device(v.group.name, v.rec.ID)
+		if statErr != nil || d.OpenCount > 0 {
+			s.unclaim(v)
+			return nil, publicError("deleting volume "+v.rec.ID, err)
+		}
+	}
+	tombstone := v.rec
+	tombstone.Phase = deleting
+	if err := s.journal.put(tombstone); err != nil {
+		if handle != nil {
+			handle.Close()
+		}
+		s.unclaim(v)
+		return nil, publicError("deleting volume "+v.rec.ID, err)
+	}
+	s.crash("delete: tombstone written")
+	s.model.mu.Lock()
+	v.claimed, v.handle = false, handle
+	s.model.bury(v)
+	s.model.publish(v.group, v)
+	s.model.mu.Unlock()
+	v.group.wakeReaper()
+	return &lvmdv1.DeleteVolumeResponse{}, nil
+}
+
+func (s *Service) claimForDeletion(r *lvmdv1.DeleteVolumeRequest) (*volume, error) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	if s.isStopping() {
+		return nil, errStopping
+	}
+	v, err := s.model.lookup(r.GetId(), r.GetName())
+	switch {
+	case err != nil:
+		return nil, err
+	case v.op != nil || v.claimed:
+		return nil, operationPending("another operation on volume %s is under way", v.rec.ID)
+	}
+	v.claimed = true
+	return v, nil
+}
+
+func (s *Service) unclaim(v *volume) {
+	s.model.mu.Lock()
+	v.claimed = false
+	s.model.mu.Unlock()
+}
+
+// openPatience is for how long a device that somebody has open is tried again:
+// udev, where the host runs it, looks into a device for a moment after it
+// appeared or was closed.
+const openPatience = 500 * time.Millisecond
+
+// open opens a volume's device for lvmd alone.
+func (s *Service) open(ctx context.Context, v *volume) (lvm.Handle, error) {
+	ctx, cancel := context.WithTimeout(ctx, openPatience)
+	defer cancel()
+	for wait := time.Millisecond; ; wait *= 2 {
+		h, err := s.lvm.Open(v.group.name, v.rec.ID)
+		if !errors.Is(err, lvm.ErrBusy) {
+			return h, err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}

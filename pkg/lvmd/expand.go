@@ -1,0 +1,96 @@
+package lvmd
+
+import (
+	"context"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// ExpandVolume implements lvmdv1.LVMDServer. It needs no intent: LVM's commit
+// is the one effect, and a retry finds it done.
+func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
+	if r.GetId() == "" {
+		return nil, invalidField("id", "it is empty")
+	}
+	if r.GetRequiredBytes() < 1 {
+		return nil, invalidField("required_bytes", "%d is not at least 1", r.GetRequiredBytes())
+	}
+	if l := r.GetLimitBytes(); l < 0 || l != 0 && l < r.GetRequiredBytes() {
+		return nil, invalidField("limit_bytes", "%d is neither 0, for no limit, nor at least required_bytes, %d", l, r.GetRequiredBytes())
+	}
+	v, extents, more, err := s.admitExpansion(r)
+	if err != nil {
+		return nil, err
+	}
+	if more > 0 {
+		if err := s.extend(ctx, v, extents, more); err != nil {
+			return nil, publicError("expanding volume "+v.rec.ID, err)
+		}
+	}
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	return &lvmdv1.ExpandVolumeResponse{Volume: v.proto()}, nil
+}
+
+// admitExpansion promises the room and claims the volume. It returns how many
+// extents the volume is to have in all, and how many more that is; when it has
+// enough, more is zero and nothing was claimed.
+func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, extents, more int64, err error) {
+	m := s.model
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.isStopping() {
+		return nil, 0, 0, errStopping
+	}
+	v, err = m.lookup(r.GetId(), "")
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	g := v.group
+	switch {
+	case v.op != nil || v.claimed:
+		return nil, 0, 0, operationPending("another operation on volume %s is under way", v.rec.ID)
+	case v.rec.Phase != ready:
+		return nil, 0, 0, operationPending("the creation of volume %s is not finished", v.rec.ID)
+	case !g.present || g.info.MissingDevices > 0:
+		return nil, 0, 0, deviceMissing("volume group %q, or a device of it, is missing", g.name)
+	}
+	extents, err = extentsWithin(r.GetRequiredBytes(), r.GetLimitBytes(), g.info.ExtentSize)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	if extents <= v.extents {
+		return v, 0, 0, nil
+	}
+	// A class that is not configured any more keeps no reserve.
+	room := max(0, g.allocatable-g.creating-g.expanding)
+	if c := m.class(v.rec.Ident.Class); c != nil && c.group == g {
+		room = c.room()
+	}
+	more = extents - v.extents
+	if more > room {
+		return nil, 0, 0, noSpace("expanding volume %s by %d bytes: %d available", v.rec.ID, more*g.info.ExtentSize, room*g.info.ExtentSize)
+	}
+	g.expanding += more
+	v.claimed = true
+	return v, extents, more, nil
+}
+
+func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) error {
+	g := v.group
+	err := s.change(ctx, g, -more,
+		func(ctx context.Context) error { return s.lvm.Extend(ctx, g.name, v.rec.ID, extents) },
+		func() {
+			g.expanding -= more
+			v.extents, v.claimed = extents, false
+			s.model.publish(g, v)
+		})
+	if err != nil {
+		s.model.mu.Lock()
+		g.expanding -= more
+		v.claimed = false
+		s.model.publish(g)
+		s.model.mu.Unlock()
+	}
+	return err
+}

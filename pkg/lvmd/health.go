@@ -1,0 +1,36 @@
+package lvmd
+
+import (
+	"google.golang.org/grpc"
+	grpchealth "google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// health is the standard gRPC health service. It says SERVING while LVM
+// answers for every volume group.
+type health struct {
+	server *grpchealth.Server
+}
+
+func newHealth() *health {
+	h := &health{server: grpchealth.NewServer()}
+	h.set(true)
+	return h
+}
+
+func (h *health) set(serving bool) {
+	status := healthpb.HealthCheckResponse_NOT_SERVING
+	if serving {
+		status = healthpb.HealthCheckResponse_SERVING
+	}
+	h.server.SetServingStatus("", status)
+	h.server.SetServingStatus(lvmdv1.LVMD_ServiceDesc.ServiceName, status)
+}
+
+// Register adds the LVMD and the health service to a gRPC server.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	lvmdv1.RegisterLVMDServer(r, s)
+	healthpb.RegisterHealthServer(r, s.health.server)
+}

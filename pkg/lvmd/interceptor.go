@@ -1,0 +1,82 @@
+package lvmd
+
+import (
+	"context"
+	"log/slog"
+	"path"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// Interceptor logs and measures every unary call: changes and failures at
+// level info and above, successful reads at level debug.
+func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		start := time.Now()
+		resp, err := handler(ctx, req)
+		took := time.Since(start)
+		code := status.Code(err)
+		method := path.Base(info.FullMethod)
+		s.metrics.observeCall(method, code.String(), took)
+
+		attrs := append(subject(req, resp), "duration", took)
+		switch {
+		case err != nil:
+			level := slog.LevelWarn
+			if code == codes.NotFound || code == codes.Canceled || code == codes.Aborted {
+				level = slog.LevelInfo
+			}
+			s.log.Log(ctx, level, method+" failed", append(attrs, "code", code.String(), "error", err)...)
+		case changes(req):
+			s.log.Info(method, attrs...)
+		default:
+			s.log.Debug(method, attrs...)
+		}
+		return resp, err
+	}
+}
+
+func changes(req any) bool {
+	switch req.(type) {
+	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest:
+		return true
+	}
+	return false
+}
+
+// subject says what a call was about.
+func subject(req, resp any) []any {
+	var attrs []any
+	add := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, key, value)
+		}
+	}
+	switch r := req.(type) {
+	case *lvmdv1.CreateVolumeRequest:
+		if created, ok := resp.(*lvmdv1.CreateVolumeResponse); ok {
+			add("volume", created.GetVolume().GetId())
+		}
+		add("name", r.GetName())
+		add("class", r.GetDeviceClass())
+		if o := r.GetOwner(); o.GetClaimName() != "" {
+			add("claim", o.GetClaimNamespace()+"/"+o.GetClaimName())
+		}
+		attrs = append(attrs, "bytes", r.GetRequiredBytes())
+	case interface {
+		GetId() string
+		GetName() string
+	}:
+		add("volume", r.GetId())
+		add("name", r.GetName())
+	case *lvmdv1.ExpandVolumeRequest:
+		add("volume", r.GetId())
+		attrs = append(attrs, "bytes", r.GetRequiredBytes())
+	}
+	return attrs
+}

@@ -1,0 +1,160 @@
+package lvmd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+const (
+	journalFormat = "1"
+	// journalLockWait bounds the wait for the file's lock, which only another
+	// lvmd could hold.
+	journalLockWait = time.Second
+)
+
+var (
+	bucketMeta    = []byte("meta")
+	bucketVolumes = []byte("volumes")
+	keyFormat     = []byte("format")
+)
+
+// journal is the durable memory of operations: one record per volume, in a
+// bbolt file. Every method that returns nil has made its effect durable. It
+// is safe for concurrent use.
+type journal struct {
+	db *bbolt.DB
+}
+
+// errJournal marks errors of the journal: nothing was done.
+var errJournal = errors.New("the journal cannot be written")
+
+// openJournal opens or makes the file. found is false when there was none
+// that could be used: it was absent, or it was damaged and has been moved
+// aside to the returned path.
+func openJournal(path string) (j *journal, found bool, aside string, err error) {
+	_, statErr := os.Stat(path)
+	found = statErr == nil
+	j, err = tryOpen(path)
+	if err == nil || !found || errors.Is(err, bbolt.ErrTimeout) || errors.Is(err, os.ErrPermission) {
+		return j, found, "", err
+	}
+	damage := err
+	aside = fmt.Sprintf("%s.damaged-%s", path, time.Now().UTC().Format("20060102T150405.000"))
+	if err := os.Rename(path, aside); err != nil {
+		return nil, false, "", fmt.Errorf("journal is damaged (%w) and cannot be moved aside: %w", damage, err)
+	}
+	j, err = tryOpen(path)
+	return j, false, aside, err
+}
+
+// tryOpen opens the file and reads all of it, so that damage is found now.
+func tryOpen(path string) (j *journal, err error) {
+	var db *bbolt.DB
+	defer func() {
+		// bbolt panics on pages that make no sense.
+		if r := recover(); r != nil {
+			err = fmt.Errorf("journal %s: %v", path, r)
+		}
+		if err != nil && db != nil {
+			db.Close()
+		}
+	}()
+	db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: journalLockWait})
+	if err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.CreateBucketIfNotExists(bucketVolumes); err != nil {
+			return err
+		}
+		switch format := meta.Get(keyFormat); string(format) {
+		case journalFormat:
+			return nil
+		case "":
+			return meta.Put(keyFormat, []byte(journalFormat))
+		default:
+			return fmt.Errorf("format %q is not known to this version", format)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	j = &journal{db: db}
+	if _, err := j.all(); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *journal) close() error { return j.db.Close() }
+
+// put stores a record in place of the volume's earlier one.
+func (j *journal) put(r record) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("journal: volume %s: %w", r.ID, err)
+	}
+	err = j.db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketVolumes).Put([]byte(r.ID), b)
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", errJournal, err)
+	}
+	return nil
+}
+
+// remove forgets volumes, known or not.
+func (j *journal) remove(ids ...string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	err := j.db.Update(func(tx *bbolt.Tx) error {
+		for _, id := range ids {
+			if err := tx.Bucket(bucketVolumes).Delete([]byte(id)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", errJournal, err)
+	}
+	return nil
+}
+
+// all returns every record by id.
+func (j *journal) all() (map[string]record, error) {
+	records := map[string]record{}
+	err := j.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketVolumes).ForEach(func(k, v []byte) error {
+			var r record
+			if err := json.Unmarshal(v, &r); err != nil {
+				return fmt.Errorf("journal: record %q: %w", k, err)
+			}
+			if r.ID != string(k) {
+				return fmt.Errorf("journal: record %q says it is of %q", k, r.ID)
+			}
+			records[r.ID] = r
+			return nil
+		})
+	})
+	return records, err
+}
+
+// size is the file's size in bytes.
+func (j *journal) size() int64 {
+	info, err := os.Stat(j.db.Path())
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}

@@ -1,0 +1,177 @@
+package lvmd
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// pmemAlignment is the size of a huge page: mappings of PMEM files can only
+// use those when volumes begin and end at multiples of it.
+const pmemAlignment = 2 << 20
+
+// load builds the model from LVM, the journal and the configuration, makes
+// the volumes' devices, and settles what was interrupted. journaled is false
+// when the journal is new.
+func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) error {
+	names := s.configure(c)
+	found, err := s.lvm.Scan(ctx, names)
+	if err != nil {
+		return fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
+	}
+	if err := checkGroups(c, found); err != nil {
+		return err
+	}
+	if found, err = s.activate(ctx, names, found); err != nil {
+		return err
+	}
+	records, err := s.journal.all()
+	if err != nil {
+		return err
+	}
+	if !journaled {
+		if n := countOurs(found); n > 0 {
+			s.log.Warn("there is no journal; it is rebuilt from the volumes' tags", "volumes", n)
+		}
+	}
+	devices := s.devicesOf(found)
+
+	s.model.mu.Lock()
+	s.recall(records)
+	var forget []string
+	var adopted []*volume
+	for _, g := range s.model.groups {
+		gone, more := s.merge(g, found, devices)
+		forget = append(forget, gone...)
+		adopted = append(adopted, more...)
+	}
+	// What was under way when the last lvmd ended was not acknowledged: undo.
+	var undone []record
+	for _, v := range s.model.volumes {
+		if v.rec.Phase == creating && records[v.rec.ID].ID != "" && v.group.present {
+			s.log.Info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
+			s.model.bury(v)
+			undone = append(undone, v.rec)
+		}
+	}
+	s.model.mu.Unlock()
+
+	for _, r := range undone {
+		if err := s.journal.put(r); err != nil {
+			return err
+		}
+	}
+	if err := s.settle(adopted); err != nil {
+		return err
+	}
+	return s.journal.remove(forget...)
+}
+
+// configure makes the model's classes and groups, and returns the groups'
+// names, each once, in the configuration's order.
+func (s *Service) configure(c *config.Config) []string {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	var names []string
+	for _, dc := range c.Classes {
+		g := s.model.groups[dc.VolumeGroup]
+		if g == nil {
+			g = &group{
+				name: dc.VolumeGroup, turns: newQueue(maxWaiting),
+				reap: make(chan struct{}, 1), remove: make(chan struct{}, 1),
+				exists: map[string]bool{},
+				info:   lvm.Group{ExtentSize: 1},
+			}
+			s.model.groups[g.name] = g
+			names = append(names, g.name)
+		}
+		s.model.classes = append(s.model.classes, &class{DeviceClass: dc, group: g})
+	}
+	return names
+}
+
+// checkGroups holds the configuration against the groups that there are.
+func checkGroups(c *config.Config, found []lvm.Group) error {
+	byName := map[string]*lvm.Group{}
+	for i := range found {
+		byName[found[i].Name] = &found[i]
+	}
+	for i := range c.Classes {
+		dc := &c.Classes[i]
+		g := byName[dc.VolumeGroup]
+		switch {
+		case g == nil && !dc.Optional:
+			return dc.Problem("volumeGroup", dc.VolumeGroup,
+				"no such volume group on this machine; make it with vgcreate, or set optional: true where nodes may lack it")
+		case g == nil:
+		case dc.Medium == config.PMEM && g.ExtentSize%pmemAlignment != 0:
+			return dc.Problem("medium", string(dc.Medium), fmt.Sprintf(
+				"volume group %q has extents of %d bytes; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
+				g.Name, g.ExtentSize))
+		case dc.Medium == config.PMEM:
+			for _, d := range g.Devices {
+				if !d.Missing && d.DataOffset%pmemAlignment != 0 {
+					return dc.Problem("medium", string(dc.Medium), fmt.Sprintf(
+						"on %s of volume group %q the data begins at byte %d; for pmem it must be a multiple of 2 MiB (pvcreate --dataalignment 2m)",
+						d.Path, g.Name, d.DataOffset))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// activate makes the devices of our volumes where any lacks one, as after a
+// reboot, and returns the groups as they are then.
+func (s *Service) activate(ctx context.Context, names []string, found []lvm.Group) ([]lvm.Group, error) {
+	var inactive []string
+	for _, g := range found {
+		for _, lv := range g.Volumes {
+			if isOurs(lv.Tags) && lv.Attr.Activation != lvm.Active {
+				inactive = append(inactive, g.Name)
+				break
+			}
+		}
+	}
+	if len(inactive) == 0 {
+		return found, nil
+	}
+	s.log.Info("activating volumes", "groups", inactive)
+	if err := s.lvm.Activate(ctx, inactive); err != nil {
+		// A volume on a missing disk is no reason not to serve the others.
+		s.log.Error("not all volumes could be activated", "error", err)
+	}
+	found, err := s.lvm.Scan(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
+	}
+	return found, nil
+}
+
+// recall puts what the journal knows into the model. Records of groups that
+// are not configured now are left in the journal. The caller holds the lock.
+func (s *Service) recall(records map[string]record) {
+	for _, r := range records {
+		g := s.model.groups[r.Group]
+		if g == nil {
+			s.log.Warn("volume's group is not configured any more; it is left alone", "volume", r.ID, "group", r.Group)
+			continue
+		}
+		s.model.add(&volume{rec: r, group: g})
+	}
+}
+
+func countOurs(found []lvm.Group) int {
+	n := 0
+	for _, g := range found {
+		for _, lv := range g.Volumes {
+			if isOurs(lv.Tags) {
+				n++
+			}
+		}
+	}
+	return n
+}

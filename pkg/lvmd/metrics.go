@@ -1,0 +1,143 @@
+package lvmd
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// Metrics are lvmd's, in a registry of their own.
+type Metrics struct {
+	// Registry has all of them.
+	Registry *prometheus.Registry
+
+	commands *prometheus.HistogramVec
+	calls    *prometheus.HistogramVec
+	service  atomic.Pointer[Service]
+}
+
+var (
+	descTotal     = desc("class_total_bytes", "Size of the device class' volume group.", "class", "group")
+	descAvailable = desc("class_available_bytes", "What volumes of the device class can take in sum.", "class", "group")
+	descMaximum   = desc("class_maximum_volume_bytes", "The largest volume that can be created in the device class.", "class", "group")
+	descVolumes   = desc("volumes", "Volumes by device class and state.", "class", "state")
+	descBacklog   = desc("wipe_backlog_bytes", "What is still to be wiped before it is free.", "group")
+	descQueue     = desc("queue_depth", "Operations waiting for their turn at the volume group.", "group")
+	descWedged    = desc("lvm_responding", "1 while LVM answers for the volume group, 0 while its commands time out.", "group")
+	descJournal   = desc("journal_bytes", "Size of the journal's file.")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("carve_lvmd_"+name, help, labels, nil)
+}
+
+// NewMetrics makes the metrics. Before a Service has them, only those of LVM
+// commands exist.
+func NewMetrics() *Metrics {
+	m := &Metrics{
+		Registry: prometheus.NewRegistry(),
+		commands: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "carve_lvmd_lvm_command_seconds", Help: "Duration of LVM commands by how they ended.",
+			Buckets: prometheus.ExponentialBuckets(0.01, 2, 12),
+		}, []string{"command", "result"}),
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "carve_lvmd_rpc_seconds", Help: "Duration of calls by method and gRPC code.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
+		}, []string{"method", "code"}),
+	}
+	m.Registry.MustRegister(m.commands, m.calls, m)
+	return m
+}
+
+func (m *Metrics) attach(s *Service) { m.service.Store(s) }
+
+// ObserveCommand records an LVM command; it fits lvm.Runner.Observe.
+func (m *Metrics) ObserveCommand(r lvm.Result) {
+	m.commands.WithLabelValues(r.Command, resultLabel(r.Err)).Observe(r.Duration.Seconds())
+}
+
+func (m *Metrics) observeCall(method, code string, d time.Duration) {
+	m.calls.WithLabelValues(method, code).Observe(d.Seconds())
+}
+
+func resultLabel(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	for _, c := range []struct {
+		err   error
+		label string
+	}{
+		{lvm.ErrNoSpace, "no_space"}, {lvm.ErrNotFound, "not_found"}, {lvm.ErrExists, "exists"},
+		{lvm.ErrBusy, "busy"}, {lvm.ErrDeviceMissing, "device_missing"}, {lvm.ErrTimedOut, "timed_out"},
+		{lvm.ErrUnavailable, "unavailable"},
+	} {
+		if errors.Is(err, c.err) {
+			return c.label
+		}
+	}
+	return "failed"
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descWedged, descJournal,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector: it reads the model at this moment.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	s := m.service.Load()
+	if s == nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(descJournal, float64(s.journal.size()))
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	for _, c := range s.model.classes {
+		if r := c.reported; r != nil {
+			gauge(descTotal, float64(r.TotalBytes), c.Name, c.group.name)
+			gauge(descAvailable, float64(r.AvailableBytes), c.Name, c.group.name)
+			gauge(descMaximum, float64(r.MaximumVolumeSizeBytes), c.Name, c.group.name)
+		}
+	}
+	type key struct {
+		class string
+		phase phase
+	}
+	volumes := map[key]int{}
+	for _, c := range s.model.classes {
+		for _, p := range []phase{creating, ready, deleting} {
+			volumes[key{c.Name, p}] = 0
+		}
+	}
+	backlog := map[string]int64{}
+	for _, v := range s.model.volumes {
+		volumes[key{v.rec.Ident.Class, v.rec.Phase}]++
+		if v.rec.Phase == deleting && !v.wiped {
+			backlog[v.group.name] += v.extents*v.group.info.ExtentSize - v.rec.Wiped
+		}
+	}
+	for k, n := range volumes {
+		gauge(descVolumes, float64(n), k.class, string(k.phase))
+	}
+	for name, g := range s.model.groups {
+		responding := 1.0
+		if !g.wedged.IsZero() {
+			responding = 0
+		}
+		gauge(descWedged, responding, name)
+		gauge(descQueue, float64(g.turns.depth()), name)
+		gauge(descBacklog, float64(backlog[name]), name)
+	}
+}

@@ -1,0 +1,167 @@
+package lvmd
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// model is what lvmd believes. Its lock guards everything in it, including
+// the fields of its groups, classes and volumes unless said otherwise.
+type model struct {
+	mu         sync.Mutex
+	epoch      string
+	generation uint64
+
+	classes []*class // in the configuration's order
+	groups  map[string]*group
+	// volumes holds all volumes of ours by id, tombstones included.
+	volumes map[string]*volume
+	// names holds those that are no tombstones, by name.
+	names    map[string]*volume
+	watchers map[*watcher]struct{}
+}
+
+// class is a device class and what was last told about it.
+type class struct {
+	config.DeviceClass
+	group *group
+	// reported is nil while the class is not offered.
+	reported *lvmdv1.DeviceClass
+}
+
+// group is a volume group.
+type group struct {
+	name string
+	// turns orders the commands that change the group. It has its own lock.
+	turns *queue
+	// reap and remove wake the loops that wipe and remove tombstones. Each is
+	// a channel of one.
+	reap, remove chan struct{}
+
+	// present is false while LVM does not know the group.
+	present bool
+	// info is the group as last scanned, but for its volumes, and with the
+	// sequence number kept up to date.
+	info lvm.Group
+	// exists names all logical volumes of the group, ours or not.
+	exists map[string]bool
+	// allocatable is how many extents LVM could give now.
+	allocatable int64
+	// creating and expanding are extents promised to operations that LVM has
+	// not carried out yet.
+	creating, expanding int64
+	// wedged is when LVM stopped answering for this group, or zero.
+	wedged time.Time
+	// stale is set when a command may have changed more than was noticed.
+	stale bool
+}
+
+// volume is a logical volume of ours.
+type volume struct {
+	rec     record
+	group   *group
+	extents int64
+	device  lvm.Device
+	// conditions is empty when healthy.
+	conditions []*lvmdv1.Condition
+	// op is the creation under way, or nil.
+	op *creation
+	// claimed is true while an expansion or a deletion has the volume.
+	claimed bool
+
+	// The rest is about tombstones.
+
+	// handle is open from the moment of deletion until the wipe is done.
+	handle lvm.Handle
+	// wiped is true when only the removal is left.
+	wiped bool
+	// retryAt delays the next attempt after a failure; failures counts them.
+	retryAt  time.Time
+	failures int
+}
+
+func newModel(epoch string) *model {
+	return &model{
+		epoch:  epoch,
+		groups: map[string]*group{}, volumes: map[string]*volume{}, names: map[string]*volume{},
+		watchers: map[*watcher]struct{}{},
+	}
+}
+
+// add puts a volume into the model. The caller holds the lock.
+func (m *model) add(v *volume) {
+	m.volumes[v.rec.ID] = v
+	if v.rec.Phase != deleting {
+		m.names[v.rec.Ident.Name] = v
+	}
+}
+
+// bury makes a volume a tombstone. The caller holds the lock.
+func (m *model) bury(v *volume) {
+	v.rec.Phase = deleting
+	v.op = nil
+	if m.names[v.rec.Ident.Name] == v {
+		delete(m.names, v.rec.Ident.Name)
+	}
+}
+
+// drop forgets a volume. The caller holds the lock.
+func (m *model) drop(v *volume) {
+	delete(m.volumes, v.rec.ID)
+	if m.names[v.rec.Ident.Name] == v {
+		delete(m.names, v.rec.Ident.Name)
+	}
+}
+
+// class finds a class by name; the empty name finds the default. The caller
+// holds the lock.
+func (m *model) class(name string) *class {
+	for _, c := range m.classes {
+		if c.Name == name || name == "" && c.Default {
+			return c
+		}
+	}
+	return nil
+}
+
+// publish raises the generation and tells the watchers that the volumes and
+// all classes of the group may have changed. Everything published by one call
+// reaches each watcher in one message. The caller holds the lock.
+func (m *model) publish(g *group, volumes ...*volume) {
+	var classes []string
+	for _, c := range m.classes {
+		if c.group != g {
+			continue
+		}
+		if r := m.report(c); !proto.Equal(r, c.reported) {
+			c.reported = r
+			classes = append(classes, c.Name)
+		}
+	}
+	if len(classes) == 0 && len(volumes) == 0 {
+		return
+	}
+	m.generation++
+	for w := range m.watchers {
+		w.mark(len(m.volumes), classes, volumes)
+	}
+}
+
+// wakeReaper tells the wipe loop that there is something to do.
+func (g *group) wakeReaper() { wake(g.reap) }
+
+// wakeRemover tells the remove loop that there is something to do.
+func (g *group) wakeRemover() { wake(g.remove) }
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,48 @@
+package lvmd
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// GetVolume implements lvmdv1.LVMDServer.
+func (s *Service) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	v, err := s.model.lookup(r.GetId(), r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return &lvmdv1.GetVolumeResponse{Volume: v.proto()}, nil
+}
+
+// ListVolumes implements lvmdv1.LVMDServer. A page token is the id of the last
+// volume of the page before: volumes that come or go in between are neither
+// repeated nor the cause of others being left out.
+func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (*lvmdv1.ListVolumesResponse, error) {
+	if r.GetPageSize() < 0 {
+		return nil, invalidField("page_size", "%d is negative; 0 means no limit", r.GetPageSize())
+	}
+	if t := r.GetPageToken(); t != "" && !idPattern.MatchString(t) {
+		return nil, invalidField("page_token", "%q is not one that was given out", t)
+	}
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	limit := clampPage(r.GetPageSize())
+	resp := &lvmdv1.ListVolumesResponse{}
+	for _, id := range slices.Sorted(maps.Keys(s.model.volumes)) {
+		v := s.model.volumes[id]
+		if id <= r.GetPageToken() || v.rec.Phase == deleting {
+			continue
+		}
+		if len(resp.Volumes) == limit {
+			resp.NextPageToken = resp.Volumes[limit-1].GetId()
+			break
+		}
+		resp.Volumes = append(resp.Volumes, v.proto())
+	}
+	return resp, nil
+}

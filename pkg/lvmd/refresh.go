@@ -1,0 +1,121 @@
+package lvmd
+
+import (
+	"context"
+	"time"
+)
+
+// probeInterval is how often a group that stopped answering is asked again.
+const probeInterval = 5 * time.Second
+
+// refreshLoop notices what others did to the groups: it compares the sequence
+// number on the disks with the model's, at every tick and whenever block
+// devices come or go. It runs a command only when something changed.
+func (s *Service) refreshLoop(ctx context.Context) {
+	tick := time.NewTicker(s.pollInterval)
+	defer tick.Stop()
+	for {
+		devicesChanged := false
+		select {
+		case <-tick.C:
+		case <-s.blockEvents:
+			devicesChanged = true
+		case <-ctx.Done():
+			return
+		}
+		for _, g := range s.model.groups {
+			s.refresh(ctx, g, devicesChanged)
+		}
+	}
+}
+
+// refresh scans a group if it may not be what the model says.
+func (s *Service) refresh(ctx context.Context, g *group, devicesChanged bool) {
+	if !s.differs(g, devicesChanged) {
+		return
+	}
+	done, err := s.take(ctx, g)
+	if err != nil {
+		return
+	}
+	defer done()
+	// Our own command may have made the difference, and accounted for it.
+	if !s.differs(g, devicesChanged) {
+		return
+	}
+	if err := s.rescan(g); err != nil {
+		s.log.Warn("scanning failed", "group", g.name, "error", err)
+		return
+	}
+	g.wakeReaper()
+	g.wakeRemover()
+}
+
+// differs tells whether a group's disks say something else than the model.
+func (s *Service) differs(g *group, devicesChanged bool) bool {
+	seqno, err := s.lvm.Seqno(g.name)
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	switch {
+	case !g.wedged.IsZero():
+		return false // whoever probes it scans it
+	case g.stale:
+		return true
+	case !g.present || g.info.MissingDevices > 0:
+		// It can only come back with a device.
+		return devicesChanged
+	case err != nil:
+		return true
+	}
+	return seqno != g.info.Seqno
+}
+
+// wedge notes that LVM does not answer for a group, and has it probed until
+// it does.
+func (s *Service) wedge(g *group, cause error) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	g.stale = true
+	if !g.wedged.IsZero() {
+		return
+	}
+	g.wedged = time.Now()
+	s.model.publish(g)
+	s.health.set(false)
+	s.log.Error("LVM does not answer; operations on the volume group fail until it does", "group", g.name, "error", cause)
+	if !s.isStopping() {
+		s.spawn(func() { s.probeWedged(s.work, g) })
+	}
+}
+
+// probeWedged scans a wedged group again and again until that works.
+func (s *Service) probeWedged(ctx context.Context, g *group) {
+	for {
+		select {
+		case <-time.After(probeInterval):
+		case <-ctx.Done():
+			return
+		}
+		done, err := g.turns.take(ctx)
+		if err != nil {
+			return
+		}
+		err = s.rescan(g)
+		done()
+		if err == nil {
+			break
+		}
+	}
+	s.model.mu.Lock()
+	g.wedged = time.Time{}
+	healthy := true
+	for _, other := range s.model.groups {
+		healthy = healthy && other.wedged.IsZero()
+	}
+	s.model.publish(g)
+	s.model.mu.Unlock()
+	s.health.set(healthy && !s.isStopping())
+	s.log.Info("LVM answers again", "group", g.name)
+	g.wakeReaper()
+	g.wakeRemover()
+}

@@ -1,0 +1,77 @@
+package lvmd
+
+import (
+	"context"
+	"time"
+)
+
+// maxBatch bounds how many volumes one command removes: it bounds the command
+// line, and how long others wait for the turn.
+const maxBatch = 64
+
+// removeLoop frees the group's wiped tombstones until ctx is done. While one
+// command runs, more of them gather for the next: the busier it is, the fewer
+// commands there are for each volume.
+func (s *Service) removeLoop(ctx context.Context, g *group) {
+	for ctx.Err() == nil {
+		batch, retry := s.nextToRemove(g)
+		if len(batch) == 0 {
+			if !sleepUntil(ctx, g.remove, retry) {
+				return
+			}
+			continue
+		}
+		if err := s.removeBatch(ctx, g, batch); err != nil && ctx.Err() == nil {
+			s.log.Warn("removing wiped volumes failed and will be tried again", "group", g.name, "volumes", len(batch), "error", err)
+			for _, v := range batch {
+				s.postpone(v)
+			}
+		}
+	}
+}
+
+func (s *Service) nextToRemove(g *group) (batch []*volume, retry time.Time) {
+	now := time.Now()
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	if !g.present || g.stale || !g.wedged.IsZero() {
+		return nil, time.Time{}
+	}
+	for _, v := range s.model.volumes {
+		switch {
+		case v.group != g || v.rec.Phase != deleting || !v.wiped:
+		case v.retryAt.After(now):
+			retry = earlier(retry, v.retryAt)
+		case len(batch) < maxBatch:
+			batch = append(batch, v)
+		}
+	}
+	return batch, retry
+}
+
+func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) error {
+	ids := make([]string, len(batch))
+	var extents int64
+	for i, v := range batch {
+		ids[i] = v.rec.ID
+		extents += v.extents
+	}
+	err := s.change(ctx, g, extents,
+		func(ctx context.Context) error { return s.lvm.Remove(ctx, g.name, ids) },
+		func() {
+			for _, v := range batch {
+				delete(g.exists, v.rec.ID)
+				s.model.drop(v)
+			}
+			s.model.publish(g)
+		})
+	if err != nil {
+		return err
+	}
+	s.crash("delete: removed")
+	if err := s.journal.remove(ids...); err != nil {
+		// The next start finds tombstones without volumes, and forgets them.
+		s.log.Error("tombstones are left in the journal", "group", g.name, "error", err)
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package lvmd
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// room is how many extents a new volume of the class can have, beside all
+// operations under way. The caller holds the model's lock.
+func (c *class) room() int64 { return max(0, c.reportedRoom()-c.group.expanding) }
+
+// reportedRoom is the room as watchers are told it: an expansion counts only
+// once the volume's new size is told too.
+func (c *class) reportedRoom() int64 {
+	g := c.group
+	if !g.present {
+		return 0
+	}
+	// Rounded up to extents, without a sum that could overflow.
+	bytes := c.Reserve.Of(g.info.Extents * g.info.ExtentSize)
+	reserve := bytes / g.info.ExtentSize
+	if bytes%g.info.ExtentSize != 0 {
+		reserve++
+	}
+	return max(0, g.allocatable-g.creating-reserve)
+}
+
+// report is what the service says of a class; nil when it is not offered.
+// The caller holds the lock.
+func (m *model) report(c *class) *lvmdv1.DeviceClass {
+	g := c.group
+	if !g.present && c.Optional {
+		return nil
+	}
+	r := &lvmdv1.DeviceClass{
+		Name: c.Name, Default: c.Default, Type: string(c.Type), Medium: string(c.Medium),
+		VgName: g.name,
+	}
+	if !g.present {
+		r.Conditions = append(r.Conditions, condition("VolumeGroupMissing",
+			"volume group %q does not exist on this node", g.name))
+		return r
+	}
+	r.VgUuid = g.info.UUID
+	r.TotalBytes = g.info.Extents * g.info.ExtentSize
+	r.AllocationUnitBytes = g.info.ExtentSize
+	r.MinimumVolumeSizeBytes = g.info.ExtentSize
+	r.AvailableBytes = c.reportedRoom() * g.info.ExtentSize
+	// A linear volume can lie on any extents: fragments do not matter.
+	r.MaximumVolumeSizeBytes = r.AvailableBytes
+	if n := g.info.MissingDevices; n > 0 {
+		r.Conditions = append(r.Conditions, condition("MissingDevice",
+			"%d of %d devices of volume group %q are missing; it cannot be changed", n, len(g.info.Devices), g.name))
+	}
+	if g.info.Exported || g.info.ReadOnly {
+		r.Conditions = append(r.Conditions, condition("ReadOnly", "volume group %q is exported or read-only", g.name))
+	}
+	if !g.wedged.IsZero() {
+		r.Conditions = append(r.Conditions, condition("NotResponding", "LVM commands time out"))
+	}
+	return r
+}
+
+// proto is what the service says of a volume. The caller holds the lock.
+func (v *volume) proto() *lvmdv1.Volume {
+	i := v.rec.Ident
+	p := &lvmdv1.Volume{
+		Id: v.rec.ID, Name: i.Name, DeviceClass: i.Class,
+		SizeBytes: v.extents * v.group.info.ExtentSize,
+		Mode:      lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
+		FsType:    string(i.FSType),
+		State:     lvmdv1.VolumeState_VOLUME_STATE_READY,
+		VgName:    v.group.name, VgUuid: v.group.info.UUID,
+		Owner:      i.Owner.proto(),
+		CreatedAt:  timestamppb.New(v.rec.Created),
+		Conditions: v.conditions,
+		Dax:        i.DAX,
+	}
+	if i.Block {
+		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
+	}
+	if v.rec.Phase == creating {
+		p.State = lvmdv1.VolumeState_VOLUME_STATE_CREATING
+		return p
+	}
+	p.DevicePath, p.DeviceMajor, p.DeviceMinor = v.device.Path, v.device.Major, v.device.Minor
+	return p
+}
+
+func condition(kind, format string, args ...any) *lvmdv1.Condition {
+	return &lvmdv1.Condition{Type: kind, Message: fmt.Sprintf(format, args...)}
+}
+
+// conditionsOf translates what LVM and the kernel say of a volume.
+func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition {
+	var c []*lvmdv1.Condition
+	add := func(kind, message string) { c = append(c, condition(kind, "%s", message)) }
+	switch lv.Attr.Health {
+	case lvm.Healthy, lvm.UnknownHealth:
+	case lvm.Partial:
+		add("MissingDevice", "a device that the volume lies on is missing")
+	case lvm.RefreshNeeded:
+		add("RefreshNeeded", "a device of the volume came back or had write errors")
+	case lvm.Failed:
+		add("Failed", "the volume answers no more I/O")
+	default:
+		add("Unhealthy", fmt.Sprintf("LVM reports condition %d", lv.Attr.Health))
+	}
+	switch {
+	case !active:
+		add("Inactive", "the volume has no device")
+	case d.Suspended:
+		add("Suspended", "the kernel holds back the volume's I/O")
+	}
+	if !lv.Attr.Writable {
+		add("ReadOnly", "the volume is read-only")
+	}
+	return c
+}

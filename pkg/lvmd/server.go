@@ -1,0 +1,88 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+)
+
+const (
+	// graceful is how long calls under way have when lvmd is told to stop;
+	// with what ending them takes, a stop stays below five seconds.
+	graceful = 3 * time.Second
+)
+
+// LockStateDir makes sure that no other lvmd works with the directory, which
+// it makes if needed. The lock ends with release, or with the process.
+func LockStateDir(dir string) (release func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		f.Close()
+		return nil, fmt.Errorf("another lvmd is running with the state directory %s", dir)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("locking the state directory %s: %w", dir, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// Listen listens on a unix socket that only its owner can use. A socket that
+// an lvmd left behind is replaced: whoever holds the state directory's lock
+// is the only lvmd.
+func Listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	if info, err := os.Lstat(path); err == nil {
+		if info.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("socket %s: the path exists and is no socket", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("socket: %w", err)
+		}
+	}
+	// The mode must be right before anyone can connect.
+	old := unix.Umask(0o177)
+	l, err := net.Listen("unix", path)
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	return l, nil
+}
+
+// StopServer stops a gRPC server that serves s, and then s itself: streams
+// end, calls under way have a few seconds, the rest is cut off. It returns
+// within five seconds unless the kernel holds a command.
+func StopServer(server *grpc.Server, s *Service) error {
+	ctx, cancel := context.WithTimeout(context.Background(), graceful)
+	defer cancel()
+	s.Quiesce()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		server.GracefulStop()
+	}()
+	select {
+	case <-stopped:
+	case <-ctx.Done():
+		server.Stop()
+		<-stopped
+	}
+	return s.Stop(ctx)
+}

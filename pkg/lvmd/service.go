@@ -1,0 +1,204 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+const (
+	// maxWaiting bounds how many operations may wait for a group's turn. LVM
+	// does a few per second at worst; who would wait for minutes had better
+	// try again.
+	maxWaiting = 1024
+	// maxFormatting bounds how many mkfs run at once.
+	maxFormatting = 8
+	// formatTimeout bounds one mkfs. They take a fraction of a second.
+	formatTimeout = 5 * time.Minute
+)
+
+// Options configure a Service. Config, LVM and StateDir are required.
+type Options struct {
+	Config *config.Config
+	LVM    lvm.Groups
+	// StateDir is where the journal is kept. It must exist.
+	StateDir string
+	// Format and Probe default to pkg/filesystem's.
+	Format func(ctx context.Context, device string, o filesystem.FormatOptions) error
+	Probe  func(device string) (filesystem.Info, error)
+	Log    *slog.Logger
+	// Metrics may be nil.
+	Metrics *Metrics
+	// BlockEvents wakes the service when block devices appear or vanish; nil
+	// means that nobody tells.
+	BlockEvents <-chan struct{}
+	// PollInterval is how often the groups' sequence numbers are read from
+	// the disks; zero means every two seconds.
+	PollInterval time.Duration
+}
+
+// Service is lvmd's core: the LVMD service and the work behind it. Its
+// methods are safe for concurrent use.
+type Service struct {
+	lvmdv1.UnimplementedLVMDServer
+
+	lvm     lvm.Groups
+	journal *journal
+	model   *model
+	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
+	probe   func(device string) (filesystem.Info, error)
+	log     *slog.Logger
+	metrics *Metrics
+	health  *health
+
+	blockEvents  <-chan struct{}
+	pollInterval time.Duration
+	formatting   *semaphore.Weighted
+	// crashPoint is set by tests only.
+	crashPoint func(point string)
+
+	// stopping is closed when no new operation may begin and streams must end.
+	stopping chan struct{}
+	// work is the context of everything in the background and of operations;
+	// it ends after stopping, when they have had their time.
+	work   context.Context
+	cancel context.CancelFunc
+	// running counts operations and background work.
+	running  sync.WaitGroup
+	stopOnce sync.Once
+}
+
+// New opens the journal, scans and activates the configured volume groups,
+// and reconciles the two. When it returns, the service answers truthfully;
+// Start then begins the work in the background. Configuration errors are
+// config.Problems.
+func New(ctx context.Context, o Options) (*Service, error) {
+	s := &Service{
+		lvm: o.LVM, format: o.Format, probe: o.Probe, log: o.Log, metrics: o.Metrics,
+		blockEvents: o.BlockEvents, pollInterval: o.PollInterval,
+		model: newModel(newID()), health: newHealth(),
+		formatting: semaphore.NewWeighted(maxFormatting),
+		stopping:   make(chan struct{}),
+	}
+	if s.format == nil {
+		s.format = filesystem.Format
+	}
+	if s.probe == nil {
+		s.probe = filesystem.Probe
+	}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	if s.metrics == nil {
+		s.metrics = NewMetrics()
+	}
+	if s.pollInterval == 0 {
+		s.pollInterval = 2 * time.Second
+	}
+	path := filepath.Join(o.StateDir, "journal.db")
+	j, found, aside, err := openJournal(path)
+	if err != nil {
+		return nil, err
+	}
+	if aside != "" {
+		s.log.Warn("the journal was damaged and is rebuilt from the volumes' tags", "movedTo", aside)
+	}
+	s.journal = j
+	s.work, s.cancel = context.WithCancel(context.Background())
+	if err := s.load(ctx, o.Config, found); err != nil {
+		s.cancel()
+		return nil, errors.Join(err, j.close())
+	}
+	s.metrics.attach(s)
+	return s, nil
+}
+
+// Start begins wiping, watching the groups and probing. It returns at once.
+func (s *Service) Start() {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	for _, g := range s.model.groups {
+		s.spawn(func() { s.wipeLoop(s.work, g) })
+		s.spawn(func() { s.removeLoop(s.work, g) })
+	}
+	s.spawn(func() { s.refreshLoop(s.work) })
+}
+
+// spawn runs f until it returns; Stop waits for it.
+func (s *Service) spawn(f func()) {
+	s.running.Add(1)
+	go func() {
+		defer s.running.Done()
+		f()
+	}()
+}
+
+// Quiesce ends all Watch streams and makes new operations fail, so that a
+// gRPC server can stop. It may be called more than once.
+func (s *Service) Quiesce() {
+	s.stopOnce.Do(func() {
+		close(s.stopping)
+		s.health.set(false)
+	})
+}
+
+// Stop quiesces, lets operations under way finish until ctx is done, then
+// cancels them, and closes the journal. What was cancelled is undone by the
+// next start.
+func (s *Service) Stop(ctx context.Context) error {
+	s.Quiesce()
+	s.waitForOperations(ctx)
+	s.cancel()
+	s.running.Wait()
+	s.model.mu.Lock()
+	for _, v := range s.model.volumes {
+		if v.handle != nil {
+			v.handle.Close()
+			v.handle = nil
+		}
+	}
+	s.model.mu.Unlock()
+	return s.journal.close()
+}
+
+// waitForOperations returns when no creation or expansion is under way, or
+// ctx is done.
+func (s *Service) waitForOperations(ctx context.Context) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		s.model.mu.Lock()
+		busy := false
+		for _, v := range s.model.volumes {
+			busy = busy || v.op != nil || v.claimed
+		}
+		s.model.mu.Unlock()
+		if !busy {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *Service) isStopping() bool {
+	select {
+	case <-s.stopping:
+		return true
+	default:
+		return false
+	}
+}

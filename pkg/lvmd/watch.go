@@ -1,0 +1,120 @@
+package lvmd
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// maxPendingExtra bounds what a slow reader may have pending beyond the
+// number of volumes there are; with more it gets the full state again.
+const maxPendingExtra = 1024
+
+// watcher is one reader of changes. It remembers what changed since the last
+// message, not the changes themselves, so that a slow reader costs no more
+// memory than there are volumes. The model's lock guards it.
+type watcher struct {
+	full    bool
+	volumes map[string]struct{}
+	classes map[string]struct{}
+	// wake has one element when there is something to send.
+	wake chan struct{}
+}
+
+func newWatcher() *watcher {
+	w := &watcher{wake: make(chan struct{}, 1)}
+	w.markFull()
+	return w
+}
+
+func (w *watcher) markFull() {
+	w.full, w.volumes, w.classes = true, map[string]struct{}{}, map[string]struct{}{}
+	w.signal()
+}
+
+// mark remembers changes. total is the number of volumes there are.
+func (w *watcher) mark(total int, classes []string, volumes []*volume) {
+	if w.full {
+		return
+	}
+	for _, c := range classes {
+		w.classes[c] = struct{}{}
+	}
+	for _, v := range volumes {
+		w.volumes[v.rec.ID] = struct{}{}
+	}
+	if len(w.volumes) > total+maxPendingExtra {
+		w.markFull()
+	}
+	w.signal()
+}
+
+func (w *watcher) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// next makes the message that brings a reader up to date.
+func (m *model) next(w *watcher) *lvmdv1.WatchResponse {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := &lvmdv1.WatchResponse{Epoch: m.epoch, Generation: m.generation, Full: w.full}
+	for _, c := range m.classes {
+		_, changed := w.classes[c.Name]
+		switch {
+		case !w.full && !changed:
+		case c.reported != nil:
+			r.Classes = append(r.Classes, c.reported)
+		case !w.full:
+			r.RemovedClasses = append(r.RemovedClasses, c.Name)
+		}
+	}
+	if w.full {
+		for _, v := range m.volumes {
+			if v.rec.Phase != deleting {
+				r.Volumes = append(r.Volumes, v.proto())
+			}
+		}
+	}
+	for id := range w.volumes {
+		if v := m.volumes[id]; v != nil && v.rec.Phase != deleting {
+			r.Volumes = append(r.Volumes, v.proto())
+		} else {
+			r.RemovedVolumeIds = append(r.RemovedVolumeIds, id)
+		}
+	}
+	w.full = false
+	clear(w.volumes)
+	clear(w.classes)
+	return r
+}
+
+// Watch implements lvmdv1.LVMDServer. A stream ends with the caller's context
+// or when lvmd stops.
+func (s *Service) Watch(_ *lvmdv1.WatchRequest, stream grpc.ServerStreamingServer[lvmdv1.WatchResponse]) error {
+	w := newWatcher()
+	s.model.mu.Lock()
+	s.model.watchers[w] = struct{}{}
+	s.model.mu.Unlock()
+	defer func() {
+		s.model.mu.Lock()
+		delete(s.model.watchers, w)
+		s.model.mu.Unlock()
+	}()
+	for {
+		select {
+		case <-w.wake:
+			if err := stream.Send(s.model.next(w)); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return context.Cause(stream.Context())
+		case <-s.stopping:
+			return errStopping
+		}
+	}
+}

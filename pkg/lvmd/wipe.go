@@ -1,0 +1,171 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+const (
+	// wipeChunk is zeroed at a time: small enough that stopping never waits
+	// long for it, a multiple of every extent size up to it.
+	wipeChunk = 64 << 20
+	// wipeCheckpoint is how much is wiped between two records of progress. A
+	// crash repeats at most this much.
+	wipeCheckpoint = 1 << 30
+	// A failed wipe or removal is tried again after a delay that doubles.
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = time.Minute
+)
+
+// wipeLoop wipes the group's tombstones until ctx is done, chunk by chunk,
+// always the one with the least left to do: small volumes do not wait for
+// large ones, and the mean wait is the least possible.
+func (s *Service) wipeLoop(ctx context.Context, g *group) {
+	for ctx.Err() == nil {
+		v, retry := s.nextToWipe(g)
+		if v == nil {
+			if !sleepUntil(ctx, g.reap, retry) {
+				return
+			}
+			continue
+		}
+		if err := s.wipeChunk(ctx, v); err != nil && ctx.Err() == nil {
+			s.log.Warn("wiping failed and will be tried again", "volume", v.rec.ID, "error", err)
+			s.postpone(v)
+		}
+	}
+}
+
+// nextToWipe picks a tombstone. When all of them must wait, it returns until
+// when; the zero time means for an event.
+func (s *Service) nextToWipe(g *group) (best *volume, retry time.Time) {
+	now := time.Now()
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	if !g.present || g.stale || !g.wedged.IsZero() {
+		return nil, time.Time{}
+	}
+	left := func(v *volume) int64 { return v.extents*g.info.ExtentSize - v.rec.Wiped }
+	for _, v := range s.model.volumes {
+		switch {
+		case v.group != g || v.rec.Phase != deleting || v.wiped:
+		case v.retryAt.After(now):
+			retry = earlier(retry, v.retryAt)
+		case best == nil || left(v) < left(best):
+			best = v
+		}
+	}
+	return best, retry
+}
+
+// wipeChunk does one step for a tombstone: open it, or zero a chunk of it, or
+// note that it is done. Only the wipe loop calls it.
+func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
+	s.model.mu.Lock()
+	h, off := v.handle, v.rec.Wiped
+	s.model.mu.Unlock()
+	if h == nil {
+		var err error
+		if h, err = s.openTombstone(ctx, v); err != nil {
+			return err
+		}
+		s.model.mu.Lock()
+		v.handle = h
+		s.model.mu.Unlock()
+	}
+	size := h.Size()
+	if off < size {
+		n := min(int64(wipeChunk), size-off)
+		if err := h.Zero(off, n); err != nil {
+			return err
+		}
+		off += n
+		s.crash("delete: chunk wiped")
+	}
+	done := off >= size
+	if done || off%wipeCheckpoint == 0 {
+		// Zeroes must be on the disk before anything relies on them.
+		if err := h.Sync(); err != nil {
+			return err
+		}
+	}
+	s.model.mu.Lock()
+	v.rec.Wiped = off
+	v.failures = 0
+	rec := v.rec
+	s.model.mu.Unlock()
+	if !done {
+		if off%wipeCheckpoint == 0 {
+			return s.journal.put(rec)
+		}
+		return nil
+	}
+	if err := h.Close(); err != nil {
+		s.log.Warn("closing a wiped volume", "volume", v.rec.ID, "error", err)
+	}
+	s.crash("delete: wiped")
+	s.model.mu.Lock()
+	v.handle, v.wiped = nil, true
+	s.model.mu.Unlock()
+	v.group.wakeRemover()
+	return nil
+}
+
+// openTombstone opens the device, activating the group when there is none:
+// after a reboot in the middle of a deletion, for example.
+func (s *Service) openTombstone(ctx context.Context, v *volume) (lvm.Handle, error) {
+	h, err := s.lvm.Open(v.group.name, v.rec.ID)
+	if !errors.Is(err, lvm.ErrNotFound) {
+		return h, err
+	}
+	done, err := s.take(ctx, v.group)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := s.lvm.Activate(s.work, []string{v.group.name}); err != nil {
+		return nil, err
+	}
+	return s.lvm.Open(v.group.name, v.rec.ID)
+}
+
+// postpone delays the next attempt on a tombstone.
+func (s *Service) postpone(v *volume) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	delay := lastRetry
+	if v.failures < 8 {
+		delay = firstRetry << v.failures
+	}
+	v.failures++
+	v.retryAt = time.Now().Add(delay)
+}
+
+// earlier is the earlier of two times, of which zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// sleepUntil waits for an event or, unless it is zero, for a time. It returns
+// false when ctx is done.
+func sleepUntil(ctx context.Context, event <-chan struct{}, until time.Time) bool {
+	var timer <-chan time.Time
+	if !until.IsZero() {
+		t := time.NewTimer(time.Until(until))
+		defer t.Stop()
+		timer = t.C
+	}
+	select {
+	case <-event:
+	case <-timer:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
