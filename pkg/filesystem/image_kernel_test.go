@@ -1,0 +1,142 @@
+//go:build kernel
+
+package filesystem
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestFormattedImages runs the real tools on image files: what mkfs makes,
+// Probe has to recognise.
+func TestFormattedImages(t *testing.T) {
+	const mib = 1 << 20
+	tests := []struct {
+		name string
+		size int64
+		FormatOptions
+	}{
+		{"the smallest ext4", MinimumSize(Ext4, false), FormatOptions{Type: Ext4}},
+		{"the smallest ext4 for DAX", MinimumSize(Ext4, true), FormatOptions{Type: Ext4, DAX: true}},
+		{"an ext4 of 1 GiB", 1024 * mib, FormatOptions{Type: Ext4}},
+		{"an ext4 of 4 TiB", 4 << 40, FormatOptions{Type: Ext4}},
+		{"the smallest xfs", MinimumSize(XFS, false), FormatOptions{Type: XFS}},
+		{"the smallest xfs for DAX", MinimumSize(XFS, true), FormatOptions{Type: XFS, DAX: true}},
+		{"an xfs for DAX of 508 MiB", 508 * mib, FormatOptions{Type: XFS, DAX: true}},
+		{"an xfs for DAX of 1020 MiB", 1020 * mib, FormatOptions{Type: XFS, DAX: true}},
+		{"an xfs for DAX of 1 GiB", 1024 * mib, FormatOptions{Type: XFS, DAX: true}},
+		{"an xfs of 5 GiB", 5 << 30, FormatOptions{Type: XFS}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			device := sparse(t, tt.size)
+			tt.UUID = testUUID
+			if err := Format(t.Context(), device, tt.FormatOptions); err != nil {
+				t.Fatal(err)
+			}
+			info, err := Probe(device)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := (Info{Type: tt.Type, UUID: testUUID, SizeBytes: tt.size}); info != want {
+				t.Errorf("got %+v, want %+v", info, want)
+			}
+			if err := Check(t.Context(), device, tt.Type); err != nil {
+				t.Errorf("a fresh file system does not pass: %v", err)
+			}
+		})
+	}
+}
+
+func TestFormatReplacesWhateverIsThere(t *testing.T) {
+	device := sparse(t, 512<<20)
+	for _, typ := range []Type{Ext4, XFS, Ext4, Ext4, XFS, XFS} {
+		if err := Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID}); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := Probe(device); err != nil || info.Type != typ || info.NeedsCheck {
+			t.Errorf("%s: got %+v, %v", typ, info, err)
+		}
+	}
+}
+
+func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
+	t.Run("an ext4 marked as having errors is clean afterwards", func(t *testing.T) {
+		device := formatted(t, Ext4)
+		debugfs(t, device, "set_super_value state 3")
+		if info, err := Probe(device); err != nil || !info.NeedsCheck {
+			t.Fatalf("before: %+v, %v", info, err)
+		}
+		if err := Check(t.Context(), device, Ext4); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
+			t.Errorf("after: %+v, %v", info, err)
+		}
+	})
+	t.Run("an ext4 without its root directory needs an administrator", func(t *testing.T) {
+		device := formatted(t, Ext4)
+		debugfs(t, device, "clri <2>")
+		debugfs(t, device, "set_super_value state 2")
+		if err := Check(t.Context(), device, Ext4); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("got %v, want ErrCorrupt", err)
+		}
+	})
+}
+
+func TestCheckOfATornSuperblockSaysWhatToDo(t *testing.T) {
+	device := formatted(t, Ext4)
+	patch(t, device, ext4SuperblockStart+ext4Checksum, []byte{1, 2, 3, 4})
+	if info, err := Probe(device); err != nil || !info.NeedsCheck {
+		t.Errorf("got %+v, %v", info, err)
+	}
+	if err := Check(t.Context(), device, Ext4); err == nil || !strings.Contains(err.Error(), "alternate superblock") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// debugfs changes a file system behind the kernel's back, checksums included.
+func debugfs(t *testing.T, device, request string) {
+	t.Helper()
+	if err := run(t.Context(), []string{"debugfs", "-w", "-R", request, device}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func formatted(t *testing.T, typ Type) string {
+	t.Helper()
+	device := sparse(t, max(64<<20, MinimumSize(typ, false)))
+	if err := Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID}); err != nil {
+		t.Fatal(err)
+	}
+	return device
+}
+
+func sparse(t *testing.T, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func patch(t *testing.T, path string, at int64, b []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+}
