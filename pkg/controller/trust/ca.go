@@ -1,0 +1,253 @@
+package trust
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+const (
+	// CALife is how long a CA certificate is valid.
+	CALife = 365 * 24 * time.Hour
+	// RotateBefore is how long before its signer's end the next CA is made.
+	RotateBefore = 90 * 24 * time.Hour
+	// PublishOverlap is how long a CA is published before it signs, and how
+	// long after it was replaced: the kubelet refreshes a mounted ConfigMap
+	// within two minutes, and a replica renews its certificate within one.
+	PublishOverlap = 24 * time.Hour
+	// ServingLife is how long a serving certificate is valid; it is renewed at
+	// half of that.
+	ServingLife = 14 * 24 * time.Hour
+
+	// backdate lets peers whose clocks are slow accept a new certificate.
+	backdate = time.Hour
+)
+
+// Keys of the Secret's data. The first two are those of a kubernetes.io/tls Secret.
+const (
+	keySignerCert   = "tls.crt"
+	keySignerKey    = "tls.key"
+	keyNextCert     = "next.crt"
+	keyNextKey      = "next.key"
+	keyPreviousCert = "previous.crt"
+	// keySince holds when the signer took over from the previous CA, RFC 3339.
+	keySince = "signer-since"
+)
+
+// authority is one CA; key is nil for the previous one.
+type authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// published is when the CA was made, and put into the bundle.
+func (a *authority) published() time.Time { return a.cert.NotBefore.Add(backdate) }
+
+// authorities is the content of the Secret.
+type authorities struct {
+	signer         *authority
+	next, previous *authority // may be nil
+	since          time.Time  // when the signer replaced the previous one; zero when it replaced none
+}
+
+// parseAuthorities reads the Secret's data. The next and the previous CA are
+// optional; one that cannot be read is an error: somebody edited the Secret.
+func parseAuthorities(data map[string][]byte) (*authorities, error) {
+	var out authorities
+	var err error
+	if out.signer, err = parseAuthority(data[keySignerCert], data[keySignerKey]); err != nil {
+		return nil, fmt.Errorf("%s, %s: %w", keySignerCert, keySignerKey, err)
+	}
+	if len(data[keyNextCert]) > 0 {
+		if out.next, err = parseAuthority(data[keyNextCert], data[keyNextKey]); err != nil {
+			return nil, fmt.Errorf("%s, %s: %w", keyNextCert, keyNextKey, err)
+		}
+	}
+	if len(data[keyPreviousCert]) > 0 {
+		cert, err := parseCertificate(data[keyPreviousCert])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", keyPreviousCert, err)
+		}
+		out.previous = &authority{cert: cert}
+	}
+	if since := data[keySince]; len(since) > 0 {
+		if out.since, err = time.Parse(time.RFC3339, string(since)); err != nil {
+			return nil, fmt.Errorf("%s: %w", keySince, err)
+		}
+	}
+	return &out, nil
+}
+
+func parseAuthority(cert, key []byte) (*authority, error) {
+	c, err := parseCertificate(cert)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(key)
+	if block == nil {
+		return nil, errors.New("no PEM key")
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("key: %w", err)
+	}
+	signer, ok := parsed.(*ecdsa.PrivateKey)
+	if !ok || !signer.PublicKey.Equal(c.PublicKey) {
+		return nil, errors.New("key does not belong to the certificate")
+	}
+	return &authority{cert: c, key: signer}, nil
+}
+
+func parseCertificate(data []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return nil, errors.New("no PEM certificate")
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("certificate: %w", err)
+	}
+	if !cert.IsCA {
+		return nil, errors.New("certificate is no CA")
+	}
+	return cert, nil
+}
+
+// data is the inverse of parseAuthorities.
+func (a *authorities) data() (map[string][]byte, error) {
+	out := map[string][]byte{}
+	put := func(a *authority, certName, keyName string) error {
+		if a == nil {
+			return nil
+		}
+		out[certName] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+		if a.key == nil || keyName == "" {
+			return nil
+		}
+		der, err := x509.MarshalPKCS8PrivateKey(a.key)
+		if err != nil {
+			return fmt.Errorf("encode CA key: %w", err)
+		}
+		out[keyName] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+		return nil
+	}
+	if !a.since.IsZero() {
+		out[keySince] = []byte(a.since.UTC().Format(time.RFC3339))
+	}
+	return out, errors.Join(put(a.signer, keySignerCert, keySignerKey), put(a.next, keyNextCert, keyNextKey), put(a.previous, keyPreviousCert, ""))
+}
+
+// bundle is what nodes are to trust.
+func (a *authorities) bundle() []byte {
+	var out bytes.Buffer
+	for _, one := range []*authority{a.signer, a.next, a.previous} {
+		if one != nil {
+			_ = pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: one.cert.Raw}) // to memory
+		}
+	}
+	return out.Bytes()
+}
+
+// rotate returns what the authorities are to become at now, and false when
+// nothing is to change. It takes one step at a time:
+//
+//	signer near its end, no next  → make next, and publish it
+//	next published long enough    → next signs, the signer becomes previous
+//	previous replaced long enough → previous is dropped
+//	signer past its end           → begin again: nobody trusts it any more
+func (a *authorities) rotate(now time.Time) (*authorities, bool, error) {
+	if !now.Before(a.signer.cert.NotAfter) {
+		if a.next != nil && now.Before(a.next.cert.NotAfter) {
+			return &authorities{signer: a.next}, true, nil
+		}
+		fresh, err := newAuthority(now)
+		return &authorities{signer: fresh}, true, err
+	}
+	if a.next != nil && now.Sub(a.next.published()) >= PublishOverlap {
+		return &authorities{signer: a.next, previous: a.signer, since: now}, true, nil
+	}
+	if a.previous != nil && now.Sub(a.since) >= PublishOverlap {
+		return &authorities{signer: a.signer, next: a.next}, true, nil
+	}
+	if a.next == nil && a.signer.cert.NotAfter.Sub(now) < RotateBefore {
+		next, err := newAuthority(now)
+		return &authorities{signer: a.signer, next: next, previous: a.previous, since: a.since}, true, err
+	}
+	return a, false, nil
+}
+
+func newAuthority(now time.Time) (*authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make CA key: %w", err)
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		// The serial in the name lets verifiers tell two generations apart.
+		Subject:   pkix.Name{CommonName: "carve-uplink-ca-" + serial.Text(36)},
+		NotBefore: now.Add(-backdate), NotAfter: now.Add(CALife),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("make CA certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("make CA certificate: %w", err)
+	}
+	return &authority{cert: cert, key: key}, nil
+}
+
+// serving makes a certificate for the host, signed by a.
+func (a *authority) serving(now time.Time, host string) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make serving key: %w", err)
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	end := now.Add(ServingLife)
+	if end.After(a.cert.NotAfter) {
+		end = a.cert.NotAfter
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "carve-controller"}, DNSNames: []string{host},
+		NotBefore: now.Add(-backdate), NotAfter: end,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return nil, fmt.Errorf("make serving certificate: %w", err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("make serving certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
+}
+
+func newSerial() (*big.Int, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, fmt.Errorf("make serial number: %w", err)
+	}
+	return serial, nil
+}

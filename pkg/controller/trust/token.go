@@ -1,0 +1,116 @@
+package trust
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/uplink"
+)
+
+const (
+	// extraNodeName is where the API server says which node a token's Pod runs
+	// on (k8s.io/apiserver/pkg/authentication/serviceaccount).
+	extraNodeName = "authentication.kubernetes.io/node-name"
+	// expiryMargin is how long before a token's end its session must be renewed.
+	expiryMargin = 30 * time.Second
+	// maxReviews bounds the reviews in flight: a fleet that reconnects at once
+	// must not drown the API server.
+	maxReviews = 64
+)
+
+// Authenticator decides whether a node is who it says it is, by asking the API
+// server about its token.
+type Authenticator struct {
+	client kubernetes.Interface
+	user   string // the only one that may connect
+	slots  chan struct{}
+}
+
+// NewAuthenticator accepts the tokens of one service account.
+func NewAuthenticator(client kubernetes.Interface, namespace, serviceAccount string) *Authenticator {
+	return &Authenticator{
+		client: client,
+		user:   "system:serviceaccount:" + namespace + ":" + serviceAccount,
+		slots:  make(chan struct{}, maxReviews),
+	}
+}
+
+// Authenticate fits uplink.ServerConfig. A token is good when the API server
+// says so for our audience, it belongs to the node agent's service account, and
+// it is bound to a Pod on the very node that the peer claims to be. The API
+// server refuses tokens that are expired or whose Pod is gone.
+func (a *Authenticator) Authenticate(ctx context.Context, hello *lvmdv1.Hello) (uplink.Grant, error) {
+	if hello.GetToken() == "" || hello.GetNodeName() == "" {
+		return uplink.Grant{}, &uplink.DeniedError{Reason: "node_name and token are required"}
+	}
+	select {
+	case a.slots <- struct{}{}:
+		defer func() { <-a.slots }()
+	case <-ctx.Done():
+		return uplink.Grant{}, fmt.Errorf("waiting to review the token: %w", ctx.Err())
+	}
+	review, err := a.client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: hello.GetToken(), Audiences: []string{names.UplinkAudience}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return uplink.Grant{}, fmt.Errorf("review the token: %w", err)
+	}
+	if err := a.check(&review.Status, hello.GetNodeName()); err != nil {
+		return uplink.Grant{}, err
+	}
+	expiry, err := tokenExpiry(hello.GetToken())
+	if err != nil {
+		return uplink.Grant{}, &uplink.DeniedError{Reason: "token: " + err.Error()}
+	}
+	return uplink.Grant{ReauthenticateBy: expiry.Add(-expiryMargin)}, nil
+}
+
+func (a *Authenticator) check(s *authenticationv1.TokenReviewStatus, node string) error {
+	switch {
+	case !s.Authenticated:
+		return &uplink.DeniedError{Reason: "the API server does not accept the token"}
+	case !slices.Contains(s.Audiences, names.UplinkAudience):
+		return &uplink.DeniedError{Reason: fmt.Sprintf("the token is not for audience %q", names.UplinkAudience)}
+	case s.User.Username != a.user:
+		return &uplink.DeniedError{Reason: fmt.Sprintf("the token is of %q, only %q may connect", s.User.Username, a.user)}
+	}
+	if bound := s.User.Extra[extraNodeName]; len(bound) != 1 || bound[0] != node {
+		return &uplink.DeniedError{Reason: fmt.Sprintf("the token is bound to node %q, the peer says that it is node %q",
+			strings.Join(bound, ","), node)}
+	}
+	return nil
+}
+
+// tokenExpiry reads the end of a JSON web token without verifying it: the API
+// server has done that.
+func tokenExpiry(token string) (time.Time, error) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}, fmt.Errorf("it has %d parts, a JSON web token has 3", len(parts))
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return time.Time{}, fmt.Errorf("its payload is not base64: %w", err)
+	}
+	var claims struct {
+		Expiry float64 `json:"exp"`
+	}
+	if err := json.Unmarshal(payload, &claims); err != nil {
+		return time.Time{}, fmt.Errorf("its payload is not JSON: %w", err)
+	}
+	if claims.Expiry <= 0 {
+		return time.Time{}, fmt.Errorf("it never expires, which a projected token does")
+	}
+	return time.Unix(int64(claims.Expiry), 0), nil
+}
