@@ -1,0 +1,18 @@
+// Command server is CoreDNS with the few plugins that a test cluster's zone needs.
+//
+// It is a module by itself so that its dependencies do not decide the versions of the
+// harness'.
+package main
+
+import (
+	"github.com/coredns/coredns/coremain"
+	_ "github.com/coredns/coredns/plugin/cache"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/ready"
+)
+
+func main() {
+	coremain.Run()
+}
