@@ -62,7 +62,7 @@ func mergedPath(name string) string {
 var dropped = []string{
 	"dev", "proc", "sys",
 	"boot", "home", "media", "mnt", "opt", "srv",
-	"etc/apt", "etc/cron.d", "etc/cron.daily", "etc/init.d", "etc/logrotate.d", "etc/dpkg",
+	"etc/apt", "etc/cron.d", "etc/cron.daily", "etc/init.d", "etc/logrotate.d", "etc/dpkg", "etc/python3.11",
 	"usr/games", "usr/include", "usr/src", "usr/share",
 	"usr/lib/python3", "usr/lib/python3.11", "usr/lib/systemd", "usr/lib/udev", "usr/lib/x86_64-linux-gnu/gconv",
 	"usr/lib/x86_64-linux-gnu/perl", "usr/lib/x86_64-linux-gnu/perl5", "usr/lib/x86_64-linux-gnu/perl-base",
