@@ -1,12 +1,8 @@
 package vm
 
-import (
-	"os"
+import "github.com/carve-csi/carve/e2e/vm/guest"
 
-	"github.com/carve-csi/carve/e2e/vm/guest"
-)
-
-// Config describes a machine.
+// Config describes a machine. It can be written as JSON.
 type Config struct {
 	// Name is the QEMU process' name, visible in ps, and the default host name.
 	Name string
@@ -27,9 +23,9 @@ type Config struct {
 	// Disks become /dev/vdb and so on in their order.
 	Disks  []Disk
 	Shares []Share
-	// Tap is an open tap device that becomes eth0; nil means no network. Start
-	// closes it.
-	Tap *os.File
+	// Tap is the name of a tap device, in the network namespace of the process that
+	// calls Start, that becomes eth0. Empty means no network.
+	Tap string
 	// MAC is eth0's address.
 	MAC string
 	// Accelerator is KVM or TCG, see Probe.

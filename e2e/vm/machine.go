@@ -37,9 +37,6 @@ type Machine struct {
 // Start switches a machine on. It returns when QEMU runs; WaitReady tells when the
 // machine is set up.
 func Start(config Config) (*Machine, error) {
-	if config.Tap != nil {
-		defer config.Tap.Close()
-	}
 	args, err := config.arguments()
 	if err != nil {
 		return nil, fmt.Errorf("machine %s: %w", config.Name, err)
@@ -67,9 +64,6 @@ func Start(config Config) (*Machine, error) {
 	command := exec.Command(Binary, args...)
 	command.Stdout, command.Stderr = log, log
 	command.ExtraFiles = []*os.File{theirs}
-	if config.Tap != nil {
-		command.ExtraFiles = append(command.ExtraFiles, config.Tap)
-	}
 	client, err := agent.NewClient(ours)
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())

@@ -12,11 +12,8 @@ import (
 // Binary is the emulator, of the package qemu-system-x86.
 const Binary = "qemu-system-x86_64"
 
-// Descriptors that Start passes to QEMU.
-const (
-	agentDescriptor = 3
-	tapDescriptor   = 4
-)
+// agentDescriptor is the file descriptor that Start passes to QEMU.
+const agentDescriptor = 3
 
 // kernelArguments are the same for all machines. TCG knows no speculation, so
 // mitigations would only cost; cgroup v1 must be off for the kubelet to have v2.
@@ -48,9 +45,9 @@ func (c Config) arguments() ([]string, error) {
 	for _, share := range c.Shares {
 		args = append(args, "-virtfs", share.argument())
 	}
-	if c.Tap != nil {
+	if c.Tap != "" {
 		args = append(args,
-			"-netdev", fmt.Sprintf("tap,id=net,fd=%d", tapDescriptor),
+			"-netdev", "tap,id=net,ifname="+c.Tap+",script=no,downscript=no",
 			"-device", "virtio-net-pci,netdev=net,romfile=,mac="+c.MAC)
 	}
 	return args, nil
@@ -66,7 +63,7 @@ func (c Config) check() error {
 	if c.CPUs < 1 {
 		return fmt.Errorf("processors: got %d, want at least 1", c.CPUs)
 	}
-	paths := []string{c.Name, c.Dir, c.Kernel, c.Initramfs, c.RootDisk, c.PmemFile}
+	paths := []string{c.Name, c.Dir, c.Kernel, c.Initramfs, c.RootDisk, c.PmemFile, c.Tap, c.MAC}
 	for _, disk := range c.Disks {
 		paths = append(paths, disk.Path, disk.Serial)
 	}

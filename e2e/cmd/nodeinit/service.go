@@ -50,6 +50,9 @@ func (s *supervisor) start(definition guest.Service) error {
 
 func (s *service) keepRunning() {
 	defer close(s.stopped)
+	if !s.awaitStartPath() {
+		return
+	}
 	for {
 		err := s.runOnce()
 		select {
@@ -64,6 +67,21 @@ func (s *service) keepRunning() {
 		case <-time.After(restartDelay):
 		}
 	}
+}
+
+// awaitStartPath reports whether the service is to be started at all.
+func (s *service) awaitStartPath() bool {
+	for s.definition.StartPath != "" {
+		if _, err := os.Stat(s.definition.StartPath); err == nil {
+			return true
+		}
+		select {
+		case <-s.stopping:
+			return false
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return true
 }
 
 func (s *service) runOnce() error {

@@ -190,6 +190,7 @@ func setUpNetwork(network *guest.Network) error {
 	commands := [][]string{{"ip", "link", "set", "lo", "up"}}
 	if network != nil {
 		commands = append(commands,
+			[]string{"modprobe", "virtio_net"},
 			[]string{"ip", "address", "add", network.Address, "dev", "eth0"},
 			[]string{"ip", "link", "set", "eth0", "up"})
 		if network.Gateway != "" {

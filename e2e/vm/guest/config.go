@@ -77,6 +77,9 @@ type Service struct {
 	Env  []string `json:"env,omitempty"`
 	// Log is the file that takes its output, appended to.
 	Log string `json:"log"`
+	// StartPath is a path that must exist before the service is started for the
+	// first time; the next services do not wait with it. Empty means to start.
+	StartPath string `json:"startPath,omitempty"`
 	// ReadyPath is a path (of a socket, say) that must exist before the next
 	// service is started. Empty means not to wait.
 	ReadyPath string `json:"readyPath,omitempty"`

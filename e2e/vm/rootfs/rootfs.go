@@ -56,7 +56,7 @@ var excluded = []string{
 var earlyModules = []string{"crc32c_generic", "virtio_pci", "virtio_blk", "virtio_console", "ext4", "overlay", "qemu_fw_cfg"}
 
 // hostPackages are what this package runs on the host.
-var hostPackages = []string{"mmdebstrap", "e2fsprogs"}
+var hostPackages = []string{"mmdebstrap", "debian-archive-keyring", "e2fsprogs"}
 
 // Base is a node's kernel and root disk.
 type Base struct {
