@@ -162,7 +162,7 @@ func signalProcess(pid int, name string, sig os.Signal) error {
 	if err != nil {
 		return err
 	}
-	defer process.Release()
+	defer func() { _ = process.Release() }() // Only frees the pin.
 	if processName(pid) != name {
 		return nil
 	}

@@ -44,7 +44,7 @@ func TestRealControlPlane(t *testing.T) {
 	}
 
 	t.Run("the controller-manager makes service accounts", func(t *testing.T) {
-		waitFor(t, ctx, func() error {
+		waitFor(ctx, t, func() error {
 			_, err := client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
 			return err
 		})
@@ -54,7 +54,7 @@ func TestRealControlPlane(t *testing.T) {
 		if _, err := client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, ctx, func() error {
+		waitFor(ctx, t, func() error {
 			node, err := client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{})
 			if err == nil && node.Spec.PodCIDR == "" {
 				return errNotYet
@@ -106,7 +106,7 @@ func TestRealControlPlane(t *testing.T) {
 var errNotYet = errors.New("not yet")
 
 // waitFor polls until condition returns nil.
-func waitFor(t *testing.T, ctx context.Context, condition func() error) {
+func waitFor(ctx context.Context, t *testing.T, condition func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

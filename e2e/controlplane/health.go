@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -28,7 +29,10 @@ func (c *ControlPlane) waitHealthy(ctx context.Context, url string, ended <-chan
 		}
 		select {
 		case how := <-ended:
-			return fmt.Errorf("it ended: %v", how)
+			if how == nil {
+				return errors.New("it ended, without an error")
+			}
+			return fmt.Errorf("it ended: %w", how)
 		case <-ctx.Done():
 			return fmt.Errorf("not healthy in time: %w; at last: %w", context.Cause(ctx), last)
 		case <-time.After(2 * pollInterval):

@@ -59,7 +59,7 @@ func carveLayer(ctx context.Context, root, version string) (v1.Layer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build Carve's programs: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	layer := make(tree)
 	for _, name := range programs {
 		built := filepath.Join(dir, name)

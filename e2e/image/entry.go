@@ -3,6 +3,7 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -43,7 +44,7 @@ func readTree(source io.Reader) (tree, error) {
 	reader := tar.NewReader(source)
 	for {
 		header, err := reader.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return result, nil
 		}
 		if err != nil {

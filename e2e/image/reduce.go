@@ -159,7 +159,8 @@ func (t tree) pruneLibraries() error {
 		}
 	}
 	for name, e := range t {
-		if isLibrary(name) && !needed[name] && !(e.kind == tar.TypeSymlink && needed[t.target(name)]) {
+		leadsToNeeded := e.kind == tar.TypeSymlink && needed[t.target(name)]
+		if isLibrary(name) && !needed[name] && !leadsToNeeded {
 			delete(t, name)
 		}
 	}

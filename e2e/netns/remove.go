@@ -100,7 +100,7 @@ func (n Namespace) signalMember(pid int, sig unix.Signal) error {
 	if err != nil {
 		return fmt.Errorf("pin process %d: %w", pid, err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	inside, err := n.contains(pid)
 	if err != nil || !inside {
 		return err

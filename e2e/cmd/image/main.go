@@ -14,12 +14,17 @@ import (
 )
 
 func main() {
+	os.Exit(run())
+}
+
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
 
 func command() *cobra.Command {
@@ -53,8 +58,8 @@ func command() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Println(path)
-				return nil
+				_, err = fmt.Fprintln(command.OutOrStdout(), path)
+				return err
 			},
 		})
 	}
