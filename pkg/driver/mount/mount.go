@@ -1,0 +1,100 @@
+// Package mount is the node plugin's view of the kernel's mount table: it
+// mounts file systems, binds them and device nodes to further paths, takes
+// them off again and tells what is where.
+//
+// It owns the system calls and nothing else: no retries, no locks, no policy
+// about which path or option is allowed, and no process is ever forked.
+//
+// Vocabulary: a layer is one mount at a path; several at the same path hide
+// each other, and only the topmost is seen. A device is a pair of numbers; a
+// path to a device node is only a way to find them. What is published at a
+// path is told by the device behind it: the one that the mounted file system
+// lives on, or the one that the bound node stands for.
+//
+// Invariants: a mount appears at its path complete, with all its options, or
+// not at all. Off takes every layer away, and works on mounts whose device is
+// dead.
+//
+// The CSI node service in pkg/driver is the caller. Package mountfake has the
+// fake, mounttest the suite that both pass.
+package mount
+
+import "fmt"
+
+// Device identifies a block device by its numbers.
+type Device struct {
+	Major, Minor uint32
+}
+
+// String returns "major:minor", as the kernel writes it in sysfs.
+func (d Device) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
+
+// State is what At finds at a path.
+type State struct {
+	// Mounted is false when the path is missing or is not the root of a mount;
+	// the other fields are zero then.
+	Mounted bool
+	// Device is the block device that the topmost layer shows: that of its file
+	// system, or the one that the bound device node stands for.
+	Device Device
+	// Node is true when a device node is bound to the path.
+	Node bool
+	// ReadOnly is true when the topmost layer, or the file system below it,
+	// cannot be written to.
+	ReadOnly bool
+}
+
+// Point is one layer in the mount table.
+type Point struct {
+	Path string
+	// Device of the file system. For a bound device node that is the file
+	// system the node lies in; At tells which device it stands for.
+	Device Device
+	// Root is the path within the file system that is mounted: "/" unless a
+	// directory or file of it is bound.
+	Root string
+	// FSType is the file system's type, e.g. "ext4" or "devtmpfs".
+	FSType string
+	// Options belong to the layer: "ro", "noatime". FSOptions belong to the file
+	// system and are the same in all its layers: "ro", "dax=always".
+	Options, FSOptions []string
+}
+
+// Usage is how full a file system is.
+type Usage struct {
+	// TotalBytes, AvailableBytes and UsedBytes: available is what unprivileged
+	// users can still write, and can be less than what is not used.
+	TotalBytes, AvailableBytes, UsedBytes int64
+	// TotalInodes, FreeInodes and UsedInodes. A file system that makes inodes
+	// as needed reports how many it could have.
+	TotalInodes, FreeInodes, UsedInodes int64
+}
+
+// Interface is what the node service asks of the kernel. All methods may be
+// called concurrently; callers serialise calls that change one path. Errors
+// wrap the errno.
+type Interface interface {
+	// Mount mounts the file system on a device node at a directory. Options are
+	// those of mount(8), one each, already checked; both those of the layer and
+	// those of the file system.
+	Mount(device, path, fsType string, options []string) error
+	// Bind makes the mount at source, or the device node at source, appear at
+	// the existing directory or file path too.
+	Bind(source, path string, readOnly bool) error
+	// Off takes all layers at the path away. It succeeds when there are none and
+	// when the path does not exist. EBUSY: the topmost layer is in use.
+	Off(path string) error
+	// At looks at one path, at a cost that does not depend on how many mounts
+	// there are. A dead file system can make it fail with EIO.
+	At(path string) (State, error)
+	// Below returns all layers whose path is strictly below dir, in the order of
+	// their paths. It reads the whole mount table and touches no file system.
+	Below(dir string) ([]Point, error)
+	// Node returns the device that a node in the file system stands for. ENOTBLK
+	// when it is something else.
+	Node(path string) (Device, error)
+	// Usage asks the file system mounted at the path how full it is.
+	Usage(path string) (Usage, error)
+	// NodeSize returns the size in bytes of the device that a node stands for.
+	NodeSize(path string) (int64, error)
+}

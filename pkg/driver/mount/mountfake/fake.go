@@ -1,0 +1,283 @@
+// Package mountfake is a mount table in memory, for tests of what is built on
+// package mount. Paths have to exist in the real file system, as with the real
+// one; devices do not.
+package mountfake
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// Table implements mount.Interface. Its zero value is empty and ready.
+type Table struct {
+	mu     sync.Mutex
+	nodes  map[string]node
+	busy   map[string]bool
+	dead   map[mount.Device]bool
+	layers []layer
+	forced error
+}
+
+type node struct {
+	device mount.Device
+	size   int64
+}
+
+type layer struct {
+	mount.Point
+	source   string
+	node     bool
+	device   mount.Device
+	readOnly bool
+}
+
+var _ mount.Interface = (*Table)(nil)
+
+// AddNode makes a device node of that size in bytes appear at a path, or
+// changes the one that is there.
+func (t *Table) AddNode(path string, device mount.Device, size int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.nodes == nil {
+		t.nodes = map[string]node{}
+	}
+	t.nodes[path] = node{device, size}
+}
+
+// RemoveNode makes the node at the path disappear. Mounts of it stay.
+func (t *Table) RemoveNode(path string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.nodes, path)
+}
+
+// SetBusy makes Off of the path fail with EBUSY while it is set.
+func (t *Table) SetBusy(path string, busy bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.busy == nil {
+		t.busy = map[string]bool{}
+	}
+	t.busy[path] = busy
+}
+
+// Kill makes the device fail: its file systems answer with EIO, and can still
+// be taken off.
+func (t *Table) Kill(device mount.Device) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.dead == nil {
+		t.dead = map[mount.Device]bool{}
+	}
+	t.dead[device] = true
+}
+
+// FailMounts makes Mount and Bind fail with err until it is called with nil.
+func (t *Table) FailMounts(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.forced = err
+}
+
+// Layers returns how many layers there are in all.
+func (t *Table) Layers() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.layers)
+}
+
+// Stacked returns the paths that have more than one layer.
+func (t *Table) Stacked() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	count := map[string]int{}
+	var stacked []string
+	for _, l := range t.layers {
+		if count[l.Path]++; count[l.Path] == 2 {
+			stacked = append(stacked, l.Path)
+		}
+	}
+	return stacked
+}
+
+// Mount implements mount.Interface.
+func (t *Table) Mount(device, path, fsType string, options []string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n, ok := t.nodes[device]
+	switch {
+	case t.forced != nil:
+		return pathError("mount", path, t.forced)
+	case !ok:
+		return pathError("mount", device, unix.ENOENT)
+	case t.dead[n.device]:
+		return pathError("mount", device, unix.EIO)
+	}
+	if info, err := os.Lstat(path); err != nil {
+		return err
+	} else if !info.IsDir() {
+		return pathError("mount", path, unix.ENOTDIR)
+	}
+	readOnly := slices.Contains(options, "ro")
+	t.layers = append(t.layers, layer{
+		Point: mount.Point{
+			Path: path, Device: n.device, Root: "/", FSType: fsType,
+			Options: access(readOnly), FSOptions: append(access(readOnly), options...),
+		},
+		source: device, device: n.device, readOnly: readOnly,
+	})
+	return nil
+}
+
+// Bind implements mount.Interface.
+func (t *Table) Bind(source, path string, readOnly bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.forced != nil {
+		return pathError("bind", path, t.forced)
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if n, ok := t.nodes[source]; ok {
+		if !info.Mode().IsRegular() {
+			return pathError("bind", path, unix.ENOTDIR)
+		}
+		t.layers = append(t.layers, layer{
+			Point: mount.Point{
+				Path: path, Device: mount.Device{Minor: 6}, Root: source, FSType: "devtmpfs",
+				Options: access(readOnly), FSOptions: access(false),
+			},
+			source: source, node: true, device: n.device, readOnly: readOnly,
+		})
+		return nil
+	}
+	top, ok := t.top(source)
+	if !ok {
+		return pathError("bind", source, unix.EINVAL)
+	}
+	if !info.IsDir() {
+		return pathError("bind", path, unix.ENOTDIR)
+	}
+	top.Path, top.readOnly = path, top.readOnly || readOnly
+	top.Options = access(top.readOnly)
+	t.layers = append(t.layers, top)
+	return nil
+}
+
+// Off implements mount.Interface.
+func (t *Table) Off(path string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, ok := t.top(path); ok && t.busy[path] {
+		return pathError("umount", path, unix.EBUSY)
+	}
+	t.layers = slices.DeleteFunc(t.layers, func(l layer) bool { return l.Path == path })
+	return nil
+}
+
+// At implements mount.Interface.
+func (t *Table) At(path string) (mount.State, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return mount.State{}, nil
+	} else if err != nil {
+		return mount.State{}, err
+	}
+	l, ok := t.top(path)
+	if !ok {
+		return mount.State{}, nil
+	}
+	if !l.node && t.dead[l.device] {
+		return mount.State{}, pathError("statx", path, unix.EIO)
+	}
+	return mount.State{Mounted: true, Device: l.device, Node: l.node, ReadOnly: l.readOnly}, nil
+}
+
+// Below implements mount.Interface.
+func (t *Table) Below(dir string) ([]mount.Point, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var points []mount.Point
+	for _, l := range t.layers {
+		if strings.HasPrefix(l.Path, strings.TrimSuffix(dir, "/")+"/") {
+			points = append(points, l.Point)
+		}
+	}
+	slices.SortStableFunc(points, func(a, b mount.Point) int { return cmp.Compare(a.Path, b.Path) })
+	return points, nil
+}
+
+// Node implements mount.Interface.
+func (t *Table) Node(path string) (mount.Device, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n, ok := t.nodes[path]
+	if !ok {
+		return mount.Device{}, pathError("stat", path, unix.ENOENT)
+	}
+	return n.device, nil
+}
+
+// Usage implements mount.Interface: a file system of which a quarter is used.
+func (t *Table) Usage(path string) (mount.Usage, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l, ok := t.top(path)
+	switch {
+	case !ok:
+		return mount.Usage{}, pathError("statfs", path, unix.ENOENT)
+	case t.dead[l.device]:
+		return mount.Usage{}, pathError("statfs", path, unix.EIO)
+	}
+	size := t.nodes[l.source].size
+	inodes := size >> 14
+	return mount.Usage{
+		TotalBytes: size, UsedBytes: size / 4, AvailableBytes: size - size/4,
+		TotalInodes: inodes, UsedInodes: inodes / 4, FreeInodes: inodes - inodes/4,
+	}, nil
+}
+
+// NodeSize implements mount.Interface.
+func (t *Table) NodeSize(path string) (int64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n, ok := t.nodes[path]; ok {
+		return n.size, nil
+	}
+	if l, ok := t.top(path); ok && l.node {
+		return t.nodes[l.source].size, nil
+	}
+	return 0, pathError("open", path, unix.ENOENT)
+}
+
+func (t *Table) top(path string) (layer, bool) {
+	for _, l := range slices.Backward(t.layers) {
+		if l.Path == path {
+			return l, true
+		}
+	}
+	return layer{}, false
+}
+
+func access(readOnly bool) []string {
+	if readOnly {
+		return []string{"ro"}
+	}
+	return []string{"rw"}
+}
+
+func pathError(op, path string, err error) error {
+	return &os.PathError{Op: op, Path: path, Err: err}
+}
