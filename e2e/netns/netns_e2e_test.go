@@ -1,4 +1,4 @@
-//go:build kernel
+//go:build e2e
 
 package netns
 
