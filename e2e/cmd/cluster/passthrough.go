@@ -45,6 +45,9 @@ func execCommand(name *string) *cobra.Command {
 				return err
 			}
 			argv := args[1:]
+			if len(argv) > 0 && argv[0] == "--" {
+				argv = argv[1:]
+			}
 			if len(argv) == 0 {
 				argv = []string{"bash", "--login"}
 			}

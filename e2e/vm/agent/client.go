@@ -216,6 +216,9 @@ func receive(ctx context.Context, stream net.Conn, stdout, stderr io.Writer) (re
 			if err := json.Unmarshal(payload, &res); err != nil {
 				return result{}, fmt.Errorf("read the agent's answer: %w", err)
 			}
+			if ctx.Err() != nil {
+				return res, ctx.Err() // The command was killed for it.
+			}
 			if res.Error != "" {
 				return res, errors.New(res.Error)
 			}

@@ -61,9 +61,7 @@ func (s *Server) answer(connection net.Conn) {
 	frames := &frameWriter{w: connection}
 	var req request
 	var res result
-	if err := json.Unmarshal(line, &req); err != nil {
-		res, err = result{}, fmt.Errorf("read the request: %w", err)
-	} else {
+	if err = json.Unmarshal(line, &req); err == nil {
 		res, err = s.carryOut(req, reader, frames)
 	}
 	if err != nil {
