@@ -84,6 +84,7 @@ test-vm: ## Tests against real LVM, in a virtual machine
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
+	cd e2e && $(GO) test -tags e2e -count=1 ./netns ./controlplane
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 55m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench-pod
