@@ -1,6 +1,9 @@
 package lvmd
 
 import (
+	"context"
+	"time"
+
 	"google.golang.org/grpc"
 	grpchealth "google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -33,4 +36,19 @@ func (h *health) set(serving bool) {
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	lvmdv1.RegisterLVMDServer(r, s)
 	healthpb.RegisterHealthServer(r, s.health.server)
+}
+
+// Ready returns nil while the service answers and LVM answers it.
+func (s *Service) Ready(context.Context) error {
+	if s.isStopping() {
+		return errStopping
+	}
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	for _, g := range s.model.groups {
+		if !g.wedged.IsZero() {
+			return commandTimedOut("LVM has not answered for volume group %q since %s", g.name, g.wedged.UTC().Format(time.RFC3339))
+		}
+	}
+	return nil
 }

@@ -1,0 +1,70 @@
+// Command lvmd owns a node's volume groups: it serves api/lvmd/v1 on a unix
+// socket and, over the uplink that it dials, to the controller.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/logging"
+)
+
+// version is set by the build.
+var version = "devel"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "lvmd: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var f flags
+	c := &cobra.Command{
+		Use:           "lvmd",
+		Short:         "Carve's storage daemon: owns the volume groups of this node",
+		Version:       version,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	f.add(c.Flags())
+	logs := logging.AddFlags(c.Flags())
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		log, err := logs.Logger(os.Stderr)
+		if err != nil {
+			return err
+		}
+		return run(c.Context(), f, log)
+	}
+	c.AddCommand(checkConfig())
+	return c
+}
+
+func checkConfig() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check-config FILE",
+		Short: "Say what is wrong with a configuration file, one line each",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			_, err := config.Load(args[0])
+			problems, ok := err.(config.Problems)
+			if !ok {
+				return err
+			}
+			for _, p := range problems {
+				fmt.Fprintln(c.ErrOrStderr(), p)
+			}
+			return fmt.Errorf("%s: %d problems", args[0], len(problems))
+		},
+	}
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/ops"
+	"github.com/carve-csi/carve/pkg/uplink"
+)
+
+// stopBound is by when the process is gone after SIGTERM, whatever the kernel
+// holds: the journal makes up for what is cut off.
+const stopBound = 4500 * time.Millisecond
+
+type flags struct {
+	config, socket, stateDir, nodeName   string
+	controller, controllerCA, tokenFile  string
+	opsListen, metricsTokenFile, lvmPath string
+	commandTimeout                       time.Duration
+}
+
+func (f *flags) add(s *pflag.FlagSet) {
+	s.StringVar(&f.config, "config", "/etc/carve/lvmd.yaml", "configuration file")
+	s.StringVar(&f.socket, "socket", "/run/carve/lvmd.sock", "unix socket to serve on")
+	s.StringVar(&f.stateDir, "state-dir", "/var/lib/carve", "directory of the journal")
+	s.StringVar(&f.nodeName, "node-name", "", "name of this node in Kubernetes; required with --controller")
+	s.StringVar(&f.controller, "controller", "carve-uplink.carve-system.svc:9443",
+		"host:port of the controller; a connection is kept to every address of the host; empty means no uplink")
+	s.StringVar(&f.controllerCA, "controller-ca", "/etc/carve/uplink/ca.crt", "PEM file with the CA of the controller's certificate; read at every dial")
+	s.StringVar(&f.tokenFile, "token-file", "/var/run/secrets/carve/token", "service-account token to present to the controller; read at every dial")
+	s.StringVar(&f.opsListen, "ops-listen", ":9808", "host:port for /healthz, /readyz and /metrics over HTTPS; empty means none")
+	s.StringVar(&f.metricsTokenFile, "metrics-token-file", "/etc/carve/metrics/token", "file with the bearer token that may read /metrics")
+	s.StringVar(&f.lvmPath, "lvm", "lvm", "the lvm program: a path, or a name to look up in PATH")
+	s.DurationVar(&f.commandTimeout, "lvm-timeout", time.Minute, "deadline of each LVM command")
+}
+
+// run is lvmd's life: lock, load, listen, serve, stop.
+func run(ctx context.Context, f flags, log *slog.Logger) error {
+	if f.controller != "" && f.nodeName == "" {
+		return fmt.Errorf("--node-name is empty; it is required unless --controller is empty")
+	}
+	if f.nodeName != "" {
+		log = log.With("node", f.nodeName)
+	}
+	c, err := config.Load(f.config)
+	if err != nil {
+		return err
+	}
+	unlock, err := lvmd.LockStateDir(f.stateDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	events, err := lvm.WatchBlockDevices(ctx)
+	if err != nil {
+		return err
+	}
+	metrics := lvmd.NewMetrics()
+	host := lvm.NewHost(&lvm.Runner{Binary: f.lvmPath, Timeout: f.commandTimeout, Observe: func(r lvm.Result) {
+		metrics.ObserveCommand(r)
+		log.Debug("lvm", "command", r.Command, "duration", r.Duration, "error", r.Err)
+	}})
+	service, err := lvmd.New(ctx, lvmd.Options{
+		Config: c, LVM: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
+	})
+	if err != nil {
+		return err
+	}
+	listener, err := lvmd.Listen(f.socket)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(append(uplink.ServerOptions(), grpc.UnaryInterceptor(service.Interceptor()))...)
+	service.Register(server)
+	service.Start()
+	log.Info("serving", "version", version, "socket", f.socket, "classes", len(c.Classes), "controller", f.controller)
+	return serve(ctx, f, log, service, server, listener, metrics)
+}
+
+// serve runs everything that serves until ctx is done or something fails, and
+// stops it in order.
+func serve(ctx context.Context, f flags, log *slog.Logger, service *lvmd.Service, server *grpc.Server, l net.Listener, metrics *lvmd.Metrics) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return server.Serve(l) })
+	group.Go(func() error {
+		return ops.Serve(ctx, ops.Options{
+			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile,
+			Gatherer: metrics.Registry, Ready: service.Ready, Log: log,
+		})
+	})
+	if f.controller != "" {
+		group.Go(func() error {
+			return uplink.RunClient(ctx, uplink.ClientOptions{
+				Addresses: f.controller, CAFile: f.controllerCA, TokenFile: f.tokenFile,
+				NodeName: f.nodeName, Version: version, Serve: server.Serve, Log: log,
+			})
+		})
+	}
+	group.Go(func() error {
+		<-ctx.Done()
+		log.Info("stopping")
+		late := time.AfterFunc(stopBound, func() {
+			log.Error("could not stop in time; the next start makes up for it")
+			os.Exit(1)
+		})
+		defer late.Stop()
+		return lvmd.StopServer(server, service)
+	})
+	return group.Wait()
+}

@@ -1,0 +1,68 @@
+package lvm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// WatchBlockDevices sends on the returned channel, which holds one element,
+// after the kernel announced that block devices other than device-mapper's
+// came, went or changed. Bursts are one event. It ends with ctx.
+//
+// It listens to the kernel itself (NETLINK_KOBJECT_UEVENT), so no udev is
+// needed, and a container hears it too.
+func WatchBlockDevices(ctx context.Context) (<-chan struct{}, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
+	if err != nil {
+		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
+	}
+	// Group 1 is the kernel's; udev repeats events on group 2.
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
+	}
+	// Reads wake up now and then to see whether ctx is done.
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
+	}
+	events := make(chan struct{}, 1)
+	go func() {
+		defer unix.Close(fd)
+		buf := make([]byte, 16<<10)
+		for ctx.Err() == nil {
+			n, err := unix.Read(fd, buf)
+			switch {
+			case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+				continue
+			case err != nil && !errors.Is(err, unix.ENOBUFS):
+				return
+			case err == nil && !concernsBlockDevice(buf[:n]):
+				continue
+			}
+			// Lost events (ENOBUFS) may have been about anything.
+			select {
+			case events <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return events, nil
+}
+
+// concernsBlockDevice reads an event: "ACTION@DEVPATH", then KEY=VALUE
+// strings, each ended by a zero byte.
+func concernsBlockDevice(event []byte) bool {
+	block := false
+	for field := range bytes.SplitSeq(event, []byte{0}) {
+		if bytes.HasPrefix(field, []byte("DEVNAME=dm-")) {
+			return false
+		}
+		block = block || bytes.Equal(field, []byte("SUBSYSTEM=block"))
+	}
+	return block
+}

@@ -1,0 +1,402 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+const (
+	testGroup  = "carve"
+	testExtent = int64(4 << 20)
+	testTotal  = int64(64)
+)
+
+// machine is what outlives an lvmd: disks and a state directory.
+type machine struct {
+	fake   *lvmfake.Groups
+	state  string
+	config string
+
+	mu        sync.Mutex
+	formatted map[string]filesystem.FormatOptions // by device path
+	// formatHook runs in place of nothing before a format is noted.
+	formatHook func(ctx context.Context, device string) error
+}
+
+const oneClass = `
+- name: local
+  default: true
+  volumeGroup: carve
+`
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{fake: lvmfake.New(), state: t.TempDir(), config: oneClass, formatted: map[string]filesystem.FormatOptions{}}
+	m.fake.AddGroup(testGroup, testExtent, testTotal)
+	return m
+}
+
+func (m *machine) format(ctx context.Context, device string, o filesystem.FormatOptions) error {
+	if m.formatHook != nil {
+		if err := m.formatHook(ctx, device); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.formatted[device] = o
+	return nil
+}
+
+func (m *machine) probe(device string) (filesystem.Info, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o, ok := m.formatted[device]
+	if !ok {
+		return filesystem.Info{}, filesystem.ErrUnformatted
+	}
+	return filesystem.Info{Type: o.Type, UUID: o.UUID}, nil
+}
+
+// daemon is one life of an lvmd on a machine.
+type daemon struct {
+	*Service
+	t       *testing.T
+	machine *machine
+	gate    *gate
+	server  *grpc.Server
+	conn    *grpc.ClientConn
+	client  lvmdv1.LVMDClient
+	ended   bool
+}
+
+// start brings up an lvmd, which is stopped at the end of the test.
+func (m *machine) start(t *testing.T, adjust ...func(*daemon, *Options)) *daemon {
+	t.Helper()
+	d, err := m.tryStart(t, adjust...)
+	if err != nil {
+		t.Fatalf("lvmd does not start: %v", err)
+	}
+	return d
+}
+
+func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*daemon, error) {
+	t.Helper()
+	c, err := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+m.config))
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{t: t, machine: m, gate: &gate{Groups: m.fake}}
+	o := Options{
+		Config: c, LVM: d.gate, StateDir: m.state, Format: m.format, Probe: m.probe,
+		Log: slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond,
+	}
+	for _, a := range adjust {
+		a(d, &o)
+	}
+	d.Service, err = New(t.Context(), o)
+	if err != nil {
+		return nil, err
+	}
+	d.Service.crashPoint = d.gate.pass
+	l, err := Listen(filepath.Join(m.state, "lvmd.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.server = grpc.NewServer(grpc.UnaryInterceptor(d.Interceptor()))
+	d.Register(d.server)
+	go d.server.Serve(l)
+	d.conn, err = grpc.NewClient("passthrough:lvmd", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", l.Addr().String())
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.client = lvmdv1.NewLVMDClient(d.conn)
+	d.Start()
+	t.Cleanup(d.stop)
+	return d, nil
+}
+
+func (d *daemon) stop() {
+	if d.ended {
+		return
+	}
+	d.ended = true
+	d.conn.Close()
+	if err := StopServer(d.server, d.Service); err != nil {
+		d.t.Errorf("stop: %v", err)
+	}
+}
+
+// kill ends the daemon as SIGKILL does: nothing it still tries has an effect.
+func (d *daemon) kill() {
+	d.ended = true
+	d.gate.dead.Store(true)
+	d.journal.close()
+	d.conn.Close()
+	d.server.Stop()
+	d.cancel()
+	d.machine.fake.CloseAll()
+}
+
+// gate stands between a daemon and LVM. It lets a daemon die between any two
+// effects: pass is called at each such place, and the one that is chosen is
+// never left.
+type gate struct {
+	lvm.Groups
+	dead atomic.Bool
+
+	mu    sync.Mutex
+	count int
+	// dieAt is the place to die at, counting from 1; zero means never.
+	dieAt int
+	// died is closed there.
+	died  chan struct{}
+	point string
+}
+
+var errDead = errors.New("the daemon is dead")
+
+func (g *gate) pass(point string) {
+	g.mu.Lock()
+	g.count++
+	die := g.dieAt > 0 && g.count == g.dieAt
+	if die {
+		g.point = point
+		g.dead.Store(true)
+		close(g.died)
+	}
+	g.mu.Unlock()
+	if g.dead.Load() {
+		runtime.Goexit()
+	}
+}
+
+func (g *gate) around(what string, f func() error) error {
+	g.pass("before " + what)
+	err := f()
+	g.pass("after " + what)
+	return err
+}
+
+func (g *gate) Scan(ctx context.Context, groups []string) ([]lvm.Group, error) {
+	if g.dead.Load() {
+		return nil, errDead
+	}
+	return g.Groups.Scan(ctx, groups)
+}
+
+func (g *gate) Activate(ctx context.Context, groups []string) error {
+	return g.around("activate", func() error { return g.Groups.Activate(ctx, groups) })
+}
+
+func (g *gate) Create(ctx context.Context, o lvm.CreateOptions) error {
+	return g.around("create", func() error { return g.Groups.Create(ctx, o) })
+}
+
+func (g *gate) Extend(ctx context.Context, group, volume string, extents int64) error {
+	return g.around("extend", func() error { return g.Groups.Extend(ctx, group, volume, extents) })
+}
+
+func (g *gate) Remove(ctx context.Context, group string, volumes []string) error {
+	return g.around("remove", func() error { return g.Groups.Remove(ctx, group, volumes) })
+}
+
+func (g *gate) Open(group, volume string) (lvm.Handle, error) {
+	if g.dead.Load() {
+		return nil, errDead
+	}
+	h, err := g.Groups.Open(group, volume)
+	if err != nil {
+		return nil, err
+	}
+	return &gateHandle{Handle: h, gate: g}, nil
+}
+
+type gateHandle struct {
+	lvm.Handle
+	gate *gate
+}
+
+func (h *gateHandle) Zero(off, n int64) error {
+	return h.gate.around("zero", func() error { return h.Handle.Zero(off, n) })
+}
+
+// Requests and checks.
+
+func request(name string, extents int64) *lvmdv1.CreateVolumeRequest {
+	return &lvmdv1.CreateVolumeRequest{
+		Name: name, RequiredBytes: extents * testExtent, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK,
+		Owner: &lvmdv1.Owner{ClusterId: "cluster", ClaimNamespace: "ns", ClaimName: "claim-" + name, ClaimUid: "uid"},
+	}
+}
+
+func fsRequest(name string, extents int64, fs string) *lvmdv1.CreateVolumeRequest {
+	r := request(name, extents)
+	r.Mode, r.FsType = lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, fs
+	return r
+}
+
+func (d *daemon) create(r *lvmdv1.CreateVolumeRequest) *lvmdv1.Volume {
+	d.t.Helper()
+	resp, err := d.client.CreateVolume(d.t.Context(), r)
+	if err != nil {
+		d.t.Fatalf("create %s: %v", r.GetName(), err)
+	}
+	return resp.GetVolume()
+}
+
+func (d *daemon) delete(id string) {
+	d.t.Helper()
+	if _, err := d.client.DeleteVolume(d.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: id}); err != nil {
+		d.t.Fatalf("delete %s: %v", id, err)
+	}
+}
+
+func (d *daemon) list() []*lvmdv1.Volume {
+	d.t.Helper()
+	resp, err := d.client.ListVolumes(d.t.Context(), &lvmdv1.ListVolumesRequest{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return resp.GetVolumes()
+}
+
+// state is what a new watcher is told.
+func (d *daemon) state() *lvmdv1.WatchResponse {
+	d.t.Helper()
+	ctx, cancel := context.WithCancel(d.t.Context())
+	defer cancel()
+	w, err := d.client.Watch(ctx, &lvmdv1.WatchRequest{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	r, err := w.Recv()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return r
+}
+
+// available is the first class' room in extents.
+func (d *daemon) available() int64 {
+	d.t.Helper()
+	return d.state().GetClasses()[0].GetAvailableBytes() / testExtent
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func wantCode(t *testing.T, err error, code codes.Code, reason string) {
+	t.Helper()
+	s := status.Convert(err)
+	got := ""
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			got = info.GetReason()
+		}
+	}
+	if s.Code() != code || got != reason {
+		t.Errorf("got %v %q (%s), want %v %q", s.Code(), got, s.Message(), code, reason)
+	}
+}
+
+// checkClean waits until nothing is left of any volume: not in LVM, not in the
+// journal, not on the disk.
+func (d *daemon) checkClean() {
+	d.t.Helper()
+	eventually(d.t, "all space is back", func() bool { return d.available() == testTotal })
+	d.checkModel()
+	records, err := d.journal.all()
+	if err != nil || len(records) > 0 {
+		d.t.Errorf("left in the journal: %v, error %v", records, err)
+	}
+	if err := d.machine.fake.Create(d.t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "inspect", Extents: testTotal}); err != nil {
+		d.t.Fatal(err)
+	}
+	if n, pattern, _ := d.machine.fake.Traces(testGroup, "inspect"); n > 0 {
+		d.t.Errorf("%d blocks still show what an earlier volume held, such as %#x", n, pattern)
+	}
+	if err := d.machine.fake.Remove(d.t.Context(), testGroup, []string{"inspect"}); err != nil {
+		d.t.Fatal(err)
+	}
+	eventually(d.t, "all space is back again", func() bool { return d.available() == testTotal })
+}
+
+// checkModel compares the model with a fresh scan, once nothing is under way.
+func (d *daemon) checkModel() {
+	d.t.Helper()
+	var why string
+	deadline := time.Now().Add(10 * time.Second)
+	for why = d.modelDiffers(); why != "" && time.Now().Before(deadline); why = d.modelDiffers() {
+		time.Sleep(2 * time.Millisecond)
+	}
+	if why != "" {
+		d.t.Errorf("the model is not what the disk says: %s", why)
+	}
+}
+
+func (d *daemon) modelDiffers() string {
+	found, err := d.machine.fake.Scan(context.Background(), []string{testGroup})
+	if err != nil {
+		return err.Error()
+	}
+	d.model.mu.Lock()
+	defer d.model.mu.Unlock()
+	g, scan := d.model.groups[testGroup], found[0]
+	if g.allocatable != scan.Allocatable() || g.info.Seqno != scan.Seqno || g.creating != 0 || g.expanding != 0 {
+		return fmt.Sprintf("allocatable %d, seqno %d, creating %d, expanding %d; scan: %d, %d",
+			g.allocatable, g.info.Seqno, g.creating, g.expanding, scan.Allocatable(), scan.Seqno)
+	}
+	ours := 0
+	for _, lv := range scan.Volumes {
+		if !g.exists[lv.Name] {
+			return "missing " + lv.Name
+		}
+		if !isOurs(lv.Tags) {
+			continue
+		}
+		ours++
+		v := d.model.volumes[lv.Name]
+		if v == nil || v.extents*testExtent != lv.Size {
+			return fmt.Sprintf("volume %s: model %+v, scan %+v", lv.Name, v, lv)
+		}
+	}
+	if ours != len(d.model.volumes) || len(scan.Volumes) != len(g.exists) {
+		return fmt.Sprintf("%d volumes in the model, %d of ours on the disk; %d names, %d volumes",
+			len(d.model.volumes), ours, len(g.exists), len(scan.Volumes))
+	}
+	return ""
+}

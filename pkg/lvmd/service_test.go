@@ -1,0 +1,507 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+func TestACreatedVolumeIsCarvedFormattedAndReported(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	r := fsRequest("pvc-1", 8, "")
+	r.RequiredBytes -= 5
+	v := d.create(r)
+	if !idPattern.MatchString(v.GetId()) || v.GetName() != "pvc-1" || v.GetDeviceClass() != "local" ||
+		v.GetSizeBytes() != 8*testExtent || v.GetFsType() != "ext4" || v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY ||
+		v.GetDevicePath() != "/dev/carve/"+v.GetId() || v.GetDeviceMajor() == 0 || v.GetVgName() != testGroup ||
+		v.GetOwner().GetClaimName() != "claim-pvc-1" || v.GetCreatedAt() == nil || v.GetDax() || len(v.GetConditions()) > 0 {
+		t.Errorf("volume %v", v)
+	}
+	o, ok := m.formatted[v.GetDevicePath()]
+	if !ok || o.Type != filesystem.Ext4 || o.UUID == "" || o.DAX {
+		t.Errorf("formatted as %+v", o)
+	}
+	if got := d.available(); got != testTotal-8 {
+		t.Errorf("%d extents available", got)
+	}
+	if got := d.list(); len(got) != 1 || got[0].GetId() != v.GetId() {
+		t.Errorf("list %v", got)
+	}
+	if n := m.fake.Commands(lvmfake.OpCreate) + m.fake.Commands(lvmfake.OpScan); n != 2 {
+		t.Errorf("%d commands for the start and a create, want 2", n)
+	}
+	d.checkModel()
+}
+
+func TestTheSameRequestGivesTheSameVolumeAndAnotherNamesTheDifference(t *testing.T) {
+	d := newMachine(t).start(t)
+	first := d.create(fsRequest("pvc-1", 8, ""))
+	if again := d.create(fsRequest("pvc-1", 8, "ext4")); again.GetId() != first.GetId() {
+		t.Errorf("another volume: %v", again)
+	}
+	explicit := fsRequest("pvc-1", 8, "")
+	explicit.DeviceClass = "local"
+	if again := d.create(explicit); again.GetId() != first.GetId() {
+		t.Errorf("another volume: %v", again)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*lvmdv1.CreateVolumeRequest)
+		want   string
+	}{
+		{"size", func(r *lvmdv1.CreateVolumeRequest) { r.RequiredBytes *= 2 }, "required_bytes is 33554432, asked for 67108864"},
+		{"limit", func(r *lvmdv1.CreateVolumeRequest) { r.LimitBytes = r.RequiredBytes }, "limit_bytes is 0"},
+		{"file system", func(r *lvmdv1.CreateVolumeRequest) { r.FsType = "xfs" }, "fs_type is ext4, asked for xfs"},
+		{"mode", func(r *lvmdv1.CreateVolumeRequest) { r.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK }, "mode is VOLUME_MODE_FILESYSTEM"},
+		{"class", func(r *lvmdv1.CreateVolumeRequest) { r.DeviceClass = "other" }, "device_class is local, asked for other"},
+		{"cluster", func(r *lvmdv1.CreateVolumeRequest) { r.Owner.ClusterId = "x" }, "owner.cluster_id is cluster"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := fsRequest("pvc-1", 8, "")
+			c.change(r)
+			_, err := d.client.CreateVolume(t.Context(), r)
+			wantCode(t, err, codes.AlreadyExists, names.ReasonRequestDiffers)
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v does not say %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestABadRequestNamesTheField(t *testing.T) {
+	d := newMachine(t).start(t)
+	for _, c := range []struct {
+		field  string
+		change func(*lvmdv1.CreateVolumeRequest)
+	}{
+		{"name", func(r *lvmdv1.CreateVolumeRequest) { r.Name = "" }},
+		{"name", func(r *lvmdv1.CreateVolumeRequest) { r.Name = "a/b" }},
+		{"name", func(r *lvmdv1.CreateVolumeRequest) { r.Name = strings.Repeat("a", 129) }},
+		{"required_bytes", func(r *lvmdv1.CreateVolumeRequest) { r.RequiredBytes = 0 }},
+		{"required_bytes", func(r *lvmdv1.CreateVolumeRequest) { r.RequiredBytes = -1 }},
+		{"limit_bytes", func(r *lvmdv1.CreateVolumeRequest) { r.LimitBytes = -1 }},
+		{"limit_bytes", func(r *lvmdv1.CreateVolumeRequest) { r.LimitBytes = 1 }},
+		{"mode", func(r *lvmdv1.CreateVolumeRequest) { r.Mode = 0 }},
+		{"fs_type", func(r *lvmdv1.CreateVolumeRequest) { r.FsType = "zfs" }},
+		{"fs_type", func(r *lvmdv1.CreateVolumeRequest) {
+			r.FsType, r.Mode = "ext4", lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
+		}},
+		{"owner.claim_name", func(r *lvmdv1.CreateVolumeRequest) { r.Owner.ClaimName = strings.Repeat("a", 254) }},
+	} {
+		r := fsRequest("pvc-1", 8, "")
+		c.change(r)
+		_, err := d.client.CreateVolume(t.Context(), r)
+		wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+		if !strings.Contains(status.Convert(err).Message(), c.field+": ") {
+			t.Errorf("%v does not name %s", err, c.field)
+		}
+	}
+	if len(d.list()) != 0 {
+		t.Error("something was created")
+	}
+}
+
+func TestSizesAreRoundedUpAndLimitsKept(t *testing.T) {
+	d := newMachine(t).start(t)
+	for _, c := range []struct {
+		name            string
+		fs              string
+		required, limit int64
+		want            int64 // bytes, or zero for out of range
+	}{
+		{"one byte takes an extent", "", 1, 0, testExtent},
+		{"an exact size stays", "", 2 * testExtent, 2 * testExtent, 2 * testExtent},
+		{"rounding up past the limit fails", "", testExtent + 1, testExtent + 2, 0},
+		{"a file system gets at least what it needs", "ext4", 1, 0,
+			(filesystem.MinimumSize(filesystem.Ext4, false) + testExtent - 1) / testExtent * testExtent},
+		{"a limit below what the file system needs fails", "xfs", 1, testExtent, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := request("v-"+strings.ReplaceAll(c.name, " ", "-"), 1)
+			if c.fs != "" {
+				r = fsRequest(r.Name, 1, c.fs)
+			}
+			r.RequiredBytes, r.LimitBytes = c.required, c.limit
+			resp, err := d.client.CreateVolume(t.Context(), r)
+			if c.want == 0 {
+				wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)
+				return
+			}
+			if err != nil || resp.GetVolume().GetSizeBytes() != c.want {
+				t.Errorf("%v, error %v; want %d bytes", resp, err, c.want)
+			}
+		})
+	}
+}
+
+func TestTheMaximumFitsAndOneExtentMoreDoesNot(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: local, default: true, volumeGroup: carve, reserve: 9Mi}\n"
+	d := m.start(t)
+	most := d.state().GetClasses()[0].GetMaximumVolumeSizeBytes()
+	if want := (testTotal - 3) * testExtent; most != want {
+		t.Fatalf("maximum %d, want %d: 9 MiB are three extents", most, want)
+	}
+	for _, size := range []int64{most + 1, most + testExtent, 1 << 62, 1<<63 - 1} {
+		r := request("big", 1)
+		r.RequiredBytes = size
+		_, err := d.client.CreateVolume(t.Context(), r)
+		wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	}
+	if n := m.fake.Commands(lvmfake.OpCreate); n != 0 {
+		t.Errorf("%d commands were run to learn what was known", n)
+	}
+	r := request("most", 1)
+	r.RequiredBytes = most
+	d.create(r)
+	c := d.state().GetClasses()[0]
+	if c.GetAvailableBytes() != 0 || c.GetMaximumVolumeSizeBytes() != 0 {
+		t.Errorf("class %v", c)
+	}
+}
+
+func TestAnUnknownClassIsNotFound(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: local, volumeGroup: carve}\n- {name: gone, volumeGroup: nowhere, optional: true}\n"
+	d := m.start(t)
+	for _, class := range []string{"", "other", "gone"} {
+		r := request("v", 1)
+		r.DeviceClass = class
+		_, err := d.client.CreateVolume(t.Context(), r)
+		wantCode(t, err, codes.NotFound, names.ReasonClassNotFound)
+	}
+}
+
+func TestConcurrentCreatesOfOneNameMakeOneVolume(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	ids := make([]string, 8)
+	var wg sync.WaitGroup
+	for i := range ids {
+		wg.Go(func() {
+			resp, err := d.client.CreateVolume(t.Context(), request("pvc-1", 1))
+			if err != nil {
+				t.Error(err)
+			}
+			ids[i] = resp.GetVolume().GetId()
+		})
+	}
+	wg.Wait()
+	for _, id := range ids {
+		if id != ids[0] {
+			t.Errorf("different volumes: %v", ids)
+		}
+	}
+	if n := m.fake.Commands(lvmfake.OpCreate); n != 1 {
+		t.Errorf("%d commands", n)
+	}
+}
+
+func TestConcurrentCreatesFillTheGroupExactly(t *testing.T) {
+	d := newMachine(t).start(t)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	got := map[codes.Code]int{}
+	for i := range 20 {
+		wg.Go(func() {
+			_, err := d.client.CreateVolume(t.Context(), request(fmt.Sprintf("pvc-%d", i), testTotal/16))
+			mu.Lock()
+			got[status.Code(err)]++
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	if got[codes.OK] != 16 || got[codes.ResourceExhausted] != 4 {
+		t.Errorf("results %v, want 16 OK and 4 ResourceExhausted", got)
+	}
+	if d.available() != 0 {
+		t.Errorf("%d extents left", d.available())
+	}
+	d.checkModel()
+}
+
+func TestACancelledCreateIsUndone(t *testing.T) {
+	m := newMachine(t)
+	formatting := make(chan struct{})
+	m.formatHook = func(ctx context.Context, _ string) error {
+		close(formatting)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	d := m.start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() {
+		_, err := d.client.CreateVolume(ctx, fsRequest("pvc-1", 8, ""))
+		result <- err
+	}()
+	<-formatting
+	if v := d.list(); len(v) != 1 || v[0].GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
+		t.Errorf("while being created: %v", v)
+	}
+	cancel()
+	wantCode(t, <-result, codes.Canceled, "")
+	d.checkClean()
+	m.formatHook = nil
+	eventually(t, "the name is free again", func() bool {
+		_, err := d.client.CreateVolume(t.Context(), fsRequest("pvc-1", 8, ""))
+		return err == nil
+	})
+}
+
+func TestACallerThatLeavesDoesNotEndTheCreationOfAnother(t *testing.T) {
+	m := newMachine(t)
+	formatting, goOn := make(chan struct{}), make(chan struct{})
+	m.formatHook = func(context.Context, string) error {
+		close(formatting)
+		<-goOn
+		return nil
+	}
+	d := m.start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := d.client.CreateVolume(ctx, fsRequest("pvc-1", 8, ""))
+		first <- err
+	}()
+	<-formatting
+	go func() {
+		_, err := d.client.CreateVolume(t.Context(), fsRequest("pvc-1", 8, ""))
+		second <- err
+	}()
+	eventually(t, "the second caller has joined", func() bool {
+		d.model.mu.Lock()
+		defer d.model.mu.Unlock()
+		return d.model.names["pvc-1"].op.waiters == 2
+	})
+	cancel()
+	wantCode(t, <-first, codes.Canceled, "")
+	close(goOn)
+	if err := <-second; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAFailedFormatLeavesNothing(t *testing.T) {
+	m := newMachine(t)
+	m.formatHook = func(context.Context, string) error { return errors.New("mkfs: no") }
+	d := m.start(t)
+	_, err := d.client.CreateVolume(t.Context(), fsRequest("pvc-1", 8, ""))
+	wantCode(t, err, codes.Internal, names.ReasonCommandFailed)
+	d.checkClean()
+}
+
+func TestADeletedVolumeIsGoneAtOnceAndItsSpaceOnceItIsClean(t *testing.T) {
+	m := newMachine(t)
+	goOn := make(chan struct{})
+	d := m.start(t)
+	v := d.create(request("pvc-1", 3))
+	if err := m.fake.Fill(testGroup, v.GetId(), 0xaa); err != nil {
+		t.Fatal(err)
+	}
+	m.fake.BeforeZero = func(_, volume string, _, _ int64) error {
+		if volume == v.GetId() {
+			<-goOn
+		}
+		return nil
+	}
+	d.delete(v.GetId())
+	if got := d.list(); len(got) != 0 {
+		t.Errorf("still listed: %v", got)
+	}
+	_, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "pvc-1"})
+	wantCode(t, err, codes.NotFound, names.ReasonVolumeNotFound)
+	if got := d.available(); got != testTotal-3 {
+		t.Errorf("%d extents available before the wipe", got)
+	}
+	if again := d.create(request("pvc-1", 1)); again.GetId() == v.GetId() {
+		t.Error("the deleted volume came back")
+	} else {
+		defer d.checkClean()
+		defer d.delete(again.GetId())
+	}
+	d.delete(v.GetId()) // once more is no error
+	close(goOn)
+}
+
+func TestAMountedVolumeIsNotDeleted(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("pvc-1", 1))
+	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-1"})
+	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeInUse)
+	m.fake.Unmount(testGroup, v.GetId())
+	d.delete(v.GetId())
+	d.checkClean()
+}
+
+func TestManyDeletesTakeFewCommands(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	var ids []string
+	for i := range 32 {
+		ids = append(ids, d.create(request(fmt.Sprintf("pvc-%d", i), 1)).GetId())
+	}
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpRemove {
+			time.Sleep(20 * time.Millisecond)
+		}
+		return nil
+	}
+	for _, id := range ids {
+		d.delete(id)
+	}
+	d.checkClean()
+	if n := m.fake.Commands(lvmfake.OpRemove); n > 16 {
+		t.Errorf("%d commands for 32 volumes", n)
+	}
+}
+
+func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheRoom(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("pvc-1", 2))
+	expand := func(extents, limit int64) (*lvmdv1.ExpandVolumeResponse, error) {
+		return d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{
+			Id: v.GetId(), RequiredBytes: extents * testExtent, LimitBytes: limit,
+		})
+	}
+	resp, err := expand(5, 0)
+	if err != nil || resp.GetVolume().GetSizeBytes() != 5*testExtent {
+		t.Errorf("%v, error %v", resp, err)
+	}
+	commands := m.fake.Commands(lvmfake.OpExtend)
+	if resp, err = expand(3, 0); err != nil || resp.GetVolume().GetSizeBytes() != 5*testExtent {
+		t.Errorf("no more than it has: %v, error %v", resp, err)
+	}
+	if m.fake.Commands(lvmfake.OpExtend) != commands {
+		t.Error("a command was run for nothing")
+	}
+	_, err = expand(testTotal+1, 0)
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{
+		Id: v.GetId(), RequiredBytes: 6*testExtent + 1, LimitBytes: 6*testExtent + 2})
+	wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)
+	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: newID(), RequiredBytes: 1})
+	wantCode(t, err, codes.NotFound, names.ReasonVolumeNotFound)
+	if resp, err = expand(testTotal, 0); err != nil || d.available() != 0 {
+		t.Errorf("to the last extent: %v, error %v", resp, err)
+	}
+	// A retry of the create still finds it.
+	if again := d.create(request("pvc-1", 2)); again.GetId() != v.GetId() {
+		t.Errorf("%v", again)
+	}
+	d.checkModel()
+}
+
+func TestListingPagesInOrder(t *testing.T) {
+	d := newMachine(t).start(t)
+	for i := range 5 {
+		d.create(request(fmt.Sprintf("pvc-%d", i), 1))
+	}
+	var got []string
+	token := ""
+	for pages := 0; ; pages++ {
+		resp, err := d.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{PageSize: 2, PageToken: token})
+		if err != nil || pages > 3 {
+			t.Fatalf("page %d: error %v", pages, err)
+		}
+		for _, v := range resp.GetVolumes() {
+			got = append(got, v.GetId())
+		}
+		if token = resp.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	all := d.list()
+	if len(got) != 5 || len(all) != 5 {
+		t.Fatalf("%d by pages, %d at once", len(got), len(all))
+	}
+	for i, v := range all {
+		if got[i] != v.GetId() || i > 0 && got[i-1] >= got[i] {
+			t.Errorf("order %v", got)
+		}
+	}
+	_, err := d.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{PageToken: "x"})
+	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+}
+
+func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("pvc-1", 2))
+	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "admins", Extents: 10}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the room shrinks", func() bool { return d.available() == testTotal-12 })
+	if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the volume is gone", func() bool { return len(d.list()) == 0 })
+	d.checkModel()
+	scans := m.fake.Commands(lvmfake.OpScan)
+	time.Sleep(50 * time.Millisecond)
+	if now := m.fake.Commands(lvmfake.OpScan); now != scans {
+		t.Errorf("%d scans while nothing happened", now-scans)
+	}
+}
+
+func TestAMissingDeviceIsReportedAndEndsWithItsReturn(t *testing.T) {
+	m := newMachine(t)
+	events := make(chan struct{}, 1)
+	d := m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
+	v := d.create(request("pvc-1", 2))
+	m.fake.SetMissing(testGroup, true)
+	eventually(t, "the class has a condition and no room", func() bool {
+		c := d.state().GetClasses()[0]
+		return len(c.GetConditions()) > 0 && c.GetAvailableBytes() == 0
+	})
+	_, err := d.client.CreateVolume(t.Context(), request("pvc-2", 1))
+	wantCode(t, err, codes.Unavailable, names.ReasonDeviceMissing)
+	if got := d.list(); len(got) != 1 || len(got[0].GetConditions()) == 0 {
+		t.Errorf("volumes %v", got)
+	}
+	m.fake.SetMissing(testGroup, false)
+	events <- struct{}{}
+	eventually(t, "all is well", func() bool {
+		s := d.state()
+		return len(s.GetClasses()[0].GetConditions()) == 0 && len(s.GetVolumes()[0].GetConditions()) == 0
+	})
+	d.delete(v.GetId())
+	d.checkClean()
+}
+
+func TestAMissingGroupIsAnErrorOfItsLineUnlessOptional(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: local, volumeGroup: nowhere}\n"
+	_, err := m.tryStart(t)
+	if err == nil || !strings.HasPrefix(err.Error(), `lvmd.yaml:4:30: deviceClasses[0].volumeGroup: "nowhere": no such volume group`) {
+		t.Errorf("error %v", err)
+	}
+	m.config = "- {name: local, volumeGroup: carve}\n- {name: later, volumeGroup: nowhere, optional: true}\n"
+	events := make(chan struct{}, 1)
+	d := m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
+	if c := d.state().GetClasses(); len(c) != 1 {
+		t.Errorf("classes %v", c)
+	}
+	m.fake.AddGroup("nowhere", testExtent, 4)
+	events <- struct{}{}
+	eventually(t, "the class is offered", func() bool { return len(d.state().GetClasses()) == 2 })
+}
