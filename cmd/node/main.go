@@ -1,0 +1,131 @@
+// Command node is Carve's CSI node plugin: it checks and mounts on this node
+// the volumes that lvmd carved. See its --help.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/logging"
+	"github.com/carve-csi/carve/pkg/ops"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+type options struct {
+	nodeName, kubeletDir                          string
+	csiSocket, kubeletSocketPath, registrationDir string
+	lvmdSocket                                    string
+	maxVolumes                                    int64
+	opsListen, metricsTokenFile                   string
+	logging                                       *logging.Options
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "carve-node:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:   "carve-node",
+		Short: "Carve's CSI node plugin: checks and mounts the volumes that lvmd carved",
+		Long: "Serves the CSI Identity and Node services to the kubelet of this node and registers itself with it.\n" +
+			"Asks lvmd on the same node about volumes. Needs no access to the Kubernetes API.",
+		Args:          cobra.NoArgs,
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(c *cobra.Command, _ []string) error { return run(c.Context(), o) },
+	}
+	flags := c.Flags()
+	flags.StringVar(&o.nodeName, "node-name", "", "the node's name in Kubernetes; required")
+	flags.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root directory; paths in its requests must lie below it")
+	flags.StringVar(&o.csiSocket, "csi-socket", "/csi/csi.sock", "unix socket on which CSI is served")
+	flags.StringVar(&o.kubeletSocketPath, "kubelet-socket-path", "/var/lib/kubelet/plugins/carve.csi.local/csi.sock", "path of the CSI socket as the kubelet sees it, on the host")
+	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: not registered")
+	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
+	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: no limit by number")
+	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz and /metrics (HTTPS); empty: not served")
+	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
+	o.logging = logging.AddFlags(flags)
+	return c
+}
+
+// run wires the plugin up and serves until ctx is done. It stops in the
+// opposite order of what depends on what: registration, CSI, lvmd's client.
+func run(ctx context.Context, o options) error {
+	if o.nodeName == "" {
+		return errors.New("--node-name is required")
+	}
+	log, err := o.logging.Logger(os.Stderr)
+	if err != nil {
+		return err
+	}
+	log = log.With("node", o.nodeName)
+	conn, err := driver.DialLVMD(o.lvmdSocket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+
+	metrics := driver.NewMetrics()
+	node, err := driver.New(ctx, driver.Options{
+		NodeName:    o.nodeName,
+		MaxVolumes:  o.maxVolumes,
+		KubeletDir:  o.kubeletDir,
+		LVMD:        lvmdv1.NewLVMDClient(conn),
+		Mounts:      mount.System{},
+		FileSystems: driver.SystemFileSystems{},
+		Metrics:     metrics,
+		Log:         log,
+	})
+	if err != nil {
+		return err
+	}
+	lvmdAnswers := func(ctx context.Context) error { return driver.LVMDAnswers(ctx, conn) }
+	registration := driver.NewRegistration(o.kubeletSocketPath, metrics, log)
+	plugin := driver.Plugin{
+		CSISocket:       o.csiSocket,
+		RegistrationDir: o.registrationDir,
+		Identity:        driver.NewIdentity(version, lvmdAnswers),
+		Node:            node,
+		Registration:    registration,
+		Metrics:         metrics,
+		Log:             log,
+	}
+
+	log.Info("starting", "version", version)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return plugin.Serve(ctx) })
+	group.Go(func() error {
+		return ops.Serve(ctx, ops.Options{
+			Address:          o.opsListen,
+			MetricsTokenFile: o.metricsTokenFile,
+			Gatherer:         metrics.Registry,
+			Ready: func(ctx context.Context) error {
+				return errors.Join(registration.Registered(), lvmdAnswers(ctx))
+			},
+			Log: log,
+		})
+	})
+	err = group.Wait()
+	log.Info("stopped")
+	return err
+}

@@ -1,0 +1,23 @@
+// Package driver is the CSI node plugin: the Identity and Node services that a
+// kubelet calls, and the registration by which it finds them.
+//
+// It owns what happens between a volume that lvmd carved and formatted and the
+// paths at which Pods see it: check, mount, bind, take off, grow the file
+// system, tell how full it is. It never runs an LVM command, never formats,
+// never talks to the Kubernetes API and keeps no state: the mount table is the
+// truth about what is staged and published, lvmd about which volumes exist.
+//
+// Vocabulary: a volume is staged when its file system is mounted at the
+// staging path, once per node; it is published when that mount, or for raw
+// block the device node, is bound to a target path, once per Pod. Both paths
+// lie below the kubelet's directory.
+//
+// Invariants: every call may be repeated and may follow a crash at any point;
+// no path ever has two layers; two calls that change one volume never run at
+// once, the second is answered with Aborted; calls for different volumes never
+// wait for each other. A clean volume is staged and published without forking.
+// Unpublish and Unstage need neither lvmd nor a living device.
+//
+// Read it from node.go; stage.go and publish.go are the main path. cmd/node is
+// the caller; package drivertest has fakes of what is below.
+package driver

@@ -1,0 +1,92 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// growTimeout bounds the growing of a file system, however large.
+const growTimeout = time.Hour
+
+// NodeExpandVolume grows the mounted file system to the size that its volume
+// has been given already. A raw block volume needs nothing.
+func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if err := checkVolumeID(id); err != nil {
+		return nil, err
+	}
+	if req.GetVolumePath() == "" {
+		return nil, invalid("volume_path", "a value is required")
+	}
+	if req.GetVolumeCapability() != nil {
+		if _, err := checkCapability(req.GetVolumeCapability()); err != nil {
+			return nil, err
+		}
+	}
+	release, err := n.lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	v, err := n.usable(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	at, err := n.shown("volume_path", req.GetVolumePath(), id)
+	if err != nil {
+		return nil, err
+	}
+	if at.Device != deviceOf(v) {
+		return nil, &failure{codes.NotFound, fmt.Errorf("%s shows device %v, volume %s is %v", req.GetVolumePath(), at.Device, id, deviceOf(v))}
+	}
+	if required := req.GetCapacityRange().GetRequiredBytes(); required > v.GetSizeBytes() {
+		return nil, &failure{codes.OutOfRange,
+			fmt.Errorf("capacity_range.required_bytes: %d is not allowed: volume %s has %d", required, id, v.GetSizeBytes())}
+	}
+	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		if err := n.grow(v, req); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.GetSizeBytes()}, nil
+}
+
+func (n *Node) grow(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) error {
+	device, err := n.deviceNode(v)
+	if err != nil {
+		return err
+	}
+	path, err := n.writable(v, req)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(n.life, growTimeout)
+	defer cancel()
+	if err := n.options.FileSystems.Grow(ctx, device, path, filesystem.Type(v.GetFsType())); err != nil {
+		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	return nil
+}
+
+// writable returns a path at which the file system is mounted read-write: one
+// in the request, as the staging path may be writable where the target is not.
+func (n *Node) writable(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) (string, error) {
+	for field, path := range map[string]string{"volume_path": req.GetVolumePath(), "staging_target_path": req.GetStagingTargetPath()} {
+		if path == "" {
+			continue
+		}
+		at, err := n.shown(field, path, v.GetId())
+		if err == nil && !at.ReadOnly && !at.Node && at.Device == deviceOf(v) {
+			return path, nil
+		}
+	}
+	return "", &failure{codes.FailedPrecondition,
+		fmt.Errorf("the file system of volume %s is mounted read-only: it can be grown only while it is writable", v.GetId())}
+}

@@ -1,0 +1,35 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// FileSystems is what the node service needs of package filesystem; its
+// functions are documented there.
+type FileSystems interface {
+	Probe(device string) (filesystem.Info, error)
+	Check(ctx context.Context, device string, t filesystem.Type) error
+	Grow(ctx context.Context, device, mountPath string, t filesystem.Type) error
+}
+
+// SystemFileSystems is package filesystem: real devices and real tools.
+type SystemFileSystems struct{}
+
+var _ FileSystems = SystemFileSystems{}
+
+// Probe calls filesystem.Probe.
+func (SystemFileSystems) Probe(device string) (filesystem.Info, error) {
+	return filesystem.Probe(device)
+}
+
+// Check calls filesystem.Check.
+func (SystemFileSystems) Check(ctx context.Context, device string, t filesystem.Type) error {
+	return filesystem.Check(ctx, device, t)
+}
+
+// Grow calls filesystem.Grow.
+func (SystemFileSystems) Grow(ctx context.Context, device, mountPath string, t filesystem.Type) error {
+	return filesystem.Grow(ctx, device, mountPath, t)
+}

@@ -1,0 +1,94 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// Reasons of volume health that the node plugin finds by itself; the others
+// are lvmd's condition types.
+const (
+	// ReasonFileSystemReadOnly: errors made the kernel stop writing.
+	ReasonFileSystemReadOnly = "FileSystemReadOnly"
+	// ReasonFileSystemFailed: the file system answers with I/O errors.
+	ReasonFileSystemFailed = "FileSystemFailed"
+)
+
+// inaccessible are lvmd's condition types of volumes that cannot be used at
+// all; the others are usable still.
+var inaccessible = []string{"MissingDevice", "Suspended", "Inactive"}
+
+// NodeGetVolumeHealth tells what lvmd knows about the volume, and whether its
+// file system still takes writes. An empty list is good news.
+func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	id := req.GetVolumeId()
+	if err := checkVolumeID(id); err != nil {
+		return nil, err
+	}
+	for field, path := range map[string]string{
+		"volume_publish_path": req.GetVolumePublishPath(),
+		"staging_target_path": req.GetStagingTargetPath(),
+	} {
+		if path == "" {
+			continue
+		}
+		if err := n.checkPath(field, path); err != nil {
+			return nil, err
+		}
+	}
+	v, err := n.lookup(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	health := &csi.VolumeHealth{VolumeId: id}
+	for _, c := range v.GetConditions() {
+		status := csi.VolumeHealthErrorType_DEGRADED
+		if slices.Contains(inaccessible, c.GetType()) {
+			status = csi.VolumeHealthErrorType_INACCESSIBLE
+		}
+		health.HealthStatuses = append(health.HealthStatuses,
+			&csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: c.GetType(), Message: c.GetMessage()})
+	}
+	entry, err := n.fileSystemHealth(v)
+	if err != nil {
+		return nil, err
+	}
+	if entry != nil {
+		health.HealthStatuses = append(health.HealthStatuses, entry)
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+}
+
+// fileSystemHealth looks at the volume's layers: a file system that turned
+// read-only by itself has layers that still say that they are writable.
+func (n *Node) fileSystemHealth(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHealthEntry, error) {
+	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range points {
+		if p.Device != deviceOf(v) || p.Root != "/" {
+			continue
+		}
+		if _, err := n.options.Mounts.Usage(p.Path); errors.Is(err, syscall.EIO) {
+			return &csi.VolumeHealth_VolumeHealthEntry{
+				Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: ReasonFileSystemFailed,
+				Message: fmt.Sprintf("the file system at %s answers with I/O errors", p.Path),
+			}, nil
+		}
+		if slices.Contains(p.Options, "rw") && (slices.Contains(p.FSOptions, "ro") || slices.Contains(p.FSOptions, "emergency_ro")) {
+			return &csi.VolumeHealth_VolumeHealthEntry{
+				Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemReadOnly,
+				Message: fmt.Sprintf("the kernel made the file system at %s read-only after errors", p.Path),
+			}, nil
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,51 @@
+package driver
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// Metrics are the node plugin's, in a registry of their own.
+type Metrics struct {
+	// Registry has all of them.
+	Registry *prometheus.Registry
+
+	calls      *prometheus.HistogramVec
+	checks     *prometheus.CounterVec
+	registered prometheus.Gauge
+}
+
+// NewMetrics makes the metrics.
+func NewMetrics() *Metrics {
+	m := &Metrics{
+		Registry: prometheus.NewRegistry(),
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "carve_node_csi_seconds", Help: "Duration of CSI calls by method and gRPC code.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
+		}, []string{"method", "code"}),
+		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before mounting, by type and result.",
+		}, []string{"fs_type", "result"}),
+		registered: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
+		}),
+	}
+	m.Registry.MustRegister(m.calls, m.checks, m.registered)
+	return m
+}
+
+func (m *Metrics) called(method string, code codes.Code, took time.Duration) {
+	m.calls.WithLabelValues(method, code.String()).Observe(took.Seconds())
+}
+
+func (m *Metrics) checked(t filesystem.Type, err error) {
+	result := "ok"
+	if err != nil {
+		result = "failed"
+	}
+	m.checks.WithLabelValues(string(t), result).Inc()
+}

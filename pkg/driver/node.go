@@ -1,0 +1,66 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// maxNodeID is the CSI specification's bound for a node id, in bytes.
+const maxNodeID = 256
+
+// Options configure a Node. All fields but MaxVolumes are required.
+type Options struct {
+	// NodeName is the node's name in Kubernetes: the CSI node id, and the value
+	// of its topology key.
+	NodeName string
+	// MaxVolumes is how many volumes the scheduler may place on the node; zero
+	// means that it is not limited by number.
+	MaxVolumes int64
+	// KubeletDir is the kubelet's root directory. Paths in requests must lie
+	// below it.
+	KubeletDir string
+	// LVMD is asked about volumes.
+	LVMD lvmdv1.LVMDClient
+	// Mounts is the kernel's mount table.
+	Mounts mount.Interface
+	// FileSystems does what needs a superblock or a tool.
+	FileSystems FileSystems
+	Metrics     *Metrics
+	Log         *slog.Logger
+}
+
+// Node is the CSI node service. Its methods may be called concurrently.
+type Node struct {
+	csi.UnimplementedNodeServer
+
+	options Options
+	// life ends with the process. A repair or a growing file system outlives
+	// the call that began it, as the kubelet's patience is shorter than e2fsck,
+	// but not the plugin.
+	life  context.Context
+	locks locks
+}
+
+// New makes the node service. Long work under way is given up when ctx is
+// done.
+func New(ctx context.Context, o Options) (*Node, error) {
+	switch {
+	case o.NodeName == "":
+		return nil, errors.New("the node's name is required")
+	case len(o.NodeName) > maxNodeID:
+		return nil, fmt.Errorf("the node's name has %d bytes: allowed are %d", len(o.NodeName), maxNodeID)
+	case o.MaxVolumes < 0:
+		return nil, fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
+	case !filepath.IsAbs(o.KubeletDir) || filepath.Clean(o.KubeletDir) != o.KubeletDir || o.KubeletDir == "/":
+		return nil, fmt.Errorf("kubelet directory %q: allowed is an absolute, clean path other than /", o.KubeletDir)
+	}
+	return &Node{options: o, life: ctx}, nil
+}

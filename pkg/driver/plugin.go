@@ -1,0 +1,81 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/carve-csi/carve/api/names"
+)
+
+// maxMessage bounds what the kubelet can make the plugin read at once, in
+// bytes.
+const maxMessage = 1 << 20
+
+// Plugin is the services and where they are to be reached.
+type Plugin struct {
+	// CSISocket is the unix socket of the Identity and Node services.
+	CSISocket string
+	// RegistrationDir is the directory that the kubelet watches for plugins.
+	// Empty: the plugin is not registered.
+	RegistrationDir string
+
+	Identity     csi.IdentityServer
+	Node         csi.NodeServer
+	Registration *Registration
+	Metrics      *Metrics
+	Log          *slog.Logger
+}
+
+// Serve serves until ctx is done, then stops within a few seconds: the
+// registration first, so that the kubelet sends nothing new, then CSI, where
+// calls under way may end. Both sockets are gone when it returns.
+func (p Plugin) Serve(ctx context.Context) error {
+	// CSI listens before the kubelet can hear of it, and longer.
+	listener, err := listen(ctx, p.CSISocket)
+	if err != nil {
+		return fmt.Errorf("CSI socket: %w", err)
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(p.Log, p.Metrics)), grpc.MaxRecvMsgSize(maxMessage))
+	csi.RegisterIdentityServer(server, p.Identity)
+	csi.RegisterNodeServer(server, p.Node)
+
+	group, groupCtx := errgroup.WithContext(ctx)
+	csiCtx, stopCSI := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopCSI()
+	group.Go(func() error {
+		if err := serve(csiCtx, server, listener); err != nil {
+			return fmt.Errorf("serve CSI: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		defer stopCSI()
+		return p.register(groupCtx)
+	})
+	return group.Wait()
+}
+
+// register serves the registration until ctx is done.
+func (p Plugin) register(ctx context.Context) error {
+	if p.RegistrationDir == "" {
+		<-ctx.Done()
+		return nil
+	}
+	listener, err := listen(ctx, filepath.Join(p.RegistrationDir, names.Driver+"-reg.sock"))
+	if err != nil {
+		return fmt.Errorf("registration socket: %w", err)
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage))
+	registerapi.RegisterRegistrationServer(server, p.Registration)
+	if err := serve(ctx, server, listener); err != nil {
+		return fmt.Errorf("serve registration: %w", err)
+	}
+	return nil
+}

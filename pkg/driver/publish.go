@@ -1,0 +1,242 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// NodePublishVolume binds the staged file system, or the device node of a raw
+// block volume, to the target path.
+//
+// For a raw block volume, read-only shows in the mount table but does not stop
+// a writer that opens the node there; the kubelet hands the device to the Pod
+// without the right to write.
+func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	id, staging, target := req.GetVolumeId(), req.GetStagingTargetPath(), req.GetTargetPath()
+	if err := checkVolumeID(id); err != nil {
+		return nil, err
+	}
+	if err := n.checkPath("target_path", target); err != nil {
+		return nil, err
+	}
+	want, err := checkCapability(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	if err := n.checkPath("staging_target_path", staging); err != nil {
+		return nil, err
+	}
+	if staging == target {
+		return nil, invalid("target_path", "%q is not allowed: it is the staging_target_path", target)
+	}
+	release, err := n.lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+
+	p := publication{id: id, staging: staging, target: target, exclusive: want.exclusive, node: want.block}
+	if want.block {
+		err = n.sourceNode(ctx, &p, want)
+	} else {
+		err = n.sourceMount(&p, want)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.readOnly = p.readOnly || req.GetReadonly()
+	if err := n.publish(p); err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// publication is what is to be bound where.
+type publication struct {
+	id, staging, target string
+	// source is the staging path or the device node, of device.
+	source string
+	device mount.Device
+	// node: source is a device node.
+	node                bool
+	readOnly, exclusive bool
+}
+
+// sourceNode finds what a raw block volume is published from.
+func (n *Node) sourceNode(ctx context.Context, p *publication, want capability) error {
+	v, err := n.usable(ctx, p.id)
+	if err != nil {
+		return err
+	}
+	if err := want.fits(v); err != nil {
+		return err
+	}
+	p.source, err = n.deviceNode(v)
+	p.device, p.readOnly = deviceOf(v), want.readOnly
+	return err
+}
+
+// sourceMount finds what a file system is published from. lvmd is not asked:
+// the kubelet keeps one staging path per volume, and staging has checked what
+// is there.
+func (n *Node) sourceMount(p *publication, want capability) error {
+	at, err := n.options.Mounts.At(p.staging)
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s does not answer: %w", p.id, err)
+	case !at.Mounted || at.Node:
+		return &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is not staged at %s", p.id, p.staging)}
+	case at.ReadOnly && !want.readOnly:
+		return becameReadOnly(p.id)
+	}
+	p.source, p.device, p.readOnly = p.staging, at.Device, at.ReadOnly
+	return nil
+}
+
+func (n *Node) publish(p publication) error {
+	at, err := n.options.Mounts.At(p.target)
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s does not answer: %w", p.id, err)
+	case at.Mounted && (at.Device != p.device || at.Node != p.node):
+		return &failure{codes.FailedPrecondition,
+			fmt.Errorf("%s is taken: it shows device %v, volume %s is %v", p.target, at.Device, p.id, p.device)}
+	case at.Mounted && at.ReadOnly != p.readOnly:
+		return &failure{codes.AlreadyExists,
+			fmt.Errorf("volume %s is published at %s with read-only %t already, %t was asked for", p.id, p.target, at.ReadOnly, p.readOnly)}
+	case at.Mounted:
+		return nil
+	}
+	if p.exclusive {
+		if err := n.refuseSecond(p); err != nil {
+			return err
+		}
+	}
+	made, err := makeTarget(p.target, p.node)
+	if err != nil {
+		return fmt.Errorf("target_path: %w", err)
+	}
+	if err := n.options.Mounts.Bind(p.source, p.target, p.readOnly); err != nil {
+		err = fmt.Errorf("volume %s: %w", p.id, err)
+		if made {
+			err = errors.Join(err, os.Remove(p.target))
+		}
+		return err
+	}
+	return nil
+}
+
+// refuseSecond keeps a volume that one Pod has for itself from a second one.
+func (n *Node) refuseSecond(p publication) error {
+	paths, err := n.layersOf(p.device)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if path != p.staging && path != p.target {
+			return &failure{codes.FailedPrecondition,
+				fmt.Errorf("volume %s is for one Pod at a time and is in use at %s", p.id, path)}
+		}
+	}
+	return nil
+}
+
+// layersOf returns the paths below the kubelet's directory that show the whole
+// of a device: as a file system from its root, or as a device node. Subpaths
+// of a volume, which the kubelet binds for containers, do not count: they come
+// and go with a target path.
+func (n *Node) layersOf(device mount.Device) ([]string, error) {
+	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, p := range points {
+		switch {
+		case p.FSType == "devtmpfs" || p.FSType == "tmpfs":
+			// Nodes are on a file system of the kernel's memory, which answers.
+			if at, err := n.options.Mounts.At(p.Path); err == nil && at.Node && at.Device == device {
+				paths = append(paths, p.Path)
+			}
+		case p.Device == device && p.Root == "/":
+			paths = append(paths, p.Path)
+		}
+	}
+	return paths, nil
+}
+
+// makeTarget makes what something can be bound to: an empty file for a device
+// node, else a directory. It tells whether it made it.
+func makeTarget(path string, node bool) (made bool, err error) {
+	if node {
+		var f *os.File
+		f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err == nil {
+			return true, f.Close()
+		}
+	} else {
+		err = os.Mkdir(path, 0o750)
+	}
+	if err == nil {
+		return true, nil
+	}
+	if !errors.Is(err, fs.ErrExist) {
+		return false, err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return false, err
+	}
+	if node != info.Mode().IsRegular() || !node && !info.IsDir() {
+		return false, &failure{codes.FailedPrecondition, fmt.Errorf("%s exists and is a %s", path, kindOfFile(info))}
+	}
+	return false, nil
+}
+
+func kindOfFile(info fs.FileInfo) string {
+	switch {
+	case info.IsDir():
+		return "directory"
+	case info.Mode()&fs.ModeSymlink != 0:
+		return "symbolic link"
+	case info.Mode()&fs.ModeDevice != 0:
+		return "device node"
+	case info.Mode().IsRegular():
+		return "file"
+	}
+	return info.Mode().Type().String()
+}
+
+// NodeUnpublishVolume takes the volume off the target path and removes the
+// path. Like NodeUnstageVolume it asks nobody.
+func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id, target := req.GetVolumeId(), req.GetTargetPath()
+	if err := checkVolumeID(id); err != nil {
+		return nil, err
+	}
+	if err := n.checkPath("target_path", target); err != nil {
+		return nil, err
+	}
+	release, err := n.lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := n.options.Mounts.Off(target); err != nil {
+		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	// A directory that is not empty is kept: what is in it was written while
+	// nothing was mounted, and is not ours to throw away.
+	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("volume %s is off its target path: %w", id, err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}

@@ -1,0 +1,71 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/carve-csi/carve/api/names"
+)
+
+// csiVersions are the versions of CSI that the plugin speaks, as the kubelet
+// wants them told: it asks for 1.x.
+var csiVersions = []string{"1.0.0"}
+
+// Registration answers the kubelet's plugin watcher, which finds its socket in
+// the registration directory, and remembers what became of it.
+type Registration struct {
+	registerapi.UnimplementedRegistrationServer
+
+	endpoint string
+	metrics  *Metrics
+	log      *slog.Logger
+
+	mu    sync.Mutex
+	state error
+}
+
+// errNotYet is the state before the kubelet has spoken.
+var errNotYet = errors.New("the kubelet has not registered the plugin yet")
+
+// NewRegistration makes the registration of the plugin whose CSI socket the
+// kubelet sees at endpoint, a path on the host.
+func NewRegistration(endpoint string, metrics *Metrics, log *slog.Logger) *Registration {
+	return &Registration{endpoint: endpoint, metrics: metrics, log: log, state: errNotYet}
+}
+
+// Registered returns nil when the kubelet has registered the plugin, else what
+// stands against it.
+func (r *Registration) Registered() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.state
+}
+
+// GetInfo tells the kubelet who is there.
+func (r *Registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{
+		Type: registerapi.CSIPlugin, Name: names.Driver, Endpoint: r.endpoint, SupportedVersions: csiVersions,
+	}, nil
+}
+
+// NotifyRegistrationStatus is how the kubelet tells the outcome. After a
+// failure it tries again by itself.
+func (r *Registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.GetPluginRegistered() {
+		r.state = nil
+		r.metrics.registered.Set(1)
+		r.log.Info("the kubelet registered the plugin")
+	} else {
+		r.state = fmt.Errorf("the kubelet refused the plugin: %s", s.GetError())
+		r.metrics.registered.Set(0)
+		r.log.Error("the kubelet refused the plugin", "error", s.GetError())
+	}
+	return &registerapi.RegistrationStatusResponse{}, nil
+}

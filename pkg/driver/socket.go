@@ -1,0 +1,57 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// graceful is how long calls under way have when the plugin is told to stop.
+const graceful = 3 * time.Second
+
+// listen listens on a unix socket that only its owner can connect to. A socket
+// that an earlier life left behind is replaced.
+func listen(ctx context.Context, path string) (net.Listener, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case info.Mode()&fs.ModeSocket == 0:
+		return nil, fmt.Errorf("%s exists and is not a socket", path)
+	default:
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// serve serves on the listener until ctx is done, then lets calls under way
+// end, for a while, and removes the socket.
+func serve(ctx context.Context, server *grpc.Server, listener net.Listener) error {
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	force := time.AfterFunc(graceful, server.Stop)
+	defer force.Stop()
+	server.GracefulStop()
+	return <-served
+}

@@ -1,0 +1,194 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// checkTimeout bounds the repair of a file system, however large.
+const checkTimeout = 2 * time.Hour
+
+// NodeStageVolume mounts the volume's file system at the staging path, after a
+// check if its last user left it in need of one. A raw block volume has
+// nothing to stage; its device is only looked at.
+func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
+	if err := checkVolumeID(id); err != nil {
+		return nil, err
+	}
+	if err := n.checkPath("staging_target_path", path); err != nil {
+		return nil, err
+	}
+	want, err := checkCapability(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	release, err := n.lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	v, err := n.usable(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if err := want.fits(v); err != nil {
+		return nil, err
+	}
+	device, err := n.deviceNode(v)
+	if err != nil {
+		return nil, err
+	}
+	if !want.block {
+		if err := n.stage(v, device, path, want); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) error {
+	t := filesystem.Type(v.GetFsType())
+	options, err := filesystem.MountOptions(t, v.GetDax(), want.flags)
+	if err != nil {
+		return invalid("volume_capability.mount.mount_flags", "%w", err)
+	}
+	if want.readOnly {
+		options = append(options, "ro")
+	}
+
+	at, err := n.options.Mounts.At(path)
+	if err != nil {
+		return fmt.Errorf("volume %s is staged but does not answer: %w", v.GetId(), err)
+	}
+	if at.Mounted {
+		return staged(v, path, at, want.readOnly)
+	}
+	if err := n.makeMountable(v, device, t); err != nil {
+		return err
+	}
+	if err := n.options.Mounts.Mount(device, path, string(t), options); err != nil {
+		return fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)
+	}
+	if !slices.Contains(options, "dax=always") && !slices.Contains(options, "dax") {
+		return nil
+	}
+	if err := n.verifyDAX(v, path); err != nil {
+		return errors.Join(err, n.options.Mounts.Off(path))
+	}
+	return nil
+}
+
+// staged says whether what is at the staging path already is what was asked
+// for.
+func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error {
+	switch {
+	case at.Node || at.Device != deviceOf(v):
+		return &failure{codes.FailedPrecondition,
+			fmt.Errorf("%s is taken: device %v is mounted there, volume %s is %v", path, at.Device, v.GetId(), deviceOf(v))}
+	case at.ReadOnly && !readOnly:
+		return becameReadOnly(v.GetId())
+	case !at.ReadOnly && readOnly:
+		return &failure{codes.AlreadyExists,
+			fmt.Errorf("volume %s is staged for writing at %s already, read-only was asked for", v.GetId(), path)}
+	}
+	return nil
+}
+
+func becameReadOnly(id string) error {
+	return &failure{codes.FailedPrecondition,
+		fmt.Errorf("the file system of volume %s is read-only, as after an error: see the node's kernel log", id)}
+}
+
+// makeMountable makes sure that the expected file system is on the device and
+// has no need of a repair.
+func (n *Node) makeMountable(v *lvmdv1.Volume, device string, t filesystem.Type) error {
+	info, err := n.options.FileSystems.Probe(device)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	if info.Type != t {
+		return &failure{codes.FailedPrecondition,
+			fmt.Errorf("volume %s carries %s: it was created with %s, and is not formatted again", v.GetId(), info.Type, t)}
+	}
+	if !info.NeedsCheck {
+		return nil
+	}
+	// A mounted file system looks as if it needed a check. Only a layer that an
+	// earlier life left behind can be there; it does no harm, a check would.
+	others, err := n.layersOf(deviceOf(v))
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		n.options.Log.Warn("not checked: the file system is mounted already", "volume", v.GetId(), "at", others[0])
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(n.life, checkTimeout)
+	defer cancel()
+	begin := time.Now()
+	err = n.options.FileSystems.Check(ctx, device, t)
+	n.options.Metrics.checked(t, err)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	n.options.Log.Info("checked the file system after an unclean stop", "volume", v.GetId(), "took", time.Since(begin))
+	return nil
+}
+
+// verifyDAX asks the kernel: xfs mounts without DAX, where it cannot be had,
+// and says so only in the log.
+func (n *Node) verifyDAX(v *lvmdv1.Volume, path string) error {
+	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+	if err != nil {
+		return err
+	}
+	for _, p := range points {
+		if p.Path == path && (slices.Contains(p.FSOptions, "dax=always") || slices.Contains(p.FSOptions, "dax")) {
+			return nil
+		}
+	}
+	return &failure{codes.FailedPrecondition,
+		fmt.Errorf("volume %s is on persistent memory, but the kernel mounted it without DAX: see the node's kernel log", v.GetId())}
+}
+
+// NodeUnstageVolume takes the volume's file system off the staging path. It
+// asks nobody: lvmd may be down, the volume gone and its device dead.
+func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
+	if err := checkVolumeID(id); err != nil {
+		return nil, err
+	}
+	if err := n.checkPath("staging_target_path", path); err != nil {
+		return nil, err
+	}
+	release, err := n.lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := n.options.Mounts.Off(path); err != nil {
+		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// lock takes the volume's lock for a call that changes something.
+func (n *Node) lock(id string) (release func(), err error) {
+	release, ok := n.locks.acquire(id)
+	if !ok {
+		return nil, &failure{codes.Aborted, fmt.Errorf("another operation on volume %s is running", id)}
+	}
+	return release, nil
+}
