@@ -1,0 +1,128 @@
+// carve-controller provisions volumes on nodes and publishes how much room
+// they have.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller"
+	"github.com/carve-csi/carve/pkg/logging"
+	"github.com/carve-csi/carve/pkg/ops"
+)
+
+// version is set at build time.
+var version = "development"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := newCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "carve-controller:", err)
+		os.Exit(1)
+	}
+}
+
+// flags are the command line.
+type flags struct {
+	controller.Options
+	kubeconfig       string
+	opsListen        string
+	metricsTokenFile string
+}
+
+func newCommand() *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:           "carve-controller",
+		Short:         "Provision node-local volumes and publish the nodes' capacity",
+		Version:       version,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	flagset := cmd.Flags()
+	flagset.StringVar(&f.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; empty means the Pod's own service account")
+	flagset.StringVar(&f.Namespace, "namespace", names.Namespace, "namespace that Carve is installed in")
+	flagset.StringVar(&f.UplinkListen, "uplink-listen", ":9443", "address on which nodes are expected, host:port")
+	flagset.StringVar(&f.UplinkHost, "uplink-host", "carve-uplink."+names.Namespace+".svc", "name under which nodes know the controller; its certificate carries it")
+	flagset.StringVar(&f.NodeServiceAccount, "node-service-account", "carve-node", "service account of the node agent, in the same namespace")
+	flagset.StringVar(&f.opsListen, "ops-listen", ":9808", "address of /healthz, /readyz and /metrics (HTTPS); empty serves none")
+	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty means that nobody may read them")
+	flagset.BoolVar(&f.LeaderElect, "leader-elect", true, "let one of several replicas act")
+	flagset.BoolVar(&f.CompleteBinding, "complete-binding", true, "bind claims to their volumes where the PV controller has not done so in time")
+	logs := logging.AddFlags(flagset)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log, err := logs.Logger(os.Stderr)
+		if err != nil {
+			return err
+		}
+		f.Log = log
+		return run(cmd.Context(), f)
+	}
+	return cmd
+}
+
+// run is what the program is made of: the controller, and the listener for
+// those who look after it. Either's end ends the other.
+func run(ctx context.Context, f flags) error {
+	f.Log.Info("starting", "version", version)
+	client, err := newClient(f.kubeconfig)
+	if err != nil {
+		return err
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("name of this replica: %w", err)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	f.Client, f.Registerer, f.Identity = client, registry, hostname+"_"+string(uuid.NewUUID())
+	c, err := controller.New(f.Options)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.Run(ctx) })
+	group.Go(func() error {
+		return ops.Serve(ctx, ops.Options{
+			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile, Gatherer: registry, Ready: c.Ready, Log: f.Log,
+		})
+	})
+	return group.Wait()
+}
+
+// newClient makes a client without a limit of its own: a burst of claims is
+// for the API server's priority and fairness to weigh, not for us to delay.
+func newClient(kubeconfig string) (kubernetes.Interface, error) {
+	config, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	config.QPS = -1
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	config.UserAgent = "carve-controller/" + version
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for the API server: %w", err)
+	}
+	return client, nil
+}

@@ -1,0 +1,431 @@
+package controller
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+const (
+	// capacityWorkers is how many objects are written at once.
+	capacityWorkers = 32
+	// increaseDelay is how long an increase may wait for more of its kind.
+	// Decreases are written at once: they are what keeps a node from being
+	// overfilled.
+	increaseDelay = 250 * time.Millisecond
+	// labelDriver and labelManager are the labels by which the upstream
+	// provisioner marks its objects.
+	labelDriver  = "csi.storage.k8s.io/drivername"
+	labelManager = "csi.storage.k8s.io/managed-by"
+)
+
+// capacityKey names what one object is about.
+type capacityKey struct {
+	node, class string // class is the StorageClass
+	// stray is set, and the others are not, for an object that carries our
+	// label under a name that we would not give it.
+	stray string
+}
+
+// objectName is where the capacity of key is published. The same key gives the
+// same name in every life of the controller, so that there is never a second
+// object for it.
+func (k capacityKey) objectName() string {
+	sum := sha256.Sum256([]byte(k.node + "\x00" + k.class))
+	return "carve-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16]))
+}
+
+// publisher writes one CSIStorageCapacity per node and StorageClass.
+//
+// The objects have no owner: one that pointed to the Deployment would make the
+// garbage collector take every node's capacity away whenever the Deployment is
+// replaced by another of the same name. They live in our namespace and go with it.
+type publisher struct {
+	*core
+	queue workqueue.TypedRateLimitingInterface[capacityKey]
+
+	mu sync.Mutex
+	// keys tells which key an object's name stands for.
+	keys map[string]capacityKey
+	// written is what we wrote last, until the cache has it too.
+	written map[string]*storagev1.CSIStorageCapacity
+	// risen is when an increase was first seen that is not written yet.
+	risen map[capacityKey]time.Time
+}
+
+func newPublisher(c *core) *publisher {
+	return &publisher{
+		core: c,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[capacityKey](50*time.Millisecond, 10*time.Second),
+			workqueue.TypedRateLimitingQueueConfig[capacityKey]{Name: "capacities"}),
+		keys:    map[string]capacityKey{},
+		written: map[string]*storagev1.CSIStorageCapacity{},
+		risen:   map[capacityKey]time.Time{},
+	}
+}
+
+// run works until ctx is done. The caches must have synced, and reservations
+// must have been derived.
+func (p *publisher) run(ctx context.Context) error {
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	defer p.queue.ShutDown()
+	own, err := p.capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { p.objectChanged(obj, false) },
+		UpdateFunc: func(_, obj any) { p.objectChanged(obj, false) },
+		DeleteFunc: func(obj any) { p.objectChanged(obj, true) },
+	})
+	if err != nil {
+		return fmt.Errorf("watch capacities: %w", err)
+	}
+	defer func() { _ = p.capacities.RemoveEventHandler(own) }()
+	classes, err := p.classes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    p.classChanged,
+		UpdateFunc: func(_, obj any) { p.classChanged(obj) },
+		DeleteFunc: p.classChanged,
+	})
+	if err != nil {
+		return fmt.Errorf("watch storage classes: %w", err)
+	}
+	defer func() { _ = p.classes.RemoveEventHandler(classes) }()
+	nodes, err := p.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    p.nodeObjectChanged,
+		DeleteFunc: p.nodeObjectChanged,
+	})
+	if err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	defer func() { _ = p.nodes.RemoveEventHandler(nodes) }()
+	for _, view := range p.fleet.Views() {
+		p.nodeChanged(view.Node)
+	}
+	for range capacityWorkers {
+		workers.Go(func() {
+			for p.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (p *publisher) next(ctx context.Context) bool {
+	key, shutdown := p.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer p.queue.Done(key)
+	again, err := p.sync(ctx, key)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		p.metrics.capacityWrites.WithLabelValues("failed").Inc()
+		p.log.Warn("capacity could not be published, trying on", "node", key.node, "storage_class", key.class, "error", err)
+		p.queue.AddRateLimited(key)
+	case again > 0:
+		p.queue.Forget(key)
+		p.queue.AddAfter(key, again)
+	default:
+		p.queue.Forget(key)
+	}
+	return true
+}
+
+// nodeChanged publishes a node's room anew: it reported, or reservations on it
+// came or went.
+func (p *publisher) nodeChanged(node string) {
+	for _, class := range p.ourClasses() {
+		p.enqueue(capacityKey{node: node, class: class.Name})
+	}
+}
+
+func (p *publisher) enqueue(key capacityKey) {
+	p.mu.Lock()
+	p.keys[key.objectName()] = key
+	p.mu.Unlock()
+	p.queue.Add(key)
+}
+
+// nodeObjectChanged is about the Node in Kubernetes, not about its lvmd.
+func (p *publisher) nodeObjectChanged(obj any) {
+	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return
+	}
+	p.nodeChanged(name)
+}
+
+func (p *publisher) classChanged(obj any) {
+	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return
+	}
+	for _, view := range p.fleet.Views() {
+		p.enqueue(capacityKey{node: view.Node, class: name})
+	}
+	for _, obj := range p.capacities.GetStore().List() { // of nodes that are not connected, too
+		if c, ok := obj.(*storagev1.CSIStorageCapacity); ok && c.StorageClassName == name {
+			p.objectChanged(c, false)
+		}
+	}
+}
+
+// objectChanged looks again at what an object of ours should be.
+func (p *publisher) objectChanged(obj any, deleted bool) {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	c, ok := obj.(*storagev1.CSIStorageCapacity)
+	if !ok {
+		return
+	}
+	p.mu.Lock()
+	if w := p.written[c.Name]; w != nil && (deleted && w.UID == c.UID || !older(c, w)) {
+		delete(p.written, c.Name)
+	}
+	key, known := p.keys[c.Name]
+	p.mu.Unlock()
+	if !known {
+		key = capacityKey{node: topologyNode(c), class: c.StorageClassName}
+	}
+	if key.objectName() == c.Name {
+		p.enqueue(key)
+		return
+	}
+	if !deleted {
+		p.queue.Add(capacityKey{stray: c.Name})
+	}
+}
+
+func older(a, b *storagev1.CSIStorageCapacity) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order < 0
+}
+
+func topologyNode(c *storagev1.CSIStorageCapacity) string {
+	if c.NodeTopology == nil {
+		return ""
+	}
+	return c.NodeTopology.MatchLabels[names.TopologyNode]
+}
+
+// wish is what should be published for a key.
+type wish int
+
+const (
+	keep    wish = iota // whatever there is: the node is not connected, nobody knows better
+	remove              // nothing
+	publish             // a room
+)
+
+// desired decides what should be published. It takes away only what is
+// certainly gone: a node that is merely disconnected keeps its object, for
+// without one it could not be scheduled to.
+func (p *publisher) desired(ctx context.Context, key capacityKey) (wish, scheduler.Room, error) {
+	class, ours := p.ourClass(key.class)
+	if !ours {
+		return remove, scheduler.Room{}, nil
+	}
+	params, err := parseClass(class)
+	if err != nil {
+		return remove, scheduler.Room{}, nil //nolint:nilerr // nothing can be made in it; claims are told why
+	}
+	gone, err := p.nodeGone(ctx, key.node)
+	if err != nil {
+		return keep, scheduler.Room{}, err
+	}
+	if gone {
+		return remove, scheduler.Room{}, nil
+	}
+	view, ok := p.fleet.View(key.node)
+	if !ok || !view.Reported() {
+		return keep, scheduler.Room{}, nil
+	}
+	room, ok := p.ledger.Room(key.node, params.deviceClass)
+	if !ok {
+		return remove, scheduler.Room{}, nil
+	}
+	return publish, room, nil
+}
+
+// sync makes the object what it should be, and returns when to look again.
+func (p *publisher) sync(ctx context.Context, key capacityKey) (time.Duration, error) {
+	if key.stray != "" {
+		if object := p.current(key.stray); object != nil {
+			p.log.Warn("removing a capacity object that is not what its name says", "object", key.stray)
+			return 0, p.remove(ctx, object)
+		}
+		return 0, nil
+	}
+	wish, room, err := p.desired(ctx, key)
+	if err != nil {
+		return 0, err
+	}
+	current := p.current(key.objectName())
+	if current != nil && (topologyNode(current) != key.node || current.StorageClassName != key.class) {
+		// These fields cannot be changed: somebody made it.
+		return 0, p.remove(ctx, current)
+	}
+	switch {
+	case wish == remove && current != nil:
+		return 0, p.remove(ctx, current)
+	case wish != publish:
+		return 0, nil
+	case current == nil:
+		return 0, p.create(ctx, key, room)
+	}
+	target := describe(key, room)
+	if equalCapacity(current, target) {
+		p.settled(key)
+		return 0, nil
+	}
+	if left := p.delay(key, current, target); left > 0 {
+		return left, nil
+	}
+	return 0, p.update(ctx, key, current, target)
+}
+
+// delay holds a mere increase back for a moment.
+func (p *publisher) delay(key capacityKey, current, target *storagev1.CSIStorageCapacity) time.Duration {
+	if current.Capacity == nil || current.MaximumVolumeSize == nil ||
+		current.Capacity.Cmp(*target.Capacity) > 0 || current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) > 0 {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.now()
+	since, ok := p.risen[key]
+	if !ok {
+		p.risen[key] = now
+		return increaseDelay
+	}
+	return since.Add(increaseDelay).Sub(now)
+}
+
+func (p *publisher) settled(key capacityKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.risen, key)
+}
+
+// current returns the object as it is: in the cache, or as we wrote it where
+// that is newer.
+func (p *publisher) current(name string) *storagev1.CSIStorageCapacity {
+	obj, exists, err := p.capacities.GetStore().GetByKey(p.namespace + "/" + name)
+	cached, _ := obj.(*storagev1.CSIStorageCapacity)
+	if err != nil || !exists {
+		cached = nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w := p.written[name]; w != nil && (cached == nil || older(cached, w)) {
+		return w
+	}
+	return cached
+}
+
+func (p *publisher) noteWritten(key capacityKey, object *storagev1.CSIStorageCapacity, operation string) {
+	p.metrics.capacityWrites.WithLabelValues(operation).Inc()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.written[object.Name] = object
+	delete(p.risen, key)
+}
+
+func (p *publisher) forgetWritten(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.written, name)
+}
+
+func (p *publisher) create(ctx context.Context, key capacityKey, room scheduler.Room) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	object := describe(key, room)
+	object.Namespace = p.namespace
+	created, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Create(ctx, object, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create: %w", err) // exists: the cache will have it at the next attempt
+	}
+	p.noteWritten(key, created, "create")
+	return nil
+}
+
+func (p *publisher) update(ctx context.Context, key capacityKey, current, target *storagev1.CSIStorageCapacity) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	object := current.DeepCopy()
+	if object.Labels == nil {
+		object.Labels = map[string]string{}
+	}
+	for k, v := range target.Labels {
+		object.Labels[k] = v
+	}
+	object.Capacity, object.MaximumVolumeSize = target.Capacity, target.MaximumVolumeSize
+	updated, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Update(ctx, object, metav1.UpdateOptions{})
+	if err != nil {
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			p.forgetWritten(object.Name)
+		}
+		return fmt.Errorf("update: %w", err)
+	}
+	p.noteWritten(key, updated, "update")
+	return nil
+}
+
+func (p *publisher) remove(ctx context.Context, object *storagev1.CSIStorageCapacity) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Delete(ctx, object.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &object.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete: %w", err)
+	}
+	p.forgetWritten(object.Name)
+	p.metrics.capacityWrites.WithLabelValues("delete").Inc()
+	return nil
+}
+
+// describe is the object for a room.
+func describe(key capacityKey, room scheduler.Room) *storagev1.CSIStorageCapacity {
+	return &storagev1.CSIStorageCapacity{
+		ObjectMeta: metav1.ObjectMeta{Name: key.objectName(), Labels: map[string]string{
+			names.LabelManagedBy: names.ManagedBy,
+			labelDriver:          names.Driver,
+			labelManager:         names.ManagedBy,
+		}},
+		NodeTopology:      &metav1.LabelSelector{MatchLabels: map[string]string{names.TopologyNode: key.node}},
+		StorageClassName:  key.class,
+		Capacity:          resource.NewQuantity(room.Available, resource.BinarySI),
+		MaximumVolumeSize: resource.NewQuantity(room.MaximumVolume, resource.BinarySI),
+	}
+}
+
+// equalCapacity tells whether everything that we write is as it should be.
+func equalCapacity(current, target *storagev1.CSIStorageCapacity) bool {
+	if current.Capacity == nil || current.MaximumVolumeSize == nil {
+		return false
+	}
+	for k, v := range target.Labels {
+		if current.Labels[k] != v {
+			return false
+		}
+	}
+	return current.Capacity.Cmp(*target.Capacity) == 0 && current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) == 0
+}

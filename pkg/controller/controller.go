@@ -1,0 +1,245 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/trust"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/uplink"
+)
+
+// Options configure a Controller. All are required but for the booleans.
+type Options struct {
+	// Client talks to the API server. It must not be limited on its own side:
+	// the API server's priority and fairness does that.
+	Client kubernetes.Interface
+	// Namespace is where Carve is installed.
+	Namespace string
+	// UplinkListen is the address that nodes dial; UplinkHost the name by which
+	// they know it.
+	UplinkListen, UplinkHost string
+	// NodeServiceAccount is the service account of the node agent, in Namespace.
+	NodeServiceAccount string
+	// Identity names this replica in the lease.
+	Identity string
+	// LeaderElect makes replicas agree on who acts. Without it this one does.
+	LeaderElect bool
+	// CompleteBinding makes the binder finish what the PV controller was too
+	// slow for.
+	CompleteBinding bool
+	// Registerer takes the metrics.
+	Registerer prometheus.Registerer
+	Log        *slog.Logger
+}
+
+// Controller is one replica.
+type Controller struct {
+	o    Options
+	core *core
+	// all watches the cluster, own only our capacity objects.
+	all, own informers.SharedInformerFactory
+
+	listening atomic.Bool
+
+	// acting is what runs while this replica leads, nil otherwise.
+	mu     sync.Mutex
+	acting *acting
+}
+
+// acting is what only the leader does.
+type acting struct {
+	provisioner *provisioner
+	deleter     *deleter
+	publisher   *publisher
+}
+
+// New makes a replica. Run runs it.
+func New(o Options) (*Controller, error) {
+	switch {
+	case o.Client == nil:
+		return nil, errors.New("no client for the API server")
+	case o.Namespace == "":
+		return nil, errors.New("no namespace")
+	case o.UplinkHost == "":
+		return nil, errors.New("no name for the uplink")
+	case o.NodeServiceAccount == "":
+		return nil, errors.New("no service account for the nodes")
+	}
+	c := &Controller{o: o}
+	c.core = &core{
+		client: o.Client, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
+		ledger: scheduler.NewLedger(time.Now),
+		fleet:  fleet.New(fleet.Options{OnChange: c.nodeChanged, Log: o.Log}),
+	}
+	c.core.metrics = newMetrics(o.Registerer,
+		func() float64 { return float64(c.core.fleet.Connected()) },
+		func() float64 { return float64(c.core.ledger.Reservations()) })
+	c.all = informers.NewSharedInformerFactory(o.Client, 0)
+	c.own = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(o.Namespace),
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = names.LabelManagedBy + "=" + names.ManagedBy }))
+	if err := c.core.useInformers(c.all, c.own); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Ready says why the replica cannot take over yet, or nil.
+func (c *Controller) Ready(context.Context) error {
+	switch {
+	case !c.core.synced():
+		return errors.New("the view of the cluster is not complete yet")
+	case !c.listening.Load():
+		return errors.New("the uplink is not open yet")
+	}
+	return nil
+}
+
+// Run runs the replica until ctx is done: it accepts nodes and watches the
+// cluster at once, and acts while it leads.
+func (c *Controller) Run(ctx context.Context) error {
+	defer c.core.fleet.Close()
+	recorder, stopEvents := newRecorder(c.o.Client)
+	defer stopEvents()
+	c.core.recorder = recorder
+	lis, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.o.UplinkListen)
+	if err != nil {
+		return fmt.Errorf("listen for uplinks: %w", err)
+	}
+	defer lis.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer c.all.Shutdown()
+	defer c.own.Shutdown()
+	defer cancel()
+	c.all.Start(ctx.Done())
+	c.own.Start(ctx.Done())
+
+	group, ctx := errgroup.WithContext(ctx)
+	store := trust.NewStore(c.o.Client, c.o.Namespace, c.o.UplinkHost, c.o.Log)
+	trusted := make(chan struct{})
+	group.Go(func() error { store.Run(ctx, trusted); return nil })
+	group.Go(func() error {
+		if err := c.findClusterID(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-trusted:
+		case <-ctx.Done():
+			return nil
+		}
+		group.Go(func() error { return c.serveUplink(ctx, lis, store) })
+		return c.lead(ctx)
+	})
+	group.Go(func() error { c.forgetGoneNodes(ctx); return nil })
+	return group.Wait()
+}
+
+// findClusterID learns the installation's id, for which the UID of the
+// namespace kube-system stands, as is the custom.
+func (c *Controller) findClusterID(ctx context.Context) error {
+	for ctx.Err() == nil {
+		callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+		ns, err := c.o.Client.CoreV1().Namespaces().Get(callCtx, metav1.NamespaceSystem, metav1.GetOptions{})
+		cancel()
+		if err == nil {
+			c.core.clusterID = string(ns.UID)
+			return nil
+		}
+		c.o.Log.Warn("the cluster's id cannot be read, trying on", "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+	return nil
+}
+
+func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store) error {
+	server := uplink.NewServer(uplink.ServerConfig{
+		GetCertificate: store.GetCertificate,
+		ClusterID:      c.core.clusterID,
+		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount).Authenticate,
+		OnSession:      c.core.fleet.Add,
+		Log:            c.o.Log,
+	})
+	c.listening.Store(true)
+	defer c.listening.Store(false)
+	return server.Serve(ctx, lis)
+}
+
+// nodeChanged is told every new view of a node. The ledger takes it in first,
+// so that whatever is done next sees room and volumes of one instant.
+func (c *Controller) nodeChanged(view *fleet.View) {
+	if view.Reported() {
+		c.core.ledger.Report(view.Node, reportOf(view))
+	}
+	c.mu.Lock()
+	a := c.acting
+	c.mu.Unlock()
+	if a == nil {
+		return
+	}
+	a.publisher.nodeChanged(view.Node)
+	if view.Connected {
+		a.provisioner.nodeConnected(view.Node)
+		a.deleter.nodeConnected(view.Node)
+	}
+}
+
+func reportOf(view *fleet.View) scheduler.NodeReport {
+	report := scheduler.NodeReport{Volumes: make(map[string]struct{}, len(view.ByName))}
+	for _, class := range view.Classes {
+		group := class.GetVgUuid()
+		if group == "" {
+			group = "class " + class.GetName() // shares with nobody
+		}
+		report.Classes = append(report.Classes, scheduler.ClassReport{
+			Name: class.GetName(), Default: class.GetDefault(), Group: group,
+			Total: class.GetTotalBytes(), Available: class.GetAvailableBytes(), MaximumVolume: class.GetMaximumVolumeSizeBytes(),
+			MinimumVolume: class.GetMinimumVolumeSizeBytes(), AllocationUnit: class.GetAllocationUnitBytes(),
+		})
+	}
+	for name := range view.ByName {
+		report.Volumes[name] = struct{}{}
+	}
+	return report
+}
+
+// forgetGoneNodes drops what is known of nodes that left the cluster.
+func (c *Controller) forgetGoneNodes(ctx context.Context) {
+	ticker := time.NewTicker(time.Minute)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if !c.core.synced() {
+			continue
+		}
+		for _, view := range c.core.fleet.Views() {
+			if view.Connected {
+				continue
+			}
+			if gone, err := c.core.nodeGone(ctx, view.Node); err == nil && gone {
+				c.core.fleet.Forget(view.Node)
+				c.core.ledger.Forget(view.Node)
+			}
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// deleteWorkers is how many released volumes are worked on at once. A worker
+// mostly waits for a node; lvmd batches what arrives together.
+const deleteWorkers = 128
+
+// Values of the label "result" of carve_controller_deletes_total.
+const (
+	resultDeleted  = "deleted"
+	resultNotYet   = "failed"
+	resultNodeGone = "node_gone"
+)
+
+// deleter removes volumes whose PersistentVolume was released under the
+// reclaim policy Delete, and keeps the finalizer that lets it.
+type deleter struct {
+	*core
+	queue   workqueue.TypedRateLimitingInterface[string]
+	waiting waiters
+}
+
+func newDeleter(c *core) *deleter {
+	return &deleter{core: c, queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
+		workqueue.TypedRateLimitingQueueConfig[string]{Name: "volumes"})}
+}
+
+// run works until ctx is done. The caches must have synced.
+func (d *deleter) run(ctx context.Context) error {
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	defer d.queue.ShutDown()
+	enqueue := func(obj any) {
+		if pv, ok := obj.(*v1.PersistentVolume); ok && isOurs(pv) {
+			d.queue.Add(pv.Name)
+		}
+	}
+	volumes, err := d.volumes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    enqueue,
+		UpdateFunc: func(_, obj any) { enqueue(obj) },
+	})
+	if err != nil {
+		return fmt.Errorf("watch volumes: %w", err)
+	}
+	defer func() { _ = d.volumes.RemoveEventHandler(volumes) }()
+	nodes, err := d.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
+		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+			d.nodeConnected(name) // gone for good: look again at what waits for it
+		}
+	}})
+	if err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	defer func() { _ = d.nodes.RemoveEventHandler(nodes) }()
+	for range deleteWorkers {
+		workers.Go(func() {
+			for d.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (d *deleter) next(ctx context.Context) bool {
+	name, shutdown := d.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer d.queue.Done(name)
+	if err := d.sync(ctx, name); err != nil && ctx.Err() == nil {
+		d.log.Info("volume is not deleted yet", "volume", name, "error", err)
+		d.queue.AddRateLimited(name)
+		return true
+	}
+	d.queue.Forget(name)
+	return true
+}
+
+// nodeConnected looks again at the volumes that wait for the node.
+func (d *deleter) nodeConnected(node string) {
+	for _, name := range d.waiting.take(node) {
+		d.queue.Add(name)
+	}
+}
+
+func (d *deleter) sync(ctx context.Context, name string) error {
+	pv, err := d.volumeLister.Get(name)
+	if err != nil || !isOurs(pv) {
+		return nil //nolint:nilerr // the lister's only error is that it is gone
+	}
+	if err := d.keepFinalizer(ctx, pv); err != nil {
+		return err
+	}
+	if !shouldDelete(pv) {
+		return nil
+	}
+	if err := d.deleteVolume(ctx, pv); err != nil {
+		d.metrics.deletes.WithLabelValues(resultNotYet).Inc()
+		return err
+	}
+	return d.deletePersistentVolume(ctx, pv)
+}
+
+// shouldDelete is the upstream provisioner's rule.
+func shouldDelete(pv *v1.PersistentVolume) bool {
+	if pv.DeletionTimestamp != nil && !slices.Contains(pv.Finalizers, finalizer) {
+		return false // somebody, probably we, did it already
+	}
+	return pv.Status.Phase == v1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete
+}
+
+// keepFinalizer adds the finalizer to bound volumes whose policy is Delete, and
+// takes it from those whose policy was changed.
+func (d *deleter) keepFinalizer(ctx context.Context, pv *v1.PersistentVolume) error {
+	has := slices.Contains(pv.Finalizers, finalizer)
+	switch {
+	case pv.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimDelete && has:
+		return d.patchFinalizer(ctx, pv, "$deleteFromPrimitiveList/finalizers")
+	case pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete && !has &&
+		pv.DeletionTimestamp == nil && pv.Status.Phase == v1.VolumeBound:
+		return d.patchFinalizer(ctx, pv, "finalizers")
+	}
+	return nil
+}
+
+// patchFinalizer adds ("finalizers") or removes ("$deleteFromPrimitiveList/…")
+// ours by the strategic merge of that list, which needs no version and touches
+// nobody else's finalizer.
+func (d *deleter) patchFinalizer(ctx context.Context, pv *v1.PersistentVolume, directive string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pv.UID, directive: []string{finalizer}}})
+	if err != nil {
+		return fmt.Errorf("change finalizer: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	_, err = d.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("change finalizer: %w", err)
+	}
+	return nil // a conflict is another volume of that name
+}
+
+// deleteVolume removes the volume from its node. Where the node has left the
+// cluster its disks have too: there is nothing left to remove, and what should
+// come back with them is found by its owner tags.
+func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) error {
+	node, ok := nodeOf(pv)
+	if !ok {
+		err := fmt.Errorf("PersistentVolume %s: spec.nodeAffinity does not name one node by %s", pv.Name, names.TopologyNode)
+		d.recorder.Event(pv, v1.EventTypeWarning, reasonDeleteFailed, err.Error())
+		return err
+	}
+	callCtx, cancel := context.WithTimeout(ctx, deleteTimeout)
+	defer cancel()
+	began := d.now()
+	err := d.fleet.DeleteVolumeByID(callCtx, node, pv.Spec.CSI.VolumeHandle)
+	switch {
+	case err == nil:
+		d.metrics.deletes.WithLabelValues(resultDeleted).Inc()
+		d.log.Info("volume deleted", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node, "took", d.now().Sub(began))
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case fleet.IsNotConnected(err):
+		d.waiting.wait(node, pv.Name)
+		if view, ok := d.fleet.View(node); ok && view.Connected {
+			d.nodeConnected(node) // it connected in between
+		}
+		gone, goneErr := d.nodeGone(ctx, node)
+		if goneErr != nil {
+			return goneErr
+		}
+		if gone {
+			d.metrics.deletes.WithLabelValues(resultNodeGone).Inc()
+			d.recorder.Eventf(pv, v1.EventTypeNormal, reasonNodeGone, "node %s is not in the cluster any more; the volume on it is given up", node)
+			d.log.Info("volume given up with its node", "volume", pv.Name, "node", node)
+			return nil
+		}
+	case fleet.Reason(err) == names.ReasonVolumeInUse && d.queue.NumRequeues(pv.Name) < 5:
+		return err // the kubelet is unmounting it: not worth an Event yet
+	}
+	d.recorder.Eventf(pv, v1.EventTypeWarning, reasonDeleteFailed, "node %s: %s", node, fleet.Message(err))
+	return err
+}
+
+func (d *deleter) deletePersistentVolume(ctx context.Context, pv *v1.PersistentVolume) error {
+	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	err := d.client.CoreV1().PersistentVolumes().Delete(callCtx, pv.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &pv.UID}})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("delete PersistentVolume: %w", err)
+	}
+	return d.patchFinalizer(ctx, pv, "$deleteFromPrimitiveList/finalizers")
+}

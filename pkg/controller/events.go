@@ -1,0 +1,26 @@
+package controller
+
+import (
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+)
+
+// Reasons of our Events. Those of the upstream provisioner keep its names.
+const (
+	reasonProvisioning = "Provisioning"
+	reasonSucceeded    = "ProvisioningSucceeded"
+	reasonFailed       = "ProvisioningFailed"
+	reasonDeleteFailed = "VolumeFailedDelete"
+	// reasonNodeGone: a volume was given up because its node left the cluster.
+	reasonNodeGone = "NodeGone"
+)
+
+// newRecorder makes the recorder of our Events, and what ends it.
+func newRecorder(client kubernetes.Interface) (record.EventRecorder, func()) {
+	broadcaster := record.NewBroadcaster()
+	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: "carve-controller"}), broadcaster.Shutdown
+}

@@ -1,0 +1,48 @@
+package controller
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Values of the label "result" of carve_controller_claims_total.
+const (
+	resultProvisioned = "provisioned" // a PersistentVolume was made
+	resultReleased    = "released"    // handed back to the scheduler
+	resultRejected    = "rejected"    // the claim or its class is wrong
+	resultFailed      = "failed"      // an attempt failed and will be repeated
+)
+
+// metrics are the controller's, prefixed carve_controller_.
+type metrics struct {
+	claims         *prometheus.CounterVec
+	createSeconds  prometheus.Histogram
+	boundSeconds   prometheus.Histogram
+	deletes        *prometheus.CounterVec
+	capacityWrites *prometheus.CounterVec
+	leading        prometheus.Gauge
+}
+
+func newMetrics(registerer prometheus.Registerer, connected, reservations func() float64) *metrics {
+	const ns, sub = "carve", "controller"
+	buckets := []float64{.05, .1, .2, .4, .6, .8, 1, 1.5, 2, 3, 5, 10, 20, 60}
+	m := &metrics{
+		claims: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "claims_total",
+			Help: "Attempts to provision a claim, by result."}, []string{"result"}),
+		createSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "create_seconds",
+			Help: "Time that nodes took to create volumes, successes only.", Buckets: buckets}),
+		boundSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "bound_seconds",
+			Help: "Time from seeing a claim's selected node to seeing the claim bound.", Buckets: buckets}),
+		deletes: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "deletes_total",
+			Help: "Attempts to delete a released volume, by result (deleted, failed, node_gone)."}, []string{"result"}),
+		capacityWrites: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "capacity_writes_total",
+			Help: "Writes of CSIStorageCapacity objects, by operation (create, update, delete, failed)."}, []string{"operation"}),
+		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "leading",
+			Help: "1 while this replica leads."}),
+	}
+	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.leading,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
+			Help: "Nodes with an uplink to this replica."}, connected),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",
+			Help: "Claims that chose a node and whose volume the node does not report yet."}, reservations))
+	return m
+}

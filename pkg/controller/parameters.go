@@ -1,0 +1,142 @@
+package controller
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// allowedFSTypes are the file systems that lvmd makes, the default one first.
+var allowedFSTypes = []string{"ext4", "xfs"}
+
+// maximumRequest bounds a claim's size so that rounding it up cannot overflow.
+const maximumRequest = math.MaxInt64 / 2
+
+// InvalidError says what is wrong with a claim or its StorageClass, in words
+// for the user.
+type InvalidError struct {
+	// Field is where the mistake is, Given what was found there and Allowed
+	// what may stand there.
+	Field, Given, Allowed string
+}
+
+func (e *InvalidError) Error() string {
+	return fmt.Sprintf("%s: %s is not allowed, allowed: %s", e.Field, e.Given, e.Allowed)
+}
+
+// classParameters are a StorageClass's parameters, understood.
+type classParameters struct {
+	// deviceClass is empty for each node's default class.
+	deviceClass string
+	// fsType is one of allowedFSTypes.
+	fsType string
+}
+
+// parseClass reads the parameters of a StorageClass; errors are *InvalidError.
+func parseClass(class *storagev1.StorageClass) (classParameters, error) {
+	out := classParameters{fsType: allowedFSTypes[0]}
+	known := []string{names.ParamFSType, names.ParamDeviceClass}
+	for _, key := range sortedKeys(class.Parameters) {
+		value := class.Parameters[key]
+		switch key {
+		case names.ParamDeviceClass:
+			out.deviceClass = value
+		case names.ParamFSType:
+			if value == "" {
+				continue
+			}
+			if !slices.Contains(allowedFSTypes, value) {
+				return out, &InvalidError{Field: classField(class, key), Given: fmt.Sprintf("%q", value), Allowed: strings.Join(allowedFSTypes, ", ")}
+			}
+			out.fsType = value
+		default:
+			return out, &InvalidError{Field: fmt.Sprintf("StorageClass %s: parameters", class.Name),
+				Given: fmt.Sprintf("key %q", key), Allowed: strings.Join(known, ", ")}
+		}
+	}
+	return out, nil
+}
+
+func classField(class *storagev1.StorageClass, key string) string {
+	return fmt.Sprintf("StorageClass %s: parameters[%s]", class.Name, key)
+}
+
+// request is what a claim asks for, checked.
+type request struct {
+	classParameters
+	bytes int64
+	mode  lvmdv1.VolumeMode
+}
+
+// parseClaim checks a claim against its StorageClass; errors are *InvalidError.
+func parseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) (request, error) {
+	params, err := parseClass(class)
+	if err != nil {
+		return request{}, err
+	}
+	out := request{classParameters: params, mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
+	if claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == v1.PersistentVolumeBlock {
+		out.mode, out.fsType = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, ""
+	}
+	if len(claim.Spec.AccessModes) == 0 {
+		return out, &InvalidError{Field: "spec.accessModes", Given: "no access mode", Allowed: "ReadWriteOnce, ReadWriteOncePod"}
+	}
+	for _, mode := range claim.Spec.AccessModes {
+		if mode != v1.ReadWriteOnce && mode != v1.ReadWriteOncePod {
+			return out, &InvalidError{Field: "spec.accessModes", Given: string(mode) + " (the volume is on one node's disk)",
+				Allowed: "ReadWriteOnce, ReadWriteOncePod"}
+		}
+	}
+	size := claim.Spec.Resources.Requests[v1.ResourceStorage]
+	if size.Sign() <= 0 || size.CmpInt64(maximumRequest) > 0 {
+		return out, &InvalidError{Field: "spec.resources.requests.storage", Given: size.String(),
+			Allowed: fmt.Sprintf("1 to %d bytes", int64(maximumRequest))}
+	}
+	out.bytes = size.Value()
+	switch {
+	case claim.Spec.Selector != nil:
+		return out, &InvalidError{Field: "spec.selector", Given: "a selector", Allowed: "none: the volume is made for the claim"}
+	case claim.Spec.VolumeAttributesClassName != nil && *claim.Spec.VolumeAttributesClassName != "":
+		return out, &InvalidError{Field: "spec.volumeAttributesClassName",
+			Given: fmt.Sprintf("%q", *claim.Spec.VolumeAttributesClassName), Allowed: "none"}
+	}
+	if kind, ok := sourceOf(claim); ok {
+		return out, &InvalidError{Field: "spec.dataSource", Given: kind, Allowed: "none"}
+	}
+	return out, nil
+}
+
+// sourceOf returns the kind of object that a claim is to be filled from, if any.
+func sourceOf(claim *v1.PersistentVolumeClaim) (string, bool) {
+	if s := claim.Spec.DataSourceRef; s != nil {
+		return s.Kind, true
+	}
+	if s := claim.Spec.DataSource; s != nil {
+		return s.Kind, true
+	}
+	return "", false
+}
+
+// populatedByOthers tells claims that a volume populator fills: it makes a
+// claim of its own for us, and this one is not ours to provision.
+func populatedByOthers(claim *v1.PersistentVolumeClaim) bool {
+	kind, ok := sourceOf(claim)
+	return ok && kind != "PersistentVolumeClaim" && kind != "VolumeSnapshot"
+}
+
+// create is the request as lvmd wants it.
+func (r request) create(claim *v1.PersistentVolumeClaim, clusterID string) *lvmdv1.CreateVolumeRequest {
+	return &lvmdv1.CreateVolumeRequest{
+		Name: volumeName(claim), DeviceClass: r.deviceClass, RequiredBytes: r.bytes, Mode: r.mode, FsType: r.fsType,
+		Owner: &lvmdv1.Owner{
+			ClusterId: clusterID, ClaimNamespace: claim.Namespace, ClaimName: claim.Name, ClaimUid: string(claim.UID),
+		},
+	}
+}

@@ -1,0 +1,465 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+const (
+	// provisionWorkers is how many claims are worked on at once. A worker
+	// mostly waits: for a node to make a volume, for the API server.
+	provisionWorkers = 128
+	// Pauses between attempts at one claim that failed.
+	retryMin = 200 * time.Millisecond
+	retryMax = 30 * time.Second
+	// reservationLife is how long a reservation outlives the last attempt.
+	reservationLife = 5 * time.Minute
+	// releaseUnreachable is how long a selected node may be without an uplink
+	// before the claim is handed back.
+	releaseUnreachable = 30 * time.Second
+	// complainAfter is how long a claim must have waited before we say that no
+	// node can ever take it: nodes may just be connecting.
+	complainAfter = 10 * time.Second
+	// complainEvery is how often a complaint about a claim that cannot be
+	// provisioned is repeated. Events live for an hour.
+	complainEvery = 5 * time.Minute
+	// cacheLag is how long what we wrote may take to show up in our cache.
+	cacheLag = 30 * time.Second
+	// internalErrorsToRelease is how often in a row a node may fail for reasons
+	// of its own before the scheduler is asked for another.
+	internalErrorsToRelease = 3
+)
+
+// provisioner makes volumes for claims.
+type provisioner struct {
+	*core
+	completeBinding bool
+	roomChanged     func(node string) // told when a reservation came or went
+	queue           workqueue.TypedRateLimitingInterface[string]
+	waiting         waiters
+
+	mu       sync.Mutex
+	attempts map[string]*attempt // by claim UID
+}
+
+// attempt is what is remembered of a claim until it is bound or gone. Its
+// fields are used only by the worker that has the claim, but for those that say
+// otherwise.
+type attempt struct {
+	uid  string
+	name string // of the volume
+
+	began      time.Time // guarded by provisioner.mu
+	node       string    // selected; guarded by provisioner.mu
+	selectedAt time.Time // guarded by provisioner.mu
+
+	// doubts are nodes that may hold the volume while no PersistentVolume
+	// speaks for it.
+	doubts map[string]struct{}
+	// announced is the node for which the Event Provisioning was sent.
+	announced string
+	// unreachableSince is when the selected node was first found without uplink.
+	unreachableSince time.Time
+	// internalErrors counts failures of the selected node in a row.
+	internalErrors int
+	// full are nodes that had no room, for immediate binding.
+	full map[string]time.Time
+	// pv is what we created, which the cache may not have yet.
+	pv   *v1.PersistentVolume
+	pvAt time.Time
+	// releasedAt is the claim's resource version after it was handed back: what
+	// is older still shows the selection that was taken back. Guarded by
+	// provisioner.mu.
+	releasedAt string
+
+	complaint    string
+	complainedAt time.Time
+}
+
+// stale tells whether the cache still shows the claim as it was before it was
+// handed back. Called with provisioner.mu held.
+func (a *attempt) stale(claim *v1.PersistentVolumeClaim) bool {
+	if a.releasedAt == "" {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, a.releasedAt)
+	return err == nil && order < 0
+}
+
+func newProvisioner(c *core, completeBinding bool, roomChanged func(string)) *provisioner {
+	return &provisioner{
+		core: c, completeBinding: completeBinding, roomChanged: roomChanged,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
+		attempts: map[string]*attempt{},
+	}
+}
+
+// run works until ctx is done. The caches must have synced.
+func (p *provisioner) run(ctx context.Context) error {
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	defer p.queue.ShutDown()
+	claims, err := p.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { p.claimChanged(obj) },
+		UpdateFunc: func(_, obj any) { p.claimChanged(obj) },
+		DeleteFunc: p.claimDeleted,
+	})
+	if err != nil {
+		return fmt.Errorf("watch claims: %w", err)
+	}
+	defer func() { _ = p.claims.RemoveEventHandler(claims) }()
+	classes, err := p.classes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { p.allChanged() },
+		UpdateFunc: func(_, _ any) { p.allChanged() },
+	})
+	if err != nil {
+		return fmt.Errorf("watch storage classes: %w", err)
+	}
+	defer func() { _ = p.classes.RemoveEventHandler(classes) }()
+
+	for range provisionWorkers {
+		workers.Go(func() {
+			for p.next(ctx) {
+			}
+		})
+	}
+	expire := time.NewTicker(10 * time.Second)
+	defer expire.Stop()
+	for {
+		select {
+		case <-expire.C:
+			for _, node := range p.ledger.Expire() {
+				p.roomChanged(node)
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// next works on one claim; false when there will be no more.
+func (p *provisioner) next(ctx context.Context) bool {
+	uid, shutdown := p.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer p.queue.Done(uid)
+	again, err := p.sync(ctx, uid)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		p.log.Info("claim is not done yet", "claim_uid", uid, "error", err)
+		p.queue.AddRateLimited(uid)
+	case again > 0:
+		p.queue.Forget(uid)
+		p.queue.AddAfter(uid, again)
+	default:
+		p.queue.Forget(uid)
+	}
+	return true
+}
+
+// nodeConnected looks again at the claims that wait for the node.
+func (p *provisioner) nodeConnected(node string) {
+	for _, uid := range p.waiting.take(node) {
+		p.queue.Add(uid)
+	}
+}
+
+// deriveReservations reserves for every claim that chose a node already. It is
+// called once, before room is published and before run.
+func (p *provisioner) deriveReservations() {
+	for _, claim := range p.allClaims() {
+		p.noteSelection(claim)
+	}
+}
+
+func (p *provisioner) allChanged() {
+	for _, claim := range p.allClaims() {
+		p.claimChanged(claim)
+	}
+}
+
+// claimChanged runs in the informer's goroutine: the reservation is made here
+// and now, however busy the workers are.
+func (p *provisioner) claimChanged(obj any) {
+	claim, ok := obj.(*v1.PersistentVolumeClaim)
+	if !ok {
+		return
+	}
+	if p.noteSelection(claim) {
+		p.queue.Add(string(claim.UID))
+	}
+}
+
+func (p *provisioner) claimDeleted(obj any) {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	claim, ok := obj.(*v1.PersistentVolumeClaim)
+	if !ok {
+		return
+	}
+	p.unreserve(string(claim.UID))
+	p.mu.Lock()
+	_, known := p.attempts[string(claim.UID)]
+	p.mu.Unlock()
+	if known {
+		p.queue.Add(string(claim.UID))
+	}
+}
+
+// noteSelection keeps the claim's reservation in step with the node it chose,
+// and tells whether the claim needs work.
+func (p *provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
+	uid := string(claim.UID)
+	class, ours := p.ourClass(volume.GetPersistentVolumeClaimClass(claim))
+	if claim.Spec.VolumeName != "" || !ours {
+		p.mu.Lock()
+		_, known := p.attempts[uid]
+		p.mu.Unlock()
+		return known
+	}
+	node := ""
+	if delayed(class) {
+		node = claim.Annotations[volume.AnnSelectedNode]
+	}
+	p.mu.Lock()
+	a := p.attempts[uid]
+	if a == nil {
+		a = &attempt{uid: uid, name: volumeName(claim), began: p.now(), doubts: map[string]struct{}{}, full: map[string]time.Time{}}
+		p.attempts[uid] = a
+	}
+	if a.stale(claim) {
+		p.mu.Unlock()
+		return false
+	}
+	if delayed(class) && a.node != node {
+		a.node, a.selectedAt = node, p.now()
+	}
+	p.mu.Unlock()
+	if !delayed(class) {
+		return true
+	}
+	if node == "" || claim.DeletionTimestamp != nil {
+		p.unreserve(uid)
+		return true
+	}
+	if r, err := parseClaim(claim, class); err == nil {
+		p.reserve(a, node, r)
+	}
+	return true
+}
+
+// delayed tells late binding from immediate binding.
+func delayed(class *storagev1.StorageClass) bool {
+	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+}
+
+func (p *provisioner) reserve(a *attempt, node string, r request) {
+	for _, changed := range p.ledger.Reserve(scheduler.Reservation{
+		Claim: a.uid, Volume: a.name, Node: node, Class: r.deviceClass, Bytes: r.bytes, Deadline: p.now().Add(reservationLife),
+	}) {
+		p.roomChanged(changed)
+	}
+}
+
+func (p *provisioner) unreserve(uid string) {
+	if node, ok := p.ledger.Release(uid); ok {
+		p.roomChanged(node)
+	}
+}
+
+// sync takes a claim one step further. It returns when to look again without
+// being told to (0 means never), or an error to be retried with backoff.
+func (p *provisioner) sync(ctx context.Context, uid string) (again time.Duration, err error) {
+	p.mu.Lock()
+	a := p.attempts[uid]
+	p.mu.Unlock()
+	if a == nil {
+		return 0, nil
+	}
+	claim := p.claim(uid)
+	if claim != nil && p.isStale(a, claim) {
+		return 0, nil // the newer one is an event
+	}
+	if claim == nil || claim.DeletionTimestamp != nil && claim.Spec.VolumeName == "" {
+		p.unreserve(uid)
+		return 0, p.giveUp(ctx, a, claim)
+	}
+	if claim.Spec.VolumeName != "" && claim.Spec.VolumeName != a.name {
+		p.unreserve(uid)
+		return 0, p.giveUp(ctx, a, claim) // bound to another volume
+	}
+	class, ours := p.ourClass(volume.GetPersistentVolumeClaimClass(claim))
+	if !ours {
+		return 0, nil // its coming back is an event
+	}
+	if pv := p.persistentVolume(a); pv != nil {
+		return p.finish(ctx, a, claim, pv)
+	}
+	if claim.Spec.VolumeName != "" || populatedByOthers(claim) {
+		return 0, nil // the user asked for a volume that does not exist, or it is a populator's
+	}
+	r, err := parseClaim(claim, class)
+	if err != nil {
+		return p.reject(ctx, a, claim, err)
+	}
+	if by := claim.Annotations[volume.AnnStorageProvisioner]; by != "" && by != names.Driver {
+		return 0, nil
+	}
+	if delayed(class) {
+		return p.syncDelayed(ctx, a, claim, class, r)
+	}
+	return p.syncImmediate(ctx, a, claim, class, r)
+}
+
+func (p *provisioner) isStale(a *attempt, claim *v1.PersistentVolumeClaim) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return a.stale(claim)
+}
+
+// persistentVolume returns the claim's PersistentVolume, if there is one yet:
+// the cached one, or for a while the one that we wrote.
+func (p *provisioner) persistentVolume(a *attempt) *v1.PersistentVolume {
+	if pv, err := p.volumeLister.Get(a.name); err == nil {
+		return pv
+	}
+	if a.pv != nil && p.now().Sub(a.pvAt) > cacheLag {
+		a.pv = nil // somebody deleted it
+	}
+	return a.pv
+}
+
+func (p *provisioner) syncDelayed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r request) (time.Duration, error) {
+	node := claim.Annotations[volume.AnnSelectedNode]
+	if err := p.settle(ctx, a, claim, node); err != nil {
+		return 0, err
+	}
+	if node == "" {
+		return p.complainIfHopeless(a, claim, class, r)
+	}
+	p.reserve(a, node, r)
+	view, known := p.fleet.View(node)
+	if !known || !view.Connected {
+		return p.awaitNode(ctx, a, claim, node)
+	}
+	a.unreachableSince = time.Time{}
+	if _, ok := view.Class(r.deviceClass); !ok {
+		return 0, p.release(ctx, a, claim, node, noSuchClass(class, r.deviceClass, view))
+	}
+	return p.provision(ctx, a, claim, class, r, node)
+}
+
+// noSuchClass says that a node does not have a StorageClass's device class.
+func noSuchClass(class *storagev1.StorageClass, deviceClass string, view *fleet.View) error {
+	given := fmt.Sprintf("%q, which node %s does not have,", deviceClass, view.Node)
+	if deviceClass == "" {
+		given = fmt.Sprintf("no class, while node %s has no default one,", view.Node)
+	}
+	return &InvalidError{Field: classField(class, names.ParamDeviceClass), Given: given, Allowed: fmt.Sprintf("%q there", view.ClassNames())}
+}
+
+// awaitNode waits for a selected node that has no uplink, and in the end hands
+// the claim back, unless a volume may be there that nobody knows of.
+func (p *provisioner) awaitNode(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, node string) (time.Duration, error) {
+	p.waiting.wait(node, a.uid)
+	if view, ok := p.fleet.View(node); ok && view.Connected {
+		return time.Millisecond, nil // it connected in between
+	}
+	gone, err := p.nodeGone(ctx, node)
+	if err != nil {
+		return 0, err
+	}
+	if gone {
+		delete(a.doubts, node)
+		return 0, p.release(ctx, a, claim, node, fmt.Errorf("node %s is not in the cluster any more", node))
+	}
+	now := p.now()
+	if a.unreachableSince.IsZero() {
+		a.unreachableSince = now
+	}
+	_, doubted := a.doubts[node]
+	if left := a.unreachableSince.Add(releaseUnreachable).Sub(now); left > 0 {
+		return left, nil
+	}
+	if doubted || slices.Contains(p.fleet.Holders(a.name), node) {
+		p.complain(a, claim, fmt.Sprintf("node %s lost its connection to the carve controller while it made the volume; "+
+			"waiting for it to come back, or for its Node object to be deleted", node))
+		return complainEvery, nil
+	}
+	return 0, p.release(ctx, a, claim, node, fmt.Errorf("%w for %s; is its carve agent running?", &fleet.NotConnectedError{Node: node}, releaseUnreachable))
+}
+
+// giveUp ends the work on a claim that is gone, going, or bound elsewhere:
+// what may have been made for it is removed, unless a PersistentVolume speaks
+// for it, which the deleter then handles.
+func (p *provisioner) giveUp(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim) error {
+	if pv := p.persistentVolume(a); pv == nil {
+		if err := p.settle(ctx, a, claim, ""); err != nil {
+			return err
+		}
+	} else if err := p.removeStrays(ctx, a, pv); err != nil {
+		return err
+	}
+	p.forget(a)
+	return nil
+}
+
+func (p *provisioner) forget(a *attempt) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.attempts, a.uid)
+}
+
+// reject reports a claim that cannot be provisioned as it is. A change of the
+// claim or of its class is what brings it back.
+func (p *provisioner) reject(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, why error) (time.Duration, error) {
+	p.unreserve(a.uid)
+	if err := p.settle(ctx, a, claim, ""); err != nil {
+		return 0, err
+	}
+	if p.complain(a, claim, why.Error()) {
+		p.metrics.claims.WithLabelValues(resultRejected).Inc()
+	}
+	return complainEvery, nil
+}
+
+// complain sends a warning Event about a claim, but the same one not again
+// before complainEvery has passed.
+func (p *provisioner) complain(a *attempt, claim *v1.PersistentVolumeClaim, message string) bool {
+	now := p.now()
+	if a.complaint == message && now.Sub(a.complainedAt) < complainEvery {
+		return false
+	}
+	a.complaint, a.complainedAt = message, now
+	p.recorder.Event(claim, v1.EventTypeWarning, reasonFailed, message)
+	return true
+}
+
+func (p *provisioner) claimLog(claim *v1.PersistentVolumeClaim, node string) *slog.Logger {
+	return p.log.With("claim", claim.Namespace+"/"+claim.Name, "volume", volumeName(claim), "node", node)
+}
+
+// errVolumeAppeared says that a PersistentVolume exists which the cache does
+// not have yet.
+var errVolumeAppeared = errors.New("the claim's PersistentVolume exists already, waiting to see it")
