@@ -12,8 +12,7 @@ import (
 // modules are those that something needs before the kernel loads it by itself, or
 // that cost time when a test first needs them.
 var modules = []string{
-	"dm_mod", "dm_thin_pool", "dm_snapshot", "dm_raid", "dm_crypt", "loop", "xfs",
-	"nd_pmem", "nd_e820", "br_netfilter", "bridge", "veth", "nf_tables",
+	"dm_mod", "loop", "nd_pmem", "nd_e820", "br_netfilter",
 }
 
 // Paths on a node.

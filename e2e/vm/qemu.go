@@ -15,10 +15,15 @@ const Binary = "qemu-system-x86_64"
 // agentDescriptor is the file descriptor that Start passes to QEMU.
 const agentDescriptor = 3
 
-// kernelArguments are the same for all machines. TCG knows no speculation, so
-// mitigations would only cost; cgroup v1 must be off for the kubelet to have v2.
-const kernelArguments = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr cgroup_no_v1=all " +
-	"net.ifnames=0 random.trust_cpu=on audit=0 tsc=reliable no_timer_check"
+// kernelArguments are the same for all machines. Much of what hardens or watches a
+// kernel costs an emulated one dearly, and says nothing about the code under test:
+// mitigations of speculation, security modules, auditing, zeroing of pages at
+// allocation, the watchdogs. Grace periods of RCU are hurried, because making and
+// removing namespaces, cgroups and mounts waits for them. cgroup v1 must be off for
+// the kubelet to have v2.
+const kernelArguments = "console=ttyS0 quiet panic=-1 oops=panic net.ifnames=0 cgroup_no_v1=all " +
+	"mitigations=off nokaslr lsm=capability audit=0 init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off " +
+	"nowatchdog rcupdate.rcu_expedited=1 cryptomgr.notests random.trust_cpu=on tsc=reliable no_timer_check"
 
 // arguments returns QEMU's command line for the machine.
 func (c Config) arguments() ([]string, error) {
