@@ -54,17 +54,11 @@ func whole(found []Group, want []string) bool {
 }
 
 func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, error) {
-	selects := make([]string, len(groups))
-	for i, g := range groups {
-		if !ValidName(g) {
-			return nil, fmt.Errorf("volume group name %q is malformed", g)
-		}
-		selects[i] = fmt.Sprintf("vg_name=%q", g)
-	}
+	// All groups that are seen are reported, and others dropped here: a name
+	// on the command line that does not exist would be an error.
 	args := []string{
 		"--config", lvmConfig(devices),
 		"--reportformat", "json", "--units", "b", "--nosuffix",
-		"--select", strings.Join(selects, " || "),
 	}
 	for _, r := range reportFields {
 		args = append(args, "--configreport", r.part, "-o", r.fields)
@@ -77,6 +71,7 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 	if err != nil {
 		return nil, err
 	}
+	found = slices.DeleteFunc(found, func(g Group) bool { return !slices.Contains(groups, g.Name) })
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, g := range groups {

@@ -159,6 +159,7 @@ func exact(t *testing.T, e Env) {
 }
 
 func fragmented(t *testing.T, e Env) {
+	e.scan(t)
 	for _, n := range []string{"cv1", "cv2", "cv3", "cv4", "cv5"} {
 		e.create(t, n, 2)
 	}

@@ -1,0 +1,53 @@
+//go:build kernel
+
+package lvm_test
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+)
+
+// lvmByHand runs an LVM command as an administrator would.
+func lvmByHand(t *testing.T, args ...string) {
+	t.Helper()
+	out, err := exec.Command("lvm", append(args, "--config",
+		"activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }")...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("lvm %v: %v\n%s", args, err, out)
+	}
+}
+
+// group makes a volume group of the machine's two spare disks.
+func group(t *testing.T, name string) {
+	t.Helper()
+	lvmByHand(t, "vgcreate", "--yes", name, "/dev/vdb", "/dev/vdc")
+	t.Cleanup(func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", name)
+		lvmByHand(t, "pvremove", "--yes", "/dev/vdb", "/dev/vdc")
+	})
+}
+
+func host() *lvm.Host {
+	return lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute})
+}
+
+func TestTheRealLVMIsAnLVM(t *testing.T) {
+	lvmtest.Run(t, func(t *testing.T) lvmtest.Env {
+		// A hyphen, to see that device-mapper's doubling of it is known.
+		const name = "carve-test"
+		group(t, name)
+		return lvmtest.Env{
+			Groups: host(), Group: name,
+			Hold: func(group, volume string) (func(), error) {
+				f, err := os.Open("/dev/" + group + "/" + volume)
+				return func() { f.Close() }, err
+			},
+			Deactivate: func() { lvmByHand(t, "vgchange", "--activate", "n", name) },
+		}
+	})
+}

@@ -1,0 +1,206 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMain lets the test binary stand in for lvm: with a first argument of
+// these, it behaves as named.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		if act, ok := acts[os.Args[1]]; ok {
+			act(os.Args[2:])
+			return
+		}
+	}
+	os.Exit(m.Run())
+}
+
+var acts = map[string]func(args []string){
+	"act-succeed": func(args []string) { fmt.Print(strings.Join(args, " ")) },
+	"act-env":     func([]string) { fmt.Print(strings.Join(os.Environ(), "\n")) },
+	"act-fail": func(args []string) {
+		fmt.Fprintln(os.Stderr, "  WARNING: this is of no interest.")
+		fmt.Fprintln(os.Stderr, "  "+args[0])
+		os.Exit(5)
+	},
+	"act-complain": func(args []string) {
+		n, _ := strconv.Atoi(args[0])
+		fmt.Fprintln(os.Stderr, "the first words")
+		os.Stderr.WriteString(strings.Repeat("x", n))
+		fmt.Fprintln(os.Stderr, "\nInsufficient free space: the last words")
+		os.Exit(5)
+	},
+	"act-hang": func([]string) { time.Sleep(time.Hour) },
+	// A grandchild that holds the pipes open, as a helper of lvm could.
+	"act-fork-and-hang": func(args []string) {
+		child := exec.Command(os.Args[0], "act-hang")
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		if err := child.Start(); err != nil {
+			panic(err)
+		}
+		if err := os.WriteFile(args[0], []byte(strconv.Itoa(child.Process.Pid)), 0o600); err != nil {
+			panic(err)
+		}
+		time.Sleep(time.Hour)
+	},
+}
+
+func testRunner(timeout time.Duration) *Runner {
+	return &Runner{Binary: os.Args[0], Timeout: timeout}
+}
+
+func TestACommandGetsItsArgumentsAndACleanEnvironment(t *testing.T) {
+	r := testRunner(time.Minute)
+	out, err := r.Run(t.Context(), "act-succeed", "a b", "c'd")
+	if err != nil || string(out) != "a b c'd" {
+		t.Errorf("output %q, error %v", out, err)
+	}
+	t.Setenv("LVM_SYSTEM_DIR", "/etc/lvm")
+	t.Setenv("LC_ALL", "de_DE.UTF-8")
+	out, err = r.Run(t.Context(), "act-env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"LC_ALL=C", "LVM_SYSTEM_DIR="} {
+		if !strings.Contains("\n"+string(out)+"\n", "\n"+want+"\n") {
+			t.Errorf("no %s in %q", want, out)
+		}
+	}
+}
+
+func TestLVMsWordsBecomeTypedErrors(t *testing.T) {
+	for _, c := range []struct {
+		words string
+		want  error
+	}{
+		{`Volume group "carve" has insufficient free space (84 extents): 1000 required.`, ErrNoSpace},
+		{`Insufficient free space: 1000 extents needed, but only 84 available`, ErrNoSpace},
+		{`Insufficient suitable allocatable extents for logical volume x: 3 more required`, ErrNoSpace},
+		{`VG carve 9 metadata on /dev/loop0 (603239 bytes) exceeds maximum metadata size (521472 bytes)`, ErrNoSpace},
+		{`Logical Volume "cvx" already exists in volume group "carve"`, ErrExists},
+		{`Failed to find logical volume "carve/nope"`, ErrNotFound},
+		{`Logical volume nope not found in volume group carve.`, ErrNotFound},
+		{`Volume group "carvex" not found`, ErrNotFound},
+		{`Logical volume carve/cv1 in use.`, ErrBusy},
+		{`Logical volume carve/cv1 contains a filesystem in use.`, ErrBusy},
+		{`Cannot change VG carve while PVs are missing.`, ErrDeviceMissing},
+		{`/dev/sdb: read failed after 0 of 512 at 0: Input/output error`, ErrDeviceMissing},
+		{`Failure to communicate with kernel device-mapper driver.`, ErrUnavailable},
+	} {
+		_, err := testRunner(time.Minute).Run(t.Context(), "act-fail", c.words)
+		if !errors.Is(err, c.want) {
+			t.Errorf("%q is %v, want %v", c.words, err, c.want)
+		}
+		if want := "act-fail: " + c.words; err.Error() != want {
+			t.Errorf("error %q, want %q", err, want)
+		}
+	}
+	_, err := testRunner(time.Minute).Run(t.Context(), "act-fail", "something new")
+	var command *CommandError
+	if !errors.As(err, &command) || command.Err != nil || command.ExitCode != 5 {
+		t.Errorf("error %#v", err)
+	}
+}
+
+func TestAMegabyteOfComplaintsIsReadAndBounded(t *testing.T) {
+	_, err := testRunner(time.Minute).Run(t.Context(), "act-complain", strconv.Itoa(1<<20))
+	if !errors.Is(err, ErrNoSpace) {
+		t.Errorf("error %v", err)
+	}
+	if s := err.Error(); len(s) > 2000 || !strings.Contains(s, "the first words") || !strings.Contains(s, "the last words") {
+		t.Errorf("%d bytes: %.200s", len(s), s)
+	}
+}
+
+func TestACommandThatHangsIsKilledAtItsDeadline(t *testing.T) {
+	r := testRunner(50 * time.Millisecond)
+	_, err := r.Run(t.Context(), "act-hang")
+	if !errors.Is(err, ErrTimedOut) || r.Stuck() != 0 {
+		t.Errorf("error %v, stuck %d", err, r.Stuck())
+	}
+}
+
+func TestTheWholeProcessGroupIsKilled(t *testing.T) {
+	file := t.TempDir() + "/pid"
+	var seen Result
+	r := testRunner(500 * time.Millisecond)
+	r.Observe = func(result Result) { seen = result }
+	_, err := r.Run(t.Context(), "act-fork-and-hang", file)
+	if !errors.Is(err, ErrTimedOut) {
+		t.Errorf("error %v", err)
+	}
+	if seen.Command != "act-fork-and-hang" || seen.Err == nil || seen.Duration < r.Timeout {
+		t.Errorf("observed %+v", seen)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, _ := strconv.Atoi(string(b))
+	for range 200 {
+		// An orphan that was killed may be a zombie until init reaps it.
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(status), ") Z ") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("process %d lives", pid)
+	_ = unix.Kill(pid, unix.SIGKILL)
+}
+
+func TestACancelledCallerStartsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := testRunner(time.Minute).Run(ctx, "act-succeed")
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestAMissingProgramIsUnavailable(t *testing.T) {
+	r := &Runner{Binary: "/nonexistent/lvm", Timeout: time.Minute}
+	_, err := r.Run(t.Context(), "vgs")
+	if !errors.Is(err, ErrUnavailable) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func FuzzHeadTailBufferKeepsBothEnds(f *testing.F) {
+	f.Add(10, "abcdefghijklmnop", 3)
+	f.Fuzz(func(t *testing.T, limit int, s string, step int) {
+		if limit < 2 || limit > 100 || step < 1 {
+			return
+		}
+		b := &headTailBuffer{limit: limit}
+		for rest := s; rest != ""; {
+			n := min(step, len(rest))
+			if w, err := b.Write([]byte(rest[:n])); w != n || err != nil {
+				t.Fatalf("wrote %d of %d, error %v", w, n, err)
+			}
+			rest = rest[n:]
+		}
+		half := limit / 2
+		got := b.String()
+		if len(s) <= 2*half {
+			if got != s {
+				t.Errorf("%q became %q", s, got)
+			}
+			return
+		}
+		if !strings.HasPrefix(got, s[:half]) || !strings.HasSuffix(got, s[len(s)-half:]) {
+			t.Errorf("of %q was kept %q", s, got)
+		}
+	})
+}
