@@ -23,7 +23,7 @@ const (
 
 // inaccessible are lvmd's condition types of volumes that cannot be used at
 // all; the others are usable still.
-var inaccessible = []string{"MissingDevice", "Suspended", "Inactive"}
+var inaccessible = []string{"MissingDevice", "Failed", "Suspended", "Inactive"}
 
 // NodeGetVolumeHealth tells what lvmd knows about the volume, and whether its
 // file system still takes writes. An empty list is good news.

@@ -53,5 +53,8 @@ func serve(ctx context.Context, server *grpc.Server, listener net.Listener) erro
 	force := time.AfterFunc(graceful, server.Stop)
 	defer force.Stop()
 	server.GracefulStop()
-	return <-served
+	if err := <-served; !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
+		return err
+	}
+	return nil
 }

@@ -25,6 +25,7 @@ type Table struct {
 	dead   map[mount.Device]bool
 	layers []layer
 	forced error
+	ignore []string
 }
 
 type node struct {
@@ -81,11 +82,32 @@ func (t *Table) Kill(device mount.Device) {
 	t.dead[device] = true
 }
 
+// TurnReadOnly makes the file systems on the device read-only, as the kernel
+// does after an error: in the options of the file system, not of its layers.
+func (t *Table) TurnReadOnly(device mount.Device) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.layers {
+		if l := &t.layers[i]; l.device == device && !l.node {
+			l.readOnly = true
+			l.FSOptions = append([]string{"ro"}, l.FSOptions[1:]...)
+		}
+	}
+}
+
 // FailMounts makes Mount and Bind fail with err until it is called with nil.
 func (t *Table) FailMounts(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.forced = err
+}
+
+// DropOption makes Mount ignore an option silently, as some file systems do
+// with some.
+func (t *Table) DropOption(option string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ignore = append(t.ignore, option)
 }
 
 // Layers returns how many layers there are in all.
@@ -128,6 +150,7 @@ func (t *Table) Mount(device, path, fsType string, options []string) error {
 		return pathError("mount", path, unix.ENOTDIR)
 	}
 	readOnly := slices.Contains(options, "ro")
+	options = slices.DeleteFunc(slices.Clone(options), func(o string) bool { return slices.Contains(t.ignore, o) })
 	t.layers = append(t.layers, layer{
 		Point: mount.Point{
 			Path: path, Device: n.device, Root: "/", FSType: fsType,

@@ -1,0 +1,66 @@
+package drivertest
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// Controller is a CSI controller service over one lvmd. It checks nothing.
+type Controller struct {
+	csi.UnimplementedControllerServer
+
+	LVMD lvmdv1.LVMDServer
+}
+
+// ControllerGetCapabilities says that volumes are created, deleted and grown.
+func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	answer := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		answer.Capabilities = append(answer.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return answer, nil
+}
+
+// CreateVolume creates a volume of the first capability's kind.
+func (c *Controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	ask := &lvmdv1.CreateVolumeRequest{
+		Name: r.GetName(), RequiredBytes: r.GetCapacityRange().GetRequiredBytes(),
+		Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
+	}
+	if r.GetVolumeCapabilities()[0].GetBlock() != nil {
+		ask.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
+	}
+	ask.FsType = r.GetVolumeCapabilities()[0].GetMount().GetFsType()
+	got, err := c.LVMD.CreateVolume(ctx, ask)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
+		VolumeId: got.GetVolume().GetId(), CapacityBytes: got.GetVolume().GetSizeBytes(),
+		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{names.TopologyNode: NodeName}}},
+	}}, nil
+}
+
+// DeleteVolume deletes a volume.
+func (c *Controller) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	_, err := c.LVMD.DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: r.GetVolumeId()})
+	return &csi.DeleteVolumeResponse{}, err
+}
+
+// ControllerExpandVolume grows a volume.
+func (c *Controller) ControllerExpandVolume(ctx context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	got, err := c.LVMD.ExpandVolume(ctx, &lvmdv1.ExpandVolumeRequest{
+		Id: r.GetVolumeId(), RequiredBytes: r.GetCapacityRange().GetRequiredBytes(),
+	})
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: got.GetVolume().GetSizeBytes(), NodeExpansionRequired: true}, err
+}

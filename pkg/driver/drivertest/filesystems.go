@@ -1,0 +1,83 @@
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// FileSystems is what superblocks and tools would say, by device path. Its
+// methods may be called concurrently.
+type FileSystems struct {
+	// Checking, when set, runs within Check, and its error is Check's.
+	Checking func(ctx context.Context, device string) error
+
+	mu     sync.Mutex
+	on     map[string]filesystem.Info
+	checks map[string]int
+	grown  map[string][]string
+}
+
+var _ driver.FileSystems = (*FileSystems)(nil)
+
+// Set puts a file system on a device; the zero Info takes it away.
+func (f *FileSystems) Set(device string, info filesystem.Info) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.on == nil {
+		f.on, f.checks, f.grown = map[string]filesystem.Info{}, map[string]int{}, map[string][]string{}
+	}
+	f.on[device] = info
+}
+
+// Checks returns how often a device was checked.
+func (f *FileSystems) Checks(device string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.checks[device]
+}
+
+// Grown returns through which paths a device's file system was grown.
+func (f *FileSystems) Grown(device string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.grown[device]
+}
+
+// Probe implements driver.FileSystems.
+func (f *FileSystems) Probe(device string) (filesystem.Info, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	info := f.on[device]
+	if info.Type == "" {
+		return info, fmt.Errorf("probe %s: %w", device, filesystem.ErrUnformatted)
+	}
+	return info, nil
+}
+
+// Check implements driver.FileSystems.
+func (f *FileSystems) Check(ctx context.Context, device string, _ filesystem.Type) error {
+	if f.Checking != nil {
+		if err := f.Checking(ctx, device); err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.checks[device]++
+	info := f.on[device]
+	info.NeedsCheck = false
+	f.on[device] = info
+	return nil
+}
+
+// Grow implements driver.FileSystems.
+func (f *FileSystems) Grow(_ context.Context, device, mountPath string, _ filesystem.Type) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.grown[device] = append(f.grown[device], mountPath)
+	return nil
+}

@@ -1,0 +1,124 @@
+package drivertest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// extent is the unit of the fake's volume sizes, in bytes.
+const extent = 4 << 20
+
+// LVMD is an lvmd without disks: volumes are entries in a map. Its methods may
+// be called concurrently.
+type LVMD struct {
+	lvmdv1.UnimplementedLVMDServer
+
+	// Created, when set, is called for each volume that CreateVolume makes or
+	// ExpandVolume grows, before the answer; it may change the volume.
+	Created func(*lvmdv1.Volume)
+
+	mu      sync.Mutex
+	minted  uint32
+	volumes map[string]*lvmdv1.Volume
+}
+
+// Put adds a volume, or replaces the one with its id.
+func (l *LVMD) Put(v *lvmdv1.Volume) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.put(v)
+}
+
+func (l *LVMD) put(v *lvmdv1.Volume) {
+	if l.volumes == nil {
+		l.volumes = map[string]*lvmdv1.Volume{}
+	}
+	l.volumes[v.GetId()] = proto.CloneOf(v)
+}
+
+// CreateVolume implements the service. The volume's device is 253:N, where N
+// counts the volumes ever made.
+func (l *LVMD) CreateVolume(_ context.Context, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.CreateVolumeResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, v := range l.volumes {
+		if v.GetName() == r.GetName() {
+			return &lvmdv1.CreateVolumeResponse{Volume: proto.CloneOf(v)}, nil
+		}
+	}
+	l.minted++
+	id := fmt.Sprintf("cv%026d", l.minted)
+	v := &lvmdv1.Volume{
+		Id: id, Name: r.GetName(), DeviceClass: cmp.Or(r.GetDeviceClass(), "local"),
+		SizeBytes: roundUp(r.GetRequiredBytes()), Mode: r.GetMode(), FsType: r.GetFsType(),
+		State:      lvmdv1.VolumeState_VOLUME_STATE_READY,
+		DevicePath: "/dev/carve/" + id, DeviceMajor: 253, DeviceMinor: l.minted,
+	}
+	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		v.FsType = cmp.Or(v.GetFsType(), "ext4")
+	}
+	if l.Created != nil {
+		l.Created(v)
+	}
+	l.put(v)
+	return &lvmdv1.CreateVolumeResponse{Volume: proto.CloneOf(v)}, nil
+}
+
+// DeleteVolume implements the service.
+func (l *LVMD) DeleteVolume(_ context.Context, r *lvmdv1.DeleteVolumeRequest) (*lvmdv1.DeleteVolumeResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.volumes, r.GetId())
+	return &lvmdv1.DeleteVolumeResponse{}, nil
+}
+
+// GetVolume implements the service, by id.
+func (l *LVMD) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v, ok := l.volumes[r.GetId()]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetId())
+	}
+	return &lvmdv1.GetVolumeResponse{Volume: proto.CloneOf(v)}, nil
+}
+
+// ListVolumes implements the service, without pages.
+func (l *LVMD) ListVolumes(context.Context, *lvmdv1.ListVolumesRequest) (*lvmdv1.ListVolumesResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	answer := &lvmdv1.ListVolumesResponse{}
+	for _, v := range l.volumes {
+		answer.Volumes = append(answer.Volumes, proto.CloneOf(v))
+	}
+	slices.SortFunc(answer.Volumes, func(a, b *lvmdv1.Volume) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	return answer, nil
+}
+
+// ExpandVolume implements the service.
+func (l *LVMD) ExpandVolume(_ context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v, ok := l.volumes[r.GetId()]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetId())
+	}
+	if size := roundUp(r.GetRequiredBytes()); size > v.GetSizeBytes() {
+		v.SizeBytes = size
+		if l.Created != nil {
+			l.Created(v)
+		}
+	}
+	return &lvmdv1.ExpandVolumeResponse{Volume: proto.CloneOf(v)}, nil
+}
+
+func roundUp(size int64) int64 { return (size + extent - 1) / extent * extent }

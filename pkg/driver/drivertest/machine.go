@@ -1,0 +1,219 @@
+// Package drivertest has what tests of the node plugin stand on: an lvmd, a
+// mount table and file systems that live in memory, a machine that holds them
+// while plugins come and go, and a CSI controller just good enough for
+// conformance suites, which need someone to create volumes.
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/mount/mountfake"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// NodeName is the name of the node that machines play.
+const NodeName = "node-1"
+
+// Machine is what outlives a plugin on a node.
+type Machine struct {
+	// Dir is a short-lived directory of the machine; KubeletDir lies in it.
+	Dir, KubeletDir string
+	LVMD            *LVMD
+	Mounts          mount.Interface
+	FileSystems     driver.FileSystems
+	// Log holds the lines of all plugins that ran.
+	Log *Buffer
+
+	t          testing.TB
+	lvmdServer *grpc.Server
+}
+
+// NewMachine makes a machine and starts its lvmd. Mounts and file systems can
+// be replaced before a plugin is started.
+func NewMachine(t testing.TB) *Machine {
+	t.Helper()
+	// Not t.TempDir: a socket's path may have no more than 107 bytes.
+	dir, err := os.MkdirTemp("", "carve")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	m := &Machine{Dir: dir, KubeletDir: filepath.Join(dir, "kubelet"), LVMD: &LVMD{}, Log: &Buffer{}, t: t}
+	for _, d := range []string{m.KubeletDir, m.registrationDir()} {
+		if err := os.Mkdir(d, 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.StartLVMD()
+	t.Cleanup(m.StopLVMD)
+	return m
+}
+
+// Fake gives the machine devices, mounts and file systems in memory: each
+// volume that its lvmd creates gets a node and, if it is to have one, a clean
+// file system.
+func (m *Machine) Fake() (*mountfake.Table, *FileSystems) {
+	table, fileSystems := &mountfake.Table{}, &FileSystems{}
+	m.Mounts, m.FileSystems = table, fileSystems
+	m.LVMD.Created = func(v *lvmdv1.Volume) {
+		table.AddNode(v.GetDevicePath(), mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}, v.GetSizeBytes())
+		fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), SizeBytes: v.GetSizeBytes()})
+	}
+	return table, fileSystems
+}
+
+// LVMDSocket is where the machine's lvmd listens.
+func (m *Machine) LVMDSocket() string { return filepath.Join(m.Dir, "lvmd.sock") }
+
+// CSISocket is where the plugin serves CSI.
+func (m *Machine) CSISocket() string { return filepath.Join(m.Dir, "csi.sock") }
+
+// RegistrationSocket is where the plugin waits for the kubelet.
+func (m *Machine) RegistrationSocket() string {
+	return filepath.Join(m.registrationDir(), "carve.csi.local-reg.sock")
+}
+
+func (m *Machine) registrationDir() string { return filepath.Join(m.Dir, "registry") }
+
+// StartLVMD starts the lvmd again after StopLVMD.
+func (m *Machine) StartLVMD() {
+	m.t.Helper()
+	listener, err := net.Listen("unix", m.LVMDSocket())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.lvmdServer = grpc.NewServer()
+	lvmdv1.RegisterLVMDServer(m.lvmdServer, m.LVMD)
+	server := m.lvmdServer
+	go func() { _ = server.Serve(listener) }()
+}
+
+// StopLVMD stops the lvmd; its volumes stay.
+func (m *Machine) StopLVMD() { m.lvmdServer.Stop() }
+
+// Path returns a path below the kubelet's directory and makes its parent.
+func (m *Machine) Path(elements ...string) string {
+	m.t.Helper()
+	path := filepath.Join(append([]string{m.KubeletDir}, elements...)...)
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		m.t.Fatal(err)
+	}
+	return path
+}
+
+// MakeDir makes a directory below the kubelet's and returns its path.
+func (m *Machine) MakeDir(elements ...string) string {
+	m.t.Helper()
+	path := m.Path(elements...)
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		m.t.Fatal(err)
+	}
+	return path
+}
+
+// Plugin is one life of the node plugin on a machine.
+type Plugin struct {
+	csi.NodeClient
+	csi.IdentityClient
+	Registration *driver.Registration
+	Metrics      *driver.Metrics
+
+	stop func() error
+}
+
+// Start starts a plugin; it is stopped at the test's end at the latest.
+func (m *Machine) Start() *Plugin {
+	m.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	lvmd, err := driver.DialLVMD(m.LVMDSocket())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(m.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	metrics := driver.NewMetrics()
+	node, err := driver.New(ctx, driver.Options{
+		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
+		Mounts: m.Mounts, FileSystems: m.FileSystems, Metrics: metrics, Log: log,
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	ready := func(ctx context.Context) error { return driver.LVMDAnswers(ctx, lvmd) }
+	registration := driver.NewRegistration(m.CSISocket(), metrics, log)
+	served := make(chan error, 1)
+	go func() {
+		served <- driver.Plugin{
+			CSISocket: m.CSISocket(), RegistrationDir: m.registrationDir(),
+			Identity: driver.NewIdentity("test", ready), Node: node,
+			Registration: registration, Metrics: metrics, Log: log,
+		}.Serve(ctx)
+	}()
+	conn, err := grpc.NewClient("unix:"+m.CSISocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	p := &Plugin{
+		NodeClient: csi.NewNodeClient(conn), IdentityClient: csi.NewIdentityClient(conn),
+		Registration: registration, Metrics: metrics,
+	}
+	p.stop = sync.OnceValue(func() error {
+		cancel()
+		_, _ = conn.Close(), lvmd.Close()
+		return <-served
+	})
+	m.t.Cleanup(func() { p.Stop(m.t) })
+	return p
+}
+
+// Stop stops the plugin and fails the test when that takes too long or does
+// not end cleanly.
+func (p *Plugin) Stop(t testing.TB) {
+	t.Helper()
+	begin := time.Now()
+	if err := p.stop(); err != nil {
+		t.Errorf("the plugin ended with %v", err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("the plugin took %v to stop", took)
+	}
+}
+
+// Buffer is a bytes.Buffer for concurrent use.
+type Buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+// String returns all that was written.
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

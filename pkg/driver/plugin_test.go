@@ -1,0 +1,174 @@
+package driver_test
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
+)
+
+func TestRegistrationWithTheKubelet(t *testing.T) {
+	f := newFixture(t)
+	conn, err := grpc.NewClient("unix:"+f.machine.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	f.must(err)
+	defer conn.Close()
+	kubelet := registerapi.NewRegistrationClient(conn)
+
+	info, err := kubelet.GetInfo(f.ctx(), &registerapi.InfoRequest{})
+	f.must(err)
+	if info.GetType() != "CSIPlugin" || info.GetName() != names.Driver || info.GetEndpoint() != f.machine.CSISocket() || len(info.GetSupportedVersions()) != 1 {
+		t.Errorf("got %v", info)
+	}
+	if err := f.Registration.Registered(); err == nil {
+		t.Error("registered before the kubelet said so")
+	}
+	notify := func(s *registerapi.RegistrationStatus) {
+		t.Helper()
+		_, err := kubelet.NotifyRegistrationStatus(f.ctx(), s)
+		f.must(err)
+	}
+	notify(&registerapi.RegistrationStatus{Error: "no good"})
+	if err := f.Registration.Registered(); err == nil || err.Error() != "the kubelet refused the plugin: no good" {
+		t.Errorf("got %v", err)
+	}
+	notify(&registerapi.RegistrationStatus{PluginRegistered: true})
+	if err := f.Registration.Registered(); err != nil {
+		t.Error(err)
+	}
+
+	f.Stop(t)
+	f.wantGone(f.machine.RegistrationSocket())
+	f.wantGone(f.machine.CSISocket())
+}
+
+func TestIdentityAndInfo(t *testing.T) {
+	f := newFixture(t)
+	who, err := f.GetPluginInfo(f.ctx(), &csi.GetPluginInfoRequest{})
+	f.must(err)
+	if who.GetName() != "carve.csi.local" || who.GetVendorVersion() != "test" {
+		t.Errorf("got %v", who)
+	}
+	info, err := f.NodeGetInfo(f.ctx(), &csi.NodeGetInfoRequest{})
+	f.must(err)
+	if info.GetNodeId() != drivertest.NodeName || info.GetMaxVolumesPerNode() != 0 ||
+		info.GetAccessibleTopology().GetSegments()["topology.carve.csi.local/node"] != drivertest.NodeName {
+		t.Errorf("got %v", info)
+	}
+	ready := func() bool {
+		got, err := f.Probe(f.ctx(), &csi.ProbeRequest{})
+		f.must(err)
+		return got.GetReady().GetValue()
+	}
+	if !ready() {
+		t.Error("not ready although lvmd answers")
+	}
+	f.machine.StopLVMD()
+	if ready() {
+		t.Error("ready although lvmd does not answer")
+	}
+}
+
+func TestSocketsLeftBehindAreReplaced(t *testing.T) {
+	m := drivertest.NewMachine(t)
+	m.Fake()
+	for _, path := range []string{m.CSISocket(), m.RegistrationSocket()} {
+		// A socket without a listener, as a killed process leaves it.
+		conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	}
+	p := m.Start()
+	if _, err := p.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}); err != nil {
+		t.Error(err)
+	}
+	info, err := os.Stat(m.CSISocket())
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+func TestAFileInTheSocketsPlaceIsKept(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "csi.sock")
+	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := driver.Plugin{CSISocket: path, Metrics: driver.NewMetrics(), Log: slog.New(slog.DiscardHandler)}.Serve(t.Context())
+	if err == nil {
+		t.Error("it was replaced")
+	}
+}
+
+func TestNewRefusesBadOptions(t *testing.T) {
+	good := driver.Options{NodeName: "n", KubeletDir: "/var/lib/kubelet"}
+	if _, err := driver.New(t.Context(), good); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*driver.Options){
+		"no node name":                  func(o *driver.Options) { o.NodeName = "" },
+		"a node name that is too long":  func(o *driver.Options) { o.NodeName = string(make([]byte, 257)) },
+		"a negative number of volumes":  func(o *driver.Options) { o.MaxVolumes = -1 },
+		"a relative kubelet directory":  func(o *driver.Options) { o.KubeletDir = "kubelet" },
+		"the root as kubelet directory": func(o *driver.Options) { o.KubeletDir = "/" },
+		"an unclean kubelet directory":  func(o *driver.Options) { o.KubeletDir = "/var/lib/kubelet/" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := good
+			change(&o)
+			if _, err := driver.New(t.Context(), o); err == nil {
+				t.Error("accepted")
+			}
+		})
+	}
+}
+
+func TestTheMetricsCountCalls(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.must(f.stage(v, filesystemAccess(writer)))
+	_ = f.stage(v, nil)
+	families, err := f.Metrics.Registry.Gather()
+	f.must(err)
+	codes := map[string]uint64{}
+	for _, family := range families {
+		if family.GetName() != "carve_node_csi_seconds" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			codes[m.GetLabel()[0].GetValue()] = m.GetHistogram().GetSampleCount()
+		}
+	}
+	if codes["OK"] != 1 || codes["InvalidArgument"] != 1 {
+		t.Errorf("got %v", codes)
+	}
+}
+
+func TestStoppingWaitsForNoIdleClient(t *testing.T) {
+	f := newFixture(t)
+	_, err := f.NodeGetInfo(f.ctx(), &csi.NodeGetInfoRequest{})
+	f.must(err)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	stopped := make(chan struct{})
+	go func() { f.Stop(t); close(stopped) }()
+	select {
+	case <-stopped:
+	case <-ctx.Done():
+		t.Error("it waits for an idle connection")
+	}
+}

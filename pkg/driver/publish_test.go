@@ -1,0 +1,206 @@
+package driver_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+func TestPublishBindsOnce(t *testing.T) {
+	tests := []struct {
+		name     string
+		fsType   string
+		staged   *csi.VolumeCapability
+		readOnly bool
+		want     mount.State
+	}{
+		{name: "a file system", fsType: "ext4", staged: filesystemAccess(writer)},
+		{name: "a file system read-only", fsType: "xfs", staged: filesystemAccess(writer), readOnly: true,
+			want: mount.State{ReadOnly: true}},
+		{name: "a file system staged read-only", fsType: "ext4", staged: filesystemAccess(reader),
+			want: mount.State{ReadOnly: true}},
+		{name: "a raw block volume", staged: blockAccess(writer),
+			want: mount.State{Node: true}},
+		{name: "a raw block volume read-only", staged: blockAccess(writer), readOnly: true,
+			want: mount.State{Node: true, ReadOnly: true}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t)
+			v := f.volume("a", tt.fsType)
+			f.must(f.stage(v, tt.staged))
+			staged := f.mounts.Layers()
+			for range 3 {
+				f.must(f.publish(v, "pod", tt.staged, tt.readOnly))
+			}
+			f.wantLayers(staged + 1)
+			tt.want.Mounted, tt.want.Device = true, deviceOf(v)
+			f.wantAt(f.target(v, "pod"), tt.want)
+			for range 3 {
+				f.must(f.unpublish(v, "pod"))
+			}
+			f.wantLayers(staged)
+			f.wantGone(f.target(v, "pod"))
+			f.must(f.unstage(v))
+			f.wantLayers(0)
+		})
+	}
+}
+
+// wantGone checks that a path does not exist.
+func (f *fixture) wantGone(path string) {
+	f.t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		f.t.Errorf("%s is still there: %v", path, err)
+	}
+}
+
+func TestPublishToSeveralPods(t *testing.T) {
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, multi} {
+		t.Run("a shared volume can be in use twice: "+mode.String(), func(t *testing.T) {
+			f := newFixture(t)
+			v := f.volume("a", "ext4")
+			f.must(f.stage(v, filesystemAccess(mode)))
+			f.must(f.publish(v, "one", filesystemAccess(mode), false))
+			f.must(f.publish(v, "two", filesystemAccess(mode), true))
+			f.wantLayers(3)
+			f.must(f.unpublish(v, "one"))
+			f.wantAt(f.target(v, "two"), mount.State{Mounted: true, Device: deviceOf(v), ReadOnly: true})
+		})
+	}
+	for name, c := range map[string]*csi.VolumeCapability{"file system": filesystemAccess(single), "raw block": blockAccess(single)} {
+		t.Run("a volume for one Pod is refused to a second: "+name, func(t *testing.T) {
+			f := newFixture(t)
+			fsType := "ext4"
+			if c.GetBlock() != nil {
+				fsType = ""
+			}
+			v := f.volume("a", fsType)
+			f.must(f.stage(v, c))
+			f.must(f.publish(v, "one", c, false))
+			f.must(f.publish(v, "one", c, false))
+			before := f.mounts.Layers()
+			wantError(t, f.publish(v, "two", c, false), codes.FailedPrecondition, f.target(v, "one"))
+			f.wantLayers(before)
+			f.wantGone(f.target(v, "two"))
+			f.must(f.unpublish(v, "one"))
+			f.must(f.publish(v, "two", c, false))
+		})
+	}
+}
+
+func TestPublishRefusesWhatDoesNotFit(t *testing.T) {
+	t.Run("a volume that is not staged", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "not staged")
+		f.wantGone(f.target(v, "pod"))
+	})
+	t.Run("another access than what is published there", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+		wantError(t, f.publish(v, "pod", filesystemAccess(writer), true), codes.AlreadyExists, "read-only false already, true was asked for")
+		f.wantLayers(2)
+	})
+	t.Run("a target that shows another volume", func(t *testing.T) {
+		f := newFixture(t)
+		v, other := f.volume("a", "ext4"), f.volume("b", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.must(f.mounts.Mount(other.GetDevicePath(), f.machine.MakeDir("pods", "pod", "volumes", "kubernetes.io~csi", v.GetId(), "mount"), "ext4", nil))
+		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "is taken")
+		f.wantLayers(2)
+	})
+	t.Run("a target that is a file", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.must(os.WriteFile(f.target(v, "pod"), nil, 0o600))
+		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "exists and is a file")
+	})
+	t.Run("a target of raw block that is a directory", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "")
+		f.must(os.Mkdir(f.target(v, "pod"), 0o750))
+		wantError(t, f.publish(v, "pod", blockAccess(writer), false), codes.FailedPrecondition, "exists and is a directory")
+	})
+	t.Run("a target that is a symbolic link", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.must(os.Symlink("/etc", f.target(v, "pod")))
+		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "exists and is a symbolic link")
+		f.wantLayers(1)
+	})
+	t.Run("a file system that went read-only after an error", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.mounts.Mount(v.GetDevicePath(), f.staging(v), "ext4", []string{"ro"}))
+		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "is read-only, as after an error")
+		f.wantGone(f.target(v, "pod"))
+	})
+	t.Run("a failed bind leaves nothing", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.mounts.FailMounts(syscall.ENOMEM)
+		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.Internal, "cannot allocate memory")
+		f.wantGone(f.target(v, "pod"))
+		f.mounts.FailMounts(nil)
+		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+	})
+}
+
+func TestPublishOfAFileSystemNeedsNoLVMD(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.must(f.stage(v, filesystemAccess(writer)))
+	f.machine.StopLVMD()
+	f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+	f.must(f.unpublish(v, "pod"))
+}
+
+func TestUnpublishOfADeadVolume(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.must(f.stage(v, filesystemAccess(writer)))
+	f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+	f.mounts.Kill(deviceOf(v))
+	f.machine.StopLVMD()
+	f.must(f.unpublish(v, "pod"))
+	f.must(f.unstage(v))
+	f.wantLayers(0)
+}
+
+func TestUnpublishKeepsWhatWasWrittenBesideTheVolume(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	file := filepath.Join(f.target(v, "pod"), "file")
+	f.must(os.Mkdir(filepath.Dir(file), 0o750))
+	f.must(os.WriteFile(file, []byte("data"), 0o600))
+	wantError(t, f.unpublish(v, "pod"), codes.Internal, "not empty")
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUnpublishNeverFollowsALink(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	precious := f.machine.MakeDir("precious")
+	f.must(os.Symlink(precious, f.target(v, "pod")))
+	f.must(f.unpublish(v, "pod"))
+	f.wantGone(f.target(v, "pod"))
+	if _, err := os.Stat(precious); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,329 @@
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+func TestStageMountsOnce(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			f := newFixture(t)
+			v := f.volume("a", fsType)
+			for range 3 {
+				f.must(f.stage(v, filesystemAccess(writer, "noatime")))
+			}
+			f.wantLayers(1)
+			f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
+			points, _ := f.mounts.Below(f.machine.KubeletDir)
+			if p := points[0]; p.FSType != fsType || strings.Join(p.FSOptions, ",") != "rw,noatime" {
+				t.Errorf("got %+v", p)
+			}
+			if n := f.fileSystems.Checks(v.GetDevicePath()); n != 0 {
+				t.Errorf("a clean file system was checked %d times", n)
+			}
+			for range 3 {
+				f.must(f.unstage(v))
+			}
+			f.wantLayers(0)
+			if _, err := os.Stat(f.staging(v)); err != nil {
+				t.Errorf("the staging directory is the kubelet's: %v", err)
+			}
+		})
+	}
+}
+
+func TestStageReadOnly(t *testing.T) {
+	for name, c := range map[string]*csi.VolumeCapability{
+		"by access mode":  filesystemAccess(reader),
+		"by mount option": filesystemAccess(writer, "noatime,ro"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			v := f.volume("a", "ext4")
+			f.must(f.stage(v, c))
+			f.must(f.stage(v, c))
+			f.wantLayers(1)
+			f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v), ReadOnly: true})
+			wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "read-only")
+		})
+	}
+	t.Run("what is staged for writing is not staged read-only by the way", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		wantError(t, f.stage(v, filesystemAccess(reader)), codes.AlreadyExists, "staged for writing")
+	})
+}
+
+func TestStageOfBlockMountsNothing(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "")
+	f.must(f.stage(v, blockAccess(writer)))
+	f.wantLayers(0)
+	f.must(f.unstage(v))
+}
+
+func TestStageRefusesWhatDoesNotFit(t *testing.T) {
+	tests := []struct {
+		name    string
+		fsType  string
+		access  *csi.VolumeCapability
+		prepare func(*fixture, *lvmdv1.Volume)
+		code    codes.Code
+		words   string
+	}{
+		{name: "an unknown volume", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) {
+				_, err := f.machine.LVMD.DeleteVolume(context.Background(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+				f.must(err)
+			},
+			code: codes.NotFound, words: "no volume"},
+		{name: "a volume that is being created", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) {
+				f.alter(v, func(v *lvmdv1.Volume) { v.State = lvmdv1.VolumeState_VOLUME_STATE_CREATING })
+			},
+			code: codes.Unavailable, words: "still being created"},
+		{name: "block access to a file system", fsType: "ext4", access: blockAccess(writer),
+			code: codes.InvalidArgument, words: "created with a file system"},
+		{name: "mount access to a raw block volume", fsType: "", access: filesystemAccess(writer),
+			code: codes.InvalidArgument, words: "created as a raw block device"},
+		{name: "another file system than the volume's", fsType: "ext4",
+			access: &csi.VolumeCapability{
+				AccessMode: &csi.VolumeCapability_AccessMode{Mode: writer},
+				AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs"}},
+			},
+			code: codes.InvalidArgument, words: `"xfs" is not allowed`},
+		{name: "a mount option of another file system", fsType: "xfs", access: filesystemAccess(writer, "commit=5"),
+			code: codes.InvalidArgument, words: `mount_flags: mount option "commit=5" is not allowed for xfs`},
+		{name: "a volume without a file system is never formatted", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) { f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{}) },
+			code:    codes.FailedPrecondition, words: "no known file system"},
+		{name: "a volume with a foreign file system is never formatted", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) {
+				f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.XFS})
+			},
+			code: codes.FailedPrecondition, words: "carries xfs: it was created with ext4"},
+		{name: "a missing device node", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) { f.mounts.RemoveNode(v.GetDevicePath()) },
+			code:    codes.Unavailable, words: "no device node"},
+		{name: "a device node that stands for another volume", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) {
+				f.mounts.AddNode(v.GetDevicePath(), mount.Device{Major: 253, Minor: 99}, gib)
+			},
+			code: codes.Unavailable, words: "stands for device 253:99"},
+		{name: "a staging path that something else took", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) {
+				f.mounts.AddNode("/dev/other", mount.Device{Major: 253, Minor: 99}, gib)
+				f.must(f.mounts.Mount("/dev/other", f.staging(v), "ext4", nil))
+			},
+			code: codes.FailedPrecondition, words: "device 253:99 is mounted there"},
+		{name: "a kernel that refuses the mount", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, _ *lvmdv1.Volume) { f.mounts.FailMounts(syscall.EUCLEAN) },
+			code:    codes.Internal, words: "structure needs cleaning"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t)
+			v := f.volume("a", tt.fsType)
+			if tt.prepare != nil {
+				tt.prepare(f, v)
+			}
+			before := f.mounts.Layers()
+			wantError(t, f.stage(v, tt.access), tt.code, tt.words)
+			f.wantLayers(before)
+		})
+	}
+}
+
+func TestStageFindsTheDeviceBehindAStaleNode(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.mounts.AddNode(v.GetDevicePath(), mount.Device{Major: 253, Minor: 99}, gib)
+	kernels := fmt.Sprintf("/dev/dm-%d", v.GetDeviceMinor())
+	f.mounts.AddNode(kernels, deviceOf(v), gib)
+	f.fileSystems.Set(kernels, filesystem.Info{Type: filesystem.Ext4})
+	f.must(f.stage(v, filesystemAccess(writer)))
+	f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
+}
+
+func TestStageChecksAnUncleanFileSystem(t *testing.T) {
+	unclean := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
+	t.Run("once, before it is mounted", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.fileSystems.Set(v.GetDevicePath(), unclean)
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.wantLayers(1)
+		if n := f.fileSystems.Checks(v.GetDevicePath()); n != 1 {
+			t.Errorf("checked %d times", n)
+		}
+	})
+	t.Run("and mounts nothing when it is beyond automatic repair", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.fileSystems.Set(v.GetDevicePath(), unclean)
+		f.fileSystems.Checking = func(context.Context, string) error { return filesystem.ErrCorrupt }
+		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "manual repair")
+		f.wantLayers(0)
+	})
+	t.Run("but not while an earlier life's mount is there", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.fileSystems.Set(v.GetDevicePath(), unclean)
+		f.must(f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
+		f.must(f.stage(v, filesystemAccess(writer)))
+		if n := f.fileSystems.Checks(v.GetDevicePath()); n != 0 {
+			t.Errorf("a mounted file system was checked")
+		}
+	})
+}
+
+func TestALongCheckDelaysNobodyElse(t *testing.T) {
+	f := newFixture(t)
+	slow, quick := f.volume("slow", "ext4"), f.volume("quick", "ext4")
+	f.fileSystems.Set(slow.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+	checking, proceed := make(chan struct{}), make(chan struct{})
+	f.fileSystems.Checking = func(ctx context.Context, _ string) error {
+		close(checking)
+		select {
+		case <-proceed:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	// The kubelet gives up waiting; the check goes on.
+	impatient, giveUp := context.WithCancel(f.ctx())
+	first := make(chan error, 1)
+	go func() {
+		_, err := f.NodeStageVolume(impatient, &csi.NodeStageVolumeRequest{
+			VolumeId: slow.GetId(), StagingTargetPath: f.staging(slow), VolumeCapability: filesystemAccess(writer),
+		})
+		first <- err
+	}()
+	<-checking
+	giveUp()
+	wantError(t, <-first, codes.Canceled, "")
+
+	wantError(t, f.stage(slow, filesystemAccess(writer)), codes.Aborted, "another operation on volume")
+	wantError(t, f.unstage(slow), codes.Aborted, "another operation on volume")
+	f.must(f.stage(quick, filesystemAccess(writer)))
+
+	close(proceed)
+	eventually(t, func() error { return f.stage(slow, filesystemAccess(writer)) })
+	if n := f.fileSystems.Checks(slow.GetDevicePath()); n != 1 {
+		t.Errorf("checked %d times", n)
+	}
+	f.wantLayers(2)
+}
+
+func TestStoppingThePluginEndsALongCheck(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+	checking := make(chan struct{})
+	f.fileSystems.Checking = func(ctx context.Context, _ string) error {
+		close(checking)
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	staged := make(chan error, 1)
+	go func() { staged <- f.stage(v, filesystemAccess(writer)) }()
+	<-checking
+	f.Stop(t)
+	if err := <-staged; err == nil {
+		t.Error("the stage succeeded")
+	}
+	f.wantLayers(0)
+}
+
+func TestStageWaitsForALVMDThatRestarts(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.machine.StopLVMD()
+	staged := make(chan error, 1)
+	go func() { staged <- f.stage(v, filesystemAccess(writer)) }()
+	time.Sleep(100 * time.Millisecond)
+	f.machine.StartLVMD()
+	f.must(<-staged)
+	f.wantLayers(1)
+}
+
+func TestUnstageNeedsNeitherLVMDNorADevice(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.must(f.stage(v, filesystemAccess(writer)))
+	f.mounts.Kill(deviceOf(v))
+	f.mounts.RemoveNode(v.GetDevicePath())
+	f.machine.StopLVMD()
+	f.must(f.unstage(v))
+	f.wantLayers(0)
+}
+
+func TestUnstageTakesAwayWhatAnEarlierLifeStacked(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	for range 2 {
+		f.must(f.mounts.Mount(v.GetDevicePath(), f.staging(v), "ext4", nil))
+	}
+	f.must(f.unstage(v))
+	f.wantLayers(0)
+}
+
+func TestUnstageSaysWhenTheFileSystemIsInUse(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.must(f.stage(v, filesystemAccess(writer)))
+	f.mounts.SetBusy(f.staging(v), true)
+	wantError(t, f.unstage(v), codes.FailedPrecondition, "busy")
+	f.mounts.SetBusy(f.staging(v), false)
+	f.must(f.unstage(v))
+}
+
+func TestDAXVolumes(t *testing.T) {
+	dax := func(v *lvmdv1.Volume) { v.Dax = true }
+	t.Run("are mounted with DAX", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.alter(f.volume("a", "xfs"), dax)
+		f.must(f.stage(v, filesystemAccess(writer)))
+		points, _ := f.mounts.Below(f.machine.KubeletDir)
+		if got := strings.Join(points[0].FSOptions, ","); got != "rw,dax=always" {
+			t.Errorf("options %q", got)
+		}
+	})
+	t.Run("are not left mounted without", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.alter(f.volume("a", "xfs"), dax)
+		f.mounts.DropOption("dax=always")
+		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
+		f.wantLayers(0)
+	})
+}
+
+// eventually repeats something that is to succeed soon.
+func eventually(t *testing.T, try func() error) {
+	t.Helper()
+	err := errors.New("not tried")
+	for range 500 {
+		if err = try(); err == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal(err)
+}
