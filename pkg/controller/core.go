@@ -71,7 +71,7 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 	c.volumeLister = all.Core().V1().PersistentVolumes().Lister()
 	c.classLister = all.Storage().V1().StorageClasses().Lister()
 	c.nodeLister = all.Core().V1().Nodes().Lister()
-	for _, informer := range []cache.SharedIndexInformer{c.claims, c.volumes, c.classes, c.nodes, c.capacities} {
+	for _, informer := range c.informers() {
 		if err := informer.SetTransform(stripManagedFields); err != nil {
 			return fmt.Errorf("prepare informer: %w", err)
 		}
@@ -89,6 +89,10 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 	return nil
 }
 
+func (c *core) informers() []cache.SharedIndexInformer {
+	return []cache.SharedIndexInformer{c.claims, c.volumes, c.classes, c.nodes, c.capacities}
+}
+
 // stripManagedFields drops what we never read and what is much of an object's
 // size. It changes the object before any cache holds it.
 func stripManagedFields(obj any) (any, error) {
@@ -99,7 +103,7 @@ func stripManagedFields(obj any) (any, error) {
 }
 
 func (c *core) synced() bool {
-	for _, informer := range []cache.SharedIndexInformer{c.claims, c.volumes, c.classes, c.nodes, c.capacities} {
+	for _, informer := range c.informers() {
 		if !informer.HasSynced() {
 			return false
 		}

@@ -1,0 +1,205 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+func (h *harness) capacities() int {
+	list, err := h.client.StorageV1().CSIStorageCapacities("carve-system").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return len(list.Items)
+}
+
+func TestEveryNodeAndClassHasOneCapacityObject(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.class("other", func(c *storagev1.StorageClass) { c.Provisioner = "other.csi" })
+	h.run()
+	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	c := h.capacity("n1")
+	if c.Labels[names.LabelManagedBy] != names.ManagedBy || c.Labels[labelDriver] != names.Driver || c.Labels[labelManager] == "" ||
+		c.NodeTopology.MatchLabels[names.TopologyNode] != "n1" || c.StorageClassName != "carve" {
+		t.Errorf("object %+v", c)
+	}
+	h.node("n2", 2*gib)
+	h.class("second", nil)
+	h.eventually("there are four objects", func() bool { return h.capacities() == 4 })
+}
+
+func TestCapacityFollowsReservationsAndVolumes(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	entered, release := make(chan struct{}), make(chan struct{})
+	node.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		close(entered)
+		<-release
+		return nil
+	}})
+	h.run()
+	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	h.claim("c", "n1", nil)
+	<-entered
+	h.eventually("the reservation is published before the volume exists", h.capacityIs("n1", gib-100*mib))
+	close(release)
+	h.eventually("claim is bound", h.bound("c"))
+	if !h.capacityIs("n1", gib-100*mib)() {
+		t.Errorf("published %v with one volume of 100 MiB", h.capacity("n1").Capacity)
+	}
+	if err := h.client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), "c", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.released("pvc-uid-c")
+	h.eventually("room is back", h.capacityIs("n1", gib))
+}
+
+func TestCapacityHealsItself(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	api := h.client.StorageV1().CSIStorageCapacities("carve-system")
+	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	edited := h.capacity("n1").DeepCopy()
+	edited.Capacity = resource.NewQuantity(5, resource.BinarySI)
+	delete(edited.Labels, labelDriver)
+	if _, err := api.Update(t.Context(), edited, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the edit is undone", func() bool {
+		return h.capacityIs("n1", gib)() && h.capacity("n1").Labels[labelDriver] == names.Driver
+	})
+	if err := api.Delete(t.Context(), edited.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("it is made again", h.capacityIs("n1", gib))
+	stray := edited.DeepCopy()
+	stray.Name, stray.ResourceVersion = "stray", ""
+	if _, err := api.Create(t.Context(), stray, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("a stray object with our label is removed", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
+}
+
+func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	h.net.Detach("n1")
+	h.eventually("n1 is away", func() bool { v, _ := h.c.core.fleet.View("n1"); return !v.Connected })
+	time.Sleep(100 * time.Millisecond)
+	if h.capacity("n1") == nil {
+		t.Fatal("the capacity went with the connection")
+	}
+	if err := h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the capacity is gone with the Node", func() bool { return h.capacity("n1") == nil })
+}
+
+func TestCapacityGoesWithItsClassOnTheNodeAndInTheCluster(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.class("second", nil)
+	h.run()
+	h.eventually("both are published", func() bool { return h.capacities() == 2 })
+	if err := h.client.StorageV1().StorageClasses().Delete(t.Context(), "second", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("one is left", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
+	node.Resize("local", 0)
+	h.eventually("none is left", func() bool { return h.capacities() == 0 })
+	node.Resize("local", 2*gib)
+	h.class("named", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "local"} })
+	h.eventually("a class that comes back is published", func() bool { return h.capacities() == 1 })
+}
+
+func TestCapacityOfNodesThatDidNotConnectYetIsKept(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", 0)
+	h.class("carve", nil)
+	earlier := describe(capacityKey{node: "n1", class: "carve"}, roomOf(5*gib))
+	gone := describe(capacityKey{node: "gone", class: "carve"}, roomOf(5*gib))
+	for _, c := range []*storagev1.CSIStorageCapacity{earlier, gone} {
+		if _, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), c, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.run()
+	h.eventually("the one of a node that is gone is removed", func() bool { return h.capacities() == 1 })
+	if !h.capacityIs("n1", 5*gib)() {
+		t.Error("what an earlier life published was lost")
+	}
+}
+
+func mustView(t *testing.T, h *harness, node string) *fleet.View {
+	t.Helper()
+	v, ok := h.c.core.fleet.View(node)
+	if !ok {
+		t.Fatal("no view of " + node)
+	}
+	return v
+}
+
+func TestCapacityIsWrittenOnlyWhenItChangesAndRisesAreGathered(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	var writes atomic.Int32
+	h.client.PrependReactor("*", "csistoragecapacities", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if a.GetVerb() == "create" || a.GetVerb() == "update" {
+			writes.Add(1)
+		}
+		return false, nil, nil
+	})
+	h.run()
+	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	for i := range 10 {
+		node.Resize("local", gib+int64(i+1)*4*mib)
+	}
+	h.eventually("the last rise is published", h.capacityIs("n1", gib+40*mib))
+	for range 5 {
+		h.c.nodeChanged(mustView(t, h, "n1"))
+	}
+	time.Sleep(100 * time.Millisecond)
+	if n := writes.Load(); n > 3 {
+		t.Errorf("%d writes for one creation and ten rises at once", n)
+	}
+}
+
+func TestCapacityIsWrittenAgainAfterTheAPIServerFailed(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	var failures atomic.Int32
+	h.client.PrependReactor("create", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if failures.Add(1) <= 3 {
+			return true, nil, apierrors.NewInternalError(fmt.Errorf("try again"))
+		}
+		return false, nil, nil
+	})
+	h.run()
+	h.eventually("n1 is published", h.capacityIs("n1", gib))
+}

@@ -1,0 +1,273 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+const (
+	gib  = 1 << 30
+	mib  = 1 << 20
+	soon = 10 * time.Second
+)
+
+// harness is a leading controller over a fake API server, with fake nodes on a
+// real uplink.
+type harness struct {
+	t      *testing.T
+	c      *Controller
+	client *fake.Clientset
+	net    *fakelvmd.Network
+	events *record.FakeRecorder
+	stop   func()
+}
+
+type harnessOption func(*Controller)
+
+func withoutCompletion(c *Controller) { c.o.CompleteBinding = false }
+
+func newHarness(t *testing.T, opts ...harnessOption) *harness {
+	t.Helper()
+	h := &harness{t: t, client: fake.NewClientset(), events: record.NewFakeRecorder(1000)}
+	log := slog.New(slog.DiscardHandler)
+	if testing.Verbose() {
+		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	c, err := New(Options{
+		Client: h.client, Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+		CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range opts {
+		o(c)
+	}
+	for _, informer := range c.core.informers() {
+		// The fake hands the very objects out that it keeps: they must not be changed.
+		if err := informer.SetTransform(func(obj any) (any, error) { return obj, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.core.recorder, c.core.clusterID = h.events, "cluster"
+	h.c = c
+	if h.net, err = fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// run lets the controller act until the test ends, or stop is called.
+func (h *harness) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	h.c.all.Start(ctx.Done())
+	h.c.own.Start(ctx.Done())
+	done := make(chan error, 1)
+	go func() { done <- h.c.lead(ctx) }()
+	stopped := false
+	h.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			h.t.Errorf("act: %v", err)
+		}
+		h.c.all.Shutdown()
+		h.c.own.Shutdown()
+	}
+	h.t.Cleanup(func() {
+		h.stop()
+		h.c.core.fleet.Close()
+		h.net.Close()
+	})
+}
+
+// node adds a Node object and, unless it has no size, its lvmd.
+func (h *harness) node(name string, bytes int64) *fakelvmd.Server {
+	h.t.Helper()
+	_, err := h.client.CoreV1().Nodes().Create(h.t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{names.TopologyNode: name, "zone": "z-" + name}}}, metav1.CreateOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	s := fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: bytes})
+	if bytes > 0 {
+		h.attach(s, name)
+	}
+	return s
+}
+
+func (h *harness) attach(s *fakelvmd.Server, name string) {
+	h.t.Helper()
+	h.net.Attach(s)
+	h.eventually("node "+name+" connects", func() bool {
+		v, ok := h.c.core.fleet.View(name)
+		return ok && v.Connected
+	})
+}
+
+func (h *harness) class(name string, change func(*storagev1.StorageClass)) *storagev1.StorageClass {
+	h.t.Helper()
+	mode, reclaim := storagev1.VolumeBindingWaitForFirstConsumer, v1.PersistentVolumeReclaimDelete
+	class := &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: names.Driver,
+		VolumeBindingMode: &mode, ReclaimPolicy: &reclaim, MountOptions: []string{"noatime"},
+	}
+	if change != nil {
+		change(class)
+	}
+	if _, err := h.client.StorageV1().StorageClasses().Create(h.t.Context(), class, metav1.CreateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+	return class
+}
+
+func immediate(c *storagev1.StorageClass) {
+	mode := storagev1.VolumeBindingImmediate
+	c.VolumeBindingMode = &mode
+}
+
+// claim makes a claim of 100 MiB in class "carve" that chose node.
+func (h *harness) claim(name, node string, change func(*v1.PersistentVolumeClaim)) *v1.PersistentVolumeClaim {
+	h.t.Helper()
+	class := "carve"
+	claim := &v1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name), Annotations: map[string]string{}},
+		Spec: v1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("100Mi")}},
+		},
+		Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimPending},
+	}
+	if node != "" {
+		claim.Annotations[volume.AnnSelectedNode] = node
+	}
+	if change != nil {
+		change(claim)
+	}
+	created, err := h.client.CoreV1().PersistentVolumeClaims("default").Create(h.t.Context(), claim, metav1.CreateOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return created
+}
+
+func (h *harness) getClaim(name string) *v1.PersistentVolumeClaim {
+	h.t.Helper()
+	claim, err := h.client.CoreV1().PersistentVolumeClaims("default").Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return claim
+}
+
+// selectNode does what the scheduler does.
+func (h *harness) selectNode(name, node string) {
+	h.t.Helper()
+	claim := h.getClaim(name)
+	if claim.Annotations == nil {
+		claim.Annotations = map[string]string{}
+	}
+	claim.Annotations[volume.AnnSelectedNode] = node
+	if _, err := h.client.CoreV1().PersistentVolumeClaims("default").Update(context.Background(), claim, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *harness) deleteClaim(name string) {
+	h.t.Helper()
+	if err := h.client.CoreV1().PersistentVolumeClaims("default").Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *harness) pv(name string) *v1.PersistentVolume {
+	pv, err := h.client.CoreV1().PersistentVolumes().Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return pv
+}
+
+func (h *harness) volumes() int {
+	list, err := h.client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return len(list.Items)
+}
+
+func (h *harness) eventually(what string, cond func() bool) {
+	h.t.Helper()
+	for deadline := time.Now().Add(soon); !cond(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			h.t.Fatalf("not within %s: %s", soon, what)
+		}
+	}
+}
+
+// event waits for an Event whose text has all the parts.
+func (h *harness) event(parts ...string) {
+	h.t.Helper()
+	deadline := time.After(soon)
+	var seen []string
+	for {
+		select {
+		case e := <-h.events.Events:
+			seen = append(seen, e)
+			ok := true
+			for _, part := range parts {
+				ok = ok && strings.Contains(e, part)
+			}
+			if ok {
+				return
+			}
+		case <-deadline:
+			h.t.Fatalf("no event with %q, but %q", parts, seen)
+		}
+	}
+}
+
+// capacity returns what is published for a node in class "carve".
+func (h *harness) capacity(node string) *storagev1.CSIStorageCapacity {
+	key := capacityKey{node: node, class: "carve"}
+	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(context.Background(), key.objectName(), metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return c
+}
+
+func (h *harness) capacityIs(node string, bytes int64) func() bool {
+	return func() bool {
+		c := h.capacity(node)
+		return c != nil && c.Capacity.Value() == bytes && c.MaximumVolumeSize.Value() == bytes
+	}
+}
+
+func (h *harness) bound(name string) func() bool {
+	return func() bool {
+		claim := h.getClaim(name)
+		return claim.Status.Phase == v1.ClaimBound && claim.Spec.VolumeName == fmt.Sprintf("pvc-%s", claim.UID)
+	}
+}

@@ -1,0 +1,442 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "n1", nil)
+	h.eventually("claim is bound", h.bound("c"))
+
+	pv := h.pv("pvc-uid-c")
+	vol := node.Volumes()["pvc-uid-c"]
+	if vol == nil {
+		t.Fatal("no volume on the node")
+	}
+	claim := h.getClaim("c")
+	for what, ok := range map[string]bool{
+		"provisioned-by":      pv.Annotations[volume.AnnDynamicallyProvisioned] == names.Driver,
+		"finalizer":           slices.Contains(pv.Finalizers, finalizer),
+		"claimRef":            pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID && pv.Spec.ClaimRef.Kind == "PersistentVolumeClaim",
+		"handle":              pv.Spec.CSI.VolumeHandle == vol.GetId(),
+		"driver":              pv.Spec.CSI.Driver == names.Driver,
+		"fsType":              pv.Spec.CSI.FSType == "ext4",
+		"device class":        pv.Spec.CSI.VolumeAttributes[names.ContextDeviceClass] == "local",
+		"identity":            pv.Spec.CSI.VolumeAttributes[identityKey] != "",
+		"capacity":            pv.Spec.Capacity.Storage().Value() == vol.GetSizeBytes(),
+		"reclaim policy":      pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete,
+		"mount options":       slices.Equal(pv.Spec.MountOptions, []string{"noatime"}),
+		"class":               pv.Spec.StorageClassName == "carve",
+		"owner":               vol.GetOwner().GetClaimName() == "c" && vol.GetOwner().GetClusterId() == "cluster" && vol.GetOwner().GetClaimUid() == "uid-c",
+		"phase":               pv.Status.Phase == v1.VolumeBound,
+		"claim's annotations": claim.Annotations[volume.AnnBindCompleted] == "yes" && claim.Annotations[volume.AnnBoundByController] == "yes",
+		"claim's capacity":    claim.Status.Capacity.Storage().Value() == vol.GetSizeBytes(),
+		"claim's modes":       slices.Equal(claim.Status.AccessModes, claim.Spec.AccessModes),
+	} {
+		if !ok {
+			t.Errorf("%s is wrong: %+v / %+v", what, pv, claim)
+		}
+	}
+	if got, _ := nodeOf(pv); got != "n1" {
+		t.Errorf("affinity to %q", got)
+	}
+	h.event("Normal Provisioning External provisioner is provisioning volume for claim \"default/c\"")
+	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
+	h.eventually("nothing is remembered", func() bool {
+		p := h.c.acting.provisioner
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.attempts) == 0
+	})
+}
+
+func TestRawBlockAndRetainAndXFS(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", func(c *storagev1.StorageClass) {
+		retain := v1.PersistentVolumeReclaimRetain
+		c.ReclaimPolicy = &retain
+		c.Parameters = map[string]string{names.ParamFSType: "xfs", names.ParamDeviceClass: "local"}
+	})
+	h.run()
+	block := v1.PersistentVolumeBlock
+	h.claim("block", "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block })
+	h.claim("file", "n1", nil)
+	h.eventually("both are bound", func() bool { return h.bound("block")() && h.bound("file")() })
+	if pv := h.pv("pvc-uid-block"); pv.Spec.CSI.FSType != "" || *pv.Spec.VolumeMode != block || len(pv.Finalizers) != 0 {
+		t.Errorf("block volume: %+v", pv)
+	}
+	if v := node.Volumes()["pvc-uid-block"]; v.GetMode() != lvmdv1.VolumeMode_VOLUME_MODE_BLOCK || v.GetFsType() != "" {
+		t.Errorf("block volume on the node: %v", v)
+	}
+	if pv := h.pv("pvc-uid-file"); pv.Spec.CSI.FSType != "xfs" {
+		t.Errorf("file system %q, want xfs", pv.Spec.CSI.FSType)
+	}
+}
+
+func TestWithoutCompletionTheBindingIsLeftToThePVController(t *testing.T) {
+	h := newHarness(t, withoutCompletion)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "n1", nil)
+	h.eventually("volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
+	time.Sleep(completeAfterSelection + 300*time.Millisecond)
+	if claim := h.getClaim("c"); claim.Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
+		t.Errorf("the controller bound the claim itself: %+v", claim)
+	}
+}
+
+func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
+	for name, test := range map[string]struct {
+		class  func(*storagev1.StorageClass)
+		claim  func(*v1.PersistentVolumeClaim)
+		expect []string
+	}{
+		"an unknown parameter": {
+			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{"carve.csi.local/devcie-class": "x"} },
+			expect: []string{"StorageClass carve: parameters", `key "carve.csi.local/devcie-class"`, "allowed: csi.storage.k8s.io/fstype, carve.csi.local/device-class"}},
+		"an unknown file system": {
+			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamFSType: "btrfs"} },
+			expect: []string{"parameters[csi.storage.k8s.io/fstype]", `"btrfs"`, "allowed: ext4, xfs"}},
+		"a device class that the selected node does not have": {
+			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "fast"} },
+			expect: []string{"parameters[carve.csi.local/device-class]", `"fast", which node n1 does not have`, `allowed: ["local"]`}},
+		"a volume for many writers": {
+			claim: func(c *v1.PersistentVolumeClaim) {
+				c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}
+			},
+			expect: []string{"spec.accessModes", "ReadWriteMany", "allowed: ReadWriteOnce, ReadWriteOncePod"}},
+		"a size of zero": {
+			claim: func(c *v1.PersistentVolumeClaim) {
+				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("0")
+			},
+			expect: []string{"spec.resources.requests.storage", "0 is not allowed"}},
+		"a size beyond all numbers": {
+			claim: func(c *v1.PersistentVolumeClaim) {
+				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("100E")
+			},
+			expect: []string{"spec.resources.requests.storage", "allowed: 1 to"}},
+		"a source of data": {
+			claim: func(c *v1.PersistentVolumeClaim) {
+				c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "other"}
+			},
+			expect: []string{"spec.dataSource", "PersistentVolumeClaim"}},
+		"a selector": {
+			claim:  func(c *v1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} },
+			expect: []string{"spec.selector"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			node := h.node("n1", gib)
+			h.class("carve", test.class)
+			h.run()
+			h.claim("c", "n1", test.claim)
+			h.event(append([]string{"Warning ProvisioningFailed"}, test.expect...)...)
+			h.eventually("nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
+			if node.Creates() != 0 || h.volumes() != 0 {
+				t.Errorf("%d creates, %d PersistentVolumes", node.Creates(), h.volumes())
+			}
+		})
+	}
+}
+
+func TestAFullNodeHandsTheClaimBackAtOnceAndAnotherOneServesIt(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", 40*mib)
+	n2 := h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "n1", nil)
+	h.event("Warning ProvisioningFailed", "node n1", "are needed")
+	h.eventually("selected node is removed", func() bool {
+		_, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]
+		return !has
+	})
+	h.eventually("reservation is gone", func() bool { return h.c.core.ledger.Reservations() == 0 })
+	h.selectNode("c", "n2")
+	h.eventually("claim is bound", h.bound("c"))
+	if n2.Volumes()["pvc-uid-c"] == nil {
+		t.Error("no volume on n2")
+	}
+}
+
+func TestALostAnswerIsAskedForAgain(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	var lost atomic.Int32
+	node.SetHooks(fakelvmd.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error {
+		if lost.Add(1) <= 2 {
+			return status.Error(codes.Unavailable, "the answer was lost")
+		}
+		return nil
+	}})
+	h.run()
+	h.claim("c", "n1", nil)
+	h.eventually("claim is bound", h.bound("c"))
+	if node.Creates() != 1 || h.pv("pvc-uid-c").Spec.CSI.VolumeHandle != node.Volumes()["pvc-uid-c"].GetId() {
+		t.Errorf("%d volumes were made", node.Creates())
+	}
+}
+
+// A create whose answer is lost, after which the scheduler chooses another
+// node: the volume must be gone from the first before the second is asked, and
+// the PersistentVolume must name the second.
+func TestAClaimThatMovesWhileACreateIsInDoubtLeavesNothingBehind(t *testing.T) {
+	h := newHarness(t)
+	n1, n2 := h.node("n1", gib), h.node("n2", gib)
+	h.class("carve", nil)
+	n1.SetHooks(fakelvmd.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error {
+		return status.Error(codes.Unavailable, "the answer was lost")
+	}})
+	var early atomic.Bool
+	n2.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		if len(n1.Volumes()) > 0 {
+			early.Store(true)
+		}
+		return nil
+	}})
+	h.run()
+	h.claim("c", "n1", nil)
+	h.eventually("volume is made on n1", func() bool { return len(n1.Volumes()) == 1 })
+	h.selectNode("c", "n2")
+	h.eventually("claim is bound", h.bound("c"))
+	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
+		t.Errorf("pinned to %q", got)
+	}
+	if early.Load() || len(n1.Volumes()) != 0 {
+		t.Error("n2 was asked while n1 still held the volume")
+	}
+}
+
+func TestADoubtedNodeThatIsAwayHoldsTheClaimUntilItIsBackOrGone(t *testing.T) {
+	for name, test := range map[string]func(*harness, *fakelvmd.Server){
+		"it comes back": func(h *harness, n1 *fakelvmd.Server) {
+			n1.SetHooks(fakelvmd.Hooks{})
+			h.attach(n1, "n1")
+		},
+		"its Node object is deleted": func(h *harness, _ *fakelvmd.Server) {
+			if err := h.client.CoreV1().Nodes().Delete(context.Background(), "n1", metav1.DeleteOptions{}); err != nil {
+				h.t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			n1, n2 := h.node("n1", gib), h.node("n2", gib)
+			h.class("carve", nil)
+			n1.SetHooks(fakelvmd.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error {
+				return status.Error(codes.Unavailable, "the answer was lost")
+			}})
+			h.run()
+			h.claim("c", "n1", nil)
+			h.eventually("volume is made on n1", func() bool { return len(n1.Volumes()) == 1 })
+			h.net.Detach("n1")
+			h.selectNode("c", "n2")
+			h.event("Warning ProvisioningFailed", "a volume may have been left on node n1")
+			if n2.Creates() != 0 || h.volumes() != 0 {
+				t.Fatal("n2 was asked while n1 may hold the volume")
+			}
+			test(h, n1)
+			h.eventually("claim is bound", h.bound("c"))
+			if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
+				t.Errorf("pinned to %q", got)
+			}
+		})
+	}
+}
+
+func TestAClaimDeletedWhileItsVolumeIsMadeLeavesNothingBehind(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	entered, release := make(chan struct{}), make(chan struct{})
+	var once atomic.Bool
+	node.SetHooks(fakelvmd.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error {
+		if once.CompareAndSwap(false, true) {
+			close(entered)
+			<-release
+			return status.Error(codes.Unavailable, "the answer was lost")
+		}
+		return nil
+	}})
+	h.run()
+	h.claim("c", "n1", nil)
+	<-entered
+	h.deleteClaim("c")
+	h.eventually("deletion is seen", func() bool { return h.c.core.claim("uid-c") == nil })
+	close(release)
+	h.eventually("volume is gone", func() bool { return len(node.Volumes()) == 0 })
+	if h.volumes() != 0 {
+		t.Error("a PersistentVolume was left")
+	}
+	h.eventually("capacity is back", h.capacityIs("n1", gib))
+}
+
+func TestANodeThatNeverConnectsIsNotAskedAndTheClaimWaitsForIt(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", 0)
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "n1", nil)
+	h.eventually("claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
+	time.Sleep(100 * time.Millisecond)
+	if _, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]; !has {
+		t.Fatal("the claim was handed back at once")
+	}
+	s := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	h.attach(s, "n1")
+	h.eventually("claim is bound", h.bound("c"))
+}
+
+func TestAClaimOnANodeThatLeftTheClusterIsHandedBack(t *testing.T) {
+	h := newHarness(t)
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "never-was", nil)
+	h.event("Warning ProvisioningFailed", "node never-was is not in the cluster any more")
+	h.eventually("selected node is removed", func() bool {
+		_, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]
+		return !has
+	})
+}
+
+func TestANewLifeOfTheControllerGoesOnWhereTheOldOneStopped(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	// As if an earlier life had made the volume and then died: before the
+	// PersistentVolume was written for one claim, after it for the other.
+	h.claim("made", "n1", nil)
+	h.claim("written", "n1", nil)
+	for _, name := range []string{"made", "written"} {
+		r, err := parseClaim(h.getClaim(name), mustClass(t, h))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := node.CreateVolume(t.Context(), r.create(h.getClaim(name), "cluster"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "written" {
+			pv := newPersistentVolume(h.getClaim(name), mustClass(t, h), "n1", res.GetVolume(), "earlier")
+			if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	h.run()
+	h.eventually("both are bound", func() bool { return h.bound("made")() && h.bound("written")() })
+	if node.Creates() != 2 {
+		t.Errorf("%d volumes were made, want the 2 that were there", node.Creates())
+	}
+}
+
+func mustClass(t *testing.T, h *harness) *storagev1.StorageClass {
+	t.Helper()
+	class, err := h.client.StorageV1().StorageClasses().Get(t.Context(), "carve", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return class
+}
+
+func TestImmediateBindingPrefersTheNodeWithMostRoomThatTheClassAllows(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", 2*gib)
+	h.node("n2", 3*gib)
+	h.node("n3", 9*gib)
+	h.class("carve", func(c *storagev1.StorageClass) {
+		immediate(c)
+		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{
+			{Key: "zone", Values: []string{"z-n1", "z-n2"}}}}}
+	})
+	h.run()
+	asked := func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver }
+	h.claim("c", "", asked)
+	h.eventually("claim is bound", h.bound("c"))
+	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
+		t.Errorf("placed on %q, want n2", got)
+	}
+	h.claim("unasked", "", nil)
+	h.claim("big", "", func(c *v1.PersistentVolumeClaim) {
+		asked(c)
+		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("5Gi")
+	})
+	h.event("Warning ProvisioningFailed", "no connected node", "5Gi")
+	if h.volumes() != 1 {
+		t.Errorf("%d volumes, want 1", h.volumes())
+	}
+}
+
+func TestABurstNeverOverfillsANodeAndAllFitsExactly(t *testing.T) {
+	h := newHarness(t)
+	const count = 20
+	node := h.node("n1", count*100*mib)
+	h.class("carve", nil)
+	h.run()
+	for i := range count {
+		h.claim(fmt.Sprint("c", i), "n1", nil)
+	}
+	h.eventually("all are bound", func() bool {
+		for i := range count {
+			if !h.bound(fmt.Sprint("c", i))() {
+				return false
+			}
+		}
+		return true
+	})
+	if len(node.Volumes()) != count {
+		t.Errorf("%d volumes", len(node.Volumes()))
+	}
+	h.eventually("capacity is zero", h.capacityIs("n1", 0))
+	h.eventually("no reservation is left", func() bool { return h.c.core.ledger.Reservations() == 0 })
+}
+
+func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", func(c *storagev1.StorageClass) { c.Provisioner = "other.csi" })
+	h.class("mine", nil)
+	h.run()
+	h.claim("other", "n1", nil)
+	h.claim("annotated", "n1", func(c *v1.PersistentVolumeClaim) {
+		mine := "mine"
+		c.Spec.StorageClassName = &mine
+		c.Annotations[volume.AnnStorageProvisioner] = "other.csi"
+	})
+	h.claim("populated", "n1", func(c *v1.PersistentVolumeClaim) {
+		mine, group := "mine", "example.com"
+		c.Spec.StorageClassName = &mine
+		c.Spec.DataSourceRef = &v1.TypedObjectReference{APIGroup: &group, Kind: "Book", Name: "b"}
+	})
+	time.Sleep(200 * time.Millisecond)
+	if node.Creates() != 0 {
+		t.Errorf("%d volumes were made", node.Creates())
+	}
+}
