@@ -1,0 +1,322 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	for _, fs := range []string{"ext4", "xfs"} {
+		t.Run(fs, func(t *testing.T) {
+			v := p.create(create("pvc-"+fs, 400<<20, fs))
+			if v.GetSizeBytes() != 400<<20 || v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+				t.Errorf("volume %v", v)
+			}
+			if got := p.available(); got != all-400<<20 {
+				t.Errorf("available %d, want %d", got, all-400<<20)
+			}
+			dir, unmount := mount(t, v)
+			file := filepath.Join(dir, "data")
+			if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+			if status.Code(err) != codes.FailedPrecondition {
+				t.Errorf("deleting a mounted volume: %v", err)
+			}
+			resp, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 500 << 20})
+			if err != nil || resp.GetVolume().GetSizeBytes() != 500<<20 {
+				t.Fatalf("%v, error %v", resp, err)
+			}
+			if err := filesystem.Grow(t.Context(), v.GetDevicePath(), dir, filesystem.Type(fs)); err != nil {
+				t.Error(err)
+			}
+			if b, err := os.ReadFile(file); err != nil || string(b) != "kept" {
+				t.Errorf("%q, error %v", b, err)
+			}
+			unmount()
+			p.delete(v.GetId())
+			wait(t, "the space is back", func() bool { return p.available() == all })
+		})
+	}
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestNoByteOfAnEarlierVolumeIsSeen(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	const size = 192 << 20
+	for generation := range 4 {
+		var ids []string
+		for _, name := range names("pvc", 3) {
+			v := p.create(create(name, size+int64(generation)<<22, ""))
+			clean(t, v)
+			fill(t, v, byte(0xa1+generation))
+			ids = append(ids, v.GetId())
+		}
+		for _, id := range ids {
+			p.delete(id)
+		}
+		wait(t, "the space is back", func() bool { return p.available() == all })
+	}
+}
+
+func TestAnOpenRawVolumeIsNotDeleted(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	f, err := os.Open(v.GetDevicePath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	if status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("error %v", err)
+	}
+	f.Close()
+	p.delete(v.GetId())
+	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+}
+
+func TestTheMaximumFitsAndAByteMoreDoesNot(t *testing.T) {
+	n := newNode(t, "/dev/vdb", "/dev/vdc")
+	n.config = "- {name: local, default: true, volumeGroup: carve, reserve: 1%}\n"
+	p := n.start()
+	most := p.state().GetClasses()[0].GetMaximumVolumeSizeBytes()
+	_, err := p.client.CreateVolume(t.Context(), create("pvc-1", most+1, ""))
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("error %v", err)
+	}
+	v := p.create(create("pvc-1", most, ""))
+	if v.GetSizeBytes() != most || p.available() != 0 {
+		t.Errorf("size %d of %d, %d left", v.GetSizeBytes(), most, p.available())
+	}
+}
+
+func TestVolumesComeBackAfterAReboot(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-1", 64<<20, "ext4"))
+	dir, unmount := mount(t, v)
+	if err := os.WriteFile(filepath.Join(dir, "data"), []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmount()
+	if err, took := p.stop(); err != nil || took > 5*time.Second {
+		t.Errorf("stopped with %v after %v", err, took)
+	}
+	lvmByHand(t, "vgchange", "--activate", "n", n.group)
+	if _, err := os.Stat(v.GetDevicePath()); err == nil {
+		t.Fatal("the device is still there")
+	}
+	p = n.start()
+	again := p.create(create("pvc-1", 64<<20, "ext4"))
+	if again.GetId() != v.GetId() || len(again.GetConditions()) > 0 {
+		t.Errorf("volume %v", again)
+	}
+	dir, _ = mount(t, again)
+	if b, err := os.ReadFile(filepath.Join(dir, "data")); err != nil || string(b) != "kept" {
+		t.Errorf("%q, error %v", b, err)
+	}
+}
+
+func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	fs := p.create(create("pvc-fs", 64<<20, "ext4"))
+	raw := p.create(create("pvc-raw", 8<<20, ""))
+	path := filepath.Join(n.dir, "state", "journal.db")
+	for _, c := range []struct {
+		name  string
+		spoil func() error
+	}{
+		{"lost", func() error { return os.Remove(path) }},
+		{"garbage", func() error { return os.WriteFile(path, []byte(strings.Repeat("garbage!", 10000)), 0o600) }},
+		{"cut off", func() error { return os.Truncate(path, 5000) }},
+		{"empty", func() error { return os.Truncate(path, 0) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p.kill()
+			if err := c.spoil(); err != nil {
+				t.Fatal(err)
+			}
+			p = n.start()
+			for name, r := range map[string]*lvmdv1.CreateVolumeRequest{
+				fs.GetId():  create("pvc-fs", 64<<20, "ext4"),
+				raw.GetId(): create("pvc-raw", 8<<20, ""),
+			} {
+				got := p.create(r)
+				if got.GetId() != name || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+					t.Errorf("volume %v, want id %s", got, name)
+				}
+			}
+			_, err := p.client.CreateVolume(t.Context(), create("pvc-raw", 12<<20, ""))
+			if status.Code(err) != codes.AlreadyExists {
+				t.Errorf("another request of the same name: %v", err)
+			}
+		})
+	}
+}
+
+func TestASecondLvmdRefusesToStart(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	out, err := n.command().CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "another lvmd is running") || strings.Count(string(out), "\n") != 1 {
+		t.Errorf("error %v, output %s", err, out)
+	}
+	if !p.serving() {
+		t.Error("the first one is disturbed")
+	}
+}
+
+func TestStreamsEndWhenLvmdIsToldToStop(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	w, err := p.client.Watch(t.Context(), &lvmdv1.WatchRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if err, took := p.stop(); err != nil || took > 5*time.Second {
+		t.Errorf("stopped with %v after %v", err, took)
+	}
+	if _, err := w.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream ended with %v", err)
+	}
+}
+
+func TestAnAdministratorsChangesAreSeen(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	lvmByHand(t, "lvcreate", "--yes", "--size", "100m", "--name", "admins", n.group)
+	wait(t, "the room shrinks", func() bool { return p.available() == all-100<<20 })
+	lvmByHand(t, "vgextend", "--yes", n.group, "/dev/vdc")
+	wait(t, "the room grows", func() bool { return p.available() > all })
+	lvmByHand(t, "lvremove", "--yes", n.group+"/admins")
+	lvmByHand(t, "vgreduce", n.group, "/dev/vdc")
+	lvmByHand(t, "pvremove", "/dev/vdc")
+	wait(t, "all is as before", func() bool { return p.available() == all })
+}
+
+func TestKilledAtAnyMomentNothingIsLostOrLeaked(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	acknowledged := map[string]string{} // id by name
+	var mu sync.Mutex
+	for round := range 6 {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for _, name := range names("pvc-"+string(rune('a'+round)), 4) {
+			wg.Go(func() {
+				resp, err := p.client.CreateVolume(ctx, create(name, 16<<20, "ext4"))
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					acknowledged[name] = resp.GetVolume().GetId()
+				}
+			})
+		}
+		wg.Go(func() {
+			mu.Lock()
+			var name, id string
+			for name, id = range acknowledged {
+				break
+			}
+			delete(acknowledged, name)
+			mu.Unlock()
+			if id != "" {
+				// Whether it was acknowledged or not: it may be gone or not.
+				_, _ = p.client.DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: id})
+				mu.Lock()
+				acknowledged[name] = ""
+				mu.Unlock()
+			}
+		})
+		time.Sleep(time.Duration(rand.IntN(2500)) * time.Millisecond)
+		p.kill()
+		cancel()
+		wg.Wait()
+		p = n.start()
+		for name, id := range acknowledged {
+			if id == "" {
+				continue
+			}
+			resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
+			if err != nil || resp.GetVolume().GetId() != id || resp.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+				t.Errorf("round %d: acknowledged volume %s (%s): %v, error %v", round, name, id, resp, err)
+				continue
+			}
+			if info, err := filesystem.Probe(resp.GetVolume().GetDevicePath()); err != nil || info.Type != filesystem.Ext4 {
+				t.Errorf("round %d: acknowledged volume %s holds %+v, error %v", round, name, info, err)
+			}
+		}
+	}
+	list, err := p.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range list.GetVolumes() {
+		p.delete(v.GetId())
+	}
+	wait(t, "all space is back", func() bool { return p.available() == all })
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
+	n := newNode(t)
+	// An lvm that hangs while a file is there.
+	n.lvm = filepath.Join(n.dir, "lvm")
+	hang := filepath.Join(n.dir, "hang")
+	script := "#!/bin/sh\nwhile [ -e " + hang + " ]; do sleep 1; done\nexec lvm \"$@\"\n"
+	if err := os.WriteFile(n.lvm, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.timeout = 5 * time.Second
+	p := n.start()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	if err := os.WriteFile(hang, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.client.CreateVolume(t.Context(), create("pvc-2", 8<<20, ""))
+	if status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("error %v", err)
+	}
+	if p.serving() {
+		t.Error("the health service says SERVING")
+	}
+	if _, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()}); err != nil {
+		t.Errorf("a read fails: %v", err)
+	}
+	if err := os.Remove(hang); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the health service says SERVING", p.serving)
+	p.create(create("pvc-2", 8<<20, ""))
+}

@@ -1,0 +1,293 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// patience bounds waits: the machine is emulated.
+const patience = 2 * time.Minute
+
+// byHand runs a program as an administrator would and returns its output.
+func byHand(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+const handConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
+
+func lvmByHand(t testing.TB, args ...string) string {
+	t.Helper()
+	return byHand(t, "lvm", append(args, "--config", handConfig)...)
+}
+
+// node is a machine with a volume group, on which lvmd processes live.
+type node struct {
+	t      testing.TB
+	group  string
+	dir    string
+	config string
+	// lvm is the program that lvmd runs; empty means the real one.
+	lvm string
+	// timeout is lvmd's deadline for LVM commands; zero means its default.
+	timeout time.Duration
+}
+
+// newNode makes a volume group of the given devices, by default of /dev/vdb,
+// and takes it away at the end of the test.
+func newNode(t testing.TB, devices ...string) *node {
+	t.Helper()
+	if len(devices) == 0 {
+		devices = []string{"/dev/vdb"}
+	}
+	n := &node{t: t, group: "carve", dir: t.TempDir()}
+	lvmByHand(t, append([]string{"vgcreate", "--yes", n.group}, devices...)...)
+	t.Cleanup(func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
+		lvmByHand(t, append([]string{"pvremove", "--yes"}, devices...)...)
+	})
+	n.config = "- {name: local, default: true, volumeGroup: carve}\n"
+	return n
+}
+
+// process is a running lvmd.
+type process struct {
+	*node
+	cmd    *exec.Cmd
+	exited chan error
+	log    *bytes.Buffer
+	conn   *grpc.ClientConn
+	client lvmdv1.LVMDClient
+}
+
+func (n *node) command() *exec.Cmd {
+	file := filepath.Join(n.dir, "lvmd.yaml")
+	contents := "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n" + n.config
+	if err := os.WriteFile(file, []byte(contents), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	args := []string{
+		"--config", file, "--socket", filepath.Join(n.dir, "lvmd.sock"), "--state-dir", filepath.Join(n.dir, "state"),
+		"--controller=", "--ops-listen=", "--log-level=debug",
+	}
+	if n.lvm != "" {
+		args = append(args, "--lvm", n.lvm)
+	}
+	if n.timeout != 0 {
+		args = append(args, "--lvm-timeout", n.timeout.String())
+	}
+	return exec.Command("carve-lvmd", args...)
+}
+
+// start starts an lvmd and waits until it serves.
+func (n *node) start() *process {
+	n.t.Helper()
+	p := &process{node: n, cmd: n.command(), exited: make(chan error, 1), log: &bytes.Buffer{}}
+	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	if err := p.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	go func() { p.exited <- p.cmd.Wait() }()
+	n.t.Cleanup(func() {
+		p.kill()
+		if n.t.Failed() {
+			n.t.Logf("lvmd's log:\n%s", p.log)
+		}
+	})
+	var err error
+	p.conn, err = grpc.NewClient("unix:"+filepath.Join(n.dir, "lvmd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(n.dir, "lvmd.sock"))
+		}))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	p.client = lvmdv1.NewLVMDClient(p.conn)
+	wait(n.t, "lvmd serves", func() bool {
+		select {
+		case err := <-p.exited:
+			p.exited <- err
+			n.t.Fatalf("lvmd ended: %v\n%s", err, p.log)
+		default:
+		}
+		return p.serving()
+	})
+	return p
+}
+
+func (p *process) serving() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	r, err := healthpb.NewHealthClient(p.conn).Check(ctx, &healthpb.HealthCheckRequest{})
+	return err == nil && r.GetStatus() == healthpb.HealthCheckResponse_SERVING
+}
+
+// kill ends the process at once.
+func (p *process) kill() {
+	p.conn.Close()
+	p.cmd.Process.Kill()
+	err := <-p.exited
+	p.exited <- err
+}
+
+// stop ends the process as kubelet does, and returns how it ended and when.
+func (p *process) stop() (error, time.Duration) {
+	start := time.Now()
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	err := <-p.exited
+	p.exited <- err
+	p.conn.Close()
+	return err, time.Since(start)
+}
+
+func wait(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func create(name string, bytes int64, fs string) *lvmdv1.CreateVolumeRequest {
+	r := &lvmdv1.CreateVolumeRequest{
+		Name: name, RequiredBytes: bytes, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK,
+		Owner: &lvmdv1.Owner{ClusterId: "cluster", ClaimNamespace: "ns", ClaimName: name},
+	}
+	if fs != "" {
+		r.Mode, r.FsType = lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, fs
+	}
+	return r
+}
+
+func (p *process) create(r *lvmdv1.CreateVolumeRequest) *lvmdv1.Volume {
+	p.t.Helper()
+	resp, err := p.client.CreateVolume(p.t.Context(), r)
+	if err != nil {
+		p.t.Fatalf("create %s: %v", r.GetName(), err)
+	}
+	return resp.GetVolume()
+}
+
+func (p *process) delete(id string) {
+	p.t.Helper()
+	if _, err := p.client.DeleteVolume(p.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: id}); err != nil {
+		p.t.Fatalf("delete %s: %v", id, err)
+	}
+}
+
+// state is what a watcher is told first.
+func (p *process) state() *lvmdv1.WatchResponse {
+	p.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w, err := p.client.Watch(ctx, &lvmdv1.WatchRequest{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	r, err := w.Recv()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return r
+}
+
+func (p *process) available() int64 { return p.state().GetClasses()[0].GetAvailableBytes() }
+
+// mount mounts a volume and returns the place and the way back.
+func mount(t testing.TB, v *lvmdv1.Volume) (dir string, unmount func()) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := syscall.Mount(v.GetDevicePath(), dir, v.GetFsType(), 0, ""); err != nil {
+		t.Fatalf("mount %s: %v", v.GetDevicePath(), err)
+	}
+	mounted := true
+	unmount = func() {
+		if mounted {
+			mounted = false
+			if err := syscall.Unmount(dir, 0); err != nil {
+				t.Errorf("unmount: %v", err)
+			}
+		}
+	}
+	t.Cleanup(unmount)
+	return dir, unmount
+}
+
+// fill writes a pattern over a whole raw volume, durably.
+func fill(t testing.TB, v *lvmdv1.Volume, pattern byte) {
+	t.Helper()
+	f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chunk := bytes.Repeat([]byte{pattern}, 1<<20)
+	for left := v.GetSizeBytes(); left > 0; left -= int64(len(chunk)) {
+		if _, err := f.Write(chunk[:min(left, int64(len(chunk)))]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clean fails the test when a raw volume shows anything but zeroes.
+func clean(t testing.TB, v *lvmdv1.Volume) {
+	t.Helper()
+	f, err := os.Open(v.GetDevicePath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zero, chunk := make([]byte, 1<<20), make([]byte, 1<<20)
+	for off := int64(0); ; off += int64(len(chunk)) {
+		n, err := io.ReadFull(f, chunk)
+		if !bytes.Equal(chunk[:n], zero[:n]) {
+			t.Errorf("a byte of an earlier volume within 1 MiB of %d", off)
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// leftovers lists the group's volumes, by LVM's own account.
+func (n *node) leftovers() []string {
+	n.t.Helper()
+	return strings.Fields(lvmByHand(n.t, "lvs", "--noheadings", "-o", "lv_name", n.group))
+}
+
+func names(prefix string, n int) []string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("%s-%d", prefix, i)
+	}
+	return all
+}
