@@ -132,15 +132,18 @@ func (s *story) showVolume(ctx context.Context) (node, handle string, err error)
 	if !strings.Contains(fmt.Sprint(pv.Spec.NodeAffinity), node) {
 		return "", "", fmt.Errorf("the PersistentVolume is not pinned to %s, where the Pod runs: %v", node, pv.Spec.NodeAffinity)
 	}
-	output, err := s.client.NodeExec(ctx, node, "lvs", "-o", "lv_name,vg_name,lv_size,lv_tags")
+	volumes, err := s.client.LogicalVolumes(ctx, node)
 	if err != nil {
 		return "", "", err
 	}
-	show("on "+node+": lvs", output)
-	if !strings.Contains(output, handle) {
-		return "", "", fmt.Errorf("%s has no logical volume %s", node, handle)
+	for _, v := range volumes {
+		if v.Name == handle {
+			show("on "+node+": lvs -o lv_name,vg_name,lv_size,lv_tags", fmt.Sprintf("%s in %s, %s, tagged\n  %s",
+				v.Name, v.VolumeGroup, bytes(v.SizeBytes), strings.Join(v.Tags, "\n  ")))
+			return node, handle, nil
+		}
 	}
-	return node, handle, nil
+	return "", "", fmt.Errorf("%s has no logical volume %s", node, handle)
 }
 
 func (s *story) waitCapacity(ctx context.Context, node string, want int64) (int64, error) {
