@@ -47,9 +47,19 @@ func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 	if err := c.Cluster.LoadImage(ctx, workloadImage, workloadAliases...); err != nil {
 		return fmt.Errorf("load the workload image: %w", err)
 	}
+	_, err = c.AppsV1().Deployments(Namespace).Get(ctx, "carve-controller", metav1.GetOptions{})
+	again := err == nil
 	fmt.Fprintln(progress, "kubectl apply -k deploy")
 	if _, err := c.Kubectl(ctx, nil, "apply", "--kustomize", filepath.Join(root, "e2e", "deploy")); err != nil {
 		return err
+	}
+	if again {
+		// The image's name is the same as before, so nothing else would tell
+		// Kubernetes that there is a new one behind it.
+		fmt.Fprintln(progress, "restarting what runs of an earlier installation")
+		if _, err := c.Kubectl(ctx, nil, "rollout", "restart", "--namespace", Namespace, "deployment/carve-controller", "daemonset/carve-node"); err != nil {
+			return err
+		}
 	}
 	fmt.Fprintln(progress, "waiting until every node has published its capacity")
 	return c.Settled(ctx, installPatience)
