@@ -64,3 +64,15 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, r *csi.Controll
 	})
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: got.GetVolume().GetSizeBytes(), NodeExpansionRequired: true}, err
 }
+
+// WithController is an identity that claims to have a controller.
+type WithController struct{ csi.IdentityServer }
+
+// GetPluginCapabilities implements the service.
+func (w WithController) GetPluginCapabilities(ctx context.Context, r *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	answer, err := w.IdentityServer.GetPluginCapabilities(ctx, r)
+	answer.Capabilities = append(answer.Capabilities, &csi.PluginCapability{
+		Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}},
+	})
+	return answer, err
+}

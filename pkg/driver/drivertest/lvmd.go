@@ -27,8 +27,16 @@ type LVMD struct {
 	Created func(*lvmdv1.Volume)
 
 	mu      sync.Mutex
+	down    bool
 	minted  uint32
 	volumes map[string]*lvmdv1.Volume
+}
+
+// SetDown makes GetVolume fail with Unavailable while it is set.
+func (l *LVMD) SetDown(down bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down = down
 }
 
 // Put adds a volume, or replaces the one with its id.
@@ -85,6 +93,9 @@ func (l *LVMD) DeleteVolume(_ context.Context, r *lvmdv1.DeleteVolumeRequest) (*
 func (l *LVMD) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.down {
+		return nil, status.Error(codes.Unavailable, "a disk is gone")
+	}
 	v, ok := l.volumes[r.GetId()]
 	if !ok {
 		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetId())

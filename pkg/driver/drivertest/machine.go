@@ -17,6 +17,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -36,11 +37,14 @@ type Machine struct {
 	LVMD            *LVMD
 	Mounts          mount.Interface
 	FileSystems     driver.FileSystems
+	// Controller makes plugins say that a controller is part of them, as
+	// conformance suites create volumes only then.
+	Controller bool
 	// Log holds the lines of all plugins that ran.
 	Log *Buffer
 
-	t          testing.TB
-	lvmdServer *grpc.Server
+	t        testing.TB
+	stopLVMD func()
 }
 
 // NewMachine makes a machine and starts its lvmd. Mounts and file systems can
@@ -64,7 +68,7 @@ func NewMachine(t testing.TB) *Machine {
 		}
 	}
 	m.StartLVMD()
-	t.Cleanup(m.StopLVMD)
+	t.Cleanup(func() { m.StopLVMD() })
 	return m
 }
 
@@ -101,14 +105,20 @@ func (m *Machine) StartLVMD() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.lvmdServer = grpc.NewServer()
-	lvmdv1.RegisterLVMDServer(m.lvmdServer, m.LVMD)
-	server := m.lvmdServer
-	go func() { _ = server.Serve(listener) }()
+	server, served := grpc.NewServer(), make(chan struct{})
+	lvmdv1.RegisterLVMDServer(server, m.LVMD)
+	go func() {
+		defer close(served)
+		_ = server.Serve(listener)
+	}()
+	m.stopLVMD = sync.OnceFunc(func() {
+		server.Stop()
+		<-served
+	})
 }
 
-// StopLVMD stops the lvmd; its volumes stay.
-func (m *Machine) StopLVMD() { m.lvmdServer.Stop() }
+// StopLVMD stops the lvmd, unless it was; its volumes stay.
+func (m *Machine) StopLVMD() { m.stopLVMD() }
 
 // Path returns a path below the kubelet's directory and makes its parent.
 func (m *Machine) Path(elements ...string) string {
@@ -159,16 +169,22 @@ func (m *Machine) Start() *Plugin {
 	}
 	ready := func(ctx context.Context) error { return driver.LVMDAnswers(ctx, lvmd) }
 	registration := driver.NewRegistration(m.CSISocket(), metrics, log)
+	var identity csi.IdentityServer = driver.NewIdentity("test", ready)
+	if m.Controller {
+		identity = WithController{identity}
+	}
 	served := make(chan error, 1)
 	go func() {
 		served <- driver.Plugin{
 			CSISocket: m.CSISocket(), RegistrationDir: m.registrationDir(),
-			Identity: driver.NewIdentity("test", ready), Node: node,
+			Identity: identity, Node: node,
 			Registration: registration, Metrics: metrics, Log: log,
 		}.Serve(ctx)
 	}()
 	conn, err := grpc.NewClient("unix:"+m.CSISocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		// The plugin may not listen yet.
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 20 * time.Millisecond}}))
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -1,0 +1,195 @@
+package driver_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"pgregory.net/rapid"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// life is the state machine of some volumes under a kubelet that does
+// everything in any order, with failures in between: what it believes is what
+// was acknowledged.
+type life struct {
+	*fixture
+	volumes   []*lvmdv1.Volume
+	access    []*csi.VolumeCapability
+	staged    map[int]bool
+	published map[string]bool // key()
+	failing   bool
+	lvmdDown  bool
+}
+
+var pods = []string{"pod-1", "pod-2", "pod-3"}
+
+func key(v int, pod string) string { return fmt.Sprint(v, "/", pod) }
+
+func TestNothingStacksOrLeaksWhateverHappens(t *testing.T) {
+	f := newFixture(t)
+	rounds := 0
+	rapid.Check(t, func(t *rapid.T) {
+		rounds++
+		l := &life{fixture: f, staged: map[int]bool{}, published: map[string]bool{}}
+		for i, fsType := range []string{"ext4", "xfs", ""} {
+			l.volumes = append(l.volumes, f.volume(fmt.Sprint("volume-", rounds, "-", i), fsType))
+			l.access = append(l.access, filesystemAccess(multi))
+			if fsType == "" {
+				l.access[i] = blockAccess(multi)
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"stage":        l.doStage,
+			"unstage":      l.doUnstage,
+			"publish":      l.doPublish,
+			"unpublish":    l.doUnpublish,
+			"kill plugin":  l.killPlugin,
+			"mounts fail":  l.mountsFail,
+			"lvmd goes":    l.lvmdGoes,
+			"crash":        l.crash,
+			"leave a path": l.leavePath,
+			"":             l.check,
+		})
+		l.end(t)
+	})
+}
+
+func (l *life) which(t *rapid.T) int { return rapid.IntRange(0, len(l.volumes)-1).Draw(t, "volume") }
+
+func (l *life) doStage(t *rapid.T) {
+	i := l.which(t)
+	err := l.stage(l.volumes[i], l.access[i])
+	if l.mayFail(t, err) {
+		l.staged[i] = true
+	}
+}
+
+func (l *life) doUnstage(t *rapid.T) {
+	i := l.which(t)
+	l.noError(t, l.unstage(l.volumes[i]))
+	delete(l.staged, i)
+}
+
+func (l *life) doPublish(t *rapid.T) {
+	i, pod := l.which(t), rapid.SampledFrom(pods).Draw(t, "pod")
+	block := l.access[i].GetBlock() != nil
+	err := l.publish(l.volumes[i], pod, l.access[i], false)
+	if !block && !l.staged[i] {
+		if status.Code(err) != codes.FailedPrecondition {
+			t.Fatalf("publish of an unstaged volume: %v", err)
+		}
+		return
+	}
+	if l.mayFail(t, err) {
+		l.published[key(i, pod)] = true
+	}
+}
+
+func (l *life) doUnpublish(t *rapid.T) {
+	i, pod := l.which(t), rapid.SampledFrom(pods).Draw(t, "pod")
+	l.noError(t, l.unpublish(l.volumes[i], pod))
+	delete(l.published, key(i, pod))
+}
+
+func (l *life) killPlugin(*rapid.T) {
+	l.Stop(l.t)
+	l.Plugin = l.machine.Start()
+}
+
+func (l *life) mountsFail(*rapid.T) {
+	l.failing = !l.failing
+	if l.failing {
+		l.mounts.FailMounts(syscall.ENOMEM)
+	} else {
+		l.mounts.FailMounts(nil)
+	}
+}
+
+func (l *life) lvmdGoes(*rapid.T) {
+	l.lvmdDown = !l.lvmdDown
+	l.machine.LVMD.SetDown(l.lvmdDown)
+}
+
+// crash leaves an unclean file system behind, as after a power cut.
+func (l *life) crash(t *rapid.T) {
+	v := l.volumes[l.which(t)]
+	if v.GetFsType() != "" {
+		l.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), NeedsCheck: true})
+	}
+}
+
+// leavePath leaves a target path behind, as a plugin does that is killed
+// between making it and binding.
+func (l *life) leavePath(t *rapid.T) {
+	i, pod := l.which(t), rapid.SampledFrom(pods).Draw(t, "pod")
+	path := l.target(l.volumes[i], pod)
+	var err error
+	if l.access[i].GetBlock() != nil {
+		var f *os.File
+		if f, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
+			err = f.Close()
+		}
+	} else if err = os.Mkdir(path, 0o750); errors.Is(err, os.ErrExist) {
+		err = nil
+	}
+	l.noError(t, err)
+}
+
+// check compares the mount table with what was acknowledged.
+func (l *life) check(t *rapid.T) {
+	if stacked := l.mounts.Stacked(); len(stacked) > 0 {
+		t.Fatalf("stacked: %q", stacked)
+	}
+	want := len(l.published)
+	for i := range l.staged {
+		if l.access[i].GetBlock() == nil {
+			want++
+		}
+	}
+	if got := l.mounts.Layers(); got != want {
+		t.Fatalf("%d layers, %d were acknowledged", got, want)
+	}
+}
+
+// end takes everything off, as a kubelet does in the end.
+func (l *life) end(t *rapid.T) {
+	for i, v := range l.volumes {
+		for _, pod := range pods {
+			l.noError(t, l.unpublish(v, pod))
+			if _, err := os.Lstat(l.target(v, pod)); !errors.Is(err, os.ErrNotExist) {
+				t.Fatalf("the target path is left: %v", err)
+			}
+		}
+		l.noError(t, l.unstage(v))
+		delete(l.staged, i)
+	}
+	clear(l.published)
+	l.check(t)
+	l.mounts.FailMounts(nil)
+	l.machine.LVMD.SetDown(false)
+}
+
+func (l *life) noError(t *rapid.T, err error) {
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mayFail accepts the failures that are switched on, and tells whether the call
+// succeeded.
+func (l *life) mayFail(t *rapid.T, err error) bool {
+	switch code := status.Code(err); {
+	case err == nil, l.failing && code == codes.Internal, l.lvmdDown && code == codes.Unavailable:
+	default:
+		t.Fatal(err)
+	}
+	return err == nil
+}
