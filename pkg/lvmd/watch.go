@@ -58,10 +58,16 @@ func (w *watcher) signal() {
 	}
 }
 
-// next makes the message that brings a reader up to date.
+// next makes the message that brings a reader up to date. It takes back the
+// signal of a change that came after the reader woke and is in this message:
+// the reader would wake once more, to send nothing under the same generation.
 func (m *model) next(w *watcher) *lvmdv1.WatchResponse {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	select {
+	case <-w.wake:
+	default:
+	}
 	r := &lvmdv1.WatchResponse{Epoch: m.epoch, Generation: m.generation, Full: w.full}
 	for _, c := range m.classes {
 		_, changed := w.classes[c.Name]

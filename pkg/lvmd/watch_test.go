@@ -1,0 +1,191 @@
+package lvmd
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// mirror is a reader's copy of the state, kept by the messages of a stream.
+type mirror struct {
+	epoch      string
+	generation uint64
+	volumes    map[string]*lvmdv1.Volume
+	classes    map[string]*lvmdv1.DeviceClass
+}
+
+// take applies a message and fails the test where it breaks the contract.
+func (m *mirror) take(t *testing.T, r *lvmdv1.WatchResponse) {
+	t.Helper()
+	if m.volumes == nil || r.GetFull() {
+		if !r.GetFull() {
+			t.Fatal("the first message is not the full state")
+		}
+		m.volumes, m.classes = map[string]*lvmdv1.Volume{}, map[string]*lvmdv1.DeviceClass{}
+	} else if r.GetEpoch() != m.epoch || r.GetGeneration() <= m.generation {
+		t.Errorf("epoch %s, generation %d after %s, %d", r.GetEpoch(), r.GetGeneration(), m.epoch, m.generation)
+	}
+	m.epoch, m.generation = r.GetEpoch(), r.GetGeneration()
+	for _, v := range r.GetVolumes() {
+		m.volumes[v.GetId()] = v
+	}
+	for _, id := range r.GetRemovedVolumeIds() {
+		delete(m.volumes, id)
+	}
+	for _, c := range r.GetClasses() {
+		m.classes[c.GetName()] = c
+	}
+	for _, name := range r.GetRemovedClasses() {
+		delete(m.classes, name)
+	}
+}
+
+// bytes is the sum of the volumes' sizes.
+func (m *mirror) bytes() int64 {
+	var n int64
+	for _, v := range m.volumes {
+		n += v.GetSizeBytes()
+	}
+	return n
+}
+
+func (d *daemon) watch(ctx context.Context) grpc.ServerStreamingClient[lvmdv1.WatchResponse] {
+	d.t.Helper()
+	w, err := d.client.Watch(ctx, &lvmdv1.WatchRequest{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return w
+}
+
+func TestAVolumeAndTheRoomItTookArriveTogether(t *testing.T) {
+	d := newMachine(t).start(t)
+	w := d.watch(t.Context())
+	go func() {
+		for i := range 20 {
+			v := d.create(request(fmt.Sprintf("pvc-%d", i), 1))
+			if i%3 == 0 {
+				if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 3 * testExtent}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}()
+	var m mirror
+	for m.bytes() != (20+2*7)*testExtent {
+		r, err := w.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.take(t, r)
+		if free := m.classes["local"].GetAvailableBytes(); free+m.bytes() != testTotal*testExtent {
+			t.Errorf("at generation %d: %d available and %d in volumes", m.generation, free, m.bytes())
+		}
+	}
+}
+
+func TestASlowReaderGetsWhatIsNowNotWhatWas(t *testing.T) {
+	d := newMachine(t).start(t)
+	w := newWatcher()
+	d.model.mu.Lock()
+	d.model.watchers[w] = struct{}{}
+	d.model.mu.Unlock()
+	var m mirror
+	<-w.wake
+	m.take(t, d.model.next(w))
+	// Nobody reads while this happens.
+	kept := d.create(request("kept", 2))
+	for i := range 10 {
+		d.delete(d.create(request(fmt.Sprintf("gone-%d", i), 1)).GetId())
+	}
+	eventually(t, "all is removed", func() bool { return d.available() == testTotal-2 })
+	<-w.wake
+	r := d.model.next(w)
+	if r.GetFull() || len(r.GetVolumes()) != 1 || r.GetVolumes()[0].GetId() != kept.GetId() || len(r.GetClasses()) != 1 {
+		t.Errorf("message %v", r)
+	}
+	m.take(t, r)
+	if m.bytes() != 2*testExtent || m.classes["local"].GetAvailableBytes() != (testTotal-2)*testExtent {
+		t.Errorf("mirror %v", m)
+	}
+}
+
+func TestAChangeThatIsSentDoesNotWakeTheReaderAgain(t *testing.T) {
+	w := newWatcher()
+	m := &model{watchers: map[*watcher]struct{}{w: {}}, volumes: map[string]*volume{}}
+	<-w.wake
+	m.next(w)
+
+	v := &volume{rec: record{ID: "cv1", Phase: deleting}}
+	m.publish(nil, v)
+	<-w.wake // the reader wakes for the first change, and meanwhile there is a second
+	m.publish(nil, v)
+	m.next(w)
+	if len(w.wake) != 0 {
+		t.Error("the reader is woken for a change that the last message had")
+	}
+}
+
+func TestAVerySlowReaderStartsOverInsteadOfRememberingAll(t *testing.T) {
+	w := newWatcher()
+	<-w.wake
+	w.full = false
+	for i := range 3 * maxPendingExtra {
+		w.mark(10, nil, []*volume{{rec: record{ID: fmt.Sprint(i)}}})
+		if len(w.volumes) > 10+maxPendingExtra {
+			t.Fatalf("%d remembered", len(w.volumes))
+		}
+	}
+	if !w.full || len(w.volumes) != 0 {
+		t.Errorf("full %v, %d remembered", w.full, len(w.volumes))
+	}
+}
+
+func TestNothingIsSentWhileNothingHappens(t *testing.T) {
+	d := newMachine(t).start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	w := d.watch(ctx)
+	if _, err := w.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := w.Recv(); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("message %v, error %v", r, err)
+	}
+}
+
+func TestEachLifeOfLvmdHasItsEpoch(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("pvc-1", 1))
+	first := d.state()
+	d.stop()
+	second := m.start(t).state()
+	if first.GetEpoch() == second.GetEpoch() || len(second.GetVolumes()) != 1 || second.GetVolumes()[0].GetId() != v.GetId() {
+		t.Errorf("first %v, second %v", first, second)
+	}
+}
+
+func TestStoppingEndsStreamsAndRefusesWork(t *testing.T) {
+	d := newMachine(t).start(t)
+	w := d.watch(t.Context())
+	if _, err := w.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	d.Quiesce()
+	if _, err := w.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream ends with %v", err)
+	}
+	_, err := d.client.CreateVolume(t.Context(), request("pvc-1", 1))
+	wantCode(t, err, codes.Unavailable, "")
+	if d.Ready(t.Context()) == nil {
+		t.Error("still ready")
+	}
+}
