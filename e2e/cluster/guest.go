@@ -44,9 +44,13 @@ func containerdFile() guest.File {
 	return guest.File{Path: "/etc/containerd/config.toml", Mode: 0o644, Content: []byte(containerdConfig)}
 }
 
+// lazyCollector has Go programs collect garbage less often: a node has more memory
+// to spare than time.
+const lazyCollector = "GOGC=300"
+
 func containerdService() guest.Service {
 	return guest.Service{
-		Name: "containerd", Argv: []string{"containerd", "--log-level=warn"},
+		Name: "containerd", Argv: []string{"containerd", "--log-level=warn"}, Env: []string{lazyCollector},
 		Log: serviceLogs + "/containerd.log", ReadyPath: containerdSocket,
 	}
 }
@@ -167,7 +171,7 @@ func (n node) services() []guest.Service {
 				toolsFolder + "/kubelet", "--config=/etc/kubernetes/kubelet.yaml", "--kubeconfig=" + kubeletKubeconfig,
 				"--hostname-override=" + n.name(), "--node-ip=" + n.address().String(), "--v=2",
 			},
-			Env: []string{path}, Log: serviceLogs + "/kubelet.log", StartPath: kubeletKubeconfig,
+			Env: []string{path, lazyCollector}, Log: serviceLogs + "/kubelet.log", StartPath: kubeletKubeconfig,
 		},
 		{
 			Name: "kube-proxy",
@@ -175,7 +179,7 @@ func (n node) services() []guest.Service {
 				toolsFolder + "/kube-proxy", "--kubeconfig=" + proxyKubeconfig, "--hostname-override=" + n.name(),
 				"--proxy-mode=nftables", "--cluster-cidr=" + controlplane.PodSubnet, "--conntrack-max-per-core=0",
 			},
-			Env: []string{path}, Log: serviceLogs + "/kube-proxy.log", StartPath: proxyKubeconfig,
+			Env: []string{path, lazyCollector}, Log: serviceLogs + "/kube-proxy.log", StartPath: proxyKubeconfig,
 		},
 	}
 }

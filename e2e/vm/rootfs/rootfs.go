@@ -19,7 +19,7 @@ import (
 
 // revision is part of the cache key; raise it when the way the image is made
 // changes.
-const revision = "4"
+const revision = "5"
 
 // suite is the release of Debian on the nodes, whatever the host runs.
 const suite = "bookworm"
@@ -56,11 +56,12 @@ var excluded = []string{
 var earlyModules = []string{"crc32c_generic", "virtio_pci", "virtio_blk", "virtio_console", "ext4", "overlay", "qemu_fw_cfg"}
 
 // hostPackages are what this package runs on the host.
-var hostPackages = []string{"mmdebstrap", "debian-archive-keyring", "e2fsprogs"}
+var hostPackages = []string{"mmdebstrap", "debian-archive-keyring", "e2fsprogs", "xz-utils"}
 
 // Base is a node's kernel and root disk.
 type Base struct {
-	// Kernel and RootDisk (raw, ext4, read-only) are paths of files.
+	// Kernel (an ELF image, which the emulator starts without firmware) and RootDisk
+	// (raw, ext4, read-only) are paths of files.
 	Kernel, RootDisk string
 	// Version is the kernel's release, as uname prints it.
 	Version string
@@ -84,7 +85,7 @@ func Make(ctx context.Context, progress io.Writer) (Base, error) {
 		return Base{}, fmt.Errorf("read the kernel's version: %w", err)
 	}
 	return Base{
-		Kernel:   filepath.Join(dir, "vmlinuz"),
+		Kernel:   filepath.Join(dir, "vmlinux"),
 		RootDisk: filepath.Join(dir, "root.ext4"),
 		Version:  string(version),
 		early:    filepath.Join(dir, "early.cpio"),
@@ -111,7 +112,11 @@ func build(ctx context.Context, progress io.Writer, dir string) error {
 	if err := writeModules(filepath.Join(dir, "early.cpio"), modules, names); err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Join(tree, "boot", "vmlinuz-"+version), filepath.Join(dir, "vmlinuz")); err != nil {
+	compressed := filepath.Join(tree, "boot", "vmlinuz-"+version)
+	if err := unpackKernel(ctx, compressed, filepath.Join(dir, "vmlinux")); err != nil {
+		return err
+	}
+	if err := os.Remove(compressed); err != nil {
 		return err
 	}
 	if err := MakeDisk(ctx, filepath.Join(dir, "root.ext4"), tree); err != nil {
