@@ -3,6 +3,7 @@ package driver_test
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,24 +20,33 @@ import (
 
 const gib = 1 << 30
 
-// fixture is a machine of fakes with a plugin running on it.
-type fixture struct {
+// kubelet is a machine with a plugin running on it, and what a kubelet does
+// there.
+type kubelet struct {
 	*drivertest.Plugin
-	t           testing.TB
-	machine     *drivertest.Machine
+	t       testing.TB
+	machine *drivertest.Machine
+}
+
+// fixture is a kubelet on a machine of fakes.
+type fixture struct {
+	kubelet
+	lvmd        *drivertest.LVMD
 	mounts      *mountfake.Table
 	fileSystems *drivertest.FileSystems
 }
 
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	m := drivertest.NewMachine(t)
-	mounts, fileSystems := m.Fake()
-	return &fixture{Plugin: m.Start(), t: t, machine: m, mounts: mounts, fileSystems: fileSystems}
+	m := drivertest.NewFakeMachine(t)
+	return &fixture{
+		kubelet: kubelet{Plugin: m.Start(), t: t, machine: m.Machine},
+		lvmd:    m.LVMD, mounts: m.Mounts, fileSystems: m.FileSystems,
+	}
 }
 
 // volume creates a volume; an empty fsType makes it a raw block one.
-func (f *fixture) volume(name, fsType string) *lvmdv1.Volume {
+func (f *kubelet) volume(name, fsType string) *lvmdv1.Volume {
 	f.t.Helper()
 	r := &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: gib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: fsType}
 	if fsType == "" {
@@ -52,46 +62,46 @@ func (f *fixture) volume(name, fsType string) *lvmdv1.Volume {
 // alter changes what lvmd says of a volume.
 func (f *fixture) alter(v *lvmdv1.Volume, change func(*lvmdv1.Volume)) *lvmdv1.Volume {
 	change(v)
-	f.machine.LVMD.Put(v)
+	f.lvmd.Put(v)
 	return v
 }
 
 // staging returns the volume's staging path, made as the kubelet makes it.
-func (f *fixture) staging(v *lvmdv1.Volume) string {
+func (f *kubelet) staging(v *lvmdv1.Volume) string {
 	return f.machine.MakeDir("plugins", "kubernetes.io", "csi", v.GetId(), "globalmount")
 }
 
 // target returns a target path of a Pod for the volume; its parent exists.
-func (f *fixture) target(v *lvmdv1.Volume, pod string) string {
+func (f *kubelet) target(v *lvmdv1.Volume, pod string) string {
 	return f.machine.Path("pods", pod, "volumes", "kubernetes.io~csi", v.GetId(), "mount")
 }
 
-func (f *fixture) stage(v *lvmdv1.Volume, c *csi.VolumeCapability) error {
+func (f *kubelet) stage(v *lvmdv1.Volume, c *csi.VolumeCapability) error {
 	_, err := f.NodeStageVolume(f.ctx(), &csi.NodeStageVolumeRequest{
 		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), VolumeCapability: c,
 	})
 	return err
 }
 
-func (f *fixture) unstage(v *lvmdv1.Volume) error {
+func (f *kubelet) unstage(v *lvmdv1.Volume) error {
 	_, err := f.NodeUnstageVolume(f.ctx(), &csi.NodeUnstageVolumeRequest{VolumeId: v.GetId(), StagingTargetPath: f.staging(v)})
 	return err
 }
 
-func (f *fixture) publish(v *lvmdv1.Volume, pod string, c *csi.VolumeCapability, readOnly bool) error {
+func (f *kubelet) publish(v *lvmdv1.Volume, pod string, c *csi.VolumeCapability, readOnly bool) error {
 	_, err := f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), TargetPath: f.target(v, pod), VolumeCapability: c, Readonly: readOnly,
 	})
 	return err
 }
 
-func (f *fixture) unpublish(v *lvmdv1.Volume, pod string) error {
+func (f *kubelet) unpublish(v *lvmdv1.Volume, pod string) error {
 	_, err := f.NodeUnpublishVolume(f.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetId(), TargetPath: f.target(v, pod)})
 	return err
 }
 
 // must fails the test on an error.
-func (f *fixture) must(err error) {
+func (f *kubelet) must(err error) {
 	f.t.Helper()
 	if err != nil {
 		f.t.Fatal(err)
@@ -99,26 +109,39 @@ func (f *fixture) must(err error) {
 }
 
 // ctx is a call's context, with a bound that only a hang reaches.
-func (f *fixture) ctx() context.Context {
+func (f *kubelet) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	f.t.Cleanup(cancel)
 	return ctx
 }
 
-// wantLayers checks the mount table: so many layers, none above another.
-func (f *fixture) wantLayers(n int) {
+// layers returns the paths of all layers, and those that have more than one.
+func (f *kubelet) layers() (all, stacked []string) {
 	f.t.Helper()
-	if got := f.mounts.Layers(); got != n {
-		points, _ := f.mounts.Below(f.machine.KubeletDir)
-		f.t.Errorf("%d layers, want %d: %+v", got, n, points)
+	points, err := f.machine.Mounts.Below(f.machine.KubeletDir)
+	if err != nil {
+		f.t.Fatal(err)
 	}
-	if stacked := f.mounts.Stacked(); len(stacked) > 0 {
-		f.t.Errorf("layers are stacked at %q", stacked)
+	for _, p := range points {
+		if slices.Contains(all, p.Path) {
+			stacked = append(stacked, p.Path)
+		}
+		all = append(all, p.Path)
+	}
+	return all, stacked
+}
+
+// wantLayers checks the mount table: so many layers, none above another.
+func (f *kubelet) wantLayers(n int) {
+	f.t.Helper()
+	all, stacked := f.layers()
+	if len(all) != n || len(stacked) > 0 {
+		f.t.Errorf("%d layers, want %d: %q; stacked are %q", len(all), n, all, stacked)
 	}
 }
 
 // wantAt checks what a path shows.
-func (f *fixture) wantAt(path string, want mount.State) {
+func (f *kubelet) wantAt(path string, want mount.State) {
 	f.t.Helper()
 	got, err := f.machine.Mounts.At(path)
 	if err != nil || got != want {

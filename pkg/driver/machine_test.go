@@ -115,7 +115,7 @@ func (l *life) mountsFail(*rapid.T) {
 
 func (l *life) lvmdGoes(*rapid.T) {
 	l.lvmdDown = !l.lvmdDown
-	l.machine.LVMD.SetDown(l.lvmdDown)
+	l.lvmd.SetDown(l.lvmdDown)
 }
 
 // crash leaves an unclean file system behind, as after a power cut.
@@ -145,7 +145,8 @@ func (l *life) leavePath(t *rapid.T) {
 
 // check compares the mount table with what was acknowledged.
 func (l *life) check(t *rapid.T) {
-	if stacked := l.mounts.Stacked(); len(stacked) > 0 {
+	all, stacked := l.layers()
+	if len(stacked) > 0 {
 		t.Fatalf("stacked: %q", stacked)
 	}
 	want := len(l.published)
@@ -154,8 +155,8 @@ func (l *life) check(t *rapid.T) {
 			want++
 		}
 	}
-	if got := l.mounts.Layers(); got != want {
-		t.Fatalf("%d layers, %d were acknowledged", got, want)
+	if len(all) != want {
+		t.Fatalf("%d layers, %d were acknowledged: %q", len(all), want, all)
 	}
 }
 
@@ -174,7 +175,7 @@ func (l *life) end(t *rapid.T) {
 	clear(l.published)
 	l.check(t)
 	l.mounts.FailMounts(nil)
-	l.machine.LVMD.SetDown(false)
+	l.lvmd.SetDown(false)
 }
 
 func (l *life) noError(t *rapid.T, err error) {

@@ -82,8 +82,7 @@ func TestIdentityAndInfo(t *testing.T) {
 }
 
 func TestSocketsLeftBehindAreReplaced(t *testing.T) {
-	m := drivertest.NewMachine(t)
-	m.Fake()
+	m := drivertest.NewFakeMachine(t)
 	for _, path := range []string{m.CSISocket(), m.RegistrationSocket()} {
 		// A socket without a listener, as a killed process leaves it.
 		conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})

@@ -37,17 +37,17 @@ func TestPublishBindsOnce(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", tt.fsType)
 			f.must(f.stage(v, tt.staged))
-			staged := f.mounts.Layers()
+			staged, _ := f.layers()
 			for range 3 {
 				f.must(f.publish(v, "pod", tt.staged, tt.readOnly))
 			}
-			f.wantLayers(staged + 1)
+			f.wantLayers(len(staged) + 1)
 			tt.want.Mounted, tt.want.Device = true, deviceOf(v)
 			f.wantAt(f.target(v, "pod"), tt.want)
 			for range 3 {
 				f.must(f.unpublish(v, "pod"))
 			}
-			f.wantLayers(staged)
+			f.wantLayers(len(staged))
 			f.wantGone(f.target(v, "pod"))
 			f.must(f.unstage(v))
 			f.wantLayers(0)
@@ -56,7 +56,7 @@ func TestPublishBindsOnce(t *testing.T) {
 }
 
 // wantGone checks that a path does not exist.
-func (f *fixture) wantGone(path string) {
+func (f *kubelet) wantGone(path string) {
 	f.t.Helper()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		f.t.Errorf("%s is still there: %v", path, err)
@@ -87,9 +87,9 @@ func TestPublishToSeveralPods(t *testing.T) {
 			f.must(f.stage(v, c))
 			f.must(f.publish(v, "one", c, false))
 			f.must(f.publish(v, "one", c, false))
-			before := f.mounts.Layers()
+			before, _ := f.layers()
 			wantError(t, f.publish(v, "two", c, false), codes.FailedPrecondition, f.target(v, "one"))
-			f.wantLayers(before)
+			f.wantLayers(len(before))
 			f.wantGone(f.target(v, "two"))
 			f.must(f.unpublish(v, "one"))
 			f.must(f.publish(v, "two", c, false))

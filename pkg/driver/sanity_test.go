@@ -8,10 +8,9 @@ import (
 )
 
 func TestSanityOnFakes(t *testing.T) {
-	m := drivertest.NewMachine(t)
-	table, _ := m.Fake()
-	conformance.Run(t, m, m.LVMD, "mount", 64<<20)
-	if n := table.Layers(); n != 0 {
-		t.Errorf("%d mounts are left", n)
+	m := drivertest.NewFakeMachine(t)
+	conformance.Run(t, m.Machine, "mount", 64<<20)
+	if points, err := m.Mounts.Below(m.KubeletDir); err != nil || len(points) != 0 {
+		t.Errorf("mounts are left: %v, %v", points, err)
 	}
 }

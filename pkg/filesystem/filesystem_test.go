@@ -1,6 +1,8 @@
 package filesystem
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -33,7 +35,7 @@ func TestParseType(t *testing.T) {
 func TestFormatRefusesBadOptionsBeforeTouchingTheDevice(t *testing.T) {
 	tests := []struct {
 		name    string
-		size    int
+		size    int64
 		options FormatOptions
 		message string
 	}{
@@ -50,7 +52,7 @@ func TestFormatRefusesBadOptionsBeforeTouchingTheDevice(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			err := Format(t.Context(), image(t, make([]byte, tt.size)), tt.options)
+			err := Format(t.Context(), sparse(t, tt.size), tt.options)
 			if err == nil || !strings.Contains(err.Error(), tt.message) {
 				t.Errorf("got %v, want %q", err, tt.message)
 			}
@@ -104,4 +106,19 @@ func message(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// sparse makes an image file that takes no room.
+func sparse(t *testing.T, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

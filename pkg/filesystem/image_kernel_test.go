@@ -5,7 +5,6 @@ package filesystem
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -113,20 +112,6 @@ func formatted(t *testing.T, typ Type) string {
 		t.Fatal(err)
 	}
 	return device
-}
-
-func sparse(t *testing.T, size int64) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "image")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 func patch(t *testing.T, path string, at int64, b []byte) {

@@ -34,9 +34,10 @@ const NodeName = "node-1"
 type Machine struct {
 	// Dir is a short-lived directory of the machine; KubeletDir lies in it.
 	Dir, KubeletDir string
-	LVMD            *LVMD
-	Mounts          mount.Interface
-	FileSystems     driver.FileSystems
+	// LVMD is what the machine's lvmd serves.
+	LVMD        lvmdv1.LVMDServer
+	Mounts      mount.Interface
+	FileSystems driver.FileSystems
 	// Controller makes plugins say that a controller is part of them, as
 	// conformance suites create volumes only then.
 	Controller bool
@@ -47,9 +48,8 @@ type Machine struct {
 	stopLVMD func()
 }
 
-// NewMachine makes a machine and starts its lvmd. Mounts and file systems can
-// be replaced before a plugin is started.
-func NewMachine(t testing.TB) *Machine {
+// NewMachine makes a machine of these parts and starts its lvmd.
+func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fileSystems driver.FileSystems) *Machine {
 	t.Helper()
 	// Not t.TempDir: a socket's path may have no more than 107 bytes.
 	dir, err := os.MkdirTemp("", "carve")
@@ -61,7 +61,8 @@ func NewMachine(t testing.TB) *Machine {
 			t.Error(err)
 		}
 	})
-	m := &Machine{Dir: dir, KubeletDir: filepath.Join(dir, "kubelet"), LVMD: &LVMD{}, Log: &Buffer{}, t: t}
+	m := &Machine{Dir: dir, KubeletDir: filepath.Join(dir, "kubelet"), Log: &Buffer{}, t: t,
+		LVMD: lvmd, Mounts: mounts, FileSystems: fileSystems}
 	for _, d := range []string{m.KubeletDir, m.registrationDir()} {
 		if err := os.Mkdir(d, 0o750); err != nil {
 			t.Fatal(err)
@@ -72,17 +73,25 @@ func NewMachine(t testing.TB) *Machine {
 	return m
 }
 
-// Fake gives the machine devices, mounts and file systems in memory: each
-// volume that its lvmd creates gets a node and, if it is to have one, a clean
-// file system.
-func (m *Machine) Fake() (*mountfake.Table, *FileSystems) {
-	table, fileSystems := &mountfake.Table{}, &FileSystems{}
-	m.Mounts, m.FileSystems = table, fileSystems
-	m.LVMD.Created = func(v *lvmdv1.Volume) {
-		table.AddNode(v.GetDevicePath(), mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}, v.GetSizeBytes())
-		fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), SizeBytes: v.GetSizeBytes()})
+// FakeMachine is a machine with nothing real in it but directories.
+type FakeMachine struct {
+	*Machine
+	LVMD        *LVMD
+	Mounts      *mountfake.Table
+	FileSystems *FileSystems
+}
+
+// NewFakeMachine makes a machine on which each volume that its lvmd creates
+// gets a device node and, if it is to have one, a clean file system.
+func NewFakeMachine(t testing.TB) *FakeMachine {
+	t.Helper()
+	f := &FakeMachine{LVMD: &LVMD{}, Mounts: &mountfake.Table{}, FileSystems: &FileSystems{}}
+	f.LVMD.Created = func(v *lvmdv1.Volume) {
+		f.Mounts.AddNode(v.GetDevicePath(), mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}, v.GetSizeBytes())
+		f.FileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), SizeBytes: v.GetSizeBytes()})
 	}
-	return table, fileSystems
+	f.Machine = NewMachine(t, f.LVMD, f.Mounts, f.FileSystems)
+	return f
 }
 
 // LVMDSocket is where the machine's lvmd listens.

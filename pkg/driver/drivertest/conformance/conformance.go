@@ -14,15 +14,14 @@ import (
 	"github.com/onsi/gomega"
 	"google.golang.org/grpc"
 
-	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 )
 
 // Run starts a plugin and runs the suite's Identity and Node cases against it,
 // with volumes of that access type, "mount" or "block", and that size in
-// bytes from the lvmd. It can be called once in a process, as Ginkgo can.
-func Run(t *testing.T, m *drivertest.Machine, lvmd lvmdv1.LVMDServer, accessType string, size int64) {
+// bytes from its lvmd. It can be called once in a process, as Ginkgo can.
+func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64) {
 	t.Helper()
 	socket := filepath.Join(m.Dir, "controller.sock")
 	listener, err := net.Listen("unix", socket)
@@ -30,7 +29,7 @@ func Run(t *testing.T, m *drivertest.Machine, lvmd lvmdv1.LVMDServer, accessType
 		t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	csi.RegisterControllerServer(server, &drivertest.Controller{LVMD: lvmd})
+	csi.RegisterControllerServer(server, &drivertest.Controller{LVMD: m.LVMD})
 	csi.RegisterIdentityServer(server, drivertest.WithController{
 		IdentityServer: driver.NewIdentity("test", func(context.Context) error { return nil }),
 	})

@@ -110,27 +110,6 @@ func (t *Table) DropOption(option string) {
 	t.ignore = append(t.ignore, option)
 }
 
-// Layers returns how many layers there are in all.
-func (t *Table) Layers() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.layers)
-}
-
-// Stacked returns the paths that have more than one layer.
-func (t *Table) Stacked() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	count := map[string]int{}
-	var stacked []string
-	for _, l := range t.layers {
-		if count[l.Path]++; count[l.Path] == 2 {
-			stacked = append(stacked, l.Path)
-		}
-	}
-	return stacked
-}
-
 // Mount implements mount.Interface.
 func (t *Table) Mount(device, path, fsType string, options []string) error {
 	t.mu.Lock()
