@@ -23,8 +23,8 @@ type Groups interface {
 	// of the group is known or readable.
 	Seqno(group string) (uint64, error)
 
-	// Activate makes all volumes of the groups available as devices. Those
-	// that are, stay as they are.
+	// Activate makes all volumes of the groups available as devices, with
+	// right device nodes. Those that are available stay as they are.
 	Activate(ctx context.Context, groups []string) error
 
 	// Create carves an active linear volume. It raises the group's sequence
@@ -40,7 +40,8 @@ type Groups interface {
 	Remove(ctx context.Context, group string, volumes []string) error
 
 	// Device tells about a volume's device from the kernel, without a command.
-	// ErrNotFound when the volume is not active.
+	// ErrNotFound when the volume is not active, or when Path would not lead
+	// to its device; Activate helps against both.
 	Device(group, volume string) (Device, error)
 
 	// Open opens a volume's device for the caller alone. ErrBusy when anyone

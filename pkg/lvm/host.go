@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Host is the machine's LVM.
@@ -125,9 +127,14 @@ func (h *Host) Seqno(group string) (uint64, error) {
 	return best, nil
 }
 
-// Activate implements Groups.
+// Activate implements Groups. Device nodes are made anew, too: those of
+// volumes that are active already may be missing or stale, for example where
+// /dev is not the host's.
 func (h *Host) Activate(ctx context.Context, groups []string) error {
-	return h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...)
+	if err := h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...); err != nil {
+		return err
+	}
+	return h.change(ctx, groups, "vgmknodes", groups...)
 }
 
 // Create implements Groups. Neither wiping of signatures nor zeroing of the
@@ -171,14 +178,24 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 	return err
 }
 
-// Device implements Groups by asking the kernel's device mapper.
+// Device implements Groups by asking the kernel's device mapper, and holding
+// the device node against what it says.
 func (h *Host) Device(group, volume string) (Device, error) {
 	d, err := dmStatus(dmName(group, volume))
 	if err != nil {
 		return Device{}, err
 	}
+	path := "/dev/" + group + "/" + volume
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return Device{}, fmt.Errorf("device node %s: %w: %w", path, ErrNotFound, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != d.major() || unix.Minor(st.Rdev) != d.minor() {
+		return Device{}, fmt.Errorf("device node %s is stale: it leads to %d:%d, the volume is %d:%d: %w",
+			path, unix.Major(st.Rdev), unix.Minor(st.Rdev), d.major(), d.minor(), ErrNotFound)
+	}
 	return Device{
-		Path:  "/dev/" + group + "/" + volume,
+		Path:  path,
 		Major: d.major(), Minor: d.minor(),
 		OpenCount: int(d.openCount),
 		Suspended: d.flags&dmSuspendFlag != 0,

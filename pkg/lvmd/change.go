@@ -13,43 +13,48 @@ import (
 // model true to what came of it.
 //
 // delta is by how many extents the command changes what is allocatable when
-// it succeeds; applied is then called with the model locked, to make the rest
-// of the change and publish it. When the sequence number shows that nothing
-// else happened to the group, no further command is needed; otherwise, and
-// after any failure, the group is scanned.
+// it succeeds; applied is then called with the model locked, makes the rest of
+// the change, and returns the volumes whose report it changed. When the
+// sequence number shows that nothing else happened to the group, no further
+// command is needed; otherwise, and after any failure, the group is scanned.
 //
 // ctx bounds only the wait for the turn. A command that has started runs to
 // its end or its own deadline: half a change is worse than a late one.
-func (s *Service) change(ctx context.Context, g *group, delta int64, run func(context.Context) error, applied func()) error {
+func (s *Service) change(ctx context.Context, g *group, delta int64, run func(context.Context) error, applied func() []*volume) error {
 	done, err := s.take(ctx, g)
 	if err != nil {
 		return err
 	}
 	defer done()
 	err = run(s.work)
-	if err == nil && s.expected(g) {
+	switch {
+	case errors.Is(err, lvm.ErrTimedOut):
+		s.wedge(g, err)
+		return err
+	case err != nil:
+		// What is scanned tells what was done; a failed scan leaves the group stale.
+		if rescanErr := s.rescan(g, nil); rescanErr != nil {
+			s.log.Error("scanning after a failed command", "group", g.name, "error", rescanErr)
+		}
+		return err
+	case s.expected(g):
 		s.model.mu.Lock()
 		defer s.model.mu.Unlock()
 		g.info.Seqno++
 		g.allocatable += delta
-		applied()
+		s.model.publish(g, applied()...)
 		return nil
 	}
-	if errors.Is(err, lvm.ErrTimedOut) {
-		s.wedge(g, err)
-		return err
-	}
-	rescanErr := s.rescan(g)
-	if err != nil {
-		return err
-	}
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	if rescanErr != nil {
+	if err := s.rescan(g, applied); err != nil {
+		s.log.Error("scanning after a change", "group", g.name, "error", err)
+		s.model.mu.Lock()
+		defer s.model.mu.Unlock()
 		// The command succeeded: count with its effect until a scan does.
-		g.allocatable += delta
+		if g.stale {
+			g.allocatable += delta
+			s.model.publish(g, applied()...)
+		}
 	}
-	applied()
 	return nil
 }
 
@@ -64,7 +69,7 @@ func (s *Service) take(ctx context.Context, g *group) (func(), error) {
 	s.model.mu.Unlock()
 	if !wedged.IsZero() {
 		done()
-		return nil, commandTimedOut("LVM has not answered for volume group %q since %s", g.name, wedged.UTC().Format(time.RFC3339))
+		return nil, notAnswering(g.name, wedged)
 	}
 	return done, nil
 }
@@ -81,10 +86,11 @@ func (s *Service) expected(g *group) bool {
 	return !g.stale && seqno == g.info.Seqno+1
 }
 
-// rescan makes the model of a group equal to the disk. The caller has the
-// group's turn. After an error the group is stale and the refresh loop tries
-// again.
-func (s *Service) rescan(g *group) error {
+// rescan makes the model of a group equal to the disk, and what that settles
+// durable. applied, which may be nil, is called in the same instant of the
+// model. The caller has the group's turn. When the scan fails, the group is
+// stale, applied was not called, and the refresh loop tries again.
+func (s *Service) rescan(g *group, applied func() []*volume) error {
 	found, err := s.lvm.Scan(s.work, []string{g.name})
 	if err != nil {
 		s.model.mu.Lock()
@@ -97,10 +103,16 @@ func (s *Service) rescan(g *group) error {
 	}
 	devices := s.devicesOf(found)
 	s.model.mu.Lock()
-	vanished, adopted := s.merge(g, found, devices)
-	s.model.mu.Unlock()
-	if err := s.settle(adopted); err != nil {
-		return err
+	var changed []*volume
+	if applied != nil {
+		changed = applied()
 	}
-	return s.journal.remove(vanished...)
+	news := s.merge(g, found, devices)
+	s.model.publish(g, append(changed, news.changed...)...)
+	s.model.mu.Unlock()
+	return s.settle(news)
+}
+
+func notAnswering(group string, since time.Time) error {
+	return commandTimedOut("LVM has not answered for volume group %q since %s", group, since.UTC().Format(time.RFC3339))
 }

@@ -78,7 +78,7 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 		case v.rec.Phase == ready:
 			return v.proto(), nil, nil
 		case v.op == nil:
-			// Its journal was lost in the middle: go on with what is there.
+			// Unfinished: go on with what is there.
 			return nil, s.begin(v, s.finishCreation), nil
 		case v.op.cancelled:
 			return nil, nil, operationPending("an earlier, cancelled creation of volume %q is being undone", ident.Name)
@@ -96,7 +96,7 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 	case c.group.info.MissingDevices > 0:
 		return nil, nil, deviceMissing("device class %q: %d devices of volume group %q are missing", c.Name, c.group.info.MissingDevices, c.group.name)
 	case !c.group.wedged.IsZero():
-		return nil, nil, commandTimedOut("LVM has not answered for volume group %q since %s", c.group.name, c.group.wedged.UTC().Format(time.RFC3339))
+		return nil, nil, notAnswering(c.group.name, c.group.wedged)
 	}
 	extents, err := ident.extentsFor(c.group.info.ExtentSize)
 	if err != nil {
@@ -167,11 +167,12 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 				Group: g.name, Volume: v.rec.ID, Extents: v.extents, Tags: v.rec.Ident.tags(),
 			})
 		},
-		func() {
+		func() []*volume {
+			// The volume is reported as being created, with its size, since it
+			// was admitted: nothing of that changes here.
 			g.creating -= v.extents
 			g.exists[v.rec.ID] = true
-			// The volume is reported as being created already, with its size:
-			// nothing that is published changes here.
+			return nil
 		})
 	if err != nil {
 		s.undoCarve(v)

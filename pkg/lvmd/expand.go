@@ -80,10 +80,10 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	g := v.group
 	err := s.change(ctx, g, -more,
 		func(ctx context.Context) error { return s.lvm.Extend(ctx, g.name, v.rec.ID, extents) },
-		func() {
+		func() []*volume {
 			g.expanding -= more
 			v.extents, v.claimed = extents, false
-			s.model.publish(g, v)
+			return []*volume{v}
 		})
 	if err != nil {
 		s.model.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -51,9 +52,21 @@ const oneClass = `
   volumeGroup: carve
 `
 
+// stateDir is in memory where there is such a place: what these tests do to a
+// journal would have a disk flush thousands of times.
+func stateDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "carve-lvmd-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{fake: lvmfake.New(), state: t.TempDir(), config: oneClass, formatted: map[string]filesystem.FormatOptions{}}
+	m := &machine{fake: lvmfake.New(), state: stateDir(t), config: oneClass, formatted: map[string]filesystem.FormatOptions{}}
 	m.fake.AddGroup(testGroup, testExtent, testTotal)
 	return m
 }

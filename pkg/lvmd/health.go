@@ -2,7 +2,6 @@ package lvmd
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/grpc"
 	grpchealth "google.golang.org/grpc/health"
@@ -47,7 +46,7 @@ func (s *Service) Ready(context.Context) error {
 	defer s.model.mu.Unlock()
 	for _, g := range s.model.groups {
 		if !g.wedged.IsZero() {
-			return commandTimedOut("LVM has not answered for volume group %q since %s", g.name, g.wedged.UTC().Format(time.RFC3339))
+			return notAnswering(g.name, g.wedged)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -55,6 +56,8 @@ func openJournal(path string) (j *journal, found bool, aside string, err error) 
 // tryOpen opens the file and reads all of it, so that damage is found now.
 func tryOpen(path string) (j *journal, err error) {
 	var db *bbolt.DB
+	// Reading a file that was cut off faults where the map has no file.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		// bbolt panics on pages that make no sense.
 		if r := recover(); r != nil {

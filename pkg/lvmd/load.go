@@ -41,33 +41,19 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 
 	s.model.mu.Lock()
 	s.recall(records)
-	var forget []string
-	var adopted []*volume
+	var all []news
 	for _, g := range s.model.groups {
-		gone, more := s.merge(g, found, devices)
-		forget = append(forget, gone...)
-		adopted = append(adopted, more...)
-	}
-	// What was under way when the last lvmd ended was not acknowledged: undo.
-	var undone []record
-	for _, v := range s.model.volumes {
-		if v.rec.Phase == creating && records[v.rec.ID].ID != "" && v.group.present {
-			s.log.Info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
-			s.model.bury(v)
-			undone = append(undone, v.rec)
-		}
+		n := s.merge(g, found, devices)
+		s.model.publish(g, n.changed...)
+		all = append(all, n)
 	}
 	s.model.mu.Unlock()
-
-	for _, r := range undone {
-		if err := s.journal.put(r); err != nil {
+	for _, n := range all {
+		if err := s.settle(n); err != nil {
 			return err
 		}
 	}
-	if err := s.settle(adopted); err != nil {
-		return err
-	}
-	return s.journal.remove(forget...)
+	return nil
 }
 
 // configure makes the model's classes and groups, and returns the groups'
@@ -130,7 +116,10 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 	var inactive []string
 	for _, g := range found {
 		for _, lv := range g.Volumes {
-			if isOurs(lv.Tags) && lv.Attr.Activation != lvm.Active {
+			if !isOurs(lv.Tags) {
+				continue
+			}
+			if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {
 				inactive = append(inactive, g.Name)
 				break
 			}

@@ -3,11 +3,25 @@ package lvmd
 import (
 	"errors"
 	"slices"
+	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
+
+// news is what a scan told that the model did not know.
+type news struct {
+	// changed are the volumes whose report changed.
+	changed []*volume
+	// vanished are the ids of volumes that exist no more.
+	vanished []string
+	// adopted are volumes that were not known.
+	adopted []*volume
+	// undone are volumes whose creation nobody is carrying on; they are
+	// tombstones now.
+	undone []record
+}
 
 // devicesOf asks the kernel for the devices of our volumes.
 func (s *Service) devicesOf(found []lvm.Group) map[string]lvm.Device {
@@ -19,22 +33,24 @@ func (s *Service) devicesOf(found []lvm.Group) map[string]lvm.Device {
 			}
 			if d, err := s.lvm.Device(g.Name, lv.Name); err == nil {
 				devices[lv.Name] = d
+			} else if !errors.Is(err, lvm.ErrNotFound) {
+				s.log.Warn("volume's device cannot be asked for", "volume", lv.Name, "error", err)
 			}
 		}
 	}
 	return devices
 }
 
-// merge takes a scan of one group over into the model and publishes what is
-// new. It returns the ids of volumes that are gone for good, for the journal,
-// and the volumes that it had not known. The caller has the group's turn and
-// holds the model's lock.
-func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Device) (vanished []string, adopted []*volume) {
-	g.stale = false
+// merge takes a scan of one group over into the model. The caller has the
+// group's turn, holds the model's lock, publishes what changed, and settles
+// the rest.
+func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Device) news {
+	var n news
+	g.stale, g.recheck, g.scanned = false, false, time.Now()
 	i := slices.IndexFunc(found, func(f lvm.Group) bool { return f.Name == g.name })
 	if i < 0 {
-		s.mergeMissing(g)
-		return nil, nil
+		n.changed = s.mergeMissing(g)
+		return n
 	}
 	scan := &found[i]
 	if g.present && g.info.UUID != scan.UUID {
@@ -45,66 +61,70 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 	g.info.Volumes = nil
 	g.allocatable = scan.Allocatable()
 	g.exists = make(map[string]bool, len(scan.Volumes))
-	var changed []*volume
-	for n := range scan.Volumes {
-		lv := &scan.Volumes[n]
+	for i := range scan.Volumes {
+		lv := &scan.Volumes[i]
 		g.exists[lv.Name] = true
 		v := s.model.volumes[lv.Name]
 		if v == nil {
 			if v = s.adopt(g, lv); v == nil {
 				continue
 			}
-			changed = append(changed, v)
-			adopted = append(adopted, v)
+			n.adopted = append(n.adopted, v)
+			n.changed = append(n.changed, v)
 		}
 		if s.update(v, lv, devices) {
-			changed = append(changed, v)
+			n.changed = append(n.changed, v)
+		}
+		if v.rec.Phase == creating && v.op == nil {
+			// Whoever was making it ended in the middle; nobody was told of it.
+			s.log.Info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
+			s.model.bury(v)
+			n.undone = append(n.undone, v.rec)
+			n.changed = append(n.changed, v)
 		}
 	}
 	for id, v := range s.model.volumes {
 		if v.group != g || g.exists[id] || v.op != nil {
 			continue
 		}
-		if v.rec.Phase != deleting {
+		if v.rec.Phase == ready || v.rec.Phase == unfinished {
 			s.log.Warn("volume is gone: it was removed behind our back", "volume", id, "name", v.rec.Ident.Name)
 		}
 		if v.handle != nil {
 			v.handle.Close()
 		}
 		s.model.drop(v)
-		vanished = append(vanished, id)
-		changed = append(changed, v)
+		n.vanished = append(n.vanished, id)
+		n.changed = append(n.changed, v)
 	}
-	s.model.publish(g, changed...)
-	return vanished, adopted
+	return n
 }
 
 // mergeMissing is merge for a group that LVM does not know any more. Its
 // volumes are kept: the disks may come back.
-func (s *Service) mergeMissing(g *group) {
+func (s *Service) mergeMissing(g *group) (changed []*volume) {
 	if g.present {
 		s.log.Warn("volume group is gone", "group", g.name)
 	}
 	g.present, g.allocatable = false, 0
-	var changed []*volume
 	for _, v := range s.model.volumes {
 		if v.group == g && v.rec.Phase != deleting && v.op == nil {
-			v.conditions = append(v.conditions[:0:0], condition("VolumeGroupMissing", "volume group %q is gone", g.name))
+			v.conditions = []*lvmdv1.Condition{condition("VolumeGroupMissing", "volume group %q is gone", g.name)}
 			changed = append(changed, v)
 		}
 	}
-	s.model.publish(g, changed...)
+	return changed
 }
 
 // update brings a known volume up to date and tells whether anything that is
 // reported changed. The caller holds the model's lock.
 func (s *Service) update(v *volume, lv *lvm.Volume, devices map[string]lvm.Device) bool {
-	extents := lv.Size / v.group.info.ExtentSize
-	device, active := devices[lv.Name]
-	conditions := conditionsOf(lv, device, active)
 	if v.op != nil {
 		return false // its creation says what it is when it is done
 	}
+	extents := lv.Size / v.group.info.ExtentSize
+	device, active := devices[lv.Name]
+	conditions := conditionsOf(lv, device, active)
 	// Who has a device open is not reported.
 	same := v.extents == extents && v.device.Path == device.Path &&
 		v.device.Major == device.Major && v.device.Minor == device.Minor &&
@@ -141,37 +161,58 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 	return v
 }
 
-// settle decides how far volumes had come that the journal did not know, and
-// puts them there. A raw volume has nothing to finish. A file system that a
-// probe does not find was never handed out, or is damaged: the volume stays,
-// as one whose creation is to be resumed by whoever asks for it by name, and
-// nothing on it is touched until then.
-func (s *Service) settle(adopted []*volume) error {
-	for _, v := range adopted {
-		s.model.mu.Lock()
-		rec, path := v.rec, v.device.Path
-		s.model.mu.Unlock()
-		if !rec.Ident.Block && path != "" {
-			info, err := s.probe(path)
-			switch {
-			case errors.Is(err, filesystem.ErrUnformatted):
-				rec.Phase = creating
-			case err != nil:
-				s.log.Error("adopted volume cannot be read", "volume", rec.ID, "error", err)
-			case info.UUID != rec.Ident.FSUUID:
-				s.log.Warn("adopted volume holds another file system than the one it was made with",
-					"volume", rec.ID, "want", rec.Ident.FSUUID, "is", info.UUID)
-			}
-		}
-		if err := s.journal.put(rec); err != nil {
+// settle makes durable what a merge found out.
+func (s *Service) settle(n news) error {
+	for _, r := range n.undone {
+		if err := s.journal.put(r); err != nil {
 			return err
 		}
+	}
+	for _, v := range n.adopted {
+		if err := s.settleAdopted(v); err != nil {
+			return err
+		}
+	}
+	if len(n.undone) > 0 {
 		s.model.mu.Lock()
-		if v.rec.Phase != deleting {
-			v.rec.Phase = rec.Phase
-			s.model.publish(v.group, v)
+		for _, r := range n.undone {
+			if v := s.model.volumes[r.ID]; v != nil {
+				v.group.wakeReaper()
+			}
 		}
 		s.model.mu.Unlock()
+	}
+	return s.journal.remove(n.vanished...)
+}
+
+// settleAdopted decides how far a volume had come that the journal did not
+// know. A raw volume has nothing to finish. A file system that a probe does
+// not find was never handed out, or is damaged: the volume stays, as
+// unfinished, and nothing on it is touched until somebody asks for it by name.
+func (s *Service) settleAdopted(v *volume) error {
+	s.model.mu.Lock()
+	rec, path := v.rec, v.device.Path
+	s.model.mu.Unlock()
+	if !rec.Ident.Block && path != "" {
+		info, err := s.probe(path)
+		switch {
+		case errors.Is(err, filesystem.ErrUnformatted):
+			rec.Phase = unfinished
+		case err != nil:
+			s.log.Error("adopted volume cannot be read", "volume", rec.ID, "error", err)
+		case info.UUID != rec.Ident.FSUUID:
+			s.log.Warn("adopted volume holds another file system than the one it was made with",
+				"volume", rec.ID, "want", rec.Ident.FSUUID, "is", info.UUID)
+		}
+	}
+	if err := s.journal.put(rec); err != nil {
+		return err
+	}
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	if v.rec.Phase != deleting {
+		v.rec.Phase = rec.Phase
+		s.model.publish(v.group, v)
 	}
 	return nil
 }

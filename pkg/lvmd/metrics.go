@@ -117,7 +117,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	volumes := map[key]int{}
 	for _, c := range s.model.classes {
-		for _, p := range []phase{creating, ready, deleting} {
+		for _, p := range []phase{creating, ready, deleting, unfinished} {
 			volumes[key{c.Name, p}] = 0
 		}
 	}

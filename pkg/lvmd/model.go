@@ -60,6 +60,12 @@ type group struct {
 	wedged time.Time
 	// stale is set when a command may have changed more than was noticed.
 	stale bool
+	// recheck is set when a device came or went since the scan at scanned.
+	recheck bool
+	scanned time.Time
+	// blind is set while the sequence number cannot be read although a scan
+	// finds the group: it is then scanned at intervals.
+	blind bool
 }
 
 // volume is a logical volume of ours.

@@ -16,9 +16,14 @@ import (
 type phase string
 
 const (
+	// creating: an intent. At start, it is undone.
 	creating phase = "creating"
 	ready    phase = "ready"
+	// deleting: a tombstone.
 	deleting phase = "deleting"
+	// unfinished: the journal was lost, and no file system is found where one
+	// should be. It is finished when the volume is asked for again.
+	unfinished phase = "unfinished"
 )
 
 // record is what the journal keeps of a volume: who it is, as its tags say

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// probeInterval is how often a group that stopped answering is asked again.
-const probeInterval = 5 * time.Second
+// blindInterval is how often a group is scanned whose sequence number cannot
+// be read.
+const blindInterval = time.Minute
 
 // refreshLoop notices what others did to the groups: it compares the sequence
 // number on the disks with the model's, at every tick and whenever block
@@ -15,23 +16,26 @@ func (s *Service) refreshLoop(ctx context.Context) {
 	tick := time.NewTicker(s.pollInterval)
 	defer tick.Stop()
 	for {
-		devicesChanged := false
 		select {
 		case <-tick.C:
 		case <-s.blockEvents:
-			devicesChanged = true
+			s.model.mu.Lock()
+			for _, g := range s.model.groups {
+				g.recheck = true
+			}
+			s.model.mu.Unlock()
 		case <-ctx.Done():
 			return
 		}
 		for _, g := range s.model.groups {
-			s.refresh(ctx, g, devicesChanged)
+			s.refresh(ctx, g)
 		}
 	}
 }
 
 // refresh scans a group if it may not be what the model says.
-func (s *Service) refresh(ctx context.Context, g *group, devicesChanged bool) {
-	if !s.differs(g, devicesChanged) {
+func (s *Service) refresh(ctx context.Context, g *group) {
+	if !s.differs(g) {
 		return
 	}
 	done, err := s.take(ctx, g)
@@ -40,34 +44,41 @@ func (s *Service) refresh(ctx context.Context, g *group, devicesChanged bool) {
 	}
 	defer done()
 	// Our own command may have made the difference, and accounted for it.
-	if !s.differs(g, devicesChanged) {
+	if !s.differs(g) {
 		return
 	}
-	if err := s.rescan(g); err != nil {
+	if err := s.rescan(g, nil); err != nil {
 		s.log.Warn("scanning failed", "group", g.name, "error", err)
 		return
 	}
+	_, err = s.lvm.Seqno(g.name)
+	s.model.mu.Lock()
+	if blind := err != nil && g.present && g.info.MissingDevices == 0; blind != g.blind {
+		g.blind = blind
+		s.log.Warn("whether others change the group can be told from its disks", "group", g.name, "can", !blind, "error", err)
+	}
+	s.model.mu.Unlock()
 	g.wakeReaper()
 	g.wakeRemover()
 }
 
 // differs tells whether a group's disks say something else than the model.
-func (s *Service) differs(g *group, devicesChanged bool) bool {
+func (s *Service) differs(g *group) bool {
 	seqno, err := s.lvm.Seqno(g.name)
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	switch {
 	case !g.wedged.IsZero():
 		return false // whoever probes it scans it
-	case g.stale:
+	case time.Since(g.scanned) < s.pollInterval/2:
+		return false // bursts of changes are scanned once, at the next tick
+	case g.stale || err == nil && seqno != g.info.Seqno:
 		return true
 	case !g.present || g.info.MissingDevices > 0:
 		// It can only come back with a device.
-		return devicesChanged
-	case err != nil:
-		return true
+		return g.recheck
 	}
-	return seqno != g.info.Seqno
+	return err != nil && (!g.blind || g.recheck || time.Since(g.scanned) > blindInterval)
 }
 
 // wedge notes that LVM does not answer for a group, and has it probed until
@@ -76,7 +87,7 @@ func (s *Service) wedge(g *group, cause error) {
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	g.stale = true
-	if !g.wedged.IsZero() {
+	if !g.wedged.IsZero() || s.work.Err() != nil {
 		return
 	}
 	g.wedged = time.Now()
@@ -92,7 +103,7 @@ func (s *Service) wedge(g *group, cause error) {
 func (s *Service) probeWedged(ctx context.Context, g *group) {
 	for {
 		select {
-		case <-time.After(probeInterval):
+		case <-time.After(s.probeInterval):
 		case <-ctx.Done():
 			return
 		}
@@ -100,7 +111,7 @@ func (s *Service) probeWedged(ctx context.Context, g *group) {
 		if err != nil {
 			return
 		}
-		err = s.rescan(g)
+		err = s.rescan(g, nil)
 		done()
 		if err == nil {
 			break

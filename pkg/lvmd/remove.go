@@ -58,12 +58,12 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 	}
 	err := s.change(ctx, g, extents,
 		func(ctx context.Context) error { return s.lvm.Remove(ctx, g.name, ids) },
-		func() {
+		func() []*volume {
 			for _, v := range batch {
 				delete(g.exists, v.rec.ID)
 				s.model.drop(v)
 			}
-			s.model.publish(g)
+			return nil
 		})
 	if err != nil {
 		return err

@@ -83,7 +83,7 @@ func (v *volume) proto() *lvmdv1.Volume {
 	if i.Block {
 		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
-	if v.rec.Phase == creating {
+	if v.rec.Phase != ready {
 		p.State = lvmdv1.VolumeState_VOLUME_STATE_CREATING
 		return p
 	}

@@ -23,6 +23,8 @@ const (
 	maxWaiting = 1024
 	// maxFormatting bounds how many mkfs run at once.
 	maxFormatting = 8
+	// probeInterval is how often a group that stopped answering is asked again.
+	probeInterval = 5 * time.Second
 	// formatTimeout bounds one mkfs. They take a fraction of a second.
 	formatTimeout = 5 * time.Minute
 )
@@ -63,7 +65,9 @@ type Service struct {
 
 	blockEvents  <-chan struct{}
 	pollInterval time.Duration
-	formatting   *semaphore.Weighted
+	// probeInterval is the constant but in tests.
+	probeInterval time.Duration
+	formatting    *semaphore.Weighted
 	// crashPoint is set by tests only.
 	crashPoint func(point string)
 
@@ -87,8 +91,8 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		lvm: o.LVM, format: o.Format, probe: o.Probe, log: o.Log, metrics: o.Metrics,
 		blockEvents: o.BlockEvents, pollInterval: o.PollInterval,
 		model: newModel(newID()), health: newHealth(),
-		formatting: semaphore.NewWeighted(maxFormatting),
-		stopping:   make(chan struct{}),
+		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval,
+		stopping: make(chan struct{}),
 	}
 	if s.format == nil {
 		s.format = filesystem.Format

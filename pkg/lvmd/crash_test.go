@@ -1,0 +1,227 @@
+package lvmd
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// A story is a sequence of calls whose every effect is a place to die at.
+type story struct {
+	name string
+	tell func(d *telling)
+}
+
+// telling is one run of a story against a daemon that may die in it.
+type telling struct {
+	*daemon
+	ctx context.Context
+	// kept are acknowledged volumes, by name, with the requests they answer.
+	kept map[string]keptVolume
+	// last is the last creation that was asked for, acknowledged or not.
+	last *lvmdv1.CreateVolumeRequest
+	// unsure are names whose deletion was asked for and not acknowledged.
+	unsure map[string]bool
+}
+
+type keptVolume struct {
+	id      string
+	request *lvmdv1.CreateVolumeRequest
+	bytes   int64
+}
+
+// make creates a volume and notes whether it was acknowledged.
+func (d *telling) make(r *lvmdv1.CreateVolumeRequest) string {
+	if d.ctx.Err() != nil {
+		return "" // the story ended with its daemon
+	}
+	d.last = r
+	resp, err := d.client.CreateVolume(d.ctx, r)
+	if err != nil {
+		return ""
+	}
+	v := resp.GetVolume()
+	d.kept[r.GetName()] = keptVolume{v.GetId(), r, v.GetSizeBytes()}
+	if err := d.machine.fake.Fill(testGroup, v.GetId(), 0x5a); err != nil {
+		d.t.Error(err)
+	}
+	return v.GetId()
+}
+
+func (d *telling) unmake(name string) {
+	k, ok := d.kept[name]
+	if !ok {
+		return
+	}
+	delete(d.kept, name)
+	d.unsure[name] = true
+	if _, err := d.client.DeleteVolume(d.ctx, &lvmdv1.DeleteVolumeRequest{Id: k.id}); err == nil {
+		delete(d.unsure, name)
+	}
+}
+
+func (d *telling) grow(name string, extents int64) {
+	k, ok := d.kept[name]
+	if !ok {
+		return
+	}
+	resp, err := d.client.ExpandVolume(d.ctx, &lvmdv1.ExpandVolumeRequest{Id: k.id, RequiredBytes: extents * testExtent})
+	if err == nil {
+		k.bytes = resp.GetVolume().GetSizeBytes()
+		d.kept[name] = k
+	}
+}
+
+var stories = []story{
+	{"a file system is created", func(d *telling) { d.make(fsRequest("a", 4, "ext4")) }},
+	{"a raw volume is created", func(d *telling) { d.make(request("a", 4)) }},
+	{"a volume is created, grown and deleted", func(d *telling) {
+		d.make(fsRequest("a", 20, "ext4"))
+		d.grow("a", 40)
+		d.unmake("a")
+	}},
+	{"a volume takes the place of a deleted one", func(d *telling) {
+		d.make(request("a", 3))
+		d.unmake("a")
+		d.make(request("a", 5))
+	}},
+	{"some of several are deleted", func(d *telling) {
+		for _, n := range []string{"a", "b", "c", "d"} {
+			d.make(request(n, 2))
+		}
+		d.unmake("b")
+		d.unmake("c")
+		d.grow("d", 4)
+	}},
+}
+
+// TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked kills lvmd at every
+// place of every story, starts another one, and checks what it makes of it;
+// then it kills that one, too, at every place of its recovery.
+func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
+	for _, s := range stories {
+		t.Run(s.name, func(t *testing.T) {
+			places := 0
+			for at := 1; ; at++ {
+				survived, point := runStory(t, s, at, 0)
+				if survived {
+					break
+				}
+				places++
+				// Dying once more soon after is where recovery is interrupted.
+				for again := 1; again <= 4; again++ {
+					runStory(t, s, at, again)
+				}
+				if t.Failed() {
+					t.Fatalf("died at place %d, %q", at, point)
+				}
+			}
+			if places < 5 {
+				t.Errorf("only %d places to die at", places)
+			}
+		})
+	}
+}
+
+// runStory tells a story to a daemon that dies at a place, then checks the
+// next one; again, if not zero, is the place where a daemon in between dies.
+// It returns true when the story ended before the place was reached.
+func runStory(t *testing.T, s story, at, again int) (survived bool, point string) {
+	m := newMachine(t)
+	d := m.start(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	told := &telling{daemon: d, ctx: ctx, kept: map[string]keptVolume{}, unsure: map[string]bool{}}
+	go func() {
+		select {
+		case <-d.gate.died:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	s.tell(told)
+	// What goes on in the background may die, too.
+	idle := make(chan struct{})
+	go func() {
+		defer close(idle)
+		for !d.gate.dead.Load() && !d.isIdle() {
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	<-idle
+	if !d.gate.dead.Load() {
+		survived = true
+	}
+	d.kill()
+	if again > 0 {
+		if between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = again, make(chan struct{}) }); err == nil {
+			for i := 0; i < 1000 && !between.gate.dead.Load() && !between.isIdle(); i++ {
+				time.Sleep(time.Millisecond)
+			}
+			between.kill()
+		}
+	}
+	checkStory(t, m, told)
+	return survived, d.gate.point
+}
+
+// isIdle tells whether nothing is under way in the background.
+func (d *daemon) isIdle() bool {
+	d.model.mu.Lock()
+	defer d.model.mu.Unlock()
+	for _, v := range d.model.volumes {
+		if v.rec.Phase != ready || v.op != nil || v.claimed {
+			return false
+		}
+	}
+	return true
+}
+
+// checkStory starts a daemon and holds it against what was acknowledged.
+func checkStory(t *testing.T, m *machine, told *telling) {
+	t.Helper()
+	d := m.start(t)
+	defer d.stop()
+	for name, k := range told.kept {
+		resp, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
+		if err != nil {
+			t.Errorf("acknowledged volume %s is lost: %v", name, err)
+			continue
+		}
+		v := resp.GetVolume()
+		if v.GetId() != k.id || v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || v.GetSizeBytes() < k.bytes {
+			t.Errorf("acknowledged volume %s of %d bytes is now %v", name, k.bytes, v)
+		}
+		if blocks, pattern, err := m.fake.Traces(testGroup, k.id); err != nil || blocks < int(k.request.GetRequiredBytes()/4096) || pattern != 0x5a {
+			t.Errorf("acknowledged volume %s lost data: %d blocks of %#x, error %v", name, blocks, pattern, err)
+		}
+		if again := d.create(k.request); again.GetId() != k.id {
+			t.Errorf("a retry of %s made %v", name, again)
+		}
+	}
+	// What was not acknowledged is completed by a retry, or gone.
+	for name := range told.unsure {
+		if _, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: name}); err != nil {
+			t.Errorf("deleting %s again: %v", name, err)
+		}
+	}
+	if told.last != nil && told.kept[told.last.GetName()].id == "" {
+		eventually(t, "the last request succeeds", func() bool {
+			_, err := d.client.CreateVolume(t.Context(), told.last)
+			return err == nil
+		})
+	}
+	for _, v := range d.list() {
+		if blocks, pattern, _ := m.fake.Traces(testGroup, v.GetId()); v.GetName() == "a" && told.kept["a"].id == "" && blocks > 0 {
+			t.Errorf("new volume %s shows %d blocks of %#x", v.GetId(), blocks, pattern)
+		}
+		d.delete(v.GetId())
+	}
+	d.checkClean()
+	if t.Failed() {
+		t.Logf("kept %v, unsure %v", fmt.Sprint(told.kept), told.unsure)
+	}
+}

@@ -1,0 +1,246 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+func (d *daemon) serving() bool {
+	r, err := healthpb.NewHealthClient(d.conn).Check(d.t.Context(), &healthpb.HealthCheckRequest{Service: lvmdv1.LVMD_ServiceDesc.ServiceName})
+	return err == nil && r.GetStatus() == healthpb.HealthCheckResponse_SERVING
+}
+
+func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
+	m := newMachine(t)
+	var wedged atomic.Bool
+	m.fake.Before = func(context.Context, lvmfake.Op, string) error {
+		if wedged.Load() {
+			return &lvm.CommandError{Command: "x", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
+		}
+		return nil
+	}
+	d := m.start(t)
+	probeNow(d)
+	v := d.create(request("pvc-1", 1))
+	if !d.serving() || d.Ready(t.Context()) != nil {
+		t.Error("not serving at first")
+	}
+	wedged.Store(true)
+	_, err := d.client.CreateVolume(t.Context(), request("pvc-2", 1))
+	wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
+	if d.serving() || d.Ready(t.Context()) == nil {
+		t.Error("still serving")
+	}
+	if c := d.state().GetClasses()[0]; len(c.GetConditions()) != 1 {
+		t.Errorf("class %v", c)
+	}
+	// What needs no LVM goes on, and what needs it fails at once.
+	if len(d.list()) != 1 {
+		t.Error("the list is wrong")
+	}
+	d.delete(v.GetId())
+	commands := m.fake.Commands(lvmfake.OpCreate)
+	_, err = d.client.CreateVolume(t.Context(), request("pvc-3", 1))
+	wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
+	if m.fake.Commands(lvmfake.OpCreate) != commands {
+		t.Error("one more command was sent to an LVM that does not answer")
+	}
+	wedged.Store(false)
+	eventually(t, "it serves again", d.serving)
+	d.checkClean()
+}
+
+// probeNow makes a wedged group be probed without delay.
+func probeNow(d *daemon) { d.probeInterval = time.Millisecond }
+
+func TestACommandThatActedAndFailedLeavesNoDoubt(t *testing.T) {
+	for _, op := range []lvmfake.Op{lvmfake.OpCreate, lvmfake.OpExtend, lvmfake.OpRemove} {
+		for _, failure := range []error{lvm.ErrTimedOut, errors.New("something else")} {
+			t.Run(fmt.Sprintf("%s that ends with %q", op, failure), func(t *testing.T) {
+				m := newMachine(t)
+				d := m.start(t)
+				probeNow(d)
+				v := d.create(request("pvc-1", 2))
+				var once atomic.Bool
+				m.fake.After = func(o lvmfake.Op, _ string) error {
+					if o == op && once.CompareAndSwap(false, true) {
+						return failure
+					}
+					return nil
+				}
+				switch op {
+				case lvmfake.OpCreate:
+					if _, err := d.client.CreateVolume(t.Context(), request("pvc-2", 3)); err == nil {
+						t.Error("no error")
+					}
+				case lvmfake.OpExtend:
+					_, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 5 * testExtent})
+					if err == nil {
+						t.Error("no error")
+					}
+					eventually(t, "the new size is seen", func() bool { return d.list()[0].GetSizeBytes() == 5*testExtent })
+				}
+				eventually(t, "it serves", d.serving)
+				d.checkModelEventually()
+				d.delete(v.GetId())
+				d.checkClean()
+			})
+		}
+	}
+}
+
+// checkModelEventually is checkModel where tombstones may be on their way.
+func (d *daemon) checkModelEventually() {
+	d.t.Helper()
+	eventually(d.t, "nothing is under way", d.isIdle)
+	d.checkModel()
+}
+
+func TestAnErrorOfTheDeviceDelaysTheWipeAndLosesNothing(t *testing.T) {
+	m := newMachine(t)
+	var failures atomic.Int32
+	d := m.start(t)
+	v := d.create(request("pvc-1", 2))
+	if err := m.fake.Fill(testGroup, v.GetId(), 7); err != nil {
+		t.Fatal(err)
+	}
+	m.fake.BeforeZero = func(string, string, int64, int64) error {
+		if failures.Add(1) <= 2 {
+			return errors.New("input/output error")
+		}
+		return nil
+	}
+	d.delete(v.GetId())
+	d.checkClean()
+	if failures.Load() < 3 {
+		t.Errorf("%d attempts", failures.Load())
+	}
+}
+
+func TestAJournalThatCannotBeWrittenMeansAnErrorAndNoEffect(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("pvc-1", 1))
+	d.journal.close()
+	_, err := d.client.CreateVolume(t.Context(), request("pvc-2", 1))
+	wantCode(t, err, codes.Unavailable, "")
+	_, err = d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	wantCode(t, err, codes.Unavailable, "")
+	if got := d.list(); len(got) != 1 || d.available() != testTotal-1 || m.fake.Commands(lvmfake.OpCreate) != 1 {
+		t.Errorf("list %v, available %d, %d creates", got, d.available(), m.fake.Commands(lvmfake.OpCreate))
+	}
+	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
+		t.Errorf("the volume is not given back: %v", err)
+	}
+	d.kill()
+}
+
+func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	fs, raw := d.create(fsRequest("pvc-fs", 8, "ext4")), d.create(request("pvc-raw", 1))
+	half := d.create(fsRequest("pvc-half", 8, "ext4"))
+	path := filepath.Join(m.state, "journal.db")
+	d.stop()
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As if mkfs of this one had never ended.
+	m.mu.Lock()
+	unformatted := m.formatted[half.GetDevicePath()]
+	delete(m.formatted, half.GetDevicePath())
+	m.mu.Unlock()
+	for _, c := range []struct {
+		name   string
+		damage func() error
+	}{
+		{"lost", func() error { return os.Remove(path) }},
+		{"garbage", func() error { return os.WriteFile(path, []byte(strings.Repeat("garbage!", 8192)), 0o600) }},
+		{"cut off", func() error { return os.WriteFile(path, whole[:2*4096+100], 0o600) }},
+		{"cut off within its head", func() error { return os.WriteFile(path, whole[:5000], 0o600) }},
+		{"empty", func() error { return os.WriteFile(path, nil, 0o600) }},
+		{"of another format", func() error {
+			j, err := tryOpen(path)
+			if err != nil {
+				return err
+			}
+			return errors.Join(j.setFormat("9"), j.close())
+		}},
+		{"with overwritten pages", func() error {
+			b := append([]byte(nil), whole...)
+			for i := 2 * 4096; i < len(b); i++ {
+				b[i] = 0xff
+			}
+			return os.WriteFile(path, b, 0o600)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := c.damage(); err != nil {
+				t.Fatal(err)
+			}
+			d := m.start(t)
+			if got := d.create(fsRequest("pvc-fs", 8, "ext4")); got.GetId() != fs.GetId() || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+				t.Errorf("file system: %v", got)
+			}
+			if got := d.create(request("pvc-raw", 1)); got.GetId() != raw.GetId() {
+				t.Errorf("raw: %v", got)
+			}
+			got, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "pvc-half"})
+			if err != nil || got.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
+				t.Errorf("unfinished: %v, error %v", got, err)
+			}
+			d.stop()
+		})
+	}
+	// Nobody touches it until it is asked for, however often lvmd starts.
+	d = m.start(t)
+	if got := d.create(fsRequest("pvc-half", 8, "ext4")); got.GetId() != half.GetId() || m.formatted[half.GetDevicePath()].UUID != unformatted.UUID {
+		t.Errorf("finished: %v", got)
+	}
+	aside, err := filepath.Glob(path + ".damaged-*")
+	if err != nil || len(aside) == 0 {
+		t.Errorf("moved aside: %v, error %v", aside, err)
+	}
+}
+
+func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	cycles := 2000
+	if testing.Short() {
+		cycles = 200
+	}
+	var size int64
+	for i := range cycles {
+		d.delete(d.create(request(fmt.Sprintf("pvc-%d", i), 1)).GetId())
+		if i == cycles/4 {
+			size = d.journal.size()
+		}
+	}
+	d.checkClean()
+	if now := d.journal.size(); now > size || now > 1<<20 {
+		t.Errorf("%d bytes, %d after a quarter", now, size)
+	}
+}
+
+// setFormat makes a journal one of another version.
+func (j *journal) setFormat(format string) error {
+	return j.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyFormat, []byte(format)) })
+}
