@@ -104,6 +104,7 @@ var stories = []story{
 func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 	for _, s := range stories {
 		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
 			places := 0
 			for at := 1; ; at++ {
 				survived, point := runStory(t, s, at, 0)

@@ -3,6 +3,7 @@ package lvmd
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -68,7 +69,9 @@ func (d *daemon) watch(ctx context.Context) grpc.ServerStreamingClient[lvmdv1.Wa
 func TestAVolumeAndTheRoomItTookArriveTogether(t *testing.T) {
 	d := newMachine(t).start(t)
 	w := d.watch(t.Context())
-	go func() {
+	var done sync.WaitGroup
+	defer done.Wait()
+	done.Go(func() {
 		for i := range 20 {
 			v := d.create(request(fmt.Sprintf("pvc-%d", i), 1))
 			if i%3 == 0 {
@@ -77,7 +80,7 @@ func TestAVolumeAndTheRoomItTookArriveTogether(t *testing.T) {
 				}
 			}
 		}
-	}()
+	})
 	var m mirror
 	for m.bytes() != (20+2*7)*testExtent {
 		r, err := w.Recv()
