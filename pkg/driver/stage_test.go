@@ -278,8 +278,9 @@ func TestUnstageNeedsNeitherLVMDNorADevice(t *testing.T) {
 func TestUnstageTakesAwayWhatAnEarlierLifeStacked(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
+	f.must(f.stage(v, filesystemAccess(writer)))
 	for range 2 {
-		f.must(f.mounts.Mount(v.GetDevicePath(), f.staging(v), "ext4", nil))
+		f.must(f.mounts.Bind(f.staging(v), f.staging(v), false))
 	}
 	f.must(f.unstage(v))
 	f.wantLayers(0)

@@ -128,6 +128,9 @@ func (t *Table) Mount(device, path, fsType string, options []string) error {
 	} else if !info.IsDir() {
 		return pathError("mount", path, unix.ENOTDIR)
 	}
+	if top, mounted := t.top(path); mounted && top.device == n.device {
+		return pathError("mount", path, unix.EBUSY)
+	}
 	readOnly := slices.Contains(options, "ro")
 	options = slices.DeleteFunc(slices.Clone(options), func(o string) bool { return slices.Contains(t.ignore, o) })
 	t.layers = append(t.layers, layer{
@@ -192,7 +195,7 @@ func (t *Table) Off(path string) error {
 func (t *Table) At(path string) (mount.State, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return mount.State{}, nil
 	} else if err != nil {
 		return mount.State{}, err

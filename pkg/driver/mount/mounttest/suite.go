@@ -1,0 +1,253 @@
+// Package mounttest is the suite that every mount.Interface passes, the
+// running kernel as well as the fake.
+package mounttest
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// Harness is one implementation and something to mount with it.
+type Harness struct {
+	mount.Interface
+	// Node is the path of a device node, Device what it stands for. It carries
+	// an empty ext4 file system of about Size bytes, the device's own size.
+	Node   string
+	Device mount.Device
+	Size   int64
+	// Busy makes the layer at a path busy until release is called.
+	Busy func(t *testing.T, path string) (release func())
+}
+
+// Run runs the suite. Each case starts and ends without mounts.
+func Run(t *testing.T, h Harness) {
+	cases := []struct {
+		name string
+		run  func(*testing.T, Harness)
+	}{
+		{"a mounted file system is seen and taken off", mountAndOff},
+		{"a file system can be mounted read-only", mountReadOnly},
+		{"a mount can be bound to further paths", bindMount},
+		{"a bound mount can be read-only while others are not", bindReadOnly},
+		{"a device node can be bound to a file", bindNode},
+		{"off takes all layers away", offTakesAll},
+		{"off of what is not mounted succeeds", offOfNothing},
+		{"off of a busy layer says so", offOfBusy},
+		{"what is not mounted is seen as such", nothingMounted},
+		{"what cannot be mounted is an error and leaves nothing", cannotMount},
+		{"the table lists layers below a directory only", below},
+		{"usage is plausible", usage},
+		{"a node is told from what is none", node},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) { c.run(t, h) })
+	}
+}
+
+func mountAndOff(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	must(t, h.Mount(h.Node, dir, "ext4", []string{"noatime"}))
+	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device})
+	points, err := h.Below(filepath.Dir(dir))
+	must(t, err)
+	if len(points) != 1 || points[0].Path != dir || points[0].Device != h.Device || points[0].Root != "/" ||
+		points[0].FSType != "ext4" || !slices.Contains(points[0].Options, "rw") {
+		t.Errorf("got %+v", points)
+	}
+	must(t, h.Off(dir))
+	h.wantAt(t, dir, mount.State{})
+}
+
+func mountReadOnly(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	must(t, h.Mount(h.Node, dir, "ext4", []string{"ro", "nosuid"}))
+	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
+	must(t, h.Off(dir))
+}
+
+func bindMount(t *testing.T, h Harness) {
+	a, b := h.dir(t, "a"), h.dir(t, "b")
+	must(t, h.Mount(h.Node, a, "ext4", nil))
+	must(t, h.Bind(a, b, false))
+	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device})
+	must(t, h.Off(a))
+	h.wantAt(t, a, mount.State{})
+	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device})
+	must(t, h.Off(b))
+}
+
+func bindReadOnly(t *testing.T, h Harness) {
+	a, b, c := h.dir(t, "a"), h.dir(t, "b"), h.dir(t, "c")
+	must(t, h.Mount(h.Node, a, "ext4", nil))
+	must(t, h.Bind(a, b, true))
+	h.wantAt(t, a, mount.State{Mounted: true, Device: h.Device})
+	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
+	must(t, h.Bind(b, c, false))
+	h.wantAt(t, c, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
+	for _, dir := range []string{c, b, a} {
+		must(t, h.Off(dir))
+	}
+}
+
+func bindNode(t *testing.T, h Harness) {
+	for _, readOnly := range []bool{false, true} {
+		file := filepath.Join(t.TempDir(), "node")
+		must(t, os.WriteFile(file, nil, 0o600))
+		must(t, h.Bind(h.Node, file, readOnly))
+		h.wantAt(t, file, mount.State{Mounted: true, Device: h.Device, Node: true, ReadOnly: readOnly})
+		size, err := h.NodeSize(file)
+		if err != nil || size != h.Size {
+			t.Errorf("size %d, %v, want %d", size, err, h.Size)
+		}
+		points, err := h.Below(filepath.Dir(file))
+		must(t, err)
+		if len(points) != 1 || points[0].FSType != "devtmpfs" || points[0].Device == h.Device {
+			t.Errorf("got %+v", points)
+		}
+		must(t, h.Off(file))
+		h.wantAt(t, file, mount.State{})
+	}
+}
+
+func offTakesAll(t *testing.T, h Harness) {
+	a, b := h.dir(t, "a"), h.dir(t, "b")
+	must(t, h.Mount(h.Node, a, "ext4", nil))
+	must(t, h.Bind(a, b, false))
+	must(t, h.Bind(a, b, true))
+	must(t, h.Bind(a, a, false))
+	must(t, h.Off(b))
+	must(t, h.Off(a))
+	h.wantAt(t, a, mount.State{})
+	h.wantAt(t, b, mount.State{})
+}
+
+func offOfNothing(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	for _, path := range []string{dir, file, filepath.Join(dir, "missing"), filepath.Join(file, "below")} {
+		must(t, h.Off(path))
+	}
+}
+
+func offOfBusy(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	must(t, h.Mount(h.Node, dir, "ext4", nil))
+	release := h.Busy(t, dir)
+	if err := h.Off(dir); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("got %v, want busy", err)
+	}
+	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device})
+	release()
+	must(t, h.Off(dir))
+}
+
+func nothingMounted(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Symlink("/proc", link))
+	for _, path := range []string{dir, file, link, filepath.Join(dir, "missing"), filepath.Join(file, "below")} {
+		h.wantAt(t, path, mount.State{})
+	}
+}
+
+func cannotMount(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	mounted := h.dir(t, "b")
+	must(t, h.Mount(h.Node, mounted, "ext4", nil))
+	for name, err := range map[string]error{
+		"the same a second time":    h.Mount(h.Node, mounted, "ext4", nil),
+		"a missing device":          h.Mount("/dev/carve-no-such", dir, "ext4", nil),
+		"a missing directory":       h.Mount(h.Node, filepath.Join(dir, "missing"), "ext4", nil),
+		"a file as mount point":     h.Mount(h.Node, file, "ext4", nil),
+		"a node over a directory":   h.Bind(h.Node, dir, false),
+		"a bind to what is missing": h.Bind(h.Node, filepath.Join(dir, "missing"), false),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	must(t, h.Off(mounted))
+	h.wantAt(t, mounted, mount.State{})
+	h.wantAt(t, dir, mount.State{})
+	points, err := h.Below(filepath.Dir(dir))
+	if err != nil || len(points) != 0 {
+		t.Errorf("left: %+v, %v", points, err)
+	}
+}
+
+func below(t *testing.T, h Harness) {
+	a := h.dir(t, "a")
+	neighbour := a + "-neighbour"
+	must(t, os.Mkdir(neighbour, 0o700))
+	must(t, h.Mount(h.Node, a, "ext4", nil))
+	must(t, h.Bind(a, neighbour, true))
+	points, err := h.Below(a)
+	if err != nil || len(points) != 0 {
+		t.Errorf("below the mount itself: %+v, %v", points, err)
+	}
+	points, err = h.Below(filepath.Dir(a))
+	must(t, err)
+	if len(points) != 2 || points[0].Path != a || points[1].Path != neighbour ||
+		slices.Contains(points[0].Options, "ro") || !slices.Contains(points[1].Options, "ro") || slices.Contains(points[1].FSOptions, "ro") {
+		t.Errorf("got %+v", points)
+	}
+	must(t, h.Off(neighbour))
+	must(t, h.Off(a))
+}
+
+func usage(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	must(t, h.Mount(h.Node, dir, "ext4", nil))
+	u, err := h.Usage(dir)
+	must(t, err)
+	if u.TotalBytes <= h.Size/2 || u.TotalBytes > h.Size || u.AvailableBytes <= 0 || u.UsedBytes < 0 ||
+		u.UsedBytes+u.AvailableBytes > u.TotalBytes || u.TotalInodes <= 0 || u.UsedInodes+u.FreeInodes != u.TotalInodes {
+		t.Errorf("got %+v", u)
+	}
+	must(t, h.Off(dir))
+}
+
+func node(t *testing.T, h Harness) {
+	if got, err := h.Interface.Node(h.Node); err != nil || got != h.Device {
+		t.Errorf("got %v, %v, want %v", got, err, h.Device)
+	}
+	if size, err := h.NodeSize(h.Node); err != nil || size != h.Size {
+		t.Errorf("size %d, %v, want %d", size, err, h.Size)
+	}
+	for _, path := range []string{"/dev/carve-no-such", t.TempDir(), "/dev/null"} {
+		if got, err := h.Interface.Node(path); err == nil {
+			t.Errorf("%s: got %v", path, got)
+		}
+	}
+}
+
+func (h Harness) dir(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	must(t, os.Mkdir(dir, 0o700))
+	return dir
+}
+
+func (h Harness) wantAt(t *testing.T, path string, want mount.State) {
+	t.Helper()
+	if got, err := h.At(path); err != nil || got != want {
+		t.Errorf("%s: got %+v, %v, want %+v", filepath.Base(path), got, err, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

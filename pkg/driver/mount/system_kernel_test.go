@@ -1,0 +1,96 @@
+//go:build kernel
+
+package mount_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/mount/mounttest"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// disk is a spare disk of the test machine.
+const disk = "/dev/vdc"
+
+// formatDisk puts an ext4 on the disk for the time of the test.
+func formatDisk(t *testing.T) (mount.Device, int64) {
+	t.Helper()
+	if err := filesystem.Format(t.Context(), disk, filesystem.FormatOptions{
+		Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		f, err := os.OpenFile(disk, os.O_WRONLY|os.O_SYNC, 0)
+		if err == nil {
+			_, err = f.Write(make([]byte, 1<<20))
+			f.Close()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	device, err := mount.System{}.Node(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := mount.System{}.NodeSize(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return device, size
+}
+
+func TestSystem(t *testing.T) {
+	device, size := formatDisk(t)
+	mounttest.Run(t, mounttest.Harness{
+		Interface: mount.System{}, Node: disk, Device: device, Size: size,
+		Busy: func(t *testing.T, path string) func() {
+			f, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() { f.Close() }
+		},
+	})
+}
+
+// TestReadOnlyReachesOtherNamespaces shows what a remount could not do: the
+// copy of a read-only layer that propagation makes is read-only too.
+func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
+	formatDisk(t)
+	system := mount.System{}
+	ours, peer, source := t.TempDir(), t.TempDir(), t.TempDir()
+	mustDo(t, unix.Mount("tmpfs", ours, "tmpfs", 0, ""))
+	mustDo(t, unix.Mount("", ours, "", unix.MS_SHARED, ""))
+	mustDo(t, unix.Mount(ours, peer, "", unix.MS_BIND, ""))
+	mustDo(t, system.Mount(disk, source, "ext4", nil))
+	t.Cleanup(func() {
+		for _, path := range []string{filepath.Join(ours, "target"), source, peer, ours} {
+			if err := system.Off(path); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	mustDo(t, os.Mkdir(filepath.Join(ours, "target"), 0o700))
+	mustDo(t, system.Bind(source, filepath.Join(ours, "target"), true))
+	at, err := system.At(filepath.Join(peer, "target"))
+	if err != nil || !at.Mounted || !at.ReadOnly {
+		t.Errorf("the peer sees %+v, %v", at, err)
+	}
+	if err := os.WriteFile(filepath.Join(peer, "target", "file"), nil, 0o600); err == nil {
+		t.Error("the peer can write")
+	}
+}
+
+func mustDo(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
