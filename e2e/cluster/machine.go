@@ -32,9 +32,21 @@ const pollInterval = 100 * time.Millisecond
 // upMachine switches a node's machine on if it is off, making its disks if it has
 // none, and returns when the machine is set up.
 func (c *Cluster) upMachine(ctx context.Context, n node, a assets, hostBinary string) error {
-	if running, err := c.running(n); err != nil {
+	running, err := c.running(n)
+	if err != nil {
 		return err
-	} else if !running {
+	}
+	if running {
+		// A machine whose set-up failed will not come up by waiting.
+		if status, err := c.client(n).Status(ctx); err == nil && status.Error != "" {
+			c.progress.say("switching %s off and on: %s", n.name(), status.Error)
+			if err := c.killMachine(ctx, n); err != nil {
+				return err
+			}
+			running = false
+		}
+	}
+	if !running {
 		if err := c.makeDisks(ctx, n, a); err != nil {
 			return fmt.Errorf("make the disks of %s: %w", n.name(), err)
 		}
@@ -55,8 +67,10 @@ func (c *Cluster) upMachine(ctx context.Context, n node, a assets, hostBinary st
 // makeDisks makes those of the node's disks that are missing. A disk appears by
 // rename, so one that is there is whole.
 func (c *Cluster) makeDisks(ctx context.Context, n node, a assets) error {
-	if err := os.MkdirAll(n.dir, 0o700); err != nil {
-		return err
+	for _, dir := range []string{n.dir, n.images()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
 	}
 	sparse := func(path string) error { return vm.MakeSparse(path, diskSize) }
 	for name, fill := range map[string]func(path string) error{
@@ -121,10 +135,17 @@ func (c *Cluster) client(n node) *agent.Client {
 	})
 }
 
+// looksUntilGone is how many looks in a row must find no process before the
+// machine counts as off. One is not enough: a process that was just started shows
+// no command line for a moment, between the exec that its starter waits for and
+// the kernel's laying out of its arguments.
+const looksUntilGone = 20
+
 // waitMachine waits until the machine is set up.
 func (c *Cluster) waitMachine(ctx context.Context, n node) error {
 	ctx, cancel := context.WithTimeout(ctx, machineBound)
 	defer cancel()
+	missed := 0
 	for {
 		status, err := c.client(n).Status(ctx)
 		switch {
@@ -135,8 +156,16 @@ func (c *Cluster) waitMachine(ctx context.Context, n node) error {
 			return nil
 		case err != nil:
 			// The process may not listen yet, or may have ended.
-			if running, findErr := c.running(n); findErr != nil || !running {
-				return errors.Join(fmt.Errorf("node %s went off: %w%s", n.name(), err, c.lastWords(n)), findErr)
+			running, findErr := c.running(n)
+			if findErr != nil {
+				return fmt.Errorf("look for the machine of node %s: %w", n.name(), findErr)
+			}
+			missed++
+			if running {
+				missed = 0
+			}
+			if missed == looksUntilGone {
+				return fmt.Errorf("node %s went off: %w%s", n.name(), err, c.lastWords(n))
 			}
 		}
 		select {
