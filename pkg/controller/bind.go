@@ -18,21 +18,23 @@ import (
 // in a burst, claims wait for it for many seconds. The scheduler looks for the
 // result once per second, counted from the selection.
 //
-// So the PV controller is given until just before that look. What it did not
-// do by then is done here, write for write as it would have done it
-// (k8s.io/kubernetes pkg/controller/volume/persistentvolume, bind): the
-// volume's phase, the claim's volume name and annotations, the claim's status.
-// Its own writes then find everything in place.
+// So the PV controller is given a moment. What it did not do by then is done
+// here, write for write as it would have done it (k8s.io/kubernetes
+// pkg/controller/volume/persistentvolume, bind): the volume's phase, the claim's
+// volume name and annotations, the claim's status. Its own writes then find
+// everything in place.
 //
-// Why wait at all: the PV controller calls a claim Lost that says it is bound
-// to a volume which the controller has not seen yet. Waiting gives its watch of
-// volumes time, and where it is quick enough by itself, nothing is interfered
-// with.
+// Why wait at all: where the PV controller is quick enough by itself, nothing
+// is interfered with; and it calls a claim Lost that says it is bound to a
+// volume which the controller has not taken in yet. For the same reason nothing
+// is bound while it is behind (see backlog). Should a claim be called Lost
+// nevertheless, it is put right at once, and not only at the PV controller's
+// next pass over everything.
 const (
-	// completeAfterSelection is when we act, counted from the selection.
-	completeAfterSelection = 450 * time.Millisecond
-	// completeAfterVolume is how long the PersistentVolume must have existed.
-	completeAfterVolume = 150 * time.Millisecond
+	// completeAfter is how long the PersistentVolume must have existed.
+	completeAfter = 100 * time.Millisecond
+	// lookAgain is the pause while somebody else is expected to finish.
+	lookAgain = 200 * time.Millisecond
 )
 
 // finish looks after a claim whose PersistentVolume exists, until it is bound.
@@ -64,24 +66,17 @@ func (p *provisioner) finish(ctx context.Context, a *attempt, claim *v1.Persiste
 			return 0, err
 		}
 	}
-	if left := p.completeAt(a, pv).Sub(p.now()); left > 0 {
-		return left, nil
-	}
-	return 0, p.completeClaim(ctx, claim, pv)
-}
-
-func (p *provisioner) completeAt(a *attempt, pv *v1.PersistentVolume) time.Time {
-	p.mu.Lock()
-	at := a.selectedAt.Add(completeAfterSelection)
-	p.mu.Unlock()
 	written := a.pvAt
-	if written.IsZero() { // written by an earlier life of the controller
+	if written.IsZero() { // by an earlier life of the controller
 		written = pv.CreationTimestamp.Time
 	}
-	if t := written.Add(completeAfterVolume); t.After(at) {
-		return t
+	if left := written.Add(completeAfter).Sub(p.now()); left > 0 {
+		return left, nil
 	}
-	return at
+	if p.backlog.behind() {
+		return lookAgain, nil
+	}
+	return p.completeClaim(ctx, claim, pv)
 }
 
 // markVolumeBound sets the phase of a PersistentVolume that we just wrote. It
@@ -114,7 +109,7 @@ func (p *provisioner) markVolumeBound(ctx context.Context, a *attempt) error {
 // completeClaim writes the claim's side of the binding. The uid in the patch
 // pins it to this claim; spec.volumeName can be set only once, so a claim that
 // was bound elsewhere in the meantime refuses the patch.
-func (p *provisioner) completeClaim(ctx context.Context, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) error {
+func (p *provisioner) completeClaim(ctx context.Context, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	claims := p.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
@@ -128,18 +123,18 @@ func (p *provisioner) completeClaim(ctx context.Context, claim *v1.PersistentVol
 			"spec":     map[string]any{"volumeName": pv.Name},
 		})
 		if err != nil {
-			return fmt.Errorf("bind claim: %w", err)
+			return 0, fmt.Errorf("bind claim: %w", err)
 		}
 		claim, err = claims.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 		switch {
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err):
-			return nil // gone, replaced or bound elsewhere: its events follow
+			return 0, nil // gone, replaced or bound elsewhere: its events follow
 		case err != nil:
-			return fmt.Errorf("bind claim: %w", err)
+			return 0, fmt.Errorf("bind claim: %w", err)
 		}
 	}
 	if claim.Status.Phase == v1.ClaimBound {
-		return nil
+		return 0, nil
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
@@ -150,11 +145,14 @@ func (p *provisioner) completeClaim(ctx context.Context, claim *v1.PersistentVol
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("set claim's status: %w", err)
+		return 0, fmt.Errorf("set claim's status: %w", err)
 	}
 	_, err = claims.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("set claim's status: %w", err) // a conflict too: look again
+	switch {
+	case apierrors.IsConflict(err):
+		return lookAgain, nil // most likely the PV controller has just set it
+	case err != nil && !apierrors.IsNotFound(err):
+		return 0, fmt.Errorf("set claim's status: %w", err)
 	}
-	return nil
+	return 0, nil
 }

@@ -33,12 +33,18 @@ const (
 // reclaim policy Delete, and keeps the finalizer that lets it.
 type deleter struct {
 	*core
-	queue   workqueue.TypedRateLimitingInterface[string]
-	waiting waiters
+	completeRelease bool
+	queue           workqueue.TypedRateLimitingInterface[string]
+	waiting         waiters
+
+	mu sync.Mutex
+	// claimGone holds the UIDs of deleted claims, by their volume's name, until
+	// the volume is seen as released.
+	claimGone map[string]types.UID
 }
 
-func newDeleter(c *core) *deleter {
-	return &deleter{core: c, queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+func newDeleter(c *core, completeRelease bool) *deleter {
+	return &deleter{core: c, completeRelease: completeRelease, claimGone: map[string]types.UID{}, queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "volumes"})}
 }
@@ -61,6 +67,11 @@ func (d *deleter) run(ctx context.Context) error {
 		return fmt.Errorf("watch volumes: %w", err)
 	}
 	defer func() { _ = d.volumes.RemoveEventHandler(volumes) }()
+	claims, err := d.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: d.claimDeleted})
+	if err != nil {
+		return fmt.Errorf("watch claims: %w", err)
+	}
+	defer func() { _ = d.claims.RemoveEventHandler(claims) }()
 	nodes, err := d.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
 		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
 			d.nodeConnected(name) // gone for good: look again at what waits for it
@@ -110,6 +121,9 @@ func (d *deleter) sync(ctx context.Context, name string) error {
 	if err := d.keepFinalizer(ctx, pv); err != nil {
 		return err
 	}
+	if pv, err = d.markReleased(ctx, pv); err != nil {
+		return err
+	}
 	if !shouldDelete(pv) {
 		return nil
 	}
@@ -118,6 +132,56 @@ func (d *deleter) sync(ctx context.Context, name string) error {
 		return err
 	}
 	return d.deletePersistentVolume(ctx, pv)
+}
+
+// claimDeleted notes the end of a claim. A deletion is final: no other claim
+// will ever have that UID.
+func (d *deleter) claimDeleted(obj any) {
+	claim := deletedClaim(obj)
+	if claim == nil || !d.completeRelease {
+		return
+	}
+	pv, err := d.volumeLister.Get(claim.Spec.VolumeName)
+	if err != nil || !isOurs(pv) || !claimedBy(pv, claim) {
+		return
+	}
+	d.mu.Lock()
+	d.claimGone[pv.Name] = claim.UID
+	d.mu.Unlock()
+	d.queue.Add(pv.Name)
+}
+
+// markReleased sets the phase of a volume whose claim is gone, as the PV
+// controller would do a little, or in a burst of deletions much, later. It
+// returns the volume as it then is.
+func (d *deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (*v1.PersistentVolume, error) {
+	d.mu.Lock()
+	uid, gone := d.claimGone[pv.Name]
+	delete(d.claimGone, pv.Name)
+	d.mu.Unlock()
+	if !gone || isReleased(pv) || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != uid {
+		return pv, nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pv.UID},
+		"status":   map[string]any{"phase": v1.VolumeReleased},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mark volume released: %w", err)
+	}
+	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	released, err := d.client.CoreV1().PersistentVolumes().Patch(callCtx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return pv, nil
+	case err != nil:
+		d.mu.Lock()
+		d.claimGone[pv.Name] = uid
+		d.mu.Unlock()
+		return nil, fmt.Errorf("mark volume released: %w", err)
+	}
+	return released, nil
 }
 
 // shouldDelete is the upstream provisioner's rule.

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -25,8 +26,12 @@ func roomOf(bytes int64) scheduler.Room {
 func (h *harness) released(name string) {
 	h.t.Helper()
 	pv := h.pv(name).DeepCopy()
+	if pv == nil {
+		return // gone already
+	}
 	pv.Status.Phase = v1.VolumeReleased
-	if _, err := h.client.CoreV1().PersistentVolumes().UpdateStatus(context.Background(), pv, metav1.UpdateOptions{}); err != nil {
+	_, err := h.client.CoreV1().PersistentVolumes().UpdateStatus(context.Background(), pv, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
 		h.t.Fatal(err)
 	}
 }
@@ -45,12 +50,27 @@ func TestAReleasedVolumeIsDeletedFromItsNodeAndFromTheAPI(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("c", "n1")
-	h.deleteClaim("c")
-	h.released("pvc-uid-c")
+	h.deleteClaim("c") // its volume is marked as released by us
 	h.eventually("PersistentVolume is gone", func() bool { return h.volumes() == 0 })
 	if len(node.Volumes()) != 0 {
 		t.Error("the volume is still on the node")
 	}
+}
+
+func TestWithoutCompletionAVolumeIsDeletedOnceThePVControllerReleasedIt(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.c.acting.deleter.completeRelease = false
+	h.deleteClaim("c")
+	time.Sleep(200 * time.Millisecond)
+	if len(node.Volumes()) != 1 || h.pv("pvc-uid-c").Status.Phase != v1.VolumeBound {
+		t.Error("the volume was not left to the PV controller")
+	}
+	h.released("pvc-uid-c")
+	h.eventually("PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
 }
 
 func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {

@@ -99,7 +99,7 @@ func (c *Controller) act(ctx context.Context) error {
 	publisher := newPublisher(c.core)
 	a := &acting{
 		provisioner: newProvisioner(c.core, c.o.CompleteBinding, publisher.nodeChanged),
-		deleter:     newDeleter(c.core),
+		deleter:     newDeleter(c.core, c.o.CompleteBinding),
 		publisher:   publisher,
 	}
 	// Reservations first: room that claims chose already must not be published.
@@ -108,11 +108,14 @@ func (c *Controller) act(ctx context.Context) error {
 	c.setActing(a)
 	defer c.setActing(nil)
 
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return a.publisher.run(ctx) })
-	group.Go(func() error { return a.provisioner.run(ctx) })
-	group.Go(func() error { return a.deleter.run(ctx) })
-	return group.Wait()
+	group, running := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.publisher.run(running) })
+	group.Go(func() error { return a.provisioner.run(running) })
+	group.Go(func() error { return a.deleter.run(running) })
+	if err := group.Wait(); ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 func (c *Controller) setActing(a *acting) {

@@ -53,6 +53,7 @@ type provisioner struct {
 	roomChanged     func(node string) // told when a reservation came or went
 	queue           workqueue.TypedRateLimitingInterface[string]
 	waiting         waiters
+	backlog         backlog
 
 	mu       sync.Mutex
 	attempts map[string]*attempt // by claim UID
@@ -80,6 +81,9 @@ type attempt struct {
 	internalErrors int
 	// full are nodes that had no room, for immediate binding.
 	full map[string]time.Time
+	// wasBound says that the claim named its PersistentVolume at some time: what
+	// becomes of the volume is then for the reclaim policy to say, not for us.
+	wasBound bool
 	// pv is what we created, which the cache may not have yet.
 	pv   *v1.PersistentVolume
 	pvAt time.Time
@@ -108,6 +112,7 @@ func newProvisioner(c *core, completeBinding bool, roomChanged func(string)) *pr
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
+		backlog:  backlog{now: c.now},
 		attempts: map[string]*attempt{},
 	}
 }
@@ -134,6 +139,12 @@ func (p *provisioner) run(ctx context.Context) error {
 		return fmt.Errorf("watch storage classes: %w", err)
 	}
 	defer func() { _ = p.classes.RemoveEventHandler(classes) }()
+
+	unwatch, err := p.backlog.watch(p.core)
+	if err != nil {
+		return err
+	}
+	defer unwatch()
 
 	for range provisionWorkers {
 		workers.Go(func() {
@@ -211,11 +222,8 @@ func (p *provisioner) claimChanged(obj any) {
 }
 
 func (p *provisioner) claimDeleted(obj any) {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	claim, ok := obj.(*v1.PersistentVolumeClaim)
-	if !ok {
+	claim := deletedClaim(obj)
+	if claim == nil {
 		return
 	}
 	p.unreserve(string(claim.UID))
@@ -232,7 +240,8 @@ func (p *provisioner) claimDeleted(obj any) {
 func (p *provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
 	uid := string(claim.UID)
 	class, ours := p.ourClass(volume.GetPersistentVolumeClaimClass(claim))
-	if claim.Spec.VolumeName != "" || !ours {
+	lost := claim.Status.Phase == v1.ClaimLost && claim.Spec.VolumeName == volumeName(claim) && p.completeBinding
+	if !ours || claim.Spec.VolumeName != "" && !lost {
 		p.mu.Lock()
 		_, known := p.attempts[uid]
 		p.mu.Unlock()
@@ -256,7 +265,7 @@ func (p *provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
 		a.node, a.selectedAt = node, p.now()
 	}
 	p.mu.Unlock()
-	if !delayed(class) {
+	if !delayed(class) || lost {
 		return true
 	}
 	if node == "" || claim.DeletionTimestamp != nil {
@@ -298,6 +307,9 @@ func (p *provisioner) sync(ctx context.Context, uid string) (again time.Duration
 		return 0, nil
 	}
 	claim := p.claim(uid)
+	if claim != nil && claim.Spec.VolumeName == a.name {
+		a.wasBound = true
+	}
 	if claim != nil && p.isStale(a, claim) {
 		return 0, nil // the newer one is an event
 	}
@@ -414,12 +426,14 @@ func (p *provisioner) awaitNode(ctx context.Context, a *attempt, claim *v1.Persi
 // what may have been made for it is removed, unless a PersistentVolume speaks
 // for it, which the deleter then handles.
 func (p *provisioner) giveUp(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim) error {
-	if pv := p.persistentVolume(a); pv == nil {
+	if pv := p.persistentVolume(a); pv == nil && !a.wasBound {
 		if err := p.settle(ctx, a, claim, ""); err != nil {
 			return err
 		}
-	} else if err := p.removeStrays(ctx, a, pv); err != nil {
-		return err
+	} else if pv != nil {
+		if err := p.removeStrays(ctx, a, pv); err != nil {
+			return err
+		}
 	}
 	p.forget(a)
 	return nil

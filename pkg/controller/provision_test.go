@@ -103,7 +103,7 @@ func TestWithoutCompletionTheBindingIsLeftToThePVController(t *testing.T) {
 	h.run()
 	h.claim("c", "n1", nil)
 	h.eventually("volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
-	time.Sleep(completeAfterSelection + 300*time.Millisecond)
+	time.Sleep(completeAfter + 300*time.Millisecond)
 	if claim := h.getClaim("c"); claim.Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
 		t.Errorf("the controller bound the claim itself: %+v", claim)
 	}
@@ -439,4 +439,62 @@ func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
 	if node.Creates() != 0 {
 		t.Errorf("%d volumes were made", node.Creates())
 	}
+}
+
+func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	lose := func() {
+		claim := h.getClaim("c").DeepCopy()
+		claim.Status.Phase = v1.ClaimLost
+		if _, err := h.client.CoreV1().PersistentVolumeClaims("default").UpdateStatus(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lose()
+	h.eventually("claim is bound again", h.bound("c"))
+
+	// Really lost: an administrator removed the PersistentVolume to keep the data.
+	if err := h.client.CoreV1().PersistentVolumes().Delete(t.Context(), "pvc-uid-c", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("deletion is seen", func() bool { _, err := h.c.core.volumeLister.Get("pvc-uid-c"); return err != nil })
+	lose()
+	time.Sleep(100 * time.Millisecond)
+	h.deleteClaim("c")
+	time.Sleep(200 * time.Millisecond)
+	if len(node.Volumes()) != 1 {
+		t.Error("data was deleted that nobody asked to delete")
+	}
+}
+
+func TestNothingIsBoundWhileThePVControllerIsBehind(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	other := h.claim("other", "", func(c *v1.PersistentVolumeClaim) {
+		c.Spec.VolumeName = "pv-other"
+		c.Spec.StorageClassName = new(string)
+	})
+	pv := newPersistentVolume(other, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "x", SizeBytes: gib}, "x")
+	pv.Name, pv.Spec.CSI.Driver, pv.Annotations, pv.Status.Phase = "pv-other", "other.csi", nil, v1.VolumeBound
+	if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.run()
+	h.eventually("leads", func() bool { h.c.mu.Lock(); defer h.c.mu.Unlock(); return h.c.acting != nil })
+	h.boundVolume("first", "n1")
+	h.deleteClaim("other") // its volume is not Released yet
+	h.eventually("backlog is seen", h.c.acting.provisioner.backlog.behind)
+	h.claim("c", "n1", nil)
+	h.eventually("volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
+	time.Sleep(completeAfter + 2*lookAgain)
+	if h.getClaim("c").Spec.VolumeName != "" {
+		t.Error("bound while the PV controller was behind")
+	}
+	h.released("pv-other")
+	h.eventually("claim is bound", h.bound("c"))
 }
