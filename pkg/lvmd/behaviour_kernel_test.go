@@ -291,13 +291,7 @@ func TestKilledAtAnyMomentNothingIsLostOrLeaked(t *testing.T) {
 
 func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
 	n := newNode(t)
-	// An lvm that hangs while a file is there.
-	n.lvm = filepath.Join(n.dir, "lvm")
-	hang := filepath.Join(n.dir, "hang")
-	script := "#!/bin/sh\nwhile [ -e " + hang + " ]; do sleep 1; done\nexec lvm \"$@\"\n"
-	if err := os.WriteFile(n.lvm, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	hang := n.hangable()
 	n.timeout = 5 * time.Second
 	p := n.start()
 	v := p.create(create("pvc-1", 8<<20, ""))

@@ -24,6 +24,38 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
+// TestMain lets the test binary, called lvm, stand in for the real program,
+// see hangable.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) != "lvm" {
+		os.Exit(m.Run())
+	}
+	for _, err := os.Stat(filepath.Join(filepath.Dir(os.Args[0]), "hang")); err == nil; {
+		time.Sleep(100 * time.Millisecond)
+		_, err = os.Stat(filepath.Join(filepath.Dir(os.Args[0]), "hang"))
+	}
+	path, err := exec.LookPath("lvm")
+	if err == nil {
+		err = syscall.Exec(path, os.Args, os.Environ())
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// hangable gives lvmd an lvm that hangs while the returned file exists.
+func (n *node) hangable() (file string) {
+	n.t.Helper()
+	self, err := os.Executable()
+	if err == nil {
+		n.lvm = filepath.Join(n.dir, "lvm")
+		err = os.Symlink(self, n.lvm)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return filepath.Join(n.dir, "hang")
+}
+
 // patience bounds waits: the machine is emulated.
 const patience = 2 * time.Minute
 

@@ -1,3 +1,5 @@
+//go:build !kernel
+
 package lvmd
 
 import (
@@ -227,16 +229,13 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 	if testing.Short() {
 		cycles = 200
 	}
-	var size int64
 	for i := range cycles {
 		d.delete(d.create(request(fmt.Sprintf("pvc-%d", i), 1)).GetId())
-		if i == cycles/4 {
-			size = d.journal.size()
-		}
 	}
 	d.checkClean()
-	if now := d.journal.size(); now > size || now > 1<<20 {
-		t.Errorf("%d bytes, %d after a quarter", now, size)
+	// At most as many volumes as the group has extents were there at once.
+	if size := d.journal.size(); size > 256<<10 {
+		t.Errorf("%d bytes", size)
 	}
 }
 

@@ -58,11 +58,13 @@ func Listen(path string) (net.Listener, error) {
 	}
 	// The mode must be right before anyone can connect.
 	old := unix.Umask(0o177)
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	unix.Umask(old)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
+	// An lvmd that ends must not take away its successor's socket.
+	l.SetUnlinkOnClose(false)
 	return l, nil
 }
 
