@@ -27,8 +27,10 @@ const (
 	// apiTimeout bounds one call to the API server.
 	apiTimeout = 15 * time.Second
 	// createTimeout bounds one create on a node: lvcreate and mkfs, behind the
-	// node's own queue.
-	createTimeout = 90 * time.Second
+	// creates of a whole burst. Giving up is dear, because the node then undoes
+	// what it began, and it is not how a dead node is noticed: that is the
+	// uplink's keepalive, and lvmd bounds each command that it runs.
+	createTimeout = 5 * time.Minute
 	// deleteTimeout bounds one delete on a node; wiping is not part of it.
 	deleteTimeout = 60 * time.Second
 )
