@@ -110,8 +110,9 @@ func TestClaimOfNothingIsRefused(t *testing.T) {
 	}
 }
 
-// TestMalformedConfigurationStopsLvmdWithItsLine runs the daemon's own check,
-// which is the code it starts with, on a node.
+// TestMalformedConfigurationStopsLvmdWithItsLine starts a second lvmd, with a
+// socket and a journal of its own, beside the one that a node has. It must end
+// by itself, before it touches anything.
 func TestMalformedConfigurationStopsLvmdWithItsLine(t *testing.T) {
 	s := begin(t)
 	const head = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"
@@ -125,10 +126,12 @@ func TestMalformedConfigurationStopsLvmdWithItsLine(t *testing.T) {
 	}
 	agents, err := s.CoreV1().Pods(carve.Namespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=carve-node"})
 	s.must(err, "find a node agent")
+	const start = `cat > /tmp/lvmd.yaml && exec timeout 60 /usr/local/bin/carve-lvmd --config=/tmp/lvmd.yaml --socket=/tmp/lvmd.sock ` +
+		`--state-dir=/tmp/state --node-name=nobody --controller= --ops-listen=`
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			output, err := s.Kubectl(s.ctx, strings.NewReader(test.config), "exec", "--stdin", "--namespace", carve.Namespace,
-				agents.Items[0].Name, "--container", "lvmd", "--", "/usr/local/bin/carve-lvmd", "check-config", "/dev/stdin")
+				agents.Items[0].Name, "--container", "lvmd", "--", "sh", "-c", start)
 			if err == nil {
 				t.Fatalf("want a refusal, got %q", output)
 			}

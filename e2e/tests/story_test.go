@@ -160,11 +160,9 @@ func TestMemcachedKeepsItsItemsInAFileInPersistentMemory(t *testing.T) {
 	}) {
 		t.Errorf("mounts in the Pod: want /cache with dax=always, got\n%s", mounts)
 	}
-	p, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, "memcached", metav1.GetOptions{})
-	s.must(err, "get the Pod")
 	const value = "carved-into-persistent-memory"
-	reply := s.node(s.nodes[0], "sh", "-c",
-		fmt.Sprintf(`printf 'set key 0 0 %d\r\n%s\r\nget key\r\nquit\r\n' | nc -w 10 %s 11211`, len(value), value, p.Status.PodIP))
+	reply := s.exec("memcached", "sh", "-c",
+		fmt.Sprintf(`printf 'set key 0 0 %d\r\n%s\r\nget key\r\nquit\r\n' | nc -w 10 127.0.0.1 11211`, len(value), value))
 	if !strings.Contains(reply, "STORED") || !strings.Contains(reply, value) {
 		t.Fatalf("memcached: want STORED and the value, got %q", reply)
 	}
