@@ -26,6 +26,8 @@ type kubelet struct {
 	*drivertest.Plugin
 	t       testing.TB
 	machine *drivertest.Machine
+	// size of volumes, in bytes.
+	size int64
 }
 
 // fixture is a kubelet on a machine of fakes.
@@ -40,7 +42,7 @@ func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	m := drivertest.NewFakeMachine(t)
 	return &fixture{
-		kubelet: kubelet{Plugin: m.Start(), t: t, machine: m.Machine},
+		kubelet: kubelet{Plugin: m.Start(), t: t, machine: m.Machine, size: gib},
 		lvmd:    m.LVMD, mounts: m.Mounts, fileSystems: m.FileSystems,
 	}
 }
@@ -48,7 +50,7 @@ func newFixture(t testing.TB) *fixture {
 // volume creates a volume; an empty fsType makes it a raw block one.
 func (f *kubelet) volume(name, fsType string) *lvmdv1.Volume {
 	f.t.Helper()
-	r := &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: gib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: fsType}
+	r := &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: f.size, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: fsType}
 	if fsType == "" {
 		r.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
@@ -110,7 +112,7 @@ func (f *kubelet) must(err error) {
 
 // ctx is a call's context, with a bound that only a hang reaches.
 func (f *kubelet) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	f.t.Cleanup(cancel)
 	return ctx
 }

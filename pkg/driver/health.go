@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
 )
 
 // Reasons of volume health that the node plugin finds by itself; the others
@@ -17,6 +18,9 @@ import (
 const (
 	// ReasonFileSystemReadOnly: errors made the kernel stop writing.
 	ReasonFileSystemReadOnly = "FileSystemReadOnly"
+	// ReasonFileSystemErrors: the kernel found errors in the file system, which
+	// takes no more writes until it is checked when it is staged next.
+	ReasonFileSystemErrors = "FileSystemErrors"
 	// ReasonFileSystemFailed: the file system answers with I/O errors.
 	ReasonFileSystemFailed = "FileSystemFailed"
 )
@@ -66,29 +70,39 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
 }
 
-// fileSystemHealth looks at the volume's layers: a file system that turned
-// read-only by itself has layers that still say that they are writable.
+// fileSystemHealth looks at the volume's layers, which share one file system:
+// one that turned read-only by itself has layers that still say that they are
+// writable.
 func (n *Node) fileSystemHealth(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHealthEntry, error) {
 	points, err := n.options.Mounts.Below(n.options.KubeletDir)
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range points {
-		if p.Device != deviceOf(v) || p.Root != "/" {
-			continue
-		}
-		if _, err := n.options.Mounts.Usage(p.Path); errors.Is(err, syscall.EIO) {
-			return &csi.VolumeHealth_VolumeHealthEntry{
-				Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: ReasonFileSystemFailed,
-				Message: fmt.Sprintf("the file system at %s answers with I/O errors", p.Path),
-			}, nil
-		}
-		if slices.Contains(p.Options, "rw") && (slices.Contains(p.FSOptions, "ro") || slices.Contains(p.FSOptions, "emergency_ro")) {
-			return &csi.VolumeHealth_VolumeHealthEntry{
-				Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemReadOnly,
-				Message: fmt.Sprintf("the kernel made the file system at %s read-only after errors", p.Path),
-			}, nil
-		}
+	i := slices.IndexFunc(points, func(p mount.Point) bool { return p.Device == deviceOf(v) && p.Root == "/" })
+	if i < 0 {
+		return nil, nil
+	}
+	p := points[i]
+	if _, err := n.options.Mounts.At(p.Path); errors.Is(err, syscall.EIO) {
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: ReasonFileSystemFailed,
+			Message: fmt.Sprintf("the file system at %s answers with I/O errors", p.Path),
+		}, nil
+	}
+	found, err := n.options.Mounts.Errors(p.Device)
+	switch {
+	case err != nil:
+		return nil, err
+	case found > 0:
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemErrors,
+			Message: fmt.Sprintf("the kernel found %d errors in the file system at %s", found, p.Path),
+		}, nil
+	case slices.Contains(p.Options, "rw") && (slices.Contains(p.FSOptions, "ro") || slices.Contains(p.FSOptions, "emergency_ro")):
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemReadOnly,
+			Message: fmt.Sprintf("the kernel made the file system at %s read-only after errors", p.Path),
+		}, nil
 	}
 	return nil, nil
 }

@@ -23,7 +23,7 @@ func DialLVMD(socket string) (*grpc.ClientConn, error) {
 			// A dial on this node costs nothing; gRPC's defaults, up to two
 			// minutes between dials, are made for networks.
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
-			MinConnectTimeout: time.Second,
+			MinConnectTimeout: 5 * time.Second,
 		}))
 	if err != nil {
 		return nil, fmt.Errorf("lvmd's socket %q: %w", socket, err)

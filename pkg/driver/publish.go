@@ -47,7 +47,7 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if want.block {
 		err = n.sourceNode(ctx, &p, want)
 	} else {
-		err = n.sourceMount(&p, want)
+		err = n.sourceMount(ctx, &p, want)
 	}
 	if err != nil {
 		return nil, err
@@ -86,19 +86,38 @@ func (n *Node) sourceNode(ctx context.Context, p *publication, want capability) 
 
 // sourceMount finds what a file system is published from. lvmd is not asked:
 // the kubelet keeps one staging path per volume, and staging has checked what
-// is there.
-func (n *Node) sourceMount(p *publication, want capability) error {
-	at, err := n.options.Mounts.At(p.staging)
+// is there. Only a file system that failed in the meantime is staged again.
+func (n *Node) sourceMount(ctx context.Context, p *publication, want capability) error {
+	at, err := n.look(p.id, p.staging, want)
+	if errors.Is(err, errSick) {
+		if err := n.stageAgain(ctx, p, want); err != nil {
+			return err
+		}
+		at, err = n.look(p.id, p.staging, want)
+	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("volume %s does not answer: %w", p.id, err)
+		return err
 	case !at.Mounted || at.Node:
 		return &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is not staged at %s", p.id, p.staging)}
-	case at.ReadOnly && !want.readOnly:
-		return becameReadOnly(p.id)
 	}
 	p.source, p.device, p.readOnly = p.staging, at.Device, at.ReadOnly
 	return nil
+}
+
+func (n *Node) stageAgain(ctx context.Context, p *publication, want capability) error {
+	v, err := n.usable(ctx, p.id)
+	if err != nil {
+		return err
+	}
+	if err := want.fits(v); err != nil {
+		return err
+	}
+	device, err := n.deviceNode(v)
+	if err != nil {
+		return err
+	}
+	return n.stage(v, device, p.staging, want)
 }
 
 func (n *Node) publish(p publication) error {

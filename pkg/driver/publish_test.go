@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -11,7 +12,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
 func TestPublishBindsOnce(t *testing.T) {
@@ -141,13 +144,6 @@ func TestPublishRefusesWhatDoesNotFit(t *testing.T) {
 		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "exists and is a symbolic link")
 		f.wantLayers(1)
 	})
-	t.Run("a file system that went read-only after an error", func(t *testing.T) {
-		f := newFixture(t)
-		v := f.volume("a", "ext4")
-		f.must(f.mounts.Mount(v.GetDevicePath(), f.staging(v), "ext4", []string{"ro"}))
-		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "is read-only, as after an error")
-		f.wantGone(f.target(v, "pod"))
-	})
 	t.Run("a failed bind leaves nothing", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
@@ -158,6 +154,43 @@ func TestPublishRefusesWhatDoesNotFit(t *testing.T) {
 		f.mounts.FailMounts(nil)
 		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
 	})
+}
+
+func TestPublishHealsAFileSystemThatFailed(t *testing.T) {
+	unclean := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
+	for name, fail := range map[string]func(*fixture, *lvmdv1.Volume){
+		"it fails": func(f *fixture, v *lvmdv1.Volume) {
+			f.mounts.Kill(deviceOf(v))
+			f.mounts.Revive(deviceOf(v))
+		},
+		"it is read-only": func(f *fixture, v *lvmdv1.Volume) { f.mounts.TurnReadOnly(deviceOf(v)) },
+		"it has errors": func(f *fixture, v *lvmdv1.Volume) {
+			f.mounts.SetErrors(deviceOf(v), 3)
+			f.fileSystems.Checking = func(context.Context, string) error {
+				f.mounts.SetErrors(deviceOf(v), 0)
+				return nil
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			v := f.volume("a", "ext4")
+			f.must(f.stage(v, filesystemAccess(writer)))
+			f.must(f.publish(v, "one", filesystemAccess(writer), false))
+			f.fileSystems.Set(v.GetDevicePath(), unclean)
+			fail(f, v)
+			wantError(t, f.publish(v, "two", filesystemAccess(writer), false), codes.FailedPrecondition, "no longer in use at "+f.target(v, "one"))
+			f.wantLayers(2)
+			f.wantGone(f.target(v, "two"))
+			f.must(f.unpublish(v, "one"))
+			f.must(f.publish(v, "two", filesystemAccess(writer), false))
+			f.wantLayers(2)
+			f.wantAt(f.target(v, "two"), mount.State{Mounted: true, Device: deviceOf(v)})
+			if n := f.fileSystems.Checks(v.GetDevicePath()); n != 1 {
+				t.Errorf("checked %d times", n)
+			}
+		})
+	}
 }
 
 func TestPublishOfAFileSystemNeedsNoLVMD(t *testing.T) {

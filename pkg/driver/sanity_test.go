@@ -1,3 +1,7 @@
+//go:build !kernel
+
+// Ginkgo runs one suite in a process: with the kernel it is that of TestRealSanity.
+
 package driver_test
 
 import (

@@ -68,9 +68,13 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 		options = append(options, "ro")
 	}
 
-	at, err := n.options.Mounts.At(path)
+	at, err := n.look(v.GetId(), path, want)
+	if errors.Is(err, errSick) {
+		n.options.Log.Warn("staging again", "volume", v.GetId(), "error", err)
+		at, err = mount.State{}, n.takeOffSick(v, path, err)
+	}
 	if err != nil {
-		return fmt.Errorf("volume %s is staged but does not answer: %w", v.GetId(), err)
+		return err
 	}
 	if at.Mounted {
 		return staged(v, path, at, want.readOnly)
@@ -90,6 +94,46 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 	return nil
 }
 
+// errSick marks a staged file system that has to be unmounted, checked and
+// mounted before anyone can use it.
+var errSick = errors.New("its file system failed")
+
+// look returns what is at the staging path, or errSick.
+func (n *Node) look(id, staging string, want capability) (mount.State, error) {
+	at, err := n.options.Mounts.At(staging)
+	switch {
+	case err != nil:
+		return at, fmt.Errorf("volume %s: %w: %w", id, errSick, err)
+	case !at.Mounted || at.Node:
+		return at, nil
+	case at.ReadOnly && !want.readOnly:
+		return at, fmt.Errorf("volume %s: %w: it is read-only, as after an error", id, errSick)
+	}
+	found, err := n.options.Mounts.Errors(at.Device)
+	if err == nil && found > 0 {
+		err = fmt.Errorf("volume %s: %w: the kernel found %d errors in it", id, errSick, found)
+	}
+	return at, err
+}
+
+// takeOffSick takes a file system that failed off its staging path, unless
+// someone uses it.
+func (n *Node) takeOffSick(v *lvmdv1.Volume, staging string, why error) error {
+	paths, err := n.layersOf(deviceOf(v))
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if path != staging {
+			return &failure{codes.FailedPrecondition, fmt.Errorf("%w; it can be repaired when it is no longer in use at %s", why, path)}
+		}
+	}
+	if err := n.options.Mounts.Off(staging); err != nil {
+		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	return nil
+}
+
 // staged says whether what is at the staging path already is what was asked
 // for.
 func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error {
@@ -97,18 +141,11 @@ func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error 
 	case at.Node || at.Device != deviceOf(v):
 		return &failure{codes.FailedPrecondition,
 			fmt.Errorf("%s is taken: device %v is mounted there, volume %s is %v", path, at.Device, v.GetId(), deviceOf(v))}
-	case at.ReadOnly && !readOnly:
-		return becameReadOnly(v.GetId())
 	case !at.ReadOnly && readOnly:
 		return &failure{codes.AlreadyExists,
 			fmt.Errorf("volume %s is staged for writing at %s already, read-only was asked for", v.GetId(), path)}
 	}
 	return nil
-}
-
-func becameReadOnly(id string) error {
-	return &failure{codes.FailedPrecondition,
-		fmt.Errorf("the file system of volume %s is read-only, as after an error: see the node's kernel log", id)}
 }
 
 // makeMountable makes sure that the expected file system is on the device and

@@ -177,6 +177,16 @@ func TestHealth(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 	})
+	t.Run("tells a file system with errors", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.mounts.SetErrors(deviceOf(v), 2)
+		got := health(f, v)
+		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED {
+			t.Errorf("got %v", got)
+		}
+	})
 	t.Run("of an unknown volume is not found", func(t *testing.T) {
 		f := newFixture(t)
 		_, err := f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: "unknown"})

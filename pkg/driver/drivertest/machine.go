@@ -7,6 +7,8 @@ package drivertest
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -143,7 +145,8 @@ func (m *Machine) Path(elements ...string) string {
 func (m *Machine) MakeDir(elements ...string) string {
 	m.t.Helper()
 	path := m.Path(elements...)
-	if err := os.MkdirAll(path, 0o750); err != nil {
+	// Not MkdirAll: it looks at what is there, which may be a dead mount.
+	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		m.t.Fatal(err)
 	}
 	return path
@@ -193,7 +196,10 @@ func (m *Machine) Start() *Plugin {
 	conn, err := grpc.NewClient("unix:"+m.CSISocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 		// The plugin may not listen yet.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 20 * time.Millisecond}}))
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 20 * time.Millisecond},
+			MinConnectTimeout: 10 * time.Second,
+		}))
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -241,4 +247,11 @@ func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
+}
+
+// Reset forgets what was written.
+func (b *Buffer) Reset() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.b.Reset()
 }

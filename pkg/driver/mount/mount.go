@@ -95,6 +95,11 @@ type Interface interface {
 	Node(path string) (Device, error)
 	// Usage asks the file system mounted at the path how full it is.
 	Usage(path string) (Usage, error)
+	// Errors returns how many errors the kernel has found in the ext4 file system
+	// mounted from the device, since it was last repaired. Above zero it takes
+	// no more writes, unless its options say otherwise; newer kernels show that
+	// nowhere else. Zero for other file systems: xfs fails altogether instead.
+	Errors(device Device) (int64, error)
 	// NodeSize returns the size in bytes of the device that a node stands for.
 	NodeSize(path string) (int64, error)
 }

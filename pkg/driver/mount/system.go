@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -85,11 +87,11 @@ func (System) At(path string) (State, error) {
 	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		return State{}, nil
 	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(path, &fs); err != nil {
+	var statfs unix.Statfs_t
+	if err := unix.Statfs(path, &statfs); err != nil {
 		return State{}, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	s := State{Mounted: true, Device: Device{st.Dev_major, st.Dev_minor}, ReadOnly: fs.Flags&unix.ST_RDONLY != 0}
+	s := State{Mounted: true, Device: Device{st.Dev_major, st.Dev_minor}, ReadOnly: statfs.Flags&unix.ST_RDONLY != 0}
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		s.Node, s.Device = true, Device{st.Rdev_major, st.Rdev_minor}
 	}
@@ -147,6 +149,25 @@ func (System) Usage(path string) (Usage, error) {
 		FreeInodes:     int64(st.Ffree),
 		UsedInodes:     int64(st.Files - st.Ffree),
 	}, nil
+}
+
+// Errors implements Interface by reading sysfs.
+func (System) Errors(device Device) (int64, error) {
+	link, err := os.Readlink("/sys/dev/block/" + device.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	content, err := os.ReadFile(filepath.Join("/sys/fs/ext4", filepath.Base(link), "errors_count"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
 }
 
 // NodeSize implements Interface.

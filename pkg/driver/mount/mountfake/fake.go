@@ -24,6 +24,7 @@ type Table struct {
 	busy   map[string]bool
 	dead   map[mount.Device]bool
 	layers []layer
+	errors map[mount.Device]int64
 	forced error
 	ignore []string
 }
@@ -39,6 +40,7 @@ type layer struct {
 	node     bool
 	device   mount.Device
 	readOnly bool
+	failed   bool
 }
 
 var _ mount.Interface = (*Table)(nil)
@@ -82,8 +84,20 @@ func (t *Table) Kill(device mount.Device) {
 	t.dead[device] = true
 }
 
-// TurnReadOnly makes the file systems on the device read-only, as the kernel
-// does after an error: in the options of the file system, not of its layers.
+// SetErrors sets how many errors the kernel has found in the file system on
+// the device.
+func (t *Table) SetErrors(device mount.Device, n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.errors == nil {
+		t.errors = map[mount.Device]int64{}
+	}
+	t.errors[device] = n
+}
+
+// TurnReadOnly makes the file systems on the device read-only, as older
+// kernels do after an error: in the options of the file system, not of its
+// layers.
 func (t *Table) TurnReadOnly(device mount.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -204,7 +218,7 @@ func (t *Table) At(path string) (mount.State, error) {
 	if !ok {
 		return mount.State{}, nil
 	}
-	if !l.node && t.dead[l.device] {
+	if !l.node && (t.dead[l.device] || l.failed) {
 		return mount.State{}, pathError("statx", path, unix.EIO)
 	}
 	return mount.State{Mounted: true, Device: l.device, Node: l.node, ReadOnly: l.readOnly}, nil
@@ -252,6 +266,24 @@ func (t *Table) Usage(path string) (mount.Usage, error) {
 		TotalBytes: size, UsedBytes: size / 4, AvailableBytes: size - size/4,
 		TotalInodes: inodes, UsedInodes: inodes / 4, FreeInodes: inodes - inodes/4,
 	}, nil
+}
+
+// Errors implements mount.Interface.
+func (t *Table) Errors(device mount.Device) (int64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.errors[device], nil
+}
+
+// Revive makes the device work again. A file system that failed with it stays
+// so until it is mounted anew.
+func (t *Table) Revive(device mount.Device) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.dead, device)
+	for i := range t.layers {
+		t.layers[i].failed = t.layers[i].failed || t.layers[i].device == device
+	}
 }
 
 // NodeSize implements mount.Interface.

@@ -1,0 +1,58 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestRealDAX proves that mapped files of a volume on persistent memory are
+// the memory itself: the kernel grants MAP_SYNC for nothing else.
+func TestRealDAX(t *testing.T) {
+	r := newReal(t, "/dev/pmem0", "pmem")
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.volume("dax"+fsType, fsType)
+			if !v.GetDax() {
+				t.Fatalf("the volume is not for DAX: %v", v)
+			}
+			access := filesystemAccess(writer)
+			r.must(r.stage(v, access))
+			r.must(r.publish(v, "pod", access, false))
+			if _, fs := r.options(r.target(v, "pod")); !slices.Contains(fs, "dax=always") {
+				t.Errorf("options %q", fs)
+			}
+			path := filepath.Join(r.target(v, "pod"), "file")
+			f, err := os.Create(path)
+			r.must(err)
+			const size = 8 * mib
+			r.must(unix.Fallocate(int(f.Fd()), 0, 0, size))
+			var st unix.Statx_t
+			r.must(unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st))
+			if st.Attributes&unix.STATX_ATTR_DAX == 0 {
+				t.Error("the file is not DAX")
+			}
+			mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED_VALIDATE|unix.MAP_SYNC)
+			if err != nil {
+				t.Fatalf("map with MAP_SYNC: %v", err)
+			}
+			copy(mapped, "carve")
+			r.must(unix.Munmap(mapped))
+			r.must(f.Close())
+			content, err := os.ReadFile(path)
+			if err != nil || !bytes.HasPrefix(content, []byte("carve")) {
+				t.Errorf("got %.10q, %v", content, err)
+			}
+			r.must(r.unpublish(v, "pod"))
+			r.must(r.unstage(v))
+			r.delete(v)
+			r.waitForRoom()
+		})
+	}
+}

@@ -1,0 +1,144 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.volume("cut"+fsType, fsType)
+			access := filesystemAccess(writer)
+			r.must(r.stage(v, access))
+			r.must(r.publish(v, "pod", access, false))
+			r.write(filepath.Join(r.target(v, "pod"), "kept"), "content")
+			r.shutDown(r.staging(v))
+
+			// It is dead now, and can be taken off nevertheless.
+			if err := os.WriteFile(filepath.Join(r.target(v, "pod"), "lost"), []byte("x"), 0o600); err == nil {
+				t.Error("a file system that was shut down takes writes")
+			}
+			r.must(r.unpublish(v, "pod"))
+			r.must(r.unstage(v))
+			r.wantLayers(0)
+
+			info, err := filesystem.Probe(v.GetDevicePath())
+			if err != nil || info.NeedsCheck != (fsType == "ext4") {
+				t.Errorf("got %+v, %v", info, err)
+			}
+			r.must(r.stage(v, access))
+			r.wantFile(filepath.Join(r.staging(v), "kept"), "content")
+			if checked := strings.Contains(r.machine.Log.String(), "checked the file system"); checked != (fsType == "ext4") {
+				t.Errorf("checked: %t", checked)
+			}
+			r.must(r.unstage(v))
+			r.delete(v)
+			r.machine.Log.Reset()
+		})
+	}
+}
+
+func TestRealDeadDevice(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	for _, fsType := range []string{"ext4", "xfs", ""} {
+		t.Run("type "+fsType, func(t *testing.T) {
+			v := r.volume("dead"+fsType, fsType)
+			access := filesystemAccess(multi)
+			if fsType == "" {
+				access = blockAccess(multi)
+			}
+			r.must(r.stage(v, access))
+			r.must(r.publish(v, "one", access, false))
+			if fsType != "" {
+				r.write(filepath.Join(r.target(v, "one"), "kept"), "content")
+			}
+			revive := r.kill(v)
+			if fsType != "" {
+				// Metadata to be written, so that the file system notices, and a
+				// second time so that it draws its conclusions.
+				for _, name := range []string{"lost", "too"} {
+					if f, err := os.Create(filepath.Join(r.target(v, "one"), name)); err == nil {
+						_ = f.Sync()
+						f.Close()
+					}
+				}
+				health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
+				r.must(err)
+				reasons := map[string]bool{}
+				for _, e := range health.GetVolumeHealth().GetHealthStatuses() {
+					reasons[e.GetReason()] = true
+				}
+				if !reasons[driver.ReasonFileSystemFailed] && !reasons[driver.ReasonFileSystemErrors] {
+					t.Errorf("health %v", health)
+				}
+				// Nobody new gets a file system that failed.
+				if err := r.publish(v, "two", access, false); err == nil {
+					t.Error("a dead file system was published")
+				}
+				_ = r.unpublish(v, "two")
+			}
+			r.must(r.unpublish(v, "one"))
+			r.must(r.unstage(v))
+			r.wantLayers(0)
+			if fsType != "" {
+				if err := r.stage(v, access); err == nil {
+					t.Error("a dead volume was staged")
+				}
+				r.wantLayers(0)
+			}
+			revive()
+			r.must(r.stage(v, access))
+			if fsType != "" {
+				r.wantFile(filepath.Join(r.staging(v), "kept"), "content")
+			}
+			r.must(r.unstage(v))
+			r.delete(v)
+		})
+	}
+}
+
+func TestRealVolumesAreNeverFormattedByThePlugin(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	v := r.volume("a", "ext4")
+	overwrite := func(content []byte) {
+		t.Helper()
+		f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY|os.O_SYNC, 0)
+		r.must(err)
+		_, err = f.Write(content)
+		r.must(err)
+		r.must(f.Close())
+	}
+	overwrite(make([]byte, 64<<10))
+	wantError(t, r.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "no known file system")
+	r.must(filesystem.Format(t.Context(), v.GetDevicePath(), filesystem.FormatOptions{
+		Type: filesystem.XFS, UUID: "01234567-89ab-cdef-0123-456789abcdef",
+	}))
+	wantError(t, r.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "carries xfs: it was created with ext4")
+	r.wantLayers(0)
+}
+
+func TestRealStaleDeviceNode(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	v := r.volume("a", "ext4")
+	// A link to another disk, as an old name may be.
+	r.must(os.Remove(v.GetDevicePath()))
+	r.must(os.Symlink("/dev/vdc", v.GetDevicePath()))
+	r.must(r.stage(v, filesystemAccess(writer)))
+	r.wantAt(r.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
+	r.must(r.unstage(v))
+	r.must(os.Remove(v.GetDevicePath()))
+	r.must(os.Symlink("../mapper/"+dmName(v), v.GetDevicePath()))
+}
