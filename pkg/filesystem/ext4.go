@@ -64,6 +64,9 @@ func (ext4) mkfs(device string, _ int64, o FormatOptions) []string {
 		// No blocks kept back for root: nothing of the system lives on a
 		// volume, and its user paid for all of it.
 		"-m", "0",
+		// A file system that finds itself damaged takes no more writes, and is
+		// checked before it is mounted the next time.
+		"-e", "remount-ro",
 		"-U", o.UUID,
 		"-E", extended,
 		device,

@@ -68,9 +68,9 @@ func TestFormatCommands(t *testing.T) {
 		want string
 	}{
 		{"ext4 is forced, quick and without discard", ext4{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID}),
-			"mkfs.ext4 -q -F -b 4096 -m 0 -U " + testUUID + " -E lazy_itable_init=1,lazy_journal_init=1,nodiscard /dev/v"},
+			"mkfs.ext4 -q -F -b 4096 -m 0 -e remount-ro -U " + testUUID + " -E lazy_itable_init=1,lazy_journal_init=1,nodiscard /dev/v"},
 		{"ext4 for DAX allocates in units of 2 MiB", ext4{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID, DAX: true}),
-			"mkfs.ext4 -q -F -b 4096 -m 0 -U " + testUUID + " -E lazy_itable_init=1,lazy_journal_init=1,nodiscard,stride=512,stripe_width=512 /dev/v"},
+			"mkfs.ext4 -q -F -b 4096 -m 0 -e remount-ro -U " + testUUID + " -E lazy_itable_init=1,lazy_journal_init=1,nodiscard,stride=512,stripe_width=512 /dev/v"},
 		{"xfs is forced and without discard", xfs{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID}),
 			"mkfs.xfs -q -f -K -m uuid=" + testUUID + " /dev/v"},
 		{"xfs for DAX has no reflinks and allocates in units of 2 MiB", xfs{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID, DAX: true}),
