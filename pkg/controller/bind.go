@@ -24,17 +24,24 @@ import (
 // volume name and annotations, the claim's status. Its own writes then find
 // everything in place.
 //
-// Why wait at all: where the PV controller is quick enough by itself, nothing
-// is interfered with; and it calls a claim Lost that says it is bound to a
-// volume which the controller has not taken in yet. For the same reason nothing
-// is bound while it is behind (see backlog). Should a claim be called Lost
-// nevertheless, it is put right at once, and not only at the PV controller's
-// next pass over everything.
+// Two things could go wrong by being too quick. A claim that is bound before
+// the PV controller has taken its volume in is called Lost: see pace, which
+// tells when that is ruled out. And a claim that changes while the PV controller
+// is about to annotate it earns a warning Event about the conflict, which is
+// harmless but alarming: so the annotation is waited for, for a while.
+//
+// Should a claim be called Lost nevertheless, it is put right at once, and not
+// only at the PV controller's next pass over everything.
 const (
-	// completeAfter is how long the PersistentVolume must have existed.
+	// completeAfter is how long the volume must have been in our cache.
 	completeAfter = 100 * time.Millisecond
-	// lookAgain is the pause while somebody else is expected to finish.
+	// annotationPatience is how long after the selection the PV controller may
+	// take to annotate the claim; the scheduler looks after a second.
+	annotationPatience = 600 * time.Millisecond
+	// lookAgain is the pause while somebody else is expected to act.
 	lookAgain = 200 * time.Millisecond
+	// cachePause is the pause while our cache is expected to show what we wrote.
+	cachePause = 20 * time.Millisecond
 )
 
 // finish looks after a claim whose PersistentVolume exists, until it is bound.
@@ -61,22 +68,41 @@ func (p *provisioner) finish(ctx context.Context, a *attempt, claim *v1.Persiste
 	if !p.completeBinding {
 		return 0, nil // the PV controller's work is an event
 	}
+	if again, err := p.awaitPVController(ctx, a, claim, pv); again > 0 || err != nil {
+		return again, err
+	}
+	return p.completeClaim(ctx, claim, pv)
+}
+
+// awaitPVController returns how long to wait before the claim may be bound by
+// us, or 0.
+func (p *provisioner) awaitPVController(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) (time.Duration, error) {
+	annotated := metav1.HasAnnotation(claim.ObjectMeta, volume.AnnStorageProvisioner)
+	if p.pace.doubt() {
+		if annotated && p.pace.hasTaken(pv.Name) {
+			return 0, nil
+		}
+		return lookAgain, nil // or until the PV controller bound it
+	}
 	if a.pv != nil && a.pv.Status.Phase != v1.VolumeBound {
 		if err := p.markVolumeBound(ctx, a); err != nil {
 			return 0, err
 		}
 	}
-	written := a.pvAt
-	if written.IsZero() { // by an earlier life of the controller
-		written = pv.CreationTimestamp.Time
+	now := p.now()
+	if a.pvSeenAt.IsZero() {
+		if _, err := p.volumeLister.Get(pv.Name); err != nil {
+			return cachePause, nil //nolint:nilerr // not there yet
+		}
+		a.pvSeenAt = now
 	}
-	if left := written.Add(completeAfter).Sub(p.now()); left > 0 {
-		return left, nil
+	left := a.pvSeenAt.Add(completeAfter).Sub(now)
+	if !annotated {
+		p.mu.Lock()
+		left = max(left, a.selectedAt.Add(annotationPatience).Sub(now))
+		p.mu.Unlock()
 	}
-	if p.backlog.behind() {
-		return lookAgain, nil
-	}
-	return p.completeClaim(ctx, claim, pv)
+	return max(left, 0), nil
 }
 
 // markVolumeBound sets the phase of a PersistentVolume that we just wrote. It
@@ -92,6 +118,7 @@ func (p *provisioner) markVolumeBound(ctx context.Context, a *attempt) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
+	p.pace.writesPhase(a.pv.Name)
 	pv, err := p.client.CoreV1().PersistentVolumes().Patch(ctx, a.pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):

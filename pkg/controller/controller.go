@@ -83,8 +83,8 @@ func New(o Options) (*Controller, error) {
 	c := &Controller{o: o}
 	c.core = &core{
 		client: o.Client, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
-		ledger: scheduler.NewLedger(time.Now),
-		fleet:  fleet.New(fleet.Options{OnChange: c.nodeChanged, Log: o.Log}),
+		ledger: scheduler.NewLedger(time.Now), pace: newPace(),
+		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, Log: o.Log}),
 	}
 	c.core.metrics = newMetrics(o.Registerer,
 		func() float64 { return float64(c.core.fleet.Connected()) },
@@ -93,6 +93,9 @@ func New(o Options) (*Controller, error) {
 	c.own = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(o.Namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = names.LabelManagedBy + "=" + names.ManagedBy }))
 	if err := c.core.useInformers(c.all, c.own); err != nil {
+		return nil, err
+	}
+	if err := c.core.pace.watch(c.core); err != nil {
 		return nil, err
 	}
 	return c, nil

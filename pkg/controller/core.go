@@ -50,6 +50,7 @@ type core struct {
 	clusterID string
 	identity  string
 	now       func() time.Time
+	pace      *pace
 
 	claims     cache.SharedIndexInformer
 	volumes    cache.SharedIndexInformer

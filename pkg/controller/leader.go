@@ -26,6 +26,7 @@ func (c *Controller) lead(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), c.core.synced) {
 		return nil
 	}
+	c.core.pace.survey(c.core)
 	if !c.o.LeaderElect {
 		return c.act(ctx)
 	}

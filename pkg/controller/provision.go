@@ -53,7 +53,6 @@ type provisioner struct {
 	roomChanged     func(node string) // told when a reservation came or went
 	queue           workqueue.TypedRateLimitingInterface[string]
 	waiting         waiters
-	backlog         backlog
 
 	mu       sync.Mutex
 	attempts map[string]*attempt // by claim UID
@@ -87,6 +86,8 @@ type attempt struct {
 	// pv is what we created, which the cache may not have yet.
 	pv   *v1.PersistentVolume
 	pvAt time.Time
+	// pvSeenAt is when the cache was first found to have it.
+	pvSeenAt time.Time
 	// releasedAt is the claim's resource version after it was handed back: what
 	// is older still shows the selection that was taken back. Guarded by
 	// provisioner.mu.
@@ -112,7 +113,6 @@ func newProvisioner(c *core, completeBinding bool, roomChanged func(string)) *pr
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
-		backlog:  backlog{now: c.now},
 		attempts: map[string]*attempt{},
 	}
 }
@@ -139,12 +139,6 @@ func (p *provisioner) run(ctx context.Context) error {
 		return fmt.Errorf("watch storage classes: %w", err)
 	}
 	defer func() { _ = p.classes.RemoveEventHandler(classes) }()
-
-	unwatch, err := p.backlog.watch(p.core)
-	if err != nil {
-		return err
-	}
-	defer unwatch()
 
 	for range provisionWorkers {
 		workers.Go(func() {
