@@ -38,6 +38,7 @@ func LVMDAnswers(ctx context.Context, conn grpc.ClientConnInterface) error {
 	switch status.Code(err) {
 	case codes.OK, codes.NotFound, codes.Unimplemented:
 		return nil
+	default:
+		return fmt.Errorf("lvmd does not answer: %s", status.Convert(err).Message())
 	}
-	return fmt.Errorf("lvmd does not answer: %s", status.Convert(err).Message())
 }

@@ -29,7 +29,7 @@ func NewMetrics() *Metrics {
 		}, []string{"method", "code"}),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before mounting, by type and result.",
-		}, []string{"fs_type", "result"}),
+		}, []string{"type", "result"}),
 		registered: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
 		}),

@@ -41,7 +41,8 @@ func (System) Bind(source, path string, readOnly bool) error {
 	if err != nil {
 		return &os.PathError{Op: "open_tree", Path: source, Err: err}
 	}
-	defer unix.Close(fd)
+	tree := os.NewFile(uintptr(fd), source)
+	defer tree.Close()
 	if readOnly {
 		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 		if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
+)
+
+func TestBadFlagsAreRefused(t *testing.T) {
+	tests := []struct {
+		name, words string
+		args        []string
+	}{
+		{"no node name", "--node-name is required", nil},
+		{"an unknown flag", "unknown flag: --nope", []string{"--nope"}},
+		{"an argument", `unknown command "what"`, []string{"what"}},
+		{"a relative kubelet directory", `kubelet directory "kubelet"`, []string{"--node-name=n", "--kubelet-dir=kubelet"}},
+		{"a negative limit", "maximum number of volumes -1", []string{"--node-name=n", "--max-volumes=-1"}},
+		{"an unknown log level", "--log-level", []string{"--node-name=n", "--log-level=loud"}},
+		{"a socket in no directory", "CSI socket", []string{"--node-name=n", "--csi-socket=/no/such/directory/csi.sock", "--ops-listen="}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := command()
+			c.SetArgs(tt.args)
+			err := c.ExecuteContext(t.Context())
+			if err == nil || !strings.Contains(err.Error(), tt.words) {
+				t.Errorf("got %v, want %q", err, tt.words)
+			}
+		})
+	}
+}
+
+func TestItIsReadyOnceRegisteredAndStopsSoon(t *testing.T) {
+	m := drivertest.NewFakeMachine(t)
+	address := freeAddress(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	c := command()
+	c.SetArgs([]string{
+		"--node-name=node-1", "--kubelet-dir=" + m.KubeletDir, "--csi-socket=" + m.CSISocket(), "--kubelet-socket-path=" + m.CSISocket(),
+		"--registration-dir=" + filepath.Dir(m.RegistrationSocket()), "--lvmd-socket=" + m.LVMDSocket(), "--ops-listen=" + address,
+		"--log-level=error",
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- c.ExecuteContext(ctx) }()
+
+	wantReady(t, address, http.StatusServiceUnavailable, "has not registered the plugin yet")
+	conn, err := grpc.NewClient("unix:"+m.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantReady(t, address, http.StatusOK, "ok")
+	m.StopLVMD()
+	wantReady(t, address, http.StatusServiceUnavailable, "lvmd does not answer")
+
+	begin := time.Now()
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("it took %v to stop", took)
+	}
+}
+
+// wantReady waits until /readyz answers so.
+func wantReady(t *testing.T, address string, code int, words string) {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport}
+	var got string
+	for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
+		answer, err := client.Get("https://" + address + "/readyz")
+		if err != nil {
+			got = err.Error()
+			continue
+		}
+		body, _ := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if got = string(body); answer.StatusCode == code && strings.Contains(got, words) {
+			return
+		}
+	}
+	t.Fatalf("got %q, want %q", got, words)
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
