@@ -62,8 +62,9 @@ func MayHaveHappened(err error) bool {
 		return Reason(err) == "" // lvmd's DEVICE_MISSING is final, a broken transport is not
 	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Unknown:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // Message returns the text of an error as a user should see it: lvmd's own

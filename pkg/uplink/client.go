@@ -141,8 +141,8 @@ func (c *client) run(ctx context.Context) error {
 	c.resolveLoop(ctx, &links)
 
 	cancel()
-	c.lis.Close()
-	links.Wait() // each closes its connections
+	_ = c.lis.Close() // never fails
+	links.Wait()      // each closes its connections
 	err := <-served
 	if err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, grpc.ErrServerStopped) {
 		return nil

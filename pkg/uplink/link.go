@@ -140,7 +140,7 @@ func (l *link) renewAfter(w *lvmdv1.Welcome) time.Duration {
 // any more. The connection is closed when ctx is done.
 func (l *link) handOver(ctx context.Context, conn *notifyConn, w *lvmdv1.Welcome, open *sync.WaitGroup) bool {
 	if !l.c.lis.put(conn) {
-		conn.Close()
+		_ = conn.Close()
 		return false
 	}
 	l.lastError = ""
@@ -152,7 +152,7 @@ func (l *link) handOver(ctx context.Context, conn *notifyConn, w *lvmdv1.Welcome
 		select {
 		case <-conn.closed:
 		case <-ctx.Done():
-			conn.Close()
+			_ = conn.Close()
 		}
 	})
 	return true

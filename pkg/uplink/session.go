@@ -60,7 +60,7 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 			case c := <-handed:
 				return c, nil
 			default: // gRPC lost the connection and would like another
-				s.conn.Close()
+				_ = s.conn.Close()
 				return nil, ErrSessionClosed
 			}
 		}),
@@ -98,7 +98,7 @@ func (s *Session) RemoteAddr() string { return s.remote }
 func (s *Session) Done() <-chan struct{} { return s.done }
 
 // Close ends the session at once; calls in flight fail.
-func (s *Session) Close() { s.conn.Close() }
+func (s *Session) Close() { _ = s.conn.Close() }
 
 // Retire takes no new calls, lets those in flight finish for at most drain,
 // and closes the session then. It returns at once. Streams are not waited for.
