@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -82,6 +83,8 @@ type node struct {
 	group  string
 	dir    string
 	config string
+	// debug makes lvmd log every LVM command.
+	debug bool
 	// lvm is the program that lvmd runs; empty means the real one.
 	lvm string
 	// timeout is lvmd's deadline for LVM commands; zero means its default.
@@ -110,9 +113,27 @@ type process struct {
 	*node
 	cmd    *exec.Cmd
 	exited chan error
-	log    *bytes.Buffer
+	log    *output
 	conn   *grpc.ClientConn
 	client lvmdv1.LVMDClient
+}
+
+// output is what a process wrote, safe to read while it writes.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
 }
 
 func (n *node) command() *exec.Cmd {
@@ -123,7 +144,10 @@ func (n *node) command() *exec.Cmd {
 	}
 	args := []string{
 		"--config", file, "--socket", filepath.Join(n.dir, "lvmd.sock"), "--state-dir", filepath.Join(n.dir, "state"),
-		"--controller=", "--ops-listen=", "--log-level=debug",
+		"--controller=", "--ops-listen=",
+	}
+	if n.debug {
+		args = append(args, "--log-level=debug")
 	}
 	if n.lvm != "" {
 		args = append(args, "--lvm", n.lvm)
@@ -137,7 +161,7 @@ func (n *node) command() *exec.Cmd {
 // start starts an lvmd and waits until it serves.
 func (n *node) start() *process {
 	n.t.Helper()
-	p := &process{node: n, cmd: n.command(), exited: make(chan error, 1), log: &bytes.Buffer{}}
+	p := &process{node: n, cmd: n.command(), exited: make(chan error, 1), log: &output{}}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		n.t.Fatal(err)
