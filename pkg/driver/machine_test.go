@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -20,13 +21,22 @@ import (
 // everything in any order, with failures in between: what it believes is what
 // was acknowledged.
 type life struct {
-	*fixture
+	*kubelet
+	faults    faults
 	volumes   []*lvmdv1.Volume
 	access    []*csi.VolumeCapability
 	staged    map[int]bool
 	published map[string]bool // key()
-	failing   bool
-	lvmdDown  bool
+	// sick volumes have a file system that failed, and may be refused.
+	sick              map[int]bool
+	failing, lvmdDown bool
+}
+
+// faults are what can be made to go wrong; nil where it cannot.
+type faults struct {
+	failMounts, lvmdDown func(bool)
+	// crash makes a mounted file system fail.
+	crash func(v *lvmdv1.Volume, path string)
 }
 
 var pods = []string{"pod-1", "pod-2", "pod-3"}
@@ -35,29 +45,53 @@ func key(v int, pod string) string { return fmt.Sprint(v, "/", pod) }
 
 func TestNothingStacksOrLeaksWhateverHappens(t *testing.T) {
 	f := newFixture(t)
+	checkLives(t, &f.kubelet, faults{
+		failMounts: func(on bool) {
+			f.mounts.FailMounts(nil)
+			if on {
+				f.mounts.FailMounts(syscall.ENOMEM)
+			}
+		},
+		lvmdDown: f.lvmd.SetDown,
+		crash: func(v *lvmdv1.Volume, _ string) {
+			f.mounts.Kill(deviceOf(v))
+			f.mounts.Revive(deviceOf(v))
+			f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), NeedsCheck: true})
+		},
+	})
+}
+
+// checkLives lives random lives on the machine.
+func checkLives(t *testing.T, k *kubelet, faults faults) {
+	t.Helper()
 	rounds := 0
 	rapid.Check(t, func(t *rapid.T) {
 		rounds++
-		l := &life{fixture: f, staged: map[int]bool{}, published: map[string]bool{}}
+		l := &life{kubelet: k, faults: faults, staged: map[int]bool{}, published: map[string]bool{}, sick: map[int]bool{}}
 		for i, fsType := range []string{"ext4", "xfs", ""} {
-			l.volumes = append(l.volumes, f.volume(fmt.Sprint("volume-", rounds, "-", i), fsType))
+			l.volumes = append(l.volumes, k.volume(fmt.Sprint("volume-", rounds, "-", i), fsType))
 			l.access = append(l.access, filesystemAccess(multi))
 			if fsType == "" {
 				l.access[i] = blockAccess(multi)
 			}
 		}
-		t.Repeat(map[string]func(*rapid.T){
+		actions := map[string]func(*rapid.T){
 			"stage":        l.doStage,
 			"unstage":      l.doUnstage,
 			"publish":      l.doPublish,
 			"unpublish":    l.doUnpublish,
 			"kill plugin":  l.killPlugin,
-			"mounts fail":  l.mountsFail,
-			"lvmd goes":    l.lvmdGoes,
 			"crash":        l.crash,
 			"leave a path": l.leavePath,
 			"":             l.check,
-		})
+		}
+		if faults.failMounts != nil {
+			actions["mounts fail"] = l.mountsFail
+		}
+		if faults.lvmdDown != nil {
+			actions["lvmd goes"] = l.lvmdGoes
+		}
+		t.Repeat(actions)
 		l.end(t)
 	})
 }
@@ -66,8 +100,7 @@ func (l *life) which(t *rapid.T) int { return rapid.IntRange(0, len(l.volumes)-1
 
 func (l *life) doStage(t *rapid.T) {
 	i := l.which(t)
-	err := l.stage(l.volumes[i], l.access[i])
-	if l.mayFail(t, err) {
+	if l.mayFail(t, i, l.stage(l.volumes[i], l.access[i])) {
 		l.staged[i] = true
 	}
 }
@@ -88,7 +121,7 @@ func (l *life) doPublish(t *rapid.T) {
 		}
 		return
 	}
-	if l.mayFail(t, err) {
+	if l.mayFail(t, i, err) {
 		l.published[key(i, pod)] = true
 	}
 }
@@ -106,23 +139,19 @@ func (l *life) killPlugin(*rapid.T) {
 
 func (l *life) mountsFail(*rapid.T) {
 	l.failing = !l.failing
-	if l.failing {
-		l.mounts.FailMounts(syscall.ENOMEM)
-	} else {
-		l.mounts.FailMounts(nil)
-	}
+	l.faults.failMounts(l.failing)
 }
 
 func (l *life) lvmdGoes(*rapid.T) {
 	l.lvmdDown = !l.lvmdDown
-	l.lvmd.SetDown(l.lvmdDown)
+	l.faults.lvmdDown(l.lvmdDown)
 }
 
-// crash leaves an unclean file system behind, as after a power cut.
 func (l *life) crash(t *rapid.T) {
-	v := l.volumes[l.which(t)]
-	if v.GetFsType() != "" {
-		l.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), NeedsCheck: true})
+	i := l.which(t)
+	if l.staged[i] && l.access[i].GetBlock() == nil && !l.sick[i] {
+		l.faults.crash(l.volumes[i], l.staging(l.volumes[i]))
+		l.sick[i] = true
 	}
 }
 
@@ -174,8 +203,16 @@ func (l *life) end(t *rapid.T) {
 	}
 	clear(l.published)
 	l.check(t)
-	l.mounts.FailMounts(nil)
-	l.lvmd.SetDown(false)
+	if l.failing {
+		l.mountsFail(t)
+	}
+	if l.lvmdDown {
+		l.lvmdGoes(t)
+	}
+	for _, v := range l.volumes {
+		_, err := l.machine.LVMD.DeleteVolume(l.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+		l.noError(t, err)
+	}
 }
 
 func (l *life) noError(t *rapid.T, err error) {
@@ -184,13 +221,19 @@ func (l *life) noError(t *rapid.T, err error) {
 	}
 }
 
-// mayFail accepts the failures that are switched on, and tells whether the call
-// succeeded.
-func (l *life) mayFail(t *rapid.T, err error) bool {
+// mayFail accepts the failures that are switched on, and tells whether the
+// call for a volume succeeded.
+func (l *life) mayFail(t *rapid.T, i int, err error) bool {
 	switch code := status.Code(err); {
-	case err == nil, l.failing && code == codes.Internal, l.lvmdDown && code == codes.Unavailable:
+	case err == nil:
+		return true
+	case l.failing && code == codes.Internal, l.lvmdDown && code == codes.Unavailable, l.sick[i] && code == codes.FailedPrecondition:
 	default:
 		t.Fatal(err)
 	}
-	return err == nil
+	if all, _ := l.layers(); l.sick[i] && !slices.Contains(all, l.staging(l.volumes[i])) {
+		// It was taken off in order to be healed, and something else failed.
+		delete(l.staged, i)
+	}
+	return false
 }
