@@ -1,0 +1,77 @@
+// Command controlplane runs a command beside a bare control plane: etcd,
+// kube-apiserver, kube-controller-manager and kube-scheduler without nodes, in a
+// network namespace of their own. The command runs inside that namespace, with
+// KUBECONFIG set to the administrator's. When it ends, all of it is removed.
+//
+//	controlplane [--name NAME] COMMAND [ARGUMENT...]
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/carve-csi/carve/e2e/controlplane"
+	"github.com/carve-csi/carve/e2e/kube"
+	"github.com/carve-csi/carve/e2e/netns"
+)
+
+func main() {
+	name := flag.String("name", fmt.Sprintf("carve-bare-%d", os.Getpid()), "name of the network namespace, which must not be in use")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *name, flag.Args(), os.Stderr); err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			os.Exit(exit.ExitCode()) // it has said why
+		}
+		fmt.Fprintln(os.Stderr, "controlplane:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, name string, arguments []string, progress io.Writer) (err error) {
+	if len(arguments) == 0 {
+		return errors.New("no command to run")
+	}
+	binary, err := kube.Build(ctx, progress)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "carve-controlplane-")
+	if err != nil {
+		return fmt.Errorf("make a folder: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	namespace, err := netns.Create(name, netns.DefaultGateway)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// Ends every process inside, too.
+		removing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, netns.Remove(removing, name))
+	}()
+	c, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Namespace: namespace, Kube: binary, Progress: progress})
+	if err != nil {
+		return err
+	}
+	command := exec.CommandContext(ctx, arguments[0], arguments[1:]...)
+	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
+	command.Env = append(os.Environ(), "KUBECONFIG="+c.AdminKubeconfig())
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+	command.WaitDelay = 10 * time.Second
+	if err := namespace.Run(command); err != nil {
+		return fmt.Errorf("%s: %w", arguments[0], err)
+	}
+	return nil
+}
