@@ -3,12 +3,9 @@
 package driver_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -17,89 +14,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
-	"github.com/carve-csi/carve/pkg/driver/mount"
-	"github.com/carve-csi/carve/pkg/lvm"
-	"github.com/carve-csi/carve/pkg/lvmd"
 )
 
-const (
-	mib = 1 << 20
-	// group is the volume group that tests make.
-	group = "carvedriver"
-	// patience bounds waits: the machine is emulated.
-	patience = time.Minute
-)
+const mib = 1 << 20
 
-// real is a kubelet on a machine where everything is real: the kernel, LVM and
-// lvmd.
+// real is a kubelet on a machine where everything is real.
 type real struct{ kubelet }
 
-// newReal makes a volume group on the disk and starts an lvmd and a plugin.
-// The medium is "disk" or "pmem".
 func newReal(t testing.TB, disk, medium string) *real {
 	t.Helper()
-	byHand(t, "lvm", "vgcreate", "--yes", "--dataalignment", "2m", group, disk, "--config", handConfig)
-	t.Cleanup(func() {
-		byHand(t, "lvm", "vgremove", "--yes", "--force", "--force", group, "--config", handConfig)
-		byHand(t, "lvm", "pvremove", "--yes", disk, "--config", handConfig)
-	})
-	c, err := config.Parse("test", fmt.Appendf(nil, `
-apiVersion: carve.csi.local/v1
-kind: LvmdConfig
-deviceClasses:
-- {name: local, default: true, volumeGroup: %s, medium: %s}
-`, group, medium))
-	if err != nil {
-		t.Fatal(err)
-	}
-	log := &drivertest.Buffer{}
-	service, err := lvmd.New(t.Context(), lvmd.Options{
-		Config: c, LVM: lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: patience}), StateDir: t.TempDir(),
-		Log: slog.New(slog.NewTextHandler(log, nil)),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	service.Start()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := service.Stop(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	m := drivertest.NewMachine(t, service, mount.System{}, driver.SystemFileSystems{})
-	r := &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("lvmd:\n%s\nplugin:\n%s", log, m.Log)
-		}
-		// What a failed test left mounted.
-		points, err := r.machine.Mounts.Below(m.KubeletDir)
-		if err != nil {
-			t.Error(err)
-		}
-		for _, p := range points {
-			_ = unix.Unmount(p.Path, unix.MNT_DETACH)
-		}
-	})
-	return r
-}
-
-const handConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
-
-// byHand runs a program as an administrator would.
-func byHand(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
-	return string(out)
+	m := drivertest.NewRealMachine(t, disk, medium)
+	return &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
 }
 
 // shutDown makes the file system at a path forget what it has not written,
@@ -126,10 +53,10 @@ func (r *real) shutDown(path string) {
 func (r *real) swapTable(v *lvmdv1.Volume, table string) (before string) {
 	r.t.Helper()
 	name := dmName(v)
-	before = byHand(r.t, "dmsetup", "table", name)
-	byHand(r.t, "dmsetup", "reload", name, "--table", table)
-	byHand(r.t, "dmsetup", "suspend", "--noflush", "--nolockfs", name)
-	byHand(r.t, "dmsetup", "resume", name, "--noudevsync")
+	before = drivertest.ByHand(r.t, "dmsetup", "table", name)
+	drivertest.ByHand(r.t, "dmsetup", "reload", name, "--table", table)
+	drivertest.ByHand(r.t, "dmsetup", "suspend", "--noflush", "--nolockfs", name)
+	drivertest.ByHand(r.t, "dmsetup", "resume", name, "--noudevsync")
 	return before
 }
 
@@ -189,8 +116,8 @@ func (r *real) delete(v *lvmdv1.Volume) {
 // waitForRoom waits until deleted volumes are wiped and gone.
 func (r *real) waitForRoom() {
 	r.t.Helper()
-	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(200 * time.Millisecond) {
-		if strings.TrimSpace(byHand(r.t, "lvm", "lvs", "--noheadings", group, "--config", handConfig)) == "" {
+	for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(200 * time.Millisecond) {
+		if strings.TrimSpace(drivertest.ByHand(r.t, "lvm", "lvs", "--noheadings", drivertest.Group, "--config", drivertest.HandConfig)) == "" {
 			return
 		}
 	}

@@ -12,9 +12,5 @@ import (
 )
 
 func TestSanityOnFakes(t *testing.T) {
-	m := drivertest.NewFakeMachine(t)
-	conformance.Run(t, m.Machine, "mount", 64<<20)
-	if points, err := m.Mounts.Below(m.KubeletDir); err != nil || len(points) != 0 {
-		t.Errorf("mounts are left: %v, %v", points, err)
-	}
+	conformance.Run(t, drivertest.NewFakeMachine(t).Machine, "mount", 64<<20)
 }

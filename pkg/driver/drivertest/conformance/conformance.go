@@ -57,6 +57,9 @@ func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64) {
 	if !ginkgo.RunSpecs(t, "CSI sanity: "+accessType, suite, reporter) {
 		t.Error("the plugin does not conform")
 	}
+	if points, err := m.Mounts.Below(m.KubeletDir); err != nil || len(points) != 0 {
+		t.Errorf("mounts are left: %v, %v", points, err)
+	}
 	if left, err := filepath.Glob(filepath.Join(m.KubeletDir, "*")); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %q, %v", left, err)
 	}

@@ -1,0 +1,92 @@
+//go:build kernel
+
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd"
+)
+
+// Group is the volume group of real machines.
+const Group = "carvedriver"
+
+// HandConfig is what an administrator without udev gives to LVM's commands.
+const HandConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
+
+// patience bounds LVM's commands and the end of an lvmd: the machine is
+// emulated.
+const patience = time.Minute
+
+// NewRealMachine makes a machine where everything is real: the kernel, LVM and
+// lvmd, with a volume group on the disk, of which nothing is left at the
+// test's end. The medium is "disk" or "pmem". There can be one at a time.
+func NewRealMachine(t testing.TB, disk, medium string) *Machine {
+	t.Helper()
+	ByHand(t, "lvm", "vgcreate", "--yes", "--dataalignment", "2m", Group, disk, "--config", HandConfig)
+	t.Cleanup(func() {
+		ByHand(t, "lvm", "vgremove", "--yes", "--force", "--force", Group, "--config", HandConfig)
+		ByHand(t, "lvm", "pvremove", "--yes", disk, "--config", HandConfig)
+	})
+	c, err := config.Parse("test", fmt.Appendf(nil, `
+apiVersion: carve.csi.local/v1
+kind: LvmdConfig
+deviceClasses:
+- {name: local, default: true, volumeGroup: %s, medium: %s}
+`, Group, medium))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &Buffer{}
+	service, err := lvmd.New(t.Context(), lvmd.Options{
+		Config: c, LVM: lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: patience}), StateDir: t.TempDir(),
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	service.Start()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := service.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	m := NewMachine(t, service, mount.System{}, driver.SystemFileSystems{})
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("lvmd:\n%s\nplugin:\n%s", log, m.Log)
+		}
+		// What a failed test left mounted.
+		points, err := m.Mounts.Below(m.KubeletDir)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, p := range points {
+			_ = unix.Unmount(p.Path, unix.MNT_DETACH)
+		}
+	})
+	return m
+}
+
+// ByHand runs a program as an administrator would.
+func ByHand(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
