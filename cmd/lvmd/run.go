@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -67,11 +68,18 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	systemDir := filepath.Join(f.stateDir, "lvm")
+	if err := lvm.MakeSystemDir(systemDir); err != nil {
+		return err
+	}
 	metrics := lvmd.NewMetrics()
-	host := lvm.NewHost(&lvm.Runner{Binary: f.lvmPath, Timeout: f.commandTimeout, Observe: func(r lvm.Result) {
-		metrics.ObserveCommand(r)
-		log.Debug("lvm", "command", r.Command, "duration", r.Duration, "error", r.Err)
-	}})
+	host := lvm.NewHost(&lvm.Runner{
+		Binary: f.lvmPath, Timeout: f.commandTimeout, SystemDir: systemDir,
+		Observe: func(r lvm.Result) {
+			metrics.ObserveCommand(r)
+			log.Debug("lvm", "command", r.Command, "duration", r.Duration, "error", r.Err)
+		},
+	})
 	service, err := lvmd.New(ctx, lvmd.Options{
 		Config: c, LVM: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
 	})

@@ -1,16 +1,37 @@
 package lvm
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 )
+
+// systemConfig is what must be in lvm.conf because LVM acts on it before it
+// reads --config. Asynchronous I/O is of no use for the few blocks that a
+// command reads, and giving up its context (io_destroy) waits for the kernel's
+// RCU: that wait is most of what an LVM command takes on real hardware.
+const systemConfig = "global { use_aio=0 }\n"
+
+// MakeSystemDir makes a directory for Runner.SystemDir. What it holds is not
+// vital: all that commands must not do without is on their command lines.
+func MakeSystemDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("LVM's system directory: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "lvm.conf"), []byte(systemConfig), 0o600); err != nil {
+		return fmt.Errorf("LVM's system directory: %w", err)
+	}
+	return nil
+}
 
 // baseConfig makes LVM work alone: without udev, without lvm.conf, without
 // files of its own outside the lock directory, and blind to the contents of
 // logical volumes.
 const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 } ` +
 	`backup { backup=0 archive=0 } ` +
-	`global { event_activation=0 } ` +
+	`global { event_activation=0 notify_dbus=0 } ` +
 	`devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 ` +
 	`external_device_info_source="none" hints="none" `
 

@@ -32,8 +32,13 @@ func group(t *testing.T, name string) {
 	})
 }
 
-func host() *lvm.Host {
-	return lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute})
+func host(t *testing.T) *lvm.Host {
+	t.Helper()
+	dir := t.TempDir()
+	if err := lvm.MakeSystemDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	return lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: dir})
 }
 
 func TestTheRealLVMIsAnLVM(t *testing.T) {
@@ -42,7 +47,7 @@ func TestTheRealLVMIsAnLVM(t *testing.T) {
 		const name = "carve-test"
 		group(t, name)
 		return lvmtest.Env{
-			Groups: host(), Group: name,
+			Groups: host(t), Group: name,
 			Hold: func(group, volume string) (func(), error) {
 				f, err := os.Open("/dev/" + group + "/" + volume)
 				return func() { f.Close() }, err

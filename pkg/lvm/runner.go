@@ -43,6 +43,9 @@ type Runner struct {
 	Binary string
 	// Timeout is each command's deadline.
 	Timeout time.Duration
+	// SystemDir is a directory that MakeSystemDir made. Empty works, too, but
+	// each command then takes some 30 ms longer.
+	SystemDir string
 	// Observe, if set, is called after each command.
 	Observe func(Result)
 
@@ -74,8 +77,8 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 	cmd.Env = []string{
 		"LC_ALL=C",
 		"PATH=" + os.Getenv("PATH"),
-		// Empty: no lvm.conf is read. All that matters is on the command line.
-		"LVM_SYSTEM_DIR=",
+		// Never the host's: see MakeSystemDir.
+		"LVM_SYSTEM_DIR=" + r.SystemDir,
 		"LVM_SUPPRESS_FD_WARNINGS=1",
 	}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
