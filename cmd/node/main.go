@@ -120,6 +120,7 @@ func run(ctx context.Context, o options) error {
 			Address:          o.opsListen,
 			MetricsTokenFile: o.metricsTokenFile,
 			Gatherer:         metrics.Registry,
+			Healthy:          plugin.Healthy,
 			Ready: func(ctx context.Context) error {
 				return errors.Join(registration.Registered(), lvmdAnswers(ctx))
 			},

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -57,6 +58,7 @@ func TestItIsReadyOnceRegisteredAndStopsSoon(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- c.ExecuteContext(ctx) }()
 
+	wantAnswer(t, address, "/healthz", http.StatusOK, "ok")
 	wantReady(t, address, http.StatusServiceUnavailable, "has not registered the plugin yet")
 	conn, err := grpc.NewClient("unix:"+m.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -71,6 +73,11 @@ func TestItIsReadyOnceRegisteredAndStopsSoon(t *testing.T) {
 	m.StopLVMD()
 	wantReady(t, address, http.StatusServiceUnavailable, "lvmd does not answer")
 
+	if err := os.Remove(m.RegistrationSocket()); err != nil {
+		t.Fatal(err)
+	}
+	wantAnswer(t, address, "/healthz", http.StatusServiceUnavailable, "no such file")
+
 	begin := time.Now()
 	stop()
 	if err := <-ended; err != nil {
@@ -81,15 +88,20 @@ func TestItIsReadyOnceRegisteredAndStopsSoon(t *testing.T) {
 	}
 }
 
-// wantReady waits until /readyz answers so.
 func wantReady(t *testing.T, address string, code int, words string) {
+	t.Helper()
+	wantAnswer(t, address, "/readyz", code, words)
+}
+
+// wantAnswer waits until the path answers so.
+func wantAnswer(t *testing.T, address, path string, code int, words string) {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
 	var got string
 	for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
-		answer, err := client.Get("https://" + address + "/readyz")
+		answer, err := client.Get("https://" + address + path)
 		if err != nil {
 			got = err.Error()
 			continue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -62,13 +63,33 @@ func (p Plugin) Serve(ctx context.Context) error {
 	return group.Wait()
 }
 
+// Healthy says whether the kubelet can still find the plugin: somebody may have
+// cleared the directories of its sockets, and only a new start brings them
+// back. Before Serve has begun to listen it is not healthy.
+func (p Plugin) Healthy(context.Context) error {
+	sockets := []string{p.CSISocket}
+	if p.RegistrationDir != "" {
+		sockets = append(sockets, p.registrationSocket())
+	}
+	for _, path := range sockets {
+		if _, err := os.Lstat(path); err != nil {
+			return fmt.Errorf("socket: %w", err)
+		}
+	}
+	return nil
+}
+
+func (p Plugin) registrationSocket() string {
+	return filepath.Join(p.RegistrationDir, names.Driver+"-reg.sock")
+}
+
 // register serves the registration until ctx is done.
 func (p Plugin) register(ctx context.Context) error {
 	if p.RegistrationDir == "" {
 		<-ctx.Done()
 		return nil
 	}
-	listener, err := listen(ctx, filepath.Join(p.RegistrationDir, names.Driver+"-reg.sock"))
+	listener, err := listen(ctx, p.registrationSocket())
 	if err != nil {
 		return fmt.Errorf("registration socket: %w", err)
 	}

@@ -3,9 +3,11 @@
 package driver_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -141,4 +143,30 @@ func TestRealStaleDeviceNode(t *testing.T) {
 	r.must(r.unstage(v))
 	r.must(os.Remove(v.GetDevicePath()))
 	r.must(os.Symlink("../mapper/"+dmName(v), v.GetDevicePath()))
+}
+
+// TestRealErrorsAreForgottenWhenRepaired keeps an error of the past from
+// making a volume useless for ever.
+func TestRealErrorsAreForgottenWhenRepaired(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	v := r.volume("a", "ext4")
+	access := filesystemAccess(multi)
+	r.must(r.stage(v, access))
+	r.must(r.publish(v, "one", access, false))
+	r.write(filepath.Join(r.target(v, "one"), "kept"), "content")
+	trigger := fmt.Sprintf("/sys/fs/ext4/dm-%d/trigger_fs_error", v.GetDeviceMinor())
+	r.must(os.WriteFile(trigger, []byte("1"), 0))
+	if found, err := r.machine.Mounts.Errors(deviceOf(v)); err != nil || found != 1 {
+		t.Fatalf("got %d, %v", found, err)
+	}
+	if err := os.WriteFile(filepath.Join(r.target(v, "one"), "lost"), nil, 0o600); !isErrno(err, syscall.EROFS) {
+		t.Errorf("a damaged file system takes writes: %v", err)
+	}
+	wantError(t, r.publish(v, "two", access, false), codes.FailedPrecondition, "errors in it; it can be repaired when it is no longer in use at "+r.target(v, "one"))
+	r.must(r.unpublish(v, "one"))
+	r.must(r.publish(v, "two", access, false))
+	r.wantFile(filepath.Join(r.target(v, "two"), "kept"), "content")
+	r.write(filepath.Join(r.target(v, "two"), "new"), "content")
+	r.must(r.unpublish(v, "two"))
+	r.must(r.unstage(v))
 }

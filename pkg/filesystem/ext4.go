@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"slices"
 )
 
 // ext4 is served by the kernel's ext4 driver and e2fsprogs.
@@ -24,6 +25,7 @@ const (
 	ext4UUID             = 0x68
 	ext4BlocksHigh       = 0x150
 	ext4ChecksumType     = 0x175
+	ext4ErrorCount       = 0x194
 	ext4Checksum         = 0x3fc
 
 	ext4MagicValue         = 0xef53
@@ -103,12 +105,25 @@ func (ext4) probe(start []byte) (Info, bool) {
 		// A journal to replay asks for a check although the kernel replays it
 		// too: errors noted in the journal by the last user come to light only
 		// in e2fsck, which ends right after the replay when there are none.
-		NeedsCheck: damaged || state&ext4StateValid == 0 || state&ext4StateErrors != 0 || incompat&ext4IncompatRecover != 0,
+		NeedsCheck: damaged || state&ext4StateValid == 0 || state&ext4StateErrors != 0 ||
+			incompat&ext4IncompatRecover != 0 || le32(ext4ErrorCount) != 0,
 	}, true
 }
 
-func (ext4) check(ctx context.Context, device string) error {
-	err := run(ctx, []string{"e2fsck", "-p", device})
+// check lets e2fsck decide how much there is to do, and insists on a full pass
+// only when errors are on record afterwards.
+func (e ext4) check(ctx context.Context, device string) error {
+	if err := e.fsck(ctx, device); err != nil {
+		return err
+	}
+	if info, err := Probe(device); err != nil || !info.NeedsCheck {
+		return err
+	}
+	return e.fsck(ctx, device, "-f")
+}
+
+func (ext4) fsck(ctx context.Context, device string, flags ...string) error {
+	err := run(ctx, slices.Concat([]string{"e2fsck", "-p"}, flags, []string{device}))
 	code, exited := exitCode(err)
 	switch {
 	case !exited:

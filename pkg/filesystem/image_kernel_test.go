@@ -76,6 +76,19 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 			t.Errorf("after: %+v, %v", info, err)
 		}
 	})
+	t.Run("an ext4 with errors on record, although clean, is clean afterwards", func(t *testing.T) {
+		device := formatted(t, Ext4)
+		debugfs(t, device, "set_super_value error_count 7")
+		if info, err := Probe(device); err != nil || !info.NeedsCheck {
+			t.Fatalf("before: %+v, %v", info, err)
+		}
+		if err := Check(t.Context(), device, Ext4); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := Probe(device); err != nil || info.NeedsCheck {
+			t.Errorf("after: %+v, %v", info, err)
+		}
+	})
 	t.Run("an ext4 without its root directory needs an administrator", func(t *testing.T) {
 		device := formatted(t, Ext4)
 		debugfs(t, device, "clri <2>")
