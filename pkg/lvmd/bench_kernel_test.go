@@ -43,84 +43,102 @@ func BenchmarkLvmd(b *testing.B) {
 	}
 }
 
-// rounds is how many volumes each measurement makes and removes.
-const rounds = 16
+// rounds is how many batches are compared, and batch how many volumes each
+// makes and removes. By hand and through lvmd take turns, so that what else
+// the machine does falls on both.
+const (
+	rounds = 4
+	batch  = 8
+)
 
+// compare measures both sides on the volumes that there are.
 func compare(b *testing.B, p *process) {
 	free := p.available()
 	for b.Loop() {
-		hand := timed(func() {
-			for i := range rounds {
-				byHandDefault(b, "lvcreate", "--yes", "--size", "8m", "--name", fmt.Sprintf("hand%d", i), p.group)
+		var hand, handRemove time.Duration
+		var lvmdCreate, lvmdDelete, lvmdWaited [2]time.Duration
+		logged := len(p.log.String())
+		for range rounds {
+			for k, callers := range []int{1, batch} {
+				hand += timed(func() {
+					for i := range batch {
+						byHandDefault(b, "lvcreate", "--yes", "--size", "8m", "--name", fmt.Sprintf("hand%d", i), p.group)
+					}
+				})
+				handRemove += timed(func() {
+					for i := range batch {
+						byHandDefault(b, "lvremove", "--yes", fmt.Sprintf("%s/hand%d", p.group, i))
+					}
+				})
+				wait(b, "lvmd has seen it", func() bool { return p.available() == free })
+				ids := make([]string, batch)
+				lvmdCreate[k] += timed(func() {
+					concurrently(callers, func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
+				})
+				lvmdDelete[k] += timed(func() {
+					lvmdWaited[k] += timed(func() { concurrently(callers, func(i int) { p.delete(ids[i]) }) })
+					wait(b, "all is free", func() bool { return p.available() == free })
+				})
 			}
-		})
-		handRemove := timed(func() {
-			for i := range rounds {
-				byHandDefault(b, "lvremove", "--yes", fmt.Sprintf("%s/hand%d", p.group, i))
-			}
-		})
-		wait(b, "lvmd has seen it", func() bool { return p.available() == free })
-		for _, callers := range []int{1, 8} {
-			ids := make([]string, rounds)
-			each := func(f func(i int)) {
-				var wg sync.WaitGroup
-				for c := range callers {
-					wg.Go(func() {
-						for i := c; i < rounds; i += callers {
-							f(i)
-						}
-					})
-				}
-				wg.Wait()
-			}
-			before := len(p.log.String())
-			createTime := timed(func() {
-				each(func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
-			})
-			suffix := fmt.Sprintf("/%d-callers", callers)
-			count, seconds := commands(p.log.String()[before:])
-			b.ReportMetric(float64(count)/rounds, "commands-per-create"+suffix)
-			b.ReportMetric(seconds/createTime.Seconds(), "share-of-commands"+suffix)
-			var waited time.Duration
-			deleteTime := timed(func() {
-				waited = timed(func() { each(func(i int) { p.delete(ids[i]) }) })
-				wait(b, "all is free", func() bool { return p.available() == free })
-			})
-			b.ReportMetric(createTime.Seconds()/hand.Seconds(), "create-ratio"+suffix)
-			b.ReportMetric(deleteTime.Seconds()/handRemove.Seconds(), "delete-ratio"+suffix)
-			b.ReportMetric(waited.Seconds()/handRemove.Seconds(), "delete-wait-ratio"+suffix)
 		}
+		// Each of the two was run as often as half of what was done by hand.
+		for k, callers := range []int{1, batch} {
+			suffix := fmt.Sprintf("/%d-callers", callers)
+			b.ReportMetric(2*lvmdCreate[k].Seconds()/hand.Seconds(), "create-ratio"+suffix)
+			b.ReportMetric(2*lvmdDelete[k].Seconds()/handRemove.Seconds(), "delete-ratio"+suffix)
+			b.ReportMetric(2*lvmdWaited[k].Seconds()/handRemove.Seconds(), "delete-wait-ratio"+suffix)
+		}
+		count, seconds := commands(p.log.String()[logged:])
+		b.ReportMetric(float64(count["lvcreate"])/(2*rounds*batch), "lvcreates-per-create")
+		b.ReportMetric(float64(count["lvremove"])/(2*rounds*batch), "lvremoves-per-delete")
+		b.ReportMetric(seconds["lvcreate"]/(lvmdCreate[0]+lvmdCreate[1]).Seconds(), "share-of-lvcreate")
+
+		const reads = 2 * rounds * batch
 		list := timed(func() {
-			for range rounds {
+			for range reads {
 				if _, err := p.client.ListVolumes(b.Context(), &lvmdv1.ListVolumesRequest{}); err != nil {
 					b.Fatal(err)
 				}
 			}
 		})
 		capacity := timed(func() {
-			for range rounds {
+			for range reads {
 				p.available()
 			}
 		})
 		b.ReportMetric(list.Seconds()/hand.Seconds(), "list-ratio")
 		b.ReportMetric(capacity.Seconds()/hand.Seconds(), "capacity-ratio")
-		b.ReportMetric(hand.Seconds()/rounds, "hand-create-s")
-		b.ReportMetric(handRemove.Seconds()/rounds, "hand-remove-s")
+		b.ReportMetric(hand.Seconds()/reads, "hand-create-s")
+		b.ReportMetric(handRemove.Seconds()/reads, "hand-remove-s")
 		b.ReportMetric(float64(residentBytes(b, p.cmd.Process.Pid))/(1<<20), "lvmd-MiB")
 		b.ReportMetric(0, "ns/op")
 	}
 }
 
+// concurrently calls f for a batch's numbers, so many at a time.
+func concurrently(callers int, f func(i int)) {
+	var wg sync.WaitGroup
+	for c := range callers {
+		wg.Go(func() {
+			for i := c; i < batch; i += callers {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // commands counts the LVM commands in a log, and sums up their seconds.
-func commands(log string) (count int, seconds float64) {
+func commands(log string) (count map[string]int, seconds map[string]float64) {
+	count, seconds = map[string]int{}, map[string]float64{}
 	for line := range strings.Lines(log) {
 		var entry struct {
-			Msg      string
-			Duration time.Duration
+			Msg, Command string
+			Duration     time.Duration
 		}
 		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "lvm" {
-			count++
-			seconds += entry.Duration.Seconds()
+			count[entry.Command]++
+			seconds[entry.Command] += entry.Duration.Seconds()
 		}
 	}
 	return count, seconds

@@ -42,7 +42,7 @@ func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeReques
 	tombstone.Phase = deleting
 	if err := s.journal.put(tombstone); err != nil {
 		if handle != nil {
-			handle.Close()
+			_ = handle.Close()
 		}
 		s.unclaim(v)
 		return nil, publicError("deleting volume "+v.rec.ID, err)

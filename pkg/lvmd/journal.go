@@ -41,7 +41,7 @@ func openJournal(path string) (j *journal, found bool, aside string, err error) 
 	_, statErr := os.Stat(path)
 	found = statErr == nil
 	j, err = tryOpen(path)
-	if err == nil || !found || errors.Is(err, bbolt.ErrTimeout) || errors.Is(err, os.ErrPermission) {
+	if err == nil || !found || errors.Is(err, bolterrors.ErrTimeout) || errors.Is(err, os.ErrPermission) {
 		return j, found, "", err
 	}
 	damage := err
@@ -64,7 +64,7 @@ func tryOpen(path string) (j *journal, err error) {
 			err = fmt.Errorf("journal %s: %v", path, r)
 		}
 		if err != nil && db != nil {
-			db.Close()
+			_ = db.Close()
 		}
 	}()
 	db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: journalLockWait})

@@ -91,7 +91,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 			s.log.Warn("volume is gone: it was removed behind our back", "volume", id, "name", v.rec.Ident.Name)
 		}
 		if v.handle != nil {
-			v.handle.Close()
+			_ = v.handle.Close()
 		}
 		s.model.drop(v)
 		n.vanished = append(n.vanished, id)

@@ -167,7 +167,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.model.mu.Lock()
 	for _, v := range s.model.volumes {
 		if v.handle != nil {
-			v.handle.Close()
+			_ = v.handle.Close()
 			v.handle = nil
 		}
 	}
