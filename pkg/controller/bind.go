@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/api/names"
 )
 
 // Once the PersistentVolume is written, the PV controller binds the claim to
@@ -141,7 +143,13 @@ func (p *provisioner) completeClaim(ctx context.Context, claim *v1.PersistentVol
 	defer cancel()
 	claims := p.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
 	if claim.Spec.VolumeName == "" || !metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
-		annotations := map[string]any{volume.AnnBindCompleted: "yes"}
+		annotations := map[string]any{
+			volume.AnnBindCompleted: "yes",
+			// The PV controller's request to us, which it may not have got around
+			// to. Others read it to tell who made a volume.
+			volume.AnnStorageProvisioner:     names.Driver,
+			volume.AnnBetaStorageProvisioner: names.Driver,
+		}
 		if claim.Spec.VolumeName == "" {
 			annotations[volume.AnnBoundByController] = "yes"
 		}

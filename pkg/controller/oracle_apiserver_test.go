@@ -1,0 +1,483 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
+	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// world is a real API server with the real PV controller and scheduler (their
+// kubeconfig is in KUBECONFIG), and nodes whose lvmds are fake. One of the two
+// provisioners acts in it: ours, or the upstream library with a driver on the
+// same fake lvmds.
+type world struct {
+	client    kubernetes.Interface
+	namespace string
+	nodes     map[string]*fakelvmd.Server
+}
+
+func connectToAPIServer(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func newWorld(t *testing.T, client kubernetes.Interface) *world {
+	t.Helper()
+	w := &world{client: client, nodes: map[string]*fakelvmd.Server{}}
+	for _, name := range []string{"n1", "n2"} {
+		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}}
+		if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	}
+	return w
+}
+
+// oursActs runs our controller in the world until the test ends.
+func oursActs(t *testing.T, w *world) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	c, err := New(Options{Client: w.client, Namespace: "default", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+		CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorder, stopEvents := newRecorder(w.client)
+	c.core.recorder = recorder
+	net, err := fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range w.nodes {
+		net.Attach(node)
+	}
+	eventually(t, "nodes connect", func() bool { return c.core.fleet.Connected() == len(w.nodes) })
+	ctx, cancel := context.WithCancel(context.Background())
+	c.all.Start(ctx.Done())
+	c.own.Start(ctx.Done())
+	done := make(chan error, 1)
+	go func() { done <- c.lead(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		c.all.Shutdown()
+		c.own.Shutdown()
+		stopEvents()
+		c.core.fleet.Close()
+		net.Close()
+	})
+}
+
+// upstreamActs runs the upstream library in the world until the test ends.
+func upstreamActs(t *testing.T, w *world) {
+	t.Helper()
+	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
+	ctx, cancel := context.WithCancel(context.Background())
+	p := upstream.NewProvisionController(ctx, w.client, names.Driver, &upstreamDriver{w: w},
+		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
+		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10))
+	done := make(chan struct{})
+	go func() { defer close(done); p.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+// upstreamDriver is what external-provisioner is to the library: it calls the
+// node and describes the volume.
+type upstreamDriver struct{ w *world }
+
+func (d *upstreamDriver) SupportsBlock(context.Context) bool { return true }
+
+func (d *upstreamDriver) Provision(ctx context.Context, o upstream.ProvisionOptions) (*v1.PersistentVolume, upstream.ProvisioningState, error) {
+	r, err := parseClaim(o.PVC, o.StorageClass)
+	if err != nil {
+		return nil, upstream.ProvisioningFinished, err
+	}
+	node := o.SelectedNodeName
+	if node == "" {
+		node = "n1"
+	}
+	res, err := d.w.nodes[node].CreateVolume(ctx, r.create(o.PVC, "cluster"))
+	switch {
+	case status.Code(err) == codes.ResourceExhausted && o.SelectedNodeName != "":
+		return nil, upstream.ProvisioningReschedule, err
+	case status.Code(err) == codes.Unavailable:
+		return nil, upstream.ProvisioningInBackground, err
+	case err != nil:
+		return nil, upstream.ProvisioningFinished, err
+	}
+	pv := newPersistentVolume(o.PVC, o.StorageClass, node, res.GetVolume(), "upstream")
+	pv.Annotations, pv.Finalizers, pv.Spec.ClaimRef, pv.Spec.StorageClassName = nil, nil, nil, "" // the library's
+	return pv, upstream.ProvisioningFinished, nil
+}
+
+func (d *upstreamDriver) Delete(ctx context.Context, pv *v1.PersistentVolume) error {
+	node, _ := nodeOf(pv)
+	_, err := d.w.nodes[node].DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: pv.Spec.CSI.VolumeHandle})
+	return err
+}
+
+// observation is what a user and the rest of Kubernetes see, without what
+// differs between any two runs.
+type observation struct {
+	Claim   string // phase, or "gone"
+	Notes   map[string]string
+	Guards  []string // the claim's finalizers
+	Volume  *volumeObservation
+	OnNodes map[string]int // volumes on each node
+	Events  []string       // types and reasons of the provisioner's Events
+}
+
+type volumeObservation struct {
+	NameIsOfClaim, RefIsOfClaim bool
+	Phase                       v1.PersistentVolumePhase
+	Annotations                 map[string]string
+	Finalizers                  []string
+	Deleting                    bool
+	Spec                        v1.PersistentVolumeSpec
+	HandleIsOnNode              bool
+}
+
+func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observation {
+	t.Helper()
+	out := observation{Claim: "gone", OnNodes: map[string]int{}}
+	if now, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Get(t.Context(), claim.Name, metav1.GetOptions{}); err == nil {
+		out.Claim, out.Notes, out.Guards = string(now.Status.Phase), now.Annotations, now.Finalizers
+		// The PV controller's request to a provisioner. Ours does not wait for
+		// it, and the PV controller does not make it for a claim whose volume
+		// exists already.
+		delete(out.Notes, volume.AnnStorageProvisioner)
+		delete(out.Notes, volume.AnnBetaStorageProvisioner)
+	}
+	handles := map[string]bool{}
+	for name, node := range w.nodes {
+		for _, v := range node.Volumes() {
+			if v.GetOwner().GetClaimUid() == string(claim.UID) {
+				out.OnNodes[name]++
+				handles[v.GetId()] = true
+			}
+		}
+	}
+	if pv, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), volumeName(claim), metav1.GetOptions{}); err == nil {
+		spec := *pv.Spec.DeepCopy()
+		out.Volume = &volumeObservation{
+			NameIsOfClaim: true, RefIsOfClaim: belongsTo(pv, claim) && spec.ClaimRef.Kind == "PersistentVolumeClaim" && spec.ClaimRef.APIVersion == "v1",
+			Phase: pv.Status.Phase, Annotations: pv.Annotations, Finalizers: slices.Sorted(slices.Values(pv.Finalizers)),
+			Deleting: pv.DeletionTimestamp != nil, HandleIsOnNode: handles[spec.CSI.VolumeHandle],
+		}
+		spec.ClaimRef, spec.CSI.VolumeHandle, spec.CSI.VolumeAttributes[identityKey] = nil, "", ""
+		out.Volume.Spec = spec
+	}
+	events, err := w.client.CoreV1().Events(w.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + claim.Name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		seen := e.Type + " " + e.Reason
+		if strings.HasPrefix(e.Source.Component, "carve") && !slices.Contains(out.Events, seen) {
+			out.Events = append(out.Events, seen)
+		}
+	}
+	slices.Sort(out.Events)
+	return out
+}
+
+// scenario is one story of a claim. It returns the claim once its end is reached.
+type scenario struct {
+	name string
+	run  func(*testing.T, *world) *v1.PersistentVolumeClaim
+}
+
+func (w *world) class(t *testing.T, change func(*storagev1.StorageClass)) string {
+	t.Helper()
+	mode, reclaim := storagev1.VolumeBindingWaitForFirstConsumer, v1.PersistentVolumeReclaimDelete
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "story"}, Provisioner: names.Driver,
+		VolumeBindingMode: &mode, ReclaimPolicy: &reclaim, MountOptions: []string{"noatime"}}
+	if change != nil {
+		change(class)
+	}
+	if _, err := w.client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = w.client.StorageV1().StorageClasses().Delete(context.Background(), class.Name, metav1.DeleteOptions{})
+	})
+	return class.Name
+}
+
+func (w *world) claim(t *testing.T, class, node string, change func(*v1.PersistentVolumeClaim)) *v1.PersistentVolumeClaim {
+	t.Helper()
+	claim := &v1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "claim", Annotations: map[string]string{}},
+		Spec: v1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("100Mi")}},
+		},
+	}
+	if node != "" {
+		claim.Annotations[volume.AnnSelectedNode] = node
+	}
+	if change != nil {
+		change(claim)
+	}
+	created, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Create(t.Context(), claim, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return created
+}
+
+func (w *world) get(claim *v1.PersistentVolumeClaim) *v1.PersistentVolumeClaim {
+	now, err := w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(context.Background(), claim.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return now
+}
+
+func (w *world) pv(claim *v1.PersistentVolumeClaim) *v1.PersistentVolume {
+	now, err := w.client.CoreV1().PersistentVolumes().Get(context.Background(), volumeName(claim), metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return now
+}
+
+func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
+	t.Helper()
+	eventually(t, "claim is bound", func() bool {
+		now, pv := w.get(claim), w.pv(claim)
+		return now.Status.Phase == v1.ClaimBound && pv != nil && pv.Status.Phase == v1.VolumeBound
+	})
+}
+
+func (w *world) delete(t *testing.T, claim *v1.PersistentVolumeClaim) {
+	t.Helper()
+	if err := w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "claim is gone", func() bool { return w.get(claim) == nil })
+}
+
+func (w *world) patchPV(t *testing.T, claim *v1.PersistentVolumeClaim, patch string) {
+	t.Helper()
+	_, err := w.client.CoreV1().PersistentVolumes().Patch(t.Context(), volumeName(claim), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) waitNothingLeft(t *testing.T, claim *v1.PersistentVolumeClaim) {
+	t.Helper()
+	eventually(t, "nothing is left", func() bool { return w.pv(claim) == nil && w.observe(t, claim).volumes() == 0 })
+}
+
+func (o observation) volumes() int {
+	sum := 0
+	for _, n := range o.OnNodes {
+		sum += n
+	}
+	return sum
+}
+
+var stories = []scenario{
+	{"late binding", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "n2", nil)
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{"immediate binding", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, immediate), "", nil)
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{"raw block under Retain", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		block, retain := v1.PersistentVolumeBlock, v1.PersistentVolumeReclaimRetain
+		class := w.class(t, func(c *storagev1.StorageClass) { c.ReclaimPolicy = &retain })
+		claim := w.claim(t, class, "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block })
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{"once-per-Pod access", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "n1", func(c *v1.PersistentVolumeClaim) {
+			c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
+		})
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{"a full node, then another", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		w.nodes["n1"].Resize("local", 8*mib)
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		eventually(t, "selection is taken back", func() bool { return w.get(claim).Annotations[volume.AnnSelectedNode] == "" })
+		_, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
+			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"n2"}}}`, volume.AnnSelectedNode), metav1.PatchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{"a node that fails at first", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		var calls atomic.Int32
+		w.nodes["n1"].SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+			if calls.Add(1) == 1 {
+				return fakelvmd.Error(codes.Internal, names.ReasonCommandFailed, "lvcreate failed")
+			}
+			return nil
+		}})
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{"an answer that is lost", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		var calls atomic.Int32
+		w.nodes["n1"].SetHooks(fakelvmd.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error {
+			if calls.Add(1) == 1 {
+				return status.Error(codes.Unavailable, "connection lost")
+			}
+			return nil
+		}})
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{"deletion", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		w.waitBound(t, claim)
+		w.delete(t, claim)
+		w.waitNothingLeft(t, claim)
+		return claim
+	}},
+	{"deletion under Retain", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		retain := v1.PersistentVolumeReclaimRetain
+		claim := w.claim(t, w.class(t, func(c *storagev1.StorageClass) { c.ReclaimPolicy = &retain }), "n1", nil)
+		w.waitBound(t, claim)
+		w.delete(t, claim)
+		eventually(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
+		return claim
+	}},
+	{"a policy changed to Retain, and back", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		w.waitBound(t, claim)
+		w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+		eventually(t, "finalizer is gone", func() bool { return !slices.Contains(w.pv(claim).Finalizers, finalizer) })
+		w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+		eventually(t, "finalizer is back", func() bool { return slices.Contains(w.pv(claim).Finalizers, finalizer) })
+		return claim
+	}},
+	{"a volume deleted before its claim", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		w.waitBound(t, claim)
+		if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), volumeName(claim), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if pv := w.pv(claim); pv == nil || pv.DeletionTimestamp == nil {
+			t.Error("the volume did not wait for its claim")
+		}
+		w.delete(t, claim)
+		w.waitNothingLeft(t, claim)
+		return claim
+	}},
+	{"a claim deleted while its volume is made", func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		entered, release := make(chan struct{}, 8), make(chan struct{})
+		w.nodes["n1"].SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+			entered <- struct{}{}
+			<-release
+			return nil
+		}})
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		<-entered
+		w.delete(t, claim)
+		time.Sleep(300 * time.Millisecond)
+		close(release)
+		eventually(t, "volume was made", func() bool { return w.nodes["n1"].Creates() > 0 })
+		w.waitNothingLeft(t, claim)
+		return claim
+	}},
+}
+
+// TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem tells every story twice.
+func TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem(t *testing.T) {
+	client := connectToAPIServer(t)
+	for i, story := range stories {
+		t.Run(story.name, func(t *testing.T) {
+			seen := map[string]string{}
+			for who, acts := range map[string]func(*testing.T, *world){"ours": oursActs, "upstream": upstreamActs} {
+				t.Run(who, func(t *testing.T) {
+					w := newWorld(t, client)
+					w.namespace = fmt.Sprintf("story-%d-%s", i, who)
+					ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
+					if _, err := client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					acts(t, w)
+					claim := story.run(t, w)
+					time.Sleep(time.Second) // Events are sent in the background
+					text, err := json.MarshalIndent(w.observe(t, claim), "", "  ")
+					if err != nil {
+						t.Fatal(err)
+					}
+					seen[who] = string(text)
+					w.tidy(t, claim)
+				})
+			}
+			if seen["ours"] != seen["upstream"] {
+				t.Errorf("users see, with ours:\n%s\nwith upstream's:\n%s", seen["ours"], seen["upstream"])
+			}
+		})
+	}
+}
+
+// tidy leaves nothing for the next story.
+func (w *world) tidy(t *testing.T, claim *v1.PersistentVolumeClaim) {
+	t.Helper()
+	if pv := w.pv(claim); pv != nil {
+		w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+	}
+	if w.get(claim) != nil {
+		w.delete(t, claim)
+	}
+	w.waitNothingLeft(t, claim)
+}
