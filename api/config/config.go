@@ -110,7 +110,7 @@ func Load(path string) (*Config, error) {
 
 // Problem is an error about a key of this class, found later: given is the
 // value, reason what is wrong with it or what is allowed instead.
-func (c *DeviceClass) Problem(key, given, reason string) error {
+func (c *DeviceClass) Problem(key, given, reason string) Problems {
 	at, ok := c.positions[key]
 	if !ok {
 		at = c.positions[""]

@@ -181,7 +181,7 @@ func (p *parser) uniqueness(classes []DeviceClass) {
 		if c.Name != "" {
 			if j, ok := first[c.Name]; ok {
 				p.problems = append(p.problems, classes[i].Problem("name", c.Name,
-					fmt.Sprintf("the name of deviceClasses[%d] already; names must differ", j)).(Problems)...)
+					fmt.Sprintf("the name of deviceClasses[%d] already; names must differ", j))...)
 			} else {
 				first[c.Name] = i
 			}
@@ -189,7 +189,7 @@ func (p *parser) uniqueness(classes []DeviceClass) {
 		if c.Default {
 			if defaultClass >= 0 {
 				p.problems = append(p.problems, classes[i].Problem("default", "true",
-					fmt.Sprintf("deviceClasses[%d] is the default already; at most one can be", defaultClass)).(Problems)...)
+					fmt.Sprintf("deviceClasses[%d] is the default already; at most one can be", defaultClass))...)
 			} else {
 				defaultClass = i
 			}
@@ -247,8 +247,9 @@ func given(n *yaml.Node) string {
 		return "a list"
 	case yaml.AliasNode:
 		return "*" + n.Value
+	default: // a document is never a value
+		return ""
 	}
-	return ""
 }
 
 func keys(known map[string]func(string, *yaml.Node)) string {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -57,8 +58,8 @@ func checkConfig() *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			_, err := config.Load(args[0])
-			problems, ok := err.(config.Problems)
-			if !ok {
+			var problems config.Problems
+			if !errors.As(err, &problems) {
 				return err
 			}
 			for _, p := range problems {

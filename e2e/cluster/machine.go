@@ -255,7 +255,7 @@ func killOwned(n node, pid int) error {
 	if err != nil {
 		return err
 	}
-	defer process.Release()
+	defer func() { _ = process.Release() }()
 	if !n.owns(pid) {
 		return nil
 	}

@@ -4,6 +4,7 @@ package tests
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -116,7 +117,10 @@ func (s *scope) clean(before map[string][]string, volumes []string) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("still there: %v", err)
+		if err == nil {
+			err = errors.New("it is still there")
+		}
+		return err
 	})
 	if err != nil {
 		s.Errorf("%v", err)
@@ -247,7 +251,10 @@ func (s *scope) remove(name string) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("still there: %v", err)
+		if err == nil {
+			err = errors.New("it is still there")
+		}
+		return err
 	}), "delete Pod "+name)
 }
 

@@ -220,11 +220,11 @@ func (h *Host) Open(group, volume string) (Handle, error) {
 	}
 	after, err := dmStatus(name)
 	if err != nil {
-		dev.Close()
+		_ = dev.Close()
 		return nil, err
 	}
 	if after.openCount > 1 {
-		dev.Close()
+		_ = dev.Close()
 		return nil, fmt.Errorf("%s/%s: %w", group, volume, ErrBusy)
 	}
 	return dev, nil

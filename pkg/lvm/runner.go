@@ -109,8 +109,8 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	kill := &CommandError{Command: command, ExitCode: -1, Err: timedOut(ctx.Err())}
 	select {
-	case <-done:
-		kill.Message = fmt.Sprintf("killed: %v", ctx.Err())
+	case ended := <-done:
+		kill.Message = fmt.Sprintf("killed: %v (%v)", ctx.Err(), ended)
 		if words := lastWords(stderr.String()); words != "" {
 			kill.Message += ": " + words
 		}

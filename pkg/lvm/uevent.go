@@ -22,17 +22,17 @@ func WatchBlockDevices(ctx context.Context) (<-chan struct{}, error) {
 	}
 	// Group 1 is the kernel's; udev repeats events on group 2.
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
 	}
 	// Reads wake up now and then to see whether ctx is done.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
 	}
 	events := make(chan struct{}, 1)
 	go func() {
-		defer unix.Close(fd)
+		defer func() { _ = unix.Close(fd) }()
 		buf := make([]byte, 16<<10)
 		for ctx.Err() == nil {
 			n, err := unix.Read(fd, buf)

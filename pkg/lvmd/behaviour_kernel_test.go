@@ -122,7 +122,7 @@ func TestVolumesComeBackAfterAReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	unmount()
-	if err, took := p.stop(); err != nil || took > 5*time.Second {
+	if took, err := p.stop(); err != nil || took > 5*time.Second {
 		t.Errorf("stopped with %v after %v", err, took)
 	}
 	lvmByHand(t, "vgchange", "--activate", "n", n.group)
@@ -200,7 +200,7 @@ func TestStreamsEndWhenLvmdIsToldToStop(t *testing.T) {
 	if _, err := w.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	if err, took := p.stop(); err != nil || took > 5*time.Second {
+	if took, err := p.stop(); err != nil || took > 5*time.Second {
 		t.Errorf("stopped with %v after %v", err, took)
 	}
 	if _, err := w.Recv(); status.Code(err) != codes.Unavailable {

@@ -210,13 +210,13 @@ func (p *process) kill() {
 }
 
 // stop ends the process as kubelet does, and returns how it ended and when.
-func (p *process) stop() (error, time.Duration) {
+func (p *process) stop() (time.Duration, error) {
 	start := time.Now()
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	err := <-p.exited
 	p.exited <- err
 	p.conn.Close()
-	return err, time.Since(start)
+	return time.Since(start), err
 }
 
 func wait(t testing.TB, what string, ok func() bool) {

@@ -99,7 +99,9 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	if err := server.Shutdown(stopping); err != nil {
 		_ = server.Close()
 	}
-	<-served
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve health and metrics: %w", err)
+	}
 	return nil
 }
 

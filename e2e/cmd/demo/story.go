@@ -171,11 +171,11 @@ func (s *story) removePod(ctx context.Context, node, handle string, capacity int
 	err = carve.Until(ctx, patience, "claim and PersistentVolume are gone", func(ctx context.Context) error {
 		_, err := s.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, pod+"-"+volume, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the claim is still there (%w)", err)
+			return errors.Join(errors.New("the claim is still there"), err)
 		}
 		_, err = s.client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the PersistentVolume is still there (%w)", err)
+			return errors.Join(errors.New("the PersistentVolume is still there"), err)
 		}
 		return nil
 	})

@@ -10,6 +10,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -137,7 +138,7 @@ func loadEarlyModules(dir string) error {
 		}
 		err = unix.FinitModule(int(file.Fd()), "", 0)
 		_ = file.Close()
-		if err != nil && err != unix.EEXIST {
+		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("load %s: %w", entry.Name(), err)
 		}
 		// The RAM file system cannot be freed; its files can.

@@ -40,7 +40,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	build := filepath.Join(dir, "build")
 	if err := os.Mkdir(build, 0o755); err != nil {
 		return err

@@ -38,7 +38,7 @@ func (s *Server) Serve(stream io.ReadWriteCloser) error {
 	if err != nil {
 		return fmt.Errorf("serve the agent: %w", err)
 	}
-	defer session.Close()
+	defer func() { _ = session.Close() }()
 	for {
 		connection, err := session.Accept()
 		if err != nil {

@@ -25,7 +25,7 @@ func (b Base) Initramfs(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(build)
+	defer func() { _ = os.RemoveAll(build) }()
 	binary := filepath.Join(build, "nodeinit")
 	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w -buildid=", "-o", binary, "./cmd/nodeinit")
 	command.Dir = filepath.Join(root, "e2e")
