@@ -91,6 +91,7 @@ func run(ctx context.Context, f flags) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	countAPIRequests(registry)
 	f.Client, f.Registerer, f.Identity = client, registry, hostname+"_"+string(uuid.NewUUID())
 	c, err := controller.New(f.Options)
 	if err != nil {
