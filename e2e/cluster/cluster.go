@@ -110,9 +110,9 @@ func Attach(name string) (*Cluster, error) {
 }
 
 // Down removes a cluster with all that it holds, in whatever state it is. It is no
-// error if there is none.
-func Down(ctx context.Context, name string) error {
-	c, err := named(name, nil)
+// error if there is none. Progress, which may be nil, is told what is waited for.
+func Down(ctx context.Context, name string, progress io.Writer) error {
+	c, err := named(name, progress)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func Down(ctx context.Context, name string) error {
 }
 
 // Down removes the cluster with all that it holds.
-func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.name) }
+func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.name, c.progress.output) }
 
 // Name returns the cluster's name.
 func (c *Cluster) Name() string { return c.name }
@@ -147,6 +147,7 @@ func (c *Cluster) RESTConfig() (*rest.Config, error) { return c.controlPlane.RES
 // ControlPlane gives access to the components, to stop or kill them, say.
 func (c *Cluster) ControlPlane() *controlplane.ControlPlane { return c.controlPlane }
 
+// named returns the cluster of that name with nothing but its name.
 func named(name string, output io.Writer) (*Cluster, error) {
 	if name == "" {
 		name = DefaultName

@@ -154,8 +154,6 @@ runtimeRequestTimeout: 5m
 evictionHard: {memory.available: 50Mi, nodefs.available: 2%, imagefs.available: 2%}
 imageGCHighThresholdPercent: 98
 imageGCLowThresholdPercent: 97
-nodeStatusUpdateFrequency: 5s
-nodeStatusReportFrequency: 1m
 `
 }
 
@@ -169,7 +167,7 @@ func (n node) services() []guest.Service {
 			Name: "kubelet",
 			Argv: []string{
 				toolsFolder + "/kubelet", "--config=/etc/kubernetes/kubelet.yaml", "--kubeconfig=" + kubeletKubeconfig,
-				"--hostname-override=" + n.name(), "--node-ip=" + n.address().String(), "--v=2",
+				"--hostname-override=" + n.name(), "--node-ip=" + n.address().String(), "--housekeeping-interval=30s",
 			},
 			Env: []string{path, lazyCollector}, Log: serviceLogs + "/kubelet.log", StartPath: kubeletKubeconfig,
 		},

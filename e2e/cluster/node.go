@@ -57,6 +57,9 @@ func (n node) podSubnet() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4(bytes), controlplane.NodePodBits)
 }
 
+// images is the folder that all nodes of the cluster share.
+func (n node) images() string { return filepath.Join(n.dir, "..", "..", imagesTag) }
+
 // tap is the name of the node's tap device in the cluster's namespace.
 func (n node) tap() string { return fmt.Sprintf("tap%d", n.number) }
 
@@ -78,6 +81,7 @@ func (n node) machine(a assets) vm.Config {
 		CPUs: nodeCPUs, MemoryMiB: nodeMemoryMiB,
 		PmemMiB: nodePmemMiB, PmemFile: filepath.Join(n.dir, pmemFile),
 		Disks:       n.disks(a),
+		Shares:      []vm.Share{{Tag: imagesTag, Path: n.images(), ReadOnly: true}},
 		Tap:         n.tap(),
 		MAC:         fmt.Sprintf("52:54:00:80:00:%02x", 10+n.number),
 		Accelerator: a.accelerator,

@@ -82,7 +82,7 @@ func downCommand(name *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "down", Short: "Remove the cluster with all that it holds", Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			return cluster.Down(command.Context(), *name)
+			return cluster.Down(command.Context(), *name, os.Stderr)
 		},
 	}
 }
