@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+const selectedNode = "volume.kubernetes.io/selected-node"
+
+// burst is what one set of Pods with a volume each took.
+type burst struct {
+	pods      int
+	all       time.Duration   // from the first creation to the last Pod being given its node
+	placed    []time.Duration // creation of the Pod to its node, sorted
+	bound     []time.Duration // selected node to bound claim, sorted
+	failures  int             // ProvisioningFailed Events
+	lost      int             // ClaimLost Events
+	writes    float64         // our API writes per volume, from creation to removal
+	deleteAll time.Duration   // from the Pods' deletion to the last PersistentVolume gone
+}
+
+// burst creates Pods, at a rate per second or at once, waits until all have
+// their node, removes them and waits until nothing is left.
+func (c *cluster) burst(ctx context.Context, pods int, bytes int64, rate float64) (*burst, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
+	b := &burst{pods: pods}
+	before, err := c.writes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "burst-"}}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("make a namespace: %w", err)
+	}
+	err = until(ctx, "the namespace has its service account", func(ctx context.Context) error {
+		_, err := c.client.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := c.place(ctx, ns.Name, b, bytes, rate); err != nil {
+		return nil, err
+	}
+	time.Sleep(10 * time.Second) // the controller-manager sends its Events late
+	if b.failures, err = c.events(ctx, ns.Name, "ProvisioningFailed"); err != nil {
+		return nil, err
+	}
+	if b.lost, err = c.events(ctx, ns.Name, "ClaimLost"); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	if err := c.client.CoreV1().Pods(ns.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return nil, fmt.Errorf("delete the Pods: %w", err)
+	}
+	err = until(ctx, "all volumes are gone", func(ctx context.Context) error {
+		list, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%d are left", len(list.Items))
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.deleteAll = time.Since(begin)
+	time.Sleep(2 * time.Second) // capacity that comes back is written with a little delay
+	after, err := c.writes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b.writes = (after - before) / float64(pods)
+	return b, nil
+}
+
+// place creates the Pods and follows them and their claims.
+func (c *cluster) place(ctx context.Context, namespace string, b *burst, bytes int64, rate float64) error {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	seen := make(chan any, 10*b.pods)
+	if err := c.follow(watching, namespace, seen); err != nil {
+		return err
+	}
+	begin := time.Now()
+	created := make([]time.Time, b.pods)
+	creating, creatingCtx := errgroup.WithContext(ctx)
+	creating.SetLimit(16)
+	creating.Go(func() error {
+		for i := range b.pods {
+			if rate > 0 {
+				time.Sleep(time.Until(begin.Add(time.Duration(float64(i) / rate * float64(time.Second)))))
+			}
+			created[i] = time.Now()
+			if rate > 0 {
+				if err := c.createPod(creatingCtx, namespace, i, bytes); err != nil {
+					return err
+				}
+				continue
+			}
+			creating.Go(func() error { return c.createPod(creatingCtx, namespace, i, bytes) })
+		}
+		return nil
+	})
+	placed, selected, bound := map[string]bool{}, map[string]time.Time{}, map[string]bool{}
+	for len(placed) < b.pods || len(bound) < b.pods {
+		var object any
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d Pods have a node, %d claims are bound: %w", len(placed), b.pods, len(bound), ctx.Err())
+		case object = <-seen:
+		}
+		now := time.Now()
+		switch o := object.(type) {
+		case *corev1.Pod:
+			if o.Spec.NodeName != "" && !placed[o.Name] {
+				placed[o.Name] = true
+				i, err := strconv.Atoi(strings.TrimPrefix(o.Name, "pod-"))
+				if err != nil {
+					return fmt.Errorf("Pod %s is none of ours", o.Name)
+				}
+				b.placed = append(b.placed, now.Sub(created[i]))
+			}
+		case *corev1.PersistentVolumeClaim:
+			if o.Annotations[selectedNode] != "" {
+				if _, seen := selected[o.Name]; !seen {
+					selected[o.Name] = now
+				}
+			} else {
+				delete(selected, o.Name)
+			}
+			if o.Status.Phase == corev1.ClaimBound && !bound[o.Name] {
+				bound[o.Name] = true
+				b.bound = append(b.bound, now.Sub(selected[o.Name]))
+			}
+		}
+	}
+	b.all = time.Since(begin)
+	slices.Sort(b.placed)
+	slices.Sort(b.bound)
+	return creating.Wait()
+}
+
+// follow sends Pods and claims to seen as they change, until ctx is done.
+func (c *cluster) follow(ctx context.Context, namespace string, seen chan<- any) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithNamespace(namespace))
+	send := func(object any) {
+		select {
+		case seen <- object:
+		case <-ctx.Done():
+		}
+	}
+	for _, informer := range []cache.SharedIndexInformer{factory.Core().V1().Pods().Informer(), factory.Core().V1().PersistentVolumeClaims().Informer()} {
+		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: send, UpdateFunc: func(_, object any) { send(object) }}); err != nil {
+			return fmt.Errorf("follow Pods and claims: %w", err)
+		}
+	}
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	return nil
+}
+
+func (c *cluster) createPod(ctx context.Context, namespace string, i int, bytes int64) error {
+	class, none := storageClass, int64(0)
+	_, err := c.client.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i)},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: &none, // there is no kubelet to confirm a deletion
+			Containers:                    []corev1.Container{{Name: "c", Image: "none"}},
+			Volumes: []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+					StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+						corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI)}},
+				}}}}}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create a Pod: %w", err)
+	}
+	return nil
+}
+
+func (c *cluster) events(ctx context.Context, namespace, reason string) (int, error) {
+	list, err := c.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
+	if err != nil {
+		return 0, fmt.Errorf("list Events: %w", err)
+	}
+	sum := 0
+	for _, e := range list.Items {
+		sum += int(max(e.Count, 1))
+	}
+	return sum, nil
+}
+
+// writes is how many requests that change something the controller has made.
+func (c *cluster) writes(ctx context.Context) (float64, error) {
+	page, err := c.metrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer page.Close()
+	sum := 0.0
+	for lines := bufio.NewScanner(page); lines.Scan(); {
+		name, value, ok := strings.Cut(lines.Text(), "} ")
+		if !ok || !strings.HasPrefix(name, "carve_controller_api_requests_total{") || strings.Contains(name, `method="GET"`) {
+			continue
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read metrics: %w", err)
+		}
+		sum += n
+	}
+	return sum, nil
+}

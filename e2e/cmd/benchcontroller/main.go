@@ -1,0 +1,102 @@
+// Command benchcontroller measures the controller against a real control plane
+// and many fake nodes: the controller as it is shipped, the real API server,
+// scheduler and controller-manager, the real uplink and its protocol; only
+// behind it there is no disk. It prints Markdown tables.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// plan is what is measured.
+type plan struct {
+	nodes, burst, rounds int
+	fillNodes            int
+	fillRate             float64
+}
+
+func main() {
+	var p plan
+	flag.IntVar(&p.nodes, "nodes", 50, "number of fake nodes")
+	flag.IntVar(&p.burst, "burst", 100, "Pods in a burst")
+	flag.IntVar(&p.rounds, "rounds", 3, "bursts of each kind; medians are printed")
+	flag.IntVar(&p.fillNodes, "fill-nodes", 20, "nodes in the experiment that fills them exactly")
+	flag.Float64Var(&p.fillRate, "fill-rate", 40, "Pods per second in that experiment")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, p, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "benchcontroller:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, p plan, out, progress io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Hour)
+	defer cancel()
+	programs, cleanUp, err := build(ctx, progress)
+	if err != nil {
+		return err
+	}
+	defer cleanUp()
+	bursts, err := measureBursts(ctx, p, programs, progress)
+	if err != nil {
+		return err
+	}
+	filling, err := measureFilling(ctx, p, programs, progress)
+	if err != nil {
+		return err
+	}
+	return errors.Join(printBursts(out, p, bursts), printFilling(out, p, filling))
+}
+
+// createTimes are how long the fake nodes take to make a volume.
+var createTimes = []time.Duration{0, 200 * time.Millisecond}
+
+func measureBursts(ctx context.Context, p plan, programs *programs, progress io.Writer) (map[time.Duration][]burst, error) {
+	results := map[time.Duration][]burst{}
+	for _, createTime := range createTimes {
+		err := withCluster(ctx, clusterOptions{
+			programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, createTime: createTime,
+		}, func(c *cluster) error {
+			for round := range p.rounds + 1 { // the first does not count
+				fmt.Fprintf(progress, "burst %d of %d, creates take %s\n", round, p.rounds, createTime)
+				b, err := c.burst(ctx, p.burst, 1<<30, 0)
+				if err != nil {
+					return err
+				}
+				if round > 0 {
+					results[createTime] = append(results[createTime], *b)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return results, nil
+}
+
+// measureFilling fills nodes to the last byte with Pods that come at a rate.
+func measureFilling(ctx context.Context, p plan, programs *programs, progress io.Writer) (*burst, error) {
+	const perNode = 10
+	var result *burst
+	err := withCluster(ctx, clusterOptions{
+		programs: programs, progress: progress, nodes: p.fillNodes, nodeBytes: perNode << 30, createTime: 0,
+	}, func(c *cluster) error {
+		fmt.Fprintf(progress, "filling %d nodes\n", p.fillNodes)
+		var err error
+		result, err = c.burst(ctx, p.fillNodes*perNode, 1<<30, p.fillRate)
+		return err
+	})
+	return result, err
+}
