@@ -83,7 +83,7 @@ func (s *supervisor) serveAgent() {
 	}
 }
 
-// openPort finds a virtio serial port by the name that QEMU gave it.
+// openPort opens the virtio serial port that QEMU gave that name.
 func openPort(name string) (*os.File, error) {
 	names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 	if err != nil {
@@ -91,11 +91,36 @@ func openPort(name string) (*os.File, error) {
 	}
 	for _, path := range names {
 		content, err := os.ReadFile(path)
-		if err == nil && strings.TrimSpace(string(content)) == name {
-			return os.OpenFile("/dev/"+filepath.Base(filepath.Dir(path)), os.O_RDWR, 0)
+		if err != nil || strings.TrimSpace(string(content)) != name {
+			continue
 		}
+		descriptor, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(path)), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open the port %s: %w", name, err)
+		}
+		if err := awaitHost(descriptor); err != nil {
+			_ = unix.Close(descriptor)
+			return nil, fmt.Errorf("wait for the host on the port %s: %w", name, err)
+		}
+		return os.NewFile(uintptr(descriptor), name), nil
 	}
 	return nil, fmt.Errorf("no serial port is named %s", name)
+}
+
+// awaitHost waits until the kernel knows that the host has its end of the port open.
+// Before that a read says that the stream has ended, and closing the port to open it
+// again would throw away what the host has sent already.
+func awaitHost(descriptor int) error {
+	for {
+		state := []unix.PollFd{{Fd: int32(descriptor), Events: unix.POLLIN}}
+		if _, err := unix.Poll(state, 0); err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if state[0].Revents&unix.POLLHUP == 0 {
+			return nil
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 func (s *supervisor) setUp() error {

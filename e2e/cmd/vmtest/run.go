@@ -27,7 +27,7 @@ type options struct {
 }
 
 // run compiles, boots, tests. It returns an exitError when a test failed.
-func run(ctx context.Context, o options) error {
+func run(ctx context.Context, o options) (err error) {
 	started := time.Now()
 	if os.Geteuid() != 0 {
 		return errors.New("the machine's disks and folders need root")
@@ -36,11 +36,11 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "carve-vmtest-")
+	dir, remove, err := makeFolder()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer func() { err = errors.Join(err, remove()) }()
 	build := filepath.Join(dir, "build")
 	if err := os.Mkdir(build, 0o755); err != nil {
 		return err
