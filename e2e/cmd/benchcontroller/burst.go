@@ -25,8 +25,8 @@ type burst struct {
 	all       time.Duration   // from the first creation to the last Pod being given its node
 	placed    []time.Duration // creation of the Pod to its node, sorted
 	bound     []time.Duration // selected node to bound claim, sorted
-	failures  int             // ProvisioningFailed Events
-	lost      int             // ClaimLost Events
+	failures  int             // our ProvisioningFailed Events
+	alarms    int             // the PV controller's ProvisioningFailed and ClaimLost Events
 	writes    float64         // our API writes per volume, from creation to removal
 	deleteAll time.Duration   // from the Pods' deletion to the last PersistentVolume gone
 }
@@ -56,10 +56,7 @@ func (c *cluster) burst(ctx context.Context, pods int, bytes int64, rate float64
 		return nil, err
 	}
 	time.Sleep(10 * time.Second) // the controller-manager sends its Events late
-	if b.failures, err = c.events(ctx, ns.Name, "ProvisioningFailed"); err != nil {
-		return nil, err
-	}
-	if b.lost, err = c.events(ctx, ns.Name, "ClaimLost"); err != nil {
+	if err := c.countEvents(ctx, ns.Name, b); err != nil {
 		return nil, err
 	}
 	begin := time.Now()
@@ -77,7 +74,7 @@ func (c *cluster) burst(ctx context.Context, pods int, bytes int64, rate float64
 		return nil, err
 	}
 	b.deleteAll = time.Since(begin)
-	time.Sleep(2 * time.Second) // capacity that comes back is written with a little delay
+	time.Sleep(40 * time.Second) // what the controller-manager still has to do is not for the next burst to pay
 	after, err := c.writes(ctx)
 	if err != nil {
 		return nil, err
@@ -193,16 +190,20 @@ func (c *cluster) createPod(ctx context.Context, namespace string, i int, bytes 
 	return nil
 }
 
-func (c *cluster) events(ctx context.Context, namespace, reason string) (int, error) {
-	list, err := c.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
+func (c *cluster) countEvents(ctx context.Context, namespace string, b *burst) error {
+	list, err := c.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return 0, fmt.Errorf("list Events: %w", err)
+		return fmt.Errorf("list Events: %w", err)
 	}
-	sum := 0
 	for _, e := range list.Items {
-		sum += int(max(e.Count, 1))
+		switch {
+		case e.Reason == "ProvisioningFailed" && e.Source.Component == "carve-controller":
+			b.failures += int(max(e.Count, 1))
+		case e.Reason == "ProvisioningFailed", e.Reason == "ClaimLost":
+			b.alarms += int(max(e.Count, 1))
+		}
 	}
-	return sum, nil
+	return nil
 }
 
 // writes is how many requests that change something the controller has made.
