@@ -23,7 +23,7 @@ func openExclusive(path string, major, minor uint32) (*blockDevice, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return nil, fmt.Errorf("%s: %w", path, ErrBusy)
+		return nil, fmt.Errorf("%s: %w", path, ErrClaimed)
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENXIO):
 		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)
 	case err != nil:

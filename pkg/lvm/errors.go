@@ -16,6 +16,9 @@ var (
 	ErrExists = errors.New("already exists")
 	// ErrBusy: the volume is open.
 	ErrBusy = errors.New("in use")
+	// ErrClaimed is the ErrBusy of a volume that is mounted or mapped: unlike a
+	// mere opener, such as udev looking into it, that does not pass by itself.
+	ErrClaimed = fmt.Errorf("%w: mounted or mapped", ErrBusy)
 	// ErrDeviceMissing: a disk of the group is gone or does not answer.
 	ErrDeviceMissing = errors.New("device missing")
 	// ErrTimedOut: the command did not end within its deadline and was killed.

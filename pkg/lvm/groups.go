@@ -44,8 +44,9 @@ type Groups interface {
 	// to its device; Activate helps against both.
 	Device(group, volume string) (Device, error)
 
-	// Open opens a volume's device for the caller alone. ErrBusy when anyone
-	// else has it open, mounted or mapped. ErrNotFound when it is not active.
+	// Open opens a volume's device for the caller alone. ErrClaimed when it is
+	// mounted or mapped, ErrBusy when anyone else has it open. ErrNotFound when
+	// it is not active.
 	Open(group, volume string) (Handle, error)
 }
 

@@ -211,9 +211,6 @@ func (h *Host) Open(group, volume string) (Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	if before.openCount > 0 {
-		return nil, fmt.Errorf("%s/%s: %w: %d open", group, volume, ErrBusy, before.openCount)
-	}
 	dev, err := openExclusive("/dev/mapper/"+name, before.major(), before.minor())
 	if err != nil {
 		return nil, err
@@ -225,7 +222,7 @@ func (h *Host) Open(group, volume string) (Handle, error) {
 	}
 	if after.openCount > 1 {
 		_ = dev.Close()
-		return nil, fmt.Errorf("%s/%s: %w", group, volume, ErrBusy)
+		return nil, fmt.Errorf("%s/%s: %w: %d have it open", group, volume, ErrBusy, after.openCount-1)
 	}
 	return dev, nil
 }

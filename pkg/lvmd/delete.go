@@ -91,7 +91,7 @@ func (s *Service) open(ctx context.Context, v *volume) (lvm.Handle, error) {
 	defer cancel()
 	for wait := time.Millisecond; ; wait *= 2 {
 		h, err := s.lvm.Open(v.group.name, v.rec.ID)
-		if !errors.Is(err, lvm.ErrBusy) {
+		if !errors.Is(err, lvm.ErrBusy) || errors.Is(err, lvm.ErrClaimed) {
 			return h, err
 		}
 		select {

@@ -40,7 +40,10 @@ func (f *Groups) Open(groupName, name string) (lvm.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.opens() > 0 {
+	if v.mounts > 0 {
+		return nil, fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrClaimed)
+	}
+	if v.handle != nil {
 		return nil, fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrBusy)
 	}
 	v.handle = &handle{fake: f, group: g, volume: v, groupName: groupName, name: name}
