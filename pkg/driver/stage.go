@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -78,6 +79,12 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 	}
 	if at.Mounted {
 		return staged(v, path, at, want.readOnly)
+	}
+	// mount(2) would follow a symbolic link.
+	if info, err := os.Lstat(path); err != nil {
+		return fmt.Errorf("staging_target_path: %w", err)
+	} else if !info.IsDir() {
+		return invalid("staging_target_path", "%s is a %s: a directory is required", path, kindOfFile(info))
 	}
 	if err := n.makeMountable(v, device, t); err != nil {
 		return err

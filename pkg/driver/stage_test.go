@@ -133,6 +133,13 @@ func TestStageRefusesWhatDoesNotFit(t *testing.T) {
 				f.must(f.mounts.Mount("/dev/other", f.staging(v), "ext4", nil))
 			},
 			code: codes.FailedPrecondition, words: "device 253:99 is mounted there"},
+		{name: "a staging path that is a symbolic link", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) {
+				path := f.staging(v)
+				f.must(os.Remove(path))
+				f.must(os.Symlink("/etc", path))
+			},
+			code: codes.InvalidArgument, words: "is a symbolic link: a directory is required"},
 		{name: "a kernel that refuses the mount", fsType: "ext4", access: filesystemAccess(writer),
 			prepare: func(f *fixture, _ *lvmdv1.Volume) { f.mounts.FailMounts(syscall.EUCLEAN) },
 			code:    codes.Internal, words: "structure needs cleaning"},
