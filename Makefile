@@ -80,7 +80,7 @@ test-race: deps ## The same with the race detector
 
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in a virtual machine
-	cd e2e && $(GO) run ./cmd/vmtest $(VM_TESTS)
+	cd e2e && $(GO) run ./cmd/vmtest -with lvmd,node $(VM_TESTS)
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
