@@ -87,6 +87,21 @@ test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leav
 	cd e2e && $(GO) test -tags e2e -count=1 ./netns ./controlplane
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 55m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
 
+.PHONY: bench
+bench: bench-lvmd bench-mount bench-controller bench-pod ## All measurements, each a ratio within one run
+
+.PHONY: bench-lvmd
+bench-lvmd: ## Measure lvmd against lvcreate and lvremove by hand, in a virtual machine
+	cd e2e && $(GO) run ./cmd/vmtest -with lvmd -run '^$$' -bench . ../pkg/lvmd
+
+.PHONY: bench-mount
+bench-mount: ## Measure stage and publish against a bare mount, in a virtual machine
+	cd e2e && $(GO) run ./cmd/vmtest -run '^$$' -bench . ../pkg/driver
+
+.PHONY: bench-controller
+bench-controller: ## Measure the controller with a real control plane and fake nodes
+	cd e2e && $(GO) run ./cmd/benchcontroller
+
 .PHONY: bench-pod
 bench-pod: ## Measure Pod start and volumes per second on a real cluster
 	cd e2e && $(GO) run ./cmd/benchpod
