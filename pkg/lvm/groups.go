@@ -18,10 +18,10 @@ type Groups interface {
 	// absent from the result, which is not an error.
 	Scan(ctx context.Context, groups []string) ([]Group, error)
 
-	// Seqno reads the group's sequence number straight from its disks. It runs
-	// no command and costs two small reads per disk. ErrNotFound when no disk
-	// of the group is known or readable.
-	Seqno(group string) (uint64, error)
+	// Metadata reads the state of the group's metadata straight from its
+	// disks. It runs no command and costs three small reads per disk.
+	// ErrNotFound when no disk of the group is known or readable.
+	Metadata(group string) (Metadata, error)
 
 	// Activate makes all volumes of the groups available as devices, with
 	// right device nodes. Those that are available stay as they are.

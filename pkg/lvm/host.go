@@ -74,6 +74,11 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 		return nil, err
 	}
 	found = slices.DeleteFunc(found, func(g Group) bool { return !slices.Contains(groups, g.Name) })
+	for _, g := range found {
+		for i := range g.Devices {
+			g.Devices[i].DAX = !g.Devices[i].Missing && hasDAX(g.Devices[i].Path)
+		}
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, g := range groups {
@@ -104,25 +109,33 @@ func (h *Host) known(groups ...string) []string {
 	return slices.Compact(all)
 }
 
-// Seqno implements Groups: the highest number on any of the group's disks is
-// the one that counts.
-func (h *Host) Seqno(group string) (uint64, error) {
-	var best uint64
+// Metadata implements Groups: the highest sequence number on any of the
+// group's disks is the one that counts, and the smallest area the one that
+// limits.
+func (h *Host) Metadata(group string) (Metadata, error) {
+	var best Metadata
 	var last error
 	for _, path := range h.known(group) {
 		head, err := readTextHead(path)
-		switch {
-		case err != nil:
+		if err != nil {
 			last = err
-		case head.group == group:
-			best = max(best, head.seqno)
+			continue
+		}
+		if head.group != group {
+			continue
+		}
+		if best.Seqno == 0 || head.limit < best.Limit {
+			best.Limit = head.limit
+		}
+		if head.seqno > best.Seqno {
+			best.Seqno, best.Size = head.seqno, head.size
 		}
 	}
-	if best == 0 {
+	if best.Seqno == 0 {
 		if last == nil {
 			last = fmt.Errorf("no disk with its metadata")
 		}
-		return 0, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
+		return Metadata{}, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
 	}
 	return best, nil
 }

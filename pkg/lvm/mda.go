@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 )
@@ -26,10 +27,13 @@ const (
 	pvHeaderFixed = 40 // UUID and device size
 )
 
-// textHead is how the committed metadata begins.
+// textHead is how the committed metadata begins, and how large it is.
 type textHead struct {
 	group string
 	seqno uint64
+	// size is the text's, and limit the largest that LVM would write into the
+	// smallest area of the disk.
+	size, limit int64
 }
 
 // readTextHead reads the beginning of a physical volume's metadata: two small
@@ -63,9 +67,17 @@ func parseTextHead(r io.ReaderAt) (textHead, error) {
 		if err != nil {
 			return textHead{}, err
 		}
+		if h.seqno == 0 {
+			continue // an area that LVM ignores
+		}
+		limit := h.limit
+		if best.seqno > 0 {
+			limit = min(limit, best.limit)
+		}
 		if h.seqno > best.seqno {
 			best = h
 		}
+		best.limit = limit
 	}
 	if best.seqno == 0 {
 		return textHead{}, fmt.Errorf("no metadata on this physical volume")
@@ -123,7 +135,7 @@ func readArea(r io.ReaderAt, a diskArea) (textHead, error) {
 	if offset == 0 || flags&rawIgnored != 0 {
 		return textHead{}, nil
 	}
-	if offset >= a.size || size >= a.size {
+	if offset >= a.size || size >= a.size || a.size > math.MaxInt64 {
 		return textHead{}, fmt.Errorf("metadata area at %d: text of %d bytes at %d", a.offset, size, offset)
 	}
 	// The area is a ring after its header: the text may wrap around.
@@ -138,7 +150,11 @@ func readArea(r io.ReaderAt, a diskArea) (textHead, error) {
 			return textHead{}, err
 		}
 	}
-	return scanTextHead(text)
+	h, err := scanTextHead(text)
+	// Half of the ring, for the old text must stay while the new one is
+	// written, and what LVM keeps from it.
+	h.size, h.limit = int64(size), int64((a.size-sectorSize)/2-sectorSize)
+	return h, err
 }
 
 // scanTextHead reads `NAME {\nid = "…"\nseqno = N\n`.

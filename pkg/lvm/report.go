@@ -10,12 +10,12 @@ import (
 
 // Fields asked of each of fullreport's parts. The structs below read them.
 var reportFields = []struct{ part, fields string }{
-	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions,vg_mda_size,vg_mda_free"},
+	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions"},
 	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
-	{"lv", "lv_name,lv_uuid,lv_size,lv_tags,lv_time,lv_attr"},
-	// The parts that are not needed still appear: keep them short.
+	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr"},
+	{"pvseg", "lv_uuid"},
+	// Not needed, but it appears all the same: keep it short.
 	{"seg", "lv_uuid"},
-	{"pvseg", "pv_uuid"},
 }
 
 type fullReport struct {
@@ -30,8 +30,6 @@ type fullReport struct {
 			MissingCount number `json:"vg_missing_pv_count"`
 			Exported     string `json:"vg_exported"`
 			Permissions  string `json:"vg_permissions"`
-			MDASize      number `json:"vg_mda_size"`
-			MDAFree      number `json:"vg_mda_free"`
 		} `json:"vg"`
 		PV []struct {
 			Name        string `json:"pv_name"`
@@ -46,10 +44,14 @@ type fullReport struct {
 			Name string `json:"lv_name"`
 			UUID string `json:"lv_uuid"`
 			Size number `json:"lv_size"`
+			Segs number `json:"seg_count"`
 			Tags string `json:"lv_tags"`
 			Time string `json:"lv_time"`
 			Attr string `json:"lv_attr"`
 		} `json:"lv"`
+		PVSeg []struct {
+			LV string `json:"lv_uuid"`
+		} `json:"pvseg"`
 	} `json:"report"`
 }
 
@@ -94,7 +96,6 @@ func parseFullReport(b []byte) ([]Group, error) {
 			ExtentSize: int64(vg.ExtentSize), Extents: int64(vg.ExtentCount), FreeExtents: int64(vg.FreeCount),
 			MissingDevices: int(vg.MissingCount),
 			Exported:       vg.Exported != "", ReadOnly: vg.Permissions != "writeable",
-			MetadataSize: int64(vg.MDASize), MetadataFree: int64(vg.MDAFree),
 		}
 		for _, pv := range part.PV {
 			g.Devices = append(g.Devices, PhysicalVolume{
@@ -102,8 +103,13 @@ func parseFullReport(b []byte) ([]Group, error) {
 				Extents: int64(pv.PECount), AllocatedExtents: int64(pv.PEAlloc), DataOffset: int64(pv.PEStart),
 			})
 		}
+		for _, segment := range part.PVSeg {
+			if segment.LV == "" {
+				g.FreeSegments++
+			}
+		}
 		for _, lv := range part.LV {
-			v := Volume{Name: lv.Name, UUID: lv.UUID, Size: int64(lv.Size)}
+			v := Volume{Name: lv.Name, UUID: lv.UUID, Size: int64(lv.Size), Segments: int64(lv.Segs)}
 			if lv.Tags != "" {
 				v.Tags = strings.Split(lv.Tags, ",")
 			}

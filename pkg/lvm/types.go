@@ -17,9 +17,9 @@ type Group struct {
 	MissingDevices int
 	// Exported and ReadOnly groups cannot be changed.
 	Exported, ReadOnly bool
-	// MetadataSize and MetadataFree are the bytes of the smallest metadata
-	// area and what is left in it for one copy of the metadata.
-	MetadataSize, MetadataFree int64
+	// FreeSegments counts the runs of free extents: a linear volume of all
+	// that is free consists of that many pieces.
+	FreeSegments int64
 
 	Devices []PhysicalVolume
 	Volumes []Volume
@@ -36,6 +36,8 @@ type PhysicalVolume struct {
 	Allocatable bool
 	// Extents and AllocatedExtents count this device's.
 	Extents, AllocatedExtents int64
+	// DAX is true when the kernel can map its contents directly into memory.
+	DAX bool
 	// DataOffset is where the first extent begins, in bytes.
 	DataOffset int64
 }
@@ -46,7 +48,9 @@ type Volume struct {
 	Name, UUID string
 	// Size is in bytes, a whole number of extents.
 	Size int64
-	Tags []string
+	// Segments is in how many pieces it lies on the devices.
+	Segments int64
+	Tags     []string
 	// Created is when LVM says it was made, to the second.
 	Created time.Time
 	Attr    Attr

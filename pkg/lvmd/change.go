@@ -37,10 +37,11 @@ func (s *Service) change(ctx context.Context, g *group, delta int64, run func(co
 			s.log.Error("scanning after a failed command", "group", g.name, "error", rescanErr)
 		}
 		return err
-	case s.expected(g):
+	}
+	if now, ok := s.expected(g); ok {
 		s.model.mu.Lock()
 		defer s.model.mu.Unlock()
-		g.info.Seqno++
+		g.metadata = now
 		g.allocatable += delta
 		s.model.publish(g, applied()...)
 		return nil
@@ -74,16 +75,16 @@ func (s *Service) take(ctx context.Context, g *group) (func(), error) {
 	return done, nil
 }
 
-// expected tells whether exactly one change happened to the group since the
-// model last looked. The caller has the group's turn.
-func (s *Service) expected(g *group) bool {
-	seqno, err := s.lvm.Seqno(g.name)
+// expected reads the group's metadata and tells whether exactly one change
+// happened since the model last looked. The caller has the group's turn.
+func (s *Service) expected(g *group) (lvm.Metadata, bool) {
+	now, err := s.lvm.Metadata(g.name)
 	if err != nil {
-		return false
+		return lvm.Metadata{}, false
 	}
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
-	return !g.stale && seqno == g.info.Seqno+1
+	return now, !g.stale && now.Seqno == g.metadata.Seqno+1
 }
 
 // rescan makes the model of a group equal to the disk, and what that settles
@@ -101,13 +102,13 @@ func (s *Service) rescan(g *group, applied func() []*volume) error {
 		}
 		return fmt.Errorf("scanning volume group %q: %w", g.name, err)
 	}
-	devices := s.devicesOf(found)
+	devices, metadata := s.devicesOf(found), s.metadataOf(found)
 	s.model.mu.Lock()
 	var changed []*volume
 	if applied != nil {
 		changed = applied()
 	}
-	news := s.merge(g, found, devices)
+	news := s.merge(g, found, devices, metadata)
 	s.model.publish(g, append(changed, news.changed...)...)
 	s.model.mu.Unlock()
 	return s.settle(news)

@@ -102,18 +102,25 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if !ident.Block {
+		ident.FSUUID = newUUID()
+	}
+	segments := max(1, min(extents, c.group.fragments))
+	text := lvm.VolumeText(ident.tags(), segments)
+	if !c.group.hasText(text) {
+		return nil, nil, noSpace("device class %q: the metadata of volume group %q has no room for more volumes: it takes %d of at most %d bytes",
+			c.Name, c.group.name, c.group.metadata.Size, c.group.metadata.Limit)
+	}
 	if room := c.room(); extents > room {
 		return nil, nil, noSpace("device class %q: %d bytes asked for, %d available",
 			c.Name, extents*c.group.info.ExtentSize, room*c.group.info.ExtentSize)
 	}
-	if !ident.Block {
-		ident.FSUUID = newUUID()
-	}
 	v := &volume{
-		group: c.group, extents: extents,
+		group: c.group, extents: extents, segments: segments, promisedText: text,
 		rec: record{ID: newID(), Group: c.group.name, Phase: creating, Ident: ident, Created: time.Now().UTC().Truncate(time.Millisecond)},
 	}
 	c.group.creating += extents
+	c.group.promisedText += text
 	m.add(v)
 	op := s.begin(v, s.carve)
 	m.publish(c.group, v)
@@ -170,7 +177,7 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 		func() []*volume {
 			// The volume is reported as being created, with its size, since it
 			// was admitted: nothing of that changes here.
-			g.creating -= v.extents
+			v.redeem()
 			g.exists[v.rec.ID] = true
 			return nil
 		})
@@ -250,7 +257,7 @@ func (s *Service) undoCarve(v *volume) {
 	s.model.mu.Lock()
 	unknown := v.group.stale || v.group.exists[v.rec.ID]
 	if unknown {
-		v.group.creating -= v.extents
+		v.redeem()
 	}
 	s.model.mu.Unlock()
 	if unknown {
@@ -267,7 +274,7 @@ func (s *Service) undoCarve(v *volume) {
 func (s *Service) undoPromise(v *volume) {
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
-	v.group.creating -= v.extents
+	v.redeem()
 	s.model.drop(v)
 	s.model.publish(v.group, v)
 }

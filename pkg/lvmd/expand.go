@@ -4,6 +4,7 @@ import (
 	"context"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
 )
 
 // ExpandVolume implements lvmdv1.LVMDServer. It needs no intent: LVM's commit
@@ -71,6 +72,10 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	if more > room {
 		return nil, 0, 0, noSpace("expanding volume %s by %d bytes: %d available", v.rec.ID, more*g.info.ExtentSize, room*g.info.ExtentSize)
 	}
+	if !g.hasText(lvm.VolumeText(nil, max(1, min(more, g.fragments)))) {
+		return nil, 0, 0, noSpace("expanding volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
+			v.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
+	}
 	g.expanding += more
 	v.claimed = true
 	return v, extents, more, nil
@@ -82,7 +87,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 		func(ctx context.Context) error { return s.lvm.Extend(ctx, g.name, v.rec.ID, extents) },
 		func() []*volume {
 			g.expanding -= more
-			v.extents, v.claimed = extents, false
+			v.extents, v.segments, v.claimed = extents, v.segments+min(more, g.fragments), false
 			return []*volume{v}
 		})
 	if err != nil {

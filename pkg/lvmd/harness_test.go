@@ -391,9 +391,9 @@ func (d *daemon) modelDiffers() string {
 	d.model.mu.Lock()
 	defer d.model.mu.Unlock()
 	g, scan := d.model.groups[testGroup], found[0]
-	if g.allocatable != scan.Allocatable() || g.info.Seqno != scan.Seqno || g.creating != 0 || g.expanding != 0 {
+	if g.allocatable != scan.Allocatable() || g.metadata.Seqno != scan.Seqno || g.creating != 0 || g.expanding != 0 || g.promisedText != 0 || g.fragments < scan.FreeSegments {
 		return fmt.Sprintf("allocatable %d, seqno %d, creating %d, expanding %d; scan: %d, %d",
-			g.allocatable, g.info.Seqno, g.creating, g.expanding, scan.Allocatable(), scan.Seqno)
+			g.allocatable, g.metadata.Seqno, g.creating, g.expanding, scan.Allocatable(), scan.Seqno)
 	}
 	ours := 0
 	for _, lv := range scan.Volumes {

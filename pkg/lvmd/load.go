@@ -37,13 +37,13 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 			s.log.Warn("there is no journal; it is rebuilt from the volumes' tags", "volumes", n)
 		}
 	}
-	devices := s.devicesOf(found)
+	devices, metadata := s.devicesOf(found), s.metadataOf(found)
 
 	s.model.mu.Lock()
 	s.recall(records)
 	var all []news
 	for _, g := range s.model.groups {
-		n := s.merge(g, found, devices)
+		n := s.merge(g, found, devices, metadata)
 		s.model.publish(g, n.changed...)
 		all = append(all, n)
 	}
@@ -99,6 +99,10 @@ func checkGroups(c *config.Config, found []lvm.Group) error {
 				g.Name, g.ExtentSize))
 		case dc.Medium == config.PMEM:
 			for _, d := range g.Devices {
+				if !d.Missing && !d.DAX {
+					return dc.Problem("medium", string(dc.Medium), fmt.Sprintf(
+						"%s of volume group %q cannot be mapped directly into memory (its queue/dax is not 1); use medium: disk", d.Path, g.Name))
+				}
 				if !d.Missing && d.DataOffset%pmemAlignment != 0 {
 					return dc.Problem("medium", string(dc.Medium), fmt.Sprintf(
 						"on %s of volume group %q the data begins at byte %d; for pmem it must be a multiple of 2 MiB (pvcreate --dataalignment 2m)",

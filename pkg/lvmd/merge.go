@@ -41,10 +41,21 @@ func (s *Service) devicesOf(found []lvm.Group) map[string]lvm.Device {
 	return devices
 }
 
+// metadataOf reads the state of the groups' metadata, where it can be read.
+func (s *Service) metadataOf(found []lvm.Group) map[string]lvm.Metadata {
+	metadata := map[string]lvm.Metadata{}
+	for _, g := range found {
+		if m, err := s.lvm.Metadata(g.Name); err == nil {
+			metadata[g.Name] = m
+		}
+	}
+	return metadata
+}
+
 // merge takes a scan of one group over into the model. The caller has the
 // group's turn, holds the model's lock, publishes what changed, and settles
 // the rest.
-func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Device) news {
+func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Device, metadata map[string]lvm.Metadata) news {
 	var n news
 	g.stale, g.recheck, g.scanned = false, false, time.Now()
 	i := slices.IndexFunc(found, func(f lvm.Group) bool { return f.Name == g.name })
@@ -59,7 +70,9 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 	g.present = true
 	g.info = *scan
 	g.info.Volumes = nil
-	g.allocatable = scan.Allocatable()
+	g.allocatable, g.fragments = scan.Allocatable(), scan.FreeSegments
+	g.metadata = metadata[g.name]
+	g.metadata.Seqno = scan.Seqno
 	g.exists = make(map[string]bool, len(scan.Volumes))
 	for i := range scan.Volumes {
 		lv := &scan.Volumes[i]
@@ -131,7 +144,7 @@ func (s *Service) update(v *volume, lv *lvm.Volume, devices map[string]lvm.Devic
 		slices.EqualFunc(v.conditions, conditions, func(a, b *lvmdv1.Condition) bool {
 			return a.GetType() == b.GetType() && a.GetMessage() == b.GetMessage()
 		})
-	v.extents, v.device, v.conditions = extents, device, conditions
+	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, conditions
 	return !same
 }
 
@@ -153,7 +166,7 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 		return nil
 	}
 	v := &volume{
-		group: g, extents: lv.Size / g.info.ExtentSize,
+		group: g, extents: lv.Size / g.info.ExtentSize, segments: lv.Segments,
 		rec: record{ID: lv.Name, Group: g.name, Phase: ready, Ident: ident, Created: lv.Created},
 	}
 	s.log.Warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name)

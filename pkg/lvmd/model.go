@@ -46,16 +46,20 @@ type group struct {
 
 	// present is false while LVM does not know the group.
 	present bool
-	// info is the group as last scanned, but for its volumes, and with the
-	// sequence number kept up to date.
+	// info is the group as last scanned, but for its volumes.
 	info lvm.Group
 	// exists names all logical volumes of the group, ours or not.
 	exists map[string]bool
 	// allocatable is how many extents LVM could give now.
 	allocatable int64
 	// creating and expanding are extents promised to operations that LVM has
-	// not carried out yet.
-	creating, expanding int64
+	// not carried out yet; promisedText is what they may take of the metadata.
+	creating, expanding, promisedText int64
+	// metadata is the metadata as last read; the zero value where it cannot be.
+	metadata lvm.Metadata
+	// fragments is in how many pieces a volume of all free extents would lie,
+	// at most.
+	fragments int64
 	// wedged is when LVM stopped answering for this group, or zero.
 	wedged time.Time
 	// stale is set when a command may have changed more than was noticed.
@@ -73,11 +77,15 @@ type volume struct {
 	rec     record
 	group   *group
 	extents int64
-	device  lvm.Device
+	// segments is in how many pieces it lies, at most.
+	segments int64
+	device   lvm.Device
 	// conditions is empty when healthy.
 	conditions []*lvmdv1.Condition
 	// op is the creation under way, or nil.
 	op *creation
+	// promisedText is what the group promised of its metadata.
+	promisedText int64
 	// claimed is true while an expansion or a deletion has the volume.
 	claimed bool
 
@@ -115,6 +123,14 @@ func (m *model) bury(v *volume) {
 	if m.names[v.rec.Ident.Name] == v {
 		delete(m.names, v.rec.Ident.Name)
 	}
+}
+
+// redeem takes back what a group promised to a creation: it was given, or is
+// not needed. The caller holds the lock.
+func (v *volume) redeem() {
+	v.group.creating -= v.extents
+	v.group.promisedText -= v.promisedText
+	v.promisedText = 0
 }
 
 // drop forgets a volume. The caller holds the lock.

@@ -51,7 +51,7 @@ func (s *Service) refresh(ctx context.Context, g *group) {
 		s.log.Warn("scanning failed", "group", g.name, "error", err)
 		return
 	}
-	_, err = s.lvm.Seqno(g.name)
+	_, err = s.lvm.Metadata(g.name)
 	s.model.mu.Lock()
 	if blind := err != nil && g.present && g.info.MissingDevices == 0; blind != g.blind {
 		g.blind = blind
@@ -64,7 +64,7 @@ func (s *Service) refresh(ctx context.Context, g *group) {
 
 // differs tells whether a group's disks say something else than the model.
 func (s *Service) differs(g *group) bool {
-	seqno, err := s.lvm.Seqno(g.name)
+	now, err := s.lvm.Metadata(g.name)
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	switch {
@@ -72,7 +72,7 @@ func (s *Service) differs(g *group) bool {
 		return false // whoever probes it scans it
 	case time.Since(g.scanned) < s.pollInterval/2:
 		return false // bursts of changes are scanned once, at the next tick
-	case g.stale || err == nil && seqno != g.info.Seqno:
+	case g.stale || err == nil && now.Seqno != g.metadata.Seqno:
 		return true
 	case !g.present || g.info.MissingDevices > 0:
 		// It can only come back with a device.

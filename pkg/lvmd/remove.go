@@ -61,6 +61,7 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 		func() []*volume {
 			for _, v := range batch {
 				delete(g.exists, v.rec.ID)
+				g.fragments += v.segments
 				s.model.drop(v)
 			}
 			return nil

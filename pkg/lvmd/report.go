@@ -17,7 +17,7 @@ func (c *class) room() int64 { return max(0, c.reportedRoom()-c.group.expanding)
 // once the volume's new size is told too.
 func (c *class) reportedRoom() int64 {
 	g := c.group
-	if !g.present {
+	if !g.present || g.textFull() {
 		return 0
 	}
 	// Rounded up to extents, without a sum that could overflow.
@@ -27,6 +27,23 @@ func (c *class) reportedRoom() int64 {
 		reserve++
 	}
 	return max(0, g.allocatable-g.creating-reserve)
+}
+
+// typicalTags bounds what the tags of most volumes take of the metadata.
+const typicalTags = 500
+
+// hasText tells whether the group's metadata has room for one more piece of
+// text of so many bytes, beside what is promised already.
+func (g *group) hasText(bytes int64) bool {
+	m := g.metadata
+	m.Size += g.promisedText + bytes
+	return m.Fits(nil, 0)
+}
+
+// textFull tells whether the metadata has no room for a volume of all that is
+// free.
+func (g *group) textFull() bool {
+	return !g.hasText(lvm.VolumeText(nil, max(1, g.fragments)) + typicalTags)
 }
 
 // report is what the service says of a class; nil when it is not offered.
@@ -58,6 +75,10 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	}
 	if g.info.Exported || g.info.ReadOnly {
 		r.Conditions = append(r.Conditions, condition("ReadOnly", "volume group %q is exported or read-only", g.name))
+	}
+	if g.textFull() {
+		r.Conditions = append(r.Conditions, condition("MetadataFull",
+			"the metadata of volume group %q takes %d of at most %d bytes: there is no room for more volumes", g.name, g.metadata.Size, g.metadata.Limit))
 	}
 	if !g.wedged.IsZero() {
 		r.Conditions = append(r.Conditions, condition("NotResponding", "LVM commands time out"))

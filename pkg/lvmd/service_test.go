@@ -507,3 +507,57 @@ func TestAMissingGroupIsAnErrorOfItsLineUnlessOptional(t *testing.T) {
 	events <- struct{}{}
 	eventually(t, "the class is offered", func() bool { return len(d.state().GetClasses()) == 2 })
 }
+
+func TestAFullMetadataAreaLeavesNoRoom(t *testing.T) {
+	m := newMachine(t)
+	m.fake.SetMetadataLimit(testGroup, 24<<10)
+	d := m.start(t)
+	var ids []string
+	for {
+		c := d.state().GetClasses()[0]
+		resp, err := d.client.CreateVolume(t.Context(), request(fmt.Sprintf("pvc-%d", len(ids)), 1))
+		if room := c.GetAvailableBytes() > 0; room && err != nil {
+			t.Fatalf("after %d volumes: room for %d, but %v", len(ids), c.GetAvailableBytes(), err)
+		}
+		if err != nil {
+			wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+			if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "MetadataFull" || c.GetMaximumVolumeSizeBytes() != 0 {
+				t.Errorf("class %v", c)
+			}
+			break
+		}
+		ids = append(ids, resp.GetVolume().GetId())
+	}
+	if len(ids) < 10 || len(ids) == int(testTotal) {
+		t.Fatalf("%d volumes", len(ids))
+	}
+	d.checkModel()
+	for _, id := range ids {
+		d.delete(id)
+	}
+	eventually(t, "all is free", func() bool { return d.available() == testTotal })
+}
+
+func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: local, default: true, volumeGroup: carve, medium: pmem}\n"
+	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "queue/dax") {
+		t.Errorf("error %v", err)
+	}
+	m.fake.SetDAX(testGroup, true)
+	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "--dataalignment 2m") {
+		t.Errorf("error %v", err)
+	}
+	m.fake.SetDataOffset(testGroup, 2<<20)
+	d := m.start(t)
+	if v := d.create(fsRequest("pvc-1", 8, "")); !v.GetDax() || !m.formatted[v.GetDevicePath()].DAX {
+		t.Errorf("volume %v", v)
+	}
+	m.fake.AddGroup("odd", 3<<20, 8)
+	m.fake.SetDAX("odd", true)
+	m.config += "- {name: other, volumeGroup: odd, medium: pmem}\n"
+	d.stop()
+	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "extents of 3145728 bytes") {
+		t.Errorf("error %v", err)
+	}
+}

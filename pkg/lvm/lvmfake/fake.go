@@ -57,8 +57,12 @@ type group struct {
 	extentSize int64
 	extents    int64
 	missing    bool
+	dax        bool
+	dataOffset int64
 	free       []bool // by physical extent
-	volumes    map[string]*volume
+	// metadataLimit is the most bytes that the metadata may take.
+	metadataLimit int64
+	volumes       map[string]*volume
 	// dirty holds the blocks that were written and not zeroed since.
 	dirty map[int64]byte
 }
@@ -85,6 +89,7 @@ func (f *Groups) AddGroup(name string, extentSize, extents int64) {
 	defer f.mu.Unlock()
 	g := &group{
 		uuid: fmt.Sprintf("fake-%s", name), seqno: 1, extentSize: extentSize, extents: extents,
+		metadataLimit: 521472, dataOffset: 1 << 20,
 		free: make([]bool, extents), volumes: map[string]*volume{}, dirty: map[int64]byte{},
 	}
 	for i := range g.free {
@@ -98,6 +103,28 @@ func (f *Groups) RemoveGroup(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.groups, name)
+}
+
+// SetDAX makes a group's device one that can be mapped directly into memory.
+func (f *Groups) SetDAX(name string, dax bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.groups[name].dax = dax
+}
+
+// SetDataOffset changes where the first extent of a group's device begins.
+func (f *Groups) SetDataOffset(name string, bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.groups[name].dataOffset = bytes
+}
+
+// SetMetadataLimit changes how large a group's metadata may become; at first
+// it is what LVM makes by default.
+func (f *Groups) SetMetadataLimit(name string, limit int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.groups[name].metadataLimit = limit
 }
 
 // SetMissing makes a group's device vanish or come back.
@@ -130,15 +157,38 @@ func (f *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	return found, nil
 }
 
-// Seqno implements lvm.Groups.
-func (f *Groups) Seqno(name string) (uint64, error) {
+// Metadata implements lvm.Groups.
+func (f *Groups) Metadata(name string) (lvm.Metadata, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	g := f.groups[name]
 	if g == nil || g.missing {
-		return 0, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
+		return lvm.Metadata{}, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
 	}
-	return g.seqno, nil
+	return lvm.Metadata{Seqno: g.seqno, Size: g.text(), Limit: g.metadataLimit}, nil
+}
+
+// text is about as many bytes as LVM's metadata would have.
+func (g *group) text() int64 {
+	n := int64(1300)
+	for _, v := range g.volumes {
+		n += 280 + 120*segments(v.extents)
+		for _, t := range v.tags {
+			n += int64(len(t)) + 4
+		}
+	}
+	return n
+}
+
+// segments counts the runs of consecutive extents.
+func segments(extents []int64) int64 {
+	var n int64
+	for i, e := range extents {
+		if i == 0 || e != extents[i-1]+1 {
+			n++
+		}
+	}
+	return n
 }
 
 // Activate implements lvm.Groups.
@@ -206,11 +256,16 @@ func (f *Groups) create(o lvm.CreateOptions) error {
 		return err
 	}
 	f.minor++
-	g.seqno++
 	g.volumes[o.Volume] = &volume{
 		uuid: fmt.Sprintf("fake-%s-%s", o.Group, o.Volume), tags: slices.Clone(o.Tags),
 		created: time.Now().Truncate(time.Second), extents: extents, minor: f.minor,
 	}
+	if text := g.text(); text > g.metadataLimit {
+		delete(g.volumes, o.Volume)
+		g.give(extents)
+		return failure("lvcreate", lvm.ErrNoSpace, "metadata of %d bytes exceeds %d", text, g.metadataLimit)
+	}
+	g.seqno++
 	return nil
 }
 
@@ -244,8 +299,14 @@ func (f *Groups) extend(groupName, name string, extents int64) error {
 	if err != nil {
 		return err
 	}
+	before := v.extents
+	v.extents = append(slices.Clone(before), added...)
+	if text := g.text(); text > g.metadataLimit {
+		v.extents = before
+		g.give(added)
+		return failure("lvextend", lvm.ErrNoSpace, "metadata of %d bytes exceeds %d", text, g.metadataLimit)
+	}
 	g.seqno++
-	v.extents = append(v.extents, added...)
 	return nil
 }
 
@@ -277,9 +338,7 @@ func (f *Groups) remove(groupName string, names []string) error {
 		case v.opens() > 0:
 			failed = failure("lvremove", lvm.ErrBusy, "volume %s/%s", groupName, name)
 		default:
-			for _, e := range v.extents {
-				g.free[e] = true
-			}
+			g.give(v.extents)
 			delete(g.volumes, name)
 			removed = true
 		}
@@ -339,29 +398,37 @@ func (g *group) take(command string, n int64) ([]int64, error) {
 	return got, nil
 }
 
+// give frees extents.
+func (g *group) give(extents []int64) {
+	for _, e := range extents {
+		g.free[e] = true
+	}
+}
+
 func (g *group) report(name string) lvm.Group {
 	r := lvm.Group{
 		Name: name, UUID: g.uuid, Seqno: g.seqno, ExtentSize: g.extentSize, Extents: g.extents,
-		MetadataSize: 1 << 20, MetadataFree: 1 << 19,
 	}
 	health := lvm.Healthy
 	if g.missing {
 		r.MissingDevices = 1
 		health = lvm.Partial
 	}
-	for _, free := range g.free {
-		if free {
-			r.FreeExtents++
+	var free []int64
+	for e, isFree := range g.free {
+		if isFree {
+			free = append(free, int64(e))
 		}
 	}
+	r.FreeExtents, r.FreeSegments = int64(len(free)), segments(free)
 	r.Devices = []lvm.PhysicalVolume{{
-		Path: "/dev/fake-" + name, UUID: "fake-pv-" + name, Missing: g.missing, Allocatable: true,
-		Extents: g.extents, AllocatedExtents: g.extents - r.FreeExtents, DataOffset: 1 << 20,
+		Path: "/dev/fake-" + name, UUID: "fake-pv-" + name, Missing: g.missing, Allocatable: true, DAX: g.dax,
+		Extents: g.extents, AllocatedExtents: g.extents - r.FreeExtents, DataOffset: g.dataOffset,
 	}}
 	for vn, v := range g.volumes {
 		lv := lvm.Volume{
 			Name: vn, UUID: v.uuid, Size: int64(len(v.extents)) * g.extentSize,
-			Tags: slices.Clone(v.tags), Created: v.created,
+			Segments: segments(v.extents), Tags: slices.Clone(v.tags), Created: v.created,
 			Attr: lvm.Attr{Type: '-', Writable: true, Open: v.opens() > 0, Health: health},
 		}
 		if v.minor != 0 {

@@ -9,6 +9,7 @@ package lvmtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -37,6 +38,7 @@ func Run(t *testing.T, setup func(t *testing.T) Env) {
 		{"each change raises the sequence number by exactly one", seqno},
 		{"the largest volume fits and one extent more does not", exact},
 		{"a fragmented group still gives a volume of all that is free", fragmented},
+		{"volumes fit into the metadata until it is full, and not one more", metadata},
 		{"a name is given once", exists},
 		{"changes to what is not there say so", notFound},
 		{"an extended volume is larger and keeps its device", extended},
@@ -78,8 +80,8 @@ func unknownGroup(t *testing.T, e Env) {
 	if err != nil || len(found) != 0 {
 		t.Errorf("Scan: %v, error %v", found, err)
 	}
-	_, err = e.Groups.Seqno("carve-no-such-group")
-	wantErr(t, "Seqno", err, lvm.ErrNotFound)
+	_, err = e.Groups.Metadata("carve-no-such-group")
+	wantErr(t, "Metadata", err, lvm.ErrNotFound)
 }
 
 func created(t *testing.T, e Env) {
@@ -120,10 +122,10 @@ func seqno(t *testing.T, e Env) {
 	check := func(after string) {
 		t.Helper()
 		want++
-		got, err := e.Groups.Seqno(e.Group)
-		if err != nil || got != want {
-			t.Errorf("after %s: sequence number %d, want %d, error %v", after, got, want, err)
-			want = got
+		got, err := e.Groups.Metadata(e.Group)
+		if err != nil || got.Seqno != want {
+			t.Errorf("after %s: metadata %+v, want sequence number %d, error %v", after, got, want, err)
+			want = got.Seqno
 		}
 	}
 	e.create(t, "cv1", 1, "carve", "carve.name=x")
@@ -167,10 +169,53 @@ func fragmented(t *testing.T, e Env) {
 		t.Fatal(err)
 	}
 	g := e.scan(t)
+	if g.FreeSegments != 3 && g.FreeSegments != 4 {
+		t.Errorf("%d free segments; the holes of cv1 and cv3 and the rest of one or two disks are 3 or 4", g.FreeSegments)
+	}
+	free := g.FreeSegments
 	e.create(t, "cv6", g.Allocatable())
 	g = e.scan(t)
-	if got := g.Allocatable(); got != 0 {
-		t.Errorf("%d extents left", got)
+	if got := g.Allocatable(); got != 0 || g.FreeSegments != 0 {
+		t.Errorf("%d extents left, in %d segments", got, g.FreeSegments)
+	}
+	if got := g.Volume("cv6").Segments; got != free {
+		t.Errorf("%d segments, want %d", got, free)
+	}
+}
+
+// metadata fills the metadata, not the extents, with volumes that have tags as
+// large as can be.
+func metadata(t *testing.T, e Env) {
+	e.scan(t)
+	tags := make([]string, 64)
+	made := 0
+	for ; made < 400; made++ {
+		m, err := e.Groups.Metadata(e.Group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range tags {
+			tags[i] = fmt.Sprintf("t%d-%d-%s", made, i, strings.Repeat("x", 1000))
+		}
+		err = e.Groups.Create(t.Context(), lvm.CreateOptions{Group: e.Group, Volume: fmt.Sprintf("cv%d", made), Extents: 1, Tags: tags})
+		if fits := m.Fits(tags, 1); fits && err != nil {
+			t.Fatalf("volume %d does not fit into %+v: %v", made, m, err)
+		}
+		if err != nil {
+			wantErr(t, "Create", err, lvm.ErrNoSpace)
+			break
+		}
+		after, err := e.Groups.Metadata(e.Group)
+		if grown, most := after.Size-m.Size, lvm.VolumeText(tags, 1); err != nil || grown <= 0 && made > 1 || made > 1 && grown > most {
+			t.Errorf("volume %d took %d bytes, at most %d are foreseen; error %v", made, grown, most, err)
+		}
+	}
+	if made < 2 || made == 400 {
+		t.Errorf("%d volumes fit", made)
+	}
+	g := e.scan(t)
+	if len(g.Volumes) != made || g.Allocatable() == 0 {
+		t.Errorf("%d volumes were made, %d are there, %d extents are left", made, len(g.Volumes), g.Allocatable())
 	}
 }
 
