@@ -1,0 +1,124 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestTurnsComeInTheOrderOfAsking(t *testing.T) {
+	q := newQueue(100)
+	first, err := q.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var order []int
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			done, err := q.take(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+			done()
+		})
+		eventually(t, "it waits", func() bool { return q.depth() == i+1 })
+	}
+	first()
+	wg.Wait()
+	if !slices.IsSorted(order) || len(order) != 20 || q.depth() != 0 {
+		t.Errorf("order %v, %d wait", order, q.depth())
+	}
+}
+
+func TestWhoeverGivesUpWaitingIsPassedOver(t *testing.T) {
+	q := newQueue(100)
+	first, err := q.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	gaveUp := make(chan error, 1)
+	go func() {
+		_, err := q.take(ctx)
+		gaveUp <- err
+	}()
+	eventually(t, "it waits", func() bool { return q.depth() == 1 })
+	cancel()
+	if err := <-gaveUp; !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	first()
+	done, err := q.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	done()
+	if _, err := q.take(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled caller gets %v", err)
+	}
+}
+
+func TestTooManyWaitersAreRefusedAtOnce(t *testing.T) {
+	q := newQueue(1)
+	done, err := q.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		if second, err := q.take(t.Context()); err == nil {
+			second()
+		}
+	}()
+	eventually(t, "one waits", func() bool { return q.depth() == 1 })
+	if _, err := q.take(t.Context()); !errors.Is(err, errQueueFull) {
+		t.Errorf("error %v", err)
+	}
+	done()
+}
+
+func TestNoTwoHaveTheTurnAndNoneIsLost(t *testing.T) {
+	q := newQueue(1000)
+	var holders, turns atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7)*time.Millisecond)
+			if i%3 == 0 {
+				ctx = t.Context()
+			}
+			defer cancel()
+			done, err := q.take(ctx)
+			if err != nil {
+				return
+			}
+			if holders.Add(1) != 1 {
+				t.Error("two have the turn")
+			}
+			time.Sleep(50 * time.Microsecond)
+			turns.Add(1)
+			holders.Add(-1)
+			done()
+		})
+	}
+	wg.Wait()
+	if turns.Load() < 67 || q.depth() != 0 {
+		t.Errorf("%d turns, %d wait", turns.Load(), q.depth())
+	}
+	done, err := q.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	done()
+}

@@ -1,0 +1,71 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+func TestAnIdentitySurvivesItsTags(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		text := func(label string) string {
+			return rapid.StringN(0, 60, maxOwnerLength).Draw(t, label)
+		}
+		i := identity{
+			Name: rapid.StringMatching(`[A-Za-z0-9._-]{1,128}`).Draw(t, "name"), Class: rapid.StringMatching(`[a-z0-9]{1,63}`).Draw(t, "class"),
+			Required: rapid.Int64Min(1).Draw(t, "required"), Limit: rapid.Int64Min(0).Draw(t, "limit"),
+			DefaultClass: rapid.Bool().Draw(t, "default"), DAX: rapid.Bool().Draw(t, "dax"),
+			Owner: owner{Cluster: text("cluster"), Namespace: text("namespace"), Claim: text("claim"), ClaimUID: text("uid")},
+		}
+		if rapid.Bool().Draw(t, "block") {
+			i.Block = true
+		} else {
+			i.FSType, i.FSUUID = filesystem.XFS, newUUID()
+		}
+		tags := i.tags()
+		for _, tag := range tags {
+			if !lvm.ValidTag(tag) {
+				t.Fatalf("%q is no tag", tag)
+			}
+		}
+		// Others may add tags of their own.
+		got, err := identityFromTags(append(tags, "backup", "carve.later=x"))
+		if err != nil || got != i {
+			t.Fatalf("%+v becomes %q and then %+v, error %v", i, tags, got, err)
+		}
+		if d := i.difference(got); d != "" {
+			t.Fatalf("differs: %s", d)
+		}
+	})
+}
+
+func TestTagsThatMakeNoSenseAreAnError(t *testing.T) {
+	good := []string{tagMarker, "carve.name=a", "carve.class=b", "carve.mode=filesystem", "carve.fs=ext4:u", "carve.req=1:0"}
+	if _, err := identityFromTags(good); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, from, to string }{
+		{"no name", "carve.name=a", "x"},
+		{"no class", "carve.class=b", "x"},
+		{"no mode", "carve.mode=filesystem", "x"},
+		{"a mode that does not go with the file system", "carve.mode=filesystem", "carve.mode=block"},
+		{"no file system", "carve.fs=ext4:u", "x"},
+		{"no UUID", "carve.fs=ext4:u", "carve.fs=ext4"},
+		{"a request without a limit", "carve.req=1:0", "carve.req=1"},
+		{"a request that is no number", "carve.req=1:0", "carve.req=1:x"},
+		{"a bad escape", "carve.name=a", "carve.name=#x"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spoilt := strings.Split(strings.ReplaceAll(strings.Join(good, "\n"), c.from, c.to), "\n")
+			if i, err := identityFromTags(spoilt); err == nil {
+				t.Errorf("%q became %+v", spoilt, i)
+			}
+		})
+	}
+}
