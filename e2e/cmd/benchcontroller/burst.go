@@ -126,7 +126,7 @@ func (c *cluster) place(ctx context.Context, namespace string, b *burst, bytes i
 				placed[o.Name] = true
 				i, err := strconv.Atoi(strings.TrimPrefix(o.Name, "pod-"))
 				if err != nil {
-					return fmt.Errorf("Pod %s is none of ours", o.Name)
+					return fmt.Errorf("the Pod %s is none of ours", o.Name)
 				}
 				b.placed = append(b.placed, now.Sub(created[i]))
 			}
