@@ -108,6 +108,7 @@ func (s *scope) wantProvisioningFailures(most int) {
 	s.Helper()
 	events, err := s.CoreV1().Events(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "reason=ProvisioningFailed"})
 	s.must(err, "list events")
+	s.Logf("ProvisioningFailed events: %d", len(events.Items))
 	if len(events.Items) <= most {
 		return
 	}
