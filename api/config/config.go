@@ -17,6 +17,8 @@
 //	    medium: disk         # or pmem
 //	    reserve: 1Gi         # kept free: bytes with a suffix, or percent
 //	    optional: true       # a missing volume group is no error
+//	    wipe: auto           # or zero, discard, none: what is done to a deleted volume
+//	    wipeRate: 200Mi      # bytes per second at most; without, as fast as it goes
 //
 // Callers: cmd/lvmd.
 package config
@@ -50,6 +52,23 @@ const (
 	PMEM Medium = "pmem"
 )
 
+// Wipe is what is done to a deleted volume before its space is free.
+type Wipe string
+
+// Wipes.
+const (
+	// WipeAuto deallocates where the device guarantees that zeroes are read
+	// afterwards, and writes zeroes elsewhere.
+	WipeAuto Wipe = "auto"
+	// WipeZero writes zeroes.
+	WipeZero Wipe = "zero"
+	// WipeDiscard tells the device that the contents are not needed. What is
+	// read afterwards is up to the device.
+	WipeDiscard Wipe = "discard"
+	// WipeNone leaves the contents for whoever gets the space next.
+	WipeNone Wipe = "none"
+)
+
 // Config is a valid configuration.
 type Config struct {
 	// Classes has at least one class, in the order of the file.
@@ -68,6 +87,10 @@ type DeviceClass struct {
 	Medium      Medium
 	// Reserve is what volumes of this class leave free in the group.
 	Reserve Reserve
+	// Wipe is done to deleted volumes, at WipeRate bytes per second at most; a
+	// zero WipeRate is no limit.
+	Wipe     Wipe
+	WipeRate int64
 	// Optional classes are not offered, rather than an error, on nodes
 	// without their volume group.
 	Optional bool

@@ -17,6 +17,8 @@ func TestAValidFileIsReadWithItsDefaults(t *testing.T) {
 - name: r
   volumeGroup: carve
   reserve: 3Gi
+  wipe: zero
+  wipeRate: 5Mi
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +33,10 @@ func TestAValidFileIsReadWithItsDefaults(t *testing.T) {
 	if b.Medium != PMEM || !b.Optional || b.Reserve.Of(1001) != 101 {
 		t.Errorf("second class %+v", b)
 	}
-	if r.Reserve.Of(1) != 3<<30 {
+	if a.Wipe != WipeAuto || a.WipeRate != 0 {
+		t.Errorf("first class %+v", a)
+	}
+	if r.Reserve.Of(1) != 3<<30 || r.Wipe != WipeZero || r.WipeRate != 5<<20 {
 		t.Errorf("third class %+v", r)
 	}
 }
@@ -46,7 +51,7 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 		{"an unknown key at the top", head + "- {name: a, volumeGroup: g}\nextra: 1\n",
 			"lvmd.yaml:5:1: extra: unknown key; allowed are apiVersion, deviceClasses, kind"},
 		{"an unknown key in a class", head + "- name: a\n  volumeGroup: g\n  stripes: 2\n",
-			"lvmd.yaml:6:3: deviceClasses[0].stripes: unknown key; allowed are default, medium, name, optional, reserve, type, volumeGroup"},
+			"lvmd.yaml:6:3: deviceClasses[0].stripes: unknown key; allowed are default, medium, name, optional, reserve, type, volumeGroup, wipe, wipeRate"},
 		{"a key given twice", head + "- name: a\n  volumeGroup: g\n  name: b\n",
 			"lvmd.yaml:6:3: deviceClasses[0].name: given twice"},
 		{"no volume group", head + "- name: a\n", "lvmd.yaml:4:3: deviceClasses[0].volumeGroup: missing; it is required"},
@@ -63,6 +68,8 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 		{"a reserve without sense", head + "- {name: a, volumeGroup: g, reserve: 1.5Gi}\n", `deviceClasses[0].reserve: "1.5Gi": must be`},
 		{"a reserve of more than everything", head + "- {name: a, volumeGroup: g, reserve: 101%}\n", `deviceClasses[0].reserve: "101%": must be`},
 		{"a reserve that overflows", head + "- {name: a, volumeGroup: g, reserve: 99999Pi}\n", `deviceClasses[0].reserve: "99999Pi": must be`},
+		{"an unknown wipe", head + "- {name: a, volumeGroup: g, wipe: shred}\n", `deviceClasses[0].wipe: "shred": allowed is auto or zero or discard or none`},
+		{"a wipe that never ends", head + "- {name: a, volumeGroup: g, wipeRate: 1k}\n", `deviceClasses[0].wipeRate: "1k": must be a whole number of bytes`},
 		{"two classes of one name", head + "- {name: a, volumeGroup: g}\n- {name: a, volumeGroup: h}\n",
 			`lvmd.yaml:5:10: deviceClasses[1].name: "a": the name of deviceClasses[0] already; names must differ`},
 		{"two defaults", head + "- {name: a, volumeGroup: g, default: true}\n- {name: b, volumeGroup: g, default: true}\n",

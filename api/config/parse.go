@@ -121,7 +121,7 @@ var groupName = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}$`)
 
 func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 	c := DeviceClass{
-		Type: Linear, Medium: Disk, file: p.file, index: index,
+		Type: Linear, Medium: Disk, Wipe: WipeAuto, file: p.file, index: index,
 		positions: map[string]position{"": {n.Line, n.Column}},
 	}
 	at := func(key string, v *yaml.Node) {
@@ -165,9 +165,21 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			at(k, v)
 			r, ok := parseReserve(v)
 			if !ok {
-				p.complain(v, k, given(v), "must be a whole number of bytes, with one of the suffixes k, M, G, T, P, Ki, Mi, Gi, Ti, Pi or without, or a percentage from 0% to 100%")
+				p.complain(v, k, given(v), "must be "+bytesRule+", or a percentage from 0% to 100%")
 			}
 			c.Reserve = r
+		},
+		"wipe": func(k string, v *yaml.Node) {
+			at(k, v)
+			c.Wipe = Wipe(p.oneOf(k, v, string(WipeAuto), string(WipeZero), string(WipeDiscard), string(WipeNone)))
+		},
+		"wipeRate": func(k string, v *yaml.Node) {
+			at(k, v)
+			n, ok := parseBytes(v)
+			if !ok || n < minWipeRate {
+				p.complain(v, k, given(v), "must be "+bytesRule+", per second, and at least 1Mi")
+			}
+			c.WipeRate = n
 		},
 	}, "name", "volumeGroup")
 	return c
@@ -205,6 +217,11 @@ func (p *parser) oneOf(key string, v *yaml.Node, allowed ...string) string {
 	return v.Value
 }
 
+// minWipeRate is the slowest wipe: at less, space would hardly come back.
+const minWipeRate = 1 << 20
+
+const bytesRule = "a whole number of bytes, with one of the suffixes k, M, G, T, P, Ki, Mi, Gi, Ti, Pi or without"
+
 var suffixes = map[string]int64{
 	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
 	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50,
@@ -221,16 +238,21 @@ func parseReserve(v *yaml.Node) (Reserve, bool) {
 		// The negated form refuses NaN too.
 		return Reserve{Percent: f}, err == nil && f >= 0 && f <= 100
 	}
+	n, ok := parseBytes(v)
+	return Reserve{Bytes: n}, ok
+}
+
+func parseBytes(v *yaml.Node) (int64, bool) {
 	m := amount.FindStringSubmatch(v.Value)
-	if m == nil {
-		return Reserve{}, false
+	if v.Kind != yaml.ScalarNode || m == nil {
+		return 0, false
 	}
 	unit, ok := suffixes[m[2]]
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if !ok || err != nil || n > (1<<62)/unit {
-		return Reserve{}, false
+		return 0, false
 	}
-	return Reserve{Bytes: n * unit}, true
+	return n * unit, true
 }
 
 // given shows a value in a message.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,8 +64,22 @@ func (d *blockDevice) Zero(off, length int64) error {
 		}
 		d.noPunch = true
 	}
+	return d.Overwrite(off, length)
+}
+
+func (d *blockDevice) Overwrite(off, length int64) error {
 	if err := unix.Fallocate(int(d.f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, off, length); err != nil {
 		return fmt.Errorf("%s: zero %d bytes at %d: %w", d.f.Name(), length, off, err)
+	}
+	return nil
+}
+
+func (d *blockDevice) Discard(off, length int64) error {
+	span := [2]uint64{uint64(off), uint64(length)}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, d.f.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&span)))
+	runtime.KeepAlive(d.f)
+	if errno != 0 && errno != unix.EOPNOTSUPP {
+		return fmt.Errorf("%s: discard %d bytes at %d: %w", d.f.Name(), length, off, errno)
 	}
 	return nil
 }

@@ -77,9 +77,17 @@ type Device struct {
 type Handle interface {
 	// Size is the device's size in bytes.
 	Size() int64
-	// Zero makes the range read as zeroes. off and length are multiples of
-	// 512. It may be slow; callers pass ranges of a size they can wait for.
+	// Zero, Overwrite and Discard clear a range. off and length are multiples
+	// of 512. They may be slow; callers pass ranges of a size they can wait for.
+	//
+	// Zero makes it read as zeroes in whatever way is fastest: where the
+	// device guarantees that, by deallocation.
 	Zero(off, length int64) error
+	// Overwrite makes it read as zeroes and keeps it allocated.
+	Overwrite(off, length int64) error
+	// Discard tells the device that the contents are not needed. What is read
+	// afterwards is not known. A device that cannot discard is no error.
+	Discard(off, length int64) error
 	// Sync returns once everything zeroed before is durable.
 	Sync() error
 	// Close gives the device up.

@@ -261,6 +261,10 @@ func (h *gateHandle) Zero(off, n int64) error {
 	return h.gate.around("zero", func() error { return h.Handle.Zero(off, n) })
 }
 
+func (h *gateHandle) Overwrite(off, n int64) error {
+	return h.gate.around("overwrite", func() error { return h.Handle.Overwrite(off, n) })
+}
+
 // Requests and checks.
 
 func request(name string, extents int64) *lvmdv1.CreateVolumeRequest {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"golang.org/x/time/rate"
+
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -74,9 +76,18 @@ func (s *Service) configure(c *config.Config) []string {
 			s.model.groups[g.name] = g
 			names = append(names, g.name)
 		}
-		s.model.classes = append(s.model.classes, &class{DeviceClass: dc, group: g})
+		s.model.classes = append(s.model.classes, &class{DeviceClass: dc, group: g, wiping: wipeLimiter(dc.WipeRate)})
 	}
 	return names
+}
+
+// wipeLimiter limits wipes to so many bytes per second, in steps of a tenth.
+func wipeLimiter(bytesPerSecond int64) *rate.Limiter {
+	if bytesPerSecond == 0 {
+		return nil
+	}
+	burst := min(wipeChunk, bytesPerSecond/10)
+	return rate.NewLimiter(rate.Limit(bytesPerSecond), int(burst-burst%4096))
 }
 
 // checkGroups holds the configuration against the groups that there are.

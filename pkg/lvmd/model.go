@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/carve-csi/carve/api/config"
@@ -31,6 +32,8 @@ type model struct {
 type class struct {
 	config.DeviceClass
 	group *group
+	// wiping limits the rate of wipes; nil means no limit.
+	wiping *rate.Limiter
 	// reported is nil while the class is not offered.
 	reported *lvmdv1.DeviceClass
 }

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"time"
 
+	"golang.org/x/time/rate"
+
+	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
 const (
-	// wipeChunk is zeroed at a time: small enough that stopping never waits
-	// long for it, a multiple of every extent size up to it.
+	// wipeChunk is wiped at a time: small enough that stopping never waits
+	// long for it.
 	wipeChunk = 64 << 20
 	// wipeCheckpoint is how much is wiped between two records of progress. A
 	// crash repeats at most this much.
@@ -78,15 +81,16 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	}
 	size := h.Size()
 	if off < size {
-		n := min(int64(wipeChunk), size-off)
-		if err := h.Zero(off, n); err != nil {
+		n, err := s.clear(ctx, v, h, off, size)
+		if err != nil {
 			return err
 		}
 		off += n
 		s.crash("delete: chunk wiped")
 	}
 	done := off >= size
-	if done || off%wipeCheckpoint == 0 {
+	checkpoint := off/wipeCheckpoint > v.rec.Wiped/wipeCheckpoint
+	if done || checkpoint {
 		// Zeroes must be on the disk before anything relies on them.
 		if err := h.Sync(); err != nil {
 			return err
@@ -98,7 +102,7 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	rec := v.rec
 	s.model.mu.Unlock()
 	if !done {
-		if off%wipeCheckpoint == 0 {
+		if checkpoint {
 			return s.journal.put(rec)
 		}
 		return nil
@@ -112,6 +116,34 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	s.model.mu.Unlock()
 	v.group.wakeRemover()
 	return nil
+}
+
+// clear does to the next chunk what the volume's class wants, and returns how
+// many bytes that were. A class that is not configured any more wipes.
+func (s *Service) clear(ctx context.Context, v *volume, h lvm.Handle, off, size int64) (int64, error) {
+	how, limit := config.WipeAuto, (*rate.Limiter)(nil)
+	s.model.mu.Lock()
+	if c := s.model.class(v.rec.Ident.Class); c != nil {
+		how, limit = c.Wipe, c.wiping
+	}
+	s.model.mu.Unlock()
+	n := min(int64(wipeChunk), size-off)
+	if limit != nil && how != config.WipeNone {
+		n = min(n, int64(limit.Burst()))
+		if err := limit.WaitN(ctx, int(n)); err != nil {
+			return 0, err
+		}
+	}
+	switch how {
+	case config.WipeNone:
+		return size - off, nil
+	case config.WipeDiscard:
+		return n, h.Discard(off, n)
+	case config.WipeZero:
+		return n, h.Overwrite(off, n)
+	default:
+		return n, h.Zero(off, n)
+	}
 }
 
 // openTombstone opens the device, activating the group when there is none:

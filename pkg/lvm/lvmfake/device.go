@@ -160,6 +160,11 @@ func (h *handle) Zero(off, length int64) error {
 	return nil
 }
 
+func (h *handle) Overwrite(off, length int64) error { return h.Zero(off, length) }
+
+// Discard leaves what is there, as a device may.
+func (h *handle) Discard(int64, int64) error { return nil }
+
 func (h *handle) Sync() error { return nil }
 
 func (h *handle) Close() error {

@@ -310,7 +310,8 @@ func zeroed(t *testing.T, e Env) {
 	}
 	_, err = e.Groups.Open(e.Group, "cv1")
 	wantErr(t, "a second Open", err, lvm.ErrBusy)
-	if err := errors.Join(h.Zero(0, g.ExtentSize), h.Zero(g.ExtentSize, g.ExtentSize), h.Sync()); err != nil {
+	if err := errors.Join(h.Zero(0, g.ExtentSize), h.Overwrite(g.ExtentSize, g.ExtentSize),
+		h.Discard(0, 2*g.ExtentSize), h.Sync()); err != nil {
 		t.Error(err)
 	}
 	if err := h.Close(); err != nil {
