@@ -243,16 +243,26 @@ func parseReserve(v *yaml.Node) (Reserve, bool) {
 }
 
 func parseBytes(v *yaml.Node) (int64, bool) {
-	m := amount.FindStringSubmatch(v.Value)
-	if v.Kind != yaml.ScalarNode || m == nil {
+	if v.Kind != yaml.ScalarNode {
 		return 0, false
+	}
+	n, err := ParseBytes(v.Value)
+	return n, err == nil
+}
+
+// ParseBytes reads a number of bytes as the configuration writes them, such as
+// 10Gi, 500M or 4096.
+func ParseBytes(s string) (int64, error) {
+	m := amount.FindStringSubmatch(s)
+	if m == nil {
+		return 0, fmt.Errorf("%q: must be %s", s, bytesRule)
 	}
 	unit, ok := suffixes[m[2]]
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if !ok || err != nil || n > (1<<62)/unit {
-		return 0, false
+		return 0, fmt.Errorf("%q: must be %s", s, bytesRule)
 	}
-	return n * unit, true
+	return n * unit, nil
 }
 
 // given shows a value in a message.

@@ -48,6 +48,7 @@ func command() *cobra.Command {
 		return run(c.Context(), f, log)
 	}
 	c.AddCommand(checkConfig())
+	c.AddCommand(clientCommands()...)
 	return c
 }
 

@@ -20,6 +20,8 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
+const defaultSocket = "/run/carve/lvmd.sock"
+
 // stopBound is by when the process is gone after SIGTERM, whatever the kernel
 // holds: the journal makes up for what is cut off.
 const stopBound = 4500 * time.Millisecond
@@ -33,7 +35,7 @@ type flags struct {
 
 func (f *flags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.config, "config", "/etc/carve/lvmd.yaml", "configuration file")
-	s.StringVar(&f.socket, "socket", "/run/carve/lvmd.sock", "unix socket to serve on")
+	s.StringVar(&f.socket, "socket", defaultSocket, "unix socket to serve on")
 	s.StringVar(&f.stateDir, "state-dir", "/var/lib/carve", "directory of the journal")
 	s.StringVar(&f.nodeName, "node-name", "", "name of this node in Kubernetes; required with --controller")
 	s.StringVar(&f.controller, "controller", "carve-uplink.carve-system.svc:9443",

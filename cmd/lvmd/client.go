@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// clientTimeout bounds each command's calls.
+const clientTimeout = 2 * time.Minute
+
+// client is what the subcommands that talk to a running lvmd share.
+type client struct {
+	socket string
+	json   bool
+}
+
+// clientCommands are for administrators: they ask the lvmd of this machine.
+func clientCommands() []*cobra.Command {
+	c := &client{}
+	commands := []*cobra.Command{c.classes(), c.volumes(), c.create(), c.delete(), c.expand()}
+	for _, command := range commands {
+		command.Flags().StringVar(&c.socket, "socket", defaultSocket, "unix socket of the running lvmd")
+		command.Flags().BoolVar(&c.json, "json", false, "print JSON, one object per line")
+	}
+	return commands
+}
+
+// call runs f with a connection, and makes errors readable.
+func (c *client) call(ctx context.Context, f func(context.Context, lvmdv1.LVMDClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := f(ctx, lvmdv1.NewLVMDClient(conn)); err != nil {
+		s := status.Convert(err)
+		return fmt.Errorf("%s (%s)", s.Message(), s.Code())
+	}
+	return nil
+}
+
+func (c *client) classes() *cobra.Command {
+	return &cobra.Command{
+		Use: "classes", Short: "List the device classes and their room", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
+				watch, err := l.Watch(ctx, &lvmdv1.WatchRequest{})
+				if err != nil {
+					return err
+				}
+				state, err := watch.Recv()
+				if err != nil {
+					return err
+				}
+				rows := [][]string{{"CLASS", "GROUP", "TYPE", "MEDIUM", "TOTAL", "AVAILABLE", "CONDITIONS"}}
+				messages := make([]proto.Message, 0, len(state.GetClasses()))
+				for _, dc := range state.GetClasses() {
+					name := dc.GetName()
+					if dc.GetDefault() {
+						name += " (default)"
+					}
+					messages = append(messages, dc)
+					rows = append(rows, []string{name, dc.GetVgName(), dc.GetType(), dc.GetMedium(),
+						bytesText(dc.GetTotalBytes()), bytesText(dc.GetAvailableBytes()), conditionsText(dc.GetConditions())})
+				}
+				return c.print(cmd.OutOrStdout(), messages, rows)
+			})
+		},
+	}
+}
+
+func (c *client) volumes() *cobra.Command {
+	return &cobra.Command{
+		Use: "volumes", Short: "List the volumes", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
+				var all []*lvmdv1.Volume
+				for token := ""; ; {
+					page, err := l.ListVolumes(ctx, &lvmdv1.ListVolumesRequest{PageSize: 500, PageToken: token})
+					if err != nil {
+						return err
+					}
+					all = append(all, page.GetVolumes()...)
+					if token = page.GetNextPageToken(); token == "" {
+						return c.printVolumes(cmd.OutOrStdout(), all...)
+					}
+				}
+			})
+		},
+	}
+}
+
+func (c *client) create() *cobra.Command {
+	r := &lvmdv1.CreateVolumeRequest{}
+	var block bool
+	command := &cobra.Command{
+		Use: "create NAME SIZE", Short: "Create a volume; SIZE is in bytes, with a suffix such as Gi or without", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			size, err := config.ParseBytes(args[1])
+			if err != nil {
+				return err
+			}
+			r.Name, r.RequiredBytes, r.Mode = args[0], size, lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM
+			if block {
+				r.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
+			}
+			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
+				resp, err := l.CreateVolume(ctx, r)
+				if err != nil {
+					return err
+				}
+				return c.printVolumes(cmd.OutOrStdout(), resp.GetVolume())
+			})
+		},
+	}
+	command.Flags().StringVar(&r.DeviceClass, "class", "", "device class; empty means the default")
+	command.Flags().StringVar(&r.FsType, "fs-type", "", "ext4 or xfs; empty means ext4")
+	command.Flags().BoolVar(&block, "block", false, "make a raw volume without a file system")
+	return command
+}
+
+func (c *client) delete() *cobra.Command {
+	return &cobra.Command{
+		Use: "delete ID", Short: "Delete a volume by its id, with all it holds", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
+				// Deleting what is not there succeeds; a person had better know.
+				if _, err := l.GetVolume(ctx, &lvmdv1.GetVolumeRequest{Id: args[0]}); err != nil {
+					return err
+				}
+				_, err := l.DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: args[0]})
+				return err
+			})
+		},
+	}
+}
+
+func (c *client) expand() *cobra.Command {
+	return &cobra.Command{
+		Use: "expand ID SIZE", Short: "Grow a volume, but not the file system in it, to SIZE", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			size, err := config.ParseBytes(args[1])
+			if err != nil {
+				return err
+			}
+			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
+				resp, err := l.ExpandVolume(ctx, &lvmdv1.ExpandVolumeRequest{Id: args[0], RequiredBytes: size})
+				if err != nil {
+					return err
+				}
+				return c.printVolumes(cmd.OutOrStdout(), resp.GetVolume())
+			})
+		},
+	}
+}
+
+func (c *client) printVolumes(w io.Writer, volumes ...*lvmdv1.Volume) error {
+	rows := [][]string{{"ID", "NAME", "CLASS", "SIZE", "HOLDS", "STATE", "CLAIM", "CONDITIONS"}}
+	messages := make([]proto.Message, 0, len(volumes))
+	for _, v := range volumes {
+		holds := v.GetFsType()
+		if holds == "" {
+			holds = "raw"
+		}
+		claim := ""
+		if o := v.GetOwner(); o.GetClaimName() != "" {
+			claim = o.GetClaimNamespace() + "/" + o.GetClaimName()
+		}
+		messages = append(messages, v)
+		rows = append(rows, []string{v.GetId(), v.GetName(), v.GetDeviceClass(), bytesText(v.GetSizeBytes()), holds,
+			strings.ToLower(strings.TrimPrefix(v.GetState().String(), "VOLUME_STATE_")), claim, conditionsText(v.GetConditions())})
+	}
+	return c.print(w, messages, rows)
+}
+
+// print writes the messages as JSON, or the rows as a table.
+func (c *client) print(w io.Writer, messages []proto.Message, rows [][]string) error {
+	if c.json {
+		for _, m := range messages {
+			b, err := protojson.Marshal(m)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(w, "%s\n", b)
+		}
+		return nil
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, r := range rows {
+		fmt.Fprintln(table, strings.TrimRight(strings.Join(r, "\t"), "\t"))
+	}
+	return table.Flush()
+}
+
+// bytesText shows a size with the largest binary suffix that leaves it whole.
+func bytesText(n int64) string {
+	suffixes := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
+	i := 0
+	for n != 0 && n%1024 == 0 && i < len(suffixes)-1 {
+		n /= 1024
+		i++
+	}
+	return fmt.Sprintf("%d%s", n, suffixes[i])
+}
+
+func conditionsText(conditions []*lvmdv1.Condition) string {
+	types := make([]string, len(conditions))
+	for i, c := range conditions {
+		types[i] = c.GetType()
+	}
+	return strings.Join(types, ",")
+}
