@@ -1,0 +1,215 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/carve-csi/carve/e2e/netns"
+	"github.com/carve-csi/carve/e2e/vm/agent"
+	"github.com/carve-csi/carve/e2e/vm/residue"
+)
+
+// testName is the name of the cluster that this test makes and removes.
+const testName = "harness-test"
+
+// TestARealCluster goes through a cluster's life, from an Up that is killed to its end.
+func TestARealCluster(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
+	defer cancel()
+	if err := Down(ctx, testName, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := Down(context.Background(), testName, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	killedUp(t, ctx)
+	c, err := Up(ctx, Options{Name: testName, Nodes: 1, Progress: t.Output()})
+	if err != nil {
+		t.Fatal("Up after one that was killed:", err)
+	}
+	node := c.NodeNames()[0]
+
+	t.Run("a second Up changes nothing", func(t *testing.T) {
+		before, err := c.namespace.Processes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Up(ctx, Options{Name: testName}); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := c.namespace.Processes(); err != nil || !slices.Equal(before, after) {
+			t.Errorf("processes: %v before, %v after, %v", before, after, err)
+		}
+	})
+	t.Run("all is well and within reach", func(t *testing.T) { wellAndWithinReach(t, ctx, c) })
+	t.Run("a power cut loses nothing that was flushed", func(t *testing.T) { powerCut(t, ctx, c, node) })
+	t.Run("Down leaves nothing behind", func(t *testing.T) {
+		processes, err := c.namespace.Processes()
+		if err != nil || len(processes) == 0 {
+			t.Fatalf("processes before: %v, %v", processes, err)
+		}
+		for range 2 {
+			if err := c.Down(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, pid := range processes {
+			if line := commandLine(pid); line != "" {
+				t.Errorf("process %d is still there: %s", pid, line)
+			}
+		}
+		if _, err := netns.Open(c.namespaceName()); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the namespace: %v, want fs.ErrNotExist", err)
+		}
+		if _, err := os.Stat(c.dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the folder: %v, want fs.ErrNotExist", err)
+		}
+		if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), testName) {
+			t.Errorf("a mount is left, or cannot be looked for: %v", err)
+		}
+	})
+}
+
+// commandLine returns what a process was called with; nothing once it has ended.
+func commandLine(pid int) string {
+	content, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return ""
+	}
+	return strings.ReplaceAll(string(content), "\x00", " ")
+}
+
+// killedUp runs Up in a process of its own and kills that as soon as there is a
+// machine.
+func killedUp(t *testing.T, ctx context.Context) {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "cluster")
+	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "../cmd/cluster")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v: %s", err, output)
+	}
+	command := exec.CommandContext(ctx, binary, "up", "--name", testName, "--nodes", "1")
+	command.Stdout, command.Stderr = t.Output(), t.Output()
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := named(testName, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.choose(1); err != nil {
+		t.Fatal(err)
+	}
+	for ctx.Err() == nil {
+		if c.namespace, err = netns.Open(c.namespaceName()); err == nil {
+			running, err := c.running(c.nodes[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if running {
+				break
+			}
+		}
+		time.Sleep(pollInterval)
+	}
+	if err := command.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Wait(); err == nil {
+		t.Fatal("Up was done before it could be killed")
+	}
+}
+
+func wellAndWithinReach(t *testing.T, ctx context.Context, c *Cluster) {
+	for _, line := range c.Status(ctx) {
+		if !line.Well {
+			t.Errorf("%s: %s", line.Name, line.Message)
+		}
+	}
+	config, err := c.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil || len(nodes.Items) != 1 {
+		t.Errorf("nodes: %v, %v", nodes, err)
+	}
+	var stdout strings.Builder
+	if err := c.Kubectl(ctx, nil, &stdout, t.Output(), "get", "nodes", "--output", "name"); err != nil || stdout.String() != "node/node-1\n" {
+		t.Errorf("kubectl printed %q, %v", stdout.String(), err)
+	}
+	attached, err := Attach(testName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, err := attached.Exec(ctx, "node-1", "vgs", "--noheadings", "-o", "vg_name")
+	if err != nil || result.ExitCode != 0 || strings.Join(strings.Fields(result.Stdout), " ") != "carve carve-pmem" {
+		t.Errorf("vgs on the node: %+v, %v", result, err)
+	}
+	if _, err := attached.Exec(ctx, "node-9", "true"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Exec on a node that is not there: %v, want fs.ErrNotExist", err)
+	}
+}
+
+func powerCut(t *testing.T, ctx context.Context, c *Cluster, node string) {
+	must := func(argv ...string) string {
+		t.Helper()
+		result, err := c.Exec(ctx, node, argv...)
+		if err != nil || result.ExitCode != 0 {
+			t.Fatalf("%v: %+v, %v", argv, result, err)
+		}
+		return strings.TrimSpace(result.Stdout)
+	}
+	before, err := c.Snapshot(ctx, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range []string{"carve", "carve-pmem"} {
+		must("lvcreate", "-qq", "-y", "-W", "n", "-L", "64m", "-n", "kept", group)
+		must("dd", "if=/proc/sys/kernel/hostname", "of=/dev/"+group+"/kept", "conv=fsync", "status=none")
+	}
+	if err := c.Kill(ctx, node); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Exec(ctx, node, "true"); !errors.Is(err, agent.ErrGone) {
+		t.Errorf("Exec on a node that is off: %v, want agent.ErrGone", err)
+	}
+	if err := c.Start(ctx, node); err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range []string{"carve", "carve-pmem"} {
+		must("lvchange", "-ay", group+"/kept")
+		if got := must("head", "-c", "6", "/dev/"+group+"/kept"); got != node {
+			t.Errorf("%s holds %q after the power cut, want %q", group, got, node)
+		}
+		must("lvremove", "-qq", "-y", group+"/kept")
+	}
+	after, err := c.Snapshot(ctx, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before.Mounts, after.Mounts = nil, nil // Pods were started again.
+	if left := residue.Compare(before, after); len(left) > 0 {
+		t.Errorf("the node is not as before: %q", left)
+	}
+}
