@@ -63,6 +63,8 @@ var phrases = []struct {
 	{"while PVs appear on duplicate devices", ErrDeviceMissing},
 	{"Couldn't find device with uuid", ErrDeviceMissing},
 	{"Input/output error", ErrDeviceMissing},
+	{"Error reading device", ErrDeviceMissing},
+	{"Error writing device", ErrDeviceMissing},
 	{"device-mapper driver", ErrUnavailable},
 	{"insufficient free space", ErrNoSpace},
 	{"Insufficient free space", ErrNoSpace},

@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
 
 // WatchBlockDevices sends on the returned channel, which holds one element,
-// after the kernel announced that block devices other than device-mapper's
+// after the kernel announced that block devices other than logical volumes
 // came, went or changed. Bursts are one event. It ends with ctx.
 //
 // It listens to the kernel itself (NETLINK_KOBJECT_UEVENT), so no udev is
@@ -41,7 +42,7 @@ func WatchBlockDevices(ctx context.Context) (<-chan struct{}, error) {
 				continue
 			case err != nil && !errors.Is(err, unix.ENOBUFS):
 				return
-			case err == nil && !concernsBlockDevice(buf[:n]):
+			case err == nil && !concernsBlockDevice(buf[:n], isVolume):
 				continue
 			}
 			// Lost events (ENOBUFS) may have been about anything.
@@ -56,13 +57,19 @@ func WatchBlockDevices(ctx context.Context) (<-chan struct{}, error) {
 
 // concernsBlockDevice reads an event: "ACTION@DEVPATH", then KEY=VALUE
 // strings, each ended by a zero byte.
-func concernsBlockDevice(event []byte) bool {
+func concernsBlockDevice(event []byte, isVolume func(device string) bool) bool {
 	block := false
 	for field := range bytes.SplitSeq(event, []byte{0}) {
-		if bytes.HasPrefix(field, []byte("DEVNAME=dm-")) {
+		if name, ok := bytes.CutPrefix(field, []byte("DEVNAME=")); ok && bytes.HasPrefix(name, []byte("dm-")) && isVolume(string(name)) {
 			return false
 		}
 		block = block || bytes.Equal(field, []byte("SUBSYSTEM=block"))
 	}
 	return block
+}
+
+// isVolume tells whether a device-mapper device is a logical volume, or gone.
+func isVolume(device string) bool {
+	uuid, err := os.ReadFile("/sys/class/block/" + device + "/dm/uuid")
+	return err != nil || bytes.HasPrefix(uuid, []byte("LVM-"))
 }

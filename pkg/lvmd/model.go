@@ -178,6 +178,14 @@ func (m *model) publish(g *group, volumes ...*volume) {
 	}
 }
 
+// canFree tells whether volumes of the group can be wiped and removed. While a
+// device is missing they must not be: LVM would remove those that lie
+// elsewhere, and from then on refuse the device when it comes back, until an
+// administrator restores it. The caller holds the model's lock.
+func (g *group) canFree() bool {
+	return g.present && !g.stale && g.wedged.IsZero() && g.info.MissingDevices == 0
+}
+
 // wakeReaper tells the wipe loop that there is something to do.
 func (g *group) wakeReaper() { wake(g.reap) }
 

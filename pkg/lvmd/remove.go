@@ -34,7 +34,7 @@ func (s *Service) nextToRemove(g *group) (batch []*volume, retry time.Time) {
 	now := time.Now()
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
-	if !g.present || g.stale || !g.wedged.IsZero() {
+	if !g.canFree() {
 		return nil, time.Time{}
 	}
 	for _, v := range s.model.volumes {

@@ -71,7 +71,7 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	r.MaximumVolumeSizeBytes = r.AvailableBytes
 	if n := g.info.MissingDevices; n > 0 {
 		r.Conditions = append(r.Conditions, condition("MissingDevice",
-			"%d of %d devices of volume group %q are missing; it cannot be changed", n, len(g.info.Devices), g.name))
+			"%d of %d devices of volume group %q are missing; it cannot be changed until they are back (vgextend --restoremissing) or given up (vgreduce --removemissing)", n, len(g.info.Devices), g.name))
 	}
 	if g.info.Exported || g.info.ReadOnly {
 		r.Conditions = append(r.Conditions, condition("ReadOnly", "volume group %q is exported or read-only", g.name))

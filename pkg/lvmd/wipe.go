@@ -48,7 +48,7 @@ func (s *Service) nextToWipe(g *group) (best *volume, retry time.Time) {
 	now := time.Now()
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
-	if !g.present || g.stale || !g.wedged.IsZero() {
+	if !g.canFree() {
 		return nil, time.Time{}
 	}
 	left := func(v *volume) int64 { return v.extents*g.info.ExtentSize - v.rec.Wiped }

@@ -1,0 +1,206 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// frail is a disk that can be made to fail and to work again.
+type frail struct {
+	t       testing.TB
+	name    string
+	sectors int64
+	disk    string
+}
+
+// newFrail puts a device-mapper device over a disk.
+func newFrail(t testing.TB, disk string) *frail {
+	t.Helper()
+	file, err := os.Open(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	size, err := file.Seek(0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &frail{t: t, name: "carve-frail", sectors: size / 512, disk: disk}
+	byHand(t, "dmsetup", "create", "--noudevsync", f.name, "--table", f.table("linear "+disk+" 0"))
+	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", f.name) })
+	return f
+}
+
+func (f *frail) path() string { return "/dev/mapper/" + f.name }
+
+func (f *frail) table(target string) string { return fmt.Sprintf("0 %d %s", f.sectors, target) }
+
+// set replaces what the disk does.
+func (f *frail) set(target string) {
+	f.t.Helper()
+	byHand(f.t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", f.name)
+	byHand(f.t, "dmsetup", "load", f.name, "--table", f.table(target))
+	byHand(f.t, "dmsetup", "resume", "--noudevsync", f.name)
+}
+
+func (f *frail) fail() { f.set("error") }
+func (f *frail) work() { f.set("linear " + f.disk + " 0") }
+
+func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
+	disk := newFrail(t, "/dev/vdc")
+	n := newNode(t)
+	lvmByHand(t, "vgcreate", "--yes", "other", disk.path())
+	t.Cleanup(func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "other")
+		lvmByHand(t, "pvremove", "--yes", disk.path())
+	})
+	n.config += "- {name: other, volumeGroup: other}\n"
+	p := n.start()
+	ask := create("pvc-other", 8<<20, "")
+	ask.DeviceClass = "other"
+	v := p.create(ask)
+
+	disk.fail()
+	t.Cleanup(disk.work)
+	class := func() *lvmdv1.DeviceClass { return p.state().GetClasses()[1] }
+	wait(t, "the class has no room and a condition", func() bool {
+		return class().GetAvailableBytes() == 0 && len(class().GetConditions()) > 0
+	})
+	ask.Name = "pvc-more"
+	if _, err := p.client.CreateVolume(t.Context(), ask); status.Code(err) != codes.Unavailable {
+		t.Errorf("a create there: %v", err)
+	}
+	for _, volume := range p.state().GetVolumes() {
+		if volume.GetId() == v.GetId() && len(volume.GetConditions()) == 0 {
+			t.Errorf("volume %v", volume)
+		}
+	}
+	local := p.create(create("pvc-local", 8<<20, "ext4"))
+	p.delete(local.GetId())
+	if !p.serving() {
+		t.Error("lvmd says it does not serve")
+	}
+
+	disk.work()
+	wait(t, "the class is well", func() bool { return class().GetAvailableBytes() > 0 && len(class().GetConditions()) == 0 })
+	p.create(ask)
+	p.delete(v.GetId())
+	resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "pvc-more"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.delete(resp.GetVolume().GetId())
+	wait(t, "nothing is left", func() bool {
+		return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == ""
+	})
+}
+
+func TestADeletionWaitsWhileADiskOfTheGroupIsAway(t *testing.T) {
+	disk := newFrail(t, "/dev/vdc")
+	n := newNode(t, "/dev/vdb", disk.path())
+	p := n.start()
+	all := p.available()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	disk.fail()
+	t.Cleanup(disk.work)
+	wait(t, "the class has a condition", func() bool { return len(p.state().GetClasses()[0].GetConditions()) > 0 })
+	p.delete(v.GetId())
+	disk.work()
+	wait(t, "all is well, without anybody's help", func() bool { return p.available() == all })
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
+	n := newNode(t)
+	state := n.dir + "/state"
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", state, "tmpfs", 0, "size=512k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(state, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	p := n.start()
+	all := p.available()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	// Fill the disk, then grow the journal into what is not there.
+	ballast, err := os.Create(state + "/ballast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for chunk := make([]byte, 4096); ; {
+		if _, err := ballast.Write(chunk); err != nil {
+			break
+		}
+	}
+	ballast.Close()
+	made := 0
+	for ; made < 400; made++ {
+		if _, err = p.client.CreateVolume(t.Context(), create(fmt.Sprintf("pvc-full-%d", made), 4<<20, "")); err != nil {
+			break
+		}
+	}
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "journal") {
+		t.Errorf("after %d volumes: %v", made, err)
+	}
+	if got := len(p.state().GetVolumes()); got != made+1 || p.available() != all-int64(made+2)*4<<20 {
+		t.Errorf("%d volumes, %d bytes taken; %d were made", got, all-p.available(), made+1)
+	}
+	if err := os.Remove(state + "/ballast"); err != nil {
+		t.Fatal(err)
+	}
+	p.create(create(fmt.Sprintf("pvc-full-%d", made), 4<<20, ""))
+	p.delete(v.GetId())
+	for _, v := range p.state().GetVolumes() {
+		p.delete(v.GetId())
+	}
+	wait(t, "all is free", func() bool { return p.available() == all })
+}
+
+func TestPersistentMemoryIsMappedAndAligned(t *testing.T) {
+	n := newNode(t, "/dev/vdb")
+	lvmByHand(t, "vgcreate", "--yes", "--physicalextentsize", "4m", "--dataalignment", "2m", "pmem", "/dev/pmem0")
+	t.Cleanup(func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "pmem")
+		lvmByHand(t, "pvremove", "--yes", "/dev/pmem0")
+	})
+	n.config += "- {name: pmem, volumeGroup: pmem, medium: pmem}\n"
+	p := n.start()
+	ask := create("pvc-pmem", 64<<20, "ext4")
+	ask.DeviceClass = "pmem"
+	v := p.create(ask)
+	if !v.GetDax() {
+		t.Errorf("volume %v", v)
+	}
+	dir := t.TempDir()
+	if err := unix.Mount(v.GetDevicePath(), dir, "ext4", 0, "dax=always"); err != nil {
+		t.Errorf("mounting with DAX: %v", err)
+	} else if err := unix.Unmount(dir, 0); err != nil {
+		t.Error(err)
+	}
+	p.delete(v.GetId())
+	wait(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
+
+	p.stop()
+	n.config = "- {name: local, volumeGroup: carve, medium: pmem}\n"
+	out, err := n.command().CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "cannot be mapped directly into memory") {
+		t.Errorf("a disk as pmem: %v, %s", err, out)
+	}
+}
