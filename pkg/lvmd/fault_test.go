@@ -225,7 +225,7 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
-	cycles := 2000
+	cycles := 1000
 	if testing.Short() {
 		cycles = 200
 	}
