@@ -1,0 +1,93 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	resizecontroller "github.com/kubernetes-csi/external-resizer/v2/pkg/controller"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/features"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/resizer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/util/workqueue"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+const (
+	resizeWorkers = 16
+	// resizeResync is how often all claims are looked at again for growth that
+	// was asked for and not begun.
+	resizeResync = 10 * time.Minute
+	// resizeTimeout bounds one lvextend on a node, behind the node's own queue.
+	resizeTimeout = 60 * time.Second
+)
+
+// runResizer grows volumes for claims that ask for more, by the upstream
+// library, until ctx is done.
+func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
+	// By default the library's workers are not waited for: they could go on
+	// writing after another replica has taken over.
+	gate := map[string]bool{string(features.ReleaseLeaderElectionOnExit): true}
+	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(gate); err != nil {
+		return fmt.Errorf("prepare to grow volumes: %w", err)
+	}
+	scoped := newScopedInformers(all)
+	defer scoped.release()
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
+	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c}, c.client, resizeResync, scoped, limiter, false, time.Minute)
+	var workers sync.WaitGroup
+	controller.Run(resizeWorkers, ctx, &workers)
+	workers.Wait()
+	return nil
+}
+
+// volumeResizer is what the library asks to grow one volume.
+type volumeResizer struct{ *core }
+
+var _ resizer.Resizer = (*volumeResizer)(nil)
+
+// Name is the driver's.
+func (r *volumeResizer) Name() string { return names.Driver }
+
+// DriverSupportsControlPlaneExpansion says that the logical volume is grown
+// from here, before the node grows the file system.
+func (r *volumeResizer) DriverSupportsControlPlaneExpansion() bool { return true }
+
+// CanSupport tells our volumes from those of other drivers.
+func (r *volumeResizer) CanSupport(pv *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) bool {
+	return isOurs(pv)
+}
+
+// Resize grows the logical volume. Errors are gRPC statuses, by which the
+// library tells what is worth another attempt.
+func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) (resource.Quantity, bool, error) {
+	node, ok := nodeOf(pv)
+	if !ok {
+		return size, false, status.Errorf(codes.FailedPrecondition, "PersistentVolume %s does not name its node by %s", pv.Name, names.TopologyNode)
+	}
+	if size.CmpInt64(maximumRequest) > 0 {
+		return size, false, status.Errorf(codes.OutOfRange, "spec.resources.requests.storage: %s is not allowed, allowed: at most %d bytes", size.String(), int64(maximumRequest))
+	}
+	// The library has no context to give.
+	ctx, cancel := context.WithTimeout(context.Background(), resizeTimeout)
+	defer cancel()
+	vol, err := r.fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, RequiredBytes: size.Value()})
+	if fleet.IsNotConnected(err) {
+		return size, false, status.Error(codes.Unavailable, err.Error())
+	}
+	if err != nil {
+		return size, false, status.Errorf(status.Code(err), "node %s: %s", node, fleet.Message(err))
+	}
+	r.log.Info("volume grown", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "bytes", vol.GetSizeBytes())
+	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
+	return *resource.NewQuantity(vol.GetSizeBytes(), resource.BinarySI), !block, nil
+}

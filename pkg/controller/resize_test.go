@@ -1,0 +1,79 @@
+package controller
+
+import (
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// grow does what a user does who wants more.
+func (h *harness) grow(name, size string) {
+	h.t.Helper()
+	claim := h.getClaim(name).DeepCopy()
+	claim.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(size)
+	if _, err := h.client.CoreV1().PersistentVolumeClaims("default").Update(h.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func expandable(c *storagev1.StorageClass) {
+	yes := true
+	c.AllowVolumeExpansion = &yes
+}
+
+func TestAClaimThatGrowsGrowsItsVolume(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", expandable)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.grow("c", "200Mi")
+	h.eventually("volume and PersistentVolume have grown", func() bool {
+		return node.Volumes()["pvc-uid-c"].GetSizeBytes() == 200*mib && h.pv("pvc-uid-c").Spec.Capacity.Storage().Value() == 200*mib
+	})
+	h.eventually("the node is asked to grow the file system", func() bool {
+		return h.getClaim("c").Status.AllocatedResourceStatuses[v1.ResourceStorage] == v1.PersistentVolumeClaimNodeResizePending
+	})
+	h.eventually("capacity follows", h.capacityIs("n1", gib-200*mib))
+}
+
+func TestARawBlockVolumeHasGrownWhenTheNodeHasGrownIt(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", expandable)
+	h.run()
+	block := v1.PersistentVolumeBlock
+	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block })
+	h.eventually("claim is bound", h.bound("c"))
+	h.grow("c", "200Mi")
+	h.eventually("claim has grown", func() bool { return h.getClaim("c").Status.Capacity.Storage().Value() == 200*mib })
+}
+
+func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsTold(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", expandable)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.grow("c", "5Gi")
+	h.eventually("an Event says why", func() bool {
+		events, err := h.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events.Items {
+			if e.Reason == "VolumeResizeFailed" && e.InvolvedObject.Name == "c" && e.Type == v1.EventTypeWarning {
+				return true
+			}
+		}
+		return false
+	})
+	time.Sleep(100 * time.Millisecond)
+	if node.Volumes()["pvc-uid-c"].GetSizeBytes() != 100*mib || h.pv("pvc-uid-c").Spec.Capacity.Storage().Value() != 100*mib {
+		t.Error("something grew")
+	}
+}
