@@ -20,6 +20,15 @@ const (
 	// ParamFSType is the upstream StorageClass parameter for the file system.
 	ParamFSType = "csi.storage.k8s.io/fstype"
 
+	// ParamOnNodeLoss is the StorageClass parameter, and the annotation on
+	// PersistentVolumes that it becomes, which says what is done with a claim whose
+	// node is lost: NodeLossKeep, the default, or NodeLossRecreate.
+	ParamOnNodeLoss = Prefix + "on-node-loss"
+	// NodeLossKeep leaves the claim bound, for a node that may come back.
+	NodeLossKeep = "keep"
+	// NodeLossRecreate deletes the claim, for something to make it again elsewhere.
+	NodeLossRecreate = "recreate"
+
 	// LabelManagedBy marks the CSIStorageCapacity objects that we publish, value ManagedBy.
 	LabelManagedBy = Prefix + "managed-by"
 	// ManagedBy is the value of LabelManagedBy.

@@ -83,7 +83,7 @@ func New(o Options) (*Controller, error) {
 	c := &Controller{o: o}
 	c.core = &core{
 		client: o.Client, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
-		ledger: scheduler.NewLedger(time.Now), pace: newPace(time.Now),
+		ledger: scheduler.NewLedger(time.Now), pace: newPace(time.Now), losses: losses{grace: nodeLossGrace},
 		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, Log: o.Log}),
 	}
 	c.core.metrics = newMetrics(o.Registerer,

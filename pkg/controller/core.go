@@ -51,6 +51,7 @@ type core struct {
 	identity  string
 	now       func() time.Time
 	pace      *pace
+	losses    losses
 
 	claims     cache.SharedIndexInformer
 	volumes    cache.SharedIndexInformer

@@ -72,11 +72,19 @@ func (d *deleter) run(ctx context.Context) error {
 		return fmt.Errorf("watch claims: %w", err)
 	}
 	defer func() { _ = d.claims.RemoveEventHandler(claims) }()
-	nodes, err := d.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
+	lookAgain := func(obj any) {
 		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-			d.nodeConnected(name) // gone for good: look again at what waits for it
+			d.nodeConnected(name)
 		}
-	}})
+	}
+	nodes, err := d.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, obj any) {
+			if node, ok := obj.(*v1.Node); ok && outOfService(node) {
+				lookAgain(obj)
+			}
+		},
+		DeleteFunc: lookAgain,
+	})
 	if err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
@@ -223,9 +231,9 @@ func (d *deleter) patchFinalizer(ctx context.Context, pv *v1.PersistentVolume, d
 	return nil // a conflict is another volume of that name
 }
 
-// deleteVolume removes the volume from its node. Where the node has left the
-// cluster its disks have too: there is nothing left to remove, and what should
-// come back with them is found by its owner tags.
+// deleteVolume removes the volume from its node. Where the node is lost there
+// is nothing left to remove, and what should come back with it is found by its
+// owner tags.
 func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) error {
 	node, ok := nodeOf(pv)
 	if !ok {
@@ -249,13 +257,13 @@ func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 		if view, ok := d.fleet.View(node); ok && view.Connected {
 			d.nodeConnected(node) // it connected in between
 		}
-		gone, goneErr := d.nodeGone(ctx, node)
-		if goneErr != nil {
-			return goneErr
+		lost, lostErr := d.nodeLost(ctx, node)
+		if lostErr != nil {
+			return lostErr
 		}
-		if gone {
+		if lost {
 			d.metrics.deletes.WithLabelValues(resultNodeGone).Inc()
-			d.recorder.Eventf(pv, v1.EventTypeNormal, reasonNodeGone, "node %s is not in the cluster any more; the volume on it is given up", node)
+			d.recorder.Eventf(pv, v1.EventTypeNormal, reasonNodeGone, "node %s is lost; the volume on it is given up", node)
 			d.log.Info("volume given up with its node", "volume", pv.Name, "node", node)
 			return nil
 		}

@@ -16,6 +16,8 @@ const (
 	reasonDeleteFailed = "VolumeFailedDelete"
 	// reasonNodeGone: a volume was given up because its node left the cluster.
 	reasonNodeGone = "NodeGone"
+	// reasonNodeLost: the node that holds a bound claim's volume is lost.
+	reasonNodeLost = "NodeLost"
 )
 
 // newRecorder makes the recorder of our Events, and what ends it.

@@ -67,6 +67,7 @@ func newHarness(t *testing.T, opts ...harnessOption) *harness {
 			t.Fatal(err)
 		}
 	}
+	c.core.losses.grace = 50 * time.Millisecond
 	c.core.recorder, c.core.clusterID = h.events, "cluster"
 	h.c = c
 	if h.net, err = fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add); err != nil {

@@ -113,6 +113,7 @@ func (c *Controller) act(ctx context.Context) error {
 	group.Go(func() error { return a.publisher.run(running) })
 	group.Go(func() error { return a.provisioner.run(running) })
 	group.Go(func() error { return a.deleter.run(running) })
+	group.Go(func() error { return newReleaser(c.core).run(running) })
 	group.Go(func() error { return runResizer(running, c.core, c.all) })
 	if err := group.Wait(); ctx.Err() == nil {
 		return err

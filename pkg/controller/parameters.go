@@ -37,12 +37,14 @@ type classParameters struct {
 	deviceClass string
 	// fsType is one of allowedFSTypes.
 	fsType string
+	// onNodeLoss is names.NodeLossKeep or names.NodeLossRecreate.
+	onNodeLoss string
 }
 
 // parseClass reads the parameters of a StorageClass; errors are *InvalidError.
 func parseClass(class *storagev1.StorageClass) (classParameters, error) {
-	out := classParameters{fsType: allowedFSTypes[0]}
-	known := []string{names.ParamFSType, names.ParamDeviceClass}
+	out := classParameters{fsType: allowedFSTypes[0], onNodeLoss: names.NodeLossKeep}
+	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamFSType}
 	for _, key := range sortedKeys(class.Parameters) {
 		value := class.Parameters[key]
 		switch key {
@@ -56,6 +58,12 @@ func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 				return out, &InvalidError{Field: classField(class, key), Given: fmt.Sprintf("%q", value), Allowed: strings.Join(allowedFSTypes, ", ")}
 			}
 			out.fsType = value
+		case names.ParamOnNodeLoss:
+			if value != names.NodeLossKeep && value != names.NodeLossRecreate {
+				return out, &InvalidError{Field: classField(class, key), Given: fmt.Sprintf("%q", value),
+					Allowed: names.NodeLossKeep + ", " + names.NodeLossRecreate}
+			}
+			out.onNodeLoss = value
 		default:
 			return out, &InvalidError{Field: fmt.Sprintf("StorageClass %s: parameters", class.Name),
 				Given: fmt.Sprintf("key %q", key), Allowed: strings.Join(known, ", ")}

@@ -70,6 +70,9 @@ func newPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.Stora
 			NodeAffinity: nodeAffinity(node),
 		},
 	}
+	if class.Parameters[names.ParamOnNodeLoss] == names.NodeLossRecreate {
+		pv.Annotations[names.ParamOnNodeLoss] = names.NodeLossRecreate
+	}
 	if reclaim == v1.PersistentVolumeReclaimDelete {
 		pv.Finalizers = []string{finalizer}
 	}

@@ -1,0 +1,186 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-csi/carve/api/names"
+)
+
+const (
+	// nodeLossGrace is how long a Node object must be gone before its volumes
+	// are given up: a node that is registered anew is not a lost one.
+	nodeLossGrace = time.Minute
+	// nodeLossPass is how often lost nodes are looked for without being told.
+	nodeLossPass = 30 * time.Second
+)
+
+// losses remembers since when Node objects are gone.
+type losses struct {
+	grace time.Duration
+
+	mu    sync.Mutex
+	since map[string]time.Time
+}
+
+// nodeLost tells whether a node is lost for good: an administrator said so by
+// the taint node.kubernetes.io/out-of-service, or its Node object has been gone
+// for nodeLossGrace. A node whose lvmd is connected is alive, whatever else is
+// said. NotReady alone means nothing. An error means that nobody knows.
+func (c *core) nodeLost(ctx context.Context, name string) (bool, error) {
+	if view, ok := c.fleet.View(name); ok && view.Connected {
+		c.losses.forget(name)
+		return false, nil
+	}
+	if node, err := c.nodeLister.Get(name); err == nil {
+		c.losses.forget(name)
+		return outOfService(node), nil
+	}
+	gone, err := c.nodeGone(ctx, name)
+	if err != nil || !gone {
+		return false, err
+	}
+	return c.losses.lasts(name, c.now()), nil
+}
+
+func outOfService(node *v1.Node) bool {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == v1.TaintNodeOutOfService {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *losses) forget(node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.since, node)
+}
+
+// lasts notes that the Node object is gone, and tells whether it has been for
+// long enough.
+func (l *losses) lasts(node string, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.since == nil {
+		l.since = map[string]time.Time{}
+	}
+	if _, ok := l.since[node]; !ok {
+		l.since[node] = now
+	}
+	return now.Sub(l.since[node]) >= l.grace
+}
+
+// releaser gives up bound claims whose node is lost, where their class says so.
+//
+// Generic ephemeral volumes need nothing from it: their claims go with their
+// Pods, which Kubernetes removes from lost nodes. Other claims are kept by
+// default. What was Released in any way is the deleter's.
+type releaser struct {
+	*core
+	kick chan struct{}
+	told map[string]struct{} // volumes whose users were told that they are kept
+}
+
+func newReleaser(c *core) *releaser {
+	return &releaser{core: c, kick: make(chan struct{}, 1), told: map[string]struct{}{}}
+}
+
+// run works until ctx is done. The caches must have synced.
+func (r *releaser) run(ctx context.Context) error {
+	kick := func() {
+		select {
+		case r.kick <- struct{}{}:
+		default:
+		}
+	}
+	nodes, err := r.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(old, now any) {
+			a, okA := old.(*v1.Node)
+			b, okB := now.(*v1.Node)
+			if okA && okB && outOfService(b) && !outOfService(a) {
+				kick()
+			}
+		},
+		DeleteFunc: func(any) { kick() },
+	})
+	if err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	defer func() { _ = r.nodes.RemoveEventHandler(nodes) }()
+	ticker := time.NewTicker(min(nodeLossPass, max(r.losses.grace, 10*time.Millisecond)))
+	defer ticker.Stop()
+	for {
+		r.pass(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		case <-r.kick:
+		}
+	}
+}
+
+// pass looks at every bound volume of ours once.
+func (r *releaser) pass(ctx context.Context) {
+	lost := map[string]bool{}
+	for _, obj := range r.volumes.GetStore().List() {
+		pv, ok := obj.(*v1.PersistentVolume)
+		if !ok || !isOurs(pv) || pv.Status.Phase != v1.VolumeBound || pv.Spec.ClaimRef == nil {
+			continue
+		}
+		node, ok := nodeOf(pv)
+		if !ok {
+			continue
+		}
+		if _, known := lost[node]; !known {
+			is, err := r.nodeLost(ctx, node)
+			if err != nil {
+				if ctx.Err() == nil {
+					r.log.Warn("cannot tell whether a node is lost, trying on", "node", node, "error", err)
+				}
+				return
+			}
+			lost[node] = is
+		}
+		if lost[node] {
+			r.give(ctx, pv, node)
+		} else {
+			delete(r.told, pv.Name)
+		}
+	}
+}
+
+// give deletes the claim of a volume on a lost node, or says that it is kept.
+func (r *releaser) give(ctx context.Context, pv *v1.PersistentVolume, node string) {
+	claim := r.claim(string(pv.Spec.ClaimRef.UID))
+	if claim == nil || claim.DeletionTimestamp != nil {
+		return
+	}
+	if pv.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate {
+		if _, told := r.told[pv.Name]; !told {
+			r.told[pv.Name] = struct{}{}
+			r.recorder.Eventf(claim, v1.EventTypeWarning, reasonNodeLost, "node %s, which holds the volume, is lost; "+
+				"the claim is kept for a node that comes back. Delete the claim to give the data up", node)
+		}
+		return
+	}
+	r.recorder.Eventf(claim, v1.EventTypeWarning, reasonNodeLost, "node %s, which holds the volume, is lost; "+
+		"the claim is deleted, as its class asks for, so that it can be made again elsewhere", node)
+	r.log.Info("deleting a claim whose node is lost", "claim", claim.Namespace+"/"+claim.Name, "volume", pv.Name, "node", node)
+	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	err := r.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(callCtx, claim.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &claim.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
+		r.log.Warn("a claim whose node is lost could not be deleted, trying on", "claim", claim.Namespace+"/"+claim.Name, "error", err)
+	}
+}
