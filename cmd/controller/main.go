@@ -65,6 +65,8 @@ func newCommand() *cobra.Command {
 	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty means that nobody may read them")
 	flagset.BoolVar(&f.LeaderElect, "leader-elect", true, "let one of several replicas act")
 	flagset.BoolVar(&f.CompleteBinding, "complete-binding", true, "bind claims to their volumes where the PV controller has not done so in time")
+	flagset.BoolVar(&f.RemoveOrphans, "remove-orphans", false, "remove volumes of this cluster that no PersistentVolume and no claim knows, "+
+		"instead of only reporting them; do not use with the reclaim policy Retain")
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)

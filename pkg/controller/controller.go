@@ -42,6 +42,9 @@ type Options struct {
 	// CompleteBinding makes the binder finish what the PV controller was too
 	// slow for.
 	CompleteBinding bool
+	// RemoveOrphans makes the audit remove volumes that nobody knows, instead of
+	// only reporting them.
+	RemoveOrphans bool
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
@@ -66,6 +69,7 @@ type acting struct {
 	provisioner *provisioner
 	deleter     *deleter
 	publisher   *publisher
+	auditor     *auditor
 }
 
 // New makes a replica. Run runs it.

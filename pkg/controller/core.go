@@ -80,6 +80,9 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 			return fmt.Errorf("prepare informer: %w", err)
 		}
 	}
+	if err := c.volumes.AddIndexers(handleIndexer()); err != nil {
+		return fmt.Errorf("prepare informer: %w", err)
+	}
 	err := c.claims.AddIndexers(cache.Indexers{byUID: func(obj any) ([]string, error) {
 		claim, ok := obj.(*v1.PersistentVolumeClaim)
 		if !ok {

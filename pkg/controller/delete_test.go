@@ -63,7 +63,7 @@ func TestWithoutCompletionAVolumeIsDeletedOnceThePVControllerReleasedIt(t *testi
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("c", "n1")
-	h.c.acting.deleter.completeRelease = false
+	h.leader().deleter.completeRelease = false
 	h.deleteClaim("c")
 	time.Sleep(200 * time.Millisecond)
 	if len(node.Volumes()) != 1 || h.pv("pvc-uid-c").Status.Phase != v1.VolumeBound {

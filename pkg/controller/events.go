@@ -18,6 +18,8 @@ const (
 	reasonNodeGone = "NodeGone"
 	// reasonNodeLost: the node that holds a bound claim's volume is lost.
 	reasonNodeLost = "NodeLost"
+	// reasonVolumeMissing: a volume is gone from its node without our doing.
+	reasonVolumeMissing = "VolumeMissing"
 )
 
 // newRecorder makes the recorder of our Events, and what ends it.

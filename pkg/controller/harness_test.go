@@ -272,3 +272,16 @@ func (h *harness) bound(name string) func() bool {
 		return claim.Status.Phase == v1.ClaimBound && claim.Spec.VolumeName == fmt.Sprintf("pvc-%s", claim.UID)
 	}
 }
+
+// leader waits until the controller acts, and returns what does.
+func (h *harness) leader() *acting {
+	h.t.Helper()
+	var a *acting
+	h.eventually("the controller leads", func() bool {
+		h.c.mu.Lock()
+		defer h.c.mu.Unlock()
+		a = h.c.acting
+		return a != nil
+	})
+	return a
+}

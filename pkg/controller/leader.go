@@ -103,6 +103,7 @@ func (c *Controller) act(ctx context.Context) error {
 		deleter:     newDeleter(c.core, c.o.CompleteBinding),
 		publisher:   publisher,
 	}
+	a.auditor = newAuditor(c.core, c.o.RemoveOrphans, a.provisioner.busy)
 	// Reservations first: room that claims chose already must not be published.
 	c.core.ledger.ReleaseAll()
 	a.provisioner.deriveReservations()
@@ -113,6 +114,7 @@ func (c *Controller) act(ctx context.Context) error {
 	group.Go(func() error { return a.publisher.run(running) })
 	group.Go(func() error { return a.provisioner.run(running) })
 	group.Go(func() error { return a.deleter.run(running) })
+	group.Go(func() error { return a.auditor.run(running) })
 	group.Go(func() error { return newReleaser(c.core).run(running) })
 	group.Go(func() error { return runResizer(running, c.core, c.all) })
 	if err := group.Wait(); ctx.Err() == nil {

@@ -19,6 +19,9 @@ type metrics struct {
 	boundSeconds   prometheus.Histogram
 	deletes        *prometheus.CounterVec
 	capacityWrites *prometheus.CounterVec
+	audited        *prometheus.GaugeVec
+	missing        prometheus.Gauge
+	orphans        *prometheus.CounterVec
 	leading        prometheus.Gauge
 }
 
@@ -36,10 +39,16 @@ func newMetrics(registerer prometheus.Registerer, connected, reservations func()
 			Help: "Attempts to delete a released volume, by result (deleted, failed, node_gone)."}, []string{"result"}),
 		capacityWrites: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "capacity_writes_total",
 			Help: "Writes of CSIStorageCapacity objects, by operation (create, update, delete, failed)."}, []string{"operation"}),
+		audited: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "audited_volumes",
+			Help: "Volumes on connected nodes, by standing (known, young, foreign, orphan)."}, []string{"standing"}),
+		missing: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "missing_volumes",
+			Help: "PersistentVolumes whose connected node does not have the volume."}),
+		orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
+			Help: "Attempts to remove orphans, by result (removed, refused)."}, []string{"result"}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "leading",
 			Help: "1 while this replica leads."}),
 	}
-	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.leading,
+	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.audited, m.missing, m.orphans, m.leading,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",

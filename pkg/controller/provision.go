@@ -433,6 +433,14 @@ func (p *provisioner) giveUp(ctx context.Context, a *attempt, claim *v1.Persiste
 	return nil
 }
 
+// busy tells whether a claim is being worked on.
+func (p *provisioner) busy(uid string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, is := p.attempts[uid]
+	return is
+}
+
 func (p *provisioner) forget(a *attempt) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -65,7 +65,7 @@ func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
 	h.event("Normal Provisioning External provisioner is provisioning volume for claim \"default/c\"")
 	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
 	h.eventually("nothing is remembered", func() bool {
-		p := h.c.acting.provisioner
+		p := h.leader().provisioner
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return len(p.attempts) == 0
@@ -488,7 +488,7 @@ func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.run()
-	h.eventually("leads", func() bool { h.c.mu.Lock(); defer h.c.mu.Unlock(); return h.c.acting != nil })
+	h.leader()
 	h.boundVolume("first", "n1")
 	h.deleteClaim("other") // its volume is not Released yet
 	h.eventually("doubt arises", h.c.core.pace.doubt)

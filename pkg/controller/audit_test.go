@@ -1,0 +1,124 @@
+package controller
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// stray makes a volume on a node behind the controller's back.
+func (h *harness) stray(node *fakelvmd.Server, nodeName, uid, cluster string) {
+	h.t.Helper()
+	_, err := node.CreateVolume(h.t.Context(), &lvmdv1.CreateVolumeRequest{
+		Name: "pvc-" + uid, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
+		Owner: &lvmdv1.Owner{ClusterId: cluster, ClaimNamespace: "default", ClaimName: "gone", ClaimUid: uid},
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.eventually("volume is reported", func() bool {
+		v, _ := h.c.core.fleet.View(nodeName)
+		return v.ByName["pvc-"+uid] != nil
+	})
+}
+
+// audit runs one pass as if volumes were old.
+func (h *harness) audit(remove bool) {
+	h.t.Helper()
+	h.leader()
+	a := newAuditor(h.c.core, remove, h.leader().provisioner.busy)
+	a.grace = 0
+	a.pass(h.t.Context())
+}
+
+func TestOrphansAreOnlyReportedUnlessRemovalWasAskedFor(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.stray(node, "n1", "orphan", "cluster")
+	h.audit(false)
+	if len(node.Volumes()) != 2 {
+		t.Fatal("an orphan was removed unasked")
+	}
+	h.audit(true)
+	if v := node.Volumes(); len(v) != 1 || v["pvc-uid-c"] == nil {
+		t.Errorf("left on the node: %v", v)
+	}
+}
+
+func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.stray(node, "n1", "foreign", "another-cluster")
+	h.stray(node, "n1", "nobodys", "")
+	h.stray(node, "n1", "young", "cluster")
+	h.audit(true)
+	if v := node.Volumes(); len(v) != 2 {
+		t.Errorf("without a grace period: %d volumes left, want the 2 that are not ours", len(v))
+	}
+	h.stray(node, "n1", "young", "cluster")
+	h.leader()
+	newAuditor(h.c.core, true, h.leader().provisioner.busy).pass(t.Context())
+	if node.Volumes()["pvc-young"] == nil {
+		t.Error("a volume that was just made was removed")
+	}
+	// The cache knows nothing of it, the API server does.
+	pv := newPersistentVolume(h.claim("x", "", nil), mustClass(t, h), "n1", node.Volumes()["pvc-young"], "x")
+	pv.Name, pv.Spec.CSI.Driver = "pvc-young", "hidden.from.the.index"
+	if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.audit(true)
+	if node.Volumes()["pvc-young"] == nil {
+		t.Error("a volume was removed that a PersistentVolume speaks for")
+	}
+}
+
+func TestAnOrphanInUseIsRefusedByItsNode(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.stray(node, "n1", "orphan", "cluster")
+	node.SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+		return fakelvmd.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "the volume is mounted")
+	}})
+	h.audit(true)
+	if len(node.Volumes()) != 1 {
+		t.Error("it was removed")
+	}
+}
+
+func TestAVolumeThatIsGoneFromItsNodeIsAnnouncedAndNotMadeAgain(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	pv := h.boundVolume("c", "n1").DeepCopy()
+	pv.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+	if _, err := h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: pv.Name}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the node reports it gone", func() bool { v, _ := h.c.core.fleet.View("n1"); return len(v.Volumes) == 0 })
+	h.audit(true)
+	h.event("Warning VolumeMissing", "not on node n1")
+	h.event("Warning VolumeMissing", "Delete the claim")
+	if h.getClaim("c").Status.Phase != v1.ClaimBound || len(node.Volumes()) != 0 {
+		t.Error("something was done about it")
+	}
+}
