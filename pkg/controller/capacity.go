@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -136,7 +137,11 @@ func (p *publisher) next(ctx context.Context) bool {
 	case ctx.Err() != nil:
 	case err != nil:
 		p.metrics.capacityWrites.WithLabelValues("failed").Inc()
-		p.log.Warn("capacity could not be published, trying on", "node", key.node, "storage_class", key.class, "error", err)
+		level := slog.LevelWarn
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+			level = slog.LevelDebug // our cache was a moment behind
+		}
+		p.log.Log(ctx, level, "capacity could not be published, trying on", "node", key.node, "storage_class", key.class, "error", err)
 		p.queue.AddRateLimited(key)
 	case again > 0:
 		p.queue.Forget(key)

@@ -39,7 +39,7 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 	if err != nil {
 		return p.createFailed(ctx, a, claim, node, err)
 	}
-	a.internalErrors = 0
+	a.internalErrors, a.unanswered = 0, 0
 	p.metrics.createSeconds.Observe(p.now().Sub(began).Seconds())
 	if vol.GetSizeBytes() < r.bytes || vol.GetName() != a.name {
 		return 0, fmt.Errorf("node %s answered with volume %q of %d bytes, asked for %q of %d", node, vol.GetName(), vol.GetSizeBytes(), a.name, r.bytes)
@@ -71,9 +71,13 @@ func (p *provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	p.metrics.claims.WithLabelValues(resultFailed).Inc()
 	p.claimLog(claim, node).Info("node could not make the volume", "error", cause)
 	if fleet.MayHaveHappened(cause) {
-		p.complain(a, claim, fmt.Sprintf("node %s: %s; trying again", node, fleet.Message(cause)))
+		// Once is a hiccup, of which nothing is left when the next attempt succeeds.
+		if a.unanswered++; a.unanswered > 1 {
+			p.complain(a, claim, unanswered(node, cause))
+		}
 		return 0, cause
 	}
+	a.unanswered = 0
 	if fleet.IsNotConnected(cause) {
 		return time.Millisecond, nil
 	}
@@ -99,6 +103,14 @@ func (p *provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	}
 	a.internalErrors = 0
 	return 0, p.release(ctx, a, claim, node, fmt.Errorf("node %s: %s", node, fleet.Message(cause)))
+}
+
+// unanswered says that a node did not get to say yes or no.
+func unanswered(node string, cause error) string {
+	if fleet.Reason(cause) != "" {
+		return fmt.Sprintf("node %s: %s; asking it again", node, fleet.Message(cause))
+	}
+	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, fleet.Message(cause))
 }
 
 // createPersistentVolume writes pv, or returns the one that exists for the

@@ -76,6 +76,8 @@ type attempt struct {
 	announced string
 	// unreachableSince is when the selected node was first found without uplink.
 	unreachableSince time.Time
+	// unanswered counts creates in a row that left doubt.
+	unanswered int
 	// internalErrors counts failures of the selected node in a row.
 	internalErrors int
 	// full are nodes that had no room, for immediate binding.

@@ -28,7 +28,7 @@ const (
 	// was asked for and not begun.
 	resizeResync = 10 * time.Minute
 	// resizeTimeout bounds one lvextend on a node, behind the node's own queue.
-	resizeTimeout = 60 * time.Second
+	resizeTimeout = 3 * time.Minute
 )
 
 // runResizer grows volumes for claims that ask for more, by the upstream

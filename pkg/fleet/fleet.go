@@ -18,7 +18,7 @@ import (
 const (
 	// drainReplaced is how long calls on a session that was replaced may go on:
 	// longer than any call's deadline.
-	drainReplaced = 5 * time.Minute
+	drainReplaced = 6 * time.Minute
 	// Pauses between attempts to watch a node whose stream broke while its
 	// session stands.
 	watchRetryMin = 100 * time.Millisecond

@@ -32,17 +32,25 @@ const (
 	MaxFrameBytes = 64 << 10
 
 	// HandshakeTimeout bounds everything between a TCP connection and the
-	// Welcome, on either end.
-	HandshakeTimeout = 10 * time.Second
+	// Welcome, on either end. It is generous: a node that has just started
+	// fifty containers is slow, not broken.
+	HandshakeTimeout = 20 * time.Second
 
 	// ExpiryGrace is how long past Grant.ReauthenticateBy the controller lets a
 	// session live, so that clocks that differ a little cut nothing.
 	ExpiryGrace = time.Minute
 
+	// DeadPeerTimeout is how long the kernel of the other end may be silent: a
+	// machine that is gone without a word is noticed within about this. It costs
+	// a live peer nothing however busy it is, for its kernel answers.
+	DeadPeerTimeout = 20 * time.Second
+
 	// KeepaliveInterval and KeepaliveTimeout are the gRPC pings on both ends: a
-	// peer that is gone without a word is noticed within their sum. Ten seconds
-	// is the least that a gRPC client may choose.
+	// process that hangs while its kernel answers is noticed within their sum.
+	// Ten seconds is the least that a gRPC client may choose. The timeout is
+	// long because a busy process is slow to answer, and being wrong cancels
+	// what the node is doing.
 	KeepaliveInterval = 10 * time.Second
 	// KeepaliveTimeout is how long a ping may stay unanswered.
-	KeepaliveTimeout = 7 * time.Second
+	KeepaliveTimeout = 50 * time.Second
 )

@@ -171,10 +171,15 @@ func (l *link) dial(ctx context.Context) (*notifyConn, *lvmdv1.Welcome, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("token: %w", err)
 	}
-	dialer := net.Dialer{KeepAliveConfig: tcpKeepAlive}
-	raw, err := dialer.DialContext(ctx, "tcp", l.addr)
+	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.addr)
 	if err != nil {
 		return nil, nil, err
+	}
+	if tcp, ok := raw.(*net.TCPConn); ok {
+		if err := watchPeer(tcp); err != nil {
+			_ = raw.Close()
+			return nil, nil, err
+		}
 	}
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	defer stop()

@@ -25,9 +25,6 @@ const (
 	drainExpired = 30 * time.Second
 )
 
-// tcpKeepAlive lets the kernel notice a dead peer below gRPC's pings too.
-var tcpKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 2}
-
 // Grant is what a Hello that was found good earns.
 type Grant struct {
 	// ReauthenticateBy is when the credential runs out; zero means never.
@@ -159,7 +156,9 @@ func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, error) 
 	defer stop()
 
 	if tcp, ok := raw.(*net.TCPConn); ok {
-		_ = tcp.SetKeepAliveConfig(tcpKeepAlive) // gRPC pings as well
+		if err := watchPeer(tcp); err != nil {
+			return nil, err
+		}
 	}
 	conn := tls.Server(raw, &tls.Config{
 		MinVersion:     tls.VersionTLS13,

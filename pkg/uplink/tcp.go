@@ -1,0 +1,36 @@
+package uplink
+
+import (
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// watchPeer lets the kernel notice a dead peer: by keepalives while nothing is
+// sent, and by what stays unacknowledged while something is. Without the latter
+// a connection with data under way would live on for a quarter of an hour.
+func watchPeer(conn *net.TCPConn) error {
+	err := conn.SetKeepAliveConfig(net.KeepAliveConfig{
+		Enable: true, Idle: DeadPeerTimeout / 2, Interval: DeadPeerTimeout / 4, Count: 2,
+	})
+	if err != nil {
+		return fmt.Errorf("set TCP keepalive: %w", err)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("set TCP user timeout: %w", err)
+	}
+	var setErr error
+	err = raw.Control(func(fd uintptr) {
+		setErr = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(DeadPeerTimeout/time.Millisecond))
+	})
+	if err == nil {
+		err = setErr
+	}
+	if err != nil {
+		return fmt.Errorf("set TCP user timeout: %w", err)
+	}
+	return nil
+}
