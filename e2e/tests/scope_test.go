@@ -283,10 +283,10 @@ func (s *scope) capacity(node string) int64 {
 // storageClass makes a StorageClass of ours for the test's time.
 func (s *scope) storageClass(name string, parameters map[string]string) {
 	s.Helper()
-	binding := storagev1.VolumeBindingWaitForFirstConsumer
+	binding, growing := storagev1.VolumeBindingWaitForFirstConsumer, true
 	_, err := s.StorageV1().StorageClasses().Create(s.ctx, &storagev1.StorageClass{
 		ObjectMeta:  metav1.ObjectMeta{Name: name},
-		Provisioner: carve.Driver, VolumeBindingMode: &binding, Parameters: parameters,
+		Provisioner: carve.Driver, VolumeBindingMode: &binding, AllowVolumeExpansion: &growing, Parameters: parameters,
 	}, metav1.CreateOptions{})
 	s.must(err, "make StorageClass "+name)
 	s.Cleanup(func() {
