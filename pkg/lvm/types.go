@@ -54,6 +54,13 @@ type Volume struct {
 	// Created is when LVM says it was made, to the second.
 	Created time.Time
 	Attr    Attr
+	// Pool is the thin pool that a thin volume draws from; empty for others.
+	Pool string
+	// Origin is the volume that a thin volume is a snapshot of, while that
+	// volume is there.
+	Origin string
+	// MetadataSize and ChunkSize are a thin pool's, in bytes; zero for others.
+	MetadataSize, ChunkSize int64
 }
 
 // Allocatable counts the extents that a new linear volume can use: the free
