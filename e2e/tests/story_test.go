@@ -170,16 +170,3 @@ func TestMemcachedKeepsItsItemsInAFileInPersistentMemory(t *testing.T) {
 		t.Error("the value is not in the file on the volume")
 	}
 }
-
-func TestPodsShareAClusterNetworkWithNames(t *testing.T) {
-	s := begin(t)
-	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/statefulset.yaml"), "apply the example")
-	s.running("worker-0", "worker-1")
-	s.must(carve.Until(s.ctx, patience, "worker-0 finds its peer by name", func(ctx context.Context) error {
-		output, err := s.PodExec(ctx, s.namespace, "worker-0", "nslookup", "worker-1.worker."+s.namespace+".svc.cluster.local")
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, output)
-		}
-		return nil
-	}), "cluster DNS")
-}
