@@ -29,7 +29,7 @@ func MakeSystemDir(dir string) error {
 // baseConfig makes LVM work alone: without udev, without lvm.conf, without
 // files of its own outside the lock directory, and blind to the contents of
 // logical volumes.
-const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 } ` +
+const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 error_when_full=1 } ` +
 	`backup { backup=0 archive=0 } ` +
 	`global { event_activation=0 notify_dbus=0 } ` +
 	`devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 ` +

@@ -12,7 +12,7 @@ import (
 var reportFields = []struct{ part, fields string }{
 	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions"},
 	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
-	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr,pool_lv,origin,lv_metadata_size,chunk_size"},
+	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr,pool_lv,origin,lv_metadata_size"},
 	{"pvseg", "lv_uuid"},
 	// Not needed, but it appears all the same: keep it short.
 	{"seg", "lv_uuid"},
@@ -52,7 +52,6 @@ type fullReport struct {
 			Pool         string `json:"pool_lv"`
 			Origin       string `json:"origin"`
 			MetadataSize number `json:"lv_metadata_size"`
-			ChunkSize    number `json:"chunk_size"`
 		} `json:"lv"`
 		PVSeg []struct {
 			LV string `json:"lv_uuid"`
@@ -118,7 +117,7 @@ func parseFullReport(b []byte) ([]Group, error) {
 			if lv.Tags != "" {
 				v.Tags = strings.Split(lv.Tags, ",")
 			}
-			v.Pool, v.Origin, v.MetadataSize, v.ChunkSize = lv.Pool, lv.Origin, int64(lv.MetadataSize), int64(lv.ChunkSize)
+			v.Pool, v.Origin, v.MetadataSize = lv.Pool, lv.Origin, int64(lv.MetadataSize)
 			var err error
 			if v.Attr, err = ParseAttr(lv.Attr); err != nil {
 				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)

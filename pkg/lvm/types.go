@@ -59,8 +59,8 @@ type Volume struct {
 	// Origin is the volume that a thin volume is a snapshot of, while that
 	// volume is there.
 	Origin string
-	// MetadataSize and ChunkSize are a thin pool's, in bytes; zero for others.
-	MetadataSize, ChunkSize int64
+	// MetadataSize is a thin pool's, in bytes; zero for others.
+	MetadataSize int64
 }
 
 // Allocatable counts the extents that a new linear volume can use: the free

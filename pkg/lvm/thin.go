@@ -1,0 +1,173 @@
+package lvm
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+)
+
+// Thin is what a daemon needs of thin pools. It is part of Groups, and the
+// same rules hold. Thin volumes are extended and removed as others are; they
+// take nothing of the group's extents, only their pool does.
+type Thin interface {
+	// CreatePool makes an active thin pool that zeroes new blocks and fails
+	// writes when it is full, with a spare for the repair of its metadata.
+	CreatePool(ctx context.Context, o PoolOptions) error
+
+	// CreateThin makes an active thin volume. It reads as zeroes, if its pool
+	// zeroes new blocks. It raises the group's sequence number by ThinSteps.
+	CreateThin(ctx context.Context, o ThinOptions) error
+
+	// Snapshot makes a thin volume with the contents that another one of the
+	// same pool has at this moment; a file system that is mounted there is
+	// frozen for it. It raises the group's sequence number by ThinSteps.
+	// ErrNotFound when there is no such origin.
+	Snapshot(ctx context.Context, o SnapshotOptions) error
+
+	// ExtendPool grows a pool's data to the given number of extents in all.
+	ExtendPool(ctx context.Context, group, pool string, extents int64) error
+
+	// ExtendPoolMetadata grows a pool's metadata to the given number of bytes,
+	// a multiple of the extent size, in all.
+	ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64) error
+
+	// PoolStatus asks the kernel how full an active pool is, without a command
+	// or a disk access. ErrNotFound when the pool is not active.
+	PoolStatus(group, pool string) (PoolStatus, error)
+}
+
+// ThinSteps is by how much making a thin volume or a snapshot raises the
+// group's sequence number: LVM commits the metadata with a message for the
+// pool, and again once the kernel has it. Removing thin volumes takes as many
+// for each of them. Extending one takes a single step.
+const ThinSteps = 2
+
+// PoolOptions says what thin pool to make.
+type PoolOptions struct {
+	// Group and Pool name what is made. Both must satisfy ValidName.
+	Group, Pool string
+	// Extents is the size of its data, at least 1.
+	Extents int64
+	// MetadataBytes is the size of its metadata, a multiple of the extent size.
+	MetadataBytes int64
+	// ChunkSize is the unit of provisioning in bytes: a multiple of 64 KiB, at
+	// most 1 GiB.
+	ChunkSize int64
+}
+
+// ThinOptions says what thin volume to make.
+type ThinOptions struct {
+	// Group, Pool and Volume name where it goes and what is made.
+	Group, Pool, Volume string
+	// Bytes is its virtual size, a multiple of the extent size.
+	Bytes int64
+	// Tags are attached by the same command. Each must satisfy ValidTag.
+	Tags []string
+}
+
+// SnapshotOptions says what to take a snapshot of.
+type SnapshotOptions struct {
+	// Group, Origin and Volume name what it is taken of and what is made.
+	Group, Origin, Volume string
+	// Tags are attached by the same command; those of the origin are not taken
+	// over. Each must satisfy ValidTag.
+	Tags []string
+	// Inactive snapshots have no device, and Activate gives them none.
+	Inactive bool
+}
+
+// PoolStatus is what the kernel says of a thin pool.
+type PoolStatus struct {
+	// MetadataUsed and MetadataTotal count blocks of 4 KiB.
+	MetadataUsed, MetadataTotal int64
+	// DataUsed and DataTotal count the pool's chunks.
+	DataUsed, DataTotal int64
+	// Failed: the pool answers no more I/O, and nothing else is known.
+	Failed bool
+	// ReadOnly: the metadata cannot be changed.
+	ReadOnly bool
+	// OutOfData: writes to new blocks fail, or wait, until there is room.
+	OutOfData bool
+	// NeedsCheck: the metadata must be checked (lvconvert --repair) before the
+	// pool can be written again.
+	NeedsCheck bool
+	// QueuesWhenFull: writes wait for room, for a minute, instead of failing.
+	QueuesWhenFull bool
+}
+
+// CreatePool implements Thin.
+func (h *Host) CreatePool(ctx context.Context, o PoolOptions) error {
+	return h.change(ctx, []string{o.Group}, "lvcreate",
+		"--yes", "--type", "thin-pool", "--extents", strconv.FormatInt(o.Extents, 10),
+		"--poolmetadatasize", inBytes(o.MetadataBytes), "--poolmetadataspare", "y",
+		"--chunksize", inBytes(o.ChunkSize), "--zero", "y", "--discards", "passdown",
+		"--name", o.Pool, o.Group)
+}
+
+// CreateThin implements Thin. LVM does not look into thin volumes: where new
+// blocks are zeroed, there is nothing to find.
+func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
+	args, err := withTags([]string{
+		"--yes", "--type", "thin", "--virtualsize", inBytes(o.Bytes), "--thinpool", o.Pool,
+		"--setactivationskip", "n", "--wipesignatures", "n", "--name", o.Volume,
+	}, o.Tags)
+	if err != nil {
+		return err
+	}
+	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...)
+}
+
+// Snapshot implements Thin.
+func (h *Host) Snapshot(ctx context.Context, o SnapshotOptions) error {
+	skip := "n"
+	if o.Inactive {
+		skip = "y"
+	}
+	args, err := withTags([]string{"--yes", "--snapshot", "--setactivationskip", skip, "--name", o.Volume}, o.Tags)
+	if err != nil {
+		return err
+	}
+	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group+"/"+o.Origin)...)
+}
+
+// ExtendPool implements Thin.
+func (h *Host) ExtendPool(ctx context.Context, group, pool string, extents int64) error {
+	return h.Extend(ctx, group, pool, extents)
+}
+
+// ExtendPoolMetadata implements Thin.
+func (h *Host) ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64) error {
+	return h.change(ctx, []string{group}, "lvextend", "--poolmetadatasize", inBytes(bytes), group+"/"+pool)
+}
+
+// PoolStatus implements Thin. A pool that has volumes lies below a device of
+// its own name, as a layer.
+func (h *Host) PoolStatus(group, pool string) (PoolStatus, error) {
+	name := dmName(group, pool) + "-tpool"
+	kind, params, err := dmTableStatus(name)
+	if err != nil {
+		return PoolStatus{}, err
+	}
+	if kind != "thin-pool" {
+		return PoolStatus{}, fmt.Errorf("device-mapper device %s is a %q, not a thin-pool", name, kind)
+	}
+	s, err := parsePoolStatus(params)
+	if err != nil {
+		return PoolStatus{}, fmt.Errorf("device-mapper device %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// withTags appends the options that attach tags.
+func withTags(args, tags []string) ([]string, error) {
+	for _, t := range tags {
+		if !ValidTag(t) {
+			return nil, fmt.Errorf("tag %q is malformed", t)
+		}
+		args = append(args, "--addtag", t)
+	}
+	return args, nil
+}
+
+// inBytes is a size as LVM's options take it.
+func inBytes(n int64) string { return strconv.FormatInt(n, 10) + "b" }
