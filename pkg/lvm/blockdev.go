@@ -19,10 +19,15 @@ type blockDevice struct {
 }
 
 // openExclusive opens a block device with O_EXCL: the kernel refuses that
-// while it is mounted or mapped, and refuses mounts while we hold it. It must
-// have the given numbers, or it is a stale node.
+// while it is mounted or mapped, and refuses mounts while we hold it.
 func openExclusive(path string, major, minor uint32) (*blockDevice, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	return openDevice(path, unix.O_EXCL, major, minor)
+}
+
+// openDevice opens a block device. It must have the given numbers, or it is a
+// stale node.
+func openDevice(path string, flags int, major, minor uint32) (*blockDevice, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|flags|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return nil, fmt.Errorf("%s: %w", path, ErrClaimed)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -15,8 +16,14 @@ import (
 const (
 	dmControl = "/dev/mapper/control"
 	// dmDevStatus is _IOWR(0xfd, 7, struct dm_ioctl).
-	dmDevStatus   = 0xc138fd07
-	dmSuspendFlag = 1 << 1
+	dmDevStatus = 0xc138fd07
+	// dmTableCommand is _IOWR(0xfd, 12, struct dm_ioctl).
+	dmTableCommand = 0xc138fd0c
+	dmSuspendFlag  = 1 << 1
+	dmStatusTable  = 1 << 4
+	dmTableCutOff  = 1 << 8
+	// sector is the unit of all positions in tables, in bytes.
+	sector = 512
 )
 
 // dmIoctl is struct dm_ioctl.
@@ -64,3 +71,84 @@ func dmStatus(name string) (dmIoctl, error) {
 
 func (d *dmIoctl) major() uint32 { return unix.Major(d.dev) }
 func (d *dmIoctl) minor() uint32 { return unix.Minor(d.dev) }
+
+// dmTarget is a line of a device-mapper table. start and length are in sectors.
+type dmTarget struct {
+	start, length int64
+	kind, params  string
+}
+
+// dmSpec is struct dm_target_spec.
+type dmSpec struct {
+	start, length uint64
+	status        int32
+	next          uint32
+	kind          [16]byte
+}
+
+// dmTable asks the kernel for the table of a device by its name.
+func dmTable(name string) ([]dmTarget, error) {
+	var d dmIoctl
+	if len(name) >= len(d.name) {
+		return nil, fmt.Errorf("device-mapper name %q is too long", name)
+	}
+	copy(d.name[:], name)
+	return readTable(d)
+}
+
+// dmTableOf asks for the table of a device by its number.
+func dmTableOf(n deviceNumber) ([]dmTarget, error) {
+	return readTable(dmIoctl{dev: unix.Mkdev(n.major, n.minor)})
+}
+
+// maxTable bounds a table's size; a volume of 10,000 pieces takes 1 MB.
+const maxTable = 64 << 20
+
+func readTable(ask dmIoctl) ([]dmTarget, error) {
+	control, err := os.OpenFile(dmControl, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	defer control.Close()
+	const header = int(unsafe.Sizeof(dmIoctl{}))
+	for size := 16 << 10; size <= maxTable; size *= 4 {
+		// The kernel wants the header aligned as its 64-bit fields are.
+		words := make([]uint64, size/8)
+		buffer := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), size)
+		d := (*dmIoctl)(unsafe.Pointer(&words[0]))
+		*d = ask
+		d.version, d.dataSize, d.dataStart, d.flags = [3]uint32{4, 0, 0}, uint32(size), uint32(header), dmStatusTable
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, control.Fd(), dmTableCommand, uintptr(unsafe.Pointer(&words[0])))
+		runtime.KeepAlive(control)
+		switch {
+		case errors.Is(errno, unix.ENXIO):
+			return nil, fmt.Errorf("device-mapper device: %w", ErrNotFound)
+		case errno != 0:
+			return nil, fmt.Errorf("device-mapper table: %w", errno)
+		case d.flags&dmTableCutOff != 0:
+			continue
+		}
+		return parseTable(buffer[min(int(d.dataStart), size):], int(d.targetCount))
+	}
+	return nil, fmt.Errorf("device-mapper table: it is larger than %d bytes", maxTable)
+}
+
+// parseTable reads what the kernel answers: for each target a dm_target_spec
+// and its parameters, ended by a zero byte. next is counted from the first.
+func parseTable(data []byte, count int) ([]dmTarget, error) {
+	const spec = int(unsafe.Sizeof(dmSpec{}))
+	targets := make([]dmTarget, 0, count)
+	at := 0
+	for range count {
+		if at < 0 || at+spec > len(data) {
+			return nil, fmt.Errorf("device-mapper table is cut off after %d of %d targets", len(targets), count)
+		}
+		var s dmSpec
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&s)), spec), data[at:])
+		params, _, _ := strings.Cut(string(data[at+spec:max(at+spec, min(int(s.next), len(data)))]), "\x00")
+		kind, _, _ := strings.Cut(string(s.kind[:]), "\x00")
+		targets = append(targets, dmTarget{start: int64(s.start), length: int64(s.length), kind: kind, params: params})
+		at = int(s.next)
+	}
+	return targets, nil
+}

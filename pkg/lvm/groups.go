@@ -48,6 +48,13 @@ type Groups interface {
 	// mounted or mapped, ErrBusy when anyone else has it open. ErrNotFound when
 	// it is not active.
 	Open(group, volume string) (Handle, error)
+
+	// OpenInUse opens a volume's device whoever else has it open.
+	OpenInUse(group, volume string) (Handle, error)
+
+	// Mapping tells where an active volume lies, piece by piece from its
+	// beginning, without a command. ErrNotFound when it is not active.
+	Mapping(group, volume string) ([]Piece, error)
 }
 
 // CreateOptions says what to carve.

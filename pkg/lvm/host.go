@@ -23,13 +23,15 @@ type Host struct {
 	mu sync.Mutex
 	// devices are the paths of each known group's physical volumes.
 	devices map[string][]string
+	// physical are each known group's physical volumes.
+	physical map[string][]PhysicalVolume
 }
 
 var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	return &Host{runner: r, devices: map[string][]string{}}
+	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}}
 }
 
 // Scan implements Groups with one command, or with a second one over all
@@ -83,8 +85,10 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 	defer h.mu.Unlock()
 	for _, g := range groups {
 		delete(h.devices, g)
+		delete(h.physical, g)
 	}
 	for _, g := range found {
+		h.physical[g.Name] = g.Devices
 		for _, d := range g.Devices {
 			if !d.Missing && strings.HasPrefix(d.Path, "/dev/") {
 				h.devices[g.Name] = append(h.devices[g.Name], d.Path)
@@ -238,4 +242,14 @@ func (h *Host) Open(group, volume string) (Handle, error) {
 		return nil, fmt.Errorf("%s/%s: %w: %d have it open", group, volume, ErrBusy, after.openCount-1)
 	}
 	return dev, nil
+}
+
+// OpenInUse implements Groups.
+func (h *Host) OpenInUse(group, volume string) (Handle, error) {
+	name := dmName(group, volume)
+	d, err := dmStatus(name)
+	if err != nil {
+		return nil, err
+	}
+	return openDevice("/dev/mapper/"+name, 0, d.major(), d.minor())
 }
