@@ -12,7 +12,7 @@
 //	deviceClasses:
 //	  - name: local          # required, a DNS label
 //	    default: true        # at most one class is
-//	    volumeGroup: carve   # required
+//	    volumeGroup: carve   # required, or volumeGroups: a list of several
 //	    type: linear
 //	    medium: disk         # or pmem
 //	    reserve: 1Gi         # kept free: bytes with a suffix, or percent
@@ -81,10 +81,11 @@ type DeviceClass struct {
 	Name string
 	// Default marks the class of requests that name none.
 	Default bool
-	// VolumeGroup is the LVM volume group's name.
-	VolumeGroup string
-	Type        Layout
-	Medium      Medium
+	// VolumeGroups names the LVM volume groups, at least one: a volume is
+	// carved in the one with the most room.
+	VolumeGroups []string
+	Type         Layout
+	Medium       Medium
 	// Reserve is what volumes of this class leave free in the group.
 	Reserve Reserve
 	// Wipe is done to deleted volumes, at WipeRate bytes per second at most; a
@@ -98,6 +99,8 @@ type DeviceClass struct {
 	file      string
 	index     int
 	positions map[string]position
+	// groupAt tells where each of VolumeGroups stands.
+	groupAt []located
 }
 
 // Reserve is an amount of space: bytes, or a part of the whole.

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -27,7 +28,7 @@ func TestAValidFileIsReadWithItsDefaults(t *testing.T) {
 		t.Fatalf("%d classes", len(c.Classes))
 	}
 	a, b, r := c.Classes[0], c.Classes[1], c.Classes[2]
-	if a.Name != "local" || !a.Default || a.VolumeGroup != "carve" || a.Type != Linear || a.Medium != Disk || a.Optional || a.Reserve != (Reserve{}) {
+	if a.Name != "local" || !a.Default || !slices.Equal(a.VolumeGroups, []string{"carve"}) || a.Type != Linear || a.Medium != Disk || a.Optional || a.Reserve != (Reserve{}) {
 		t.Errorf("first class %+v", a)
 	}
 	if b.Medium != PMEM || !b.Optional || b.Reserve.Of(1001) != 101 {
@@ -51,10 +52,16 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 		{"an unknown key at the top", head + "- {name: a, volumeGroup: g}\nextra: 1\n",
 			"lvmd.yaml:5:1: extra: unknown key; allowed are apiVersion, deviceClasses, kind"},
 		{"an unknown key in a class", head + "- name: a\n  volumeGroup: g\n  stripes: 2\n",
-			"lvmd.yaml:6:3: deviceClasses[0].stripes: unknown key; allowed are default, medium, name, optional, reserve, type, volumeGroup, wipe, wipeRate"},
+			"lvmd.yaml:6:3: deviceClasses[0].stripes: unknown key; allowed are default, medium, name, optional, reserve, type, volumeGroup, volumeGroups, wipe, wipeRate"},
 		{"a key given twice", head + "- name: a\n  volumeGroup: g\n  name: b\n",
 			"lvmd.yaml:6:3: deviceClasses[0].name: given twice"},
-		{"no volume group", head + "- name: a\n", "lvmd.yaml:4:3: deviceClasses[0].volumeGroup: missing; it is required"},
+		{"no volume group", head + "- name: a\n", "lvmd.yaml:4:3: deviceClasses[0].volumeGroup: missing; it is required, or volumeGroups instead"},
+		{"volume groups in both ways", head + "- {name: a, volumeGroup: g, volumeGroups: [h]}\n",
+			"lvmd.yaml:4:3: deviceClasses[0].volumeGroups: given together with volumeGroup; exactly one of them is allowed"},
+		{"no volume group in a list", head + "- {name: a, volumeGroups: []}\n",
+			`lvmd.yaml:4:27: deviceClasses[0].volumeGroups: "a list": must be a list of at least one volume group's name`},
+		{"a volume group twice", head + "- {name: a, volumeGroups: [g, h, g]}\n",
+			`lvmd.yaml:4:34: deviceClasses[0].volumeGroups[2]: "g": given twice`},
 		{"a volume group with a slash", head + "- {name: a, volumeGroup: a/b}\n",
 			`lvmd.yaml:4:26: deviceClasses[0].volumeGroup: "a/b": must be a volume group's name: 1 to 127 of letters, digits and '+_.-', not beginning with '-'`},
 		{"an upper-case class", head + "- {name: A, volumeGroup: g}\n",
@@ -99,8 +106,16 @@ func TestAProblemFoundLaterPointsIntoTheFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := c.Classes[0].Problem("volumeGroup", "g", "does not exist").Error()
+	got := c.Classes[0].GroupProblem(0, "does not exist").Error()
 	if want := `lvmd.yaml:5:16: deviceClasses[0].volumeGroup: "g": does not exist`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	c, err = Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroups: [g, h]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = c.Classes[0].GroupProblem(1, "does not exist").Error()
+	if want := `lvmd.yaml:5:21: deviceClasses[0].volumeGroups[1]: "h": does not exist`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

@@ -116,9 +116,6 @@ func (p *parser) config(n *yaml.Node) *Config {
 
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// groupName is what LVM allows, and not what it reserves.
-var groupName = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}$`)
-
 func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 	c := DeviceClass{
 		Type: Linear, Medium: Disk, Wipe: WipeAuto, file: p.file, index: index,
@@ -148,11 +145,11 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 		}
 	}
 	p.fields(n, path, map[string]func(string, *yaml.Node){
-		"name": text(&c.Name, dnsLabel, "must be a DNS label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"),
-		"volumeGroup": text(&c.VolumeGroup, groupName,
-			"must be a volume group's name: 1 to 127 of letters, digits and '+_.-', not beginning with '-'"),
-		"default":  flag(&c.Default),
-		"optional": flag(&c.Optional),
+		"name":         text(&c.Name, dnsLabel, "must be a DNS label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"),
+		"volumeGroup":  func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, false) },
+		"volumeGroups": func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, true) },
+		"default":      flag(&c.Default),
+		"optional":     flag(&c.Optional),
 		"type": func(k string, v *yaml.Node) {
 			at(k, v)
 			c.Type = Layout(p.oneOf(k, v, string(Linear)))
@@ -181,7 +178,8 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			}
 			c.WipeRate = n
 		},
-	}, "name", "volumeGroup")
+	}, "name")
+	p.oneKindOfGroups(&c, n, path)
 	return c
 }
 

@@ -91,39 +91,24 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 		return nil, nil, classNotFound("no device class was named and no class is the default; %s", m.classNames())
 	case c == nil || c.reported == nil:
 		return nil, nil, classNotFound("no device class %q; %s", ident.Class, m.classNames())
-	case !c.group.present:
-		return nil, nil, deviceMissing("device class %q: volume group %q is missing", c.Name, c.group.name)
-	case c.group.info.MissingDevices > 0:
-		return nil, nil, deviceMissing("device class %q: %d devices of volume group %q are missing", c.Name, c.group.info.MissingDevices, c.group.name)
-	case !c.group.wedged.IsZero():
-		return nil, nil, notAnswering(c.group.name, c.group.wedged)
-	}
-	extents, err := ident.extentsFor(c.group.info.ExtentSize)
-	if err != nil {
-		return nil, nil, err
 	}
 	if !ident.Block {
 		ident.FSUUID = newUUID()
 	}
-	segments := max(1, min(extents, c.group.fragments))
-	text := lvm.VolumeText(ident.tags(), segments)
-	if !c.group.hasText(text) {
-		return nil, nil, noSpace("device class %q: the metadata of volume group %q has no room for more volumes: it takes %d of at most %d bytes",
-			c.Name, c.group.name, c.group.metadata.Size, c.group.metadata.Limit)
+	p, fit, err := c.choose(ident)
+	if err != nil {
+		return nil, nil, err
 	}
-	if room := c.room(); extents > room {
-		return nil, nil, noSpace("device class %q: %d bytes asked for, %d available",
-			c.Name, extents*c.group.info.ExtentSize, room*c.group.info.ExtentSize)
-	}
+	g := p.group
 	v := &volume{
-		group: c.group, extents: extents, segments: segments, promisedText: text,
-		rec: record{ID: newID(), Group: c.group.name, Phase: creating, Ident: ident, Created: time.Now().UTC().Truncate(time.Millisecond)},
+		group: g, extents: fit.extents, segments: fit.segments, promisedText: fit.text,
+		rec: record{ID: newID(), Group: g.name, Phase: creating, Ident: ident, Created: time.Now().UTC().Truncate(time.Millisecond)},
 	}
-	c.group.creating += extents
-	c.group.promisedText += text
+	g.creating += fit.extents
+	g.promisedText += fit.text
 	m.add(v)
 	op := s.begin(v, s.carve)
-	m.publish(c.group, v)
+	m.publish(g, v)
 	return nil, op, nil
 }
 

@@ -65,8 +65,8 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	}
 	// A class that is not configured any more keeps no reserve.
 	room := max(0, g.allocatable-g.creating-g.expanding)
-	if c := m.class(v.rec.Ident.Class); c != nil && c.group == g {
-		room = c.room()
+	if c := m.class(v.rec.Ident.Class); c != nil && c.in(g) != nil {
+		room = c.in(g).room()
 	}
 	more = extents - v.extents
 	if more > room {

@@ -65,20 +65,28 @@ func (s *Service) configure(c *config.Config) []string {
 	defer s.model.mu.Unlock()
 	var names []string
 	for _, dc := range c.Classes {
-		g := s.model.groups[dc.VolumeGroup]
-		if g == nil {
-			g = &group{
-				name: dc.VolumeGroup, turns: newQueue(maxWaiting),
-				reap: make(chan struct{}, 1), remove: make(chan struct{}, 1),
-				exists: map[string]bool{},
-				info:   lvm.Group{ExtentSize: 1},
+		c := &class{DeviceClass: dc, wiping: wipeLimiter(dc.WipeRate)}
+		for _, name := range dc.VolumeGroups {
+			g := s.model.groups[name]
+			if g == nil {
+				g = newGroup(name)
+				s.model.groups[name] = g
+				names = append(names, name)
 			}
-			s.model.groups[g.name] = g
-			names = append(names, g.name)
+			c.parts = append(c.parts, &part{class: c, group: g})
 		}
-		s.model.classes = append(s.model.classes, &class{DeviceClass: dc, group: g, wiping: wipeLimiter(dc.WipeRate)})
+		s.model.classes = append(s.model.classes, c)
 	}
 	return names
+}
+
+func newGroup(name string) *group {
+	return &group{
+		name: name, turns: newQueue(maxWaiting),
+		reap: make(chan struct{}, 1), remove: make(chan struct{}, 1),
+		exists: map[string]bool{},
+		info:   lvm.Group{ExtentSize: 1},
+	}
 }
 
 // wipeLimiter limits wipes to so many bytes per second, in steps of a tenth.
@@ -98,28 +106,37 @@ func checkGroups(c *config.Config, found []lvm.Group) error {
 	}
 	for i := range c.Classes {
 		dc := &c.Classes[i]
-		g := byName[dc.VolumeGroup]
-		switch {
-		case g == nil && !dc.Optional:
-			return dc.Problem("volumeGroup", dc.VolumeGroup,
-				"no such volume group on this machine; make it with vgcreate, or set optional: true where nodes may lack it")
-		case g == nil:
-		case dc.Medium == config.PMEM && g.ExtentSize%pmemAlignment != 0:
-			return dc.Problem("medium", string(dc.Medium), fmt.Sprintf(
-				"volume group %q has extents of %d bytes; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
-				g.Name, g.ExtentSize))
-		case dc.Medium == config.PMEM:
-			for _, d := range g.Devices {
-				if !d.Missing && !d.DAX {
-					return dc.Problem("medium", string(dc.Medium), fmt.Sprintf(
-						"%s of volume group %q cannot be mapped directly into memory (its queue/dax is not 1); use medium: disk", d.Path, g.Name))
-				}
-				if !d.Missing && d.DataOffset%pmemAlignment != 0 {
-					return dc.Problem("medium", string(dc.Medium), fmt.Sprintf(
-						"on %s of volume group %q the data begins at byte %d; for pmem it must be a multiple of 2 MiB (pvcreate --dataalignment 2m)",
-						d.Path, g.Name, d.DataOffset))
-				}
+		for j, name := range dc.VolumeGroups {
+			g := byName[name]
+			if g == nil && !dc.Optional {
+				return dc.GroupProblem(j,
+					"no such volume group on this machine; make it with vgcreate, or set optional: true where nodes may lack it")
 			}
+			if g == nil || dc.Medium != config.PMEM {
+				continue
+			}
+			if err := pmemProblem(g); err != nil {
+				return dc.Problem("medium", string(dc.Medium), err.Error())
+			}
+		}
+	}
+	return nil
+}
+
+// pmemProblem says why a group cannot be used for volumes that are mapped
+// directly into memory, or nothing.
+func pmemProblem(g *lvm.Group) error {
+	if g.ExtentSize%pmemAlignment != 0 {
+		return fmt.Errorf("volume group %q has extents of %d bytes; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
+			g.Name, g.ExtentSize)
+	}
+	for _, d := range g.Devices {
+		if !d.Missing && !d.DAX {
+			return fmt.Errorf("%s of volume group %q cannot be mapped directly into memory (its queue/dax is not 1); use medium: disk", d.Path, g.Name)
+		}
+		if !d.Missing && d.DataOffset%pmemAlignment != 0 {
+			return fmt.Errorf("on %s of volume group %q the data begins at byte %d; for pmem it must be a multiple of 2 MiB (pvcreate --dataalignment 2m)",
+				d.Path, g.Name, d.DataOffset)
 		}
 	}
 	return nil

@@ -105,10 +105,10 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	for _, c := range s.model.classes {
-		if r := c.reported; r != nil {
-			gauge(descTotal, float64(r.TotalBytes), c.Name, c.group.name)
-			gauge(descAvailable, float64(r.AvailableBytes), c.Name, c.group.name)
-			gauge(descMaximum, float64(r.MaximumVolumeSizeBytes), c.Name, c.group.name)
+		for _, r := range c.reported.GetGroups() {
+			gauge(descTotal, float64(r.TotalBytes), c.Name, r.VgName)
+			gauge(descAvailable, float64(r.AvailableBytes), c.Name, r.VgName)
+			gauge(descMaximum, float64(r.MaximumVolumeSizeBytes), c.Name, r.VgName)
 		}
 	}
 	type key struct {

@@ -31,11 +31,18 @@ type model struct {
 // class is a device class and what was last told about it.
 type class struct {
 	config.DeviceClass
-	group *group
+	// parts has the class' groups, in the configuration's order.
+	parts []*part
 	// wiping limits the rate of wipes; nil means no limit.
 	wiping *rate.Limiter
 	// reported is nil while the class is not offered.
 	reported *lvmdv1.DeviceClass
+}
+
+// part is a class in one of its groups.
+type part struct {
+	*class
+	group *group
 }
 
 // group is a volume group.
@@ -161,7 +168,7 @@ func (m *model) class(name string) *class {
 func (m *model) publish(g *group, volumes ...*volume) {
 	var classes []string
 	for _, c := range m.classes {
-		if c.group != g {
+		if c.in(g) == nil {
 			continue
 		}
 		if r := m.report(c); !proto.Equal(r, c.reported) {

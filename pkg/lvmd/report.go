@@ -9,13 +9,13 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// room is how many extents a new volume of the class can have, beside all
-// operations under way. The caller holds the model's lock.
-func (c *class) room() int64 { return max(0, c.reportedRoom()-c.group.expanding) }
+// room is how many extents a new volume of the class can have in this group,
+// beside all operations under way. The caller holds the model's lock.
+func (c *part) room() int64 { return max(0, c.reportedRoom()-c.group.expanding) }
 
 // reportedRoom is the room as watchers are told it: an expansion counts only
 // once the volume's new size is told too.
-func (c *class) reportedRoom() int64 {
+func (c *part) reportedRoom() int64 {
 	g := c.group
 	if !g.present || g.textFull() {
 		return 0
@@ -44,46 +44,6 @@ func (g *group) hasText(bytes int64) bool {
 // free.
 func (g *group) textFull() bool {
 	return !g.hasText(lvm.VolumeText(nil, max(1, g.fragments)) + typicalTags)
-}
-
-// report is what the service says of a class; nil when it is not offered.
-// The caller holds the lock.
-func (m *model) report(c *class) *lvmdv1.DeviceClass {
-	g := c.group
-	if !g.present && c.Optional {
-		return nil
-	}
-	r := &lvmdv1.DeviceClass{
-		Name: c.Name, Default: c.Default, Type: string(c.Type), Medium: string(c.Medium),
-		VgName: g.name,
-	}
-	if !g.present {
-		r.Conditions = append(r.Conditions, condition("VolumeGroupMissing",
-			"volume group %q does not exist on this node", g.name))
-		return r
-	}
-	r.VgUuid = g.info.UUID
-	r.TotalBytes = g.info.Extents * g.info.ExtentSize
-	r.AllocationUnitBytes = g.info.ExtentSize
-	r.MinimumVolumeSizeBytes = g.info.ExtentSize
-	r.AvailableBytes = c.reportedRoom() * g.info.ExtentSize
-	// A linear volume can lie on any extents: fragments do not matter.
-	r.MaximumVolumeSizeBytes = r.AvailableBytes
-	if n := g.info.MissingDevices; n > 0 {
-		r.Conditions = append(r.Conditions, condition("MissingDevice",
-			"%d of %d devices of volume group %q are missing; it cannot be changed until they are back (vgextend --restoremissing) or given up (vgreduce --removemissing)", n, len(g.info.Devices), g.name))
-	}
-	if g.info.Exported || g.info.ReadOnly {
-		r.Conditions = append(r.Conditions, condition("ReadOnly", "volume group %q is exported or read-only", g.name))
-	}
-	if g.textFull() {
-		r.Conditions = append(r.Conditions, condition("MetadataFull",
-			"the metadata of volume group %q takes %d of at most %d bytes: there is no room for more volumes", g.name, g.metadata.Size, g.metadata.Limit))
-	}
-	if !g.wedged.IsZero() {
-		r.Conditions = append(r.Conditions, condition("NotResponding", "LVM commands time out"))
-	}
-	return r
 }
 
 // proto is what the service says of a volume. The caller holds the lock.

@@ -458,6 +458,7 @@ type DeviceClass struct {
 	Type string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
 	// "disk" or "pmem".
 	Medium string `protobuf:"bytes,4,opt,name=medium,proto3" json:"medium,omitempty"`
+	// Of a class with several volume groups, those that exist, joined by commas.
 	VgName string `protobuf:"bytes,5,opt,name=vg_name,json=vgName,proto3" json:"vg_name,omitempty"`
 	VgUuid string `protobuf:"bytes,6,opt,name=vg_uuid,json=vgUuid,proto3" json:"vg_uuid,omitempty"`
 	// All in bytes. A volume of maximum_volume_size_bytes can be created now,
@@ -470,7 +471,10 @@ type DeviceClass struct {
 	// Sizes are rounded up to a multiple of this.
 	AllocationUnitBytes int64 `protobuf:"varint,11,opt,name=allocation_unit_bytes,json=allocationUnitBytes,proto3" json:"allocation_unit_bytes,omitempty"`
 	// Empty when healthy.
-	Conditions    []*Condition `protobuf:"bytes,12,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*Condition `protobuf:"bytes,12,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// What each of the class' volume groups adds to the sums above; a volume lies
+	// in one of them. Groups that an optional class lacks are not in it.
+	Groups        []*ClassGroup `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -589,6 +593,92 @@ func (x *DeviceClass) GetConditions() []*Condition {
 	return nil
 }
 
+func (x *DeviceClass) GetGroups() []*ClassGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+// ClassGroup is a device class' part in one of its volume groups.
+type ClassGroup struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	VgName string                 `protobuf:"bytes,1,opt,name=vg_name,json=vgName,proto3" json:"vg_name,omitempty"`
+	// Empty while the group does not exist.
+	VgUuid string `protobuf:"bytes,2,opt,name=vg_uuid,json=vgUuid,proto3" json:"vg_uuid,omitempty"`
+	// As in DeviceClass.
+	TotalBytes             int64 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	AvailableBytes         int64 `protobuf:"varint,4,opt,name=available_bytes,json=availableBytes,proto3" json:"available_bytes,omitempty"`
+	MaximumVolumeSizeBytes int64 `protobuf:"varint,5,opt,name=maximum_volume_size_bytes,json=maximumVolumeSizeBytes,proto3" json:"maximum_volume_size_bytes,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *ClassGroup) Reset() {
+	*x = ClassGroup{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClassGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClassGroup) ProtoMessage() {}
+
+func (x *ClassGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClassGroup.ProtoReflect.Descriptor instead.
+func (*ClassGroup) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ClassGroup) GetVgName() string {
+	if x != nil {
+		return x.VgName
+	}
+	return ""
+}
+
+func (x *ClassGroup) GetVgUuid() string {
+	if x != nil {
+		return x.VgUuid
+	}
+	return ""
+}
+
+func (x *ClassGroup) GetTotalBytes() int64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *ClassGroup) GetAvailableBytes() int64 {
+	if x != nil {
+		return x.AvailableBytes
+	}
+	return 0
+}
+
+func (x *ClassGroup) GetMaximumVolumeSizeBytes() int64 {
+	if x != nil {
+		return x.MaximumVolumeSizeBytes
+	}
+	return 0
+}
+
 type CreateVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required, 1 to 128 characters of [A-Za-z0-9._-].
@@ -609,7 +699,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +711,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +724,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -695,7 +785,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +797,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +810,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -741,7 +831,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +843,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +856,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -791,7 +881,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +893,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +906,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
 }
 
 type GetVolumeRequest struct {
@@ -830,7 +920,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +932,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +945,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetVolumeRequest) GetId() string {
@@ -881,7 +971,7 @@ type GetVolumeResponse struct {
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +983,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +996,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -928,7 +1018,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1030,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1043,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListVolumesRequest) GetPageSize() int32 {
@@ -981,7 +1071,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1083,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1096,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1035,7 +1125,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1137,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1150,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExpandVolumeRequest) GetId() string {
@@ -1093,7 +1183,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1195,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1208,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -1136,7 +1226,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1238,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1251,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
 }
 
 type WatchResponse struct {
@@ -1188,7 +1278,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1290,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1303,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -1302,7 +1392,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\x0f \x03(\v2\x18.carve.lvmd.v1.ConditionR\n" +
 	"conditions\x12\x10\n" +
-	"\x03dax\x18\x10 \x01(\bR\x03dax\"\xc7\x03\n" +
+	"\x03dax\x18\x10 \x01(\bR\x03dax\"\xfa\x03\n" +
 	"\vDeviceClass\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\adefault\x18\x02 \x01(\bR\adefault\x12\x12\n" +
@@ -1319,7 +1409,16 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x15allocation_unit_bytes\x18\v \x01(\x03R\x13allocationUnitBytes\x128\n" +
 	"\n" +
 	"conditions\x18\f \x03(\v2\x18.carve.lvmd.v1.ConditionR\n" +
-	"conditions\"\x88\x02\n" +
+	"conditions\x121\n" +
+	"\x06groups\x18\r \x03(\v2\x19.carve.lvmd.v1.ClassGroupR\x06groups\"\xc3\x01\n" +
+	"\n" +
+	"ClassGroup\x12\x17\n" +
+	"\avg_name\x18\x01 \x01(\tR\x06vgName\x12\x17\n" +
+	"\avg_uuid\x18\x02 \x01(\tR\x06vgUuid\x12\x1f\n" +
+	"\vtotal_bytes\x18\x03 \x01(\x03R\n" +
+	"totalBytes\x12'\n" +
+	"\x0favailable_bytes\x18\x04 \x01(\x03R\x0eavailableBytes\x129\n" +
+	"\x19maximum_volume_size_bytes\x18\x05 \x01(\x03R\x16maximumVolumeSizeBytes\"\x88\x02\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fdevice_class\x18\x02 \x01(\tR\vdeviceClass\x12%\n" +
@@ -1395,7 +1494,7 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),               // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),              // 1: carve.lvmd.v1.VolumeState
@@ -1403,52 +1502,54 @@ var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(*Condition)(nil),             // 3: carve.lvmd.v1.Condition
 	(*Volume)(nil),                // 4: carve.lvmd.v1.Volume
 	(*DeviceClass)(nil),           // 5: carve.lvmd.v1.DeviceClass
-	(*CreateVolumeRequest)(nil),   // 6: carve.lvmd.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),  // 7: carve.lvmd.v1.CreateVolumeResponse
-	(*DeleteVolumeRequest)(nil),   // 8: carve.lvmd.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),  // 9: carve.lvmd.v1.DeleteVolumeResponse
-	(*GetVolumeRequest)(nil),      // 10: carve.lvmd.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),     // 11: carve.lvmd.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),    // 12: carve.lvmd.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),   // 13: carve.lvmd.v1.ListVolumesResponse
-	(*ExpandVolumeRequest)(nil),   // 14: carve.lvmd.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),  // 15: carve.lvmd.v1.ExpandVolumeResponse
-	(*WatchRequest)(nil),          // 16: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),         // 17: carve.lvmd.v1.WatchResponse
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*ClassGroup)(nil),            // 6: carve.lvmd.v1.ClassGroup
+	(*CreateVolumeRequest)(nil),   // 7: carve.lvmd.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),  // 8: carve.lvmd.v1.CreateVolumeResponse
+	(*DeleteVolumeRequest)(nil),   // 9: carve.lvmd.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),  // 10: carve.lvmd.v1.DeleteVolumeResponse
+	(*GetVolumeRequest)(nil),      // 11: carve.lvmd.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),     // 12: carve.lvmd.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),    // 13: carve.lvmd.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),   // 14: carve.lvmd.v1.ListVolumesResponse
+	(*ExpandVolumeRequest)(nil),   // 15: carve.lvmd.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),  // 16: carve.lvmd.v1.ExpandVolumeResponse
+	(*WatchRequest)(nil),          // 17: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),         // 18: carve.lvmd.v1.WatchResponse
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	18, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	19, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
 	3,  // 5: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
-	0,  // 6: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
-	2,  // 7: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
-	4,  // 8: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 9: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 10: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	4,  // 11: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	5,  // 12: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 13: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	6,  // 14: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
-	8,  // 15: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
-	10, // 16: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
-	12, // 17: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
-	14, // 18: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
-	16, // 19: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	7,  // 20: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	9,  // 21: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	11, // 22: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	13, // 23: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	15, // 24: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	17, // 25: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	20, // [20:26] is the sub-list for method output_type
-	14, // [14:20] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	6,  // 6: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
+	0,  // 7: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 8: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
+	4,  // 9: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 10: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 11: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	4,  // 12: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	5,  // 13: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 14: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	7,  // 15: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
+	9,  // 16: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
+	11, // 17: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
+	13, // 18: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
+	15, // 19: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
+	17, // 20: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	8,  // 21: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	10, // 22: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	12, // 23: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	14, // 24: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	16, // 25: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	18, // 26: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	21, // [21:27] is the sub-list for method output_type
+	15, // [15:21] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_api_lvmd_v1_lvmd_proto_init() }
@@ -1462,7 +1563,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

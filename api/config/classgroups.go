@@ -1,0 +1,78 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// groupName is what LVM allows, and not what it reserves.
+var groupName = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}$`)
+
+const groupNameRule = "must be a volume group's name: 1 to 127 of letters, digits and '+_.-', not beginning with '-'"
+
+// groupNameOf reads a volume group's name, or complains.
+func (p *parser) groupNameOf(key string, v *yaml.Node) (string, bool) {
+	if v.Kind != yaml.ScalarNode || !groupName.MatchString(v.Value) || v.Value == "." || v.Value == ".." {
+		p.complain(v, key, given(v), groupNameRule)
+		return "", false
+	}
+	return v.Value, true
+}
+
+// classGroups reads a class' volumeGroup or volumeGroups.
+func (p *parser) classGroups(c *DeviceClass, key string, v *yaml.Node, list bool) {
+	items, name := []*yaml.Node{v}, func(int) string { return key }
+	if list {
+		if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
+			p.complain(v, key, given(v), "must be a list of at least one volume group's name")
+			return
+		}
+		items, name = v.Content, func(i int) string { return fmt.Sprintf("%s[%d]", key, i) }
+	}
+	for i, item := range items {
+		group, ok := p.groupNameOf(name(i), item)
+		switch {
+		case !ok:
+		case slices.Contains(c.VolumeGroups, group):
+			p.complain(item, name(i), group, "given twice")
+		default:
+			c.VolumeGroups = append(c.VolumeGroups, group)
+			c.groupAt = append(c.groupAt, located{name(i)[len(classPath(c.index))+1:], position{item.Line, item.Column}})
+		}
+	}
+}
+
+// oneKindOfGroups sees to it that a class has exactly one of the two keys.
+func (p *parser) oneKindOfGroups(c *DeviceClass, n *yaml.Node, path string) {
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	_, one := c.positions["volumeGroup"]
+	_, several := c.positions["volumeGroups"]
+	switch {
+	case one && several:
+		p.complain(n, path+".volumeGroups", "", "given together with volumeGroup; exactly one of them is allowed")
+	case !one && !several:
+		p.complain(n, path+".volumeGroup", "", "missing; it is required, or volumeGroups instead")
+	}
+}
+
+// located is a key and where its value stands.
+type located struct {
+	key string
+	at  position
+}
+
+func classPath(index int) string { return fmt.Sprintf("deviceClasses[%d]", index) }
+
+// GroupProblem is Problem about the volume group with the given index.
+func (c *DeviceClass) GroupProblem(index int, reason string) Problems {
+	l := c.groupAt[index]
+	return Problems{{
+		File: c.file, Line: l.at.line, Column: l.at.column,
+		Key: classPath(c.index) + "." + l.key, Given: c.VolumeGroups[index], Reason: reason,
+	}}
+}

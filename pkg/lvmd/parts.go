@@ -1,0 +1,163 @@
+package lvmd
+
+import (
+	"strings"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// in returns the class' part in a group, or nil. The parts never change.
+func (c *class) in(g *group) *part {
+	for _, p := range c.parts {
+		if p.group == g {
+			return p
+		}
+	}
+	return nil
+}
+
+// fit is how a volume would lie in a group.
+type fit struct {
+	extents, segments int64
+	// text is what it may take of the group's metadata.
+	text int64
+}
+
+// choose picks the group for a new volume: of those that can take it, the one
+// with the most room. When none can, the error is that of the group which came
+// closest: no room rather than out of order. The caller holds the model's lock.
+func (c *class) choose(ident identity) (*part, fit, error) {
+	var best *part
+	var bestFit fit
+	var refusal error
+	refusedFor := -1
+	for _, p := range c.parts {
+		f, stage, err := p.place(ident)
+		if err != nil {
+			if stage > refusedFor {
+				refusal, refusedFor = err, stage
+			}
+			continue
+		}
+		if best == nil || p.freeBytes() > best.freeBytes() {
+			best, bestFit = p, f
+		}
+	}
+	if best == nil {
+		return nil, fit{}, refusal
+	}
+	return best, bestFit, nil
+}
+
+// freeBytes is the part's room in bytes.
+func (c *part) freeBytes() int64 { return c.room() * c.group.info.ExtentSize }
+
+// place decides whether a volume can be made in the group now. stage tells
+// how many of the conditions held when it cannot.
+func (c *part) place(ident identity) (f fit, stage int, err error) {
+	g := c.group
+	switch {
+	case !g.present:
+		return f, 0, deviceMissing("device class %q: volume group %q is missing", c.Name, g.name)
+	case g.info.MissingDevices > 0:
+		return f, 1, deviceMissing("device class %q: %d devices of volume group %q are missing", c.Name, g.info.MissingDevices, g.name)
+	case !g.wedged.IsZero():
+		return f, 2, notAnswering(g.name, g.wedged)
+	}
+	if f.extents, err = ident.extentsFor(g.info.ExtentSize); err != nil {
+		return f, 3, err
+	}
+	f.segments = max(1, min(f.extents, g.fragments))
+	f.text = lvm.VolumeText(ident.tags(), f.segments)
+	if !g.hasText(f.text) {
+		return f, 4, noSpace("device class %q: the metadata of volume group %q has no room for more volumes: it takes %d of at most %d bytes",
+			c.Name, g.name, g.metadata.Size, g.metadata.Limit)
+	}
+	if room := c.room(); f.extents > room {
+		return f, 5, noSpace("device class %q: %d bytes asked for, %d available%s",
+			c.Name, f.extents*g.info.ExtentSize, c.largest(), c.several())
+	}
+	return f, 0, nil
+}
+
+// largest is the room of the class' roomiest group, in bytes.
+func (c *class) largest() int64 {
+	var n int64
+	for _, p := range c.parts {
+		n = max(n, p.freeBytes())
+	}
+	return n
+}
+
+// several reminds readers of messages that a volume lies in one group.
+func (c *class) several() string {
+	if len(c.parts) == 1 {
+		return ""
+	}
+	return " in the roomiest of its volume groups"
+}
+
+// report is what the service says of a class; nil when it is not offered.
+// The caller holds the lock.
+func (m *model) report(c *class) *lvmdv1.DeviceClass {
+	r := &lvmdv1.DeviceClass{
+		Name: c.Name, Default: c.Default, Type: string(c.Type), Medium: string(c.Medium),
+	}
+	var groups, uuids []string
+	for _, p := range c.parts {
+		if !p.group.present && c.Optional {
+			continue
+		}
+		part := p.report(r)
+		groups = append(groups, part.VgName)
+		if part.VgUuid != "" {
+			uuids = append(uuids, part.VgUuid)
+		}
+		r.TotalBytes += part.TotalBytes
+		r.AvailableBytes += part.AvailableBytes
+		r.MaximumVolumeSizeBytes = max(r.MaximumVolumeSizeBytes, part.MaximumVolumeSizeBytes)
+		r.Groups = append(r.Groups, part)
+	}
+	if len(r.Groups) == 0 {
+		return nil
+	}
+	r.VgName, r.VgUuid = strings.Join(groups, ","), strings.Join(uuids, ",")
+	return r
+}
+
+// report is what a group adds to its class' report: the numbers are returned,
+// conditions and sizes that every group must be fit for go into the class.
+func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
+	g := c.group
+	r := &lvmdv1.ClassGroup{VgName: g.name}
+	add := func(kind, format string, args ...any) {
+		class.Conditions = append(class.Conditions, condition(kind, format, args...))
+	}
+	if !g.present {
+		add("VolumeGroupMissing", "volume group %q does not exist on this node", g.name)
+		return r
+	}
+	r.VgUuid = g.info.UUID
+	r.TotalBytes = g.info.Extents * g.info.ExtentSize
+	class.AllocationUnitBytes = max(class.AllocationUnitBytes, g.info.ExtentSize)
+	class.MinimumVolumeSizeBytes = max(class.MinimumVolumeSizeBytes, g.info.ExtentSize)
+	r.AvailableBytes = c.reportedRoom() * g.info.ExtentSize
+	// A linear volume can lie on any extents: fragments do not matter.
+	r.MaximumVolumeSizeBytes = r.AvailableBytes
+	if n := g.info.MissingDevices; n > 0 {
+		add("MissingDevice", "%d of %d devices of volume group %q are missing; it cannot be changed until they are back (vgextend --restoremissing) or given up (vgreduce --removemissing)",
+			n, len(g.info.Devices), g.name)
+	}
+	if g.info.Exported || g.info.ReadOnly {
+		add("ReadOnly", "volume group %q is exported or read-only", g.name)
+	}
+	if g.textFull() {
+		add("MetadataFull", "the metadata of volume group %q takes %d of at most %d bytes: there is no room for more volumes",
+			g.name, g.metadata.Size, g.metadata.Limit)
+	}
+	if !g.wedged.IsZero() {
+		add("NotResponding", "LVM commands time out for volume group %q", g.name)
+	}
+	return r
+}

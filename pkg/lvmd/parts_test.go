@@ -1,0 +1,127 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// twoGroups is a machine with a class over a small and a large volume group,
+// and another class over the small one alone.
+func twoGroups(t *testing.T) *machine {
+	t.Helper()
+	m := newMachine(t)
+	m.fake.AddGroup("large", testExtent, 2*testTotal)
+	m.config = "- {name: both, default: true, volumeGroups: [carve, large]}\n- {name: one, volumeGroup: carve}\n"
+	return m
+}
+
+func TestAClassOverSeveralGroupsSumsTheirRoomAndNamesEach(t *testing.T) {
+	m := twoGroups(t)
+	d := m.start(t)
+	c := d.state().GetClasses()[0]
+	if got, want := c.GetAvailableBytes(), 3*testTotal*testExtent; got != want || c.GetTotalBytes() != want {
+		t.Errorf("available %d of %d, want %d", got, c.GetTotalBytes(), want)
+	}
+	if got, want := c.GetMaximumVolumeSizeBytes(), 2*testTotal*testExtent; got != want {
+		t.Errorf("maximum %d, want the larger group's %d", got, want)
+	}
+	if c.GetVgName() != "carve,large" || c.GetVgUuid() != "fake-carve,fake-large" || len(c.GetGroups()) != 2 {
+		t.Errorf("class %v", c)
+	}
+	if g := c.GetGroups()[1]; g.GetVgName() != "large" || g.GetVgUuid() != "fake-large" || g.GetAvailableBytes() != 2*testTotal*testExtent {
+		t.Errorf("second group %v", g)
+	}
+}
+
+func TestAVolumeGoesWhereMostIsFree(t *testing.T) {
+	m := twoGroups(t)
+	d := m.start(t)
+	// 64 and 128 extents are free: the first three leave 64, 64, 64 and 64, 32.
+	for i, c := range []struct {
+		extents int64
+		group   string
+	}{{60, "large"}, {30, "large"}, {60, "carve"}, {10, "large"}} {
+		v := d.create(request("v"+string(rune('a'+i)), c.extents))
+		if v.GetVgName() != c.group {
+			t.Errorf("volume %d of %d extents is in %s, want %s", i, c.extents, v.GetVgName(), c.group)
+		}
+	}
+	// 4 and 28 extents are left.
+	_, err := d.client.CreateVolume(t.Context(), request("too-large", 29))
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	last := d.create(request("fits", 28))
+	if c := d.state().GetClasses()[0]; c.GetAvailableBytes() != 4*testExtent || c.GetMaximumVolumeSizeBytes() != 4*testExtent {
+		t.Errorf("class %v, want 4 extents", c)
+	}
+	if other := d.state().GetClasses()[1]; other.GetAvailableBytes() != 4*testExtent {
+		t.Errorf("the class that shares a group: %v", other)
+	}
+	d.delete(last.GetId())
+	// A restart finds every volume in its group.
+	d.stop()
+	d = m.start(t)
+	byGroup := map[string]int{}
+	for _, v := range d.list() {
+		byGroup[v.GetVgName()]++
+	}
+	if byGroup["carve"] != 1 || byGroup["large"] != 3 {
+		t.Errorf("volumes by group: %v", byGroup)
+	}
+}
+
+func TestAVolumeGrowsWithinItsOwnGroup(t *testing.T) {
+	d := twoGroups(t).start(t)
+	d.create(request("a", 100)) // leaves 28 in the large group
+	v := d.create(request("b", 60))
+	if v.GetVgName() != "carve" {
+		t.Fatalf("volume %v", v)
+	}
+	_, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 65))
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	if _, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 64)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAGroupThatIsOutOfOrderLeavesTheClassTheOthers(t *testing.T) {
+	m := twoGroups(t)
+	d := m.start(t)
+	m.fake.SetMissing("large", true)
+	d.model.mu.Lock()
+	d.model.groups["large"].stale = true
+	d.model.mu.Unlock()
+	eventually(t, "the missing device is reported", func() bool {
+		c := d.state().GetClasses()[0]
+		return len(c.GetConditions()) == 1 && c.GetMaximumVolumeSizeBytes() == testTotal*testExtent
+	})
+	if v := d.create(request("a", 1)); v.GetVgName() != testGroup {
+		t.Errorf("volume %v", v)
+	}
+	_, err := d.client.CreateVolume(t.Context(), request("b", testTotal))
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+}
+
+func TestAnOptionalClassHasTheGroupsThatThereAre(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: both, default: true, optional: true, volumeGroups: [carve, large]}\n"
+	d := m.start(t)
+	if c := d.state().GetClasses()[0]; c.GetVgName() != testGroup || len(c.GetGroups()) != 1 || len(c.GetConditions()) != 0 {
+		t.Errorf("class %v", c)
+	}
+	m.config = "- {name: both, default: true, volumeGroups: [carve, large]}\n"
+	d.stop()
+	if _, err := m.tryStart(t); err == nil || err.Error()[:len(`lvmd.yaml:4:53: deviceClasses[0].volumeGroups[1]: "large": no such`)] !=
+		`lvmd.yaml:4:53: deviceClasses[0].volumeGroups[1]: "large": no such` {
+		t.Errorf("error %v", err)
+	}
+}
+
+func expandRequest(id string, extents int64) *lvmdv1.ExpandVolumeRequest {
+	return &lvmdv1.ExpandVolumeRequest{Id: id, RequiredBytes: extents * testExtent}
+}
