@@ -89,5 +89,7 @@ func (d *blockDevice) Discard(off, length int64) error {
 	return nil
 }
 
-func (d *blockDevice) Sync() error  { return d.f.Sync() }
-func (d *blockDevice) Close() error { return d.f.Close() }
+func (d *blockDevice) ReadAt(b []byte, off int64) (int, error)  { return d.f.ReadAt(b, off) }
+func (d *blockDevice) WriteAt(b []byte, off int64) (int, error) { return d.f.WriteAt(b, off) }
+func (d *blockDevice) Sync() error                              { return d.f.Sync() }
+func (d *blockDevice) Close() error                             { return d.f.Close() }

@@ -72,6 +72,8 @@ var phrases = []struct {
 	{"Insufficient suitable contiguous allocatable extents", ErrNoSpace},
 	{"No space for", ErrNoSpace},
 	{"exceeds maximum metadata size", ErrNoSpace},
+	// A thin pool that is full gives no new volume.
+	{"reached threshold", ErrNoSpace},
 	{"metadata too large", ErrNoSpace},
 	{"Maximum number of logical volumes", ErrNoSpace},
 	{"already exists in volume group", ErrExists},

@@ -1,6 +1,9 @@
 package lvm
 
-import "context"
+import (
+	"context"
+	"io"
+)
 
 // Groups is what a daemon needs of LVM. Host implements it with the real LVM,
 // lvmfake.Groups in memory.
@@ -14,6 +17,8 @@ import "context"
 // command at its deadline, and then the caller must Scan to learn what became
 // of it. Errors match the sentinels of this package with errors.Is.
 type Groups interface {
+	Thin
+
 	// Scan reads the named volume groups afresh. Groups that do not exist are
 	// absent from the result, which is not an error.
 	Scan(ctx context.Context, groups []string) ([]Group, error)
@@ -95,7 +100,11 @@ type Handle interface {
 	// Discard tells the device that the contents are not needed. What is read
 	// afterwards is not known. A device that cannot discard is no error.
 	Discard(off, length int64) error
-	// Sync returns once everything zeroed before is durable.
+	// ReadAt and WriteAt move bytes past the page cache or through it. off and
+	// the length are multiples of 4096.
+	io.ReaderAt
+	io.WriterAt
+	// Sync returns once everything zeroed or written before is durable.
 	Sync() error
 	// Close gives the device up.
 	Close() error

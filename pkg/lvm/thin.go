@@ -2,6 +2,7 @@ package lvm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 )
@@ -140,11 +141,14 @@ func (h *Host) ExtendPoolMetadata(ctx context.Context, group, pool string, bytes
 	return h.change(ctx, []string{group}, "lvextend", "--poolmetadatasize", inBytes(bytes), group+"/"+pool)
 }
 
-// PoolStatus implements Thin. A pool that has volumes lies below a device of
-// its own name, as a layer.
+// PoolStatus implements Thin. The kernel's pool has a device of its own, below
+// that of the pool's name, except while LVM has made no volume in it yet.
 func (h *Host) PoolStatus(group, pool string) (PoolStatus, error) {
-	name := dmName(group, pool) + "-tpool"
-	kind, params, err := dmTableStatus(name)
+	name := dmName(group, pool)
+	kind, params, err := dmTableStatus(name + "-tpool")
+	if errors.Is(err, ErrNotFound) {
+		kind, params, err = dmTableStatus(name)
+	}
 	if err != nil {
 		return PoolStatus{}, err
 	}

@@ -2,6 +2,7 @@ package lvmfake
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -93,8 +94,10 @@ func (f *Groups) Fill(groupName, name string, pattern byte) error {
 	if err != nil {
 		return err
 	}
-	for off := int64(0); off < int64(len(v.extents))*g.extentSize; off += blockSize {
-		g.dirty[g.block(v, off)] = pattern
+	for off := int64(0); off < g.size(v); off += blockSize {
+		if err := g.write(v, off, pattern); err != nil {
+			return fmt.Errorf("%s/%s: %w", groupName, name, err)
+		}
 	}
 	return nil
 }
@@ -108,8 +111,8 @@ func (f *Groups) Traces(groupName, name string) (blocks int, pattern byte, err e
 	if err != nil {
 		return 0, 0, err
 	}
-	for off := int64(0); off < int64(len(v.extents))*g.extentSize; off += blockSize {
-		if p, ok := g.dirty[g.block(v, off)]; ok {
+	for off := int64(0); off < g.size(v); off += blockSize {
+		if p := g.read(v, off); p != 0 {
 			blocks, pattern = blocks+1, p
 		}
 	}
@@ -142,7 +145,7 @@ type handle struct {
 func (h *handle) Size() int64 {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
-	return int64(len(h.volume.extents)) * h.group.extentSize
+	return h.group.size(h.volume)
 }
 
 func (h *handle) Zero(off, length int64) error {
@@ -157,7 +160,9 @@ func (h *handle) Zero(off, length int64) error {
 		return fmt.Errorf("%s/%s: handle is closed", h.groupName, h.name)
 	}
 	for o := off; o < off+length; o += blockSize {
-		delete(h.group.dirty, h.group.block(h.volume, o))
+		if err := h.group.write(h.volume, o, 0); err != nil {
+			return fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
+		}
 	}
 	return nil
 }
@@ -166,6 +171,33 @@ func (h *handle) Overwrite(off, length int64) error { return h.Zero(off, length)
 
 // Discard leaves what is there, as a device may.
 func (h *handle) Discard(int64, int64) error { return nil }
+
+func (h *handle) ReadAt(b []byte, off int64) (int, error) {
+	h.fake.mu.Lock()
+	defer h.fake.mu.Unlock()
+	for i := range b {
+		if off+int64(i) >= h.group.size(h.volume) {
+			return i, io.EOF
+		}
+		b[i] = h.group.read(h.volume, (off+int64(i))/blockSize*blockSize)
+	}
+	return len(b), nil
+}
+
+// WriteAt keeps the first byte of each block: the fake remembers no more.
+func (h *handle) WriteAt(b []byte, off int64) (int, error) {
+	h.fake.mu.Lock()
+	defer h.fake.mu.Unlock()
+	for i := 0; i < len(b); i += blockSize {
+		if off+int64(i) >= h.group.size(h.volume) {
+			return i, io.ErrShortWrite
+		}
+		if err := h.group.write(h.volume, off+int64(i), b[i]); err != nil {
+			return i, fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
+		}
+	}
+	return len(b), nil
+}
 
 func (h *handle) Sync() error { return nil }
 

@@ -75,6 +75,10 @@ type volume struct {
 	minor   uint32 // zero while not active
 	mounts  int
 	handle  *handle
+	// pool is set for a thin pool, whose data the extents are; thin for a thin
+	// volume, which has no extents.
+	pool *pool
+	thin *thin
 }
 
 // New returns an LVM without volume groups.
@@ -204,7 +208,7 @@ func (f *Groups) Activate(ctx context.Context, names []string) error {
 			return failure("vgchange", lvm.ErrNotFound, "volume group %q", name)
 		}
 		for _, v := range g.volumes {
-			if v.minor == 0 {
+			if v.minor == 0 && !v.skipped() {
 				f.minor++
 				v.minor = f.minor
 			}
@@ -291,6 +295,9 @@ func (f *Groups) extend(groupName, name string, extents int64) error {
 	if v == nil {
 		return failure("lvextend", lvm.ErrNotFound, "volume %s/%s", groupName, name)
 	}
+	if v.thin != nil {
+		return g.extendThin(groupName, name, extents)
+	}
 	more := extents - int64(len(v.extents))
 	if more <= 0 {
 		return failure("lvextend", nil, "volume %s/%s is not smaller than %d extents", groupName, name, extents)
@@ -337,6 +344,12 @@ func (f *Groups) remove(groupName string, names []string) error {
 			failed = failure("lvremove", lvm.ErrNotFound, "volume %s/%s", groupName, name)
 		case v.opens() > 0:
 			failed = failure("lvremove", lvm.ErrBusy, "volume %s/%s", groupName, name)
+		case v.thin != nil:
+			g.release(v.thin)
+			delete(g.volumes, name)
+			g.seqno += lvm.ThinSteps
+		case v.pool != nil:
+			failed = failure("lvremove", nil, "the thin pool %s/%s is not for callers to remove", groupName, name)
 		default:
 			g.give(v.extents)
 			delete(g.volumes, name)
@@ -434,6 +447,7 @@ func (g *group) report(name string) lvm.Group {
 		if v.minor != 0 {
 			lv.Attr.Activation = lvm.Active
 		}
+		g.reportThin(v, &lv)
 		r.Volumes = append(r.Volumes, lv)
 	}
 	return r

@@ -49,6 +49,9 @@ func Run(t *testing.T, setup func(t *testing.T) Env) {
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, setup(t)) })
 	}
+	for _, c := range thinCases {
+		t.Run(c.name, func(t *testing.T) { c.test(t, setup(t)) })
+	}
 }
 
 func (e Env) scan(t *testing.T) lvm.Group {
