@@ -19,6 +19,10 @@
 //	    optional: true       # a missing volume group is no error
 //	    wipe: auto           # or zero, discard, none: what is done to a deleted volume
 //	    wipeRate: 200Mi      # bytes per second at most; without, as fast as it goes
+//	volumeGroups:            # optional: those that lvmd makes and grows itself
+//	  - name: carve
+//	    devices:
+//	      - path: /dev/nvme[1-9]n1
 //
 // Callers: cmd/lvmd.
 package config
@@ -73,6 +77,8 @@ const (
 type Config struct {
 	// Classes has at least one class, in the order of the file.
 	Classes []DeviceClass
+	// VolumeGroups are those that lvmd makes and grows itself.
+	VolumeGroups []VolumeGroup
 }
 
 // DeviceClass is a named way to carve volumes.

@@ -33,6 +33,7 @@ func Parse(file string, data []byte) (*Config, error) {
 		return nil, Problems{p.syntax(err)}
 	}
 	c := p.config(document.Content[0])
+	p.media(c)
 	if len(p.problems) > 0 {
 		slices.SortStableFunc(p.problems, func(a, b Problem) int { return a.Line - b.Line })
 		return nil, p.problems
@@ -110,6 +111,7 @@ func (p *parser) config(n *yaml.Node) *Config {
 			}
 			p.uniqueness(c.Classes)
 		},
+		"volumeGroups": func(k string, v *yaml.Node) { p.volumeGroups(c, k, v) },
 	}, "apiVersion", "kind", "deviceClasses")
 	return c
 }

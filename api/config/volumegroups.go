@@ -1,0 +1,251 @@
+package config
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// MinLoopFile is the smallest loop file, in bytes.
+const MinLoopFile = 64 << 20
+
+// VolumeGroup is a volume group that lvmd makes and grows itself.
+type VolumeGroup struct {
+	// Name is unique in the file.
+	Name   string
+	Medium Medium
+	// Devices are alternatives: the group takes every device that one of them
+	// selects. It is empty when LoopFile is set, and else not.
+	Devices []DeviceSelector
+	// LoopFile is nil, or the file that stands in for a disk.
+	LoopFile *LoopFile
+	// AllowSignatures are paths of devices that are taken although there is
+	// something on them, which is destroyed.
+	AllowSignatures []string
+
+	file string
+	at   position
+	path string
+}
+
+// DeviceSelector selects block devices: those for which all of its conditions
+// hold. It has at least one.
+type DeviceSelector struct {
+	// Path is a pattern for the device's path, or empty.
+	Path string
+	// ByID is a pattern for one of its names under /dev/disk/by-id, or empty.
+	ByID string
+	// Model is a pattern for its model, or empty.
+	Model string
+	// MinSize and MaxSize bound its size in bytes; zero means no bound.
+	MinSize, MaxSize int64
+	// Rotational is nil, or what the kernel must say of the device.
+	Rotational *bool
+	// InstanceStore selects the local NVMe disks of cloud machines.
+	InstanceStore bool
+}
+
+// LoopFile is a file that stands in for a disk.
+type LoopFile struct {
+	// Path is absolute.
+	Path string
+	// Size is in bytes, at least MinLoopFile.
+	Size int64
+}
+
+// Problem is an error about the volume group, found later.
+func (g *VolumeGroup) Problem(given, reason string) Problems {
+	return Problems{{File: g.file, Line: g.at.line, Column: g.at.column, Key: g.path, Given: given, Reason: reason}}
+}
+
+// Group returns what the configuration says of a volume group, or nil when
+// lvmd is to find it as it is.
+func (c *Config) Group(name string) *VolumeGroup {
+	for i := range c.VolumeGroups {
+		if c.VolumeGroups[i].Name == name {
+			return &c.VolumeGroups[i]
+		}
+	}
+	return nil
+}
+
+func (p *parser) volumeGroups(c *Config, key string, v *yaml.Node) {
+	if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
+		p.complain(v, key, given(v), "must be a list of at least one volume group")
+		return
+	}
+	for i, item := range v.Content {
+		g := p.volumeGroup(fmt.Sprintf("%s[%d]", key, i), item)
+		for j, other := range c.VolumeGroups {
+			if g.Name != "" && g.Name == other.Name {
+				p.complain(item, g.path+".name", g.Name, fmt.Sprintf("the name of volumeGroups[%d] already; names must differ", j))
+			}
+			if g.LoopFile != nil && other.LoopFile != nil && g.LoopFile.Path == other.LoopFile.Path {
+				p.complain(item, g.path+".loopFile.path", g.LoopFile.Path, fmt.Sprintf("the file of volumeGroups[%d] already; files must differ", j))
+			}
+		}
+		c.VolumeGroups = append(c.VolumeGroups, g)
+	}
+}
+
+func (p *parser) volumeGroup(key string, n *yaml.Node) VolumeGroup {
+	g := VolumeGroup{Medium: Disk, file: p.file, at: position{n.Line, n.Column}, path: key}
+	p.fields(n, key, map[string]func(string, *yaml.Node){
+		"name": func(k string, v *yaml.Node) { g.Name, _ = p.groupNameOf(k, v) },
+		"medium": func(k string, v *yaml.Node) {
+			g.Medium = Medium(p.oneOf(k, v, string(Disk), string(PMEM)))
+		},
+		"devices": func(k string, v *yaml.Node) {
+			if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
+				p.complain(v, k, given(v), "must be a list of at least one device selector")
+				return
+			}
+			for i, item := range v.Content {
+				g.Devices = append(g.Devices, p.selector(fmt.Sprintf("%s[%d]", k, i), item))
+			}
+		},
+		"loopFile": func(k string, v *yaml.Node) { g.LoopFile = p.loopFile(k, v) },
+		"allowSignatures": func(k string, v *yaml.Node) {
+			if v.Kind != yaml.SequenceNode {
+				p.complain(v, k, given(v), "must be a list of device paths")
+				return
+			}
+			for i, item := range v.Content {
+				item, k := item, fmt.Sprintf("%s[%d]", k, i)
+				if !isDevicePath(item) || strings.ContainsAny(item.Value, `*?[\`) {
+					p.complain(item, k, given(item), "must be the path of one device below /dev, without wildcards")
+					continue
+				}
+				g.AllowSignatures = append(g.AllowSignatures, item.Value)
+			}
+		},
+	}, "name")
+	if n.Kind != yaml.MappingNode {
+		return g
+	}
+	has := func(key string) bool {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == key {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case has("devices") && has("loopFile"):
+		p.complain(n, key+".loopFile", "", "given together with devices; exactly one of them is allowed")
+	case !has("devices") && !has("loopFile"):
+		p.complain(n, key+".devices", "", "missing; it is required, or loopFile instead")
+	case has("loopFile") && g.Medium == PMEM:
+		p.complain(n, key+".medium", string(PMEM), "a loop file is no persistent memory; allowed is disk")
+	}
+	return g
+}
+
+// isDevicePath tells whether a value is a clean path below /dev.
+func isDevicePath(v *yaml.Node) bool {
+	return v.Kind == yaml.ScalarNode && strings.HasPrefix(v.Value, "/dev/") && path.Clean(v.Value) == v.Value
+}
+
+func (p *parser) selector(key string, n *yaml.Node) DeviceSelector {
+	var s DeviceSelector
+	pattern := func(into *string, ok func(*yaml.Node) bool, rule string) func(string, *yaml.Node) {
+		return func(k string, v *yaml.Node) {
+			if v.Kind == yaml.ScalarNode && ok(v) {
+				if _, err := path.Match(v.Value, ""); err == nil {
+					*into = v.Value
+					return
+				}
+			}
+			p.complain(v, k, given(v), rule)
+		}
+	}
+	p.fields(n, key, map[string]func(string, *yaml.Node){
+		"path": pattern(&s.Path, isDevicePath, "must be a path below /dev; * ? and [...] match within one name"),
+		"byID": pattern(&s.ByID, func(v *yaml.Node) bool { return v.Value != "" && !strings.Contains(v.Value, "/") },
+			"must be a name in /dev/disk/by-id, without the directory; * ? and [...] are allowed"),
+		"model": pattern(&s.Model, func(v *yaml.Node) bool { return v.Value != "" }, "must be a model; * ? and [...] are allowed"),
+		"size":  func(k string, v *yaml.Node) { p.sizeRange(&s, k, v) },
+		"rotational": func(k string, v *yaml.Node) {
+			if b, ok := p.boolean(k, v); ok {
+				s.Rotational = &b
+			}
+		},
+		"instanceStore": func(k string, v *yaml.Node) {
+			b, ok := p.boolean(k, v)
+			if ok && !b {
+				p.complain(v, k, given(v), "allowed is true; leave the key out otherwise")
+			}
+			s.InstanceStore = b
+		},
+	})
+	if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
+		p.complain(n, key, "", "selects every device; at least one condition is required")
+	}
+	return s
+}
+
+func (p *parser) sizeRange(s *DeviceSelector, key string, n *yaml.Node) {
+	bound := func(into *int64) func(string, *yaml.Node) {
+		return func(k string, v *yaml.Node) {
+			n, ok := parseBytes(v)
+			if !ok || n < 1 {
+				p.complain(v, k, given(v), "must be "+bytesRule+", and at least 1")
+				return
+			}
+			*into = n
+		}
+	}
+	p.fields(n, key, map[string]func(string, *yaml.Node){"min": bound(&s.MinSize), "max": bound(&s.MaxSize)})
+	switch {
+	case n.Kind == yaml.MappingNode && len(n.Content) == 0:
+		p.complain(n, key, "", "must have min, max or both")
+	case s.MaxSize > 0 && s.MinSize > s.MaxSize:
+		p.complain(n, key, "", fmt.Sprintf("min, %d bytes, is more than max, %d", s.MinSize, s.MaxSize))
+	}
+}
+
+func (p *parser) loopFile(key string, n *yaml.Node) *LoopFile {
+	l := &LoopFile{}
+	p.fields(n, key, map[string]func(string, *yaml.Node){
+		"path": func(k string, v *yaml.Node) {
+			if v.Kind != yaml.ScalarNode || !path.IsAbs(v.Value) || path.Clean(v.Value) != v.Value || v.Value == "/" || strings.HasPrefix(v.Value, "/dev/") {
+				p.complain(v, k, given(v), "must be the absolute path of a file, not below /dev")
+				return
+			}
+			l.Path = v.Value
+		},
+		"size": func(k string, v *yaml.Node) {
+			size, ok := parseBytes(v)
+			if !ok || size < MinLoopFile || size%(1<<20) != 0 {
+				p.complain(v, k, given(v), "must be "+bytesRule+", a multiple of 1Mi and at least 64Mi")
+				return
+			}
+			l.Size = size
+		},
+	}, "path", "size")
+	return l
+}
+
+// media sees to it that classes on persistent memory get groups made for it.
+func (p *parser) media(c *Config) {
+	for i := range c.Classes {
+		dc := &c.Classes[i]
+		for _, name := range dc.VolumeGroups {
+			if g := c.Group(name); g != nil && dc.Medium == PMEM && g.Medium != PMEM {
+				p.problems = append(p.problems, dc.Problem("medium", string(PMEM),
+					fmt.Sprintf("volume group %q has another medium; set medium: pmem on %s, too", name, g.path))...)
+			}
+		}
+	}
+}
+
+func (p *parser) boolean(key string, v *yaml.Node) (value, ok bool) {
+	if v.Kind != yaml.ScalarNode || v.Value != "true" && v.Value != "false" {
+		p.complain(v, key, given(v), "must be true or false")
+		return false, false
+	}
+	return v.Value == "true", true
+}
