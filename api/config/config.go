@@ -16,6 +16,7 @@
 //	    type: linear
 //	    medium: disk         # or pmem
 //	    reserve: 1Gi         # kept free: bytes with a suffix, or percent
+//	    thin: {...}          # with type: thin, the pool; see ThinPool
 //	    optional: true       # a missing volume group is no error
 //	    wipe: auto           # or zero, discard, none: what is done to a deleted volume
 //	    wipeRate: 200Mi      # bytes per second at most; without, as fast as it goes
@@ -98,6 +99,8 @@ type DeviceClass struct {
 	// zero WipeRate is no limit.
 	Wipe     Wipe
 	WipeRate int64
+	// Thin is set exactly when Type is Thin.
+	Thin *ThinPool
 	// Optional classes are not offered, rather than an error, on nodes
 	// without their volume group.
 	Optional bool

@@ -52,7 +52,7 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 		{"an unknown key at the top", head + "- {name: a, volumeGroup: g}\nextra: 1\n",
 			"lvmd.yaml:5:1: extra: unknown key; allowed are apiVersion, deviceClasses, kind, volumeGroups"},
 		{"an unknown key in a class", head + "- name: a\n  volumeGroup: g\n  stripes: 2\n",
-			"lvmd.yaml:6:3: deviceClasses[0].stripes: unknown key; allowed are default, medium, name, optional, reserve, type, volumeGroup, volumeGroups, wipe, wipeRate"},
+			"lvmd.yaml:6:3: deviceClasses[0].stripes: unknown key; allowed are default, medium, name, optional, reserve, thin, type, volumeGroup, volumeGroups, wipe, wipeRate"},
 		{"a key given twice", head + "- name: a\n  volumeGroup: g\n  name: b\n",
 			"lvmd.yaml:6:3: deviceClasses[0].name: given twice"},
 		{"no volume group", head + "- name: a\n", "lvmd.yaml:4:3: deviceClasses[0].volumeGroup: missing; it is required, or volumeGroups instead"},

@@ -110,6 +110,7 @@ func (p *parser) config(n *yaml.Node) *Config {
 				c.Classes = append(c.Classes, p.class(fmt.Sprintf("%s[%d]", k, i), i, item))
 			}
 			p.uniqueness(c.Classes)
+			p.onePool(c.Classes)
 		},
 		"volumeGroups": func(k string, v *yaml.Node) { p.volumeGroups(c, k, v) },
 	}, "apiVersion", "kind", "deviceClasses")
@@ -154,7 +155,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 		"optional":     flag(&c.Optional),
 		"type": func(k string, v *yaml.Node) {
 			at(k, v)
-			c.Type = Layout(p.oneOf(k, v, string(Linear)))
+			c.Type = Layout(p.oneOf(k, v, string(Linear), string(Thin)))
 		},
 		"medium": func(k string, v *yaml.Node) {
 			at(k, v)
@@ -180,8 +181,10 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			}
 			c.WipeRate = n
 		},
+		"thin": func(k string, v *yaml.Node) { at(k, v); p.thin(&c, k, v) },
 	}, "name")
 	p.oneKindOfGroups(&c, n, path)
+	p.checkThin(&c, n, path)
 	return c
 }
 

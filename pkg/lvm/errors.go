@@ -81,6 +81,7 @@ var phrases = []struct {
 	{"is used by another device", ErrBusy},
 	{"Failed to find logical volume", ErrNotFound},
 	{"not found in volume group", ErrNotFound},
+	{"not found in Volume group", ErrNotFound},
 	{"Cannot process volume group", ErrNotFound},
 	{"\" not found", ErrNotFound}, // Volume group "NAME" not found
 }
