@@ -58,12 +58,12 @@ func TestAMistakeInAThinClassIsNamed(t *testing.T) {
 		{"no thin block", head + "- {name: a, volumeGroup: g, type: thin}\n", "lvmd.yaml:4:3: deviceClasses[0].thin: missing; type: thin requires it"},
 		{"a thin block in a linear class", head + "- {name: a, volumeGroup: g, thin: {pool: p, size: 1Gi}}\n",
 			"lvmd.yaml:4:35: deviceClasses[0].thin: given for a class of type linear; it is allowed with type: thin only"},
-		{"no pool", class("size: 1Gi"), "lvmd.yaml:4:46: deviceClasses[0].thin.pool: missing; it is required"},
+		{"no pool", class("size: 1Gi"), "lvmd.yaml:4:47: deviceClasses[0].thin.pool: missing; it is required"},
 		{"no size", class("pool: p"), "deviceClasses[0].thin.size: missing; it is required"},
 		{"an unknown key", class("pool: p, size: 1Gi, chunk: 1"),
 			"deviceClasses[0].thin.chunk: unknown key; allowed are autoExtend, dataThreshold, metadataSize, metadataThreshold, overprovisioning, pool, size"},
 		{"a pool with LVM's own name", class("pool: x_tmeta, size: 1Gi"), `deviceClasses[0].thin.pool: "x_tmeta": must be a logical volume's name`},
-		{"half a percent", class("pool: p, size: 0.5%"), `lvmd.yaml:4:62: deviceClasses[0].thin.size: "0.5%": must be a whole number of bytes`},
+		{"half a percent", class("pool: p, size: 0.5%"), `lvmd.yaml:4:63: deviceClasses[0].thin.size: "0.5%": must be a whole number of bytes`},
 		{"more than everything", class("pool: p, size: 101%"), "or a whole percentage of the volume group from 1% to 100%"},
 		{"nothing", class("pool: p, size: 0"), `deviceClasses[0].thin.size: "0"`},
 		{"small metadata", class("pool: p, size: 1Gi, metadataSize: 1Mi"), "from 2Mi to 16Gi"},
@@ -77,7 +77,7 @@ func TestAMistakeInAThinClassIsNamed(t *testing.T) {
 		{"a wipe", head + "- {name: a, volumeGroup: g, type: thin, wipe: zero, thin: {pool: p, size: 1Gi}}\n",
 			"deviceClasses[0].wipe: has no meaning with type: thin: a pool zeroes what it gives to a volume"},
 		{"a shared pool", class("pool: p, size: 1Gi") + "- {name: b, volumeGroup: g, type: thin, thin: {pool: p, size: 1Gi}}\n",
-			`lvmd.yaml:5:53: deviceClasses[1].thin.pool: "p": the pool of deviceClasses[0] in volume group "g" already; pools must differ`},
+			`lvmd.yaml:5:54: deviceClasses[1].thin.pool: "p": the pool of deviceClasses[0] in volume group "g" already; pools must differ`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Parse("lvmd.yaml", []byte(c.file))
