@@ -89,7 +89,7 @@ func TestAMistakeInAVolumeGroupIsNamed(t *testing.T) {
 func TestAClassOnPersistentMemoryNeedsAGroupMadeForIt(t *testing.T) {
 	_, err := Parse("f", []byte(strings.Replace(groupsHead, "volumeGroup: carve", "volumeGroup: carve, medium: pmem", 1)+
 		"- {name: carve, devices: [{path: /dev/pmem0}]}\n"))
-	want := `f:4:42: deviceClasses[0].medium: "pmem": volume group "carve" has another medium; set medium: pmem on volumeGroups[0], too`
+	want := `f:4:41: deviceClasses[0].medium: "pmem": volume group "carve" has another medium; set medium: pmem on volumeGroups[0], too`
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
