@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math"
 	"os"
@@ -119,42 +120,118 @@ func metadataAreas(label []byte) ([]diskArea, error) {
 	return nil, fmt.Errorf("not a physical volume")
 }
 
-// readArea reads the head of the text that a metadata area's header points to.
-func readArea(r io.ReaderAt, a diskArea) (textHead, error) {
+// areaText is where a metadata area's committed text is, and its checksum.
+type areaText struct {
+	offset, size uint64
+	checksum     uint32
+}
+
+// locateText reads an area's header. A zero offset means an area that LVM
+// ignores.
+func locateText(r io.ReaderAt, a diskArea) (areaText, error) {
 	var header [sectorSize]byte
 	if _, err := r.ReadAt(header[:], int64(a.offset)); err != nil {
-		return textHead{}, err
+		return areaText{}, err
 	}
 	if string(header[4:20]) != mdaMagic {
-		return textHead{}, fmt.Errorf("metadata area at %d: no magic", a.offset)
+		return areaText{}, fmt.Errorf("metadata area at %d: no magic", a.offset)
 	}
 	// raw_locn[0] is the committed text: offset, size, checksum, flags.
-	offset := binary.LittleEndian.Uint64(header[40:])
-	size := binary.LittleEndian.Uint64(header[48:])
+	t := areaText{
+		offset: binary.LittleEndian.Uint64(header[40:]), size: binary.LittleEndian.Uint64(header[48:]),
+		checksum: binary.LittleEndian.Uint32(header[56:]),
+	}
 	flags := binary.LittleEndian.Uint32(header[60:])
-	if offset == 0 || flags&rawIgnored != 0 {
-		return textHead{}, nil
+	if t.offset == 0 || flags&rawIgnored != 0 {
+		return areaText{}, nil
 	}
-	if offset >= a.size || size >= a.size || a.size > math.MaxInt64 {
-		return textHead{}, fmt.Errorf("metadata area at %d: text of %d bytes at %d", a.offset, size, offset)
+	if t.offset >= a.size || t.size >= a.size || a.size > math.MaxInt64 {
+		return areaText{}, fmt.Errorf("metadata area at %d: text of %d bytes at %d", a.offset, t.size, t.offset)
 	}
-	// The area is a ring after its header: the text may wrap around.
-	n := min(size, headOfText)
+	return t, nil
+}
+
+// read reads the first n bytes of a text. The area is a ring after its header:
+// the text may wrap around.
+func (t areaText) read(r io.ReaderAt, a diskArea, n uint64) ([]byte, error) {
 	text := make([]byte, n)
-	first := min(n, a.size-offset)
-	if _, err := r.ReadAt(text[:first], int64(a.offset+offset)); err != nil {
-		return textHead{}, err
+	first := min(n, a.size-t.offset)
+	if _, err := r.ReadAt(text[:first], int64(a.offset+t.offset)); err != nil {
+		return nil, err
 	}
 	if first < n {
 		if _, err := r.ReadAt(text[first:], int64(a.offset+sectorSize)); err != nil {
-			return textHead{}, err
+			return nil, err
 		}
+	}
+	return text, nil
+}
+
+// readArea reads the head of the text that a metadata area's header points to.
+func readArea(r io.ReaderAt, a diskArea) (textHead, error) {
+	t, err := locateText(r, a)
+	if err != nil || t.offset == 0 {
+		return textHead{}, err
+	}
+	text, err := t.read(r, a, min(t.size, headOfText))
+	if err != nil {
+		return textHead{}, err
 	}
 	h, err := scanTextHead(text)
 	// Half of the ring, for the old text must stay while the new one is
 	// written, and what LVM keeps from it.
-	h.size, h.limit = int64(size), int64((a.size-sectorSize)/2-sectorSize)
+	h.size, h.limit = int64(t.size), int64((a.size-sectorSize)/2-sectorSize)
 	return h, err
+}
+
+// textSum is LVM's checksum of a text: CRC-32 of another beginning and without
+// the inversion at the end.
+func textSum(text []byte) uint32 {
+	const first = 0xf597a6cf
+	return ^crc32.Update(^uint32(first), crc32.IEEETable, text)
+}
+
+// readText reads the whole text of highest sequence number among a physical
+// volume's areas. A text that is being replaced while it is read does not have
+// its checksum, and is an error.
+func readText(r io.ReaderAt) (textHead, []byte, error) {
+	label := make([]byte, labelSectors*sectorSize)
+	if _, err := r.ReadAt(label, 0); err != nil {
+		return textHead{}, nil, err
+	}
+	areas, err := metadataAreas(label)
+	if err != nil {
+		return textHead{}, nil, err
+	}
+	var best textHead
+	var bestText []byte
+	for _, a := range areas {
+		t, err := locateText(r, a)
+		if err != nil {
+			return textHead{}, nil, err
+		}
+		if t.offset == 0 {
+			continue
+		}
+		text, err := t.read(r, a, t.size)
+		if err != nil {
+			return textHead{}, nil, err
+		}
+		if textSum(text) != t.checksum {
+			return textHead{}, nil, fmt.Errorf("metadata area at %d: the text's checksum is wrong", a.offset)
+		}
+		h, err := scanTextHead(text)
+		if err != nil {
+			return textHead{}, nil, err
+		}
+		if h.seqno > best.seqno {
+			best, bestText = h, text
+		}
+	}
+	if best.seqno == 0 {
+		return textHead{}, nil, fmt.Errorf("no metadata on this physical volume")
+	}
+	return best, bestText, nil
 }
 
 // scanTextHead reads `NAME {\nid = "…"\nseqno = N\n`.
