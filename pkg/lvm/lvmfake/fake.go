@@ -38,6 +38,9 @@ type Groups struct {
 	groups map[string]*group
 	ops    map[Op]int
 	minor  uint32
+	disks  []*disk
+	// away has the groups of which no disk is plugged in.
+	away map[string]*group
 
 	// Before, if set, runs before a command takes effect; an error from it is
 	// the command's, which then has no effect. It must be set before use.
@@ -65,6 +68,9 @@ type group struct {
 	volumes       map[string]*volume
 	// dirty holds the blocks that were written and not zeroed since.
 	dirty map[int64]byte
+	// disks are the devices of a group that was made of some, in the order of
+	// their extents.
+	disks []*disk
 }
 
 type volume struct {
@@ -83,7 +89,7 @@ type volume struct {
 
 // New returns an LVM without volume groups.
 func New() *Groups {
-	return &Groups{groups: map[string]*group{}, ops: map[Op]int{}}
+	return &Groups{groups: map[string]*group{}, ops: map[Op]int{}, away: map[string]*group{}}
 }
 
 // AddGroup makes a volume group of one device. Like every change, it may
@@ -434,10 +440,14 @@ func (g *group) report(name string) lvm.Group {
 		}
 	}
 	r.FreeExtents, r.FreeSegments = int64(len(free)), segments(free)
-	r.Devices = []lvm.PhysicalVolume{{
-		Path: "/dev/fake-" + name, UUID: "fake-pv-" + name, Missing: g.missing, Allocatable: true, DAX: g.dax,
-		Extents: g.extents, AllocatedExtents: g.extents - r.FreeExtents, DataOffset: g.dataOffset,
-	}}
+	if g.disks != nil {
+		g.reportDisks(&r)
+	} else {
+		r.Devices = []lvm.PhysicalVolume{{
+			Path: "/dev/fake-" + name, UUID: "fake-pv-" + name, Missing: g.missing, Allocatable: true, DAX: g.dax,
+			Extents: g.extents, AllocatedExtents: g.extents - r.FreeExtents, DataOffset: g.dataOffset,
+		}}
+	}
 	for vn, v := range g.volumes {
 		lv := lvm.Volume{
 			Name: vn, UUID: v.uuid, Size: int64(len(v.extents)) * g.extentSize,

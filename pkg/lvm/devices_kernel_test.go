@@ -1,0 +1,97 @@
+//go:build kernel
+
+package lvm_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+)
+
+// loopDisk is a loop device on a file of the given size, attached by the code
+// under test.
+func loopDisk(t *testing.T, dir, name string, size int64) string {
+	t.Helper()
+	file := filepath.Join(dir, name)
+	device, err := lvm.AttachFile(file, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("losetup --detach %s: %v\n%s", device, err, out)
+		}
+	})
+	return device
+}
+
+func TestTheRealLVMMakesGroups(t *testing.T) {
+	lvmtest.RunDevices(t, func(t *testing.T) lvmtest.DeviceEnv {
+		const name = "carve-made"
+		dir := t.TempDir()
+		h := host(t)
+		e := lvmtest.DeviceEnv{
+			Groups: h, Devices: h, Group: name,
+			First: loopDisk(t, dir, "one", 256<<20), Second: loopDisk(t, dir, "two", 256<<20),
+			Mark: func(device string) {
+				if out, err := exec.Command("mkfs.ext4", "-q", "-F", device).CombinedOutput(); err != nil {
+					t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+				}
+			},
+		}
+		t.Cleanup(func() {
+			if found, err := h.Scan(context.Background(), []string{name}); err != nil || len(found) > 0 {
+				lvmByHand(t, "vgremove", "--yes", "--force", name)
+			}
+		})
+		return e
+	})
+}
+
+func TestAFileIsAttachedOnceAndAllOfItAllocated(t *testing.T) {
+	dir := t.TempDir()
+	first := loopDisk(t, dir, "file", 64<<20)
+	for range 2 {
+		again, err := lvm.AttachFile(filepath.Join(dir, "file"), 64<<20)
+		if err != nil || again != first {
+			t.Fatalf("attached to %s, and then to %s, error %v", first, again, err)
+		}
+	}
+	blocks := func() string {
+		out, err := exec.Command("stat", "--format=%b %s", filepath.Join(dir, "file")).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if got := blocks(); got != "131072 67108864\n" {
+		t.Errorf("blocks and size: %s", got)
+	}
+	// A hole that somebody made is filled; a larger size is seen.
+	if out, err := exec.Command("fallocate", "--punch-hole", "--offset=1048576", "--length=8388608", filepath.Join(dir, "file")).CombinedOutput(); err != nil {
+		t.Fatalf("fallocate: %v\n%s", err, out)
+	}
+	if _, err := lvm.AttachFile(filepath.Join(dir, "file"), 96<<20); err != nil {
+		t.Fatal(err)
+	}
+	if got := blocks(); got != "196608 100663296\n" {
+		t.Errorf("blocks and size: %s", got)
+	}
+	all, err := lvm.ListBlockDevices("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range all {
+		if d.Path == first && (d.Size != 96<<20 || !d.Virtual) {
+			t.Errorf("device %+v", d)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, error %v", entries, err)
+	}
+}
