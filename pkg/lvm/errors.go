@@ -71,6 +71,7 @@ var phrases = []struct {
 	{"Insufficient suitable allocatable extents", ErrNoSpace},
 	{"Insufficient suitable contiguous allocatable extents", ErrNoSpace},
 	{"No space for", ErrNoSpace},
+	{"No specified PVs have space available", ErrNoSpace},
 	{"exceeds maximum metadata size", ErrNoSpace},
 	// A thin pool that is full gives no new volume.
 	{"reached threshold", ErrNoSpace},

@@ -28,17 +28,28 @@ type Groups interface {
 	// ErrNotFound when no disk of the group is known or readable.
 	Metadata(group string) (Metadata, error)
 
+	// Placement reads where everything in a group lies straight from its
+	// disks. It runs no command; it reads all of the metadata of one disk.
+	// ErrNotFound when no disk of the group is known or readable.
+	Placement(group string) (Placement, error)
+
+	// RAIDStatus asks the kernel how the images of an active RAID volume do.
+	// ErrNotFound when it is not active.
+	RAIDStatus(group, volume string) (RAIDStatus, error)
+
 	// Activate makes all volumes of the groups available as devices, with
 	// right device nodes. Those that are available stay as they are.
 	Activate(ctx context.Context, groups []string) error
 
-	// Create carves an active linear volume. It raises the group's sequence
-	// number by exactly one. What the extents held before is left there.
+	// Create carves an active volume. It raises the group's sequence number by
+	// exactly Layout.Commits. What the extents held before is left there.
 	Create(ctx context.Context, o CreateOptions) error
 
 	// Extend grows a volume, active or not, to the given number of extents in
-	// all. It raises the group's sequence number by exactly one.
-	Extend(ctx context.Context, group, volume string, extents int64) error
+	// all, in the layout of its last segment: a multiple of that layout's unit.
+	// It raises the group's sequence number by exactly one. Where the new
+	// extents lie may be said, as in CreateOptions.On.
+	Extend(ctx context.Context, group, volume string, extents int64, on ...Share) error
 
 	// Remove frees the volumes of one group in one command. A volume that is
 	// open fails with ErrBusy; others of the same call may have been removed.
@@ -66,10 +77,17 @@ type Groups interface {
 type CreateOptions struct {
 	// Group and Volume name what is made. Both must satisfy ValidName.
 	Group, Volume string
-	// Extents is the size, at least 1.
+	// Layout is how it lies on the devices.
+	Layout Layout
+	// Extents is the size, at least 1 and a multiple of the layout's unit.
 	Extents int64
+	// On is where it lies, as Layout.Place chooses; empty leaves it to LVM,
+	// which may then put two images on one device.
+	On []Share
 	// Tags are attached by the same command. Each must satisfy ValidTag.
 	Tags []string
+	// Options are further options of lvcreate, each as --name=value.
+	Options []string
 }
 
 // Device is the device-mapper device of an active volume.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -145,6 +144,26 @@ func (h *Host) Metadata(group string) (Metadata, error) {
 	return best, nil
 }
 
+// Placement implements Groups: from the first disk that has what Metadata says
+// is current.
+func (h *Host) Placement(group string) (Placement, error) {
+	now, err := h.Metadata(group)
+	if err != nil {
+		return Placement{}, err
+	}
+	last := fmt.Errorf("no disk with its metadata")
+	for _, path := range h.known(group) {
+		p, err := readPlacement(path, group)
+		switch {
+		case err != nil:
+			last = err
+		case p.Seqno >= now.Seqno:
+			return p, nil
+		}
+	}
+	return Placement{}, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
+}
+
 // Activate implements Groups. Device nodes are made anew, too: those of
 // volumes that are active already may be missing or stale, for example where
 // /dev is not the host's.
@@ -163,28 +182,6 @@ func (h *Host) Activate(ctx context.Context, groups []string) error {
 
 // poolNodeFailure is the exit code of vgmknodes in groups with thin pools.
 const poolNodeFailure = 5
-
-// Create implements Groups. Neither wiping of signatures nor zeroing of the
-// first block is asked of LVM: it would open the new device and look into it.
-func (h *Host) Create(ctx context.Context, o CreateOptions) error {
-	args := []string{
-		"--yes", "--type", "linear", "--extents", strconv.FormatInt(o.Extents, 10),
-		"--name", o.Volume, "--wipesignatures", "n", "--zero", "n",
-	}
-	for _, t := range o.Tags {
-		if !ValidTag(t) {
-			return fmt.Errorf("tag %q is malformed", t)
-		}
-		args = append(args, "--addtag", t)
-	}
-	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...)
-}
-
-// Extend implements Groups.
-func (h *Host) Extend(ctx context.Context, group, volume string, extents int64) error {
-	return h.change(ctx, []string{group}, "lvextend",
-		"--extents", strconv.FormatInt(extents, 10), group+"/"+volume)
-}
 
 // Remove implements Groups.
 func (h *Host) Remove(ctx context.Context, group string, volumes []string) error {

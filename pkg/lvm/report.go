@@ -12,10 +12,9 @@ import (
 var reportFields = []struct{ part, fields string }{
 	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions"},
 	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
-	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr,pool_lv,origin,lv_metadata_size"},
-	{"pvseg", "lv_uuid"},
-	// Not needed, but it appears all the same: keep it short.
-	{"seg", "lv_uuid"},
+	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr,pool_lv,origin,lv_metadata_size,sync_percent,raid_mismatch_count"},
+	{"pvseg", "pv_uuid,pvseg_start,pvseg_size,lv_uuid,lv_parent"},
+	{"seg", "lv_uuid,seg_start_pe,segtype,stripes,stripe_size"},
 }
 
 type fullReport struct {
@@ -52,11 +51,32 @@ type fullReport struct {
 			Pool         string `json:"pool_lv"`
 			Origin       string `json:"origin"`
 			MetadataSize number `json:"lv_metadata_size"`
+			// Of RAID volumes.
+			Synced     string `json:"sync_percent"`
+			Mismatches number `json:"raid_mismatch_count"`
 		} `json:"lv"`
-		PVSeg []struct {
-			LV string `json:"lv_uuid"`
-		} `json:"pvseg"`
+		PVSeg []reportedRun     `json:"pvseg"`
+		Seg   []reportedSegment `json:"seg"`
 	} `json:"report"`
+}
+
+// reportedRun is a run of extents of a device: of a volume, of a hidden volume
+// that is part of one, or free.
+type reportedRun struct {
+	PV     string `json:"pv_uuid"`
+	Start  number `json:"pvseg_start"`
+	Size   number `json:"pvseg_size"`
+	LV     string `json:"lv_uuid"`
+	Parent string `json:"lv_parent"`
+}
+
+// reportedSegment is a segment of a volume that is not hidden.
+type reportedSegment struct {
+	LV         string `json:"lv_uuid"`
+	Start      number `json:"seg_start_pe"`
+	Type       string `json:"segtype"`
+	Stripes    number `json:"stripes"`
+	StripeSize number `json:"stripe_size"`
 }
 
 // number is an integer that LVM reports as a string; an empty one is zero.
@@ -105,20 +125,23 @@ func parseFullReport(b []byte) ([]Group, error) {
 			g.Devices = append(g.Devices, PhysicalVolume{
 				Path: pv.Name, UUID: pv.UUID, Missing: pv.Missing != "", Allocatable: pv.Allocatable != "",
 				Extents: int64(pv.PECount), AllocatedExtents: int64(pv.PEAlloc), DataOffset: int64(pv.PEStart),
+				Free: freeRuns(part.PVSeg, pv.UUID),
 			})
+			g.FreeSegments += int64(len(g.Devices[len(g.Devices)-1].Free))
 		}
-		for _, segment := range part.PVSeg {
-			if segment.LV == "" {
-				g.FreeSegments++
-			}
-		}
+		places := placesOf(part.PVSeg)
+		layouts := layoutsOf(part.Seg)
 		for _, lv := range part.LV {
 			v := Volume{Name: lv.Name, UUID: lv.UUID, Size: int64(lv.Size), Segments: int64(lv.Segs)}
 			if lv.Tags != "" {
 				v.Tags = strings.Split(lv.Tags, ",")
 			}
 			v.Pool, v.Origin, v.MetadataSize = lv.Pool, lv.Origin, int64(lv.MetadataSize)
+			v.Layout, v.On, v.Mismatches = layouts[lv.UUID], places.of(lv.Name, lv.UUID), int64(lv.Mismatches)
 			var err error
+			if v.Synced, err = parsePercent(lv.Synced); err != nil {
+				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)
+			}
 			if v.Attr, err = ParseAttr(lv.Attr); err != nil {
 				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)
 			}

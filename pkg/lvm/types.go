@@ -36,6 +36,8 @@ type PhysicalVolume struct {
 	Allocatable bool
 	// Extents and AllocatedExtents count this device's.
 	Extents, AllocatedExtents int64
+	// Free has its free extents, in order, whether they can be allocated or not.
+	Free []Run
 	// DAX is true when the kernel can map its contents directly into memory.
 	DAX bool
 	// DataOffset is where the first extent begins, in bytes.
@@ -54,6 +56,14 @@ type Volume struct {
 	// Created is when LVM says it was made, to the second.
 	Created time.Time
 	Attr    Attr
+	// Layout and On are those of Lie.
+	Layout Layout
+	On     []string
+	// Synced is how much of a RAID volume's copies or parity is true, in
+	// hundredths of a percent; 10000 for others, and where LVM could not tell.
+	Synced int64
+	// Mismatches counts the sectors a scrub of a RAID volume found to differ.
+	Mismatches int64
 	// Pool is the thin pool that a thin volume draws from; empty for others.
 	Pool string
 	// Origin is the volume that a thin volume is a snapshot of, while that
@@ -77,6 +87,21 @@ func (g *Group) Allocatable() int64 {
 		}
 	}
 	return n
+}
+
+// Free is what can be allocated on each device: nothing when the group cannot
+// be changed at all.
+func (g *Group) Free() []Free {
+	if g.MissingDevices > 0 || g.Exported || g.ReadOnly {
+		return nil
+	}
+	var free []Free
+	for _, d := range g.Devices {
+		if d.Allocatable && !d.Missing {
+			free = append(free, Free{Device: d.Path, Runs: d.Free})
+		}
+	}
+	return free
 }
 
 // Volume returns the volume with the given name, or nil.

@@ -26,9 +26,10 @@ type disk struct {
 	claimed  bool
 	// unplugged disks keep what they hold, unseen.
 	unplugged bool
-	// dataOffset is where extents begin once it is a physical volume, extents
-	// how many of them its group has.
-	dataOffset, extents int64
+	// dataOffset is where extents begin once it is a physical volume.
+	dataOffset int64
+	// members are the numbers of its extents in its group, in order.
+	members []int64
 }
 
 // AddDisk adds a block device, which holds what the signatures say.
@@ -283,12 +284,12 @@ func (f *Groups) join(g *group, command, groupName string, devices []string) err
 // grow gives a group the extents of a device that it has not yet.
 func (g *group) grow(d *disk) {
 	d.contents.Label.KnownSize = d.Size
-	more := (d.Size-d.dataOffset)/g.extentSize - d.extents
+	more := (d.Size-d.dataOffset)/g.extentSize - int64(len(d.members))
 	for range more {
+		d.members = append(d.members, g.extents)
 		g.free = append(g.free, true)
+		g.extents++
 	}
-	d.extents += more
-	g.extents += more
 }
 
 // ResizeDevice implements lvm.Devices.
@@ -334,22 +335,20 @@ func (f *Groups) AttachFile(path string, size int64) (string, error) {
 
 // reportDisks lists the devices of a group that was made of disks.
 func (g *group) reportDisks(r *lvm.Group) {
-	first := int64(0)
 	r.MissingDevices = 0
 	for _, d := range g.disks {
 		pv := lvm.PhysicalVolume{
 			Path: d.Path, UUID: d.contents.Label.UUID, Missing: d.unplugged, Allocatable: true,
-			DAX: d.DAX, Extents: d.extents, DataOffset: d.dataOffset,
+			DAX: d.DAX, Extents: int64(len(d.members)), DataOffset: d.dataOffset,
 		}
 		if d.unplugged {
 			r.MissingDevices++
 		}
-		for _, free := range g.free[first : first+d.extents] {
-			if !free {
+		for _, e := range d.members {
+			if !g.free[e] {
 				pv.AllocatedExtents++
 			}
 		}
-		first += d.extents
 		r.Devices = append(r.Devices, pv)
 	}
 }

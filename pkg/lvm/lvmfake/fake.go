@@ -85,6 +85,8 @@ type volume struct {
 	// volume, which has no extents.
 	pool *pool
 	thin *thin
+	// shape is set for a volume that is not linear.
+	shape *shape
 }
 
 // New returns an LVM without volume groups.
@@ -182,7 +184,7 @@ func (f *Groups) Metadata(name string) (lvm.Metadata, error) {
 func (g *group) text() int64 {
 	n := int64(1300)
 	for _, v := range g.volumes {
-		n += 280 + 120*segments(v.extents)
+		n += 280 + 120*v.layout().Segments(segments(v.extents))
 		for _, t := range v.tags {
 			n += int64(len(t)) + 4
 		}
@@ -234,7 +236,7 @@ func (f *Groups) Deactivate() {
 	}
 }
 
-// Create implements lvm.Groups: first fit, lowest extents first.
+// Create implements lvm.Groups: lowest extents first.
 func (f *Groups) Create(ctx context.Context, o lvm.CreateOptions) error {
 	if err := f.begin(ctx, OpCreate, o.Group); err != nil {
 		return err
@@ -261,36 +263,39 @@ func (f *Groups) create(o lvm.CreateOptions) error {
 	if g.volumes[o.Volume] != nil {
 		return failure("lvcreate", lvm.ErrExists, "volume %s/%s", o.Group, o.Volume)
 	}
-	extents, err := g.take("lvcreate", o.Extents)
-	if err != nil {
+	f.minor++
+	v := &volume{
+		uuid: fmt.Sprintf("fake-%s-%s", o.Group, o.Volume), tags: slices.Clone(o.Tags),
+		created: time.Now().Truncate(time.Second), minor: f.minor,
+	}
+	if err := g.layOut("lvcreate", o.Group, v, o.Layout, o.Extents, o.On); err != nil {
 		return err
 	}
-	f.minor++
-	g.volumes[o.Volume] = &volume{
-		uuid: fmt.Sprintf("fake-%s-%s", o.Group, o.Volume), tags: slices.Clone(o.Tags),
-		created: time.Now().Truncate(time.Second), extents: extents, minor: f.minor,
-	}
+	g.volumes[o.Volume] = v
 	if text := g.text(); text > g.metadataLimit {
 		delete(g.volumes, o.Volume)
-		g.give(extents)
+		g.give(v.all())
 		return failure("lvcreate", lvm.ErrNoSpace, "metadata of %d bytes exceeds %d", text, g.metadataLimit)
 	}
-	g.seqno++
+	g.seqno += o.Layout.Commits()
 	return nil
 }
 
+// all are the extents that a volume takes.
+func (v *volume) all() []int64 { return append(v.shape.extra(), v.extents...) }
+
 // Extend implements lvm.Groups.
-func (f *Groups) Extend(ctx context.Context, groupName, name string, extents int64) error {
+func (f *Groups) Extend(ctx context.Context, groupName, name string, extents int64, on ...lvm.Share) error {
 	if err := f.begin(ctx, OpExtend, groupName); err != nil {
 		return err
 	}
-	if err := f.extend(groupName, name, extents); err != nil {
+	if err := f.extend(groupName, name, extents, on); err != nil {
 		return err
 	}
 	return f.end(OpExtend, groupName)
 }
 
-func (f *Groups) extend(groupName, name string, extents int64) error {
+func (f *Groups) extend(groupName, name string, extents int64, on []lvm.Share) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	g, err := f.writable("lvextend", groupName)
@@ -308,15 +313,14 @@ func (f *Groups) extend(groupName, name string, extents int64) error {
 	if more <= 0 {
 		return failure("lvextend", nil, "volume %s/%s is not smaller than %d extents", groupName, name, extents)
 	}
-	added, err := g.take("lvextend", more)
-	if err != nil {
+	before := *v
+	if err := g.layOut("lvextend", groupName, v, v.layout(), more, on); err != nil {
 		return err
 	}
-	before := v.extents
-	v.extents = append(slices.Clone(before), added...)
 	if text := g.text(); text > g.metadataLimit {
-		v.extents = before
-		g.give(added)
+		had := before.all()
+		g.give(slices.DeleteFunc(v.all(), func(e int64) bool { return slices.Contains(had, e) }))
+		v.extents, v.shape = before.extents, before.shape
 		return failure("lvextend", lvm.ErrNoSpace, "metadata of %d bytes exceeds %d", text, g.metadataLimit)
 	}
 	g.seqno++
@@ -357,7 +361,7 @@ func (f *Groups) remove(groupName string, names []string) error {
 		case v.pool != nil:
 			failed = failure("lvremove", nil, "the thin pool %s/%s is not for callers to remove", groupName, name)
 		default:
-			g.give(v.extents)
+			g.give(v.all())
 			delete(g.volumes, name)
 			removed = true
 		}
@@ -448,11 +452,18 @@ func (g *group) report(name string) lvm.Group {
 			Extents: g.extents, AllocatedExtents: g.extents - r.FreeExtents, DataOffset: g.dataOffset,
 		}}
 	}
+	for i, d := range g.devices(name) {
+		r.Devices[i].Free = g.runs(d)
+	}
 	for vn, v := range g.volumes {
 		lv := lvm.Volume{
 			Name: vn, UUID: v.uuid, Size: int64(len(v.extents)) * g.extentSize,
 			Segments: segments(v.extents), Tags: slices.Clone(v.tags), Created: v.created,
 			Attr: lvm.Attr{Type: '-', Writable: true, Open: v.opens() > 0, Health: health},
+			Layout: v.layout(), On: g.on(name, v), Synced: 10000,
+		}
+		if lv.Layout.IsRAID() {
+			lv.Attr.Type = 'r'
 		}
 		if v.minor != 0 {
 			lv.Attr.Activation = lvm.Active

@@ -14,6 +14,14 @@ func (f *Groups) Mapping(groupName, name string) ([]lvm.Piece, error) {
 	if err != nil {
 		return nil, err
 	}
+	if v.layout().IsRAID() {
+		// Where what lies is up to the kernel: only what is taken is known.
+		p := lvm.Piece{Length: int64(len(v.extents)) * g.extentSize}
+		for _, e := range v.all() {
+			p.Areas = append(p.Areas, lvm.Area{Device: g.uuid, Start: g.dataOffset + e*g.extentSize, Length: g.extentSize})
+		}
+		return []lvm.Piece{p}, nil
+	}
 	pieces := make([]lvm.Piece, len(v.extents))
 	for i := range v.extents {
 		at := int64(i) * g.extentSize

@@ -366,6 +366,7 @@ func (g *group) read(v *volume, off int64) byte {
 // write puts a pattern, or zeroes, into the block at an offset.
 func (g *group) write(v *volume, off int64, pattern byte) error {
 	if v.thin == nil {
+		g.shadow(v, off, pattern)
 		if pattern == 0 {
 			delete(g.dirty, g.block(v, off))
 		} else {

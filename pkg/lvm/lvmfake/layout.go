@@ -1,0 +1,309 @@
+package lvmfake
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// bookkeeping is the pattern that RAID leaves in the extents it keeps its
+// books in. It stays there when the volume is gone.
+const bookkeeping = 0x4d
+
+// shape is what a volume that is not linear has beside its data.
+type shape struct {
+	layout lvm.Layout
+	// books are the extents of RAID's bookkeeping, one per image.
+	books []int64
+	// shadows are, for each of the volume's extents, those that hold a copy of
+	// it or parity over it.
+	shadows [][]int64
+	status  lvm.RAIDStatus
+}
+
+// extra are all extents that are not the volume's data, each once.
+func (s *shape) extra() []int64 {
+	if s == nil {
+		return nil
+	}
+	all := slices.Clone(s.books)
+	for _, e := range s.shadows {
+		all = append(all, e...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// AddGroupOf makes a volume group of several devices of so many extents each.
+func (f *Groups) AddGroupOf(name string, extentSize int64, devices ...int64) {
+	f.AddGroup(name, extentSize, 0)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.groups[name]
+	for i, extents := range devices {
+		d := &disk{dataOffset: g.dataOffset}
+		d.Path = fmt.Sprintf("/dev/fake-%s-%d", name, i)
+		d.Size = d.dataOffset + extents*extentSize
+		d.contents.Label = &lvm.Label{UUID: fmt.Sprintf("fake-pv-%s-%d", name, i), Group: name}
+		g.disks = append(g.disks, d)
+		g.grow(d)
+	}
+}
+
+// device is a device of a group with the numbers of its extents in the group,
+// in order.
+type device struct {
+	path, uuid string
+	members    []int64
+}
+
+func (g *group) devices(name string) []device {
+	if g.disks == nil {
+		d := device{path: "/dev/fake-" + name, uuid: "fake-pv-" + name, members: make([]int64, g.extents)}
+		for i := range d.members {
+			d.members[i] = int64(i)
+		}
+		return []device{d}
+	}
+	var all []device
+	for _, d := range g.disks {
+		all = append(all, device{path: d.Path, uuid: d.contents.Label.UUID, members: d.members})
+	}
+	return all
+}
+
+// runs are a device's free extents.
+func (g *group) runs(d device) []lvm.Run {
+	var runs []lvm.Run
+	for i, e := range d.members {
+		if !g.free[e] {
+			continue
+		}
+		if n := len(runs); n > 0 && runs[n-1].Start+runs[n-1].Length == int64(i) {
+			runs[n-1].Length++
+		} else {
+			runs = append(runs, lvm.Run{Start: int64(i), Length: 1})
+		}
+	}
+	return runs
+}
+
+// takeFrom allocates what a share says, lowest extents first.
+func (g *group) takeFrom(command string, d device, s lvm.Share) ([]int64, error) {
+	runs := s.Runs
+	if len(runs) == 0 {
+		runs = []lvm.Run{{Start: 0, Length: int64(len(d.members))}}
+	}
+	var got []int64
+	for _, r := range runs {
+		for i := r.Start; i < min(r.Start+r.Length, int64(len(d.members))) && int64(len(got)) < s.Extents; i++ {
+			if e := d.members[i]; g.free[e] {
+				got = append(got, e)
+			}
+		}
+	}
+	if int64(len(got)) < s.Extents {
+		return nil, failure(command, lvm.ErrNoSpace, "%d extents needed on %s, %d free", s.Extents, s.Device, len(got))
+	}
+	for _, e := range got {
+		g.free[e] = false
+	}
+	return got, nil
+}
+
+// allocate takes what a volume, or its growth, needs: of each share's device
+// its extents. Nothing is taken when not all is there.
+func (g *group) allocate(command, name string, on []lvm.Share) ([][]int64, error) {
+	var got [][]int64
+	devices := g.devices(name)
+	for _, s := range on {
+		i := slices.IndexFunc(devices, func(d device) bool { return d.path == s.Device })
+		if i < 0 {
+			g.give(slices.Concat(got...))
+			return nil, failure(command, lvm.ErrNotFound, "device %s", s.Device)
+		}
+		extents, err := g.takeFrom(command, devices[i], s)
+		if err != nil {
+			g.give(slices.Concat(got...))
+			return nil, err
+		}
+		got = append(got, extents)
+	}
+	return got, nil
+}
+
+// layOut takes the extents of a volume, or of its growth by more, and adds
+// them to it. It mirrors what LVM does with the devices it is given.
+func (g *group) layOut(command, name string, v *volume, l lvm.Layout, more int64, on []lvm.Share) error {
+	fresh := len(v.extents) == 0
+	if more%l.Unit() != 0 {
+		return failure(command, nil, "%d extents are no multiple of %d", more, l.Unit())
+	}
+	if len(on) == 0 {
+		if on = g.choose(name, v, l, more); on == nil {
+			return failure(command, lvm.ErrNoSpace, "%d more extents of %v", more, l)
+		}
+	}
+	if !l.IsLinear() && len(on) != l.Devices() {
+		return failure(command, lvm.ErrNoSpace, "%v on %d devices", l, len(on))
+	}
+	got, err := g.allocate(command, name, on)
+	if err != nil {
+		return err
+	}
+	if l.IsLinear() {
+		v.extents = append(slices.Clone(v.extents), slices.Concat(got...)[:more]...)
+		return nil
+	}
+	if v.shape == nil {
+		v.shape = &shape{layout: l}
+	} else {
+		grown := *v.shape
+		v.shape = &grown
+	}
+	if fresh && l.IsRAID() {
+		v.shape.status = lvm.RAIDStatus{Images: l.Devices(), Action: "idle"}
+		for i := range got {
+			v.shape.books = append(v.shape.books, got[i][0])
+			g.keepBooks(got[i][0])
+			got[i] = got[i][1:]
+		}
+	}
+	v.extents, v.shape.shadows = slices.Clone(v.extents), slices.Clone(v.shape.shadows)
+	for row := range got[0] {
+		g.addRow(v, got, row)
+	}
+	return nil
+}
+
+// addRow adds one extent of each device: data, and copies or parity of it.
+func (g *group) addRow(v *volume, got [][]int64, row int) {
+	l := v.shape.layout
+	for stripe := range l.Unit() {
+		data, shadows := stripe, got[l.Unit():]
+		switch l.Type {
+		case lvm.RAID10: // copies lie side by side
+			data, shadows = 2*stripe, got[2*stripe+1:2*stripe+2]
+		case lvm.Striped:
+			shadows = nil
+		}
+		var with []int64
+		for _, s := range shadows {
+			with = append(with, s[row])
+		}
+		v.extents = append(v.extents, got[data][row])
+		v.shape.shadows = append(v.shape.shadows, with)
+	}
+}
+
+// keepBooks writes what RAID writes to its bookkeeping when it is made.
+func (g *group) keepBooks(extent int64) {
+	for block := extent * g.extentSize / blockSize; block < (extent+1)*g.extentSize/blockSize; block++ {
+		delete(g.dirty, block)
+	}
+	g.dirty[extent*g.extentSize/blockSize] = bookkeeping
+}
+
+// choose picks devices where the caller left that to LVM.
+func (g *group) choose(name string, v *volume, l lvm.Layout, more int64) []lvm.Share {
+	var free []lvm.Free
+	var own []string
+	for _, d := range g.devices(name) {
+		free = append(free, lvm.Free{Device: d.path, Runs: g.runs(d)})
+		if slices.Contains(g.on(name, v), d.uuid) {
+			own = append(own, d.path)
+		}
+	}
+	if len(v.extents) > 0 {
+		return l.PlaceGrowth(free, own, more)
+	}
+	return l.Place(free, more)
+}
+
+// on are the UUIDs of the devices a volume lies on, sorted.
+func (g *group) on(name string, v *volume) []string {
+	var on []string
+	all := v.all()
+	if g.disks == nil && len(all) > 0 {
+		return []string{"fake-pv-" + name}
+	}
+	for _, d := range g.devices(name) {
+		if slices.ContainsFunc(all, func(e int64) bool {
+			_, is := slices.BinarySearch(d.members, e)
+			return is
+		}) {
+			on = append(on, d.uuid)
+		}
+	}
+	slices.Sort(on)
+	return on
+}
+
+func (v *volume) layout() lvm.Layout {
+	if v.shape == nil {
+		return lvm.Layout{Type: lvm.Linear}
+	}
+	return v.shape.layout
+}
+
+// shadow writes what is written to a block of a volume to its copies, too;
+// parity is dirty when anything was.
+func (g *group) shadow(v *volume, off int64, pattern byte) {
+	if v.shape == nil {
+		return
+	}
+	for _, e := range v.shape.shadows[off/g.extentSize] {
+		block := (e*g.extentSize + off%g.extentSize) / blockSize
+		if pattern == 0 {
+			delete(g.dirty, block)
+		} else {
+			g.dirty[block] = pattern
+		}
+	}
+}
+
+// Placement implements lvm.Groups.
+func (f *Groups) Placement(name string) (lvm.Placement, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.groups[name]
+	if g == nil || g.missing {
+		return lvm.Placement{}, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
+	}
+	p := lvm.Placement{Seqno: g.seqno, Free: map[string][]lvm.Run{}, Volumes: map[string]lvm.Lie{}}
+	for _, d := range g.devices(name) {
+		p.Free[d.uuid] = g.runs(d)
+	}
+	for vn, v := range g.volumes {
+		p.Volumes[vn] = lvm.Lie{Layout: v.layout(), On: g.on(name, v)}
+	}
+	return p, nil
+}
+
+// RAIDStatus implements lvm.Groups.
+func (f *Groups) RAIDStatus(groupName, name string) (lvm.RAIDStatus, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, v, err := f.active(groupName, name)
+	switch {
+	case err != nil:
+		return lvm.RAIDStatus{}, err
+	case !v.layout().IsRAID():
+		return lvm.RAIDStatus{}, fmt.Errorf("device %s/%s is not of type raid", groupName, name)
+	}
+	s := v.shape.status
+	s.Total = int64(len(v.extents)) / v.shape.layout.Unit() * g.extentSize / 512
+	if s.Behind == 0 {
+		s.Synced = s.Total
+	}
+	return s, nil
+}
+
+// SetRAIDStatus changes what the kernel says of a RAID volume, but for how
+// much of it there is: tests break it with this.
+func (f *Groups) SetRAIDStatus(groupName, name string, s lvm.RAIDStatus) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.groups[groupName].volumes[name].shape.status = s
+}
