@@ -26,6 +26,9 @@ func (s *Service) change(ctx context.Context, g *group, delta int64, run func(co
 		return err
 	}
 	defer done()
+	s.model.mu.Lock()
+	g.accounted = false
+	s.model.mu.Unlock()
 	err = run(s.work)
 	switch {
 	case errors.Is(err, lvm.ErrTimedOut):
@@ -43,9 +46,16 @@ func (s *Service) change(ctx context.Context, g *group, delta int64, run func(co
 		defer s.model.mu.Unlock()
 		g.metadata = now
 		g.allocatable += delta
-		s.model.publish(g, applied()...)
+		changed := applied()
+		if delta < 0 && !g.accounted {
+			g.clean = clean{}
+		}
+		s.model.publish(g, changed...)
 		return nil
 	}
+	s.model.mu.Lock()
+	g.clean = clean{}
+	s.model.mu.Unlock()
 	if err := s.rescan(g, applied); err != nil {
 		s.log.Error("scanning after a change", "group", g.name, "error", err)
 		s.model.mu.Lock()

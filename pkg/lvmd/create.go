@@ -12,11 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// headAndTail is how much is zeroed at both ends of a new volume, so that no
-// signature of an earlier life of the disk is found in it. LVM's own metadata,
-// partition tables and all file systems' first superblocks lie within.
-const headAndTail = 1 << 20
-
 // creation is the making of one volume. Callers of the same name join it; it
 // is cancelled when the last of them has gone.
 type creation struct {
@@ -153,13 +148,20 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 	}
 	s.crash("create: intent written")
 	g := v.group
+	var pieces []lvm.Piece
+	var unmapped error
 	err := s.change(ctx, g, -v.extents,
 		func(ctx context.Context) error {
-			return s.lvm.Create(ctx, lvm.CreateOptions{
+			err := s.lvm.Create(ctx, lvm.CreateOptions{
 				Group: g.name, Volume: v.rec.ID, Extents: v.extents, Tags: v.rec.Ident.tags(),
 			})
+			if err == nil {
+				pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
+			}
+			return err
 		},
 		func() []*volume {
+			v.unclean = g.taken(pieces, 0, v.extents*g.info.ExtentSize, unmapped)
 			// The volume is reported as being created, with its size, since it
 			// was admitted: nothing of that changes here.
 			v.redeem()
@@ -187,7 +189,7 @@ func (s *Service) finishCreation(ctx context.Context, v *volume) error {
 		done := v.rec
 		done.Phase = ready
 		if err = ctx.Err(); err == nil {
-			err = s.journal.put(done)
+			err = s.journal.put(done, s.remember(v.group))
 		}
 	}
 	if err != nil {
@@ -201,7 +203,7 @@ func (s *Service) finishCreation(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// prepare clears the ends of a new volume and formats it.
+// prepare clears what must not show of what lay there before, and formats.
 func (s *Service) prepare(ctx context.Context, v *volume) error {
 	device, err := s.lvm.Device(v.group.name, v.rec.ID)
 	if err != nil {
@@ -211,8 +213,7 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 	if err != nil {
 		return fmt.Errorf("the new volume's device: %w", err)
 	}
-	n := min(headAndTail, h.Size())
-	err = errors.Join(h.Zero(0, n), h.Zero(h.Size()-n, n))
+	err = s.clearNew(ctx, v, h)
 	if err = errors.Join(err, h.Close()); err != nil {
 		return fmt.Errorf("clearing the new volume: %w", err)
 	}
@@ -250,7 +251,7 @@ func (s *Service) undoCarve(v *volume) {
 		return
 	}
 	s.undoPromise(v)
-	if err := s.journal.remove(v.rec.ID); err != nil {
+	if err := s.journal.remove([]string{v.rec.ID}); err != nil {
 		s.log.Error("intent is left in the journal until the next start", "volume", v.rec.ID, "error", err)
 	}
 }

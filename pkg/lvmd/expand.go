@@ -7,8 +7,9 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// ExpandVolume implements lvmdv1.LVMDServer. It needs no intent: LVM's commit
-// is the one effect, and a retry finds it done.
+// ExpandVolume implements lvmdv1.LVMDServer. LVM's commit is the one effect,
+// and a retry finds it done; for raw volumes, whose new space must be clear, the
+// journal holds from where on until it is.
 func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
 	if r.GetId() == "" {
 		return nil, invalidField("id", "it is empty")
@@ -23,10 +24,15 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 	if err != nil {
 		return nil, err
 	}
-	if more > 0 {
-		if err := s.extend(ctx, v, extents, more); err != nil {
-			return nil, publicError("expanding volume "+v.rec.ID, err)
-		}
+	switch {
+	case more > 0:
+		err = s.extend(ctx, v, extents, more)
+	case v.rec.ClearFrom != 0:
+		err = s.clearGrown(ctx, v, spans{}.plus(span{v.rec.ClearFrom, v.extents * v.group.info.ExtentSize}))
+		s.unclaim(v)
+	}
+	if err != nil {
+		return nil, publicError("expanding volume "+v.rec.ID, err)
 	}
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
@@ -35,7 +41,7 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 
 // admitExpansion promises the room and claims the volume. It returns how many
 // extents the volume is to have in all, and how many more that is; when it has
-// enough, more is zero and nothing was claimed.
+// enough, more is zero and nothing was claimed unless something is to be cleared.
 func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, extents, more int64, err error) {
 	m := s.model
 	m.mu.Lock()
@@ -61,6 +67,7 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 		return nil, 0, 0, err
 	}
 	if extents <= v.extents {
+		v.claimed = v.rec.ClearFrom != 0
 		return v, 0, 0, nil
 	}
 	// A class that is not configured any more keeps no reserve.
@@ -83,19 +90,50 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 
 func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) error {
 	g := v.group
-	err := s.change(ctx, g, -more,
-		func(ctx context.Context) error { return s.lvm.Extend(ctx, g.name, v.rec.ID, extents) },
-		func() []*volume {
-			g.expanding -= more
-			v.extents, v.segments, v.claimed = extents, v.segments+min(more, g.fragments), false
-			return []*volume{v}
-		})
+	s.model.mu.Lock()
+	before, after := v.extents*g.info.ExtentSize, extents*g.info.ExtentSize
+	clearing := s.model.mustBeClean(v.rec.Ident)
+	s.model.mu.Unlock()
+	defer s.unclaim(v)
+	err := error(nil)
+	if clearing && v.rec.ClearFrom == 0 {
+		intent := v.rec
+		intent.ClearFrom = before
+		if err = s.journal.put(intent); err == nil {
+			s.model.mu.Lock()
+			v.rec.ClearFrom = before
+			s.model.mu.Unlock()
+		}
+	}
+	var pieces []lvm.Piece
+	var unmapped error
+	var unclean spans
+	if err == nil {
+		err = s.change(ctx, g, -more,
+			func(ctx context.Context) error {
+				err := s.lvm.Extend(ctx, g.name, v.rec.ID, extents)
+				if err == nil {
+					pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
+				}
+				return err
+			},
+			func() []*volume {
+				g.expanding -= more
+				unclean = g.taken(pieces, v.rec.ClearFrom, after, unmapped)
+				v.extents, v.segments = extents, v.segments+min(more, g.fragments)
+				return []*volume{v}
+			})
+	}
 	if err != nil {
 		s.model.mu.Lock()
 		g.expanding -= more
-		v.claimed = false
 		s.model.publish(g)
 		s.model.mu.Unlock()
+		return err
 	}
-	return err
+	if !clearing {
+		return nil
+	}
+	s.crash("expand: grown")
+	return s.clearGrown(ctx, v, unclean)
 }

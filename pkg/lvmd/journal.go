@@ -101,14 +101,18 @@ func tryOpen(path string) (j *journal, err error) {
 
 func (j *journal) close() error { return j.db.Close() }
 
-// put stores a record in place of the volume's earlier one.
-func (j *journal) put(r record) error {
+// put stores a record in place of the volume's earlier one, and does the rest
+// in the same transaction.
+func (j *journal) put(r record, also ...func(*bbolt.Tx) error) error {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("journal: volume %s: %w", r.ID, err)
 	}
 	err = j.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketVolumes).Put([]byte(r.ID), b)
+		if err := tx.Bucket(bucketVolumes).Put([]byte(r.ID), b); err != nil {
+			return err
+		}
+		return each(tx, also)
 	})
 	if err != nil {
 		return fmt.Errorf("%w: %w", errJournal, err)
@@ -116,9 +120,28 @@ func (j *journal) put(r record) error {
 	return nil
 }
 
-// remove forgets volumes, known or not.
-func (j *journal) remove(ids ...string) error {
-	if len(ids) == 0 {
+// each does all of what is to be done in a transaction.
+func each(tx *bbolt.Tx, also []func(*bbolt.Tx) error) error {
+	for _, f := range also {
+		if err := f(tx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// do does something in a transaction of its own.
+func (j *journal) do(what func(*bbolt.Tx) error) error {
+	if err := j.db.Update(what); err != nil {
+		return fmt.Errorf("%w: %w", errJournal, err)
+	}
+	return nil
+}
+
+// remove forgets volumes, known or not, and does the rest in the same
+// transaction.
+func (j *journal) remove(ids []string, also ...func(*bbolt.Tx) error) error {
+	if len(ids) == 0 && len(also) == 0 {
 		return nil
 	}
 	err := j.db.Update(func(tx *bbolt.Tx) error {
@@ -127,7 +150,7 @@ func (j *journal) remove(ids ...string) error {
 				return err
 			}
 		}
-		return nil
+		return each(tx, also)
 	})
 	if err != nil {
 		return fmt.Errorf("%w: %w", errJournal, err)

@@ -41,7 +41,13 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 	}
 	devices, metadata := s.devicesOf(found), s.metadataOf(found)
 
+	states, err := s.journal.groupStates()
+	if err != nil {
+		return err
+	}
+
 	s.model.mu.Lock()
+	s.model.recallGroups(states)
 	s.recall(records)
 	var all []news
 	for _, g := range s.model.groups {
@@ -84,8 +90,8 @@ func newGroup(name string) *group {
 	return &group{
 		name: name, turns: newQueue(maxWaiting),
 		reap: make(chan struct{}, 1), remove: make(chan struct{}, 1),
-		exists: map[string]bool{},
-		info:   lvm.Group{ExtentSize: 1},
+		exists: map[string]bool{}, clean: clean{},
+		info: lvm.Group{ExtentSize: 1},
 	}
 }
 

@@ -67,6 +67,10 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 	if g.present && g.info.UUID != scan.UUID {
 		s.log.Warn("volume group was replaced by another of the same name", "group", g.name, "was", g.info.UUID, "is", scan.UUID)
 	}
+	if scan.UUID != g.info.UUID || scan.Seqno != g.metadata.Seqno {
+		// Whoever changed it may have used any of its space and given it back.
+		g.clean = clean{}
+	}
 	g.present = true
 	g.info = *scan
 	g.info.Volumes = nil
@@ -195,7 +199,7 @@ func (s *Service) settle(n news) error {
 		}
 		s.model.mu.Unlock()
 	}
-	return s.journal.remove(n.vanished...)
+	return s.journal.remove(n.vanished)
 }
 
 // settleAdopted decides how far a volume had come that the journal did not

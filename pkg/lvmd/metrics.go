@@ -17,6 +17,7 @@ type Metrics struct {
 
 	commands *prometheus.HistogramVec
 	calls    *prometheus.HistogramVec
+	cleared  prometheus.Counter
 	service  atomic.Pointer[Service]
 }
 
@@ -49,7 +50,10 @@ func NewMetrics() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
 		}, []string{"method", "code"}),
 	}
-	m.Registry.MustRegister(m.commands, m.calls, m)
+	m.cleared = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "carve_lvmd_cleared_bytes_total", Help: "What was zeroed of new volumes and of what they grew by.",
+	})
+	m.Registry.MustRegister(m.commands, m.calls, m.cleared, m)
 	return m
 }
 

@@ -67,6 +67,10 @@ type group struct {
 	creating, expanding, promisedText int64
 	// metadata is the metadata as last read; the zero value where it cannot be.
 	metadata lvm.Metadata
+	// clean is what of the group's free space is known to hold zeroes.
+	// accounted is set when the change under way said what it took.
+	clean     clean
+	accounted bool
 	// fragments is in how many pieces a volume of all free extents would lie,
 	// at most.
 	fragments int64
@@ -98,13 +102,17 @@ type volume struct {
 	promisedText int64
 	// claimed is true while an expansion or a deletion has the volume.
 	claimed bool
+	// unclean is where a new volume may not hold zeroes. Its maker has it.
+	unclean spans
 
 	// The rest is about tombstones.
 
 	// handle is open from the moment of deletion until the wipe is done.
 	handle lvm.Handle
-	// wiped is true when only the removal is left.
-	wiped bool
+	// wiped is true when only the removal is left, and pieces is then where
+	// the volume lies, if that is known to hold zeroes.
+	wiped  bool
+	pieces []lvm.Piece
 	// retryAt delays the next attempt after a failure; failures counts them.
 	retryAt  time.Time
 	failures int

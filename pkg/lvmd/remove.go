@@ -61,6 +61,7 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 		func() []*volume {
 			for _, v := range batch {
 				delete(g.exists, v.rec.ID)
+				g.clean.give(v.pieces)
 				g.fragments += v.segments
 				s.model.drop(v)
 			}
@@ -70,7 +71,7 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 		return err
 	}
 	s.crash("delete: removed")
-	if err := s.journal.remove(ids...); err != nil {
+	if err := s.journal.remove(ids, s.remember(g)); err != nil {
 		// The next start finds tombstones without volumes, and forgets them.
 		s.log.Error("tombstones are left in the journal", "group", g.name, "error", err)
 	}

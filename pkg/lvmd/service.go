@@ -135,6 +135,7 @@ func (s *Service) Start() {
 		s.spawn(func() { s.wipeLoop(s.work, g) })
 		s.spawn(func() { s.removeLoop(s.work, g) })
 	}
+	s.finishGrowing()
 	s.spawn(func() { s.refreshLoop(s.work) })
 }
 
@@ -172,7 +173,7 @@ func (s *Service) Stop(ctx context.Context) error {
 		}
 	}
 	s.model.mu.Unlock()
-	return s.journal.close()
+	return errors.Join(s.rememberAll(), s.journal.close())
 }
 
 // waitForOperations returns when no creation or expansion is under way, or

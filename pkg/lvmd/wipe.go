@@ -107,12 +107,19 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 		}
 		return nil
 	}
+	var pieces []lvm.Piece
+	if !rec.Soiled {
+		var err error
+		if pieces, err = s.lvm.Mapping(v.group.name, rec.ID); err != nil {
+			s.log.Warn("a wiped volume's space will be wiped again", "volume", rec.ID, "error", err)
+		}
+	}
 	if err := h.Close(); err != nil {
 		s.log.Warn("closing a wiped volume", "volume", v.rec.ID, "error", err)
 	}
 	s.crash("delete: wiped")
 	s.model.mu.Lock()
-	v.handle, v.wiped = nil, true
+	v.handle, v.wiped, v.pieces = nil, true, pieces
 	s.model.mu.Unlock()
 	v.group.wakeRemover()
 	return nil
@@ -136,14 +143,23 @@ func (s *Service) clear(ctx context.Context, v *volume, h lvm.Handle, off, size 
 	}
 	switch how {
 	case config.WipeNone:
+		s.soil(v)
 		return size - off, nil
 	case config.WipeDiscard:
+		s.soil(v)
 		return n, h.Discard(off, n)
 	case config.WipeZero:
 		return n, h.Overwrite(off, n)
 	default:
 		return n, h.Zero(off, n)
 	}
+}
+
+// soil notes that something of a tombstone is left as it is.
+func (s *Service) soil(v *volume) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	v.rec.Soiled = true
 }
 
 // openTombstone opens the device, activating the group when there is none:

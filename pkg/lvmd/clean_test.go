@@ -1,0 +1,288 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// twoPolicies has a class that is wiped and one that is not, in one group.
+const twoPolicies = `
+- name: local
+  default: true
+  volumeGroup: carve
+- name: careless
+  volumeGroup: carve
+  wipe: none
+`
+
+// traces fails the test when a volume shows what it was not given.
+func (d *daemon) traces(id string) {
+	d.t.Helper()
+	n, pattern, err := d.machine.fake.Traces(testGroup, id)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if n > 0 {
+		d.t.Errorf("volume %s shows %d blocks of an earlier one, such as %#x", id, n, pattern)
+	}
+}
+
+func (m *machine) fill(t *testing.T, id string, pattern byte) {
+	t.Helper()
+	if err := m.fake.Fill(testGroup, id, pattern); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// zeroed counts the bytes that are zeroed from here on.
+func (m *machine) zeroed() *int64 {
+	n := new(int64)
+	m.fake.BeforeZero = func(_, _ string, _, length int64) error {
+		*n += length
+		return nil
+	}
+	return n
+}
+
+func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		// before leaves something on the disk that lvmd did not wipe.
+		before func(t *testing.T, m *machine, d *daemon) *daemon
+	}{
+		{"in the disk's first life with us", func(t *testing.T, m *machine, d *daemon) *daemon {
+			d.stop()
+			m.dirty(t)
+			os.RemoveAll(filepath.Join(m.state, "journal.db"))
+			return m.start(t)
+		}},
+		{"when a volume was removed behind our back", func(t *testing.T, m *machine, d *daemon) *daemon {
+			v := d.create(request("a", testTotal))
+			m.fill(t, v.GetId(), 0x5a)
+			if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it was noticed", func() bool { return d.available() == testTotal })
+			return d
+		}},
+		{"when a volume was removed while lvmd was away", func(t *testing.T, m *machine, d *daemon) *daemon {
+			v := d.create(request("a", testTotal))
+			m.fill(t, v.GetId(), 0x5a)
+			d.stop()
+			if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
+				t.Fatal(err)
+			}
+			return m.start(t)
+		}},
+		{"when somebody else used the space and gave it back", func(t *testing.T, m *machine, d *daemon) *daemon {
+			m.dirty(t)
+			eventually(t, "it was noticed", func() bool { return d.available() == testTotal })
+			return d
+		}},
+		{"when a class of the group is not wiped", func(t *testing.T, m *machine, d *daemon) *daemon {
+			r := request("a", testTotal)
+			r.DeviceClass = "careless"
+			v := d.create(r)
+			m.fill(t, v.GetId(), 0x5a)
+			d.delete(v.GetId())
+			eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+			return d
+		}},
+		{"when the journal was lost between deletion and wipe", func(t *testing.T, m *machine, d *daemon) *daemon {
+			v := d.create(request("a", testTotal))
+			m.fill(t, v.GetId(), 0x5a)
+			d.gate.dieAt = 1
+			d.gate.count, d.gate.died = 0, make(chan struct{})
+			go d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+			<-d.gate.died
+			d.kill()
+			os.RemoveAll(filepath.Join(m.state, "journal.db"))
+			d = m.start(t)
+			// It is a volume again, and nothing of it was lost.
+			d.delete(v.GetId())
+			eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+			return d
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			m.config = twoPolicies
+			d := c.before(t, m, m.start(t))
+			half := d.create(request("b", testTotal/2))
+			d.traces(half.GetId())
+			resp, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: half.GetId(), RequiredBytes: testTotal * testExtent})
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.traces(resp.GetVolume().GetId())
+		})
+	}
+}
+
+// dirty uses all of the disk, and gives it back, as somebody else would.
+func (m *machine) dirty(t *testing.T) {
+	t.Helper()
+	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: testTotal}); err != nil {
+		t.Fatal(err)
+	}
+	m.fill(t, "theirs", 0x77)
+	if err := m.fake.Remove(t.Context(), testGroup, []string{"theirs"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("a", testTotal))
+	d.delete(v.GetId())
+	eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+	n := m.zeroed()
+	v = d.create(request("b", testTotal/2))
+	if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}); err != nil {
+		t.Fatal(err)
+	}
+	if *n != 0 {
+		t.Errorf("%d bytes were zeroed of what is known to be clean", *n)
+	}
+	d.delete(v.GetId())
+	eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+	for _, how := range []struct {
+		name string
+		end  func()
+	}{{"a stop", d.stop}, {"a kill", nil}} {
+		t.Run("nor after "+how.name, func(t *testing.T) {
+			if how.end == nil {
+				d.kill()
+			} else {
+				how.end()
+			}
+			d = m.start(t)
+			n := m.zeroed()
+			v := d.create(request("c", testTotal))
+			if *n != 0 {
+				t.Errorf("%d bytes were zeroed of what is known to be clean", *n)
+			}
+			d.delete(v.GetId())
+			eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+			eventually(t, "the journal has forgotten it", func() bool {
+				records, err := d.journal.all()
+				return err == nil && len(records) == 0
+			})
+		})
+	}
+}
+
+func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing.T) {
+	m := newMachine(t)
+	m.dirty(t)
+	d := m.start(t)
+	v := d.create(request("a", 4))
+	d.gate.dieAt, d.gate.count, d.gate.died = 3, 0, make(chan struct{}) // before and after extend, then "grown"
+	go d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 8 * testExtent})
+	<-d.gate.died
+	if d.gate.point != "expand: grown" {
+		t.Fatalf("died at %q", d.gate.point)
+	}
+	d.kill()
+	d = m.start(t)
+	eventually(t, "it is clear", func() bool {
+		n, _, err := m.fake.Traces(testGroup, v.GetId())
+		return err == nil && n == 0
+	})
+}
+
+// TestNoGenerationSeesAnEarlierOne makes, fills, grows and deletes raw volumes
+// at random while lvmd is stopped and killed, its journal lost, and an
+// administrator takes and removes volumes by hand.
+func TestNoGenerationSeesAnEarlierOne(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			t.Parallel()
+			generations(t, rand.New(rand.NewPCG(seed, 1)))
+		})
+	}
+}
+
+func generations(t *testing.T, r *rand.Rand) {
+	m := newMachine(t)
+	m.config = twoPolicies
+	d := m.start(t)
+	type held struct {
+		id      string
+		careful bool
+	}
+	var volumes []held
+	pattern := byte(0)
+	for i := range 300 {
+		switch n := r.IntN(20); {
+		case n < 9:
+			req := request(fmt.Sprintf("v%d", i), 1+r.Int64N(12))
+			careful := r.IntN(4) > 0
+			if !careful {
+				req.DeviceClass = "careless"
+			}
+			resp, err := d.client.CreateVolume(t.Context(), req)
+			if err != nil {
+				continue
+			}
+			id := resp.GetVolume().GetId()
+			if careful {
+				d.traces(id)
+			}
+			pattern++
+			m.fill(t, id, pattern|0x80)
+			volumes = append(volumes, held{id, careful})
+		case n < 15 && len(volumes) > 0:
+			k := r.IntN(len(volumes))
+			d.delete(volumes[k].id)
+			volumes = append(volumes[:k], volumes[k+1:]...)
+		case n == 15 && len(volumes) > 0:
+			k := r.IntN(len(volumes))
+			if m.fake.Remove(t.Context(), testGroup, []string{volumes[k].id}) == nil {
+				volumes = append(volumes[:k], volumes[k+1:]...)
+			}
+		case n == 16:
+			name := fmt.Sprintf("theirs%d", i)
+			if m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: name, Extents: 1 + r.Int64N(6)}) == nil {
+				m.fill(t, name, 0x7f)
+				if err := m.fake.Remove(t.Context(), testGroup, []string{name}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case n == 17:
+			d.stop()
+			d = m.start(t)
+		case n == 18:
+			time.Sleep(time.Duration(r.IntN(3)) * time.Millisecond)
+			d.kill()
+			if r.IntN(3) == 0 {
+				os.RemoveAll(filepath.Join(m.state, "journal.db"))
+			}
+			d = m.start(t)
+			// What was deleted but not wiped when the journal went is a volume
+			// again: its owner deletes it again.
+			known := map[string]bool{}
+			for _, v := range volumes {
+				known[v.id] = true
+			}
+			for _, v := range d.list() {
+				if !known[v.GetId()] {
+					d.delete(v.GetId())
+				}
+			}
+		}
+		if t.Failed() {
+			t.Fatalf("at step %d", i)
+		}
+	}
+}
