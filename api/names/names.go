@@ -29,6 +29,16 @@ const (
 	// NodeLossRecreate deletes the claim, for something to make it again elsewhere.
 	NodeLossRecreate = "recreate"
 
+	// ParamPlacement is the StorageClass parameter that says which node immediate
+	// binding prefers, and the optional scheduler extender, of those that have
+	// room: a policy of pkg/scheduler.
+	ParamPlacement = Prefix + "placement"
+
+	// TaintAgentNotReady is the key of the taint that a cluster's provisioner may
+	// put on new nodes. The controller removes it once the node's agent is
+	// connected and the node's capacity is published.
+	TaintAgentNotReady = Prefix + "agent-not-ready"
+
 	// LabelManagedBy marks the CSIStorageCapacity objects that we publish, value ManagedBy.
 	LabelManagedBy = Prefix + "managed-by"
 	// ManagedBy is the value of LabelManagedBy.
@@ -58,6 +68,8 @@ const (
 
 	ReasonInvalidField     = "INVALID_FIELD"
 	ReasonVolumeNotFound   = "VOLUME_NOT_FOUND"
+	ReasonSnapshotNotFound = "SNAPSHOT_NOT_FOUND"
+	ReasonNotThin          = "NOT_THIN"
 	ReasonClassNotFound    = "CLASS_NOT_FOUND"
 	ReasonRequestDiffers   = "REQUEST_DIFFERS"
 	ReasonNoSpace          = "NO_SPACE"

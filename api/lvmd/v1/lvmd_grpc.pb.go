@@ -24,6 +24,9 @@
 //   RESOURCE_EXHAUSTED   NO_SPACE             not enough room, of whatever kind
 //   OUT_OF_RANGE         SIZE_OUT_OF_RANGE    limit_bytes cannot be kept
 //   FAILED_PRECONDITION  VOLUME_IN_USE        the volume is open or mounted
+//   NOT_FOUND            SNAPSHOT_NOT_FOUND   no such snapshot
+//   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
+//                                             restored in their own pool
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
 //   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone
 //   DEADLINE_EXCEEDED    COMMAND_TIMED_OUT    LVM did not answer in time
@@ -50,12 +53,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LVMD_CreateVolume_FullMethodName = "/carve.lvmd.v1.LVMD/CreateVolume"
-	LVMD_DeleteVolume_FullMethodName = "/carve.lvmd.v1.LVMD/DeleteVolume"
-	LVMD_GetVolume_FullMethodName    = "/carve.lvmd.v1.LVMD/GetVolume"
-	LVMD_ListVolumes_FullMethodName  = "/carve.lvmd.v1.LVMD/ListVolumes"
-	LVMD_ExpandVolume_FullMethodName = "/carve.lvmd.v1.LVMD/ExpandVolume"
-	LVMD_Watch_FullMethodName        = "/carve.lvmd.v1.LVMD/Watch"
+	LVMD_CreateVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/CreateVolume"
+	LVMD_DeleteVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/DeleteVolume"
+	LVMD_GetVolume_FullMethodName      = "/carve.lvmd.v1.LVMD/GetVolume"
+	LVMD_ListVolumes_FullMethodName    = "/carve.lvmd.v1.LVMD/ListVolumes"
+	LVMD_ExpandVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/ExpandVolume"
+	LVMD_CreateSnapshot_FullMethodName = "/carve.lvmd.v1.LVMD/CreateSnapshot"
+	LVMD_DeleteSnapshot_FullMethodName = "/carve.lvmd.v1.LVMD/DeleteSnapshot"
+	LVMD_GetSnapshot_FullMethodName    = "/carve.lvmd.v1.LVMD/GetSnapshot"
+	LVMD_ListSnapshots_FullMethodName  = "/carve.lvmd.v1.LVMD/ListSnapshots"
+	LVMD_Watch_FullMethodName          = "/carve.lvmd.v1.LVMD/Watch"
 )
 
 // LVMDClient is the client API for LVMD service.
@@ -77,6 +84,20 @@ type LVMDClient interface {
 	// ExpandVolume grows the logical volume, not the file system in it. Asking
 	// for no more than the volume has succeeds and changes nothing.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
+	// CreateSnapshot keeps what a thin volume holds at this moment, and answers
+	// when it does. A file system that is mounted there is frozen for it.
+	// Idempotent by name: the same request returns the same snapshot, a different
+	// one ALREADY_EXISTS. A snapshot counts with its volume's size against the
+	// room of its class. Names of snapshots and of volumes do not collide.
+	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
+	// DeleteSnapshot answers once the snapshot can never be seen again by name or
+	// id. Volumes that were made of it keep what they hold. Deleting an unknown
+	// snapshot succeeds.
+	DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotResponse, error)
+	// GetSnapshot returns one snapshot by id or by name. It runs no command.
+	GetSnapshot(ctx context.Context, in *GetSnapshotRequest, opts ...grpc.CallOption) (*GetSnapshotResponse, error)
+	// ListSnapshots pages through snapshots in id order. It runs no command.
+	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
 	// Watch sends the node's full state first, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
@@ -141,6 +162,46 @@ func (c *lVMDClient) ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, 
 	return out, nil
 }
 
+func (c *lVMDClient) CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateSnapshotResponse)
+	err := c.cc.Invoke(ctx, LVMD_CreateSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lVMDClient) DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteSnapshotResponse)
+	err := c.cc.Invoke(ctx, LVMD_DeleteSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lVMDClient) GetSnapshot(ctx context.Context, in *GetSnapshotRequest, opts ...grpc.CallOption) (*GetSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetSnapshotResponse)
+	err := c.cc.Invoke(ctx, LVMD_GetSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lVMDClient) ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSnapshotsResponse)
+	err := c.cc.Invoke(ctx, LVMD_ListSnapshots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lVMDClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LVMD_ServiceDesc.Streams[0], LVMD_Watch_FullMethodName, cOpts...)
@@ -179,6 +240,20 @@ type LVMDServer interface {
 	// ExpandVolume grows the logical volume, not the file system in it. Asking
 	// for no more than the volume has succeeds and changes nothing.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
+	// CreateSnapshot keeps what a thin volume holds at this moment, and answers
+	// when it does. A file system that is mounted there is frozen for it.
+	// Idempotent by name: the same request returns the same snapshot, a different
+	// one ALREADY_EXISTS. A snapshot counts with its volume's size against the
+	// room of its class. Names of snapshots and of volumes do not collide.
+	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
+	// DeleteSnapshot answers once the snapshot can never be seen again by name or
+	// id. Volumes that were made of it keep what they hold. Deleting an unknown
+	// snapshot succeeds.
+	DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotResponse, error)
+	// GetSnapshot returns one snapshot by id or by name. It runs no command.
+	GetSnapshot(context.Context, *GetSnapshotRequest) (*GetSnapshotResponse, error)
+	// ListSnapshots pages through snapshots in id order. It runs no command.
+	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
 	// Watch sends the node's full state first, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
@@ -207,6 +282,18 @@ func (UnimplementedLVMDServer) ListVolumes(context.Context, *ListVolumesRequest)
 }
 func (UnimplementedLVMDServer) ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExpandVolume not implemented")
+}
+func (UnimplementedLVMDServer) CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSnapshot not implemented")
+}
+func (UnimplementedLVMDServer) DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSnapshot not implemented")
+}
+func (UnimplementedLVMDServer) GetSnapshot(context.Context, *GetSnapshotRequest) (*GetSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSnapshot not implemented")
+}
+func (UnimplementedLVMDServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
 }
 func (UnimplementedLVMDServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -322,6 +409,78 @@ func _LVMD_ExpandVolume_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LVMD_CreateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).CreateSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_CreateSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).CreateSnapshot(ctx, req.(*CreateSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LVMD_DeleteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).DeleteSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_DeleteSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).DeleteSnapshot(ctx, req.(*DeleteSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LVMD_GetSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).GetSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_GetSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).GetSnapshot(ctx, req.(*GetSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LVMD_ListSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSnapshotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).ListSnapshots(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_ListSnapshots_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).ListSnapshots(ctx, req.(*ListSnapshotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LVMD_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -359,6 +518,22 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExpandVolume",
 			Handler:    _LVMD_ExpandVolume_Handler,
+		},
+		{
+			MethodName: "CreateSnapshot",
+			Handler:    _LVMD_CreateSnapshot_Handler,
+		},
+		{
+			MethodName: "DeleteSnapshot",
+			Handler:    _LVMD_DeleteSnapshot_Handler,
+		},
+		{
+			MethodName: "GetSnapshot",
+			Handler:    _LVMD_GetSnapshot_Handler,
+		},
+		{
+			MethodName: "ListSnapshots",
+			Handler:    _LVMD_ListSnapshots_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
