@@ -13,7 +13,11 @@
 //	  - name: local          # required, a DNS label
 //	    default: true        # at most one class is
 //	    volumeGroup: carve   # required, or volumeGroups: a list of several
-//	    type: linear
+//	    type: linear         # or striped, raid1, raid10, raid5, raid6, thin
+//	    stripes: 2           # data devices of striped, raid10, raid5, raid6
+//	    stripeSize: 64Ki
+//	    mirrors: 1           # copies beside the first, of raid1 and raid10
+//	    lvcreateOptions: [--readahead=none]
 //	    medium: disk         # or pmem
 //	    reserve: 1Gi         # kept free: bytes with a suffix, or percent
 //	    thin: {...}          # with type: thin, the pool; see ThinPool
@@ -92,7 +96,14 @@ type DeviceClass struct {
 	// carved in the one with the most room.
 	VolumeGroups []string
 	Type         Layout
-	Medium       Medium
+	// Stripes, StripeSize, in bytes, and Mirrors are zero for layouts that have
+	// none; Mirrors are the copies beside the first.
+	Stripes    int
+	StripeSize int64
+	Mirrors    int
+	// LvcreateOptions are further options of lvcreate, each as --name=value.
+	LvcreateOptions []string
+	Medium          Medium
 	// Reserve is what volumes of this class leave free in the group.
 	Reserve Reserve
 	// Wipe is done to deleted volumes, at WipeRate bytes per second at most; a

@@ -33,7 +33,7 @@ func Parse(file string, data []byte) (*Config, error) {
 		return nil, Problems{p.syntax(err)}
 	}
 	c := p.config(document.Content[0])
-	p.media(c)
+	p.groupUse(c)
 	if len(p.problems) > 0 {
 		slices.SortStableFunc(p.problems, func(a, b Problem) int { return a.Line - b.Line })
 		return nil, p.problems
@@ -147,7 +147,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			*into = v.Value == "true"
 		}
 	}
-	p.fields(n, path, map[string]func(string, *yaml.Node){
+	known := map[string]func(string, *yaml.Node){
 		"name":         text(&c.Name, dnsLabel, "must be a DNS label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"),
 		"volumeGroup":  func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, false) },
 		"volumeGroups": func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, true) },
@@ -155,7 +155,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 		"optional":     flag(&c.Optional),
 		"type": func(k string, v *yaml.Node) {
 			at(k, v)
-			c.Type = Layout(p.oneOf(k, v, string(Linear), string(Thin)))
+			c.Type = Layout(p.oneOf(k, v, string(Linear), string(Striped), string(RAID1), string(RAID10), string(RAID5), string(RAID6), string(Thin)))
 		},
 		"medium": func(k string, v *yaml.Node) {
 			at(k, v)
@@ -182,9 +182,12 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			c.WipeRate = n
 		},
 		"thin": func(k string, v *yaml.Node) { at(k, v); p.thin(&c, k, v) },
-	}, "name")
+	}
+	p.layoutKeys(&c, at, known)
+	p.fields(n, path, known, "name")
 	p.oneKindOfGroups(&c, n, path)
 	p.checkThin(&c, n, path)
+	p.checkLayout(&c, n, path)
 	return c
 }
 

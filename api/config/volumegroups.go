@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -229,8 +230,14 @@ func (p *parser) loopFile(key string, n *yaml.Node) *LoopFile {
 	return l
 }
 
-// media sees to it that classes on persistent memory get groups made for it.
-func (p *parser) media(c *Config) {
+// groupUse sees to it that the groups are used by classes that they are fit for.
+func (p *parser) groupUse(c *Config) {
+	for i := range c.VolumeGroups {
+		g := &c.VolumeGroups[i]
+		if g.Name != "" && !slices.ContainsFunc(c.Classes, func(dc DeviceClass) bool { return slices.Contains(dc.VolumeGroups, g.Name) }) {
+			p.problems = append(p.problems, g.Problem(g.Name, "no device class uses this volume group")...)
+		}
+	}
 	for i := range c.Classes {
 		dc := &c.Classes[i]
 		for _, name := range dc.VolumeGroups {

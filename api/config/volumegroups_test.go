@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-const groupsHead = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: a, volumeGroup: carve}\nvolumeGroups:\n"
+const groupsHead = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: a, volumeGroups: [carve, tmp, g, h]}\nvolumeGroups:\n"
 
 func TestVolumeGroupsAreRead(t *testing.T) {
 	c, err := Parse("f", []byte(groupsHead+`
@@ -74,6 +74,8 @@ func TestAMistakeInAVolumeGroupIsNamed(t *testing.T) {
 		{"a small file", "- {name: g, loopFile: {path: /f, size: 1Mi}}\n", `volumeGroups[0].loopFile.size: "1Mi": must be`},
 		{"one file twice", "- {name: g, loopFile: {path: /f, size: 1Gi}}\n- {name: h, loopFile: {path: /f, size: 1Gi}}\n",
 			`volumeGroups[1].loopFile.path: "/f": the file of volumeGroups[0] already; files must differ`},
+		{"a group without a class", "- {name: unused, loopFile: {path: /f, size: 1Gi}}\n",
+			`f:6:3: volumeGroups[0]: "unused": no device class uses this volume group`},
 		{"a file as persistent memory", "- {name: g, medium: pmem, loopFile: {path: /f, size: 1Gi}}\n",
 			`volumeGroups[0].medium: "pmem": a loop file is no persistent memory; allowed is disk`},
 	} {
@@ -87,9 +89,9 @@ func TestAMistakeInAVolumeGroupIsNamed(t *testing.T) {
 }
 
 func TestAClassOnPersistentMemoryNeedsAGroupMadeForIt(t *testing.T) {
-	_, err := Parse("f", []byte(strings.Replace(groupsHead, "volumeGroup: carve", "volumeGroup: carve, medium: pmem", 1)+
+	_, err := Parse("f", []byte(strings.Replace(groupsHead, "h]}", "h], medium: pmem}", 1)+
 		"- {name: carve, devices: [{path: /dev/pmem0}]}\n"))
-	want := `f:4:41: deviceClasses[0].medium: "pmem": volume group "carve" has another medium; set medium: pmem on volumeGroups[0], too`
+	want := `f:4:55: deviceClasses[0].medium: "pmem": volume group "carve" has another medium; set medium: pmem on volumeGroups[0], too`
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}

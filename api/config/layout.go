@@ -1,0 +1,189 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Layouts over several devices.
+const (
+	// Striped spreads data over devices.
+	Striped Layout = "striped"
+	// RAID1 keeps copies of everything on other devices.
+	RAID1 Layout = "raid1"
+	// RAID10 spreads data over devices and keeps a copy of it.
+	RAID10 Layout = "raid10"
+	// RAID5 spreads data and survives the loss of any one device.
+	RAID5 Layout = "raid5"
+	// RAID6 spreads data and survives the loss of any two.
+	RAID6 Layout = "raid6"
+)
+
+// IsRAID tells whether volumes of a layout survive the loss of a device.
+func (l Layout) IsRAID() bool {
+	return l == RAID1 || l == RAID10 || l == RAID5 || l == RAID6
+}
+
+// Bounds and defaults of what goes with a layout.
+const (
+	// DefaultStripeSize is what a device holds of a stripe.
+	DefaultStripeSize = 64 << 10
+	// maxDevices is how many devices LVM's RAID volumes can lie on.
+	maxDevices    = 64
+	minStripeSize = 4 << 10
+	maxStripeSize = 1 << 30
+	maxMirrors    = 9
+	// pmemStripe is a huge page: mappings can use those only within a stripe.
+	pmemStripe = 2 << 20
+)
+
+// minStripes is the fewest stripes of each layout that has any, and
+// parityDevices how many devices it takes besides.
+var (
+	minStripes    = map[Layout]int{Striped: 2, RAID10: 2, RAID5: 2, RAID6: 3}
+	parityDevices = map[Layout]int{RAID5: 1, RAID6: 2}
+)
+
+// layoutKeys reads the keys that go with some layouts.
+func (p *parser) layoutKeys(c *DeviceClass, at func(string, *yaml.Node), known map[string]func(string, *yaml.Node)) {
+	known["stripes"] = func(k string, v *yaml.Node) { at(k, v); c.Stripes = p.whole(k, v, 2, maxDevices) }
+	known["mirrors"] = func(k string, v *yaml.Node) { at(k, v); c.Mirrors = p.whole(k, v, 1, maxMirrors) }
+	known["stripeSize"] = func(k string, v *yaml.Node) {
+		at(k, v)
+		n, ok := parseBytes(v)
+		if !ok || n < minStripeSize || n > maxStripeSize || n&(n-1) != 0 {
+			p.complain(v, k, given(v), "must be a power of two from 4Ki to 1Gi")
+		}
+		c.StripeSize = n
+	}
+	known["lvcreateOptions"] = func(k string, v *yaml.Node) { at(k, v); p.lvcreateOptions(c, k, v) }
+}
+
+func (p *parser) whole(key string, v *yaml.Node, least, most int) int {
+	n, err := strconv.Atoi(v.Value)
+	if v.Kind != yaml.ScalarNode || err != nil || n < least || n > most {
+		p.complain(v, key, given(v), fmt.Sprintf("must be a whole number from %d to %d", least, most))
+		return 0
+	}
+	return n
+}
+
+// checkLayout sees to it that a class has the keys that its layout needs, and
+// no other; and sets those that have a default.
+func (p *parser) checkLayout(c *DeviceClass, n *yaml.Node, path string) {
+	least, stripes := minStripes[c.Type]
+	for _, k := range []struct {
+		key, types string
+		allowed    bool
+	}{
+		{"stripes", "striped, raid10, raid5 and raid6", stripes},
+		{"stripeSize", "striped, raid10, raid5 and raid6", stripes},
+		{"mirrors", "raid1 and raid10", c.Type == RAID1 || c.Type == RAID10},
+	} {
+		if _, ok := c.positions[k.key]; ok && !k.allowed && c.Type != "" {
+			p.problems = append(p.problems, c.Problem(k.key, "", fmt.Sprintf("given for a class of type %s; it is allowed with %s only", c.Type, k.types))...)
+		}
+	}
+	if _, given := c.positions["mirrors"]; !given && (c.Type == RAID1 || c.Type == RAID10) {
+		c.Mirrors = 1
+	}
+	_, given := c.positions["stripes"]
+	switch {
+	case stripes && !given:
+		p.complain(n, path+".stripes", "", fmt.Sprintf("missing; type: %s requires it", c.Type))
+	case stripes && c.Stripes > 0 && c.Stripes < least:
+		p.problems = append(p.problems, c.Problem("stripes", strconv.Itoa(c.Stripes), fmt.Sprintf("type: %s needs at least %d", c.Type, least))...)
+	case c.devices() > maxDevices:
+		p.problems = append(p.problems, c.Problem("stripes", strconv.Itoa(c.Stripes), fmt.Sprintf(
+			"that is %d devices with copies and parity; at most %d are allowed", c.devices(), maxDevices))...)
+	}
+	if c.Type == RAID10 && c.Mirrors > 1 {
+		p.problems = append(p.problems, c.Problem("mirrors", strconv.Itoa(c.Mirrors), "type: raid10 has one copy beside the first: 1")...)
+	}
+	p.checkStripeSize(c)
+	if c.Type.IsRAID() && c.Medium == PMEM {
+		p.problems = append(p.problems, c.Problem("medium", string(PMEM), "RAID volumes cannot be mapped directly into memory; allowed with type: "+string(c.Type)+" is disk")...)
+	}
+	for i, o := range c.LvcreateOptions {
+		if name, _, _ := strings.Cut(o, "="); raidOptions[name] && !c.Type.IsRAID() && c.Type != "" {
+			p.problems = append(p.problems, c.Problem("lvcreateOptions", o, fmt.Sprintf("item %d is for raid1, raid10, raid5 and raid6 only", i))...)
+		}
+	}
+	if len(c.LvcreateOptions) > 0 && c.Type == Thin {
+		p.problems = append(p.problems, c.Problem("lvcreateOptions", "", "has no meaning with type: thin")...)
+	}
+}
+
+func (p *parser) checkStripeSize(c *DeviceClass) {
+	if _, stripes := minStripes[c.Type]; !stripes {
+		return
+	}
+	switch _, given := c.positions["stripeSize"]; {
+	case !given && c.Medium == PMEM:
+		c.StripeSize = pmemStripe
+	case !given:
+		c.StripeSize = DefaultStripeSize
+	case c.Medium == PMEM && c.StripeSize%pmemStripe != 0:
+		p.problems = append(p.problems, c.Problem("stripeSize", strconv.FormatInt(c.StripeSize, 10),
+			"with medium: pmem it must be at least 2Mi, or huge pages could not be used")...)
+	}
+}
+
+// devices is on how many devices a volume lies, copies and parity included.
+func (c *DeviceClass) devices() int {
+	return max(1, c.Stripes)*(c.Mirrors+1) + parityDevices[c.Type]
+}
+
+// lvcreateValues are the options of lvcreate that a class may have, and what
+// their values look like. None of them changes where a volume lies, how large
+// it is, or what Carve knows of it.
+var lvcreateValues = map[string]*regexp.Regexp{
+	"--readahead":       regexp.MustCompile(`^(auto|none|[0-9]{1,9})$`),
+	"--addtag":          regexp.MustCompile(`^[A-Za-z0-9_+.][A-Za-z0-9_+.\-/=!:&]{0,127}$`),
+	"--regionsize":      regexp.MustCompile(`^[0-9]{1,6}[kKmMgG]$`),
+	"--minrecoveryrate": regexp.MustCompile(`^[0-9]{1,9}[kKmM]?$`),
+	"--maxrecoveryrate": regexp.MustCompile(`^[0-9]{1,9}[kKmM]?$`),
+}
+
+// raidOptions are those that only RAID volumes have.
+var raidOptions = map[string]bool{"--regionsize": true, "--minrecoveryrate": true, "--maxrecoveryrate": true}
+
+func (p *parser) lvcreateOptions(c *DeviceClass, key string, n *yaml.Node) {
+	if n.Kind != yaml.SequenceNode {
+		p.complain(n, key, given(n), "must be a list of options such as --readahead=none")
+		return
+	}
+	seen := map[string]bool{}
+	for i, item := range n.Content {
+		path := fmt.Sprintf("%s[%d]", key, i)
+		name, value, ok := strings.Cut(item.Value, "=")
+		allowed := lvcreateValues[name]
+		switch {
+		case item.Kind != yaml.ScalarNode || !ok || allowed == nil:
+			p.complain(item, path, given(item), "must be OPTION=VALUE with one of the options "+lvcreateNames())
+		case !allowed.MatchString(value):
+			p.complain(item, path, item.Value, "the value must match "+allowed.String())
+		case name == "--addtag" && strings.HasPrefix(value, "carve"):
+			p.complain(item, path, item.Value, "tags that begin with carve are Carve's own")
+		case seen[name] && name != "--addtag":
+			p.complain(item, path, item.Value, name+" is given twice")
+		default:
+			c.LvcreateOptions = append(c.LvcreateOptions, item.Value)
+		}
+		seen[name] = true
+	}
+}
+
+func lvcreateNames() string {
+	var names []string
+	for name := range lvcreateValues {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
