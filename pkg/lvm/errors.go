@@ -72,6 +72,7 @@ var phrases = []struct {
 	{"Insufficient suitable contiguous allocatable extents", ErrNoSpace},
 	{"No space for", ErrNoSpace},
 	{"No specified PVs have space available", ErrNoSpace},
+	{"must not exceed number of physical volumes", ErrNoSpace},
 	{"exceeds maximum metadata size", ErrNoSpace},
 	// A thin pool that is full gives no new volume.
 	{"reached threshold", ErrNoSpace},

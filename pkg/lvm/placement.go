@@ -26,6 +26,28 @@ type Lie struct {
 	On []string
 }
 
+// FreeIn is Free with the extents that are free by a later placement than the
+// scan that the rest of the group is from.
+func (g *Group) FreeIn(p Placement) []Free {
+	later := *g
+	later.Devices = slices.Clone(g.Devices)
+	for i, d := range later.Devices {
+		later.Devices[i].Free = p.Free[d.UUID]
+	}
+	return later.Free()
+}
+
+// PathsOf are the paths of the devices with the given UUIDs.
+func (g *Group) PathsOf(uuids []string) []string {
+	var paths []string
+	for _, d := range g.Devices {
+		if slices.Contains(uuids, d.UUID) {
+			paths = append(paths, d.Path)
+		}
+	}
+	return paths
+}
+
 // parsePlacement makes sense of a group's metadata text.
 func parsePlacement(text []byte) (Placement, error) {
 	root, err := parseText(text)

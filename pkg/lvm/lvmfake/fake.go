@@ -459,7 +459,7 @@ func (g *group) report(name string) lvm.Group {
 		lv := lvm.Volume{
 			Name: vn, UUID: v.uuid, Size: int64(len(v.extents)) * g.extentSize,
 			Segments: segments(v.extents), Tags: slices.Clone(v.tags), Created: v.created,
-			Attr: lvm.Attr{Type: '-', Writable: true, Open: v.opens() > 0, Health: health},
+			Attr:   lvm.Attr{Type: '-', Writable: true, Open: v.opens() > 0, Health: health},
 			Layout: v.layout(), On: g.on(name, v), Synced: 10000,
 		}
 		if lv.Layout.IsRAID() {

@@ -1,0 +1,117 @@
+//go:build kernel
+
+package lvm_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+)
+
+// loops makes loop devices of so many MiB each, over files in memory.
+func loops(t *testing.T, sizes ...int) []string {
+	t.Helper()
+	var devices []string
+	for i, size := range sizes {
+		file := filepath.Join(t.TempDir(), fmt.Sprintf("disk%d", i))
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(file, int64(size)<<20); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
+		if err != nil {
+			t.Fatalf("losetup: %v\n%s", err, out)
+		}
+		device := strings.TrimSpace(string(out))
+		t.Cleanup(func() {
+			if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+				t.Errorf("losetup --detach %s: %v\n%s", device, err, out)
+			}
+		})
+		devices = append(devices, device)
+	}
+	return devices
+}
+
+// groupOf makes a volume group of devices, with extents of 1 MiB.
+func groupOf(t *testing.T, name string, devices []string) {
+	t.Helper()
+	lvmByHand(t, append([]string{"vgcreate", "--yes", "--physicalextentsize", "1m", name}, devices...)...)
+	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "--force", name) })
+}
+
+// TestRealRoomIsWhatTheArithmeticSays runs random histories against the real
+// LVM, for as long as a test may take there.
+func TestRealRoomIsWhatTheArithmeticSays(t *testing.T) {
+	for _, sizes := range [][]int{{30, 50, 20, 41, 25, 33}, {12, 40, 40}} {
+		t.Run(fmt.Sprintf("devices of %v MiB", sizes), func(t *testing.T) {
+			groupOf(t, "carve-room", loops(t, sizes...))
+			seed := rand.Uint64()
+			t.Logf("seed %d", seed)
+			r := rand.New(rand.NewPCG(seed, 0))
+			end := time.Now().Add(25 * time.Second)
+			e := lvmtest.Env{Groups: host(t), Group: "carve-room"}
+			rounds := 0
+			for ; time.Now().Before(end) && !t.Failed(); rounds++ {
+				lvmtest.Capacity(t, e, 4, r.IntN)
+				removeAll(t, e)
+			}
+			t.Logf("%d steps", 4*rounds)
+		})
+	}
+}
+
+func removeAll(t *testing.T, e lvmtest.Env) {
+	t.Helper()
+	p, err := e.Groups.Placement(e.Group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for name := range p.Volumes {
+		if !strings.Contains(name, "_r") { // a part of a RAID volume
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	if err := e.Groups.Remove(t.Context(), e.Group, names); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRealRAIDTellsHowItsImagesDo(t *testing.T) {
+	devices := loops(t, 40, 40, 40)
+	groupOf(t, "carve-raid", devices)
+	h := host(t)
+	g, err := h.Scan(t.Context(), []string{"carve-raid"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []lvm.Layout{{Type: lvm.RAID1, Mirrors: 1}, {Type: lvm.RAID5, Stripes: 2}} {
+		name := "cv-" + string(l.Type)
+		o := lvm.CreateOptions{Group: "carve-raid", Volume: name, Layout: l, Extents: 8, On: l.Place(g[0].Free(), 8)}
+		o.Options = []string{"--regionsize=1m", "--readahead=none"}
+		if err := h.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		s, err := h.RAIDStatus("carve-raid", name)
+		if err != nil || s.Images != l.Devices() || s.Failed != 0 || s.Total == 0 || l.Type == lvm.RAID1 && s.Synced != s.Total {
+			t.Errorf("%v: status %+v, error %v", l, s, err)
+		}
+	}
+	if _, err := h.RAIDStatus("carve-raid", "cv-none"); err == nil {
+		t.Error("a volume that is not there has a status")
+	}
+}

@@ -1,0 +1,263 @@
+package lvmtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// TB is what both tests and generators of random cases have.
+type TB interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+var (
+	_ TB = (*testing.T)(nil)
+	_ TB = (*testing.B)(nil)
+)
+
+// layouts are what Capacity makes volumes of.
+var layouts = []lvm.Layout{
+	{},
+	{Type: lvm.Striped, Stripes: 2, StripeSize: 64 << 10},
+	{Type: lvm.Striped, Stripes: 3},
+	{Type: lvm.RAID1, Mirrors: 1},
+	{Type: lvm.RAID1, Mirrors: 2},
+	{Type: lvm.RAID10, Stripes: 2, StripeSize: 4 << 10, Mirrors: 1},
+	{Type: lvm.RAID5, Stripes: 2, StripeSize: 64 << 10},
+	{Type: lvm.RAID6, Stripes: 3},
+}
+
+// history is a group to which random things happen.
+type history struct {
+	TB
+	Env
+	random func(n int) int
+	// group is from the last scan; placement is always current.
+	group     lvm.Group
+	placement lvm.Placement
+	seqno     uint64
+	volumes   []carved
+	next      int
+}
+
+type carved struct {
+	name    string
+	layout  lvm.Layout
+	extents int64
+}
+
+// Capacity makes, grows and removes volumes of random layouts in a group of
+// several devices, and holds the arithmetic against what happens: the largest
+// volume can be made and one unit more cannot, each takes of each device what
+// was planned, and what the disks say of themselves is what a scan finds.
+// random returns numbers from 0 to below n.
+func Capacity(t TB, e Env, steps int, random func(n int) int) {
+	t.Helper()
+	h := &history{TB: t, Env: e, random: random}
+	h.scan()
+	for range steps {
+		switch n := random(10); {
+		case n < 5 || len(h.volumes) == 0:
+			h.create()
+		case n < 7:
+			h.extend()
+		default:
+			h.remove()
+		}
+	}
+	h.scan()
+}
+
+// scan brings the history up to date and compares the two ways to do so.
+func (h *history) scan() {
+	h.Helper()
+	found, err := h.Groups.Scan(context.Background(), []string{h.Group})
+	if err != nil || len(found) != 1 {
+		h.Fatalf("scan: %d groups, error %v", len(found), err)
+	}
+	h.group = found[0]
+	h.look()
+	if h.group.Seqno != h.placement.Seqno {
+		h.Fatalf("the scan is of %d, the placement of %d", h.group.Seqno, h.placement.Seqno)
+	}
+	if got, want := h.group.FreeIn(h.placement), h.group.Free(); !reflect.DeepEqual(got, want) {
+		h.Errorf("free by the placement %v, by the scan %v", got, want)
+	}
+	for _, v := range h.group.Volumes {
+		if lie := h.placement.Volumes[v.Name]; lie.Layout != v.Layout || !slices.Equal(lie.On, v.On) {
+			h.Errorf("volume %s: by the placement %+v, by the scan %+v on %v", v.Name, lie, v.Layout, v.On)
+		}
+	}
+	for _, m := range h.volumes {
+		v := h.group.Volume(m.name)
+		if v == nil || v.Size != m.extents*h.group.ExtentSize || v.Layout.Type != layoutType(m.layout) || v.Layout.Devices() != m.layout.Devices() {
+			h.Errorf("volume %+v is %+v", m, v)
+		}
+	}
+}
+
+func layoutType(l lvm.Layout) lvm.LayoutType {
+	if l.IsLinear() {
+		return lvm.Linear
+	}
+	return l.Type
+}
+
+// look reads the placement.
+func (h *history) look() {
+	h.Helper()
+	var err error
+	if h.placement, err = h.Groups.Placement(h.Group); err != nil {
+		h.Fatalf("placement: %v", err)
+	}
+	h.seqno = h.placement.Seqno
+}
+
+func (h *history) free() []lvm.Free { return h.group.FreeIn(h.placement) }
+
+// size draws a size up to the largest, often that.
+func (h *history) size(l lvm.Layout, most int64) int64 {
+	if h.random(3) == 0 {
+		return most
+	}
+	return l.RoundUp(1 + int64(h.random(int(most))))
+}
+
+func (h *history) create() {
+	h.Helper()
+	l := layouts[h.random(len(layouts))]
+	free := h.free()
+	most := l.Largest(lvm.Counts(free), 0)
+	h.next++
+	o := lvm.CreateOptions{Group: h.Group, Volume: fmt.Sprintf("cv%d", h.next), Layout: l, Extents: most + l.Unit()}
+	if h.random(2) == 0 {
+		o.On = freest(l, free)
+		if err := h.Groups.Create(context.Background(), o); !errors.Is(err, lvm.ErrNoSpace) {
+			h.Fatalf("%v of %v: %d extents, more than %d, error %v", l, free, o.Extents, most, err)
+		}
+		h.unchanged()
+	}
+	if most == 0 {
+		return
+	}
+	o.Extents = h.size(l, most)
+	o.On = l.Place(free, o.Extents)
+	if err := h.Groups.Create(context.Background(), o); err != nil {
+		h.Fatalf("%v of %v: %d of at most %d extents: %v", l, free, o.Extents, most, err)
+	}
+	h.volumes = append(h.volumes, carved{o.Volume, l, o.Extents})
+	h.took(l.Commits(), free, o.On)
+}
+
+// freest are the devices of which a volume would be made if there were room.
+func freest(l lvm.Layout, free []lvm.Free) []lvm.Share {
+	sorted := slices.Clone(free)
+	slices.SortStableFunc(sorted, func(a, b lvm.Free) int { return int(b.Extents() - a.Extents()) })
+	var on []lvm.Share
+	for _, f := range sorted {
+		if f.Extents() > 0 && (l.IsLinear() || len(on) < l.Devices()) {
+			on = append(on, lvm.Share{Device: f.Device, Extents: f.Extents() + 1})
+		}
+	}
+	return on
+}
+
+func (h *history) extend() {
+	h.Helper()
+	m := &h.volumes[h.random(len(h.volumes))]
+	l, free := m.layout, h.free()
+	on := h.group.PathsOf(h.placement.Volumes[m.name].On)
+	most := l.LargestGrowth(free, on, 0)
+	if h.random(2) == 0 {
+		from := free
+		if l.IsRAID() {
+			from = slices.DeleteFunc(slices.Clone(free), func(f lvm.Free) bool { return !slices.Contains(on, f.Device) })
+		}
+		err := h.Groups.Extend(context.Background(), h.Group, m.name, m.extents+most+l.Unit(), freest(l, from)...)
+		if len(freest(l, from)) > 0 && !errors.Is(err, lvm.ErrNoSpace) {
+			h.Fatalf("%v on %v of %v: growing by more than %d extents: error %v", l, on, free, most, err)
+		}
+		if err == nil {
+			h.Fatalf("%v grew although nothing is free", l)
+		}
+		h.unchanged()
+	}
+	if most == 0 {
+		return
+	}
+	more := h.size(l, most)
+	shares := l.PlaceGrowth(free, on, more)
+	if err := h.Groups.Extend(context.Background(), h.Group, m.name, m.extents+more, shares...); err != nil {
+		h.Fatalf("%v on %v of %v: growing by %d of at most %d extents: %v", l, on, free, more, most, err)
+	}
+	m.extents += more
+	h.took(1, free, shares)
+	if after := h.group.PathsOf(h.placement.Volumes[m.name].On); l.IsRAID() && !slices.Equal(after, on) {
+		h.Errorf("%v grew from %v onto %v", l, on, after)
+	}
+}
+
+func (h *history) remove() {
+	h.Helper()
+	i := h.random(len(h.volumes))
+	before := sum(h.free())
+	m := h.volumes[i]
+	if err := h.Groups.Remove(context.Background(), h.Group, []string{m.name}); err != nil {
+		h.Fatalf("removing %+v: %v", m, err)
+	}
+	h.volumes = slices.Delete(h.volumes, i, i+1)
+	h.look()
+	// The bookkeeping is taken once, when the volume is made.
+	if got := sum(h.free()) - before; got != m.layout.Raw(m.extents) {
+		h.Errorf("%d extents came back from %+v, want %d", got, m, m.layout.Raw(m.extents))
+	}
+	if h.random(4) == 0 {
+		h.scan()
+	}
+}
+
+// took checks what a command took of each device.
+func (h *history) took(commits uint64, before []lvm.Free, shares []lvm.Share) {
+	h.Helper()
+	was := h.seqno
+	h.look()
+	if h.seqno != was+commits {
+		h.Errorf("the sequence number went from %d to %d, want %d more", was, h.seqno, commits)
+	}
+	want := lvm.Counts(before)
+	for i, f := range before {
+		for _, s := range shares {
+			if s.Device == f.Device {
+				want[i] -= s.Extents
+			}
+		}
+	}
+	if got := lvm.Counts(h.free()); !slices.Equal(got, want) {
+		h.Errorf("%v are free on the devices, want %v: %v of %v", got, want, shares, before)
+	}
+}
+
+// unchanged checks that a refused command did nothing.
+func (h *history) unchanged() {
+	h.Helper()
+	was := h.seqno
+	if h.look(); h.seqno != was {
+		h.Errorf("a refused command raised the sequence number from %d to %d", was, h.seqno)
+	}
+}
+
+func sum(free []lvm.Free) int64 {
+	var n int64
+	for _, f := range free {
+		n += f.Extents()
+	}
+	return n
+}
