@@ -83,7 +83,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		},
 	})
 	service, err := lvmd.New(ctx, lvmd.Options{
-		Config: c, LVM: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
+		Config: c, LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
 	})
 	if err != nil {
 		return err

@@ -20,6 +20,9 @@ const pmemAlignment = 2 << 20
 // when the journal is new.
 func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) error {
 	names := s.configure(c)
+	if err := s.provideAtStart(ctx, c); err != nil {
+		return err
+	}
 	found, err := s.lvm.Scan(ctx, names)
 	if err != nil {
 		return fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
@@ -114,7 +117,7 @@ func checkGroups(c *config.Config, found []lvm.Group) error {
 		dc := &c.Classes[i]
 		for j, name := range dc.VolumeGroups {
 			g := byName[name]
-			if g == nil && !dc.Optional {
+			if g == nil && !dc.Optional && c.Group(name) == nil {
 				return dc.GroupProblem(j,
 					"no such volume group on this machine; make it with vgcreate, or set optional: true where nodes may lack it")
 			}

@@ -29,6 +29,7 @@ var (
 	descBacklog   = desc("wipe_backlog_bytes", "What is still to be wiped before it is free.", "group")
 	descQueue     = desc("queue_depth", "Operations waiting for their turn at the volume group.", "group")
 	descWedged    = desc("lvm_responding", "1 while LVM answers for the volume group, 0 while its commands time out.", "group")
+	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by why.", "group", "device", "reason")
 	descJournal   = desc("journal_bytes", "Size of the journal's file.")
 )
 
@@ -90,7 +91,7 @@ func resultLabel(err error) string {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descWedged, descJournal,
+		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descWedged, descJournal, descRefused,
 	} {
 		ch <- d
 	}
@@ -142,6 +143,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(descWedged, responding, name)
 		gauge(descQueue, float64(g.turns.depth()), name)
+		for device, why := range g.provided.refusals() {
+			gauge(descRefused, 1, name, device, why.kind)
+		}
 		gauge(descBacklog, float64(backlog[name]), name)
 	}
 }

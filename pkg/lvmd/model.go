@@ -54,6 +54,9 @@ type group struct {
 	// a channel of one.
 	reap, remove chan struct{}
 
+	// provided is nil, or what makes and grows the group. It never changes.
+	provided *provided
+
 	// present is false while LVM does not know the group.
 	present bool
 	// info is the group as last scanned, but for its volumes.

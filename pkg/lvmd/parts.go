@@ -135,7 +135,7 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 		class.Conditions = append(class.Conditions, condition(kind, format, args...))
 	}
 	if !g.present {
-		add("VolumeGroupMissing", "volume group %q does not exist on this node", g.name)
+		add("VolumeGroupMissing", "volume group %q does not exist on this node%s", g.name, g.provided.absence())
 		return r
 	}
 	r.VgUuid = g.info.UUID

@@ -19,6 +19,7 @@ func (s *Service) refreshLoop(ctx context.Context) {
 		select {
 		case <-tick.C:
 		case <-s.blockEvents:
+			wake(s.provider.wake)
 			s.model.mu.Lock()
 			for _, g := range s.model.groups {
 				g.recheck = true

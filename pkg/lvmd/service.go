@@ -44,9 +44,14 @@ type Options struct {
 	// BlockEvents wakes the service when block devices appear or vanish; nil
 	// means that nobody tells.
 	BlockEvents <-chan struct{}
+	// Devices makes and grows volume groups; required when the configuration
+	// has any to be made.
+	Devices lvm.Devices
 	// PollInterval is how often the groups' sequence numbers are read from
 	// the disks; zero means every two seconds.
 	PollInterval time.Duration
+	// providing is set by tests only, to change its intervals.
+	providing func(*provider)
 }
 
 // Service is lvmd's core: the LVMD service and the work behind it. Its
@@ -63,6 +68,7 @@ type Service struct {
 	metrics *Metrics
 	health  *health
 
+	provider     *provider
 	blockEvents  <-chan struct{}
 	pollInterval time.Duration
 	// probeInterval is the constant but in tests.
@@ -93,6 +99,10 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		model: newModel(newID()), health: newHealth(),
 		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval,
 		stopping: make(chan struct{}),
+		provider: newProvider(o.Devices),
+	}
+	if o.providing != nil {
+		o.providing(s.provider)
 	}
 	if s.format == nil {
 		s.format = filesystem.Format
@@ -137,6 +147,7 @@ func (s *Service) Start() {
 	}
 	s.finishGrowing()
 	s.spawn(func() { s.refreshLoop(s.work) })
+	s.spawn(func() { s.provideLoop(s.work) })
 }
 
 // spawn runs f until it returns; Stop waits for it.

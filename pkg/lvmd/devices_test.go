@@ -1,0 +1,408 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+// deviceGate lets a daemon die before and after each step of making groups.
+type deviceGate struct {
+	lvm.Devices
+	gate *gate
+}
+
+func (g *deviceGate) InitDevice(ctx context.Context, o lvm.InitOptions) error {
+	return g.gate.around("pvcreate", func() error { return g.Devices.InitDevice(ctx, o) })
+}
+
+func (g *deviceGate) CreateGroup(ctx context.Context, o lvm.GroupOptions) error {
+	return g.gate.around("vgcreate", func() error { return g.Devices.CreateGroup(ctx, o) })
+}
+
+func (g *deviceGate) ExtendGroup(ctx context.Context, group string, devices []string) error {
+	return g.gate.around("vgextend", func() error { return g.Devices.ExtendGroup(ctx, group, devices) })
+}
+
+func (g *deviceGate) ResizeDevice(ctx context.Context, group, device string) error {
+	return g.gate.around("pvresize", func() error { return g.Devices.ResizeDevice(ctx, group, device) })
+}
+
+// bare is a machine without volume groups, whose disks are selected.
+func bare(t *testing.T, group string) *machine {
+	t.Helper()
+	m := &machine{fake: lvmfake.New(), state: stateDir(t), formatted: map[string]filesystem.FormatOptions{}}
+	m.config = "- {name: local, default: true, volumeGroup: carve}\nvolumeGroups:\n- " + group + "\n"
+	return m
+}
+
+const anyDisk = "{name: carve, devices: [{path: /dev/vd*}]}"
+
+// diskSize is that of the disks in these tests: with 1 MiB of metadata and
+// 1 MiB of alignment, 63 extents fit.
+const diskSize = 64 * testExtent
+
+func disk(name string) lvm.BlockDevice {
+	return lvm.BlockDevice{Name: name, Size: diskSize, IDs: []string{"virtio-" + name}}
+}
+
+// withDevices gives the daemon the means to make groups, and events.
+func withDevices(events chan struct{}) func(*daemon, *Options) {
+	return func(d *daemon, o *Options) {
+		o.Devices = &deviceGate{Devices: d.machine.fake, gate: d.gate}
+		o.BlockEvents = events
+		o.providing = func(p *provider) { p.examineInterval, p.retry = time.Millisecond, 10*time.Millisecond }
+	}
+}
+
+// refusedFor is why a device is not used, or empty.
+func (d *daemon) refusedFor(device string) string {
+	d.model.mu.Lock()
+	defer d.model.mu.Unlock()
+	if why := d.model.groups[testGroup].provided.refused[device]; why != nil {
+		return why.kind
+	}
+	return ""
+}
+
+func (d *daemon) devices() []string {
+	d.model.mu.Lock()
+	defer d.model.mu.Unlock()
+	var paths []string
+	for _, pv := range d.model.groups[testGroup].info.Devices {
+		paths = append(paths, pv.Path)
+	}
+	return paths
+}
+
+func TestAGroupIsMadeOfTheSelectedDisksAndFoundAgain(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"))
+	m.fake.AddDisk(disk("vdc"))
+	m.fake.AddDisk(disk("sda"))
+	d := m.start(t, withDevices(nil))
+	if got, want := d.available(), int64(2*63); got != want {
+		t.Errorf("%d extents, want %d", got, want)
+	}
+	if got, want := d.devices(), []string{"/dev/vdb", "/dev/vdc"}; !slices.Equal(got, want) {
+		t.Errorf("devices %q, want %q", got, want)
+	}
+	v := d.create(request("v", 100))
+	d.stop()
+	d = m.start(t, withDevices(nil))
+	if got := d.list(); len(got) != 1 || got[0].GetId() != v.GetId() {
+		t.Errorf("volumes %v", got)
+	}
+	for op, want := range map[lvmfake.Op]int{lvmfake.OpInitDevice: 2, lvmfake.OpCreateGroup: 1, lvmfake.OpExtendGroup: 0, lvmfake.OpResizeDevice: 0} {
+		if got := m.fake.Commands(op); got != want {
+			t.Errorf("%d commands %s, want %d", got, op, want)
+		}
+	}
+	d.checkModel()
+}
+
+func TestADeviceWithAnythingOnItIsNotTouched(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"))
+	m.fake.AddDisk(disk("vdc"), "ext4")
+	m.fake.AddDisk(disk("vdd"), "gpt")
+	m.fake.AddDisk(disk("vde"))
+	m.fake.ClaimDisk("vde", true)
+	m.fake.AddDisk(disk("vdf"))
+	other := lvm.NewPhysicalVolumeUUID()
+	if err := m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdf", UUID: other, DataAlignment: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	m.fake.AddDisk(disk("vdg"))
+	if err := m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdg", UUID: lvm.NewPhysicalVolumeUUID(), DataAlignment: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.fake.CreateGroup(t.Context(), lvm.GroupOptions{Group: "other", Devices: []string{"/dev/vdg"}, ExtentSize: testExtent}); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*lvm.BlockDevice){
+		"vdh": func(b *lvm.BlockDevice) { b.ReadOnly = true },
+		"vdi": func(b *lvm.BlockDevice) { b.Partitions = []string{"vdi1"} },
+		"vdj": func(b *lvm.BlockDevice) { b.Holders = []string{"md0"} },
+		"vdk": func(b *lvm.BlockDevice) { b.Size = 1 << 20 },
+		// These are not even considered:
+		"vdi1": func(b *lvm.BlockDevice) { b.Parent = "vdi" },
+		"vdl":  func(b *lvm.BlockDevice) { b.Virtual = true },
+		"vdm":  func(b *lvm.BlockDevice) { b.LogicalVolume = true },
+	} {
+		m.fake.AddDisk(disk(name))
+		m.fake.ChangeDisk(name, change)
+	}
+	d := m.start(t, withDevices(nil))
+	if got := d.devices(); !slices.Equal(got, []string{"/dev/vdb"}) {
+		t.Errorf("devices %q", got)
+	}
+	for name, want := range map[string]string{
+		"vdb": "", "vdc": "signature", "vdd": "partitioned", "vde": "in_use", "vdf": "signature", "vdg": "other_group",
+		"vdh": "read_only", "vdi": "partitioned", "vdj": "in_use", "vdk": "too_small", "vdi1": "", "vdl": "", "vdm": "",
+	} {
+		if got := d.refusedFor("/dev/" + name); got != want {
+			t.Errorf("%s is refused for %q, want %q", name, got, want)
+		}
+	}
+	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 3 {
+		t.Errorf("%d devices were initialised, want the test's two and one", n)
+	}
+	families, err := d.metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := 0
+	for _, f := range families {
+		if f.GetName() == "carve_lvmd_device_refused" {
+			refused = len(f.GetMetric())
+		}
+	}
+	if refused != 9 {
+		t.Errorf("%d devices in the metric, want 9", refused)
+	}
+}
+
+func TestASignatureIsDestroyedOnlyOnAListedDevice(t *testing.T) {
+	m := bare(t, "{name: carve, devices: [{path: /dev/vd*}], allowSignatures: [/dev/vdb, /dev/disk/by-id/virtio-vdc, /dev/vdd, /dev/vde]}")
+	m.fake.AddDisk(disk("vdb"), "ext4")
+	m.fake.AddDisk(disk("vdc"), "xfs")
+	m.fake.AddDisk(disk("vdd"), "gpt")
+	m.fake.AddDisk(disk("vde"), "ext4")
+	m.fake.ClaimDisk("vde", true)
+	m.fake.AddDisk(disk("vdf"), "ext4")
+	d := m.start(t, withDevices(nil))
+	if got := d.devices(); !slices.Equal(got, []string{"/dev/vdb", "/dev/vdc"}) {
+		t.Errorf("devices %q", got)
+	}
+	for name, want := range map[string]string{"vdd": "partitioned", "vde": "in_use", "vdf": "signature"} {
+		if got := d.refusedFor("/dev/" + name); got != want {
+			t.Errorf("%s is refused for %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestAPartitionOrALoopDeviceIsUsedWhenItIsNamed(t *testing.T) {
+	m := bare(t, "{name: carve, devices: [{path: /dev/vdb1}, {byID: virtio-loop7}]}")
+	m.fake.AddDisk(disk("vdb"), "gpt")
+	m.fake.AddDisk(disk("vdb1"))
+	m.fake.ChangeDisk("vdb1", func(b *lvm.BlockDevice) { b.Parent = "vdb" })
+	m.fake.AddDisk(disk("loop7"))
+	m.fake.ChangeDisk("loop7", func(b *lvm.BlockDevice) { b.Virtual = true })
+	d := m.start(t, withDevices(nil))
+	if got := d.devices(); !slices.Equal(got, []string{"/dev/vdb1", "/dev/loop7"}) {
+		t.Errorf("devices %q", got)
+	}
+}
+
+func TestWhyThereIsNoGroupIsReportedUntilThereIsOne(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"), "ext4")
+	events := make(chan struct{}, 1)
+	d := m.start(t, withDevices(events))
+	c := d.state().GetClasses()[0]
+	want := `volume group "carve" does not exist on this node: no selected device can be used: /dev/vdb: it has a signature (ext4); remove that with wipefs, or list the device under allowSignatures`
+	if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetMessage() != want {
+		t.Errorf("class %v\nwant %s", c, want)
+	}
+	_, err := d.client.CreateVolume(t.Context(), request("v", 1))
+	wantCode(t, err, codes.Unavailable, names.ReasonDeviceMissing)
+	m.fake.WipeDisk("vdb")
+	events <- struct{}{}
+	eventually(t, "the group is made", func() bool { return d.available() == 63 })
+	if c := d.state().GetClasses()[0]; len(c.GetConditions()) != 0 {
+		t.Errorf("class %v", c)
+	}
+	d.create(request("v", 1))
+}
+
+func TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"), "ext4")
+	events := make(chan struct{})
+	d := m.start(t, withDevices(events))
+	time.Sleep(50 * time.Millisecond)
+	if n := m.fake.Commands("examine"); n != 1 {
+		t.Errorf("examined %d times without an event", n)
+	}
+	events <- struct{}{}
+	eventually(t, "the device is examined again", func() bool { return m.fake.Commands("examine") == 2 })
+	if why := d.refusedFor("/dev/vdb"); why != "signature" {
+		t.Errorf("refused for %q", why)
+	}
+}
+
+func TestADiskThatAppearsIsAddedAndOneThatGrowsIsUsed(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"))
+	events := make(chan struct{}, 1)
+	d := m.start(t, withDevices(events))
+	d.create(request("v", 60))
+	m.fake.AddDisk(disk("vdc"))
+	events <- struct{}{}
+	eventually(t, "the disk is added", func() bool { return d.available() == 3+63 })
+	m.fake.ChangeDisk("vdc", func(b *lvm.BlockDevice) { b.Size += 10 * testExtent })
+	events <- struct{}{}
+	eventually(t, "the disk is used to its end", func() bool { return d.available() == 3+73 })
+	d.create(request("w", 76))
+	d.checkModel()
+	scans := m.fake.Commands(lvmfake.OpScan)
+	events <- struct{}{}
+	time.Sleep(50 * time.Millisecond)
+	if n := m.fake.Commands(lvmfake.OpScan); n != scans {
+		t.Errorf("%d scans for an event that changed nothing", n-scans)
+	}
+	if got := d.list(); len(got) != 2 {
+		t.Errorf("volumes %v", got)
+	}
+}
+
+func TestAGroupWhoseDisksAreLateIsNotMadeAnew(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"))
+	d := m.start(t, withDevices(nil))
+	v := d.create(request("v", 1))
+	uuid := v.GetVgUuid()
+	d.stop()
+	m.fake.PlugDisk("vdb", false)
+	m.fake.AddDisk(disk("vdc"))
+	events := make(chan struct{}, 1)
+	d = m.start(t, withDevices(events))
+	if why := d.refusedFor("/dev/vdc"); why != "waiting" {
+		t.Fatalf("the new disk is refused for %q", why)
+	}
+	m.fake.PlugDisk("vdb", true)
+	events <- struct{}{}
+	eventually(t, "the group is back, with the new disk", func() bool { return d.available() == 62+63 })
+	if got := d.list(); len(got) != 1 || got[0].GetVgUuid() != uuid {
+		t.Errorf("volumes %v", got)
+	}
+	d.stop()
+	// Without them for too long, the machine has other disks, and another group.
+	m.fake.PlugDisk("vdb", false)
+	m.fake.PlugDisk("vdc", false)
+	m.fake.AddDisk(disk("vdd"))
+	d = m.start(t, withDevices(events), func(_ *daemon, o *Options) {
+		o.providing = func(p *provider) { p.returnGrace = 20 * time.Millisecond }
+	})
+	eventually(t, "a new group is made", func() bool { return d.available() == 63 })
+	if c := d.state().GetClasses()[0]; c.GetVgUuid() == uuid || len(d.list()) != 0 {
+		t.Errorf("class %v, volumes %v", c, d.list())
+	}
+}
+
+func TestALoopFileIsAttachedOnceAndGrows(t *testing.T) {
+	m := bare(t, "{name: carve, loopFile: {path: /var/lib/carve/loop.img, size: 256Mi}}")
+	d := m.start(t, withDevices(nil))
+	if got := d.available(); got != 63 {
+		t.Errorf("%d extents", got)
+	}
+	d.create(request("v", 1))
+	d.stop()
+	m.config = strings.Replace(m.config, "256Mi", "296Mi", 1)
+	d = m.start(t, withDevices(nil))
+	if got := d.available(); got != 62+10 || len(d.devices()) != 1 {
+		t.Errorf("%d extents on %q", got, d.devices())
+	}
+	if all, _ := m.fake.BlockDevices(); len(all) != 1 {
+		t.Errorf("devices %v", all)
+	}
+}
+
+func TestAGroupForPersistentMemoryIsAlignedAndNeedsIt(t *testing.T) {
+	m := bare(t, "{name: carve, medium: pmem, devices: [{path: /dev/pmem*}]}")
+	m.config = strings.Replace(m.config, "volumeGroup: carve", "volumeGroup: carve, medium: pmem", 1)
+	m.fake.AddDisk(disk("pmem0"))
+	m.fake.ChangeDisk("pmem0", func(b *lvm.BlockDevice) { b.DAX = true })
+	m.fake.AddDisk(disk("pmem1"))
+	d := m.start(t, withDevices(nil))
+	if got := d.devices(); !slices.Equal(got, []string{"/dev/pmem0"}) || d.refusedFor("/dev/pmem1") != "not_dax" {
+		t.Errorf("devices %q; the other is refused for %q", got, d.refusedFor("/dev/pmem1"))
+	}
+	found, err := m.fake.Scan(t.Context(), []string{testGroup})
+	if err != nil || found[0].ExtentSize != 2<<20 || found[0].Devices[0].DataOffset%(2<<20) != 0 {
+		t.Errorf("group %+v, error %v", found, err)
+	}
+}
+
+func TestAGroupThatCannotBeMadeLeavesTheOthers(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddGroup("other", testExtent, testTotal)
+	m.config = "- {name: second, volumeGroup: other}\n" + m.config
+	m.fake.AddDisk(disk("vdb"))
+	failures := 2
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpCreateGroup && failures > 0 {
+			failures--
+			return fmt.Errorf("vgcreate: no luck")
+		}
+		return nil
+	}
+	d := m.start(t, withDevices(nil))
+	r := request("v", 1)
+	r.DeviceClass = "second"
+	d.create(r)
+	eventually(t, "the group is made by another attempt", func() bool {
+		return d.state().GetClasses()[1].GetAvailableBytes() == 63*testExtent
+	})
+	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 1 {
+		t.Errorf("%d physical volumes were made", n)
+	}
+}
+
+// TestWhereverLvmdDiesAGroupIsFinished kills lvmd at every place of making and
+// growing a group, and has the next one finish.
+func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
+	deaths := 0
+	for at := 1; ; at++ {
+		m := bare(t, anyDisk)
+		m.fake.AddDisk(disk("vdb"))
+		m.fake.AddDisk(disk("vdc"))
+		die := func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) }
+		d, err := m.tryStart(t, withDevices(nil), die)
+		point := ""
+		if err == nil {
+			if d.gate.point != "" {
+				point = d.gate.point
+			}
+			d.kill()
+		}
+		// The second life also gets a third disk.
+		m.fake.AddDisk(disk("vdd"))
+		last := m.start(t, withDevices(nil))
+		if got := last.available(); got != 3*63 {
+			t.Fatalf("died at %d (%s): %d extents are there, refused: %q %q %q", at, point, got,
+				last.refusedFor("/dev/vdb"), last.refusedFor("/dev/vdc"), last.refusedFor("/dev/vdd"))
+		}
+		records, err := last.journal.devices(testGroup)
+		if err != nil || len(records) != 3 {
+			t.Errorf("died at %d: records %v, error %v", at, records, err)
+		}
+		for _, r := range records {
+			if !r.Joined {
+				t.Errorf("died at %d: %+v is still an intent", at, r)
+			}
+		}
+		last.checkModel()
+		last.stop()
+		if err == nil && d != nil && point == "" {
+			break
+		}
+		deaths++
+	}
+	if deaths < 8 {
+		t.Errorf("lvmd died at %d places only", deaths)
+	}
+}
