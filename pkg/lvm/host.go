@@ -81,6 +81,22 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 			g.Devices[i].DAX = !g.Devices[i].Missing && hasDAX(g.Devices[i].Path)
 		}
 	}
+	h.remember(groups, found)
+	// What is reported will be acted on, and a command that was killed may have
+	// written it a moment ago. A disk that cannot flush is no reason not to tell
+	// what it holds: the next change finds out.
+	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
+	defer cancel()
+	for _, g := range found {
+		if err := flush(ctx, h.known(g.Name)); errors.Is(err, ErrTimedOut) {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// remember keeps where the groups lie that were looked for and found.
+func (h *Host) remember(groups []string, found []Group) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, g := range groups {
@@ -95,7 +111,6 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 			}
 		}
 	}
-	return found, nil
 }
 
 // known returns the devices of the groups, or nothing when any group has none.
@@ -192,14 +207,20 @@ func (h *Host) Remove(ctx context.Context, group string, volumes []string) error
 	return h.change(ctx, []string{group}, "lvremove", args...)
 }
 
-// change runs a command that is confined to the devices of the groups.
+// change runs a command that is confined to the devices of the groups, and
+// returns when what it did is durable.
 func (h *Host) change(ctx context.Context, groups []string, command string, args ...string) error {
 	devices := h.known(groups...)
 	if len(devices) == 0 {
 		return fmt.Errorf("volume group %q: %w: none of its disks is known", strings.Join(groups, ", "), ErrNotFound)
 	}
 	_, err := h.runner.Run(ctx, command, append([]string{"--config", lvmConfig(devices)}, args...)...)
-	return err
+	if err != nil {
+		return err // It may have acted all the same: the Scan that must follow flushes.
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
+	defer cancel()
+	return flush(ctx, devices)
 }
 
 // Device implements Groups by asking the kernel's device mapper, and holding

@@ -1,0 +1,52 @@
+//go:build kernel
+
+package lvm_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// flushes counts the flushes that the kernel has sent to a disk, from its
+// statistics (Documentation/block/stat.rst).
+func flushes(t *testing.T, disk string) int {
+	t.Helper()
+	b, err := os.ReadFile("/sys/block/" + disk + "/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.Fields(string(b))[15])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestWhatACommandDidIsFlushedToTheDisk(t *testing.T) {
+	h := host(t)
+	group(t, "flushed")
+	var err error
+	for _, c := range []struct {
+		name string
+		run  func() error
+	}{
+		{"a scan, of what was found", func() error { _, err = h.Scan(t.Context(), []string{"flushed"}); return err }},
+		{"a creation", func() error {
+			return h.Create(t.Context(), lvm.CreateOptions{Group: "flushed", Volume: "a", Extents: 1})
+		}},
+		{"an extension", func() error { return h.Extend(t.Context(), "flushed", "a", 2) }},
+		{"a removal", func() error { return h.Remove(t.Context(), "flushed", []string{"a"}) }},
+	} {
+		before := flushes(t, "vdb")
+		if err := c.run(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if flushes(t, "vdb") == before {
+			t.Errorf("%s is not flushed", c.name)
+		}
+	}
+}
