@@ -9,9 +9,18 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// change runs one command that changes a group, in its turn, and leaves the
+// change is changeBy for the commands that raise the sequence number by one.
+func (s *Service) change(ctx context.Context, g *group, delta int64, run func(context.Context) error, applied func() []*volume) error {
+	return s.changeBy(ctx, g, 1, delta, run, applied)
+}
+
+// unknownSteps has the group scanned after the command, whatever it did.
+const unknownSteps = 0
+
+// changeBy runs one command that changes a group, in its turn, and leaves the
 // model true to what came of it.
 //
+// steps is by how much the command raises the group's sequence number, and
 // delta is by how many extents the command changes what is allocatable when
 // it succeeds; applied is then called with the model locked, makes the rest of
 // the change, and returns the volumes whose report it changed. When the
@@ -20,7 +29,7 @@ import (
 //
 // ctx bounds only the wait for the turn. A command that has started runs to
 // its end or its own deadline: half a change is worse than a late one.
-func (s *Service) change(ctx context.Context, g *group, delta int64, run func(context.Context) error, applied func() []*volume) error {
+func (s *Service) changeBy(ctx context.Context, g *group, steps uint64, delta int64, run func(context.Context) error, applied func() []*volume) error {
 	done, err := s.take(ctx, g)
 	if err != nil {
 		return err
@@ -41,7 +50,7 @@ func (s *Service) change(ctx context.Context, g *group, delta int64, run func(co
 		}
 		return err
 	}
-	if now, ok := s.expected(g); ok {
+	if now, ok := s.expected(g, steps); ok {
 		s.model.mu.Lock()
 		defer s.model.mu.Unlock()
 		g.metadata = now
@@ -85,16 +94,16 @@ func (s *Service) take(ctx context.Context, g *group) (func(), error) {
 	return done, nil
 }
 
-// expected reads the group's metadata and tells whether exactly one change
+// expected reads the group's metadata and tells whether exactly so many changes
 // happened since the model last looked. The caller has the group's turn.
-func (s *Service) expected(g *group) (lvm.Metadata, bool) {
+func (s *Service) expected(g *group, steps uint64) (lvm.Metadata, bool) {
 	now, err := s.lvm.Metadata(g.name)
 	if err != nil {
 		return lvm.Metadata{}, false
 	}
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
-	return now, !g.stale && now.Seqno == g.metadata.Seqno+1
+	return now, !g.stale && steps != unknownSteps && now.Seqno == g.metadata.Seqno+steps
 }
 
 // rescan makes the model of a group equal to the disk, and what that settles

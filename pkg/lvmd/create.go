@@ -96,11 +96,10 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 	}
 	g := p.group
 	v := &volume{
-		group: g, extents: fit.extents, segments: fit.segments, promisedText: fit.text,
+		group: g, pool: p.pool, extents: fit.extents, segments: fit.segments, promisedText: fit.text,
 		rec: record{ID: newID(), Group: g.name, Phase: creating, Ident: ident, Created: time.Now().UTC().Truncate(time.Millisecond)},
 	}
-	g.creating += fit.extents
-	g.promisedText += fit.text
+	v.promise()
 	m.add(v)
 	op := s.begin(v, s.carve)
 	m.publish(g, v)
@@ -150,6 +149,9 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 	g := v.group
 	var pieces []lvm.Piece
 	var unmapped error
+	if v.pool != nil {
+		return s.carveThin(ctx, v)
+	}
 	err := s.change(ctx, g, -v.extents,
 		func(ctx context.Context) error {
 			err := s.lvm.Create(ctx, lvm.CreateOptions{
@@ -168,6 +170,11 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 			g.exists[v.rec.ID] = true
 			return nil
 		})
+	return s.carved(ctx, v, err)
+}
+
+// carved goes on after the command that made a volume, or failed to.
+func (s *Service) carved(ctx context.Context, v *volume, err error) error {
 	if err != nil {
 		s.undoCarve(v)
 		return err

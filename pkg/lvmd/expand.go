@@ -72,6 +72,9 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	}
 	// A class that is not configured any more keeps no reserve.
 	room := max(0, g.allocatable-g.creating-g.expanding)
+	if v.pool != nil {
+		room = v.pool.freeRoom()
+	}
 	if c := m.class(v.rec.Ident.Class); c != nil && c.in(g) != nil {
 		room = c.in(g).room()
 	}
@@ -83,7 +86,7 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 		return nil, 0, 0, noSpace("expanding volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
 			v.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
 	}
-	g.expanding += more
+	v.promiseMore(more)
 	v.claimed = true
 	return v, extents, more, nil
 }
@@ -92,7 +95,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	g := v.group
 	s.model.mu.Lock()
 	before, after := v.extents*g.info.ExtentSize, extents*g.info.ExtentSize
-	clearing := s.model.mustBeClean(v.rec.Ident)
+	clearing := v.pool == nil && s.model.mustBeClean(v.rec.Ident)
 	s.model.mu.Unlock()
 	defer s.unclaim(v)
 	err := error(nil)
@@ -109,7 +112,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	var unmapped error
 	var unclean spans
 	if err == nil {
-		err = s.change(ctx, g, -more,
+		err = s.change(ctx, g, -v.takes(more),
 			func(ctx context.Context) error {
 				err := s.lvm.Extend(ctx, g.name, v.rec.ID, extents)
 				if err == nil {
@@ -118,7 +121,12 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 				return err
 			},
 			func() []*volume {
-				g.expanding -= more
+				v.promiseMore(-more)
+				if v.pool != nil {
+					v.pool.virtual += more
+					v.extents = extents
+					return []*volume{v}
+				}
 				unclean = g.taken(pieces, v.rec.ClearFrom, after, unmapped)
 				v.extents, v.segments = extents, v.segments+min(more, g.fragments)
 				return []*volume{v}
@@ -126,7 +134,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	}
 	if err != nil {
 		s.model.mu.Lock()
-		g.expanding -= more
+		v.promiseMore(-more)
 		s.model.publish(g)
 		s.model.mu.Unlock()
 		return err

@@ -30,6 +30,9 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 	if err := checkGroups(c, found); err != nil {
 		return err
 	}
+	if found, err = s.makePools(ctx, c, names, found); err != nil {
+		return err
+	}
 	if found, err = s.activate(ctx, names, found); err != nil {
 		return err
 	}
@@ -64,6 +67,9 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 			return err
 		}
 	}
+	for _, p := range s.pools() {
+		s.lookAtPool(p)
+	}
 	return nil
 }
 
@@ -86,6 +92,7 @@ func (s *Service) configure(c *config.Config) []string {
 		}
 		s.model.classes = append(s.model.classes, c)
 	}
+	s.model.attachPools()
 	return names
 }
 
@@ -157,6 +164,10 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 	var inactive []string
 	for _, g := range found {
 		for _, lv := range g.Volumes {
+			if s.inactivePool(g.Name, &lv) {
+				inactive = append(inactive, g.Name)
+				break
+			}
 			if !isOurs(lv.Tags) {
 				continue
 			}

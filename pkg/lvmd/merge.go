@@ -77,6 +77,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 	g.allocatable, g.fragments = scan.Allocatable(), scan.FreeSegments
 	g.metadata = metadata[g.name]
 	g.metadata.Seqno = scan.Seqno
+	g.mergePools(scan)
 	g.exists = make(map[string]bool, len(scan.Volumes))
 	for i := range scan.Volumes {
 		lv := &scan.Volumes[i]
@@ -124,6 +125,9 @@ func (s *Service) mergeMissing(g *group) (changed []*volume) {
 		s.log.Warn("volume group is gone", "group", g.name)
 	}
 	g.present, g.allocatable = false, 0
+	for _, p := range g.pools {
+		p.present, p.virtual = false, 0
+	}
 	for _, v := range s.model.volumes {
 		if v.group == g && v.rec.Phase != deleting && v.op == nil {
 			v.conditions = []*lvmdv1.Condition{condition("VolumeGroupMissing", "volume group %q is gone", g.name)}
@@ -149,6 +153,9 @@ func (s *Service) update(v *volume, lv *lvm.Volume, devices map[string]lvm.Devic
 			return a.GetType() == b.GetType() && a.GetMessage() == b.GetMessage()
 		})
 	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, conditions
+	if p := v.group.poolOf(lv); v.pool != p {
+		v.pool = p // A volume's pool never changes: this is when it is met.
+	}
 	return !same
 }
 

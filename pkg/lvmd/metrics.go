@@ -92,6 +92,7 @@ func resultLabel(err error) string {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descWedged, descJournal, descRefused,
+		descThinData, descThinMetadata, descThinSize, descThinVirtual,
 	} {
 		ch <- d
 	}
@@ -136,6 +137,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for k, n := range volumes {
 		gauge(descVolumes, float64(n), k.class, string(k.phase))
 	}
+	s.model.collectThin(gauge)
 	for name, g := range s.model.groups {
 		responding := 1.0
 		if !g.wedged.IsZero() {

@@ -43,6 +43,8 @@ type class struct {
 type part struct {
 	*class
 	group *group
+	// pool is the class' thin pool in the group, if it is thin, or nil.
+	pool *pool
 }
 
 // group is a volume group.
@@ -61,6 +63,8 @@ type group struct {
 	present bool
 	// info is the group as last scanned, but for its volumes.
 	info lvm.Group
+	// pools are the group's thin pools that we have to do with, by name.
+	pools map[string]*pool
 	// exists names all logical volumes of the group, ours or not.
 	exists map[string]bool
 	// allocatable is how many extents LVM could give now.
@@ -91,8 +95,10 @@ type group struct {
 
 // volume is a logical volume of ours.
 type volume struct {
-	rec     record
-	group   *group
+	rec   record
+	group *group
+	// pool is what a thin volume lies in; nil for others.
+	pool    *pool
 	extents int64
 	// segments is in how many pieces it lies, at most.
 	segments int64
@@ -149,7 +155,11 @@ func (m *model) bury(v *volume) {
 // redeem takes back what a group promised to a creation: it was given, or is
 // not needed. The caller holds the lock.
 func (v *volume) redeem() {
-	v.group.creating -= v.extents
+	if v.pool != nil {
+		v.pool.creating -= v.extents
+	} else {
+		v.group.creating -= v.extents
+	}
 	v.group.promisedText -= v.promisedText
 	v.promisedText = 0
 }

@@ -69,6 +69,12 @@ func (c *part) place(ident identity) (f fit, stage int, err error) {
 		return f, 3, err
 	}
 	f.segments = max(1, min(f.extents, g.fragments))
+	if c.pool != nil {
+		if why := c.pool.refusal(); why != "" {
+			return f, 3, noSpace("device class %q: %s", c.Name, why)
+		}
+		f.segments = 1
+	}
 	f.text = lvm.VolumeText(ident.tags(), f.segments)
 	if !g.hasText(f.text) {
 		return f, 4, noSpace("device class %q: the metadata of volume group %q has no room for more volumes: it takes %d of at most %d bytes",
@@ -140,6 +146,10 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 	}
 	r.VgUuid = g.info.UUID
 	r.TotalBytes = g.info.Extents * g.info.ExtentSize
+	if c.pool != nil {
+		r.TotalBytes = c.pool.limit() * g.info.ExtentSize
+		class.Conditions = append(class.Conditions, c.pool.conditions()...)
+	}
 	class.AllocationUnitBytes = max(class.AllocationUnitBytes, g.info.ExtentSize)
 	class.MinimumVolumeSizeBytes = max(class.MinimumVolumeSizeBytes, g.info.ExtentSize)
 	r.AvailableBytes = c.reportedRoom() * g.info.ExtentSize
@@ -152,7 +162,7 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 	if g.info.Exported || g.info.ReadOnly {
 		add("ReadOnly", "volume group %q is exported or read-only", g.name)
 	}
-	if g.textFull() {
+	if c.pool == nil && g.textFull() || c.pool != nil && !g.hasThinText() {
 		add("MetadataFull", "the metadata of volume group %q takes %d of at most %d bytes: there is no room for more volumes",
 			g.name, g.metadata.Size, g.metadata.Limit)
 	}

@@ -3,6 +3,8 @@ package lvmd
 import (
 	"context"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm"
 )
 
 // maxBatch bounds how many volumes one command removes: it bounds the command
@@ -40,6 +42,9 @@ func (s *Service) nextToRemove(g *group) (batch []*volume, retry time.Time) {
 	for _, v := range s.model.volumes {
 		switch {
 		case v.group != g || v.rec.Phase != deleting || !v.wiped:
+		case len(batch) > 0 && (batch[0].pool == nil) != (v.pool == nil):
+			// One command removes either thin volumes or others: by how much it
+			// raises the sequence number depends on that.
 		case v.retryAt.After(now):
 			retry = earlier(retry, v.retryAt)
 		case len(batch) < maxBatch:
@@ -52,17 +57,25 @@ func (s *Service) nextToRemove(g *group) (batch []*volume, retry time.Time) {
 func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) error {
 	ids := make([]string, len(batch))
 	var extents int64
+	steps := uint64(1)
+	if batch[0].pool != nil {
+		steps = lvm.ThinSteps * uint64(len(batch))
+	}
 	for i, v := range batch {
 		ids[i] = v.rec.ID
-		extents += v.extents
+		extents += v.takes(v.extents)
 	}
-	err := s.change(ctx, g, extents,
+	err := s.changeBy(ctx, g, steps, extents,
 		func(ctx context.Context) error { return s.lvm.Remove(ctx, g.name, ids) },
 		func() []*volume {
 			for _, v := range batch {
 				delete(g.exists, v.rec.ID)
 				g.clean.give(v.pieces)
-				g.fragments += v.segments
+				if v.pool != nil {
+					v.pool.virtual -= v.extents
+				} else {
+					g.fragments += v.segments
+				}
 				s.model.drop(v)
 			}
 			return nil

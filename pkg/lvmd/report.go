@@ -11,12 +11,26 @@ import (
 
 // room is how many extents a new volume of the class can have in this group,
 // beside all operations under way. The caller holds the model's lock.
-func (c *part) room() int64 { return max(0, c.reportedRoom()-c.group.expanding) }
+func (c *part) room() int64 {
+	if c.pool != nil {
+		if !c.group.present || !c.group.hasThinText() {
+			return 0
+		}
+		return c.pool.freeRoom()
+	}
+	return max(0, c.reportedRoom()-c.group.expanding)
+}
 
 // reportedRoom is the room as watchers are told it: an expansion counts only
 // once the volume's new size is told too.
 func (c *part) reportedRoom() int64 {
 	g := c.group
+	if c.pool != nil {
+		if !g.present || !g.hasThinText() {
+			return 0
+		}
+		return c.pool.reportedRoom()
+	}
 	if !g.present || g.textFull() {
 		return 0
 	}
@@ -58,7 +72,7 @@ func (v *volume) proto() *lvmdv1.Volume {
 		VgName:    v.group.name, VgUuid: v.group.info.UUID,
 		Owner:      i.Owner.proto(),
 		CreatedAt:  timestamppb.New(v.rec.Created),
-		Conditions: v.conditions,
+		Conditions: v.allConditions(),
 		Dax:        i.DAX,
 	}
 	if i.Block {

@@ -159,6 +159,7 @@ func (s *Service) spawn(f func()) {
 	}()
 }
 
+	s.spawn(func() { s.poolLoop(s.work) })
 // Quiesce ends all Watch streams and makes new operations fail, so that a
 // gRPC server can stop. It may be called more than once.
 func (s *Service) Quiesce() {

@@ -128,6 +128,10 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 // clear does to the next chunk what the volume's class wants, and returns how
 // many bytes that were. A class that is not configured any more wipes.
 func (s *Service) clear(ctx context.Context, v *volume, h lvm.Handle, off, size int64) (int64, error) {
+	if v.pool != nil {
+		// A pool zeroes what it gives to a volume, so nobody sees it again.
+		return size - off, nil
+	}
 	how, limit := config.WipeAuto, (*rate.Limiter)(nil)
 	s.model.mu.Lock()
 	if c := s.model.class(v.rec.Ident.Class); c != nil {

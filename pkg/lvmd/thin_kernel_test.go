@@ -1,0 +1,110 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// thinNode has a class whose pool has 64 MiB of data.
+func thinNode(t *testing.T, settings string) *node {
+	n := newNode(t)
+	n.config = "- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi, " + settings + "}}\n"
+	return n
+}
+
+func (p *process) hasCondition(kind string) bool {
+	return slices.ContainsFunc(p.state().GetClasses()[0].GetConditions(), func(c *lvmdv1.Condition) bool { return c.GetType() == kind })
+}
+
+func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
+	n := thinNode(t, "overprovisioning: 2, dataThreshold: 100%")
+	p := n.start()
+	most := p.state().GetClasses()[0].GetMaximumVolumeSizeBytes()
+	if most != 128<<20 {
+		t.Errorf("the largest volume has %d bytes", most)
+	}
+	_, err := p.client.CreateVolume(t.Context(), create("pvc-1", most+1, ""))
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("error %v", err)
+	}
+	for generation := range 3 {
+		v := p.create(create("pvc-1", 48<<20, ""))
+		clean(t, v)
+		fill(t, v, byte(0xa1+generation))
+		p.delete(v.GetId())
+		wait(t, "the space is back", func() bool { return p.available() == most })
+	}
+	fs := p.create(create("pvc-fs", 64<<20, "ext4"))
+	dir, unmount := mount(t, fs)
+	if err := os.WriteFile(dir+"/data", []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmount()
+	if _, err := p.stop(); err != nil {
+		t.Error(err)
+	}
+	lvmByHand(t, "vgchange", "--activate", "n", n.group)
+	p = n.start()
+	again := p.create(create("pvc-fs", 64<<20, "ext4"))
+	dir, unmount = mount(t, again)
+	if b, err := os.ReadFile(dir + "/data"); err != nil || string(b) != "kept" {
+		t.Errorf("%q, error %v", b, err)
+	}
+	unmount()
+	p.delete(again.GetId())
+	wait(t, "the space is back", func() bool { return p.available() == most })
+	if left := strings.Fields(lvmByHand(t, "lvs", "--noheadings", "-o", "lv_name", n.group)); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAFullPoolFailsWritesAndIsTold(t *testing.T) {
+	n := thinNode(t, "overprovisioning: 3")
+	p := n.start()
+	v := p.create(create("pvc-1", 96<<20, ""))
+	f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now()
+	chunk := make([]byte, 4<<20)
+	for err == nil {
+		if _, err = f.Write(chunk); err == nil {
+			err = f.Sync()
+		}
+	}
+	f.Close()
+	if took := time.Since(started); took > time.Minute {
+		t.Errorf("a write to a full pool hung: %v", took)
+	}
+	wait(t, "the condition is told", func() bool { return p.hasCondition("PoolFull") && p.available() == 0 })
+	_, err = p.client.CreateVolume(t.Context(), create("pvc-2", 4<<20, ""))
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "full") {
+		t.Errorf("error %v", err)
+	}
+	p.delete(v.GetId())
+	wait(t, "all is well", func() bool { return len(p.state().GetClasses()[0].GetConditions()) == 0 && p.available() > 0 })
+	clean(t, p.create(create("pvc-3", 64<<20, "")))
+}
+
+func TestARealPoolGrowsBeforeItIsFull(t *testing.T) {
+	n := thinNode(t, "overprovisioning: 2, dataThreshold: 50%, autoExtend: {step: 32Mi, limit: 128Mi}")
+	p := n.start()
+	v := p.create(create("pvc-1", 48<<20, ""))
+	total := func() int64 { return p.state().GetClasses()[0].GetTotalBytes() / 2 }
+	if total() != 64<<20 {
+		t.Errorf("%d bytes at first", total())
+	}
+	fill(t, v, 0x5a)
+	wait(t, "the pool has grown", func() bool { return total() == 128<<20 && len(p.state().GetClasses()[0].GetConditions()) == 0 })
+}

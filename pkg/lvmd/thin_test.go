@@ -1,0 +1,327 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+// thinClass makes a class whose pool has so many extents of data and one of
+// metadata, twice.
+func thinClass(settings string) string {
+	return fmt.Sprintf("- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: pool, %s}}\n", settings)
+}
+
+func thinMachine(t *testing.T, settings string) *machine {
+	m := newMachine(t)
+	m.config = thinClass(settings)
+	return m
+}
+
+// class is what is said of the first class.
+func (d *daemon) class() *lvmdv1.DeviceClass {
+	d.t.Helper()
+	return d.state().GetClasses()[0]
+}
+
+func (d *daemon) hasCondition(kind string) bool {
+	d.t.Helper()
+	return slices.ContainsFunc(d.class().GetConditions(), func(c *lvmdv1.Condition) bool { return c.GetType() == kind })
+}
+
+func TestAPoolIsMadeOnceAndAdoptedThen(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, overprovisioning: 2.5")
+	d := m.start(t)
+	if got := d.available(); got != 20 {
+		t.Errorf("%d extents are available, want 2.5 times 80%% of 10", got)
+	}
+	if c := d.class(); c.GetTotalBytes() != 25*testExtent || c.GetType() != "thin" || len(c.GetConditions()) > 0 {
+		t.Errorf("class %v", c)
+	}
+	found, _ := m.fake.Scan(t.Context(), []string{testGroup})
+	if taken := testTotal - found[0].Allocatable(); taken != 12 {
+		t.Errorf("the pool takes %d extents of the group, want 10 and 2 of metadata", taken)
+	}
+	d.stop()
+	d = m.start(t)
+	if n := m.fake.Commands(lvmfake.OpCreatePool); n != 1 || d.available() != 20 {
+		t.Errorf("%d pools were made, %d extents are available", n, d.available())
+	}
+}
+
+func TestAPoolOfAPercentageTakesThatWithItsMetadata(t *testing.T) {
+	m := thinMachine(t, "size: 100%, metadataSize: 8Mi")
+	d := m.start(t)
+	if got := d.available(); got != testTotal-4 {
+		t.Errorf("%d extents are available of %d", got, testTotal)
+	}
+}
+
+func TestAPoolThatCannotBeIsARefusedConfiguration(t *testing.T) {
+	for _, c := range []struct {
+		name, settings string
+		before         func(*testing.T, *lvmfake.Groups)
+		want           string
+	}{
+		{"a pool larger than the group", "size: 1Gi", nil, "deviceClasses[0].thin.size: a pool of 1073741824 bytes, with 4194304 bytes of metadata and as much again for its repair, needs 1082130432 bytes of volume group \"carve\", of which 268435456 are free"},
+		{"a name that is taken", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
+			if err := f.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1}); err != nil {
+				t.Fatal(err)
+			}
+		}, "is no thin pool"},
+		{"a pool that shows old data", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
+			err := f.CreatePool(t.Context(), lvm.PoolOptions{Group: testGroup, Pool: "pool", Extents: 5, MetadataBytes: testExtent, ChunkSize: 64 << 10})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.SetPoolZeroing(testGroup, "pool", false)
+		}, "lvchange --zero y carve/pool"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := thinMachine(t, c.settings)
+			if c.before != nil {
+				c.before(t, m.fake)
+			}
+			if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %s", err, c.want)
+			}
+		})
+	}
+}
+
+func TestThinVolumesCostOneCommandAndNoWipe(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, overprovisioning: 2")
+	d := m.start(t)
+	scans := m.fake.Commands(lvmfake.OpScan)
+	a := d.create(fsRequest("a", 8, "ext4"))
+	b := d.create(request("b", 12))
+	if a.GetSizeBytes() != 8*testExtent || d.available() != 0 {
+		t.Errorf("volume %v, %d extents left", a, d.available())
+	}
+	_, err := d.client.CreateVolume(t.Context(), request("c", 1))
+	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
+	d.delete(b.GetId())
+	eventually(t, "the room is back", func() bool { return d.available() == 12 })
+	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 21 * testExtent})
+	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
+	if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 20 * testExtent}); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.available(); got != 0 {
+		t.Errorf("%d extents are left", got)
+	}
+	if n := m.fake.Commands(lvmfake.OpScan) - scans; n != 0 {
+		t.Errorf("%d scans were needed", n)
+	}
+	if n := m.fake.Commands(lvmfake.OpCreateThin) + m.fake.Commands(lvmfake.OpRemove) + m.fake.Commands(lvmfake.OpExtend); n != 4 {
+		t.Errorf("%d commands for two creates, an expansion and a deletion", n)
+	}
+	if s, err := m.fake.PoolStatus(testGroup, "pool"); err != nil || s.DataUsed != 0 {
+		t.Errorf("making and deleting volumes wrote to the pool: %+v, error %v", s, err)
+	}
+	d.checkModel()
+}
+
+func TestNoThinVolumeShowsWhatAnEarlierOneHeld(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	d := m.start(t)
+	for generation := range 4 {
+		v := d.create(request("v", 10))
+		if n, pattern, err := m.fake.Traces(testGroup, v.GetId()); n > 0 || err != nil {
+			t.Errorf("generation %d shows %d blocks of %#x, error %v", generation, n, pattern, err)
+		}
+		if err := m.fake.Fill(testGroup, v.GetId(), byte(0xa0+generation)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the pool's fullness is seen", func() bool { return d.hasCondition("PoolFull") })
+		d.delete(v.GetId())
+		eventually(t, "the room is back", func() bool { return d.available() == 10 })
+	}
+}
+
+func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%")
+	d := m.start(t)
+	if got := d.available(); got != 15 {
+		t.Errorf("%d extents are available, want 3 times half of 10", got)
+	}
+	a := d.create(request("a", 4))
+	if err := m.fake.Fill(testGroup, a.GetId(), 1); err != nil {
+		t.Fatal(err)
+	}
+	// 4 of 10 are used: one is left below the threshold, or 6 that could be
+	// written full.
+	eventually(t, "the use is seen", func() bool { return d.available() == 6 })
+	b := d.create(request("b", 6))
+	if got := d.available(); got != 3 {
+		t.Errorf("%d extents are available, want 3 times one", got)
+	}
+	_, err := d.client.CreateVolume(t.Context(), request("c", 4))
+	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
+	d.create(request("c", 3))
+	if d.hasCondition("PoolDataHigh") {
+		t.Error("there is a condition already")
+	}
+	if err := m.fake.Fill(testGroup, b.GetId(), 1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "there is a condition", func() bool { return d.hasCondition("PoolDataHigh") && d.hasCondition("PoolFull") })
+	if got := d.available(); got != 0 {
+		t.Errorf("%d extents are available", got)
+	}
+	resp, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: a.GetId()})
+	if err != nil || len(resp.GetVolume().GetConditions()) != 1 || resp.GetVolume().GetConditions()[0].GetType() != "PoolFull" {
+		t.Errorf("a volume of the full pool: %v, error %v", resp, err)
+	}
+	_, err = d.client.CreateVolume(t.Context(), request("d", 1))
+	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
+	if !strings.Contains(err.Error(), "is full") {
+		t.Errorf("the reason is not told: %v", err)
+	}
+	d.delete(b.GetId())
+	eventually(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 && d.available() == 3 })
+}
+
+func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
+	for _, c := range []struct {
+		condition string
+		status    lvm.PoolStatus
+	}{
+		{"PoolFailed", lvm.PoolStatus{Failed: true}},
+		{"PoolReadOnly", lvm.PoolStatus{ReadOnly: true}},
+		{"PoolNeedsCheck", lvm.PoolStatus{NeedsCheck: true}},
+		{"PoolMetadataHigh", lvm.PoolStatus{MetadataUsed: 820}},
+	} {
+		t.Run(c.condition, func(t *testing.T) {
+			m := thinMachine(t, "size: 40Mi")
+			d := m.start(t)
+			m.fake.SetPool(testGroup, "pool", c.status)
+			eventually(t, "the condition is told", func() bool { return d.hasCondition(c.condition) && d.available() == 0 })
+			_, err := d.client.CreateVolume(t.Context(), request("a", 1))
+			wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
+			m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{})
+			eventually(t, "all is well", func() bool { return d.available() == 10 })
+		})
+	}
+	t.Run("PoolQueuesWhenFull", func(t *testing.T) {
+		m := thinMachine(t, "size: 40Mi")
+		d := m.start(t)
+		m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{QueuesWhenFull: true})
+		eventually(t, "the condition is told", func() bool { return d.hasCondition("PoolQueuesWhenFull") })
+		d.create(request("a", 1))
+	})
+	t.Run("PoolKeepsOldData", func(t *testing.T) {
+		m := thinMachine(t, "size: 40Mi")
+		d := m.start(t)
+		m.fake.SetPoolZeroing(testGroup, "pool", false)
+		eventually(t, "the condition is told", func() bool { return d.hasCondition("PoolKeepsOldData") && d.available() == 0 })
+	})
+	t.Run("PoolMissing", func(t *testing.T) {
+		m := thinMachine(t, "size: 40Mi")
+		d := m.start(t)
+		d.create(request("a", 1))
+		m.fake.RemovePool(testGroup, "pool")
+		eventually(t, "the condition is told", func() bool { return d.hasCondition("PoolMissing") && d.available() == 0 && len(d.list()) == 0 })
+	})
+}
+
+func TestAPoolGrowsWhenItFillsUpAndSaysWhenItCannot(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%, autoExtend: {step: 8Mi, limit: 64Mi}")
+	d := m.start(t)
+	v := d.create(request("a", 12))
+	h, err := m.fake.Open(testGroup, v.GetId())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(extents int64) {
+		t.Helper()
+		for off := int64(0); off < extents*testExtent; off += 4096 {
+			if _, err := h.WriteAt([]byte{1}, off); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	size := func() int64 { return d.class().GetTotalBytes() / 3 / testExtent }
+	write(5)
+	eventually(t, "it grows by a step, which is enough", func() bool { return size() == 12 })
+	write(8)
+	eventually(t, "it grows to its limit", func() bool { return size() == 16 && d.hasCondition("PoolCannotGrow") })
+	d.checkModel()
+	d.delete2(h, v.GetId())
+	eventually(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 })
+}
+
+// delete2 closes a device and deletes its volume.
+func (d *daemon) delete2(h lvm.Handle, id string) {
+	d.t.Helper()
+	if err := h.Close(); err != nil {
+		d.t.Fatal(err)
+	}
+	d.delete(id)
+}
+
+func TestAPoolsMetadataGrows(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, autoExtend: {}")
+	d := m.start(t)
+	m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{MetadataUsed: 900})
+	eventually(t, "the metadata is doubled", func() bool {
+		found, err := m.fake.Scan(t.Context(), []string{testGroup})
+		return err == nil && found[0].Volume("pool").MetadataSize == 2*testExtent
+	})
+	eventually(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 && d.available() == 10 })
+	d.checkModel()
+}
+
+func TestAThinAndALinearClassShareAGroup(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, overprovisioning: 2, dataThreshold: 50%, autoExtend: {step: 40Mi}")
+	m.config = strings.Replace(m.config, "type: thin", "type: thin, reserve: 16Mi", 1) + "- {name: local, volumeGroup: carve}\n"
+	d := m.start(t)
+	linear := func() int64 { return d.state().GetClasses()[1].GetAvailableBytes() / testExtent }
+	if got := linear(); got != testTotal-12 {
+		t.Errorf("%d extents are left to the linear class", got)
+	}
+	r := request("l", testTotal-12-7)
+	r.DeviceClass = "local"
+	d.create(r)
+	v := d.create(request("a", 5))
+	if err := m.fake.Fill(testGroup, v.GetId(), 1); err != nil {
+		t.Fatal(err)
+	}
+	// Seven are free, four of them reserved.
+	eventually(t, "the pool takes what the reserve leaves", func() bool { return linear() == 4 && d.class().GetTotalBytes() == 26*testExtent })
+	d.checkModel()
+}
+
+func TestPoolsAndTheirVolumesComeBackAfterAReboot(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	d := m.start(t)
+	v := d.create(request("a", 3))
+	if err := m.fake.Fill(testGroup, v.GetId(), 7); err != nil {
+		t.Fatal(err)
+	}
+	d.stop()
+	m.fake.Deactivate()
+	d = m.start(t)
+	if got := d.create(request("a", 3)); got.GetId() != v.GetId() || len(got.GetConditions()) > 0 || got.GetDevicePath() == "" {
+		t.Errorf("volume %v", got)
+	}
+	if got := d.available(); got != 7 {
+		t.Errorf("%d extents are available", got)
+	}
+	d.delete(v.GetId())
+	eventually(t, "the room is back", func() bool { return d.available() == 10 })
+	d.stop()
+	m.fake.Deactivate()
+	if d = m.start(t); d.available() != 10 {
+		t.Errorf("%d extents are available in a pool without volumes", d.available())
+	}
+}

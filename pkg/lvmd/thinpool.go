@@ -1,0 +1,121 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+const (
+	// minChunk and maxChunk bound a pool's unit of provisioning. A new chunk is
+	// zeroed when a part of it is written: small ones cost least.
+	minChunk = 64 << 10
+	maxChunk = 1 << 30
+	// manyChunksMetadata is the metadata from which on larger chunks are used.
+	manyChunksMetadata = 128 << 20
+	// chunkMetadata is what a chunk's mapping takes of the metadata, as LVM
+	// reckons.
+	chunkMetadata = 64
+	// minPoolMetadata and maxPoolMetadata are LVM's bounds.
+	minPoolMetadata = 2 << 20
+	maxPoolMetadata = 15<<30 + 800<<20
+)
+
+// makePools makes the thin pools that the configuration names and that are not
+// there, adopts the others, and returns the groups as they are then.
+func (s *Service) makePools(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
+	for i := range c.Classes {
+		dc := &c.Classes[i]
+		if dc.Thin == nil {
+			continue
+		}
+		for _, name := range dc.VolumeGroups {
+			at := slices.IndexFunc(found, func(g lvm.Group) bool { return g.Name == name })
+			if at < 0 {
+				continue
+			}
+			made, err := s.makePool(ctx, dc, &found[at])
+			if err != nil {
+				return nil, err
+			}
+			if !made {
+				continue
+			}
+			// The next pool takes what this one leaves.
+			if found, err = s.lvm.Scan(ctx, names); err != nil {
+				return nil, fmt.Errorf("scanning after thin pool %q was made: %w", dc.Thin.Pool, err)
+			}
+		}
+	}
+	return found, nil
+}
+
+// makePool makes a class' pool in a group, or checks the one that is there.
+func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.Group) (made bool, err error) {
+	t := dc.Thin
+	if lv := g.Volume(t.Pool); lv != nil {
+		switch {
+		case lv.Attr.Type != poolType:
+			return false, dc.Problem("thin.pool", t.Pool, fmt.Sprintf(
+				"volume group %q has a logical volume of that name that is no thin pool; choose another name, or remove it", g.Name))
+		case !lv.Attr.ZeroNew:
+			return false, dc.Problem("thin.pool", t.Pool, fmt.Sprintf(
+				"the thin pool of that name in volume group %q does not zero new blocks, so that volumes would show what earlier ones held; turn it on (lvchange --zero y %s/%s)",
+				g.Name, g.Name, t.Pool))
+		}
+		return false, nil
+	}
+	if g.MissingDevices > 0 || g.Exported || g.ReadOnly {
+		// It is made at the next start; until then the class says that it is missing.
+		s.log.Error("the volume group cannot be changed: its thin pool is not made", "group", g.Name, "pool", t.Pool)
+		return false, nil
+	}
+	o := poolOptions(t, g)
+	if need, free := o.Extents+2*(o.MetadataBytes/g.ExtentSize), g.Allocatable(); o.Extents < 1 || need > free {
+		return false, dc.Problem("thin.size", "", fmt.Sprintf(
+			"a pool of %d bytes, with %d bytes of metadata and as much again for its repair, needs %d bytes of volume group %q, of which %d are free",
+			max(1, o.Extents)*g.ExtentSize, o.MetadataBytes, max(need, 3)*g.ExtentSize, g.Name, free*g.ExtentSize))
+	}
+	s.log.Info("making a thin pool", "group", g.Name, "pool", t.Pool, "bytes", o.Extents*g.ExtentSize, "metadata", o.MetadataBytes, "chunk", o.ChunkSize)
+	if err := s.lvm.CreatePool(ctx, o); err != nil {
+		return false, fmt.Errorf("making thin pool %q in volume group %q: %w", t.Pool, g.Name, err)
+	}
+	s.crash("pool: made")
+	return true, nil
+}
+
+// poolOptions are the sizes of a pool that is made. A percentage of the group
+// includes the metadata and its spare; bytes are those of the data.
+func poolOptions(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
+	data := t.Size.Of(g.Extents * g.ExtentSize)
+	chunk := int64(minChunk)
+	for chunk < maxChunk && data/chunk*chunkMetadata > manyChunksMetadata {
+		chunk *= 2
+	}
+	metadata := t.MetadataSize
+	if metadata == 0 {
+		// Snapshots and overprovisioned volumes have mappings of their own.
+		metadata = min(maxPoolMetadata, max(minPoolMetadata, config.MulDiv(data/chunk*chunkMetadata, t.Overprovisioning, 100)))
+	}
+	metadataExtents := (min(metadata, maxPoolMetadata) + g.ExtentSize - 1) / g.ExtentSize
+	extents := data / g.ExtentSize
+	if t.Size.Percent > 0 {
+		extents -= 2 * metadataExtents
+	}
+	return lvm.PoolOptions{
+		Group: g.Name, Pool: t.Pool, Extents: extents, MetadataBytes: metadataExtents * g.ExtentSize, ChunkSize: chunk,
+	}
+}
+
+// inactivePool tells whether a scanned volume is a pool that has no device.
+func (s *Service) inactivePool(group string, lv *lvm.Volume) bool {
+	if lv.Attr.Type != poolType {
+		return false
+	}
+	_, err := s.lvm.PoolStatus(group, lv.Name)
+	return errors.Is(err, lvm.ErrNotFound)
+}
