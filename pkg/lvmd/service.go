@@ -148,6 +148,7 @@ func (s *Service) Start() {
 	s.finishGrowing()
 	s.spawn(func() { s.refreshLoop(s.work) })
 	s.spawn(func() { s.provideLoop(s.work) })
+	s.spawn(func() { s.poolLoop(s.work) })
 }
 
 // spawn runs f until it returns; Stop waits for it.
@@ -159,7 +160,6 @@ func (s *Service) spawn(f func()) {
 	}()
 }
 
-	s.spawn(func() { s.poolLoop(s.work) })
 // Quiesce ends all Watch streams and makes new operations fail, so that a
 // gRPC server can stop. It may be called more than once.
 func (s *Service) Quiesce() {
