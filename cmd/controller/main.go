@@ -67,6 +67,8 @@ func newCommand() *cobra.Command {
 	flagset.BoolVar(&f.CompleteBinding, "complete-binding", true, "bind claims to their volumes where the PV controller has not done so in time")
 	flagset.BoolVar(&f.RemoveOrphans, "remove-orphans", false, "remove volumes of this cluster that no PersistentVolume and no claim knows, "+
 		"instead of only reporting them; do not use with the reclaim policy Retain")
+	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taint "+names.TaintAgentNotReady+
+		" from nodes once they are connected and their capacity is published; needs the right to patch nodes")
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -365,11 +366,37 @@ func (p *publisher) create(ctx context.Context, key capacityKey, room scheduler.
 	object := describe(key, room)
 	object.Namespace = p.namespace
 	created, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Create(ctx, object, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return p.adopt(ctx, key, object)
+	}
 	if err != nil {
-		return fmt.Errorf("create: %w", err) // exists: the cache will have it at the next attempt
+		return fmt.Errorf("create: %w", err)
 	}
 	p.noteWritten(key, created, "create")
 	return nil
+}
+
+// adopt makes an object what it should be that exists and that our cache does
+// not have: it is a moment behind, or somebody took away the label by which we
+// know our objects.
+func (p *publisher) adopt(ctx context.Context, key capacityKey, target *storagev1.CSIStorageCapacity) error {
+	current, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Get(ctx, target.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the object that exists: %w", err)
+	}
+	if topologyNode(current) != key.node || current.StorageClassName != key.class {
+		if err := p.remove(ctx, current); err != nil {
+			return err
+		}
+		return errors.New("an object that says something else had the name")
+	}
+	if equalCapacity(current, target) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.written[current.Name] = current
+		return nil
+	}
+	return p.update(ctx, key, current, target)
 }
 
 func (p *publisher) update(ctx context.Context, key capacityKey, current, target *storagev1.CSIStorageCapacity) error {

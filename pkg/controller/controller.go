@@ -45,6 +45,9 @@ type Options struct {
 	// RemoveOrphans makes the audit remove volumes that nobody knows, instead of
 	// only reporting them.
 	RemoveOrphans bool
+	// RemoveStartupTaint makes the leader take the taint names.TaintAgentNotReady
+	// from nodes that are ready. It needs the right to patch nodes.
+	RemoveStartupTaint bool
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
@@ -70,6 +73,7 @@ type acting struct {
 	deleter     *deleter
 	publisher   *publisher
 	auditor     *auditor
+	untainter   *untainter // nil unless Options.RemoveStartupTaint
 }
 
 // New makes a replica. Run runs it.
@@ -201,6 +205,9 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 		return
 	}
 	a.publisher.nodeChanged(view.Node)
+	if a.untainter != nil {
+		a.untainter.nodeChanged(view.Node)
+	}
 	if view.Connected {
 		a.provisioner.nodeConnected(view.Node)
 		a.deleter.nodeConnected(view.Node)

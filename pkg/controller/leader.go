@@ -104,6 +104,9 @@ func (c *Controller) act(ctx context.Context) error {
 		publisher:   publisher,
 	}
 	a.auditor = newAuditor(c.core, c.o.RemoveOrphans, a.provisioner.busy)
+	if c.o.RemoveStartupTaint {
+		a.untainter = newUntainter(c.core, publisher)
+	}
 	// Reservations first: room that claims chose already must not be published.
 	c.core.ledger.ReleaseAll()
 	a.provisioner.deriveReservations()
@@ -116,6 +119,9 @@ func (c *Controller) act(ctx context.Context) error {
 	group.Go(func() error { return a.deleter.run(running) })
 	group.Go(func() error { return a.auditor.run(running) })
 	group.Go(func() error { return newReleaser(c.core).run(running) })
+	if a.untainter != nil {
+		group.Go(func() error { return a.untainter.run(running) })
+	}
 	group.Go(func() error { return runResizer(running, c.core, c.all) })
 	if err := group.Wait(); ctx.Err() == nil {
 		return err

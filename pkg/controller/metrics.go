@@ -22,6 +22,8 @@ type metrics struct {
 	audited        *prometheus.GaugeVec
 	missing        prometheus.Gauge
 	orphans        *prometheus.CounterVec
+	tainted        prometheus.Gauge
+	untainted      prometheus.Counter
 	leading        prometheus.Gauge
 }
 
@@ -45,10 +47,14 @@ func newMetrics(registerer prometheus.Registerer, connected, reservations func()
 			Help: "PersistentVolumes whose connected node does not have the volume."}),
 		orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
 			Help: "Attempts to remove orphans, by result (removed, refused)."}, []string{"result"}),
+		tainted: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "tainted_nodes",
+			Help: "Nodes that carry the start-up taint (--remove-startup-taint)."}),
+		untainted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "startup_taints_removed_total",
+			Help: "Nodes that were relieved of the start-up taint."}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "leading",
 			Help: "1 while this replica leads."}),
 	}
-	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.audited, m.missing, m.orphans, m.leading,
+	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.audited, m.missing, m.orphans, m.tainted, m.untainted, m.leading,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",

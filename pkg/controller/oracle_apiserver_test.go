@@ -76,13 +76,20 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 // oursActs runs our controller in the world until the test ends.
 func oursActs(t *testing.T, w *world) {
 	t.Helper()
-	log := slog.New(slog.DiscardHandler)
-	c, err := New(Options{Client: w.client, Namespace: "default", UplinkHost: "carve", NodeServiceAccount: "carve-node",
-		CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log})
+	actWith(t, w, Options{Client: w.client, Namespace: "default", CompleteBinding: true})
+}
+
+// actWith is oursActs with other options; those that are the same for all
+// tests are filled in.
+func actWith(t *testing.T, w *world, o Options) *Controller {
+	t.Helper()
+	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
+	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
+	c, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	recorder, stopEvents := newRecorder(w.client)
+	recorder, stopEvents := newRecorder(o.Client)
 	c.core.recorder = recorder
 	net, err := fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add)
 	if err != nil {
@@ -108,6 +115,7 @@ func oursActs(t *testing.T, w *world) {
 		c.core.fleet.Close()
 		net.Close()
 	})
+	return c
 }
 
 // upstreamActs runs the upstream library in the world until the test ends.

@@ -1,0 +1,166 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+func withUntainting(c *Controller) { c.o.RemoveStartupTaint = true }
+
+// newNode adds a Node as a cluster's provisioner would: tainted, and without
+// the label that the kubelet sets when the node plugin registers.
+func (h *harness) newNode(name string) {
+	h.t.Helper()
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"}, Spec: v1.NodeSpec{Taints: []v1.Taint{
+		{Key: "example.com/other", Value: "x", Effect: v1.TaintEffectNoSchedule},
+		{Key: names.TaintAgentNotReady, Effect: v1.TaintEffectNoExecute},
+		{Key: names.TaintAgentNotReady, Value: "true", Effect: v1.TaintEffectNoSchedule},
+	}}}
+	if _, err := h.client.CoreV1().Nodes().Create(h.t.Context(), node, metav1.CreateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// registered does what the kubelet does when the node plugin registers.
+func (h *harness) registered(name string) {
+	h.t.Helper()
+	node, err := h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	node = node.DeepCopy()
+	node.Labels = map[string]string{names.TopologyNode: name}
+	if _, err := h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// taints returns the keys of a node's taints.
+func (h *harness) taints(name string) []string {
+	node, err := h.client.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var keys []string
+	for _, t := range node.Spec.Taints {
+		keys = append(keys, t.Key)
+	}
+	return keys
+}
+
+func (h *harness) onlyOthersTaintIsLeft(name string) func() bool {
+	return func() bool { return slices.Equal(h.taints(name), []string{"example.com/other"}) }
+}
+
+// staysTainted looks for a while.
+func (h *harness) staysTainted(name, why string) {
+	h.t.Helper()
+	time.Sleep(300 * time.Millisecond)
+	if got := h.taints(name); len(got) != 3 {
+		h.t.Fatalf("the taint was removed although %s: %v", why, got)
+	}
+}
+
+func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *testing.T) {
+	h := newHarness(t, withUntainting)
+	var published atomic.Bool
+	h.client.PrependReactor("create", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if published.Load() {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewInternalError(fmt.Errorf("not now"))
+	})
+	h.class("carve", nil)
+	h.newNode("n1")
+	h.run()
+	h.staysTainted("n1", "its agent is not connected")
+	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.staysTainted("n1", "the kubelet has not registered the node plugin")
+	h.registered("n1")
+	h.staysTainted("n1", "nothing is published")
+	published.Store(true)
+	h.eventually("the taint is gone, other taints are not", h.onlyOthersTaintIsLeft("n1"))
+	if h.capacity("n1") == nil {
+		t.Error("the taint went before the capacity came")
+	}
+}
+
+func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierLifeIsThere(t *testing.T) {
+	h := newHarness(t, withUntainting)
+	h.class("carve", nil)
+	h.newNode("n1")
+	h.registered("n1")
+	old := describe(capacityKey{node: "n1", class: "carve"}, roomOf(5*gib))
+	if _, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), old, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var allowed atomic.Bool
+	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if allowed.Load() {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewInternalError(fmt.Errorf("not now"))
+	})
+	h.run()
+	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.staysTainted("n1", "what is published is of an earlier life")
+	allowed.Store(true)
+	h.eventually("the taint is gone", h.onlyOthersTaintIsLeft("n1"))
+	if !h.capacityIs("n1", gib)() {
+		t.Errorf("published %+v", h.capacity("n1"))
+	}
+}
+
+func TestTheStartupTaintGoesFromANodeThatHasNoDeviceClassToOffer(t *testing.T) {
+	h := newHarness(t, withUntainting)
+	h.class("carve", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "elsewhere"} })
+	h.newNode("n1")
+	h.registered("n1")
+	h.run()
+	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.eventually("the taint is gone", h.onlyOthersTaintIsLeft("n1"))
+}
+
+func TestTheStartupTaintIsRemovedAgainWhenTheAPIServerRefusedAndWhenItComesBack(t *testing.T) {
+	h := newHarness(t, withUntainting)
+	var failures atomic.Int32
+	h.client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if failures.Add(1) <= 2 {
+			return true, nil, apierrors.NewForbidden(v1.Resource("nodes"), "n1", fmt.Errorf("no rule"))
+		}
+		return false, nil, nil
+	})
+	h.class("carve", nil)
+	h.newNode("n1")
+	h.registered("n1")
+	h.run()
+	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.eventually("the taint is gone", h.onlyOthersTaintIsLeft("n1"))
+	h.taint("n1", names.TaintAgentNotReady)
+	h.eventually("the taint is gone again", h.onlyOthersTaintIsLeft("n1"))
+}
+
+func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
+	h := newHarness(t)
+	h.class("carve", nil)
+	h.newNode("n1")
+	h.registered("n1")
+	h.run()
+	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	h.staysTainted("n1", "nobody asked for it")
+}
