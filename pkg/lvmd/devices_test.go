@@ -363,46 +363,63 @@ func TestAGroupThatCannotBeMadeLeavesTheOthers(t *testing.T) {
 }
 
 // TestWhereverLvmdDiesAGroupIsFinished kills lvmd at every place of making and
-// growing a group, and has the next one finish.
+// of growing a group, and has the next one finish.
 func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
-	deaths := 0
-	for at := 1; ; at++ {
-		m := bare(t, anyDisk)
-		m.fake.AddDisk(disk("vdb"))
-		m.fake.AddDisk(disk("vdc"))
-		die := func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) }
-		d, err := m.tryStart(t, withDevices(nil), die)
-		point := ""
-		if err == nil {
-			if d.gate.point != "" {
-				point = d.gate.point
+	for _, c := range []struct {
+		name string
+		// before happens before the lvmd starts that dies.
+		before  func(t *testing.T, m *machine)
+		extents int64
+		places  int
+	}{
+		{"while it makes one of two disks", func(_ *testing.T, m *machine) {
+			m.fake.AddDisk(disk("vdb"))
+			m.fake.AddDisk(disk("vdc"))
+		}, 2 * 63, 12},
+		{"while it destroys what it may destroy", func(_ *testing.T, m *machine) {
+			m.config = strings.Replace(m.config, "vd*}]", "vd*}], allowSignatures: [/dev/vdb]", 1)
+			m.fake.AddDisk(disk("vdb"), "ext4")
+		}, 63, 8},
+		{"while it grows one and adds a disk", func(t *testing.T, m *machine) {
+			m.fake.AddDisk(disk("vdb"))
+			m.start(t, withDevices(nil)).stop()
+			m.fake.ChangeDisk("vdb", func(b *lvm.BlockDevice) { b.Size += 10 * testExtent })
+			m.fake.AddDisk(disk("vdc"))
+		}, 73 + 63, 8},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			survived := false
+			at := 1
+			for ; !survived; at++ {
+				m := bare(t, anyDisk)
+				c.before(t, m)
+				d, err := m.tryStart(t, withDevices(nil), func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+				if err == nil {
+					survived = true
+					d.kill()
+				}
+				// The next life also gets another disk.
+				m.fake.AddDisk(disk("vdz"))
+				last := m.start(t, withDevices(nil))
+				if got, want := last.available(), c.extents+63; got != want {
+					t.Fatalf("died at %d: %d extents are there, want %d; refused: %q %q %q", at, got, want,
+						last.refusedFor("/dev/vdb"), last.refusedFor("/dev/vdc"), last.refusedFor("/dev/vdz"))
+				}
+				records, err := last.journal.devices(testGroup)
+				if err != nil || len(records) != len(last.devices()) {
+					t.Errorf("died at %d: records %v, error %v", at, records, err)
+				}
+				for _, r := range records {
+					if !r.Joined {
+						t.Errorf("died at %d: %+v is still an intent", at, r)
+					}
+				}
+				last.checkModel()
+				last.stop()
 			}
-			d.kill()
-		}
-		// The second life also gets a third disk.
-		m.fake.AddDisk(disk("vdd"))
-		last := m.start(t, withDevices(nil))
-		if got := last.available(); got != 3*63 {
-			t.Fatalf("died at %d (%s): %d extents are there, refused: %q %q %q", at, point, got,
-				last.refusedFor("/dev/vdb"), last.refusedFor("/dev/vdc"), last.refusedFor("/dev/vdd"))
-		}
-		records, err := last.journal.devices(testGroup)
-		if err != nil || len(records) != 3 {
-			t.Errorf("died at %d: records %v, error %v", at, records, err)
-		}
-		for _, r := range records {
-			if !r.Joined {
-				t.Errorf("died at %d: %+v is still an intent", at, r)
+			if at-1 < c.places {
+				t.Errorf("lvmd died at %d places only", at-1)
 			}
-		}
-		last.checkModel()
-		last.stop()
-		if err == nil && d != nil && point == "" {
-			break
-		}
-		deaths++
-	}
-	if deaths < 8 {
-		t.Errorf("lvmd died at %d places only", deaths)
+		})
 	}
 }

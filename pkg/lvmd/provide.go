@@ -31,7 +31,6 @@ func (s *Service) carryOut(ctx context.Context, p *provided, g *lvm.Group, w *wo
 			return again, changed, err
 		}
 		changed = true
-		s.crash("provide: resized")
 	}
 	records, err := s.journal.devices(p.Name)
 	if err != nil {
@@ -146,7 +145,6 @@ func (s *Service) initDevice(ctx context.Context, p *provided, d *lvm.BlockDevic
 	if err := s.journal.putDevices(r); err != nil {
 		return r, err
 	}
-	s.crash("provide: intent written")
 	alignment := int64(defaultDataAlignment)
 	if p.Medium == config.PMEM {
 		alignment = pmemAlignment
@@ -155,7 +153,6 @@ func (s *Service) initDevice(ctx context.Context, p *provided, d *lvm.BlockDevic
 	err := s.provider.devices.InitDevice(ctx, lvm.InitOptions{
 		Device: d.Path, UUID: r.UUID, MetadataSize: lvm.MetadataSize(d.Size), DataAlignment: alignment, Overwrite: overwrite,
 	})
-	s.crash("provide: physical volume made")
 	return r, err
 }
 
@@ -180,7 +177,6 @@ func (s *Service) join(ctx context.Context, p *provided, g *lvm.Group, joining [
 	if err != nil {
 		return err
 	}
-	s.crash("provide: joined")
 	for i := range joining {
 		joining[i].Joined = true
 		delete(records, joining[i].UUID)

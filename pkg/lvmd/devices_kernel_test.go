@@ -1,0 +1,319 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// bareNode is a machine whose two disks are blank, on which lvmd is to make
+// the group "carve" as the entry of volumeGroups says. What was made is taken
+// away at the end of the test, and the disks are blank again.
+func bareNode(t testing.TB, entry string, disks ...string) *node {
+	t.Helper()
+	n := &node{t: t, group: "carve", dir: t.TempDir()}
+	n.config = "- {name: local, default: true, volumeGroup: carve}\nvolumeGroups:\n- " + entry + "\n"
+	blankDisks(t, disks...)
+	t.Cleanup(func() {
+		if out, err := exec.Command("lvm", "vgs", "--noheadings", n.group, "--config", handConfig).CombinedOutput(); err == nil {
+			lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
+		} else if !bytes.Contains(out, []byte("not found")) {
+			t.Errorf("vgs: %v\n%s", err, out)
+		}
+		blankDisks(t, disks...)
+	})
+	return n
+}
+
+// blankDisks removes all signatures from disks.
+func blankDisks(t testing.TB, disks ...string) {
+	t.Helper()
+	for _, d := range disks {
+		byHand(t, "wipefs", "--all", "--force", "--quiet", d)
+		f, err := os.OpenFile(d, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.Write(make([]byte, 1<<20))
+		if err == nil {
+			err = f.Sync()
+		}
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// announce has the kernel say that a block device changed, as it does when
+// one is plugged in or udev saw somebody write to it.
+func announce(t testing.TB, device string) {
+	t.Helper()
+	if err := os.WriteFile("/sys/class/block/"+filepath.Base(device)+"/uevent", []byte("change"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// loopDisk attaches a new file of the given size as a loop device.
+func loopDisk(t testing.TB, size int64) (device, file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "disk")
+	device, err := lvm.AttachFile(file, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { byHand(t, "losetup", "--detach", device) })
+	return device, file
+}
+
+func (n *node) physicalVolumes() string {
+	n.t.Helper()
+	return strings.Join(strings.Fields(lvmByHand(n.t, "pvs", "--noheadings", "-o", "pv_name,vg_name")), " ")
+}
+
+func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
+	n := bareNode(t, "{name: carve, devices: [{path: '/dev/vd[bc]'}]}", "/dev/vdb", "/dev/vdc")
+	byHand(t, "mkfs.ext4", "-q", "-F", "/dev/vdc")
+	p := n.start()
+	first := p.available()
+	if got := n.physicalVolumes(); got != "/dev/vdb carve" || first == 0 {
+		t.Fatalf("physical volumes %q, %d bytes available", got, first)
+	}
+	if kind := strings.TrimSpace(byHand(t, "blkid", "-p", "-s", "TYPE", "-o", "value", "/dev/vdc")); kind != "ext4" {
+		t.Fatalf("the disk with a file system holds %q now", kind)
+	}
+	if !strings.Contains(p.log.String(), "it has a signature (ext4)") {
+		t.Errorf("the log does not say why /dev/vdc is not used:\n%s", p.log)
+	}
+	v := p.create(create("v", 16<<20, "ext4"))
+	dir, unmount := mount(t, v)
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The disk is freed by an administrator, while lvmd runs.
+	byHand(t, "wipefs", "--all", "--quiet", "/dev/vdc")
+	blankDisks(t, "/dev/vdc")
+	announce(t, "/dev/vdc")
+	wait(t, "the second disk is added", func() bool { return p.available() > first })
+	second := p.available()
+	p.kill()
+	p = n.start()
+	if got := p.available(); got != second {
+		t.Errorf("%d bytes available after a restart, want %d", got, second)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(b) != "data" {
+		t.Errorf("the volume holds %q, error %v", b, err)
+	}
+	unmount()
+	p.delete(v.GetId())
+	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+}
+
+func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
+	foreign, _ := loopDisk(t, 64<<20)
+	unknown, _ := loopDisk(t, 64<<20)
+	mounted, _ := loopDisk(t, 64<<20)
+	n := bareNode(t, fmt.Sprintf("{name: carve, devices: [{path: '/dev/vd[bc]'}, {path: %s}, {path: %s}, {path: %s}], allowSignatures: [/dev/vdb, %s, %s]}",
+		foreign, unknown, mounted, foreign, mounted), "/dev/vdb", "/dev/vdc")
+	// A partition table with a partition, by hand: type 0x83 at sector 2048.
+	table := make([]byte, 512)
+	copy(table[446:], []byte{0, 0, 2, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0, 1, 0})
+	table[510], table[511] = 0x55, 0xaa
+	writeTo(t, "/dev/vdb", 0, table)
+	byHand(t, "blockdev", "--rereadpt", "/dev/vdb")
+	byHand(t, "mkfs.ext4", "-q", "-F", "/dev/vdc")
+	lvmByHand(t, "vgcreate", "--yes", "foreign", foreign)
+	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "foreign") })
+	writeTo(t, unknown, 100, []byte("something"))
+	byHand(t, "mkfs.ext4", "-q", "-F", mounted)
+	dir := t.TempDir()
+	if err := syscall.Mount(mounted, dir, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, 0) })
+	// Where signatures and LVM's metadata are.
+	digest := func() (heads []string) {
+		for _, d := range []string{"/dev/vdb", "/dev/vdc", foreign, unknown} {
+			f, err := os.Open(d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			head := make([]byte, 4<<20)
+			if _, err := f.ReadAt(head, 0); err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+			heads = append(heads, fmt.Sprintf("%s %x", d, sha256.Sum256(head)))
+		}
+		return heads
+	}
+	before := digest()
+
+	p := n.start()
+	c := p.state().GetClasses()[0]
+	if len(c.GetConditions()) != 1 {
+		t.Fatalf("class %v", c)
+	}
+	message := c.GetConditions()[0].GetMessage()
+	for _, want := range []string{
+		"/dev/vdb: it has the partitions vdb1",
+		"/dev/vdc: it has a signature (ext4)",
+		foreign + `: it belongs to volume group "foreign"`,
+		unknown + ": its first 4096 bytes are not empty",
+		mounted + ": it is mounted",
+	} {
+		if !strings.Contains(message, want) {
+			t.Errorf("%q is not in: %s", want, message)
+		}
+	}
+	if after := digest(); !slices.Equal(after, before) {
+		t.Errorf("contents changed: %q, then %q", before, after)
+	}
+	p.kill()
+	// Without partitions, what is listed is taken, and nothing else.
+	blankDisks(t, "/dev/vdb")
+	byHand(t, "blockdev", "--rereadpt", "/dev/vdb")
+	byHand(t, "mkfs.ext4", "-q", "-F", "/dev/vdb")
+	p = n.start()
+	if got := n.physicalVolumes(); !strings.Contains(got, "/dev/vdb carve") || strings.Contains(got, "/dev/vdc") || p.available() == 0 {
+		t.Errorf("physical volumes %q, %d bytes available", got, p.available())
+	}
+	if after := digest(); !slices.Equal(after[1:], before[1:]) {
+		t.Errorf("contents changed: %q, then %q", before, after)
+	}
+}
+
+func writeTo(t testing.TB, device string, at int64, b []byte) {
+	t.Helper()
+	f, err := os.OpenFile(device, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt(b, at)
+	if err == nil {
+		err = f.Sync()
+	}
+	f.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
+	files := t.TempDir()
+	file := filepath.Join(files, "carve.img")
+	n := bareNode(t, fmt.Sprintf("{name: carve, loopFile: {path: %s, size: 128Mi}}", file))
+	devices := func() []string {
+		return strings.Fields(byHand(t, "losetup", "--noheadings", "--output", "NAME", "--associated", file))
+	}
+	p := n.start()
+	t.Cleanup(func() {
+		// Before the group is removed, its volumes must be gone, after it, the device.
+		lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
+		for _, d := range devices() {
+			byHand(t, "losetup", "--detach", d)
+		}
+	})
+	v := p.create(create("v", 32<<20, ""))
+	fill(t, v, 0x5a)
+	room := p.available()
+	p.kill()
+	p = n.start()
+	if got := devices(); len(got) != 1 {
+		t.Errorf("the file is attached to %q", got)
+	}
+	if _, err := p.stop(); err != nil {
+		t.Error(err)
+	}
+	// The machine boots: no devices are left. The file is to be larger now.
+	lvmByHand(t, "vgchange", "--activate", "n", n.group)
+	byHand(t, "losetup", "--detach", devices()[0])
+	n.config = strings.Replace(n.config, "128Mi", "192Mi", 1)
+	p = n.start()
+	if got := p.available(); got != room+64<<20 {
+		t.Errorf("%d bytes available in the larger file, want %d", got, room+64<<20)
+	}
+	list, err := p.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
+	volumes := list.GetVolumes()
+	if err != nil || len(volumes) != 1 || volumes[0].GetId() != v.GetId() {
+		t.Fatalf("volumes %v, error %v", volumes, err)
+	}
+	b := make([]byte, 16)
+	f, err := os.Open(volumes[0].GetDevicePath())
+	if err == nil {
+		_, err = f.ReadAt(b, 16<<20)
+		f.Close()
+	}
+	if err != nil || !bytes.Equal(b, bytes.Repeat([]byte{0x5a}, len(b))) {
+		t.Errorf("the volume holds % x, error %v", b, err)
+	}
+	// Wiping may not give blocks of the file back for good.
+	p.delete(v.GetId())
+	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+	p = n.start()
+	var st syscall.Stat_t
+	if err := syscall.Stat(file, &st); err != nil || st.Blocks*512 < 192<<20 {
+		t.Errorf("the file has %d bytes allocated, error %v", st.Blocks*512, err)
+	}
+	p.kill()
+}
+
+func TestAnLvmdThatDiedBeforeTheGroupWasMadeHasASuccessor(t *testing.T) {
+	n := bareNode(t, "{name: carve, devices: [{path: '/dev/vd[bc]'}]}", "/dev/vdb", "/dev/vdc")
+	command := n.command()
+	log := &output{}
+	command.Stdout, command.Stderr = log, log
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// The label appears before the command that made it ends; the group is
+	// looked for on all disks before it is made.
+	label := make([]byte, 8)
+	wait(t, "the first disk is a physical volume", func() bool {
+		f, err := os.OpenFile("/dev/vdb", os.O_RDONLY|syscall.O_DIRECT, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		sector := aligned(512)
+		if _, err := f.ReadAt(sector, 512); err != nil {
+			t.Fatal(err)
+		}
+		copy(label, sector)
+		return string(label) == "LABELONE"
+	})
+	if err := command.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = command.Wait()
+	wait(t, "its last LVM command has ended", func() bool { return n.physicalVolumes() != "" })
+	t.Logf("left behind: %s", n.physicalVolumes())
+	p := n.start()
+	if got := n.physicalVolumes(); got != "/dev/vdb carve /dev/vdc carve" {
+		t.Errorf("physical volumes %q\n%s", got, log)
+	}
+	p.create(create("v", 16<<20, "ext4"))
+	p.kill()
+}
+
+// aligned is a buffer that direct I/O can use.
+func aligned(n int) []byte {
+	b, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
