@@ -11,6 +11,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
 // allowedFSTypes are the file systems that lvmd makes, the default one first.
@@ -39,12 +40,14 @@ type classParameters struct {
 	fsType string
 	// onNodeLoss is names.NodeLossKeep or names.NodeLossRecreate.
 	onNodeLoss string
+	// placement says which of the nodes that have room is preferred.
+	placement scheduler.Policy
 }
 
 // parseClass reads the parameters of a StorageClass; errors are *InvalidError.
 func parseClass(class *storagev1.StorageClass) (classParameters, error) {
-	out := classParameters{fsType: allowedFSTypes[0], onNodeLoss: names.NodeLossKeep}
-	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamFSType}
+	out := classParameters{fsType: allowedFSTypes[0], onNodeLoss: names.NodeLossKeep, placement: scheduler.Policies[0]}
+	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamPlacement, names.ParamFSType}
 	for _, key := range sortedKeys(class.Parameters) {
 		value := class.Parameters[key]
 		switch key {
@@ -64,6 +67,12 @@ func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 					Allowed: names.NodeLossKeep + ", " + names.NodeLossRecreate}
 			}
 			out.onNodeLoss = value
+		case names.ParamPlacement:
+			policy, err := scheduler.ParsePolicy(value)
+			if err != nil {
+				return out, &InvalidError{Field: classField(class, key), Given: fmt.Sprintf("%q", value), Allowed: scheduler.PolicyNames()}
+			}
+			out.placement = policy
 		default:
 			return out, &InvalidError{Field: fmt.Sprintf("StorageClass %s: parameters", class.Name),
 				Given: fmt.Sprintf("key %q", key), Allowed: strings.Join(known, ", ")}

@@ -25,7 +25,7 @@ func (p *provisioner) syncImmediate(ctx context.Context, a *attempt, claim *v1.P
 	if claim.Annotations[volume.AnnStorageProvisioner] != names.Driver && claim.Annotations[volume.AnnBetaStorageProvisioner] != names.Driver {
 		return 0, nil
 	}
-	node, err := p.choose(a, class, r)
+	node, err := p.place(a, class, r)
 	if err != nil {
 		if p.complain(a, claim, err.Error()) {
 			p.metrics.claims.WithLabelValues(resultFailed).Inc()
@@ -35,13 +35,25 @@ func (p *provisioner) syncImmediate(ctx context.Context, a *attempt, claim *v1.P
 	if err := p.settle(ctx, a, claim, node); err != nil {
 		return 0, err
 	}
+	return p.provision(ctx, a, claim, class, r, node)
+}
+
+// place chooses a node and reserves there, one claim at a time: the next one
+// of a burst is to see what this one takes.
+func (p *provisioner) place(a *attempt, class *storagev1.StorageClass, r request) (string, error) {
+	p.placing.Lock()
+	defer p.placing.Unlock()
+	node, err := p.choose(a, class, r)
+	if err != nil {
+		return "", err
+	}
 	p.mu.Lock()
 	if a.node != node {
 		a.node, a.selectedAt = node, p.now()
 	}
 	p.mu.Unlock()
 	p.reserve(a, node, r)
-	return p.provision(ctx, a, claim, class, r, node)
+	return node, nil
 }
 
 // choose picks a node: one that may hold the volume already, the one chosen
@@ -65,7 +77,7 @@ func (p *provisioner) choose(a *attempt, class *storagev1.StorageClass, r reques
 		node, err := p.nodeLister.Get(c.Node)
 		return err != nil || node.Spec.Unschedulable || !allowedBy(class.AllowedTopologies, node)
 	})
-	ranked := scheduler.MostFree.Rank(r.bytes, candidates)
+	ranked := r.placement.Rank(r.bytes, candidates)
 	if len(ranked) == 0 {
 		return "", fmt.Errorf("no connected node that StorageClass %s allows has %s free in device class %q (%d nodes have the class)",
 			class.Name, resource.NewQuantity(r.bytes, resource.BinarySI), r.deviceClass, len(candidates))

@@ -53,6 +53,7 @@ type provisioner struct {
 	roomChanged     func(node string) // told when a reservation came or went
 	queue           workqueue.TypedRateLimitingInterface[string]
 	waiting         waiters
+	placing         sync.Mutex // serialises immediate binding's choices; taken before mu
 
 	mu       sync.Mutex
 	attempts map[string]*attempt // by claim UID

@@ -117,13 +117,16 @@ func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
 	}{
 		"an unknown parameter": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{"carve.csi.local/devcie-class": "x"} },
-			expect: []string{"StorageClass carve: parameters", `key "carve.csi.local/devcie-class"`, "allowed: carve.csi.local/device-class, carve.csi.local/on-node-loss, csi.storage.k8s.io/fstype"}},
+			expect: []string{"StorageClass carve: parameters", `key "carve.csi.local/devcie-class"`, "allowed: carve.csi.local/device-class, carve.csi.local/on-node-loss, carve.csi.local/placement, csi.storage.k8s.io/fstype"}},
 		"an unknown file system": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamFSType: "btrfs"} },
 			expect: []string{"parameters[csi.storage.k8s.io/fstype]", `"btrfs"`, "allowed: ext4, xfs"}},
 		"an unknown wish for the loss of a node": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamOnNodeLoss: "panic"} },
 			expect: []string{"parameters[carve.csi.local/on-node-loss]", `"panic"`, "allowed: keep, recreate"}},
+		"an unknown placement": {
+			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamPlacement: "random"} },
+			expect: []string{"parameters[carve.csi.local/placement]", `"random"`, "allowed: most-free, least-free, fewest-volumes"}},
 		"a device class that the selected node does not have": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "fast"} },
 			expect: []string{"parameters[carve.csi.local/device-class]", `"fast", which node n1 does not have`, `allowed: ["local"]`}},
@@ -367,34 +370,6 @@ func mustClass(t *testing.T, h *harness) *storagev1.StorageClass {
 		t.Fatal(err)
 	}
 	return class
-}
-
-func TestImmediateBindingPrefersTheNodeWithMostRoomThatTheClassAllows(t *testing.T) {
-	h := newHarness(t)
-	h.node("n1", 2*gib)
-	h.node("n2", 3*gib)
-	h.node("n3", 9*gib)
-	h.class("carve", func(c *storagev1.StorageClass) {
-		immediate(c)
-		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{
-			{Key: "zone", Values: []string{"z-n1", "z-n2"}}}}}
-	})
-	h.run()
-	asked := func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver }
-	h.claim("c", "", asked)
-	h.eventually("claim is bound", h.bound("c"))
-	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
-		t.Errorf("placed on %q, want n2", got)
-	}
-	h.claim("unasked", "", nil)
-	h.claim("big", "", func(c *v1.PersistentVolumeClaim) {
-		asked(c)
-		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("5Gi")
-	})
-	h.event("Warning ProvisioningFailed", "no connected node", "5Gi")
-	if h.volumes() != 1 {
-		t.Errorf("%d volumes, want 1", h.volumes())
-	}
 }
 
 func TestABurstNeverOverfillsANodeAndAllFitsExactly(t *testing.T) {

@@ -27,15 +27,27 @@ const (
 	FewestVolumes Policy = "fewest-volumes"
 )
 
-// ParsePolicy returns the policy of that name; empty means MostFree.
-func ParsePolicy(name string) (Policy, error) {
-	switch p := Policy(name); p {
-	case "":
-		return MostFree, nil
-	case MostFree, LeastFree, FewestVolumes:
-		return p, nil
+// Policies are all there are, the default one first.
+var Policies = []Policy{MostFree, LeastFree, FewestVolumes}
+
+// PolicyNames lists what ParsePolicy takes, for messages.
+func PolicyNames() string {
+	names := make([]string, len(Policies))
+	for i, p := range Policies {
+		names[i] = string(p)
 	}
-	return "", fmt.Errorf("placement policy %q, allowed are %s, %s and %s", name, MostFree, LeastFree, FewestVolumes)
+	return strings.Join(names, ", ")
+}
+
+// ParsePolicy returns the policy of that name; empty means the default one.
+func ParsePolicy(name string) (Policy, error) {
+	if name == "" {
+		return Policies[0], nil
+	}
+	if !slices.Contains(Policies, Policy(name)) {
+		return "", fmt.Errorf("placement policy %q is not allowed, allowed: %s", name, PolicyNames())
+	}
+	return Policy(name), nil
 }
 
 // Rank returns the candidates that fit a volume of size bytes, best first.
