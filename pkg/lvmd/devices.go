@@ -55,6 +55,7 @@ type examination struct {
 // provider makes and grows the configured groups.
 type provider struct {
 	devices lvm.Devices
+	config  *config.Config
 	groups  []*provided
 	started time.Time
 	// loaded is false during the start.
@@ -78,6 +79,7 @@ func newProvider(devices lvm.Devices) *provider {
 func (p *provider) configure(c *config.Config, m *model) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	p.config = c
 	for i := range c.VolumeGroups {
 		vg := &c.VolumeGroups[i]
 		if p.devices == nil {
@@ -207,6 +209,9 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 	work = s.plan(p, info, all, taken)
 	again, changed, err := s.carryOut(ctx, p, info, &work)
 	s.noteRefused(p, work.refused)
+	if s.provider.loaded && err == nil && info == nil && changed {
+		err = s.makePoolsIn(ctx, p)
+	}
 	switch {
 	case !s.provider.loaded:
 		// The model is yet to be made, from a scan.
@@ -218,6 +223,18 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 		p.group.wakeRemover()
 	}
 	return again, err
+}
+
+// makePoolsIn makes the thin pools of a group that is new, as the start does in
+// those that it finds. The caller has the group's turn.
+func (s *Service) makePoolsIn(ctx context.Context, p *provided) error {
+	names := []string{p.Name}
+	found, err := s.lvm.Scan(ctx, names)
+	if err != nil {
+		return err
+	}
+	_, err = s.makePools(ctx, s.provider.config, names, found)
+	return err
 }
 
 // modelGroup is the group as the model has it; nil while it is not present.

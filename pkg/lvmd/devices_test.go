@@ -228,6 +228,20 @@ func TestWhyThereIsNoGroupIsReportedUntilThereIsOne(t *testing.T) {
 	d.create(request("v", 1))
 }
 
+func TestAThinClassGetsItsPoolInAGroupThatIsMadeLater(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.config = strings.Replace(m.config, "volumeGroup: carve", "volumeGroup: carve, type: thin, thin: {pool: pool, size: 40Mi}", 1)
+	events := make(chan struct{}, 1)
+	d := m.start(t, withDevices(events))
+	if got := d.available(); got != 0 {
+		t.Errorf("%d extents", got)
+	}
+	m.fake.AddDisk(disk("vdb"))
+	events <- struct{}{}
+	eventually(t, "the pool is there", func() bool { return d.available() == 10 })
+	d.create(request("v", 1))
+}
+
 func TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"), "ext4")
