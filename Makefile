@@ -81,6 +81,16 @@ test-race: deps ## The same with the race detector
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in a virtual machine
 	cd e2e && $(GO) run ./cmd/vmtest -with lvmd,node $(VM_TESTS)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
+
+# Rounds of power cuts in a soak.
+ROUNDS    ?= 50
+
+.PHONY: soak
+soak: ## What takes long: many power cuts, lvmd and LVM killed at every place (ROUNDS=n)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 3h -with lvmd -env CARVE_SOAK=1 -run 'Killed|Soak' ../pkg/lvmd
+	CARVE_SOAK=1 $(GO) test -count=1 -timeout 1h -run 'Cycles' ./pkg/lvmd
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)

@@ -34,9 +34,12 @@ type Config struct {
 	Guest guest.Config
 }
 
-// Disk is a raw image on the host.
+// Disk is a raw image on the host, or one that a server keeps.
 type Disk struct {
 	Path string
+	// Socket, given in place of Path, is the unix socket of a server of the NBD
+	// protocol that keeps the disk, such as package frail has.
+	Socket string
 	// Serial is the disk's serial number, at most 20 characters.
 	Serial string
 	// Volatile says that what the machine flushed need not survive the host's own

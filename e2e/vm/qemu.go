@@ -70,7 +70,7 @@ func (c Config) check() error {
 	}
 	paths := []string{c.Name, c.Dir, c.Kernel, c.Initramfs, c.RootDisk, c.PmemFile, c.Tap, c.MAC}
 	for _, disk := range c.Disks {
-		paths = append(paths, disk.Path, disk.Serial)
+		paths = append(paths, disk.Path, disk.Socket, disk.Serial)
 	}
 	for _, share := range c.Shares {
 		paths = append(paths, share.Path, share.Tag)
@@ -128,8 +128,12 @@ func (d Disk) arguments(index int) []string {
 	} else {
 		options += ",discard=unmap,detect-zeroes=off"
 	}
+	file := d.Path
+	if d.Socket != "" {
+		file = "nbd+unix:///?socket=" + d.Socket
+	}
 	return []string{
-		"-drive", fmt.Sprintf("file=%s,format=raw,if=none,id=disk%d,%s", d.Path, index, options),
+		"-drive", fmt.Sprintf("file=%s,format=raw,if=none,id=disk%d,%s", file, index, options),
 		"-device", fmt.Sprintf("virtio-blk-pci,drive=disk%d,serial=%s", index, d.Serial),
 	}
 }

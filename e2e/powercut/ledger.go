@@ -1,0 +1,207 @@
+package powercut
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+
+	"github.com/carve-csi/carve/e2e/vm/agent"
+)
+
+const (
+	workers   = 3
+	perWorker = 3
+	// volumeBytes is what volumes are made with, grownBytes what they grow to.
+	volumeBytes, grownBytes = 32 << 20, 48 << 20
+	patternBytes            = 64 << 10
+)
+
+// stage is what lvmd was asked about a volume, and whether the reply reached us.
+type stage int
+
+const (
+	asked stage = iota
+	acknowledged
+	deleting
+	deleted
+)
+
+// entry is a volume in the ledger. Only one goroutine uses it at a time.
+type entry struct {
+	name  string
+	block bool
+	stage stage
+	// id and bytes are as acknowledged; a growth under way may make it larger.
+	id     string
+	device string
+	bytes  int64
+	// written is true once what was written to it was reported as durable.
+	written bool
+	// seed makes its pattern.
+	seed uint64
+}
+
+// pattern is what is written to the volume.
+func (e *entry) pattern() []byte {
+	b := make([]byte, patternBytes)
+	for i, random := 0, rand.NewPCG(e.seed, e.seed); i < len(b); i += 8 {
+		for j, v := 0, random.Uint64(); j < 8; j, v = j+1, v>>8 {
+			b[i+j] = byte(v)
+		}
+	}
+	return b
+}
+
+// ledger is everything that was ever asked of lvmd.
+type ledger struct {
+	mu      sync.Mutex
+	entries []*entry
+	// acks counts the replies that reached us.
+	acks int
+}
+
+func (l *ledger) open(e *entry) *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.name = fmt.Sprintf("pvc-%d", len(l.entries))
+	l.entries = append(l.entries, e)
+	return e
+}
+
+func (l *ledger) acknowledge() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.acks++
+}
+
+// load asks lvmd for this and that until the machine is gone. It returns what went
+// wrong other than that.
+func (r *rig) load(ctx context.Context, l *ledger, seed uint64) error {
+	// Each worker has volumes of its own, so that no two calls are about one.
+	mine := make([][]*entry, workers)
+	for i, e := range l.entries {
+		if e.stage == acknowledged {
+			mine[i%workers] = append(mine[i%workers], e)
+		}
+	}
+	problems := make([]error, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(seed, uint64(w)))
+			for problems[w] == nil {
+				problems[w] = r.step(ctx, l, &mine[w], random)
+			}
+			if errors.Is(problems[w], agent.ErrGone) {
+				problems[w] = nil
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(problems...)
+}
+
+// step does one thing to one of a worker's volumes.
+func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.Rand) error {
+	if len(*mine) < perWorker && (len(*mine) == 0 || random.IntN(2) == 0) {
+		e := l.open(&entry{block: random.IntN(4) > 0, seed: random.Uint64()})
+		if err := r.create(ctx, l, e); err != nil {
+			return err
+		}
+		*mine = append(*mine, e)
+		return r.write(ctx, e)
+	}
+	i := random.IntN(len(*mine))
+	e := (*mine)[i]
+	if e.bytes < grownBytes && random.IntN(3) == 0 {
+		found, err := r.lvmd(ctx, "expand", e.id, strconv.Itoa(grownBytes))
+		if err != nil {
+			return err
+		}
+		e.bytes = found[0].SizeBytes
+		l.acknowledge()
+		return nil
+	}
+	*mine = append((*mine)[:i], (*mine)[i+1:]...)
+	return r.remove(ctx, l, e)
+}
+
+func (r *rig) create(ctx context.Context, l *ledger, e *entry) error {
+	args := []string{"create", e.name, strconv.Itoa(volumeBytes)}
+	if e.block {
+		args = append(args, "--block")
+	}
+	found, err := r.lvmd(ctx, args...)
+	if err != nil {
+		return err
+	}
+	e.stage, e.id, e.device, e.bytes = acknowledged, found[0].ID, found[0].DevicePath, found[0].SizeBytes
+	l.acknowledge()
+	if !e.block {
+		return nil
+	}
+	if _, err := r.run(ctx, "cmp", "-n", strconv.FormatInt(e.bytes, 10), e.device, "/dev/zero"); err != nil {
+		return fmt.Errorf("new volume %s shows what an earlier one held: %w", e.name, err)
+	}
+	return nil
+}
+
+func (r *rig) remove(ctx context.Context, l *ledger, e *entry) error {
+	e.stage = deleting
+	if _, err := r.run(ctx, lvmd, "delete", e.id); err != nil {
+		return err
+	}
+	e.stage = deleted
+	l.acknowledge()
+	return nil
+}
+
+// write writes the volume's pattern, durably, as its user would.
+func (r *rig) write(ctx context.Context, e *entry) error {
+	return r.use(ctx, e, func(file string) error {
+		code, err := r.machine.Agent().Run(ctx, agent.Command{
+			Argv:  []string{"dd", "status=none", "iflag=fullblock", "bs=64k", "count=1", "conv=notrunc,fsync", "of=" + file},
+			Stdin: bytes.NewReader(e.pattern()),
+		})
+		if err == nil && code != 0 {
+			err = fmt.Errorf("writing to %s: dd ends with %d", e.name, code)
+		}
+		e.written = err == nil
+		return err
+	})
+}
+
+// verify reads what was written.
+func (r *rig) verify(ctx context.Context, e *entry) error {
+	return r.use(ctx, e, func(file string) error {
+		out, err := r.run(ctx, "dd", "status=none", "bs=64k", "count=1", "if="+file)
+		if err == nil && out != string(e.pattern()) {
+			err = fmt.Errorf("acknowledged volume %s lost what was written to it", e.name)
+		}
+		return err
+	})
+}
+
+// use gives f the file that holds the volume's pattern: the raw device, or a file
+// in the file system, which is mounted meanwhile.
+func (r *rig) use(ctx context.Context, e *entry, f func(file string) error) error {
+	if e.block {
+		return f(e.device)
+	}
+	dir := "/run/mount/" + e.name
+	if _, err := r.run(ctx, "mkdir", "-p", dir); err != nil {
+		return err
+	}
+	if _, err := r.run(ctx, "mount", e.device, dir); err != nil {
+		return err
+	}
+	err := f(dir + "/data")
+	if _, unmountErr := r.run(ctx, "umount", dir); err == nil {
+		err = unmountErr
+	}
+	return err
+}
