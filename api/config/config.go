@@ -125,23 +125,23 @@ type DeviceClass struct {
 
 // Reserve is an amount of space: bytes, or a part of the whole.
 type Reserve struct {
-	// Bytes is zero when Percent is given.
+	// Bytes is zero when BasisPoints is given.
 	Bytes int64
-	// Percent is between 0 and 100.
-	Percent float64
+	// BasisPoints are hundredths of a percent, from 0 to 10000.
+	BasisPoints int64
 }
 
 // Of is the reserve in bytes of a volume group of total bytes, rounded up.
 func (r Reserve) Of(total int64) int64 {
-	if r.Percent == 0 {
+	if r.BasisPoints == 0 {
 		return r.Bytes
 	}
-	part := float64(total) * r.Percent / 100
-	n := int64(part)
-	if float64(n) < part {
-		n++
+	part := MulDiv(total, r.BasisPoints, 10000)
+	// Rounded up, without a product that could overflow.
+	if (total%10000)*r.BasisPoints%10000 != 0 {
+		part++
 	}
-	return n
+	return part
 }
 
 // Load reads and validates a file. What is wrong with its contents is

@@ -165,7 +165,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			at(k, v)
 			r, ok := parseReserve(v)
 			if !ok {
-				p.complain(v, k, given(v), "must be "+bytesRule+", or a percentage from 0% to 100%")
+				p.complain(v, k, given(v), "must be "+bytesRule+", or a percentage from 0% to 100% with up to two decimals")
 			}
 			c.Reserve = r
 		},
@@ -235,14 +235,16 @@ var suffixes = map[string]int64{
 
 var amount = regexp.MustCompile(`^([0-9]{1,18})([kMGTP]i?|Ki)?$`)
 
+// fraction is a percentage with up to two decimals.
+var fraction = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?%$`)
+
 func parseReserve(v *yaml.Node) (Reserve, bool) {
 	if v.Kind != yaml.ScalarNode {
 		return Reserve{}, false
 	}
-	if s, ok := strings.CutSuffix(v.Value, "%"); ok {
-		f, err := strconv.ParseFloat(s, 64)
-		// The negated form refuses NaN too.
-		return Reserve{Percent: f}, err == nil && f >= 0 && f <= 100
+	if m := fraction.FindStringSubmatch(v.Value); m != nil {
+		n, _ := strconv.ParseInt(m[1]+(m[2] + "00")[:2], 10, 64)
+		return Reserve{BasisPoints: n}, n <= 10000
 	}
 	n, ok := parseBytes(v)
 	return Reserve{Bytes: n}, ok

@@ -47,9 +47,21 @@ func command() *cobra.Command {
 		}
 		return run(c.Context(), f, log)
 	}
-	c.AddCommand(checkConfig())
+	c.AddCommand(checkConfig(), configSchema())
 	c.AddCommand(clientCommands()...)
 	return c
+}
+
+func configSchema() *cobra.Command {
+	return &cobra.Command{
+		Use:   "config-schema",
+		Short: "Print the JSON Schema of the configuration file",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, err := c.OutOrStdout().Write(config.Schema())
+			return err
+		},
+	}
 }
 
 func checkConfig() *cobra.Command {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,5 +71,12 @@ func TestStartUpErrorsAreOneLineThatSaysWhatToDo(t *testing.T) {
 				t.Errorf("%q, error %v", out, err)
 			}
 		})
+	}
+}
+
+func TestConfigSchemaPrintsJSON(t *testing.T) {
+	out, err := lvmdCommand(t, "config-schema")
+	if err != nil || !json.Valid([]byte(out)) || !strings.Contains(out, `"deviceClasses"`) {
+		t.Errorf("%q, error %v", out, err)
 	}
 }
