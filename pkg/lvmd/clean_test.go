@@ -100,10 +100,9 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 		{"when the journal was lost between deletion and wipe", func(t *testing.T, m *machine, d *daemon) *daemon {
 			v := d.create(request("a", testTotal))
 			m.fill(t, v.GetId(), 0x5a)
-			d.gate.dieAt = 1
-			d.gate.count, d.gate.died = 0, make(chan struct{})
+			died := d.gate.dieNext("delete: tombstone written")
 			go d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-			<-d.gate.died
+			<-died
 			d.kill()
 			os.RemoveAll(filepath.Join(m.state, "journal.db"))
 			d = m.start(t)
@@ -187,12 +186,9 @@ func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing
 	m.dirty(t)
 	d := m.start(t)
 	v := d.create(request("a", 4))
-	d.gate.dieAt, d.gate.count, d.gate.died = 3, 0, make(chan struct{}) // before and after extend, then "grown"
+	died := d.gate.dieNext("expand: grown")
 	go d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 8 * testExtent})
-	<-d.gate.died
-	if d.gate.point != "expand: grown" {
-		t.Fatalf("died at %q", d.gate.point)
-	}
+	<-died
 	d.kill()
 	d = m.start(t)
 	eventually(t, "it is clear", func() bool {

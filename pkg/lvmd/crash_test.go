@@ -4,11 +4,16 @@ package lvmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 )
 
 // A story is a sequence of calls whose every effect is a place to die at.
@@ -102,7 +107,11 @@ var stories = []story{
 
 // TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked kills lvmd at every
 // place of every story, starts another one, and checks what it makes of it;
-// then it kills that one, too, at every place of its recovery.
+// then it kills that one, too, at the places of its recovery.
+//
+// Places are found by counting: the gate passes before and after every effect,
+// and a story is told again, dying one place later, until it survives. A new
+// operation needs a story and nothing else; deadly tells when it is missing.
 func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 	for _, s := range stories {
 		t.Run(s.name, func(t *testing.T) {
@@ -114,8 +123,8 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 					break
 				}
 				places++
-				// Dying once more soon after is where recovery is interrupted.
-				for _, again := range []int{1, 3} {
+				// Dying again is where recovery is interrupted.
+				for _, again := range []int{1, 3, 6} {
 					runStory(t, s, at, again)
 				}
 				if t.Failed() {
@@ -207,9 +216,7 @@ func checkStory(t *testing.T, m *machine, told *telling) {
 	}
 	// What was not acknowledged is completed by a retry, or gone.
 	for name := range told.unsure {
-		if _, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: name}); err != nil {
-			t.Errorf("deleting %s again: %v", name, err)
-		}
+		d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Name: name})
 	}
 	if told.last != nil && told.kept[told.last.GetName()].id == "" {
 		var err error
@@ -227,10 +234,58 @@ func checkStory(t *testing.T, m *machine, told *telling) {
 		if blocks, pattern, _ := m.fake.Traces(testGroup, v.GetId()); v.GetName() == "a" && told.kept["a"].id == "" && blocks > 0 {
 			t.Errorf("new volume %s shows %d blocks of %#x", v.GetId(), blocks, pattern)
 		}
-		d.delete(v.GetId())
+		d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	}
 	d.checkClean()
 	if t.Failed() {
 		t.Logf("kept %v, unsure %v", fmt.Sprint(told.kept), told.unsure)
 	}
+}
+
+// deletePatiently deletes a volume that the daemon may still be busy with, as
+// after a start it may be.
+func (d *daemon) deletePatiently(r *lvmdv1.DeleteVolumeRequest) {
+	d.t.Helper()
+	eventually(d.t, "the volume can be deleted", func() bool {
+		_, err := d.client.DeleteVolume(d.t.Context(), r)
+		if err != nil && status.Code(err) != codes.Aborted {
+			d.t.Fatalf("deleting %v: %v", r, err)
+		}
+		return err == nil
+	})
+}
+
+func TestAPoolWhoseMakerDiedIsAdopted(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	if _, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieNext("pool: made") }); !errors.Is(err, errDead) {
+		t.Fatalf("error %v", err)
+	}
+	d := m.start(t)
+	d.delete(d.create(request("pvc-1", 1)).GetId())
+	if n := m.fake.Commands(lvmfake.OpCreatePool); n != 1 {
+		t.Errorf("%d pools were made", n)
+	}
+}
+
+func TestAPoolThatGrewAsItsLvmdDiedIsAsLargeAsItIs(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%, autoExtend: {step: 8Mi, limit: 64Mi}")
+	d := m.start(t)
+	v := d.create(request("pvc-1", 6))
+	died := d.gate.dieNext("pool: extended")
+	h, err := m.fake.Open(testGroup, v.GetId())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for off := int64(0); off < 6*testExtent; off += 4096 {
+		if _, err := h.WriteAt([]byte{1}, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-died
+	d.kill()
+	d = m.start(t)
+	if c := d.class(); c.GetTotalBytes() != 36*testExtent || d.hasCondition("PoolCannotGrow") {
+		t.Errorf("class %v", c)
+	}
+	d.checkModel()
 }

@@ -4,15 +4,12 @@ package lvmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,23 +121,31 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 		return nil, err
 	}
 	d := &daemon{t: t, machine: m, gate: &gate{Groups: m.fake}}
+	format := func(ctx context.Context, device string, o filesystem.FormatOptions) error {
+		return d.gate.around("format", func() error { return m.format(ctx, device, o) })
+	}
 	o := Options{
-		Config: c, LVM: d.gate, StateDir: m.state, Format: m.format, Probe: m.probe,
-		Log: slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond,
+		Config: c, LVM: d.gate, StateDir: m.state, Format: format, Probe: m.probe,
+		Log: slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond, crashPoint: d.gate.pass,
 	}
 	for _, a := range adjust {
 		a(d, &o)
 	}
-	d.Service, err = New(t.Context(), o)
+	err = errDead
+	started := make(chan struct{})
+	go func() { // It may die in here already.
+		defer close(started)
+		d.Service, err = New(t.Context(), o)
+	}()
+	<-started
 	if err != nil {
 		return nil, err
 	}
-	d.Service.crashPoint = d.gate.pass
 	l, err := Listen(filepath.Join(m.state, "lvmd.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.server = grpc.NewServer(grpc.UnaryInterceptor(d.Interceptor()))
+	d.server = grpc.NewServer(grpc.ChainUnaryInterceptor(d.Interceptor(), d.gate.called))
 	d.Register(d.server)
 	go d.server.Serve(l)
 	d.conn, err = grpc.NewClient("passthrough:lvmd", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -176,93 +181,6 @@ func (d *daemon) kill() {
 	d.server.Stop()
 	d.cancel()
 	d.machine.fake.CloseAll()
-}
-
-// gate stands between a daemon and LVM. It lets a daemon die between any two
-// effects: pass is called at each such place, and the one that is chosen is
-// never left.
-type gate struct {
-	lvm.Groups
-	dead atomic.Bool
-
-	mu    sync.Mutex
-	count int
-	// dieAt is the place to die at, counting from 1; zero means never.
-	dieAt int
-	// died is closed there.
-	died  chan struct{}
-	point string
-}
-
-var errDead = errors.New("the daemon is dead")
-
-func (g *gate) pass(point string) {
-	g.mu.Lock()
-	g.count++
-	die := g.dieAt > 0 && g.count == g.dieAt
-	if die {
-		g.point = point
-		g.dead.Store(true)
-		close(g.died)
-	}
-	g.mu.Unlock()
-	if g.dead.Load() {
-		runtime.Goexit()
-	}
-}
-
-func (g *gate) around(what string, f func() error) error {
-	g.pass("before " + what)
-	err := f()
-	g.pass("after " + what)
-	return err
-}
-
-func (g *gate) Scan(ctx context.Context, groups []string) ([]lvm.Group, error) {
-	if g.dead.Load() {
-		return nil, errDead
-	}
-	return g.Groups.Scan(ctx, groups)
-}
-
-func (g *gate) Activate(ctx context.Context, groups []string) error {
-	return g.around("activate", func() error { return g.Groups.Activate(ctx, groups) })
-}
-
-func (g *gate) Create(ctx context.Context, o lvm.CreateOptions) error {
-	return g.around("create", func() error { return g.Groups.Create(ctx, o) })
-}
-
-func (g *gate) Extend(ctx context.Context, group, volume string, extents int64) error {
-	return g.around("extend", func() error { return g.Groups.Extend(ctx, group, volume, extents) })
-}
-
-func (g *gate) Remove(ctx context.Context, group string, volumes []string) error {
-	return g.around("remove", func() error { return g.Groups.Remove(ctx, group, volumes) })
-}
-
-func (g *gate) Open(group, volume string) (lvm.Handle, error) {
-	if g.dead.Load() {
-		return nil, errDead
-	}
-	h, err := g.Groups.Open(group, volume)
-	if err != nil {
-		return nil, err
-	}
-	return &gateHandle{Handle: h, gate: g}, nil
-}
-
-type gateHandle struct {
-	lvm.Handle
-	gate *gate
-}
-
-func (h *gateHandle) Zero(off, n int64) error {
-	return h.gate.around("zero", func() error { return h.Handle.Zero(off, n) })
-}
-
-func (h *gateHandle) Overwrite(off, n int64) error {
-	return h.gate.around("overwrite", func() error { return h.Handle.Overwrite(off, n) })
 }
 
 // Requests and checks.

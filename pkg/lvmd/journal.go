@@ -29,7 +29,7 @@ var (
 // bbolt file. Every method that returns nil has made its effect durable. It
 // is safe for concurrent use.
 type journal struct {
-	db *bbolt.DB
+	db *database
 }
 
 // errJournal marks errors of the journal: nothing was done.
@@ -92,7 +92,7 @@ func tryOpen(path string) (j *journal, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
-	j = &journal{db: db}
+	j = &journal{db: &database{DB: db}}
 	if _, err := j.all(); err != nil {
 		return nil, err
 	}

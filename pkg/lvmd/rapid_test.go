@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"testing"
 
@@ -19,13 +18,12 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// TestMain keeps the number of random histories small, unless the command
+// fewHistories keeps the number of random histories small, unless the command
 // line says otherwise.
-func TestMain(m *testing.M) {
+func fewHistories() {
 	if err := flag.Set("rapid.checks", "25"); err != nil {
 		panic(err)
 	}
-	os.Exit(m.Run())
 }
 
 // TestAnySequenceOfCallsKeepsItsPromises runs random sequences of calls,

@@ -52,6 +52,9 @@ type Options struct {
 	PollInterval time.Duration
 	// providing is set by tests only, to change its intervals.
 	providing func(*provider)
+
+	// crashPoint is set by tests only, see crash.
+	crashPoint func(point string)
 }
 
 // Service is lvmd's core: the LVMD service and the work behind it. Its
@@ -95,7 +98,7 @@ type Service struct {
 func New(ctx context.Context, o Options) (*Service, error) {
 	s := &Service{
 		lvm: o.LVM, format: o.Format, probe: o.Probe, log: o.Log, metrics: o.Metrics,
-		blockEvents: o.BlockEvents, pollInterval: o.PollInterval,
+		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, crashPoint: o.crashPoint,
 		model: newModel(newID()), health: newHealth(),
 		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval,
 		stopping: make(chan struct{}),
@@ -128,11 +131,19 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		s.log.Warn("the journal was damaged and is rebuilt from the volumes' tags", "movedTo", aside)
 	}
 	s.journal = j
+	j.db.crash = s.crash
 	s.work, s.cancel = context.WithCancel(context.Background())
+	loaded := false
+	defer func() {
+		if !loaded {
+			s.cancel()
+			_ = j.close()
+		}
+	}()
 	if err := s.load(ctx, o.Config, found); err != nil {
-		s.cancel()
-		return nil, errors.Join(err, j.close())
+		return nil, err
 	}
+	loaded = true
 	s.metrics.attach(s)
 	return s, nil
 }
