@@ -46,7 +46,7 @@ func (l Layout) largest(free []int64, reserve, bookkeeping int64) int64 {
 		return most
 	}
 	n := l.Devices()
-	if len(free) < n {
+	if n < 1 || len(free) < n {
 		return 0
 	}
 	sorted := slices.Clone(free)
@@ -99,7 +99,7 @@ func (l Layout) place(free []Free, extents, bookkeeping int64) []Share {
 		return placeLinear(sorted, extents)
 	}
 	n, rows := l.Devices(), extents/l.Unit()+bookkeeping
-	if len(sorted) < n || sorted[n-1].Extents() < rows {
+	if n < 1 || len(sorted) < n || sorted[n-1].Extents() < rows {
 		return nil
 	}
 	shares := make([]Share, n)

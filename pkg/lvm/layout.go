@@ -95,6 +95,15 @@ func (l Layout) Raw(extents int64) int64 {
 	return int64(l.Devices()) * (extents/l.Unit() + l.bookkeeping())
 }
 
+// RawGrowth is how many extents of the group a volume takes that grows by so
+// many, a multiple of the unit: its bookkeeping does not grow.
+func (l Layout) RawGrowth(more int64) int64 {
+	if l.IsLinear() {
+		return more
+	}
+	return int64(l.Devices()) * (more / l.Unit())
+}
+
 // bookkeeping is how many extents of each device are not data.
 func (l Layout) bookkeeping() int64 {
 	if l.IsRAID() {

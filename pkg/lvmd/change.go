@@ -50,11 +50,17 @@ func (s *Service) changeBy(ctx context.Context, g *group, steps uint64, delta in
 		}
 		return err
 	}
-	if now, ok := s.expected(g, steps); ok {
+	now, ok := s.expected(g, steps)
+	var where lvm.Placement
+	if ok {
+		where, ok = s.whereabouts(g, now)
+	}
+	if ok {
 		s.model.mu.Lock()
 		defer s.model.mu.Unlock()
 		g.metadata = now
 		g.allocatable += delta
+		s.model.relocate(g, where)
 		changed := applied()
 		if delta < 0 && !g.accounted {
 			g.clean = clean{}

@@ -96,7 +96,7 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 	}
 	g := p.group
 	v := &volume{
-		group: g, pool: p.pool, extents: fit.extents, segments: fit.segments, promisedText: fit.text,
+		group: g, pool: p.pool, layout: p.layout(), extents: fit.extents, segments: fit.segments, promisedText: fit.text,
 		rec: record{ID: newID(), Group: g.name, Phase: creating, Ident: ident, Created: time.Now().UTC().Truncate(time.Millisecond)},
 	}
 	v.promise()
@@ -152,11 +152,9 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 	if v.pool != nil {
 		return s.carveThin(ctx, v)
 	}
-	err := s.change(ctx, g, -v.extents,
+	err := s.changeBy(ctx, g, v.layout.Commits(), -v.takes(v.extents),
 		func(ctx context.Context) error {
-			err := s.lvm.Create(ctx, lvm.CreateOptions{
-				Group: g.name, Volume: v.rec.ID, Extents: v.extents, Tags: v.rec.Ident.tags(),
-			})
+			err := s.lvm.Create(ctx, s.createOptions(v))
 			if err == nil {
 				pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
 			}

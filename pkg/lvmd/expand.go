@@ -62,10 +62,11 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	case !g.present || g.info.MissingDevices > 0:
 		return nil, 0, 0, deviceMissing("volume group %q, or a device of it, is missing", g.name)
 	}
-	extents, err = extentsWithin(r.GetRequiredBytes(), r.GetLimitBytes(), g.info.ExtentSize)
+	extents, err = extentsWithin(r.GetRequiredBytes(), r.GetLimitBytes(), g.info.ExtentSize*v.layout.Unit())
 	if err != nil {
 		return nil, 0, 0, err
 	}
+	extents *= v.layout.Unit()
 	if extents <= v.extents {
 		v.claimed = v.rec.ClearFrom != 0
 		return v, 0, 0, nil
@@ -75,14 +76,18 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	if v.pool != nil {
 		room = v.pool.freeRoom()
 	}
+	reserve := int64(0)
 	if c := m.class(v.rec.Ident.Class); c != nil && c.in(g) != nil {
-		room = c.in(g).room()
+		room, reserve = c.in(g).room(), c.in(g).reserved()
+	}
+	if g.placed && v.pool == nil {
+		room = v.growth(reserve)
 	}
 	more = extents - v.extents
 	if more > room {
 		return nil, 0, 0, noSpace("expanding volume %s by %d bytes: %d available", v.rec.ID, more*g.info.ExtentSize, room*g.info.ExtentSize)
 	}
-	if !g.hasText(lvm.VolumeText(nil, max(1, min(more, g.fragments)))) {
+	if !g.hasText(lvm.VolumeText(nil, v.layout.Segments(max(1, min(more, g.fragments))))) {
 		return nil, 0, 0, noSpace("expanding volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
 			v.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
 	}
@@ -112,9 +117,12 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	var unmapped error
 	var unclean spans
 	if err == nil {
-		err = s.change(ctx, g, -v.takes(more),
+		err = s.change(ctx, g, -v.grows(more),
 			func(ctx context.Context) error {
-				err := s.lvm.Extend(ctx, g.name, v.rec.ID, extents)
+				s.model.mu.Lock()
+				on := v.planGrowth(more)
+				s.model.mu.Unlock()
+				err := s.lvm.Extend(ctx, g.name, v.rec.ID, extents, on...)
 				if err == nil {
 					pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
 				}

@@ -93,6 +93,9 @@ func (s *Service) configure(c *config.Config) []string {
 		s.model.classes = append(s.model.classes, c)
 	}
 	s.model.attachPools()
+	for _, g := range s.model.groups {
+		s.model.markPlaced(g)
+	}
 	return names
 }
 
@@ -100,7 +103,7 @@ func newGroup(name string) *group {
 	return &group{
 		name: name, turns: newQueue(maxWaiting),
 		reap: make(chan struct{}, 1), remove: make(chan struct{}, 1),
-		exists: map[string]bool{}, clean: clean{},
+		exists: map[string]bool{}, clean: clean{}, plans: map[*volume]plan{},
 		info: lvm.Group{ExtentSize: 1},
 	}
 }
@@ -128,7 +131,13 @@ func checkGroups(c *config.Config, found []lvm.Group) error {
 				return dc.GroupProblem(j,
 					"no such volume group on this machine; make it with vgcreate, or set optional: true where nodes may lack it")
 			}
-			if g == nil || dc.Medium != config.PMEM {
+			if g == nil {
+				continue
+			}
+			if err := layoutProblem(dc, g); err != nil {
+				return err
+			}
+			if dc.Medium != config.PMEM {
 				continue
 			}
 			if err := pmemProblem(g); err != nil {

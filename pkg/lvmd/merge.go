@@ -75,6 +75,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 	g.info = *scan
 	g.info.Volumes = nil
 	g.allocatable, g.fragments = scan.Allocatable(), scan.FreeSegments
+	g.free = scan.Free()
 	g.metadata = metadata[g.name]
 	g.metadata.Seqno = scan.Seqno
 	g.mergePools(scan)
@@ -101,6 +102,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 			n.changed = append(n.changed, v)
 		}
 	}
+	s.model.markPlaced(g)
 	for id, v := range s.model.volumes {
 		if v.group != g || g.exists[id] || v.op != nil {
 			continue
@@ -152,6 +154,9 @@ func (s *Service) update(v *volume, lv *lvm.Volume, devices map[string]lvm.Devic
 		slices.EqualFunc(v.conditions, conditions, func(a, b *lvmdv1.Condition) bool {
 			return a.GetType() == b.GetType() && a.GetMessage() == b.GetMessage()
 		})
+	if lv.Pool == "" {
+		v.layout, v.on = lv.Layout, lv.On
+	}
 	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, conditions
 	if p := v.group.poolOf(lv); v.pool != p {
 		v.pool = p // A volume's pool never changes: this is when it is met.

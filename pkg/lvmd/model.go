@@ -72,6 +72,11 @@ type group struct {
 	// creating and expanding are extents promised to operations that LVM has
 	// not carried out yet; promisedText is what they may take of the metadata.
 	creating, expanding, promisedText int64
+	// placed groups have free, what is free on each device, and plans, what is
+	// promised of it, by volume: see layouts.go.
+	placed bool
+	free   []lvm.Free
+	plans  map[*volume]plan
 	// metadata is the metadata as last read; the zero value where it cannot be.
 	metadata lvm.Metadata
 	// clean is what of the group's free space is known to hold zeroes.
@@ -100,11 +105,16 @@ type volume struct {
 	// pool is what a thin volume lies in; nil for others.
 	pool    *pool
 	extents int64
+	// layout is how it lies, and on names the UUIDs of its devices where its
+	// group is placed.
+	layout lvm.Layout
+	on     []string
 	// segments is in how many pieces it lies, at most.
 	segments int64
 	device   lvm.Device
-	// conditions is empty when healthy.
-	conditions []*lvmdv1.Condition
+	// conditions is empty when healthy; so is raid, which the kernel says of
+	// the images of a RAID volume.
+	conditions, raid []*lvmdv1.Condition
 	// op is the creation under way, or nil.
 	op *creation
 	// promisedText is what the group promised of its metadata.
@@ -158,7 +168,8 @@ func (v *volume) redeem() {
 	if v.pool != nil {
 		v.pool.creating -= v.extents
 	} else {
-		v.group.creating -= v.extents
+		v.group.creating -= v.takes(v.extents)
+		delete(v.group.plans, v)
 	}
 	v.group.promisedText -= v.promisedText
 	v.promisedText = 0

@@ -65,10 +65,12 @@ func (c *part) place(ident identity) (f fit, stage int, err error) {
 	case !g.wedged.IsZero():
 		return f, 2, notAnswering(g.name, g.wedged)
 	}
-	if f.extents, err = ident.extentsFor(g.info.ExtentSize); err != nil {
+	l := c.layout()
+	if f.extents, err = ident.extentsFor(g.info.ExtentSize * l.Unit()); err != nil {
 		return f, 3, err
 	}
-	f.segments = max(1, min(f.extents, g.fragments))
+	f.extents *= l.Unit()
+	f.segments = l.Segments(max(1, min(f.extents, g.fragments)))
 	if c.pool != nil {
 		if why := c.pool.refusal(); why != "" {
 			return f, 3, noSpace("device class %q: %s", c.Name, why)
@@ -150,11 +152,15 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 		r.TotalBytes = c.pool.limit() * g.info.ExtentSize
 		class.Conditions = append(class.Conditions, c.pool.conditions()...)
 	}
-	class.AllocationUnitBytes = max(class.AllocationUnitBytes, g.info.ExtentSize)
-	class.MinimumVolumeSizeBytes = max(class.MinimumVolumeSizeBytes, g.info.ExtentSize)
+	unit := g.info.ExtentSize * c.layout().Unit()
+	class.AllocationUnitBytes = max(class.AllocationUnitBytes, unit)
+	class.MinimumVolumeSizeBytes = max(class.MinimumVolumeSizeBytes, unit)
 	r.AvailableBytes = c.reportedRoom() * g.info.ExtentSize
 	// A linear volume can lie on any extents: fragments do not matter.
 	r.MaximumVolumeSizeBytes = r.AvailableBytes
+	if l := c.layout(); !l.IsLinear() {
+		c.reportLayout(r, l, add)
+	}
 	if n := g.info.MissingDevices; n > 0 {
 		add("MissingDevice", "%d of %d devices of volume group %q are missing; it cannot be changed until they are back (vgextend --restoremissing) or given up (vgreduce --removemissing)",
 			n, len(g.info.Devices), g.name)

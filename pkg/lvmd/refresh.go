@@ -30,6 +30,7 @@ func (s *Service) refreshLoop(ctx context.Context) {
 		}
 		for _, g := range s.model.groups {
 			s.refresh(ctx, g)
+			s.lookAtRAID(g)
 		}
 	}
 }

@@ -18,6 +18,9 @@ func (c *part) room() int64 {
 		}
 		return c.pool.freeRoom()
 	}
+	if c.group.placed {
+		return c.placedRoom(true)
+	}
 	return max(0, c.reportedRoom()-c.group.expanding)
 }
 
@@ -31,16 +34,34 @@ func (c *part) reportedRoom() int64 {
 		}
 		return c.pool.reportedRoom()
 	}
+	if g.placed {
+		return c.placedRoom(false)
+	}
 	if !g.present || g.textFull() {
 		return 0
 	}
+	return max(0, g.allocatable-g.creating-c.reserved())
+}
+
+// placedRoom is the largest volume in extents where the group is placed.
+func (c *part) placedRoom(growth bool) int64 {
+	if !c.group.present || c.group.textFull() {
+		return 0
+	}
+	largest, _ := c.capacity(growth)
+	return largest
+}
+
+// reserved is how many extents of the group the class leaves free.
+func (c *part) reserved() int64 {
+	g := c.group
 	// Rounded up to extents, without a sum that could overflow.
 	bytes := c.Reserve.Of(g.info.Extents * g.info.ExtentSize)
 	reserve := bytes / g.info.ExtentSize
 	if bytes%g.info.ExtentSize != 0 {
 		reserve++
 	}
-	return max(0, g.allocatable-g.creating-reserve)
+	return reserve
 }
 
 // typicalTags bounds what the tags of most volumes take of the metadata.

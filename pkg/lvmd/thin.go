@@ -207,7 +207,7 @@ func (v *volume) takes(extents int64) int64 {
 	if v.pool != nil {
 		return 0
 	}
-	return extents
+	return v.layout.Raw(extents)
 }
 
 // promise keeps the room for a creation, until redeem. The caller holds the
@@ -216,7 +216,8 @@ func (v *volume) promise() {
 	if v.pool != nil {
 		v.pool.creating += v.extents
 	} else {
-		v.group.creating += v.extents
+		v.group.creating += v.takes(v.extents)
+		v.planCreation()
 	}
 	v.group.promisedText += v.promisedText
 }
@@ -227,7 +228,10 @@ func (v *volume) promiseMore(extents int64) {
 	if v.pool != nil {
 		v.pool.expanding += extents
 	} else {
-		v.group.expanding += extents
+		v.group.expanding += v.layout.RawGrowth(extents)
+		if delete(v.group.plans, v); extents > 0 {
+			v.planGrowth(extents)
+		}
 	}
 }
 
@@ -260,7 +264,7 @@ func (s *Service) carveThin(ctx context.Context, v *volume) error {
 // caller holds the model's lock.
 func (v *volume) allConditions() []*lvmdv1.Condition {
 	if v.pool == nil {
-		return v.conditions
+		return slices.Concat(v.conditions, v.raid)
 	}
 	return slices.Concat(v.conditions, v.pool.troubles())
 }

@@ -1,0 +1,272 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"pgregory.net/rapid"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+const layoutClasses = `
+- {name: linear, default: true, volumeGroup: carve}
+- {name: striped, volumeGroup: carve, type: striped, stripes: 2}
+- {name: raid1, volumeGroup: carve, type: raid1}
+- {name: raid10, volumeGroup: carve, type: raid10, stripes: 2}
+- {name: raid5, volumeGroup: carve, type: raid5, stripes: 2}
+- {name: raid6, volumeGroup: carve, type: raid6, stripes: 3, reserve: 8Mi}
+`
+
+// newDisks is a machine whose group has devices of so many extents.
+func newDisks(t *testing.T, extents ...int64) *machine {
+	t.Helper()
+	m := newMachine(t)
+	m.fake.RemoveGroup(testGroup)
+	m.fake.AddGroupOf(testGroup, testExtent, extents...)
+	m.config = layoutClasses
+	return m
+}
+
+func (d *daemon) classNamed(name string) *lvmdv1.DeviceClass {
+	d.t.Helper()
+	for _, c := range d.state().GetClasses() {
+		if c.GetName() == name {
+			return c
+		}
+	}
+	d.t.Fatalf("class %s is not offered", name)
+	return nil
+}
+
+func inClass(r *lvmdv1.CreateVolumeRequest, class string) *lvmdv1.CreateVolumeRequest {
+	r.DeviceClass = class
+	return r
+}
+
+func TestEachLayoutReportsItsRoomAndUnit(t *testing.T) {
+	d := newDisks(t, 10, 12, 14, 16, 18).start(t)
+	for _, c := range []struct {
+		class                           string
+		total, available, largest, unit int64
+	}{
+		{"linear", 70, 70, 70, 1},
+		{"striped", 70, 70, 32, 2},
+		{"raid1", 34, 34, 15, 1},
+		{"raid10", 32, 32, 22, 2},
+		{"raid5", 44, 44, 26, 2},
+		// 2 of the 10 extents of the smallest are the reserve's and the
+		// bookkeeping's at most: 70-2 over 5 devices are 13, one device has 10.
+		{"raid6", 27, 27, 27, 3},
+	} {
+		r := d.classNamed(c.class)
+		got := []int64{r.GetTotalBytes(), r.GetAvailableBytes(), r.GetMaximumVolumeSizeBytes(), r.GetAllocationUnitBytes(), r.GetMinimumVolumeSizeBytes()}
+		for i := range got {
+			got[i] /= testExtent
+		}
+		if want := []int64{c.total, c.available, c.largest, c.unit, c.unit}; !slices.Equal(got, want) {
+			t.Errorf("%s: total, available, maximum, unit, minimum %v, want %v", c.class, got, want)
+		}
+		if len(r.GetConditions()) != 0 {
+			t.Errorf("%s: %v", c.class, r.GetConditions())
+		}
+	}
+}
+
+func TestSizesAreRoundedUpToTheUnitOfTheLayout(t *testing.T) {
+	d := newDisks(t, 10, 10, 10, 10, 10).start(t)
+	v := d.create(inClass(request("pvc-1", 4), "raid6"))
+	if got := v.GetSizeBytes() / testExtent; got != 6 {
+		t.Errorf("%d extents, want 6", got)
+	}
+	r := inClass(request("pvc-2", 4), "raid6")
+	r.LimitBytes = 5 * testExtent
+	_, err := d.client.CreateVolume(t.Context(), r)
+	wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)
+	resp, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 7))
+	if err != nil || resp.GetVolume().GetSizeBytes() != 9*testExtent {
+		t.Errorf("%v, error %v", resp, err)
+	}
+}
+
+func TestMakingAndGrowingOneOfAnyLayoutTakesOneCommandAndNoScan(t *testing.T) {
+	m := newDisks(t, 20, 20, 20, 20, 20)
+	d := m.start(t)
+	scans := m.fake.Commands(lvmfake.OpScan)
+	for i, class := range []string{"striped", "raid1", "raid10", "raid5", "raid6", "linear"} {
+		v := d.create(inClass(request("pvc-"+class, 3), class))
+		if _, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 7)); err != nil {
+			t.Fatalf("%s: %v", class, err)
+		}
+		if n := m.fake.Commands(lvmfake.OpCreate); n != i+1 {
+			t.Errorf("%s: %d creates", class, n)
+		}
+		d.delete(v.GetId())
+		d.checkModel()
+	}
+	if n := m.fake.Commands(lvmfake.OpScan); n != scans+6 { // checkModel's own
+		t.Errorf("%d scans", n-scans)
+	}
+}
+
+func TestVolumesPromisedTheSameDevicesDoNotCollide(t *testing.T) {
+	d := newDisks(t, 16, 16, 16, 16).start(t)
+	errs := make(chan error)
+	for i := range 8 {
+		go func() {
+			_, err := d.client.CreateVolume(t.Context(), inClass(request(fmt.Sprintf("pvc-%d", i), 7), "raid1"))
+			errs <- err
+		}()
+	}
+	made := 0
+	for range 8 {
+		if err := <-errs; err == nil {
+			made++
+		} else if status.Code(err) != codes.ResourceExhausted {
+			t.Error(err)
+		}
+	}
+	// Each takes 8 of two devices: 64 extents are 4 of them.
+	if made != 4 {
+		t.Errorf("%d were made, want 4", made)
+	}
+	d.checkModel()
+	if r := d.classNamed("linear"); r.GetAvailableBytes() != 0 {
+		t.Errorf("%d are left", r.GetAvailableBytes())
+	}
+}
+
+func TestRAIDTellsWhatBecomesOfItsImages(t *testing.T) {
+	m := newDisks(t, 16, 16, 16)
+	d := m.start(t)
+	v := d.create(inClass(request("pvc-1", 4), "raid5"))
+	conditions := func() string {
+		var all []string
+		for _, c := range d.list()[0].GetConditions() {
+			all = append(all, c.GetType())
+		}
+		return strings.Join(all, " ")
+	}
+	for _, c := range []struct {
+		status lvm.RAIDStatus
+		want   string
+	}{
+		{lvm.RAIDStatus{Images: 3, Behind: 1, Action: "recover"}, "OutOfSync"},
+		{lvm.RAIDStatus{Images: 3, Failed: 1, Action: "idle"}, "Degraded"},
+		{lvm.RAIDStatus{Images: 3, Mismatches: 8, Action: "idle"}, "Mismatches"},
+		{lvm.RAIDStatus{Images: 3, Action: "check"}, ""},
+	} {
+		m.fake.SetRAIDStatus(testGroup, v.GetId(), c.status)
+		eventually(t, "conditions "+c.want, func() bool { return conditions() == c.want })
+	}
+}
+
+func TestAGroupThatIsUnfitForALayoutIsNamed(t *testing.T) {
+	m := newDisks(t, 16, 16)
+	d := m.start(t)
+	if c := d.classNamed("raid5"); len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "TooFewDevices" || c.GetMaximumVolumeSizeBytes() != 0 {
+		t.Errorf("class %v", c)
+	}
+	d.stop()
+	m.fake.AddGroupOf("small", 256<<10, 100, 100)
+	for config, want := range map[string]string{
+		"- {name: a, volumeGroup: small, type: raid1}\n":                                  `lvmd.yaml:4:39: deviceClasses[0].type: "raid1": volume group small has extents of less than 512 KiB`,
+		"- {name: a, volumeGroup: small, type: striped, stripes: 2, stripeSize: 512Ki}\n": `deviceClasses[0].stripeSize: "524288": more than an extent of volume group small, which has 262144 bytes`,
+	} {
+		m.config = config
+		if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	}
+}
+
+func TestAVolumeKeepsItsLayoutWhenItsClassChanges(t *testing.T) {
+	m := newDisks(t, 16, 16, 16)
+	d := m.start(t)
+	v := d.create(inClass(request("pvc-1", 4), "striped"))
+	d.stop()
+	m.config = "- {name: striped, default: true, volumeGroup: carve}\n"
+	d = m.start(t)
+	resp, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 5))
+	if err != nil || resp.GetVolume().GetSizeBytes() != 6*testExtent {
+		t.Errorf("%v, error %v", resp, err)
+	}
+	d.delete(v.GetId())
+	eventually(t, "all space is back", func() bool { return d.available() == 48 })
+	d.checkModel()
+}
+
+// TestNoLayoutPromisesMoreThanItHolds runs random sequences of calls on groups
+// of random devices with a class of each layout, with an administrator between
+// them, and holds what each class reports against what can be made.
+func TestNoLayoutPromisesMoreThanItHolds(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		sizes := rapid.SliceOfN(rapid.Int64Range(2, 16), 1, 6).Draw(r, "devices")
+		m := newDisks(t, sizes...)
+		d := m.start(t)
+		defer d.stop()
+		classes := []string{"linear", "striped", "raid1", "raid10", "raid5", "raid6"}
+		volumes, admins, next := map[string]*lvmdv1.Volume{}, 0, 0
+		for range rapid.IntRange(3, 12).Draw(r, "steps") {
+			eventually(t, "nothing is under way", d.isIdle)
+			d.checkModel()
+			class := d.classNamed(rapid.SampledFrom(classes).Draw(r, "class"))
+			unit, most := class.GetAllocationUnitBytes(), class.GetMaximumVolumeSizeBytes()
+			next++
+			name := fmt.Sprintf("pvc-%d", next)
+			switch rapid.SampledFrom([]string{"create", "create", "maximum", "expand", "delete", "administer"}).Draw(r, "what") {
+			case "maximum":
+				_, err := d.client.CreateVolume(t.Context(), inClass(request(name, most/testExtent+1), class.GetName()))
+				if status.Code(err) != codes.ResourceExhausted {
+					r.Fatalf("%s: more than %d: %v", class.GetName(), most, err)
+				}
+				if most > 0 {
+					volumes[name] = d.create(inClass(request(name, most/testExtent), class.GetName()))
+				}
+			case "create":
+				if most == 0 {
+					continue
+				}
+				size := unit * rapid.Int64Range(1, most/unit).Draw(r, "units")
+				volumes[name] = d.create(inClass(request(name, size/testExtent), class.GetName()))
+				eventually(t, "nothing is under way", d.isIdle)
+				if now := d.classNamed(class.GetName()).GetAvailableBytes(); now > class.GetAvailableBytes()-size {
+					r.Fatalf("%s: %d available, then %d after %d", class.GetName(), class.GetAvailableBytes(), now, size)
+				}
+			case "expand", "delete":
+				if len(volumes) == 0 {
+					continue
+				}
+				v := volumes[rapid.SampledFrom(slices.Sorted(maps.Keys(volumes))).Draw(r, "volume")]
+				if rapid.Bool().Draw(r, "expand") {
+					_, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), v.GetSizeBytes()/testExtent+rapid.Int64Range(1, 9).Draw(r, "more")))
+					if err != nil && status.Code(err) != codes.ResourceExhausted {
+						r.Fatal(err)
+					}
+				} else {
+					d.delete(v.GetId())
+					delete(volumes, v.GetName())
+				}
+			case "administer":
+				admins++
+				_ = m.fake.Create(t.Context(), lvm.CreateOptions{
+					Group: testGroup, Volume: fmt.Sprintf("admins-%d", admins), Extents: 2,
+					Layout: rapid.SampledFrom([]lvm.Layout{{}, {Type: lvm.Striped, Stripes: 2}}).Draw(r, "layout"),
+				})
+			}
+			if t.Failed() {
+				r.FailNow()
+			}
+		}
+	})
+}
