@@ -31,6 +31,7 @@ type flags struct {
 	controller, controllerCA, tokenFile  string
 	opsListen, metricsTokenFile, lvmPath string
 	commandTimeout                       time.Duration
+	lvmLasting                           bool
 }
 
 func (f *flags) add(s *pflag.FlagSet) {
@@ -45,6 +46,7 @@ func (f *flags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.opsListen, "ops-listen", ":9808", "host:port for /healthz, /readyz and /metrics over HTTPS; empty means none")
 	s.StringVar(&f.metricsTokenFile, "metrics-token-file", "/etc/carve/metrics/token", "file with the bearer token that may read /metrics")
 	s.StringVar(&f.lvmPath, "lvm", "lvm", "the lvm program: a path, or a name to look up in PATH")
+	s.BoolVar(&f.lvmLasting, "lvm-lasting", true, "keep one lvm process for each volume group, instead of starting one for each change")
 	s.DurationVar(&f.commandTimeout, "lvm-timeout", time.Minute, "deadline of each LVM command")
 }
 
@@ -75,13 +77,15 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		return err
 	}
 	metrics := lvmd.NewMetrics()
-	host := lvm.NewHost(&lvm.Runner{
-		Binary: f.lvmPath, Timeout: f.commandTimeout, SystemDir: systemDir,
+	runner := &lvm.Runner{
+		Binary: f.lvmPath, Timeout: f.commandTimeout, SystemDir: systemDir, Lasting: f.lvmLasting,
 		Observe: func(r lvm.Result) {
 			metrics.ObserveCommand(r)
 			log.Debug("lvm", "command", r.Command, "duration", r.Duration, "error", r.Err)
 		},
-	})
+	}
+	defer runner.Close()
+	host := lvm.NewHost(runner)
 	service, err := lvmd.New(ctx, lvmd.Options{
 		Config: c, LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
 	})

@@ -214,7 +214,13 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 	if len(devices) == 0 {
 		return fmt.Errorf("volume group %q: %w: none of its disks is known", strings.Join(groups, ", "), ErrNotFound)
 	}
-	_, err := h.runner.Run(ctx, command, append([]string{"--config", lvmConfig(devices)}, args...)...)
+	args = append([]string{"--config", lvmConfig(devices)}, args...)
+	var err error
+	if len(groups) == 1 {
+		_, err = h.runner.RunFor(ctx, groups[0], command, args...)
+	} else {
+		_, err = h.runner.Run(ctx, command, args...)
+	}
 	if err != nil {
 		return err // It may have acted all the same: the Scan that must follow flushes.
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // lvmByHand runs an LVM command as an administrator would.
-func lvmByHand(t *testing.T, args ...string) {
+func lvmByHand(t testing.TB, args ...string) {
 	t.Helper()
 	out, err := exec.Command("lvm", append(args, "--config",
 		"activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }")...).CombinedOutput()

@@ -33,7 +33,7 @@ type Result struct {
 	Err error
 }
 
-// Runner runs the lvm program, one process per command.
+// Runner runs the lvm program, one process per command, or one for many.
 //
 // Each process leads its own process group, which is killed as a whole at the
 // deadline. Output is read to its end whatever its size, and kept within
@@ -46,10 +46,14 @@ type Runner struct {
 	// SystemDir is a directory that MakeSystemDir made. Empty works, too, but
 	// each command then takes some 30 ms longer.
 	SystemDir string
+	// Lasting has RunFor keep a process for each key. It needs SystemDir, and
+	// Close at the end.
+	Lasting bool
 	// Observe, if set, is called after each command.
 	Observe func(Result)
 
-	stuck atomic.Int64
+	stuck  atomic.Int64
+	shells shells
 }
 
 // Stuck counts commands that were killed and are still not gone: they wait in
@@ -74,13 +78,7 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 	stdout := &headBuffer{limit: maxStdout}
 	stderr := &headTailBuffer{limit: maxStderr}
 	cmd := exec.Command(r.Binary, append([]string{command}, args...)...)
-	cmd.Env = []string{
-		"LC_ALL=C",
-		"PATH=" + os.Getenv("PATH"),
-		// Never the host's: see MakeSystemDir.
-		"LVM_SYSTEM_DIR=" + r.SystemDir,
-		"LVM_SUPPRESS_FD_WARNINGS=1",
-	}
+	cmd.Env = commandEnv(r.SystemDir)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// Bounds the wait for pipes that a grandchild holds open.
@@ -119,6 +117,17 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 		kill.Message = fmt.Sprintf("killed, but it hangs in the kernel: %v", ctx.Err())
 	}
 	return nil, kill
+}
+
+// commandEnv is what a command finds in its environment.
+func commandEnv(systemDir string) []string {
+	return []string{
+		"LC_ALL=C",
+		"PATH=" + os.Getenv("PATH"),
+		// Never the host's: see MakeSystemDir.
+		"LVM_SYSTEM_DIR=" + systemDir,
+		"LVM_SUPPRESS_FD_WARNINGS=1",
+	}
 }
 
 // finish turns the end of a process into a result.

@@ -150,7 +150,7 @@ func (n *node) command() *exec.Cmd {
 		args = append(args, "--log-level=debug")
 	}
 	if n.lvm != "" {
-		args = append(args, "--lvm", n.lvm)
+		args = append(args, "--lvm", n.lvm, "--lvm-lasting=false")
 	}
 	if n.timeout != 0 {
 		args = append(args, "--lvm-timeout", n.timeout.String())
