@@ -23,6 +23,8 @@ const (
 	// provideRetry is after what time a failed attempt is repeated, and how
 	// often a loop file is looked after.
 	provideRetry = time.Minute
+	// smallestGrowth of a disk is worth a look before its group is known.
+	smallestGrowth = 1 << 20
 )
 
 // provided is a volume group that lvmd makes and grows.
@@ -183,12 +185,18 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 			}
 		}
 	}()
+	if err := s.confirmJoined(p, all); err != nil {
+		return again, err
+	}
 	s.model.mu.Lock()
 	info := s.modelGroup(p)
 	s.model.mu.Unlock()
 	// What the model says may be old: it is good enough to see that there is
 	// nothing to do, which is the rule.
 	work := s.plan(p, info, all, taken)
+	if info == nil {
+		work.fresh = slices.DeleteFunc(work.fresh, func(d lvm.BlockDevice) bool { return s.isFullMember(p, &d) })
+	}
 	if !work.any() {
 		s.noteRefused(p, work.refused)
 		return work.again, nil
@@ -207,7 +215,8 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 		info = &found[0]
 	}
 	work = s.plan(p, info, all, taken)
-	again, changed, err := s.carryOut(ctx, p, info, &work)
+	changed, err := s.carryOut(ctx, p, info, &work)
+	again = work.again
 	s.noteRefused(p, work.refused)
 	if s.provider.loaded && err == nil && info == nil && changed {
 		err = s.makePoolsIn(ctx, p)
@@ -235,6 +244,13 @@ func (s *Service) makePoolsIn(ctx context.Context, p *provided) error {
 	}
 	_, err = s.makePools(ctx, s.provider.config, names, found)
 	return err
+}
+
+// isFullMember tells whether a device says that it belongs to the group, to its
+// end: while the model does not have the group, there is nothing to do with it.
+func (s *Service) isFullMember(p *provided, d *lvm.BlockDevice) bool {
+	label, err := s.provider.devices.Label(d.Path)
+	return err == nil && label.Group == p.Name && label.Size-label.KnownSize < smallestGrowth
 }
 
 // modelGroup is the group as the model has it; nil while it is not present.

@@ -212,9 +212,19 @@ func writeTo(t testing.TB, device string, at int64, b []byte) {
 }
 
 func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
-	files := t.TempDir()
-	file := filepath.Join(files, "carve.img")
-	n := bareNode(t, fmt.Sprintf("{name: carve, loopFile: {path: %s, size: 128Mi}}", file))
+	// As deploy/overlays/loop has it, but elsewhere and smaller.
+	overlay, err := os.ReadFile("../../deploy/overlays/loop/lvmd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "loop", "carve.img")
+	_, shipped, ok := strings.Cut(string(overlay), "deviceClasses:\n")
+	shipped = strings.NewReplacer("/var/lib/carve/loop/carve.img", file, "10Gi", "128Mi").Replace(shipped)
+	if !ok || !strings.Contains(shipped, file) || !strings.Contains(shipped, "128Mi") {
+		t.Fatalf("the overlay's configuration is not what this test knows:\n%s", overlay)
+	}
+	n := bareNode(t, "")
+	n.config = shipped
 	devices := func() []string {
 		return strings.Fields(byHand(t, "losetup", "--noheadings", "--output", "NAME", "--associated", file))
 	}

@@ -101,11 +101,15 @@ func TestAGroupIsMadeOfTheSelectedDisksAndFoundAgain(t *testing.T) {
 	}
 	v := d.create(request("v", 100))
 	d.stop()
+	before := m.fake.Commands(lvmfake.OpScan)
 	d = m.start(t, withDevices(nil))
+	if n := m.fake.Commands(lvmfake.OpScan) - before; n != 1 {
+		t.Errorf("%d scans at a start with nothing to make", n)
+	}
 	if got := d.list(); len(got) != 1 || got[0].GetId() != v.GetId() {
 		t.Errorf("volumes %v", got)
 	}
-	for op, want := range map[lvmfake.Op]int{lvmfake.OpInitDevice: 2, lvmfake.OpCreateGroup: 1, lvmfake.OpExtendGroup: 0, lvmfake.OpResizeDevice: 0} {
+	for op, want := range map[lvmfake.Op]int{lvmfake.OpInitDevice: 2, lvmfake.OpCreateGroup: 1, lvmfake.OpExtendGroup: 1, lvmfake.OpResizeDevice: 0} {
 		if got := m.fake.Commands(op); got != want {
 			t.Errorf("%d commands %s, want %d", got, op, want)
 		}
@@ -351,12 +355,14 @@ func TestAGroupForPersistentMemoryIsAlignedAndNeedsIt(t *testing.T) {
 	}
 }
 
-func TestAGroupThatCannotBeMadeLeavesTheOthers(t *testing.T) {
+func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddGroup("other", testExtent, testTotal)
 	m.config = "- {name: second, volumeGroup: other}\n" + m.config
 	m.fake.AddDisk(disk("vdb"))
-	failures := 2
+	// The second disk takes the place of the first, which joins later.
+	m.fake.AddDisk(disk("vdc"))
+	failures := 1
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpCreateGroup && failures > 0 {
 			failures--
@@ -369,9 +375,12 @@ func TestAGroupThatCannotBeMadeLeavesTheOthers(t *testing.T) {
 	r.DeviceClass = "second"
 	d.create(r)
 	eventually(t, "the group is made by another attempt", func() bool {
-		return d.state().GetClasses()[1].GetAvailableBytes() == 63*testExtent
+		return d.state().GetClasses()[1].GetAvailableBytes() == 2*63*testExtent
 	})
-	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 1 {
+	if got := d.devices(); !slices.Equal(got, []string{"/dev/vdc", "/dev/vdb"}) {
+		t.Errorf("devices %q", got)
+	}
+	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 2 {
 		t.Errorf("%d physical volumes were made", n)
 	}
 }

@@ -16,60 +16,70 @@ const (
 
 // carryOut does what was planned for a group, nil when there is none yet. The
 // caller has the group's turn, and scans the group when it was changed. What
-// is found on devices may add to w.refused.
+// is found on devices, and what fails with one of them, adds to w.refused; an
+// error is about the whole.
 //
 // Each physical volume is an intent in the journal before it is made: one that
 // an lvmd left without a group is known by its UUID, and joins later.
-func (s *Service) carryOut(ctx context.Context, p *provided, g *lvm.Group, w *work) (again time.Time, changed bool, err error) {
-	again = w.again
+func (s *Service) carryOut(ctx context.Context, p *provided, g *lvm.Group, w *work) (changed bool, err error) {
 	if g != nil && (g.MissingDevices > 0 || g.Exported || g.ReadOnly) {
-		return again, false, nil // LVM would refuse all of it; a scan that finds the group whole comes back here
+		return false, nil // LVM would refuse all of it; what ends that is an event
 	}
 	for _, device := range w.grown {
 		s.log.Info("a disk has grown", "group", p.Name, "device", device)
 		if err := s.provider.devices.ResizeDevice(ctx, p.Name, device); err != nil {
-			return again, changed, err
+			return changed, err
 		}
 		changed = true
 	}
 	records, err := s.journal.devices(p.Name)
 	if err != nil {
-		return again, changed, err
+		return changed, err
 	}
-	if err := s.confirmJoined(g, records); err != nil {
-		return again, changed, err
-	}
-	var joining []deviceRecord
+	exists := g != nil
 	for i := range w.fresh {
 		d := &w.fresh[i]
-		finish, overwrite, uuid := s.examine(ctx, p, d, w, records)
-		if finish {
-			r := records[uuid]
-			r.Device = d.Path // the kernel may call it otherwise now
-			joining = append(joining, r)
-			continue
+		r, err := s.ready(ctx, p, d, exists, w, records)
+		if err == nil && r != nil {
+			err = s.join(ctx, p, r, exists, records)
 		}
-		if w.refused[d.Path] != nil {
-			continue
+		switch {
+		case errors.Is(err, lvm.ErrTimedOut), errors.Is(err, errJournal):
+			return changed, err
+		case err != nil:
+			// One bad device does not keep the others out.
+			s.log.Error("a device cannot be used", "group", p.Name, "device", d.Path, "error", err)
+			w.refused[d.Path] = refuse("failed", "%v", err)
+			w.again = soonest(w.again, time.Now().Add(s.provider.retry))
+		case r != nil:
+			exists, changed = true, true
 		}
-		if until := s.awaits(g, records); !until.IsZero() {
-			w.refused[d.Path] = refuse("waiting", "the group was on other disks, which may appear until %s", until.UTC().Format(time.RFC3339))
-			again = soonest(again, until)
-			continue
-		}
-		r, err := s.initDevice(ctx, p, d, overwrite, records)
-		if err != nil {
-			return again, changed, err
-		}
-		joining = append(joining, r)
 	}
-	if len(joining) == 0 {
-		return again, changed, nil
+	return changed, nil
+}
+
+// ready makes a device a physical volume that can join the group, unless it is
+// one. It returns nil when the device is refused.
+func (s *Service) ready(ctx context.Context, p *provided, d *lvm.BlockDevice, exists bool, w *work, records map[string]deviceRecord) (*deviceRecord, error) {
+	finish, overwrite, uuid := s.examine(ctx, p, d, w, records)
+	if finish {
+		r := records[uuid]
+		r.Device = d.Path // the kernel may call it otherwise now
+		return &r, nil
 	}
-	if err := s.join(ctx, p, g, joining, records); err != nil {
-		return again, changed, err
+	if w.refused[d.Path] != nil {
+		return nil, nil
 	}
-	return again, true, nil
+	if until := s.awaits(exists, records); !until.IsZero() {
+		w.refused[d.Path] = refuse("waiting", "the group was on other disks, which may appear until %s", until.UTC().Format(time.RFC3339))
+		w.again = soonest(w.again, until)
+		return nil, nil
+	}
+	r, err := s.initDevice(ctx, p, d, overwrite, records)
+	if err != nil {
+		return nil, err
+	}
+	return &r, nil
 }
 
 // examine looks at what is on a device. When that speaks against it, it is
@@ -103,9 +113,9 @@ func (s *Service) examine(ctx context.Context, p *provided, d *lvm.BlockDevice, 
 
 // awaits tells until when a group is not made anew, because it was on other
 // disks that may only be late; zero when nothing is in the way.
-func (s *Service) awaits(g *lvm.Group, records map[string]deviceRecord) time.Time {
+func (s *Service) awaits(exists bool, records map[string]deviceRecord) time.Time {
 	until := s.provider.started.Add(s.provider.returnGrace)
-	if g != nil || time.Now().After(until) {
+	if exists || time.Now().After(until) {
 		return time.Time{}
 	}
 	for _, r := range records {
@@ -116,17 +126,22 @@ func (s *Service) awaits(g *lvm.Group, records map[string]deviceRecord) time.Tim
 	return time.Time{}
 }
 
-// confirmJoined notes in the journal which intents were carried out: an
-// earlier lvmd may have ended in between.
-func (s *Service) confirmJoined(g *lvm.Group, records map[string]deviceRecord) error {
-	if g == nil {
-		return nil
+// confirmJoined notes in the journal which intents were carried out, by what
+// the devices say: an earlier lvmd may have ended in between.
+func (s *Service) confirmJoined(p *provided, all []lvm.BlockDevice) error {
+	records, err := s.journal.devices(p.Name)
+	if err != nil {
+		return err
 	}
 	var joined []deviceRecord
-	for _, d := range g.Devices {
-		if r, ok := records[d.UUID]; ok && !r.Joined {
+	for i := range all {
+		if !p.wants(&all[i]) {
+			continue
+		}
+		label, err := s.provider.devices.Label(all[i].Path)
+		if err == nil && label.Group == p.Name && isIntent(records, label.UUID) {
+			r := records[label.UUID]
 			r.Joined = true
-			records[d.UUID] = r
 			joined = append(joined, r)
 		}
 	}
@@ -156,41 +171,32 @@ func (s *Service) initDevice(ctx context.Context, p *provided, d *lvm.BlockDevic
 	return r, err
 }
 
-// join makes the group of physical volumes, or adds them to it.
-func (s *Service) join(ctx context.Context, p *provided, g *lvm.Group, joining []deviceRecord, records map[string]deviceRecord) error {
-	devices := make([]string, len(joining))
-	for i, r := range joining {
-		devices[i] = r.Device
-	}
-	var err error
-	if g == nil {
+// join makes the group of a physical volume, or adds it.
+func (s *Service) join(ctx context.Context, p *provided, r *deviceRecord, exists bool, records map[string]deviceRecord) error {
+	devices := []string{r.Device}
+	var old []string
+	if exists {
+		s.log.Info("extending a volume group", "group", p.Name, "device", r.Device)
+		if err := s.provider.devices.ExtendGroup(ctx, p.Name, devices); err != nil {
+			return err
+		}
+	} else {
 		extent := int64(defaultExtentSize)
 		if p.Medium == config.PMEM {
 			extent = pmemAlignment
 		}
-		s.log.Info("making a volume group", "group", p.Name, "devices", devices)
-		err = s.provider.devices.CreateGroup(ctx, lvm.GroupOptions{Group: p.Name, Devices: devices, ExtentSize: extent})
-	} else {
-		s.log.Info("extending a volume group", "group", p.Name, "devices", devices)
-		err = s.provider.devices.ExtendGroup(ctx, p.Name, devices)
+		s.log.Info("making a volume group", "group", p.Name, "device", r.Device)
+		if err := s.provider.devices.CreateGroup(ctx, lvm.GroupOptions{Group: p.Name, Devices: devices, ExtentSize: extent}); err != nil {
+			return err
+		}
+		// What the journal knew of another group of this name is over.
+		for uuid, other := range records {
+			if other.Joined {
+				old = append(old, uuid)
+			}
+		}
 	}
-	if err != nil {
-		return err
-	}
-	for i := range joining {
-		joining[i].Joined = true
-		delete(records, joining[i].UUID)
-	}
-	if err := s.journal.putDevices(joining...); err != nil {
-		return err
-	}
-	if g != nil {
-		return nil
-	}
-	// A new group: what the journal knew of one that had the name is over.
-	var old []string
-	for uuid := range records {
-		old = append(old, uuid)
-	}
-	return s.journal.forgetDevices(old...)
+	r.Joined = true
+	records[r.UUID] = *r
+	return errors.Join(s.journal.putDevices(*r), s.journal.forgetDevices(old...))
 }
