@@ -215,7 +215,7 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 }
 
 func reportOf(view *fleet.View) scheduler.NodeReport {
-	report := scheduler.NodeReport{Volumes: make(map[string]struct{}, len(view.ByName))}
+	report := scheduler.NodeReport{Epoch: view.Epoch, Generation: view.Generation, Volumes: make(map[string]struct{}, len(view.ByName))}
 	for _, class := range view.Classes {
 		group := class.GetVgUuid()
 		if group == "" {

@@ -1,6 +1,10 @@
 package scheduler
 
 import (
+	"maps"
+	"math"
+	"math/bits"
+	"slices"
 	"sync"
 	"time"
 )
@@ -22,7 +26,12 @@ type ClassReport struct {
 
 // NodeReport is the whole state of one node.
 type NodeReport struct {
-	Classes []ClassReport
+	// Epoch and Generation order a node's reports: of one epoch, the higher
+	// generation is the later state. An empty epoch is always taken for the
+	// latest.
+	Epoch      string
+	Generation uint64
+	Classes    []ClassReport
 	// Volumes holds the names of the volumes that Classes account for. The
 	// ledger keeps the map and only reads it.
 	Volumes map[string]struct{}
@@ -55,44 +64,83 @@ type Room struct {
 
 // Ledger holds reports and reservations. All methods may be called
 // concurrently; each is atomic.
+//
+// What is reserved is kept as a sum per node and group, so that room costs the
+// same however many claims wait.
 type Ledger struct {
 	now func() time.Time
 
 	mu     sync.Mutex
-	nodes  map[string]NodeReport
-	claims map[string]Reservation            // by claim
-	onNode map[string]map[string]Reservation // by node, then claim
+	nodes  map[string]*node
+	claims map[string]*entry // by claim
+	// lapsed are nodes whose room grew because reservations were found to be
+	// past their deadline, and that Expire is still to tell of.
+	lapsed map[string]struct{}
+}
+
+// node is what is known of one node. It exists while there is a report or a
+// reservation.
+type node struct {
+	report   NodeReport
+	reported bool
+	claims   map[string]*entry
+	// reserved is what the charges of claims come to, by group.
+	reserved map[string]*sum
+	// soonest is not after the first deadline of claims.
+	soonest time.Time
+}
+
+// entry is a reservation and what it was charged: nothing while its class is
+// unknown on its node.
+type entry struct {
+	Reservation
+	group   string
+	bytes   int64
+	charged bool
 }
 
 // NewLedger makes an empty ledger that asks now for the time.
 func NewLedger(now func() time.Time) *Ledger {
-	return &Ledger{
-		now:    now,
-		nodes:  map[string]NodeReport{},
-		claims: map[string]Reservation{},
-		onNode: map[string]map[string]Reservation{},
-	}
+	return &Ledger{now: now, nodes: map[string]*node{}, claims: map[string]*entry{}, lapsed: map[string]struct{}{}}
 }
 
 // Report replaces what is known of a node and, in the same instant, ends the
-// reservations of the volumes that the report counts.
-func (l *Ledger) Report(node string, r NodeReport) {
+// reservations of the volumes that the report counts. A report that is older
+// than the last one is ignored.
+func (l *Ledger) Report(name string, r NodeReport) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.nodes[node] = r
-	for claim, res := range l.onNode[node] {
-		if _, counted := r.Volumes[res.Volume]; counted {
+	n := l.node(name)
+	if n.reported && r.Epoch != "" && r.Epoch == n.report.Epoch && r.Generation < n.report.Generation {
+		return
+	}
+	n.report, n.reported = r, true
+	clear(n.reserved)
+	for claim, e := range n.claims {
+		e.charged = false
+		if _, counted := r.Volumes[e.Volume]; counted {
 			l.drop(claim)
+		} else {
+			n.charge(e)
 		}
 	}
 }
 
 // Forget drops what a node reported. Reservations on it stay until they end
 // by themselves: the node may come back.
-func (l *Ledger) Forget(node string) {
+func (l *Ledger) Forget(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.nodes, node)
+	n := l.nodes[name]
+	if n == nil {
+		return
+	}
+	n.report, n.reported = NodeReport{}, false
+	clear(n.reserved)
+	for _, e := range n.claims {
+		e.charged = false
+	}
+	l.tidy(name, n)
 }
 
 // Reserve makes, renews, resizes or moves the reservation of a claim. Where
@@ -101,24 +149,30 @@ func (l *Ledger) Forget(node string) {
 func (l *Ledger) Reserve(r Reservation) (changed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	n := l.node(r.Node)
+	defer l.tidy(r.Node, n)
 	old, had := l.claims[r.Claim]
-	_, counted := l.nodes[r.Node].Volumes[r.Volume]
+	_, counted := n.report.Volumes[r.Volume]
 	if had && (counted || old.Node != r.Node) {
-		l.drop(r.Claim)
 		changed = append(changed, old.Node)
-		had = false
+	}
+	if !counted && (!had || old.Node != r.Node || old.Bytes != r.Bytes || old.Class != r.Class) {
+		changed = append(changed, r.Node)
+	}
+	if had {
+		l.drop(r.Claim)
 	}
 	if counted {
 		return changed
 	}
-	if !had || old.Bytes != r.Bytes || old.Class != r.Class {
-		changed = append(changed, r.Node)
+	e := &entry{Reservation: r}
+	l.claims[r.Claim] = e
+	l.nodes[r.Node] = n // drop may have been of the node's last reservation
+	if len(n.claims) == 0 || r.Deadline.Before(n.soonest) {
+		n.soonest = r.Deadline
 	}
-	l.claims[r.Claim] = r
-	if l.onNode[r.Node] == nil {
-		l.onNode[r.Node] = map[string]Reservation{}
-	}
-	l.onNode[r.Node][r.Claim] = r
+	n.claims[r.Claim] = e
+	n.charge(e)
 	return changed
 }
 
@@ -127,11 +181,12 @@ func (l *Ledger) Reserve(r Reservation) (changed []string) {
 func (l *Ledger) Release(claim string) (node string, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r, ok := l.claims[claim]
-	if ok {
-		l.drop(claim)
+	e, ok := l.claims[claim]
+	if !ok {
+		return "", false
 	}
-	return r.Node, ok
+	l.drop(claim)
+	return e.Node, true
 }
 
 // ReleaseAll ends every reservation. It is for those who are about to derive
@@ -139,22 +194,22 @@ func (l *Ledger) Release(claim string) (node string, ok bool) {
 func (l *Ledger) ReleaseAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	clear(l.claims)
-	clear(l.onNode)
+	for claim := range l.claims {
+		l.drop(claim)
+	}
+	clear(l.lapsed)
 }
 
 // Expire ends the reservations whose deadline has passed and returns the
-// nodes whose room grew.
+// nodes whose room grew since it was last called, for that reason, once each.
 func (l *Ledger) Expire() (changed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
-	for claim, r := range l.claims {
-		if now.After(r.Deadline) {
-			l.drop(claim)
-			changed = append(changed, r.Node)
-		}
+	for name, n := range l.nodes {
+		l.lapse(name, n)
 	}
+	changed = slices.Sorted(maps.Keys(l.lapsed))
+	clear(l.lapsed)
 	return changed
 }
 
@@ -179,30 +234,27 @@ func (l *Ledger) Candidates(class string) []Candidate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Candidate
-	for node, report := range l.nodes {
-		if room, ok := l.room(node, class); ok {
-			out = append(out, Candidate{Node: node, Room: room, Volumes: len(report.Volumes) + len(l.onNode[node])})
+	for name, n := range l.nodes {
+		if room, ok := l.room(name, class); ok {
+			out = append(out, Candidate{Node: name, Room: room, Volumes: len(n.report.Volumes) + len(n.claims)})
 		}
 	}
 	return out
 }
 
-func (l *Ledger) room(node, class string) (Room, bool) {
-	report, ok := l.nodes[node]
+func (l *Ledger) room(name, class string) (Room, bool) {
+	n := l.nodes[name]
+	if n == nil || !n.reported {
+		return Room{}, false
+	}
+	c, ok := findClass(n.report.Classes, class)
 	if !ok {
 		return Room{}, false
 	}
-	c, ok := findClass(report.Classes, class)
-	if !ok {
-		return Room{}, false
-	}
-	now := l.now()
+	l.lapse(name, n)
 	var reserved int64
-	for _, r := range l.onNode[node] {
-		rc, ok := findClass(report.Classes, r.Class)
-		if ok && rc.Group == c.Group && !now.After(r.Deadline) {
-			reserved = saturatingAdd(reserved, roundUp(max(r.Bytes, rc.MinimumVolume), rc.AllocationUnit))
-		}
+	if s := n.reserved[c.Group]; s != nil {
+		reserved = s.saturated()
 	}
 	return Room{
 		Total:         c.Total,
@@ -211,13 +263,66 @@ func (l *Ledger) room(node, class string) (Room, bool) {
 	}, true
 }
 
-func (l *Ledger) drop(claim string) {
-	node := l.claims[claim].Node
-	delete(l.claims, claim)
-	delete(l.onNode[node], claim)
-	if len(l.onNode[node]) == 0 {
-		delete(l.onNode, node)
+// node returns the node, made if need be.
+func (l *Ledger) node(name string) *node {
+	n := l.nodes[name]
+	if n == nil {
+		n = &node{claims: map[string]*entry{}, reserved: map[string]*sum{}}
+		l.nodes[name] = n
 	}
+	return n
+}
+
+// tidy forgets a node of which nothing is known.
+func (l *Ledger) tidy(name string, n *node) {
+	if !n.reported && len(n.claims) == 0 {
+		delete(l.nodes, name)
+	}
+}
+
+// lapse ends the node's reservations whose deadline has passed.
+func (l *Ledger) lapse(name string, n *node) {
+	now := l.now()
+	if len(n.claims) == 0 || !now.After(n.soonest) {
+		return
+	}
+	var soonest time.Time
+	for claim, e := range n.claims {
+		switch {
+		case now.After(e.Deadline):
+			l.drop(claim)
+			l.lapsed[name] = struct{}{}
+		case soonest.IsZero() || e.Deadline.Before(soonest):
+			soonest = e.Deadline
+		}
+	}
+	n.soonest = soonest
+}
+
+func (l *Ledger) drop(claim string) {
+	e := l.claims[claim]
+	n := l.nodes[e.Node]
+	if e.charged {
+		n.reserved[e.group].sub(e.bytes)
+	}
+	delete(l.claims, claim)
+	delete(n.claims, claim)
+	l.tidy(e.Node, n)
+}
+
+// charge adds a reservation to what its group owes, if the node has its class.
+func (n *node) charge(e *entry) {
+	c, ok := findClass(n.report.Classes, e.Class)
+	if !ok {
+		return
+	}
+	e.group, e.bytes, e.charged = c.Group, roundUp(max(e.Bytes, c.MinimumVolume), c.AllocationUnit), true
+	s := n.reserved[e.group]
+	if s == nil {
+		s = &sum{}
+		n.reserved[e.group] = s
+	}
+	s.add(e.bytes)
 }
 
 func findClass(classes []ClassReport, name string) (ClassReport, bool) {
@@ -244,4 +349,28 @@ func saturatingAdd(a, b int64) int64 {
 		return most
 	}
 	return a + b
+}
+
+// sum adds up sizes without ever overflowing, so that what was added can be
+// taken away again.
+type sum struct{ high, low uint64 }
+
+func (s *sum) add(n int64) {
+	var carry uint64
+	s.low, carry = bits.Add64(s.low, uint64(max(0, n)), 0)
+	s.high += carry
+}
+
+func (s *sum) sub(n int64) {
+	var borrow uint64
+	s.low, borrow = bits.Sub64(s.low, uint64(max(0, n)), 0)
+	s.high -= borrow
+}
+
+// saturated is the sum, or the largest int64 when it is larger.
+func (s *sum) saturated() int64 {
+	if s.high > 0 || s.low > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(s.low)
 }

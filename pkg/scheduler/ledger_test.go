@@ -1,13 +1,9 @@
 package scheduler
 
 import (
-	"fmt"
-	"maps"
 	"slices"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 )
 
 const mib = 1 << 20
@@ -157,109 +153,35 @@ func TestReservationLapsesAtItsDeadline(t *testing.T) {
 	}
 }
 
-// ledgerModel is a node as it really is, whose reports arrive late, and the
-// claims that want volumes on it.
-type ledgerModel struct {
-	ledger    *Ledger
-	now       time.Time
-	free      int64            // really free on the node
-	volumes   map[string]int64 // that really exist
-	reported  int64            // free, in the last report
-	reportedV map[string]struct{}
-	claims    map[string]Reservation // open, by the model's own count
-	next      int
-}
-
-func (m *ledgerModel) report() {
-	m.reported = m.free
-	m.reportedV = map[string]struct{}{}
-	for name := range m.volumes {
-		m.reportedV[name] = struct{}{}
-		delete(m.claims, name)
+func TestAReportThatIsOlderThanTheLastOneIsIgnored(t *testing.T) {
+	now := time.Unix(1000, 0)
+	l := NewLedger(fixedClock(&now))
+	report := func(epoch string, generation uint64, available int64, volumes ...string) {
+		l.Report("n", NodeReport{Epoch: epoch, Generation: generation, Classes: []ClassReport{class("c", available)}, Volumes: counted(volumes...)})
 	}
-	c := class("c", m.free)
-	m.ledger.Report("n", NodeReport{Classes: []ClassReport{c}, Volumes: m.reportedV})
+	report("e1", 1, 100*mib)
+	l.Reserve(Reservation{Claim: "a", Volume: "pvc-a", Node: "n", Class: "c", Bytes: 8 * mib, Deadline: now.Add(time.Minute)})
+	report("e1", 3, 92*mib, "pvc-a")
+	report("e1", 2, 100*mib) // overtaken: would promise what pvc-a has taken
+	wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+	report("e1", 3, 92*mib, "pvc-a") // twice is once
+	wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+	report("e2", 1, 100*mib) // the node's agent started anew
+	wantRoom(t, l, "n", "c", 100*mib, 100*mib)
 }
 
-func TestLedgerNeverLiesWhateverHappens(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		m := &ledgerModel{now: time.Unix(1000, 0), free: 100 * mib, volumes: map[string]int64{}, claims: map[string]Reservation{}}
-		m.ledger = NewLedger(func() time.Time { return m.now })
-		m.report()
-		pick := func(t *rapid.T) (Reservation, bool) {
-			if len(m.claims) == 0 {
-				return Reservation{}, false
-			}
-			return m.claims[rapid.SampledFrom(slices.Sorted(maps.Keys(m.claims))).Draw(t, "volume")], true
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"a claim selects the node": func(t *rapid.T) {
-				m.next++
-				name := fmt.Sprint("pvc-", m.next)
-				r := Reservation{Claim: name, Volume: name, Node: "n", Class: "c", Deadline: m.now.Add(time.Minute),
-					Bytes: rapid.Int64Range(1, 40*mib).Draw(t, "bytes")}
-				m.claims[name] = r
-				m.ledger.Reserve(r)
-			},
-			"a claim is seen again": func(t *rapid.T) {
-				if r, ok := pick(t); ok {
-					r.Deadline = m.now.Add(time.Minute)
-					m.claims[r.Volume] = r
-					m.ledger.Reserve(r)
-				}
-			},
-			"the node makes a volume": func(t *rapid.T) {
-				r, ok := pick(t)
-				size := roundUp(r.Bytes, 4*mib)
-				if _, exists := m.volumes[r.Volume]; ok && !exists && size <= m.free {
-					m.volumes[r.Volume] = size
-					m.free -= size
-				}
-			},
-			"the node reports": func(*rapid.T) { m.report() },
-			"a claim is given up": func(t *rapid.T) {
-				if r, ok := pick(t); ok {
-					delete(m.claims, r.Volume)
-					m.ledger.Release(r.Claim)
-				}
-			},
-			"a volume is deleted": func(t *rapid.T) {
-				for name, size := range m.volumes {
-					delete(m.volumes, name)
-					m.free += size
-					return
-				}
-			},
-			"time passes": func(t *rapid.T) {
-				m.now = m.now.Add(time.Duration(rapid.IntRange(1, 50).Draw(t, "seconds")) * time.Second)
-				for name, r := range m.claims {
-					if m.now.After(r.Deadline) {
-						delete(m.claims, name)
-					}
-				}
-				if rapid.Bool().Draw(t, "swept") {
-					m.ledger.Expire()
-				}
-			},
-			"": func(t *rapid.T) {
-				var open int64
-				for _, r := range m.claims {
-					open += roundUp(r.Bytes, 4*mib)
-				}
-				want := max(0, m.reported-open)
-				room, ok := m.ledger.Room("n", "c")
-				if !ok || room.Available != want || room.MaximumVolume != want {
-					t.Fatalf("room %+v, want %d: reported %d, open reservations %d", room, want, m.reported, open)
-				}
-			},
-		})
-		// Converges: once all is settled and reported, room is the truth.
-		for name := range m.claims {
-			m.ledger.Release(name)
-		}
-		m.report()
-		if room, _ := m.ledger.Room("n", "c"); room.Available != m.free {
-			t.Fatalf("settled room %d, truth %d", room.Available, m.free)
-		}
-	})
+func TestNothingIsLeftOfANodeThatIsForgottenAndHasNoReservations(t *testing.T) {
+	now := time.Unix(1000, 0)
+	l := NewLedger(fixedClock(&now))
+	l.Report("n", NodeReport{Classes: []ClassReport{class("c", mib)}})
+	l.Reserve(Reservation{Claim: "a", Volume: "pvc-a", Node: "n", Class: "c", Bytes: mib, Deadline: now})
+	l.Forget("n")
+	l.Forget("n")
+	if _, ok := l.Room("n", "c"); ok {
+		t.Error("room on a forgotten node")
+	}
+	l.Release("a")
+	if len(l.nodes) != 0 {
+		t.Errorf("%d nodes are left", len(l.nodes))
+	}
 }

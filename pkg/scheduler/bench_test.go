@@ -1,0 +1,66 @@
+package scheduler
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// BenchmarkRoom is what publishing one node's room costs while claims wait there.
+func BenchmarkRoom(b *testing.B) {
+	for _, waiting := range []int{0, 10, 1000} {
+		b.Run(fmt.Sprintf("%d reservations", waiting), func(b *testing.B) {
+			l := loadedLedger(1, waiting)
+			for b.Loop() {
+				l.Room("node-0", "c")
+			}
+		})
+	}
+}
+
+// BenchmarkCandidates is what choosing among 1,000 nodes costs.
+func BenchmarkCandidates(b *testing.B) {
+	for _, waiting := range []int{0, 10} {
+		b.Run(fmt.Sprintf("%d reservations per node", waiting), func(b *testing.B) {
+			l := loadedLedger(1000, waiting)
+			for b.Loop() {
+				l.Candidates("c")
+			}
+		})
+	}
+}
+
+// BenchmarkReserve is a claim that comes and goes on a node where 1,000 wait,
+// with the room published after each step.
+func BenchmarkReserve(b *testing.B) {
+	l := loadedLedger(1, 1000)
+	r := Reservation{Claim: "x", Volume: "pvc-x", Node: "node-0", Class: "c", Bytes: mib, Deadline: time.Unix(2000, 0)}
+	for b.Loop() {
+		l.Reserve(r)
+		l.Room("node-0", "c")
+		l.Release("x")
+		l.Room("node-0", "c")
+	}
+}
+
+// BenchmarkReport is a node that reports while 1,000 claims wait there.
+func BenchmarkReport(b *testing.B) {
+	l := loadedLedger(1, 1000)
+	r := NodeReport{Classes: []ClassReport{class("other", mib), class("c", 1<<40)}, Volumes: counted("pvc-a", "pvc-b")}
+	for b.Loop() {
+		l.Report("node-0", r)
+	}
+}
+
+func loadedLedger(nodes, waiting int) *Ledger {
+	l := NewLedger(func() time.Time { return time.Unix(1000, 0) })
+	for n := range nodes {
+		node := fmt.Sprint("node-", n)
+		l.Report(node, NodeReport{Classes: []ClassReport{class("other", mib), class("c", 1<<40)}})
+		for i := range waiting {
+			id := fmt.Sprint(node, "-", i)
+			l.Reserve(Reservation{Claim: id, Volume: "pvc-" + id, Node: node, Class: "c", Bytes: 100 * mib, Deadline: time.Unix(2000, 0)})
+		}
+	}
+	return l
+}

@@ -1,0 +1,309 @@
+package scheduler
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// world is what really happens: nodes that make and delete volumes, their
+// reports on the way to the ledger, and claims. Every step that it takes it
+// also tells the ledger, through what may be lost, repeated or overtaken.
+type world struct {
+	t      *rapid.T
+	ledger *Ledger
+	now    time.Time
+	nodes  map[string]*realNode
+	// claims are those that reserve, by the world's own book-keeping.
+	claims map[string]Reservation
+	next   int
+}
+
+// realNode has two groups: "shared", of the classes "small" (the default one)
+// and "large", which differ in granularity, and "own", of the class "own".
+type realNode struct {
+	epoch      int
+	generation uint64
+	free       map[string]int64
+	volumes    map[string]realVolume
+	// sent are reports of this epoch that may still arrive.
+	sent []NodeReport
+	// known is the latest report that did, nil for a node that is not known.
+	known *NodeReport
+}
+
+type realVolume struct {
+	group string
+	bytes int64
+}
+
+var groups = map[string]string{"": "shared", "small": "shared", "large": "shared", "own": "own"}
+
+func (n *realNode) classes() []ClassReport {
+	describe := func(name, group string, minimum, unit int64) ClassReport {
+		return ClassReport{Name: name, Default: name == "small", Group: group, Total: 200 * mib,
+			Available: n.free[group], MaximumVolume: n.free[group] / unit * unit, MinimumVolume: minimum, AllocationUnit: unit}
+	}
+	return []ClassReport{describe("small", "shared", 0, mib), describe("large", "shared", 8*mib, 4*mib), describe("own", "own", 0, 4*mib)}
+}
+
+// takes is what a claim takes on a node.
+func takes(class string, bytes int64) int64 {
+	switch class {
+	case "large":
+		return roundUp(max(bytes, 8*mib), 4*mib)
+	case "own":
+		return roundUp(bytes, 4*mib)
+	}
+	return roundUp(bytes, mib)
+}
+
+// snapshot is the node's report of its present state.
+func (n *realNode) snapshot() NodeReport {
+	r := NodeReport{Epoch: fmt.Sprint("epoch ", n.epoch), Generation: n.generation, Classes: n.classes(), Volumes: map[string]struct{}{}}
+	for name := range n.volumes {
+		r.Volumes[name] = struct{}{}
+	}
+	return r
+}
+
+func (n *realNode) changed() {
+	n.generation++
+	n.sent = append(n.sent, n.snapshot())
+}
+
+// arrive delivers a report.
+func (w *world) arrive(name string, r NodeReport) {
+	w.ledger.Report(name, r)
+	n := w.nodes[name]
+	if n.known != nil && n.known.Epoch == r.Epoch && n.known.Generation > r.Generation {
+		return // overtaken
+	}
+	n.known = &r
+	for claim, res := range w.claims {
+		if _, counted := r.Volumes[res.Volume]; counted && res.Node == name {
+			delete(w.claims, claim)
+		}
+	}
+}
+
+// reserve tells the ledger of a claim that chose a node.
+func (w *world) reserve(r Reservation) {
+	r.Deadline = w.now.Add(time.Minute)
+	w.ledger.Reserve(r)
+	delete(w.claims, r.Claim)
+	if n := w.nodes[r.Node]; n.known != nil {
+		if _, counted := n.known.Volumes[r.Volume]; counted {
+			return
+		}
+	}
+	w.claims[r.Claim] = r
+}
+
+func (w *world) anyClaim() (Reservation, bool) {
+	if len(w.claims) == 0 {
+		return Reservation{}, false
+	}
+	return w.claims[rapid.SampledFrom(slices.Sorted(maps.Keys(w.claims))).Draw(w.t, "claim")], true
+}
+
+func (w *world) anyNode() string {
+	return rapid.SampledFrom(slices.Sorted(maps.Keys(w.nodes))).Draw(w.t, "node")
+}
+
+func (w *world) anyClass() string {
+	return rapid.SampledFrom(slices.Sorted(maps.Keys(groups))).Draw(w.t, "class")
+}
+
+func (w *world) steps() map[string]func(*rapid.T) {
+	return map[string]func(*rapid.T){
+		"a claim chooses a node": func(t *rapid.T) {
+			w.next++
+			id := fmt.Sprint("claim-", w.next)
+			bytes := rapid.OneOf(rapid.Int64Range(1, 40*mib), rapid.Just[int64](math.MaxInt64/2)).Draw(t, "bytes")
+			w.reserve(Reservation{Claim: id, Volume: "pvc-" + id, Node: w.anyNode(), Class: w.anyClass(), Bytes: bytes})
+		},
+		"a claim is seen again, as it was or with another size, class or node": func(t *rapid.T) {
+			r, ok := w.anyClaim()
+			if !ok {
+				return
+			}
+			switch rapid.IntRange(0, 3).Draw(t, "what") {
+			case 1:
+				r.Bytes = rapid.Int64Range(1, 40*mib).Draw(t, "bytes")
+			case 2:
+				r.Class = w.anyClass()
+			case 3:
+				r.Node = w.anyNode()
+			}
+			w.reserve(r)
+		},
+		"a claim is given up": func(*rapid.T) {
+			if r, ok := w.anyClaim(); ok {
+				delete(w.claims, r.Claim)
+				w.ledger.Release(r.Claim)
+			}
+		},
+		"a node makes a volume": func(*rapid.T) {
+			r, ok := w.anyClaim()
+			if !ok {
+				return
+			}
+			n, group, size := w.nodes[r.Node], groups[r.Class], takes(r.Class, r.Bytes)
+			if _, exists := n.volumes[r.Volume]; exists || size > n.free[group] {
+				return
+			}
+			n.volumes[r.Volume] = realVolume{group, size}
+			n.free[group] -= size
+			n.changed()
+		},
+		"a volume is deleted": func(t *rapid.T) {
+			n := w.nodes[w.anyNode()]
+			if len(n.volumes) == 0 {
+				return
+			}
+			name := rapid.SampledFrom(slices.Sorted(maps.Keys(n.volumes))).Draw(t, "volume")
+			n.free[n.volumes[name].group] += n.volumes[name].bytes
+			delete(n.volumes, name)
+			n.changed()
+		},
+		"a report arrives, perhaps for the second time, perhaps overtaken by others": func(t *rapid.T) {
+			name := w.anyNode()
+			if n := w.nodes[name]; len(n.sent) > 0 {
+				w.arrive(name, n.sent[rapid.IntRange(0, len(n.sent)-1).Draw(t, "report")])
+			}
+		},
+		"reports are lost": func(*rapid.T) { w.nodes[w.anyNode()].sent = nil },
+		"a node's agent starts anew": func(*rapid.T) {
+			n := w.nodes[w.anyNode()]
+			n.epoch, n.generation, n.sent = n.epoch+1, 0, nil
+			n.changed()
+		},
+		"a node is forgotten": func(*rapid.T) {
+			name := w.anyNode()
+			w.ledger.Forget(name)
+			w.nodes[name].known = nil
+		},
+		"another replica takes over": func(*rapid.T) {
+			w.ledger.ReleaseAll()
+			for _, r := range w.claims {
+				w.reserve(r)
+			}
+		},
+		"time passes": func(t *rapid.T) {
+			w.now = w.now.Add(time.Duration(rapid.IntRange(1, 50).Draw(t, "seconds")) * time.Second)
+			grew := map[string]struct{}{}
+			for claim, r := range w.claims {
+				if w.now.After(r.Deadline) {
+					delete(w.claims, claim)
+					grew[r.Node] = struct{}{}
+				}
+			}
+			for node := range grew {
+				if rapid.Bool().Draw(t, "looked at first") {
+					w.ledger.Room(node, "small")
+				}
+			}
+			if told := w.ledger.Expire(); !slices.Equal(told, slices.Sorted(maps.Keys(grew))) {
+				t.Fatalf("Expire told of %v, grown are %v", told, grew)
+			}
+		},
+		"": func(t *rapid.T) { w.check(t) },
+	}
+}
+
+// check holds the ledger to its invariants.
+func (w *world) check(t *rapid.T) {
+	if got := w.ledger.Reservations(); got != len(w.claims) {
+		t.Fatalf("%d reservations, want %d", got, len(w.claims))
+	}
+	for name, n := range w.nodes {
+		for class, group := range groups {
+			room, ok := w.ledger.Room(name, class)
+			if ok != (n.known != nil) {
+				t.Fatalf("room of %s known: %v", name, ok)
+			}
+			if !ok {
+				continue
+			}
+			c, _ := findClass(n.known.Classes, class)
+			wantAvailable, wantMaximum := c.Available, c.MaximumVolume
+			for _, r := range w.claims {
+				if r.Node != name || groups[r.Class] != group {
+					continue
+				}
+				if _, counted := n.known.Volumes[r.Volume]; counted {
+					t.Fatalf("%s is reserved and counted", r.Volume)
+				}
+				wantAvailable -= min(wantAvailable, takes(r.Class, r.Bytes))
+				wantMaximum -= min(wantMaximum, takes(r.Class, r.Bytes))
+			}
+			if room.Available < 0 || room.MaximumVolume < 0 {
+				t.Fatalf("room of class %q of %s is negative: %+v", class, name, room)
+			}
+			if room.Available != wantAvailable || room.MaximumVolume != wantMaximum {
+				t.Fatalf("room of class %q of %s: %+v, want %d and %d; reported %+v, claims %+v",
+					class, name, room, wantAvailable, wantMaximum, c, w.claims)
+			}
+		}
+	}
+}
+
+// settle lets every node report and every claim end, and expects the truth.
+func (w *world) settle(t *rapid.T) {
+	for _, claim := range slices.Sorted(maps.Keys(w.claims)) {
+		delete(w.claims, claim)
+		w.ledger.Release(claim)
+	}
+	for name, n := range w.nodes {
+		n.changed()
+		w.arrive(name, n.snapshot())
+	}
+	w.check(t)
+	for name, n := range w.nodes {
+		for class, group := range groups {
+			if room, ok := w.ledger.Room(name, class); !ok || room.Available != n.free[group] {
+				t.Fatalf("settled room of class %q of %s: %+v, truth %d", class, name, room, n.free[group])
+			}
+		}
+	}
+}
+
+func TestTheLedgerNeverLiesWhateverHappens(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &world{t: t, now: time.Unix(1000, 0), nodes: map[string]*realNode{}, claims: map[string]Reservation{}}
+		w.ledger = NewLedger(func() time.Time { return w.now })
+		for _, name := range []string{"n1", "n2"} {
+			n := &realNode{free: map[string]int64{"shared": 200 * mib, "own": 200 * mib}, volumes: map[string]realVolume{}}
+			w.nodes[name] = n
+			n.changed()
+		}
+		t.Repeat(w.steps())
+		w.settle(t)
+	})
+}
+
+func TestASumGivesBackWhatWasAddedHoweverMuch(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sizes := rapid.SliceOf(rapid.Int64Range(0, math.MaxInt64)).Draw(t, "sizes")
+		var s sum
+		s.add(7)
+		for _, n := range sizes {
+			s.add(n)
+			if s.saturated() < n {
+				t.Fatalf("sum %d is less than %d", s.saturated(), n)
+			}
+		}
+		for _, n := range sizes {
+			s.sub(n)
+		}
+		if s.saturated() != 7 {
+			t.Fatalf("%d is left, want 7", s.saturated())
+		}
+	})
+}
