@@ -96,9 +96,8 @@ func (s *scope) claimAndPod(name, class string, mode corev1.PersistentVolumeAcce
 func TestClaimLargerThanAnyVolumeGroupIsExplained(t *testing.T) {
 	s := begin(t)
 	s.start("huge", podOptions{bytes: 1 << 50})
-	_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "huge", noRoom)
-	s.must(err, "see the scheduler's message")
-	_, err = s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", "huge-scratch", "largest")
+	s.schedulerSays("huge", noRoom)
+	_, err := s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", "huge-scratch", "largest")
 	s.must(err, "see what could be had")
 }
 

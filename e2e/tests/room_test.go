@@ -24,20 +24,7 @@ func TestPodThatAsksForMoreThanAnyNodeHasWaitsUntilRoomAppears(t *testing.T) {
 	}
 	s.running("filler-0", "filler-1")
 	s.start("late", podOptions{bytes: 128 * extent})
-	// The scheduler's Event may keep the words of its first attempt, made before
-	// there was a claim: Events of one reason become a series. The condition does not.
-	s.must(carve.Until(s.ctx, patience, "the scheduler says that there is no room", func(ctx context.Context) error {
-		p, err := s.CoreV1().Pods(s.namespace).Get(ctx, "late", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, c := range p.Status.Conditions {
-			if c.Type == corev1.PodScheduled && strings.Contains(c.Message, noRoom) {
-				return nil
-			}
-		}
-		return fmt.Errorf("conditions: %v", p.Status.Conditions)
-	}), "see the scheduler's message")
+	s.schedulerSays("late", noRoom)
 	if p, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, "late", metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodPending {
 		t.Fatalf("the Pod: want Pending, got %v, %v", p.Status.Phase, err)
 	}
@@ -46,6 +33,25 @@ func TestPodThatAsksForMoreThanAnyNodeHasWaitsUntilRoomAppears(t *testing.T) {
 	if got := s.nodeOf("late"); got != s.nodes[1] {
 		t.Errorf("the Pod's node: want %s, where room appeared, got %s", s.nodes[1], got)
 	}
+}
+
+// schedulerSays waits until the scheduler says so of a Pod. Its Event may keep
+// the words of its first attempt, made before there was a claim: Events of one
+// reason become a series. The Pod's condition is always that of the last attempt.
+func (s *scope) schedulerSays(pod, text string) {
+	s.Helper()
+	s.must(carve.Until(s.ctx, patience, fmt.Sprintf("the scheduler says %q of %s", text, pod), func(ctx context.Context) error {
+		p, err := s.CoreV1().Pods(s.namespace).Get(ctx, pod, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled && strings.Contains(c.Message, text) {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions: %v", p.Status.Conditions)
+	}), "see the scheduler's message")
 }
 
 func TestPodGoesToTheOneNodeThatHasRoom(t *testing.T) {
