@@ -92,7 +92,7 @@ func run(ctx context.Context, o options) error {
 		MaxVolumes:  o.maxVolumes,
 		KubeletDir:  o.kubeletDir,
 		LVMD:        lvmdv1.NewLVMDClient(conn),
-		Mounts:      mount.System{},
+		Mounts:      mount.System{Trusted: o.kubeletDir},
 		FileSystems: driver.SystemFileSystems{},
 		Metrics:     metrics,
 		Log:         log,

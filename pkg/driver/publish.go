@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
 // NodePublishVolume binds the staged file system, or the device node of a raw
@@ -139,14 +140,14 @@ func (n *Node) publish(p publication) error {
 			return err
 		}
 	}
-	made, err := makeTarget(p.target, p.node)
+	made, err := n.makeTarget(p.target, p.node)
 	if err != nil {
 		return fmt.Errorf("target_path: %w", err)
 	}
 	if err := n.options.Mounts.Bind(p.source, p.target, p.readOnly); err != nil {
 		err = fmt.Errorf("volume %s: %w", p.id, err)
 		if made {
-			err = errors.Join(err, os.Remove(p.target))
+			err = errors.Join(err, nofollow.Remove(n.options.KubeletDir, p.target))
 		}
 		return err
 	}
@@ -194,15 +195,11 @@ func (n *Node) layersOf(device mount.Device) ([]string, error) {
 
 // makeTarget makes what something can be bound to: an empty file for a device
 // node, else a directory. It tells whether it made it.
-func makeTarget(path string, node bool) (made bool, err error) {
+func (n *Node) makeTarget(path string, node bool) (made bool, err error) {
 	if node {
-		var f *os.File
-		f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-		if err == nil {
-			return true, f.Close()
-		}
+		err = nofollow.Touch(n.options.KubeletDir, path, 0o600)
 	} else {
-		err = os.Mkdir(path, 0o750)
+		err = nofollow.Mkdir(n.options.KubeletDir, path, 0o750)
 	}
 	if err == nil {
 		return true, nil
@@ -254,7 +251,7 @@ func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolu
 	}
 	// A directory that is not empty is kept: what is in it was written while
 	// nothing was mounted, and is not ours to throw away.
-	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := nofollow.Remove(n.options.KubeletDir, target); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("volume %s is off its target path: %w", id, err)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil

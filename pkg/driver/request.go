@@ -40,7 +40,9 @@ func checkVolumeID(id string) error {
 
 // checkPath accepts paths strictly below the kubelet's directory without
 // symbolic links on the way: a mount, or worse the removal after it, shall
-// never land anywhere else.
+// never land anywhere else. It is here to say clearly what is wrong; that a
+// link which appears later is not followed either is the doing of package
+// nofollow.
 func (n *Node) checkPath(field, path string) error {
 	dir := n.options.KubeletDir
 	switch {

@@ -13,7 +13,7 @@
 //
 // Invariants: a mount appears at its path complete, with all its options, or
 // not at all. Off takes every layer away, and works on mounts whose device is
-// dead.
+// dead. A symbolic link at or on the way to a path of a mount is refused.
 //
 // The CSI node service in pkg/driver is the caller. Package mountfake has the
 // fake, mounttest the suite that both pass.
@@ -100,6 +100,9 @@ type Interface interface {
 	// no more writes, unless its options say otherwise; newer kernels show that
 	// nowhere else. Zero for other file systems: xfs fails altogether instead.
 	Errors(device Device) (int64, error)
+	// Mapped returns the name and the UUID by which device-mapper knows a device;
+	// both are empty when the device is not one of its own, or is gone.
+	Mapped(device Device) (name, uuid string, err error)
 	// NodeSize returns the size in bytes of the device that a node stands for.
 	NodeSize(path string) (int64, error)
 }

@@ -14,19 +14,36 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
 // System is the running kernel, seen from the process's own mount namespace.
 // It needs Linux 5.8 (to tell the root of a mount), and 5.12 to bind
 // read-only.
-type System struct{}
+type System struct {
+	// Trusted is the directory below which no symbolic link is followed in the
+	// paths of what is mounted, bound and taken off, while the path of the
+	// directory itself may have some. Empty: none is followed anywhere, save in
+	// the paths of device nodes.
+	Trusted string
+}
 
 var _ Interface = System{}
 
+// handle is a path to an open file, for the system calls that take no
+// descriptor.
+func handle(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
+
 // Mount implements Interface by mount(2).
-func (System) Mount(device, path, fsType string, options []string) error {
+func (s System) Mount(device, path, fsType string, options []string) error {
+	dir, err := nofollow.Directory(s.Trusted, path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
 	flags, data := split(options)
-	if err := unix.Mount(device, path, fsType, flags, data); err != nil {
+	if err := unix.Mount(device, handle(dir), fsType, flags, data); err != nil {
 		return &os.PathError{Op: "mount", Path: path, Err: err}
 	}
 	return nil
@@ -36,30 +53,69 @@ func (System) Mount(device, path, fsType string, options []string) error {
 // bit there, and is attached last: a copy that mount propagation makes in
 // another namespace, such as the host's, has the bit too. Remounting the
 // attached layer would change only our own.
-func (System) Bind(source, path string, readOnly bool) error {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+func (s System) Bind(source, path string, readOnly bool) error {
+	tree, err := s.clone(source)
 	if err != nil {
-		return &os.PathError{Op: "open_tree", Path: source, Err: err}
+		return err
 	}
-	tree := os.NewFile(uintptr(fd), source)
 	defer tree.Close()
+	fd := int(tree.Fd())
+	dir, name, err := nofollow.Parent(s.Trusted, path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
 	if readOnly {
 		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 		if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 			return &os.PathError{Op: "mount_setattr", Path: path, Err: err}
 		}
 	}
-	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+	// Without MOVE_MOUNT_T_SYMLINKS a link at the path is not followed.
+	if err := unix.MoveMount(fd, "", int(dir.Fd()), name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return &os.PathError{Op: "move_mount", Path: path, Err: err}
 	}
 	return nil
 }
 
+// clone makes a detached copy of the layer at a path. The path of a device
+// node, outside of the trusted directory, may be a link, as LVM makes them.
+func (s System) clone(source string) (*os.File, error) {
+	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC
+	at, name, more := unix.AT_FDCWD, source, uint(0)
+	if nofollow.Below(s.Trusted, source) {
+		dir, last, err := nofollow.Parent(s.Trusted, source)
+		if err != nil {
+			return nil, err
+		}
+		defer dir.Close()
+		at, name, more = int(dir.Fd()), last, unix.AT_SYMLINK_NOFOLLOW
+	}
+	fd, err := unix.OpenTree(at, name, flags|more)
+	if err != nil {
+		return nil, &os.PathError{Op: "open_tree", Path: source, Err: err}
+	}
+	return os.NewFile(uintptr(fd), source), nil
+}
+
 // Off implements Interface by umount(2). It does not look at the path first:
 // that could fail or block on a dead device.
-func (System) Off(path string) error {
+//
+// It is never lazy (MNT_DETACH): what is still in use would go on writing to a
+// volume that everybody believes to be free. A dead device is no reason
+// either, as the kernel takes its file systems off like others.
+func (s System) Off(path string) error {
+	dir, name, err := nofollow.Parent(s.Trusted, path)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	through := handle(dir) + "/" + name
 	for {
-		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+		err := unix.Unmount(through, unix.UMOUNT_NOFOLLOW)
 		switch {
 		case err == nil:
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
@@ -169,6 +225,22 @@ func (System) Errors(device Device) (int64, error) {
 		return 0, err
 	}
 	return strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
+}
+
+// Mapped implements Interface by reading sysfs.
+func (System) Mapped(device Device) (name, uuid string, err error) {
+	dir := "/sys/dev/block/" + device.String() + "/dm/"
+	for file, to := range map[string]*string{"name": &name, "uuid": &uuid} {
+		content, err := os.ReadFile(dir + file)
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", "", nil
+		}
+		if err != nil {
+			return "", "", err
+		}
+		*to = strings.TrimSpace(string(content))
+	}
+	return name, uuid, nil
 }
 
 // NodeSize implements Interface.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
 // Table implements mount.Interface. Its zero value is empty and ready.
@@ -137,11 +138,11 @@ func (t *Table) Mount(device, path, fsType string, options []string) error {
 	case t.dead[n.device]:
 		return pathError("mount", device, unix.EIO)
 	}
-	if info, err := os.Lstat(path); err != nil {
+	dir, err := nofollow.Directory("", path)
+	if err != nil {
 		return err
-	} else if !info.IsDir() {
-		return pathError("mount", path, unix.ENOTDIR)
 	}
+	dir.Close()
 	if top, mounted := t.top(path); mounted && top.device == n.device {
 		return pathError("mount", path, unix.EBUSY)
 	}
@@ -164,7 +165,7 @@ func (t *Table) Bind(source, path string, readOnly bool) error {
 	if t.forced != nil {
 		return pathError("bind", path, t.forced)
 	}
-	info, err := os.Lstat(path)
+	info, err := lstat(path)
 	if err != nil {
 		return err
 	}
@@ -200,6 +201,9 @@ func (t *Table) Off(path string) error {
 	defer t.mu.Unlock()
 	if _, ok := t.top(path); ok && t.busy[path] {
 		return pathError("umount", path, unix.EBUSY)
+	}
+	if _, err := lstat(path); errors.Is(err, unix.ELOOP) {
+		return err
 	}
 	t.layers = slices.DeleteFunc(t.layers, func(l layer) bool { return l.Path == path })
 	return nil
@@ -286,6 +290,19 @@ func (t *Table) Revive(device mount.Device) {
 	}
 }
 
+// Mapped implements mount.Interface: what has a node /dev/carve/NAME is logical
+// volume NAME of group carve.
+func (t *Table) Mapped(device mount.Device) (name, uuid string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for path, n := range t.nodes {
+		if base, ok := strings.CutPrefix(path, "/dev/carve/"); ok && n.device == device {
+			return "carve-" + base, "LVM-" + base, nil
+		}
+	}
+	return "", "", nil
+}
+
 // NodeSize implements mount.Interface.
 func (t *Table) NodeSize(path string) (int64, error) {
 	t.mu.Lock()
@@ -306,6 +323,16 @@ func (t *Table) top(path string) (layer, bool) {
 		}
 	}
 	return layer{}, false
+}
+
+// lstat looks at a path without following any link.
+func lstat(path string) (os.FileInfo, error) {
+	dir, _, err := nofollow.Parent("", path)
+	if err != nil {
+		return nil, err
+	}
+	dir.Close()
+	return os.Lstat(path)
 }
 
 func access(readOnly bool) []string {

@@ -41,6 +41,7 @@ func Run(t *testing.T, h Harness) {
 		{"off of a busy layer says so", offOfBusy},
 		{"what is not mounted is seen as such", nothingMounted},
 		{"what cannot be mounted is an error and leaves nothing", cannotMount},
+		{"a symbolic link is never followed", links},
 		{"the table lists layers below a directory only", below},
 		{"usage is plausible", usage},
 		{"a node is told from what is none", node},
@@ -183,6 +184,38 @@ func cannotMount(t *testing.T, h Harness) {
 	if err != nil || len(points) != 0 {
 		t.Errorf("left: %+v, %v", points, err)
 	}
+}
+
+func links(t *testing.T, h Harness) {
+	source, outside := h.dir(t, "a"), h.dir(t, "outside")
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(filepath.Dir(outside), link))
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(outside), "file"), nil, 0o600))
+	must(t, h.Mount(h.Node, source, "ext4", nil))
+	through := filepath.Join(link, "outside")
+	for name, err := range map[string]error{
+		"mount on the way":       h.Mount(h.Node, through, "ext4", nil),
+		"bind on the way":        h.Bind(source, through, false),
+		"bind a node on the way": h.Bind(h.Node, filepath.Join(link, "file"), false),
+	} {
+		if !errors.Is(err, syscall.ELOOP) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if err := h.Bind(source, link, false); err == nil {
+		t.Error("bound to a link")
+	}
+	// What is mounted behind a link is not taken off through it.
+	must(t, h.Bind(source, outside, false))
+	if err := h.Off(through); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("off on the way: got %v", err)
+	}
+	if at, err := h.At(outside); err != nil || !at.Mounted {
+		t.Errorf("got %+v, %v", at, err)
+	}
+	must(t, h.Off(outside))
+	must(t, h.Off(source))
+	h.wantAt(t, outside, mount.State{})
 }
 
 func below(t *testing.T, h Harness) {
