@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Thin is what a daemon needs of thin pools. It is part of Groups, and the
+// Thin is what a daemon needs of thin pools, snapshots and copies. It is part of Groups, and the
 // same rules hold. Thin volumes are extended and removed as others are; they
 // take nothing of the group's extents, only their pool does.
 type Thin interface {
@@ -31,6 +31,10 @@ type Thin interface {
 	// ExtendPoolMetadata grows a pool's metadata to the given number of bytes,
 	// a multiple of the extent size, in all.
 	ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64) error
+
+	// Untag takes a tag off any volume that has it. It raises the group's sequence
+	// number by exactly one.
+	Untag(ctx context.Context, group, volume, tag string) error
 
 	// PoolStatus asks the kernel how full an active pool is, without a command
 	// or a disk access. ErrNotFound when the pool is not active.
@@ -139,6 +143,14 @@ func (h *Host) ExtendPool(ctx context.Context, group, pool string, extents int64
 // ExtendPoolMetadata implements Thin.
 func (h *Host) ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64) error {
 	return h.change(ctx, []string{group}, "lvextend", "--poolmetadatasize", inBytes(bytes), group+"/"+pool)
+}
+
+// Untag implements Thin.
+func (h *Host) Untag(ctx context.Context, group, volume, tag string) error {
+	if !ValidTag(tag) {
+		return fmt.Errorf("tag %q is malformed", tag)
+	}
+	return h.change(ctx, []string{group}, "lvchange", "--deltag", tag, group+"/"+volume)
 }
 
 // PoolStatus implements Thin. The kernel's pool has a device of its own, below

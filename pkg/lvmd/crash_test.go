@@ -284,7 +284,7 @@ func TestAPoolThatGrewAsItsLvmdDiedIsAsLargeAsItIs(t *testing.T) {
 	<-died
 	d.kill()
 	d = m.start(t)
-	if c := d.class(); c.GetTotalBytes() != 36*testExtent || d.hasCondition("PoolCannotGrow") {
+	if c := d.class(); c.GetTotalBytes() < 36*testExtent || d.hasCondition("PoolCannotGrow") {
 		t.Errorf("class %v", c)
 	}
 	d.checkModel()

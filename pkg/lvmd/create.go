@@ -21,6 +21,8 @@ type creation struct {
 	waiters int
 	// cancelled is true once the last caller has gone; guarded likewise.
 	cancelled bool
+	// lasting is true for what goes on when all callers have gone.
+	lasting bool
 	// volume and err are the result, valid once done is closed.
 	volume *lvmdv1.Volume
 	err    error
@@ -65,7 +67,7 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 		ident.Class = c.Name
 		ident.DAX = c.Medium == config.PMEM && !ident.Block
 	}
-	if v := m.names[ident.Name]; v != nil {
+	if v := m.names[ident.key()]; v != nil {
 		if d := v.rec.Ident.difference(ident); d != "" {
 			return nil, nil, requestDiffers(ident.Name, d)
 		}
@@ -90,7 +92,15 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 	if !ident.Block {
 		ident.FSUUID = newUUID()
 	}
-	p, fit, err := c.choose(ident)
+	var p *part
+	var fit fit
+	var from *making
+	var err error
+	if ident.Source != "" {
+		p, fit, from, err = m.chooseFor(c, &ident)
+	} else {
+		p, fit, err = c.choose(ident)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -101,7 +111,13 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 	}
 	v.promise()
 	m.add(v)
-	op := s.begin(v, s.carve)
+	steps := s.carve
+	if from != nil {
+		v.make(from)
+		steps = s.carveFrom
+	}
+	op := s.begin(v, steps)
+	op.lasting = from != nil && !from.snapshot
 	m.publish(g, v)
 	return nil, op, nil
 }
@@ -116,6 +132,7 @@ func (s *Service) begin(v *volume, steps func(context.Context, *volume) error) *
 		err := steps(ctx, v)
 		s.model.mu.Lock()
 		v.op = nil
+		v.made()
 		if err != nil {
 			op.err = publicError("creating volume "+v.rec.Ident.Name, err)
 		} else {
@@ -132,7 +149,7 @@ func (s *Service) leave(op *creation) {
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	op.waiters--
-	if op.waiters == 0 {
+	if op.waiters == 0 && !op.lasting {
 		op.cancelled = true
 		op.cancel()
 	}
@@ -210,6 +227,9 @@ func (s *Service) finishCreation(ctx context.Context, v *volume) error {
 
 // prepare clears what must not show of what lay there before, and formats.
 func (s *Service) prepare(ctx context.Context, v *volume) error {
+	if v.rec.Ident.Source != "" {
+		return s.fillFrom(ctx, v)
+	}
 	device, err := s.lvm.Device(v.group.name, v.rec.ID)
 	if err != nil {
 		return fmt.Errorf("the new volume's device: %w", err)

@@ -67,7 +67,11 @@ func (s *Service) claimForDeletion(r *lvmdv1.DeleteVolumeRequest) (*volume, erro
 	switch {
 	case err != nil:
 		return nil, err
-	case v.op != nil || v.claimed:
+	case v.op != nil && v.op.lasting:
+		v.op.cancelled = true
+		v.op.cancel()
+		return nil, operationPending("volume %s is being copied, which is cancelled now", v.rec.ID)
+	case v.op != nil || v.claimed || v.pins > 0:
 		return nil, operationPending("another operation on volume %s is under way", v.rec.ID)
 	}
 	v.claimed = true

@@ -61,6 +61,19 @@ func volumeNotFound(what string) error {
 	return &failure{code: codes.NotFound, reason: names.ReasonVolumeNotFound, message: fmt.Sprintf("no volume %q on this node", what)}
 }
 
+func snapshotNotFound(what string) error {
+	return &failure{code: codes.NotFound, reason: names.ReasonSnapshotNotFound, message: fmt.Sprintf("no snapshot %q on this node", what)}
+}
+
+func isNotFound(err error) bool {
+	f, ok := errors.AsType[*failure](err)
+	return ok && f.code == codes.NotFound
+}
+
+func notThin(format string, args ...any) error {
+	return &failure{code: codes.FailedPrecondition, reason: names.ReasonNotThin, message: fmt.Sprintf(format, args...)}
+}
+
 func classNotFound(format string, args ...any) error {
 	return &failure{code: codes.NotFound, reason: names.ReasonClassNotFound, message: fmt.Sprintf(format, args...)}
 }

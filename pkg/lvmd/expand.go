@@ -55,7 +55,7 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	}
 	g := v.group
 	switch {
-	case v.op != nil || v.claimed:
+	case v.op != nil || v.claimed || v.pins > 0:
 		return nil, 0, 0, operationPending("another operation on volume %s is under way", v.rec.ID)
 	case v.rec.Phase != ready:
 		return nil, 0, 0, operationPending("the creation of volume %s is not finished", v.rec.ID)

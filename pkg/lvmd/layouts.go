@@ -178,7 +178,7 @@ func (s *Service) createOptions(v *volume) lvm.CreateOptions {
 	defer s.model.mu.Unlock()
 	o := lvm.CreateOptions{
 		Group: v.group.name, Volume: v.rec.ID, Layout: v.layout, Extents: v.extents,
-		On: v.planCreation(), Tags: v.rec.Ident.tags(),
+		On: v.planCreation(), Tags: v.tags(),
 	}
 	if c := s.model.class(v.rec.Ident.Class); c != nil {
 		o.Options = c.LvcreateOptions

@@ -177,7 +177,7 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 				inactive = append(inactive, g.Name)
 				break
 			}
-			if !isOurs(lv.Tags) {
+			if !isOurs(lv.Tags) || lv.Attr.SkipActivation {
 				continue
 			}
 			if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {

@@ -147,7 +147,7 @@ func (s *Service) update(v *volume, lv *lvm.Volume, devices map[string]lvm.Devic
 	}
 	extents := lv.Size / v.group.info.ExtentSize
 	device, active := devices[lv.Name]
-	conditions := conditionsOf(lv, device, active)
+	conditions := conditionsOf(lv, device, active || v.rec.Ident.Snapshot)
 	// Who has a device open is not reported.
 	same := v.extents == extents && v.device.Path == device.Path &&
 		v.device.Major == device.Major && v.device.Minor == device.Minor &&
@@ -168,7 +168,7 @@ func (s *Service) update(v *volume, lv *lvm.Volume, devices map[string]lvm.Devic
 // its tags describe it. It returns nil for volumes that are not ours. The
 // caller holds the model's lock.
 func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
-	if !isOurs(lv.Tags) || !idPattern.MatchString(lv.Name) {
+	if !isOurs(lv.Tags) || !idPattern.MatchString(lv.Name) && !snapshotPattern.MatchString(lv.Name) {
 		return nil
 	}
 	ident, err := identityFromTags(lv.Tags)
@@ -176,7 +176,7 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 		s.log.Error("volume has our tag but cannot be understood; it is left alone", "volume", lv.Name, "group", g.name, "error", err)
 		return nil
 	}
-	if other := s.model.names[ident.Name]; other != nil {
+	if other := s.model.names[ident.key()]; other != nil {
 		s.log.Error("two volumes have one name; this one is left alone",
 			"volume", lv.Name, "other", other.rec.ID, "name", ident.Name)
 		return nil
@@ -184,6 +184,10 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 	v := &volume{
 		group: g, extents: lv.Size / g.info.ExtentSize, segments: lv.Segments,
 		rec: record{ID: lv.Name, Group: g.name, Phase: ready, Ident: ident, Created: lv.Created},
+	}
+	if slices.Contains(lv.Tags, tagCopying) {
+		// How much of it was copied is not known: nobody was told of it.
+		v.rec.Phase = creating
 	}
 	s.log.Warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name)
 	s.model.add(v)
@@ -221,7 +225,13 @@ func (s *Service) settle(n news) error {
 func (s *Service) settleAdopted(v *volume) error {
 	s.model.mu.Lock()
 	rec, path := v.rec, v.device.Path
+	if s.model.tooSmall(v) {
+		rec.Phase = unfinished
+	}
 	s.model.mu.Unlock()
+	if rec.Phase == creating || rec.Phase == deleting {
+		return nil // Its undoing is journaled.
+	}
 	if !rec.Ident.Block && path != "" {
 		info, err := s.probe(path)
 		switch {

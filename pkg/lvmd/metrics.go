@@ -129,6 +129,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	backlog := map[string]int64{}
 	for _, v := range s.model.volumes {
+		if v.rec.Ident.Snapshot {
+			continue
+		}
 		volumes[key{v.rec.Ident.Class, v.rec.Phase}]++
 		if v.rec.Phase == deleting && !v.wiped {
 			backlog[v.group.name] += v.extents*v.group.info.ExtentSize - v.rec.Wiped

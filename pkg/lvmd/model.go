@@ -23,7 +23,7 @@ type model struct {
 	groups  map[string]*group
 	// volumes holds all volumes of ours by id, tombstones included.
 	volumes map[string]*volume
-	// names holds those that are no tombstones, by name.
+	// names holds those that are no tombstones, by identity.key.
 	names    map[string]*volume
 	watchers map[*watcher]struct{}
 }
@@ -121,6 +121,10 @@ type volume struct {
 	promisedText int64
 	// claimed is true while an expansion or a deletion has the volume.
 	claimed bool
+	// pins counts the snapshots and volumes that are being made of this one.
+	pins int
+	// making is set while the volume is made of another one.
+	making *making
 	// unclean is where a new volume may not hold zeroes. Its maker has it.
 	unclean spans
 
@@ -149,7 +153,7 @@ func newModel(epoch string) *model {
 func (m *model) add(v *volume) {
 	m.volumes[v.rec.ID] = v
 	if v.rec.Phase != deleting {
-		m.names[v.rec.Ident.Name] = v
+		m.names[v.rec.Ident.key()] = v
 	}
 }
 
@@ -157,8 +161,8 @@ func (m *model) add(v *volume) {
 func (m *model) bury(v *volume) {
 	v.rec.Phase = deleting
 	v.op = nil
-	if m.names[v.rec.Ident.Name] == v {
-		delete(m.names, v.rec.Ident.Name)
+	if m.names[v.rec.Ident.key()] == v {
+		delete(m.names, v.rec.Ident.key())
 	}
 }
 
@@ -178,8 +182,8 @@ func (v *volume) redeem() {
 // drop forgets a volume. The caller holds the lock.
 func (m *model) drop(v *volume) {
 	delete(m.volumes, v.rec.ID)
-	if m.names[v.rec.Ident.Name] == v {
-		delete(m.names, v.rec.Ident.Name)
+	if m.names[v.rec.Ident.key()] == v {
+		delete(m.names, v.rec.Ident.key())
 	}
 }
 

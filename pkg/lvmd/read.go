@@ -35,7 +35,7 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 	resp := &lvmdv1.ListVolumesResponse{}
 	for _, id := range slices.Sorted(maps.Keys(s.model.volumes)) {
 		v := s.model.volumes[id]
-		if id <= r.GetPageToken() || v.rec.Phase == deleting {
+		if id <= r.GetPageToken() || v.rec.Phase == deleting || v.rec.Ident.Snapshot {
 			continue
 		}
 		if len(resp.Volumes) == limit {

@@ -61,6 +61,14 @@ type identity struct {
 	Limit        int64 `json:"limit,omitempty"`
 	DefaultClass bool  `json:"defaultClass,omitempty"`
 	Owner        owner `json:"owner"`
+	// Source is the id of the volume or snapshot whose contents this one began
+	// with, or empty.
+	Source string `json:"source,omitempty"`
+	// Snapshot is true for snapshots, whose Source is the volume they are of.
+	Snapshot bool `json:"snapshot,omitempty"`
+
+	// atLeast is the source's size, as far as it is known.
+	atLeast int64
 }
 
 // owner mirrors lvmdv1.Owner in a form that can be stored and compared.
@@ -108,12 +116,15 @@ func (i identity) difference(o identity) string {
 	add("required_bytes", i.Required, o.Required)
 	add("limit_bytes", i.Limit, o.Limit)
 	add("owner.cluster_id", i.Owner.Cluster, o.Owner.Cluster)
+	add("source", i.Source, o.Source)
 	return strings.Join(d, "; ")
 }
 
 var (
 	base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 	idPattern   = regexp.MustCompile(`^cv[a-z2-7]{26}$`)
+	// snapshotPattern is what snapshots' ids look like.
+	snapshotPattern = regexp.MustCompile(`^cs[a-z2-7]{26}$`)
 )
 
 // newID mints a volume's id: "cv" and 128 random bits.
@@ -121,6 +132,18 @@ func newID() string {
 	var b [16]byte
 	rand.Read(b[:])
 	return "cv" + base32Lower.EncodeToString(b[:])
+}
+
+// newSnapshotID mints a snapshot's id, likewise.
+func newSnapshotID() string { return "cs" + newID()[2:] }
+
+// key is what the model finds volumes and snapshots by: their names, which may
+// be the same.
+func (i identity) key() string {
+	if i.Snapshot {
+		return "snapshot/" + i.Name
+	}
+	return i.Name
 }
 
 // newUUID mints a random (version 4) UUID.

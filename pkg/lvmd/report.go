@@ -99,6 +99,10 @@ func (v *volume) proto() *lvmdv1.Volume {
 	if i.Block {
 		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
+	p.Source = v.rec.Ident.source()
+	if v.making != nil {
+		p.CopiedBytes = v.making.copied
+	}
 	if v.rec.Phase != ready {
 		p.State = lvmdv1.VolumeState_VOLUME_STATE_CREATING
 		return p
@@ -116,7 +120,8 @@ func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition
 	var c []*lvmdv1.Condition
 	add := func(kind, message string) { c = append(c, condition(kind, "%s", message)) }
 	switch lv.Attr.Health {
-	case lvm.Healthy, lvm.UnknownHealth:
+	case lvm.Healthy, lvm.UnknownHealth, lvm.WriteMostly:
+	case lvm.MismatchesExist: // the kernel says how many
 	case lvm.Partial:
 		add("MissingDevice", "a device that the volume lies on is missing")
 	case lvm.RefreshNeeded:
@@ -124,7 +129,7 @@ func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition
 	case lvm.Failed:
 		add("Failed", "the volume answers no more I/O")
 	default:
-		add("Unhealthy", fmt.Sprintf("LVM reports condition %d", lv.Attr.Health))
+		add("Unhealthy", lv.Attr.Health.String())
 	}
 	switch {
 	case !active:

@@ -36,6 +36,12 @@ func identityFor(r *lvmdv1.CreateVolumeRequest) (identity, error) {
 		Name: r.GetName(), Class: r.GetDeviceClass(), DefaultClass: r.GetDeviceClass() == "",
 		Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes(), Owner: ownerOf(r.GetOwner()),
 	}
+	if r.GetSource() != nil {
+		var err error
+		if i.Source, err = sourceOf(r.GetSource()); err != nil {
+			return identity{}, err
+		}
+	}
 	for _, o := range []struct{ field, value string }{
 		{"owner.cluster_id", i.Owner.Cluster}, {"owner.claim_namespace", i.Owner.Namespace},
 		{"owner.claim_name", i.Owner.Claim}, {"owner.claim_uid", i.Owner.ClaimUID},
@@ -67,7 +73,7 @@ func identityFor(r *lvmdv1.CreateVolumeRequest) (identity, error) {
 // extentsFor is how many extents a volume with this identity gets: what was
 // required and what the file system needs, rounded up.
 func (i identity) extentsFor(extentSize int64) (int64, error) {
-	want := i.Required
+	want := max(i.Required, i.atLeast)
 	if !i.Block {
 		want = max(want, filesystem.MinimumSize(i.FSType, i.DAX))
 	}
@@ -102,7 +108,7 @@ func (m *model) lookup(id, name string) (*volume, error) {
 		}
 		return nil, volumeNotFound(name)
 	}
-	if v := m.volumes[id]; v != nil && v.rec.Phase != deleting {
+	if v := m.volumes[id]; v != nil && v.rec.Phase != deleting && !v.rec.Ident.Snapshot {
 		return v, nil
 	}
 	return nil, volumeNotFound(id)

@@ -77,6 +77,7 @@ type Service struct {
 	// probeInterval is the constant but in tests.
 	probeInterval time.Duration
 	formatting    *semaphore.Weighted
+	copying       *semaphore.Weighted
 	// crashPoint is set by tests only.
 	crashPoint func(point string)
 
@@ -100,6 +101,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		lvm: o.LVM, format: o.Format, probe: o.Probe, log: o.Log, metrics: o.Metrics,
 		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, crashPoint: o.crashPoint,
 		model: newModel(newID()), health: newHealth(),
+		copying:    semaphore.NewWeighted(maxCopying),
 		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval,
 		stopping: make(chan struct{}),
 		provider: newProvider(o.Devices),

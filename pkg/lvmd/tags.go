@@ -24,6 +24,10 @@ const (
 	tagClaim     = "carve.claim="
 	tagClaimUID  = "carve.uid="
 	tagDAX       = "carve.dax"
+	tagSource    = "carve.source="
+	tagSnapshot  = "carve.snapshot"
+	// tagCopying is on a volume until all of its source is copied.
+	tagCopying = "carve.copying"
 
 	modeBlock      = "block"
 	modeFilesystem = "filesystem"
@@ -44,6 +48,12 @@ func (i identity) tags() []string {
 	t = append(t, request)
 	if i.DAX {
 		t = append(t, tagDAX)
+	}
+	if i.Source != "" {
+		t = append(t, tagSource+lvm.EscapeTag(i.Source))
+	}
+	if i.Snapshot {
+		t = append(t, tagSnapshot)
 	}
 	for _, o := range []struct{ key, value string }{
 		{tagCluster, i.Owner.Cluster}, {tagNamespace, i.Owner.Namespace},
@@ -99,6 +109,10 @@ func identityFromTags(tags []string) (identity, error) {
 			}
 		case tagDAX:
 			i.DAX = true
+		case tagSource:
+			i.Source = value
+		case tagSnapshot:
+			i.Snapshot = true
 		case tagCluster:
 			i.Owner.Cluster = value
 		case tagNamespace:

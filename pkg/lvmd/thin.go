@@ -248,7 +248,7 @@ func (s *Service) carveThin(ctx context.Context, v *volume) error {
 		func(ctx context.Context) error {
 			return s.lvm.CreateThin(ctx, lvm.ThinOptions{
 				Group: g.name, Pool: p.name, Volume: v.rec.ID,
-				Bytes: v.extents * g.info.ExtentSize, Tags: v.rec.Ident.tags(),
+				Bytes: v.extents * g.info.ExtentSize, Tags: v.tags(),
 			})
 		},
 		func() []*volume {

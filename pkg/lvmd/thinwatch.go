@@ -121,7 +121,8 @@ func (s *Service) extendPool(ctx context.Context, p *pool) error {
 		g.expanding += more
 		s.model.mu.Unlock()
 		redeemed := false
-		err = s.changeBy(ctx, g, 1, -more,
+		// Where the extents were taken is for a scan to tell.
+		err = s.changeBy(ctx, g, unknownSteps, -more,
 			func(ctx context.Context) error { return s.lvm.ExtendPool(ctx, g.name, p.name, extents) },
 			func() []*volume {
 				redeemed = true

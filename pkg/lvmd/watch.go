@@ -43,7 +43,9 @@ func (w *watcher) mark(total int, classes []string, volumes []*volume) {
 		w.classes[c] = struct{}{}
 	}
 	for _, v := range volumes {
-		w.volumes[v.rec.ID] = struct{}{}
+		if !v.rec.Ident.Snapshot {
+			w.volumes[v.rec.ID] = struct{}{}
+		}
 	}
 	if len(w.volumes) > total+maxPendingExtra {
 		w.markFull()
@@ -81,7 +83,7 @@ func (m *model) next(w *watcher) *lvmdv1.WatchResponse {
 	}
 	if w.full {
 		for _, v := range m.volumes {
-			if v.rec.Phase != deleting {
+			if v.rec.Phase != deleting && !v.rec.Ident.Snapshot {
 				r.Volumes = append(r.Volumes, v.proto())
 			}
 		}

@@ -18,6 +18,7 @@ const (
 	OpSnapshot           Op = "snapshot"
 	OpExtendPool         Op = "extend pool"
 	OpExtendPoolMetadata Op = "extend pool metadata"
+	OpUntag              Op = "untag"
 )
 
 // metadataBlock is the unit in which the kernel counts a pool's metadata.
@@ -168,6 +169,19 @@ func (f *Groups) ExtendPoolMetadata(ctx context.Context, groupName, name string,
 		}
 		p.pool.metadata = append(p.pool.metadata, added[:more]...)
 		p.pool.spare = append(p.pool.spare, added[more:]...)
+		g.seqno++
+		return nil
+	})
+}
+
+// Untag implements lvm.Thin.
+func (f *Groups) Untag(ctx context.Context, groupName, name, tag string) error {
+	return f.command(ctx, OpUntag, groupName, "lvchange", func(g *group) error {
+		v := g.volumes[name]
+		if v == nil {
+			return failure("lvchange", lvm.ErrNotFound, "volume %s/%s", groupName, name)
+		}
+		v.tags = slices.DeleteFunc(v.tags, func(t string) bool { return t == tag })
 		g.seqno++
 		return nil
 	})

@@ -18,6 +18,7 @@ var thinCases = []struct {
 	{"a snapshot holds what its origin held, and outlives it", snapshots},
 	{"a pool is extended, data and metadata", poolExtended},
 	{"a full pool fails writes, gives no new volume, and recovers when volumes go", poolFull},
+	{"a tag is taken off", untagged},
 	{"thin volumes and pools get their devices back by activation", thinActivated},
 }
 
@@ -299,4 +300,17 @@ func thinActivated(t *testing.T, e Env) {
 		_, err = e.Groups.Device(e.Group, "cs1")
 		wantErr(t, "Device of an inactive snapshot", err, lvm.ErrNotFound)
 	}
+}
+
+func untagged(t *testing.T, e Env) {
+	before := e.scan(t).Seqno
+	e.create(t, "cv1", 1, "carve", "carve.copying")
+	if err := e.Groups.Untag(t.Context(), e.Group, "cv1", "carve.copying"); err != nil {
+		t.Fatal(err)
+	}
+	g := e.scan(t)
+	if v := g.Volume("cv1"); len(v.Tags) != 1 || v.Tags[0] != "carve" || g.Seqno != before+2 {
+		t.Errorf("volume %+v, sequence number %d, was %d", v, g.Seqno, before)
+	}
+	wantErr(t, "Untag", e.Groups.Untag(t.Context(), e.Group, "cv9", "carve.copying"), lvm.ErrNotFound)
 }

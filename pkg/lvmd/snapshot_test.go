@@ -1,0 +1,440 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+func (g *gate) Untag(ctx context.Context, group, volume, tag string) error {
+	return g.around("untag", func() error { return g.Groups.Untag(ctx, group, volume, tag) })
+}
+
+// loseJournal is what a new disk under the state directory does.
+func (m *machine) loseJournal(t *testing.T) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(m.state, "journal.db")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (d *daemon) snapshot(name, source string) *lvmdv1.Snapshot {
+	d.t.Helper()
+	resp, err := d.client.CreateSnapshot(d.t.Context(), &lvmdv1.CreateSnapshotRequest{
+		Name: name, SourceVolumeId: source, Owner: &lvmdv1.Owner{ClusterId: "cluster"},
+	})
+	if err != nil {
+		d.t.Fatalf("snapshot %s: %v", name, err)
+	}
+	return resp.GetSnapshot()
+}
+
+func (d *daemon) deleteSnapshot(id string) {
+	d.t.Helper()
+	if _, err := d.client.DeleteSnapshot(d.t.Context(), &lvmdv1.DeleteSnapshotRequest{Id: id}); err != nil {
+		d.t.Fatalf("delete snapshot %s: %v", id, err)
+	}
+}
+
+// from is the request, made of a snapshot or a volume.
+func from(r *lvmdv1.CreateVolumeRequest, id string) *lvmdv1.CreateVolumeRequest {
+	r.Source = &lvmdv1.VolumeSource{VolumeId: id}
+	if strings.HasPrefix(id, "cs") {
+		r.Source = &lvmdv1.VolumeSource{SnapshotId: id}
+	}
+	return r
+}
+
+func (d *daemon) fill(id string, pattern byte) {
+	d.t.Helper()
+	if err := d.machine.fake.Fill(testGroup, id, pattern); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// shows checks that a volume holds a pattern in so many extents, and zeroes
+// elsewhere.
+func (d *daemon) shows(id string, extents int64, pattern byte) {
+	d.t.Helper()
+	n, got, err := d.machine.fake.Traces(testGroup, id)
+	if err != nil || int64(n) != extents*testExtent/4096 || n > 0 && got != pattern {
+		d.t.Errorf("%s shows %d blocks of %#x, error %v; want %d of %#x", id, n, got, err, extents*testExtent/4096, pattern)
+	}
+}
+
+func snapshotMachine(t *testing.T) *machine {
+	return thinMachine(t, "size: 80Mi, overprovisioning: 3, dataThreshold: 100%")
+}
+
+func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T) {
+	m := snapshotMachine(t)
+	d := m.start(t)
+	v := d.create(request("v", 4))
+	d.fill(v.GetId(), 0x11)
+	scans := m.fake.Commands(lvmfake.OpScan)
+	all := d.available()
+	s := d.snapshot("v", v.GetId()) // the names do not collide
+	if !s.GetReady() || s.GetSizeBytes() != 4*testExtent || s.GetSourceVolumeId() != v.GetId() || s.GetDeviceClass() != "thin" ||
+		s.GetMode() != lvmdv1.VolumeMode_VOLUME_MODE_BLOCK || s.GetOwner().GetClusterId() != "cluster" || len(s.GetConditions()) > 0 {
+		t.Errorf("snapshot %v", s)
+	}
+	if got := d.available(); got != all-4 {
+		t.Errorf("%d extents are available, were %d", got, all)
+	}
+	if again := d.snapshot("v", v.GetId()); again.GetId() != s.GetId() {
+		t.Errorf("a retry gives %v", again)
+	}
+	d.fill(v.GetId(), 0x22)
+	r := d.create(from(request("r", 4), s.GetId()))
+	if r.GetSource().GetSnapshotId() != s.GetId() || r.GetDevicePath() == "" || len(r.GetConditions()) > 0 {
+		t.Errorf("volume %v", r)
+	}
+	d.shows(r.GetId(), 4, 0x11)
+	if n := m.fake.Commands(lvmfake.OpSnapshot); n != 2 {
+		t.Errorf("%d snapshots were taken of LVM", n)
+	}
+	// A larger one has zeroes behind.
+	large := d.create(from(request("large", 6), s.GetId()))
+	if large.GetSizeBytes() != 6*testExtent {
+		t.Errorf("volume %v", large)
+	}
+	d.shows(large.GetId(), 4, 0x11)
+	if n := m.fake.Commands(lvmfake.OpScan) - scans; n != 0 {
+		t.Errorf("%d scans were needed", n)
+	}
+	d.checkModel()
+
+	// Sources go first.
+	d.delete(v.GetId())
+	d.deleteSnapshot(s.GetId())
+	eventually(t, "they are gone", d.isIdle)
+	d.shows(r.GetId(), 4, 0x11)
+	if again := d.create(from(request("r", 4), s.GetId())); again.GetId() != r.GetId() {
+		t.Errorf("a retry gives %v", again)
+	}
+	d.delete(r.GetId())
+	d.delete(large.GetId())
+	eventually(t, "all room is back", func() bool { return d.available() == 60 })
+	if st, err := m.fake.PoolStatus(testGroup, "pool"); err != nil || st.DataUsed != 0 {
+		t.Errorf("pool %+v, error %v", st, err)
+	}
+	d.checkModel()
+}
+
+func TestSnapshotsAreNoVolumesAndListInPages(t *testing.T) {
+	m := snapshotMachine(t)
+	d := m.start(t)
+	v, w := d.create(request("v", 1)), d.create(fsRequest("w", 4, "ext4"))
+	want := map[string]bool{}
+	for i := range 5 {
+		want[d.snapshot(fmt.Sprintf("s%d", i), v.GetId()).GetId()] = true
+	}
+	other := d.snapshot("other", w.GetId())
+	if n := len(d.list()); n != 2 || len(d.state().GetVolumes()) != 2 {
+		t.Errorf("%d volumes are listed, %d watched", n, len(d.state().GetVolumes()))
+	}
+	if _, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: other.GetId()}); err == nil {
+		t.Error("a snapshot is got as a volume")
+	}
+	if got, err := d.client.GetSnapshot(t.Context(), &lvmdv1.GetSnapshotRequest{Name: "other"}); err != nil || got.GetSnapshot().GetId() != other.GetId() || got.GetSnapshot().GetFsType() != "ext4" {
+		t.Errorf("%v, error %v", got, err)
+	}
+	token, pages := "", 0
+	for {
+		resp, err := d.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{PageSize: 2, PageToken: token, SourceVolumeId: v.GetId()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages++
+		for _, s := range resp.GetSnapshots() {
+			if !want[s.GetId()] {
+				t.Errorf("unexpected or repeated %v", s)
+			}
+			delete(want, s.GetId())
+		}
+		if token = resp.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	if pages != 3 || len(want) > 0 {
+		t.Errorf("%d pages, %d snapshots were left out", pages, len(want))
+	}
+	d.delete(v.GetId())
+	// They survive a restart, a reboot and the loss of the journal.
+	d.stop()
+	m.fake.Deactivate()
+	activations := m.fake.Commands(lvmfake.OpActivate)
+	d = m.start(t)
+	d.stop()
+	if n := m.fake.Commands(lvmfake.OpActivate) - activations; n != 1 {
+		t.Errorf("%d activations", n)
+	}
+	m.loseJournal(t)
+	d = m.start(t)
+	if n := m.fake.Commands(lvmfake.OpActivate) - activations; n != 1 {
+		t.Errorf("snapshots, which have no device, were activated")
+	}
+	got, err := d.client.GetSnapshot(t.Context(), &lvmdv1.GetSnapshotRequest{Id: other.GetId()})
+	if err != nil || !got.GetSnapshot().GetReady() || got.GetSnapshot().GetSourceVolumeId() != w.GetId() || got.GetSnapshot().GetName() != "other" {
+		t.Errorf("%v, error %v", got, err)
+	}
+	d.checkModel()
+}
+
+func TestRequestsForSnapshotsThatCannotBeAreRefused(t *testing.T) {
+	m := snapshotMachine(t)
+	m.config += "- {name: local, volumeGroup: carve}\n"
+	d := m.start(t)
+	v := d.create(request("v", 4))
+	thick := request("thick", 4)
+	thick.DeviceClass = "local"
+	l := d.create(thick)
+	s := d.snapshot("s", v.GetId())
+	w := d.create(request("w", 4))
+	ask := func(name, source string) error {
+		_, err := d.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: source, Owner: &lvmdv1.Owner{ClusterId: "cluster"}})
+		return err
+	}
+	gone := "cv" + strings.Repeat("a", 26)
+	wantCode(t, ask("", v.GetId()), codes.InvalidArgument, "INVALID_FIELD")
+	wantCode(t, ask("x", "nonsense"), codes.InvalidArgument, "INVALID_FIELD")
+	wantCode(t, ask("x", gone), codes.NotFound, "VOLUME_NOT_FOUND")
+	wantCode(t, ask("x", l.GetId()), codes.FailedPrecondition, "NOT_THIN")
+	wantCode(t, ask("s", w.GetId()), codes.AlreadyExists, "REQUEST_DIFFERS")
+	make := func(r *lvmdv1.CreateVolumeRequest) error {
+		_, err := d.client.CreateVolume(t.Context(), r)
+		return err
+	}
+	wantCode(t, make(from(request("x", 4), "cs"+strings.Repeat("a", 26))), codes.NotFound, "SNAPSHOT_NOT_FOUND")
+	wantCode(t, make(from(request("x", 4), gone)), codes.NotFound, "VOLUME_NOT_FOUND")
+	wantCode(t, make(from(fsRequest("x", 4, "ext4"), s.GetId())), codes.InvalidArgument, "INVALID_FIELD")
+	both := from(request("x", 4), s.GetId())
+	both.Source.VolumeId = v.GetId()
+	wantCode(t, make(both), codes.InvalidArgument, "INVALID_FIELD")
+	elsewhere := from(request("x", 4), s.GetId())
+	elsewhere.DeviceClass = "local"
+	wantCode(t, make(elsewhere), codes.FailedPrecondition, "NOT_THIN")
+	small := from(request("x", 1), s.GetId())
+	small.LimitBytes = 2 * testExtent
+	wantCode(t, make(small), codes.OutOfRange, "SIZE_OUT_OF_RANGE")
+	small.LimitBytes = 0
+	if got := d.create(small); got.GetSizeBytes() != 4*testExtent {
+		t.Errorf("a smaller volume than its source: %v", got)
+	}
+	differs := request("x", 1)
+	wantCode(t, make(differs), codes.AlreadyExists, "REQUEST_DIFFERS")
+	huge := from(request("y", 61), s.GetId())
+	wantCode(t, make(huge), codes.ResourceExhausted, "NO_SPACE")
+	fill := request("fill", d.available()-3)
+	d.create(fill)
+	wantCode(t, ask("more", v.GetId()), codes.ResourceExhausted, "NO_SPACE")
+	if _, err := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Name: "nobody's"}); err != nil {
+		t.Errorf("deleting an unknown snapshot: %v", err)
+	}
+	d.checkModel()
+}
+
+func TestAThinVolumeIsClonedWhileItIsMounted(t *testing.T) {
+	m := snapshotMachine(t)
+	d := m.start(t)
+	v := d.create(fsRequest("v", 4, "ext4"))
+	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
+		t.Fatal(err)
+	}
+	formats := len(m.formatted)
+	c := d.create(from(fsRequest("c", 1, "ext4"), v.GetId()))
+	if c.GetFsType() != "ext4" || c.GetSource().GetVolumeId() != v.GetId() || len(m.formatted) != formats {
+		t.Errorf("volume %v", c)
+	}
+	if c.GetSizeBytes() != v.GetSizeBytes() || v.GetSizeBytes() < filesystem.MinimumSize(filesystem.Ext4, false) {
+		t.Errorf("clone %v of %v", c, v)
+	}
+}
+
+func TestAThickVolumeIsClonedByACopyUnlessItIsInUse(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("v", 3))
+	d.fill(v.GetId(), 0x33)
+	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := d.client.CreateVolume(t.Context(), from(request("c", 5), v.GetId()))
+	wantCode(t, err, codes.FailedPrecondition, "VOLUME_IN_USE")
+	m.fake.Unmount(testGroup, v.GetId())
+	if got := d.available(); got != testTotal-3 {
+		t.Errorf("%d extents are available", got)
+	}
+	c := d.create(from(request("c", 5), v.GetId()))
+	if c.GetSizeBytes() != 5*testExtent || c.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+		t.Errorf("volume %v", c)
+	}
+	d.shows(c.GetId(), 3, 0x33)
+	found, _ := m.fake.Scan(t.Context(), []string{testGroup})
+	if tags := found[0].Volume(c.GetId()).Tags; strings.Contains(strings.Join(tags, " "), tagCopying) {
+		t.Errorf("tags %q", tags)
+	}
+	d.delete(v.GetId())
+	d.checkModel()
+	d.delete(c.GetId())
+	d.checkClean()
+}
+
+func TestACopyGoesOnWithoutItsCallerAndIsCancelledByADeletion(t *testing.T) {
+	m := newMachine(t)
+	hold, reached := make(chan struct{}), make(chan struct{}, 100)
+	d := m.start(t, func(_ *daemon, o *Options) {
+		o.crashPoint = func(point string) {
+			if point == "clone: chunk copied" {
+				reached <- struct{}{}
+				<-hold
+			}
+		}
+	})
+	v := d.create(request("v", 8))
+	d.fill(v.GetId(), 0x33)
+	ask := from(request("c", 8), v.GetId())
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-reached
+		cancel()
+	}()
+	if _, err := d.client.CreateVolume(ctx, ask); err == nil {
+		t.Fatal("the copy was over too soon")
+	}
+	got, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"})
+	if err != nil || got.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
+		t.Errorf("%v, error %v", got, err)
+	}
+	// Its source is kept as it is.
+	_, err = d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	wantCode(t, err, codes.Aborted, "OPERATION_PENDING")
+	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 9 * testExtent})
+	wantCode(t, err, codes.Aborted, "OPERATION_PENDING")
+	if err := m.fake.Mount(testGroup, v.GetId()); err == nil {
+		t.Error("the source can be mounted")
+	}
+	hold <- struct{}{}
+	<-reached
+	eventually(t, "there is progress", func() bool {
+		got, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"})
+		return err == nil && got.GetVolume().GetCopiedBytes() == testExtent
+	})
+	_, err = d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "c"})
+	wantCode(t, err, codes.Aborted, "OPERATION_PENDING")
+	close(hold)
+	eventually(t, "it is undone", func() bool { return d.available() == testTotal-8 && d.isIdle() })
+	if c := d.create(ask); c.GetSizeBytes() != 8*testExtent {
+		t.Errorf("volume %v", c)
+	}
+	for _, v := range d.list() {
+		d.delete(v.GetId())
+	}
+	d.checkClean()
+}
+
+func TestVolumesAreCopiedIntoAndOutOfPools(t *testing.T) {
+	m := thinMachine(t, "size: 80Mi")
+	m.config += "- {name: local, volumeGroup: carve}\n"
+	d := m.start(t)
+	v := d.create(request("v", 4))
+	h, err := m.fake.Open(testGroup, v.GetId())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.WriteAt([]byte{0x44}, 0); err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	thick := from(request("thick", 4), v.GetId())
+	thick.DeviceClass = "local"
+	l := d.create(thick)
+	if n, pattern, _ := m.fake.Traces(testGroup, l.GetId()); n != 1 || pattern != 0x44 {
+		t.Errorf("%d blocks of %#x", n, pattern)
+	}
+	back := d.create(from(request("back", 4), l.GetId()))
+	if n, pattern, _ := m.fake.Traces(testGroup, back.GetId()); n != 1 || pattern != 0x44 {
+		t.Errorf("%d blocks of %#x", n, pattern)
+	}
+	// Zeroes take no room in a pool.
+	if s, err := m.fake.PoolStatus(testGroup, "pool"); err != nil || s.DataUsed != 2 {
+		t.Errorf("pool %+v, error %v", s, err)
+	}
+	d.checkModel()
+}
+
+func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
+	m := newMachine(t)
+	died := make(chan struct{})
+	d := m.start(t, func(_ *daemon, o *Options) {
+		o.crashPoint = func(point string) {
+			if point == "clone: chunk copied" {
+				close(died)
+				select {}
+			}
+		}
+	})
+	v := d.create(request("v", 4))
+	d.fill(v.GetId(), 0x55)
+	go d.client.CreateVolume(context.Background(), from(request("c", 4), v.GetId()))
+	<-died
+	d.kill()
+	m.loseJournal(t)
+	d = m.start(t)
+	eventually(t, "what was copied is gone", func() bool { return d.available() == testTotal-4 && d.isIdle() })
+	c := d.create(from(request("c", 4), v.GetId()))
+	d.shows(c.GetId(), 4, 0x55)
+	// A finished one is not.
+	d.kill()
+	m.loseJournal(t)
+	d = m.start(t)
+	if again := d.create(from(request("c", 4), v.GetId())); again.GetId() != c.GetId() {
+		t.Errorf("volume %v", again)
+	}
+}
+
+func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsEnlargedWhenAskedFor(t *testing.T) {
+	m := snapshotMachine(t)
+	var dead atomic.Bool
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpExtend && dead.Load() {
+			select {}
+		}
+		return nil
+	}
+	d := m.start(t)
+	v := d.create(request("v", 4))
+	d.fill(v.GetId(), 0x66)
+	dead.Store(true)
+	ask := from(request("c", 8), v.GetId())
+	go d.client.CreateVolume(context.Background(), ask)
+	eventually(t, "the clone is there", func() bool {
+		found, err := m.fake.Scan(t.Context(), []string{testGroup})
+		return err == nil && len(found[0].Volumes) == 3 && m.fake.Commands(lvmfake.OpExtend) == 1
+	})
+	d.kill()
+	dead.Store(false)
+	m.loseJournal(t)
+	d = m.start(t)
+	c := d.create(ask)
+	if c.GetSizeBytes() != 8*testExtent {
+		t.Errorf("volume %v", c)
+	}
+	d.shows(c.GetId(), 4, 0x66)
+	d.checkModel()
+	if got := d.available(); got != 60-12 {
+		t.Errorf("%d extents are available", got)
+	}
+}
