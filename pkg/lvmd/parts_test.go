@@ -3,9 +3,12 @@
 package lvmd
 
 import (
+	"fmt"
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -124,4 +127,57 @@ func TestAnOptionalClassHasTheGroupsThatThereAre(t *testing.T) {
 
 func expandRequest(id string, extents int64) *lvmdv1.ExpandVolumeRequest {
 	return &lvmdv1.ExpandVolumeRequest{Id: id, RequiredBytes: extents * testExtent}
+}
+
+// TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot carves and frees
+// at random in groups of random sizes.
+func TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot(t *testing.T) {
+	fewHistories()
+	rapid.Check(t, func(r *rapid.T) {
+		m := newMachine(t)
+		sizes := map[string]int64{testGroup: testTotal}
+		for _, name := range []string{"b", "c"} {
+			sizes[name] = rapid.Int64Range(1, 40).Draw(r, name)
+			m.fake.AddGroup(name, testExtent, sizes[name])
+		}
+		m.config = "- {name: all, default: true, volumeGroups: [carve, b, c], reserve: 4Mi}\n"
+		d := m.start(t)
+		defer d.stop()
+		free := map[string]int64{}
+		for name, size := range sizes {
+			free[name] = size - 1
+		}
+		check := func() (most int64) {
+			var sum int64
+			for _, f := range free {
+				sum, most = sum+f, max(most, f)
+			}
+			eventually(t, "what is free adds up", func() bool {
+				c := d.state().GetClasses()[0]
+				return c.GetAvailableBytes() == sum*testExtent && c.GetMaximumVolumeSizeBytes() == most*testExtent
+			})
+			return most
+		}
+		var made []*lvmdv1.Volume
+		for i := range rapid.IntRange(1, 8).Draw(r, "steps") {
+			most := check()
+			if _, err := d.client.CreateVolume(t.Context(), request("more", most+1)); status.Code(err) != codes.ResourceExhausted {
+				r.Fatalf("%d extents, one too many: error %v", most+1, err)
+			}
+			if most == 0 || len(made) > 0 && rapid.Bool().Draw(r, "delete") {
+				v := made[len(made)-1]
+				made = made[:len(made)-1]
+				d.delete(v.GetId())
+				free[v.GetVgName()] += v.GetSizeBytes() / testExtent
+				continue
+			}
+			v := d.create(request(fmt.Sprintf("v%d", i), rapid.Int64Range(1, most).Draw(r, "extents")))
+			if free[v.GetVgName()] != most {
+				r.Fatalf("volume of %d bytes went to %s with %d extents, the most are %d", v.GetSizeBytes(), v.GetVgName(), free[v.GetVgName()], most)
+			}
+			free[v.GetVgName()] -= v.GetSizeBytes() / testExtent
+			made = append(made, v)
+		}
+		check()
+	})
 }
