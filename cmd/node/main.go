@@ -116,6 +116,10 @@ func run(ctx context.Context, o options) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Serve(ctx) })
 	group.Go(func() error {
+		node.Sweep(ctx)
+		return nil
+	})
+	group.Go(func() error {
 		return ops.Serve(ctx, ops.Options{
 			Address:          o.opsListen,
 			MetricsTokenFile: o.metricsTokenFile,

@@ -17,6 +17,7 @@ type Metrics struct {
 	calls      *prometheus.HistogramVec
 	checks     *prometheus.CounterVec
 	registered prometheus.Gauge
+	leaks      *prometheus.CounterVec
 }
 
 // NewMetrics makes the metrics.
@@ -30,11 +31,15 @@ func NewMetrics() *Metrics {
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before mounting, by type and result.",
 		}, []string{"type", "result"}),
+		leaks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "carve_node_leaked_mounts_total",
+			Help: "Mounts of an earlier life found at start, by kind (published, staged) and result (removed, kept).",
+		}, []string{"kind", "result"}),
 		registered: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
 		}),
 	}
-	m.Registry.MustRegister(m.calls, m.checks, m.registered)
+	m.Registry.MustRegister(m.calls, m.checks, m.registered, m.leaks)
 	return m
 }
 
@@ -49,3 +54,5 @@ func (m *Metrics) checked(t filesystem.Type, err error) {
 	}
 	m.checks.WithLabelValues(string(t), result).Inc()
 }
+
+func (m *Metrics) swept(kind, result string) { m.leaks.WithLabelValues(kind, result).Inc() }

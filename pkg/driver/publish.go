@@ -180,13 +180,7 @@ func (n *Node) layersOf(device mount.Device) ([]string, error) {
 	}
 	var paths []string
 	for _, p := range points {
-		switch {
-		case p.FSType == "devtmpfs" || p.FSType == "tmpfs":
-			// Nodes are on a file system of the kernel's memory, which answers.
-			if at, err := n.options.Mounts.At(p.Path); err == nil && at.Node && at.Device == device {
-				paths = append(paths, p.Path)
-			}
-		case p.Device == device && p.Root == "/":
+		if shown, whole := n.deviceShown(p); whole && shown == device {
 			paths = append(paths, p.Path)
 		}
 	}

@@ -158,6 +158,8 @@ type Plugin struct {
 	csi.IdentityClient
 	Registration *driver.Registration
 	Metrics      *driver.Metrics
+	// Sweep is the node service's.
+	Sweep func(context.Context)
 
 	stop func() error
 }
@@ -205,7 +207,7 @@ func (m *Machine) Start() *Plugin {
 	}
 	p := &Plugin{
 		NodeClient: csi.NewNodeClient(conn), IdentityClient: csi.NewIdentityClient(conn),
-		Registration: registration, Metrics: metrics,
+		Registration: registration, Metrics: metrics, Sweep: node.Sweep,
 	}
 	p.stop = sync.OnceValue(func() error {
 		cancel()
