@@ -114,7 +114,7 @@ func (p *parser) volumeGroup(key string, n *yaml.Node) VolumeGroup {
 				return
 			}
 			for i, item := range v.Content {
-				item, k := item, fmt.Sprintf("%s[%d]", k, i)
+				k := fmt.Sprintf("%s[%d]", k, i)
 				if !isDevicePath(item) || strings.ContainsAny(item.Value, `*?[\`) {
 					p.complain(item, k, given(item), "must be the path of one device below /dev, without wildcards")
 					continue

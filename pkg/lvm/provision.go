@@ -161,9 +161,17 @@ func (h *Host) flushed(ctx context.Context, devices []string) error {
 	return flush(ctx, devices)
 }
 
-// ResizeDevice implements Devices.
+// ResizeDevice implements Devices. A process of its own is sure to ask the
+// kernel for the device's size.
 func (h *Host) ResizeDevice(ctx context.Context, group, device string) error {
-	return h.change(ctx, []string{group}, "pvresize", device)
+	known := h.known(group)
+	if len(known) == 0 {
+		return fmt.Errorf("volume group %q: %w: none of its disks is known", group, ErrNotFound)
+	}
+	if _, err := h.runner.Run(ctx, "pvresize", "--config", lvmConfig(known), device); err != nil {
+		return err
+	}
+	return h.flushed(ctx, known)
 }
 
 // addDevices adds devices to those of a group.

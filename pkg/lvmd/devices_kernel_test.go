@@ -84,11 +84,12 @@ func (n *node) physicalVolumes() string {
 }
 
 func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
-	n := bareNode(t, "{name: carve, devices: [{path: '/dev/vd[bc]'}]}", "/dev/vdb", "/dev/vdc")
+	growing, file := loopDisk(t, 64<<20)
+	n := bareNode(t, fmt.Sprintf("{name: carve, devices: [{path: '/dev/vd[bc]'}, {path: %s}]}", growing), "/dev/vdb", "/dev/vdc")
 	byHand(t, "mkfs.ext4", "-q", "-F", "/dev/vdc")
 	p := n.start()
 	first := p.available()
-	if got := n.physicalVolumes(); got != "/dev/vdb carve" || first == 0 {
+	if got := n.physicalVolumes(); !strings.Contains(got, "/dev/vdb carve") || !strings.Contains(got, growing+" carve") || strings.Contains(got, "/dev/vdc") {
 		t.Fatalf("physical volumes %q, %d bytes available", got, first)
 	}
 	if kind := strings.TrimSpace(byHand(t, "blkid", "-p", "-s", "TYPE", "-o", "value", "/dev/vdc")); kind != "ext4" {
@@ -108,11 +109,22 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 	announce(t, "/dev/vdc")
 	wait(t, "the second disk is added", func() bool { return p.available() > first })
 	second := p.available()
+	// A disk is enlarged.
+	byHand(t, "fallocate", "--length", "128MiB", file)
+	byHand(t, "losetup", "--set-capacity", growing)
+	wait(t, "the enlarged disk is used to its end", func() bool { return p.available() == second+64<<20 })
+	// A volume lies on all of the disks, the new one among them.
+	large := p.create(create("large", p.available(), "ext4"))
+	if got := p.available(); got != 0 {
+		t.Errorf("%d bytes are left", got)
+	}
 	p.kill()
 	p = n.start()
-	if got := p.available(); got != second {
-		t.Errorf("%d bytes available after a restart, want %d", got, second)
+	if got := p.available(); got != 0 {
+		t.Errorf("%d bytes available after a restart", got)
 	}
+	lvmByHand(t, "lvremove", "--yes", n.group+"/"+large.GetId())
+	wait(t, "the space is back", func() bool { return p.available() == second+64<<20 })
 	if b, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(b) != "data" {
 		t.Errorf("the volume holds %q, error %v", b, err)
 	}
