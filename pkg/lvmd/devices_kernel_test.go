@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -205,6 +206,28 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 	if after := digest(); !slices.Equal(after[1:], before[1:]) {
 		t.Errorf("contents changed: %q, then %q", before, after)
 	}
+}
+
+func TestAGroupOnPersistentMemoryIsMadeForHugePages(t *testing.T) {
+	n := bareNode(t, "{name: carve, medium: pmem, devices: [{path: '/dev/pmem*'}, {path: /dev/vdb}]}", "/dev/pmem0", "/dev/vdb")
+	n.config = strings.Replace(n.config, "volumeGroup: carve", "volumeGroup: carve, medium: pmem", 1)
+	p := n.start()
+	if got := n.physicalVolumes(); got != "/dev/pmem0 carve" || !strings.Contains(p.log.String(), "it cannot be mapped directly into memory") {
+		t.Errorf("physical volumes %q", got)
+	}
+	got := strings.Fields(lvmByHand(t, "pvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "vg_extent_size,pe_start", "/dev/pmem0"))
+	if start, err := strconv.ParseInt(got[1], 10, 64); err != nil || got[0] != "2097152" || start%(2<<20) != 0 {
+		t.Errorf("extent size and start of data: %q", got)
+	}
+	v := p.create(create("v", 64<<20, "ext4"))
+	dir := t.TempDir()
+	if err := syscall.Mount(v.GetDevicePath(), dir, "ext4", 0, "dax=always"); err != nil {
+		t.Fatalf("mount with DAX: %v", err)
+	}
+	if err := syscall.Unmount(dir, 0); err != nil {
+		t.Error(err)
+	}
+	p.kill()
 }
 
 func writeTo(t testing.TB, device string, at int64, b []byte) {
