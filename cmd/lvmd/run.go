@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -13,7 +14,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
-	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/ops"
@@ -58,7 +58,8 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	if f.nodeName != "" {
 		log = log.With("node", f.nodeName)
 	}
-	c, err := config.Load(f.config)
+	file := &configFile{path: f.config}
+	c, err := file.load()
 	if err != nil {
 		return err
 	}
@@ -86,11 +87,41 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 	defer runner.Close()
 	host := lvm.NewHost(runner)
-	service, err := lvmd.New(ctx, lvmd.Options{
-		Config: c, LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
-	})
+	options := lvmd.Options{
+		LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
+	}
+	options.Config = c
+	for refused := ""; ; {
+		err := live(ctx, f, options, file, refused)
+		switch {
+		case errors.Is(err, errStartAgain):
+			log.Info("starting again with another configuration")
+			c, options.Config, refused = options.Config, file.next, ""
+		case options.Config != c && errors.Is(err, errNotStarted) && ctx.Err() == nil:
+			metrics.ObserveReload(lvmd.ReloadRefused)
+			log.Error("the changed configuration is not taken over; going back to the one before", "error", err)
+			options.Config, refused = c, err.Error()
+		default:
+			return err
+		}
+	}
+}
+
+// errNotStarted is matched by errors of a service that never served.
+var errNotStarted = errors.New("the service cannot be started")
+
+// live is a service's life under one configuration. refused is why the
+// configuration file says something else, or empty.
+func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string) error {
+	log := o.Log
+	service, err := lvmd.New(ctx, o)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errNotStarted, err)
+	}
+	service.Refuse(refused)
+	if file.next == o.Config {
+		o.Metrics.ObserveReload(lvmd.ReloadApplied)
+		file.next = nil
 	}
 	listener, err := lvmd.Listen(f.socket)
 	if err != nil {
@@ -99,15 +130,16 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	server := grpc.NewServer(append(uplink.ServerOptions(), grpc.UnaryInterceptor(service.Interceptor()))...)
 	service.Register(server)
 	service.Start()
-	log.Info("serving", "version", version, "socket", f.socket, "classes", len(c.Classes), "controller", f.controller)
-	return serve(ctx, f, log, service, server, listener, metrics)
+	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)
+	return serve(ctx, f, log, service, server, listener, o.Metrics, file)
 }
 
 // serve runs everything that serves until ctx is done or something fails, and
 // stops it in order.
-func serve(ctx context.Context, f flags, log *slog.Logger, service *lvmd.Service, server *grpc.Server, l net.Listener, metrics *lvmd.Metrics) error {
+func serve(ctx context.Context, f flags, log *slog.Logger, service *lvmd.Service, server *grpc.Server, l net.Listener, metrics *lvmd.Metrics, file *configFile) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return server.Serve(l) })
+	group.Go(func() error { return file.watch(ctx, service, metrics, log) })
 	group.Go(func() error {
 		return ops.Serve(ctx, ops.Options{
 			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile,

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -232,20 +233,35 @@ func (r *Runner) startShell() (*shell, error) {
 	sh.cmd.Env = append(commandEnv(dir), "LVM_REPORT_FD=3")
 	sh.cmd.ExtraFiles = []*os.File{theirs}
 	sh.cmd.Stderr = sh.stderr
-	sh.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A command must not go on when its lvmd was killed: the next one would not
+	// know of it.
+	sh.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	sh.cmd.WaitDelay = reapGrace
 	if sh.in, err = sh.cmd.StdinPipe(); err == nil {
-		err = sh.cmd.Start()
+		err = sh.live()
 	}
 	if err != nil {
 		pipe.Close()
 		return nil, err
 	}
-	go func() {
-		_ = sh.cmd.Wait()
-		close(sh.ended)
-	}()
 	return sh, nil
+}
+
+// live starts the process and notes when it ends. The kernel kills it when the
+// thread that started it ends, so that thread is kept, waiting.
+func (sh *shell) live() error {
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := sh.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = sh.cmd.Wait()
+			close(sh.ended)
+		}
+	}()
+	return <-started
 }
 
 func (sh *shell) isGone() bool {

@@ -78,6 +78,7 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 func (s *Service) configure(c *config.Config) []string {
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
+	s.model.config = c
 	var names []string
 	for _, dc := range c.Classes {
 		c := &class{DeviceClass: dc, wiping: wipeLimiter(dc.WipeRate)}

@@ -18,6 +18,7 @@ type Metrics struct {
 	commands *prometheus.HistogramVec
 	calls    *prometheus.HistogramVec
 	cleared  prometheus.Counter
+	reloads  *prometheus.CounterVec
 	service  atomic.Pointer[Service]
 }
 
@@ -30,7 +31,17 @@ var (
 	descQueue     = desc("queue_depth", "Operations waiting for their turn at the volume group.", "group")
 	descWedged    = desc("lvm_responding", "1 while LVM answers for the volume group, 0 while its commands time out.", "group")
 	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by why.", "group", "device", "reason")
-	descJournal   = desc("journal_bytes", "Size of the journal's file.")
+	descClean     = desc("clean_bytes", "Free space that is known to hold zeroes.", "group")
+	descConfig    = desc("config_current", "1 while what the configuration file says is in force.")
+	descUnhealthy = desc("unhealthy_volumes", "Volumes with a condition, by class and condition.", "class", "condition")
+
+	descGroupTotal    = desc("group_total_bytes", "Size of the volume group.", "group")
+	descGroupFree     = desc("group_free_bytes", "What can be allocated in the volume group, reserves included.", "group")
+	descGroupMissing  = desc("group_missing_devices", "Devices of the volume group that cannot be found.", "group")
+	descMetadata      = desc("group_metadata_bytes", "Size of the volume group's metadata.", "group")
+	descMetadataLimit = desc("group_metadata_limit_bytes", "What the volume group's metadata may take at most.", "group")
+
+	descJournal = desc("journal_bytes", "Size of the journal's file.")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -54,7 +65,13 @@ func NewMetrics() *Metrics {
 	m.cleared = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "carve_lvmd_cleared_bytes_total", Help: "What was zeroed of new volumes and of what they grew by.",
 	})
-	m.Registry.MustRegister(m.commands, m.calls, m.cleared, m)
+	m.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "carve_lvmd_config_reloads_total", Help: "Changes of the configuration file by what became of them.",
+	}, []string{"result"})
+	for _, result := range []ReloadResult{ReloadApplied, ReloadRefused, ReloadInvalid} {
+		m.reloads.WithLabelValues(string(result))
+	}
+	m.Registry.MustRegister(m.reloads, m.commands, m.calls, m.cleared, m)
 	return m
 }
 
@@ -68,6 +85,20 @@ func (m *Metrics) ObserveCommand(r lvm.Result) {
 func (m *Metrics) observeCall(method, code string, d time.Duration) {
 	m.calls.WithLabelValues(method, code).Observe(d.Seconds())
 }
+
+// ReloadResult is what became of a changed configuration file.
+type ReloadResult string
+
+// Results of reloads.
+const (
+	ReloadApplied ReloadResult = "applied"
+	// ReloadRefused is valid but does not fit what there is on the node.
+	ReloadRefused ReloadResult = "refused"
+	ReloadInvalid ReloadResult = "invalid"
+)
+
+// ObserveReload counts a change of the configuration file.
+func (m *Metrics) ObserveReload(r ReloadResult) { m.reloads.WithLabelValues(string(r)).Inc() }
 
 func resultLabel(err error) string {
 	if err == nil {
@@ -91,6 +122,7 @@ func resultLabel(err error) string {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
+		descClean, descConfig, descUnhealthy, descGroupTotal, descGroupFree, descGroupMissing, descMetadata, descMetadataLimit,
 		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descWedged, descJournal, descRefused,
 		descThinData, descThinMetadata, descThinSize, descThinVirtual,
 	} {
@@ -110,6 +142,11 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(descJournal, float64(s.journal.size()))
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
+	current := 1.0
+	if s.model.refused != "" {
+		current = 0
+	}
+	gauge(descConfig, current)
 	for _, c := range s.model.classes {
 		for _, r := range c.reported.GetGroups() {
 			gauge(descTotal, float64(r.TotalBytes), c.Name, r.VgName)
@@ -128,14 +165,21 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	backlog := map[string]int64{}
+	unhealthy := map[[2]string]int{}
 	for _, v := range s.model.volumes {
 		if v.rec.Ident.Snapshot {
 			continue
 		}
 		volumes[key{v.rec.Ident.Class, v.rec.Phase}]++
+		for _, c := range v.conditions {
+			unhealthy[[2]string{v.rec.Ident.Class, c.GetType()}]++
+		}
 		if v.rec.Phase == deleting && !v.wiped {
 			backlog[v.group.name] += v.extents*v.group.info.ExtentSize - v.rec.Wiped
 		}
+	}
+	for k, n := range unhealthy {
+		gauge(descUnhealthy, float64(n), k[0], k[1])
 	}
 	for k, n := range volumes {
 		gauge(descVolumes, float64(n), k.class, string(k.phase))
@@ -152,5 +196,11 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 			gauge(descRefused, 1, name, device, why.kind)
 		}
 		gauge(descBacklog, float64(backlog[name]), name)
+		gauge(descClean, float64(g.clean.size()), name)
+		gauge(descGroupTotal, float64(g.info.Extents*g.info.ExtentSize), name)
+		gauge(descGroupFree, float64(g.allocatable*g.info.ExtentSize), name)
+		gauge(descGroupMissing, float64(g.info.MissingDevices), name)
+		gauge(descMetadata, float64(g.metadata.Size), name)
+		gauge(descMetadataLimit, float64(g.metadata.Limit), name)
 	}
 }

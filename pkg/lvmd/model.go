@@ -19,6 +19,11 @@ type model struct {
 	epoch      string
 	generation uint64
 
+	// config is what the classes and groups were made from, and refused why the
+	// file that it came from holds something else now, or empty.
+	config  *config.Config
+	refused string
+
 	classes []*class // in the configuration's order
 	groups  map[string]*group
 	// volumes holds all volumes of ours by id, tombstones included.

@@ -112,6 +112,10 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	r := &lvmdv1.DeviceClass{
 		Name: c.Name, Default: c.Default, Type: string(c.Type), Medium: string(c.Medium),
 	}
+	if m.refused != "" {
+		r.Conditions = append(r.Conditions, condition("ConfigurationRefused",
+			"what the configuration file says now is not in force: %s", m.refused))
+	}
 	var groups, uuids []string
 	for _, p := range c.parts {
 		if !p.group.present && c.Optional {
