@@ -1,0 +1,254 @@
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// errKilled is what a plugin gets from everything once it is dead.
+var errKilled = errors.New("killed")
+
+// reaper kills a plugin at one of the steps by which it changes something:
+// before the step or after it. Steps are the system calls on mounts and the
+// tools. A target path is made right before a bind and removed right after an
+// unmount; being killed there leaves a bare path, which has cases of its own.
+type reaper struct {
+	mu    sync.Mutex
+	armed bool
+	// at is the step, counted from 1, at which to kill; 0 never.
+	at    int
+	after bool
+	steps int
+	dead  bool
+}
+
+// arm counts steps from now on and kills at one of them.
+func (r *reaper) arm(at int, after bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.armed, r.at, r.after, r.steps, r.dead = true, at, after, 0, false
+}
+
+// disarm ends the counting, and tells how many steps there were and whether
+// the plugin died at one.
+func (r *reaper) disarm() (steps int, died bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.armed = false
+	return r.steps, r.dead
+}
+
+func (r *reaper) step(do func() error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.armed {
+		return do()
+	}
+	if r.dead {
+		return errKilled
+	}
+	r.steps++
+	if r.steps != r.at {
+		return do()
+	}
+	r.dead = true
+	if r.after {
+		return do()
+	}
+	return errKilled
+}
+
+// mortalMounts and mortalFileSystems are steps on the way to the real thing.
+type mortalMounts struct {
+	mount.Interface
+	*reaper
+}
+
+func (m mortalMounts) Mount(device, path, fsType string, options []string) error {
+	return m.step(func() error { return m.Interface.Mount(device, path, fsType, options) })
+}
+
+func (m mortalMounts) Bind(source, path string, readOnly bool) error {
+	return m.step(func() error { return m.Interface.Bind(source, path, readOnly) })
+}
+
+func (m mortalMounts) Off(path string) error {
+	return m.step(func() error { return m.Interface.Off(path) })
+}
+
+type mortalFileSystems struct {
+	driver.FileSystems
+	*reaper
+}
+
+func (m mortalFileSystems) Check(ctx context.Context, device string, t filesystem.Type) error {
+	return m.step(func() error { return m.FileSystems.Check(ctx, device, t) })
+}
+
+func (m mortalFileSystems) Grow(ctx context.Context, device, path string, t filesystem.Type) error {
+	return m.step(func() error { return m.FileSystems.Grow(ctx, device, path, t) })
+}
+
+func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
+	unclean := func(f *fixture, v *lvmdv1.Volume) {
+		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+	}
+	staged := func(f *fixture, v *lvmdv1.Volume) { f.must(f.stage(v, access(v))) }
+	published := func(f *fixture, v *lvmdv1.Volume) {
+		staged(f, v)
+		f.must(f.publish(v, "pod", access(v), false))
+	}
+	expand := func(f *fixture, v *lvmdv1.Volume) error {
+		return second(f.NodeExpandVolume(f.ctx(), &csi.NodeExpandVolumeRequest{
+			VolumeId: v.GetId(), VolumePath: f.target(v, "pod"), StagingTargetPath: f.staging(v),
+		}))
+	}
+	calls := []struct {
+		name, fsType string
+		before       func(*fixture, *lvmdv1.Volume)
+		call         func(*fixture, *lvmdv1.Volume) error
+		// layers are there in the end. steps are how many the call has: the
+		// kill points of the enumeration.
+		layers, steps int
+	}{
+		{"stage", "ext4", func(*fixture, *lvmdv1.Volume) {}, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 1},
+		{"stage after an unclean stop", "ext4", unclean, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 2},
+		{"stage of what failed", "ext4", func(f *fixture, v *lvmdv1.Volume) {
+			staged(f, v)
+			unclean(f, v)
+			f.mounts.Kill(deviceOf(v))
+			f.mounts.Revive(deviceOf(v))
+		}, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 3},
+		{"publish", "xfs", staged, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), false) }, 2, 1},
+		{"publish read-only", "xfs", staged, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), true) }, 2, 1},
+		{"publish of raw block", "", staged, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), false) }, 1, 1},
+		{"publish where the path is made already", "ext4", func(f *fixture, v *lvmdv1.Volume) {
+			staged(f, v)
+			f.must(os.Mkdir(f.target(v, "pod"), 0o750))
+		}, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), false) }, 2, 1},
+		{"publish of raw block where the path is made already", "", func(f *fixture, v *lvmdv1.Volume) {
+			f.must(os.WriteFile(f.target(v, "pod"), nil, 0o600))
+		}, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), false) }, 1, 1},
+		{"unpublish where only the path is left", "ext4", func(f *fixture, v *lvmdv1.Volume) {
+			f.must(os.Mkdir(f.target(v, "pod"), 0o750))
+		}, func(f *fixture, v *lvmdv1.Volume) error { return f.unpublish(v, "pod") }, 0, 1},
+		{"unpublish", "ext4", published, func(f *fixture, v *lvmdv1.Volume) error { return f.unpublish(v, "pod") }, 1, 1},
+		{"unpublish of raw block", "", published, func(f *fixture, v *lvmdv1.Volume) error { return f.unpublish(v, "pod") }, 0, 1},
+		{"unstage", "ext4", staged, func(f *fixture, v *lvmdv1.Volume) error { return f.unstage(v) }, 0, 1},
+		{"expand", "ext4", published, expand, 2, 1},
+	}
+	for _, c := range calls {
+		t.Run(c.name, func(t *testing.T) {
+			for at := 1; at <= c.steps+1; at++ {
+				for _, after := range []bool{false, true} {
+					t.Run(fmt.Sprintf("step %d, after it %t", at, after), func(t *testing.T) {
+						f, r := newMortal(t)
+						v := f.volume("a", c.fsType)
+						c.before(f, v)
+						r.arm(at, after)
+						err := c.call(f, v)
+						steps, died := r.disarm()
+						if steps != min(at, c.steps) || died != (at <= c.steps) {
+							t.Fatalf("%d steps, died %t: the enumeration is of %d", steps, died, c.steps)
+						}
+						if died && err == nil && !(after && at == c.steps) {
+							t.Fatal("a killed plugin answered")
+						}
+						f.Stop(t)
+						f.Plugin = f.machine.Start()
+						f.must(c.call(f, v))
+						f.must(c.call(f, v))
+						f.wantLayers(c.layers)
+						f.must(f.unpublish(v, "pod"))
+						f.must(f.unstage(v))
+						f.wantLayers(0)
+						f.wantGone(f.target(v, "pod"))
+					})
+				}
+			}
+		})
+	}
+}
+
+func access(v *lvmdv1.Volume) *csi.VolumeCapability {
+	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK {
+		return blockAccess(multi)
+	}
+	return filesystemAccess(multi)
+}
+
+// newMortal is newFixture with a plugin that can be killed.
+func newMortal(t *testing.T) (*fixture, *reaper) {
+	t.Helper()
+	f, r := newFixture(t), &reaper{}
+	f.Stop(t)
+	f.machine.Mounts = mortalMounts{f.machine.Mounts, r}
+	f.machine.FileSystems = mortalFileSystems{f.machine.FileSystems, r}
+	f.Plugin = f.machine.Start()
+	return f, r
+}
+
+// TestTheSameCallTwiceAtOnce sends everything several times at the same moment:
+// each is done once, answered with Aborted or found done.
+func TestTheSameCallTwiceAtOnce(t *testing.T) {
+	for _, fsType := range []string{"ext4", ""} {
+		t.Run("type "+fsType, func(t *testing.T) {
+			f := newFixture(t)
+			v := f.volume("a", fsType)
+			f.staging(v)
+			f.target(v, "pod")
+			mounted := 0
+			if fsType != "" {
+				mounted = 1
+			}
+			for range 20 {
+				f.atOnce(func() error { return f.stage(v, access(v)) })
+				f.wantLayers(mounted)
+				f.atOnce(func() error { return f.publish(v, "pod", access(v), false) })
+				f.wantLayers(mounted + 1)
+				f.atOnce(func() error {
+					return second(f.NodeExpandVolume(f.ctx(), &csi.NodeExpandVolumeRequest{
+						VolumeId: v.GetId(), VolumePath: f.target(v, "pod"), StagingTargetPath: f.staging(v)}))
+				})
+				f.atOnce(func() error { return f.unpublish(v, "pod") })
+				f.wantLayers(mounted)
+				f.atOnce(func() error { return f.unstage(v) })
+				f.wantLayers(0)
+				f.wantGone(f.target(v, "pod"))
+			}
+		})
+	}
+}
+
+// atOnce makes a call several times at once; one has to succeed.
+func (f *kubelet) atOnce(call func() error) {
+	f.t.Helper()
+	results := make(chan error, 8)
+	for range cap(results) {
+		go func() { results <- call() }()
+	}
+	succeeded := false
+	for range cap(results) {
+		err := <-results
+		succeeded = succeeded || err == nil
+		if err != nil && status.Code(err) != codes.Aborted {
+			f.t.Error(err)
+		}
+	}
+	if !succeeded {
+		f.t.Error("nobody succeeded")
+	}
+}
