@@ -80,6 +80,21 @@ const (
 	UnknownHealth
 )
 
+// String says what a condition means, for messages.
+func (h Health) String() string {
+	words := map[Health]string{
+		Healthy: "healthy", Partial: "a device it lies on is missing", RefreshNeeded: "a device came back or had write errors",
+		MismatchesExist: "a check found copies or parity that differ", WriteMostly: "a device is read only when it must be",
+		Reshaping: "its layout is being changed", ReshapeRemoved: "a device is left over from a change of its layout",
+		Failed: "it answers no more I/O", OutOfDataSpace: "its pool is full", MetadataReadOnly: "its pool's metadata cannot be written",
+		WriteCacheError: "its write cache had an error",
+	}
+	if s, ok := words[h]; ok {
+		return s
+	}
+	return "unknown"
+}
+
 var activations = map[byte]Activation{
 	'-': Inactive, 'a': Active, 's': Suspended, 'I': InvalidSnapshot, 'S': InvalidSnapshot,
 	'm': MergeFailed, 'M': MergeFailed, 'd': MappedWithoutTables, 'i': MappedInactiveTable,

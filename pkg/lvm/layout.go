@@ -122,6 +122,17 @@ func (l Layout) Segments(pieces int64) int64 {
 	return 2 + int64(l.Devices())*(pieces+6)
 }
 
+// Text bounds what a volume takes in the metadata, in bytes, whose data lies in
+// so many pieces on each device: see VolumeText. LVM gives the tags to the
+// hidden volumes with a RAID volume's bookkeeping, too.
+func (l Layout) Text(tags []string, pieces int64) int64 {
+	n := VolumeText(tags, l.Segments(pieces))
+	if l.IsRAID() {
+		n += int64(l.Devices()) * (VolumeText(tags, 0) - VolumeText(nil, 0))
+	}
+	return n
+}
+
 // Commits is by how much making a volume raises the group's sequence number:
 // the bookkeeping of RAID images is cleared while they are visible, which is a
 // change of its own.

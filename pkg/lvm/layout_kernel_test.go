@@ -103,9 +103,21 @@ func TestRealRAIDTellsHowItsImagesDo(t *testing.T) {
 		name := "cv-" + string(l.Type)
 		o := lvm.CreateOptions{Group: "carve-raid", Volume: name, Layout: l, Extents: 8, On: l.Place(g[0].Free(), 8)}
 		o.Options = []string{"--regionsize=1m", "--readahead=none"}
+		o.Tags = []string{"carve.v1", "carve.name=" + strings.Repeat("x", 200)}
+		before, err := h.Metadata("carve-raid")
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := h.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
+		after, err := h.Metadata("carve-raid")
+		// Beside the volume, the text holds the last command's line.
+		const line = 2048
+		if took, most := after.Size-before.Size, l.Text(o.Tags, 1)+line; err != nil || took <= 0 || took > most {
+			t.Errorf("%v: the metadata grew by %d bytes, at most %d are foreseen, error %v", l, took, most, err)
+		}
+		t.Logf("%v: %d bytes of metadata, at most %d foreseen", l, after.Size-before.Size, l.Text(o.Tags, 1))
 		s, err := h.RAIDStatus("carve-raid", name)
 		if err != nil || s.Images != l.Devices() || s.Failed != 0 || s.Total == 0 || l.Type == lvm.RAID1 && s.Synced != s.Total {
 			t.Errorf("%v: status %+v, error %v", l, s, err)

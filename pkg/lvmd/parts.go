@@ -4,7 +4,6 @@ import (
 	"strings"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/lvm"
 )
 
 // in returns the class' part in a group, or nil. The parts never change.
@@ -70,14 +69,14 @@ func (c *part) place(ident identity) (f fit, stage int, err error) {
 		return f, 3, err
 	}
 	f.extents *= l.Unit()
-	f.segments = l.Segments(max(1, min(f.extents, g.fragments)))
+	pieces := max(1, min(f.extents, g.fragments))
 	if c.pool != nil {
 		if why := c.pool.refusal(); why != "" {
 			return f, 3, noSpace("device class %q: %s", c.Name, why)
 		}
-		f.segments = 1
+		pieces = 1
 	}
-	f.text = lvm.VolumeText(ident.tags(), f.segments)
+	f.segments, f.text = l.Segments(pieces), l.Text(ident.tags(), pieces)
 	if !g.hasText(f.text) {
 		return f, 4, noSpace("device class %q: the metadata of volume group %q has no room for more volumes: it takes %d of at most %d bytes",
 			c.Name, g.name, g.metadata.Size, g.metadata.Limit)

@@ -2,6 +2,7 @@ package lvmd
 
 import (
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -45,7 +46,8 @@ func (c *part) reportedRoom() int64 {
 
 // placedRoom is the largest volume in extents where the group is placed.
 func (c *part) placedRoom(growth bool) int64 {
-	if !c.group.present || c.group.textFull() {
+	g := c.group
+	if !g.present || !g.hasText(c.layout().Text([]string{strings.Repeat("x", typicalTags)}, max(1, g.fragments))) {
 		return 0
 	}
 	largest, _ := c.capacity(growth)

@@ -1,0 +1,192 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+const layoutClasses = `
+- {name: linear, default: true, volumeGroup: carve}
+- {name: striped, volumeGroup: carve, type: striped, stripes: 2, lvcreateOptions: [--readahead=none]}
+- {name: raid1, volumeGroup: carve, type: raid1, lvcreateOptions: [--regionsize=1m]}
+- {name: raid10, volumeGroup: carve, type: raid10, stripes: 2}
+- {name: raid5, volumeGroup: carve, type: raid5, stripes: 2}
+- {name: raid6, volumeGroup: carve, type: raid6, stripes: 3, reserve: 8Mi}
+`
+
+var layoutNames = []string{"linear", "striped", "raid1", "raid10", "raid5", "raid6"}
+
+// spares makes loop devices of so many MiB each, over files in memory.
+func spares(t *testing.T, sizes ...int64) []string {
+	t.Helper()
+	var devices []string
+	for i, size := range sizes {
+		file := filepath.Join(t.TempDir(), fmt.Sprintf("disk%d", i))
+		f, err := os.Create(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Truncate(size << 20); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		device := strings.TrimSpace(byHand(t, "losetup", "--find", "--show", file))
+		t.Cleanup(func() { byHand(t, "losetup", "--detach", device) })
+		devices = append(devices, device)
+	}
+	return devices
+}
+
+func (p *process) classNamed(name string) *lvmdv1.DeviceClass {
+	p.t.Helper()
+	for _, c := range p.state().GetClasses() {
+		if c.GetName() == name {
+			return c
+		}
+	}
+	p.t.Fatalf("class %s is not offered", name)
+	return nil
+}
+
+func inClass(r *lvmdv1.CreateVolumeRequest, class string) *lvmdv1.CreateVolumeRequest {
+	r.DeviceClass = class
+	return r
+}
+
+func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
+	n := newNode(t, spares(t, 60, 52, 64, 72, 56)...)
+	n.config = layoutClasses
+	p := n.start()
+	all := p.available()
+	for _, class := range layoutNames[1:] { // linear ones have tests of their own
+		t.Run(class, func(t *testing.T) {
+			v := p.create(inClass(create("pvc-"+class, 20<<20, "ext4"), class))
+			dir, unmount := mount(t, v)
+			file := filepath.Join(dir, "data")
+			if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			resp, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 30 << 20})
+			if err != nil || resp.GetVolume().GetSizeBytes() < 30<<20 {
+				t.Errorf("%v, error %v", resp, err)
+			}
+			if b, err := os.ReadFile(file); err != nil || string(b) != "kept" {
+				t.Errorf("%q, error %v", b, err)
+			}
+			unmount()
+			c := p.classNamed(class)
+			most, unit := c.GetMaximumVolumeSizeBytes(), c.GetAllocationUnitBytes()
+			_, err = p.client.CreateVolume(t.Context(), inClass(create("pvc-more", most+1, "ext4"), class))
+			if status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("more than the maximum: %v", err)
+			}
+			largest := p.create(inClass(create("pvc-most", most, "ext4"), class))
+			if largest.GetSizeBytes() != most || most%unit != 0 || most == 0 {
+				t.Errorf("%d bytes, maximum %d, unit %d", largest.GetSizeBytes(), most, unit)
+			}
+			p.delete(largest.GetId())
+			p.delete(v.GetId())
+			wait(t, "the space is back", func() bool { return p.available() == all })
+		})
+	}
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestNoLayoutShowsAByteOfAnEarlierVolume(t *testing.T) {
+	n := newNode(t, spares(t, 44, 44, 44, 44, 44)...)
+	n.config = layoutClasses
+	p := n.start()
+	all := p.available()
+	for generation := range 3 {
+		var ids []string
+		for i := range layoutNames {
+			// Another order every time: each finds what others left.
+			class := layoutNames[(i*(generation+1)+generation)%len(layoutNames)]
+			v, err := p.client.CreateVolume(t.Context(), inClass(create(fmt.Sprintf("pvc-%d-%d", generation, i), 12<<20, ""), class))
+			if status.Code(err) == codes.ResourceExhausted {
+				continue // The earlier ones of this generation took it.
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			clean(t, v.GetVolume())
+			fill(t, v.GetVolume(), byte(0xa1+16*generation+i))
+			ids = append(ids, v.GetVolume().GetId())
+		}
+		for _, id := range ids {
+			p.delete(id)
+		}
+		wait(t, "the space is back", func() bool { return p.available() == all })
+	}
+	v := p.create(create("pvc-all", all, ""))
+	clean(t, v)
+	p.delete(v.GetId())
+	wait(t, "the space is back", func() bool { return p.available() == all })
+}
+
+func TestARAIDVolumeOutlivesADisk(t *testing.T) {
+	devices := spares(t, 48, 48, 48)
+	const frail = "carve-frail-leg"
+	sectors := strings.TrimSpace(byHand(t, "blockdev", "--getsz", devices[0]))
+	byHand(t, "dmsetup", "create", frail, "--noudevsync", "--table", "0 "+sectors+" linear "+devices[0]+" 0")
+	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", frail) })
+	set := func(target string) {
+		byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", frail)
+		byHand(t, "dmsetup", "load", frail, "--table", "0 "+sectors+" "+target)
+		byHand(t, "dmsetup", "resume", "--noudevsync", frail)
+	}
+	n := newNode(t, "/dev/mapper/"+frail, devices[1], devices[2])
+	n.config = "- {name: raid5, default: true, volumeGroup: carve, type: raid5, stripes: 2}\n"
+	p := n.start()
+	v := p.create(create("pvc-1", 24<<20, "ext4"))
+	dir, unmount := mount(t, v)
+	conditions := func() string {
+		var all []string
+		for _, v := range p.state().GetVolumes() {
+			for _, c := range v.GetConditions() {
+				all = append(all, c.GetType())
+			}
+		}
+		return strings.Join(all, " ")
+	}
+	wait(t, "the parity is true", func() bool { return conditions() == "" })
+	file := filepath.Join(dir, "data")
+	write := func(s string) {
+		t.Helper()
+		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString(s); err != nil {
+			t.Error(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	write("before")
+	set("error")
+	write("behind")
+	wait(t, "the loss is told", func() bool { return strings.Contains(conditions(), "Degraded") })
+	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
+		t.Errorf("%q, error %v", b, err)
+	}
+	unmount()
+	set("linear " + devices[0] + " 0")
+	lvmByHand(t, "lvchange", "--refresh", "carve/"+v.GetId())
+	wait(t, "the disk is back", func() bool { return conditions() == "" })
+	p.delete(v.GetId())
+	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+}
