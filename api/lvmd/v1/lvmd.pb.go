@@ -673,7 +673,7 @@ type DeviceClass struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The class used where a request names none. At most one is.
 	Default bool `protobuf:"varint,2,opt,name=default,proto3" json:"default,omitempty"`
-	// Layout: "linear".
+	// Layout: "linear", "striped", "raid1", "raid10", "raid5", "raid6" or "thin".
 	Type string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
 	// "disk" or "pmem".
 	Medium string `protobuf:"bytes,4,opt,name=medium,proto3" json:"medium,omitempty"`
@@ -682,7 +682,8 @@ type DeviceClass struct {
 	VgUuid string `protobuf:"bytes,6,opt,name=vg_uuid,json=vgUuid,proto3" json:"vg_uuid,omitempty"`
 	// All in bytes. A volume of maximum_volume_size_bytes can be created now,
 	// one allocation unit more cannot. available_bytes is what volumes can take
-	// in sum. Both are what is left after the reserve.
+	// in sum, at best: of layouts over several devices, it may take volumes on
+	// different devices to use all of it. Both are what is left after the reserve.
 	TotalBytes             int64 `protobuf:"varint,7,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	AvailableBytes         int64 `protobuf:"varint,8,opt,name=available_bytes,json=availableBytes,proto3" json:"available_bytes,omitempty"`
 	MaximumVolumeSizeBytes int64 `protobuf:"varint,9,opt,name=maximum_volume_size_bytes,json=maximumVolumeSizeBytes,proto3" json:"maximum_volume_size_bytes,omitempty"`
