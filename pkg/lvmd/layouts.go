@@ -49,6 +49,24 @@ func (m *model) markPlaced(g *group) {
 	}
 }
 
+// replaceGroups decides about all groups anew, under another configuration. Of
+// one that was not placed before, what is free where was not kept up to date:
+// it is read now, or the group has no room until it is scanned. The caller
+// holds the model's lock.
+func (s *Service) replaceGroups() {
+	for _, g := range s.model.groups {
+		before := g.placed
+		if s.model.markPlaced(g); !g.placed || before || !g.present {
+			continue
+		}
+		if p, err := s.lvm.Placement(g.name); err == nil && p.Seqno == g.metadata.Seqno {
+			s.model.relocate(g, p)
+		} else {
+			g.free, g.stale = nil, true
+		}
+	}
+}
+
 // whereabouts reads where everything in a placed group lies. ok is false when
 // that is not known for the given state of the metadata: then a scan is needed.
 func (s *Service) whereabouts(g *group, now lvm.Metadata) (p lvm.Placement, ok bool) {

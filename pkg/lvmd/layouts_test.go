@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
+	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -179,11 +180,11 @@ func TestAGroupThatIsUnfitForALayoutIsNamed(t *testing.T) {
 	}
 	d.stop()
 	m.fake.AddGroupOf("small", 256<<10, 100, 100)
-	for config, want := range map[string]string{
+	for classes, want := range map[string]string{
 		"- {name: a, volumeGroup: small, type: raid1}\n":                                  `lvmd.yaml:4:39: deviceClasses[0].type: "raid1": volume group small has extents of less than 512 KiB`,
 		"- {name: a, volumeGroup: small, type: striped, stripes: 2, stripeSize: 512Ki}\n": `deviceClasses[0].stripeSize: "524288": more than an extent of volume group small, which has 262144 bytes`,
 	} {
-		m.config = config
+		m.config = classes
 		if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)
 		}
@@ -203,6 +204,30 @@ func TestAVolumeKeepsItsLayoutWhenItsClassChanges(t *testing.T) {
 	}
 	d.delete(v.GetId())
 	eventually(t, "all space is back", func() bool { return d.available() == 48 })
+	d.checkModel()
+}
+
+func TestAClassThatComesLaterKnowsWhatIsFreeWhere(t *testing.T) {
+	m := newDisks(t, 16, 16, 16)
+	m.config = "- {name: linear, default: true, volumeGroup: carve}\n"
+	d := m.start(t)
+	d.create(request("pvc-1", 10)) // LVM chooses the device
+	scans := m.fake.Commands(lvmfake.OpScan)
+	c, err := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+m.config+
+		"- {name: raid5, volumeGroup: carve, type: raid5, stripes: 2}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Reload(c); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.classNamed("raid5").GetMaximumVolumeSizeBytes() / testExtent; got != 10 {
+		t.Errorf("the largest volume has %d extents, want 10: two stripes of what 16 less 10 and bookkeeping leave", got)
+	}
+	if n := m.fake.Commands(lvmfake.OpScan); n != scans {
+		t.Errorf("%d scans", n-scans)
+	}
+	d.create(inClass(request("pvc-2", 10), "raid5"))
 	d.checkModel()
 }
 

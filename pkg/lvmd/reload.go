@@ -58,6 +58,7 @@ func (s *Service) Reload(c *config.Config) error {
 		m.classes = append(m.classes, c)
 	}
 	m.attachPools()
+	s.replaceGroups()
 	m.republish()
 	return nil
 }
