@@ -65,6 +65,7 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 	if err != nil {
 		return invalid("volume_capability.mount.mount_flags", "%w", err)
 	}
+	options = besideClones(t, options)
 	if want.readOnly {
 		options = append(options, "ro")
 	}
@@ -78,7 +79,10 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 		return err
 	}
 	if at.Mounted {
-		return staged(v, path, at, want.readOnly)
+		if err := staged(v, path, at, want.readOnly); err != nil {
+			return err
+		}
+		return n.fill(v, device, path, options)
 	}
 	// mount(2) would follow a symbolic link.
 	if info, err := os.Lstat(path); err != nil {
@@ -91,6 +95,9 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 	}
 	if err := n.options.Mounts.Mount(device, path, string(t), options); err != nil {
 		return fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)
+	}
+	if err := n.fill(v, device, path, options); err != nil {
+		return errors.Join(err, n.options.Mounts.Off(path))
 	}
 	if !slices.Contains(options, "dax=always") && !slices.Contains(options, "dax") {
 		return nil

@@ -29,7 +29,8 @@ func TestStageMountsOnce(t *testing.T) {
 			f.wantLayers(1)
 			f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
 			points, _ := f.mounts.Below(f.machine.KubeletDir)
-			if p := points[0]; p.FSType != fsType || strings.Join(p.FSOptions, ",") != "rw,noatime" {
+			want := map[string]string{"ext4": "rw,noatime", "xfs": "rw,noatime,nouuid"}[fsType]
+			if p := points[0]; p.FSType != fsType || strings.Join(p.FSOptions, ",") != want {
 				t.Errorf("got %+v", p)
 			}
 			if n := f.fileSystems.Checks(v.GetDevicePath()); n != 0 {
@@ -312,7 +313,7 @@ func TestDAXVolumes(t *testing.T) {
 		v := f.alter(f.volume("a", "xfs"), dax)
 		f.must(f.stage(v, filesystemAccess(writer)))
 		points, _ := f.mounts.Below(f.machine.KubeletDir)
-		if got := strings.Join(points[0].FSOptions, ","); got != "rw,dax=always" {
+		if got := strings.Join(points[0].FSOptions, ","); got != "rw,dax=always,nouuid" {
 			t.Errorf("options %q", got)
 		}
 	})
