@@ -175,11 +175,19 @@ func (h *handle) Discard(int64, int64) error { return nil }
 func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
-	for i := range b {
-		if off+int64(i) >= h.group.size(h.volume) {
+	clear(b)
+	for i := 0; i < len(b); {
+		at := off + int64(i)
+		if at >= h.group.size(h.volume) {
 			return i, io.EOF
 		}
-		b[i] = h.group.read(h.volume, (off+int64(i))/blockSize*blockSize)
+		end := min(len(b), i+int(blockSize-at%blockSize))
+		if p := h.group.read(h.volume, at/blockSize*blockSize); p != 0 {
+			for j := i; j < end; j++ {
+				b[j] = p
+			}
+		}
+		i = end
 	}
 	return len(b), nil
 }

@@ -1,0 +1,232 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// lineage is one run of a story about volumes that are made of others, against
+// a daemon that may die in it. The source "v" holds a pattern in four extents.
+type lineage struct {
+	*daemon
+	ctx    context.Context
+	source string
+	// volumes and snapshots are what was acknowledged, by name; gone are the
+	// names whose deletion was asked for.
+	volumes   map[string]*lvmdv1.Volume
+	snapshots map[string]*lvmdv1.Snapshot
+	gone      map[string]bool
+	asked     []*lvmdv1.CreateVolumeRequest
+}
+
+const lineagePattern = 0x5a
+
+func (l *lineage) begin(r *lvmdv1.CreateVolumeRequest) {
+	resp, err := l.client.CreateVolume(l.ctx, r)
+	if err != nil {
+		return
+	}
+	l.source = resp.GetVolume().GetId()
+	l.volumes[r.GetName()] = resp.GetVolume()
+	l.fill(l.source, lineagePattern)
+}
+
+func (l *lineage) keep(name string) string {
+	if l.source == "" || l.ctx.Err() != nil {
+		return ""
+	}
+	resp, err := l.client.CreateSnapshot(l.ctx, &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: l.source})
+	if err != nil {
+		return ""
+	}
+	l.snapshots[name] = resp.GetSnapshot()
+	return resp.GetSnapshot().GetId()
+}
+
+func (l *lineage) restore(name, id string, extents int64) {
+	if id == "" || l.ctx.Err() != nil {
+		return
+	}
+	r := from(request(name, extents), id)
+	l.asked = append(l.asked, r)
+	if resp, err := l.client.CreateVolume(l.ctx, r); err == nil {
+		l.volumes[name] = resp.GetVolume()
+	}
+}
+
+func (l *lineage) forget(name string) {
+	if s := l.snapshots[name]; s != nil {
+		l.gone[name] = true
+		_, _ = l.client.DeleteSnapshot(l.ctx, &lvmdv1.DeleteSnapshotRequest{Id: s.GetId()})
+	}
+	if v := l.volumes[name]; v != nil {
+		l.gone[name] = true
+		_, _ = l.client.DeleteVolume(l.ctx, &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	}
+}
+
+var lineages = []struct {
+	name, config string
+	tell         func(*lineage)
+}{
+	{"a snapshot is taken, restored larger and deleted before its volumes", thinClass("size: 80Mi, overprovisioning: 3, dataThreshold: 100%"), func(l *lineage) {
+		l.begin(request("v", 4))
+		id := l.keep("s")
+		l.restore("r", id, 6)
+		l.forget("s")
+		l.forget("v")
+	}},
+	{"a volume is cloned twice, of which one clone is deleted", thinClass("size: 80Mi, overprovisioning: 3, dataThreshold: 100%"), func(l *lineage) {
+		l.begin(request("v", 4))
+		l.restore("a", l.source, 4)
+		l.restore("b", l.source, 5)
+		l.forget("a")
+	}},
+	{"a volume is copied", oneClass, func(l *lineage) {
+		l.begin(request("v", 4))
+		l.restore("c", l.source, 5)
+		l.forget("v")
+	}},
+}
+
+// TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked kills lvmd at every
+// place of every lineage, and the next one at places of its recovery.
+func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
+	for _, s := range lineages {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			for at := 1; ; at++ {
+				survived, point := runLineage(t, s.config, s.tell, at, 0)
+				if !survived && at%4 == 0 {
+					runLineage(t, s.config, s.tell, at, 2)
+				}
+				if t.Failed() {
+					t.Fatalf("died at place %d, %q", at, point)
+				}
+				if survived {
+					return
+				}
+			}
+		})
+	}
+}
+
+func runLineage(t *testing.T, config string, tell func(*lineage), at, again int) (survived bool, point string) {
+	m := newMachine(t)
+	m.config = config
+	m.start(t).stop() // The pool is made.
+	d := m.start(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	go func() {
+		select {
+		case <-d.gate.died:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	l := &lineage{
+		daemon: d, ctx: ctx, volumes: map[string]*lvmdv1.Volume{}, snapshots: map[string]*lvmdv1.Snapshot{}, gone: map[string]bool{},
+	}
+	tell(l)
+	for i := 0; i < 5000 && !d.gate.dead.Load() && !d.isIdle(); i++ {
+		time.Sleep(time.Millisecond)
+	}
+	survived = !d.gate.dead.Load()
+	d.kill()
+	if again > 0 {
+		if between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = again, make(chan struct{}) }); err == nil {
+			for i := 0; i < 100 && !between.gate.dead.Load() && !between.isIdle(); i++ {
+				time.Sleep(time.Millisecond)
+			}
+			between.kill()
+		}
+	}
+	l.check(t, m)
+	return survived, d.gate.point
+}
+
+// check starts a daemon and holds it against what was acknowledged.
+func (l *lineage) check(t *testing.T, m *machine) {
+	t.Helper()
+	d := m.start(t)
+	defer d.stop()
+	for name, v := range l.volumes {
+		if l.gone[name] {
+			continue
+		}
+		resp, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
+		if got := resp.GetVolume(); err != nil || got.GetId() != v.GetId() || got.GetSizeBytes() != v.GetSizeBytes() || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+			t.Errorf("acknowledged volume %v is now %v, error %v", v, got, err)
+			continue
+		}
+		if v.GetId() != l.source || len(l.asked) > 0 {
+			d.shows(v.GetId(), 4, lineagePattern)
+		}
+	}
+	for name, s := range l.snapshots {
+		if l.gone[name] {
+			continue
+		}
+		resp, err := d.client.GetSnapshot(t.Context(), &lvmdv1.GetSnapshotRequest{Name: name})
+		if err != nil || resp.GetSnapshot().GetId() != s.GetId() || !resp.GetSnapshot().GetReady() {
+			t.Errorf("acknowledged snapshot %v is now %v, error %v", s, resp, err)
+			continue
+		}
+		d.shows(d.create(from(request("again", 4), s.GetId())).GetId(), 4, lineagePattern)
+	}
+	for _, r := range l.asked {
+		if l.volumes[r.GetName()] != nil || l.gone[r.GetName()] {
+			continue
+		}
+		// What was not acknowledged is completed by a retry.
+		eventually(t, "a retry succeeds", func() bool {
+			resp, err := d.client.CreateVolume(t.Context(), r)
+			if err == nil {
+				d.shows(resp.GetVolume().GetId(), 4, lineagePattern)
+			} else if status.Code(err) != codes.Aborted {
+				t.Fatalf("a retry of %v: %v", r, err)
+			}
+			return err == nil
+		})
+	}
+	for name := range l.gone {
+		eventually(t, "it can be deleted", func() bool {
+			_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: name})
+			_, snapErr := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Name: name})
+			return err == nil && snapErr == nil
+		})
+	}
+	for _, v := range d.list() {
+		d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	}
+	snapshots, err := d.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range snapshots.GetSnapshots() {
+		eventually(t, "the snapshot can be deleted", func() bool {
+			_, err := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Id: s.GetId()})
+			return err == nil
+		})
+	}
+	eventually(t, "nothing is left", func() bool {
+		d.model.mu.Lock()
+		left := len(d.model.volumes)
+		d.model.mu.Unlock()
+		records, err := d.journal.all()
+		return left == 0 && err == nil && len(records) == 0
+	})
+	d.checkModel()
+	if s, err := m.fake.PoolStatus(testGroup, "pool"); err == nil && s.DataUsed != 0 {
+		t.Errorf("%d chunks of the pool are used by nobody", s.DataUsed)
+	}
+}

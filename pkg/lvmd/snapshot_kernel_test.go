@@ -1,0 +1,140 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// mountBeside mounts a volume whose file system may have the UUID of another
+// one that is mounted.
+func mountBeside(t *testing.T, v *lvmdv1.Volume) (dir string, unmount func()) {
+	t.Helper()
+	if v.GetFsType() != "xfs" {
+		return mount(t, v)
+	}
+	dir = t.TempDir()
+	if err := syscall.Mount(v.GetDevicePath(), dir, "xfs", 0, "nouuid"); err != nil {
+		t.Fatal(err)
+	}
+	return dir, func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func contents(t *testing.T, dir string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, "data"))
+	if err != nil {
+		t.Error(err)
+	}
+	return string(b)
+}
+
+func write(t *testing.T, dir, data string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, "data"), []byte(data), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.T) {
+	for _, fs := range []string{"ext4", "xfs"} {
+		t.Run(fs, func(t *testing.T) {
+			n := newNode(t)
+			n.config = "- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: pool, size: 512Mi, overprovisioning: 10}}\n"
+			p := n.start()
+			all := p.available()
+			v := p.create(create("v", 320<<20, fs))
+			dir, unmount := mount(t, v)
+			write(t, dir, "before") // and not synced: taking the snapshot sees to that
+			resp, err := p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.GetId()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := resp.GetSnapshot()
+			write(t, dir, "after")
+			ask := create("r", 400<<20, fs)
+			ask.Source = &lvmdv1.VolumeSource{SnapshotId: s.GetId()}
+			r := p.create(ask)
+			clone := create("c", 320<<20, fs)
+			clone.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+			c := p.create(clone)
+			if r.GetSizeBytes() != 400<<20 || c.GetSizeBytes() != 320<<20 {
+				t.Errorf("volumes %v, %v", r, c)
+			}
+			// All are mounted at once.
+			restored, unmountRestored := mountBeside(t, r)
+			cloned, unmountCloned := mountBeside(t, c)
+			if got := contents(t, restored) + " " + contents(t, cloned) + " " + contents(t, dir); got != "before after after" {
+				t.Errorf("contents %q", got)
+			}
+			if err := filesystem.Grow(t.Context(), r.GetDevicePath(), restored, filesystem.Type(fs)); err != nil {
+				t.Error(err)
+			}
+			var stat syscall.Statfs_t
+			if err := syscall.Statfs(restored, &stat); err != nil || int64(stat.Blocks)*stat.Bsize < 340<<20 {
+				t.Errorf("%d bytes, error %v", int64(stat.Blocks)*stat.Bsize, err)
+			}
+			unmount()
+			unmountRestored()
+			unmountCloned()
+			p.delete(v.GetId())
+			if _, err := p.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Id: s.GetId()}); err != nil {
+				t.Error(err)
+			}
+			wait(t, "the sources are gone", func() bool { return len(n.leftovers()) == 3 })
+			restored, unmountRestored = mountBeside(t, r)
+			if got := contents(t, restored); got != "before" {
+				t.Errorf("contents %q", got)
+			}
+			unmountRestored()
+			if err := filesystem.Check(t.Context(), r.GetDevicePath(), filesystem.Type(fs)); err != nil {
+				t.Error(err)
+			}
+			p.delete(r.GetId())
+			p.delete(c.GetId())
+			wait(t, "all room is back", func() bool { return p.available() == all && len(n.leftovers()) == 1 })
+		})
+	}
+}
+
+func TestARealThickVolumeIsCopied(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("v", 64<<20, "ext4"))
+	dir, unmount := mount(t, v)
+	write(t, dir, "kept")
+	ask := create("c", 96<<20, "ext4")
+	ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+	if _, err := p.client.CreateVolume(t.Context(), ask); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "open or mounted") {
+		t.Errorf("copying a mounted volume: %v", err)
+	}
+	unmount()
+	c := p.create(ask)
+	if c.GetSizeBytes() != 96<<20 {
+		t.Errorf("volume %v", c)
+	}
+	for _, v := range []*lvmdv1.Volume{v, c} {
+		dir, unmount := mount(t, v)
+		if got := contents(t, dir); got != "kept" {
+			t.Errorf("contents %q", got)
+		}
+		defer unmount()
+	}
+	if tags := lvmByHand(t, "lvs", "--noheadings", "-o", "lv_tags", n.group); strings.Contains(tags, "carve.copying") {
+		t.Errorf("tags %s", tags)
+	}
+}
