@@ -117,6 +117,7 @@ func run(ctx context.Context, o options) error {
 	group.Go(func() error { return plugin.Serve(ctx) })
 	group.Go(func() error {
 		node.Sweep(ctx)
+		node.Monitor(ctx)
 		return nil
 	})
 	group.Go(func() error {

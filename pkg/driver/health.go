@@ -27,7 +27,7 @@ const (
 
 // inaccessible are lvmd's condition types of volumes that cannot be used at
 // all; the others are usable still.
-var inaccessible = []string{"MissingDevice", "Failed", "Suspended", "Inactive"}
+var inaccessible = []string{"MissingDevice", "Failed", "Suspended", "Inactive", "VolumeGroupMissing", "PoolMissing", "PoolInactive", "PoolFailed"}
 
 // NodeGetVolumeHealth tells what lvmd knows about the volume, and whether its
 // file system still takes writes. An empty list is good news.
@@ -51,33 +51,39 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, err
 	}
-	health := &csi.VolumeHealth{VolumeId: id}
+	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := n.healthOf(v, points)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: entries}}, nil
+}
+
+// healthOf tells all that is wrong with a volume, in the light of the layers
+// below the kubelet's directory.
+func (n *Node) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
+	var entries []*csi.VolumeHealth_VolumeHealthEntry
 	for _, c := range v.GetConditions() {
 		status := csi.VolumeHealthErrorType_DEGRADED
 		if slices.Contains(inaccessible, c.GetType()) {
 			status = csi.VolumeHealthErrorType_INACCESSIBLE
 		}
-		health.HealthStatuses = append(health.HealthStatuses,
-			&csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: c.GetType(), Message: c.GetMessage()})
+		entries = append(entries, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: c.GetType(), Message: c.GetMessage()})
 	}
-	entry, err := n.fileSystemHealth(v)
-	if err != nil {
-		return nil, err
-	}
+	entry, err := n.fileSystemHealth(v, points)
 	if entry != nil {
-		health.HealthStatuses = append(health.HealthStatuses, entry)
+		entries = append(entries, entry)
 	}
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+	return entries, err
 }
 
 // fileSystemHealth looks at the volume's layers, which share one file system:
 // one that turned read-only by itself has layers that still say that they are
 // writable.
-func (n *Node) fileSystemHealth(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHealthEntry, error) {
-	points, err := n.options.Mounts.Below(n.options.KubeletDir)
-	if err != nil {
-		return nil, err
-	}
+func (n *Node) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.VolumeHealth_VolumeHealthEntry, error) {
 	i := slices.IndexFunc(points, func(p mount.Point) bool { return p.Device == deviceOf(v) && p.Root == "/" })
 	if i < 0 {
 		return nil, nil
@@ -93,6 +99,11 @@ func (n *Node) fileSystemHealth(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHealt
 	switch {
 	case err != nil:
 		return nil, err
+	case slices.Contains(p.FSOptions, "shutdown"):
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: ReasonFileSystemFailed,
+			Message: fmt.Sprintf("the kernel shut the file system at %s down after errors", p.Path),
+		}, nil
 	case found > 0:
 		return &csi.VolumeHealth_VolumeHealthEntry{
 			Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemErrors,

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,12 +19,18 @@ type Metrics struct {
 	checks     *prometheus.CounterVec
 	registered prometheus.Gauge
 	leaks      *prometheus.CounterVec
+	conditions *prometheus.GaugeVec
+
+	mu sync.Mutex
+	// reasons that conditions has had so far.
+	reasons map[string]bool
 }
 
 // NewMetrics makes the metrics.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
+		reasons:  map[string]bool{},
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "carve_node_csi_seconds", Help: "Duration of CSI calls by method and gRPC code.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
@@ -31,6 +38,9 @@ func NewMetrics() *Metrics {
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before mounting, by type and result.",
 		}, []string{"type", "result"}),
+		conditions: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "carve_node_volume_conditions", Help: "Volumes on the node that are not healthy, by reason.",
+		}, []string{"reason"}),
 		leaks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_leaked_mounts_total",
 			Help: "Mounts of an earlier life found at start, by kind (published, staged) and result (removed, kept).",
@@ -39,7 +49,7 @@ func NewMetrics() *Metrics {
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
 		}),
 	}
-	m.Registry.MustRegister(m.calls, m.checks, m.registered, m.leaks)
+	m.Registry.MustRegister(m.calls, m.checks, m.registered, m.leaks, m.conditions)
 	return m
 }
 

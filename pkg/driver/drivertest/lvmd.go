@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -27,6 +28,7 @@ type LVMD struct {
 	Created func(*lvmdv1.Volume)
 
 	mu      sync.Mutex
+	classes []*lvmdv1.DeviceClass
 	down    bool
 	minted  uint32
 	volumes map[string]*lvmdv1.Volume
@@ -37,6 +39,29 @@ func (l *LVMD) SetDown(down bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.down = down
+}
+
+// SetClasses sets what Watch tells of device classes.
+func (l *LVMD) SetClasses(classes ...*lvmdv1.DeviceClass) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.classes = classes
+}
+
+// Watch implements the service: it tells the classes once, and no changes.
+func (l *LVMD) Watch(_ *lvmdv1.WatchRequest, stream grpc.ServerStreamingServer[lvmdv1.WatchResponse]) error {
+	l.mu.Lock()
+	first := &lvmdv1.WatchResponse{Epoch: "fake", Generation: 1, Full: true, Classes: l.classes}
+	down := l.down
+	l.mu.Unlock()
+	if down {
+		return status.Error(codes.Unavailable, "a disk is gone")
+	}
+	if err := stream.Send(first); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
 }
 
 // Put adds a volume, or replaces the one with its id.

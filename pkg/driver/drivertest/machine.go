@@ -160,6 +160,8 @@ type Plugin struct {
 	Metrics      *driver.Metrics
 	// Sweep is the node service's.
 	Sweep func(context.Context)
+	// CheckHealth is the node service's.
+	CheckHealth func(context.Context, driver.Ailments) driver.Ailments
 
 	stop func() error
 }
@@ -207,7 +209,7 @@ func (m *Machine) Start() *Plugin {
 	}
 	p := &Plugin{
 		NodeClient: csi.NewNodeClient(conn), IdentityClient: csi.NewIdentityClient(conn),
-		Registration: registration, Metrics: metrics, Sweep: node.Sweep,
+		Registration: registration, Metrics: metrics, Sweep: node.Sweep, CheckHealth: node.CheckHealth,
 	}
 	p.stop = sync.OnceValue(func() error {
 		cancel()

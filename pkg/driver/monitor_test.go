@@ -1,0 +1,101 @@
+package driver_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
+)
+
+func TestHealthIsWatched(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.must(f.stage(v, filesystemAccess(writer)))
+	wantGauge := func(values string) {
+		t.Helper()
+		want := "# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by reason.\n" +
+			"# TYPE carve_node_volume_conditions gauge\n" + values
+		if err := testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(want), "carve_node_volume_conditions"); err != nil {
+			t.Error(err)
+		}
+	}
+	const healthy = `carve_node_volume_conditions{reason="FileSystemErrors"} 0
+carve_node_volume_conditions{reason="FileSystemFailed"} 0
+carve_node_volume_conditions{reason="FileSystemReadOnly"} 0
+`
+	found := f.CheckHealth(context.Background(), driver.Ailments{})
+	wantGauge(healthy)
+
+	f.mounts.TurnReadOnly(deviceOf(v))
+	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = []*lvmdv1.Condition{{Type: "Degraded", Message: "m"}} })
+	for range 2 {
+		found = f.CheckHealth(context.Background(), found)
+	}
+	const sick = `carve_node_volume_conditions{reason="Degraded"} 1
+carve_node_volume_conditions{reason="FileSystemErrors"} 0
+carve_node_volume_conditions{reason="FileSystemFailed"} 0
+carve_node_volume_conditions{reason="FileSystemReadOnly"} 1
+`
+	wantGauge(sick)
+	if n := strings.Count(f.machine.Log.String(), "a volume is not healthy"); n != 2 {
+		t.Errorf("logged %d times", n)
+	}
+
+	// Without lvmd nothing is known anew.
+	f.machine.StopLVMD()
+	found = f.CheckHealth(context.Background(), found)
+	wantGauge(sick)
+	f.machine.StartLVMD()
+
+	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = nil })
+	f.must(f.unstage(v))
+	eventually(t, func() error {
+		found = f.CheckHealth(context.Background(), found)
+		return testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(
+			"# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by reason.\n"+
+				"# TYPE carve_node_volume_conditions gauge\n"+strings.Replace(sick, "} 1", "} 0", 2)), "carve_node_volume_conditions")
+	})
+	if n := strings.Count(f.machine.Log.String(), "rid of what was wrong"); n != 2 {
+		t.Errorf("logged %d times", n)
+	}
+}
+
+func TestStorageHealth(t *testing.T) {
+	t.Run("of healthy classes is empty", func(t *testing.T) {
+		f := newFixture(t)
+		f.lvmd.SetClasses(&lvmdv1.DeviceClass{Name: "local"})
+		got, err := f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{})
+		if err != nil || len(got.GetBackendHealth()) != 0 {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
+	t.Run("tells each reason once, with its classes", func(t *testing.T) {
+		f := newFixture(t)
+		missing := &lvmdv1.Condition{Type: "MissingDevice", Message: "m"}
+		f.lvmd.SetClasses(
+			&lvmdv1.DeviceClass{Name: "b", Conditions: []*lvmdv1.Condition{missing}},
+			&lvmdv1.DeviceClass{Name: "a", Conditions: []*lvmdv1.Condition{missing, {Type: "NotResponding", Message: "n"}}},
+		)
+		got, err := f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{})
+		f.must(err)
+		entries := got.GetBackendHealth()
+		if len(entries) != 2 ||
+			entries[0].GetReason() != "MissingDevice" || entries[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_DEGRADED ||
+			entries[0].GetMessage() != "device class a: m; device class b: m" ||
+			entries[1].GetReason() != "NotResponding" || entries[1].GetStatus() != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
+			t.Errorf("got %v", entries)
+		}
+	})
+	t.Run("is not told when lvmd does not know", func(t *testing.T) {
+		f := newFixture(t)
+		f.lvmd.SetDown(true)
+		_, err := f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{})
+		wantError(t, err, codes.Unavailable, "a disk is gone")
+	})
+}
