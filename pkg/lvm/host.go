@@ -25,13 +25,15 @@ type Host struct {
 	devices map[string][]string
 	// physical are each known group's physical volumes.
 	physical map[string][]PhysicalVolume
+	// former are the paths where a group that is gone was last seen.
+	former map[string][]string
 }
 
 var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}}
+	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, former: map[string][]string{}}
 }
 
 // Scan implements Groups with one command, or with a second one over all
@@ -100,10 +102,14 @@ func (h *Host) remember(groups []string, found []Group) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, g := range groups {
+		if len(h.devices[g]) > 0 {
+			h.former[g] = h.devices[g]
+		}
 		delete(h.devices, g)
 		delete(h.physical, g)
 	}
 	for _, g := range found {
+		delete(h.former, g.Name)
 		h.physical[g.Name] = g.Devices
 		for _, d := range g.Devices {
 			if !d.Missing && strings.HasPrefix(d.Path, "/dev/") {
@@ -128,16 +134,28 @@ func (h *Host) known(groups ...string) []string {
 	return slices.Compact(all)
 }
 
+// seen returns where the group is, or where it was before it was gone: a group
+// that was given another name comes back there.
+func (h *Host) seen(group string) []string {
+	if known := h.known(group); len(known) > 0 {
+		return known
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.former[group])
+}
+
 // Metadata implements Groups: the highest sequence number on any of the
 // group's disks is the one that counts, and the smallest area the one that
 // limits.
 func (h *Host) Metadata(group string) (Metadata, error) {
 	var best Metadata
 	var last error
-	for _, path := range h.known(group) {
+	for _, path := range h.seen(group) {
 		head, err := readTextHead(path)
 		if err != nil {
 			last = err
+			best.Unreadable++
 			continue
 		}
 		if head.group != group {

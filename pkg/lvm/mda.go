@@ -9,6 +9,8 @@ import (
 	"math"
 	"os"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 // The on-disk format of LVM2, as far as finding a group's name and sequence
@@ -46,6 +48,11 @@ func readTextHead(path string) (textHead, error) {
 		return textHead{}, err
 	}
 	defer f.Close()
+	// The kernel would answer from its cache for a disk that is dead. Nobody
+	// else needs what it caches of a physical volume.
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return textHead{}, fmt.Errorf("%s: %w", path, err)
+	}
 	h, err := parseTextHead(f)
 	if err != nil {
 		return textHead{}, fmt.Errorf("%s: %w", path, err)

@@ -7,6 +7,9 @@ type Metadata struct {
 	// Size is the text's size in bytes, and Limit the largest that fits into
 	// the smallest of the group's metadata areas: LVM refuses to write more.
 	Size, Limit int64
+	// Unreadable counts the group's disks that do not tell: they fail, or keep
+	// no metadata.
+	Unreadable int
 }
 
 // What LVM's metadata text takes at most, in bytes, counted from the text that

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -80,23 +81,33 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 	cmd := exec.Command(r.Binary, append([]string{command}, args...)...)
 	cmd.Env = commandEnv(r.SystemDir)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A command must not go on when its lvmd was killed: the next one would not
+	// know of it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	// Bounds the wait for pipes that a grandchild holds open.
 	cmd.WaitDelay = reapGrace
 	if err := ctx.Err(); err != nil {
 		return nil, &CommandError{Command: command, ExitCode: -1, Message: "not started: " + err.Error(), Err: timedOut(err)}
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, &CommandError{Command: command, ExitCode: -1, Message: err.Error(), Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
-	}
-
-	done := make(chan error, 1)
-	r.stuck.Add(1)
+	started, done := make(chan error, 1), make(chan error, 1)
 	go func() {
-		err := cmd.Wait()
+		// The kernel goes by the thread that started the process, so that thread
+		// is kept, waiting.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		r.stuck.Add(1)
+		err = cmd.Wait()
 		r.stuck.Add(-1)
 		done <- err
 	}()
+	if err := <-started; err != nil {
+		return nil, &CommandError{Command: command, ExitCode: -1, Message: err.Error(), Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+	}
 	select {
 	case err := <-done:
 		return finish(command, stdout, stderr, err)
