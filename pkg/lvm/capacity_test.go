@@ -44,6 +44,8 @@ func TestTheLargestVolumeOfEachLayout(t *testing.T) {
 // anyLayout draws a layout that the given number of devices may carry or not.
 func anyLayout(t *rapid.T) Layout {
 	switch rapid.SampledFrom([]LayoutType{Linear, Striped, RAID1, RAID10, RAID5, RAID6}).Draw(t, "type") {
+	case Linear:
+		return Layout{Type: Linear}
 	case Striped:
 		return Layout{Type: Striped, Stripes: rapid.IntRange(2, 4).Draw(t, "stripes")}
 	case RAID1:

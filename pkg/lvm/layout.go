@@ -2,6 +2,7 @@ package lvm
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -52,16 +53,14 @@ func (l Layout) IsLinear() bool { return l.Type == "" || l.Type == Linear }
 // IsRAID tells whether the volume is made of images with bookkeeping of their
 // own.
 func (l Layout) IsRAID() bool {
-	switch l.Type {
-	case RAID1, RAID10, RAID5, RAID6:
-		return true
-	}
-	return false
+	return slices.Contains([]LayoutType{RAID1, RAID10, RAID5, RAID6}, l.Type)
 }
 
 // Devices is on how many devices a volume lies; 0 when it may be any number.
 func (l Layout) Devices() int {
 	switch l.Type {
+	case Linear:
+		return 0
 	case Striped:
 		return l.Stripes
 	case RAID1:
@@ -168,11 +167,8 @@ func (l Layout) createArgs() []string {
 }
 
 func (l Layout) String() string {
-	switch l.Type {
-	case "", Linear:
+	if l.IsLinear() {
 		return string(Linear)
-	case RAID1:
-		return fmt.Sprintf("raid1 of %d copies", l.Mirrors+1)
 	}
 	return fmt.Sprintf("%s over %d devices", l.Type, l.Devices())
 }

@@ -182,11 +182,8 @@ func (g *group) addRow(v *volume, got [][]int64, row int) {
 	l := v.shape.layout
 	for stripe := range l.Unit() {
 		data, shadows := stripe, got[l.Unit():]
-		switch l.Type {
-		case lvm.RAID10: // copies lie side by side
+		if l.Type == lvm.RAID10 { // copies lie side by side
 			data, shadows = 2*stripe, got[2*stripe+1:2*stripe+2]
-		case lvm.Striped:
-			shadows = nil
 		}
 		var with []int64
 		for _, s := range shadows {
