@@ -109,7 +109,7 @@ func (s *Service) expected(g *group, steps uint64) (lvm.Metadata, bool) {
 	}
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
-	return now, !g.stale && steps != unknownSteps && now.Seqno == g.metadata.Seqno+steps
+	return now, !g.stale && steps != unknownSteps && now.Seqno == g.metadata.Seqno+steps && now.Unreadable == g.metadata.Unreadable
 }
 
 // rescan makes the model of a group equal to the disk, and what that settles

@@ -74,11 +74,11 @@ func (s *Service) differs(g *group) bool {
 		return false // whoever probes it scans it
 	case time.Since(g.scanned) < s.pollInterval/2:
 		return false // bursts of changes are scanned once, at the next tick
-	case g.stale || err == nil && now.Seqno != g.metadata.Seqno:
+	case g.stale || err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):
 		return true
 	case !g.present || g.info.MissingDevices > 0:
-		// It can only come back with a device.
-		return g.recheck
+		// It can only come back with a device, or by its name.
+		return g.recheck || !g.present && err == nil
 	}
 	return err != nil && (!g.blind || g.recheck || time.Since(g.scanned) > blindInterval)
 }
