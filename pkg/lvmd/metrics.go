@@ -2,6 +2,7 @@ package lvmd
 
 import (
 	"errors"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,7 @@ type Metrics struct {
 
 	commands *prometheus.HistogramVec
 	calls    *prometheus.HistogramVec
+	exits    *prometheus.CounterVec
 	cleared  prometheus.Counter
 	reloads  *prometheus.CounterVec
 	service  atomic.Pointer[Service]
@@ -65,13 +67,16 @@ func NewMetrics() *Metrics {
 	m.cleared = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "carve_lvmd_cleared_bytes_total", Help: "What was zeroed of new volumes and of what they grew by.",
 	})
+	m.exits = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "carve_lvmd_lvm_command_exits_total", Help: "LVM commands by their exit code; -1 for those that were killed or not started.",
+	}, []string{"command", "exit"})
 	m.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "carve_lvmd_config_reloads_total", Help: "Changes of the configuration file by what became of them.",
 	}, []string{"result"})
 	for _, result := range []ReloadResult{ReloadApplied, ReloadRefused, ReloadInvalid} {
 		m.reloads.WithLabelValues(string(result))
 	}
-	m.Registry.MustRegister(m.reloads, m.commands, m.calls, m.cleared, m)
+	m.Registry.MustRegister(m.exits, m.reloads, m.commands, m.calls, m.cleared, m)
 	return m
 }
 
@@ -80,6 +85,12 @@ func (m *Metrics) attach(s *Service) { m.service.Store(s) }
 // ObserveCommand records an LVM command; it fits lvm.Runner.Observe.
 func (m *Metrics) ObserveCommand(r lvm.Result) {
 	m.commands.WithLabelValues(r.Command, resultLabel(r.Err)).Observe(r.Duration.Seconds())
+	exit := 0
+	var failed *lvm.CommandError
+	if errors.As(r.Err, &failed) {
+		exit = failed.ExitCode
+	}
+	m.exits.WithLabelValues(r.Command, strconv.Itoa(exit)).Inc()
 }
 
 func (m *Metrics) observeCall(method, code string, d time.Duration) {
