@@ -69,6 +69,10 @@ func newCommand() *cobra.Command {
 		"instead of only reporting them; do not use with the reclaim policy Retain")
 	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taint "+names.TaintAgentNotReady+
 		" from nodes once they are connected and their capacity is published; needs the right to patch nodes")
+	flagset.StringVar(&f.ExtenderListen, "extender-listen", "", "address on which kube-scheduler may ask which nodes can take all of a Pod's volumes (HTTPS); empty serves none")
+	flagset.StringVar(&f.ExtenderFiles.Certificate, "extender-cert-file", "", "certificate for --extender-listen (PEM), read at every handshake")
+	flagset.StringVar(&f.ExtenderFiles.Key, "extender-key-file", "", "key of --extender-cert-file (PEM)")
+	flagset.StringVar(&f.ExtenderFiles.ClientCA, "extender-client-ca-file", "", "CA that must have signed kube-scheduler's certificate (PEM); empty lets anybody ask")
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)

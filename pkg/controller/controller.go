@@ -20,6 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/scheduler/extender"
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
@@ -48,6 +49,10 @@ type Options struct {
 	// RemoveStartupTaint makes the leader take the taint names.TaintAgentNotReady
 	// from nodes that are ready. It needs the right to patch nodes.
 	RemoveStartupTaint bool
+	// ExtenderListen is the address on which the scheduler may ask, empty for
+	// none; ExtenderFiles are the key pair, and who may ask.
+	ExtenderListen string
+	ExtenderFiles  extender.Files
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
@@ -155,6 +160,9 @@ func (c *Controller) Run(ctx context.Context) error {
 		group.Go(func() error { return c.serveUplink(ctx, lis, store) })
 		return c.lead(ctx)
 	})
+	if c.o.ExtenderListen != "" {
+		group.Go(func() error { return c.serveExtender(ctx) })
+	}
 	group.Go(func() error { c.forgetGoneNodes(ctx); return nil })
 	return group.Wait()
 }

@@ -25,6 +25,8 @@ type metrics struct {
 	tainted        prometheus.Gauge
 	untainted      prometheus.Counter
 	leading        prometheus.Gauge
+	// extenderSeconds is by verb and HTTP code.
+	extenderSeconds *prometheus.HistogramVec
 }
 
 func newMetrics(registerer prometheus.Registerer, connected, reservations func() float64) *metrics {
@@ -51,10 +53,12 @@ func newMetrics(registerer prometheus.Registerer, connected, reservations func()
 			Help: "Nodes that carry the start-up taint (--remove-startup-taint)."}),
 		untainted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "startup_taints_removed_total",
 			Help: "Nodes that were relieved of the start-up taint."}),
+		extenderSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "extender_seconds",
+			Help: "Time that answers to the scheduler took, by verb and HTTP code.", Buckets: prometheus.ExponentialBuckets(.0005, 4, 8)}, []string{"verb", "code"}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "leading",
 			Help: "1 while this replica leads."}),
 	}
-	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.audited, m.missing, m.orphans, m.tainted, m.untainted, m.leading,
+	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.audited, m.missing, m.orphans, m.tainted, m.untainted, m.extenderSeconds, m.leading,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",

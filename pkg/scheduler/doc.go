@@ -17,6 +17,8 @@
 // reservation or in the report, never as both and never as neither; without
 // reservations room is exactly what the node reported.
 //
+// The package extender below it lets kube-scheduler ask.
+//
 // Callers: pkg/controller feeds reports from pkg/fleet and reservations from
 // claims, and publishes room. lvmd's own admission stays the authority.
 package scheduler

@@ -1,0 +1,142 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/ephemeral"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/scheduler/extender"
+)
+
+// serveExtender answers the scheduler until ctx is done. Every replica does,
+// for a Service knows no leader.
+func (c *Controller) serveExtender(ctx context.Context) error {
+	if !cache.WaitForCacheSync(ctx.Done(), c.core.synced) {
+		return nil
+	}
+	stop, err := c.shadowReservations()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.o.ExtenderListen)
+	if err != nil {
+		return fmt.Errorf("listen for the scheduler: %w", err)
+	}
+	handler := extender.New(extender.Options{
+		Judge: c.core.ledger, Demands: c.core.demands, Seconds: c.core.metrics.extenderSeconds, Log: c.o.Log.With("component", "extender"),
+	})
+	return extender.Serve(ctx, listener, c.o.ExtenderFiles, handler, c.o.Log)
+}
+
+// shadowReservations keeps the ledger's reservations on a replica that does not
+// lead, from what claims show: the nodes that they chose. The leader's
+// provisioner knows more, and derives its own anew when it begins.
+func (c *Controller) shadowReservations() (stop func(), err error) {
+	note := func(obj any, deleted bool) {
+		claim, ok := obj.(*v1.PersistentVolumeClaim)
+		if deleted {
+			claim = deletedClaim(obj)
+			ok = claim != nil
+		}
+		c.mu.Lock()
+		leads := c.acting != nil
+		c.mu.Unlock()
+		if !ok || leads {
+			return
+		}
+		class, ours := c.core.ourClass(volume.GetPersistentVolumeClaimClass(claim))
+		node := claim.Annotations[volume.AnnSelectedNode]
+		if !ours || !delayed(class) || claim.Spec.VolumeName != "" && !deleted {
+			return // what is bound is reserved until its node reports it
+		}
+		if r, err := parseClaim(claim, class); err == nil && node != "" && !deleted && claim.DeletionTimestamp == nil {
+			c.core.ledger.Reserve(scheduler.Reservation{Claim: string(claim.UID), Volume: volumeName(claim), Node: node,
+				Class: r.deviceClass, Bytes: r.bytes, Deadline: c.core.now().Add(reservationLife)})
+			return
+		}
+		c.core.ledger.Release(string(claim.UID))
+	}
+	handler, err := c.core.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { note(obj, false) },
+		UpdateFunc: func(_, obj any) { note(obj, false) },
+		DeleteFunc: func(obj any) { note(obj, true) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch claims: %w", err)
+	}
+	return func() { _ = c.core.claims.RemoveEventHandler(handler) }, nil
+}
+
+// demands are the volumes of ours that a Pod still needs: of its claims that
+// are not bound and bind late. A claim that we would reject demands nothing;
+// it is told why elsewhere.
+func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, error) {
+	var out []scheduler.Demand
+	seen := map[string]struct{}{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		var name string
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			name = v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			name = ephemeral.VolumeClaimName(pod, v)
+		default:
+			continue
+		}
+		if _, twice := seen[name]; twice {
+			continue
+		}
+		seen[name] = struct{}{}
+		claim, err := c.claimOf(ctx, pod, v, name)
+		if err != nil {
+			return nil, err
+		}
+		class, ours := c.ourClass(volume.GetPersistentVolumeClaimClass(claim))
+		if !ours || !delayed(class) || claim.Spec.VolumeName != "" {
+			continue
+		}
+		r, err := parseClaim(claim, class)
+		if err != nil {
+			continue
+		}
+		d := scheduler.Demand{Class: r.deviceClass, Bytes: r.bytes, Policy: r.placement}
+		if claim.UID != "" {
+			d.Claim, d.Volume = string(claim.UID), volumeName(claim)
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// claimOf returns a claim of a Pod: from the cache, or else from the API
+// server, for the scheduler may have seen it before us. A generic ephemeral
+// volume whose claim does not exist yet is as its template says.
+func (c *core) claimOf(ctx context.Context, pod *v1.Pod, v *v1.Volume, name string) (*v1.PersistentVolumeClaim, error) {
+	obj, _, err := c.claims.GetStore().GetByKey(pod.Namespace + "/" + name)
+	claim, ok := obj.(*v1.PersistentVolumeClaim)
+	if err != nil || !ok {
+		claim, err = c.client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+	}
+	switch {
+	case apierrors.IsNotFound(err) && v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:
+		return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: name},
+			Spec: v.Ephemeral.VolumeClaimTemplate.Spec}, nil
+	case err != nil:
+		return nil, fmt.Errorf("read claim %s: %w", name, err)
+	case v.Ephemeral != nil:
+		if err := ephemeral.VolumeIsForPod(pod, claim); err != nil {
+			return nil, err
+		}
+	}
+	return claim, nil
+}

@@ -1,0 +1,153 @@
+package controller
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+func claimVolume(name string) v1.Volume {
+	return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}
+}
+
+func ephemeralVolume(name string) v1.Volume {
+	class := "carve"
+	return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{
+		VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: v1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("7Mi")}},
+		}}}}}
+}
+
+func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamPlacement: "least-free"} })
+	h.class("early", immediate)
+	h.class("other", func(c *storagev1.StorageClass) { c.Provisioner = "other.csi" })
+	h.class("fast", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "fast"} })
+	in := func(class string) func(*v1.PersistentVolumeClaim) {
+		return func(c *v1.PersistentVolumeClaim) { c.Spec.StorageClassName = &class }
+	}
+	h.claim("plain", "", nil)
+	h.claim("early", "", in("early"))
+	h.claim("other", "", in("other"))
+	h.claim("fast", "", in("fast"))
+	h.claim("wrong", "", func(c *v1.PersistentVolumeClaim) {
+		c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}
+	})
+	h.run()
+	h.boundVolume("bound", "n1")
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "uid-p"}}
+	for name, test := range map[string]struct {
+		volumes []v1.Volume
+		want    []scheduler.Demand
+		fails   bool
+	}{
+		"a Pod without volumes":                     {},
+		"a claim":                                   {volumes: []v1.Volume{claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
+		"a claim that two volumes use":              {volumes: []v1.Volume{claimVolume("plain"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
+		"another device class":                      {volumes: []v1.Volume{claimVolume("fast")}, want: []scheduler.Demand{{Claim: "uid-fast", Volume: "pvc-uid-fast", Class: "fast", Bytes: 100 * mib, Policy: scheduler.MostFree}}},
+		"a claim that is bound":                     {volumes: []v1.Volume{claimVolume("bound")}},
+		"a claim that binds at once":                {volumes: []v1.Volume{claimVolume("early")}},
+		"a claim of another driver":                 {volumes: []v1.Volume{claimVolume("other")}},
+		"a claim that we reject":                    {volumes: []v1.Volume{claimVolume("wrong")}},
+		"a claim that does not exist":               {volumes: []v1.Volume{claimVolume("missing")}, fails: true},
+		"an ephemeral volume without its claim yet": {volumes: []v1.Volume{ephemeralVolume("e")}, want: []scheduler.Demand{{Bytes: 7 * mib, Policy: scheduler.LeastFree}}},
+		"volumes of other kinds":                    {volumes: []v1.Volume{{Name: "x", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pod.DeepCopy()
+			p.Spec.Volumes = test.volumes
+			got, err := h.c.core.demands(t.Context(), p)
+			if !slices.Equal(got, test.want) || (err != nil) != test.fails {
+				t.Errorf("got %+v %v, want %+v", got, err, test.want)
+			}
+		})
+	}
+	t.Run("an ephemeral volume's name that another claim has", func(t *testing.T) {
+		h.claim("p-e", "", nil)
+		p := pod.DeepCopy()
+		p.Spec.Volumes = []v1.Volume{ephemeralVolume("e")}
+		if got, err := h.c.core.demands(t.Context(), p); err == nil {
+			t.Errorf("demands %+v", got)
+		}
+	})
+}
+
+func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	h.c.all.Start(ctx.Done())
+	h.c.own.Start(ctx.Done())
+	var leading sync.WaitGroup
+	h.t.Cleanup(func() {
+		cancel()
+		leading.Wait()
+		h.c.all.Shutdown()
+		h.c.own.Shutdown()
+		h.c.core.fleet.Close()
+		h.net.Close()
+	})
+	h.eventually("caches are complete", h.c.core.synced)
+	stop, err := h.c.shadowReservations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	h.attach(h.node("n2", 0), "n2")
+	free := func(bytes int64) func() bool {
+		return func() bool { room, ok := h.c.core.ledger.Room("n1", ""); return ok && room.Available == bytes }
+	}
+	h.eventually("all is free", free(gib))
+	h.claim("a", "n1", nil)
+	h.claim("b", "", nil)
+	h.eventually("a is reserved", free(gib-100*mib))
+	h.selectNode("b", "n1")
+	h.eventually("b is reserved", free(gib-200*mib))
+	h.selectNode("b", "n2")
+	h.eventually("b went elsewhere", free(gib-100*mib))
+	h.deleteClaim("a")
+	h.eventually("a is gone", free(gib))
+	leading.Go(func() {
+		if err := h.c.lead(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	a := h.leader()
+	h.selectNode("b", "n1")
+	h.eventually("the leader's provisioner takes over", func() bool { return a.provisioner.busy("uid-b") || h.volumes() == 1 })
+}
+
+func TestTheExampleForTheSchedulerIsWhatItReads(t *testing.T) {
+	content, err := os.ReadFile("../../deploy/examples/kube-scheduler.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config schedulerv1.KubeSchedulerConfiguration
+	if err := yaml.UnmarshalStrict(content, &config); err != nil {
+		t.Fatal(err)
+	}
+	if len(config.Extenders) != 1 {
+		t.Fatalf("%d extenders", len(config.Extenders))
+	}
+	e := config.Extenders[0]
+	if e.FilterVerb != "filter" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "" || e.PreemptVerb != "" ||
+		!e.NodeCacheCapable || !e.Ignorable || !e.EnableHTTPS || e.TLSConfig == nil || e.TLSConfig.Insecure {
+		t.Errorf("%+v", e)
+	}
+}

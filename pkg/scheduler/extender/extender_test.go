@@ -1,0 +1,345 @@
+package extender
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+const mib = 1 << 20
+
+// twoNodes is a ledger of a node with 100 MiB and one with 50 MiB.
+func twoNodes() *scheduler.Ledger {
+	l := scheduler.NewLedger(time.Now)
+	for node, free := range map[string]int64{"large": 100 * mib, "small": 50 * mib} {
+		l.Report(node, scheduler.NodeReport{Classes: []scheduler.ClassReport{{
+			Name: "local", Default: true, Group: "g", Total: free, Available: free, MaximumVolume: free, AllocationUnit: 4 * mib}}})
+	}
+	return l
+}
+
+// demandsBySize reads a Pod's demands, in MiB, from an annotation.
+func demandsBySize(_ context.Context, pod *v1.Pod) ([]scheduler.Demand, error) {
+	var sizes []int64
+	if text := pod.Annotations["sizes"]; text == "unknown" {
+		return nil, errors.New("claim not found")
+	} else if text != "" {
+		if err := json.Unmarshal([]byte(text), &sizes); err != nil {
+			return nil, err
+		}
+	}
+	var out []scheduler.Demand
+	for i, size := range sizes {
+		out = append(out, scheduler.Demand{Volume: "pvc-" + string(rune('a'+i)), Bytes: size * mib, Policy: scheduler.LeastFree})
+	}
+	return out, nil
+}
+
+func newHandler(demands func(context.Context, *v1.Pod) ([]scheduler.Demand, error)) http.Handler {
+	return New(Options{Judge: twoNodes(), Demands: demands, Log: slog.New(slog.DiscardHandler),
+		Seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "seconds"}, []string{"verb", "code"})})
+}
+
+func podOf(sizes string) *v1.Pod {
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", Annotations: map[string]string{"sizes": sizes}}}
+}
+
+// ask sends a request as the scheduler does, and decodes the answer as it does.
+func ask(t *testing.T, client *http.Client, url string, args any, answer any) (code int, text string) {
+	t.Helper()
+	body, err := json.Marshal(args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	res, err := client.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer res.Body.Close()
+	content, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.StatusCode == http.StatusOK {
+		if err := json.Unmarshal(content, answer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return res.StatusCode, string(content)
+}
+
+func TestFilterKeepsTheNodesThatCanTakeAllVolumesTogether(t *testing.T) {
+	server := httptest.NewServer(newHandler(demandsBySize))
+	defer server.Close()
+	for name, test := range map[string]struct {
+		sizes string
+		want  []string
+	}{
+		"a Pod that is not our business":         {"", []string{"small", "large", "elsewhere"}},
+		"one volume that fits both":              {"[40]", []string{"small", "large"}},
+		"two that fit the small one only singly": {"[40,40]", []string{"large"}},
+		"two that fit neither together":          {"[40,64]", []string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nodes := []string{"small", "large", "elsewhere"}
+			var result extenderv1.ExtenderFilterResult
+			code, text := ask(t, server.Client(), server.URL+"/filter", extenderv1.ExtenderArgs{Pod: podOf(test.sizes), NodeNames: &nodes}, &result)
+			if code != http.StatusOK || result.Error != "" || result.NodeNames == nil || !slices.Equal(*result.NodeNames, test.want) {
+				t.Fatalf("%d %s", code, text)
+			}
+			for _, node := range nodes {
+				if why, refused := result.FailedAndUnresolvableNodes[node]; refused == slices.Contains(test.want, node) || refused && !strings.Contains(why, node) {
+					t.Errorf("node %s: refused %v: %q", node, refused, why)
+				}
+			}
+		})
+	}
+}
+
+func TestPrioritizeRatesEveryNodeAskedAbout(t *testing.T) {
+	server := httptest.NewServer(newHandler(demandsBySize))
+	defer server.Close()
+	nodes := []string{"small", "large", "elsewhere"}
+	var result extenderv1.HostPriorityList
+	code, text := ask(t, server.Client(), server.URL+"/prioritize", extenderv1.ExtenderArgs{Pod: podOf("[4]"), NodeNames: &nodes}, &result)
+	want := extenderv1.HostPriorityList{{Host: "small", Score: extenderv1.MaxExtenderPriority}, {Host: "large", Score: 0}, {Host: "elsewhere", Score: 0}}
+	if code != http.StatusOK || !slices.Equal(result, want) {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
+func TestRequestsThatCannotBeAnsweredSayWhy(t *testing.T) {
+	server := httptest.NewServer(newHandler(demandsBySize))
+	defer server.Close()
+	nodes := []string{"small"}
+	for name, test := range map[string]struct {
+		args any
+		code int
+		want string
+	}{
+		"no Pod":                          {extenderv1.ExtenderArgs{NodeNames: &nodes}, http.StatusBadRequest, "no Pod"},
+		"whole nodes instead of names":    {extenderv1.ExtenderArgs{Pod: podOf(""), Nodes: &v1.NodeList{}}, http.StatusBadRequest, "nodeCacheCapable: true"},
+		"no JSON object":                  {"x", http.StatusBadRequest, "body: "},
+		"a claim that nobody knows":       {extenderv1.ExtenderArgs{Pod: podOf("unknown"), NodeNames: &nodes}, http.StatusServiceUnavailable, "volumes of Pod default/p: claim not found"},
+		"a request of more than the most": {strings.Repeat("x", maximumRequest), http.StatusBadRequest, "too large"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, verb := range []string{"/filter", "/prioritize"} {
+				if code, text := ask(t, server.Client(), server.URL+verb, test.args, nil); code != test.code || !strings.Contains(text, test.want) {
+					t.Errorf("%s: %d %q", verb, code, text)
+				}
+			}
+		})
+	}
+	if code, _ := ask(t, server.Client(), server.URL+"/bind", extenderv1.ExtenderArgs{}, nil); code != http.StatusNotFound {
+		t.Errorf("/bind: %d", code)
+	}
+}
+
+func TestTooManyRequestsAtOnceAreTurnedAwayAndSlowOnesEnd(t *testing.T) {
+	entered := make(chan struct{}, maximumWaiting)
+	server := httptest.NewServer(newHandler(func(ctx context.Context, _ *v1.Pod) ([]scheduler.Demand, error) {
+		entered <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}))
+	defer server.Close()
+	args := extenderv1.ExtenderArgs{Pod: podOf(""), NodeNames: &[]string{"small"}}
+	began := time.Now()
+	codes := make(chan int, maximumWaiting)
+	for range maximumWaiting {
+		go func() {
+			code, _ := ask(t, server.Client(), server.URL+"/filter", args, nil)
+			codes <- code
+		}()
+	}
+	for range maximumWaiting {
+		<-entered
+	}
+	if code, text := ask(t, server.Client(), server.URL+"/filter", args, nil); code != http.StatusServiceUnavailable || !strings.Contains(text, "too many") {
+		t.Errorf("one more: %d %q", code, text)
+	}
+	for range maximumWaiting {
+		if code := <-codes; code != http.StatusServiceUnavailable {
+			t.Errorf("a slow one: %d", code)
+		}
+	}
+	if took := time.Since(began); took > 2*requestTimeout {
+		t.Errorf("took %s", took)
+	}
+}
+
+// pki is a CA that signs for both sides.
+type pki struct {
+	t    *testing.T
+	dir  string
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+}
+
+func newPKI(t *testing.T) *pki {
+	t.Helper()
+	p := &pki{t: t, dir: t.TempDir()}
+	p.key, p.cert = p.sign("ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
+	return p
+}
+
+// sign makes NAME.crt and NAME.key.
+func (p *pki) sign(name string, template *x509.Certificate) (*ecdsa.PrivateKey, *x509.Certificate) {
+	p.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	template.SerialNumber, template.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: name}
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent, signer := p.cert, p.key
+	if parent == nil {
+		parent, signer = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
+		if err := os.WriteFile(p.file(file), pem.EncodeToMemory(block), 0o600); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return key, cert
+}
+
+func (p *pki) file(name string) string { return filepath.Join(p.dir, name) }
+
+func (p *pki) client(certificates ...string) *http.Client {
+	p.t.Helper()
+	config := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "extender.test", MinVersion: tls.VersionTLS13}
+	config.RootCAs.AddCert(p.cert)
+	for _, name := range certificates {
+		pair, err := tls.LoadX509KeyPair(p.file(name+".crt"), p.file(name+".key"))
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		config.Certificates = append(config.Certificates, pair)
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+}
+
+func TestServeAsksForTheSchedulersCertificateAndFollowsItsFiles(t *testing.T) {
+	ours, others := newPKI(t), newPKI(t)
+	serving := func() *x509.Certificate {
+		return &x509.Certificate{DNSNames: []string{"extender.test"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	}
+	calling := func() *x509.Certificate {
+		return &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	}
+	ours.sign("server", serving())
+	ours.sign("scheduler", calling())
+	others.sign("server", serving())
+	others.sign("scheduler", calling())
+	files := Files{Certificate: ours.file("server.crt"), Key: ours.file("server.key"), ClientCA: ours.file("ca.crt")}
+
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() {
+		served <- Serve(ctx, listener, files, newHandler(demandsBySize), slog.New(slog.DiscardHandler))
+	}()
+	url := "https://" + listener.Addr().String() + "/filter"
+	args := extenderv1.ExtenderArgs{Pod: podOf("[40,40]"), NodeNames: &[]string{"small", "large"}}
+	answered := func(client *http.Client) bool {
+		var result extenderv1.ExtenderFilterResult
+		code, _ := ask(t, client, url, args, &result)
+		return code == http.StatusOK && slices.Equal(*result.NodeNames, []string{"large"})
+	}
+	if !answered(ours.client("scheduler")) {
+		t.Error("the scheduler is not answered")
+	}
+	if answered(ours.client()) {
+		t.Error("somebody without a certificate is answered")
+	}
+	stranger := ours.client()
+	pair, err := tls.LoadX509KeyPair(others.file("scheduler.crt"), others.file("scheduler.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger.Transport.(*http.Transport).TLSClientConfig.Certificates = []tls.Certificate{pair}
+	if answered(stranger) {
+		t.Error("somebody with another CA's certificate is answered")
+	}
+	ours.sign("server", serving()) // renewed
+	if !answered(ours.client("scheduler")) {
+		t.Error("the scheduler is not answered after the certificate was renewed")
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestServeRefusesToStartWithoutUsableFiles(t *testing.T) {
+	p := newPKI(t)
+	p.sign("server", &x509.Certificate{})
+	if err := os.WriteFile(p.file("empty"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, files := range map[string]Files{
+		"no key":       {Certificate: p.file("server.crt"), Key: p.file("missing")},
+		"another key":  {Certificate: p.file("server.crt"), Key: p.file("ca.key")},
+		"no CA file":   {Certificate: p.file("server.crt"), Key: p.file("server.key"), ClientCA: p.file("missing")},
+		"an empty one": {Certificate: p.file("server.crt"), Key: p.file("server.key"), ClientCA: p.file("empty")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Serve(t.Context(), listener, files, http.NotFoundHandler(), slog.New(slog.DiscardHandler)); err == nil {
+				t.Error("it serves")
+			}
+		})
+	}
+}
