@@ -40,6 +40,8 @@ type BlockDevice struct {
 	Virtual bool
 	// LogicalVolume is true when LVM made it.
 	LogicalVolume bool
+	// Mapping is the name of a device-mapper device, else empty.
+	Mapping string
 }
 
 // ListBlockDevices reads what block devices there are from sysfs and the
@@ -123,6 +125,7 @@ func (d *BlockDevice) describe(dir string) {
 		}
 	}
 	d.NVMe = strings.HasPrefix(d.Name, "nvme")
+	d.Mapping = attribute(dir, "dm/name")
 	d.LogicalVolume = strings.HasPrefix(attribute(dir, "dm/uuid"), "LVM-")
 	for _, prefix := range []string{"loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd", "rbd", "drbd", "bcache", "zd", "ublkb"} {
 		rest, ok := strings.CutPrefix(d.Name, prefix)

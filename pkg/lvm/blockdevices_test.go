@@ -54,6 +54,7 @@ func TestBlockDevicesAreReadFromSysfs(t *testing.T) {
 		"sys/block/vda/serial":                           "disk one",
 		"sys/block/dm-0/size":                            "8",
 		"sys/block/dm-0/dm/uuid":                         "LVM-abc",
+		"sys/block/dm-0/dm/name":                         "carve-v",
 		"sys/block/loop0/size":                           "0",
 		"sys/block/loop1/size":                           "8",
 		"sys/block/pmem0/size":                           "8",
@@ -94,7 +95,7 @@ func TestBlockDevicesAreReadFromSysfs(t *testing.T) {
 	if v := byName["vda"]; !slices.Equal(v.IDs, []string{"virtio-disk_one"}) {
 		t.Errorf("vda %+v", v)
 	}
-	if d := byName["dm-0"]; !d.LogicalVolume || !d.Virtual {
+	if d := byName["dm-0"]; !d.LogicalVolume || !d.Virtual || d.Mapping != "carve-v" {
 		t.Errorf("dm-0 %+v", d)
 	}
 	if d := byName["loop1"]; !d.Virtual {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,8 @@ type Host struct {
 	mu sync.Mutex
 	// devices are the paths of each known group's physical volumes.
 	devices map[string][]string
+	// reading has since when labels are being read, by device.
+	reading map[string]time.Time
 	// physical are each known group's physical volumes.
 	physical map[string][]PhysicalVolume
 	// former are the paths where a group that is gone was last seen.
@@ -33,7 +36,7 @@ var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, former: map[string][]string{}}
+	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, former: map[string][]string{}, reading: map[string]time.Time{}}
 }
 
 // Scan implements Groups with one command, or with a second one over all

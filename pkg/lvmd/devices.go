@@ -49,8 +49,9 @@ type provided struct {
 
 type examination struct {
 	why *refusal
-	at  time.Time
-	// stale is true once block devices changed since.
+	// due is when it may be repeated, and stale whether that is of any use:
+	// block devices changed since, or it failed.
+	due   time.Time
 	stale bool
 }
 
@@ -304,6 +305,10 @@ func (s *Service) plan(p *provided, g *lvm.Group, all []lvm.BlockDevice, taken m
 		if err == nil && members[label.UUID] {
 			continue
 		}
+		if errors.Is(err, lvm.ErrTimedOut) {
+			w.refused[d.Path] = refuse("unreadable", "it does not answer")
+			continue
+		}
 		if why := judge(&p.VolumeGroup, d); why != nil {
 			w.refused[d.Path] = why
 			continue
@@ -311,11 +316,10 @@ func (s *Service) plan(p *provided, g *lvm.Group, all []lvm.BlockDevice, taken m
 		key := identityOf(d)
 		seen[key] = true
 		if old, ok := p.examined[key]; ok {
-			due := old.at.Add(s.provider.examineInterval)
-			if !old.stale || time.Now().Before(due) {
+			if !old.stale || time.Now().Before(old.due) {
 				w.refused[d.Path] = old.why
 				if old.stale {
-					w.again = soonest(w.again, due)
+					w.again = soonest(w.again, old.due)
 				}
 				continue
 			}

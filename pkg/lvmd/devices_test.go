@@ -446,3 +446,28 @@ func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
 		})
 	}
 }
+
+func TestAnAttemptThatFailsIsNotRepeatedForEveryEvent(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"))
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpInitDevice {
+			return fmt.Errorf("pvcreate: no luck")
+		}
+		return nil
+	}
+	events := make(chan struct{})
+	d := m.start(t, withDevices(events), func(_ *daemon, o *Options) {
+		o.providing = func(p *provider) { p.retry = time.Hour }
+	})
+	for range 5 {
+		events <- struct{}{}
+	}
+	time.Sleep(20 * time.Millisecond)
+	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 1 || d.refusedFor("/dev/vdb") != "failed" {
+		t.Errorf("%d attempts, refused for %q", n, d.refusedFor("/dev/vdb"))
+	}
+	if c := d.state().GetClasses()[0].GetConditions(); len(c) != 1 || !strings.Contains(c[0].GetMessage(), "no luck") {
+		t.Errorf("conditions %v", c)
+	}
+}

@@ -49,8 +49,10 @@ func (s *Service) carryOut(ctx context.Context, p *provided, g *lvm.Group, w *wo
 		case err != nil:
 			// One bad device does not keep the others out.
 			s.log.Error("a device cannot be used", "group", p.Name, "device", d.Path, "error", err)
-			w.refused[d.Path] = refuse("failed", "%v", err)
-			w.again = soonest(w.again, time.Now().Add(s.provider.retry))
+			// Not before its time, for whatever event: the attempt may have made one.
+			e := examination{why: refuse("failed", "%v", err), due: time.Now().Add(s.provider.retry), stale: true}
+			w.refused[d.Path], p.examined[identityOf(d)] = e.why, e
+			w.again = soonest(w.again, e.due)
 		case r != nil:
 			exists, changed = true, true
 		}
@@ -99,7 +101,7 @@ func (s *Service) examine(ctx context.Context, p *provided, d *lvm.BlockDevice, 
 	}
 	if why != nil {
 		w.refused[d.Path] = why
-		p.examined[identityOf(d)] = examination{why: why, at: time.Now()}
+		p.examined[identityOf(d)] = examination{why: why, due: time.Now().Add(s.provider.examineInterval)}
 		return false, false, ""
 	}
 	if overwrite {

@@ -50,6 +50,9 @@ func selects(s *config.DeviceSelector, d *lvm.BlockDevice) (ok, literal bool) {
 // pathsOf are the paths that a configuration may call a device by.
 func pathsOf(d *lvm.BlockDevice) []string {
 	paths := []string{d.Path}
+	if d.Mapping != "" {
+		paths = append(paths, "/dev/mapper/"+d.Mapping)
+	}
 	for _, id := range d.IDs {
 		paths = append(paths, byIDDirectory+id)
 	}
