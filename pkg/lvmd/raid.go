@@ -57,7 +57,7 @@ func sameConditions(a, b []*lvmdv1.Condition) bool {
 func raidConditions(s lvm.RAIDStatus) []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	if s.Failed > 0 {
-		c = append(c, condition("Degraded", "%d of the volume's %d devices failed or are missing", s.Failed, s.Images))
+		c = append(c, condition("Degraded", "%d of the volume's %d devices failed or are missing; one that is back is taken in again by lvchange --refresh", s.Failed, s.Images))
 	}
 	if s.Synced < s.Total && s.Total > 0 && s.Action != "check" && s.Action != "repair" || s.Behind > 0 {
 		const step = 10

@@ -121,9 +121,13 @@ func condition(kind, format string, args ...any) *lvmdv1.Condition {
 func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	add := func(kind, message string) { c = append(c, condition(kind, "%s", message)) }
-	switch lv.Attr.Health {
+	health := lv.Attr.Health
+	if lv.Layout.IsRAID() && (health == lvm.RefreshNeeded || health == lvm.MismatchesExist) {
+		// The kernel says so at any time; LVM said so when it was asked.
+		health = lvm.Healthy
+	}
+	switch health {
 	case lvm.Healthy, lvm.UnknownHealth, lvm.WriteMostly:
-	case lvm.MismatchesExist: // the kernel says how many
 	case lvm.Partial:
 		add("MissingDevice", "a device that the volume lies on is missing")
 	case lvm.RefreshNeeded:
@@ -131,7 +135,7 @@ func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition
 	case lvm.Failed:
 		add("Failed", "the volume answers no more I/O")
 	default:
-		add("Unhealthy", lv.Attr.Health.String())
+		add("Unhealthy", health.String())
 	}
 	switch {
 	case !active:
