@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // LVM's metadata text: sections of settings, each a number, a string or a list
@@ -137,6 +138,11 @@ func (p *textParser) scalar() any {
 // quoted reads a string in which a backslash takes the next byte as it is.
 func (p *textParser) quoted() string {
 	p.take('"')
+	if end := bytes.IndexByte(p.rest, '"'); end >= 0 && bytes.IndexByte(p.rest[:end], '\\') < 0 {
+		text := string(p.rest[:end])
+		p.rest = p.rest[end+1:]
+		return text
+	}
 	var b []byte
 	for i := 0; i < len(p.rest); i++ {
 		switch c := p.rest[i]; {
@@ -158,7 +164,7 @@ func (p *textParser) quoted() string {
 func (p *textParser) word() string {
 	p.peek()
 	n := 0
-	for n < len(p.rest) && (isAlnum(p.rest[n]) || bytes.IndexByte([]byte("_+.-"), p.rest[n]) >= 0) {
+	for n < len(p.rest) && (isAlnum(p.rest[n]) || strings.IndexByte("_+.-", p.rest[n]) >= 0) {
 		n++
 	}
 	if n == 0 {
