@@ -135,7 +135,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descClean, descConfig, descUnhealthy, descGroupTotal, descGroupFree, descGroupMissing, descMetadata, descMetadataLimit,
 		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descWedged, descJournal, descRefused,
-		descThinData, descThinMetadata, descThinSize, descThinVirtual,
+		descThinData, descThinMetadata, descThinSize, descThinVirtual, descSnapshots,
 	} {
 		ch <- d
 	}
