@@ -81,6 +81,19 @@ func TestIdentityAndInfo(t *testing.T) {
 	}
 }
 
+func TestTheNumberOfVolumesIsToldAsConfigured(t *testing.T) {
+	for _, limit := range []int64{0, 7} {
+		n, err := driver.New(t.Context(), driver.Options{NodeName: "n", KubeletDir: "/var/lib/kubelet", MaxVolumes: limit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		if err != nil || info.GetMaxVolumesPerNode() != limit {
+			t.Errorf("limit %d: got %v, %v", limit, info, err)
+		}
+	}
+}
+
 func TestSocketsLeftBehindAreReplaced(t *testing.T) {
 	m := drivertest.NewFakeMachine(t)
 	for _, path := range []string{m.CSISocket(), m.RegistrationSocket()} {

@@ -1,0 +1,57 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// TestRealSweep leaves real volumes mounted as an earlier life may have, one of
+// them dead, one in use and one known to the kubelet.
+func TestRealSweep(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	leaked, raw, known := r.volume("leaked", "ext4"), r.volume("raw", ""), r.volume("known", "xfs")
+	at, rawAt, knownAt := r.places(leaked), r.places(raw), r.places(known)
+	mounts := r.machine.Mounts
+
+	r.must(mounts.Mount(leaked.GetDevicePath(), at.staged, "ext4", nil))
+	r.must(mounts.Bind(at.staged, at.published, true))
+	r.must(mounts.Bind(raw.GetDevicePath(), rawAt.device, false))
+	r.must(mounts.Mount(known.GetDevicePath(), knownAt.staged, "xfs", []string{"nouuid"}))
+	r.must(mounts.Bind(knownAt.staged, knownAt.published, false))
+	r.note(r.beside(knownAt.published))
+	// What is no volume at all stays, wherever it is.
+	foreign := r.machine.MakeDir("pods", "pod-uid", "volumes", "kubernetes.io~csi", "pvc-foreign", "mount")
+	r.must(unix.Mount("tmpfs", foreign, "tmpfs", 0, ""))
+
+	open, err := os.Open(at.staged)
+	r.must(err)
+	r.Sweep(context.Background())
+	r.wantGone(at.published)
+	r.wantGone(rawAt.device)
+	r.wantAt(at.staged, mount.State{Mounted: true, Device: deviceOf(leaked)})
+	r.must(open.Close())
+
+	revive := r.kill(leaked)
+	r.Sweep(context.Background())
+	r.wantAt(at.staged, mount.State{})
+	revive()
+	r.wantLayers(3)
+	r.wantAt(knownAt.published, mount.State{Mounted: true, Device: deviceOf(known)})
+
+	r.must(os.Remove(r.beside(knownAt.published)))
+	r.Sweep(context.Background())
+	r.wantLayers(1)
+	r.must(mounts.Off(foreign))
+	for _, v := range []*lvmdv1.Volume{leaked, raw, known} {
+		r.delete(v)
+	}
+	r.waitForRoom()
+}
