@@ -1,6 +1,8 @@
 package lvmd
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +30,8 @@ type model struct {
 	groups  map[string]*group
 	// volumes holds all volumes of ours by id, tombstones included.
 	volumes map[string]*volume
+	// order has the ids of volumes in order, or is nil after they changed.
+	order []string
 	// names holds those that are no tombstones, by identity.key.
 	names    map[string]*volume
 	watchers map[*watcher]struct{}
@@ -157,6 +161,7 @@ func newModel(epoch string) *model {
 // add puts a volume into the model. The caller holds the lock.
 func (m *model) add(v *volume) {
 	m.volumes[v.rec.ID] = v
+	m.order = nil
 	if v.rec.Phase != deleting {
 		m.names[v.rec.Ident.key()] = v
 	}
@@ -187,9 +192,18 @@ func (v *volume) redeem() {
 // drop forgets a volume. The caller holds the lock.
 func (m *model) drop(v *volume) {
 	delete(m.volumes, v.rec.ID)
+	m.order = nil
 	if m.names[v.rec.Ident.key()] == v {
 		delete(m.names, v.rec.Ident.key())
 	}
+}
+
+// ids are the ids of all volumes, in order. The caller holds the lock.
+func (m *model) ids() []string {
+	if m.order == nil {
+		m.order = slices.Sorted(maps.Keys(m.volumes))
+	}
+	return m.order
 }
 
 // class finds a class by name; the empty name finds the default. The caller

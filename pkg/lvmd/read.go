@@ -2,7 +2,6 @@ package lvmd
 
 import (
 	"context"
-	"maps"
 	"slices"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -33,9 +32,11 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 	defer s.model.mu.Unlock()
 	limit := clampPage(r.GetPageSize())
 	resp := &lvmdv1.ListVolumesResponse{}
-	for _, id := range slices.Sorted(maps.Keys(s.model.volumes)) {
+	ids := s.model.ids()
+	after, _ := slices.BinarySearch(ids, r.GetPageToken()+"\x00")
+	for _, id := range ids[after:] {
 		v := s.model.volumes[id]
-		if id <= r.GetPageToken() || v.rec.Phase == deleting || v.rec.Ident.Snapshot {
+		if v.rec.Phase == deleting || v.rec.Ident.Snapshot {
 			continue
 		}
 		if len(resp.Volumes) == limit {
