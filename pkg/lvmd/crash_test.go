@@ -20,6 +20,17 @@ import (
 type story struct {
 	name string
 	tell func(d *telling)
+	// disks are what the group is made of, in extents, testTotal in all; none
+	// means one. With them go the classes of layouts_test.go.
+	disks []int64
+}
+
+func (s story) machine(t *testing.T) *machine {
+	t.Helper()
+	if s.disks == nil {
+		return newMachine(t)
+	}
+	return newDisks(t, s.disks...)
 }
 
 // telling is one run of a story against a daemon that may die in it.
@@ -83,25 +94,31 @@ func (d *telling) grow(name string, extents int64) {
 }
 
 var stories = []story{
-	{"a file system is created", func(d *telling) { d.make(fsRequest("a", 4, "ext4")) }},
-	{"a raw volume is created", func(d *telling) { d.make(request("a", 4)) }},
-	{"a volume is created, grown and deleted", func(d *telling) {
+	{name: "a file system is created", tell: func(d *telling) { d.make(fsRequest("a", 4, "ext4")) }},
+	{name: "a raw volume is created", tell: func(d *telling) { d.make(request("a", 4)) }},
+	{name: "a volume is created, grown and deleted", tell: func(d *telling) {
 		d.make(fsRequest("a", 20, "ext4"))
 		d.grow("a", 40)
 		d.unmake("a")
 	}},
-	{"a volume takes the place of a deleted one", func(d *telling) {
+	{name: "a volume takes the place of a deleted one", tell: func(d *telling) {
 		d.make(request("a", 3))
 		d.unmake("a")
 		d.make(request("a", 5))
 	}},
-	{"some of several are deleted", func(d *telling) {
+	{name: "some of several are deleted", tell: func(d *telling) {
 		for _, n := range []string{"a", "b", "c", "d"} {
 			d.make(request(n, 2))
 		}
 		d.unmake("b")
 		d.unmake("c")
 		d.grow("d", 4)
+	}},
+	{name: "striped volumes share disks of different size", disks: []int64{20, 24, 20}, tell: func(d *telling) {
+		d.make(inClass(request("a", 8), "striped"))
+		d.make(request("b", 22))
+		d.grow("a", 12)
+		d.unmake("b")
 	}},
 }
 
@@ -142,7 +159,7 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 // next one; again, if not zero, is the place where a daemon in between dies.
 // It returns true when the story ended before the place was reached.
 func runStory(t *testing.T, s story, at, again int) (survived bool, point string) {
-	m := newMachine(t)
+	m := s.machine(t)
 	d := m.start(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
