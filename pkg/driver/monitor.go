@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -98,7 +99,7 @@ func (n *Node) list(ctx context.Context) ([]*lvmdv1.Volume, error) {
 	defer cancel()
 	var volumes []*lvmdv1.Volume
 	for token := ""; ; {
-		page, err := n.options.LVMD.ListVolumes(ctx, &lvmdv1.ListVolumesRequest{PageToken: token, PageSize: 500})
+		page, err := n.options.LVMD.ListVolumes(ctx, &lvmdv1.ListVolumesRequest{PageToken: token, PageSize: 500}, grpc.WaitForReady(true))
 		if err != nil {
 			return nil, fmt.Errorf("lvmd: %s", status.Convert(err).Message())
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -49,7 +50,9 @@ carve_node_volume_conditions{reason="FileSystemReadOnly"} 1
 
 	// Without lvmd nothing is known anew.
 	f.machine.StopLVMD()
-	found = f.CheckHealth(context.Background(), found)
+	short, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	found = f.CheckHealth(short, found)
 	wantGauge(sick)
 	f.machine.StartLVMD()
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -54,7 +55,7 @@ func (n *Node) classes(ctx context.Context) ([]*lvmdv1.DeviceClass, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	var first *lvmdv1.WatchResponse
-	stream, err := n.options.LVMD.Watch(ctx, &lvmdv1.WatchRequest{})
+	stream, err := n.options.LVMD.Watch(ctx, &lvmdv1.WatchRequest{}, grpc.WaitForReady(true))
 	if err == nil {
 		first, err = stream.Recv()
 	}
