@@ -7,9 +7,10 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// maxBatch bounds how many volumes one command removes: it bounds the command
-// line, and how long others wait for the turn.
-const maxBatch = 64
+// maxBatch bounds how many volumes one command removes: it bounds how long
+// others wait for the turn, and the command's words: a lasting lvm process
+// takes some sixty.
+const maxBatch = 56
 
 // removeLoop frees the group's wiped tombstones until ctx is done. While one
 // command runs, more of them gather for the next: the busier it is, the fewer
