@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -42,11 +43,14 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 	a.internalErrors, a.unanswered = 0, 0
 	p.metrics.createSeconds.Observe(p.now().Sub(began).Seconds())
 	if vol.GetSizeBytes() < r.bytes || vol.GetName() != a.name {
-		return 0, fmt.Errorf("node %s answered with volume %q of %d bytes, asked for %q of %d", node, vol.GetName(), vol.GetSizeBytes(), a.name, r.bytes)
+		err := fmt.Errorf("node %s answered with volume %q of %d bytes, asked for %q of %d; do its agent and the controller have the same version?",
+			node, vol.GetName(), vol.GetSizeBytes(), a.name, r.bytes)
+		p.complain(a, claim, err.Error())
+		return 0, err
 	}
 	pv, err := p.createPersistentVolume(ctx, newPersistentVolume(claim, class, node, vol, p.identity), claim)
 	if err != nil {
-		p.complain(a, claim, "volume was made, its PersistentVolume could not be: "+err.Error())
+		p.complain(a, claim, fmt.Sprintf("volume was made on node %s, its PersistentVolume could not be, trying on: %v", node, err))
 		return 0, err
 	}
 	if holder, ok := nodeOf(pv); !ok || holder != node {
@@ -98,17 +102,17 @@ func (p *provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 		elsewhere = a.internalErrors >= internalErrorsToRelease
 	}
 	if !elsewhere {
-		p.complain(a, claim, fmt.Sprintf("node %s: %s", node, fleet.Message(cause)))
+		p.complain(a, claim, refusal(node, cause)+"; asking it again")
 		return 0, cause
 	}
 	a.internalErrors = 0
-	return 0, p.release(ctx, a, claim, node, fmt.Errorf("node %s: %s", node, fleet.Message(cause)))
+	return 0, p.release(ctx, a, claim, node, errors.New(refusal(node, cause)))
 }
 
 // unanswered says that a node did not get to say yes or no.
 func unanswered(node string, cause error) string {
 	if fleet.Reason(cause) != "" {
-		return fmt.Sprintf("node %s: %s; asking it again", node, fleet.Message(cause))
+		return refusal(node, cause) + "; asking it again"
 	}
 	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, fleet.Message(cause))
 }
@@ -226,7 +230,11 @@ func (p *provisioner) removeByName(ctx context.Context, node, name string) error
 // that the scheduler chooses again; immediate binding by trying another node.
 func (p *provisioner) release(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, node string, why error) error {
 	p.metrics.claims.WithLabelValues(resultReleased).Inc()
-	p.recorder.Event(claim, v1.EventTypeWarning, reasonFailed, why.Error())
+	next := "; choosing another node"
+	if claim.Annotations[volume.AnnSelectedNode] == node {
+		next = "; the scheduler is asked for another node"
+	}
+	p.recorder.Event(claim, v1.EventTypeWarning, reasonFailed, why.Error()+next)
 	a.announced, a.unreachableSince = "", time.Time{}
 	if claim.Annotations[volume.AnnSelectedNode] != node {
 		a.full[node] = p.now()

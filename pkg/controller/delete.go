@@ -270,7 +270,11 @@ func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 	case fleet.Reason(err) == names.ReasonVolumeInUse && d.queue.NumRequeues(pv.Name) < 5:
 		return err // the kubelet is unmounting it: not worth an Event yet
 	}
-	d.recorder.Eventf(pv, v1.EventTypeWarning, reasonDeleteFailed, "node %s: %s", node, fleet.Message(err))
+	message := refusal(node, err)
+	if fleet.Reason(err) == names.ReasonVolumeInUse {
+		message += "; it is deleted once no Pod there uses it any more"
+	}
+	d.recorder.Event(pv, v1.EventTypeWarning, reasonDeleteFailed, message+"; trying on")
 	return err
 }
 

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -68,21 +69,52 @@ func (p *provisioner) choose(a *attempt, class *storagev1.StorageClass, r reques
 			return node, nil
 		}
 	}
-	now := p.now()
+	now, passed := p.now(), passedOver{}
 	candidates := slices.DeleteFunc(p.ledger.Candidates(r.deviceClass), func(c scheduler.Candidate) bool {
 		view, ok := p.fleet.View(c.Node)
-		if !ok || !view.Connected || now.Sub(a.full[c.Node]) < fullMemory {
-			return true
-		}
 		node, err := p.nodeLister.Get(c.Node)
-		return err != nil || node.Spec.Unschedulable || !allowedBy(class.AllowedTopologies, node)
+		switch {
+		case !ok || !view.Connected || err != nil:
+			passed.away++
+		case !allowedBy(class.AllowedTopologies, node):
+			passed.forbidden++
+		case node.Spec.Unschedulable:
+			passed.cordoned++
+		case now.Sub(a.full[c.Node]) < fullMemory:
+			passed.full++
+		default:
+			passed.largest = max(passed.largest, min(c.Room.Available, c.Room.MaximumVolume))
+			return false
+		}
+		return true
 	})
 	ranked := r.placement.Rank(r.bytes, candidates)
 	if len(ranked) == 0 {
-		return "", fmt.Errorf("no connected node that StorageClass %s allows has %s free in device class %q (%d nodes have the class)",
-			class.Name, resource.NewQuantity(r.bytes, resource.BinarySI), r.deviceClass, len(candidates))
+		p.mu.Lock()
+		waited := now.Sub(a.began)
+		p.mu.Unlock()
+		if waited >= complainAfter {
+			if err := p.hopeless(class, r); err != nil {
+				return "", err
+			}
+		}
+		passed.full += len(candidates)
+		return "", passed.explain(class, r)
 	}
 	return ranked[0].Node, nil
+}
+
+// passedOver counts why nodes that have the device class were not chosen.
+type passedOver struct {
+	away, forbidden, cordoned, full int
+	largest                         int64 // that could be made on any that is just too full
+}
+
+func (o passedOver) explain(class *storagev1.StorageClass, r request) error {
+	return fmt.Errorf("no connected node that StorageClass %s allows has %s free in device class %q: of those that have the class, "+
+		"%d are not connected, %d are excluded by allowedTopologies, %d are cordoned, %d are too full (the largest volume would be %s); trying on",
+		class.Name, resource.NewQuantity(r.bytes, resource.BinarySI), r.deviceClass,
+		o.away, o.forbidden, o.cordoned, o.full, resource.NewQuantity(o.largest, resource.BinarySI))
 }
 
 // allowedBy tells whether a StorageClass' allowedTopologies, of which one term
@@ -124,7 +156,7 @@ func (p *provisioner) complainIfHopeless(a *attempt, claim *v1.PersistentVolumeC
 }
 
 // hopeless returns why no node that ever connected can take the claim, even if
-// it were empty, or nil.
+// it were empty, or nil. A controller that just started knows no node yet.
 func (p *provisioner) hopeless(class *storagev1.StorageClass, r request) error {
 	var largest int64
 	var found, reported bool
@@ -140,7 +172,7 @@ func (p *provisioner) hopeless(class *storagev1.StorageClass, r request) error {
 	}
 	switch {
 	case !reported:
-		return nil // nobody can tell
+		return errors.New("no node is connected to the carve controller: are the Pods of the DaemonSet carve-node running?")
 	case !found && r.deviceClass == "":
 		return &InvalidError{Field: classField(class, names.ParamDeviceClass), Given: "no class, while no node has a default one,",
 			Allowed: fmt.Sprintf("%q", sortedKeys(known))}

@@ -82,10 +82,14 @@ func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) 
 	defer cancel()
 	vol, err := r.fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, RequiredBytes: size.Value()})
 	if fleet.IsNotConnected(err) {
-		return size, false, status.Error(codes.Unavailable, err.Error())
+		return size, false, status.Error(codes.Unavailable, refusal(node, err))
 	}
 	if err != nil {
-		return size, false, status.Errorf(status.Code(err), "node %s: %s", node, fleet.Message(err))
+		message := refusal(node, err)
+		if fleet.Reason(err) == names.ReasonNoSpace {
+			message += "; free space on that node, add some to its volume group, or lower the request again"
+		}
+		return size, false, status.Error(status.Code(err), message)
 	}
 	r.log.Info("volume grown", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "bytes", vol.GetSizeBytes())
 	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock

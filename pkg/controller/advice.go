@@ -1,0 +1,31 @@
+package controller
+
+import (
+	"fmt"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// notConnectedAdvice is what to do about a node that cannot be asked.
+const notConnectedAdvice = "is its Pod of the DaemonSet carve-node running? If the node will never come back, delete its Node object"
+
+// generalAdvice is what to do about a node's refusal, by lvmd's reason, whatever
+// was asked of the node. What depends on that is said by the caller.
+var generalAdvice = map[string]string{
+	names.ReasonDeviceMissing:   "look at the disks of its volume group there (vgs, dmesg)",
+	names.ReasonCommandTimedOut: "LVM does not answer there; look at the node's disks (dmesg)",
+	names.ReasonCommandFailed:   "the log of lvmd there says more",
+}
+
+// refusal is a node's error in words for the user: where, what, and what to do.
+func refusal(node string, err error) string {
+	if fleet.IsNotConnected(err) {
+		return err.Error() + "; " + notConnectedAdvice
+	}
+	text := fmt.Sprintf("node %s: %s", node, fleet.Message(err))
+	if advice := generalAdvice[fleet.Reason(err)]; advice != "" {
+		text += "; " + advice
+	}
+	return text
+}

@@ -1,0 +1,215 @@
+package controller
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+func TestEveryRefusalOfANodeSaysWhereWhatAndWhatToDo(t *testing.T) {
+	for name, test := range map[string]struct {
+		code   codes.Code
+		reason string
+		expect []string
+	}{
+		"no space": {codes.ResourceExhausted, names.ReasonNoSpace, []string{"node n1: the reason", "the scheduler is asked for another node"}},
+		"a class that is gone": {codes.FailedPrecondition, names.ReasonClassNotFound,
+			[]string{"node n1: the reason", "the scheduler is asked for another node"}},
+		"a missing device": {codes.Unavailable, names.ReasonDeviceMissing,
+			[]string{"node n1: the reason", "look at the disks of its volume group", "the scheduler is asked for another node"}},
+		"a command that fails again and again": {codes.Internal, names.ReasonCommandFailed,
+			[]string{"node n1: the reason", "the log of lvmd there", "the scheduler is asked for another node"}},
+		"a command that hangs": {codes.DeadlineExceeded, names.ReasonCommandTimedOut,
+			[]string{"node n1: the reason", "LVM does not answer there", "asking it again"}},
+		"a size that cannot be made": {codes.OutOfRange, names.ReasonSizeOutOfRange, []string{"node n1: the reason", "asking it again"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			h.node("n1", gib).SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+				return fakelvmd.Error(test.code, test.reason, "the reason")
+			}})
+			h.class("carve", nil)
+			h.run()
+			h.claim("c", "n1", nil)
+			h.event(append([]string{"Warning ProvisioningFailed"}, test.expect...)...)
+		})
+	}
+}
+
+func TestAVolumeThatCannotBeDeletedSaysWhereWhatAndWhatToDo(t *testing.T) {
+	for name, test := range map[string]struct {
+		code   codes.Code
+		reason string
+		expect []string
+	}{
+		"it is in use":     {codes.FailedPrecondition, names.ReasonVolumeInUse, []string{"node n1: the reason", "once no Pod there uses it"}},
+		"a missing device": {codes.Unavailable, names.ReasonDeviceMissing, []string{"node n1: the reason", "look at the disks of its volume group", "trying on"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			node := h.node("n1", gib)
+			h.class("carve", nil)
+			h.run()
+			h.boundVolume("c", "n1")
+			node.SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+				return fakelvmd.Error(test.code, test.reason, "the reason")
+			}})
+			h.deleteClaim("c")
+			h.released("pvc-uid-c")
+			h.event(append([]string{"Warning VolumeFailedDelete"}, test.expect...)...)
+		})
+	}
+	t.Run("its node is away", func(t *testing.T) {
+		h := newHarness(t)
+		h.node("n1", gib)
+		h.class("carve", nil)
+		h.run()
+		h.boundVolume("c", "n1")
+		h.net.Detach("n1")
+		h.deleteClaim("c")
+		h.released("pvc-uid-c")
+		h.event("Warning VolumeFailedDelete", "n1 is not connected", "DaemonSet carve-node", "delete its Node object")
+	})
+}
+
+// resizeEvent waits for the resizer's Event on a claim.
+func (h *harness) resizeEvent(claim string, parts ...string) {
+	h.t.Helper()
+	h.eventually("an Event says why "+claim+" does not grow", func() bool {
+		events, err := h.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		for _, e := range events.Items {
+			found := e.Reason == "VolumeResizeFailed" && e.InvolvedObject.Name == claim && e.Type == v1.EventTypeWarning
+			for _, part := range parts {
+				found = found && strings.Contains(e.Message, part)
+			}
+			if found {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func TestAClaimThatCannotGrowSaysWhereWhatAndWhatToDo(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.node("n2", gib)
+	h.class("carve", expandable)
+	h.run()
+	h.boundVolume("large", "n1")
+	h.boundVolume("away", "n2")
+	h.grow("large", "5Gi")
+	h.resizeEvent("large", "node n1: ", "add some to its volume group, or lower the request")
+	h.net.Detach("n2")
+	h.eventually("n2 is away", func() bool { v, _ := h.c.core.fleet.View("n2"); return !v.Connected })
+	h.grow("away", "200Mi")
+	h.resizeEvent("away", "node n2 is not connected", "DaemonSet carve-node")
+}
+
+func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
+	h := newHarness(t)
+	for _, node := range []string{"small", "cordoned", "elsewhere", "away"} {
+		h.node(node, gib)
+	}
+	cordoned, err := h.client.CoreV1().Nodes().Get(t.Context(), "cordoned", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cordoned = cordoned.DeepCopy()
+	cordoned.Spec.Unschedulable = true
+	if _, err := h.client.CoreV1().Nodes().Update(t.Context(), cordoned, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.net.Detach("away")
+	h.eventually("away is away", func() bool { v, _ := h.c.core.fleet.View("away"); return !v.Connected })
+	h.class("carve", func(c *storagev1.StorageClass) {
+		immediate(c)
+		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{
+			{Key: "zone", Values: []string{"z-small", "z-cordoned", "z-away"}}}}}
+	})
+	h.run()
+	h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
+		asked(c)
+		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("2Gi")
+	})
+	h.event("Warning ProvisioningFailed", "StorageClass carve", "2Gi", "1 are not connected", "1 are excluded by allowedTopologies",
+		"1 are cordoned", "1 are too full (the largest volume would be 1Gi)")
+}
+
+// A claim that waits for a node in vain is told why once it has waited for
+// complainAfter. The clock is the test's.
+func TestAClaimThatNoNodeCanEverTakeIsToldWhy(t *testing.T) {
+	inClass := func(class string) func(*storagev1.StorageClass) {
+		return func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: class} }
+	}
+	for name, test := range map[string]struct {
+		nodes  int64 // bytes of the only node, 0 for none
+		class  func(*storagev1.StorageClass)
+		size   string
+		expect []string
+	}{
+		"a device class that no node has": {gib, inClass("fast"), "1Mi",
+			[]string{"StorageClass carve: parameters[carve.csi.local/device-class]", `"fast", which no node has`, `allowed: ["local"]`}},
+		"the same, bound at once": {gib, func(c *storagev1.StorageClass) { immediate(c); inClass("fast")(c) }, "1Mi",
+			[]string{"StorageClass carve: parameters[carve.csi.local/device-class]", `"fast", which no node has`, `allowed: ["local"]`}},
+		"more than the largest node": {gib, nil, "2Gi",
+			[]string{"spec.resources.requests.storage", "2Gi", "at most 1Gi"}},
+		"no node at all": {0, nil, "1Mi", []string{"no node is connected", "DaemonSet carve-node"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var skew atomic.Int64
+			h := newHarness(t, func(c *Controller) {
+				c.core.now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
+			})
+			h.node("n1", test.nodes)
+			h.class("carve", test.class)
+			h.run()
+			h.leader()
+			h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
+				asked(c)
+				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(test.size)
+			})
+			h.eventually("the claim is seen", func() bool { return h.leader().provisioner.busy("uid-c") })
+			skew.Store(int64(2 * complainAfter))
+			touched := h.getClaim("c").DeepCopy()
+			touched.Labels = map[string]string{"touched": "true"}
+			if _, err := h.client.CoreV1().PersistentVolumeClaims("default").Update(t.Context(), touched, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			h.event(append([]string{"Warning ProvisioningFailed"}, test.expect...)...)
+			if h.volumes() != 0 {
+				t.Error("something was made")
+			}
+		})
+	}
+}
+
+func TestAStorageClassWhoseDeviceClassNoNodeHasPublishesNothing(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("fast", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "fast"} })
+	h.class("carve", nil)
+	h.run()
+	h.eventually("the other class is published", h.capacityIs("n1", gib))
+	if n := h.capacities(); n != 1 {
+		t.Errorf("%d objects, want 1", n)
+	}
+}

@@ -1,0 +1,134 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-csi/carve/api/names"
+)
+
+// TestCapacityHealsItselfOnARealServer edits, deletes, replaces and adds
+// objects, and expects each to be as it was.
+func TestCapacityHealsItselfOnARealServer(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	install(t, client)
+	class := w.class(t, nil)
+	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	api := client.StorageV1().CSIStorageCapacities(ours)
+	name := capacityKey{node: "n1", class: class}.objectName()
+	get := func() *storagev1.CSIStorageCapacity {
+		c, err := api.Get(context.Background(), name, metav1.GetOptions{})
+		if err != nil {
+			return nil
+		}
+		return c
+	}
+	right := func() bool {
+		c := get()
+		return c != nil && c.Capacity.Value() == gib && c.MaximumVolumeSize.Value() == gib && topologyNode(c) == "n1" &&
+			c.Labels[names.LabelManagedBy] == names.ManagedBy && c.Labels[labelDriver] == names.Driver
+	}
+	count := func() int {
+		list, err := api.List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			return -1
+		}
+		return len(list.Items)
+	}
+	eventually(t, "both nodes are published", func() bool { return right() && count() == 2 })
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"a capacity that somebody raised", func() error {
+			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"capacity":"1Ti","maximumVolumeSize":"1Ti"}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"a capacity that somebody lowered", func() error {
+			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"capacity":"1","maximumVolumeSize":null}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"the upstream label, removed", func() error {
+			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"`+labelDriver+`":null}}}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"the label by which we know it, removed", func() error {
+			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"`+names.LabelManagedBy+`":null}}}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"an object that is deleted", func() error { return api.Delete(t.Context(), name, metav1.DeleteOptions{}) }},
+		{"one under its name for another node", func() error {
+			if err := api.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+				return err
+			}
+			other := describe(capacityKey{node: "n2", class: class}, roomOf(gib))
+			other.Name = name
+			_, err := api.Create(t.Context(), other, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				return nil // ours was quicker
+			}
+			return err
+		}},
+		{"a second object for the node", func() error {
+			stray := describe(capacityKey{node: "n1", class: class}, roomOf(5*gib))
+			stray.Name = "stray"
+			_, err := api.Create(t.Context(), stray, metav1.CreateOptions{})
+			return err
+		}},
+		{"all objects deleted", func() error {
+			return api.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})
+		}},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			if err := step.do(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "all is as it was", func() bool { return right() && count() == 2 })
+		})
+	}
+	if c := get(); c != nil && c.Capacity.Cmp(resource.MustParse("1Gi")) != 0 {
+		t.Errorf("published %v", c.Capacity)
+	}
+}
+
+// TestAClassThatNoNodeHasOnARealServer expects nothing to be published for it,
+// and its claim to be told why it waits.
+func TestAClassThatNoNodeHasOnARealServer(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = "default"
+	install(t, client)
+	class := w.class(t, func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "fast"} })
+	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	claim := w.claim(t, class, "", nil)
+	t.Cleanup(func() {
+		_ = client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(context.Background(), claim.Name, metav1.DeleteOptions{})
+	})
+	eventually(t, "the claim is told why it waits", func() bool {
+		events, err := client.CoreV1().Events(claim.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + claim.Name})
+		if err != nil {
+			return false
+		}
+		for _, e := range events.Items {
+			if e.Reason == reasonFailed && e.Type == v1.EventTypeWarning && strings.Contains(e.Message, `"fast", which no node has, is not allowed, allowed: ["local"]`) {
+				return true
+			}
+		}
+		return false
+	})
+	list, err := client.StorageV1().CSIStorageCapacities(ours).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 0 {
+		t.Errorf("%d objects are published: %v", len(list.Items), err)
+	}
+}

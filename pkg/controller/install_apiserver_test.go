@@ -1,0 +1,106 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+const ours = "carve-system"
+
+// apply creates what a manifest holds until the test ends; objects without a
+// namespace of their own go into ours.
+func apply(t *testing.T, client kubernetes.Interface, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader := yaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(content)))
+	defer reader.Close()
+	buffer := make([]byte, len(content))
+	for {
+		n, err := reader.Read(buffer)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(buffer[:n], nil, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		var remove func(context.Context, string, metav1.DeleteOptions) error
+		switch o := object.(type) {
+		case *rbacv1.ClusterRole:
+			_, err = client.RbacV1().ClusterRoles().Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.RbacV1().ClusterRoles().Delete
+		case *rbacv1.ClusterRoleBinding:
+			_, err = client.RbacV1().ClusterRoleBindings().Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.RbacV1().ClusterRoleBindings().Delete
+		case *rbacv1.Role:
+			_, err = client.RbacV1().Roles(ours).Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.RbacV1().Roles(ours).Delete
+		case *rbacv1.RoleBinding:
+			_, err = client.RbacV1().RoleBindings(ours).Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.RbacV1().RoleBindings(ours).Delete
+		case *admissionv1.ValidatingAdmissionPolicy:
+			_, err = client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Delete
+		case *admissionv1.ValidatingAdmissionPolicyBinding:
+			_, err = client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete
+		default:
+			t.Fatalf("%s: unexpected %T", path, object)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		name := object.(metav1.Object).GetName()
+		t.Cleanup(func() { _ = remove(context.Background(), name, metav1.DeleteOptions{}) })
+	}
+}
+
+// asController is a client with the rights that the controller's account has.
+func asController(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":carve-controller",
+		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// install makes our namespace with the rights that are shipped.
+func install(t *testing.T, client kubernetes.Interface) {
+	t.Helper()
+	_, err := client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ours}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	apply(t, client, "../../deploy/base/rbac-controller.yaml")
+}
