@@ -179,6 +179,7 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 		},
 		func() []*volume {
 			v.unclean = g.taken(pieces, 0, v.extents*g.info.ExtentSize, unmapped)
+			v.occupy(pieces, unmapped)
 			// The volume is reported as being created, with its size, since it
 			// was admitted: nothing of that changes here.
 			v.redeem()

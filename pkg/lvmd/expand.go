@@ -137,6 +137,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 				}
 				unclean = g.taken(pieces, v.rec.ClearFrom, after, unmapped)
 				v.extents, v.segments = extents, v.segments+min(more, g.fragments)
+				v.occupy(pieces, unmapped)
 				return []*volume{v}
 			})
 	}

@@ -80,12 +80,14 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 	g.metadata.Seqno = scan.Seqno
 	g.mergePools(scan)
 	g.exists = make(map[string]bool, len(scan.Volumes))
+	g.foreign = 0
 	for i := range scan.Volumes {
 		lv := &scan.Volumes[i]
 		g.exists[lv.Name] = true
 		v := s.model.volumes[lv.Name]
 		if v == nil {
 			if v = s.adopt(g, lv); v == nil {
+				g.foreign += lv.Segments
 				continue
 			}
 			n.adopted = append(n.adopted, v)

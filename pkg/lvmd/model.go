@@ -95,6 +95,8 @@ type group struct {
 	// fragments is in how many pieces a volume of all free extents would lie,
 	// at most.
 	fragments int64
+	// foreign is in how many pieces volumes lie that are not ours.
+	foreign int64
 	// wedged is when LVM stopped answering for this group, or zero.
 	wedged time.Time
 	// stale is set when a command may have changed more than was noticed.

@@ -79,6 +79,7 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 				}
 				s.model.drop(v)
 			}
+			s.model.boundFragments(g)
 			return nil
 		})
 	if err != nil {
