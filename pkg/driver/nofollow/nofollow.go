@@ -39,12 +39,12 @@ func Directory(trusted, path string) (*os.File, error) {
 		return nil, &os.PathError{Op: "openat2", Path: path, Err: unix.EINVAL}
 	}
 	base, relative := split(trusted, path)
-	start, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	start, err := os.OpenFile(base, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: base, Err: err}
+		return nil, err
 	}
-	defer unix.Close(start)
-	fd, err := unix.Openat2(start, relative, &unix.OpenHow{
+	defer start.Close()
+	fd, err := unix.Openat2(int(start.Fd()), relative, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC | unix.O_DIRECTORY,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
