@@ -156,7 +156,7 @@ func (r *Runner) runInShell(ctx context.Context, key, command string, args []str
 	}
 	done := make(chan answered, 1)
 	go func() {
-		err, dead := sh.ask(command, line)
+		dead, err := sh.ask(command, line)
 		done <- answered{err, dead}
 	}()
 	select {
@@ -286,7 +286,7 @@ type answer struct {
 }
 
 // ask runs a command. dead is true when the process cannot be used any more.
-func (sh *shell) ask(command, line string) (err error, dead bool) {
+func (sh *shell) ask(command, line string) (dead bool, err error) {
 	broken := func(what string, err error) error {
 		message := fmt.Sprintf("%s: %v", what, err)
 		if words := lastWords(sh.stderr.String()); words != "" {
@@ -295,25 +295,25 @@ func (sh *shell) ask(command, line string) (err error, dead bool) {
 		return &CommandError{Command: command, ExitCode: -1, Message: message, Err: err}
 	}
 	if _, err := io.WriteString(sh.in, line); err != nil {
-		return broken("the lvm process takes no commands", err), true
+		return true, broken("the lvm process takes no commands", err)
 	}
 	var a answer
 	if err := sh.answers.Decode(&a); err != nil {
-		return broken("the lvm process gave no answer", err), true
+		return true, broken("the lvm process gave no answer", err)
 	}
 	if len(a.Log) == 0 {
-		return broken("the lvm process gave no status", io.ErrUnexpectedEOF), true
+		return true, broken("the lvm process gave no status", io.ErrUnexpectedEOF)
 	}
 	last := a.Log[len(a.Log)-1]
 	if last.Type != "status" || last.Context != "shell" || last.Object != "cmd" || last.Name != command {
-		return broken("the lvm process spoke of something else", fmt.Errorf("%s %s", last.Type, last.Name)), true
+		return true, broken("the lvm process spoke of something else", fmt.Errorf("%s %s", last.Type, last.Name))
 	}
 	var code int
 	if _, err := fmt.Sscanf(last.Code, "%d", &code); err != nil {
-		return broken("the lvm process gave a malformed status", err), true
+		return true, broken("the lvm process gave a malformed status", err)
 	}
 	if code == 1 { // as a process, it would have ended with 0
-		return nil, false
+		return false, nil
 	}
 	words := sh.stderr.String()
 	for _, l := range a.Log {
@@ -321,7 +321,7 @@ func (sh *shell) ask(command, line string) (err error, dead bool) {
 			words += l.Message + "\n"
 		}
 	}
-	return newCommandError(command, code, words), false
+	return false, newCommandError(command, code, words)
 }
 
 // end lets an idle process go.

@@ -1,0 +1,172 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// TestNothingShowsWhateverHappensToAWipe fills raw volumes, and ends their
+// wiping in every way there is before the next generation gets the space.
+func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
+	n := newNode(t)
+	// Slow enough that a wipe can be met in its middle.
+	n.config = "- {name: local, default: true, volumeGroup: carve, wipe: zero, wipeRate: 16Mi}\n"
+	p := n.start()
+	all := p.available()
+	const size = 40 << 20
+	again := func() *process { p.kill(); return n.start() }
+	for i, happens := range []struct {
+		what string
+		do   func(v *lvmdv1.Volume)
+	}{
+		{"the first life of a disk that somebody used", func(v *lvmdv1.Volume) {
+			p.delete(v.GetId())
+		}},
+		{"killed in the middle", func(v *lvmdv1.Volume) {
+			p.delete(v.GetId())
+			time.Sleep(time.Second)
+			p = again()
+		}},
+		{"killed in the middle and the journal lost", func(v *lvmdv1.Volume) {
+			p.delete(v.GetId())
+			time.Sleep(time.Second)
+			p.kill()
+			if err := os.Remove(filepath.Join(n.dir, "state", "journal.db")); err != nil {
+				t.Fatal(err)
+			}
+			p = n.start()
+			p.delete(v.GetId())
+		}},
+		{"removed by hand", func(v *lvmdv1.Volume) {
+			lvmByHand(t, "lvremove", "--yes", "carve/"+v.GetId())
+		}},
+		{"removed by hand while lvmd is away", func(v *lvmdv1.Volume) {
+			p.kill()
+			lvmByHand(t, "lvremove", "--yes", "carve/"+v.GetId())
+			p = n.start()
+		}},
+	} {
+		v := p.create(create("pvc", size, ""))
+		clean(t, v)
+		if t.Failed() {
+			t.Fatalf("before: %s", happens.what)
+		}
+		fill(t, v, byte(0xa1+i))
+		happens.do(v)
+		wait(t, "the space is back: "+happens.what, func() bool { return p.available() == all })
+	}
+	v := p.create(create("last", size/2, ""))
+	clean(t, v)
+	if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: size}); err != nil {
+		t.Fatal(err)
+	}
+	clean(t, v)
+}
+
+func TestAChangedFileIsTakenOver(t *testing.T) {
+	n := newNode(t, "/dev/vdb")
+	p := n.start()
+	v := p.create(create("pvc", 8<<20, ""))
+	change := func(classes string) {
+		t.Helper()
+		file := filepath.Join(n.dir, "lvmd.yaml")
+		// As a ConfigMap changes: another file in its place.
+		if err := os.WriteFile(file+".new", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const local = "- {name: local, default: true, volumeGroup: carve}\n"
+	change("- {name: other, volumeGroup: carve}\n")
+	wait(t, "it is refused", func() bool {
+		c := p.state().GetClasses()
+		return len(c) == 1 && len(c[0].GetConditions()) == 1 && c[0].GetConditions()[0].GetType() == "ConfigurationRefused"
+	})
+	change(local + "- {name: other, volumeGroup: carve}\n")
+	wait(t, "there is another class", func() bool { return len(p.state().GetClasses()) == 2 })
+
+	lvmByHand(t, "vgcreate", "--yes", "carve2", "/dev/vdc")
+	t.Cleanup(func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "carve2")
+		lvmByHand(t, "pvremove", "--yes", "/dev/vdc")
+	})
+	change(local + "- {name: second, volumeGroup: carve2}\n")
+	wait(t, "there is a class in another group", func() bool {
+		c := p.classes()
+		return len(c) == 2 && c[1].GetName() == "second"
+	})
+	r, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
+	if err != nil || r.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+		t.Errorf("%v, error %v", r, err)
+	}
+	change(local + "- {name: third, volumeGroup: carve-no-such-group}\n")
+	wait(t, "the configuration before is back", func() bool {
+		c := p.classes()
+		return len(c) == 2 && len(c[0].GetConditions()) == 1
+	})
+	wait(t, "lvmd serves", p.serving)
+	p.delete(v.GetId())
+	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
+}
+
+// classes are what a watcher is told first, or nothing while lvmd cannot tell.
+func (p *process) classes() []*lvmdv1.DeviceClass {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	w, err := p.client.Watch(ctx, &lvmdv1.WatchRequest{})
+	if err != nil {
+		return nil
+	}
+	r, err := w.Recv()
+	if err != nil {
+		return nil
+	}
+	return r.GetClasses()
+}
+
+func TestAVolumesLifeByHand(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	hand := func(args ...string) string {
+		t.Helper()
+		return byHand(t, "carve-lvmd", append(args, "--socket", filepath.Join(n.dir, "lvmd.sock"))...)
+	}
+	if out := hand("classes"); !contains(out, "local (default)", "carve", "linear") {
+		t.Errorf("classes:\n%s", out)
+	}
+	if out := hand("create", "pvc-1", "32Mi"); !contains(out, "pvc-1", "32Mi", "ext4", "ready") {
+		t.Errorf("create:\n%s", out)
+	}
+	id := p.state().GetVolumes()[0].GetId()
+	if out := hand("expand", id, "48Mi"); !contains(out, "48Mi") {
+		t.Errorf("expand:\n%s", out)
+	}
+	if out := hand("volumes", "--json"); !contains(out, id, `"50331648"`) {
+		t.Errorf("volumes:\n%s", out)
+	}
+	hand("delete", id)
+	if out := hand("volumes"); contains(out, id) {
+		t.Errorf("volumes:\n%s", out)
+	}
+	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
+}
+
+// contains tells whether a text has all the words.
+func contains(text string, words ...string) bool {
+	return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) })
+}
