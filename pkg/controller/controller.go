@@ -92,6 +92,8 @@ func New(o Options) (*Controller, error) {
 		return nil, errors.New("no name for the uplink")
 	case o.NodeServiceAccount == "":
 		return nil, errors.New("no service account for the nodes")
+	case o.ExtenderListen != "" && (o.ExtenderFiles.Certificate == "" || o.ExtenderFiles.Key == ""):
+		return nil, errors.New("no certificate and key to serve the scheduler with: --extender-listen needs --extender-cert-file and --extender-key-file")
 	}
 	c := &Controller{o: o}
 	c.core = &core{

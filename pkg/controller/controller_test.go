@@ -45,14 +45,18 @@ func freeAddress(t *testing.T) string {
 	return lis.Addr().String()
 }
 
-func startReplica(t *testing.T, client *fake.Clientset, name string) *replica {
+func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...func(*Options)) *replica {
 	t.Helper()
 	r := &replica{uplink: freeAddress(t)}
-	c, err := New(Options{
+	o := Options{
 		Client: client, Namespace: "carve-system", UplinkListen: r.uplink, UplinkHost: "carve-uplink.test",
 		NodeServiceAccount: "carve-node", Identity: name, LeaderElect: true, CompleteBinding: true,
 		Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
-	})
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	c, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

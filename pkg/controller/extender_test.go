@@ -1,21 +1,33 @@
 package controller
 
 import (
+	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/scheduler/extender"
 )
 
 func claimVolume(name string) v1.Volume {
@@ -131,6 +143,66 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 	a := h.leader()
 	h.selectNode("b", "n1")
 	h.eventually("the leader's provisioner takes over", func() bool { return a.provisioner.busy("uid-b") || h.volumes() == 1 })
+}
+
+// servingPair writes a key pair for 127.0.0.1, and returns a client that trusts it.
+func servingPair(t *testing.T) (extender.Files, *http.Client) {
+	t.Helper()
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(server.Close)
+	pair := server.TLS.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	files := extender.Files{Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
+	for path, block := range map[string]*pem.Block{
+		files.Certificate: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]},
+		files.Key:         {Type: "PRIVATE KEY", Bytes: key},
+	} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files, server.Client()
+}
+
+func TestEveryReplicaAnswersTheScheduler(t *testing.T) {
+	client := realisticClient(t)
+	files, scheduler := servingPair(t)
+	for _, name := range []string{"one", "two"} {
+		address := freeAddress(t)
+		startReplica(t, client, name, func(o *Options) { o.ExtenderListen, o.ExtenderFiles = address, files })
+		body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: &v1.Pod{}, NodeNames: &[]string{"n1", "n2"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var result extenderv1.ExtenderFilterResult
+		eventually(t, "replica "+name+" answers", func() bool {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address+"/filter", bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := scheduler.Do(req)
+			if err != nil {
+				return false
+			}
+			defer res.Body.Close()
+			return res.StatusCode == http.StatusOK && json.NewDecoder(res.Body).Decode(&result) == nil
+		})
+		if result.NodeNames == nil || !slices.Equal(*result.NodeNames, []string{"n1", "n2"}) {
+			t.Errorf("replica %s: %+v", name, result)
+		}
+	}
+}
+
+func TestWithoutAKeyPairTheSchedulerIsNotServed(t *testing.T) {
+	_, err := New(Options{Client: fake.NewClientset(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+		ExtenderListen: ":0", Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	if err == nil {
+		t.Error("made a controller")
+	}
 }
 
 func TestTheExampleForTheSchedulerIsWhatItReads(t *testing.T) {
