@@ -39,6 +39,9 @@ func (s *Service) changeBy(ctx context.Context, g *group, steps uint64, delta in
 	g.accounted = false
 	s.model.mu.Unlock()
 	err = run(s.work)
+	if err != nil {
+		s.doubt(g)
+	}
 	switch {
 	case errors.Is(err, lvm.ErrTimedOut):
 		s.wedge(g, err)
@@ -127,6 +130,7 @@ func (s *Service) rescan(g *group, applied func() []*volume) error {
 		}
 		return fmt.Errorf("scanning volume group %q: %w", g.name, err)
 	}
+	s.resume(g, found)
 	devices, metadata := s.devicesOf(found), s.metadataOf(found)
 	s.model.mu.Lock()
 	var changed []*volume

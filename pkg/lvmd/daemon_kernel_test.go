@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,26 +26,53 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// TestMain lets the test binary, called lvm, stand in for the real program,
-// see hangable.
+// TestMain lets the test binary, called lvm, stand in for the real program, see
+// hangable and slay, and called mortal-lvmd for lvmd, see mortal.
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) != "lvm" {
-		os.Exit(m.Run())
+	// Who traces a process must do so from one thread.
+	runtime.LockOSThread()
+	switch filepath.Base(os.Args[0]) {
+	case "mortal-lvmd":
+		fmt.Fprintln(os.Stderr, mortal(os.Args[1], os.Args[2]))
+		os.Exit(1)
+	case "lvm":
+		beLVM(filepath.Dir(os.Args[0]))
+		os.Exit(1)
 	}
-	for _, err := os.Stat(filepath.Join(filepath.Dir(os.Args[0]), "hang")); err == nil; {
+	os.Exit(m.Run())
+}
+
+// beLVM is the real lvm, but for what the files in the folder demand.
+func beLVM(dir string) {
+	for _, err := os.Stat(filepath.Join(dir, "hang")); err == nil; {
 		time.Sleep(100 * time.Millisecond)
-		_, err = os.Stat(filepath.Join(filepath.Dir(os.Args[0]), "hang"))
+		_, err = os.Stat(filepath.Join(dir, "hang"))
+	}
+	if _, err := os.Stat(filepath.Join(dir, "babble")); err == nil {
+		line := []byte(strings.Repeat("  WARNING: a lot to complain about. ", 30) + "\n")
+		for written := 0; written < 1<<20; written += len(line) {
+			os.Stderr.Write(line)
+		}
+	}
+	if slay(dir) {
+		return
 	}
 	path, err := exec.LookPath("lvm")
 	if err == nil {
 		err = syscall.Exec(path, os.Args, os.Environ())
 	}
 	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
 }
 
 // hangable gives lvmd an lvm that hangs while the returned file exists.
 func (n *node) hangable() (file string) {
+	n.t.Helper()
+	n.standIn()
+	return filepath.Join(n.dir, "hang")
+}
+
+// standIn gives lvmd an lvm that does what files in the node's folder demand.
+func (n *node) standIn() {
 	n.t.Helper()
 	self, err := os.Executable()
 	if err == nil {
@@ -54,7 +82,6 @@ func (n *node) hangable() (file string) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return filepath.Join(n.dir, "hang")
 }
 
 // patience bounds waits: the machine is emulated.
@@ -63,7 +90,10 @@ const patience = 2 * time.Minute
 // byHand runs a program as an administrator would and returns its output.
 func byHand(t testing.TB, name string, args ...string) string {
 	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
+	cmd := exec.Command(name, args...)
+	// dmsetup leaves device nodes to udev unless it is told that there is none.
+	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
 	}
@@ -136,14 +166,18 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-func (n *node) command() *exec.Cmd {
-	file := filepath.Join(n.dir, "lvmd.yaml")
+func (n *node) writeConfig() (file string) {
+	file = filepath.Join(n.dir, "lvmd.yaml")
 	contents := "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n" + n.config
 	if err := os.WriteFile(file, []byte(contents), 0o600); err != nil {
 		n.t.Fatal(err)
 	}
+	return file
+}
+
+func (n *node) command() *exec.Cmd {
 	args := []string{
-		"--config", file, "--socket", filepath.Join(n.dir, "lvmd.sock"), "--state-dir", filepath.Join(n.dir, "state"),
+		"--config", n.writeConfig(), "--socket", filepath.Join(n.dir, "lvmd.sock"), "--state-dir", filepath.Join(n.dir, "state"),
 		"--controller=", "--ops-listen=",
 	}
 	if n.debug {
@@ -161,7 +195,14 @@ func (n *node) command() *exec.Cmd {
 // start starts an lvmd and waits until it serves.
 func (n *node) start() *process {
 	n.t.Helper()
-	p := &process{node: n, cmd: n.command(), exited: make(chan error, 1), log: &output{}}
+	_ = os.Remove(filepath.Join(n.dir, "died"))
+	return n.launch(n.command())
+}
+
+// launch starts a process that serves as lvmd does, or dies before.
+func (n *node) launch(cmd *exec.Cmd) *process {
+	n.t.Helper()
+	p := &process{node: n, cmd: cmd, exited: make(chan error, 1), log: &output{}}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		n.t.Fatal(err)
@@ -186,6 +227,9 @@ func (n *node) start() *process {
 		select {
 		case err := <-p.exited:
 			p.exited <- err
+			if n.read("died") != "" {
+				return true // as it was to
+			}
 			n.t.Fatalf("lvmd ended: %v\n%s", err, p.log)
 		default:
 		}

@@ -15,6 +15,10 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
+// frailStart is where a frail disk lies on the disk below, in sectors, so that
+// LVM does not find the same physical volume on both.
+const frailStart = 8192
+
 // frail is a disk that can be made to fail and to work again.
 type frail struct {
 	t       testing.TB
@@ -35,9 +39,9 @@ func newFrail(t testing.TB, disk string) *frail {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &frail{t: t, name: "carve-frail", sectors: size / 512, disk: disk}
-	byHand(t, "dmsetup", "create", "--noudevsync", f.name, "--table", f.table("linear "+disk+" 0"))
-	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", f.name) })
+	f := &frail{t: t, name: "carve-frail", sectors: size/512 - frailStart, disk: disk}
+	byHand(t, "dmsetup", "create", f.name, "--table", f.table(f.linear()))
+	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--retry", f.name) })
 	return f
 }
 
@@ -50,11 +54,13 @@ func (f *frail) set(target string) {
 	f.t.Helper()
 	byHand(f.t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", f.name)
 	byHand(f.t, "dmsetup", "load", f.name, "--table", f.table(target))
-	byHand(f.t, "dmsetup", "resume", "--noudevsync", f.name)
+	byHand(f.t, "dmsetup", "resume", f.name)
 }
 
 func (f *frail) fail() { f.set("error") }
-func (f *frail) work() { f.set("linear " + f.disk + " 0") }
+func (f *frail) work() { f.set(f.linear()) }
+
+func (f *frail) linear() string { return fmt.Sprintf("linear %s %d", f.disk, frailStart) }
 
 func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 	disk := newFrail(t, "/dev/vdc")

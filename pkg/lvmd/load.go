@@ -181,7 +181,7 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 			if !isOurs(lv.Tags) || lv.Attr.SkipActivation {
 				continue
 			}
-			if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {
+			if d, err := s.lvm.Device(g.Name, lv.Name); err != nil || d.Suspended {
 				inactive = append(inactive, g.Name)
 				break
 			}

@@ -101,6 +101,9 @@ type group struct {
 	wedged time.Time
 	// stale is set when a command may have changed more than was noticed.
 	stale bool
+	// doubtful is set when a command of ours failed, until devices that it may
+	// have left suspended are resumed.
+	doubtful bool
 	// recheck is set when a device came or went since the scan at scanned.
 	recheck bool
 	scanned time.Time

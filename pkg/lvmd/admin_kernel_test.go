@@ -1,0 +1,120 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// has tells whether lvmd lists a volume.
+func (p *process) has(id string) bool {
+	p.t.Helper()
+	return slices.ContainsFunc(p.state().GetVolumes(), func(v *lvmdv1.Volume) bool { return v.GetId() == id })
+}
+
+func TestAVolumeThatAnAdministratorRemovedIsGone(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	lvmByHand(t, "lvremove", "--yes", n.group+"/"+v.GetId())
+	wait(t, "it is gone and its room is back", func() bool { return !p.has(v.GetId()) && p.available() == all })
+	again := p.create(create("pvc-1", 8<<20, ""))
+	if again.GetId() == v.GetId() {
+		t.Errorf("volume %v", again)
+	}
+	clean(t, again)
+}
+
+func TestAVolumeThatAnAdministratorRenamedIsGoneUntilItHasItsNameBack(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	fill(t, v, 0x5a)
+	lvmByHand(t, "lvrename", n.group, v.GetId(), "renamed")
+	wait(t, "it is gone", func() bool { return !p.has(v.GetId()) })
+	if got := p.available(); got != all-8<<20 {
+		t.Errorf("%d bytes are available, and its room is taken", got)
+	}
+	lvmByHand(t, "lvrename", n.group, "renamed", v.GetId())
+	wait(t, "it is back", func() bool { return p.has(v.GetId()) })
+	if got := p.create(create("pvc-1", 8<<20, "")); got.GetId() != v.GetId() {
+		t.Errorf("volume %v", got)
+	}
+	checkFilled(t, v, 0x5a, 8<<20)
+}
+
+func TestAGroupThatAnAdministratorRenamedIsMissingUntilItHasItsNameBack(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	all := p.available()
+	lvmByHand(t, "vgrename", n.group, "renamed")
+	restored := false
+	t.Cleanup(func() {
+		if !restored {
+			lvmByHand(t, "vgrename", "renamed", n.group)
+		}
+	})
+	wait(t, "the class has no room and a condition", func() bool {
+		return p.available() == 0 && len(p.state().GetClasses()[0].GetConditions()) > 0
+	})
+	if _, err := p.client.CreateVolume(t.Context(), create("pvc-2", 8<<20, "")); status.Code(err) != codes.Unavailable {
+		t.Errorf("a create there: %v", err)
+	}
+	if !p.has(v.GetId()) {
+		t.Error("its volume is forgotten")
+	}
+	lvmByHand(t, "vgrename", "renamed", n.group)
+	restored = true
+	wait(t, "all is as before", func() bool { return p.available() == all && len(p.state().GetClasses()[0].GetConditions()) == 0 })
+	p.delete(v.GetId())
+	wait(t, "it can be deleted", func() bool { return len(n.leftovers()) == 0 })
+}
+
+// commands counts the LVM commands that lvmd has run.
+func (p *process) commands() int { return strings.Count(p.log.String(), `"msg":"lvm"`) }
+
+func TestAnIdleLvmdRunsNothing(t *testing.T) {
+	n := newNode(t)
+	n.debug = true
+	p := n.start()
+	p.create(create("pvc-1", 8<<20, ""))
+	before := p.commands()
+	if before == 0 {
+		t.Fatal("the commands are not in the log")
+	}
+	for range 5 {
+		p.state()
+		if p.dead(1e9) {
+			t.Fatal("lvmd ended")
+		}
+	}
+	if got := p.commands() - before; got > 0 {
+		t.Errorf("%d commands in 5 s of nothing to do", got)
+	}
+}
+
+func TestAMegabyteOfComplaintsIsNoHindrance(t *testing.T) {
+	n := newNode(t)
+	n.standIn()
+	p := n.start()
+	if err := os.WriteFile(filepath.Join(n.dir, "babble"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.delete(p.create(create("pvc-1", 8<<20, "")).GetId())
+	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
+	if len(p.log.String()) > 1<<18 {
+		t.Errorf("lvmd's log has %d bytes", len(p.log.String()))
+	}
+}

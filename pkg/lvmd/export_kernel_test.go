@@ -1,0 +1,6 @@
+//go:build kernel
+
+package lvmd
+
+// DieAt has f called at every place to die at, see crash.
+func (o *Options) DieAt(f func(place string)) { o.crashPoint = f }
