@@ -94,7 +94,7 @@ func (i scopedInformer) remember(r cache.ResourceEventHandlerRegistration, err e
 	if err == nil {
 		i.s.mu.Lock()
 		defer i.s.mu.Unlock()
-		i.s.handlers = append(i.s.handlers, func() { _ = i.SharedIndexInformer.RemoveEventHandler(r) })
+		i.s.handlers = append(i.s.handlers, func() { _ = i.RemoveEventHandler(r) })
 	}
 	return r, err
 }

@@ -87,11 +87,13 @@ func (l *Ledger) Score(nodes []string, demands []Demand, most int64) map[string]
 			if known[i] = ok; !ok {
 				continue
 			}
-			switch values[i] = room.Available; d.Policy {
+			switch d.Policy {
 			case LeastFree:
 				values[i] = -room.Available
 			case FewestVolumes:
 				values[i] = -int64(len(l.nodes[name].report.Volumes) + len(l.nodes[name].claims))
+			case MostFree, "":
+				values[i] = room.Available
 			}
 			if !found {
 				low, high, found = values[i], values[i], true
