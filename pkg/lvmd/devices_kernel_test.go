@@ -208,6 +208,38 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 	}
 }
 
+func TestAClassSpansTwoGroupsThatLvmdMade(t *testing.T) {
+	n := bareNode(t, "", "/dev/vdb", "/dev/vdc")
+	n.config = "- {name: local, default: true, volumeGroups: [carve, second]}\nvolumeGroups:\n" +
+		"- {name: carve, devices: [{path: /dev/vdb}]}\n- {name: second, devices: [{path: '/dev/vd[bc]'}]}\n"
+	p := n.start()
+	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "--force", "--force", "second") })
+	// A device that two groups select is the first one's.
+	if got := n.physicalVolumes(); got != "/dev/vdb carve /dev/vdc second" {
+		t.Fatalf("physical volumes %q", got)
+	}
+	c := p.state().GetClasses()[0]
+	if len(c.GetGroups()) != 2 || c.GetAvailableBytes() != 2*c.GetMaximumVolumeSizeBytes() {
+		t.Errorf("class %v", c)
+	}
+	first := p.create(create("a", 64<<20, "ext4"))
+	second := p.create(create("b", 32<<20, "ext4"))
+	if first.GetVgName() == second.GetVgName() {
+		t.Errorf("both volumes are in %s, although the other group had more room", first.GetVgName())
+	}
+	most := p.state().GetClasses()[0].GetMaximumVolumeSizeBytes()
+	if largest := p.create(create("c", most, "ext4")); largest.GetVgName() != second.GetVgName() || largest.GetSizeBytes() != most {
+		t.Errorf("largest volume %v", largest)
+	}
+	p.kill()
+	p = n.start()
+	list, err := p.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
+	if err != nil || len(list.GetVolumes()) != 3 {
+		t.Errorf("volumes %v, error %v", list, err)
+	}
+	p.kill()
+}
+
 func TestAGroupOnPersistentMemoryIsMadeForHugePages(t *testing.T) {
 	n := bareNode(t, "{name: carve, medium: pmem, devices: [{path: '/dev/pmem*'}, {path: /dev/vdb}]}", "/dev/pmem0", "/dev/vdb")
 	n.config = strings.Replace(n.config, "volumeGroup: carve", "volumeGroup: carve, medium: pmem", 1)
