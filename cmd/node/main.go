@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/privilege"
 	"github.com/carve-csi/carve/pkg/logging"
 	"github.com/carve-csi/carve/pkg/ops"
 )
@@ -30,11 +31,13 @@ type options struct {
 	maxVolumes                                    int64
 	opsListen, metricsTokenFile                   string
 	logging                                       *logging.Options
+	// reduce gives up the process's privileges that the plugin does not need.
+	reduce func() error
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := command().ExecuteContext(ctx)
+	err := command(func() error { return privilege.Reduce(driver.Capabilities...) }).ExecuteContext(ctx)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "carve-node:", err)
@@ -42,8 +45,8 @@ func main() {
 	}
 }
 
-func command() *cobra.Command {
-	var o options
+func command(reduce func() error) *cobra.Command {
+	o := options{reduce: reduce}
 	c := &cobra.Command{
 		Use:   "carve-node",
 		Short: "Carve's CSI node plugin: checks and mounts the volumes that lvmd carved",
@@ -113,6 +116,10 @@ func run(ctx context.Context, o options) error {
 	}
 
 	log.Info("starting", "version", version)
+	// Not every kernel and sandbox lets go; the plugin works as well then.
+	if err := o.reduce(); err != nil {
+		log.Warn("the plugin keeps all its privileges", "error", err)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Serve(ctx) })
 	group.Go(func() error {

@@ -34,7 +34,7 @@ func TestBadFlagsAreRefused(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := command()
+			c := command(func() error { return nil })
 			c.SetArgs(tt.args)
 			err := c.ExecuteContext(t.Context())
 			if err == nil || !strings.Contains(err.Error(), tt.words) {
@@ -49,7 +49,7 @@ func TestItIsReadyOnceRegisteredAndStopsSoon(t *testing.T) {
 	address := freeAddress(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	c := command()
+	c := command(func() error { return nil })
 	c.SetArgs([]string{
 		"--node-name=node-1", "--kubelet-dir=" + m.KubeletDir, "--csi-socket=" + m.CSISocket(), "--kubelet-socket-path=" + m.CSISocket(),
 		"--registration-dir=" + filepath.Dir(m.RegistrationSocket()), "--lvmd-socket=" + m.LVMDSocket(), "--ops-listen=" + address,

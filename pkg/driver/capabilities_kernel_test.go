@@ -1,0 +1,225 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/privilege"
+)
+
+// Environment of a process that is to be a plugin instead of a test.
+const (
+	pluginDir  = "CARVE_TEST_PLUGIN_DIR"
+	pluginCaps = "CARVE_TEST_PLUGIN_CAPABILITIES"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(pluginDir); dir != "" {
+		if err := bePlugin(dir, os.Getenv(pluginCaps)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// bePlugin is a node plugin with some capabilities only, until SIGTERM.
+func bePlugin(dir, caps string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	var keep []int
+	for _, s := range strings.Fields(caps) {
+		c, err := strconv.Atoi(s)
+		if err != nil {
+			return err
+		}
+		keep = append(keep, c)
+	}
+	if err := privilege.Reduce(keep...); err != nil {
+		return err
+	}
+	if err := reduced(keep); err != nil {
+		return err
+	}
+	conn, err := driver.DialLVMD(filepath.Join(dir, "lvmd.sock"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	kubelet := filepath.Join(dir, "kubelet")
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	metrics := driver.NewMetrics()
+	node, err := driver.New(ctx, driver.Options{
+		NodeName: drivertest.NodeName, KubeletDir: kubelet, LVMD: lvmdv1.NewLVMDClient(conn),
+		Mounts: mount.System{Trusted: kubelet}, FileSystems: driver.SystemFileSystems{}, Metrics: metrics, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	return driver.Plugin{
+		CSISocket: filepath.Join(dir, "reduced.sock"), Node: node, Metrics: metrics, Log: log,
+		Identity:     driver.NewIdentity("test", func(context.Context) error { return nil }),
+		Registration: driver.NewRegistration("", metrics, log),
+	}.Serve(ctx)
+}
+
+// reduced looks at every thread of the process.
+func reduced(keep []int) error {
+	var want uint64
+	for _, c := range keep {
+		want |= 1 << c
+	}
+	status, err := filepath.Glob("/proc/self/task/*/status")
+	if err != nil || len(status) < 2 {
+		return fmt.Errorf("threads %q, %w", status, err)
+	}
+	for _, file := range status {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		for _, line := range []string{
+			fmt.Sprintf("CapEff:\t%016x", want), fmt.Sprintf("CapPrm:\t%016x", want), fmt.Sprintf("CapBnd:\t%016x", want), "NoNewPrivs:\t1",
+		} {
+			if !strings.Contains(string(content), line+"\n") {
+				return fmt.Errorf("%s has no %q:\n%s", file, line, content)
+			}
+		}
+	}
+	return nil
+}
+
+func TestRealReducedCapabilities(t *testing.T) {
+	m := drivertest.NewRealMachine(t, "/dev/vdb", "disk")
+	t.Run("all that are kept are enough", func(t *testing.T) {
+		r := reducedPlugin(t, m, driver.Capabilities)
+		r.must(r.everything())
+	})
+	for i, c := range driver.Capabilities {
+		t.Run(fmt.Sprintf("without capability %d it does not work", c), func(t *testing.T) {
+			var fewer []int
+			for j, other := range driver.Capabilities {
+				if j != i {
+					fewer = append(fewer, other)
+				}
+			}
+			r := reducedPlugin(t, m, fewer)
+			if err := r.everything(); err == nil {
+				t.Error("it did")
+			}
+			points, err := m.Mounts.Below(m.KubeletDir)
+			r.must(err)
+			for _, p := range points {
+				r.must(unix.Unmount(p.Path, 0))
+			}
+		})
+	}
+}
+
+// reducedPlugin starts a plugin of its own process on the machine.
+func reducedPlugin(t *testing.T, m *drivertest.Machine, capabilities []int) *real {
+	t.Helper()
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), pluginDir+"="+m.Dir, pluginCaps+"="+strings.Trim(fmt.Sprint(capabilities), "[]"))
+	command.Stderr = m.Log
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("unix:"+filepath.Join(m.Dir, "reduced.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		_ = command.Process.Signal(syscall.SIGTERM)
+		if err := command.Wait(); err != nil {
+			t.Errorf("the plugin: %v", err)
+		}
+	})
+	return &real{kubelet{
+		Plugin: &drivertest.Plugin{NodeClient: csi.NewNodeClient(conn), IdentityClient: csi.NewIdentityClient(conn)},
+		t:      t, machine: m, size: 320 * mib,
+	}}
+}
+
+// everything is what a plugin has to be able to do. It returns the first
+// error, and deletes its volumes.
+func (r *real) everything() error {
+	for _, fsType := range []string{"ext4", "xfs", ""} {
+		if err := r.wholeLife(fsType); err != nil {
+			return fmt.Errorf("%q: %w", fsType, err)
+		}
+	}
+	return nil
+}
+
+func (r *real) wholeLife(fsType string) error {
+	v := r.volume(fmt.Sprint("reduced", fsType, time.Now().UnixNano()), fsType)
+	defer r.deleteLater(v)
+	target := r.target(v, "pod")
+	if err := errors.Join(r.stage(v, access(v)), r.publish(v, "pod", access(v), false)); err != nil {
+		return err
+	}
+	if fsType != "" {
+		// An application's own directory.
+		r.must(errors.Join(os.Chown(target, 1000, 1000), os.Chmod(target, 0o700)))
+		r.write(filepath.Join(target, "kept"), "content")
+	}
+	if _, err := r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * r.size}); err != nil {
+		return err
+	}
+	if _, err := r.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{
+		VolumeId: v.GetId(), VolumePath: target, StagingTargetPath: r.staging(v),
+	}); err != nil {
+		return err
+	}
+	if _, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: target}); err != nil {
+		return err
+	}
+	if fsType != "" {
+		r.shutDown(r.staging(v))
+	}
+	if err := errors.Join(r.unpublish(v, "pod"), r.unstage(v)); err != nil {
+		return err
+	}
+	// The check after an unclean stop, and read-only.
+	if err := errors.Join(r.stage(v, access(v)), r.publish(v, "pod", access(v), true)); err != nil {
+		return err
+	}
+	if fsType != "" {
+		r.wantFile(filepath.Join(target, "kept"), "content")
+	}
+	if _, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()}); err != nil {
+		return err
+	}
+	return errors.Join(r.unpublish(v, "pod"), r.unstage(v))
+}
+
+// deleteLater deletes a volume at the test's end, when nothing is mounted.
+func (r *real) deleteLater(v *lvmdv1.Volume) {
+	r.t.Cleanup(func() { r.delete(v) })
+}
