@@ -100,6 +100,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	g := v.group
 	s.model.mu.Lock()
 	before, after := v.extents*g.info.ExtentSize, extents*g.info.ExtentSize
+	takes := v.grows(more)
 	clearing := v.pool == nil && s.model.mustBeClean(v.rec.Ident)
 	s.model.mu.Unlock()
 	defer s.unclaim(v)
@@ -117,7 +118,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	var unmapped error
 	var unclean spans
 	if err == nil {
-		err = s.change(ctx, g, -v.grows(more),
+		err = s.change(ctx, g, -takes,
 			func(ctx context.Context) error {
 				s.model.mu.Lock()
 				on := v.planGrowth(more)

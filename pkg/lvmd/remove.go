@@ -59,6 +59,7 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 	ids := make([]string, len(batch))
 	var extents int64
 	steps := uint64(1)
+	s.model.mu.Lock()
 	if batch[0].pool != nil {
 		steps = lvm.ThinSteps * uint64(len(batch))
 	}
@@ -66,6 +67,7 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 		ids[i] = v.rec.ID
 		extents += v.takes(v.extents)
 	}
+	s.model.mu.Unlock()
 	err := s.changeBy(ctx, g, steps, extents,
 		func(ctx context.Context) error { return s.lvm.Remove(ctx, g.name, ids) },
 		func() []*volume {
