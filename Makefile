@@ -81,27 +81,22 @@ test-race: deps ## The same with the race detector
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too
 	cd e2e && $(GO) run ./cmd/vmtest -with lvmd,node $(VM_TESTS)
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m ./powercut
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
 
 # Rounds of power cuts in a soak.
 ROUNDS    ?= 50
 
 .PHONY: soak
-soak: ## What takes long: many power cuts, lvmd and LVM killed at every place (ROUNDS=n)
+soak: ## What takes long: many power cuts, lvmd and LVM killed everywhere, a cluster's life (ROUNDS=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 3h -with lvmd -env CARVE_SOAK=1 -run 'Killed|Soak' ../pkg/lvmd
 	CARVE_SOAK=1 $(GO) test -count=1 -timeout 1h -run 'Cycles' ./pkg/lvmd
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 1h -v ./cluster
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
 	cd e2e && $(GO) test -tags e2e -count=1 ./netns ./controlplane
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 55m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
-
-.PHONY: soak
-soak: ## What takes hours: 60 power cuts under load (ROUNDS=n), a cluster's whole life
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(or $(ROUNDS),60)
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 1h -v ./cluster
 
 .PHONY: bench
 bench: bench-lvmd bench-mount bench-controller bench-pod ## All measurements, each a ratio within one run
