@@ -22,6 +22,9 @@ const (
 	dmSuspendFlag  = 1 << 1
 	dmStatusTable  = 1 << 4
 	dmTableCutOff  = 1 << 8
+	// dmNoFlush leaves what a target has not written unwritten: asking for its
+	// status must not cost a commit.
+	dmNoFlush = 1 << 11
 	// sector is the unit of all positions in tables, in bytes.
 	sector = 512
 )
@@ -93,18 +96,36 @@ func dmTable(name string) ([]dmTarget, error) {
 		return nil, fmt.Errorf("device-mapper name %q is too long", name)
 	}
 	copy(d.name[:], name)
-	return readTable(d)
+	return readTable(d, dmStatusTable)
+}
+
+// dmTableStatus asks for the status of a device of one target: the target's
+// kind and what it says of itself. It runs nothing and reads no disk.
+func dmTableStatus(name string) (kind, params string, err error) {
+	var d dmIoctl
+	if len(name) >= len(d.name) {
+		return "", "", fmt.Errorf("device-mapper name %q is too long", name)
+	}
+	copy(d.name[:], name)
+	targets, err := readTable(d, dmNoFlush)
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %w", name, err)
+	}
+	if len(targets) != 1 {
+		return "", "", fmt.Errorf("device-mapper device %s has %d targets, want one", name, len(targets))
+	}
+	return targets[0].kind, targets[0].params, nil
 }
 
 // dmTableOf asks for the table of a device by its number.
 func dmTableOf(n deviceNumber) ([]dmTarget, error) {
-	return readTable(dmIoctl{dev: unix.Mkdev(n.major, n.minor)})
+	return readTable(dmIoctl{dev: unix.Mkdev(n.major, n.minor)}, dmStatusTable)
 }
 
 // maxTable bounds a table's size; a volume of 10,000 pieces takes 1 MB.
 const maxTable = 64 << 20
 
-func readTable(ask dmIoctl) ([]dmTarget, error) {
+func readTable(ask dmIoctl, flags uint32) ([]dmTarget, error) {
 	control, err := os.OpenFile(dmControl, os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -117,7 +138,7 @@ func readTable(ask dmIoctl) ([]dmTarget, error) {
 		buffer := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), size)
 		d := (*dmIoctl)(unsafe.Pointer(&words[0]))
 		*d = ask
-		d.version, d.dataSize, d.dataStart, d.flags = [3]uint32{4, 0, 0}, uint32(size), uint32(header), dmStatusTable
+		d.version, d.dataSize, d.dataStart, d.flags = [3]uint32{4, 0, 0}, uint32(size), uint32(header), flags
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, control.Fd(), dmTableCommand, uintptr(unsafe.Pointer(&words[0])))
 		runtime.KeepAlive(control)
 		switch {
