@@ -85,7 +85,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 				t.Error(err)
 			}
 			var stat syscall.Statfs_t
-			if err := syscall.Statfs(restored, &stat); err != nil || int64(stat.Blocks)*stat.Bsize < 340<<20 {
+			if err := syscall.Statfs(restored, &stat); err != nil || int64(stat.Blocks)*stat.Bsize < 330<<20 {
 				t.Errorf("%d bytes, error %v", int64(stat.Blocks)*stat.Bsize, err)
 			}
 			unmount()
