@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -136,57 +137,143 @@ func TestNoLayoutShowsAByteOfAnEarlierVolume(t *testing.T) {
 	wait(t, "the space is back", func() bool { return p.available() == all })
 }
 
+// leg puts a device-mapper device over a disk, which can then fail. It begins
+// within the disk, which would else look like a second one with the same
+// contents.
+func leg(t *testing.T, disk string) (path string, fail, work func()) {
+	t.Helper()
+	const name, sectors = "carve-frail-leg", "94208"
+	works := "linear " + disk + " 4096"
+	byHand(t, "dmsetup", "create", name, "--noudevsync", "--table", "0 "+sectors+" "+works)
+	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", name) })
+	set := func(target string) {
+		byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", name)
+		byHand(t, "dmsetup", "load", name, "--table", "0 "+sectors+" "+target)
+		byHand(t, "dmsetup", "resume", "--noudevsync", name)
+	}
+	return "/dev/mapper/" + name, func() { set("error") }, func() { set(works) }
+}
+
+// conditions are those of all volumes.
+func (p *process) conditions() string {
+	p.t.Helper()
+	var all []string
+	for _, v := range p.state().GetVolumes() {
+		for _, c := range v.GetConditions() {
+			all = append(all, c.GetType())
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+// overwrite writes a file, durably.
+func overwrite(t *testing.T, file, contents string) {
+	t.Helper()
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(contents); err != nil {
+		t.Error(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	devices := spares(t, 48, 48, 48)
-	const frail = "carve-frail-leg"
-	sectors := strings.TrimSpace(byHand(t, "blockdev", "--getsz", devices[0]))
-	byHand(t, "dmsetup", "create", frail, "--noudevsync", "--table", "0 "+sectors+" linear "+devices[0]+" 0")
-	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", frail) })
-	set := func(target string) {
-		byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", frail)
-		byHand(t, "dmsetup", "load", frail, "--table", "0 "+sectors+" "+target)
-		byHand(t, "dmsetup", "resume", "--noudevsync", frail)
-	}
-	n := newNode(t, "/dev/mapper/"+frail, devices[1], devices[2])
+	frail, fail, work := leg(t, devices[0])
+	n := newNode(t, frail, devices[1], devices[2])
 	n.config = "- {name: raid5, default: true, volumeGroup: carve, type: raid5, stripes: 2}\n"
 	p := n.start()
 	v := p.create(create("pvc-1", 24<<20, "ext4"))
 	dir, unmount := mount(t, v)
-	conditions := func() string {
-		var all []string
-		for _, v := range p.state().GetVolumes() {
-			for _, c := range v.GetConditions() {
-				all = append(all, c.GetType())
-			}
-		}
-		return strings.Join(all, " ")
-	}
-	wait(t, "the parity is true", func() bool { return conditions() == "" })
+	wait(t, "the parity is true", func() bool { return p.conditions() == "" })
 	file := filepath.Join(dir, "data")
-	write := func(s string) {
-		t.Helper()
-		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.WriteString(s); err != nil {
-			t.Error(err)
-		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	write("before")
-	set("error")
-	write("behind")
-	wait(t, "the loss is told", func() bool { return strings.Contains(conditions(), "Degraded") })
+	overwrite(t, file, "before")
+	fail()
+	overwrite(t, file, "behind")
+	wait(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
 	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
 		t.Errorf("%q, error %v", b, err)
 	}
 	unmount()
-	set("linear " + devices[0] + " 0")
+	work()
 	lvmByHand(t, "lvchange", "--refresh", "carve/"+v.GetId())
-	wait(t, "the disk is back", func() bool { return conditions() == "" })
+	wait(t, "the disk is back", func() bool { return p.conditions() == "" })
 	p.delete(v.GetId())
 	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+}
+
+// TestADeadDiskOfARAIDClassIsReplaced goes the way that docs/operations.md
+// tells administrators.
+func TestADeadDiskOfARAIDClassIsReplaced(t *testing.T) {
+	devices := spares(t, 48, 48, 48)
+	frail, fail, work := leg(t, devices[0])
+	t.Cleanup(func() { byHand(t, "wipefs", "--all", devices[2]) })
+	n := newNode(t, frail, devices[1])
+	n.config = "- {name: raid1, default: true, volumeGroup: carve, type: raid1}\n"
+	t.Cleanup(func() { // It is to be a physical volume again, as the node made it.
+		work()
+		byHand(t, "wipefs", "--all", frail)
+		lvmByHand(t, "pvcreate", "--yes", frail)
+	})
+	p := n.start()
+	v := p.create(create("pvc-1", 20<<20, "ext4"))
+	dir, unmount := mount(t, v)
+	file := filepath.Join(dir, "data")
+	overwrite(t, file, "before")
+	fail()
+	overwrite(t, file, "behind")
+	wait(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
+	lvmByHand(t, "vgreduce", "--yes", "--removemissing", "--force", "carve")
+	lvmByHand(t, "vgextend", "--yes", "carve", devices[2])
+	lvmByHand(t, "lvconvert", "--yes", "--repair", "carve/"+v.GetId(), devices[2])
+	wait(t, "the volume is whole", func() bool { return p.conditions() == "" })
+	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
+		t.Errorf("%q, error %v", b, err)
+	}
+	if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 28 << 20}); err != nil {
+		t.Error(err)
+	}
+	unmount()
+	p.delete(v.GetId())
+	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+}
+
+func TestStripedPersistentMemoryIsMapped(t *testing.T) {
+	var slices []string
+	for i := range 2 {
+		name := fmt.Sprintf("carve-pmem-%d", i)
+		// 100 MiB each, beginning at multiples of 2 MiB, and not with the device:
+		// it would look like a second one with the same contents.
+		byHand(t, "dmsetup", "create", name, "--noudevsync", "--table", fmt.Sprintf("0 204800 linear /dev/pmem0 %d", 4096+i*204800))
+		t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", name) })
+		slices = append(slices, "/dev/mapper/"+name)
+	}
+	n := newNode(t)
+	lvmByHand(t, "vgcreate", "--yes", "--physicalextentsize", "4m", "--dataalignment", "2m", "pmem", slices[0], slices[1])
+	t.Cleanup(func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "pmem")
+		lvmByHand(t, "pvremove", "--yes", slices[0], slices[1])
+	})
+	n.config += "- {name: pmem, volumeGroup: pmem, medium: pmem, type: striped, stripes: 2}\n"
+	p := n.start()
+	v := p.create(inClass(create("pvc-pmem", 64<<20, "ext4"), "pmem"))
+	dir := t.TempDir()
+	if err := unix.Mount(v.GetDevicePath(), dir, "ext4", 0, "dax=always"); err != nil {
+		t.Errorf("mounting with DAX: %v", err)
+	} else {
+		file := filepath.Join(dir, "data")
+		overwrite(t, file, "mapped")
+		if b, err := os.ReadFile(file); err != nil || string(b) != "mapped" {
+			t.Errorf("%q, error %v", b, err)
+		}
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}
+	p.delete(v.GetId())
+	wait(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
 }
