@@ -20,9 +20,7 @@ func (r *rig) check(ctx context.Context, l *ledger) error {
 	}
 	found := map[string]listed{}
 	for _, v := range list {
-		if v.State != "VOLUME_STATE_DELETING" {
-			found[v.Name] = v
-		}
+		found[v.Name] = v
 	}
 	var problems []error
 	for _, e := range l.entries {
