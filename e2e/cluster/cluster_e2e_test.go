@@ -38,7 +38,7 @@ func TestARealCluster(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	killedUp(t, ctx)
+	killedUp(ctx, t)
 	c, err := Up(ctx, Options{Name: testName, Nodes: 1, Progress: t.Output()})
 	if err != nil {
 		t.Fatal("Up after one that was killed:", err)
@@ -57,8 +57,8 @@ func TestARealCluster(t *testing.T) {
 			t.Errorf("processes: %v before, %v after, %v", before, after, err)
 		}
 	})
-	t.Run("all is well and within reach", func(t *testing.T) { wellAndWithinReach(t, ctx, c) })
-	t.Run("a power cut loses nothing that was flushed", func(t *testing.T) { powerCut(t, ctx, c, node) })
+	t.Run("all is well and within reach", func(t *testing.T) { wellAndWithinReach(ctx, t, c) })
+	t.Run("a power cut loses nothing that was flushed", func(t *testing.T) { powerCut(ctx, t, c, node) })
 	t.Run("Down leaves nothing behind", func(t *testing.T) {
 		processes, err := c.namespace.Processes()
 		if err != nil || len(processes) == 0 {
@@ -97,7 +97,7 @@ func commandLine(pid int) string {
 
 // killedUp runs Up in a process of its own and kills that as soon as there is a
 // machine.
-func killedUp(t *testing.T, ctx context.Context) {
+func killedUp(ctx context.Context, t *testing.T) {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "cluster")
 	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "../cmd/cluster")
@@ -136,7 +136,7 @@ func killedUp(t *testing.T, ctx context.Context) {
 	}
 }
 
-func wellAndWithinReach(t *testing.T, ctx context.Context, c *Cluster) {
+func wellAndWithinReach(ctx context.Context, t *testing.T, c *Cluster) {
 	for _, line := range c.Status(ctx) {
 		if !line.Well {
 			t.Errorf("%s: %s", line.Name, line.Message)
@@ -171,7 +171,7 @@ func wellAndWithinReach(t *testing.T, ctx context.Context, c *Cluster) {
 	}
 }
 
-func powerCut(t *testing.T, ctx context.Context, c *Cluster, node string) {
+func powerCut(ctx context.Context, t *testing.T, c *Cluster, node string) {
 	must := func(argv ...string) string {
 		t.Helper()
 		result, err := c.Exec(ctx, node, argv...)

@@ -87,9 +87,9 @@ func (e Env) holds(t *testing.T, name string, off, length int64, pattern byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Close()
 	b := make([]byte, length)
-	if _, err := h.ReadAt(b, off); err != nil {
+	_, err = h.ReadAt(b, off)
+	if err := errors.Join(err, h.Close()); err != nil {
 		t.Fatal(err)
 	}
 	for i, got := range b {
