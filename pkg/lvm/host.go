@@ -204,6 +204,9 @@ func (h *Host) Placement(group string) (Placement, error) {
 // volumes that are active already may be missing or stale, for example where
 // /dev is not the host's.
 func (h *Host) Activate(ctx context.Context, groups []string) error {
+	if err := dropStaleNodes(groups...); err != nil {
+		return err
+	}
 	if err := h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...); err != nil {
 		return err
 	}
@@ -243,7 +246,9 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 		_, err = h.runner.Run(ctx, command, args...)
 	}
 	if err != nil {
-		return err // It may have acted all the same: the Scan that must follow flushes.
+		// It may have acted all the same: the Scan that must follow flushes. If it
+		// was killed, it may also have left nodes of devices that it removed.
+		return errors.Join(err, dropStaleNodes(groups...))
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
 	defer cancel()

@@ -161,6 +161,9 @@ func (h *Host) CreateGroup(ctx context.Context, o GroupOptions) error {
 	} else if len(found) > 0 {
 		return fmt.Errorf("volume group %q: %w", o.Group, ErrExists)
 	}
+	if err := dropStaleNodes(o.Group); err != nil {
+		return err
+	}
 	args := []string{
 		"--config", lvmConfig(o.Devices),
 		"--physicalextentsize", strconv.FormatInt(o.ExtentSize, 10) + "b", o.Group,

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -378,10 +379,28 @@ func clean(t testing.TB, v *lvmdv1.Volume) {
 	}
 }
 
-// leftovers lists the group's volumes, by LVM's own account.
+// leftovers lists the group's volumes, by LVM's own account, and the nodes under
+// /dev that lead to none of the kernel's devices.
 func (n *node) leftovers() []string {
 	n.t.Helper()
-	return strings.Fields(lvmByHand(n.t, "lvs", "--noheadings", "-o", "lv_name", n.group))
+	left := strings.Fields(lvmByHand(n.t, "lvs", "--noheadings", "-o", "lv_name", n.group))
+	mapped := strings.Fields(byHand(n.t, "dmsetup", "info", "--columns", "--noheadings", "-o", "name"))
+	for _, pattern := range []string{"/dev/" + n.group + "/*", "/dev/mapper/" + n.group + "-*"} {
+		nodes, err := filepath.Glob(pattern)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		for _, node := range nodes {
+			target, err := os.Readlink(node)
+			if err != nil {
+				target = node // not a link
+			}
+			if !slices.Contains(mapped, filepath.Base(target)) {
+				left = append(left, node)
+			}
+		}
+	}
+	return left
 }
 
 func names(prefix string, n int) []string {

@@ -1,0 +1,82 @@
+package lvm
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// dropStaleNodes removes what an LVM command that was killed, between removing
+// a device and its nodes, left of the groups under /dev: the links
+// /dev/GROUP/VOLUME and the nodes /dev/mapper/GROUP-VOLUME of volumes that the
+// kernel has no device for. Such a node would lead to whatever device gets the
+// number next, and vgcreate refuses a name that exists under /dev. Nobody else
+// removes them, where there is no udev.
+//
+// Commands that run at the same time do no harm: LVM makes nodes after the
+// device, and takes it as it comes that a node is gone already.
+func dropStaleNodes(groups ...string) error {
+	var errs []error
+	for _, group := range groups {
+		errs = append(errs, dropStaleLinks(group), dropStaleMappings(group))
+	}
+	return errors.Join(errs...)
+}
+
+func dropStaleLinks(group string) error {
+	dir := filepath.Join("/dev", group)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	var errs []error
+	left := 0
+	for _, e := range entries {
+		link, name := filepath.Join(dir, e.Name()), dmName(group, e.Name())
+		// Only LVM's own links: a group may be called as a folder of others is.
+		if target, _ := os.Readlink(link); target != "/dev/mapper/"+name || !unmapped(name) {
+			left++
+			continue
+		}
+		errs = append(errs, remove(link))
+	}
+	if err == nil && left == 0 {
+		errs = append(errs, remove(dir))
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+func dropStaleMappings(group string) error {
+	entries, err := os.ReadDir("/dev/mapper")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	prefix := dmName(group, "")
+	for _, e := range entries {
+		volume, ours := strings.CutPrefix(e.Name(), prefix)
+		// Two hyphens are one within the name of another group.
+		if ours && !strings.HasPrefix(volume, "-") && unmapped(e.Name()) {
+			errs = append(errs, remove(filepath.Join("/dev/mapper", e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unmapped tells whether the kernel says that it has no such device.
+func unmapped(name string) bool {
+	_, err := dmStatus(name)
+	return errors.Is(err, ErrNotFound)
+}
+
+// remove is os.Remove for what another may remove, or fill, at the same time.
+func remove(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) {
+		return nil
+	}
+	return err
+}

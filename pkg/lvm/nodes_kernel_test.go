@@ -1,0 +1,81 @@
+//go:build kernel
+
+package lvm_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// TestNodesOfVolumesThatAreGoneAreDropped leaves under /dev what a killed
+// lvremove leaves there.
+func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
+	const name, other = "carve-test", "carve"
+	abandon := func(dir, link, node string) {
+		t.Helper()
+		err := errors.Join(
+			os.MkdirAll(dir, 0o755),
+			os.Symlink(node, filepath.Join(dir, link)),
+			unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(253, 4000))),
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	gone := func(paths ...string) {
+		t.Helper()
+		for _, path := range paths {
+			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is there: error %v", path, err)
+			}
+		}
+	}
+	group(t, name)
+	h := host(t)
+	if _, err := h.Scan(t.Context(), []string{name}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "lives-on", Extents: 1}); err != nil {
+		t.Fatal(err)
+	}
+	// The link of another group is nobody's business.
+	abandon("/dev/"+other, "gone", "/dev/mapper/carve-gone")
+
+	abandon("/dev/"+name, "gone", "/dev/mapper/carve--test-gone")
+	if err := h.Activate(t.Context(), []string{name}); err != nil {
+		t.Error(err)
+	}
+	gone("/dev/"+name+"/gone", "/dev/mapper/carve--test-gone")
+	if _, err := h.Device(name, "lives-on"); err != nil {
+		t.Error(err)
+	}
+
+	// A command that fails may be one that was killed.
+	abandon("/dev/"+name, "gone", "/dev/mapper/carve--test-gone")
+	if err := h.Remove(t.Context(), name, []string{"gone"}); err == nil {
+		t.Error("a volume that is not there was removed")
+	}
+	gone("/dev/"+name+"/gone", "/dev/mapper/carve--test-gone")
+	if _, err := h.Device(name, "lives-on"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat("/dev/" + other + "/gone"); err != nil {
+		t.Error(err)
+	}
+
+	// vgcreate refuses a name that exists under /dev.
+	disk := loopDisk(t, t.TempDir(), "disk", 64<<20)
+	lvmByHand(t, "pvcreate", "--yes", disk)
+	if err := h.CreateGroup(t.Context(), lvm.GroupOptions{Group: other, Devices: []string{disk}, ExtentSize: 4 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	gone("/dev/"+other, "/dev/mapper/carve-gone")
+	lvmByHand(t, "vgremove", "--yes", other)
+	lvmByHand(t, "pvremove", "--yes", disk)
+}
