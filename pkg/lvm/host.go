@@ -239,6 +239,7 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 		return fmt.Errorf("volume group %q: %w: none of its disks is known", strings.Join(groups, ", "), ErrNotFound)
 	}
 	args = append([]string{"--config", lvmConfig(devices)}, args...)
+	before := linksOf(groups)
 	var err error
 	if len(groups) == 1 {
 		_, err = h.runner.RunFor(ctx, groups[0], command, args...)
@@ -247,8 +248,9 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 	}
 	if err != nil {
 		// It may have acted all the same: the Scan that must follow flushes. If it
-		// was killed, it may also have left nodes of devices that it removed.
-		return errors.Join(err, dropStaleNodes(groups...))
+		// was killed, it may also have left nodes of devices that it removed, or
+		// none of those that it changed.
+		return errors.Join(err, before.restore(), dropStaleNodes(groups...))
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
 	defer cancel()

@@ -26,6 +26,47 @@ func dropStaleNodes(groups ...string) error {
 	return errors.Join(errs...)
 }
 
+// links are the names of LVM's links to the volumes of a group, by group.
+type links map[string][]string
+
+// linksOf reads which links there are before an LVM command is run.
+func linksOf(groups []string) links {
+	all := links{}
+	for _, group := range groups {
+		entries, _ := os.ReadDir(filepath.Join("/dev", group)) // None is an answer, too.
+		for _, e := range entries {
+			if e.Type()&os.ModeSymlink != 0 {
+				all[group] = append(all[group], e.Name())
+			}
+		}
+	}
+	return all
+}
+
+// restore makes the links again that a killed LVM command took away: it replaces
+// the link of a volume that it changes by removing it first. Links of volumes that
+// the kernel has no device for are left alone.
+func (l links) restore() error {
+	var errs []error
+	for group, names := range l {
+		for _, volume := range names {
+			link, name := filepath.Join("/dev", group, volume), dmName(group, volume)
+			if _, err := os.Lstat(link); !errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if _, err := dmStatus(name); err != nil {
+				continue
+			}
+			if err := os.Symlink(linkTarget(name), link); err != nil && !errors.Is(err, os.ErrExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func linkTarget(name string) string { return "/dev/mapper/" + name }
+
 func dropStaleLinks(group string) error {
 	dir := filepath.Join("/dev", group)
 	entries, err := os.ReadDir(dir)
@@ -37,7 +78,7 @@ func dropStaleLinks(group string) error {
 	for _, e := range entries {
 		link, name := filepath.Join(dir, e.Name()), dmName(group, e.Name())
 		// Only LVM's own links: a group may be called as a folder of others is.
-		if target, _ := os.Readlink(link); target != "/dev/mapper/"+name || !unmapped(name) {
+		if target, _ := os.Readlink(link); target != linkTarget(name) || !unmapped(name) {
 			left++
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,4 +79,33 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	gone("/dev/"+other, "/dev/mapper/carve-gone")
 	lvmByHand(t, "vgremove", "--yes", other)
 	lvmByHand(t, "pvremove", "--yes", disk)
+}
+
+// TestALinkThatAKilledCommandTookAwayIsMadeAgain has an lvm die where it replaces
+// the link of a volume that it changed.
+func TestALinkThatAKilledCommandTookAwayIsMadeAgain(t *testing.T) {
+	const name = "carve-test"
+	group(t, name)
+	dir := t.TempDir()
+	if err := lvm.MakeSystemDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	dying := filepath.Join(dir, "dying-lvm")
+	script := "#!/bin/sh\n[ \"$1\" = lvextend ] || exec lvm \"$@\"\nlvm \"$@\"\nrm /dev/" + name + "/v\nkill -KILL $$\n"
+	if err := os.WriteFile(dying, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	h := lvm.NewHost(&lvm.Runner{Binary: dying, Timeout: time.Minute, SystemDir: dir})
+	if _, err := h.Scan(t.Context(), []string{name}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "v", Extents: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Extend(t.Context(), name, "v", 2); err == nil {
+		t.Error("a killed command succeeded")
+	}
+	if d, err := h.Device(name, "v"); err != nil {
+		t.Errorf("the volume's device: %+v, %v", d, err)
+	}
 }
