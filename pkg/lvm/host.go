@@ -40,7 +40,8 @@ func NewHost(r *Runner) *Host {
 }
 
 // Scan implements Groups with one command, or with a second one over all
-// devices when the known ones do not make every group whole.
+// devices when the known ones do not make every group whole; stale device
+// nodes are dropped before that.
 func (h *Host) Scan(ctx context.Context, groups []string) ([]Group, error) {
 	if known := h.known(groups...); len(known) > 0 {
 		found, err := h.scan(ctx, groups, known)
@@ -50,6 +51,10 @@ func (h *Host) Scan(ctx context.Context, groups []string) ([]Group, error) {
 		if ctx.Err() != nil {
 			return nil, err
 		}
+	}
+	// Whoever used LVM before this process may have been killed with it.
+	if err := dropStaleNodes(groups...); err != nil {
+		return nil, err
 	}
 	return h.scan(ctx, groups, nil)
 }
@@ -87,6 +92,8 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 		}
 	}
 	h.remember(groups, found)
+	// A node that cannot be dropped is no reason not to tell what the group holds.
+	_ = dropStaleNodes(groups...)
 	// What is reported will be acted on, and a command that was killed may have
 	// written it a moment ago. A disk that cannot flush is no reason not to tell
 	// what it holds: the next change finds out.
@@ -204,9 +211,6 @@ func (h *Host) Placement(group string) (Placement, error) {
 // volumes that are active already may be missing or stale, for example where
 // /dev is not the host's.
 func (h *Host) Activate(ctx context.Context, groups []string) error {
-	if err := dropStaleNodes(groups...); err != nil {
-		return err
-	}
 	if err := h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...); err != nil {
 		return err
 	}
@@ -247,10 +251,9 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 		_, err = h.runner.Run(ctx, command, args...)
 	}
 	if err != nil {
-		// It may have acted all the same: the Scan that must follow flushes. If it
-		// was killed, it may also have left nodes of devices that it removed, or
-		// none of those that it changed.
-		return errors.Join(err, before.restore(), dropStaleNodes(groups...))
+		// It may have acted all the same: the Scan that must follow flushes, and
+		// drops nodes of what is gone. Links that it replaced may be missing.
+		return errors.Join(err, before.restore())
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
 	defer cancel()
