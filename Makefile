@@ -80,7 +80,7 @@ test-race: deps ## The same with the race detector
 
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too
-	cd e2e && $(GO) run ./cmd/vmtest -with lvmd,node $(VM_TESTS)
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 30m -with lvmd,node $(VM_TESTS)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
 
 # Rounds of power cuts in a soak.
