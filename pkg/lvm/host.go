@@ -52,10 +52,6 @@ func (h *Host) Scan(ctx context.Context, groups []string) ([]Group, error) {
 			return nil, err
 		}
 	}
-	// Whoever used LVM before this process may have been killed with it.
-	if err := dropStaleNodes(groups...); err != nil {
-		return nil, err
-	}
 	return h.scan(ctx, groups, nil)
 }
 
