@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -24,15 +26,35 @@ import (
 // each time.
 var soaking = os.Getenv("CARVE_SOAK") != ""
 
-// places yields the numbers of the places to die at: all of them until one is not
-// reached, or so many of the first ones.
-func places(few, most int) func(yield func(int) bool) {
-	return func(yield func(int) bool) {
-		step := (most + few - 1) / few
-		if soaking {
-			step, most = 1, 1000
+// chance decides which places are taken. CARVE_SEED, which tests print, has a run
+// take the same ones again.
+func chance(t testing.TB) *rand.Rand {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if given := os.Getenv("CARVE_SEED"); given != "" {
+		var err error
+		if seed, err = strconv.ParseUint(given, 10, 64); err != nil {
+			t.Fatalf("CARVE_SEED: %v", err)
 		}
-		for n := 1 + int(time.Now().UnixNano()%int64(step)); n <= most && yield(n); n += step {
+	}
+	t.Logf("CARVE_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// places yields the numbers of the places to die at: all of them until one is not
+// reached, or so many of the first ones, of which each is as likely.
+func places(random *rand.Rand, few, most int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if soaking {
+			for n := 1; n <= 1000 && yield(n); n++ {
+			}
+			return
+		}
+		for i := range few {
+			first, last := i*most/few, (i+1)*most/few
+			if !yield(1 + first + random.IntN(last-first)) {
+				return
+			}
 		}
 	}
 }
@@ -192,7 +214,7 @@ func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	p.kill()
-	for number := range places(4, 60) {
+	for number := range places(chance(t), 4, 60) {
 		s := newSaga(n)
 		p := n.startMortal(number)
 		s.live(p)
@@ -219,12 +241,13 @@ func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
 func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
 	n := newNode(t)
 	n.standIn()
+	random := chance(t)
 	p := n.start()
 	all := p.available()
 	for _, command := range []string{"lvcreate", "lvextend", "lvremove"} {
 		for _, whom := range []string{"lvm", "lvmd"} {
 			t.Run(fmt.Sprintf("%s, with %s", command, whom), func(t *testing.T) {
-				for number := range places(2, 14) {
+				for number := range places(random, 2, 8) {
 					if n.slayAt(p, all, &p, command, number, whom) {
 						break
 					}

@@ -129,9 +129,10 @@ func newNode(t testing.TB, devices ...string) *node {
 	if len(devices) == 0 {
 		devices = []string{"/dev/vdb"}
 	}
+	sweep(t)
 	n := &node{t: t, group: "carve", dir: t.TempDir()}
 	lvmByHand(t, append([]string{"vgcreate", "--yes", n.group}, devices...)...)
-	t.Cleanup(func() {
+	takeAway(t, func() {
 		lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
 		lvmByHand(t, append([]string{"pvremove", "--yes"}, devices...)...)
 	})

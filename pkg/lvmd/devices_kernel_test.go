@@ -24,10 +24,11 @@ import (
 // away at the end of the test, and the disks are blank again.
 func bareNode(t testing.TB, entry string, disks ...string) *node {
 	t.Helper()
+	sweep(t)
 	n := &node{t: t, group: "carve", dir: t.TempDir()}
 	n.config = "- {name: local, default: true, volumeGroup: carve}\nvolumeGroups:\n- " + entry + "\n"
 	blankDisks(t, disks...)
-	t.Cleanup(func() {
+	takeAway(t, func() {
 		if out, err := exec.Command("lvm", "vgs", "--noheadings", n.group, "--config", handConfig).CombinedOutput(); err == nil {
 			lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
 		} else if !bytes.Contains(out, []byte("not found")) {

@@ -1,0 +1,212 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// machineDisks are the machine's own: no test begins with anything on them.
+var machineDisks = []string{"/dev/vdb", "/dev/vdc", "/dev/pmem0"}
+
+// takeAway has a test take away what it made when it ends. If that fails, the
+// machine is swept, so that the devices below can be taken away, too.
+func takeAway(t testing.TB, f func()) {
+	t.Helper()
+	t.Cleanup(func() {
+		done := false
+		// A fatal error ends this function.
+		defer func() {
+			if !done {
+				sweep(t)
+			}
+		}()
+		f()
+		done = true
+	})
+}
+
+// sweep takes away what an earlier test left in the machine, in whatever state
+// that is, so that its failure is not that of the tests that follow. It says
+// what there was: who left it has failed, or vmtest tells.
+func sweep(t testing.TB) {
+	t.Helper()
+	b := broom{t: t}
+	b.endProcesses()
+	b.removeVolumes()
+	b.blank()
+	b.removeNodes()
+	if len(b.found) > 0 {
+		t.Logf("an earlier test left, and it is swept away: %s", strings.Join(b.found, "; "))
+	}
+}
+
+// broom is one sweep.
+type broom struct {
+	t     testing.TB
+	found []string
+}
+
+// run runs a command that may hang or fail: what matters is what comes of all of
+// them together.
+func (b *broom) run(name string, args ...string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		b.t.Logf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// endProcesses ends commands of LVM's that outlived the lvmd that ran them.
+func (b *broom) endProcesses() {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range lines {
+		line, err := os.ReadFile(file)
+		if err != nil {
+			continue // It ended.
+		}
+		program, _, _ := strings.Cut(string(line), "\x00")
+		if filepath.Base(program) != "lvm" {
+			continue
+		}
+		pid := filepath.Base(filepath.Dir(file))
+		b.found = append(b.found, "process "+pid+", "+strings.ReplaceAll(string(line), "\x00", " "))
+		b.run("kill", "-KILL", pid)
+	}
+}
+
+// logicalVolumes are the names of LVM's devices, from the topmost down.
+func (b *broom) logicalVolumes() []string {
+	devices, _ := filepath.Glob("/sys/block/dm-*")
+	var names []string
+	holders := map[string]int{}
+	for _, d := range devices {
+		uuid, err := os.ReadFile(filepath.Join(d, "dm", "uuid"))
+		if err != nil || !strings.HasPrefix(string(uuid), "LVM-") {
+			continue
+		}
+		name, err := os.ReadFile(filepath.Join(d, "dm", "name"))
+		if err != nil {
+			continue
+		}
+		on, _ := os.ReadDir(filepath.Join(d, "holders"))
+		names = append(names, strings.TrimSpace(string(name)))
+		holders[names[len(names)-1]] = len(on)
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return holders[a] - holders[b] })
+	return names
+}
+
+func (b *broom) removeVolumes() {
+	names := b.logicalVolumes()
+	for _, name := range names {
+		b.found = append(b.found, "device "+name)
+		// From here on it answers everybody with an error, suspended or not.
+		b.run("dmsetup", "wipe_table", "--noflush", "--nolockfs", name)
+	}
+	if len(names) > 0 {
+		b.unmount(names)
+	}
+	// A device goes when nothing lies on it any more.
+	for before := len(names) + 1; len(names) > 0 && len(names) < before; {
+		for _, name := range names {
+			if len(b.holdersOf(name)) == 0 {
+				b.run("dmsetup", "remove", "--retry", name)
+			}
+		}
+		before, names = len(names), b.logicalVolumes()
+	}
+}
+
+func (b *broom) holdersOf(name string) []os.DirEntry {
+	target, err := filepath.EvalSymlinks("/dev/mapper/" + name)
+	if err != nil {
+		return nil
+	}
+	holders, _ := os.ReadDir(filepath.Join("/sys/block", filepath.Base(target), "holders"))
+	return holders
+}
+
+func (b *broom) unmount(names []string) {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		b.t.Error(err)
+		return
+	}
+	for line := range strings.Lines(string(mounts)) {
+		fields := strings.Fields(line)
+		if !strings.HasPrefix(fields[0], "/dev/") || !slices.Contains(names, filepath.Base(fields[0])) && !strings.HasPrefix(fields[0], "/dev/carve/") {
+			continue
+		}
+		b.found = append(b.found, "mount "+fields[1])
+		if err := unix.Unmount(fields[1], unix.MNT_DETACH); err != nil {
+			b.t.Logf("unmount %s: %v", fields[1], err)
+		}
+	}
+}
+
+// blank removes the labels of LVM's physical volumes from the machine's disks.
+func (b *broom) blank() {
+	for _, disk := range machineDisks {
+		f, err := os.OpenFile(disk, os.O_RDWR, 0)
+		if err != nil {
+			continue // A machine without persistent memory has no such disk.
+		}
+		head := make([]byte, 4096)
+		_, err = f.ReadAt(head, 0)
+		if err == nil && strings.Contains(string(head), "LABELONE") {
+			b.found = append(b.found, "physical volume "+disk)
+			_, err = f.WriteAt(make([]byte, 1<<20), 0)
+		}
+		if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+			b.t.Errorf("%s: %v", disk, err)
+		}
+	}
+}
+
+// removeNodes removes the links to volumes that are gone, and their folders:
+// vgcreate refuses a name that is there.
+func (b *broom) removeNodes() {
+	links, _ := filepath.Glob("/dev/*/*")
+	for _, link := range links {
+		target, err := os.Readlink(link)
+		if err != nil || filepath.Dir(target) != "/dev/mapper" || b.mapped(filepath.Base(target)) {
+			continue
+		}
+		b.found = append(b.found, "link "+link)
+		_ = os.Remove(link)
+		_ = os.Remove(target)
+		_ = os.Remove(filepath.Dir(link)) // the last one's
+	}
+	nodes, _ := filepath.Glob("/dev/mapper/*")
+	for _, node := range nodes {
+		if name := filepath.Base(node); name != "control" && !b.mapped(name) {
+			b.found = append(b.found, "node "+node)
+			_ = os.Remove(node)
+		}
+	}
+}
+
+// mapped tells whether the kernel has such a device.
+func (b *broom) mapped(name string) bool {
+	names, _ := filepath.Glob("/sys/block/dm-*/dm/name")
+	return slices.ContainsFunc(names, func(file string) bool {
+		known, err := os.ReadFile(file)
+		return err == nil && strings.TrimSpace(string(known)) == name
+	})
+}
