@@ -60,11 +60,7 @@ func (c *client) classes() *cobra.Command {
 		Use: "classes", Short: "List the device classes and their room", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
-				watch, err := l.Watch(ctx, &lvmdv1.WatchRequest{})
-				if err != nil {
-					return err
-				}
-				state, err := watch.Recv()
+				state, err := l.ListClasses(ctx, &lvmdv1.ListClassesRequest{})
 				if err != nil {
 					return err
 				}

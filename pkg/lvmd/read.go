@@ -47,3 +47,17 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 	}
 	return resp, nil
 }
+
+// ListClasses implements lvmdv1.LVMDServer.
+func (s *Service) ListClasses(context.Context, *lvmdv1.ListClassesRequest) (*lvmdv1.ListClassesResponse, error) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	resp := &lvmdv1.ListClassesResponse{}
+	for _, c := range s.model.classes {
+		if c.reported != nil {
+			// What was reported is replaced when it changes, never written to.
+			resp.Classes = append(resp.Classes, c.reported)
+		}
+	}
+	return resp, nil
+}

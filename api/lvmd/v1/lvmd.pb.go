@@ -166,8 +166,13 @@ type Owner struct {
 	ClaimNamespace string `protobuf:"bytes,2,opt,name=claim_namespace,json=claimNamespace,proto3" json:"claim_namespace,omitempty"`
 	ClaimName      string `protobuf:"bytes,3,opt,name=claim_name,json=claimName,proto3" json:"claim_name,omitempty"`
 	ClaimUid       string `protobuf:"bytes,4,opt,name=claim_uid,json=claimUid,proto3" json:"claim_uid,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Of an inline ephemeral volume, which has no claim: the Pod that it was made
+	// for. A volume with a pod_uid is the node plugin's to remove.
+	PodNamespace  string `protobuf:"bytes,5,opt,name=pod_namespace,json=podNamespace,proto3" json:"pod_namespace,omitempty"`
+	PodName       string `protobuf:"bytes,6,opt,name=pod_name,json=podName,proto3" json:"pod_name,omitempty"`
+	PodUid        string `protobuf:"bytes,7,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Owner) Reset() {
@@ -224,6 +229,27 @@ func (x *Owner) GetClaimName() string {
 func (x *Owner) GetClaimUid() string {
 	if x != nil {
 		return x.ClaimUid
+	}
+	return ""
+}
+
+func (x *Owner) GetPodNamespace() string {
+	if x != nil {
+		return x.PodNamespace
+	}
+	return ""
+}
+
+func (x *Owner) GetPodName() string {
+	if x != nil {
+		return x.PodName
+	}
+	return ""
+}
+
+func (x *Owner) GetPodUid() string {
+	if x != nil {
+		return x.PodUid
 	}
 	return ""
 }
@@ -1347,6 +1373,86 @@ func (x *ListVolumesResponse) GetNextPageToken() string {
 	return ""
 }
 
+type ListClassesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListClassesRequest) Reset() {
+	*x = ListClassesRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListClassesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListClassesRequest) ProtoMessage() {}
+
+func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListClassesRequest.ProtoReflect.Descriptor instead.
+func (*ListClassesRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
+}
+
+type ListClassesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Classes       []*DeviceClass         `protobuf:"bytes,1,rep,name=classes,proto3" json:"classes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListClassesResponse) Reset() {
+	*x = ListClassesResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListClassesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListClassesResponse) ProtoMessage() {}
+
+func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListClassesResponse.ProtoReflect.Descriptor instead.
+func (*ListClassesResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListClassesResponse) GetClasses() []*DeviceClass {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
 type ExpandVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1359,7 +1465,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1477,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1490,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExpandVolumeRequest) GetId() string {
@@ -1417,7 +1523,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1535,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1548,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -1465,7 +1571,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1583,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1596,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateSnapshotRequest) GetName() string {
@@ -1523,7 +1629,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +1641,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +1654,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -1569,7 +1675,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1687,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1700,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteSnapshotRequest) GetId() string {
@@ -1619,7 +1725,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1737,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1750,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
 }
 
 type GetSnapshotRequest struct {
@@ -1658,7 +1764,7 @@ type GetSnapshotRequest struct {
 
 func (x *GetSnapshotRequest) Reset() {
 	*x = GetSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1776,7 @@ func (x *GetSnapshotRequest) String() string {
 func (*GetSnapshotRequest) ProtoMessage() {}
 
 func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1789,7 @@ func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetSnapshotRequest) GetId() string {
@@ -1709,7 +1815,7 @@ type GetSnapshotResponse struct {
 
 func (x *GetSnapshotResponse) Reset() {
 	*x = GetSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +1827,7 @@ func (x *GetSnapshotResponse) String() string {
 func (*GetSnapshotResponse) ProtoMessage() {}
 
 func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +1840,7 @@ func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
@@ -1758,7 +1864,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +1876,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +1889,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListSnapshotsRequest) GetPageSize() int32 {
@@ -1818,7 +1924,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +1936,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +1949,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -1868,7 +1974,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1880,7 +1986,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1893,7 +1999,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
 }
 
 type WatchResponse struct {
@@ -1920,7 +2026,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2038,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2051,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -2001,14 +2107,17 @@ var File_api_lvmd_v1_lvmd_proto protoreflect.FileDescriptor
 
 const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\n" +
-	"\x16api/lvmd/v1/lvmd.proto\x12\rcarve.lvmd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x01\n" +
+	"\x16api/lvmd/v1/lvmd.proto\x12\rcarve.lvmd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe4\x01\n" +
 	"\x05Owner\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12'\n" +
 	"\x0fclaim_namespace\x18\x02 \x01(\tR\x0eclaimNamespace\x12\x1d\n" +
 	"\n" +
 	"claim_name\x18\x03 \x01(\tR\tclaimName\x12\x1b\n" +
-	"\tclaim_uid\x18\x04 \x01(\tR\bclaimUid\"9\n" +
+	"\tclaim_uid\x18\x04 \x01(\tR\bclaimUid\x12#\n" +
+	"\rpod_namespace\x18\x05 \x01(\tR\fpodNamespace\x12\x19\n" +
+	"\bpod_name\x18\x06 \x01(\tR\apodName\x12\x17\n" +
+	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\x8c\x05\n" +
@@ -2113,7 +2222,10 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"n\n" +
 	"\x13ListVolumesResponse\x12/\n" +
 	"\avolumes\x18\x01 \x03(\v2\x15.carve.lvmd.v1.VolumeR\avolumes\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"m\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x14\n" +
+	"\x12ListClassesRequest\"K\n" +
+	"\x13ListClassesResponse\x124\n" +
+	"\aclasses\x18\x01 \x03(\v2\x1a.carve.lvmd.v1.DeviceClassR\aclasses\"m\n" +
 	"\x13ExpandVolumeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12%\n" +
 	"\x0erequired_bytes\x18\x02 \x01(\x03R\rrequiredBytes\x12\x1f\n" +
@@ -2163,12 +2275,13 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15VOLUME_STATE_CREATING\x10\x01\x12\x16\n" +
-	"\x12VOLUME_STATE_READY\x10\x022\xed\x06\n" +
+	"\x12VOLUME_STATE_READY\x10\x022\xc3\a\n" +
 	"\x04LVMD\x12W\n" +
 	"\fCreateVolume\x12\".carve.lvmd.v1.CreateVolumeRequest\x1a#.carve.lvmd.v1.CreateVolumeResponse\x12W\n" +
 	"\fDeleteVolume\x12\".carve.lvmd.v1.DeleteVolumeRequest\x1a#.carve.lvmd.v1.DeleteVolumeResponse\x12N\n" +
 	"\tGetVolume\x12\x1f.carve.lvmd.v1.GetVolumeRequest\x1a .carve.lvmd.v1.GetVolumeResponse\x12T\n" +
-	"\vListVolumes\x12!.carve.lvmd.v1.ListVolumesRequest\x1a\".carve.lvmd.v1.ListVolumesResponse\x12W\n" +
+	"\vListVolumes\x12!.carve.lvmd.v1.ListVolumesRequest\x1a\".carve.lvmd.v1.ListVolumesResponse\x12T\n" +
+	"\vListClasses\x12!.carve.lvmd.v1.ListClassesRequest\x1a\".carve.lvmd.v1.ListClassesResponse\x12W\n" +
 	"\fExpandVolume\x12\".carve.lvmd.v1.ExpandVolumeRequest\x1a#.carve.lvmd.v1.ExpandVolumeResponse\x12]\n" +
 	"\x0eCreateSnapshot\x12$.carve.lvmd.v1.CreateSnapshotRequest\x1a%.carve.lvmd.v1.CreateSnapshotResponse\x12]\n" +
 	"\x0eDeleteSnapshot\x12$.carve.lvmd.v1.DeleteSnapshotRequest\x1a%.carve.lvmd.v1.DeleteSnapshotResponse\x12T\n" +
@@ -2189,7 +2302,7 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),                // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),               // 1: carve.lvmd.v1.VolumeState
@@ -2208,30 +2321,32 @@ var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(*GetVolumeResponse)(nil),      // 14: carve.lvmd.v1.GetVolumeResponse
 	(*ListVolumesRequest)(nil),     // 15: carve.lvmd.v1.ListVolumesRequest
 	(*ListVolumesResponse)(nil),    // 16: carve.lvmd.v1.ListVolumesResponse
-	(*ExpandVolumeRequest)(nil),    // 17: carve.lvmd.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),   // 18: carve.lvmd.v1.ExpandVolumeResponse
-	(*CreateSnapshotRequest)(nil),  // 19: carve.lvmd.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil), // 20: carve.lvmd.v1.CreateSnapshotResponse
-	(*DeleteSnapshotRequest)(nil),  // 21: carve.lvmd.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil), // 22: carve.lvmd.v1.DeleteSnapshotResponse
-	(*GetSnapshotRequest)(nil),     // 23: carve.lvmd.v1.GetSnapshotRequest
-	(*GetSnapshotResponse)(nil),    // 24: carve.lvmd.v1.GetSnapshotResponse
-	(*ListSnapshotsRequest)(nil),   // 25: carve.lvmd.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),  // 26: carve.lvmd.v1.ListSnapshotsResponse
-	(*WatchRequest)(nil),           // 27: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),          // 28: carve.lvmd.v1.WatchResponse
-	(*timestamppb.Timestamp)(nil),  // 29: google.protobuf.Timestamp
+	(*ListClassesRequest)(nil),     // 17: carve.lvmd.v1.ListClassesRequest
+	(*ListClassesResponse)(nil),    // 18: carve.lvmd.v1.ListClassesResponse
+	(*ExpandVolumeRequest)(nil),    // 19: carve.lvmd.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),   // 20: carve.lvmd.v1.ExpandVolumeResponse
+	(*CreateSnapshotRequest)(nil),  // 21: carve.lvmd.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil), // 22: carve.lvmd.v1.CreateSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),  // 23: carve.lvmd.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil), // 24: carve.lvmd.v1.DeleteSnapshotResponse
+	(*GetSnapshotRequest)(nil),     // 25: carve.lvmd.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),    // 26: carve.lvmd.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),   // 27: carve.lvmd.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),  // 28: carve.lvmd.v1.ListSnapshotsResponse
+	(*WatchRequest)(nil),           // 29: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),          // 30: carve.lvmd.v1.WatchResponse
+	(*timestamppb.Timestamp)(nil),  // 31: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	29, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	31, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
 	5,  // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
 	0,  // 6: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 7: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	29, // 8: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	31, // 8: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 9: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
 	3,  // 10: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
 	8,  // 11: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
@@ -2241,38 +2356,41 @@ var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	4,  // 15: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 16: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 17: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	4,  // 18: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	2,  // 19: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
-	6,  // 20: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	6,  // 21: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	6,  // 22: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
-	7,  // 23: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 24: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	9,  // 25: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
-	11, // 26: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
-	13, // 27: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
-	15, // 28: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
-	17, // 29: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
-	19, // 30: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	21, // 31: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	23, // 32: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	25, // 33: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
-	27, // 34: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	10, // 35: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	12, // 36: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	14, // 37: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	16, // 38: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	18, // 39: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	20, // 40: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	22, // 41: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	24, // 42: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	26, // 43: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	28, // 44: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	35, // [35:45] is the sub-list for method output_type
-	25, // [25:35] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	7,  // 18: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 19: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	2,  // 20: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
+	6,  // 21: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	6,  // 22: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	6,  // 23: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
+	7,  // 24: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 25: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	9,  // 26: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
+	11, // 27: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
+	13, // 28: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
+	15, // 29: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
+	17, // 30: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
+	19, // 31: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
+	21, // 32: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	23, // 33: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	25, // 34: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	27, // 35: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	29, // 36: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	10, // 37: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	12, // 38: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	14, // 39: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	16, // 40: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	18, // 41: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	20, // 42: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	22, // 43: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	24, // 44: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	26, // 45: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	28, // 46: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	30, // 47: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	37, // [37:48] is the sub-list for method output_type
+	26, // [26:37] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_api_lvmd_v1_lvmd_proto_init() }
@@ -2286,7 +2404,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

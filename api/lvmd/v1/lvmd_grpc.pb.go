@@ -57,6 +57,7 @@ const (
 	LVMD_DeleteVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/DeleteVolume"
 	LVMD_GetVolume_FullMethodName      = "/carve.lvmd.v1.LVMD/GetVolume"
 	LVMD_ListVolumes_FullMethodName    = "/carve.lvmd.v1.LVMD/ListVolumes"
+	LVMD_ListClasses_FullMethodName    = "/carve.lvmd.v1.LVMD/ListClasses"
 	LVMD_ExpandVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/ExpandVolume"
 	LVMD_CreateSnapshot_FullMethodName = "/carve.lvmd.v1.LVMD/CreateSnapshot"
 	LVMD_DeleteSnapshot_FullMethodName = "/carve.lvmd.v1.LVMD/DeleteSnapshot"
@@ -81,6 +82,10 @@ type LVMDClient interface {
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*GetVolumeResponse, error)
 	// ListVolumes pages through volumes in id order. It runs no command.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
+	// ListClasses tells of the device classes that the node offers, with their
+	// room at this moment, in the configuration's order. It runs no command.
+	// Whoever wants to know of every change watches instead.
+	ListClasses(ctx context.Context, in *ListClassesRequest, opts ...grpc.CallOption) (*ListClassesResponse, error)
 	// ExpandVolume grows the logical volume, not the file system in it. Asking
 	// for no more than the volume has succeeds and changes nothing.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
@@ -146,6 +151,16 @@ func (c *lVMDClient) ListVolumes(ctx context.Context, in *ListVolumesRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListVolumesResponse)
 	err := c.cc.Invoke(ctx, LVMD_ListVolumes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lVMDClient) ListClasses(ctx context.Context, in *ListClassesRequest, opts ...grpc.CallOption) (*ListClassesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListClassesResponse)
+	err := c.cc.Invoke(ctx, LVMD_ListClasses_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -237,6 +252,10 @@ type LVMDServer interface {
 	GetVolume(context.Context, *GetVolumeRequest) (*GetVolumeResponse, error)
 	// ListVolumes pages through volumes in id order. It runs no command.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
+	// ListClasses tells of the device classes that the node offers, with their
+	// room at this moment, in the configuration's order. It runs no command.
+	// Whoever wants to know of every change watches instead.
+	ListClasses(context.Context, *ListClassesRequest) (*ListClassesResponse, error)
 	// ExpandVolume grows the logical volume, not the file system in it. Asking
 	// for no more than the volume has succeeds and changes nothing.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
@@ -279,6 +298,9 @@ func (UnimplementedLVMDServer) GetVolume(context.Context, *GetVolumeRequest) (*G
 }
 func (UnimplementedLVMDServer) ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListVolumes not implemented")
+}
+func (UnimplementedLVMDServer) ListClasses(context.Context, *ListClassesRequest) (*ListClassesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListClasses not implemented")
 }
 func (UnimplementedLVMDServer) ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExpandVolume not implemented")
@@ -387,6 +409,24 @@ func _LVMD_ListVolumes_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(LVMDServer).ListVolumes(ctx, req.(*ListVolumesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LVMD_ListClasses_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListClassesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).ListClasses(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_ListClasses_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).ListClasses(ctx, req.(*ListClassesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -514,6 +554,10 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListVolumes",
 			Handler:    _LVMD_ListVolumes_Handler,
+		},
+		{
+			MethodName: "ListClasses",
+			Handler:    _LVMD_ListClasses_Handler,
 		},
 		{
 			MethodName: "ExpandVolume",
