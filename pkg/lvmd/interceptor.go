@@ -66,6 +66,8 @@ func subject(req, resp any) []any {
 		add("class", r.GetDeviceClass())
 		if o := r.GetOwner(); o.GetClaimName() != "" {
 			add("claim", o.GetClaimNamespace()+"/"+o.GetClaimName())
+		} else if o.GetPodUid() != "" {
+			add("pod", o.GetPodNamespace()+"/"+o.GetPodName())
 		}
 		attrs = append(attrs, "bytes", r.GetRequiredBytes())
 	case interface {

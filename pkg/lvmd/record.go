@@ -77,18 +77,24 @@ type owner struct {
 	Namespace string `json:"namespace,omitempty"`
 	Claim     string `json:"claim,omitempty"`
 	ClaimUID  string `json:"claimUID,omitempty"`
+	// The Pod's, of an inline volume.
+	PodNamespace string `json:"podNamespace,omitempty"`
+	Pod          string `json:"pod,omitempty"`
+	PodUID       string `json:"podUID,omitempty"`
 }
 
 func ownerOf(o *lvmdv1.Owner) owner {
 	return owner{
 		Cluster: o.GetClusterId(), Namespace: o.GetClaimNamespace(),
 		Claim: o.GetClaimName(), ClaimUID: o.GetClaimUid(),
+		PodNamespace: o.GetPodNamespace(), Pod: o.GetPodName(), PodUID: o.GetPodUid(),
 	}
 }
 
 func (o owner) proto() *lvmdv1.Owner {
 	return &lvmdv1.Owner{
 		ClusterId: o.Cluster, ClaimNamespace: o.Namespace, ClaimName: o.Claim, ClaimUid: o.ClaimUID,
+		PodNamespace: o.PodNamespace, PodName: o.Pod, PodUid: o.PodUID,
 	}
 }
 

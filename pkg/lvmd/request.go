@@ -42,13 +42,8 @@ func identityFor(r *lvmdv1.CreateVolumeRequest) (identity, error) {
 			return identity{}, err
 		}
 	}
-	for _, o := range []struct{ field, value string }{
-		{"owner.cluster_id", i.Owner.Cluster}, {"owner.claim_namespace", i.Owner.Namespace},
-		{"owner.claim_name", i.Owner.Claim}, {"owner.claim_uid", i.Owner.ClaimUID},
-	} {
-		if len(o.value) > maxOwnerLength {
-			return identity{}, invalidField(o.field, "it has %d bytes; at most %d are allowed", len(o.value), maxOwnerLength)
-		}
+	if err := i.Owner.check(); err != nil {
+		return identity{}, err
 	}
 	switch r.GetMode() {
 	case lvmdv1.VolumeMode_VOLUME_MODE_BLOCK:

@@ -244,6 +244,7 @@ func (o owner) check() error {
 	for _, f := range []struct{ field, value string }{
 		{"owner.cluster_id", o.Cluster}, {"owner.claim_namespace", o.Namespace},
 		{"owner.claim_name", o.Claim}, {"owner.claim_uid", o.ClaimUID},
+		{"owner.pod_namespace", o.PodNamespace}, {"owner.pod_name", o.Pod}, {"owner.pod_uid", o.PodUID},
 	} {
 		if len(f.value) > maxOwnerLength {
 			return invalidField(f.field, "it has %d bytes; at most %d are allowed", len(f.value), maxOwnerLength)

@@ -23,6 +23,9 @@ const (
 	tagNamespace = "carve.ns="
 	tagClaim     = "carve.claim="
 	tagClaimUID  = "carve.uid="
+	tagPodNS     = "carve.podns="
+	tagPod       = "carve.pod="
+	tagPodUID    = "carve.poduid="
 	tagDAX       = "carve.dax"
 	tagSource    = "carve.source="
 	tagSnapshot  = "carve.snapshot"
@@ -58,6 +61,7 @@ func (i identity) tags() []string {
 	for _, o := range []struct{ key, value string }{
 		{tagCluster, i.Owner.Cluster}, {tagNamespace, i.Owner.Namespace},
 		{tagClaim, i.Owner.Claim}, {tagClaimUID, i.Owner.ClaimUID},
+		{tagPodNS, i.Owner.PodNamespace}, {tagPod, i.Owner.Pod}, {tagPodUID, i.Owner.PodUID},
 	} {
 		if o.value != "" {
 			t = append(t, o.key+lvm.EscapeTag(o.value))
@@ -121,6 +125,12 @@ func identityFromTags(tags []string) (identity, error) {
 			i.Owner.Claim = value
 		case tagClaimUID:
 			i.Owner.ClaimUID = value
+		case tagPodNS:
+			i.Owner.PodNamespace = value
+		case tagPod:
+			i.Owner.Pod = value
+		case tagPodUID:
+			i.Owner.PodUID = value
 		}
 	}
 	switch {

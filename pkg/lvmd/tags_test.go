@@ -21,7 +21,8 @@ func TestAnIdentitySurvivesItsTags(t *testing.T) {
 			Name: rapid.StringMatching(`[A-Za-z0-9._-]{1,128}`).Draw(t, "name"), Class: rapid.StringMatching(`[a-z0-9]{1,63}`).Draw(t, "class"),
 			Required: rapid.Int64Min(1).Draw(t, "required"), Limit: rapid.Int64Min(0).Draw(t, "limit"),
 			DefaultClass: rapid.Bool().Draw(t, "default"), DAX: rapid.Bool().Draw(t, "dax"),
-			Owner: owner{Cluster: text("cluster"), Namespace: text("namespace"), Claim: text("claim"), ClaimUID: text("uid")},
+			Owner: owner{Cluster: text("cluster"), Namespace: text("namespace"), Claim: text("claim"), ClaimUID: text("uid"),
+				PodNamespace: text("pod namespace"), Pod: text("pod"), PodUID: text("pod uid")},
 		}
 		if rapid.Bool().Draw(t, "block") {
 			i.Block = true
