@@ -40,6 +40,36 @@ func (f *Fleet) ExpandVolume(ctx context.Context, node string, r *lvmdv1.ExpandV
 	return res.GetVolume(), err
 }
 
+// GetVolumeByID asks a node for one of its volumes.
+func (f *Fleet) GetVolumeByID(ctx context.Context, node, id string) (*lvmdv1.Volume, error) {
+	res, err := call(ctx, f, node, &lvmdv1.GetVolumeRequest{Id: id}, lvmdv1.LVMDClient.GetVolume)
+	return res.GetVolume(), err
+}
+
+// CreateSnapshot keeps what a volume of a node holds now.
+func (f *Fleet) CreateSnapshot(ctx context.Context, node string, r *lvmdv1.CreateSnapshotRequest) (*lvmdv1.Snapshot, error) {
+	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.CreateSnapshot)
+	return res.GetSnapshot(), err
+}
+
+// DeleteSnapshot removes a snapshot from a node, by id or name. An unknown one
+// is no error.
+func (f *Fleet) DeleteSnapshot(ctx context.Context, node string, r *lvmdv1.DeleteSnapshotRequest) error {
+	_, err := call(ctx, f, node, r, lvmdv1.LVMDClient.DeleteSnapshot)
+	return err
+}
+
+// GetSnapshot asks a node for one of its snapshots, by id or name.
+func (f *Fleet) GetSnapshot(ctx context.Context, node string, r *lvmdv1.GetSnapshotRequest) (*lvmdv1.Snapshot, error) {
+	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.GetSnapshot)
+	return res.GetSnapshot(), err
+}
+
+// ListSnapshots asks a node for a page of its snapshots.
+func (f *Fleet) ListSnapshots(ctx context.Context, node string, r *lvmdv1.ListSnapshotsRequest) (*lvmdv1.ListSnapshotsResponse, error) {
+	return call(ctx, f, node, r, lvmdv1.LVMDClient.ListSnapshots)
+}
+
 // call makes one call on the node's current session. A session that was
 // retired between choosing and using it costs another look, never the call.
 func call[Req, Res, Opt any](ctx context.Context, f *Fleet, node string, r *Req,

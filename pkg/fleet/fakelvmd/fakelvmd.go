@@ -37,6 +37,8 @@ type Class struct {
 	Default bool
 	// Bytes is the size of the volume group.
 	Bytes int64
+	// Thin classes have snapshots, which count with their volume's size.
+	Thin bool
 }
 
 // Hooks let a test interfere. Each may be nil. They are called without locks.
@@ -58,7 +60,8 @@ type Server struct {
 	mu         sync.Mutex
 	hooks      Hooks
 	classes    map[string]*Class
-	volumes    map[string]*lvmdv1.Volume // by id
+	volumes    map[string]*lvmdv1.Volume   // by id
+	snapshots  map[string]*lvmdv1.Snapshot // by id
 	generation uint64
 	log        []*lvmdv1.WatchResponse // every change of this life
 	changed    chan struct{}           // closed and replaced at every change
@@ -68,7 +71,7 @@ type Server struct {
 // New makes a node with these classes.
 func New(node string, classes ...Class) *Server {
 	s := &Server{node: node, epoch: newID(), changed: make(chan struct{}),
-		classes: map[string]*Class{}, volumes: map[string]*lvmdv1.Volume{}}
+		classes: map[string]*Class{}, volumes: map[string]*lvmdv1.Volume{}, snapshots: map[string]*lvmdv1.Snapshot{}}
 	for _, c := range classes {
 		s.classes[c.Name] = &c
 	}
@@ -147,25 +150,36 @@ func (s *Server) create(r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 	if class == nil {
 		return nil, Error(codes.NotFound, names.ReasonClassNotFound, fmt.Sprintf("no device class %q on node %s", r.GetDeviceClass(), s.node))
 	}
+	fs := r.GetFsType()
+	if fs == "" && r.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		fs = "ext4"
+	}
 	size := (r.GetRequiredBytes() + AllocationUnit - 1) / AllocationUnit * AllocationUnit
 	if v := s.byName(r.GetName()); v != nil {
-		if v.GetDeviceClass() != class.Name || v.GetSizeBytes() != size || v.GetMode() != r.GetMode() {
-			return nil, Error(codes.AlreadyExists, names.ReasonRequestDiffers, "the volume exists with another class, size or mode")
+		if v.GetDeviceClass() != class.Name || v.GetMode() != r.GetMode() || !proto.Equal(v.GetSource(), r.GetSource()) ||
+			v.GetSizeBytes() < size || v.GetSizeBytes() > size && v.GetSource() == nil {
+			return nil, Error(codes.AlreadyExists, names.ReasonRequestDiffers, "the volume exists with another class, size, mode or source")
 		}
 		return v, nil
+	}
+	if r.GetSource() != nil {
+		from, err := s.sourceOf(r.GetSource())
+		if err == nil {
+			err = from.fits(r.GetSource(), class.Name, r.GetMode(), fs)
+		}
+		if err != nil {
+			return nil, err
+		}
+		size = max(size, from.bytes)
 	}
 	if size > s.free(class) {
 		return nil, Error(codes.ResourceExhausted, names.ReasonNoSpace,
 			fmt.Sprintf("device class %s on node %s has %d bytes left, %d are needed", class.Name, s.node, s.free(class), size))
 	}
-	fs := r.GetFsType()
-	if fs == "" && r.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
-		fs = "ext4"
-	}
 	v := &lvmdv1.Volume{
 		Id: "cv" + newID(), Name: r.GetName(), DeviceClass: class.Name, SizeBytes: size, Mode: r.GetMode(), FsType: fs,
 		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Owner: proto.CloneOf(r.GetOwner()), CreatedAt: timestamppb.New(time.Now()),
-		VgName: "vg-" + class.Name, VgUuid: s.node + "/" + class.Name,
+		VgName: "vg-" + class.Name, VgUuid: s.node + "/" + class.Name, Source: proto.CloneOf(r.GetSource()),
 	}
 	s.volumes[v.GetId()] = v
 	s.creates++
@@ -315,14 +329,23 @@ func (s *Server) free(c *Class) int64 {
 			free -= v.GetSizeBytes()
 		}
 	}
+	for _, snapshot := range s.snapshots {
+		if snapshot.GetDeviceClass() == c.Name {
+			free -= snapshot.GetSizeBytes()
+		}
+	}
 	return max(0, free/AllocationUnit*AllocationUnit)
 }
 
 func (s *Server) report(name string) *lvmdv1.DeviceClass {
 	c := s.classes[name]
 	free := s.free(c)
+	layout := "linear"
+	if c.Thin {
+		layout = "thin"
+	}
 	return &lvmdv1.DeviceClass{
-		Name: c.Name, Default: c.Default, Type: "linear", Medium: "disk",
+		Name: c.Name, Default: c.Default, Type: layout, Medium: "disk",
 		VgName: "vg-" + c.Name, VgUuid: s.node + "/" + c.Name,
 		TotalBytes: c.Bytes, AvailableBytes: free, MaximumVolumeSizeBytes: free,
 		MinimumVolumeSizeBytes: AllocationUnit, AllocationUnitBytes: AllocationUnit,
