@@ -17,9 +17,10 @@ import (
 const (
 	// auditPass is how often nodes and API are compared.
 	auditPass = time.Minute
-	// orphanGrace is how old a volume must be before nobody's knowing it means
-	// anything: a PersistentVolume is written after its volume is made.
-	orphanGrace = 10 * time.Minute
+	// DefaultOrphanGrace and LeastOrphanGrace are for Options.OrphanGrace: a
+	// PersistentVolume is written after its volume is made.
+	DefaultOrphanGrace = 10 * time.Minute
+	LeastOrphanGrace   = time.Minute
 	// missingGrace is how old a PersistentVolume must be before its volume's
 	// absence from the node's report means anything.
 	missingGrace = time.Minute
@@ -47,8 +48,8 @@ type auditor struct {
 	told map[string]struct{} // PersistentVolumes whose loss was announced
 }
 
-func newAuditor(c *core, remove bool, busy func(string) bool) *auditor {
-	return &auditor{core: c, remove: remove, every: auditPass, grace: orphanGrace, busy: busy, told: map[string]struct{}{}}
+func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *auditor {
+	return &auditor{core: c, remove: remove, every: auditPass, grace: grace, busy: busy, told: map[string]struct{}{}}
 }
 
 // run works until ctx is done. The caches must have synced.

@@ -34,7 +34,7 @@ func (h *harness) stray(node *fakelvmd.Server, nodeName, uid, cluster string) {
 func (h *harness) audit(remove bool) {
 	h.t.Helper()
 	h.leader()
-	a := newAuditor(h.c.core, remove, h.leader().provisioner.busy)
+	a := newAuditor(h.c.core, remove, DefaultOrphanGrace, h.leader().provisioner.busy)
 	a.grace = 0
 	a.pass(h.t.Context())
 }
@@ -70,7 +70,7 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	}
 	h.stray(node, "n1", "young", "cluster")
 	h.leader()
-	newAuditor(h.c.core, true, h.leader().provisioner.busy).pass(t.Context())
+	newAuditor(h.c.core, true, DefaultOrphanGrace, h.leader().provisioner.busy).pass(t.Context())
 	if node.Volumes()["pvc-young"] == nil {
 		t.Error("a volume that was just made was removed")
 	}

@@ -46,6 +46,9 @@ type Options struct {
 	// RemoveOrphans makes the audit remove volumes that nobody knows, instead of
 	// only reporting them.
 	RemoveOrphans bool
+	// OrphanGrace is how old a volume must be before nobody's knowing it means
+	// anything: at least LeastOrphanGrace, zero means DefaultOrphanGrace.
+	OrphanGrace time.Duration
 	// RemoveStartupTaint makes the leader take the taint names.TaintAgentNotReady
 	// from nodes that are ready. It needs the right to patch nodes.
 	RemoveStartupTaint bool
@@ -83,6 +86,9 @@ type acting struct {
 
 // New makes a replica. Run runs it.
 func New(o Options) (*Controller, error) {
+	if o.OrphanGrace == 0 {
+		o.OrphanGrace = DefaultOrphanGrace
+	}
 	switch {
 	case o.Client == nil:
 		return nil, errors.New("no client for the API server")
@@ -92,6 +98,8 @@ func New(o Options) (*Controller, error) {
 		return nil, errors.New("no name for the uplink")
 	case o.NodeServiceAccount == "":
 		return nil, errors.New("no service account for the nodes")
+	case o.OrphanGrace < LeastOrphanGrace:
+		return nil, fmt.Errorf("--orphan-grace: %v is too short, at least %v are needed: a PersistentVolume is written after its volume is made", o.OrphanGrace, LeastOrphanGrace)
 	case o.ExtenderListen != "" && (o.ExtenderFiles.Certificate == "" || o.ExtenderFiles.Key == ""):
 		return nil, errors.New("no certificate and key to serve the scheduler with: --extender-listen needs --extender-cert-file and --extender-key-file")
 	}

@@ -188,10 +188,11 @@ func TestOptionsThatCannotWorkAreErrors(t *testing.T) {
 	good := Options{Client: fake.NewClientset(), Namespace: "n", UplinkHost: "h", NodeServiceAccount: "s",
 		Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
 	for name, change := range map[string]func(*Options){
-		"no client":          func(o *Options) { o.Client = nil },
-		"no namespace":       func(o *Options) { o.Namespace = "" },
-		"no uplink name":     func(o *Options) { o.UplinkHost = "" },
-		"no service account": func(o *Options) { o.NodeServiceAccount = "" },
+		"no client":                        func(o *Options) { o.Client = nil },
+		"no namespace":                     func(o *Options) { o.Namespace = "" },
+		"no uplink name":                   func(o *Options) { o.UplinkHost = "" },
+		"no service account":               func(o *Options) { o.NodeServiceAccount = "" },
+		"an orphan that was made just now": func(o *Options) { o.OrphanGrace = time.Second },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := good

@@ -103,7 +103,7 @@ func (c *Controller) act(ctx context.Context) error {
 		deleter:     newDeleter(c.core, c.o.CompleteBinding),
 		publisher:   publisher,
 	}
-	a.auditor = newAuditor(c.core, c.o.RemoveOrphans, a.provisioner.busy)
+	a.auditor = newAuditor(c.core, c.o.RemoveOrphans, c.o.OrphanGrace, a.provisioner.busy)
 	if c.o.RemoveStartupTaint {
 		a.untainter = newUntainter(c.core, publisher)
 	}

@@ -1,0 +1,161 @@
+//go:build e2e
+
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-csi/carve/e2e/carve"
+)
+
+// TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo cuts the power of a node
+// for good, as far as Kubernetes is told. When the node turns up after all, what
+// it still holds is an orphan, and removed if that was asked for.
+func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
+	s := begin(t)
+	s.controllerArguments("--remove-orphans", "--orphan-grace=1m")
+	s.storageClass("recreate", map[string]string{"carve.csi.local/on-node-loss": "recreate"})
+	s.startSet("db", "recreate", 32*extent)
+	const member = "db-0"
+	s.running(member)
+	victim := s.nodeOf(member)
+	claim := s.claimOf("data-" + member)
+
+	s.must(s.Cluster.Kill(s.ctx, victim), "cut the power")
+	switchedOn := false
+	t.Cleanup(func() {
+		if !switchedOn {
+			s.switchOn(victim)
+		}
+	})
+	s.must(carve.Until(s.ctx, patience, "Kubernetes notices", func(ctx context.Context) error {
+		node, err := s.CoreV1().Nodes().Get(ctx, victim, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range node.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s still counts as ready", victim)
+	}), "wait")
+	if now := s.claimOf("data-" + member); now.UID != claim.UID || now.DeletionTimestamp != nil {
+		t.Errorf("a node that is merely not ready lost its claim: %+v", now.ObjectMeta)
+	}
+
+	_, err := s.Kubectl(s.ctx, nil, "taint", "node", victim, "node.kubernetes.io/out-of-service=gone:NoExecute")
+	s.must(err, "say that the node is lost")
+	s.must(carve.Until(s.ctx, patience, "the member has a claim of its own again", func(ctx context.Context) error {
+		now, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data-"+member, metav1.GetOptions{})
+		if err == nil && now.UID == claim.UID {
+			err = fmt.Errorf("it has the old one, deleted at %v", now.DeletionTimestamp)
+		}
+		return err
+	}), "wait")
+	s.running(member)
+	if got := s.nodeOf(member); got == victim {
+		t.Errorf("%s runs on %s, which has no power", member, got)
+	}
+	s.must(carve.Until(s.ctx, patience, "an Event tells why", func(ctx context.Context) error {
+		events, err := s.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=NodeLost"})
+		if err == nil && (len(events.Items) == 0 || !strings.Contains(events.Items[0].Message, victim)) {
+			err = fmt.Errorf("got %+v", events.Items)
+		}
+		return err
+	}), "wait")
+
+	s.switchOn(victim)
+	switchedOn = true
+	s.must(carve.Until(s.ctx, patience, "the forgotten volume is removed", func(ctx context.Context) error {
+		volumes, err := s.LogicalVolumes(ctx, victim)
+		if err != nil {
+			return err
+		}
+		for _, v := range volumes {
+			if strings.Contains(strings.Join(v.Tags, " "), string(claim.UID)) {
+				return fmt.Errorf("%s is there", v.Name)
+			}
+		}
+		return nil
+	}), "wait")
+}
+
+// switchOn gives a node its power back and lets Kubernetes use it.
+func (s *scope) switchOn(node string) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s.must(s.Cluster.Start(ctx, node), "switch on "+node)
+	if _, err := s.Kubectl(ctx, nil, "taint", "node", node, "node.kubernetes.io/out-of-service-"); err != nil && !strings.Contains(err.Error(), "not found") {
+		s.Errorf("%v", err)
+	}
+	s.must(s.Settled(ctx, patience), "Carve is well again")
+}
+
+// controllerArguments has the controller run with more arguments than users
+// have by default, until the end of the test.
+func (s *scope) controllerArguments(arguments ...string) {
+	s.Helper()
+	deployments := s.AppsV1().Deployments(carve.Namespace)
+	deployed, err := deployments.Get(s.ctx, "carve-controller", metav1.GetOptions{})
+	s.must(err, "get the controller's Deployment")
+	before := deployed.Spec.Template.Spec.Containers[0].Args
+	set := func(ctx context.Context, arguments []string) {
+		s.Helper()
+		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": arguments}})
+		s.must(err, "make a patch")
+		_, err = deployments.Patch(ctx, "carve-controller", types.JSONPatchType, patch, metav1.PatchOptions{})
+		s.must(err, "change the controller's arguments")
+		s.must(s.Settled(ctx, patience), "Carve is ready")
+	}
+	s.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		set(ctx, before)
+	})
+	set(s.ctx, append(append([]string{}, before...), arguments...))
+}
+
+// startSet makes a StatefulSet of one Pod with one claim, named data.
+func (s *scope) startSet(name, class string, bytes int64) {
+	s.Helper()
+	labels := map[string]string{"app": name}
+	template := pod(name, podOptions{bytes: bytes, script: "exec sleep 1000000"})
+	template.Spec.Volumes = nil
+	template.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: mountPath}}
+	_, err := s.AppsV1().StatefulSets(s.namespace).Create(s.ctx, &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.StatefulSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: template.Spec},
+			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{
+				ObjectMeta: metav1.ObjectMeta{Name: "data"},
+				Spec: corev1.PersistentVolumeClaimSpec{
+					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &class,
+					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+						corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI),
+					}},
+				},
+			}},
+		},
+	}, metav1.CreateOptions{})
+	s.must(err, "create the StatefulSet")
+}
+
+func (s *scope) claimOf(name string) *corev1.PersistentVolumeClaim {
+	s.Helper()
+	claim, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.ctx, name, metav1.GetOptions{})
+	s.must(err, "get claim "+name)
+	return claim
+}
