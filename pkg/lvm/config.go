@@ -35,11 +35,15 @@ const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations
 	`devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 ` +
 	`external_device_info_source="none" hints="none" `
 
+// noCrypt keeps LVM from looking into encrypted volumes, which it would not know
+// for what they are.
+const noCrypt = `global_filter=["r|^/dev/mapper/carve\\.crypt\\.|"] }`
+
 // lvmConfig is the argument of --config. With devices, only those are looked
 // at; without, all block devices but logical volumes.
 func lvmConfig(devices []string) string {
 	if len(devices) == 0 {
-		return baseConfig + "}"
+		return baseConfig + noCrypt
 	}
 	var b strings.Builder
 	b.WriteString(baseConfig)

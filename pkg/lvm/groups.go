@@ -18,6 +18,7 @@ import (
 // of it. Errors match the sentinels of this package with errors.Is.
 type Groups interface {
 	Thin
+	Crypt
 
 	// Scan reads the named volume groups afresh. Groups that do not exist are
 	// absent from the result, which is not an error.

@@ -24,7 +24,7 @@ type Host struct {
 	mu sync.Mutex
 	// devices are the paths of each known group's physical volumes.
 	devices map[string][]string
-	// reading has since when labels are being read, by device.
+	// reading has since when devices are being read, see patiently.
 	reading map[string]time.Time
 	// physical are each known group's physical volumes.
 	physical map[string][]PhysicalVolume
@@ -158,7 +158,7 @@ func (h *Host) Metadata(group string) (Metadata, error) {
 	var best Metadata
 	var last error
 	for _, path := range h.seen(group) {
-		head, err := readTextHead(path)
+		head, err := patiently(h, path, readTextHead)
 		if err != nil {
 			last = err
 			best.Unreadable++
@@ -192,7 +192,7 @@ func (h *Host) Placement(group string) (Placement, error) {
 	}
 	last := fmt.Errorf("no disk with its metadata")
 	for _, path := range h.known(group) {
-		p, err := readPlacement(path, group)
+		p, err := patiently(h, path, func(path string) (Placement, error) { return readPlacement(path, group) })
 		switch {
 		case err != nil:
 			last = err
@@ -284,7 +284,11 @@ func (h *Host) Device(group, volume string) (Device, error) {
 // or mapped; that no process merely holds it open, the device mapper's count
 // tells.
 func (h *Host) Open(group, volume string) (Handle, error) {
-	name := dmName(group, volume)
+	return openAlone(dmName(group, volume), group+"/"+volume)
+}
+
+// openAlone opens the device of a device-mapper name, of what messages call what.
+func openAlone(name, what string) (Handle, error) {
 	before, err := dmStatus(name)
 	if err != nil {
 		return nil, err
@@ -300,7 +304,7 @@ func (h *Host) Open(group, volume string) (Handle, error) {
 	}
 	if after.openCount > 1 {
 		_ = dev.Close()
-		return nil, fmt.Errorf("%s/%s: %w: %d have it open", group, volume, ErrBusy, after.openCount-1)
+		return nil, fmt.Errorf("%s: %w: %d have it open", what, ErrBusy, after.openCount-1)
 	}
 	return dev, nil
 }

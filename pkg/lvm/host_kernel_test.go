@@ -52,6 +52,10 @@ func TestTheRealLVMIsAnLVM(t *testing.T) {
 				f, err := os.Open("/dev/" + group + "/" + volume)
 				return func() { f.Close() }, err
 			},
+			HoldCrypt: func(_, volume string) (func(), error) {
+				f, err := os.Open("/dev/mapper/carve.crypt." + volume)
+				return func() { f.Close() }, err
+			},
 			Deactivate: func() { lvmByHand(t, "vgchange", "--activate", "n", name) },
 		}
 	})

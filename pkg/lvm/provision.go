@@ -9,15 +9,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 var _ Devices = (*Host)(nil)
-
-// readTimeout is how long a read of a label may take.
-const readTimeout = 10 * time.Second
 
 // headLength is how much of a device without a signature must be empty.
 const headLength = 4096
@@ -30,36 +26,8 @@ var partitionTables = []string{
 // BlockDevices implements Devices.
 func (h *Host) BlockDevices() ([]BlockDevice, error) { return ListBlockDevices("/") }
 
-// Label implements Devices. A device that does not answer is not read again
-// until it does.
-func (h *Host) Label(device string) (Label, error) {
-	type result struct {
-		label Label
-		err   error
-	}
-	silent := fmt.Errorf("%s: %w: it does not answer", device, ErrTimedOut)
-	h.mu.Lock()
-	if since, ok := h.reading[device]; ok && time.Since(since) >= readTimeout {
-		h.mu.Unlock()
-		return Label{}, silent
-	}
-	h.reading[device] = time.Now()
-	h.mu.Unlock()
-	done := make(chan result, 1)
-	go func() {
-		l, err := readLabel(device)
-		h.mu.Lock()
-		delete(h.reading, device)
-		h.mu.Unlock()
-		done <- result{l, err}
-	}()
-	select {
-	case r := <-done:
-		return r.label, r.err
-	case <-time.After(readTimeout):
-		return Label{}, silent
-	}
-}
+// Label implements Devices.
+func (h *Host) Label(device string) (Label, error) { return patiently(h, device, readLabel) }
 
 // AttachFile implements Devices.
 func (h *Host) AttachFile(path string, size int64) (string, error) { return AttachFile(path, size) }

@@ -86,6 +86,7 @@ func (g *gate) called(ctx context.Context, r any, info *grpc.UnaryServerInfo, ne
 // harmless are the methods of lvm.Groups that have no effect on anything.
 var harmless = map[string]bool{
 	"Metadata": true, "Device": true, "Mapping": true, "Placement": true, "PoolStatus": true, "RAIDStatus": true,
+	"CryptDevice": true, "Encrypted": true,
 }
 
 func TestEveryEffectOnLVMPassesTheGate(t *testing.T) {
@@ -151,6 +152,26 @@ func (g *gate) ExtendPool(ctx context.Context, group, pool string, extents int64
 
 func (g *gate) ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64) error {
 	return g.around("extend pool metadata", func() error { return g.Groups.ExtendPoolMetadata(ctx, group, pool, bytes) })
+}
+
+func (g *gate) Encrypt(group, volume string, o lvm.CryptOptions) (fresh bool, err error) {
+	err = g.around("encrypt", func() error {
+		fresh, err = g.Groups.Encrypt(group, volume, o)
+		return err
+	})
+	return fresh, err
+}
+
+func (g *gate) GrowCrypt(group, volume string) error {
+	return g.around("grow crypt", func() error { return g.Groups.GrowCrypt(group, volume) })
+}
+
+func (g *gate) ForgetKey(volume string) error {
+	return g.around("forget key", func() error { return g.Groups.ForgetKey(volume) })
+}
+
+func (g *gate) OpenCrypt(volume string) (lvm.Handle, error) {
+	return g.handle(func() (lvm.Handle, error) { return g.Groups.OpenCrypt(volume) })
 }
 
 func (g *gate) Open(group, volume string) (lvm.Handle, error) {

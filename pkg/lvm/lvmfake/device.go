@@ -14,10 +14,14 @@ const major = 253
 const blockSize = 4096
 
 func (v *volume) opens() int {
+	n := v.mounts
 	if v.handle != nil {
-		return v.mounts + 1
+		n++
 	}
-	return v.mounts
+	if v.cipher != nil {
+		n++
+	}
+	return n
 }
 
 // Device implements lvm.Groups.
@@ -41,7 +45,7 @@ func (f *Groups) Open(groupName, name string) (lvm.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.mounts > 0 {
+	if v.mounts > 0 || v.cipher != nil {
 		return nil, fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrClaimed)
 	}
 	if v.handle != nil {
@@ -51,7 +55,8 @@ func (f *Groups) Open(groupName, name string) (lvm.Handle, error) {
 	return v.handle, nil
 }
 
-// Mount counts one more opener of a volume, as a mount does.
+// Mount counts one more opener of a volume, or of its encrypted device, as a
+// mount does.
 func (f *Groups) Mount(groupName, name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -59,8 +64,12 @@ func (f *Groups) Mount(groupName, name string) error {
 	if err != nil {
 		return err
 	}
-	if v.handle != nil {
+	switch c := v.cipher; {
+	case v.handle != nil, c != nil && c.handle != nil:
 		return fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrBusy)
+	case c != nil:
+		c.mounts++
+		return nil
 	}
 	v.mounts++
 	return nil
@@ -72,6 +81,8 @@ func (f *Groups) Unmount(groupName, name string) {
 	defer f.mu.Unlock()
 	if _, v, err := f.active(groupName, name); err == nil && v.mounts > 0 {
 		v.mounts--
+	} else if err == nil && v.cipher != nil && v.cipher.mounts > 0 {
+		v.cipher.mounts--
 	}
 }
 
@@ -82,11 +93,15 @@ func (f *Groups) CloseAll() {
 	for _, g := range f.groups {
 		for _, v := range g.volumes {
 			v.handle = nil
+			if v.cipher != nil {
+				v.cipher.handle = nil
+			}
 		}
 	}
 }
 
-// Fill writes the pattern, not zero, over the whole volume, as its tenant does.
+// Fill writes the pattern, not zero, over the whole volume, as its tenant does:
+// through its encrypted device, if it has one.
 func (f *Groups) Fill(groupName, name string, pattern byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,8 +109,12 @@ func (f *Groups) Fill(groupName, name string, pattern byte) error {
 	if err != nil {
 		return err
 	}
-	for off := int64(0); off < g.size(v); off += blockSize {
-		if err := g.write(v, off, pattern); err != nil {
+	size, write := g.size(v), func(off int64) error { return g.write(v, off, pattern) }
+	if c := v.cipher; c != nil {
+		size, write = c.bytes, func(off int64) error { return c.write(g, v, off, pattern) }
+	}
+	for off := int64(0); off < size; off += blockSize {
+		if err := write(off); err != nil {
 			return fmt.Errorf("%s/%s: %w", groupName, name, err)
 		}
 	}
@@ -103,13 +122,22 @@ func (f *Groups) Fill(groupName, name string, pattern byte) error {
 }
 
 // Traces counts the blocks of a volume that show something other than zeroes,
-// and returns one of the patterns.
+// and returns one of the patterns. Of a volume with an encrypted device, it
+// counts what was written through that.
 func (f *Groups) Traces(groupName, name string) (blocks int, pattern byte, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	g, v, err := f.active(groupName, name)
 	if err != nil {
 		return 0, 0, err
+	}
+	if v.cipher != nil {
+		for _, p := range v.cipher.plain {
+			if p != 0 {
+				blocks, pattern = blocks+1, p
+			}
+		}
+		return blocks, pattern, nil
 	}
 	for off := int64(0); off < g.size(v); off += blockSize {
 		if p := g.read(v, off); p != 0 {
@@ -138,6 +166,8 @@ type handle struct {
 	group           *group
 	volume          *volume
 	groupName, name string
+	// cipher is set when the encrypted device is what is open.
+	cipher *cipher
 	// shared handles are open beside others.
 	shared bool
 }
@@ -145,7 +175,36 @@ type handle struct {
 func (h *handle) Size() int64 {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
+	return h.size()
+}
+
+func (h *handle) size() int64 {
+	if h.cipher != nil {
+		return h.cipher.bytes
+	}
 	return h.group.size(h.volume)
+}
+
+func (h *handle) write(off int64, pattern byte) error {
+	if h.cipher != nil {
+		return h.cipher.write(h.group, h.volume, off, pattern)
+	}
+	return h.group.write(h.volume, off, pattern)
+}
+
+func (h *handle) read(off int64) byte {
+	if h.cipher != nil {
+		return h.cipher.read(off)
+	}
+	return h.group.read(h.volume, off)
+}
+
+// closed tells whether the device was given up, or taken away.
+func (h *handle) closed() bool {
+	if h.cipher != nil {
+		return h.volume.cipher != h.cipher || h.cipher.handle != h
+	}
+	return h.volume.handle != h && !h.shared
 }
 
 func (h *handle) Zero(off, length int64) error {
@@ -156,11 +215,11 @@ func (h *handle) Zero(off, length int64) error {
 	}
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
-	if h.volume.handle != h && !h.shared {
+	if h.closed() {
 		return fmt.Errorf("%s/%s: handle is closed", h.groupName, h.name)
 	}
 	for o := off; o < off+length; o += blockSize {
-		if err := h.group.write(h.volume, o, 0); err != nil {
+		if err := h.write(o, 0); err != nil {
 			return fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
 		}
 	}
@@ -178,11 +237,11 @@ func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 	clear(b)
 	for i := 0; i < len(b); {
 		at := off + int64(i)
-		if at >= h.group.size(h.volume) {
+		if at >= h.size() {
 			return i, io.EOF
 		}
 		end := min(len(b), i+int(blockSize-at%blockSize))
-		if p := h.group.read(h.volume, at/blockSize*blockSize); p != 0 {
+		if p := h.read(at / blockSize * blockSize); p != 0 {
 			for j := i; j < end; j++ {
 				b[j] = p
 			}
@@ -197,10 +256,10 @@ func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
 	for i := 0; i < len(b); i += blockSize {
-		if off+int64(i) >= h.group.size(h.volume) {
+		if off+int64(i) >= h.size() {
 			return i, io.ErrShortWrite
 		}
-		if err := h.group.write(h.volume, off+int64(i), b[i]); err != nil {
+		if err := h.write(off+int64(i), b[i]); err != nil {
 			return i, fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
 		}
 	}
@@ -212,7 +271,10 @@ func (h *handle) Sync() error { return nil }
 func (h *handle) Close() error {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
-	if h.volume.handle == h {
+	switch {
+	case h.cipher != nil && h.cipher.handle == h:
+		h.cipher.handle = nil
+	case h.volume.handle == h:
 		h.volume.handle = nil
 	}
 	return nil

@@ -68,6 +68,8 @@ type group struct {
 	volumes       map[string]*volume
 	// dirty holds the blocks that were written and not zeroed since.
 	dirty map[int64]byte
+	// noise holds those that were last written through a cipher.
+	noise map[int64]bool
 	// disks are the devices of a group that was made of some, in the order of
 	// their extents.
 	disks []*disk
@@ -81,6 +83,8 @@ type volume struct {
 	minor   uint32 // zero while not active
 	mounts  int
 	handle  *handle
+	// cipher is the volume's encrypted device, if it has one.
+	cipher *cipher
 	// pool is set for a thin pool, whose data the extents are; thin for a thin
 	// volume, which has no extents.
 	pool *pool
@@ -102,7 +106,7 @@ func (f *Groups) AddGroup(name string, extentSize, extents int64) {
 	g := &group{
 		uuid: fmt.Sprintf("fake-%s", name), seqno: 1, extentSize: extentSize, extents: extents,
 		metadataLimit: 521472, dataOffset: 1 << 20,
-		free: make([]bool, extents), volumes: map[string]*volume{}, dirty: map[int64]byte{},
+		free: make([]bool, extents), volumes: map[string]*volume{}, dirty: map[int64]byte{}, noise: map[int64]bool{},
 	}
 	for i := range g.free {
 		g.free[i] = true
@@ -231,7 +235,7 @@ func (f *Groups) Deactivate() {
 	defer f.mu.Unlock()
 	for _, g := range f.groups {
 		for _, v := range g.volumes {
-			v.minor, v.mounts, v.handle = 0, 0, nil
+			v.minor, v.mounts, v.handle, v.cipher = 0, 0, nil, nil
 		}
 	}
 }

@@ -381,6 +381,7 @@ func (g *group) read(v *volume, off int64) byte {
 func (g *group) write(v *volume, off int64, pattern byte) error {
 	if v.thin == nil {
 		g.shadow(v, off, pattern)
+		delete(g.noise, g.block(v, off))
 		if pattern == 0 {
 			delete(g.dirty, g.block(v, off))
 		} else {

@@ -23,6 +23,8 @@ type Env struct {
 	Group  string
 	// Hold opens a volume's device as a user would, until release is called.
 	Hold func(group, volume string) (release func(), err error)
+	// HoldCrypt does so with its encrypted device.
+	HoldCrypt func(group, volume string) (release func(), err error)
 	// Deactivate takes the devices of the group's volumes away, as a reboot does.
 	Deactivate func()
 }
@@ -47,6 +49,9 @@ func Run(t *testing.T, setup func(t *testing.T) Env) {
 		{"a zeroed range needs an open handle and frees the device when closed", zeroed},
 		{"volumes without devices get them back by activation", activated},
 	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, setup(t)) })
+	}
+	for _, c := range cryptCases {
 		t.Run(c.name, func(t *testing.T) { c.test(t, setup(t)) })
 	}
 	for _, c := range thinCases {

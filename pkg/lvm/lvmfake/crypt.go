@@ -1,0 +1,179 @@
+package lvmfake
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// noise is the pattern of blocks that were written through a cipher, as the
+// volume below shows them, and of those that were not, as the cipher shows them.
+const noise = 0xc1
+
+// cipher is the encrypted device of a volume. What was written through it is
+// known to it alone: that goes with it.
+type cipher struct {
+	minor    uint32
+	bytes    int64
+	discards bool
+	mounts   int
+	handle   *handle
+	// plain has what was written, by block.
+	plain map[int64]byte
+}
+
+func (c *cipher) opens() int {
+	if c.handle != nil {
+		return c.mounts + 1
+	}
+	return c.mounts
+}
+
+// encrypted finds a volume that has an encrypted device. The caller holds f.mu.
+func (f *Groups) encrypted(name string) (string, *group, *volume, error) {
+	for groupName, g := range f.groups {
+		if v := g.volumes[name]; v != nil && v.cipher != nil {
+			return groupName, g, v, nil
+		}
+	}
+	return "", nil, nil, fmt.Errorf("encrypted device of %s: %w", name, lvm.ErrNotFound)
+}
+
+// Encrypt implements lvm.Crypt.
+func (f *Groups) Encrypt(groupName, name string, o lvm.CryptOptions) (fresh bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, v, err := f.active(groupName, name)
+	switch {
+	case err != nil:
+		return false, err
+	case v.cipher != nil:
+		return false, nil
+	case v.opens() > 0:
+		return false, fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrBusy)
+	}
+	f.minor++
+	v.cipher = &cipher{minor: f.minor, bytes: g.size(v), discards: o.Discards, plain: map[int64]byte{}}
+	return true, nil
+}
+
+// GrowCrypt implements lvm.Crypt.
+func (f *Groups) GrowCrypt(groupName, name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, v, err := f.active(groupName, name)
+	switch {
+	case err != nil:
+		return err
+	case v.cipher == nil:
+		return fmt.Errorf("encrypted device of %s: %w", name, lvm.ErrNotFound)
+	}
+	v.cipher.bytes = g.size(v)
+	return nil
+}
+
+// ForgetKey implements lvm.Crypt.
+func (f *Groups) ForgetKey(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, _, v, err := f.encrypted(name)
+	switch {
+	case err != nil:
+		return nil
+	case v.cipher.opens() > 0:
+		return fmt.Errorf("encrypted device of %s: %w", name, lvm.ErrBusy)
+	}
+	v.cipher = nil
+	return nil
+}
+
+// CryptDevice implements lvm.Crypt.
+func (f *Groups) CryptDevice(name string) (lvm.Device, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, _, v, err := f.encrypted(name)
+	if err != nil {
+		return lvm.Device{}, err
+	}
+	return lvm.Device{Path: "/dev/mapper/carve.crypt." + name, Major: major, Minor: v.cipher.minor, OpenCount: v.cipher.opens()}, nil
+}
+
+// OpenCrypt implements lvm.Crypt.
+func (f *Groups) OpenCrypt(name string) (lvm.Handle, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	groupName, g, v, err := f.encrypted(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.cipher.mounts > 0:
+		return nil, fmt.Errorf("encrypted device of %s: %w", name, lvm.ErrClaimed)
+	case v.cipher.handle != nil:
+		return nil, fmt.Errorf("encrypted device of %s: %w", name, lvm.ErrBusy)
+	}
+	v.cipher.handle = &handle{fake: f, group: g, volume: v, cipher: v.cipher, groupName: groupName, name: name}
+	return v.cipher.handle, nil
+}
+
+// Encrypted implements lvm.Crypt.
+func (f *Groups) Encrypted() ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var names []string
+	for _, g := range f.groups {
+		for name, v := range g.volumes {
+			if v.cipher != nil {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Discards tells whether a volume's encrypted device lets discards through.
+func (f *Groups) Discards(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, _, v, err := f.encrypted(name)
+	return err == nil && v.cipher.discards
+}
+
+// Noise counts the blocks of a volume's own device that were last written
+// through a cipher.
+func (f *Groups) Noise(groupName, name string) (blocks int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, v, err := f.active(groupName, name)
+	if err != nil || v.thin != nil {
+		return 0
+	}
+	for off := int64(0); off < g.size(v); off += blockSize {
+		if g.noise[g.block(v, off)] {
+			blocks++
+		}
+	}
+	return blocks
+}
+
+// write puts a pattern, or zeroes, into the block at an offset of an encrypted
+// device.
+func (c *cipher) write(g *group, v *volume, off int64, pattern byte) error {
+	if err := g.write(v, off, noise); err != nil {
+		return err
+	}
+	if v.thin == nil {
+		g.noise[g.block(v, off)] = true
+	}
+	c.plain[off/blockSize] = pattern
+	return nil
+}
+
+// read returns the pattern in the block at an offset of an encrypted device.
+func (c *cipher) read(off int64) byte {
+	if p, written := c.plain[off/blockSize]; written {
+		return p
+	}
+	return noise
+}
