@@ -34,6 +34,11 @@ const (
 	// room: a policy of pkg/scheduler.
 	ParamPlacement = Prefix + "placement"
 
+	// AttributeSize is the volumeAttribute with the size, a quantity, of a volume
+	// that a Pod defines in its own specification. Required there.
+	// ParamDeviceClass is the other one.
+	AttributeSize = Prefix + "size"
+
 	// TaintAgentNotReady is the key of the taint that a cluster's provisioner may
 	// put on new nodes. The controller removes it once the node's agent is
 	// connected and the node's capacity is published.

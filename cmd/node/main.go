@@ -29,6 +29,7 @@ type options struct {
 	csiSocket, kubeletSocketPath, registrationDir string
 	lvmdSocket                                    string
 	maxVolumes                                    int64
+	inlineVolumes                                 bool
 	opsListen, metricsTokenFile                   string
 	logging                                       *logging.Options
 	// reduce gives up the process's privileges that the plugin does not need.
@@ -66,6 +67,7 @@ func command(reduce func() error) *cobra.Command {
 	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: not registered")
 	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
 	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: no limit by number")
+	flags.BoolVar(&o.inlineVolumes, "inline-volumes", false, "let Pods define volumes in their own specification; the CSIDriver object must allow it, too")
 	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz and /metrics (HTTPS); empty: not served")
 	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
 	o.logging = logging.AddFlags(flags)
@@ -91,14 +93,15 @@ func run(ctx context.Context, o options) error {
 
 	metrics := driver.NewMetrics()
 	node, err := driver.New(ctx, driver.Options{
-		NodeName:    o.nodeName,
-		MaxVolumes:  o.maxVolumes,
-		KubeletDir:  o.kubeletDir,
-		LVMD:        lvmdv1.NewLVMDClient(conn),
-		Mounts:      mount.System{Trusted: o.kubeletDir},
-		FileSystems: driver.SystemFileSystems{},
-		Metrics:     metrics,
-		Log:         log,
+		NodeName:      o.nodeName,
+		MaxVolumes:    o.maxVolumes,
+		InlineVolumes: o.inlineVolumes,
+		KubeletDir:    o.kubeletDir,
+		LVMD:          lvmdv1.NewLVMDClient(conn),
+		Mounts:        mount.System{Trusted: o.kubeletDir},
+		FileSystems:   driver.SystemFileSystems{},
+		Metrics:       metrics,
+		Log:           log,
 	})
 	if err != nil {
 		return err
@@ -125,6 +128,10 @@ func run(ctx context.Context, o options) error {
 	group.Go(func() error {
 		node.Sweep(ctx)
 		node.Monitor(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		node.Reclaim(ctx)
 		return nil
 	})
 	group.Go(func() error {

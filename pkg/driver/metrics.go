@@ -20,6 +20,7 @@ type Metrics struct {
 	registered prometheus.Gauge
 	leaks      *prometheus.CounterVec
 	conditions *prometheus.GaugeVec
+	inlines    *prometheus.CounterVec
 
 	mu sync.Mutex
 	// reasons that conditions has had so far.
@@ -45,11 +46,15 @@ func NewMetrics() *Metrics {
 			Name: "carve_node_leaked_mounts_total",
 			Help: "Mounts of an earlier life found at start, by kind (published, staged) and result (removed, kept).",
 		}, []string{"kind", "result"}),
+		inlines: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "carve_node_inline_volumes_total",
+			Help: "Inline volumes by what happened: made, refused (by lvmd), removed (with their Pods), reclaimed (when their Pods were gone).",
+		}, []string{"event"}),
 		registered: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
 		}),
 	}
-	m.Registry.MustRegister(m.calls, m.checks, m.registered, m.leaks, m.conditions)
+	m.Registry.MustRegister(m.calls, m.checks, m.registered, m.leaks, m.conditions, m.inlines)
 	return m
 }
 
@@ -64,5 +69,15 @@ func (m *Metrics) checked(t filesystem.Type, err error) {
 	}
 	m.checks.WithLabelValues(string(t), result).Inc()
 }
+
+// Events of inline volumes.
+const (
+	inlineMade      = "made"
+	inlineRefused   = "refused"
+	inlineRemoved   = "removed"
+	inlineReclaimed = "reclaimed"
+)
+
+func (m *Metrics) inline(event string) { m.inlines.WithLabelValues(event).Inc() }
 
 func (m *Metrics) swept(kind, result string) { m.leaks.WithLabelValues(kind, result).Inc() }

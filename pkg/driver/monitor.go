@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
@@ -95,23 +94,8 @@ func (n *Node) ailments(ctx context.Context) (Ailments, error) {
 
 // list asks lvmd for all volumes that are ready.
 func (n *Node) list(ctx context.Context) ([]*lvmdv1.Volume, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	var volumes []*lvmdv1.Volume
-	for token := ""; ; {
-		page, err := n.options.LVMD.ListVolumes(ctx, &lvmdv1.ListVolumesRequest{PageToken: token, PageSize: 500}, grpc.WaitForReady(true))
-		if err != nil {
-			return nil, fmt.Errorf("lvmd: %s", status.Convert(err).Message())
-		}
-		for _, v := range page.GetVolumes() {
-			if v.GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY {
-				volumes = append(volumes, v)
-			}
-		}
-		if token = page.GetNextPageToken(); token == "" {
-			return volumes, nil
-		}
-	}
+	volumes, err := n.all(ctx)
+	return slices.DeleteFunc(volumes, func(v *lvmdv1.Volume) bool { return v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY }), err
 }
 
 // reasons that the metrics always have, so that an alert can tell "none" from

@@ -16,7 +16,8 @@ import (
 // maxNodeID is the CSI specification's bound for a node id, in bytes.
 const maxNodeID = 256
 
-// Options configure a Node. All fields but MaxVolumes are required.
+// Options configure a Node. All fields but
+// MaxVolumes and InlineVolumes are required.
 type Options struct {
 	// NodeName is the node's name in Kubernetes: the CSI node id, and the value
 	// of its topology key.
@@ -24,6 +25,9 @@ type Options struct {
 	// MaxVolumes is how many volumes the scheduler may place on the node; zero
 	// means that it is not limited by number.
 	MaxVolumes int64
+	// InlineVolumes lets Pods define volumes in their own specification. Those
+	// that exist are removed with their Pods in any case.
+	InlineVolumes bool
 	// KubeletDir is the kubelet's root directory. Paths in requests must lie
 	// below it.
 	KubeletDir string

@@ -15,7 +15,7 @@ import (
 )
 
 // NodePublishVolume binds the staged file system, or the device node of a raw
-// block volume, to the target path.
+// block volume, to the target path. An inline volume is made and mounted there.
 //
 // For a raw block volume, read-only shows in the mount table but does not stop
 // a writer that opens the node there; the kubelet hands the device to the Pod
@@ -31,6 +31,13 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	want, err := checkCapability(req.GetVolumeCapability())
 	if err != nil {
 		return nil, err
+	}
+	if isInline(req) {
+		want.readOnly = want.readOnly || req.GetReadonly()
+		if err := n.publishInline(ctx, req, want); err != nil {
+			return nil, err
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
 	}
 	if err := n.checkPath("staging_target_path", staging); err != nil {
 		return nil, err
@@ -226,8 +233,9 @@ func kindOfFile(info fs.FileInfo) string {
 }
 
 // NodeUnpublishVolume takes the volume off the target path and removes the
-// path. Like NodeUnstageVolume it asks nobody.
-func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+// path. Like NodeUnstageVolume it asks nobody, but for an inline volume, which
+// lvmd removes.
+func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
 	if err := checkVolumeID(id); err != nil {
 		return nil, err
@@ -240,13 +248,8 @@ func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolu
 		return nil, err
 	}
 	defer release()
-	if err := n.options.Mounts.Off(target); err != nil {
-		return nil, fmt.Errorf("volume %s: %w", id, err)
-	}
-	// A directory that is not empty is kept: what is in it was written while
-	// nothing was mounted, and is not ours to throw away.
-	if err := nofollow.Remove(n.options.KubeletDir, target); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("volume %s is off its target path: %w", id, err)
+	if err := n.unpublish(ctx, id, target); err != nil {
+		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }

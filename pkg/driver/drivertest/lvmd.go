@@ -27,6 +27,11 @@ type LVMD struct {
 	// ExpandVolume grows, before the answer; it may change the volume.
 	Created func(*lvmdv1.Volume)
 
+	// InUse, when set, tells which volumes cannot be deleted now.
+	InUse func(*lvmdv1.Volume) bool
+	// Room, when above zero, is what volumes can take in sum, in bytes.
+	Room int64
+
 	mu      sync.Mutex
 	classes []*lvmdv1.DeviceClass
 	down    bool
@@ -85,15 +90,30 @@ func (l *LVMD) CreateVolume(_ context.Context, r *lvmdv1.CreateVolumeRequest) (*
 	defer l.mu.Unlock()
 	for _, v := range l.volumes {
 		if v.GetName() == r.GetName() {
+			if want := roundUp(r.GetRequiredBytes()); want != v.GetSizeBytes() {
+				return nil, status.Errorf(codes.AlreadyExists, "volume %q has %d bytes, asked for %d", v.GetName(), v.GetSizeBytes(), want)
+			}
 			return &lvmdv1.CreateVolumeResponse{Volume: proto.CloneOf(v)}, nil
 		}
+	}
+	var taken int64
+	for _, v := range l.volumes {
+		taken += v.GetSizeBytes()
+	}
+	switch {
+	case l.down:
+		return nil, status.Error(codes.Unavailable, "a disk is gone")
+	case r.GetDeviceClass() != "" && r.GetDeviceClass() != "local":
+		return nil, status.Errorf(codes.NotFound, "no device class %q; this node offers local", r.GetDeviceClass())
+	case l.Room > 0 && taken+roundUp(r.GetRequiredBytes()) > l.Room:
+		return nil, status.Errorf(codes.ResourceExhausted, "%d bytes are asked for, %d are free", r.GetRequiredBytes(), l.Room-taken)
 	}
 	l.minted++
 	id := fmt.Sprintf("cv%026d", l.minted)
 	v := &lvmdv1.Volume{
 		Id: id, Name: r.GetName(), DeviceClass: cmp.Or(r.GetDeviceClass(), "local"),
 		SizeBytes: roundUp(r.GetRequiredBytes()), Mode: r.GetMode(), FsType: r.GetFsType(),
-		State:      lvmdv1.VolumeState_VOLUME_STATE_READY,
+		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Owner: proto.CloneOf(r.GetOwner()),
 		DevicePath: "/dev/carve/" + id, DeviceMajor: 253, DeviceMinor: l.minted,
 	}
 	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
@@ -106,26 +126,34 @@ func (l *LVMD) CreateVolume(_ context.Context, r *lvmdv1.CreateVolumeRequest) (*
 	return &lvmdv1.CreateVolumeResponse{Volume: proto.CloneOf(v)}, nil
 }
 
-// DeleteVolume implements the service.
+// DeleteVolume implements the service, by id.
 func (l *LVMD) DeleteVolume(_ context.Context, r *lvmdv1.DeleteVolumeRequest) (*lvmdv1.DeleteVolumeResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	v, ok := l.volumes[r.GetId()]
+	switch {
+	case l.down:
+		return nil, status.Error(codes.Unavailable, "a disk is gone")
+	case ok && l.InUse != nil && l.InUse(v):
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is in use", r.GetId())
+	}
 	delete(l.volumes, r.GetId())
 	return &lvmdv1.DeleteVolumeResponse{}, nil
 }
 
-// GetVolume implements the service, by id.
+// GetVolume implements the service.
 func (l *LVMD) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.down {
 		return nil, status.Error(codes.Unavailable, "a disk is gone")
 	}
-	v, ok := l.volumes[r.GetId()]
-	if !ok {
-		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetId())
+	for _, v := range l.volumes {
+		if r.GetId() != "" && v.GetId() == r.GetId() || r.GetName() != "" && v.GetName() == r.GetName() {
+			return &lvmdv1.GetVolumeResponse{Volume: proto.CloneOf(v)}, nil
+		}
 	}
-	return &lvmdv1.GetVolumeResponse{Volume: proto.CloneOf(v)}, nil
+	return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetId()+r.GetName())
 }
 
 // ListVolumes implements the service, without pages.

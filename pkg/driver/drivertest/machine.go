@@ -43,6 +43,8 @@ type Machine struct {
 	// Controller makes plugins say that a controller is part of them, as
 	// conformance suites create volumes only then.
 	Controller bool
+	// InlineVolumes makes plugins allow them.
+	InlineVolumes bool
 	// Log holds the lines of all plugins that ran.
 	Log *Buffer
 
@@ -162,6 +164,8 @@ type Plugin struct {
 	Sweep func(context.Context)
 	// CheckHealth is the node service's.
 	CheckHealth func(context.Context, driver.Ailments) driver.Ailments
+	// ReclaimInline is the node service's.
+	ReclaimInline func(context.Context, driver.Abandoned, time.Time) driver.Abandoned
 
 	stop func() error
 }
@@ -178,7 +182,7 @@ func (m *Machine) Start() *Plugin {
 	metrics := driver.NewMetrics()
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
-		Mounts: m.Mounts, FileSystems: m.FileSystems, Metrics: metrics, Log: log,
+		Mounts: m.Mounts, FileSystems: m.FileSystems, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes,
 	})
 	if err != nil {
 		m.t.Fatal(err)
@@ -210,6 +214,7 @@ func (m *Machine) Start() *Plugin {
 	p := &Plugin{
 		NodeClient: csi.NewNodeClient(conn), IdentityClient: csi.NewIdentityClient(conn),
 		Registration: registration, Metrics: metrics, Sweep: node.Sweep, CheckHealth: node.CheckHealth,
+		ReclaimInline: node.ReclaimInline,
 	}
 	p.stop = sync.OnceValue(func() error {
 		cancel()
