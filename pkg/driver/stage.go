@@ -61,7 +61,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 
 func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) error {
 	t := filesystem.Type(v.GetFsType())
-	options, err := filesystem.MountOptions(t, v.GetDax(), want.flags)
+	options, err := filesystem.MountOptions(filesystem.Use{Type: t, DAX: v.GetDax()}, want.flags)
 	if err != nil {
 		return invalid("volume_capability.mount.mount_flags", "%w", err)
 	}

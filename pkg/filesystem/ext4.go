@@ -57,22 +57,37 @@ func (ext4) mkfs(device string, _ int64, o FormatOptions) []string {
 		// 2 MiB, which is what a huge page needs.
 		extended += ",stride=512,stripe_width=512"
 	}
-	return []string{
+	set := func(name, otherwise string) string {
+		if v := o.Settings.value(name); v != "" {
+			return v
+		}
+		return otherwise
+	}
+	args := []string{
 		"mkfs.ext4", "-q",
 		"-F", // whatever the device carries; once, so that a mounted one is still refused
 		// The page size, also for small volumes, where mkfs would choose 1 KiB:
 		// DAX needs it, and growing far is only possible with it.
-		"-b", "4096",
+		"-b", set(SettingBlockSize, pageSize),
 		// No blocks kept back for root: nothing of the system lives on a
 		// volume, and its user paid for all of it.
-		"-m", "0",
+		"-m", set(SettingReservedPercent, "0"),
 		// A file system that finds itself damaged takes no more writes, and is
 		// checked before it is mounted the next time.
 		"-e", "remount-ro",
 		"-U", o.UUID,
-		"-E", extended,
-		device,
 	}
+	for _, f := range []struct{ name, flag string }{
+		{SettingLabel, "-L"}, {SettingInodeSize, "-I"}, {SettingBytesPerInode, "-i"},
+	} {
+		if v := o.Settings.value(f.name); v != "" {
+			args = append(args, f.flag, v)
+		}
+	}
+	if o.Profile == Scratch {
+		args = append(args, "-O", "^has_journal")
+	}
+	return append(args, "-E", extended, device)
 }
 
 func (ext4) probe(start []byte) (Info, bool) {

@@ -13,8 +13,9 @@ type Type string
 
 // The file systems that volumes can carry.
 const (
-	Ext4 Type = "ext4"
-	XFS  Type = "xfs"
+	Ext4  Type = "ext4"
+	XFS   Type = "xfs"
+	Btrfs Type = "btrfs"
 )
 
 // Default is the file system of a volume whose creator named none.
@@ -39,6 +40,10 @@ type FormatOptions struct {
 	// pages, and leaves out what DAX mounts cannot have. The device has to
 	// start at a multiple of 2 MiB of the medium for that to work.
 	DAX bool
+	// Profile says what the data are worth.
+	Profile Profile
+	// Settings are the class' choices.
+	Settings Settings
 }
 
 // Info is what the superblock of a file system tells.
@@ -50,8 +55,9 @@ type Info struct {
 	// device: whole blocks only, or the device has grown since.
 	SizeBytes int64
 	// NeedsCheck asks for Check before the next mount: ext4 with a journal to
-	// replay, with recorded errors or with a superblock whose checksum is
-	// wrong; xfs only when it is marked as in need of repair, as its log is
+	// replay, without a journal and not taken off cleanly, with recorded errors
+	// or with a superblock whose checksum is wrong; btrfs only in the last case
+	// and xfs only when it is marked as in need of repair, as their logs are
 	// replayed by the mount. A mounted ext4 looks as if it needed a check.
 	NeedsCheck bool
 }
@@ -72,11 +78,11 @@ type kind interface {
 	minimumSize(dax bool) int64
 }
 
-var kinds = map[Type]kind{Ext4: ext4{}, XFS: xfs{}}
+var kinds = map[Type]kind{Btrfs: btrfs{}, Ext4: ext4{}, XFS: xfs{}}
 
 // Types returns all known types in alphabetical order.
 func Types() []Type {
-	return []Type{Ext4, XFS}
+	return []Type{Btrfs, Ext4, XFS}
 }
 
 // ParseType returns the type of that name; an empty name is Default. The error
@@ -110,6 +116,13 @@ func Format(ctx context.Context, device string, o FormatOptions) error {
 	if err := validateUUID(o.UUID); err != nil {
 		return err
 	}
+	use := Use{Type: o.Type, DAX: o.DAX, Profile: o.Profile}
+	if err := use.Check(); err != nil {
+		return err
+	}
+	if _, err := ParseSettings(use, o.Settings.Map()); err != nil {
+		return err
+	}
 	size, err := deviceSize(device)
 	if err != nil {
 		return fmt.Errorf("format: %w", err)
@@ -119,6 +132,33 @@ func Format(ctx context.Context, device string, o FormatOptions) error {
 	}
 	if err := run(ctx, k.mkfs(device, size, o)); err != nil {
 		return fmt.Errorf("format %s as %s: %w", device, o.Type, err)
+	}
+	if SharesNoUUID(o.Type) {
+		return SetUUID(device, o.Type, o.UUID)
+	}
+	return nil
+}
+
+// SharesNoUUID tells whether the kernel refuses to mount two file systems of
+// the type that have the same UUID, whatever the mount options. A clone has to
+// get its own by SetUUID before it is mounted.
+func SharesNoUUID(t Type) bool { return t == Btrfs }
+
+// SetUUID gives the unmounted file system another UUID, for types that share
+// none. It is quick whatever the file system holds, and may be repeated.
+func SetUUID(device string, t Type, uuid string) error {
+	k, ok := kinds[t].(interface {
+		setUUID(device string, uuid [16]byte) error
+	})
+	if !ok {
+		return fmt.Errorf("set the UUID of %s on %s: it is not needed for that type", t, device)
+	}
+	to, err := parseUUID(uuid)
+	if err != nil {
+		return err
+	}
+	if err := k.setUUID(device, to); err != nil {
+		return fmt.Errorf("set the UUID of %s on %s: %w", t, device, err)
 	}
 	return nil
 }

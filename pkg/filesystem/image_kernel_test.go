@@ -5,6 +5,7 @@ package filesystem
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 )
@@ -28,6 +29,9 @@ func TestFormattedImages(t *testing.T) {
 		{"an xfs for DAX of 1020 MiB", 1020 * mib, FormatOptions{Type: XFS, DAX: true}},
 		{"an xfs for DAX of 1 GiB", 1024 * mib, FormatOptions{Type: XFS, DAX: true}},
 		{"an xfs of 5 GiB", 5 << 30, FormatOptions{Type: XFS}},
+		{"the smallest btrfs", MinimumSize(Btrfs, false), FormatOptions{Type: Btrfs}},
+		{"a btrfs of 1 TiB", 1 << 40, FormatOptions{Type: Btrfs}},
+		{"the smallest ext4 for scratch", MinimumSize(Ext4, false), FormatOptions{Type: Ext4, Profile: Scratch}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -52,7 +56,7 @@ func TestFormattedImages(t *testing.T) {
 
 func TestFormatReplacesWhateverIsThere(t *testing.T) {
 	device := sparse(t, 512<<20)
-	for _, typ := range []Type{Ext4, XFS, Ext4, Ext4, XFS, XFS} {
+	for _, typ := range []Type{Ext4, XFS, Btrfs, Ext4, Ext4, Btrfs, Btrfs, XFS, XFS} {
 		if err := Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID}); err != nil {
 			t.Fatal(err)
 		}
@@ -108,6 +112,69 @@ func TestCheckOfATornSuperblockSaysWhatToDo(t *testing.T) {
 	if err := Check(t.Context(), device, Ext4); err == nil || !strings.Contains(err.Error(), "alternate superblock") {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestCheckReplacesATornSuperblockOfBtrfs(t *testing.T) {
+	device := formatted(t, Btrfs)
+	patch(t, device, btrfsSuperblocks[0], []byte{1, 2, 3, 4})
+	if info, err := Probe(device); err != nil || !info.NeedsCheck {
+		t.Fatalf("before: %+v, %v", info, err)
+	}
+	if err := Check(t.Context(), device, Btrfs); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
+		t.Errorf("after: %+v, %v", info, err)
+	}
+}
+
+// TestSettingsReachTheFileSystem has mkfs make a file system with every value
+// that is allowed of every setting, on the smallest device, and with the
+// extremes together.
+func TestSettingsReachTheFileSystem(t *testing.T) {
+	for _, typ := range Types() {
+		all := map[string][]string{
+			SettingLabel: {"l"}, SettingReservedPercent: {"0", "50"}, SettingBytesPerInode: {"4096", "67108864"},
+			SettingMaxInodePercent: {"1", "100"}, SettingReflink: {"on", "off"}, SettingMetadata: {"dup", "single"},
+			SettingBlockSize: {"1024", "2048", "4096"}, SettingInodeSize: {"512", "1024"}, SettingNodeSize: {"4096", "8192", "16384", "32768", "65536"},
+		}
+		var given []map[string]string
+		last := map[string]string{}
+		for _, name := range SettingNames(typ) {
+			for _, value := range all[name] {
+				given = append(given, map[string]string{name: value})
+				last[name] = value
+			}
+		}
+		for _, settings := range append(given, last) {
+			s, err := ParseSettings(Use{Type: typ}, settings)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Run(string(typ)+" with "+string(s), func(t *testing.T) {
+				device := sparse(t, MinimumSize(typ, false))
+				if err := Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID, Settings: s}); err != nil {
+					t.Fatal(err)
+				}
+				if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
+					t.Errorf("got %+v, %v", info, err)
+				}
+				if got := labelOf(t, device); got != s.value(SettingLabel) {
+					t.Errorf("label %q", got)
+				}
+			})
+		}
+	}
+}
+
+// labelOf asks blkid, which knows all file systems.
+func labelOf(t *testing.T, device string) string {
+	t.Helper()
+	out, err := exec.Command("blkid", "-p", "-s", "LABEL", "-o", "value", device).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return strings.TrimSpace(string(out))
 }
 
 // debugfs changes a file system behind the kernel's back, checksums included.

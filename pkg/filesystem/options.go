@@ -2,68 +2,171 @@ package filesystem
 
 import (
 	"fmt"
+	"maps"
+	"math/bits"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// Options that the kernel handles alike for every file system. Left out are
-// those that concern other mounts than the volume's own (bind, move, remount,
-// propagation) and mand, which no current kernel has.
-var commonOptions = []string{
+// flag is the value of an option that has none.
+type flag struct{}
+
+func (flag) canonical(string) (string, bool) { return "", false }
+func (flag) String() string                  { return "" }
+
+// either is an option that stands alone or has one of the values.
+type either struct{ values }
+
+// text is any value; quotes have to enclose all of it, as one that does not
+// would swallow what follows.
+type text struct{}
+
+func (text) canonical(given string) (string, bool) {
+	inner := given
+	if len(given) >= 2 && given[0] == '"' && given[len(given)-1] == '"' {
+		inner = given[1 : len(given)-1]
+	}
+	return given, given != "" && !strings.Contains(inner, `"`)
+}
+func (text) String() string { return "TEXT" }
+
+// powers is a power of two in a range, in bytes, perhaps with a suffix k, m or
+// g as the kernel reads it.
+type powers struct{ from, to int64 }
+
+func (p powers) canonical(given string) (string, bool) {
+	digits, shift := given, 0
+	if i := strings.IndexAny("kmg", strings.ToLower(given[max(len(given)-1, 0):])); i >= 0 && given != "" {
+		digits, shift = given[:len(given)-1], 10*(i+1)
+	}
+	n, err := strconv.ParseInt(digits, 10, 32)
+	n <<= shift
+	return given, err == nil && n >= p.from && n <= p.to && bits.OnesCount64(uint64(n)) == 1
+}
+func (p powers) String() string { return fmt.Sprintf("a power of 2 from %d to %d", p.from, p.to) }
+
+func flags(names ...string) map[string]values {
+	m := map[string]values{}
+	for _, name := range names {
+		m[name] = flag{}
+	}
+	return m
+}
+
+func merged(all ...map[string]values) map[string]values {
+	m := map[string]values{}
+	for _, one := range all {
+		maps.Copy(m, one)
+	}
+	return m
+}
+
+// commonOptions are handled alike by the kernel for every file system. Left out
+// are those that concern other mounts than the volume's own (bind, move,
+// remount, propagation) and mand, which no current kernel has.
+var commonOptions = merged(flags(
 	"defaults", "ro", "rw", "nosuid", "suid", "nodev", "dev", "noexec", "exec",
 	"sync", "async", "dirsync", "noatime", "atime", "nodiratime", "diratime",
 	"relatime", "norelatime", "strictatime", "lazytime", "nolazytime",
+), map[string]values{
 	// The kubelet adds it for volumes that are labelled by their mount.
-	"context=",
+	"context": text{},
+})
+
+// ownOptions are those of one file system. Left out is what lets a volume's
+// user disturb others (errors=panic above all), other devices (journal_dev,
+// logdev, degraded), what grants rights on the host, and what a kernel refuses
+// for the file systems that Format makes: that would show only when the Pod
+// starts.
+var ownOptions = map[Type]map[string]values{
+	Ext4: merged(flags(
+		"acl", "noacl", "user_xattr", "nouser_xattr", "nobarrier", "delalloc", "nodelalloc",
+		"discard", "nodiscard", "noinit_itable", "journal_async_commit", "journal_checksum",
+		"auto_da_alloc", "noauto_da_alloc", "dioread_lock", "dioread_nolock", "noquota",
+	), map[string]values{
+		"barrier": either{words{"0", "1"}}, "init_itable": either{between{0, 1000, false}},
+		"data": words{"journal", "ordered", "writeback"}, "errors": words{"continue", "remount-ro"},
+		"commit": between{0, 86400, false}, "journal_ioprio": between{0, 7, false},
+		"max_batch_time": between{0, 1000000, false}, "min_batch_time": between{0, 1000000, false},
+		"inode_readahead_blks": powers{1, 1 << 30}, "max_dir_size_kb": between{0, 1 << 30, false},
+		"stripe": between{0, 1 << 20, false},
+	}),
+	XFS: merged(flags(
+		"discard", "nodiscard", "inode32", "inode64", "largeio", "nolargeio", "noalign", "nouuid",
+		"swalloc", "wsync", "filestreams", "prjquota", "pquota", "pqnoenforce", "noquota",
+	), map[string]values{
+		"allocsize": powers{4096, 1 << 30}, "logbufs": between{2, 8, false},
+		// Smaller ones are refused where the log is striped.
+		"logbsize": words{"256k", "262144"},
+	}),
+	Btrfs: merged(flags(
+		"acl", "noacl", "autodefrag", "noautodefrag", "barrier", "nobarrier", "datacow", "nodatacow",
+		"datasum", "nodatasum", "nodiscard", "flushoncommit", "noflushoncommit",
+		"ssd", "nossd", "ssd_spread", "nossd_spread", "treelog", "notreelog",
+	), map[string]values{
+		"discard": either{words{"async", "sync"}}, "compress": either{compressions}, "compress-force": either{compressions},
+		"commit": between{1, 86400, false}, "thread_pool": between{1, 64, false}, "max_inline": between{0, 2048, false},
+	}),
 }
 
-// Options of one file system. A trailing "=" stands for any value. Left out is
-// what lets a volume's user disturb others: errors=panic above all, other
-// devices (journal_dev, logdev), and what grants rights on the host.
-var ownOptions = map[Type][]string{
-	Ext4: {
-		"acl", "noacl", "user_xattr", "nouser_xattr", "barrier", "nobarrier", "barrier=",
-		"data=ordered", "data=writeback", "data=journal", "commit=", "delalloc", "nodelalloc",
-		"discard", "nodiscard", "errors=continue", "errors=remount-ro", "init_itable", "init_itable=", "noinit_itable",
-		"journal_async_commit", "journal_checksum", "journal_ioprio=", "max_batch_time=", "min_batch_time=",
-		"auto_da_alloc", "noauto_da_alloc", "dioread_lock", "dioread_nolock", "inode_readahead_blks=",
-		"max_dir_size_kb=", "stripe=", "prjquota", "noquota",
-	},
-	XFS: {
-		"allocsize=", "attr2", "noattr2", "discard", "nodiscard", "inode32", "inode64", "largeio", "nolargeio",
-		"logbsize=", "logbufs=", "noalign", "norecovery", "nouuid", "swalloc", "wsync", "filestreams",
-		"prjquota", "pquota", "pqnoenforce", "noquota",
-	},
-}
+var compressions = words{"lzo", "no", "zlib", "zlib:1", "zlib:2", "zlib:3", "zlib:4", "zlib:5", "zlib:6", "zlib:7", "zlib:8", "zlib:9",
+	"zstd", "zstd:1", "zstd:2", "zstd:3", "zstd:4", "zstd:5", "zstd:6", "zstd:7", "zstd:8", "zstd:9", "zstd:10", "zstd:11", "zstd:12",
+	"zstd:13", "zstd:14", "zstd:15"}
 
 // daxOptions are accepted for volumes on persistent memory only.
-var daxOptions = []string{"dax", "dax=always", "dax=inode", "dax=never"}
+var daxOptions = map[string]values{"dax": either{words{"always", "inode", "never"}}}
+
+// journalOptions need a journal, which scratch file systems have not.
+var journalOptions = []string{"data", "commit", "journal_async_commit", "journal_checksum", "journal_ioprio", "max_batch_time", "min_batch_time"}
+
+// conflicts are pairs of options that a kernel refuses together, as both would
+// stand in the string that it gets. The second one is a condition: it holds
+// when none of its options is given.
+var conflicts = []struct {
+	t       Type
+	option  string
+	without []string
+	with    []string
+}{
+	{t: Ext4, option: "journal_async_commit", without: []string{"data=writeback", "data=journal"}},
+	{t: Ext4, option: "data=journal", with: []string{"dioread_nolock", "delalloc", "dax", "dax=always"}},
+	{t: XFS, option: "noalign", with: []string{"swalloc"}},
+}
 
 // maxMountData is what mount(2) has room for: one page with its terminator.
 const maxMountData = 4095
 
 // MountOptions splits and checks mount options as a StorageClass or a
 // PersistentVolume lists them, each element one option or several separated by
-// commas. It returns them one each, in order, with DAX switched on for a dax
-// volume whose options do not say otherwise. The error names the first option
-// that is not allowed and lists what is.
-func MountOptions(t Type, dax bool, given []string) ([]string, error) {
-	if _, err := kindOf(t); err != nil {
+// commas. It returns them one each, in order, after those of the profile, and
+// with DAX switched on for a DAX volume whose options do not say otherwise. The
+// error is an *OptionError that names the first option that is not allowed and
+// lists what is.
+func MountOptions(u Use, given []string) ([]string, error) {
+	if _, err := kindOf(u.Type); err != nil {
 		return nil, err
 	}
-	allowed := slices.Concat(commonOptions, ownOptions[t])
-	if dax {
-		allowed = append(allowed, daxOptions...)
+	allowed := merged(commonOptions, ownOptions[u.Type])
+	of := string(u.Type)
+	if u.Profile == Scratch {
+		of += " of profile " + string(Scratch)
+		for _, name := range journalOptions {
+			delete(allowed, name)
+		}
 	}
-	var options []string
+	if u.DAX {
+		allowed = merged(allowed, daxOptions)
+	}
+	options := u.mountOptions()
 	length, daxGiven := 0, false
 	for _, element := range given {
 		for _, option := range splitOptions(element) {
+			name, _, _ := strings.Cut(option, "=")
 			if !optionAllowed(option, allowed) {
-				return nil, fmt.Errorf("mount option %q is not allowed for %s: allowed are %s",
-					option, t, strings.Join(allowed, ", "))
+				return nil, &OptionError{Kind: "mount option", Name: name, Given: option, For: of, Allowed: listOptions(allowed)}
 			}
-			daxGiven = daxGiven || slices.Contains(daxOptions, option)
+			daxGiven = daxGiven || name == "dax"
 			length += len(option) + 1
 			options = append(options, option)
 		}
@@ -71,35 +174,70 @@ func MountOptions(t Type, dax bool, given []string) ([]string, error) {
 	if length > maxMountData {
 		return nil, fmt.Errorf("mount options have %d characters: allowed are %d", length, maxMountData)
 	}
-	if dax && !daxGiven {
+	if u.DAX && !daxGiven {
 		options = append(options, "dax=always")
 	}
-	return options, nil
+	return options, checkConflicts(u, options)
+}
+
+func checkConflicts(u Use, options []string) error {
+	for _, c := range conflicts {
+		if c.t != u.Type || !slices.Contains(options, c.option) {
+			continue
+		}
+		refused := &OptionError{Kind: "mount option", Name: c.option, Given: c.option}
+		has := func(o string) bool { return slices.Contains(options, o) }
+		if i := slices.IndexFunc(c.with, has); i >= 0 {
+			refused.For = fmt.Sprintf("%s with %s", u.Type, c.with[i])
+			refused.Allowed = "one of the two"
+			return refused
+		}
+		if c.without != nil && !slices.ContainsFunc(c.without, has) {
+			refused.For = fmt.Sprintf("%s by itself", u.Type)
+			refused.Allowed = "it together with " + strings.Join(c.without, " or ")
+			return refused
+		}
+	}
+	return nil
 }
 
 // optionAllowed compares an option with the allowed ones.
-func optionAllowed(option string, allowed []string) bool {
+func optionAllowed(option string, allowed map[string]values) bool {
 	for _, c := range []byte(option) {
 		if c < ' ' || c == 0x7f {
 			return false
 		}
 	}
-	key, value, hasValue := strings.Cut(option, "=")
-	if !hasValue {
-		return slices.Contains(allowed, option) && !strings.HasSuffix(option, "=")
-	}
-	if slices.Contains(allowed, option) && value != "" {
-		return true
-	}
-	if !slices.Contains(allowed, key+"=") || value == "" {
+	name, value, hasValue := strings.Cut(option, "=")
+	known, ok := allowed[name]
+	if !ok {
 		return false
 	}
-	// A quote that does not enclose the whole value would swallow what follows.
-	inner := value
-	if len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
-		inner = value[1 : len(value)-1]
+	if !hasValue {
+		switch known.(type) {
+		case flag, either:
+			return true
+		}
+		return false
 	}
-	return !strings.Contains(inner, `"`)
+	_, ok = known.canonical(value)
+	return ok
+}
+
+// listOptions says which options are allowed.
+func listOptions(allowed map[string]values) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(allowed)) {
+		switch v := allowed[name].(type) {
+		case flag:
+			all = append(all, name)
+		case either:
+			all = append(all, name+"[=("+v.String()+")]")
+		default:
+			all = append(all, name+"=("+v.String()+")")
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // splitOptions splits at commas that are not within double quotes: SELinux

@@ -14,6 +14,7 @@ func TestMountOptions(t *testing.T) {
 		name    string
 		typ     Type
 		dax     bool
+		profile Profile
 		given   []string
 		want    []string
 		message string
@@ -47,15 +48,35 @@ func TestMountOptions(t *testing.T) {
 			want: []string{"dax=never"}},
 		{name: "DAX is refused elsewhere", typ: XFS, given: []string{"dax=always"},
 			message: `mount option "dax=always" is not allowed`},
+		{name: "a number has to be one", typ: Ext4, given: []string{"commit=soon"},
+			message: `mount option "commit=soon" is not allowed for ext4`},
+		{name: "a number has to be in its range", typ: XFS, given: []string{"logbufs=9"},
+			message: `mount option "logbufs=9" is not allowed for xfs`},
+		{name: "a size has to be a power of two", typ: XFS, given: []string{"allocsize=65k"},
+			message: `mount option "allocsize=65k" is not allowed for xfs`},
+		{name: "a size may have a suffix", typ: XFS, given: []string{"allocsize=64m", "logbsize=256k"},
+			want: []string{"allocsize=64m", "logbsize=256k"}},
+		{name: "some options stand alone or have a value", typ: Btrfs, given: []string{"compress,discard=async,compress-force=zstd:3"},
+			want: []string{"compress", "discard=async", "compress-force=zstd:3"}},
+		{name: "other subvolumes are not reached", typ: Btrfs, given: []string{"subvol=/"},
+			message: `mount option "subvol=/" is not allowed for btrfs`},
+		{name: "what ext4 refuses alone is refused", typ: Ext4, given: []string{"journal_async_commit"},
+			message: `mount option "journal_async_commit" is not allowed for ext4 by itself: allowed are it together with data=writeback or data=journal`},
+		{name: "what ext4 refuses together is refused", typ: Ext4, given: []string{"data=journal,delalloc"},
+			message: `mount option "data=journal" is not allowed for ext4 with delalloc`},
+		{name: "scratch brings its options, which the class can undo", typ: Ext4, profile: Scratch, given: []string{"barrier=1"},
+			want: []string{"noatime", "nobarrier", "noauto_da_alloc", "barrier=1"}},
+		{name: "scratch has no journal to tune", typ: Ext4, profile: Scratch, given: []string{"data=writeback"},
+			message: `mount option "data=writeback" is not allowed for ext4 of profile scratch`},
 		{name: "a type is required", message: "file system type is required"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := MountOptions(tt.typ, tt.dax, tt.given)
+			got, err := MountOptions(Use{Type: tt.typ, DAX: tt.dax, Profile: tt.profile}, tt.given)
 			if !strings.HasPrefix(message(err), tt.message) || tt.message == "" && err != nil {
 				t.Errorf("error %v, want %q", err, tt.message)
 			}
-			if !slices.Equal(got, tt.want) {
+			if err == nil && !slices.Equal(got, tt.want) {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
@@ -65,13 +86,13 @@ func TestMountOptions(t *testing.T) {
 func TestMountOptionsNeverLetMoreThroughThanWasChecked(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		given := rapid.SliceOf(rapid.StringMatching(`[a-z=",:]{0,20}|noatime|commit=[0-9"]{1,2}|context="[a-z,"]{0,8}"`)).Draw(t, "given")
-		got, err := MountOptions(Ext4, false, given)
+		got, err := MountOptions(Use{Type: Ext4}, given)
 		if err != nil {
 			return
 		}
 		// What was accepted is the same list again after it was joined, as the
 		// kernel gets it.
-		again, err := MountOptions(Ext4, false, []string{strings.Join(got, ",")})
+		again, err := MountOptions(Use{Type: Ext4}, []string{strings.Join(got, ",")})
 		if len(got) > 0 && (err != nil || !slices.Equal(got, again)) {
 			t.Fatalf("%q became %q, %v", got, again, err)
 		}

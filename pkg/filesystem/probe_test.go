@@ -51,6 +51,23 @@ func xfsStart(change func(sb []byte)) []byte {
 	return start
 }
 
+// btrfsStart builds the start of a btrfs of 1 GiB, lets change alter its
+// superblock, and seals it.
+func btrfsStart(change func(sb []byte)) []byte {
+	start := make([]byte, superblockArea)
+	sb := start[btrfsSuperblocks[0]:]
+	le := binary.LittleEndian
+	copy(sb[btrfsMagic:], btrfsMagicValue)
+	le.PutUint64(sb[btrfsOwnAddress:], uint64(btrfsSuperblocks[0]))
+	le.PutUint64(sb[btrfsTotalBytes:], 1<<30)
+	copy(sb[btrfsUUID:], testUUIDBytes)
+	if change != nil {
+		change(sb)
+	}
+	le.PutUint32(sb, btrfsChecksum(sb))
+	return start
+}
+
 func TestProbe(t *testing.T) {
 	le, be := binary.LittleEndian, binary.BigEndian
 	const gib = 1 << 30
@@ -111,6 +128,31 @@ func TestProbe(t *testing.T) {
 			want: Info{Type: XFS, UUID: testUUID, SizeBytes: gib}},
 		{name: "an xfs magic with an impossible block size is unformatted",
 			start: xfsStart(func(sb []byte) { be.PutUint32(sb[xfsBlockSize:], 4097) }), err: ErrUnformatted},
+		{name: "a btrfs needs no check", start: btrfsStart(nil),
+			want: Info{Type: Btrfs, UUID: testUUID, SizeBytes: gib}},
+		{name: "a btrfs whose superblock checksum is wrong needs a check",
+			start: func() []byte {
+				start := btrfsStart(nil)
+				start[btrfsSuperblocks[0]]++
+				return start
+			}(),
+			want: Info{Type: Btrfs, UUID: testUUID, SizeBytes: gib, NeedsCheck: true}},
+		{name: "a checksum of another kind is left to the kernel",
+			start: func() []byte {
+				start := btrfsStart(func(sb []byte) { sb[btrfsChecksumType] = 2 })
+				start[btrfsSuperblocks[0]]++
+				return start
+			}(),
+			want: Info{Type: Btrfs, UUID: testUUID, SizeBytes: gib}},
+		{name: "the start of a copy of a btrfs elsewhere is unformatted",
+			start: btrfsStart(func(sb []byte) { le.PutUint64(sb[btrfsOwnAddress:], uint64(btrfsSuperblocks[1])) }), err: ErrUnformatted},
+		{name: "what an ext4 left of a btrfs behind it does not count",
+			start: func() []byte {
+				start := btrfsStart(nil)
+				copy(start, ext4Start(nil)[:4096])
+				return start
+			}(),
+			want: Info{Type: Ext4, UUID: testUUID, SizeBytes: gib}},
 		{name: "an xfs of an impossible size is unformatted",
 			start: xfsStart(func(sb []byte) { be.PutUint64(sb[xfsDataBlocks:], 1<<60) }), err: ErrUnformatted},
 	}
@@ -136,9 +178,9 @@ func TestProbeOfMissingDeviceIsTheSystemsError(t *testing.T) {
 
 func TestProbeNeverReportsANonsenseSize(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		start := rapid.SampledFrom([][]byte{ext4Start(nil), xfsStart(nil)}).Draw(t, "start")
+		start := rapid.SampledFrom([][]byte{ext4Start(nil), xfsStart(nil), btrfsStart(nil)}).Draw(t, "start")
 		for range rapid.IntRange(0, 40).Draw(t, "changes") {
-			at := rapid.IntRange(0, superblockArea-1).Draw(t, "at")
+			at := rapid.OneOf(rapid.IntRange(0, 2047), rapid.IntRange(64<<10, superblockArea-1)).Draw(t, "at")
 			start[at] = rapid.Byte().Draw(t, "byte")
 		}
 		for _, k := range kinds {

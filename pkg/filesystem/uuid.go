@@ -3,6 +3,7 @@ package filesystem
 import (
 	"encoding/hex"
 	"fmt"
+	"strings"
 )
 
 // validateUUID accepts the 8-4-4-4-12 form, so that what is passed to mkfs is
@@ -24,6 +25,15 @@ func validateUUID(s string) error {
 		}
 	}
 	return nil
+}
+
+// parseUUID reads the 8-4-4-4-12 form.
+func parseUUID(s string) (uuid [16]byte, err error) {
+	if err := validateUUID(s); err != nil {
+		return uuid, err
+	}
+	_, err = hex.Decode(uuid[:], []byte(strings.ReplaceAll(s, "-", "")))
+	return uuid, err
 }
 
 // formatUUID writes 16 bytes in the 8-4-4-4-12 form, lower case.

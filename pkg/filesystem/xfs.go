@@ -54,6 +54,17 @@ func (xfs) mkfs(device string, size int64, o FormatOptions) []string {
 			args = append(args, "-d", "agcount=4", "-l", "size=64m")
 		}
 	}
+	for _, f := range []struct{ name, flag, option string }{
+		{SettingLabel, "-L", ""}, {SettingBlockSize, "-b", "size="},
+		{SettingInodeSize, "-i", "size="}, {SettingMaxInodePercent, "-i", "maxpct="},
+	} {
+		if v := o.Settings.value(f.name); v != "" {
+			args = append(args, f.flag, f.option+v)
+		}
+	}
+	if reflink := map[string]string{"on": "1", "off": "0"}[o.Settings.value(SettingReflink)]; reflink != "" && !o.DAX {
+		args = append(args, "-m", "reflink="+reflink)
+	}
 	return append(args, device)
 }
 
