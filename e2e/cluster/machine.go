@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/carve-csi/carve/e2e/controlplane"
 	"github.com/carve-csi/carve/e2e/vm"
 	"github.com/carve-csi/carve/e2e/vm/agent"
 	"github.com/carve-csi/carve/e2e/vm/host"
@@ -104,6 +106,12 @@ func (c *Cluster) launch(n node, hostBinary string) error {
 	}
 	if err := c.namespace.SetRoute(n.podSubnet(), n.address()); err != nil {
 		return err
+	}
+	if n.number == 1 {
+		// The machine of the control plane has no kube-proxy; this node's will do.
+		if err := c.namespace.SetRoute(netip.MustParsePrefix(controlplane.ServiceSubnet), n.address()); err != nil {
+			return err
+		}
 	}
 	log, err := os.OpenFile(filepath.Join(n.dir, hostLog), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -49,7 +49,7 @@ func (c *ControlPlane) definitions() map[string]definition {
 			health:    managerURL + "/healthz",
 		},
 		kube.Scheduler: {
-			arguments: c.clientArguments(schedulerConfig),
+			arguments: c.schedulerArguments(),
 			health:    schedulerURL + "/readyz",
 		},
 	}

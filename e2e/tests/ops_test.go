@@ -21,20 +21,7 @@ import (
 // what an operator's monitoring asks of it.
 func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
 	s := begin(t)
-	secret, err := s.CoreV1().Secrets(carve.Namespace).Get(s.ctx, "carve-metrics-token", metav1.GetOptions{})
-	s.must(err, "get the metrics token")
-	token := string(secret.Data["token"])
-	config, err := s.Cluster.RESTConfig()
-	s.must(err, "get a way into the cluster")
-	web := &http.Client{
-		Timeout: 30 * time.Second,
-		Transport: &http.Transport{
-			DialContext: config.Dial,
-			// The certificate is made at every start, by nobody in particular.
-			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
-		},
-	}
-	defer web.CloseIdleConnections()
+	web, token := s.monitor()
 	for _, program := range []struct {
 		name, pods string
 		port       int
@@ -77,6 +64,25 @@ func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
 			}
 		})
 	}
+}
+
+// monitor returns what reads the metrics of Pods: a client, and the token.
+func (s *scope) monitor() (web *http.Client, token string) {
+	s.Helper()
+	secret, err := s.CoreV1().Secrets(carve.Namespace).Get(s.ctx, "carve-metrics-token", metav1.GetOptions{})
+	s.must(err, "get the metrics token")
+	config, err := s.Cluster.RESTConfig()
+	s.must(err, "get a way into the cluster")
+	web = &http.Client{
+		Timeout: 30 * time.Second,
+		Transport: &http.Transport{
+			DialContext: config.Dial,
+			// The certificate is made at every start, by nobody in particular.
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
+		},
+	}
+	s.Cleanup(web.CloseIdleConnections)
+	return web, string(secret.Data["token"])
 }
 
 func get(ctx context.Context, web *http.Client, url, token string) (code int, body string, err error) {
