@@ -316,7 +316,7 @@ type Volume struct {
 	// True size in bytes: a whole number of extents.
 	SizeBytes int64      `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	Mode      VolumeMode `protobuf:"varint,5,opt,name=mode,proto3,enum=carve.lvmd.v1.VolumeMode" json:"mode,omitempty"`
-	// "ext4", "xfs"; empty for BLOCK.
+	// "btrfs", "ext4", "xfs"; empty for BLOCK.
 	FsType string      `protobuf:"bytes,6,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
 	State  VolumeState `protobuf:"varint,7,opt,name=state,proto3,enum=carve.lvmd.v1.VolumeState" json:"state,omitempty"`
 	// The device node on the node, e.g. /dev/carve/cv…; check it against
@@ -336,7 +336,17 @@ type Volume struct {
 	// of such a volume has its source's UUID, and may be smaller than the volume.
 	Source *VolumeSource `protobuf:"bytes,17,opt,name=source,proto3" json:"source,omitempty"`
 	// While a volume in state CREATING is copied: how much of it is.
-	CopiedBytes   int64 `protobuf:"varint,18,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	CopiedBytes int64 `protobuf:"varint,18,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	// As it was asked for; device_path is the device that shows plain text.
+	Encryption string `protobuf:"bytes,30,opt,name=encryption,proto3" json:"encryption,omitempty"`
+	// When the volume was last made anew because the key of what it held was gone,
+	// with all that it held; unset if that never happened.
+	EmptiedAt *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=emptied_at,json=emptiedAt,proto3" json:"emptied_at,omitempty"`
+	// The UUID that the file system was made with; empty for BLOCK.
+	FsUuid string `protobuf:"bytes,40,opt,name=fs_uuid,json=fsUuid,proto3" json:"fs_uuid,omitempty"`
+	// As they were asked for.
+	Profile       string            `protobuf:"bytes,41,opt,name=profile,proto3" json:"profile,omitempty"`
+	FsSettings    map[string]string `protobuf:"bytes,42,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -495,6 +505,41 @@ func (x *Volume) GetCopiedBytes() int64 {
 		return x.CopiedBytes
 	}
 	return 0
+}
+
+func (x *Volume) GetEncryption() string {
+	if x != nil {
+		return x.Encryption
+	}
+	return ""
+}
+
+func (x *Volume) GetEmptiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EmptiedAt
+	}
+	return nil
+}
+
+func (x *Volume) GetFsUuid() string {
+	if x != nil {
+		return x.FsUuid
+	}
+	return ""
+}
+
+func (x *Volume) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *Volume) GetFsSettings() map[string]string {
+	if x != nil {
+		return x.FsSettings
+	}
+	return nil
 }
 
 // What a volume is made of. Exactly one is set.
@@ -936,7 +981,8 @@ type CreateVolumeRequest struct {
 	// Zero means no limit.
 	LimitBytes int64      `protobuf:"varint,4,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`
 	Mode       VolumeMode `protobuf:"varint,5,opt,name=mode,proto3,enum=carve.lvmd.v1.VolumeMode" json:"mode,omitempty"`
-	// "ext4" or "xfs"; empty means ext4 for FILESYSTEM and must be empty for BLOCK.
+	// "btrfs", "ext4" or "xfs"; empty means ext4 for FILESYSTEM and must be empty
+	// for BLOCK. btrfs cannot be had on persistent memory.
 	FsType string `protobuf:"bytes,6,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
 	Owner  *Owner `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Unset for an empty volume. A snapshot is restored, and a thin volume cloned,
@@ -945,7 +991,22 @@ type CreateVolumeRequest struct {
 	// VOLUME_IN_USE says that it is. A copy goes on when its caller leaves; asking
 	// again waits for it. mode and fs_type must be the source's; the volume is at
 	// least as large as it.
-	Source        *VolumeSource `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	Source *VolumeSource `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	// "ephemeral" for a volume that is encrypted with a random key, which only the
+	// kernel has, and which is gone when the volume is deleted or the machine stops:
+	// then the volume is made anew, empty. Empty for none. It goes neither with a
+	// source nor with DAX, and has no snapshots.
+	Encryption string `protobuf:"bytes,30,opt,name=encryption,proto3" json:"encryption,omitempty"`
+	// With encryption: lets discards through to the disk.
+	EncryptionDiscards bool `protobuf:"varint,31,opt,name=encryption_discards,json=encryptionDiscards,proto3" json:"encryption_discards,omitempty"`
+	// "scratch" for ext4 without what keeps data over a crash of the machine: after
+	// one the file system is made anew, empty. Empty for none. Such a volume has
+	// no source, no snapshots and no clones.
+	Profile string `protobuf:"bytes,40,opt,name=profile,proto3" json:"profile,omitempty"`
+	// How the file system is made: settings of pkg/filesystem by name, such as
+	// "label" or "block-size". Only for FILESYSTEM. They count for the request's
+	// identity, but change nothing of what comes from a source.
+	FsSettings    map[string]string `protobuf:"bytes,41,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1032,6 +1093,34 @@ func (x *CreateVolumeRequest) GetOwner() *Owner {
 func (x *CreateVolumeRequest) GetSource() *VolumeSource {
 	if x != nil {
 		return x.Source
+	}
+	return nil
+}
+
+func (x *CreateVolumeRequest) GetEncryption() string {
+	if x != nil {
+		return x.Encryption
+	}
+	return ""
+}
+
+func (x *CreateVolumeRequest) GetEncryptionDiscards() bool {
+	if x != nil {
+		return x.EncryptionDiscards
+	}
+	return false
+}
+
+func (x *CreateVolumeRequest) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *CreateVolumeRequest) GetFsSettings() map[string]string {
+	if x != nil {
+		return x.FsSettings
 	}
 	return nil
 }
@@ -2120,7 +2209,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\x8c\x05\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xa1\a\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -2145,7 +2234,19 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"conditions\x12\x10\n" +
 	"\x03dax\x18\x10 \x01(\bR\x03dax\x123\n" +
 	"\x06source\x18\x11 \x01(\v2\x1b.carve.lvmd.v1.VolumeSourceR\x06source\x12!\n" +
-	"\fcopied_bytes\x18\x12 \x01(\x03R\vcopiedBytes\"L\n" +
+	"\fcopied_bytes\x18\x12 \x01(\x03R\vcopiedBytes\x12\x1e\n" +
+	"\n" +
+	"encryption\x18\x1e \x01(\tR\n" +
+	"encryption\x129\n" +
+	"\n" +
+	"emptied_at\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\temptiedAt\x12\x17\n" +
+	"\afs_uuid\x18( \x01(\tR\x06fsUuid\x12\x18\n" +
+	"\aprofile\x18) \x01(\tR\aprofile\x12F\n" +
+	"\vfs_settings\x18* \x03(\v2%.carve.lvmd.v1.Volume.FsSettingsEntryR\n" +
+	"fsSettings\x1a=\n" +
+	"\x0fFsSettingsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
 	"\fVolumeSource\x12\x1f\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
 	"snapshotId\x12\x1b\n" +
@@ -2194,7 +2295,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vtotal_bytes\x18\x03 \x01(\x03R\n" +
 	"totalBytes\x12'\n" +
 	"\x0favailable_bytes\x18\x04 \x01(\x03R\x0eavailableBytes\x129\n" +
-	"\x19maximum_volume_size_bytes\x18\x05 \x01(\x03R\x16maximumVolumeSizeBytes\"\xbd\x02\n" +
+	"\x19maximum_volume_size_bytes\x18\x05 \x01(\x03R\x16maximumVolumeSizeBytes\"\xbc\x04\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fdevice_class\x18\x02 \x01(\tR\vdeviceClass\x12%\n" +
@@ -2204,7 +2305,17 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x04mode\x18\x05 \x01(\x0e2\x19.carve.lvmd.v1.VolumeModeR\x04mode\x12\x17\n" +
 	"\afs_type\x18\x06 \x01(\tR\x06fsType\x12*\n" +
 	"\x05owner\x18\a \x01(\v2\x14.carve.lvmd.v1.OwnerR\x05owner\x123\n" +
-	"\x06source\x18\b \x01(\v2\x1b.carve.lvmd.v1.VolumeSourceR\x06source\"E\n" +
+	"\x06source\x18\b \x01(\v2\x1b.carve.lvmd.v1.VolumeSourceR\x06source\x12\x1e\n" +
+	"\n" +
+	"encryption\x18\x1e \x01(\tR\n" +
+	"encryption\x12/\n" +
+	"\x13encryption_discards\x18\x1f \x01(\bR\x12encryptionDiscards\x12\x18\n" +
+	"\aprofile\x18( \x01(\tR\aprofile\x12S\n" +
+	"\vfs_settings\x18) \x03(\v22.carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntryR\n" +
+	"fsSettings\x1a=\n" +
+	"\x0fFsSettingsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x14CreateVolumeResponse\x12-\n" +
 	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"9\n" +
 	"\x13DeleteVolumeRequest\x12\x0e\n" +
@@ -2302,7 +2413,7 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),                // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),               // 1: carve.lvmd.v1.VolumeState
@@ -2335,62 +2446,67 @@ var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(*ListSnapshotsResponse)(nil),  // 28: carve.lvmd.v1.ListSnapshotsResponse
 	(*WatchRequest)(nil),           // 29: carve.lvmd.v1.WatchRequest
 	(*WatchResponse)(nil),          // 30: carve.lvmd.v1.WatchResponse
-	(*timestamppb.Timestamp)(nil),  // 31: google.protobuf.Timestamp
+	nil,                            // 31: carve.lvmd.v1.Volume.FsSettingsEntry
+	nil,                            // 32: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	(*timestamppb.Timestamp)(nil),  // 33: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	31, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	33, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
 	5,  // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
-	0,  // 6: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
-	2,  // 7: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	31, // 8: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,  // 9: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
-	3,  // 10: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
-	8,  // 11: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
-	0,  // 12: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
-	2,  // 13: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
-	5,  // 14: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
-	4,  // 15: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 16: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 17: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	7,  // 18: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 19: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	2,  // 20: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
-	6,  // 21: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	6,  // 22: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	6,  // 23: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
-	7,  // 24: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 25: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	9,  // 26: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
-	11, // 27: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
-	13, // 28: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
-	15, // 29: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
-	17, // 30: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
-	19, // 31: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
-	21, // 32: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	23, // 33: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	25, // 34: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	27, // 35: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
-	29, // 36: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	10, // 37: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	12, // 38: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	14, // 39: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	16, // 40: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	18, // 41: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
-	20, // 42: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	22, // 43: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	24, // 44: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	26, // 45: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	28, // 46: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	30, // 47: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	37, // [37:48] is the sub-list for method output_type
-	26, // [26:37] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	33, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
+	31, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
+	0,  // 8: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 9: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
+	33, // 10: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,  // 11: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
+	3,  // 12: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
+	8,  // 13: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
+	0,  // 14: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 15: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
+	5,  // 16: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
+	32, // 17: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	4,  // 18: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 19: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 20: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	7,  // 21: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 22: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	2,  // 23: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
+	6,  // 24: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	6,  // 25: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	6,  // 26: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
+	7,  // 27: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 28: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	9,  // 29: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
+	11, // 30: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
+	13, // 31: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
+	15, // 32: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
+	17, // 33: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
+	19, // 34: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
+	21, // 35: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	23, // 36: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	25, // 37: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	27, // 38: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	29, // 39: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	10, // 40: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	12, // 41: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	14, // 42: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	16, // 43: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	18, // 44: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	20, // 45: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	22, // 46: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	24, // 47: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	26, // 48: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	28, // 49: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	30, // 50: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	40, // [40:51] is the sub-list for method output_type
+	29, // [29:40] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_api_lvmd_v1_lvmd_proto_init() }
@@ -2404,7 +2520,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   29,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
