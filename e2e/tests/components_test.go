@@ -105,7 +105,7 @@ func (s *scope) withComponents() {
 		}
 		s.must(s.Settled(ctx, patience), "Carve is ready")
 	})
-	_, err = s.Kubectl(s.ctx, nil, "apply", "--kustomize", "../deploy/more")
+	_, err = s.Kubectl(s.ctx, nil, "apply", "--kustomize", "../deploy-more")
 	s.must(err, "install the components")
 	s.must(s.Settled(s.ctx, patience), "Carve is ready")
 	service, err := s.CoreV1().Services(carve.Namespace).Get(s.ctx, "carve-extender", metav1.GetOptions{})
