@@ -149,8 +149,13 @@ func (System) At(path string) (State, error) {
 		return State{}, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	s := State{Mounted: true, Device: Device{st.Dev_major, st.Dev_minor}, ReadOnly: statfs.Flags&unix.ST_RDONLY != 0}
-	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+	switch {
+	case st.Mode&unix.S_IFMT == unix.S_IFBLK:
 		s.Node, s.Device = true, Device{st.Rdev_major, st.Rdev_minor}
+	case statfs.Type == unix.BTRFS_SUPER_MAGIC:
+		if s.Device, err = btrfsDevice(path); err != nil {
+			return State{}, err
+		}
 	}
 	return s, nil
 }
@@ -166,9 +171,13 @@ func (System) Below(dir string) ([]Point, error) {
 	}
 	points := make([]Point, 0, len(found))
 	for _, i := range found {
+		device := Device{uint32(i.Major), uint32(i.Minor)}
+		if i.FSType == "btrfs" {
+			device = btrfsSource(i.Source, device)
+		}
 		points = append(points, Point{
 			Path:      i.Mountpoint,
-			Device:    Device{uint32(i.Major), uint32(i.Minor)},
+			Device:    device,
 			Root:      i.Root,
 			FSType:    i.FSType,
 			Options:   strings.Split(i.Options, ","),

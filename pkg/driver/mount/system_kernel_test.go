@@ -17,11 +17,11 @@ import (
 // disk is a spare disk of the test machine.
 const disk = "/dev/vdc"
 
-// formatDisk puts an ext4 on the disk for the time of the test.
-func formatDisk(t *testing.T) (mount.Device, int64) {
+// formatDisk puts a file system on the disk for the time of the test.
+func formatDisk(t *testing.T, fsType filesystem.Type) (mount.Device, int64) {
 	t.Helper()
 	if err := filesystem.Format(t.Context(), disk, filesystem.FormatOptions{
-		Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef",
+		Type: fsType, UUID: "01234567-89ab-cdef-0123-456789abcdef",
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -47,23 +47,27 @@ func formatDisk(t *testing.T) (mount.Device, int64) {
 }
 
 func TestSystem(t *testing.T) {
-	device, size := formatDisk(t)
-	mounttest.Run(t, mounttest.Harness{
-		Interface: mount.System{}, Node: disk, Device: device, Size: size,
-		Busy: func(t *testing.T, path string) func() {
-			f, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return func() { f.Close() }
-		},
-	})
+	for _, fsType := range []filesystem.Type{filesystem.Ext4, filesystem.Btrfs} {
+		t.Run(string(fsType), func(t *testing.T) {
+			device, size := formatDisk(t, fsType)
+			mounttest.Run(t, mounttest.Harness{
+				Interface: mount.System{}, Node: disk, FSType: string(fsType), Device: device, Size: size,
+				Busy: func(t *testing.T, path string) func() {
+					f, err := os.Open(path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return func() { f.Close() }
+				},
+			})
+		})
+	}
 }
 
 // TestReadOnlyReachesOtherNamespaces shows what a remount could not do: the
 // copy of a read-only layer that propagation makes is read-only too.
 func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
-	formatDisk(t)
+	formatDisk(t, filesystem.Ext4)
 	system := mount.System{}
 	ours, peer, source := t.TempDir(), t.TempDir(), t.TempDir()
 	mustDo(t, unix.Mount("tmpfs", ours, "tmpfs", 0, ""))

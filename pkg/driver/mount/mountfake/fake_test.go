@@ -13,7 +13,7 @@ func TestFake(t *testing.T) {
 	device := mount.Device{Major: 253, Minor: 7}
 	table.AddNode("/dev/carve/cv1", device, 1<<30)
 	mounttest.Run(t, mounttest.Harness{
-		Interface: table, Node: "/dev/carve/cv1", Device: device, Size: 1 << 30,
+		Interface: table, Node: "/dev/carve/cv1", FSType: "ext4", Device: device, Size: 1 << 30,
 		Busy: func(_ *testing.T, path string) func() {
 			table.SetBusy(path, true)
 			return func() { table.SetBusy(path, false) }

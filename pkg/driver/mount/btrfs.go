@@ -1,0 +1,78 @@
+package mount
+
+import (
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A btrfs may lie on several devices, so the kernel gives each one mounted a
+// device number of its own, which is no device's. Ours lie on one.
+
+// btrfsInfo is struct btrfs_ioctl_fs_info_args as far as it is of interest.
+type btrfsInfo struct {
+	maxID, devices uint64
+	fsid           [16]byte
+	_              [1024 - 32]byte
+}
+
+// btrfsIOCInfo is BTRFS_IOC_FS_INFO, _IOR(0x94, 31, 1024 bytes).
+const btrfsIOCInfo = 0x8400941f
+
+// btrfsDevice returns the block device behind a mounted btrfs, by asking the
+// file system for its UUID, by which sysfs lists its devices.
+func btrfsDevice(path string) (Device, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Device{}, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	var info btrfsInfo
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), btrfsIOCInfo, uintptr(unsafe.Pointer(&info))); errno != 0 {
+		return Device{}, &os.PathError{Op: "BTRFS_IOC_FS_INFO", Path: path, Err: errno}
+	}
+	h := hex.EncodeToString(info.fsid[:])
+	dir := filepath.Join("/sys/fs/btrfs", h[:8]+"-"+h[8:12]+"-"+h[12:16]+"-"+h[16:20]+"-"+h[20:], "devices")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return Device{}, err
+	}
+	if len(entries) != 1 {
+		return Device{}, fmt.Errorf("the btrfs at %s lies on %d devices, not on one", path, len(entries))
+	}
+	numbers, err := os.ReadFile(filepath.Join(dir, entries[0].Name(), "dev"))
+	if err != nil {
+		return Device{}, err
+	}
+	return parseDevice(strings.TrimSpace(string(numbers)))
+}
+
+// btrfsSource returns the block device behind a layer of a btrfs by the path
+// that the mount table has for it, or otherwise when that says nothing. The
+// file system itself is not touched.
+func btrfsSource(source string, otherwise Device) Device {
+	if device, err := (System{}).Node(source); err == nil {
+		return device
+	}
+	return otherwise
+}
+
+// parseDevice reads "major:minor".
+func parseDevice(s string) (Device, error) {
+	left, right, _ := strings.Cut(s, ":")
+	major, err := strconv.ParseUint(left, 10, 32)
+	if err != nil {
+		return Device{}, fmt.Errorf("device number %q: %w", s, err)
+	}
+	minor, err := strconv.ParseUint(right, 10, 32)
+	if err != nil {
+		return Device{}, fmt.Errorf("device number %q: %w", s, err)
+	}
+	return Device{uint32(major), uint32(minor)}, nil
+}
