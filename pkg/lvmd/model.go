@@ -61,9 +61,9 @@ type group struct {
 	name string
 	// turns orders the commands that change the group. It has its own lock.
 	turns *queue
-	// reap and remove wake the loops that wipe and remove tombstones. Each is
-	// a channel of one.
-	reap, remove chan struct{}
+	// reap and remove wake the loops that wipe and remove tombstones, and look
+	// the one that looks for changes. Each is a channel of one.
+	reap, remove, look chan struct{}
 
 	// provided is nil, or what makes and grows the group. It never changes.
 	provided *provided

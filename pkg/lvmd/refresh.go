@@ -9,9 +9,8 @@ import (
 // be read.
 const blindInterval = time.Minute
 
-// refreshLoop notices what others did to the groups: it compares the sequence
-// number on the disks with the model's, at every tick and whenever block
-// devices come or go. It runs a command only when something changed.
+// refreshLoop has each group looked at, at every tick and whenever block devices
+// come or go.
 func (s *Service) refreshLoop(ctx context.Context) {
 	tick := time.NewTicker(s.pollInterval)
 	defer tick.Stop()
@@ -29,9 +28,23 @@ func (s *Service) refreshLoop(ctx context.Context) {
 			return
 		}
 		for _, g := range s.model.groups {
-			s.refresh(ctx, g)
-			s.lookAtRAID(g)
+			wake(g.look)
 		}
+	}
+}
+
+// lookLoop notices what others did to a group: it compares the sequence number on
+// the disks with the model's. It runs a command only when something changed. A
+// disk that answers late, or never, holds up its own group only.
+func (s *Service) lookLoop(ctx context.Context, g *group) {
+	for {
+		select {
+		case <-g.look:
+		case <-ctx.Done():
+			return
+		}
+		s.refresh(ctx, g)
+		s.lookAtRAID(g)
 	}
 }
 

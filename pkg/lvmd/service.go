@@ -157,11 +157,12 @@ func (s *Service) Start() {
 	for _, g := range s.model.groups {
 		s.spawn(func() { s.wipeLoop(s.work, g) })
 		s.spawn(func() { s.removeLoop(s.work, g) })
+		s.spawn(func() { s.lookLoop(s.work, g) })
+		s.spawn(func() { s.poolLoop(s.work, g) })
 	}
 	s.finishGrowing()
 	s.spawn(func() { s.refreshLoop(s.work) })
 	s.spawn(func() { s.provideLoop(s.work) })
-	s.spawn(func() { s.poolLoop(s.work) })
 }
 
 // spawn runs f until it returns; Stop waits for it.

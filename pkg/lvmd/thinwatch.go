@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
@@ -14,10 +16,10 @@ import (
 // unless its group changes.
 const extendRetry = time.Minute
 
-// poolLoop keeps an eye on the fullness of the thin pools until ctx is done,
-// and extends those that are configured to grow. It asks the kernel, which
+// poolLoop keeps an eye on the fullness of a group's thin pools until ctx is
+// done, and extends those that are configured to grow. It asks the kernel, which
 // costs a system call for each pool and wakes no disk.
-func (s *Service) poolLoop(ctx context.Context) {
+func (s *Service) poolLoop(ctx context.Context, g *group) {
 	tick := time.NewTicker(s.pollInterval)
 	defer tick.Stop()
 	failed := map[*pool]attempt{}
@@ -27,7 +29,7 @@ func (s *Service) poolLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for _, p := range s.pools() {
+		for _, p := range s.poolsOf(g) {
 			s.lookAtPool(p)
 			if last := failed[p]; time.Since(last.at) < extendRetry && last.seqno == s.seqnoOf(p.group) {
 				continue
@@ -58,11 +60,16 @@ func (s *Service) pools() []*pool {
 	defer s.model.mu.Unlock()
 	var all []*pool
 	for _, g := range s.model.groups {
-		for _, p := range g.pools {
-			all = append(all, p)
-		}
+		all = slices.AppendSeq(all, maps.Values(g.pools))
 	}
 	return all
+}
+
+// poolsOf are the thin pools that the model has in a group.
+func (s *Service) poolsOf(g *group) []*pool {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	return slices.Collect(maps.Values(g.pools))
 }
 
 // lookAtPool brings what the model knows of a pool's fullness up to date.

@@ -1,0 +1,49 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// silentDisk is an LVM with a group on a disk that can stop to answer.
+type silentDisk struct {
+	lvm.Groups
+	group  string
+	silent atomic.Bool
+	// answers is closed when it answers again; asked has an element once it was
+	// read in vain.
+	answers, asked chan struct{}
+}
+
+func (s *silentDisk) Metadata(group string) (lvm.Metadata, error) {
+	if group == s.group && s.silent.Load() {
+		wake(s.asked)
+		<-s.answers
+	}
+	return s.Groups.Metadata(group)
+}
+
+func TestADiskThatDoesNotAnswerHoldsUpNoOtherGroup(t *testing.T) {
+	m := twoGroups(t)
+	disk := &silentDisk{group: "large", answers: make(chan struct{}), asked: make(chan struct{}, 1)}
+	d := m.start(t, func(_ *daemon, o *Options) { disk.Groups, o.LVM = o.LVM, disk })
+	room := func(class int) int64 { return d.state().GetClasses()[class].GetAvailableBytes() }
+	disk.silent.Store(true)
+	<-disk.asked
+	for _, group := range []string{testGroup, "large"} {
+		if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: group, Volume: "theirs", Extents: testTotal}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "what others did to the other group is noticed", func() bool { return room(1) == 0 })
+	if got := room(0); got != 2*testTotal*testExtent {
+		t.Errorf("%d bytes available in both; of the silent disk nothing can be known", got)
+	}
+	disk.silent.Store(false)
+	close(disk.answers)
+	eventually(t, "the disk's group is looked at, too", func() bool { return room(0) == testTotal*testExtent })
+}
