@@ -47,7 +47,7 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 			return nil, err
 		}
 	}
-	v, err := n.lookup(ctx, id)
+	v, err := n.find(ctx, id)
 	if err != nil {
 		return nil, err
 	}

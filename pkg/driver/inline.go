@@ -245,6 +245,18 @@ func (n *Node) named(ctx context.Context, name string) (*lvmdv1.Volume, error) {
 	}
 }
 
+// find looks a volume up by the id that the kubelet knows it by.
+func (n *Node) find(ctx context.Context, id string) (*lvmdv1.Volume, error) {
+	if !inlineID.MatchString(id) {
+		return n.lookup(ctx, id)
+	}
+	v, err := n.named(ctx, id)
+	if err == nil && v == nil {
+		err = &failure{codes.NotFound, fmt.Errorf("there is no inline volume %q", id)}
+	}
+	return v, err
+}
+
 // unpublish takes a volume off a target path and removes it, if it is an inline
 // one, and the path.
 func (n *Node) unpublish(ctx context.Context, id, target string) error {

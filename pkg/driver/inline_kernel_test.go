@@ -1,0 +1,130 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
+)
+
+// newRealInline is newReal with a plugin that allows inline volumes.
+func newRealInline(t *testing.T, disk, medium string) *real {
+	t.Helper()
+	m := drivertest.NewRealMachine(t, disk, medium)
+	m.InlineVolumes = true
+	return &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
+}
+
+// room is what lvmd's class can take now, in bytes.
+func (r *real) room() int64 {
+	r.t.Helper()
+	answer, err := r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{})
+	r.must(err)
+	return answer.GetClasses()[0].GetAvailableBytes()
+}
+
+func TestRealInlineVolumes(t *testing.T) {
+	r := newRealInline(t, "/dev/vdb", "disk")
+	all := r.room()
+	for _, fsType := range []string{"", "xfs"} {
+		t.Run("type "+fsType, func(t *testing.T) {
+			i := r.inline("pod"+fsType, fsType)
+			for range 2 {
+				r.must(r.publishInline(i))
+			}
+			r.wantInline(i)
+			r.wantLayers(1)
+			if room := r.room(); room != all-r.size {
+				t.Errorf("room for %d bytes, want %d", room, all-r.size)
+			}
+			file := filepath.Join(r.inlineTarget(i), "file")
+			r.write(file, "content")
+
+			// Another life of the plugin, and of the machine.
+			r.restart()
+			r.must(r.machine.Mounts.Off(r.inlineTarget(i)))
+			r.must(r.publishInline(i))
+			r.wantFile(file, "content")
+
+			// A file that is open keeps the volume.
+			open, err := os.Open(file)
+			r.must(err)
+			wantError(t, r.unpublishInline(i), codes.FailedPrecondition, "busy")
+			r.wantInline(i)
+			r.must(open.Close())
+			for range 2 {
+				r.must(r.unpublishInline(i))
+			}
+			r.wantInline()
+			r.wantLayers(0)
+			r.wantGone(r.inlineTarget(i))
+			r.waitForRoom()
+		})
+	}
+	t.Run("more than there is room for", func(t *testing.T) {
+		i := r.inline("pod-large", "").with("carve.csi.local/size", "1Ti")
+		wantError(t, r.publishInline(i), codes.ResourceExhausted, "")
+		r.wantInline()
+		r.wantGone(r.inlineTarget(i))
+	})
+	t.Run("a device class that the node does not have", func(t *testing.T) {
+		wantError(t, r.publishInline(r.inline("pod-class", "").with("carve.csi.local/device-class", "fast")),
+			codes.InvalidArgument, "this node offers local")
+	})
+}
+
+// TestRealInlineVolumesThatWereForgotten is what a kubelet leaves that lost its
+// directories, and a plugin that was killed between making and mounting.
+func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
+	r := newRealInline(t, "/dev/vdb", "disk")
+	r.machine.MakeDir("pods", "plugin")
+	mounted, unmounted, kept := r.inline("pod-a", ""), r.inline("pod-b", ""), r.inline("pod-c", "")
+	for _, i := range []inline{mounted, unmounted, kept} {
+		r.must(r.publishInline(i))
+	}
+	r.must(r.machine.Mounts.Off(r.inlineTarget(unmounted)))
+	r.podGoes("pod-b")
+	r.must(os.Remove(r.beside(r.inlineTarget(mounted))))
+	elsewhere := t.TempDir()
+	r.must(unix.Mount(r.inlineTarget(mounted), elsewhere, "", unix.MS_BIND, ""))
+
+	r.restart()
+	r.Sweep(r.ctx())
+	r.wantLayers(1)
+	r.podGoes("pod-a")
+	now := time.Now()
+	known := r.ReclaimInline(r.ctx(), driver.Abandoned{}, now)
+	r.wantInline(mounted, unmounted, kept)
+	known = r.ReclaimInline(r.ctx(), known, now.Add(driver.ReclaimGrace))
+	r.wantInline(mounted, kept) // somebody has it mounted
+	r.must(unix.Unmount(elsewhere, 0))
+	known = r.ReclaimInline(r.ctx(), known, now.Add(driver.ReclaimGrace))
+	r.wantInline(kept)
+	if len(known) != 0 {
+		t.Errorf("known %v", known)
+	}
+	r.must(r.unpublishInline(kept))
+	r.waitForRoom()
+}
+
+// TestRealInlineVolumesOnPersistentMemory are mapped directly, too.
+func TestRealInlineVolumesOnPersistentMemory(t *testing.T) {
+	r := newRealInline(t, "/dev/pmem0", "pmem")
+	i := r.inline("pod", "")
+	r.must(r.publishInline(i))
+	if _, fs := r.options(r.inlineTarget(i)); !slices.Contains(fs, "dax=always") {
+		t.Errorf("options %q", fs)
+	}
+	r.must(r.unpublishInline(i))
+	r.waitForRoom()
+}

@@ -1,0 +1,374 @@
+package driver_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// inline is a volume that a Pod defines in its own specification, as the kubelet
+// asks for it.
+type inline struct {
+	id, pod    string
+	attributes map[string]string
+	access     *csi.VolumeCapability
+	readOnly   bool
+}
+
+// inline describes a Pod's volume of the usual size.
+func (f *kubelet) inline(pod, fsType string) inline {
+	access := filesystemAccess(writer)
+	access.GetMount().FsType = fsType
+	return inline{
+		id: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(pod+"scratch"))), pod: pod, access: access,
+		attributes: map[string]string{
+			"carve.csi.local/size":                   fmt.Sprint(f.size),
+			"csi.storage.k8s.io/ephemeral":           "true",
+			"csi.storage.k8s.io/pod.name":            "web",
+			"csi.storage.k8s.io/pod.namespace":       "shop",
+			"csi.storage.k8s.io/pod.uid":             pod,
+			"csi.storage.k8s.io/serviceAccount.name": "default",
+		},
+	}
+}
+
+// with returns the volume with one attribute more.
+func (i inline) with(key, value string) inline {
+	i.attributes = maps.Clone(i.attributes)
+	i.attributes[key] = value
+	return i
+}
+
+// inlineTarget is where the kubelet wants the volume.
+func (f *kubelet) inlineTarget(i inline) string {
+	return f.machine.Path("pods", i.pod, "volumes", "kubernetes.io~csi", "scratch", "mount")
+}
+
+// publishInline does what the kubelet does: it notes the volume, then asks.
+func (f *kubelet) publishInline(i inline) error {
+	f.note(f.beside(f.inlineTarget(i)))
+	return second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
+		VolumeId: i.id, TargetPath: f.inlineTarget(i), VolumeCapability: i.access, VolumeContext: i.attributes, Readonly: i.readOnly,
+	}))
+}
+
+func (f *kubelet) unpublishInline(i inline) error {
+	return second(f.NodeUnpublishVolume(f.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: i.id, TargetPath: f.inlineTarget(i)}))
+}
+
+// podGoes is the end of a Pod's directory.
+func (f *kubelet) podGoes(pod string) {
+	f.t.Helper()
+	f.must(os.RemoveAll(filepath.Join(f.machine.KubeletDir, "pods", pod)))
+}
+
+// listed returns the volumes that lvmd has, all of which are inline.
+func (f *kubelet) listed() []*lvmdv1.Volume {
+	f.t.Helper()
+	answer, err := f.machine.LVMD.ListVolumes(f.ctx(), &lvmdv1.ListVolumesRequest{})
+	f.must(err)
+	return answer.GetVolumes()
+}
+
+// wantInline checks that lvmd has exactly these.
+func (f *kubelet) wantInline(want ...inline) {
+	f.t.Helper()
+	names := map[string]bool{}
+	for _, v := range f.listed() {
+		names[v.GetName()] = true
+	}
+	for _, i := range want {
+		if !names[i.id] {
+			f.t.Errorf("there is no volume for Pod %s", i.pod)
+		}
+	}
+	if len(names) != len(want) {
+		f.t.Errorf("%d volumes, want %d: %v", len(names), len(want), names)
+	}
+}
+
+// newInline is newFixture with a plugin that allows inline volumes.
+func newInline(t *testing.T) *fixture {
+	t.Helper()
+	f := newFixture(t)
+	f.lvmd.InUse = func(v *lvmdv1.Volume) bool {
+		points, _ := f.mounts.Below("/")
+		for _, p := range points {
+			if p.Device == deviceOf(v) {
+				return true
+			}
+		}
+		return false
+	}
+	f.machine.InlineVolumes = true
+	f.restart()
+	return f
+}
+
+// restart gives the plugin another life.
+func (f *kubelet) restart() {
+	f.t.Helper()
+	f.Stop(f.t)
+	f.Plugin = f.machine.Start()
+}
+
+func TestAnInlineVolumeLivesAsLongAsItsPod(t *testing.T) {
+	f := newInline(t)
+	a, b := f.inline("pod-a", ""), f.inline("pod-b", "xfs")
+	b.readOnly = true
+	for range 2 {
+		f.must(f.publishInline(a))
+		f.must(f.publishInline(b))
+	}
+	f.wantInline(a, b)
+	f.wantLayers(2)
+	for _, v := range f.listed() {
+		want, fsType, readOnly := a, "ext4", false
+		if v.GetName() == b.id {
+			want, fsType, readOnly = b, "xfs", true
+		}
+		f.wantAt(f.inlineTarget(want), mount.State{Mounted: true, Device: deviceOf(v), ReadOnly: readOnly})
+		if o := v.GetOwner(); v.GetFsType() != fsType || v.GetSizeBytes() != f.size ||
+			o.GetPodUid() != want.pod || o.GetPodName() != "web" || o.GetPodNamespace() != "shop" || o.GetClaimUid() != "" {
+			t.Errorf("volume %v", v)
+		}
+	}
+	stats, err := f.NodeGetVolumeStats(f.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: a.id, VolumePath: f.inlineTarget(a)})
+	if err != nil || stats.GetUsage()[0].GetTotal() != f.size {
+		t.Errorf("stats %v, %v", stats, err)
+	}
+	health, err := f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: a.id})
+	if err != nil || len(health.GetVolumeHealth().GetHealthStatuses()) != 0 {
+		t.Errorf("health %v, %v", health, err)
+	}
+	for range 2 {
+		f.must(f.unpublishInline(a))
+		f.wantGone(f.inlineTarget(a))
+		f.wantInline(b)
+	}
+	// What is there is removed also by a plugin that allows no new ones.
+	f.machine.InlineVolumes = false
+	f.restart()
+	f.must(f.unpublishInline(b))
+	f.wantInline()
+	f.wantLayers(0)
+	_, err = f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: a.id})
+	wantError(t, err, codes.NotFound, a.id)
+}
+
+func TestInlineVolumesThatAreRefused(t *testing.T) {
+	f := newInline(t)
+	good := f.inline("pod", "")
+	tests := []struct {
+		name   string
+		volume func() inline
+		code   codes.Code
+		words  string
+	}{
+		{"no size", func() inline { return good.with("carve.csi.local/size", "") }, codes.InvalidArgument,
+			"volumeAttributes[carve.csi.local/size]: a value is required"},
+		{"a size that is none", func() inline { return good.with("carve.csi.local/size", "10 GB") }, codes.InvalidArgument,
+			`volumeAttributes[carve.csi.local/size]: "10 GB" is not allowed`},
+		{"a size of nothing", func() inline { return good.with("carve.csi.local/size", "0") }, codes.InvalidArgument, `"0" is not allowed`},
+		{"a negative size", func() inline { return good.with("carve.csi.local/size", "-1Gi") }, codes.InvalidArgument, `"-1Gi" is not allowed`},
+		{"a size beyond all bounds", func() inline { return good.with("carve.csi.local/size", "8Ei") }, codes.InvalidArgument, `"8Ei" is not allowed`},
+		{"an unknown key", func() inline { return good.with("size", "1Gi") }, codes.InvalidArgument,
+			`volumeAttributes: key "size" is not allowed: carve.csi.local/size and carve.csi.local/device-class are`},
+		{"the file system among the attributes", func() inline { return good.with("csi.storage.k8s.io/fstype", "xfs") }, codes.InvalidArgument,
+			`key "csi.storage.k8s.io/fstype" is not allowed`},
+		{"a device class that the node does not have", func() inline { return good.with("carve.csi.local/device-class", "fast") }, codes.InvalidArgument,
+			`volumeAttributes[carve.csi.local/device-class]: lvmd: no device class "fast"; this node offers local`},
+		{"an unknown file system", func() inline { return f.inline("pod", "zfs") }, codes.InvalidArgument, `"zfs" is not supported`},
+		{"raw block", func() inline { i := good; i.access = blockAccess(writer); return i }, codes.InvalidArgument, "inline volumes have a file system"},
+		{"an id that no kubelet makes", func() inline { i := good; i.id = "scratch"; return i }, codes.InvalidArgument, `volume_id: "scratch"`},
+		{"another Pod's path", func() inline { return good.with("csi.storage.k8s.io/pod.uid", "other") }, codes.InvalidArgument, "belongs to Pod pod"},
+		{"a kubelet that says nothing of the Pod", func() inline { i := good; i.attributes = nil; return i }, codes.FailedPrecondition, "podInfoOnMount"},
+		{"more than there is room for", func() inline { return good.with("carve.csi.local/size", "1Ti") }, codes.ResourceExhausted, "are free"},
+	}
+	f.lvmd.Room = 10 * gib
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			wantError(t, f.publishInline(tt.volume()), tt.code, tt.words)
+			f.wantInline()
+			f.wantLayers(0)
+			f.wantGone(f.inlineTarget(good))
+		})
+	}
+	t.Run("a path that is no Pod's", func(t *testing.T) {
+		wantError(t, second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
+			VolumeId: good.id, TargetPath: f.machine.Path("elsewhere", "mount"), VolumeCapability: good.access, VolumeContext: good.attributes,
+		})), codes.InvalidArgument, "pods/UID/volumes/kubernetes.io~csi/NAME/mount")
+	})
+	t.Run("any where they are switched off", func(t *testing.T) {
+		f.machine.InlineVolumes = false
+		f.restart()
+		wantError(t, f.publishInline(good), codes.FailedPrecondition, "use a generic ephemeral volume")
+		f.wantInline()
+	})
+}
+
+func TestAnInlineVolumeThatCannotBeMountedIsTakenBack(t *testing.T) {
+	f := newInline(t)
+	i := f.inline("pod", "")
+	f.mounts.FailMounts(syscall.ENOMEM)
+	wantError(t, f.publishInline(i), codes.Internal, "cannot allocate memory")
+	f.wantInline()
+	f.wantGone(f.inlineTarget(i))
+
+	// One that was there before has its Pod's data in it.
+	f.mounts.FailMounts(nil)
+	f.must(f.publishInline(i))
+	f.must(f.mounts.Off(f.inlineTarget(i))) // a reboot
+	f.mounts.FailMounts(syscall.ENOMEM)
+	wantError(t, f.publishInline(i), codes.Internal, "cannot allocate memory")
+	f.wantInline(i)
+	f.mounts.FailMounts(nil)
+	f.must(f.publishInline(i))
+	wantError(t, f.publishInline(i.with("carve.csi.local/size", "3Gi")), codes.AlreadyExists, "asked for 3221225472")
+	f.must(f.unpublishInline(i))
+	f.wantInline()
+}
+
+func TestAnInlineVolumeGoesOnlyWhenNobodyUsesIt(t *testing.T) {
+	f := newInline(t)
+	i := f.inline("pod", "")
+	f.must(f.publishInline(i))
+
+	f.lvmd.SetDown(true)
+	wantError(t, f.unpublishInline(i), codes.Unavailable, "a disk is gone")
+	f.lvmd.SetDown(false)
+	f.wantInline(i)
+	elsewhere := f.machine.MakeDir("elsewhere")
+	f.must(f.mounts.Mount(f.listed()[0].GetDevicePath(), elsewhere, "ext4", nil))
+	wantError(t, f.unpublishInline(i), codes.FailedPrecondition, "is in use")
+	f.must(f.mounts.Off(elsewhere))
+	f.must(f.unpublishInline(i))
+	f.wantInline()
+	f.wantGone(f.inlineTarget(i))
+}
+
+func TestAVolumeWithAnInlineVolumesNameIsNotTakenForOne(t *testing.T) {
+	f := newInline(t)
+	i := f.inline("pod", "")
+	f.volume(i.id, "ext4")
+	wantError(t, f.publishInline(i), codes.AlreadyExists, `belongs to Pod ""`)
+	wantError(t, f.unpublishInline(i), codes.FailedPrecondition, "belongs to no Pod")
+	f.wantInline(i)
+}
+
+// mortalLVMD is a step on the way to lvmd.
+type mortalLVMD struct {
+	lvmdv1.LVMDServer
+	*reaper
+}
+
+// CreateVolume is a step.
+func (m mortalLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (answer *lvmdv1.CreateVolumeResponse, err error) {
+	err = m.step(func() error {
+		answer, err = m.LVMDServer.CreateVolume(ctx, r)
+		return err
+	})
+	return answer, err
+}
+
+// DeleteVolume is a step.
+func (m mortalLVMD) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (answer *lvmdv1.DeleteVolumeResponse, err error) {
+	err = m.step(func() error {
+		answer, err = m.LVMDServer.DeleteVolume(ctx, r)
+		return err
+	})
+	return answer, err
+}
+
+func TestKilledAtAnyStepNoInlineVolumeIsLeftOrMadeTwice(t *testing.T) {
+	published := func(f *fixture, i inline) { f.must(f.publishInline(i)) }
+	calls := []struct {
+		name   string
+		before func(*fixture, inline)
+		call   func(*fixture, inline) error
+		steps  int
+	}{
+		{"publish", func(*fixture, inline) {}, func(f *fixture, i inline) error { return f.publishInline(i) }, 2},
+		{"unpublish", published, func(f *fixture, i inline) error { return f.unpublishInline(i) }, 2},
+	}
+	for _, c := range calls {
+		for at := 1; at <= c.steps; at++ {
+			for _, after := range []bool{false, true} {
+				for _, forgotten := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s, step %d, after it %t, then forgotten %t", c.name, at, after, forgotten), func(t *testing.T) {
+						f, r := newMortalInline(t)
+						i := f.inline("pod", "")
+						f.machine.MakeDir("pods", "plugin")
+						c.before(f, i)
+						r.arm(at, after)
+						_ = c.call(f, i)
+						if steps, died := r.disarm(); steps != at || !died {
+							t.Fatalf("%d steps, died %t: the enumeration is of %d", steps, died, c.steps)
+						}
+						f.restart()
+						if forgotten {
+							f.forget(i)
+						} else {
+							f.must(c.call(f, i))
+							f.must(f.publishInline(i))
+							f.wantInline(i)
+							f.wantLayers(1)
+							f.must(f.unpublishInline(i))
+						}
+						f.wantInline()
+						f.wantLayers(0)
+						if n := testutil.CollectAndCount(f.Metrics.Registry, "carve_node_inline_volumes_total"); n == 0 && !forgotten {
+							t.Error("nothing was counted")
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// newMortalInline is newInline with a plugin that can be killed.
+func newMortalInline(t *testing.T) (*fixture, *reaper) {
+	t.Helper()
+	f, r := newInline(t), &reaper{}
+	f.machine.StopLVMD()
+	f.machine.LVMD = mortalLVMD{f.machine.LVMD, r}
+	f.machine.StartLVMD()
+	f.machine.Mounts = mortalMounts{f.machine.Mounts, r}
+	f.restart()
+	return f, r
+}
+
+func TestTheSameInlineVolumeTwiceAtOnce(t *testing.T) {
+	f := newInline(t)
+	i := f.inline("pod", "")
+	f.note(f.beside(f.inlineTarget(i)))
+	for range 20 {
+		f.atOnce(func() error {
+			return second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
+				VolumeId: i.id, TargetPath: f.inlineTarget(i), VolumeCapability: i.access, VolumeContext: i.attributes,
+			}))
+		})
+		f.wantInline(i)
+		f.wantLayers(1)
+		f.atOnce(func() error { return f.unpublishInline(i) })
+		f.wantInline()
+		f.wantLayers(0)
+	}
+	if log := f.machine.Log.String(); strings.Count(log, "made an inline volume") != 20 {
+		t.Errorf("made %d times", strings.Count(log, "made an inline volume"))
+	}
+}
