@@ -10,5 +10,5 @@ import (
 )
 
 func TestRealSanity(t *testing.T) {
-	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk"), "mount", 64*mib)
+	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk", drivertest.Thin), "mount", 64*mib, "local", "thin")
 }

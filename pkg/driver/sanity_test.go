@@ -12,5 +12,5 @@ import (
 )
 
 func TestSanityOnFakes(t *testing.T) {
-	conformance.Run(t, drivertest.NewFakeMachine(t).Machine, "mount", 64<<20)
+	conformance.Run(t, drivertest.NewFakeMachine(t).Machine, "mount", 64<<20, "local")
 }

@@ -14,6 +14,8 @@ type Controller struct {
 	csi.UnimplementedControllerServer
 
 	LVMD lvmdv1.LVMDServer
+	// DeviceClass is that of the volumes; empty for the default one.
+	DeviceClass string
 }
 
 // ControllerGetCapabilities says that volumes are created, deleted and grown.
@@ -34,7 +36,7 @@ func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 // CreateVolume creates a volume of the first capability's kind.
 func (c *Controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	ask := &lvmdv1.CreateVolumeRequest{
-		Name: r.GetName(), RequiredBytes: r.GetCapacityRange().GetRequiredBytes(),
+		Name: r.GetName(), DeviceClass: c.DeviceClass, RequiredBytes: r.GetCapacityRange().GetRequiredBytes(),
 		Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
 	}
 	if r.GetVolumeCapabilities()[0].GetBlock() != nil {

@@ -22,6 +22,9 @@ import (
 // Group is the volume group of real machines.
 const Group = "carvedriver"
 
+// Thin is a device class named thin, for NewRealMachine.
+const Thin = "name: thin, type: thin, thin: {pool: pool, size: 1Gi}"
+
 // HandConfig is what an administrator without udev gives to LVM's commands.
 const HandConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
 
@@ -31,20 +34,26 @@ const patience = time.Minute
 
 // NewRealMachine makes a machine where everything is real: the kernel, LVM and
 // lvmd, with a volume group on the disk, of which nothing is left at the
-// test's end. The medium is "disk" or "pmem". There can be one at a time.
-func NewRealMachine(t testing.TB, disk, medium string) *Machine {
+// test's end. The medium is "disk" or "pmem". Further device classes of the group
+// are given in the words of lvmd's configuration, but for the group. There can be
+// one machine at a time.
+func NewRealMachine(t testing.TB, disk, medium string, classes ...string) *Machine {
 	t.Helper()
 	ByHand(t, "lvm", "vgcreate", "--yes", "--dataalignment", "2m", Group, disk, "--config", HandConfig)
 	t.Cleanup(func() {
 		ByHand(t, "lvm", "vgremove", "--yes", "--force", "--force", Group, "--config", HandConfig)
 		ByHand(t, "lvm", "pvremove", "--yes", disk, "--config", HandConfig)
 	})
-	c, err := config.Parse("test", fmt.Appendf(nil, `
+	content := fmt.Appendf(nil, `
 apiVersion: carve.csi.local/v1
 kind: LvmdConfig
 deviceClasses:
 - {name: local, default: true, volumeGroup: %s, medium: %s}
-`, Group, medium))
+`, Group, medium)
+	for _, class := range classes {
+		content = fmt.Appendf(content, "- {volumeGroup: %s, %s}\n", Group, class)
+	}
+	c, err := config.Parse("test", content)
 	if err != nil {
 		t.Fatal(err)
 	}

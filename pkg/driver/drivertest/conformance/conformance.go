@@ -19,35 +19,28 @@ import (
 )
 
 // Run starts a plugin and runs the suite's Identity and Node cases against it,
-// with volumes of that access type, "mount" or "block", and that size in
-// bytes from its lvmd. It can be called once in a process, as Ginkgo can.
-func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64) {
+// once for each device class, with volumes of that class from its lvmd, of that
+// access type, "mount" or "block", and that size in bytes. It can be called once
+// in a process, as Ginkgo can.
+func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64, classes ...string) {
 	t.Helper()
-	socket := filepath.Join(m.Dir, "controller.sock")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	csi.RegisterControllerServer(server, &drivertest.Controller{LVMD: m.LVMD})
-	csi.RegisterIdentityServer(server, drivertest.WithController{
-		IdentityServer: driver.NewIdentity("test", func(context.Context) error { return nil }),
-	})
-	go func() { _ = server.Serve(listener) }()
-	defer server.Stop()
-
 	m.Controller = true
 	m.Start()
-	config := sanity.NewTestConfig()
-	config.Address = "unix:" + m.CSISocket()
-	config.ControllerAddress = "unix:" + socket
-	config.StagingPath = m.Path("staging")
-	config.TargetPath = m.Path("targets")
-	config.TestVolumeSize = size
-	config.TestVolumeExpandSize = 2 * size
-	config.TestVolumeAccessType = accessType
-	sc := sanity.GinkgoTest(&config)
-	defer sc.Finalize()
+	for _, class := range classes {
+		controller := controllerOf(t, m, class)
+		config := sanity.NewTestConfig()
+		config.Address = "unix:" + m.CSISocket()
+		config.ControllerAddress = "unix:" + controller
+		config.StagingPath = m.Path("staging")
+		config.TargetPath = m.Path("targets")
+		config.TestVolumeSize = size
+		config.TestVolumeExpandSize = 2 * size
+		config.TestVolumeAccessType = accessType
+		ginkgo.Describe("class "+class, func() {
+			suite := sanity.GinkgoTest(&config)
+			t.Cleanup(suite.Finalize)
+		})
+	}
 
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
@@ -63,4 +56,23 @@ func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64) {
 	if left, err := filepath.Glob(filepath.Join(m.KubeletDir, "*")); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %q, %v", left, err)
 	}
+}
+
+// controllerOf serves the stand-in of a controller that creates volumes of a
+// class, until the test's end, and returns its socket.
+func controllerOf(t *testing.T, m *drivertest.Machine, class string) string {
+	t.Helper()
+	socket := filepath.Join(m.Dir, "controller-"+class+".sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	csi.RegisterControllerServer(server, &drivertest.Controller{LVMD: m.LVMD, DeviceClass: class})
+	csi.RegisterIdentityServer(server, drivertest.WithController{
+		IdentityServer: driver.NewIdentity("test", func(context.Context) error { return nil }),
+	})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return socket
 }

@@ -12,5 +12,5 @@ import (
 // TestSanityOfBlock is apart from its counterpart for file systems, in package
 // driver, because Ginkgo runs one suite in a process.
 func TestSanityOfBlock(t *testing.T) {
-	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk"), "block", 64<<20)
+	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk", drivertest.Thin), "block", 64<<20, "local", "thin")
 }
