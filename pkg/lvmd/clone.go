@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
@@ -95,7 +96,13 @@ func (m *model) chooseFor(c *class, ident *identity) (*part, fit, *making, error
 	case from.FSType != ident.FSType:
 		return nil, fit{}, nil, invalidField("fs_type", "%q; the file system of %s is %s", ident.FSType, ident.Source, from.FSType)
 	}
-	ident.FSUUID, ident.atLeast = from.FSUUID, source.extents*source.group.info.ExtentSize
+	if err := from.cloneable("source", ident.Source); err != nil {
+		return nil, fit{}, nil, err
+	}
+	if !filesystem.SharesNoUUID(ident.FSType) {
+		ident.FSUUID = from.FSUUID
+	}
+	ident.atLeast = source.extents * source.group.info.ExtentSize
 	if source.pool != nil {
 		for _, p := range c.parts {
 			if p.pool == source.pool {

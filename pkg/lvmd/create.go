@@ -8,7 +8,6 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
@@ -88,6 +87,9 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 		return nil, nil, classNotFound("no device class was named and no class is the default; %s", m.classNames())
 	case c == nil || c.reported == nil:
 		return nil, nil, classNotFound("no device class %q; %s", ident.Class, m.classNames())
+	}
+	if err := ident.checkMedium(); err != nil {
+		return nil, nil, err
 	}
 	if !ident.Block {
 		ident.FSUUID = newUUID()
@@ -229,7 +231,10 @@ func (s *Service) finishCreation(ctx context.Context, v *volume) error {
 // prepare clears what must not show of what lay there before, and formats.
 func (s *Service) prepare(ctx context.Context, v *volume) error {
 	if v.rec.Ident.Source != "" {
-		return s.fillFrom(ctx, v)
+		if err := s.fillFrom(ctx, v); err != nil {
+			return err
+		}
+		return s.ownUUID(ctx, v)
 	}
 	device, err := s.lvm.Device(v.group.name, v.rec.ID)
 	if err != nil {
@@ -255,9 +260,7 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 	defer s.formatting.Release(1)
 	ctx, cancel := context.WithTimeout(ctx, formatTimeout)
 	defer cancel()
-	if err := s.format(ctx, device.Path, filesystem.FormatOptions{
-		Type: v.rec.Ident.FSType, UUID: v.rec.Ident.FSUUID, DAX: v.rec.Ident.DAX,
-	}); err != nil {
+	if err := s.format(ctx, device.Path, v.rec.Ident.formatOptions()); err != nil {
 		return fmt.Errorf("formatting: %w", err)
 	}
 	return nil

@@ -242,7 +242,9 @@ func (s *Service) settleAdopted(v *volume) error {
 		case err != nil:
 			s.log.Error("adopted volume cannot be read", "volume", rec.ID, "error", err)
 		case info.UUID != rec.Ident.FSUUID:
-			s.log.Warn("adopted volume holds another file system than the one it was made with",
+			// Signatures of an earlier life of the disk, or somebody changed the UUID.
+			rec.Phase = unfinished
+			s.log.Warn("adopted volume holds another file system than the one it was made with; it is not handed out",
 				"volume", rec.ID, "want", rec.Ident.FSUUID, "is", info.UUID)
 		}
 	}

@@ -54,7 +54,10 @@ type identity struct {
 	// FSUUID was chosen before mkfs ran, so that a probe can tell whether it
 	// finished.
 	FSUUID string `json:"fsUUID,omitempty"`
-	DAX    bool   `json:"dax,omitempty"`
+	// Profile and Settings are the request's.
+	Profile  filesystem.Profile  `json:"profile,omitempty"`
+	Settings filesystem.Settings `json:"fsSettings,omitempty"`
+	DAX      bool                `json:"dax,omitempty"`
 	// Required and Limit are the request's. DefaultClass is true when it named
 	// no class.
 	Required     int64 `json:"required"`
@@ -119,12 +122,17 @@ func (i identity) difference(o identity) string {
 	}
 	add("mode", mode(i), mode(o))
 	add("fs_type", i.FSType, o.FSType)
+	add("profile", quoted(i.Profile), quoted(o.Profile))
+	add("fs_settings", quoted(i.Settings), quoted(o.Settings))
 	add("required_bytes", i.Required, o.Required)
 	add("limit_bytes", i.Limit, o.Limit)
 	add("owner.cluster_id", i.Owner.Cluster, o.Owner.Cluster)
 	add("source", i.Source, o.Source)
 	return strings.Join(d, "; ")
 }
+
+// quoted makes nothing visible in a message.
+func quoted[T ~string](s T) string { return fmt.Sprintf("%q", s) }
 
 var (
 	base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)

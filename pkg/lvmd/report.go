@@ -101,6 +101,7 @@ func (v *volume) proto() *lvmdv1.Volume {
 	if i.Block {
 		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
+	p.FsUuid, p.Profile, p.FsSettings = i.FSUUID, string(i.Profile), i.Settings.Map()
 	p.Source = v.rec.Ident.source()
 	if v.making != nil {
 		p.CopiedBytes = v.making.copied

@@ -3,7 +3,6 @@ package lvmd
 import (
 	"math"
 	"regexp"
-	"slices"
 	"strings"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -50,14 +49,13 @@ func identityFor(r *lvmdv1.CreateVolumeRequest) (identity, error) {
 		if r.GetFsType() != "" {
 			return identity{}, invalidField("fs_type", "%q given for a BLOCK volume; it must be empty", r.GetFsType())
 		}
+		if r.GetProfile() != "" || len(r.GetFsSettings()) > 0 {
+			return identity{}, invalidField("profile", "profile %q or fs_settings given for a BLOCK volume; they must be empty", r.GetProfile())
+		}
 		i.Block = true
 	case lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM:
-		i.FSType = filesystem.Type(r.GetFsType())
-		if i.FSType == "" {
-			i.FSType = filesystem.Default
-		}
-		if known := []filesystem.Type{filesystem.Ext4, filesystem.XFS}; !slices.Contains(known, i.FSType) {
-			return identity{}, invalidField("fs_type", "%q is not known; allowed are ext4 and xfs", r.GetFsType())
+		if err := i.readFormat(r); err != nil {
+			return identity{}, err
 		}
 	default:
 		return identity{}, invalidField("mode", "%v is not allowed; it must be FILESYSTEM or BLOCK", r.GetMode())

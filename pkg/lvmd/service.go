@@ -35,10 +35,11 @@ type Options struct {
 	LVM    lvm.Groups
 	// StateDir is where the journal is kept. It must exist.
 	StateDir string
-	// Format and Probe default to pkg/filesystem's.
-	Format func(ctx context.Context, device string, o filesystem.FormatOptions) error
-	Probe  func(device string) (filesystem.Info, error)
-	Log    *slog.Logger
+	// Format, Probe and SetUUID default to pkg/filesystem's.
+	Format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
+	Probe   func(device string) (filesystem.Info, error)
+	SetUUID func(device string, t filesystem.Type, uuid string) error
+	Log     *slog.Logger
 	// Metrics may be nil.
 	Metrics *Metrics
 	// BlockEvents wakes the service when block devices appear or vanish; nil
@@ -67,6 +68,7 @@ type Service struct {
 	model   *model
 	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
 	probe   func(device string) (filesystem.Info, error)
+	setUUID func(device string, t filesystem.Type, uuid string) error
 	log     *slog.Logger
 	metrics *Metrics
 	health  *health
@@ -98,7 +100,7 @@ type Service struct {
 // config.Problems.
 func New(ctx context.Context, o Options) (*Service, error) {
 	s := &Service{
-		lvm: o.LVM, format: o.Format, probe: o.Probe, log: o.Log, metrics: o.Metrics,
+		lvm: o.LVM, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, log: o.Log, metrics: o.Metrics,
 		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, crashPoint: o.crashPoint,
 		model: newModel(newID()), health: newHealth(),
 		copying:    semaphore.NewWeighted(maxCopying),
@@ -114,6 +116,9 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	}
 	if s.probe == nil {
 		s.probe = filesystem.Probe
+	}
+	if s.setUUID == nil {
+		s.setUUID = filesystem.SetUUID
 	}
 	if s.log == nil {
 		s.log = slog.Default()

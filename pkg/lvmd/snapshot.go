@@ -75,6 +75,9 @@ func (s *Service) admitSnapshot(ident identity) (*volume, *creation, error) {
 	if source.pool == nil {
 		return nil, nil, notThin("volume %s is of type %s: only thin volumes have snapshots", source.rec.ID, source.layout.Type)
 	}
+	if err := source.rec.Ident.cloneable("source_volume_id", ident.Source); err != nil {
+		return nil, nil, err
+	}
 	g, p := source.group, source.pool
 	ident.Class, ident.Block, ident.FSType, ident.FSUUID = source.rec.Ident.Class, source.rec.Ident.Block, source.rec.Ident.FSType, source.rec.Ident.FSUUID
 	ident.Required = source.extents * g.info.ExtentSize

@@ -27,6 +27,8 @@ const (
 	tagPod       = "carve.pod="
 	tagPodUID    = "carve.poduid="
 	tagDAX       = "carve.dax"
+	tagProfile   = "carve.profile="
+	tagSettings  = "carve.mkfs="
 	tagSource    = "carve.source="
 	tagSnapshot  = "carve.snapshot"
 	// tagCopying is on a volume until all of its source is copied.
@@ -51,6 +53,12 @@ func (i identity) tags() []string {
 	t = append(t, request)
 	if i.DAX {
 		t = append(t, tagDAX)
+	}
+	if i.Profile != "" {
+		t = append(t, tagProfile+lvm.EscapeTag(string(i.Profile)))
+	}
+	if i.Settings != "" {
+		t = append(t, tagSettings+lvm.EscapeTag(string(i.Settings)))
 	}
 	if i.Source != "" {
 		t = append(t, tagSource+lvm.EscapeTag(i.Source))
@@ -113,6 +121,10 @@ func identityFromTags(tags []string) (identity, error) {
 			}
 		case tagDAX:
 			i.DAX = true
+		case tagProfile:
+			i.Profile = filesystem.Profile(value)
+		case tagSettings:
+			i.Settings = filesystem.Settings(value)
 		case tagSource:
 			i.Source = value
 		case tagSnapshot:
