@@ -152,12 +152,15 @@ func (a *auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Vol
 	case err == nil && string(claim.UID) == owner.GetClaimUid() && claim.Spec.VolumeName == "":
 		return fmt.Errorf("its claim is being provisioned after all")
 	}
-	pv, err := a.client.CoreV1().PersistentVolumes().Get(callCtx, vol.GetName(), metav1.GetOptions{})
-	switch {
-	case err != nil && !apierrors.IsNotFound(err):
+	// By its handle: an administrator may have adopted it under another name.
+	pvs, err := a.client.CoreV1().PersistentVolumes().List(callCtx, metav1.ListOptions{})
+	if err != nil {
 		return fmt.Errorf("look for its PersistentVolume: %w", err)
-	case err == nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId():
-		return fmt.Errorf("PersistentVolume %s speaks for it after all", pv.Name)
+	}
+	for _, pv := range pvs.Items {
+		if pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId() {
+			return fmt.Errorf("PersistentVolume %s speaks for it after all", pv.Name)
+		}
 	}
 	deleteCtx, cancelDelete := context.WithTimeout(ctx, deleteTimeout)
 	defer cancelDelete()

@@ -76,7 +76,7 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	}
 	// The cache knows nothing of it, the API server does.
 	pv := newPersistentVolume(h.claim("x", "", nil), mustClass(t, h), "n1", node.Volumes()["pvc-young"], "x")
-	pv.Name, pv.Spec.CSI.Driver = "pvc-young", "hidden.from.the.index"
+	pv.Name, pv.Spec.CSI.Driver = "adopted", "hidden.from.the.index"
 	if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
