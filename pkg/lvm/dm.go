@@ -20,6 +20,7 @@ const (
 	// dmTableCommand is _IOWR(0xfd, 12, struct dm_ioctl).
 	dmTableCommand = 0xc138fd0c
 	dmSuspendFlag  = 1 << 1
+	dmActiveTable  = 1 << 5
 	dmStatusTable  = 1 << 4
 	dmTableCutOff  = 1 << 8
 	// dmNoFlush leaves what a target has not written unwritten: asking for its
@@ -110,6 +111,10 @@ func dmTableStatus(name string) (kind, params string, err error) {
 	targets, err := readTable(d, dmNoFlush)
 	if err != nil {
 		return "", "", fmt.Errorf("%s: %w", name, err)
+	}
+	if len(targets) == 0 {
+		// LVM was killed between making the device and giving it a table.
+		return "", "", fmt.Errorf("device-mapper device %s has no table: %w", name, ErrNotFound)
 	}
 	if len(targets) != 1 {
 		return "", "", fmt.Errorf("device-mapper device %s has %d targets, want one", name, len(targets))

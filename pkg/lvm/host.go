@@ -263,6 +263,9 @@ func (h *Host) Device(group, volume string) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
+	if d.flags&dmActiveTable == 0 {
+		return Device{}, fmt.Errorf("device-mapper device of %s/%s has no table: %w", group, volume, ErrNotFound)
+	}
 	path := "/dev/" + group + "/" + volume
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

@@ -58,6 +58,9 @@ type PoolOptions struct {
 	// ChunkSize is the unit of provisioning in bytes: a multiple of 64 KiB, at
 	// most 1 GiB.
 	ChunkSize int64
+	// Tags are attached by the same command, before anything else is done with
+	// what becomes the pool. Each must satisfy ValidTag.
+	Tags []string
 }
 
 // ThinOptions says what thin volume to make.
@@ -102,11 +105,16 @@ type PoolStatus struct {
 
 // CreatePool implements Thin.
 func (h *Host) CreatePool(ctx context.Context, o PoolOptions) error {
-	return h.change(ctx, []string{o.Group}, "lvcreate",
+	args, err := withTags([]string{
 		"--yes", "--type", "thin-pool", "--extents", strconv.FormatInt(o.Extents, 10),
 		"--poolmetadatasize", inBytes(o.MetadataBytes), "--poolmetadataspare", "y",
 		"--chunksize", inBytes(o.ChunkSize), "--zero", "y", "--discards", "passdown",
-		"--name", o.Pool, o.Group)
+		"--name", o.Pool,
+	}, o.Tags)
+	if err != nil {
+		return err
+	}
+	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...)
 }
 
 // CreateThin implements Thin. LVM does not look into thin volumes: where new

@@ -38,6 +38,8 @@ type provided struct {
 	examined map[string]examination
 	// loop is the device of the loop file.
 	loop string
+	// poolsDue is set when the group is new and its thin pools are yet to be made.
+	poolsDue bool
 	// logged is what was last logged of each device.
 	logged map[string]string
 
@@ -198,7 +200,7 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 	if info == nil {
 		work.fresh = slices.DeleteFunc(work.fresh, func(d lvm.BlockDevice) bool { return s.isFullMember(p, &d) })
 	}
-	if !work.any() {
+	if !work.any() && !p.poolsDue {
 		s.noteRefused(p, work.refused)
 		return work.again, nil
 	}
@@ -219,8 +221,10 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 	changed, err := s.carryOut(ctx, p, info, &work)
 	again = work.again
 	s.noteRefused(p, work.refused)
-	if s.provider.loaded && err == nil && info == nil && changed {
+	p.poolsDue = p.poolsDue || s.provider.loaded && err == nil && info == nil && changed
+	if p.poolsDue && err == nil {
 		err = s.makePoolsIn(ctx, p)
+		changed = true
 	}
 	switch {
 	case !s.provider.loaded:
@@ -243,7 +247,15 @@ func (s *Service) makePoolsIn(ctx context.Context, p *provided) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.makePools(ctx, s.provider.config, names, found)
+	if _, err = s.makePools(ctx, s.provider.config, names, found); err == nil {
+		p.poolsDue = false
+		return nil
+	}
+	// What is left of them is told from what others make only while nobody does.
+	if found, scanErr := s.lvm.Scan(ctx, names); scanErr == nil {
+		_, scanErr = s.clearPools(ctx, s.provider.config, names, found)
+		err = errors.Join(err, scanErr)
+	}
 	return err
 }
 

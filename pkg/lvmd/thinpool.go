@@ -28,6 +28,10 @@ const (
 // makePools makes the thin pools that the configuration names and that are not
 // there, adopts the others, and returns the groups as they are then.
 func (s *Service) makePools(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
+	found, err := s.clearPools(ctx, c, names, found)
+	if err != nil {
+		return nil, err
+	}
 	for i := range c.Classes {
 		dc := &c.Classes[i]
 		if dc.Thin == nil {
@@ -81,10 +85,18 @@ func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.G
 			max(1, o.Extents)*g.ExtentSize, o.MetadataBytes, max(need, 3)*g.ExtentSize, g.Name, free*g.ExtentSize))
 	}
 	s.log.Info("making a thin pool", "group", g.Name, "pool", t.Pool, "bytes", o.Extents*g.ExtentSize, "metadata", o.MetadataBytes, "chunk", o.ChunkSize)
+	intent := intendPool(o, g)
+	if err := s.journal.putPool(intent); err != nil {
+		return false, err
+	}
 	if err := s.lvm.CreatePool(ctx, o); err != nil {
 		return false, fmt.Errorf("making thin pool %q in volume group %q: %w", t.Pool, g.Name, err)
 	}
 	s.crash("pool: made")
+	if err := s.journal.forgetPool(intent); err != nil {
+		// It says nothing that could be wrong later: the pool is there.
+		s.log.Error("the intent to make a thin pool is left in the journal", "group", g.Name, "pool", t.Pool, "error", err)
+	}
 	return true, nil
 }
 
@@ -108,6 +120,7 @@ func poolOptions(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
 	}
 	return lvm.PoolOptions{
 		Group: g.Name, Pool: t.Pool, Extents: extents, MetadataBytes: metadataExtents * g.ExtentSize, ChunkSize: chunk,
+		Tags: []string{tagPool},
 	}
 }
 

@@ -63,7 +63,7 @@ func (f *Groups) CreatePool(ctx context.Context, o lvm.PoolOptions) error {
 			return failure("lvcreate", nil, "bad sizes %+v", o)
 		}
 		p := &pool{chunkSize: o.ChunkSize}
-		v, err := g.make("lvcreate", o.Group, o.Pool, nil)
+		v, err := g.make("lvcreate", o.Group, o.Pool, o.Tags)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,94 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+)
+
+// volumeNames are those of everything in the test group.
+func (m *machine) volumeNames(t *testing.T) []string {
+	t.Helper()
+	found, err := m.fake.Scan(t.Context(), []string{testGroup})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, lv := range found[0].Volumes {
+		names = append(names, lv.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestWhatAKilledCommandLeavesOfAPoolIsRemovedAndNothingElse(t *testing.T) {
+	spare := lvm.CreateOptions{Group: testGroup, Volume: "lvol1", Extents: 1}
+	for _, c := range []struct {
+		name string
+		// before is there already, during is made while LVM makes the pool, before it
+		// is killed.
+		before, during []lvm.CreateOptions
+		left           []string
+	}{
+		{"nothing was made", nil, nil, nil},
+		{"the spare, not yet hidden", nil, []lvm.CreateOptions{spare}, nil},
+		{"the metadata, before it was a part of the pool", nil,
+			[]lvm.CreateOptions{{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{tagPool}}}, nil},
+		{"a volume that looks like a spare was there before", []lvm.CreateOptions{spare}, nil, []string{"lvol1"}},
+		{"others made two volumes, one of which looks like a spare", nil,
+			[]lvm.CreateOptions{spare, {Group: testGroup, Volume: "theirs", Extents: 1}}, []string{"lvol1", "theirs"}},
+		{"others made one of another size", nil, []lvm.CreateOptions{{Group: testGroup, Volume: "lvol1", Extents: 2}}, []string{"lvol1"}},
+		{"others made one with a tag", nil,
+			[]lvm.CreateOptions{{Group: testGroup, Volume: "lvol1", Extents: 1, Tags: []string{"theirs"}}}, []string{"lvol1"}},
+		{"others made one with a name", nil, []lvm.CreateOptions{{Group: testGroup, Volume: "theirs", Extents: 1}}, []string{"theirs"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := thinMachine(t, "size: 40Mi")
+			make := func(all []lvm.CreateOptions) {
+				for _, o := range all {
+					if err := m.fake.Create(t.Context(), o); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			make(c.before)
+			killed := errors.New("killed")
+			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+				if op != lvmfake.OpCreatePool {
+					return nil
+				}
+				m.fake.Before = nil
+				make(c.during)
+				return killed
+			}
+			if _, err := m.tryStart(t); !errors.Is(err, killed) {
+				t.Fatalf("error %v", err)
+			}
+			d := m.start(t)
+			if got, want := m.volumeNames(t), append(slices.Clone(c.left), "pool"); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+				t.Errorf("volumes %q, want %q", got, want)
+			}
+			if intents, err := d.journal.poolIntents(); err != nil || len(intents) > 0 {
+				t.Errorf("intents %v, error %v", intents, err)
+			}
+			d.delete(d.create(request("pvc-1", 1)).GetId())
+		})
+	}
+}
+
+func TestRemnantsOfAPoolAreKnownWithoutAJournal(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{tagPool}}); err != nil {
+		t.Fatal(err)
+	}
+	m.start(t)
+	if got := m.volumeNames(t); !slices.Equal(got, []string{"pool"}) || m.fake.Commands(lvmfake.OpCreatePool) != 1 {
+		t.Errorf("volumes %q", got)
+	}
+}
