@@ -39,6 +39,19 @@ const (
 	// ParamDeviceClass is the other one.
 	AttributeSize = Prefix + "size"
 
+	// ParamEncryption is the StorageClass parameter that has volumes encrypted:
+	// EncryptionEphemeral, or nothing.
+	ParamEncryption = Prefix + "encryption"
+	// EncryptionEphemeral encrypts with a random key that only the kernel has. It
+	// is gone when the volume is deleted or the node restarts.
+	EncryptionEphemeral = "ephemeral"
+	// ParamEncryptionDiscards is the StorageClass parameter that lets discards of
+	// encrypted volumes through to the disk, "true" or "false".
+	ParamEncryptionDiscards = Prefix + "encryption-discards"
+	// AnnotationEmptied is on PersistentVolumes whose contents were lost with
+	// their key, and has when that was last told to their users, RFC 3339.
+	AnnotationEmptied = Prefix + "emptied-at"
+
 	// TaintAgentNotReady is the key of the taint that a cluster's provisioner may
 	// put on new nodes. The controller removes it once the node's agent is
 	// connected and the node's capacity is published.

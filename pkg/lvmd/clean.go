@@ -86,10 +86,10 @@ func (g *group) taken(pieces []lvm.Piece, from, size int64, err error) spans {
 }
 
 // mustBeClean tells whether all that a volume shows to its user must be zeroes.
-// A file system shows nothing but what was written to it; and classes that are
+// A file system shows nothing but what was written to it, as does a key; and classes that are
 // not wiped show what they show.
 func (m *model) mustBeClean(i identity) bool {
-	if !i.Block {
+	if !i.Block || i.Encryption != "" {
 		return false
 	}
 	c := m.class(i.Class)

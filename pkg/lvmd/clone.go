@@ -89,6 +89,9 @@ func (m *model) chooseFor(c *class, ident *identity) (*part, fit, *making, error
 	if err != nil {
 		return nil, fit{}, nil, err
 	}
+	if err := source.notEncrypted("source"); err != nil {
+		return nil, fit{}, nil, err
+	}
 	from := source.rec.Ident
 	switch {
 	case from.Block != ident.Block:

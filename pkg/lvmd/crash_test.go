@@ -114,6 +114,12 @@ var stories = []story{
 		d.unmake("c")
 		d.grow("d", 4)
 	}},
+	{name: "encrypted volumes are created, grown and deleted", tell: func(d *telling) {
+		d.make(sealed(fsRequest("e", 4, "ext4")))
+		d.make(sealed(request("f", 4)))
+		d.grow("e", 8)
+		d.unmake("f")
+	}},
 	{name: "striped volumes share disks of different size", disks: []int64{20, 24, 20}, tell: func(d *telling) {
 		d.make(inClass(request("a", 8), "striped"))
 		d.make(request("b", 22))

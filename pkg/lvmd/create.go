@@ -66,6 +66,9 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 		ident.Class = c.Name
 		ident.DAX = c.Medium == config.PMEM && !ident.Block
 	}
+	if err := ident.notMapped(); err != nil {
+		return nil, nil, err
+	}
 	if v := m.names[ident.key()]; v != nil {
 		if d := v.rec.Ident.difference(ident); d != "" {
 			return nil, nil, requestDiffers(ident.Name, d)
@@ -208,10 +211,14 @@ func (s *Service) carved(ctx context.Context, v *volume, err error) error {
 // finishCreation brings a volume that LVM has made to the state that its users
 // expect.
 func (s *Service) finishCreation(ctx context.Context, v *volume) error {
+	var done record
 	err := s.prepare(ctx, v)
 	if err == nil {
 		s.crash("create: formatted")
-		done := v.rec
+		done = v.rec
+		if done.Phase == emptied {
+			done.Emptied = time.Now().UTC().Truncate(time.Millisecond)
+		}
 		done.Phase = ready
 		if err = ctx.Err(); err == nil {
 			err = s.journal.put(done, s.remember(v.group))
@@ -223,7 +230,7 @@ func (s *Service) finishCreation(ctx context.Context, v *volume) error {
 	s.crash("create: ready")
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
-	v.rec.Phase = ready
+	v.rec.Phase, v.rec.Emptied = ready, done.Emptied
 	s.model.publish(v.group, v)
 	return nil
 }
@@ -236,20 +243,12 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 		}
 		return s.ownUUID(ctx, v)
 	}
-	device, err := s.lvm.Device(v.group.name, v.rec.ID)
+	device, err := s.blank(ctx, v)
 	if err != nil {
-		return fmt.Errorf("the new volume's device: %w", err)
-	}
-	h, err := s.open(ctx, v)
-	if err != nil {
-		return fmt.Errorf("the new volume's device: %w", err)
-	}
-	err = s.clearNew(ctx, v, h)
-	if err = errors.Join(err, h.Close()); err != nil {
-		return fmt.Errorf("clearing the new volume: %w", err)
+		return err
 	}
 	s.model.mu.Lock()
-	v.device, v.conditions = device, nil
+	v.activeAt(device)
 	s.model.mu.Unlock()
 	if v.rec.Ident.Block {
 		return ctx.Err()
@@ -264,6 +263,27 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 		return fmt.Errorf("formatting: %w", err)
 	}
 	return nil
+}
+
+// blank makes sure that nothing shows of what lay where a volume lies, and
+// returns its device.
+func (s *Service) blank(ctx context.Context, v *volume) (lvm.Device, error) {
+	if v.isEncrypted() {
+		return s.encrypt(ctx, v)
+	}
+	device, err := s.lvm.Device(v.group.name, v.rec.ID)
+	if err != nil {
+		return lvm.Device{}, fmt.Errorf("the new volume's device: %w", err)
+	}
+	h, err := s.open(ctx, v)
+	if err != nil {
+		return lvm.Device{}, fmt.Errorf("the new volume's device: %w", err)
+	}
+	err = s.clearNew(ctx, v, h)
+	if err = errors.Join(err, h.Close()); err != nil {
+		return lvm.Device{}, fmt.Errorf("clearing the new volume: %w", err)
+	}
+	return device, nil
 }
 
 // undoCarve takes back a creation whose command failed: LVM's metadata, which

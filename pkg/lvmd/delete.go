@@ -32,7 +32,7 @@ func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeReques
 		return nil, volumeInUse(v.rec.ID, err)
 	default:
 		// A device that cannot be opened may still be mounted: ask the kernel.
-		d, statErr := s.lvm.Device(v.group.name, v.rec.ID)
+		d, statErr := s.deviceOf(v.group.name, v.rec.ID, v.isEncrypted())
 		if statErr != nil || d.OpenCount > 0 {
 			s.unclaim(v)
 			return nil, publicError("deleting volume "+v.rec.ID, err)
@@ -48,6 +48,7 @@ func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeReques
 		return nil, publicError("deleting volume "+v.rec.ID, err)
 	}
 	s.crash("delete: tombstone written")
+	handle = s.eraseKey(v, handle)
 	s.model.mu.Lock()
 	v.claimed, v.handle = false, handle
 	s.model.bury(v)
@@ -94,7 +95,7 @@ func (s *Service) open(ctx context.Context, v *volume) (lvm.Handle, error) {
 	ctx, cancel := context.WithTimeout(ctx, openPatience)
 	defer cancel()
 	for wait := time.Millisecond; ; wait *= 2 {
-		h, err := s.lvm.Open(v.group.name, v.rec.ID)
+		h, err := s.openDevice(v)
 		if !errors.Is(err, lvm.ErrBusy) || errors.Is(err, lvm.ErrClaimed) {
 			return h, err
 		}

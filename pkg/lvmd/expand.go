@@ -31,6 +31,9 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 		err = s.clearGrown(ctx, v, spans{}.plus(span{v.rec.ClearFrom, v.extents * v.group.info.ExtentSize}))
 		s.unclaim(v)
 	}
+	if err == nil {
+		err = s.growEncrypted(v)
+	}
 	if err != nil {
 		return nil, publicError("expanding volume "+v.rec.ID, err)
 	}

@@ -31,7 +31,7 @@ func (s *Service) devicesOf(found []lvm.Group) map[string]lvm.Device {
 			if !isOurs(lv.Tags) {
 				continue
 			}
-			if d, err := s.lvm.Device(g.Name, lv.Name); err == nil {
+			if d, err := s.deviceOf(g.Name, lv.Name, tellEncrypted(lv.Tags)); err == nil {
 				devices[lv.Name] = d
 			} else if !errors.Is(err, lvm.ErrNotFound) {
 				s.log.Warn("volume's device cannot be asked for", "volume", lv.Name, "error", err)
@@ -109,7 +109,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 		if v.group != g || g.exists[id] || v.op != nil {
 			continue
 		}
-		if v.rec.Phase == ready || v.rec.Phase == unfinished {
+		if v.rec.Phase != creating && v.rec.Phase != deleting {
 			s.log.Warn("volume is gone: it was removed behind our back", "volume", id, "name", v.rec.Ident.Name)
 		}
 		if v.handle != nil {
@@ -217,6 +217,8 @@ func (s *Service) settle(n news) error {
 		}
 		s.model.mu.Unlock()
 	}
+	s.forgetVanished(n.vanished)
+	wake(s.lost)
 	return s.journal.remove(n.vanished)
 }
 

@@ -24,6 +24,8 @@ const (
 	// unfinished: the journal was lost, and no file system is found where one
 	// should be. It is finished when the volume is asked for again.
 	unfinished phase = "unfinished"
+	// emptied: the key of an encrypted volume is gone. It is being made anew.
+	emptied phase = "emptied"
 )
 
 // record is what the journal keeps of a volume: who it is, as its tags say
@@ -43,6 +45,8 @@ type record struct {
 	ClearFrom int64 `json:"clearFrom,omitempty"`
 	// Created is when the volume was asked for.
 	Created time.Time `json:"created"`
+	// Emptied is when an encrypted volume was last made anew, or zero.
+	Emptied time.Time `json:"emptied,omitzero"`
 }
 
 // identity is what a volume was created as. It never changes.
@@ -64,6 +68,10 @@ type identity struct {
 	Limit        int64 `json:"limit,omitempty"`
 	DefaultClass bool  `json:"defaultClass,omitempty"`
 	Owner        owner `json:"owner"`
+	// Encryption is names.EncryptionEphemeral, or empty; Discards are let through
+	// to the disk then.
+	Encryption string `json:"encryption,omitempty"`
+	Discards   bool   `json:"discards,omitempty"`
 	// Source is the id of the volume or snapshot whose contents this one began
 	// with, or empty.
 	Source string `json:"source,omitempty"`
@@ -128,6 +136,8 @@ func (i identity) difference(o identity) string {
 	add("limit_bytes", i.Limit, o.Limit)
 	add("owner.cluster_id", i.Owner.Cluster, o.Owner.Cluster)
 	add("source", i.Source, o.Source)
+	add("encryption", i.Encryption, o.Encryption)
+	add("encryption_discards", i.Discards, o.Discards)
 	return strings.Join(d, "; ")
 }
 

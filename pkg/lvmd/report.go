@@ -98,6 +98,10 @@ func (v *volume) proto() *lvmdv1.Volume {
 		Conditions: v.allConditions(),
 		Dax:        i.DAX,
 	}
+	p.Encryption = i.Encryption
+	if !v.rec.Emptied.IsZero() {
+		p.EmptiedAt = timestamppb.New(v.rec.Emptied)
+	}
 	if i.Block {
 		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}

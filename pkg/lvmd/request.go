@@ -41,6 +41,9 @@ func identityFor(r *lvmdv1.CreateVolumeRequest) (identity, error) {
 			return identity{}, err
 		}
 	}
+	if err := i.readEncryption(r); err != nil {
+		return identity{}, err
+	}
 	if err := i.Owner.check(); err != nil {
 		return identity{}, err
 	}

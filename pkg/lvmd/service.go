@@ -83,6 +83,9 @@ type Service struct {
 	// crashPoint is set by tests only.
 	crashPoint func(point string)
 
+	// lost wakes the loop that makes encrypted volumes anew. It is a channel of one.
+	lost chan struct{}
+
 	// stopping is closed when no new operation may begin and streams must end.
 	stopping chan struct{}
 	// work is the context of everything in the background and of operations;
@@ -105,7 +108,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		model: newModel(newID()), health: newHealth(),
 		copying:    semaphore.NewWeighted(maxCopying),
 		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval,
-		stopping: make(chan struct{}),
+		stopping: make(chan struct{}), lost: make(chan struct{}, 1),
 		provider: newProvider(o.Devices),
 	}
 	if o.providing != nil {
@@ -167,6 +170,7 @@ func (s *Service) Start() {
 	}
 	s.finishGrowing()
 	s.spawn(func() { s.refreshLoop(s.work) })
+	s.spawn(func() { s.keyLoop(s.work) })
 	s.spawn(func() { s.provideLoop(s.work) })
 }
 

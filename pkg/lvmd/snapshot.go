@@ -72,6 +72,9 @@ func (s *Service) admitSnapshot(ident identity) (*volume, *creation, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := source.notEncrypted("source_volume_id"); err != nil {
+		return nil, nil, err
+	}
 	if source.pool == nil {
 		return nil, nil, notThin("volume %s is of type %s: only thin volumes have snapshots", source.rec.ID, source.layout.Type)
 	}

@@ -2,6 +2,7 @@ package lvmd
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,6 +32,7 @@ const (
 	tagSettings  = "carve.mkfs="
 	tagSource    = "carve.source="
 	tagSnapshot  = "carve.snapshot"
+	tagCrypt     = "carve.crypt=" // KIND, and ":discards" when those are let through
 	// tagCopying is on a volume until all of its source is copied.
 	tagCopying = "carve.copying"
 
@@ -54,6 +56,9 @@ func (i identity) tags() []string {
 	if i.DAX {
 		t = append(t, tagDAX)
 	}
+	if i.Encryption != "" {
+		t = append(t, tagCrypt+i.encryptionTag())
+	}
 	if i.Profile != "" {
 		t = append(t, tagProfile+lvm.EscapeTag(string(i.Profile)))
 	}
@@ -76,6 +81,18 @@ func (i identity) tags() []string {
 		}
 	}
 	return t
+}
+
+func (i identity) encryptionTag() string {
+	if i.Discards {
+		return i.Encryption + ":discards"
+	}
+	return i.Encryption
+}
+
+// tellEncrypted tells whether tags are those of an encrypted volume.
+func tellEncrypted(tags []string) bool {
+	return slices.ContainsFunc(tags, func(t string) bool { return strings.HasPrefix(t, tagCrypt) })
 }
 
 // isOurs tells whether tags mark a volume as Carve's.
@@ -121,6 +138,9 @@ func identityFromTags(tags []string) (identity, error) {
 			}
 		case tagDAX:
 			i.DAX = true
+		case tagCrypt:
+			kind, discards, _ := strings.Cut(value, ":")
+			i.Encryption, i.Discards = kind, discards != ""
 		case tagProfile:
 			i.Profile = filesystem.Profile(value)
 		case tagSettings:

@@ -70,6 +70,11 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	s.model.mu.Lock()
 	h, off := v.handle, v.rec.Wiped
 	s.model.mu.Unlock()
+	if v.isEncrypted() && h == nil {
+		if err := s.lvm.ForgetKey(v.rec.ID); err != nil {
+			return err
+		}
+	}
 	if v.pool != nil {
 		// A pool zeroes what it gives to a volume: nobody sees these contents
 		// again. A snapshot has no device to open; who has one open, the removal
@@ -138,6 +143,9 @@ func (s *Service) clear(ctx context.Context, v *volume, h lvm.Handle, off, size 
 	s.model.mu.Lock()
 	if c := s.model.class(v.rec.Ident.Class); c != nil {
 		how, limit = c.Wipe, c.wiping
+	}
+	if v.isEncrypted() && how != config.WipeDiscard {
+		how = config.WipeNone // The key is gone.
 	}
 	s.model.mu.Unlock()
 	n := min(int64(wipeChunk), size-off)
