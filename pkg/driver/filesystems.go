@@ -10,6 +10,7 @@ import (
 // functions are documented there.
 type FileSystems interface {
 	Probe(device string) (filesystem.Info, error)
+	Format(ctx context.Context, device string, o filesystem.FormatOptions) error
 	Check(ctx context.Context, device string, t filesystem.Type) error
 	Grow(ctx context.Context, device, mountPath string, t filesystem.Type) error
 }
@@ -22,6 +23,11 @@ var _ FileSystems = SystemFileSystems{}
 // Probe calls filesystem.Probe.
 func (SystemFileSystems) Probe(device string) (filesystem.Info, error) {
 	return filesystem.Probe(device)
+}
+
+// Format calls filesystem.Format.
+func (SystemFileSystems) Format(ctx context.Context, device string, o filesystem.FormatOptions) error {
+	return filesystem.Format(ctx, device, o)
 }
 
 // Check calls filesystem.Check.

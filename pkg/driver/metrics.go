@@ -17,6 +17,7 @@ type Metrics struct {
 
 	calls      *prometheus.HistogramVec
 	checks     *prometheus.CounterVec
+	remakes    *prometheus.CounterVec
 	registered prometheus.Gauge
 	leaks      *prometheus.CounterVec
 	conditions *prometheus.GaugeVec
@@ -39,6 +40,10 @@ func NewMetrics() *Metrics {
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before mounting, by type and result.",
 		}, []string{"type", "result"}),
+		remakes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "carve_node_filesystem_remakes_total",
+			Help: "Scratch file systems made anew, empty, because they were not taken off cleanly, by type and result.",
+		}, []string{"type", "result"}),
 		conditions: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "carve_node_volume_conditions", Help: "Volumes on the node that are not healthy, by reason.",
 		}, []string{"reason"}),
@@ -54,7 +59,7 @@ func NewMetrics() *Metrics {
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
 		}),
 	}
-	m.Registry.MustRegister(m.calls, m.checks, m.registered, m.leaks, m.conditions, m.inlines)
+	m.Registry.MustRegister(m.calls, m.checks, m.remakes, m.registered, m.leaks, m.conditions, m.inlines)
 	return m
 }
 
@@ -63,11 +68,18 @@ func (m *Metrics) called(method string, code codes.Code, took time.Duration) {
 }
 
 func (m *Metrics) checked(t filesystem.Type, err error) {
-	result := "ok"
+	m.checks.WithLabelValues(string(t), resultOf(err)).Inc()
+}
+
+func (m *Metrics) remade(t filesystem.Type, err error) {
+	m.remakes.WithLabelValues(string(t), resultOf(err)).Inc()
+}
+
+func resultOf(err error) string {
 	if err != nil {
-		result = "failed"
+		return "failed"
 	}
-	m.checks.WithLabelValues(string(t), result).Inc()
+	return "ok"
 }
 
 // Events of inline volumes.

@@ -114,7 +114,7 @@ func TestCapabilitiesInRequests(t *testing.T) {
 		{"with an unknown file system", &csi.VolumeCapability{
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: writer},
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ntfs"}},
-		}, `file system "ntfs" is not supported: allowed are ext4, xfs`},
+		}, `file system "ntfs" is not supported: allowed are btrfs, ext4, xfs`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

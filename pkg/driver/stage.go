@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -16,9 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
-
-// checkTimeout bounds the repair of a file system, however large.
-const checkTimeout = 2 * time.Hour
 
 // NodeStageVolume mounts the volume's file system at the staging path, after a
 // check if its last user left it in need of one. A raw block volume has
@@ -61,7 +57,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 
 func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) error {
 	t := filesystem.Type(v.GetFsType())
-	options, err := filesystem.MountOptions(filesystem.Use{Type: t, DAX: v.GetDax()}, want.flags)
+	options, err := filesystem.MountOptions(useOf(v), want.flags)
 	if err != nil {
 		return invalid("volume_capability.mount.mount_flags", "%w", err)
 	}
@@ -90,7 +86,7 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 	} else if !info.IsDir() {
 		return invalid("staging_target_path", "%s is a %s: a directory is required", path, kindOfFile(info))
 	}
-	if err := n.makeMountable(v, device, t); err != nil {
+	if err := n.makeMountable(v, device); err != nil {
 		return err
 	}
 	if err := n.options.Mounts.Mount(device, path, string(t), options); err != nil {
@@ -159,42 +155,6 @@ func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error 
 		return &failure{codes.AlreadyExists,
 			fmt.Errorf("volume %s is staged for writing at %s already, read-only was asked for", v.GetId(), path)}
 	}
-	return nil
-}
-
-// makeMountable makes sure that the expected file system is on the device and
-// has no need of a repair.
-func (n *Node) makeMountable(v *lvmdv1.Volume, device string, t filesystem.Type) error {
-	info, err := n.options.FileSystems.Probe(device)
-	if err != nil {
-		return fmt.Errorf("volume %s: %w", v.GetId(), err)
-	}
-	if info.Type != t {
-		return &failure{codes.FailedPrecondition,
-			fmt.Errorf("volume %s carries %s: it was created with %s, and is not formatted again", v.GetId(), info.Type, t)}
-	}
-	if !info.NeedsCheck {
-		return nil
-	}
-	// A mounted file system looks as if it needed a check. Only a layer that an
-	// earlier life left behind can be there; it does no harm, a check would.
-	others, err := n.layersOf(deviceOf(v))
-	if err != nil {
-		return err
-	}
-	if len(others) > 0 {
-		n.options.Log.Warn("not checked: the file system is mounted already", "volume", v.GetId(), "at", others[0])
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(n.life, checkTimeout)
-	defer cancel()
-	begin := time.Now()
-	err = n.options.FileSystems.Check(ctx, device, t)
-	n.options.Metrics.checked(t, err)
-	if err != nil {
-		return fmt.Errorf("volume %s: %w", v.GetId(), err)
-	}
-	n.options.Log.Info("checked the file system after an unclean stop", "volume", v.GetId(), "took", time.Since(begin))
 	return nil
 }
 

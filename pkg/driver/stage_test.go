@@ -19,7 +19,7 @@ import (
 )
 
 func TestStageMountsOnce(t *testing.T) {
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", fsType)
@@ -29,7 +29,7 @@ func TestStageMountsOnce(t *testing.T) {
 			f.wantLayers(1)
 			f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
 			points, _ := f.mounts.Below(f.machine.KubeletDir)
-			want := map[string]string{"ext4": "rw,noatime", "xfs": "rw,noatime,nouuid"}[fsType]
+			want := map[string]string{"ext4": "rw,noatime", "xfs": "rw,noatime,nouuid", "btrfs": "rw,noatime"}[fsType]
 			if p := points[0]; p.FSType != fsType || strings.Join(p.FSOptions, ",") != want {
 				t.Errorf("got %+v", p)
 			}
@@ -120,6 +120,11 @@ func TestStageRefusesWhatDoesNotFit(t *testing.T) {
 				f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.XFS})
 			},
 			code: codes.FailedPrecondition, words: "carries xfs: it was created with ext4"},
+		{name: "a file system that is not the volume's own is neither mounted nor formatted", fsType: "ext4", access: filesystemAccess(writer),
+			prepare: func(f *fixture, v *lvmdv1.Volume) {
+				f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef"})
+			},
+			code: codes.FailedPrecondition, words: "not its own, UUID 01234567-89ab-cdef-0123-456789abcdef instead of"},
 		{name: "a missing device node", fsType: "ext4", access: filesystemAccess(writer),
 			prepare: func(f *fixture, v *lvmdv1.Volume) { f.mounts.RemoveNode(v.GetDevicePath()) },
 			code:    codes.Unavailable, words: "no device node"},

@@ -18,6 +18,7 @@ type FileSystems struct {
 	mu     sync.Mutex
 	on     map[string]filesystem.Info
 	checks map[string]int
+	made   map[string][]filesystem.FormatOptions
 	grown  map[string][]string
 }
 
@@ -29,6 +30,7 @@ func (f *FileSystems) Set(device string, info filesystem.Info) {
 	defer f.mu.Unlock()
 	if f.on == nil {
 		f.on, f.checks, f.grown = map[string]filesystem.Info{}, map[string]int{}, map[string][]string{}
+		f.made = map[string][]filesystem.FormatOptions{}
 	}
 	f.on[device] = info
 }
@@ -38,6 +40,13 @@ func (f *FileSystems) Checks(device string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.checks[device]
+}
+
+// Made returns with which options Format was called for a device.
+func (f *FileSystems) Made(device string) []filesystem.FormatOptions {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.made[device]
 }
 
 // Grown returns through which paths a device's file system was grown.
@@ -56,6 +65,20 @@ func (f *FileSystems) Probe(device string) (filesystem.Info, error) {
 		return info, fmt.Errorf("probe %s: %w", device, filesystem.ErrUnformatted)
 	}
 	return info, nil
+}
+
+// Format implements driver.FileSystems. What Checking returns is its error, too.
+func (f *FileSystems) Format(ctx context.Context, device string, o filesystem.FormatOptions) error {
+	if f.Checking != nil {
+		if err := f.Checking(ctx, device); err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.made[device] = append(f.made[device], o)
+	f.on[device] = filesystem.Info{Type: o.Type, UUID: o.UUID, SizeBytes: f.on[device].SizeBytes}
+	return nil
 }
 
 // Check implements driver.FileSystems.

@@ -118,6 +118,8 @@ func (l *LVMD) CreateVolume(_ context.Context, r *lvmdv1.CreateVolumeRequest) (*
 	}
 	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
 		v.FsType = cmp.Or(v.GetFsType(), "ext4")
+		v.FsUuid = fmt.Sprintf("00000000-0000-4000-8000-%012d", l.minted)
+		v.Profile, v.FsSettings = r.GetProfile(), r.GetFsSettings()
 	}
 	if l.Created != nil {
 		l.Created(v)

@@ -92,7 +92,7 @@ func NewFakeMachine(t testing.TB) *FakeMachine {
 	f := &FakeMachine{LVMD: &LVMD{}, Mounts: &mountfake.Table{}, FileSystems: &FileSystems{}}
 	f.LVMD.Created = func(v *lvmdv1.Volume) {
 		f.Mounts.AddNode(v.GetDevicePath(), mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}, v.GetSizeBytes())
-		f.FileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), SizeBytes: v.GetSizeBytes()})
+		f.FileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), UUID: v.GetFsUuid(), SizeBytes: v.GetSizeBytes()})
 	}
 	f.Machine = NewMachine(t, f.LVMD, f.Mounts, f.FileSystems)
 	return f

@@ -1,0 +1,102 @@
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// scratch makes a volume of that profile.
+func (f *kubelet) scratch(name string) *lvmdv1.Volume {
+	f.t.Helper()
+	got, err := f.machine.LVMD.CreateVolume(context.Background(), &lvmdv1.CreateVolumeRequest{
+		Name: name, RequiredBytes: f.size, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
+		Profile: string(filesystem.Scratch), FsSettings: map[string]string{"label": "scratch"},
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return got.GetVolume()
+}
+
+func TestScratchFileSystems(t *testing.T) {
+	t.Run("are mounted with what makes them fast, which the class may undo", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.scratch("a")
+		f.must(f.stage(v, filesystemAccess(writer, "barrier=1")))
+		points, _ := f.mounts.Below(f.machine.KubeletDir)
+		if got := strings.Join(points[0].FSOptions, ","); got != "rw,noatime,nobarrier,noauto_da_alloc,barrier=1" {
+			t.Errorf("options %q", got)
+		}
+	})
+	t.Run("that were taken off cleanly are left as they are", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.scratch("a")
+		for range 2 {
+			f.must(f.stage(v, filesystemAccess(writer)))
+			f.must(f.unstage(v))
+		}
+		if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
+			t.Errorf("made anew: %+v", made)
+		}
+	})
+	t.Run("that were not are made anew as they were made first, and said so", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.scratch("a")
+		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.must(f.stage(v, filesystemAccess(writer)))
+		want := filesystem.FormatOptions{Type: filesystem.Ext4, UUID: v.GetFsUuid(), Profile: filesystem.Scratch, Settings: "label=scratch"}
+		if made := f.fileSystems.Made(v.GetDevicePath()); !slices.Equal(made, []filesystem.FormatOptions{want}) {
+			t.Errorf("got %+v", made)
+		}
+		if f.fileSystems.Checks(v.GetDevicePath()) != 0 || !strings.Contains(f.machine.Log.String(), "made a scratch file system anew") {
+			t.Errorf("it was checked, or the log does not say: %s", f.machine.Log)
+		}
+	})
+	t.Run("whose making anew was interrupted are made anew again", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.scratch("a")
+		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
+		f.fileSystems.Checking = func(context.Context, string) error {
+			f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{})
+			return errors.New("killed")
+		}
+		wantError(t, f.stage(v, filesystemAccess(writer)), codes.Internal, "anew: killed")
+		f.wantLayers(0)
+		f.fileSystems.Checking = nil
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.wantLayers(1)
+	})
+	t.Run("that are mounted are not made anew below their users", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.scratch("a")
+		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
+		f.must(f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
+		f.must(f.stage(v, filesystemAccess(writer)))
+		if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
+			t.Errorf("made anew: %+v", made)
+		}
+	})
+	t.Run("of somebody else are never made anew", func(t *testing.T) {
+		for name, info := range map[string]filesystem.Info{
+			"another type": {Type: filesystem.XFS, UUID: "01234567-89ab-cdef-0123-456789abcdef"},
+			"another UUID": {Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef", NeedsCheck: true},
+		} {
+			f := newFixture(t)
+			v := f.scratch("a")
+			f.fileSystems.Set(v.GetDevicePath(), info)
+			wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "carries")
+			if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
+				t.Errorf("%s: made anew: %+v", name, made)
+			}
+		}
+	})
+}
