@@ -92,11 +92,30 @@ func tryOpen(path string) (j *journal, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
+	if err := db.View(readAll); err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
 	j = &journal{db: &database{DB: db}}
 	if _, err := j.all(); err != nil {
 		return nil, err
 	}
 	return j, nil
+}
+
+// readAll reads every page that is in use, and checks that each is used once:
+// what is damaged now would else be found in the middle of an operation.
+func readAll(tx *bbolt.Tx) error {
+	err := tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
+		return b.ForEach(func(_, _ []byte) error { return nil })
+	})
+	if err != nil {
+		return err
+	}
+	var problems []error
+	for problem := range tx.Check() {
+		problems = append(problems, problem)
+	}
+	return errors.Join(problems...)
 }
 
 func (j *journal) close() error { return j.db.Close() }

@@ -1,0 +1,75 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// TestAZeroedPageOfTheJournalIsNoticedWhereverItIs zeroes each page in turn, as a
+// disk does that loses a write, and holds what the next lvmd says against what
+// was there.
+func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	volumes := map[string]string{}
+	for i := range 40 {
+		name := fmt.Sprintf("pvc-%d", i)
+		volumes[name] = d.create(request(name, 1)).GetId()
+	}
+	d.stop()
+	path := filepath.Join(m.state, "journal.db")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := os.Getpagesize()
+	rebuilt := 0
+	for at := 0; at < len(whole); at += page {
+		damaged := bytes.Clone(whole)
+		clear(damaged[at:min(at+page, len(damaged))])
+		if err := os.WriteFile(path, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		d := m.start(t, func(_ *daemon, o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+		found := map[string]string{}
+		for _, v := range d.list() {
+			if v.GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY {
+				found[v.GetName()] = v.GetId()
+			}
+		}
+		if fmt.Sprint(found) != fmt.Sprint(volumes) {
+			t.Errorf("without page %d there are %d volumes: %v", at/page, len(found), found)
+		}
+		// It can be written, too.
+		d.delete(d.create(request("pvc-more", 1)).GetId())
+		eventually(t, "the volume is gone", func() bool { return len(d.list()) == len(volumes) })
+		d.stop()
+		aside, err := filepath.Glob(path + ".damaged-*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range aside {
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rebuilt += len(aside)
+		if warned := strings.Contains(log.String(), "rebuilt from the volumes' tags"); warned != (len(aside) > 0) {
+			t.Errorf("without page %d: moved aside %v; the log says %s", at/page, aside, &log)
+		}
+	}
+	if rebuilt < 3 {
+		t.Errorf("only %d of %d pages were missed", rebuilt, len(whole)/page)
+	}
+	t.Logf("%d of %d pages were missed", rebuilt, len(whole)/page)
+}
