@@ -129,7 +129,7 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 
 // begin starts a creation in the background. The caller holds the model's lock.
 func (s *Service) begin(v *volume, steps func(context.Context, *volume) error) *creation {
-	ctx, cancel := context.WithCancel(s.work)
+	ctx, cancel := context.WithCancel(onBehalfOf(s.work, v.rec.Ident.Owner))
 	op := &creation{done: make(chan struct{}), cancel: cancel, waiters: 1}
 	v.op = op
 	s.spawn(func() {

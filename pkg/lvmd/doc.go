@@ -14,7 +14,7 @@
 //	tombstone  a volume that was deleted for its users and is yet to be wiped
 //	           and removed; its space counts as used
 //	turn       the right to run a command that changes a group; one at a time
-//	           per group, first come, first served
+//	           per group; those for whom they are, see caller, take turns
 //
 // Invariants
 //

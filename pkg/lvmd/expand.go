@@ -121,7 +121,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 	var unmapped error
 	var unclean spans
 	if err == nil {
-		err = s.change(ctx, g, -takes,
+		err = s.change(onBehalfOf(ctx, v.rec.Ident.Owner), g, -takes,
 			func(ctx context.Context) error {
 				s.model.mu.Lock()
 				on := v.planGrowth(more)

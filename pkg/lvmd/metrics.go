@@ -31,6 +31,8 @@ var (
 	descVolumes   = desc("volumes", "Volumes by device class and state.", "class", "state")
 	descBacklog   = desc("wipe_backlog_bytes", "What is still to be wiped before it is free.", "group")
 	descQueue     = desc("queue_depth", "Operations waiting for their turn at the volume group.", "group")
+	descCallers   = desc("queue_callers", "Namespaces, and lvmd itself, whose operations wait for the volume group.", "group")
+	descTurnedOff = desc("queue_refused_total", "Operations turned away because too many waited for the volume group.", "group")
 	descWedged    = desc("lvm_responding", "1 while LVM answers for the volume group, 0 while its commands time out.", "group")
 	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by why.", "group", "device", "reason")
 	descClean     = desc("clean_bytes", "Free space that is known to hold zeroes.", "group")
@@ -134,7 +136,7 @@ func resultLabel(err error) string {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descClean, descConfig, descUnhealthy, descGroupTotal, descGroupFree, descGroupMissing, descMetadata, descMetadataLimit,
-		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descWedged, descJournal, descRefused,
+		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descCallers, descTurnedOff, descWedged, descJournal, descRefused,
 		descThinData, descThinMetadata, descThinSize, descThinVirtual, descSnapshots,
 	} {
 		ch <- d
@@ -202,7 +204,10 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 			responding = 0
 		}
 		gauge(descWedged, responding, name)
-		gauge(descQueue, float64(g.turns.depth()), name)
+		turns := g.turns.state()
+		gauge(descQueue, float64(turns.waiting), name)
+		gauge(descCallers, float64(turns.callers), name)
+		ch <- prometheus.MustNewConstMetric(descTurnedOff, prometheus.CounterValue, float64(turns.refused), name)
 		for device, why := range g.provided.refusals() {
 			gauge(descRefused, 1, name, device, why.kind)
 		}
