@@ -29,3 +29,12 @@ func refusal(node string, err error) string {
 	}
 	return text
 }
+
+// sourceAdvice is what to do about a node's refusal to make a volume of
+// another one.
+var sourceAdvice = map[string]string{
+	names.ReasonNoSpace:       "; it can be on no other node: free space there",
+	names.ReasonVolumeInUse:   "; stop the Pods that use the source until it is copied (volumes of thin classes can be cloned while they are in use)",
+	names.ReasonNotThin:       "; name the StorageClass of the source",
+	names.ReasonDeviceMissing: "; it can be on no other node",
+}

@@ -38,6 +38,9 @@ const (
 // byUID is the index of claims by their UID.
 const byUID = "uid"
 
+// bySource is the index of claims by the claim that they are to be a clone of.
+const bySource = "source"
+
 // core is what the parts of the controller share.
 type core struct {
 	client    kubernetes.Interface
@@ -89,7 +92,7 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 			return nil, nil
 		}
 		return []string{string(claim.UID)}, nil
-	}})
+	}, bySource: sourceIndexer})
 	if err != nil {
 		return fmt.Errorf("prepare informer: %w", err)
 	}
@@ -126,6 +129,22 @@ func (c *core) claim(uid string) *v1.PersistentVolumeClaim {
 	}
 	claim, _ := objs[0].(*v1.PersistentVolumeClaim)
 	return claim
+}
+
+// clonesOf returns the claims that are, or are to be, made of a claim, which is
+// given as namespace/name.
+func (c *core) clonesOf(source string) []*v1.PersistentVolumeClaim {
+	objs, err := c.claims.GetIndexer().ByIndex(bySource, source)
+	if err != nil {
+		return nil
+	}
+	var out []*v1.PersistentVolumeClaim
+	for _, obj := range objs {
+		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok {
+			out = append(out, claim)
+		}
+	}
+	return out
 }
 
 // allClaims returns every claim in the cache.

@@ -28,17 +28,24 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 		p.recorder.Eventf(claim, v1.EventTypeNormal, reasonProvisioning,
 			"External provisioner is provisioning volume for claim %q", claim.Namespace+"/"+claim.Name)
 	}
+	timeout := createTimeout
+	if r.from != nil {
+		timeout = copyTimeout
+		if err := p.protectSource(ctx, a, r.from); err != nil {
+			return 0, err
+		}
+	}
 	_, doubted := a.doubts[node]
 	a.doubts[node] = struct{}{}
 	began := p.now()
-	createCtx, cancel := context.WithTimeout(ctx, createTimeout)
+	createCtx, cancel := context.WithTimeout(ctx, timeout)
 	vol, err := p.fleet.CreateVolume(createCtx, node, r.create(claim, p.clusterID))
 	cancel()
 	if fleet.IsNotConnected(err) && !doubted {
 		delete(a.doubts, node) // it was not sent
 	}
 	if err != nil {
-		return p.createFailed(ctx, a, claim, node, err)
+		return p.createFailed(ctx, a, claim, r, node, err)
 	}
 	a.internalErrors, a.unanswered = 0, 0
 	p.metrics.createSeconds.Observe(p.now().Sub(began).Seconds())
@@ -60,6 +67,7 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 		return p.finish(ctx, a, claim, pv)
 	}
 	delete(a.doubts, node)
+	p.letSourceGo(a)
 	a.pv, a.pvAt = pv, p.now()
 	p.metrics.claims.WithLabelValues(resultProvisioned).Inc()
 	p.recorder.Eventf(claim, v1.EventTypeNormal, reasonSucceeded, "Successfully provisioned volume %s", pv.Name)
@@ -68,9 +76,12 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 }
 
 // createFailed decides what a node's refusal means.
-func (p *provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, node string, cause error) (time.Duration, error) {
+func (p *provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r request, node string, cause error) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
+	}
+	if r.from != nil && fleet.MayHaveHappened(cause) && p.copying(ctx, a, claim, r) {
+		return time.Millisecond, nil // it goes on, and is waited for again
 	}
 	p.metrics.claims.WithLabelValues(resultFailed).Inc()
 	p.claimLog(claim, node).Info("node could not make the volume", "error", cause)
@@ -95,6 +106,11 @@ func (p *provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 			return 0, err
 		}
 		return time.Millisecond, nil
+	}
+	if r.from != nil {
+		p.letSourceGo(a)
+		p.complain(a, claim, refusal(node, cause)+sourceAdvice[reason]+"; asking it again")
+		return 0, cause // the volume can be nowhere else
 	}
 	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing}, reason)
 	if reason == names.ReasonCommandFailed {

@@ -16,6 +16,10 @@ const (
 	reasonDeleteFailed = "VolumeFailedDelete"
 	// reasonNodeGone: a volume was given up because its node left the cluster.
 	reasonNodeGone = "NodeGone"
+	// reasonSourceNode: a claim can only be where what it is made of is.
+	reasonSourceNode = "SourceNodeSelected"
+	// reasonCopying: a volume is being copied for a claim.
+	reasonCopying = "Copying"
 	// reasonNodeLost: the node that holds a bound claim's volume is lost.
 	reasonNodeLost = "NodeLost"
 	// reasonVolumeMissing: a volume is gone from its node without our doing.

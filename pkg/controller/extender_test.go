@@ -62,6 +62,10 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 	})
 	h.run()
 	h.boundVolume("bound", "n1")
+	h.eventually("the controller sees it", func() bool {
+		claim := h.c.core.claim("uid-bound")
+		return claim != nil && claim.Spec.VolumeName != ""
+	})
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "uid-p"}}
 	for name, test := range map[string]struct {
 		volumes []v1.Volume

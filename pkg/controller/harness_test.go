@@ -46,7 +46,13 @@ func withoutCompletion(c *Controller) { c.o.CompleteBinding = false }
 
 func newHarness(t *testing.T, opts ...harnessOption) *harness {
 	t.Helper()
-	h := &harness{t: t, client: fake.NewClientset(), events: record.NewFakeRecorder(1000)}
+	return newHarnessOn(t, fake.NewClientset(), opts...)
+}
+
+// newHarnessOn is newHarness over an API server that there is already.
+func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *harness {
+	t.Helper()
+	h := &harness{t: t, client: client, events: record.NewFakeRecorder(1000)}
 	log := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))

@@ -116,6 +116,7 @@ func (c *Controller) act(ctx context.Context) error {
 	group, running := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.publisher.run(running) })
 	group.Go(func() error { return a.provisioner.run(running) })
+	group.Go(func() error { return a.provisioner.protector.run(running) })
 	group.Go(func() error { return a.deleter.run(running) })
 	group.Go(func() error { return a.auditor.run(running) })
 	group.Go(func() error { return newReleaser(c.core).run(running) })

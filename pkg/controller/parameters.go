@@ -90,6 +90,10 @@ type request struct {
 	classParameters
 	bytes int64
 	mode  lvmdv1.VolumeMode
+	// source is what the volume is to be made of, nil for an empty one, and
+	// from the same once it was found.
+	source *dataSource
+	from   *origin
 }
 
 // parseClaim checks a claim against its StorageClass; errors are *InvalidError.
@@ -124,34 +128,18 @@ func parseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 		return out, &InvalidError{Field: "spec.volumeAttributesClassName",
 			Given: fmt.Sprintf("%q", *claim.Spec.VolumeAttributesClassName), Allowed: "none"}
 	}
-	if kind, ok := sourceOf(claim); ok {
-		return out, &InvalidError{Field: "spec.dataSource", Given: kind, Allowed: "none"}
-	}
-	return out, nil
-}
-
-// sourceOf returns the kind of object that a claim is to be filled from, if any.
-func sourceOf(claim *v1.PersistentVolumeClaim) (string, bool) {
-	if s := claim.Spec.DataSourceRef; s != nil {
-		return s.Kind, true
-	}
-	if s := claim.Spec.DataSource; s != nil {
-		return s.Kind, true
-	}
-	return "", false
-}
-
-// populatedByOthers tells claims that a volume populator fills: it makes a
-// claim of its own for us, and this one is not ours to provision.
-func populatedByOthers(claim *v1.PersistentVolumeClaim) bool {
-	kind, ok := sourceOf(claim)
-	return ok && kind != "PersistentVolumeClaim" && kind != "VolumeSnapshot"
+	out.source, _, err = sourceOf(claim)
+	return out, err
 }
 
 // create is the request as lvmd wants it.
 func (r request) create(claim *v1.PersistentVolumeClaim, clusterID string) *lvmdv1.CreateVolumeRequest {
+	var source *lvmdv1.VolumeSource
+	if r.from != nil {
+		source = r.from.source
+	}
 	return &lvmdv1.CreateVolumeRequest{
-		Name: volumeName(claim), DeviceClass: r.deviceClass, RequiredBytes: r.bytes, Mode: r.mode, FsType: r.fsType,
+		Name: volumeName(claim), DeviceClass: r.deviceClass, RequiredBytes: r.bytes, Mode: r.mode, FsType: r.fsType, Source: source,
 		Owner: &lvmdv1.Owner{
 			ClusterId: clusterID, ClaimNamespace: claim.Namespace, ClaimName: claim.Name, ClaimUid: string(claim.UID),
 		},

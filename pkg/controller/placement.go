@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -184,4 +185,13 @@ func (p *provisioner) hopeless(class *storagev1.StorageClass, r request) error {
 			Allowed: fmt.Sprintf("at most %s, the size of the largest node's device class", resource.NewQuantity(largest, resource.BinarySI))}
 	}
 	return nil
+}
+
+// noSuchClass says that a node does not have a StorageClass's device class.
+func noSuchClass(class *storagev1.StorageClass, deviceClass string, view *fleet.View) error {
+	given := fmt.Sprintf("%q, which node %s does not have,", deviceClass, view.Node)
+	if deviceClass == "" {
+		given = fmt.Sprintf("no class, while node %s has no default one,", view.Node)
+	}
+	return &InvalidError{Field: classField(class, names.ParamDeviceClass), Given: given, Allowed: fmt.Sprintf("%q there", view.ClassNames())}
 }

@@ -53,6 +53,7 @@ type provisioner struct {
 	roomChanged     func(node string) // told when a reservation came or went
 	queue           workqueue.TypedRateLimitingInterface[string]
 	waiting         waiters
+	protector       *protector
 	placing         sync.Mutex // serialises immediate binding's choices; taken before mu
 
 	mu       sync.Mutex
@@ -83,6 +84,11 @@ type attempt struct {
 	internalErrors int
 	// full are nodes that had no room, for immediate binding.
 	full map[string]time.Time
+	// protects is the claim (namespace/name) that is protected while this one is
+	// made of it. seen says that it was found out whether that is needed;
+	// guarded by provisioner.mu.
+	protects string
+	seen     bool
 	// wasBound says that the claim named its PersistentVolume at some time: what
 	// becomes of the volume is then for the reclaim policy to say, not for us.
 	wasBound bool
@@ -111,13 +117,15 @@ func (a *attempt) stale(claim *v1.PersistentVolumeClaim) bool {
 }
 
 func newProvisioner(c *core, completeBinding bool, roomChanged func(string)) *provisioner {
-	return &provisioner{
+	p := &provisioner{
 		core: c, completeBinding: completeBinding, roomChanged: roomChanged,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
 		attempts: map[string]*attempt{},
 	}
+	p.protector = newProtector(c, p.unseen)
+	return p
 }
 
 // run works until ctx is done. The caches must have synced.
@@ -215,6 +223,9 @@ func (p *provisioner) claimChanged(obj any) {
 	}
 	if p.noteSelection(claim) {
 		p.queue.Add(string(claim.UID))
+	}
+	for _, clone := range p.clonesOf(claim.Namespace + "/" + claim.Name) {
+		p.queue.Add(string(clone.UID))
 	}
 }
 
@@ -335,6 +346,9 @@ func (p *provisioner) sync(ctx context.Context, uid string) (again time.Duration
 	if by := claim.Annotations[volume.AnnStorageProvisioner]; by != "" && by != names.Driver {
 		return 0, nil
 	}
+	if r.source != nil {
+		return p.syncFrom(ctx, a, claim, class, r)
+	}
 	if delayed(class) {
 		return p.syncDelayed(ctx, a, claim, class, r)
 	}
@@ -377,15 +391,6 @@ func (p *provisioner) syncDelayed(ctx context.Context, a *attempt, claim *v1.Per
 		return 0, p.release(ctx, a, claim, node, noSuchClass(class, r.deviceClass, view))
 	}
 	return p.provision(ctx, a, claim, class, r, node)
-}
-
-// noSuchClass says that a node does not have a StorageClass's device class.
-func noSuchClass(class *storagev1.StorageClass, deviceClass string, view *fleet.View) error {
-	given := fmt.Sprintf("%q, which node %s does not have,", deviceClass, view.Node)
-	if deviceClass == "" {
-		given = fmt.Sprintf("no class, while node %s has no default one,", view.Node)
-	}
-	return &InvalidError{Field: classField(class, names.ParamDeviceClass), Given: given, Allowed: fmt.Sprintf("%q there", view.ClassNames())}
 }
 
 // awaitNode waits for a selected node that has no uplink, and in the end hands
@@ -445,6 +450,7 @@ func (p *provisioner) busy(uid string) bool {
 }
 
 func (p *provisioner) forget(a *attempt) {
+	p.letSourceGo(a)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.attempts, a.uid)
@@ -457,6 +463,7 @@ func (p *provisioner) reject(ctx context.Context, a *attempt, claim *v1.Persiste
 	if err := p.settle(ctx, a, claim, ""); err != nil {
 		return 0, err
 	}
+	p.letSourceGo(a)
 	if p.complain(a, claim, why.Error()) {
 		p.metrics.claims.WithLabelValues(resultRejected).Inc()
 	}

@@ -145,11 +145,6 @@ func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
 				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("100E")
 			},
 			expect: []string{"spec.resources.requests.storage", "allowed: 1 to"}},
-		"a source of data": {
-			claim: func(c *v1.PersistentVolumeClaim) {
-				c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "other"}
-			},
-			expect: []string{"spec.dataSource", "PersistentVolumeClaim"}},
 		"a selector": {
 			claim:  func(c *v1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} },
 			expect: []string{"spec.selector"}},

@@ -1,0 +1,140 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// named gives a claim of a world another name than that of its only one.
+func named(name string, change func(*v1.PersistentVolumeClaim)) func(*v1.PersistentVolumeClaim) {
+	return func(c *v1.PersistentVolumeClaim) {
+		if change != nil {
+			change(c)
+		}
+		c.Name = name
+	}
+}
+
+// TestASourceThatIsDeletedStaysUntilItsClonesAreMade has the rights of the
+// controller's account, and a finalizer that the API server honours.
+func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	class := w.class(t, nil)
+	entered, release := make(chan struct{}, 8), make(chan struct{})
+	var clones atomic.Int32
+	w.nodes["n2"].SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		if r.GetSource() == nil {
+			return nil
+		}
+		clones.Add(1)
+		entered <- struct{}{}
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}})
+	var source, clone *v1.PersistentVolumeClaim
+	t.Run("one life of the controller", func(t *testing.T) {
+		actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+		source = w.claim(t, class, "n2", named("source", nil))
+		w.waitBound(t, source)
+		clone = w.claim(t, class, "n1", named("clone", cloneOf("source")))
+		<-entered
+		if err := client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), "source", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "others let the source go", func() bool {
+			now := w.get(source)
+			return now != nil && slices.Equal(now.Finalizers, []string{cloneFinalizer})
+		})
+	})
+	if w.get(source) == nil {
+		t.Fatal("the source went while nobody looked after it")
+	}
+	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	<-entered
+	if now := w.get(source); now == nil || !isProtected(now) {
+		t.Error("the source is not protected after a restart")
+	}
+	close(release)
+	w.waitBound(t, clone)
+	eventually(t, "the source is gone", func() bool { return w.get(source) == nil })
+	w.waitNothingLeft(t, source)
+	if n := len(w.nodes["n2"].Volumes()); n != 1 {
+		t.Errorf("%d volumes on the node", n)
+	}
+	w.delete(t, clone)
+	w.waitNothingLeft(t, clone)
+}
+
+// TestTheSchedulerFollowsASourceToItsNode shows that a Pod comes to the node
+// where its claim can be, whatever the scheduler thought first.
+func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = "default"
+	class := w.class(t, nil)
+	for name := range w.nodes {
+		node, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		node.Status.Allocatable = v1.ResourceList{v1.ResourcePods: resource.MustParse("10"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
+		node.Status.Capacity = node.Status.Allocatable
+		if _, err := client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	oursActs(t, w)
+	source := w.claim(t, class, "n2", named("source", nil))
+	w.waitBound(t, source)
+	for name, selected := range map[string]string{"early": "", "late": "n1"} {
+		clone := w.claim(t, class, selected, named(name, cloneOf("source")))
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
+			Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists}},
+			Containers:  []v1.Container{{Name: "c", Image: "none"}},
+			Volumes:     []v1.Volume{claimVolume(name)},
+		}}
+		pods := client.CoreV1().Pods(w.namespace)
+		eventually(t, name+": the Pod is taken", func() bool { // once the namespace has its service account
+			_, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
+			return err == nil
+		})
+		eventually(t, name+": the Pod has a node", func() bool {
+			now, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+			return err == nil && now.Spec.NodeName != ""
+		})
+		now, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil || now.Spec.NodeName != "n2" {
+			t.Errorf("%s: the Pod is on %q: %v", name, now.Spec.NodeName, err)
+		}
+		if node := w.get(clone).Annotations[volume.AnnSelectedNode]; node != "n2" {
+			t.Errorf("%s: selected node %q", name, node)
+		}
+		atOnce := int64(0)
+		if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &atOnce}); err != nil {
+			t.Fatal(err)
+		}
+		w.delete(t, clone)
+		w.waitNothingLeft(t, clone)
+	}
+	w.delete(t, source)
+	w.waitNothingLeft(t, source)
+}
