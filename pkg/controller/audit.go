@@ -73,11 +73,12 @@ const (
 	standingYoung   = "young"   // nobody does, but it may just have been made
 	standingForeign = "foreign" // another installation's, or nobody's: not ours to judge
 	standingOrphan  = "orphan"  // ours, old, and nobody knows it
+	standingInline  = "inline"  // a Pod's own: its node's plugin sees to it
 )
 
 // pass compares everything once.
 func (a *auditor) pass(ctx context.Context) {
-	count := map[string]int{standingKnown: 0, standingYoung: 0, standingForeign: 0, standingOrphan: 0}
+	count := map[string]int{standingKnown: 0, standingYoung: 0, standingForeign: 0, standingOrphan: 0, standingInline: 0}
 	missing, removed := 0, 0
 	present := map[string]map[string]*lvmdv1.Volume{}
 	for _, view := range a.fleet.Views() {
@@ -122,6 +123,9 @@ func (a *auditor) pass(ctx context.Context) {
 // judge tells what a volume on a node is to us, by what the caches know.
 func (a *auditor) judge(vol *lvmdv1.Volume) string {
 	owner := vol.GetOwner()
+	if owner.GetPodUid() != "" {
+		return standingInline
+	}
 	uid, named := strings.CutPrefix(vol.GetName(), "pvc-")
 	if owner.GetClusterId() == "" || owner.GetClusterId() != a.clusterID || !named || uid != owner.GetClaimUid() {
 		return standingForeign

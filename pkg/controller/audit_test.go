@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,6 +84,30 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	h.audit(true)
 	if node.Volumes()["pvc-young"] == nil {
 		t.Error("a volume was removed that a PersistentVolume speaks for")
+	}
+}
+
+func TestAVolumeThatAPodDefinesItselfIsNoOrphan(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	name := "csi-" + strings.Repeat("0", 64)
+	if _, err := node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+		Name: name, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
+		// Whatever else its owner says.
+		Owner: &lvmdv1.Owner{ClusterId: "cluster", ClaimUid: name, PodNamespace: "default", PodName: "web", PodUid: "uid"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("it is reported", func() bool { v, _ := h.c.core.fleet.View("n1"); return v.ByName[name] != nil })
+	h.audit(true)
+	if node.Volumes()[name] == nil {
+		t.Error("it was removed")
+	}
+	vol := node.Volumes()[name]
+	if got := newAuditor(h.c.core, true, 0, h.leader().provisioner.busy).judge(vol); got != standingInline {
+		t.Errorf("its standing is %q", got)
 	}
 }
 
