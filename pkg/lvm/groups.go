@@ -56,6 +56,11 @@ type Groups interface {
 	// open fails with ErrBusy; others of the same call may have been removed.
 	Remove(ctx context.Context, group string, volumes []string) error
 
+	// Suspended lists the devices of a group that the kernel holds back I/O of,
+	// hidden parts of volumes included, without a command: each is a volume's
+	// name, or begins with one and a '_' or '-'.
+	Suspended(group string) ([]string, error)
+
 	// Device tells about a volume's device from the kernel, without a command.
 	// ErrNotFound when the volume is not active, or when Path would not lead
 	// to its device; Activate helps against both.

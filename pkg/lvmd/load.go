@@ -173,6 +173,10 @@ func pmemProblem(g *lvm.Group) error {
 func (s *Service) activate(ctx context.Context, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	var inactive []string
 	for _, g := range found {
+		if s.suspendedIn(&g) {
+			inactive = append(inactive, g.Name)
+			continue
+		}
 		for _, lv := range g.Volumes {
 			if s.inactivePool(g.Name, &lv) {
 				inactive = append(inactive, g.Name)
@@ -181,7 +185,7 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 			if !isOurs(lv.Tags) || lv.Attr.SkipActivation {
 				continue
 			}
-			if d, err := s.lvm.Device(g.Name, lv.Name); err != nil || d.Suspended {
+			if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {
 				inactive = append(inactive, g.Name)
 				break
 			}

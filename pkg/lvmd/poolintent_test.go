@@ -92,3 +92,25 @@ func TestRemnantsOfAPoolAreKnownWithoutAJournal(t *testing.T) {
 		t.Errorf("volumes %q", got)
 	}
 }
+
+func TestWhatAKilledCommandLeftSuspendedIsResumedAtTheStart(t *testing.T) {
+	for _, c := range []struct {
+		name, device string
+		resumed      bool
+	}{
+		{"a thin pool", "pool-tpool", true},
+		{"a part of a thin pool", "pool_tdata", true},
+		{"what somebody else suspended", "theirs", false},
+		{"what begins alike", "pools", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := thinMachine(t, "size: 40Mi")
+			m.start(t).stop()
+			m.fake.Suspend(testGroup, c.device)
+			m.start(t).stop()
+			if left, err := m.fake.Suspended(testGroup); err != nil || (len(left) == 0) != c.resumed {
+				t.Errorf("suspended: %q, error %v", left, err)
+			}
+		})
+	}
+}

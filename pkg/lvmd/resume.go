@@ -1,6 +1,11 @@
 package lvmd
 
-import "github.com/carve-csi/carve/pkg/lvm"
+import (
+	"slices"
+	"strings"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
 
 // resume has LVM finish what a command of ours left in the middle: between the
 // suspension of a volume's device and its resumption, a command that was killed
@@ -37,14 +42,28 @@ func (s *Service) doubt(g *group) {
 
 // anySuspended tells whether a device of ours is suspended.
 func (s *Service) anySuspended(found []lvm.Group) bool {
-	for _, g := range found {
-		for _, lv := range g.Volumes {
-			if !isOurs(lv.Tags) {
-				continue
-			}
-			if d, err := s.lvm.Device(g.Name, lv.Name); err == nil && d.Suspended {
-				return true
-			}
+	for i := range found {
+		if s.suspendedIn(&found[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// suspendedIn tells whether the kernel holds back I/O of a volume of ours, of a
+// part of one, or of a thin pool, which our volumes draw from.
+func (s *Service) suspendedIn(g *lvm.Group) bool {
+	names, err := s.lvm.Suspended(g.Name)
+	if err != nil {
+		s.log.Warn("whether devices are suspended cannot be told", "group", g.Name, "error", err)
+		return false
+	}
+	for _, name := range names {
+		if slices.ContainsFunc(g.Volumes, func(lv lvm.Volume) bool {
+			part, ok := strings.CutPrefix(name, lv.Name)
+			return ok && (part == "" || part[0] == '_' || part[0] == '-') && (isOurs(lv.Tags) || lv.Attr.Type == poolType)
+		}) {
+			return true
 		}
 	}
 	return false

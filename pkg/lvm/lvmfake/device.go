@@ -3,6 +3,7 @@ package lvmfake
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -22,6 +23,25 @@ func (v *volume) opens() int {
 		n++
 	}
 	return n
+}
+
+// Suspend makes the kernel hold back a device's I/O until the group is activated,
+// as a command does that is killed.
+func (f *Groups) Suspend(groupName, device string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.groups[groupName]
+	g.suspended = append(g.suspended, device)
+}
+
+// Suspended implements lvm.Groups.
+func (f *Groups) Suspended(groupName string) ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if g := f.groups[groupName]; g != nil {
+		return slices.Clone(g.suspended), nil
+	}
+	return nil, nil
 }
 
 // Device implements lvm.Groups.

@@ -70,6 +70,8 @@ type group struct {
 	dirty map[int64]byte
 	// noise holds those that were last written through a cipher.
 	noise map[int64]bool
+	// suspended are devices whose I/O is held back.
+	suspended []string
 	// disks are the devices of a group that was made of some, in the order of
 	// their extents.
 	disks []*disk
@@ -219,6 +221,7 @@ func (f *Groups) Activate(ctx context.Context, names []string) error {
 		if g == nil {
 			return failure("vgchange", lvm.ErrNotFound, "volume group %q", name)
 		}
+		g.suspended = nil
 		for _, v := range g.volumes {
 			if v.minor == 0 && !v.skipped() {
 				f.minor++
