@@ -87,6 +87,7 @@ func (a *auditor) pass(ctx context.Context) {
 		}
 		present[view.Node] = view.Volumes
 		for _, vol := range view.Volumes {
+			a.announceEmptied(ctx, view.Node, vol)
 			standing := a.judge(vol)
 			count[standing]++
 			if standing != standingOrphan {

@@ -22,6 +22,8 @@ const (
 	reasonCopying = "Copying"
 	// reasonNodeLost: the node that holds a bound claim's volume is lost.
 	reasonNodeLost = "NodeLost"
+	// reasonVolumeEmptied: what an encrypted volume held is gone with its key.
+	reasonVolumeEmptied = "VolumeEmptied"
 	// reasonVolumeMissing: a volume is gone from its node without our doing.
 	reasonVolumeMissing = "VolumeMissing"
 )

@@ -42,12 +42,14 @@ type classParameters struct {
 	onNodeLoss string
 	// placement says which of the nodes that have room is preferred.
 	placement scheduler.Policy
+	// encryption says whether and how volumes are encrypted.
+	encryption encryption
 }
 
 // parseClass reads the parameters of a StorageClass; errors are *InvalidError.
 func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 	out := classParameters{fsType: allowedFSTypes[0], onNodeLoss: names.NodeLossKeep, placement: scheduler.Policies[0]}
-	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamPlacement, names.ParamFSType}
+	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamPlacement, names.ParamFSType, names.ParamEncryption, names.ParamEncryptionDiscards}
 	for _, key := range sortedKeys(class.Parameters) {
 		value := class.Parameters[key]
 		switch key {
@@ -73,6 +75,11 @@ func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 				return out, &InvalidError{Field: classField(class, key), Given: fmt.Sprintf("%q", value), Allowed: scheduler.PolicyNames()}
 			}
 			out.placement = policy
+		case names.ParamEncryption, names.ParamEncryptionDiscards:
+			var err error
+			if out.encryption, err = parseEncryption(class); err != nil {
+				return out, err
+			}
 		default:
 			return out, &InvalidError{Field: fmt.Sprintf("StorageClass %s: parameters", class.Name),
 				Given: fmt.Sprintf("key %q", key), Allowed: strings.Join(known, ", ")}
@@ -128,8 +135,10 @@ func parseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 		return out, &InvalidError{Field: "spec.volumeAttributesClassName",
 			Given: fmt.Sprintf("%q", *claim.Spec.VolumeAttributesClassName), Allowed: "none"}
 	}
-	out.source, _, err = sourceOf(claim)
-	return out, err
+	if out.source, _, err = sourceOf(claim); err != nil {
+		return out, err
+	}
+	return out, out.encryption.suits(out.source)
 }
 
 // create is the request as lvmd wants it.
@@ -140,6 +149,7 @@ func (r request) create(claim *v1.PersistentVolumeClaim, clusterID string) *lvmd
 	}
 	return &lvmdv1.CreateVolumeRequest{
 		Name: volumeName(claim), DeviceClass: r.deviceClass, RequiredBytes: r.bytes, Mode: r.mode, FsType: r.fsType, Source: source,
+		Encryption: r.encryption.kind, EncryptionDiscards: r.encryption.discards,
 		Owner: &lvmdv1.Owner{
 			ClusterId: clusterID, ClaimNamespace: claim.Namespace, ClaimName: claim.Name, ClaimUid: string(claim.UID),
 		},

@@ -180,6 +180,7 @@ func (s *Server) create(r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 		Id: "cv" + newID(), Name: r.GetName(), DeviceClass: class.Name, SizeBytes: size, Mode: r.GetMode(), FsType: fs,
 		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Owner: proto.CloneOf(r.GetOwner()), CreatedAt: timestamppb.New(time.Now()),
 		VgName: "vg-" + class.Name, VgUuid: s.node + "/" + class.Name, Source: proto.CloneOf(r.GetSource()),
+		Encryption: r.GetEncryption(),
 	}
 	s.volumes[v.GetId()] = v
 	s.creates++

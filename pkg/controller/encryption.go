@@ -1,0 +1,112 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// encryption is what a StorageClass says about it.
+type encryption struct {
+	// kind is names.EncryptionEphemeral, or empty.
+	kind string
+	// discards go through to the disk.
+	discards bool
+}
+
+// parseEncryption reads the StorageClass parameters about encryption; errors are
+// *InvalidError.
+func parseEncryption(class *storagev1.StorageClass) (encryption, error) {
+	var out encryption
+	switch kind := class.Parameters[names.ParamEncryption]; kind {
+	case "", names.EncryptionEphemeral:
+		out.kind = kind
+	default:
+		return out, &InvalidError{Field: classField(class, names.ParamEncryption), Given: fmt.Sprintf("%q", kind), Allowed: names.EncryptionEphemeral}
+	}
+	switch discards := class.Parameters[names.ParamEncryptionDiscards]; discards {
+	case "", "false":
+	case "true":
+		out.discards = true
+	default:
+		return out, &InvalidError{Field: classField(class, names.ParamEncryptionDiscards), Given: fmt.Sprintf("%q", discards), Allowed: "true, false"}
+	}
+	if out.discards && out.kind == "" {
+		return out, &InvalidError{Field: classField(class, names.ParamEncryptionDiscards), Given: `"true"`,
+			Allowed: "false, or unset, where " + names.ParamEncryption + " is not set"}
+	}
+	return out, nil
+}
+
+// suits refuses what an encrypted volume cannot be made of.
+func (e encryption) suits(source *dataSource) error {
+	if e.kind == "" || source == nil {
+		return nil
+	}
+	return &InvalidError{Field: "spec.dataSource", Given: "a source",
+		Allowed: "none: volumes of a StorageClass with " + names.ParamEncryption + " begin empty"}
+}
+
+// announceEmptied tells those who use a volume that what it held is lost, with
+// the key that it was encrypted with. That it was told is noted on the
+// PersistentVolume, so that it is told once, whoever leads.
+func (a *auditor) announceEmptied(ctx context.Context, node string, vol *lvmdv1.Volume) {
+	if vol.GetEmptiedAt() == nil {
+		return
+	}
+	objs, err := a.volumes.GetIndexer().ByIndex(byHandle, vol.GetId())
+	if err != nil || len(objs) == 0 {
+		return
+	}
+	pv, ok := objs[0].(*v1.PersistentVolume)
+	when := vol.GetEmptiedAt().AsTime().UTC().Format(time.RFC3339)
+	if !ok || pv.DeletionTimestamp != nil || pv.Annotations[names.AnnotationEmptied] >= when {
+		return
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"annotations": map[string]string{names.AnnotationEmptied: when}, "uid": pv.UID, "resourceVersion": pv.ResourceVersion,
+	}})
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	if _, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		a.log.Info("that a volume was emptied is told later", "volume", pv.Name, "error", err)
+		return
+	}
+	message := fmt.Sprintf("volume %s is empty since %s: node %s was restarted, and the key that the volume was encrypted with is gone with what it held",
+		vol.GetId(), when, node)
+	a.log.Warn("an encrypted volume was emptied", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "emptied", when)
+	a.recorder.Event(pv, v1.EventTypeWarning, reasonVolumeEmptied, message)
+	if pv.Spec.ClaimRef == nil {
+		return
+	}
+	claim := a.claim(string(pv.Spec.ClaimRef.UID))
+	if claim == nil {
+		return
+	}
+	a.recorder.Event(claim, v1.EventTypeWarning, reasonVolumeEmptied, message)
+	if pod := ownerPod(claim); pod != nil {
+		a.recorder.Event(pod, v1.EventTypeWarning, reasonVolumeEmptied, message)
+	}
+}
+
+// ownerPod is the Pod that a claim belongs to, if it is a generic ephemeral
+// volume's: the claim says all that an Event about the Pod needs.
+func ownerPod(claim *v1.PersistentVolumeClaim) *v1.ObjectReference {
+	owner := metav1.GetControllerOf(claim)
+	if owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
+		return nil
+	}
+	return &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: claim.Namespace, Name: owner.Name, UID: owner.UID}
+}

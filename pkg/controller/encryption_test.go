@@ -1,0 +1,125 @@
+package controller
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/api/names"
+)
+
+// encrypted makes a StorageClass one of encrypted volumes.
+func encrypted(c *storagev1.StorageClass) {
+	c.Parameters = map[string]string{names.ParamEncryption: names.EncryptionEphemeral, names.ParamEncryptionDiscards: "true"}
+}
+
+// ofPod makes a claim that of a Pod's generic ephemeral volume.
+func ofPod(c *v1.PersistentVolumeClaim) {
+	controller := true
+	c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "pod", UID: "uid-pod", Controller: &controller}}
+}
+
+func TestAStorageClassHasVolumesEncrypted(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", encrypted)
+	h.run()
+	h.boundVolume("c", "n1")
+	if v := node.Volumes()["pvc-uid-c"]; v.GetEncryption() != names.EncryptionEphemeral {
+		t.Errorf("volume %v", v)
+	}
+	claim := h.getClaim("c")
+	r, err := parseClaim(claim, mustClass(t, h))
+	if got := r.create(claim, "cluster"); err != nil || !got.GetEncryptionDiscards() || got.GetEncryption() != names.EncryptionEphemeral {
+		t.Errorf("request %v, error %v", got, err)
+	}
+}
+
+func TestMistakesAboutEncryptionSayWhatIsAllowed(t *testing.T) {
+	for name, test := range map[string]struct {
+		parameters map[string]string
+		source     bool
+		want       []string
+	}{
+		"an unknown kind": {map[string]string{names.ParamEncryption: "rot13"}, false,
+			[]string{"parameters[carve.csi.local/encryption]", `"rot13"`, "allowed: ephemeral"}},
+		"an unclear word about discards": {map[string]string{names.ParamEncryption: "ephemeral", names.ParamEncryptionDiscards: "maybe"}, false,
+			[]string{"parameters[carve.csi.local/encryption-discards]", `"maybe"`, "allowed: true, false"}},
+		"discards without encryption": {map[string]string{names.ParamEncryptionDiscards: "true"}, false,
+			[]string{"parameters[carve.csi.local/encryption-discards]", "carve.csi.local/encryption is not set"}},
+		"a source": {map[string]string{names.ParamEncryption: "ephemeral"}, true,
+			[]string{"spec.dataSource", "begin empty"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			class := h.class("carve", func(c *storagev1.StorageClass) { c.Parameters = test.parameters })
+			claim := h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
+				if test.source {
+					c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "other"}
+				}
+			})
+			_, err := parseClaim(claim, class)
+			for _, part := range test.want {
+				if err == nil || !strings.Contains(err.Error(), part) {
+					t.Errorf("error %v, want %q in it", err, part)
+				}
+			}
+		})
+	}
+}
+
+func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", encrypted)
+	h.run()
+	h.claim("c", "n1", ofPod)
+	h.eventually("claim is bound", h.bound("c"))
+	when := time.Date(2030, 1, 2, 3, 4, 5, 678, time.UTC)
+	empty := func(at time.Time) {
+		t.Helper()
+		node.Empty("pvc-uid-c", at)
+		h.eventually("it is reported", func() bool {
+			v, _ := h.c.core.fleet.View("n1")
+			return v.ByName["pvc-uid-c"].GetEmptiedAt().AsTime().Equal(at)
+		})
+	}
+	empty(when)
+	h.audit(false)
+	for range 3 { // the volume, the claim and the Pod
+		h.event("Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z", "node n1 was restarted")
+	}
+	h.eventually("it is noted", func() bool {
+		obj, exists, err := h.c.core.volumes.GetStore().GetByKey("pvc-uid-c")
+		pv, ok := obj.(*v1.PersistentVolume)
+		return err == nil && exists && ok && pv.Annotations[names.AnnotationEmptied] == "2030-01-02T03:04:05Z"
+	})
+	h.audit(false)
+	select {
+	case e := <-h.events.Events:
+		t.Errorf("told again: %s", e)
+	default:
+	}
+	empty(when.Add(time.Hour))
+	h.audit(false)
+	h.event("Warning VolumeEmptied", "is empty since 2030-01-02T04:04:05Z")
+}
+
+func TestThePodOfAClaimIsItsOwner(t *testing.T) {
+	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "ns"}}
+	if pod := ownerPod(claim); pod != nil {
+		t.Errorf("%v", pod)
+	}
+	ofPod(claim)
+	if pod := ownerPod(claim); pod == nil || pod.Namespace != "ns" || pod.Name != "pod" || pod.UID != "uid-pod" || pod.Kind != "Pod" {
+		t.Errorf("%v", pod)
+	}
+	claim.OwnerReferences[0].Kind = "StatefulSet"
+	if pod := ownerPod(claim); pod != nil {
+		t.Errorf("%v", pod)
+	}
+}
