@@ -1,6 +1,7 @@
 package lvmd
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -22,7 +23,7 @@ type callerKey struct{}
 
 // onBehalfOf is a context in which turns are asked for on behalf of an owner.
 func onBehalfOf(ctx context.Context, o owner) context.Context {
-	return context.WithValue(ctx, callerKey{}, caller{cluster: o.Cluster, namespace: o.Namespace, outside: true})
+	return context.WithValue(ctx, callerKey{}, caller{cluster: o.Cluster, namespace: cmp.Or(o.Namespace, o.PodNamespace), outside: true})
 }
 
 // callerOf is lvmd itself unless the context says something else.

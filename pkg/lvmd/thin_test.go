@@ -234,6 +234,39 @@ func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
 	})
 }
 
+// TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing: LVM renames it when the
+// pool gets its first volume and when it loses its last one.
+func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	d := m.start(t)
+	p := d.Service.pools()[0]
+	done, err := d.Service.take(t.Context(), p.group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.fake.Deactivate()
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		d.Service.lookAtPool(p)
+	}()
+	eventually(t, "somebody waits for the command to end", func() bool { return p.group.turns.depth() > 0 })
+	if d.hasCondition("PoolInactive") || d.available() == 0 {
+		t.Error("it is called missing")
+	}
+	if err := m.fake.Activate(t.Context(), []string{testGroup}); err != nil {
+		t.Fatal(err)
+	}
+	done()
+	<-looked
+	if d.hasCondition("PoolInactive") {
+		t.Error("it is called missing afterwards")
+	}
+	d.create(request("a", 1))
+	m.fake.Deactivate()
+	eventually(t, "one that stays away is called missing", func() bool { return d.hasCondition("PoolInactive") })
+}
+
 func TestAPoolGrowsWhenItFillsUpAndSaysWhenItCannot(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%, autoExtend: {step: 8Mi, limit: 64Mi}")
 	d := m.start(t)

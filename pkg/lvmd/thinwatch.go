@@ -75,6 +75,17 @@ func (s *Service) poolsOf(g *group) []*pool {
 // lookAtPool brings what the model knows of a pool's fullness up to date.
 func (s *Service) lookAtPool(p *pool) {
 	status, err := s.lvm.PoolStatus(p.group.name, p.name)
+	if errors.Is(err, lvm.ErrNotFound) {
+		// LVM gives the device another name, and takes it away for that moment,
+		// when a pool gets its first volume or loses its last one. Only between
+		// commands is a device that is not there missing.
+		done, turnErr := s.take(s.work, p.group)
+		if turnErr != nil {
+			return // What is known stays; it is looked at again soon.
+		}
+		status, err = s.lvm.PoolStatus(p.group.name, p.name)
+		done()
+	}
 	if err != nil && !errors.Is(err, lvm.ErrNotFound) {
 		s.log.Warn("thin pool's status cannot be read", "group", p.group.name, "pool", p.name, "error", err)
 	}

@@ -1,0 +1,139 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const hugePage = 2 * mib
+
+// daxFaults watches how the kernel answers page faults on a file that is mapped
+// directly: with a huge page, or by falling back to small ones.
+type daxFaults struct {
+	t        *testing.T
+	instance string
+}
+
+func watchDAXFaults(t *testing.T) *daxFaults {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tracefs", dir, "tracefs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	w := &daxFaults{t: t, instance: filepath.Join(dir, "instances", "carve")}
+	t.Cleanup(func() {
+		for _, err := range []error{os.Remove(w.instance), unix.Unmount(dir, 0)} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if err := os.Mkdir(w.instance, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.instance, "events/fs_dax/dax_pmd_fault_done/enable"), []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// of returns how many faults on the file were answered with a huge page, and how
+// many were not.
+func (w *daxFaults) of(path string) (huge, small int) {
+	w.t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		w.t.Fatal(err)
+	}
+	trace, err := os.ReadFile(filepath.Join(w.instance, "trace"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	file := fmt.Sprintf("dev %d:%d ino %#x ", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for line := range strings.Lines(string(trace)) {
+		switch {
+		case !strings.Contains(line, file):
+		case strings.Contains(line, "FALLBACK"):
+			small++
+		default:
+			huge++
+		}
+	}
+	return huge, small
+}
+
+// touch writes to every small page of a mapping and returns how many page faults
+// that took.
+func touch(t *testing.T, mapped []byte) int64 {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, after unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &before); err != nil {
+		t.Fatal(err)
+	}
+	for at := 0; at < len(mapped); at += os.Getpagesize() {
+		mapped[at] = 1
+	}
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &after); err != nil {
+		t.Fatal(err)
+	}
+	return after.Minflt + after.Majflt - before.Minflt - before.Majflt
+}
+
+// TestRealHugePages is a workload on persistent memory: files that are mapped
+// directly get huge pages, also among others and after some have gone.
+func TestRealHugePages(t *testing.T) {
+	r := newReal(t, "/dev/pmem0", "pmem")
+	faults := watchDAXFaults(t)
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.volume("huge"+fsType, fsType)
+			access := filesystemAccess(writer)
+			r.must(r.stage(v, access))
+			r.must(r.publish(v, "pod", access, false))
+			dir := r.target(v, "pod")
+			for n := range 8 {
+				r.write(filepath.Join(dir, fmt.Sprint("small", n)), strings.Repeat("x", 5000))
+			}
+			r.must(os.Remove(filepath.Join(dir, "small3")))
+			for _, file := range []struct {
+				name     string
+				reserved bool
+			}{{"reserved", true}, {"sparse", false}, {"reserved-too", true}} {
+				path := filepath.Join(dir, file.name)
+				f, err := os.Create(path)
+				r.must(err)
+				const size = 4 * hugePage
+				if file.reserved {
+					r.must(unix.Fallocate(int(f.Fd()), 0, 0, size))
+				} else {
+					r.must(f.Truncate(size))
+				}
+				mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+				r.must(err)
+				took := touch(t, mapped)
+				huge, small := faults.of(path)
+				t.Logf("%s: %d page faults for %d small pages, %d with a huge page, %d without", file.name, took, size/os.Getpagesize(), huge, small)
+				// The Go runtime may have a few faults of its own on the way.
+				if huge != size/hugePage || small != 0 || took > size/hugePage+100 {
+					t.Errorf("%s: want %d page faults, each with a huge page", file.name, size/hugePage)
+				}
+				r.must(unix.Munmap(mapped))
+				r.must(f.Close())
+			}
+			r.must(r.unpublish(v, "pod"))
+			r.must(r.unstage(v))
+			r.delete(v)
+			r.waitForRoom()
+		})
+	}
+}
