@@ -71,6 +71,7 @@ func newCommand() *cobra.Command {
 		fmt.Sprintf("how old a volume must be to count as an orphan, at least %v", controller.LeastOrphanGrace))
 	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taint "+names.TaintAgentNotReady+
 		" from nodes once they are connected and their capacity is published; needs the right to patch nodes")
+	flagset.StringVar(&f.CSISocket, "csi-socket", "", "unix socket on which the CSI Controller service is served, for conformance suites and other drivers of CSI; empty serves none")
 	flagset.StringVar(&f.ExtenderListen, "extender-listen", "", "address on which kube-scheduler may ask which nodes can take all of a Pod's volumes (HTTPS); empty serves none")
 	flagset.StringVar(&f.ExtenderFiles.Certificate, "extender-cert-file", "", "certificate for --extender-listen (PEM), read at every handshake")
 	flagset.StringVar(&f.ExtenderFiles.Key, "extender-key-file", "", "key of --extender-cert-file (PEM)")
@@ -102,6 +103,7 @@ func run(ctx context.Context, f flags) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	countAPIRequests(registry)
+	f.Version = version
 	f.Client, f.Registerer, f.Identity = client, registry, hostname+"_"+string(uuid.NewUUID())
 	c, err := controller.New(f.Options)
 	if err != nil {

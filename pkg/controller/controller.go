@@ -56,6 +56,11 @@ type Options struct {
 	// none; ExtenderFiles are the key pair, and who may ask.
 	ExtenderListen string
 	ExtenderFiles  extender.Files
+	// CSISocket is the path of the unix socket on which the CSI Controller
+	// service is served, empty for none.
+	CSISocket string
+	// Version is what is told over it.
+	Version string
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
@@ -168,6 +173,9 @@ func (c *Controller) Run(ctx context.Context) error {
 			return nil
 		}
 		group.Go(func() error { return c.serveUplink(ctx, lis, store) })
+		if c.o.CSISocket != "" {
+			group.Go(func() error { return c.serveCSI(ctx) })
+		}
 		return c.lead(ctx)
 	})
 	if c.o.ExtenderListen != "" {

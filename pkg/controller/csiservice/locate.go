@@ -1,0 +1,106 @@
+package csiservice
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+const (
+	// askTimeout bounds a question to all nodes.
+	askTimeout = 15 * time.Second
+	// askAtOnce is how many of them are asked at once.
+	askAtOnce = 64
+)
+
+// connected returns the nodes that can be asked, sorted.
+func (s *Service) connected() []string {
+	var out []string
+	for _, view := range s.o.Fleet.Views() {
+		if view.Connected {
+			out = append(out, view.Node)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// askAll asks every connected node for something that at most one of them has.
+// It returns the zero values when none has it, and an error when one could not
+// say.
+func askAll[T any](ctx context.Context, s *Service, ask func(ctx context.Context, node string) (*T, error)) (node string, found *T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(askAtOnce)
+	var mu sync.Mutex
+	for _, n := range s.connected() {
+		group.Go(func() error {
+			got, err := ask(ctx, n)
+			switch {
+			case status.Code(err) == codes.NotFound:
+				return nil
+			case err != nil:
+				return onNode(n, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			node, found = n, got
+			return nil
+		})
+	}
+	err = group.Wait()
+	if found != nil {
+		return node, found, nil
+	}
+	return "", nil, err
+}
+
+// locate finds a volume: by the nodes' reports, by what the cluster knows, and
+// at last by asking every node. Not finding it is a NotFound, unless it may be
+// on a node that cannot be asked, which is Unavailable.
+func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume, error) {
+	if id == "" {
+		return "", nil, invalid("volume_id", "a value is required")
+	}
+	for _, view := range s.o.Fleet.Views() {
+		if vol, ok := view.Volumes[id]; ok {
+			return view.Node, vol, nil
+		}
+	}
+	if node, ok := s.o.NodeOf(id); ok {
+		vol, err := s.o.Fleet.GetVolumeByID(ctx, node, id)
+		if !fleet.IsNotConnected(err) {
+			return node, vol, onNode(node, err)
+		}
+		gone, goneErr := s.o.NodeGone(ctx, node)
+		switch {
+		case goneErr != nil:
+			return "", nil, goneErr
+		case gone:
+			return "", nil, fail(codes.NotFound, "volume %s was on node %s, which is not in the cluster any more", id, node)
+		}
+		return "", nil, onNode(node, err)
+	}
+	node, vol, err := askAll(ctx, s, func(ctx context.Context, node string) (*lvmdv1.Volume, error) {
+		return s.o.Fleet.GetVolumeByID(ctx, node, id)
+	})
+	if err != nil || vol != nil {
+		return node, vol, err
+	}
+	if absent := s.o.Absent(); len(absent) > 0 {
+		return "", nil, fail(codes.Unavailable, "no connected node has volume %s; these cannot be asked: %s", id, strings.Join(absent, ", "))
+	}
+	return "", nil, fail(codes.NotFound, "no node has volume %s", id)
+}
+
+func isNotFound(err error) bool { return status.Code(toStatus(err)) == codes.NotFound }

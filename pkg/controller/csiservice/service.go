@@ -1,0 +1,180 @@
+package csiservice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+// graceful is how long calls under way have when the service is told to stop.
+const graceful = 3 * time.Second
+
+// Wish is what a CreateVolume asks for, checked as far as CSI goes.
+type Wish struct {
+	Name string
+	// Bytes is at least 1, LimitBytes 0 for no limit.
+	Bytes, LimitBytes int64
+	Block             bool
+	// FSType is empty where the request names none.
+	FSType     string
+	Parameters map[string]string
+}
+
+// Options configure a Service. All are required.
+type Options struct {
+	Fleet  *fleet.Fleet
+	Ledger *scheduler.Ledger
+	// Request turns a wish into lvmd's request, by the meaning of its
+	// parameters, and says how nodes are preferred. Its errors are about the
+	// wish.
+	Request func(Wish) (*lvmdv1.CreateVolumeRequest, scheduler.Policy, error)
+	// NodeOf returns the node of a volume that the cluster knows.
+	NodeOf func(volumeID string) (node string, ok bool)
+	// Absent returns the nodes that may hold volumes and are not connected.
+	Absent func() []string
+	// NodeGone tells whether a node left the cluster for good.
+	NodeGone func(ctx context.Context, node string) (bool, error)
+	// ClusterID is what snapshots are tagged with.
+	ClusterID string
+	// Ready says why calls cannot be served yet.
+	Ready   func(context.Context) error
+	Version string
+	Log     *slog.Logger
+}
+
+// Service is the CSI Controller and Identity services. All methods may be
+// called concurrently.
+type Service struct {
+	csi.UnimplementedControllerServer
+	csi.UnimplementedIdentityServer
+	o Options
+
+	mu   sync.Mutex
+	busy map[string]struct{} // names that are being created
+	// doubts are nodes that may hold a volume of that name without our knowing.
+	doubts map[string]string
+}
+
+// New makes the service.
+func New(o Options) *Service {
+	return &Service{o: o, busy: map[string]struct{}{}, doubts: map[string]string{}}
+}
+
+// Listen listens on a unix socket that only its owner can connect to. A socket
+// that an earlier life left behind is replaced.
+func Listen(ctx context.Context, path string) (net.Listener, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case info.Mode()&fs.ModeSocket == 0:
+		return nil, fmt.Errorf("%s exists and is not a socket", path)
+	default:
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// Serve serves on the listener until ctx is done, then lets calls under way
+// end, for a while.
+func (s *Service) Serve(ctx context.Context, listener net.Listener) error {
+	server := grpc.NewServer(grpc.UnaryInterceptor(s.intercept))
+	csi.RegisterIdentityServer(server, s)
+	csi.RegisterControllerServer(server, s)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve CSI: %w", err)
+	case <-ctx.Done():
+	}
+	force := time.AfterFunc(graceful, server.Stop)
+	defer force.Stop()
+	server.GracefulStop()
+	<-served
+	return nil
+}
+
+// intercept gives every error its code, and logs what failed.
+func (s *Service) intercept(ctx context.Context, r any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	answer, err := handler(ctx, r)
+	if err != nil {
+		err = toStatus(err)
+		s.o.Log.Info("call failed", "method", info.FullMethod, "error", err)
+		return nil, err
+	}
+	return answer, nil
+}
+
+// GetPluginInfo names the driver.
+func (s *Service) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: names.Driver, VendorVersion: s.o.Version}, nil
+}
+
+// GetPluginCapabilities says that there is a controller, that volumes are tied
+// to nodes, and that they can be grown while they are in use.
+func (s *Service) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	service := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
+		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+	}
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+			Type: csi.PluginCapability_VolumeExpansion_ONLINE}}},
+	}}, nil
+}
+
+// Probe says whether calls can be served.
+func (s *Service) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(s.o.Ready(ctx) == nil)}, nil
+}
+
+var capabilities = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME,
+	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+	csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+}
+
+// ControllerGetCapabilities lists what the service can do.
+func (s *Service) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	answer := &csi.ControllerGetCapabilitiesResponse{}
+	for _, c := range capabilities {
+		answer.Capabilities = append(answer.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: c}},
+		})
+	}
+	return answer, nil
+}
