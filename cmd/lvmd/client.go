@@ -31,7 +31,9 @@ type client struct {
 // clientCommands are for administrators: they ask the lvmd of this machine.
 func clientCommands() []*cobra.Command {
 	c := &client{}
-	commands := []*cobra.Command{c.classes(), c.volumes(), c.create(), c.delete(), c.expand()}
+	commands := []*cobra.Command{
+		c.classes(), c.volumes(), c.create(), c.delete(), c.expand(), c.snapshots(), c.snapshot(), c.deleteSnapshot(),
+	}
 	for _, command := range commands {
 		command.Flags().StringVar(&c.socket, "socket", defaultSocket, "unix socket of the running lvmd")
 		command.Flags().BoolVar(&c.json, "json", false, "print JSON, one object per line")
@@ -105,6 +107,7 @@ func (c *client) volumes() *cobra.Command {
 func (c *client) create() *cobra.Command {
 	r := &lvmdv1.CreateVolumeRequest{}
 	var block bool
+	var volume, snapshot string
 	command := &cobra.Command{
 		Use: "create NAME SIZE", Short: "Create a volume; SIZE is in bytes, with a suffix such as Gi or without", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -115,6 +118,9 @@ func (c *client) create() *cobra.Command {
 			r.Name, r.RequiredBytes, r.Mode = args[0], size, lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM
 			if block {
 				r.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
+			}
+			if volume != "" || snapshot != "" {
+				r.Source = &lvmdv1.VolumeSource{VolumeId: volume, SnapshotId: snapshot}
 			}
 			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
 				resp, err := l.CreateVolume(ctx, r)
@@ -128,6 +134,9 @@ func (c *client) create() *cobra.Command {
 	command.Flags().StringVar(&r.DeviceClass, "class", "", "device class; empty means the default")
 	command.Flags().StringVar(&r.FsType, "fs-type", "", "ext4 or xfs; empty means ext4")
 	command.Flags().BoolVar(&block, "block", false, "make a raw volume without a file system")
+	command.Flags().StringVar(&volume, "from-volume", "", "make it a copy of the volume with this id")
+	command.Flags().StringVar(&snapshot, "from-snapshot", "", "restore the snapshot with this id")
+	command.MarkFlagsMutuallyExclusive("from-volume", "from-snapshot")
 	return command
 }
 

@@ -19,9 +19,14 @@ import (
 // serveFake runs lvmd's service over an LVM in memory and returns its socket.
 func serveFake(t *testing.T) string {
 	t.Helper()
+	return serveConfig(t, strings.ReplaceAll(valid, "carve-no-such-group", "carve, default: true"))
+}
+
+func serveConfig(t *testing.T, yaml string) string {
+	t.Helper()
 	fake := lvmfake.New()
 	fake.AddGroup("carve", 4<<20, 32)
-	c, err := config.Parse("lvmd.yaml", []byte(strings.ReplaceAll(valid, "carve-no-such-group", "carve, default: true")))
+	c, err := config.Parse("lvmd.yaml", []byte(yaml))
 	if err != nil {
 		t.Fatal(err)
 	}
