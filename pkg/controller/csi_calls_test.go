@@ -1,0 +1,276 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// csiClient is a client of the CSI service of a harness.
+func (h *harness) csiClient() csi.ControllerClient {
+	h.t.Helper()
+	conn, err := grpc.NewClient("unix:"+h.serveCSI(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = conn.Close() })
+	return csi.NewControllerClient(conn)
+}
+
+func on(nodes ...string) []*csi.Topology {
+	var out []*csi.Topology
+	for _, node := range nodes {
+		out = append(out, &csi.Topology{Segments: map[string]string{names.TopologyNode: node}})
+	}
+	return out
+}
+
+// volumeRequest asks for 100 MiB with a file system.
+func volumeRequest(name string, change func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
+	r := &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 100 * mib},
+		VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		}},
+	}
+	if change != nil {
+		change(r)
+	}
+	return r
+}
+
+func nodeOfVolume(v *csi.Volume) string {
+	if len(v.GetAccessibleTopology()) != 1 {
+		return ""
+	}
+	return v.GetAccessibleTopology()[0].GetSegments()[names.TopologyNode]
+}
+
+func TestCSIVolumesComeWhereTheyAreWanted(t *testing.T) {
+	for name, test := range map[string]struct {
+		where  *csi.TopologyRequirement
+		params map[string]string
+		want   string
+		code   codes.Code
+	}{
+		"on the node with the most room":                {want: "n2"},
+		"by the policy of the parameters":               {params: map[string]string{names.ParamPlacement: "least-free"}, want: "n3"},
+		"on the preferred node, though others are best": {where: &csi.TopologyRequirement{Requisite: on("n1", "n2"), Preferred: on("n1", "n2")}, want: "n1"},
+		"on the best of the allowed ones":               {where: &csi.TopologyRequirement{Requisite: on("n1", "n3")}, want: "n1"},
+		"elsewhere when the preferred node is full":     {where: &csi.TopologyRequirement{Requisite: on("full", "n3"), Preferred: on("full")}, want: "n3"},
+		"nowhere when the only allowed one is full":     {where: &csi.TopologyRequirement{Requisite: on("full"), Preferred: on("full")}, code: codes.ResourceExhausted},
+		"nowhere when the allowed one has no such class": {where: &csi.TopologyRequirement{Preferred: on("n1")},
+			params: map[string]string{names.ParamDeviceClass: "other"}, code: codes.InvalidArgument},
+		"nowhere when nobody knows the allowed one":      {where: &csi.TopologyRequirement{Preferred: on("n9")}, code: codes.Unavailable},
+		"nowhere by a topology that is not ours":         {where: &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "a"}}}}, code: codes.InvalidArgument},
+		"nowhere when what is preferred is excluded":     {where: &csi.TopologyRequirement{Requisite: on("n1"), Preferred: on("n2")}, code: codes.InvalidArgument},
+		"nowhere with parameters that nobody knows":      {params: map[string]string{"x": "y"}, code: codes.InvalidArgument},
+		"with the upstream provisioner's extra metadata": {params: map[string]string{paramClaimName: "c", paramClaimNamespace: "ns", paramVolumeName: "pvc-x"}, want: "n2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			nodes := map[string]*fakelvmd.Server{"n1": h.node("n1", gib), "n2": h.node("n2", 2*gib), "n3": h.node("n3", 512*mib), "full": h.node("full", 8*mib)}
+			h.run()
+			r, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-x", func(r *csi.CreateVolumeRequest) {
+				r.AccessibilityRequirements, r.Parameters = test.where, test.params
+			}))
+			if status.Code(err) != test.code || nodeOfVolume(r.GetVolume()) != test.want {
+				t.Fatalf("on %q: %v, want %q, %s", nodeOfVolume(r.GetVolume()), err, test.want, test.code)
+			}
+			if test.want == "" {
+				return
+			}
+			v := nodes[test.want].Volumes()["pvc-x"]
+			if v.GetOwner().GetClusterId() != "cluster" || v.GetOwner().GetClaimUid() != "" || v.GetOwner().GetClaimName() != test.params[paramClaimName] {
+				t.Errorf("owner %v", v.GetOwner())
+			}
+			if standing := newAuditor(h.c.core, true, DefaultOrphanGrace, func(string) bool { return false }).judge(v); standing != standingForeign {
+				t.Errorf("to the audit it is %s", standing)
+			}
+		})
+	}
+}
+
+func TestALostAnswerToCSIIsAskedForOnTheSameNode(t *testing.T) {
+	h := newHarness(t)
+	n1, n2 := h.node("n1", 2*gib), h.node("n2", gib)
+	var calls atomic.Int32
+	n1.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		if calls.Add(1) == 1 {
+			return status.Error(codes.Unavailable, "lost")
+		}
+		return nil
+	}})
+	h.run()
+	client := h.csiClient()
+	if _, err := client.CreateVolume(t.Context(), volumeRequest("v", nil)); status.Code(err) != codes.Unavailable {
+		t.Fatalf("lost answer: %v", err)
+	}
+	n1.Resize("local", gib/2) // now n2 is the best
+	h.eventually("the ledger knows", func() bool { room, _ := h.c.core.ledger.Room("n1", ""); return room.Available <= gib/2 })
+	_, err := client.CreateVolume(t.Context(), volumeRequest("v", func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n2")}
+	}))
+	if status.Code(err) != codes.AlreadyExists {
+		t.Errorf("elsewhere while it is in doubt: %v", err)
+	}
+	r, err := client.CreateVolume(t.Context(), volumeRequest("v", nil))
+	if err != nil || nodeOfVolume(r.GetVolume()) != "n1" || n2.Creates() != 0 {
+		t.Errorf("again: %v, %v", r, err)
+	}
+}
+
+func TestWhatAnAbsentNodeMayHoldIsNotCalledGone(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.node("never", 0) // without an agent
+	h.run()
+	client := h.csiClient()
+	unknown := "cv" + strings.Repeat("a", 26)
+	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); err != nil {
+		t.Errorf("delete what no node has: %v", err)
+	}
+	late := h.node("late", 0)
+	node, err := h.client.CoreV1().Nodes().Get(t.Context(), "late", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node = node.DeepCopy()
+	node.Annotations = map[string]string{nodeIDAnnotation: `{"carve.csi.local":"late","example.com":"x"}`}
+	if _, err := h.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the controller sees it", func() bool { return slices.Equal(h.c.core.absentNodes(), []string{"late"}) })
+	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "late") {
+		t.Errorf("delete what an absent node may have: %v", err)
+	}
+	if _, err := client.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("list snapshots without an absent node's: %v", err)
+	}
+	h.attach(late, "late")
+	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); err != nil {
+		t.Errorf("delete after it came: %v", err)
+	}
+	// A node that is gone holds nothing.
+	if _, err := client.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "gone/cs" + strings.Repeat("a", 26)}); err != nil {
+		t.Errorf("delete a snapshot of a node that is gone: %v", err)
+	}
+	if _, err := client.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "never/cs" + strings.Repeat("a", 26)}); status.Code(err) != codes.Unavailable {
+		t.Errorf("delete a snapshot of a node that is not connected: %v", err)
+	}
+}
+
+func TestCSIListsEverythingOnceInPages(t *testing.T) {
+	h := newHarness(t)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		h.thinNode(name, gib)
+	}
+	h.run()
+	client := h.csiClient()
+	var volumes, snapshots []string
+	for i, node := range []string{"a", "a", "a", "c", "c", "d"} {
+		name := string(rune('p' + i))
+		v, err := client.CreateVolume(t.Context(), volumeRequest(name, func(r *csi.CreateVolumeRequest) {
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on(node)}
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := client.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "snapshot-" + name, SourceVolumeId: v.GetVolume().GetVolumeId()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		volumes, snapshots = append(volumes, v.GetVolume().GetVolumeId()), append(snapshots, s.GetSnapshot().GetSnapshotId())
+	}
+	slices.Sort(volumes)
+	slices.Sort(snapshots)
+	h.eventually("the nodes' reports are in", func() bool {
+		r, err := client.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		return err == nil && len(r.GetEntries()) == len(volumes)
+	})
+	for size := range int32(8) {
+		var gotVolumes, gotSnapshots []string
+		for token, more := "", true; more; {
+			r, err := client.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: size, StartingToken: token})
+			if err != nil || size > 0 && len(r.GetEntries()) > int(size) {
+				t.Fatalf("pages of %d: %v, %v", size, r, err)
+			}
+			for _, e := range r.GetEntries() {
+				gotVolumes = append(gotVolumes, e.GetVolume().GetVolumeId())
+			}
+			token, more = r.GetNextToken(), r.GetNextToken() != ""
+		}
+		for token, more := "", true; more; {
+			r, err := client.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: size, StartingToken: token})
+			if err != nil || size > 0 && len(r.GetEntries()) > int(size) {
+				t.Fatalf("pages of %d: %v, %v", size, r, err)
+			}
+			for _, e := range r.GetEntries() {
+				gotSnapshots = append(gotSnapshots, e.GetSnapshot().GetSnapshotId())
+			}
+			token, more = r.GetNextToken(), r.GetNextToken() != ""
+		}
+		if !slices.Equal(gotVolumes, volumes) || !slices.Equal(gotSnapshots, snapshots) {
+			t.Errorf("pages of %d: %q of %q, %q of %q", size, gotVolumes, volumes, gotSnapshots, snapshots)
+		}
+	}
+	room, err := client.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: on("b")[0]})
+	if err != nil || room.GetAvailableCapacity() != gib || room.GetMaximumVolumeSize().GetValue() != gib {
+		t.Errorf("room on b: %v, %v", room, err)
+	}
+}
+
+func TestCSIClonesAndRestoresComeToTheirSourcesNode(t *testing.T) {
+	h := newHarness(t)
+	_, n2 := h.thinNode("n1", 4*gib), h.thinNode("n2", gib)
+	h.run()
+	client := h.csiClient()
+	source, err := client.CreateVolume(t.Context(), volumeRequest("source", func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n2")}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := source.GetVolume().GetVolumeId()
+	snapshot, err := client.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, from := range map[string]*csi.VolumeContentSource{
+		"clone":   {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}},
+		"restore": {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()}}},
+	} {
+		r, err := client.CreateVolume(t.Context(), volumeRequest(name, func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = from }))
+		if err != nil || nodeOfVolume(r.GetVolume()) != "n2" || n2.Volumes()[name].GetSource() == nil {
+			t.Errorf("%s: %v, %v", name, r, err)
+		}
+		_, err = client.CreateVolume(t.Context(), volumeRequest(name+"-elsewhere", func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource, r.AccessibilityRequirements = from, &csi.TopologyRequirement{Requisite: on("n1")}
+		}))
+		if status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("%s elsewhere: %v", name, err)
+		}
+	}
+	// The source may go first.
+	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+		t.Error(err)
+	}
+	if _, err := client.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()}); err != nil {
+		t.Error(err)
+	}
+}
