@@ -3,7 +3,6 @@
 package lvmd_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,43 +20,47 @@ import (
 // the same machine and the same run, on a group that already holds some
 // volumes. Absolute times mean nothing on an emulated machine; the ratios are
 // what is to be read. CARVE_BENCH_VOLUMES lists how many volumes to hold,
-// such as "0,100,500,1000".
+// instead of "0,100,500,1000".
 func BenchmarkLvmd(b *testing.B) {
-	held := os.Getenv("CARVE_BENCH_VOLUMES")
-	if held == "" {
-		held = "0,50"
+	sizes := os.Getenv("CARVE_BENCH_VOLUMES")
+	if sizes == "" {
+		sizes = "0,100,500,1000"
 	}
-	n := newNode(b, "/dev/vdb", "/dev/vdc")
-	n.debug = true
-	p := n.start()
-	have := 0
-	for _, text := range strings.Split(held, ",") {
-		want, err := strconv.Atoi(text)
+	for text := range strings.SplitSeq(sizes, ",") {
+		held, err := strconv.Atoi(text)
 		if err != nil {
 			b.Fatal(err)
 		}
-		for ; have < want; have++ {
-			p.create(create(fmt.Sprintf("held-%d", have), 4<<20, ""))
-		}
-		b.Run(fmt.Sprintf("holding %d", want), func(b *testing.B) { compare(b, p) })
+		b.Run(fmt.Sprintf("holding %d", held), func(b *testing.B) {
+			n := newRoomyNode(b)
+			n.hold(held)
+			p, metrics := n.startMeasured()
+			b.ResetTimer()
+			compare(b, p, metrics, held)
+		})
 	}
 }
 
-// rounds is how many batches are compared, and batch how many volumes each
-// makes and removes. By hand and through lvmd take turns, so that what else
-// the machine does falls on both.
 const (
-	rounds = 4
-	batch  = 8
+	// batch is how many volumes a round makes and removes each way. By hand
+	// and through lvmd take turns, so that what else the machine does falls on
+	// both.
+	batch = 8
+	// reads is how often each question is asked.
+	reads = 50
 )
 
 // compare measures both sides on the volumes that there are.
-func compare(b *testing.B, p *process) {
-	free := p.available()
+func compare(b *testing.B, p *process, metrics func() map[string]float64, held int) {
+	rounds := 3
+	if held >= 500 {
+		rounds = 2 // a command by hand then takes seconds
+	}
+	free := p.room()
 	for b.Loop() {
 		var hand, handRemove time.Duration
 		var lvmdCreate, lvmdDelete, lvmdWaited [2]time.Duration
-		logged := len(p.log.String())
+		before := metrics()
 		for range rounds {
 			for k, callers := range []int{1, batch} {
 				hand += timed(func() {
@@ -70,14 +73,14 @@ func compare(b *testing.B, p *process) {
 						byHandDefault(b, "lvremove", "--yes", fmt.Sprintf("%s/hand%d", p.group, i))
 					}
 				})
-				wait(b, "lvmd has seen it", func() bool { return p.available() == free })
+				wait(b, "lvmd has seen it", func() bool { return p.room() == free })
 				ids := make([]string, batch)
 				lvmdCreate[k] += timed(func() {
 					concurrently(callers, func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
 				})
 				lvmdDelete[k] += timed(func() {
 					lvmdWaited[k] += timed(func() { concurrently(callers, func(i int) { p.delete(ids[i]) }) })
-					wait(b, "all is free", func() bool { return p.available() == free })
+					wait(b, "all is free", func() bool { return p.room() == free })
 				})
 			}
 		}
@@ -88,30 +91,57 @@ func compare(b *testing.B, p *process) {
 			b.ReportMetric(2*lvmdDelete[k].Seconds()/handRemove.Seconds(), "delete-ratio"+suffix)
 			b.ReportMetric(2*lvmdWaited[k].Seconds()/handRemove.Seconds(), "delete-wait-ratio"+suffix)
 		}
-		count, seconds := commands(p.log.String()[logged:])
-		b.ReportMetric(float64(count["lvcreate"])/(2*rounds*batch), "lvcreates-per-create")
-		b.ReportMetric(float64(count["lvremove"])/(2*rounds*batch), "lvremoves-per-delete")
-		b.ReportMetric(seconds["lvcreate"]/(lvmdCreate[0]+lvmdCreate[1]).Seconds(), "share-of-lvcreate")
+		made := float64(2 * rounds * batch)
+		after := metrics()
+		b.ReportMetric((after["lvcreate count"]-before["lvcreate count"])/made, "lvcreates-per-create")
+		b.ReportMetric((after["lvremove count"]-before["lvremove count"])/made, "lvremoves-per-delete")
+		b.ReportMetric((after["lvcreate sum"]-before["lvcreate sum"])/(lvmdCreate[0]+lvmdCreate[1]).Seconds(), "share-of-lvcreate")
 
-		const reads = 2 * rounds * batch
-		list := timed(func() {
-			for range reads {
-				if _, err := p.client.ListVolumes(b.Context(), &lvmdv1.ListVolumesRequest{}); err != nil {
-					b.Fatal(err)
+		handCreate := hand.Seconds() / made
+		for _, q := range []struct {
+			what string
+			ask  func()
+		}{
+			{"list", func() { p.listed(b, 0, held) }},
+			{"page", func() { p.listed(b, 100, min(held, 100)) }},
+			{"capacity", func() { p.room() }},
+		} {
+			took := timed(func() {
+				for range reads {
+					q.ask()
 				}
-			}
-		})
-		capacity := timed(func() {
-			for range reads {
-				p.available()
-			}
-		})
-		b.ReportMetric(list.Seconds()/hand.Seconds(), "list-ratio")
-		b.ReportMetric(capacity.Seconds()/hand.Seconds(), "capacity-ratio")
-		b.ReportMetric(hand.Seconds()/reads, "hand-create-s")
-		b.ReportMetric(handRemove.Seconds()/reads, "hand-remove-s")
-		b.ReportMetric(float64(residentBytes(b, p.cmd.Process.Pid))/(1<<20), "lvmd-MiB")
+			})
+			b.ReportMetric(took.Seconds()/reads/handCreate, q.what+"-ratio")
+			b.ReportMetric(1000*took.Seconds()/reads, q.what+"-ms")
+		}
+		b.ReportMetric(handCreate, "hand-create-s")
+		b.ReportMetric(handRemove.Seconds()/made, "hand-remove-s")
+		pid := p.cmd.Process.Pid
+		b.ReportMetric(memory(b, pid, "VmRSS"), "lvmd-MiB")
+		b.ReportMetric(memory(b, pid, "VmHWM"), "lvmd-peak-MiB")
+		for _, child := range children(b, pid) {
+			b.ReportMetric(memory(b, child, "VmRSS"), "lvm-MiB")
+		}
 		b.ReportMetric(0, "ns/op")
+	}
+}
+
+// room is what is available, by the answer to a question of its own.
+func (p *process) room() int64 {
+	p.t.Helper()
+	r, err := p.client.ListClasses(p.t.Context(), &lvmdv1.ListClassesRequest{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return r.GetClasses()[0].GetAvailableBytes()
+}
+
+// listed asks for a page, zero meaning all, and checks how much is in it.
+func (p *process) listed(b *testing.B, page int32, want int) {
+	b.Helper()
+	r, err := p.client.ListVolumes(b.Context(), &lvmdv1.ListVolumesRequest{PageSize: page})
+	if err != nil || len(r.GetVolumes()) != want {
+		b.Fatalf("%d volumes are listed instead of %d, error %v", len(r.GetVolumes()), want, err)
 	}
 }
 
@@ -128,22 +158,6 @@ func concurrently(callers int, f func(i int)) {
 	wg.Wait()
 }
 
-// commands counts the LVM commands in a log, and sums up their seconds.
-func commands(log string) (count map[string]int, seconds map[string]float64) {
-	count, seconds = map[string]int{}, map[string]float64{}
-	for line := range strings.Lines(log) {
-		var entry struct {
-			Msg, Command string
-			Duration     time.Duration
-		}
-		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "lvm" {
-			count[entry.Command]++
-			seconds[entry.Command] += entry.Duration.Seconds()
-		}
-	}
-	return count, seconds
-}
-
 // byHandDefault runs LVM with the machine's own configuration.
 func byHandDefault(b *testing.B, args ...string) {
 	b.Helper()
@@ -158,16 +172,49 @@ func timed(f func()) time.Duration {
 	return time.Since(start)
 }
 
-// residentBytes is the process' resident set.
-func residentBytes(b *testing.B, pid int) int64 {
+// memory reads a figure of a process' /proc/PID/status, in MiB.
+func memory(b *testing.B, pid int, key string) float64 {
 	b.Helper()
-	statm, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "statm"))
+	for line := range strings.Lines(processStatus(b, pid)) {
+		fields := strings.Fields(line)
+		if fields[0] != key+":" {
+			continue
+		}
+		kilobytes, err := strconv.ParseFloat(fields[1], 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return kilobytes / 1024
+	}
+	b.Fatalf("process %d has no %s", pid, key)
+	return 0
+}
+
+// children are the processes that a process started.
+func children(b *testing.B, pid int) (pids []int) {
+	b.Helper()
+	folders, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		b.Fatal(err)
 	}
-	pages, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
-	if err != nil {
-		b.Fatal(err)
+	for _, folder := range folders {
+		child, err := strconv.Atoi(filepath.Base(folder))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if strings.Contains(processStatus(b, child), fmt.Sprintf("\nPPid:\t%d\n", pid)) {
+			pids = append(pids, child)
+		}
 	}
-	return pages * int64(os.Getpagesize())
+	return pids
+}
+
+// processStatus is empty for a process that is gone.
+func processStatus(b *testing.B, pid int) string {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return ""
+	}
+	return string(text)
 }

@@ -3,7 +3,9 @@
 package lvmd
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -17,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
@@ -298,12 +301,35 @@ func (d *daemon) checkModel() {
 	d.t.Helper()
 	var why string
 	deadline := time.Now().Add(10 * time.Second)
-	for why = d.modelDiffers(); why != "" && time.Now().Before(deadline); why = d.modelDiffers() {
+	differs := func() string { return cmp.Or(d.modelDiffers(), d.listDiffers()) }
+	for why = differs(); why != "" && time.Now().Before(deadline); why = differs() {
 		time.Sleep(2 * time.Millisecond)
 	}
 	if why != "" {
-		d.t.Errorf("the model is not what the disk says: %s", why)
+		d.t.Errorf("the model is not what the disk says, or the list not what the model does: %s", why)
 	}
+}
+
+// listDiffers compares what is listed, of which most is encoded only once, with
+// what is said of each volume at this moment.
+func (d *daemon) listDiffers() string {
+	response, err := d.ListVolumes(context.Background(), &lvmdv1.ListVolumesRequest{})
+	if err != nil {
+		return err.Error()
+	}
+	sent, err := proto.Marshal(response)
+	received := &lvmdv1.ListVolumesResponse{}
+	if err := errors.Join(err, proto.Unmarshal(sent, received)); err != nil {
+		return err.Error()
+	}
+	d.model.mu.Lock()
+	defer d.model.mu.Unlock()
+	for _, listed := range received.GetVolumes() {
+		if v := d.model.volumes[listed.GetId()]; v == nil || !proto.Equal(listed, v.proto()) {
+			return fmt.Sprintf("listed as %v, is %+v", listed, v)
+		}
+	}
+	return ""
 }
 
 func (d *daemon) modelDiffers() string {

@@ -129,6 +129,8 @@ type volume struct {
 	// conditions is empty when healthy; so is raid, which the kernel says of
 	// the images of a RAID volume.
 	conditions, raid []*lvmdv1.Condition
+	// encoded is what fixed says, encoded, or nil before that was asked for.
+	encoded []byte
 	// op is the creation under way, or nil.
 	op *creation
 	// promisedText is what the group promised of its metadata.

@@ -2,6 +2,7 @@ package lvmd
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -31,21 +32,24 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	limit := clampPage(r.GetPageSize())
-	resp := &lvmdv1.ListVolumesResponse{}
 	ids := s.model.ids()
 	after, _ := slices.BinarySearch(ids, r.GetPageToken()+"\x00")
+	page := listed{expected: min(limit, len(ids)-after)}
+	count, last := 0, ""
 	for _, id := range ids[after:] {
 		v := s.model.volumes[id]
 		if v.rec.Phase == deleting || v.rec.Ident.Snapshot {
 			continue
 		}
-		if len(resp.Volumes) == limit {
-			resp.NextPageToken = resp.Volumes[limit-1].GetId()
-			break
+		if count == limit {
+			return page.response(last), nil
 		}
-		resp.Volumes = append(resp.Volumes, v.proto())
+		if err := page.add(v); err != nil {
+			return nil, fmt.Errorf("encoding volume %s: %w", id, err)
+		}
+		count, last = count+1, id
 	}
-	return resp, nil
+	return page.response(""), nil
 }
 
 // ListClasses implements lvmdv1.LVMDServer.

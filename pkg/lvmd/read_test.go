@@ -3,12 +3,43 @@
 package lvmd
 
 import (
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
+
+func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("one", 3))
+	d.create(fsRequest("two", 4, "ext4"))
+	same := func() {
+		t.Helper()
+		eventually(t, "the list is right", func() bool { return d.listDiffers() == "" })
+	}
+	same()
+	r, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 5 * testExtent})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := d.list()
+	i := slices.IndexFunc(listed, func(l *lvmdv1.Volume) bool { return l.GetId() == v.GetId() })
+	if len(listed) != 2 || !proto.Equal(listed[i], r.GetVolume()) {
+		t.Errorf("listed as %v, is %v", listed, r.GetVolume())
+	}
+	m.fake.RemoveGroup(testGroup)
+	eventually(t, "all volumes are known to miss their group", func() bool {
+		for _, v := range d.list() {
+			if len(v.GetConditions()) != 1 || v.GetConditions()[0].GetType() != "VolumeGroupMissing" {
+				return false
+			}
+		}
+		return d.listDiffers() == ""
+	})
+}
 
 func TestClassesAreListedAsWatchersAreToldThem(t *testing.T) {
 	m := newMachine(t)

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -81,41 +79,6 @@ func (g *group) hasText(bytes int64) bool {
 // free.
 func (g *group) textFull() bool {
 	return !g.hasText(lvm.VolumeText(nil, max(1, g.fragments)) + typicalTags)
-}
-
-// proto is what the service says of a volume. The caller holds the lock.
-func (v *volume) proto() *lvmdv1.Volume {
-	i := v.rec.Ident
-	p := &lvmdv1.Volume{
-		Id: v.rec.ID, Name: i.Name, DeviceClass: i.Class,
-		SizeBytes: v.extents * v.group.info.ExtentSize,
-		Mode:      lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
-		FsType:    string(i.FSType),
-		State:     lvmdv1.VolumeState_VOLUME_STATE_READY,
-		VgName:    v.group.name, VgUuid: v.group.info.UUID,
-		Owner:      i.Owner.proto(),
-		CreatedAt:  timestamppb.New(v.rec.Created),
-		Conditions: v.allConditions(),
-		Dax:        i.DAX,
-	}
-	p.Encryption = i.Encryption
-	if !v.rec.Emptied.IsZero() {
-		p.EmptiedAt = timestamppb.New(v.rec.Emptied)
-	}
-	if i.Block {
-		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
-	}
-	p.FsUuid, p.Profile, p.FsSettings = i.FSUUID, string(i.Profile), i.Settings.Map()
-	p.Source = v.rec.Ident.source()
-	if v.making != nil {
-		p.CopiedBytes = v.making.copied
-	}
-	if v.rec.Phase != ready {
-		p.State = lvmdv1.VolumeState_VOLUME_STATE_CREATING
-		return p
-	}
-	p.DevicePath, p.DeviceMajor, p.DeviceMinor = v.device.Path, v.device.Major, v.device.Minor
-	return p
 }
 
 func condition(kind, format string, args ...any) *lvmdv1.Condition {

@@ -1,0 +1,152 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// newRoomyNode makes a volume group of two disks whose metadata has room for
+// thousands of volumes. At the end all that the group holds is taken away at
+// once, which volume by volume would take very long.
+func newRoomyNode(t testing.TB) *node {
+	t.Helper()
+	devices := []string{"/dev/vdb", "/dev/vdc"}
+	n := &node{t: t, group: "carve", dir: t.TempDir(), config: "- {name: local, default: true, volumeGroup: carve}\n"}
+	lvmByHand(t, append([]string{"vgcreate", "--yes", "--metadatasize", "16m", n.group}, devices...)...)
+	empty := n.backup("empty")
+	t.Cleanup(func() {
+		lvmByHand(t, "vgchange", "--activate", "n", n.group)
+		lvmByHand(t, "vgcfgrestore", "--yes", "--file", empty, n.group)
+		lvmByHand(t, "vgremove", "--yes", n.group)
+		lvmByHand(t, append([]string{"pvremove", "--yes"}, devices...)...)
+	})
+	return n
+}
+
+// backup writes the group's metadata into a file.
+func (n *node) backup(name string) (file string) {
+	n.t.Helper()
+	file = filepath.Join(n.dir, name+".vg")
+	lvmByHand(n.t, "vgcfgbackup", "--file", file, n.group)
+	return file
+}
+
+// hold has the empty group hold so many volumes of one extent. lvmd makes the
+// first of them; the others are copies of it in LVM's metadata, written at
+// once, which lvmd adopts by their tags when it starts.
+func (n *node) hold(volumes int) {
+	n.t.Helper()
+	if volumes == 0 {
+		return
+	}
+	p := n.start()
+	first := p.create(create("held-0", 4<<20, ""))
+	if _, err := p.stop(); err != nil {
+		n.t.Fatal(err)
+	}
+	file := n.backup("held")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	many, err := multiply(string(text), first.GetId(), volumes)
+	if err == nil {
+		err = os.WriteFile(file, []byte(many), 0o600)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	lvmByHand(n.t, "vgcfgrestore", "--yes", "--file", file, n.group)
+}
+
+var (
+	uuidLine    = regexp.MustCompile(`\n\t\t\tid = "[^"]*"`)
+	stripeLine  = regexp.MustCompile(`"pv[01]", [0-9]+\n`)
+	extentsLine = regexp.MustCompile(`\n\t\t\tpe_count = ([0-9]+)`)
+)
+
+// multiply makes many volumes of the only one in a group's metadata, side by
+// side on the group's two devices.
+func multiply(text, id string, volumes int) (string, error) {
+	counts := extentsLine.FindAllStringSubmatch(text, -1)
+	from := strings.Index(text, "\t\t"+id+" {\n")
+	const closing = "\n\t\t}\n"
+	if len(counts) != 2 || from < 0 {
+		return "", fmt.Errorf("metadata is not as expected:\n%s", text)
+	}
+	extents, err := strconv.Atoi(counts[0][1])
+	if err != nil {
+		return "", err
+	}
+	to := from + strings.Index(text[from:], closing) + len(closing)
+	var all strings.Builder
+	for i := range volumes {
+		one := text[from:to]
+		if i > 0 {
+			// Names of ours are in base 32, which has no 0 and no 1.
+			name := id[:len(id)-10] + strings.NewReplacer("0", "a", "1", "b", "8", "c", "9", "d").Replace(fmt.Sprintf("%010d", i))
+			one = strings.ReplaceAll(one, id, name)
+			one = strings.ReplaceAll(one, "held-0", fmt.Sprintf("held-%d", i))
+			one = uuidLine.ReplaceAllLiteralString(one, fmt.Sprintf("\n\t\t\tid = %q", fmt.Sprintf("%06d-Held-Held-Held-Held-Held-%06d", i, i)))
+		}
+		one = stripeLine.ReplaceAllLiteralString(one, fmt.Sprintf("\"pv%d\", %d\n", i/extents, i%extents))
+		all.WriteString(one)
+		all.WriteByte('\n')
+	}
+	return text[:from] + all.String() + text[to:], nil
+}
+
+// startMeasured starts an lvmd that also serves its metrics; metrics are the
+// number and the seconds of LVM commands, as in "lvcreate count".
+func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
+	n.t.Helper()
+	const address, token = "127.0.0.1:9808", "let-me-read"
+	tokenFile := filepath.Join(n.dir, "token")
+	if err := os.WriteFile(tokenFile, []byte(token), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	cmd := n.command()
+	cmd.Args = append(cmd.Args, "--ops-listen="+address, "--metrics-token-file="+tokenFile)
+	p = n.launch(cmd)
+	client := &http.Client{Transport: &http.Transport{
+		// It signs its own certificate.
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // on this machine's loopback
+	}}
+	n.t.Cleanup(client.CloseIdleConnections)
+	line := regexp.MustCompile(`(?m)^carve_lvmd_lvm_command_seconds_(sum|count)\{command="([a-z]+)",result="ok"\} (.*)$`)
+	return p, func() map[string]float64 {
+		r, err := http.NewRequestWithContext(n.t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+token)
+		answer, err := client.Do(r)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil || answer.StatusCode != http.StatusOK {
+			n.t.Fatalf("metrics: %s, error %v", answer.Status, err)
+		}
+		found := map[string]float64{}
+		for _, m := range line.FindAllStringSubmatch(string(text), -1) {
+			value, err := strconv.ParseFloat(m[3], 64)
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			found[m[2]+" "+m[1]] = value
+		}
+		return found
+	}
+}
