@@ -82,6 +82,8 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	m := snapshotMachine(t)
 	d := m.start(t)
 	v := d.create(request("v", 4))
+	// What is promised, not what is used, bounds what else can be.
+	other := d.create(request("other", 16))
 	d.fill(v.GetId(), 0x11)
 	scans := m.fake.Commands(lvmfake.OpScan)
 	all := d.available()
@@ -126,6 +128,7 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	}
 	d.delete(r.GetId())
 	d.delete(large.GetId())
+	d.delete(other.GetId())
 	eventually(t, "all room is back", func() bool { return d.available() == 60 })
 	if st, err := m.fake.PoolStatus(testGroup, "pool"); err != nil || st.DataUsed != 0 {
 		t.Errorf("pool %+v, error %v", st, err)
