@@ -52,6 +52,20 @@ const (
 	// their key, and has when that was last told to their users, RFC 3339.
 	AnnotationEmptied = Prefix + "emptied-at"
 
+	// ParamProfile is the StorageClass parameter that says what data are worth:
+	// "scratch", a profile of pkg/filesystem, or nothing.
+	ParamProfile = Prefix + "profile"
+	// ParamScratchFor is the StorageClass parameter that says which claims may
+	// have the profile scratch: ScratchForEphemeral, the default, or ScratchForAny.
+	ParamScratchFor = Prefix + "scratch-for"
+	// ScratchForEphemeral lets generic ephemeral volumes have it.
+	ScratchForEphemeral = "ephemeral"
+	// ScratchForAny lets every claim have it.
+	ScratchForAny = "any"
+	// ParamMkfsPrefix starts the StorageClass parameters for how file systems are
+	// made. Behind it is the name of a setting of pkg/filesystem.
+	ParamMkfsPrefix = Prefix + "mkfs-"
+
 	// TaintAgentNotReady is the key of the taint that a cluster's provisioner may
 	// put on new nodes. The controller removes it once the node's agent is
 	// connected and the node's capacity is published.

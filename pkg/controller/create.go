@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
@@ -23,6 +24,13 @@ import (
 // it. The doubt about the node lasts from before the create is sent until a
 // PersistentVolume speaks for the volume, or the node said no.
 func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r request, node string) (time.Duration, error) {
+	if view, ok := p.fleet.View(node); ok && r.mode == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		if on, ok := view.Class(r.deviceClass); ok {
+			if err := r.fileSystem.suits(class, on); err != nil {
+				return p.reject(ctx, a, claim, err)
+			}
+		}
+	}
 	if a.announced != node {
 		a.announced = node
 		p.recorder.Eventf(claim, v1.EventTypeNormal, reasonProvisioning,

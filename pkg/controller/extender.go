@@ -129,7 +129,8 @@ func (c *core) claimOf(ctx context.Context, pod *v1.Pod, v *v1.Volume, name stri
 	}
 	switch {
 	case apierrors.IsNotFound(err) && v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:
-		return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: name},
+		return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: name,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pod, v1.SchemeGroupVersion.WithKind("Pod"))}},
 			Spec: v.Ephemeral.VolumeClaimTemplate.Spec}, nil
 	case err != nil:
 		return nil, fmt.Errorf("read claim %s: %w", name, err)

@@ -72,17 +72,17 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 		want    []scheduler.Demand
 		fails   bool
 	}{
-		"a Pod without volumes":                     {},
-		"a claim":                                   {volumes: []v1.Volume{claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
-		"a claim that two volumes use":              {volumes: []v1.Volume{claimVolume("plain"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
-		"another device class":                      {volumes: []v1.Volume{claimVolume("fast")}, want: []scheduler.Demand{{Claim: "uid-fast", Volume: "pvc-uid-fast", Class: "fast", Bytes: 100 * mib, Policy: scheduler.MostFree}}},
-		"a claim that is bound":                     {volumes: []v1.Volume{claimVolume("bound")}},
-		"a claim that binds at once":                {volumes: []v1.Volume{claimVolume("early")}},
-		"a claim of another driver":                 {volumes: []v1.Volume{claimVolume("other")}},
-		"a claim that we reject":                    {volumes: []v1.Volume{claimVolume("wrong")}},
-		"a claim that does not exist":               {volumes: []v1.Volume{claimVolume("missing")}, fails: true},
-		"an ephemeral volume without its claim yet": {volumes: []v1.Volume{ephemeralVolume("e")}, want: []scheduler.Demand{{Bytes: 7 * mib, Policy: scheduler.LeastFree}}},
-		"volumes of other kinds":                    {volumes: []v1.Volume{{Name: "x", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}},
+		"a Pod without volumes":        {},
+		"a claim":                      {volumes: []v1.Volume{claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
+		"a claim that two volumes use": {volumes: []v1.Volume{claimVolume("plain"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
+		"another device class":         {volumes: []v1.Volume{claimVolume("fast")}, want: []scheduler.Demand{{Claim: "uid-fast", Volume: "pvc-uid-fast", Class: "fast", Bytes: 100 * mib, Policy: scheduler.MostFree}}},
+		"a claim that is bound":        {volumes: []v1.Volume{claimVolume("bound")}},
+		"a claim that binds at once":   {volumes: []v1.Volume{claimVolume("early")}},
+		"a claim of another driver":    {volumes: []v1.Volume{claimVolume("other")}},
+		"a claim that we reject":       {volumes: []v1.Volume{claimVolume("wrong")}},
+		"a claim that does not exist":  {volumes: []v1.Volume{claimVolume("missing")}, fails: true},
+		"an ephemeral volume without its claim yet, which is as large as ext4 needs": {volumes: []v1.Volume{ephemeralVolume("e")}, want: []scheduler.Demand{{Bytes: 16 * mib, Policy: scheduler.LeastFree}}},
+		"volumes of other kinds": {volumes: []v1.Volume{{Name: "x", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := pod.DeepCopy()

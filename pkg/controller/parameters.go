@@ -3,7 +3,6 @@ package controller
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -11,11 +10,9 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
-
-// allowedFSTypes are the file systems that lvmd makes, the default one first.
-var allowedFSTypes = []string{"ext4", "xfs"}
 
 // maximumRequest bounds a claim's size so that rounding it up cannot overflow.
 const maximumRequest = math.MaxInt64 / 2
@@ -36,8 +33,10 @@ func (e *InvalidError) Error() string {
 type classParameters struct {
 	// deviceClass is empty for each node's default class.
 	deviceClass string
-	// fsType is one of allowedFSTypes.
+	// fsType is the type of fileSystem, empty for raw block volumes.
 	fsType string
+	// fileSystem is what volumes carry that are not raw block devices.
+	fileSystem fileSystem
 	// onNodeLoss is names.NodeLossKeep or names.NodeLossRecreate.
 	onNodeLoss string
 	// placement says which of the nodes that have room is preferred.
@@ -48,21 +47,17 @@ type classParameters struct {
 
 // parseClass reads the parameters of a StorageClass; errors are *InvalidError.
 func parseClass(class *storagev1.StorageClass) (classParameters, error) {
-	out := classParameters{fsType: allowedFSTypes[0], onNodeLoss: names.NodeLossKeep, placement: scheduler.Policies[0]}
-	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamPlacement, names.ParamFSType, names.ParamEncryption, names.ParamEncryptionDiscards}
+	out := classParameters{onNodeLoss: names.NodeLossKeep, placement: scheduler.Policies[0]}
+	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamPlacement, names.ParamEncryption, names.ParamEncryptionDiscards}
+	known = append(known, fileSystemParameters()...)
 	for _, key := range sortedKeys(class.Parameters) {
 		value := class.Parameters[key]
+		if isFileSystemParameter(key) {
+			continue
+		}
 		switch key {
 		case names.ParamDeviceClass:
 			out.deviceClass = value
-		case names.ParamFSType:
-			if value == "" {
-				continue
-			}
-			if !slices.Contains(allowedFSTypes, value) {
-				return out, &InvalidError{Field: classField(class, key), Given: fmt.Sprintf("%q", value), Allowed: strings.Join(allowedFSTypes, ", ")}
-			}
-			out.fsType = value
 		case names.ParamOnNodeLoss:
 			if value != names.NodeLossKeep && value != names.NodeLossRecreate {
 				return out, &InvalidError{Field: classField(class, key), Given: fmt.Sprintf("%q", value),
@@ -85,7 +80,10 @@ func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 				Given: fmt.Sprintf("key %q", key), Allowed: strings.Join(known, ", ")}
 		}
 	}
-	return out, nil
+	var err error
+	out.fileSystem, err = parseFileSystem(class)
+	out.fsType = string(out.fileSystem.Type)
+	return out, err
 }
 
 func classField(class *storagev1.StorageClass, key string) string {
@@ -112,6 +110,8 @@ func parseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	out := request{classParameters: params, mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
 	if claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == v1.PersistentVolumeBlock {
 		out.mode, out.fsType = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, ""
+	} else if err := params.fileSystem.suitsClaim(claim, class); err != nil {
+		return out, err
 	}
 	if len(claim.Spec.AccessModes) == 0 {
 		return out, &InvalidError{Field: "spec.accessModes", Given: "no access mode", Allowed: "ReadWriteOnce, ReadWriteOncePod"}
@@ -128,6 +128,9 @@ func parseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 			Allowed: fmt.Sprintf("1 to %d bytes", int64(maximumRequest))}
 	}
 	out.bytes = size.Value()
+	if out.mode == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		out.bytes = max(out.bytes, filesystem.MinimumSize(params.fileSystem.Type, false))
+	}
 	switch {
 	case claim.Spec.Selector != nil:
 		return out, &InvalidError{Field: "spec.selector", Given: "a selector", Allowed: "none: the volume is made for the claim"}
@@ -147,11 +150,15 @@ func (r request) create(claim *v1.PersistentVolumeClaim, clusterID string) *lvmd
 	if r.from != nil {
 		source = r.from.source
 	}
-	return &lvmdv1.CreateVolumeRequest{
+	ask := &lvmdv1.CreateVolumeRequest{
 		Name: volumeName(claim), DeviceClass: r.deviceClass, RequiredBytes: r.bytes, Mode: r.mode, FsType: r.fsType, Source: source,
 		Encryption: r.encryption.kind, EncryptionDiscards: r.encryption.discards,
 		Owner: &lvmdv1.Owner{
 			ClusterId: clusterID, ClaimNamespace: claim.Namespace, ClaimName: claim.Name, ClaimUid: string(claim.UID),
 		},
 	}
+	if fs := r.fileSystem; r.mode == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		ask.Profile, ask.FsSettings = string(fs.Profile), fs.settings.Map()
+	}
+	return ask
 }

@@ -117,10 +117,10 @@ func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
 	}{
 		"an unknown parameter": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{"carve.csi.local/devcie-class": "x"} },
-			expect: []string{"StorageClass carve: parameters", `key "carve.csi.local/devcie-class"`, "allowed: carve.csi.local/device-class, carve.csi.local/on-node-loss, carve.csi.local/placement, csi.storage.k8s.io/fstype"}},
+			expect: []string{"StorageClass carve: parameters", `key "carve.csi.local/devcie-class"`, "allowed: carve.csi.local/device-class, carve.csi.local/on-node-loss", "csi.storage.k8s.io/fstype", "carve.csi.local/mkfs-label"}},
 		"an unknown file system": {
-			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamFSType: "btrfs"} },
-			expect: []string{"parameters[csi.storage.k8s.io/fstype]", `"btrfs"`, "allowed: ext4, xfs"}},
+			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamFSType: "ntfs"} },
+			expect: []string{"parameters[csi.storage.k8s.io/fstype]", `"ntfs"`, "allowed: btrfs, ext4, xfs"}},
 		"an unknown wish for the loss of a node": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamOnNodeLoss: "panic"} },
 			expect: []string{"parameters[carve.csi.local/on-node-loss]", `"panic"`, "allowed: keep, recreate"}},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/bits"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,9 +111,16 @@ var ownOptions = map[Type]map[string]values{
 	}),
 }
 
-var compressions = words{"lzo", "no", "zlib", "zlib:1", "zlib:2", "zlib:3", "zlib:4", "zlib:5", "zlib:6", "zlib:7", "zlib:8", "zlib:9",
-	"zstd", "zstd:1", "zstd:2", "zstd:3", "zstd:4", "zstd:5", "zstd:6", "zstd:7", "zstd:8", "zstd:9", "zstd:10", "zstd:11", "zstd:12",
-	"zstd:13", "zstd:14", "zstd:15"}
+// levels are btrfs' ways of compressing, some with a level.
+type levels struct{}
+
+var (
+	compressions = levels{}
+	compression  = regexp.MustCompile(`^(no|lzo|zlib(:[1-9])?|zstd(:([1-9]|1[0-5]))?)$`)
+)
+
+func (levels) canonical(given string) (string, bool) { return given, compression.MatchString(given) }
+func (levels) String() string                        { return "no, lzo, zlib[:1-9], zstd[:1-15]" }
 
 // daxOptions are accepted for volumes on persistent memory only.
 var daxOptions = map[string]values{"dax": either{words{"always", "inode", "never"}}}
