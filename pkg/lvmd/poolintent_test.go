@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -112,5 +114,25 @@ func TestWhatAKilledCommandLeftSuspendedIsResumedAtTheStart(t *testing.T) {
 				t.Errorf("suspended: %q, error %v", left, err)
 			}
 		})
+	}
+}
+
+func TestAPoolThatCouldNotBeMadeInANewGroupIsTriedAgain(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.config = strings.Replace(m.config, "volumeGroup: carve", "volumeGroup: carve, type: thin, thin: {pool: pool, size: 40Mi}", 1)
+	var tried atomic.Int64
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpCreatePool && tried.Add(1) < 3 {
+			return errors.New("killed")
+		}
+		return nil
+	}
+	events := make(chan struct{}, 1)
+	d := m.start(t, withDevices(events))
+	m.fake.AddDisk(disk("vdb"))
+	events <- struct{}{}
+	eventually(t, "the pool is there", func() bool { return d.available() == 10 })
+	if n := tried.Load(); n != 3 {
+		t.Errorf("it was tried %d times", n)
 	}
 }
