@@ -232,6 +232,9 @@ func (s *Service) refill(ctx context.Context, v *volume) error {
 	s.model.mu.Unlock()
 	select {
 	case <-op.done:
+		if op.err == nil {
+			s.metrics.emptied.Inc()
+		}
 		return op.err
 	case <-ctx.Done():
 		return ctx.Err()

@@ -20,6 +20,7 @@ type Metrics struct {
 	calls    *prometheus.HistogramVec
 	exits    *prometheus.CounterVec
 	cleared  prometheus.Counter
+	emptied  prometheus.Counter
 	reloads  *prometheus.CounterVec
 	service  atomic.Pointer[Service]
 }
@@ -69,6 +70,9 @@ func NewMetrics() *Metrics {
 	m.cleared = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "carve_lvmd_cleared_bytes_total", Help: "What was zeroed of new volumes and of what they grew by.",
 	})
+	m.emptied = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "carve_lvmd_volumes_emptied_total", Help: "Encrypted volumes that were made anew because their key was gone.",
+	})
 	m.exits = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "carve_lvmd_lvm_command_exits_total", Help: "LVM commands by their exit code; -1 for those that were killed or not started.",
 	}, []string{"command", "exit"})
@@ -78,7 +82,7 @@ func NewMetrics() *Metrics {
 	for _, result := range []ReloadResult{ReloadApplied, ReloadRefused, ReloadInvalid} {
 		m.reloads.WithLabelValues(string(result))
 	}
-	m.Registry.MustRegister(m.exits, m.reloads, m.commands, m.calls, m.cleared, m)
+	m.Registry.MustRegister(m.exits, m.reloads, m.commands, m.calls, m.cleared, m.emptied, m)
 	return m
 }
 

@@ -1,0 +1,110 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// sealed creates a volume that is encrypted with a key that only the kernel has.
+func (r *real) sealed(fsType string) *lvmdv1.Volume {
+	r.t.Helper()
+	ask := &lvmdv1.CreateVolumeRequest{
+		Name: "sealed-" + fsType, RequiredBytes: r.size, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: fsType, Encryption: "ephemeral",
+	}
+	if fsType == "" {
+		ask.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
+	}
+	got, err := r.machine.LVMD.CreateVolume(r.ctx(), ask)
+	r.must(err)
+	return got.GetVolume()
+}
+
+// TestRealEncryptedVolumes has encrypted volumes staged, published, grown in use
+// and taken down, as others are, and looks for what was written below them.
+func TestRealEncryptedVolumes(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	secret := bytes.Repeat([]byte("plain text that nobody may find "), 1<<10)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
+		t.Run("type "+fsType, func(t *testing.T) {
+			v := r.sealed(fsType)
+			access, file := filesystemAccess(multi), filepath.Join(r.target(v, "one"), "file")
+			if fsType == "" {
+				access, file = blockAccess(multi), r.target(v, "one")
+			}
+			for range 2 {
+				r.must(r.stage(v, access))
+				r.must(r.publish(v, "one", access, false))
+			}
+			f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+			r.must(err)
+			_, err = f.Write(secret)
+			r.must(err)
+			r.must(f.Sync())
+			larger := v.GetSizeBytes() + 64*mib
+			_, err = r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: larger})
+			r.must(err)
+			got, err := r.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{
+				VolumeId: v.GetId(), VolumePath: r.target(v, "one"), StagingTargetPath: r.staging(v),
+				CapacityRange: &csi.CapacityRange{RequiredBytes: larger},
+			})
+			if err != nil || got.GetCapacityBytes() != larger {
+				t.Errorf("got %v, %v", got, err)
+			}
+			stats, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: r.target(v, "one")})
+			if total := stats.GetUsage()[0].GetTotal(); err != nil || total <= v.GetSizeBytes()/10*8 || total > larger {
+				t.Errorf("total %d of %d, %v", total, larger, err)
+			}
+			health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId(), VolumePublishPath: r.target(v, "one")})
+			if err != nil || len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
+				t.Errorf("health %v, %v", health, err)
+			}
+			read := make([]byte, len(secret))
+			if _, err := f.ReadAt(read, 0); err != nil || !bytes.Equal(read, secret) {
+				t.Errorf("what was written is not read, %v", err)
+			}
+			r.must(f.Close())
+			r.must(r.unpublish(v, "one"))
+			r.must(r.unstage(v))
+			r.wantLayers(0)
+			if !r.holds(v.GetDevicePath(), secret[:4096]) {
+				t.Error("what was written is not on the volume")
+			}
+			if r.holds("/dev/"+v.GetVgName()+"/"+v.GetId(), secret[:4096]) {
+				t.Error("plain text is on the disk")
+			}
+			r.delete(v)
+			if _, err := os.Stat(v.GetDevicePath()); !os.IsNotExist(err) {
+				t.Errorf("the device is there after the deletion, %v", err)
+			}
+		})
+	}
+	r.waitForRoom()
+}
+
+// holds tells whether a device has a text, in its first 320 MiB.
+func (r *real) holds(device string, text []byte) bool {
+	r.t.Helper()
+	f, err := os.Open(device)
+	r.must(err)
+	defer f.Close()
+	chunk := make([]byte, 8*mib)
+	for range 40 {
+		n, err := io.ReadFull(f, chunk)
+		if bytes.Contains(chunk[:n], text) {
+			return true
+		}
+		if err != nil {
+			break
+		}
+	}
+	return false
+}

@@ -1,0 +1,380 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// plainText is what is looked for where it must not be.
+var plainText = bytes.Repeat([]byte("plain text that nobody may find "), 32<<10)
+
+// sealed makes a request one for an encrypted volume.
+func sealed(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
+	r.Encryption = "ephemeral"
+	return r
+}
+
+// shows tells whether plain text is read from a device, anywhere in it.
+func shows(t *testing.T, device string) bool {
+	t.Helper()
+	f, err := os.Open(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	chunk := make([]byte, 4<<20)
+	for {
+		n, err := io.ReadFull(f, chunk)
+		// A block of a file begins at a multiple of 4096, so some lie within.
+		if bytes.Contains(chunk[:n], plainText[:4096]) {
+			return true
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return false
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// reboot takes away what a reboot takes away: all devices of the group.
+func (n *node) reboot() {
+	n.t.Helper()
+	for _, name := range n.sealedDevices() {
+		byHand(n.t, "dmsetup", "remove", "--retry", name)
+	}
+	lvmByHand(n.t, "vgchange", "--activate", "n", n.group)
+}
+
+// sealedDevices are the encrypted devices of the machine, and their nodes.
+func (n *node) sealedDevices() []string {
+	n.t.Helper()
+	var names []string
+	for _, name := range strings.Fields(byHand(n.t, "dmsetup", "info", "--columns", "--noheadings", "-o", "name")) {
+		if strings.HasPrefix(name, "carve.crypt.") {
+			names = append(names, name)
+		}
+	}
+	nodes, err := filepath.Glob("/dev/mapper/*carve.crypt.*")
+	if err != nil || len(nodes) != len(names) {
+		n.t.Errorf("devices %q have the nodes %q, error %v", names, nodes, err)
+	}
+	return names
+}
+
+// key is what the kernel says that a volume is encrypted with.
+func key(t *testing.T, v *lvmdv1.Volume) string {
+	t.Helper()
+	table := byHand(t, "dmsetup", "table", "--showkeys", filepath.Base(v.GetDevicePath()))
+	found := regexp.MustCompile(` crypt aes-xts-plain64 ([0-9a-f]{128}) 0 `).FindStringSubmatch(table)
+	if found == nil {
+		t.Fatalf("table %q", table)
+	}
+	return found[1]
+}
+
+func TestNoPlainTextOfAnEncryptedVolumeIsOnTheDisk(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	for _, c := range []struct {
+		fs   string
+		size int64
+	}{{"ext4", 24 << 20}, {"", 8 << 20}} {
+		t.Run("file system "+c.fs, func(t *testing.T) {
+			r := sealed(create("pvc-"+c.fs, c.size, c.fs))
+			r.EncryptionDiscards = c.fs == ""
+			v := p.create(r)
+			own := "/dev/" + n.group + "/" + v.GetId()
+			if v.GetDevicePath() != "/dev/mapper/carve.crypt."+v.GetId() {
+				t.Errorf("volume %v", v)
+			}
+			limit, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/queue/discard_max_bytes", v.GetDeviceMajor(), v.GetDeviceMinor()))
+			if err != nil || (strings.TrimSpace(string(limit)) != "0") != r.GetEncryptionDiscards() {
+				t.Errorf("discards: %t; at most %s bytes, error %v", r.GetEncryptionDiscards(), limit, err)
+			}
+			write := func(file string) {
+				t.Helper()
+				f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o600)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = f.Write(plainText)
+				if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.fs == "" {
+				write(v.GetDevicePath())
+			} else {
+				dir, unmount := mount(t, v)
+				write(dir + "/data")
+				n.growMounted(t, p, v, dir)
+				if b, err := os.ReadFile(dir + "/data"); err != nil || !bytes.Equal(b, plainText) {
+					t.Errorf("%d bytes are read of what was written, error %v", len(b), err)
+				}
+				unmount()
+			}
+			if !shows(t, v.GetDevicePath()) {
+				t.Error("what was written is not seen where it should be")
+			}
+			if shows(t, own) {
+				t.Error("plain text is on the disk")
+			}
+			if c.fs != "" {
+				n.keyIsNowhere(t, p, v)
+			}
+			p.delete(v.GetId())
+			if left := n.sealedDevices(); len(left) > 0 {
+				t.Errorf("the key is there when the deletion is answered: %q", left)
+			}
+		})
+	}
+	wait(t, "all space is back", func() bool { return p.available() == all })
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// growMounted grows a volume by 16 MiB while its file system is in use.
+func (n *node) growMounted(t *testing.T, p *process, v *lvmdv1.Volume, dir string) {
+	t.Helper()
+	statfs := func() (s syscall.Statfs_t) {
+		if err := syscall.Statfs(dir, &s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := statfs()
+	resp, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: v.GetSizeBytes() + 16<<20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	grown := resp.GetVolume()
+	if grown.GetDeviceMinor() != v.GetDeviceMinor() || grown.GetDevicePath() != v.GetDevicePath() {
+		t.Errorf("grown %v, was %v", grown, v)
+	}
+	if err := filesystem.Grow(t.Context(), grown.GetDevicePath(), dir, filesystem.Type(v.GetFsType())); err != nil {
+		t.Fatal(err)
+	}
+	if after := statfs(); after.Blocks <= before.Blocks {
+		t.Errorf("the file system has %d blocks, had %d", after.Blocks, before.Blocks)
+	}
+}
+
+// keyIsNowhere looks for the key of a volume where it could have been left: in
+// lvmd's memory, arguments and environment, in its files and its log.
+func (n *node) keyIsNowhere(t *testing.T, p *process, v *lvmdv1.Volume) {
+	t.Helper()
+	text := []byte(key(t, v))
+	var raw []byte
+	if _, err := fmt.Sscanf(string(text), "%x", &raw); err != nil || len(raw) != 64 {
+		t.Fatalf("key %q, error %v", text, err)
+	}
+	look := func(where string, b []byte) {
+		t.Helper()
+		// Half of a key is worth as much as all of it.
+		for _, part := range [][]byte{text[:32], text[96:], raw[:16], raw[48:]} {
+			if bytes.Contains(b, part) {
+				t.Errorf("the key is in %s", where)
+				return
+			}
+		}
+	}
+	look("the log", []byte(p.log.String()))
+	proc := fmt.Sprintf("/proc/%d/", p.cmd.Process.Pid)
+	files := []string{proc + "cmdline", proc + "environ"}
+	err := filepath.Walk(n.dir, func(path string, info os.FileInfo, err error) error {
+		if err == nil && info.Mode().IsRegular() {
+			files = append(files, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Error(err)
+		}
+		look(file, b)
+	}
+	maps, err := os.ReadFile(proc + "maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := os.Open(proc + "mem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	seen := 0
+	for line := range strings.Lines(string(maps)) {
+		var from, to int64
+		var rights string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &rights); err != nil || !strings.HasPrefix(rights, "rw") {
+			continue
+		}
+		for at := from; at < to; at += 1 << 20 {
+			b := make([]byte, min(1<<20+4096, to-at))
+			n, _ := memory.ReadAt(b, at)
+			seen += n
+			look("lvmd's memory", b[:n])
+		}
+	}
+	if seen < 1<<20 {
+		t.Errorf("only %d bytes of lvmd's memory were looked at", seen)
+	}
+}
+
+func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	fs, raw := p.create(sealed(create("pvc-fs", 24<<20, "ext4"))), p.create(sealed(create("pvc-raw", 8<<20, "")))
+	plain := p.create(create("pvc-plain", 8<<20, ""))
+	fill(t, raw, 0x5a)
+	fill(t, plain, 0x5a)
+	dir, unmount := mount(t, fs)
+	if err := os.WriteFile(dir+"/data", plainText, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The death of lvmd alone changes nothing, nor does one in use.
+	p.kill()
+	p = n.start()
+	if again := p.volume(fs.GetId()); again.GetEmptiedAt() != nil || again.GetDeviceMinor() != fs.GetDeviceMinor() || again.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+		t.Errorf("volume %v, was %v", again, fs)
+	}
+	if b, err := os.ReadFile(dir + "/data"); err != nil || !bytes.Equal(b, plainText) {
+		t.Errorf("%d bytes are read of what was written, error %v", len(b), err)
+	}
+	unmount()
+	before := key(t, fs)
+	if _, err := p.stop(); err != nil {
+		t.Error(err)
+	}
+	n.reboot()
+	p = n.start()
+	for _, was := range []*lvmdv1.Volume{fs, raw} {
+		wait(t, was.GetName()+" is ready again", func() bool {
+			return p.volume(was.GetId()).GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY && p.volume(was.GetId()).GetDevicePath() != ""
+		})
+		v := p.volume(was.GetId())
+		if v.GetEmptiedAt() == nil || v.GetDevicePath() != was.GetDevicePath() || len(v.GetConditions()) > 0 {
+			t.Errorf("volume %v, was %v", v, was)
+		}
+	}
+	if key(t, fs) == before {
+		t.Error("the key is the same")
+	}
+	dir, unmount = mount(t, p.volume(fs.GetId()))
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 || entries[0].Name() != "lost+found" {
+		t.Errorf("it holds %v, error %v", entries, err)
+	}
+	unmount()
+	b, err := os.ReadFile(raw.GetDevicePath())
+	if err != nil || bytes.Contains(b, bytes.Repeat([]byte{0x5a}, 512)) || len(bytes.Trim(b[:1<<20], "\x00")) > 0 {
+		t.Errorf("a raw volume shows what it held, or is not empty at its beginning; error %v", err)
+	}
+	checkFilled(t, p.volume(plain.GetId()), 0x5a, 8<<20)
+	if log := p.log.String(); strings.Count(log, "the key of an encrypted volume is gone") != 2 {
+		t.Errorf("the log does not tell of two volumes:\n%s", log)
+	}
+	for _, v := range []*lvmdv1.Volume{fs, raw, plain} {
+		p.deleteAgain(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	}
+	wait(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
+}
+
+func (p *process) volume(id string) *lvmdv1.Volume {
+	p.t.Helper()
+	resp, err := p.client.GetVolume(p.t.Context(), &lvmdv1.GetVolumeRequest{Id: id})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return resp.GetVolume()
+}
+
+func TestEncryptedVolumesSurviveADeathOfLvmdBetweenAnyTwoEffects(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	p.kill()
+	for number := range places(chance(t), 2, 40) {
+		s := newSaga(n)
+		p := n.startMortal(number)
+		s.create(p, sealed(create("pvc-kept", 16<<20, "ext4")))
+		s.expand(p, "pvc-kept", 24<<20)
+		s.create(p, sealed(create("pvc-gone", 8<<20, "ext4")))
+		s.delete(p, "pvc-gone")
+		for i := 0; i < 50 && !p.dead(100*time.Millisecond) && len(n.leftovers()) > len(s.kept); i++ {
+		}
+		place := n.read("died")
+		p.kill()
+		t.Logf("place %d: %s", number, place)
+		// Every other time, the machine dies, too, and its successor's lvmd, once.
+		rebooted := number%2 == 0
+		if rebooted {
+			n.reboot()
+			p = n.startMortal(number/4 + 1)
+			p.dead(2 * time.Second)
+			p.kill()
+			n.reboot()
+		}
+		p = n.start()
+		if rebooted {
+			for name := range s.kept {
+				wait(t, name+" is made anew", func() bool {
+					resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
+					return err == nil && resp.GetVolume().GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY && resp.GetVolume().GetEmptiedAt() != nil
+				})
+			}
+		}
+		s.check(p, all)
+		if left := n.sealedDevices(); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+		p.kill()
+		if t.Failed() {
+			t.Fatalf("died at place %d, %q", number, place)
+		}
+		if place == "" {
+			if number < 20 {
+				t.Errorf("only %d places to die at", number-1)
+			}
+			return // It survived: there are no more places.
+		}
+	}
+}
+
+func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	v := p.create(sealed(create("pvc-raw", 16<<20, "")))
+	// What a user may do there.
+	lvmByHand(t, "vgcreate", "--yes", "users-own", v.GetDevicePath())
+	lvmByHand(t, "vgs", "users-own")
+	h := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: patience, SystemDir: filepath.Join(n.dir, "state", "lvm")})
+	if found, err := h.Scan(t.Context(), []string{"users-own", n.group}); err != nil || len(found) != 1 || found[0].Name != n.group {
+		t.Errorf("found %+v, error %v", found, err)
+	}
+	p.delete(v.GetId())
+	wait(t, "all space is back", func() bool { return p.available() == all })
+}
