@@ -50,6 +50,7 @@ func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
 	if d.serving() || d.Ready(t.Context()) == nil {
 		t.Error("still serving")
 	}
+	wantSamples(t, d.Service, map[string]float64{"lvm_responding{group=carve}": 0})
 	if c := d.state().GetClasses()[0]; len(c.GetConditions()) != 1 {
 		t.Errorf("class %v", c)
 	}
@@ -58,6 +59,10 @@ func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
 		t.Error("the list is wrong")
 	}
 	d.delete(v.GetId())
+	// What became of the second volume is not known: it is counted as to be removed.
+	wantSamples(t, d.Service, map[string]float64{
+		"volumes{class=local,state=deleting}": 2, "wipe_backlog_bytes{group=carve}": float64(2 * testExtent),
+	})
 	commands := m.fake.Commands(lvmfake.OpCreate)
 	_, err = d.client.CreateVolume(t.Context(), request("pvc-3", 1))
 	wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
@@ -67,6 +72,9 @@ func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
 	wedged.Store(false)
 	eventually(t, "it serves again", d.serving)
 	d.checkClean()
+	wantSamples(t, d.Service, map[string]float64{
+		"lvm_responding{group=carve}": 1, "volumes{class=local,state=deleting}": 0, "wipe_backlog_bytes{group=carve}": 0,
+	})
 }
 
 // probeNow makes a wedged group be probed without delay.

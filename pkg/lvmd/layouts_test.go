@@ -170,6 +170,10 @@ func TestRAIDTellsWhatBecomesOfItsImages(t *testing.T) {
 	} {
 		m.fake.SetRAIDStatus(testGroup, v.GetId(), c.status)
 		eventually(t, "conditions "+c.want, func() bool { return conditions() == c.want })
+		metric, told := "unhealthy_volumes{class=raid5,condition="+c.want+"}", samples(t, d.Service)
+		if c.want != "" && told[metric] != 1 {
+			t.Errorf("%s is %v", metric, told[metric])
+		}
 	}
 }
 

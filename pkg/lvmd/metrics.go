@@ -188,7 +188,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 			continue
 		}
 		volumes[key{v.rec.Ident.Class, v.rec.Phase}]++
-		for _, c := range v.conditions {
+		for _, c := range v.allConditions() {
 			unhealthy[[2]string{v.rec.Ident.Class, c.GetType()}]++
 		}
 		if v.rec.Phase == deleting && !v.wiped {
