@@ -86,6 +86,7 @@ func TestAConfigurationThatWouldOrphanVolumesIsRefused(t *testing.T) {
 			if len(conditions) != 1 || conditions[0].GetType() != "ConfigurationRefused" || !strings.Contains(conditions[0].GetMessage(), c.want) {
 				t.Errorf("conditions %v", conditions)
 			}
+			wantSamples(t, d.Service, map[string]float64{"config_current": 0})
 			if v := d.create(request("c", 1)); v.GetDeviceClass() != "local" {
 				t.Error("the configuration before is not in force")
 			}
@@ -95,6 +96,7 @@ func TestAConfigurationThatWouldOrphanVolumesIsRefused(t *testing.T) {
 			if conditions := d.state().GetClasses()[0].GetConditions(); len(conditions) != 0 {
 				t.Errorf("conditions %v", conditions)
 			}
+			wantSamples(t, d.Service, map[string]float64{"config_current": 1})
 		})
 	}
 }
