@@ -5,11 +5,11 @@ package lvmd_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"iter"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,16 +62,22 @@ func places(random *rand.Rand, few, most int) iter.Seq[int] {
 // saga is what was asked of one lvmd after the other, and what was acknowledged.
 type saga struct {
 	n *node
-	// kept are acknowledged volumes by name; their raw ones are full of 0x5a.
+	// kept are acknowledged volumes by name; their raw ones begin with 0x5a.
 	kept map[string]*lvmdv1.Volume
 	// asked are the requests, by name; those not acknowledged are made again.
 	asked map[string]*lvmdv1.CreateVolumeRequest
 	// unsure are deletions that were not acknowledged, by name.
 	unsure map[string]bool
+	// snapshots are acknowledged snapshots, and snapshotted the requests, by name.
+	snapshots   map[string]*lvmdv1.Snapshot
+	snapshotted map[string]*lvmdv1.CreateSnapshotRequest
 }
 
 func newSaga(n *node) *saga {
-	return &saga{n: n, kept: map[string]*lvmdv1.Volume{}, asked: map[string]*lvmdv1.CreateVolumeRequest{}, unsure: map[string]bool{}}
+	return &saga{
+		n: n, kept: map[string]*lvmdv1.Volume{}, asked: map[string]*lvmdv1.CreateVolumeRequest{}, unsure: map[string]bool{},
+		snapshots: map[string]*lvmdv1.Snapshot{}, snapshotted: map[string]*lvmdv1.CreateSnapshotRequest{},
+	}
 }
 
 func (s *saga) create(p *process, r *lvmdv1.CreateVolumeRequest) {
@@ -84,9 +90,39 @@ func (s *saga) create(p *process, r *lvmdv1.CreateVolumeRequest) {
 	}
 	v := resp.GetVolume()
 	s.kept[r.GetName()] = v
-	if v.GetFsType() == "" {
+	switch {
+	case v.GetFsType() != "":
+	case r.GetSource() != nil:
+		checkFilled(s.n.t, v, 0x5a, r.GetRequiredBytes())
+	default:
 		clean(s.n.t, v)
 		fill(s.n.t, v, 0x5a)
+	}
+}
+
+// clone makes a raw volume of another one, of the same size, or of a snapshot.
+func (s *saga) clone(p *process, name, of string) {
+	source := &lvmdv1.VolumeSource{VolumeId: s.kept[of].GetId()}
+	if snapshot := s.snapshots[of]; snapshot != nil {
+		source = &lvmdv1.VolumeSource{SnapshotId: snapshot.GetId()}
+	} else if s.kept[of] == nil {
+		return
+	}
+	r := create(name, s.asked["pvc-kept"].GetRequiredBytes(), "")
+	r.Source = source
+	s.create(p, r)
+}
+
+func (s *saga) snapshot(p *process, name, of string) {
+	if s.kept[of] == nil {
+		return
+	}
+	r := &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: s.kept[of].GetId()}
+	s.snapshotted[name] = r
+	ctx, cancel := context.WithTimeout(s.n.t.Context(), patience)
+	defer cancel()
+	if resp, err := p.client.CreateSnapshot(ctx, r); err == nil {
+		s.snapshots[name] = resp.GetSnapshot()
 	}
 }
 
@@ -103,6 +139,15 @@ func (s *saga) expand(p *process, name string, bytes int64) {
 }
 
 func (s *saga) delete(p *process, name string) {
+	ctx, cancel := context.WithTimeout(s.n.t.Context(), patience)
+	defer cancel()
+	if snapshot := s.snapshots[name]; snapshot != nil {
+		// check deletes what is left of all snapshots.
+		delete(s.snapshots, name)
+		delete(s.snapshotted, name)
+		_, _ = p.client.DeleteSnapshot(ctx, &lvmdv1.DeleteSnapshotRequest{Id: snapshot.GetId()})
+		return
+	}
 	v := s.kept[name]
 	if v == nil {
 		return
@@ -110,8 +155,6 @@ func (s *saga) delete(p *process, name string) {
 	delete(s.kept, name)
 	delete(s.asked, name)
 	s.unsure[name] = true
-	ctx, cancel := context.WithTimeout(s.n.t.Context(), patience)
-	defer cancel()
 	if _, err := p.client.DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}); err == nil {
 		delete(s.unsure, name)
 	}
@@ -129,7 +172,7 @@ func (s *saga) check(p *process, all int64) {
 		resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
 		got := resp.GetVolume()
 		if err != nil || got.GetId() != v.GetId() || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY ||
-			got.GetSizeBytes() < v.GetSizeBytes() || len(got.GetConditions()) > 0 {
+			got.GetSizeBytes() < v.GetSizeBytes() || slices.ContainsFunc(got.GetConditions(), isTrouble) {
 			t.Errorf("acknowledged volume %v is %v, error %v", v, got, err)
 			continue
 		}
@@ -142,14 +185,35 @@ func (s *saga) check(p *process, all int64) {
 		}
 	}
 	for name, r := range s.asked {
-		if again := p.retry(r); s.kept[name] != nil && again.GetId() != s.kept[name].GetId() {
-			t.Errorf("a retry of %s made %v", name, again)
-		} else if s.kept[name] == nil && r.GetFsType() == "" {
+		switch again := p.retry(r); {
+		case s.kept[name] != nil:
+			if again.GetId() != s.kept[name].GetId() {
+				t.Errorf("a retry of %s made %v", name, again)
+			}
+		case r.GetSource() != nil:
+			checkFilled(t, again, 0x5a, r.GetRequiredBytes())
+		case r.GetFsType() == "":
 			clean(t, again)
+		}
+	}
+	for name, r := range s.snapshotted {
+		again := p.snapshotAgain(r)
+		if kept := s.snapshots[name]; !again.GetReady() || kept != nil && kept.GetId() != again.GetId() {
+			t.Errorf("a retry of snapshot %v made %v", kept, again)
 		}
 	}
 	for name := range s.unsure {
 		p.deleteAgain(&lvmdv1.DeleteVolumeRequest{Name: name})
+	}
+	list, err := p.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{})
+	if err != nil {
+		t.Error(err)
+	}
+	for _, snapshot := range list.GetSnapshots() {
+		p.again("a snapshot is deleted", func() error {
+			_, err := p.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Id: snapshot.GetId()})
+			return err
+		})
 	}
 	for _, v := range p.state().GetVolumes() {
 		p.deleteAgain(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
@@ -160,28 +224,46 @@ func (s *saga) check(p *process, all int64) {
 	}
 }
 
-// retry asks until what is under way is done.
+// isTrouble tells whether a condition is one that does not pass by itself.
+func isTrouble(c *lvmdv1.Condition) bool { return c.GetType() != "OutOfSync" }
+
+// again asks until what is under way is done.
+func (p *process) again(what string, ask func() error) {
+	p.t.Helper()
+	wait(p.t, what, func() bool {
+		err := ask()
+		if err != nil && status.Code(err) != codes.Aborted {
+			p.t.Fatalf("%s: %v", what, err)
+		}
+		return err == nil
+	})
+}
+
 func (p *process) retry(r *lvmdv1.CreateVolumeRequest) (v *lvmdv1.Volume) {
 	p.t.Helper()
-	wait(p.t, "a retry succeeds", func() bool {
+	p.again("a retry of "+r.GetName(), func() error {
 		resp, err := p.client.CreateVolume(p.t.Context(), r)
-		if err != nil && status.Code(err) != codes.Aborted {
-			p.t.Fatalf("a retry of %s: %v", r.GetName(), err)
-		}
 		v = resp.GetVolume()
-		return err == nil
+		return err
 	})
 	return v
 }
 
+func (p *process) snapshotAgain(r *lvmdv1.CreateSnapshotRequest) (snapshot *lvmdv1.Snapshot) {
+	p.t.Helper()
+	p.again("a retry of "+r.GetName(), func() error {
+		resp, err := p.client.CreateSnapshot(p.t.Context(), r)
+		snapshot = resp.GetSnapshot()
+		return err
+	})
+	return snapshot
+}
+
 func (p *process) deleteAgain(r *lvmdv1.DeleteVolumeRequest) {
 	p.t.Helper()
-	wait(p.t, "a deletion succeeds", func() bool {
+	p.again("a deletion", func() error {
 		_, err := p.client.DeleteVolume(p.t.Context(), r)
-		if err != nil && status.Code(err) != codes.Aborted {
-			p.t.Fatalf("deleting %v: %v", r, err)
-		}
-		return err == nil
+		return err
 	})
 }
 
@@ -198,94 +280,4 @@ func checkFilled(t testing.TB, v *lvmdv1.Volume, pattern byte, length int64) {
 	if err != nil || int64(bytes.Count(b, []byte{pattern})) != length {
 		t.Errorf("acknowledged volume %s lost data: %d of %d bytes are right, error %v", v.GetName(), bytes.Count(b, []byte{pattern}), length, err)
 	}
-}
-
-// live tells an lvmd everything that volumes go through.
-func (s *saga) live(p *process) {
-	s.create(p, create("pvc-fs", 16<<20, "ext4"))
-	s.create(p, create("pvc-raw", 8<<20, ""))
-	s.expand(p, "pvc-raw", 16<<20)
-	s.delete(p, "pvc-fs")
-	s.create(p, create("pvc-other", 8<<20, ""))
-}
-
-func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
-	n := newNode(t)
-	p := n.start()
-	all := p.available()
-	p.kill()
-	for number := range places(chance(t), 4, 60) {
-		s := newSaga(n)
-		p := n.startMortal(number)
-		s.live(p)
-		for i := 0; i < 50 && !p.dead(100*time.Millisecond) && len(n.leftovers()) > len(s.kept); i++ {
-		}
-		place := n.read("died")
-		p.kill()
-		t.Logf("place %d: %s", number, place)
-		p = n.start()
-		s.check(p, all)
-		p.kill()
-		if t.Failed() {
-			t.Fatalf("died at place %d, %q", number, place)
-		}
-		if place == "" {
-			if number < 20 {
-				t.Errorf("only %d places to die at", number-1)
-			}
-			return // It survived: there are no more places.
-		}
-	}
-}
-
-func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
-	n := newNode(t)
-	n.standIn()
-	random := chance(t)
-	p := n.start()
-	all := p.available()
-	for _, command := range []string{"lvcreate", "lvextend", "lvremove"} {
-		for _, whom := range []string{"lvm", "lvmd"} {
-			t.Run(fmt.Sprintf("%s, with %s", command, whom), func(t *testing.T) {
-				for number := range places(random, 2, 8) {
-					if n.slayAt(p, all, &p, command, number, whom) {
-						break
-					}
-					if t.Failed() {
-						t.Fatalf("%s was killed before effect %d", command, number)
-					}
-				}
-			})
-		}
-	}
-}
-
-// slayAt has one command killed before its effect of the number, and lvmd with it
-// if whom says so, and checks what becomes of it. It returns true when the command
-// had fewer effects.
-func (n *node) slayAt(p *process, all int64, next **process, command string, number int, whom string) (ended bool) {
-	n.t.Helper()
-	s := newSaga(n)
-	s.create(p, create("pvc-kept", 8<<20, ""))
-	_, _ = os.Remove(n.dir+"/effects"), os.Remove(n.dir+"/slain")
-	if err := os.WriteFile(n.dir+"/slay", []byte(command+" "+strconv.Itoa(number)+" "+whom), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
-	switch command {
-	case "lvcreate":
-		s.create(p, create("pvc-new", 8<<20, ""))
-	case "lvextend":
-		s.expand(p, "pvc-kept", 12<<20)
-	case "lvremove":
-		s.delete(p, "pvc-kept")
-	}
-	wait(n.t, "the command ended, or was killed", func() bool { return n.read("effects") != "" || n.read("slain") != "" })
-	n.t.Logf("killed before effect %d of %s; it had %q", number, command, n.read("effects"))
-	if whom == "lvmd" && n.read("effects") == "" {
-		wait(n.t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
-		p = n.start()
-		*next = p
-	}
-	s.check(p, all)
-	return n.read("effects") != ""
 }

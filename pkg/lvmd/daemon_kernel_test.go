@@ -114,6 +114,8 @@ type node struct {
 	group  string
 	dir    string
 	config string
+	// keeps are volumes that belong to the machine, such as a thin pool.
+	keeps []string
 	// debug makes lvmd log every LVM command.
 	debug bool
 	// lvm is the program that lvmd runs; empty means the real one.
@@ -380,12 +382,31 @@ func clean(t testing.TB, v *lvmdv1.Volume) {
 	}
 }
 
-// leftovers lists the group's volumes, by LVM's own account, and the nodes under
-// /dev that lead to none of the kernel's devices.
+// leftovers lists the group's volumes, by LVM's own account, the kernel's devices
+// that belong to none of them, and the nodes under /dev that lead to none of those.
+// What the node keeps, and the parts of it, is not listed.
 func (n *node) leftovers() []string {
 	n.t.Helper()
-	left := strings.Fields(lvmByHand(n.t, "lvs", "--noheadings", "-o", "lv_name", n.group))
-	mapped := strings.Fields(byHand(n.t, "dmsetup", "info", "--columns", "--noheadings", "-o", "name"))
+	var left, whole []string
+	for name := range strings.FieldsSeq(lvmByHand(n.t, "lvs", "--noheadings", "-o", "lv_name", n.group)) {
+		whole = append(whole, n.group+"-"+strings.ReplaceAll(name, "-", "--"))
+		if !slices.Contains(n.keeps, name) {
+			left = append(left, name)
+		}
+	}
+	var mapped []string
+	for line := range strings.Lines(byHand(n.t, "dmsetup", "info", "--columns", "--noheadings", "--separator", " ", "-o", "name,uuid")) {
+		device, uuid, _ := strings.Cut(strings.TrimSpace(line), " ")
+		mapped = append(mapped, device)
+		// Its own device, or one of a part of it.
+		known := slices.ContainsFunc(whole, func(w string) bool {
+			rest, ok := strings.CutPrefix(device, w)
+			return ok && (rest == "" || rest[0] == '_' || rest[0] == '-')
+		})
+		if strings.HasPrefix(uuid, "LVM-") && strings.HasPrefix(device, n.group+"-") && !known {
+			left = append(left, "device "+device)
+		}
+	}
 	for _, pattern := range []string{"/dev/" + n.group + "/*", "/dev/mapper/" + n.group + "-*"} {
 		nodes, err := filepath.Glob(pattern)
 		if err != nil {

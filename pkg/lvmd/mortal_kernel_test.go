@@ -49,9 +49,10 @@ func mortal(dir, number string) error {
 		return err
 	}
 	var count atomic.Int64
+	host := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system})
 	options := lvmd.Options{
 		Config: c, StateDir: state, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		LVM: lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system}),
+		LVM: host, Devices: host,
 	}
 	options.DieAt(func(place string) {
 		if count.Add(1) == dieAt {
@@ -175,7 +176,7 @@ func isEffect(regs *unix.PtraceRegs) bool {
 	case unix.SYS_IOCTL:
 		const deviceMapper = 0xfd
 		switch regs.Rsi & 0xff { // linux/dm-ioctl.h
-		case 3, 4, 5, 6, 9, 10: // create, remove, rename, suspend and resume, load, clear
+		case 3, 4, 5, 6, 9, 10, 14: // create, remove, rename, suspend and resume, load, clear, message
 			return regs.Rsi>>8&0xff == deviceMapper
 		}
 	}

@@ -1,0 +1,96 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"testing"
+	"time"
+)
+
+// Machines on which lvmd is killed.
+
+func thickNode(t *testing.T) *node { return newNode(t) }
+
+func poolNode(t *testing.T) *node {
+	n := thinNode(t, "overprovisioning: 4, dataThreshold: 100%")
+	n.keeps = []string{"carve-pool"}
+	return n
+}
+
+func mirrorNode(t *testing.T) *node {
+	n := newNode(t, "/dev/vdb", "/dev/vdc")
+	n.config = "- {name: raid1, default: true, volumeGroup: carve, type: raid1}\n"
+	return n
+}
+
+// live tells an lvmd everything that volumes go through.
+func (s *saga) live(p *process) {
+	s.create(p, create("pvc-fs", 16<<20, "ext4"))
+	s.create(p, create("pvc-raw", 8<<20, ""))
+	s.expand(p, "pvc-raw", 16<<20)
+	s.delete(p, "pvc-fs")
+	s.create(p, create("pvc-kept", 8<<20, ""))
+	s.clone(p, "pvc-copy", "pvc-kept")
+}
+
+// liveThin is what thin volumes and their snapshots go through.
+func (s *saga) liveThin(p *process) {
+	s.create(p, create("pvc-kept", 8<<20, ""))
+	s.snapshot(p, "snapshot", "pvc-kept")
+	s.clone(p, "pvc-restored", "snapshot")
+	s.clone(p, "pvc-clone", "pvc-kept")
+	s.delete(p, "snapshot")
+	s.expand(p, "pvc-clone", 16<<20)
+	s.delete(p, "pvc-restored")
+}
+
+// liveMirrored is what RAID volumes go through.
+func (s *saga) liveMirrored(p *process) {
+	s.create(p, create("pvc-kept", 8<<20, ""))
+	s.expand(p, "pvc-kept", 16<<20)
+	s.create(p, create("pvc-fs", 16<<20, "ext4"))
+	s.delete(p, "pvc-fs")
+}
+
+func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
+	thickNode(t).killBetween(t, (*saga).live, 3, 60)
+}
+
+func TestKilledBetweenTwoEffectsOnRealThinVolumes(t *testing.T) {
+	poolNode(t).killBetween(t, (*saga).liveThin, 3, 50)
+}
+
+func TestKilledBetweenTwoEffectsOnRealRAIDVolumes(t *testing.T) {
+	mirrorNode(t).killBetween(t, (*saga).liveMirrored, 2, 30)
+}
+
+// killBetween has an lvmd die at one place of a life after the other: at a few of
+// the most there are, or at all of them.
+func (n *node) killBetween(t *testing.T, live func(*saga, *process), few, most int) {
+	t.Helper()
+	p := n.start()
+	all := p.available()
+	p.kill()
+	for number := range places(chance(t), few, most) {
+		s := newSaga(n)
+		p := n.startMortal(number)
+		live(s, p)
+		for i := 0; i < 50 && !p.dead(100*time.Millisecond) && len(n.leftovers()) > len(s.kept)+len(s.snapshots); i++ {
+		}
+		place := n.read("died")
+		p.kill()
+		t.Logf("place %d: %s", number, place)
+		p = n.start()
+		s.check(p, all)
+		p.kill()
+		if t.Failed() {
+			t.Fatalf("died at place %d, %q", number, place)
+		}
+		if place == "" {
+			if number < 20 {
+				t.Errorf("only %d places to die at", number-1)
+			}
+			return // It survived: there are no more places.
+		}
+	}
+}
