@@ -99,15 +99,19 @@ test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leav
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 55m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
-bench: bench-lvmd bench-mount bench-controller bench-pod ## All measurements, each a ratio within one run
+bench: bench-lvmd bench-mount bench-io bench-controller bench-pod ## All measurements, each a ratio within one run
 
 .PHONY: bench-lvmd
-bench-lvmd: ## Measure lvmd against lvcreate and lvremove by hand, in a virtual machine
-	cd e2e && $(GO) run ./cmd/vmtest -with lvmd -run '^$$' -bench . ../pkg/lvmd
+bench-lvmd: ## Measure lvmd against lvcreate and lvremove by hand, in a virtual machine (VOLUMES=0,100,500,1000)
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 2h -with lvmd $(if $(VOLUMES),-env CARVE_BENCH_VOLUMES=$(VOLUMES)) -run '^$$' -bench . ../pkg/lvmd
 
 .PHONY: bench-mount
 bench-mount: ## Measure stage and publish against a bare mount, in a virtual machine
-	cd e2e && $(GO) run ./cmd/vmtest -run '^$$' -bench . ../pkg/driver
+	cd e2e && $(GO) run ./cmd/vmtest -run '^$$' -bench RealMounting ../pkg/driver
+
+.PHONY: bench-io
+bench-io: ## Measure file systems and the scratch profile against a bare volume with fio, in a virtual machine
+	cd e2e && $(GO) run ./cmd/vmtest -run '^$$' -bench RealIO ../pkg/driver
 
 .PHONY: bench-controller
 bench-controller: ## Measure the controller with a real control plane and fake nodes

@@ -21,7 +21,7 @@ import (
 
 func TestRealFileSystems(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.volume(fsType, fsType)
 			defer r.delete(v)
@@ -160,7 +160,7 @@ func TestRealAccessModes(t *testing.T) {
 
 func TestRealGrowingWhileInUse(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
-	for _, fsType := range []string{"ext4", "xfs", ""} {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
 		t.Run("type "+fsType, func(t *testing.T) {
 			v := r.volume("grow"+fsType, fsType)
 			access := filesystemAccess(writer)

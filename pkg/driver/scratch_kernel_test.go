@@ -1,0 +1,99 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// TestRealScratch crashes a scratch volume: what was not taken off cleanly
+// comes back empty, with the settings that it was made with.
+func TestRealScratch(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	r.size = 64 * mib
+	v := r.scratch("scratch")
+	access := filesystemAccess(writer)
+	r.must(r.stage(v, access))
+	if layer, fs := r.options(r.staging(v)); !slices.Contains(layer, "noatime") || !slices.Contains(fs, "nobarrier") {
+		t.Errorf("options %q, %q", layer, fs)
+	}
+	r.write(filepath.Join(r.staging(v), "file"), "content")
+	r.must(r.unstage(v))
+
+	r.must(r.stage(v, access))
+	r.wantFile(filepath.Join(r.staging(v), "file"), "content")
+	// As a power cut: what the end of the mount would write does not get there.
+	revive := r.kill(v)
+	r.must(r.unstage(v))
+	revive()
+	if info, err := filesystem.Probe(v.GetDevicePath()); err != nil || !info.NeedsCheck {
+		t.Fatalf("the file system looks clean: %+v, %v", info, err)
+	}
+	r.must(r.stage(v, access))
+	if _, err := os.Stat(filepath.Join(r.staging(v), "file")); !os.IsNotExist(err) {
+		t.Errorf("the file: %v", err)
+	}
+	features := drivertest.ByHand(t, "dumpe2fs", "-h", v.GetDevicePath())
+	if strings.Contains(features, "has_journal") || !strings.Contains(features, "Filesystem volume name:   scratch") || !strings.Contains(features, v.GetFsUuid()) {
+		t.Errorf("made anew as\n%s", features)
+	}
+	if !strings.Contains(r.machine.Log.String(), "made a scratch file system anew") {
+		t.Error("the log does not say that it was made anew")
+	}
+	r.must(r.unstage(v))
+}
+
+// TestRealStraySignatures leaves the superblocks of three file systems of an
+// earlier life of the disk where volumes come to lie.
+func TestRealStraySignatures(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	const foreign = "01234567-89ab-cdef-0123-456789abcdef"
+	stray := make([]byte, 68<<10)
+	for _, piece := range []struct {
+		t        filesystem.Type
+		from, to int64
+	}{{filesystem.XFS, 0, 1 << 10}, {filesystem.Ext4, 1 << 10, 2 << 10}, {filesystem.Btrfs, 64 << 10, 68 << 10}} {
+		image := filepath.Join(t.TempDir(), "image")
+		r.must(os.WriteFile(image, nil, 0o600))
+		r.must(os.Truncate(image, r.size))
+		r.must(filesystem.Format(t.Context(), image, filesystem.FormatOptions{Type: piece.t, UUID: foreign}))
+		f, err := os.Open(image)
+		r.must(err)
+		_, err = f.ReadAt(stray[piece.from:piece.to], piece.from)
+		r.must(errors.Join(err, f.Close()))
+	}
+	disk, err := os.OpenFile("/dev/vdb", os.O_WRONLY|os.O_SYNC, 0)
+	r.must(err)
+	for i := range filesystem.Types() {
+		// The group's data begin at 2 MiB, and volumes will lie one after the other.
+		_, err := disk.WriteAt(stray, 2*mib+int64(i)*r.size)
+		r.must(err)
+	}
+	r.must(disk.Close())
+	for _, fsType := range filesystem.Types() {
+		v := r.volume(string(fsType), string(fsType))
+		// All signatures that there are: what was left of the others would show.
+		out := drivertest.ByHand(t, "wipefs", "--noheadings", "--output", "TYPE,UUID", v.GetDevicePath())
+		if got := strings.Fields(out); len(got) != 2 || got[0] != string(fsType) || got[1] != v.GetFsUuid() {
+			t.Errorf("%s carries %q", fsType, out)
+		}
+		r.must(r.stage(v, filesystemAccess(writer)))
+		r.must(r.unstage(v))
+		// Foreign from then on: not mounted, not formatted.
+		r.must(filesystem.Format(t.Context(), v.GetDevicePath(), filesystem.FormatOptions{Type: fsType, UUID: foreign}))
+		wantError(t, r.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "not its own, UUID "+foreign)
+		if info, err := filesystem.Probe(v.GetDevicePath()); err != nil || info.UUID != foreign {
+			t.Errorf("afterwards: %+v, %v", info, err)
+		}
+	}
+}
