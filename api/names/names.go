@@ -36,7 +36,7 @@ const (
 
 	// AttributeSize is the volumeAttribute with the size, a quantity, of a volume
 	// that a Pod defines in its own specification. Required there.
-	// ParamDeviceClass is the other one.
+	// ParamDeviceClass, ParamEncryption and ParamProfile are the others.
 	AttributeSize = Prefix + "size"
 
 	// ParamEncryption is the StorageClass parameter that has volumes encrypted:

@@ -101,14 +101,15 @@ func (n *Node) inlineRequest(req *csi.NodePublishVolumeRequest, want capability)
 	if given := attributes[contextPodUID]; given != uid {
 		return nil, invalid("target_path", "%q is not allowed: it belongs to Pod %s, the volume to Pod %q", req.GetTargetPath(), uid, given)
 	}
-	size, class, err := checkAttributes(attributes)
+	size, err := checkAttributes(attributes)
 	if err != nil {
 		return nil, err
 	}
 	return &lvmdv1.CreateVolumeRequest{
-		Name: req.GetVolumeId(), DeviceClass: class, RequiredBytes: size,
+		Name: req.GetVolumeId(), DeviceClass: attributes[names.ParamDeviceClass], RequiredBytes: size,
 		Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: want.fsType,
-		Owner: &lvmdv1.Owner{PodNamespace: attributes[contextPodNamespace], PodName: attributes[contextPodName], PodUid: uid},
+		Owner:      &lvmdv1.Owner{PodNamespace: attributes[contextPodNamespace], PodName: attributes[contextPodName], PodUid: uid},
+		Encryption: attributes[names.ParamEncryption], Profile: attributes[names.ParamProfile],
 	}, nil
 }
 
@@ -124,26 +125,30 @@ func (n *Node) podOf(target string) (string, error) {
 	return part[1], nil
 }
 
-// checkAttributes reads the volumeAttributes of a Pod's volume, of which all
-// have to be known. The class is empty for the node's default one.
-func checkAttributes(attributes map[string]string) (size int64, class string, err error) {
+// inlineAttributes are the volumeAttributes that a Pod may set.
+var inlineAttributes = []string{names.AttributeSize, names.ParamDeviceClass, names.ParamEncryption, names.ParamProfile}
+
+// checkAttributes checks the volumeAttributes of a Pod's volume, of which all
+// have to be known, and returns the size in bytes. What the others may be is for
+// lvmd to say.
+func checkAttributes(attributes map[string]string) (size int64, err error) {
 	for _, key := range slices.Sorted(maps.Keys(attributes)) {
 		kubelets := key == contextEphemeral || strings.HasPrefix(key, contextPod) || strings.HasPrefix(key, contextAccount)
-		if !kubelets && key != names.AttributeSize && key != names.ParamDeviceClass {
-			return 0, "", invalid("volumeAttributes", "key %q is not allowed: %s and %s are, and the file system goes into fsType beside them",
-				key, names.AttributeSize, names.ParamDeviceClass)
+		if !kubelets && !slices.Contains(inlineAttributes, key) {
+			return 0, invalid("volumeAttributes", "key %q is not allowed: %s are, and the file system goes into fsType beside them",
+				key, strings.Join(inlineAttributes, ", "))
 		}
 	}
 	given := attributes[names.AttributeSize]
 	field := fmt.Sprintf("volumeAttributes[%s]", names.AttributeSize)
 	if given == "" {
-		return 0, "", invalid(field, "a value is required, such as 10Gi")
+		return 0, invalid(field, "a value is required, such as 10Gi")
 	}
 	quantity, err := resource.ParseQuantity(given)
 	if err != nil || quantity.Sign() <= 0 || quantity.CmpInt64(maxInlineSize) > 0 {
-		return 0, "", invalid(field, "%q is not allowed: a quantity from 1 to %d bytes is, such as 10Gi", given, int64(maxInlineSize))
+		return 0, invalid(field, "%q is not allowed: a quantity from 1 to %d bytes is, such as 10Gi", given, int64(maxInlineSize))
 	}
-	return quantity.Value(), attributes[names.ParamDeviceClass], nil
+	return quantity.Value(), nil
 }
 
 // inlineVolume returns the volume that was asked for, and whether this call

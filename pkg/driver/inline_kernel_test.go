@@ -71,6 +71,22 @@ func TestRealInlineVolumes(t *testing.T) {
 			r.waitForRoom()
 		})
 	}
+	t.Run("scratch, with a key that only the kernel has", func(t *testing.T) {
+		i := r.inline("pod-secret", "").with("carve.csi.local/encryption", "ephemeral").with("carve.csi.local/profile", "scratch")
+		r.must(r.publishInline(i))
+		if v := r.listed()[0]; v.GetEncryption() != "ephemeral" || v.GetProfile() != "scratch" {
+			t.Errorf("volume %v", v)
+		}
+		r.write(filepath.Join(r.inlineTarget(i), "file"), "content")
+		r.must(r.unpublishInline(i))
+		r.wantInline()
+		r.waitForRoom()
+	})
+	t.Run("an encryption that there is not", func(t *testing.T) {
+		wantError(t, r.publishInline(r.inline("pod-luks", "").with("carve.csi.local/encryption", "rot13")),
+			codes.InvalidArgument, "allowed is ephemeral")
+		r.wantInline()
+	})
 	t.Run("more than there is room for", func(t *testing.T) {
 		i := r.inline("pod-large", "").with("carve.csi.local/size", "1Ti")
 		wantError(t, r.publishInline(i), codes.ResourceExhausted, "")

@@ -169,6 +169,19 @@ func TestAnInlineVolumeLivesAsLongAsItsPod(t *testing.T) {
 	wantError(t, err, codes.NotFound, a.id)
 }
 
+func TestAnInlineVolumeIsMadeAsItsPodWants(t *testing.T) {
+	f := newInline(t)
+	i := f.inline("pod", "").with("carve.csi.local/encryption", "ephemeral").with("carve.csi.local/profile", "scratch").
+		with("carve.csi.local/device-class", "local").with("carve.csi.local/size", "1.5Gi")
+	f.must(f.publishInline(i))
+	v := f.listed()[0]
+	if v.GetEncryption() != "ephemeral" || v.GetProfile() != "scratch" || v.GetDeviceClass() != "local" || v.GetSizeBytes() != 3*gib/2 {
+		t.Errorf("volume %v", v)
+	}
+	f.must(f.unpublishInline(i))
+	f.wantInline()
+}
+
 func TestInlineVolumesThatAreRefused(t *testing.T) {
 	f := newInline(t)
 	good := f.inline("pod", "")
@@ -186,7 +199,7 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 		{"a negative size", func() inline { return good.with("carve.csi.local/size", "-1Gi") }, codes.InvalidArgument, `"-1Gi" is not allowed`},
 		{"a size beyond all bounds", func() inline { return good.with("carve.csi.local/size", "8Ei") }, codes.InvalidArgument, `"8Ei" is not allowed`},
 		{"an unknown key", func() inline { return good.with("size", "1Gi") }, codes.InvalidArgument,
-			`volumeAttributes: key "size" is not allowed: carve.csi.local/size and carve.csi.local/device-class are`},
+			`volumeAttributes: key "size" is not allowed: carve.csi.local/size, carve.csi.local/device-class, carve.csi.local/encryption, carve.csi.local/profile are`},
 		{"the file system among the attributes", func() inline { return good.with("csi.storage.k8s.io/fstype", "xfs") }, codes.InvalidArgument,
 			`key "csi.storage.k8s.io/fstype" is not allowed`},
 		{"a device class that the node does not have", func() inline { return good.with("carve.csi.local/device-class", "fast") }, codes.InvalidArgument,
