@@ -134,6 +134,8 @@ func (c *client) create() *cobra.Command {
 	command.Flags().StringVar(&r.DeviceClass, "class", "", "device class; empty means the default")
 	command.Flags().StringVar(&r.FsType, "fs-type", "", "ext4 or xfs; empty means ext4")
 	command.Flags().BoolVar(&block, "block", false, "make a raw volume without a file system")
+	command.Flags().StringVar(&r.Encryption, "encryption", "", "ephemeral: encrypt it with a random key that ends with the volume, or with the machine's power; empty means not to")
+	command.Flags().BoolVar(&r.EncryptionDiscards, "encryption-discards", false, "let discards of an encrypted volume through to the disk")
 	command.Flags().StringVar(&volume, "from-volume", "", "make it a copy of the volume with this id")
 	command.Flags().StringVar(&snapshot, "from-snapshot", "", "restore the snapshot with this id")
 	command.MarkFlagsMutuallyExclusive("from-volume", "from-snapshot")

@@ -316,7 +316,7 @@ func TestEncryptedVolumesSurviveADeathOfLvmdBetweenAnyTwoEffects(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	p.kill()
-	for number := range places(chance(t), 2, 40) {
+	for number := range places(chance(t), 1, 40) {
 		s := newSaga(n)
 		p := n.startMortal(number)
 		s.create(p, sealed(create("pvc-kept", 16<<20, "ext4")))
