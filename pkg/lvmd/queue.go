@@ -165,9 +165,6 @@ func (q *queue) pass() {
 	q.leave(next.Value.(*lane).waiters.Front().Value.(*waiter), nil)
 }
 
-// depth counts those who wait.
-func (q *queue) depth() int { return q.state().waiting }
-
 // queueState is what can be told of a queue.
 type queueState struct {
 	// waiting operations are for so many callers.

@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// depth counts those who wait.
+func (q *queue) depth() int { return q.state().waiting }
+
 func TestTurnsComeInTheOrderOfAsking(t *testing.T) {
 	q := newQueue(100)
 	first, err := q.take(t.Context())
