@@ -53,7 +53,7 @@ func (c *Controller) csiService() *csiservice.Service {
 // request reads a wish as a claim of a StorageClass with its parameters would
 // be read. The volume carries no claim's UID: the audit leaves it alone.
 func (c *core) request(w csiservice.Wish) (*lvmdv1.CreateVolumeRequest, scheduler.Policy, error) {
-	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "of the request"}, Parameters: map[string]string{}}
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "of the request"}, Parameters: map[string]string{}, MountOptions: w.MountFlags}
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.Parameters[paramClaimNamespace], Name: w.Parameters[paramClaimName]}}
 	for key, value := range w.Parameters {
 		if key != paramClaimName && key != paramClaimNamespace && key != paramVolumeName {
@@ -73,6 +73,8 @@ func (c *core) request(w csiservice.Wish) (*lvmdv1.CreateVolumeRequest, schedule
 	r := request{classParameters: params, bytes: w.Bytes, mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
 	if w.Block {
 		r.mode, r.fsType = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, ""
+	} else if err := params.fileSystem.suitsClaim(claim, class); err != nil {
+		return nil, "", err
 	}
 	ask := r.create(claim, c.clusterID)
 	ask.Name, ask.LimitBytes = w.Name, w.LimitBytes

@@ -10,6 +10,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/csiservice"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
@@ -160,6 +161,27 @@ func TestWhatTheMediumOfADeviceClassCannotHave(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err = params.fileSystem.suits(test.class, test.on); (err == nil) != (test.message == "") || err != nil && !strings.Contains(err.Error(), test.message) {
+				t.Errorf("got %v, want %q", err, test.message)
+			}
+		})
+	}
+}
+
+func TestRequestsToTheCSIServiceAreHeldToTheSame(t *testing.T) {
+	h := newHarness(t)
+	for name, test := range map[string]struct {
+		wish    csiservice.Wish
+		message string
+	}{
+		"settings":              {wish: csiservice.Wish{FSType: "btrfs", Parameters: map[string]string{names.ParamMkfsPrefix + "metadata": "single"}}},
+		"a mount option":        {csiservice.Wish{MountFlags: []string{"commit=soon"}}, `mountOptions: "commit=soon" for ext4 is not allowed`},
+		"scratch for nobody":    {csiservice.Wish{Parameters: map[string]string{names.ParamProfile: "scratch"}}, "for a claim that outlives its Pod"},
+		"scratch for everybody": {wish: csiservice.Wish{Parameters: map[string]string{names.ParamProfile: "scratch", names.ParamScratchFor: "any"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.wish.Name, test.wish.Bytes = "a", gib
+			_, _, err := h.c.core.request(test.wish)
+			if (err == nil) != (test.message == "") || err != nil && !strings.Contains(err.Error(), test.message) {
 				t.Errorf("got %v, want %q", err, test.message)
 			}
 		})

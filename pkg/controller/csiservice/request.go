@@ -43,6 +43,7 @@ func wishOf(r *csi.CreateVolumeRequest) (Wish, error) {
 		if err := checkCapability(c); err != nil {
 			return w, err
 		}
+		w.MountFlags = append(w.MountFlags, c.GetMount().GetMountFlags()...)
 		fsType := c.GetMount().GetFsType()
 		switch {
 		case w.Block != (c.GetBlock() != nil):

@@ -31,7 +31,9 @@ type Wish struct {
 	Bytes, LimitBytes int64
 	Block             bool
 	// FSType is empty where the request names none.
-	FSType     string
+	FSType string
+	// MountFlags are those of all capabilities.
+	MountFlags []string
 	Parameters map[string]string
 }
 
