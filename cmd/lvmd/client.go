@@ -188,6 +188,8 @@ func (c *client) printVolumes(w io.Writer, volumes ...*lvmdv1.Volume) error {
 		claim := ""
 		if o := v.GetOwner(); o.GetClaimName() != "" {
 			claim = o.GetClaimNamespace() + "/" + o.GetClaimName()
+		} else if o.GetPodUid() != "" {
+			claim = "Pod " + o.GetPodNamespace() + "/" + o.GetPodName()
 		}
 		messages = append(messages, v)
 		rows = append(rows, []string{v.GetId(), v.GetName(), v.GetDeviceClass(), bytesText(v.GetSizeBytes()), holds,

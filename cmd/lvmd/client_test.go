@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd"
@@ -86,5 +87,18 @@ func TestARunningLvmdIsAskedByHand(t *testing.T) {
 		if _, err := lvmdCommand(t, append(c.args, socket)...); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: error %v, want %s", c.args, err, c.want)
 		}
+	}
+}
+
+func TestVolumesAreListedWithWhoTheyAreFor(t *testing.T) {
+	var out strings.Builder
+	if err := new(client).printVolumes(&out,
+		&lvmdv1.Volume{Id: "a", Owner: &lvmdv1.Owner{ClaimNamespace: "shop", ClaimName: "data"}},
+		&lvmdv1.Volume{Id: "b", Owner: &lvmdv1.Owner{PodNamespace: "shop", PodName: "web", PodUid: "uid"}},
+	); err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`\na .* shop/data *\nb .* Pod shop/web *\n$`).MatchString(out.String()) {
+		t.Errorf("got %q", out.String())
 	}
 }
