@@ -132,7 +132,9 @@ func (c *client) create() *cobra.Command {
 		},
 	}
 	command.Flags().StringVar(&r.DeviceClass, "class", "", "device class; empty means the default")
-	command.Flags().StringVar(&r.FsType, "fs-type", "", "ext4 or xfs; empty means ext4")
+	command.Flags().StringVar(&r.FsType, "fs-type", "", "btrfs, ext4 or xfs; empty means ext4")
+	command.Flags().StringVar(&r.Profile, "profile", "", "scratch: ext4 that is fast, and empty after a crash; empty means that data outlive one")
+	command.Flags().StringToStringVar(&r.FsSettings, "mkfs", nil, "how the file system is made, such as label=cache,block-size=1024")
 	command.Flags().BoolVar(&block, "block", false, "make a raw volume without a file system")
 	command.Flags().StringVar(&r.Encryption, "encryption", "", "ephemeral: encrypt it with a random key that ends with the volume, or with the machine's power; empty means not to")
 	command.Flags().BoolVar(&r.EncryptionDiscards, "encryption-discards", false, "let discards of an encrypted volume through to the disk")
