@@ -117,11 +117,14 @@ func (s *Service) eraseKey(v *volume, h lvm.Handle) lvm.Handle {
 	return nil
 }
 
-// forgetVanished removes the encrypted devices that outlived their volumes.
-func (s *Service) forgetVanished(ids []string) {
-	for _, id := range ids {
-		if err := s.lvm.ForgetKey(id); err != nil {
-			s.log.Warn("the encrypted device of a volume that is gone could not be removed", "volume", id, "error", err)
+// tellOfKeys tells of volumes that are gone but for their encrypted devices. LVM
+// removes no volume that has one: it was renamed, and comes back by its name with
+// all that it holds as long as nobody removes the device, or it was forced away.
+func (s *Service) tellOfKeys(vanished []string) {
+	for _, id := range vanished {
+		if d, err := s.lvm.CryptDevice(id); err == nil {
+			s.log.Warn("the encrypted device of a volume that is gone is left: give the volume its name back, or remove the device (dmsetup remove)",
+				"volume", id, "device", d.Path)
 		}
 	}
 }

@@ -363,6 +363,27 @@ func TestEncryptedVolumesSurviveADeathOfLvmdBetweenAnyTwoEffects(t *testing.T) {
 	}
 }
 
+func TestAnEncryptedVolumeThatWasRenamedComesBackWithWhatItHolds(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(sealed(create("pvc-fs", 16<<20, "ext4")))
+	before := key(t, v)
+	lvmByHand(t, "lvrename", n.group, v.GetId(), "another")
+	wait(t, "it is gone", func() bool { return !p.has(v.GetId()) })
+	lvmByHand(t, "lvrename", n.group, "another", v.GetId())
+	wait(t, "it is back", func() bool {
+		return p.has(v.GetId()) && p.volume(v.GetId()).GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY
+	})
+	if again := p.volume(v.GetId()); again.GetEmptiedAt() != nil || again.GetDeviceMinor() != v.GetDeviceMinor() || key(t, again) != before {
+		t.Errorf("volume %v, was %v", again, v)
+	}
+	if !strings.Contains(p.log.String(), "give the volume its name back") {
+		t.Errorf("the log does not tell what is left:\n%s", p.log)
+	}
+	p.delete(v.GetId())
+	wait(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
+}
+
 func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

@@ -370,7 +370,7 @@ func TestKilledWhileVolumesAreMadeAnew(t *testing.T) {
 	}
 }
 
-func TestAnEncryptedDeviceGoesWithAVolumeThatIsRemovedBehindOurBack(t *testing.T) {
+func TestAnEncryptedVolumeThatIsRemovedBehindOurBackIsForgotten(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(sealed(request("pvc-1", 4)))

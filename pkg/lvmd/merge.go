@@ -217,7 +217,7 @@ func (s *Service) settle(n news) error {
 		}
 		s.model.mu.Unlock()
 	}
-	s.forgetVanished(n.vanished)
+	s.tellOfKeys(n.vanished)
 	wake(s.lost)
 	return s.journal.remove(n.vanished)
 }

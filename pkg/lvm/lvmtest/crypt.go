@@ -3,6 +3,7 @@ package lvmtest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"testing"
 
@@ -28,10 +29,10 @@ const pattern = "plain text that nobody may find "
 // block is what is written: 64 KiB of a pattern.
 func block() []byte { return bytes.Repeat([]byte(pattern), 64<<10/len(pattern)) }
 
-// encrypt makes a volume with an encrypted device.
-func (e Env) encrypt(t *testing.T, name string, extents int64) {
+// encrypt makes a volume of one extent with an encrypted device.
+func (e Env) encrypt(t *testing.T, name string) {
 	t.Helper()
-	e.create(t, name, extents)
+	e.create(t, name, 1)
 	fresh, err := e.Groups.Encrypt(e.Group, name, lvm.CryptOptions{})
 	if err != nil || !fresh {
 		t.Fatalf("Encrypt: fresh %t, error %v", fresh, err)
@@ -84,7 +85,7 @@ func (e Env) through(t *testing.T, name string, do func(lvm.Handle)) {
 
 func encrypts(t *testing.T, e Env) {
 	e.scan(t)
-	e.encrypt(t, "cvcrypt1", 1)
+	e.encrypt(t, "cvcrypt1")
 	e.inscribe(t, "cvcrypt1", 0)
 	if !e.reads(t, "cvcrypt1", 0) {
 		t.Error("what was written is not read")
@@ -93,9 +94,9 @@ func encrypts(t *testing.T, e Env) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Close()
 	raw := make([]byte, 128<<10)
-	if _, err := h.ReadAt(raw, 0); err != nil {
+	_, err = h.ReadAt(raw, 0)
+	if err := errors.Join(err, h.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if bytes.Contains(raw, []byte(pattern)) || raw[0] == pattern[0] && raw[4096] == pattern[0] {
@@ -108,7 +109,7 @@ func encrypts(t *testing.T, e Env) {
 
 func keepsKey(t *testing.T, e Env) {
 	e.scan(t)
-	e.encrypt(t, "cvcrypt2", 1)
+	e.encrypt(t, "cvcrypt2")
 	e.inscribe(t, "cvcrypt2", 0)
 	before, err := e.Groups.CryptDevice("cvcrypt2")
 	if err != nil {
@@ -136,7 +137,7 @@ func keepsKey(t *testing.T, e Env) {
 
 func growsCrypt(t *testing.T, e Env) {
 	g := e.scan(t)
-	e.encrypt(t, "cvcrypt3", 1)
+	e.encrypt(t, "cvcrypt3")
 	e.inscribe(t, "cvcrypt3", 0)
 	release, err := e.HoldCrypt(e.Group, "cvcrypt3")
 	if err != nil {
@@ -167,7 +168,7 @@ func growsCrypt(t *testing.T, e Env) {
 
 func claimsVolume(t *testing.T, e Env) {
 	e.scan(t)
-	e.encrypt(t, "cvcrypt4", 1)
+	e.encrypt(t, "cvcrypt4")
 	_, err := e.Groups.Open(e.Group, "cvcrypt4")
 	wantErr(t, "Open of the volume below", err, lvm.ErrClaimed)
 	wantErr(t, "Remove", e.Groups.Remove(t.Context(), e.Group, []string{"cvcrypt4"}), lvm.ErrBusy)
@@ -191,7 +192,7 @@ func claimsVolume(t *testing.T, e Env) {
 
 func endsWithDevice(t *testing.T, e Env) {
 	e.scan(t)
-	e.encrypt(t, "cvcrypt5", 1)
+	e.encrypt(t, "cvcrypt5")
 	e.inscribe(t, "cvcrypt5", 0)
 	// A reboot takes both; by hand, the upper one must go first.
 	if err := e.Groups.ForgetKey("cvcrypt5"); err != nil {
