@@ -28,6 +28,8 @@ func TestAnIdentitySurvivesItsTags(t *testing.T) {
 			i.Block = true
 		} else {
 			i.FSType, i.FSUUID = filesystem.XFS, newUUID()
+			i.Profile = rapid.SampledFrom([]filesystem.Profile{filesystem.Usual, filesystem.Scratch}).Draw(t, "profile")
+			i.Settings = rapid.SampledFrom([]filesystem.Settings{"", "block-size=1024,label=a.b-c_d"}).Draw(t, "settings")
 		}
 		tags := i.tags()
 		for _, tag := range tags {

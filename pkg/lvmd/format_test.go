@@ -1,0 +1,155 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+func settingsRequest(name string, settings map[string]string) *lvmdv1.CreateVolumeRequest {
+	r := fsRequest(name, 8, "ext4")
+	r.FsSettings = settings
+	return r
+}
+
+func TestFileSystemsAreMadeAsTheRequestSays(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	r := settingsRequest("a", map[string]string{"label": "cache", "block-size": "1Ki"})
+	r.Profile = "scratch"
+	v := d.create(r)
+	want := filesystem.FormatOptions{Type: filesystem.Ext4, UUID: v.GetFsUuid(), Profile: filesystem.Scratch, Settings: "block-size=1024,label=cache"}
+	if got := m.formatted[v.GetDevicePath()]; got != want || v.GetFsUuid() == "" {
+		t.Errorf("made with %+v, want %+v", got, want)
+	}
+	if v.GetProfile() != "scratch" || len(v.GetFsSettings()) != 2 || v.GetFsSettings()["block-size"] != "1024" {
+		t.Errorf("it is told as %v", v)
+	}
+	// The same in other words is the same request.
+	again := settingsRequest("a", map[string]string{"label": "cache", "block-size": "1024"})
+	again.Profile = "scratch"
+	if got := d.create(again); got.GetId() != v.GetId() {
+		t.Errorf("a retry made %v", got)
+	}
+	// A journal that is lost costs nothing of it.
+	d.stop()
+	m.loseJournal(t)
+	d = m.start(t)
+	if got := d.create(r); got.GetId() != v.GetId() || got.GetProfile() != "scratch" || got.GetFsSettings()["label"] != "cache" {
+		t.Errorf("after the journal was lost: %v", got)
+	}
+	for what, other := range map[string]*lvmdv1.CreateVolumeRequest{
+		`profile is "scratch", asked for ""`: settingsRequest("a", map[string]string{"label": "cache", "block-size": "1024"}),
+		`fs_settings is "block-size=1024,label=cache", asked for "label=cache"`: func() *lvmdv1.CreateVolumeRequest {
+			r := settingsRequest("a", map[string]string{"label": "cache"})
+			r.Profile = "scratch"
+			return r
+		}(),
+	} {
+		_, err := d.client.CreateVolume(t.Context(), other)
+		wantCode(t, err, codes.AlreadyExists, names.ReasonRequestDiffers)
+		if err != nil && !strings.Contains(err.Error(), what) {
+			t.Errorf("got %v, want %q", err, what)
+		}
+	}
+}
+
+func TestRequestsForFileSystemsAreChecked(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroup("memory", testExtent, 64)
+	m.fake.SetDAX("memory", true)
+	m.fake.SetDataOffset("memory", 2<<20)
+	m.config += "- {name: fast, volumeGroup: memory, medium: pmem}\n"
+	d := m.start(t)
+	plain := d.create(fsRequest("plain", 8, "ext4"))
+	scratch := fsRequest("scratch", 8, "ext4")
+	scratch.Profile = "scratch"
+	source := d.create(scratch)
+	for words, change := range map[string]func(r *lvmdv1.CreateVolumeRequest){
+		`file system "ntfs" is not supported: allowed are btrfs, ext4, xfs`: func(r *lvmdv1.CreateVolumeRequest) { r.FsType = "ntfs" },
+		`profile "fast" is not known: allowed is scratch`:                   func(r *lvmdv1.CreateVolumeRequest) { r.Profile = "fast" },
+		"profile scratch cannot be had with xfs":                            func(r *lvmdv1.CreateVolumeRequest) { r.FsType, r.Profile = "xfs", "scratch" },
+		`setting "node-size" is not allowed for ext4`:                       func(r *lvmdv1.CreateVolumeRequest) { r.FsSettings = map[string]string{"node-size": "4096"} },
+		`setting "label=a b" is not allowed for ext4`:                       func(r *lvmdv1.CreateVolumeRequest) { r.FsSettings = map[string]string{"label": "a b"} },
+		"file system btrfs cannot be used on persistent memory":             func(r *lvmdv1.CreateVolumeRequest) { r.DeviceClass, r.FsType = "fast", "btrfs" },
+		`setting "block-size=1024" is not allowed for ext4 on persistent memory`: func(r *lvmdv1.CreateVolumeRequest) {
+			r.DeviceClass, r.FsSettings = "fast", map[string]string{"block-size": "1024"}
+		},
+		`"scratch" given together with a source`:                   func(r *lvmdv1.CreateVolumeRequest) { r.Profile = "scratch"; from(r, plain.GetId()) },
+		"is of profile scratch: it has no snapshots and no clones": func(r *lvmdv1.CreateVolumeRequest) { from(r, source.GetId()) },
+		`profile "scratch" or fs_settings given for a BLOCK volume`: func(r *lvmdv1.CreateVolumeRequest) {
+			r.FsType, r.Mode, r.Profile = "", lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, "scratch"
+		},
+	} {
+		r := fsRequest("b", 8, "ext4")
+		change(r)
+		_, err := d.client.CreateVolume(t.Context(), r)
+		wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+		if err != nil && !strings.Contains(err.Error(), words) {
+			t.Errorf("got %v, want %q", err, words)
+		}
+	}
+	if n := len(d.list()); n != 2 {
+		t.Errorf("there are %d volumes", n)
+	}
+}
+
+func TestAScratchVolumeHasNoSnapshots(t *testing.T) {
+	d := snapshotMachine(t).start(t)
+	r := fsRequest("a", 8, "ext4")
+	r.Profile = "scratch"
+	v := d.create(r)
+	_, err := d.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.GetId()})
+	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+}
+
+func TestAStrayFileSystemIsNotTakenForTheVolumes(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(fsRequest("a", 8, "ext4"))
+	d.stop()
+	// As if the making had ended before mkfs on a disk with a past.
+	m.loseJournal(t)
+	m.mu.Lock()
+	m.formatted[v.GetDevicePath()] = filesystem.FormatOptions{Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef"}
+	m.mu.Unlock()
+	d = m.start(t)
+	if got := d.list(); len(got) != 1 || got[0].GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
+		t.Fatalf("it is handed out: %v", got)
+	}
+	if again := d.create(fsRequest("a", 8, "ext4")); again.GetId() != v.GetId() || m.formatted[v.GetDevicePath()].UUID != v.GetFsUuid() {
+		t.Errorf("it was not finished: %v, %+v", again, m.formatted)
+	}
+}
+
+func TestAClonedBtrfsGetsAUUIDOfItsOwn(t *testing.T) {
+	var mu sync.Mutex
+	set := map[string]string{}
+	m := thinMachine(t, "size: 160Mi, overprovisioning: 10, dataThreshold: 100%")
+	d := m.start(t, func(_ *daemon, o *Options) {
+		o.SetUUID = func(device string, _ filesystem.Type, uuid string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			set[device] = uuid
+			return nil
+		}
+	})
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		v := d.create(fsRequest("source-"+fsType, 32, fsType))
+		s := d.snapshot("snapshot-"+fsType, v.GetId())
+		for name, source := range map[string]string{"clone-": v.GetId(), "restore-": s.GetId()} {
+			c := d.create(from(fsRequest(name+fsType, 32, fsType), source))
+			if own := c.GetFsUuid() != v.GetFsUuid(); own != (fsType == "btrfs") || own && set[c.GetDevicePath()] != c.GetFsUuid() || !own && set[c.GetDevicePath()] != "" {
+				t.Errorf("%s%s: UUID %s, its source's %s, set %q", name, fsType, c.GetFsUuid(), v.GetFsUuid(), set)
+			}
+		}
+	}
+}
