@@ -1,0 +1,129 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// pull takes a disk out of the machine, and returns what puts it in again. It is
+// in again at the end of the test.
+func pull(t *testing.T, disk string) (putBack func()) {
+	t.Helper()
+	const driver = "/sys/bus/virtio/drivers/virtio_blk/"
+	link, err := filepath.EvalSymlinks("/sys/block/" + filepath.Base(disk) + "/device")
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := []byte(filepath.Base(link))
+	if err := os.WriteFile(driver+"unbind", device, 0); err != nil {
+		t.Fatal(err)
+	}
+	putBack = func() {
+		t.Helper()
+		if _, err := os.Stat(disk); err == nil {
+			return
+		}
+		if err := os.WriteFile(driver+"bind", device, 0); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, disk+" is there again", func() bool {
+			_, err := os.Stat(disk)
+			return err == nil
+		})
+	}
+	t.Cleanup(putBack)
+	wait(t, disk+" is gone", func() bool {
+		_, err := os.Stat(disk)
+		return errors.Is(err, os.ErrNotExist)
+	})
+	return putBack
+}
+
+// otherGroup makes a second group, and a class in it.
+func (n *node) otherGroup(t *testing.T, device string) {
+	t.Helper()
+	lvmByHand(t, "vgcreate", "--yes", "other", device)
+	takeAway(t, func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "--force", "other")
+		lvmByHand(t, "pvremove", "--yes", device)
+	})
+	n.config += "- {name: other, volumeGroup: other}\n"
+}
+
+func TestADiskThatIsPulledIsToldAndOthersServe(t *testing.T) {
+	n := newNode(t)
+	n.otherGroup(t, "/dev/vdc")
+	p := n.start()
+	v := p.create(inClass(create("pvc-other", 8<<20, ""), "other"))
+	fill(t, v, 0x5a)
+	room := p.classNamed("other").GetAvailableBytes()
+
+	putBack := pull(t, "/dev/vdc")
+	wait(t, "the class has no room and a condition", func() bool {
+		c := p.classNamed("other")
+		return c.GetAvailableBytes() == 0 && len(c.GetConditions()) > 0
+	})
+	_, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-more", 8<<20, ""), "other"))
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("a create there: %v", err)
+	}
+	resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
+	if err != nil || len(resp.GetVolume().GetConditions()) == 0 {
+		t.Errorf("its volume is %v, error %v", resp, err)
+	}
+	local := p.create(create("pvc-local", 8<<20, "ext4"))
+	p.delete(local.GetId())
+
+	// What the kernel still maps is a disk that is no more.
+	byHand(t, "dmsetup", "remove", "--retry", "other-"+v.GetId())
+	putBack()
+	wait(t, "the class is well", func() bool {
+		c := p.classNamed("other")
+		return c.GetAvailableBytes() == room && len(c.GetConditions()) == 0
+	})
+	p.kill()
+	p = n.start() // It makes the devices that are missing.
+	resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
+	if err != nil || len(resp.GetVolume().GetConditions()) > 0 {
+		t.Fatalf("the volume is %v, error %v", resp, err)
+	}
+	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
+	p.delete(v.GetId())
+	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+}
+
+func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
+	disk := newFrail(t, "/dev/vdc")
+	n := newNode(t)
+	n.otherGroup(t, disk.path())
+	p := n.start()
+	all := p.available()
+	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", disk.name)
+	resume := func() { byHand(t, "dmsetup", "resume", "--noudevsync", disk.name) }
+	t.Cleanup(resume)
+	// LVM, too, would wait for the silent disk if it were to look at it.
+	only := strings.Replace(handConfig, "devices {", `devices { global_filter=["a|^/dev/vdb$|","r|.*|"]`, 1)
+	byHand(t, "lvm", "lvcreate", "--yes", "--size", "8m", "--name", "theirs", "carve", "--config", only)
+	wait(t, "what others did to the other group is noticed", func() bool { return p.available() == all-8<<20 })
+	p.delete(p.create(create("pvc-1", 8<<20, "ext4")).GetId())
+	wait(t, "the room is back", func() bool { return p.available() == all-8<<20 })
+	resume()
+	wait(t, "the disk's group serves", func() bool {
+		v, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-2", 8<<20, ""), "other"))
+		if err == nil {
+			p.delete(v.GetVolume().GetId())
+		}
+		return err == nil
+	})
+	wait(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+}
