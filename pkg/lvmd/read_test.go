@@ -3,8 +3,10 @@
 package lvmd
 
 import (
+	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -39,6 +41,26 @@ func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
 		}
 		return d.listDiffers() == ""
 	})
+}
+
+func TestAListCostsNoAllocationPerVolume(t *testing.T) {
+	m := newMachine(t)
+	m.fake.RemoveGroup(testGroup)
+	m.fake.AddGroup(testGroup, testExtent, 400)
+	m.fake.SetMetadataLimit(testGroup, 16<<20)
+	d := m.start(t, func(_ *daemon, o *Options) { o.PollInterval = time.Hour })
+	const held = 300
+	for i := range held {
+		d.create(request(fmt.Sprintf("v-%d", i), 1))
+	}
+	allocations := testing.AllocsPerRun(20, func() {
+		if _, err := d.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocations > held/2 {
+		t.Errorf("%v allocations for %d volumes", allocations, held)
+	}
 }
 
 func TestClassesAreListedAsWatchersAreToldThem(t *testing.T) {
