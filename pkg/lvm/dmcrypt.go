@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -158,8 +159,8 @@ func parseNames(data []byte) ([]string, error) {
 		if at+head > len(data) {
 			return nil, fmt.Errorf("the list of device-mapper devices is cut off")
 		}
-		dev := *(*uint64)(unsafe.Pointer(&data[at]))
-		next := int(*(*uint32)(unsafe.Pointer(&data[at+8])))
+		dev := binary.NativeEndian.Uint64(data[at:])
+		next := int(binary.NativeEndian.Uint32(data[at+8:]))
 		if dev == 0 {
 			return names, nil // there is none at all
 		}
@@ -183,20 +184,8 @@ func loadCrypt(name string, sectors int64, below dmIoctl, o CryptOptions) (dmIoc
 	params := s.memory[dmTarget1:]
 	n := copy(params, cipher+" ")
 	key := params[n : n+2*keySize]
-	// The key is drawn into the second half and spelled out from the front: what
-	// is overwritten was spelled out before.
-	raw := key[keySize:]
-	for got := 0; got < keySize; {
-		more, err := unix.Getrandom(raw[got:], 0)
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return dmIoctl{}, fmt.Errorf("drawing a key: %w", err)
-		}
-		got += max(0, more)
-	}
-	const digits = "0123456789abcdef"
-	for i := range keySize {
-		b := raw[i]
-		key[2*i], key[2*i+1] = digits[b>>4], digits[b&15]
+	if err := drawKey(key); err != nil {
+		return dmIoctl{}, err
 	}
 	n += 2 * keySize
 	options := ""
@@ -205,6 +194,32 @@ func loadCrypt(name string, sectors int64, below dmIoctl, o CryptOptions) (dmIoc
 	}
 	n += copy(params[n:], fmt.Sprintf(" 0 %d:%d 0%s\x00", below.major(), below.minor(), options))
 	return s.load(name, sectors, n)
+}
+
+// drawKey fills a buffer with a random key in hexadecimal digits. The key is
+// drawn into the second half and spelled out from the front: what is
+// overwritten was spelled out before.
+func drawKey(key []byte) error {
+	raw := key[len(key)/2:]
+	for got := 0; got < len(raw); {
+		more, err := unix.Getrandom(raw[got:], 0)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("drawing a key: %w", err)
+		}
+		got += max(0, more)
+	}
+	spell(key)
+	return nil
+}
+
+// spell spells out the second half of a buffer into all of it.
+func spell(key []byte) {
+	const digits = "0123456789abcdef"
+	raw := key[len(key)/2:]
+	for i := range raw {
+		b := raw[i]
+		key[2*i], key[2*i+1] = digits[b>>4], digits[b&15]
+	}
 }
 
 // extendCrypt replaces a device's table by the same one of another length.
