@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 )
 
@@ -78,7 +79,10 @@ func (f *kubelet) podGoes(pod string) {
 // listed returns the volumes that lvmd has, all of which are inline.
 func (f *kubelet) listed() []*lvmdv1.Volume {
 	f.t.Helper()
-	answer, err := f.machine.LVMD.ListVolumes(f.ctx(), &lvmdv1.ListVolumesRequest{})
+	conn, err := driver.DialLVMD(f.machine.LVMDSocket())
+	f.must(err)
+	defer conn.Close()
+	answer, err := lvmdv1.NewLVMDClient(conn).ListVolumes(f.ctx(), &lvmdv1.ListVolumesRequest{})
 	f.must(err)
 	return answer.GetVolumes()
 }
