@@ -104,7 +104,7 @@ func TestRealInlineVolumes(t *testing.T) {
 func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 	r := newRealInline(t, "/dev/vdb", "disk")
 	r.machine.MakeDir("pods", "plugin")
-	mounted, unmounted, kept := r.inline("pod-a", ""), r.inline("pod-b", ""), r.inline("pod-c", "")
+	mounted, unmounted, kept := r.inline("pod-a", "").with("carve.csi.local/encryption", "ephemeral"), r.inline("pod-b", ""), r.inline("pod-c", "")
 	for _, i := range []inline{mounted, unmounted, kept} {
 		r.must(r.publishInline(i))
 	}

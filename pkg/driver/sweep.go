@@ -18,7 +18,28 @@ import (
 
 // mountedVolume finds a volume's id in the name that device-mapper has for a
 // logical volume: group and volume joined by a hyphen, of which an id has none.
-var mountedVolume = regexp.MustCompile(`-(cv[a-z0-9]{26})$`)
+// encryptedVolume finds it in the name of the device that shows an encrypted
+// volume's plain text.
+var (
+	mountedVolume   = regexp.MustCompile(`-(cv[a-z0-9]{26})$`)
+	encryptedVolume = regexp.MustCompile(`^carve\.crypt\.(cv[a-z0-9]{26})$`)
+)
+
+// volumeOf returns the id of the volume of ours that a device-mapper device is,
+// or "".
+func volumeOf(name, uuid string) string {
+	pattern := mountedVolume
+	switch {
+	case strings.HasPrefix(uuid, "CARVE-CRYPT-"):
+		pattern = encryptedVolume
+	case !strings.HasPrefix(uuid, "LVM-"):
+		return ""
+	}
+	if match := pattern.FindStringSubmatch(name); match != nil {
+		return match[1]
+	}
+	return ""
+}
 
 // record is the file in which the kubelet notes what it has asked, or is about
 // to ask, a CSI driver for. It writes it before the call and removes it when
@@ -123,11 +144,9 @@ func (n *Node) sweep(l leak) (id string, removed bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	match := mountedVolume.FindStringSubmatch(name)
-	if match == nil || !strings.HasPrefix(uuid, "LVM-") {
+	if id = volumeOf(name, uuid); id == "" {
 		return "", false, nil
 	}
-	id = match[1]
 	release, err := n.lock(id)
 	if err != nil {
 		return id, false, err

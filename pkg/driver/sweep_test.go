@@ -56,6 +56,18 @@ func TestSweep(t *testing.T) {
 				_, err := f.machine.LVMD.DeleteVolume(f.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 				f.must(err)
 			}},
+		{name: "an encrypted volume goes",
+			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
+				plain := "/dev/mapper/carve.crypt." + v.GetId()
+				f.mounts.AddNode(plain, mount.Device{Major: 253, Minor: 99}, gib)
+				f.must(f.mounts.Mount(plain, p.staged, "ext4", nil))
+			}},
+		{name: "what somebody else has encrypted stays",
+			leave: func(f *fixture, _ *lvmdv1.Volume, p places) {
+				f.mounts.AddNode("/dev/mapper/luks-data", mount.Device{Major: 253, Minor: 99}, gib)
+				f.must(f.mounts.Mount("/dev/mapper/luks-data", p.staged, "ext4", nil))
+			},
+			kept: func(p places) []string { return []string{p.staged} }},
 		{name: "all layers of a stack go",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
 				f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))

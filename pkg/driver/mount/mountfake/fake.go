@@ -299,6 +299,9 @@ func (t *Table) Mapped(device mount.Device) (name, uuid string, err error) {
 		if base, ok := strings.CutPrefix(path, "/dev/carve/"); ok && n.device == device {
 			return "carve-" + base, "LVM-" + base, nil
 		}
+		if base, ok := strings.CutPrefix(path, "/dev/mapper/"); ok && n.device == device {
+			return base, "CARVE-CRYPT-" + base, nil
+		}
 	}
 	return "", "", nil
 }
