@@ -21,7 +21,8 @@ func (s *Service) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvm
 
 // ListVolumes implements lvmdv1.LVMDServer. A page token is the id of the last
 // volume of the page before: volumes that come or go in between are neither
-// repeated nor the cause of others being left out.
+// repeated nor the cause of others being left out. Only the response's encoding
+// has the volumes, see listed: who calls this method itself sees none.
 func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (*lvmdv1.ListVolumesResponse, error) {
 	if r.GetPageSize() < 0 {
 		return nil, invalidField("page_size", "%d is negative; 0 means no limit", r.GetPageSize())
