@@ -3,7 +3,6 @@
 package lvmd_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -57,19 +56,31 @@ type broom struct {
 	found []string
 }
 
-// run runs a command that may hang or fail: what matters is what comes of all of
-// them together.
+// run runs a command that may fail, or hang for ever: what matters is what comes
+// of all of them together.
 func (b *broom) run(name string, args ...string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
+	cmd := exec.Command(name, args...)
 	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
-	cmd.WaitDelay = time.Second
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		b.t.Logf("%s %v: %v\n%s", name, args, err, out)
+	type result struct {
+		out []byte
+		err error
 	}
-	return string(out)
+	done := make(chan result, 1)
+	go func() {
+		out, err := cmd.CombinedOutput()
+		done <- result{out, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			b.t.Logf("%s %v: %v\n%s", name, args, r.err, r.out)
+		}
+		return string(r.out)
+	case <-time.After(30 * time.Second):
+		// Who waits in the kernel cannot be killed.
+		b.t.Logf("%s %v: it does not end", name, args)
+		return ""
+	}
 }
 
 // endProcesses ends commands of LVM's that outlived the lvmd that ran them.
@@ -90,12 +101,14 @@ func (b *broom) endProcesses() {
 	}
 }
 
-// logicalVolumes are the names of LVM's devices and of encrypted ones, also of those that have no table
-// yet and are in no other list.
-func (b *broom) logicalVolumes() []string {
+// logicalVolumes are the names of LVM's devices, also of those that have no table
+// yet and are in no other list, from the latest to the first: what lies on others
+// is later than they are.
+func (b *broom) logicalVolumes(selection ...string) []string {
+	args := append([]string{"info", "--columns", "--noheadings", "--sort", "-minor", "--separator", " ", "-o", "name,uuid"}, selection...)
 	var names []string
-	for line := range strings.Lines(b.run("dmsetup", "info", "--columns", "--noheadings", "--separator", " ", "-o", "name,uuid")) {
-		if name, uuid, _ := strings.Cut(strings.TrimSpace(line), " "); strings.HasPrefix(uuid, "LVM-") || strings.HasPrefix(uuid, "CARVE-CRYPT-") {
+	for line := range strings.Lines(b.run("dmsetup", args...)) {
+		if name, uuid, _ := strings.Cut(strings.TrimSpace(line), " "); strings.HasPrefix(uuid, "LVM-") {
 			names = append(names, name)
 		}
 	}
@@ -104,13 +117,18 @@ func (b *broom) logicalVolumes() []string {
 
 func (b *broom) removeVolumes() {
 	names := b.logicalVolumes()
+	if len(names) == 0 {
+		return
+	}
+	// Who waits for a suspended device holds up whatever is done to those above.
+	for _, name := range slices.Backward(b.logicalVolumes("-S", "suspended=Suspended")) {
+		b.run("dmsetup", "resume", name)
+	}
+	b.unmount(names)
 	for _, name := range names {
 		b.found = append(b.found, "device "+name)
-		// From here on it answers everybody with an error, suspended or not.
+		// From here on it answers everybody with an error.
 		b.run("dmsetup", "wipe_table", "--noflush", "--nolockfs", name)
-	}
-	if len(names) > 0 {
-		b.unmount(names)
 	}
 	// A device goes when nothing lies on it any more.
 	for before := len(names) + 1; len(names) > 0 && len(names) < before; {
@@ -207,7 +225,8 @@ func TestWhateverATestLeavesIsSweptAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	byHand(t, "dmsetup", "create", "carve-half", "--notable", "--uuid", "LVM-half")
-	byHand(t, "dmsetup", "suspend", "--noudevsync", "carve-pool_tdata")
+	// As LVM leaves it when it is killed.
+	byHand(t, "dmsetup", "suspend", "--noudevsync", "--noflush", "--nolockfs", "carve-pool_tdata")
 	sweep(t)
 	make() // as if nothing had been
 	sweep(t)
