@@ -28,13 +28,13 @@ const btrfsIOCInfo = 0x8400941f
 // btrfsDevice returns the block device behind a mounted btrfs, by asking the
 // file system for its UUID, by which sysfs lists its devices.
 func btrfsDevice(path string) (Device, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return Device{}, &os.PathError{Op: "open", Path: path, Err: err}
+		return Device{}, err
 	}
-	defer unix.Close(fd)
+	defer f.Close()
 	var info btrfsInfo
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), btrfsIOCInfo, uintptr(unsafe.Pointer(&info))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), btrfsIOCInfo, uintptr(unsafe.Pointer(&info))); errno != 0 {
 		return Device{}, &os.PathError{Op: "BTRFS_IOC_FS_INFO", Path: path, Err: errno}
 	}
 	h := hex.EncodeToString(info.fsid[:])
