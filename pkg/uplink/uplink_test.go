@@ -395,6 +395,49 @@ func TestConnectionIsReplacedBeforeItsCredentialRunsOutAndNoCallIsCut(t *testing
 	waitDone(t, old)
 }
 
+func TestRotationOfTheCAAndOfTokensCutsNoCall(t *testing.T) {
+	before, after := newTestCA(t, "before"), newTestCA(t, "after")
+	ctrl := startController(t, before, "127.0.0.1:0")
+	token := testToken
+	var renewed atomic.Int32
+	ctrl.set(func() {
+		ctrl.auth = func(h *lvmdv1.Hello) (Grant, error) {
+			if h.GetToken() != token {
+				return Grant{}, &DeniedError{Reason: "token is not good"}
+			}
+			if token != testToken {
+				renewed.Add(1)
+			}
+			return Grant{ReauthenticateBy: time.Now().Add(300 * time.Millisecond)}, nil
+		}
+	})
+	node := startNode(t, before, ctrl.addr, func(c *client) { c.reauthenticateAtLeast = 10 * time.Millisecond })
+	old := ctrl.session(t)
+	slow := make(chan error, 1)
+	go func() { slow <- call(t, old, "slow") }()
+	<-node.lvmd.entered
+
+	// As the controller does it: first everybody trusts both, then it serves by
+	// the new one, then nobody trusts the old one.
+	writeFile(t, node.ca, append(before.pem(), after.pem()...))
+	writeFile(t, node.tok, []byte("next-token"))
+	ctrl.set(func() { token, ctrl.cert = "next-token", after.serving(t, testHost) })
+	for renewed.Load() == 0 {
+		ctrl.session(t) // dialled before
+	}
+	if err := call(t, ctrl.session(t), "a"); err != nil {
+		t.Errorf("after the rotation: %v", err)
+	}
+	writeFile(t, node.ca, after.pem())
+	if err := call(t, ctrl.session(t), "a"); err != nil {
+		t.Errorf("without the old CA: %v", err)
+	}
+	close(node.lvmd.release)
+	if err := <-slow; err != nil {
+		t.Errorf("the call in flight was cut: %v", err)
+	}
+}
+
 func TestSessionIsClosedWhenItsCredentialWasNotRenewed(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	ctrl := startController(t, ca, "127.0.0.1:0")

@@ -58,6 +58,26 @@ func TestReplicasThatStartAtOnceAgreeOnOneCA(t *testing.T) {
 	}
 }
 
+func TestTheCAOfOneInstallationIsOfNoUseInAnother(t *testing.T) {
+	captured, client := fake.NewClientset(), fake.NewClientset()
+	thief, victim := newTestStore(captured), newTestStore(client)
+	for _, s := range []*Store{thief, victim} {
+		if err := s.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkServing(t, client, victim)
+	cert, err := thief.GetCertificate(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(published(t, client))
+	if _, err := cert.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: victim.host, CurrentTime: victim.now()}); err == nil {
+		t.Error("nodes of one installation trust the controller of another, which has the same name")
+	}
+}
+
 func TestServingCertificateIsRenewedAndFollowsTheSigner(t *testing.T) {
 	client := fake.NewClientset()
 	s := newTestStore(client)

@@ -73,6 +73,9 @@ func (a *Authenticator) Authenticate(ctx context.Context, hello *lvmdv1.Hello) (
 	if err != nil {
 		return uplink.Grant{}, &uplink.DeniedError{Reason: "token: " + err.Error()}
 	}
+	if !time.Now().Before(expiry) { // should the review have been an old one
+		return uplink.Grant{}, &uplink.DeniedError{Reason: "the token expired at " + expiry.UTC().Format(time.RFC3339)}
+	}
 	return uplink.Grant{ReauthenticateBy: expiry.Add(-expiryMargin)}, nil
 }
 

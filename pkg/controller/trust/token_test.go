@@ -49,6 +49,7 @@ func TestAuthenticate(t *testing.T) {
 			}, denied: "only"},
 		"a token that is bound to no node is refused": {token: goodToken, node: "node-1",
 			review: func(s *authenticationv1.TokenReviewStatus) { s.User.Extra = nil }, denied: "bound to node"},
+		"a token that expired is refused":          {token: jwt(fmt.Sprintf(`{"exp":%d}`, expiry.Add(-2*time.Hour).Unix())), node: "node-1", denied: "expired at"},
 		"a token that never expires is refused":    {token: jwt(`{}`), node: "node-1", denied: "never expires"},
 		"a token that is no JWT is refused":        {token: "opaque", node: "node-1", denied: "parts"},
 		"a Hello without a token is refused":       {token: "", node: "node-1", denied: "required"},
