@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
@@ -92,10 +93,11 @@ func newCommand() *cobra.Command {
 // those who look after it. Either's end ends the other.
 func run(ctx context.Context, f flags) error {
 	f.Log.Info("starting", "version", version)
-	client, err := newClient(f.kubeconfig)
+	client, snapshots, err := newClients(f.kubeconfig)
 	if err != nil {
 		return err
 	}
+	f.Snapshots = snapshots
 	hostname, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("name of this replica: %w", err)
@@ -119,23 +121,27 @@ func run(ctx context.Context, f flags) error {
 	return group.Wait()
 }
 
-// newClient makes a client without a limit of its own: a burst of claims is
+// newClients makes clients without a limit of their own: a burst of claims is
 // for the API server's priority and fairness to weigh, not for us to delay.
-func newClient(kubeconfig string) (kubernetes.Interface, error) {
+func newClients(kubeconfig string) (kubernetes.Interface, snapshotclient.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if kubeconfig != "" {
 		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, nil, fmt.Errorf("find the API server: %w", err)
 	}
 	config.QPS = -1
+	config.UserAgent = "carve-controller/" + version
+	snapshots, err := snapshotclient.NewForConfig(config) // in JSON, as custom resources are
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a client for snapshots: %w", err)
+	}
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	config.UserAgent = "carve-controller/" + version
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for the API server: %w", err)
+		return nil, nil, fmt.Errorf("make a client for the API server: %w", err)
 	}
-	return client, nil
+	return client, snapshots, nil
 }

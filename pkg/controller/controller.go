@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,9 @@ type Options struct {
 	// Client talks to the API server. It must not be limited on its own side:
 	// the API server's priority and fairness does that.
 	Client kubernetes.Interface
+	// Snapshots talks to it about snapshots; nil for none of them, which is not
+	// required.
+	Snapshots snapshotclient.Interface
 	// Namespace is where Carve is installed.
 	Namespace string
 	// UplinkListen is the address that nodes dial; UplinkHost the name by which
@@ -110,7 +114,7 @@ func New(o Options) (*Controller, error) {
 	}
 	c := &Controller{o: o}
 	c.core = &core{
-		client: o.Client, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
+		client: o.Client, snapshots: o.Snapshots, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
 		ledger: scheduler.NewLedger(time.Now), pace: newPace(time.Now), losses: losses{grace: nodeLossGrace},
 		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, Log: o.Log}),
 	}

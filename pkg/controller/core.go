@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,6 +45,7 @@ const bySource = "source"
 // core is what the parts of the controller share.
 type core struct {
 	client    kubernetes.Interface
+	snapshots snapshotclient.Interface // nil for none
 	fleet     *fleet.Fleet
 	ledger    *scheduler.Ledger
 	recorder  record.EventRecorder

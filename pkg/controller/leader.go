@@ -97,6 +97,9 @@ func (c *Controller) act(ctx context.Context) error {
 	defer c.core.metrics.leading.Set(0)
 	defer c.o.Log.Info("not leading any more")
 
+	if err := awaitLibraries(); err != nil {
+		return err
+	}
 	publisher := newPublisher(c.core)
 	a := &acting{
 		provisioner: newProvisioner(c.core, c.o.CompleteBinding, publisher.nodeChanged),
@@ -124,6 +127,9 @@ func (c *Controller) act(ctx context.Context) error {
 		group.Go(func() error { return a.untainter.run(running) })
 	}
 	group.Go(func() error { return runResizer(running, c.core, c.all) })
+	if c.o.Snapshots != nil {
+		group.Go(func() error { return c.runSnapshotter(running) })
+	}
 	if err := group.Wait(); ctx.Err() == nil {
 		return err
 	}

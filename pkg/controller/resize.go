@@ -31,15 +31,20 @@ const (
 	resizeTimeout = 3 * time.Minute
 )
 
+// awaitLibraries makes the upstream libraries wait for their workers, as they do
+// not by default: those could go on writing after another replica has taken
+// over.
+func awaitLibraries() error {
+	gate := map[string]bool{string(features.ReleaseLeaderElectionOnExit): true}
+	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(gate); err != nil {
+		return fmt.Errorf("prepare the libraries: %w", err)
+	}
+	return nil
+}
+
 // runResizer grows volumes for claims that ask for more, by the upstream
 // library, until ctx is done.
 func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
-	// By default the library's workers are not waited for: they could go on
-	// writing after another replica has taken over.
-	gate := map[string]bool{string(features.ReleaseLeaderElectionOnExit): true}
-	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(gate); err != nil {
-		return fmt.Errorf("prepare to grow volumes: %w", err)
-	}
 	scoped := newScopedInformers(all)
 	defer scoped.release()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)

@@ -100,11 +100,14 @@ func notReady(format string, args ...any) error {
 // find finds a claim's data source. Errors are *InvalidError for what can never
 // be, *notReadyError for what may come to be, and others for what is worth
 // another look soon.
-func (p *provisioner) find(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r request) (*origin, error) {
+func (p *provisioner) find(ctx context.Context, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r request) (*origin, error) {
+	var from *origin
+	var err error
 	if r.source.kind == kindSnapshot {
-		return nil, &InvalidError{Field: "spec.dataSource", Given: "a VolumeSnapshot", Allowed: "a PersistentVolumeClaim"}
+		from, err = p.findSnapshot(ctx, claim, r)
+	} else {
+		from, err = p.findClaim(claim, r)
 	}
-	from, err := p.findClaim(claim, r)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +185,7 @@ func (p *provisioner) suits(class *storagev1.StorageClass, r request, view *flee
 // syncFrom takes a claim that is made of something else one step further. Where
 // that is, is where the claim's volume will be, whatever the scheduler thinks.
 func (p *provisioner) syncFrom(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r request) (time.Duration, error) {
-	from, err := p.find(claim, class, r)
+	from, err := p.find(ctx, claim, class, r)
 	if err != nil {
 		return p.sourceMissing(ctx, a, claim, err)
 	}
@@ -226,15 +229,18 @@ func (p *provisioner) sourceMissing(ctx context.Context, a *attempt, claim *v1.P
 	left := a.began.Add(complainAfter).Sub(p.now())
 	p.mu.Unlock()
 	if left > 0 {
-		return left, nil // what comes together need not be in order
+		return min(left, lookForSoon), nil // what comes together need not be in order
 	}
 	p.complain(a, claim, why.Error())
 	return lookForSource, nil
 }
 
-// lookForSource is how often a source is looked for again of which no event
-// tells. The bindings of claims are events.
-const lookForSource = 15 * time.Second
+// How often a source is looked for again of which no event tells: at first, and
+// later. The bindings of claims are events.
+const (
+	lookForSoon   = time.Second
+	lookForSource = 15 * time.Second
+)
 
 // awaitSource waits for the node of a data source to connect.
 func (p *provisioner) awaitSource(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, from *origin) (time.Duration, error) {

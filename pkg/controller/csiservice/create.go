@@ -109,7 +109,7 @@ func (s *Service) setSource(ctx context.Context, ask *lvmdv1.CreateVolumeRequest
 	case source == nil:
 		return "", nil
 	case source.GetSnapshot() != nil:
-		node, id, ok := parseSnapshotHandle(source.GetSnapshot().GetSnapshotId())
+		node, id, ok := ParseSnapshotHandle(source.GetSnapshot().GetSnapshotId())
 		if !ok {
 			return "", fail(codes.NotFound, "volume_content_source: no snapshot %q", source.GetSnapshot().GetSnapshotId())
 		}

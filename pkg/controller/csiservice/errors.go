@@ -44,8 +44,9 @@ func onNode(node string, err error) error {
 	return &nodeError{node, err}
 }
 
-// toStatus gives an error its gRPC code; it is the only place that does.
-func toStatus(err error) error {
+// Status gives an error its gRPC code; it is the only place that does. What
+// the socket answers went through it already.
+func Status(err error) error {
 	var own *failure
 	var node *nodeError
 	switch {

@@ -103,4 +103,4 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 	return "", nil, fail(codes.NotFound, "no node has volume %s", id)
 }
 
-func isNotFound(err error) bool { return status.Code(toStatus(err)) == codes.NotFound }
+func isNotFound(err error) bool { return status.Code(Status(err)) == codes.NotFound }

@@ -126,7 +126,7 @@ func (s *Service) Serve(ctx context.Context, listener net.Listener) error {
 func (s *Service) intercept(ctx context.Context, r any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	answer, err := handler(ctx, r)
 	if err != nil {
-		err = toStatus(err)
+		err = Status(err)
 		s.o.Log.Info("call failed", "method", info.FullMethod, "error", err)
 		return nil, err
 	}

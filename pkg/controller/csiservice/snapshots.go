@@ -15,8 +15,9 @@ import (
 // snapshotHandle is a snapshot's CSI id.
 func snapshotHandle(node, id string) string { return node + "/" + id }
 
-// parseSnapshotHandle reads one, or returns false for what never was one.
-func parseSnapshotHandle(handle string) (node, id string, ok bool) {
+// ParseSnapshotHandle reads a snapshot's CSI id, or returns false for what never
+// was one.
+func ParseSnapshotHandle(handle string) (node, id string, ok bool) {
 	node, id, ok = strings.Cut(handle, "/")
 	return node, id, ok && node != "" && id != "" && !strings.Contains(id, "/")
 }
@@ -39,10 +40,6 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *csi.CreateSnapshotReque
 	case len(r.GetParameters()) > 0:
 		return nil, invalid("parameters", "none are allowed for snapshots")
 	}
-	node, _, err := s.locate(ctx, source)
-	if err != nil {
-		return nil, err
-	}
 	other, same, err := askAll(ctx, s, func(ctx context.Context, node string) (*lvmdv1.Snapshot, error) {
 		return s.o.Fleet.GetSnapshot(ctx, node, &lvmdv1.GetSnapshotRequest{Name: name})
 	})
@@ -52,12 +49,27 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *csi.CreateSnapshotReque
 	case same != nil && same.GetSourceVolumeId() != source:
 		return nil, fail(codes.AlreadyExists, "snapshot %s exists on node %s, of volume %s", name, other, same.GetSourceVolumeId())
 	}
+	made, err := s.Snapshot(ctx, name, source, "", "")
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: made}, nil
+}
+
+// Snapshot is CreateSnapshot for those whose names are unique in the cluster.
+// The owner, a name in a namespace, is noted on the snapshot. Errors are for
+// Status.
+func (s *Service) Snapshot(ctx context.Context, name, source, ownerNamespace, ownerName string) (*csi.Snapshot, error) {
+	node, _, err := s.locate(ctx, source)
+	if err != nil {
+		return nil, err
+	}
 	made, err := s.o.Fleet.CreateSnapshot(ctx, node, &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: source,
-		Owner: &lvmdv1.Owner{ClusterId: s.o.ClusterID}})
+		Owner: &lvmdv1.Owner{ClusterId: s.o.ClusterID, ClaimNamespace: ownerNamespace, ClaimName: ownerName}})
 	if err != nil {
 		return nil, onNode(node, err)
 	}
-	return &csi.CreateSnapshotResponse{Snapshot: snapshotOf(node, made)}, nil
+	return snapshotOf(node, made), nil
 }
 
 // DeleteSnapshot removes a snapshot. One that is not there is no error, nor is
@@ -66,7 +78,7 @@ func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotReque
 	if r.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id", "a value is required")
 	}
-	node, id, ok := parseSnapshotHandle(r.GetSnapshotId())
+	node, id, ok := ParseSnapshotHandle(r.GetSnapshotId())
 	if !ok {
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
@@ -99,7 +111,7 @@ func (s *Service) GetSnapshot(ctx context.Context, r *csi.GetSnapshotRequest) (*
 }
 
 func (s *Service) snapshot(ctx context.Context, handle string) (*csi.Snapshot, error) {
-	node, id, ok := parseSnapshotHandle(handle)
+	node, id, ok := ParseSnapshotHandle(handle)
 	if !ok {
 		return nil, fail(codes.NotFound, "no snapshot %q", handle)
 	}
