@@ -1,0 +1,151 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	snapshotinformers "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
+	common "github.com/kubernetes-csi/external-snapshotter/v8/pkg/common-controller"
+	snapshotmetrics "github.com/kubernetes-csi/external-snapshotter/v8/pkg/metrics"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/yaml"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// installSnapshots gives the cluster what it is to have itself: the definitions
+// of snapshots, from the module that comes with them, and their controller.
+func installSnapshots(t *testing.T, w *world) *rest.Config {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
+	if err != nil {
+		t.Fatalf("find the definitions: %v", err)
+	}
+	definitions := dynamic.NewForConfigOrDie(config).Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(dir)), "config/crd/snapshot.storage.k8s.io_*.yaml"))
+	if err != nil || len(files) != 3 {
+		t.Fatalf("definitions %q: %v", files, err)
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		definition := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(content, &definition.Object); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := definitions.Create(t.Context(), definition, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = definitions.Delete(context.Background(), definition.GetName(), metav1.DeleteOptions{}) })
+	}
+	client := snapshotclient.NewForConfigOrDie(config)
+	eventually(t, "the definitions are in force", func() bool {
+		_, err := client.SnapshotV1().VolumeSnapshotContents().List(t.Context(), metav1.ListOptions{})
+		return err == nil
+	})
+	limiter := func() workqueue.TypedRateLimiter[string] {
+		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second)
+	}
+	all, snapshots := informers.NewSharedInformerFactory(w.client, 0), snapshotinformers.NewSharedInformerFactory(client, 0)
+	objects := snapshots.Snapshot().V1()
+	controller := common.NewCSISnapshotCommonController(client, w.client, objects.VolumeSnapshots(), objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(),
+		nil, nil, nil, all.Core().V1().PersistentVolumeClaims(), all.Core().V1().PersistentVolumes(), nil, snapshotmetrics.NewMetricsManager(), time.Minute,
+		limiter(), limiter(), limiter(), limiter(), false, true, false)
+	ctx, cancel := context.WithCancel(context.Background())
+	all.Start(ctx.Done())
+	snapshots.Start(ctx.Done())
+	var workers sync.WaitGroup
+	done := make(chan struct{})
+	go func() { defer close(done); controller.Run(2, ctx.Done(), &workers); workers.Wait() }()
+	t.Cleanup(func() { cancel(); <-done; all.Shutdown(); snapshots.Shutdown() })
+	return config
+}
+
+// TestSnapshotsWithTheRightsThatAreShipped tells a snapshot's life on a real
+// API server: taken, its source deleted, restored, deleted.
+func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	for name := range w.nodes {
+		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
+	}
+	config := installSnapshots(t, w)
+	admin := snapshotclient.NewForConfigOrDie(config).SnapshotV1()
+	limited := rest.CopyConfig(config)
+	limited.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":carve-controller",
+		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
+	storage := w.class(t, nil)
+	actWith(t, w, Options{Client: asController(t), Snapshots: snapshotclient.NewForConfigOrDie(limited), Namespace: ours, CompleteBinding: true})
+
+	class := &snapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: "carve"}, Driver: names.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete}
+	if _, err := admin.VolumeSnapshotClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	source := w.claim(t, storage, "n2", named("source", nil))
+	w.waitBound(t, source)
+	from := "source"
+	snapshot := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: snapshotv1.VolumeSnapshotSpec{
+		VolumeSnapshotClassName: &class.Name, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &from}}}
+	if _, err := admin.VolumeSnapshots(ours).Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "snapshot is ready", func() bool {
+		now, err := admin.VolumeSnapshots(ours).Get(t.Context(), "s", metav1.GetOptions{})
+		return err == nil && now.Status != nil && now.Status.ReadyToUse != nil && *now.Status.ReadyToUse
+	})
+	if n := len(w.nodes["n2"].Snapshots()); n != 1 {
+		t.Errorf("%d snapshots on the node", n)
+	}
+	w.delete(t, source)
+	w.waitNothingLeft(t, source)
+
+	for name, size := range map[string]string{"same": "100Mi", "larger": "200Mi"} {
+		restore := w.claim(t, storage, "", named(name, func(c *v1.PersistentVolumeClaim) {
+			restoreOf("s")(c)
+			c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(size)
+		}))
+		w.waitBound(t, restore)
+		if v := w.nodes["n2"].Volumes()[volumeName(restore)]; v.GetSource().GetSnapshotId() == "" {
+			t.Errorf("%s: restored as %v", name, v)
+		}
+		defer func() { w.delete(t, restore); w.waitNothingLeft(t, restore) }()
+	}
+	if err := admin.VolumeSnapshots(ours).Delete(t.Context(), "s", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "snapshot is gone", func() bool {
+		_, err := admin.VolumeSnapshots(ours).Get(t.Context(), "s", metav1.GetOptions{})
+		contents, listErr := admin.VolumeSnapshotContents().List(t.Context(), metav1.ListOptions{})
+		return apierrors.IsNotFound(err) && listErr == nil && len(contents.Items) == 0 && len(w.nodes["n2"].Snapshots()) == 0
+	})
+}

@@ -1,0 +1,109 @@
+//go:build apiserver
+
+package trust
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/uplink"
+)
+
+// TestTokensOfARealAPIServer asks a real API server (its kubeconfig is in
+// KUBECONFIG) about the tokens that it issues.
+func TestTokensOfARealAPIServer(t *testing.T) {
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := kubernetes.NewForConfigOrDie(config)
+	const namespace = "identity"
+	create(t, client, namespace)
+	accounts := client.CoreV1().ServiceAccounts(namespace)
+	issue := func(account, pod, audience string) string {
+		t.Helper()
+		request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: []string{audience}}}
+		if pod != "" {
+			request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod}
+		}
+		answer, err := accounts.CreateToken(t.Context(), account, request, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.Status.Token
+	}
+	a := NewAuthenticator(client, namespace, "carve-node")
+	denied := func(node, token string) string {
+		_, err := a.Authenticate(t.Context(), &lvmdv1.Hello{NodeName: node, Token: token})
+		var reason *uplink.DeniedError
+		if err != nil && !errors.As(err, &reason) {
+			t.Errorf("not a denial: %v", err)
+		}
+		if reason == nil {
+			return ""
+		}
+		return reason.Reason
+	}
+	good, doomed := issue("carve-node", "agent", "carve-uplink"), issue("carve-node", "doomed", "carve-uplink")
+	for name, test := range map[string]struct{ node, token, denied string }{
+		"the agent's, for its own node":    {"node-1", good, ""},
+		"the agent's, for another node":    {"node-2", good, `bound to node "node-1"`},
+		"for another audience":             {"node-1", issue("carve-node", "agent", "elsewhere"), "does not accept"},
+		"of a Pod of another account":      {"node-1", issue("other", "stranger", "carve-uplink"), "only"},
+		"of the account, without a Pod":    {"node-1", issue("carve-node", "", "carve-uplink"), "bound to node"},
+		"with a signature that is not its": {"node-1", good[:len(good)-8] + "AAAAAAAA", "does not accept"},
+		"of a Pod that is still there":     {"node-1", doomed, ""},
+	} {
+		if got := denied(test.node, test.token); test.denied == "" && got != "" || !strings.Contains(got, test.denied) {
+			t.Errorf("a token %s: denied %q, want %q", name, got, test.denied)
+		}
+	}
+	var atOnce int64
+	if err := client.CoreV1().Pods(namespace).Delete(t.Context(), "doomed", metav1.DeleteOptions{GracePeriodSeconds: &atOnce}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(2 * time.Minute); denied("node-1", doomed) == ""; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the token of a Pod that was deleted is still accepted")
+		}
+	}
+}
+
+// create makes a namespace with two accounts and Pods of theirs on one node,
+// until the test ends.
+func create(t *testing.T, client kubernetes.Interface, namespace string) {
+	t.Helper()
+	ctx := context.Background()
+	if _, err := client.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{}) })
+	for _, name := range []string{"carve-node", "other"} {
+		if _, err := client.CoreV1().ServiceAccounts(namespace).Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(ctx, "node-1", metav1.DeleteOptions{}) })
+	for name, account := range map[string]string{"agent": "carve-node", "doomed": "carve-node", "stranger": "other"} {
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
+			NodeName: "node-1", ServiceAccountName: account, Containers: []v1.Container{{Name: "c", Image: "none"}}}}
+		if _, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
