@@ -12,7 +12,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
@@ -95,5 +97,40 @@ func TestRealStraySignatures(t *testing.T) {
 		if info, err := filesystem.Probe(v.GetDevicePath()); err != nil || info.UUID != foreign {
 			t.Errorf("afterwards: %+v, %v", info, err)
 		}
+	}
+}
+
+// TestRealClonedBtrfs mounts a clone beside its source, which the kernel
+// refuses to two file systems of one UUID.
+func TestRealClonedBtrfs(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	r.size = 256 * mib
+	v := r.volume("source", "btrfs")
+	access := filesystemAccess(writer)
+	r.must(r.stage(v, access))
+	r.write(filepath.Join(r.staging(v), "file"), "content")
+	r.must(r.unstage(v))
+	// Larger than its source, so that it has to be grown.
+	clone, err := r.machine.LVMD.CreateVolume(r.ctx(), &lvmdv1.CreateVolumeRequest{
+		Name: "clone", RequiredBytes: v.GetSizeBytes() + 64*mib, Mode: v.GetMode(), FsType: "btrfs",
+		Source: &lvmdv1.VolumeSource{VolumeId: v.GetId()},
+	})
+	r.must(err)
+	all := []*lvmdv1.Volume{v, clone.GetVolume()}
+	for _, one := range all {
+		r.must(r.stage(one, access))
+	}
+	r.wantLayers(len(all))
+	for i, one := range all {
+		r.wantAt(r.staging(one), mount.State{Mounted: true, Device: deviceOf(one)})
+		r.wantFile(filepath.Join(r.staging(one), "file"), "content")
+		r.write(filepath.Join(r.staging(one), "own"), one.GetId())
+		if usage, err := r.machine.Mounts.Usage(r.staging(one)); err != nil || usage.TotalBytes != one.GetSizeBytes() {
+			t.Errorf("volume %d: %+v, %v, want %d bytes", i, usage, err, one.GetSizeBytes())
+		}
+	}
+	for _, one := range all {
+		r.wantFile(filepath.Join(r.staging(one), "own"), one.GetId())
+		r.must(r.unstage(one))
 	}
 }

@@ -28,7 +28,7 @@ const (
 	btrfsSuperblockLength     = 4096
 	btrfsChecksumCRC32C       = 0
 	btrfsIncompatMetadataUUID = 0x400
-	btrfsMinimumDeviceBytes   = 128 << 20
+	btrfsMinimumDeviceBytes   = 256 << 20
 )
 
 var (
@@ -123,9 +123,8 @@ func (btrfs) grow(_, mountPath string) []string {
 	return []string{"btrfs", "filesystem", "resize", "max", mountPath}
 }
 
-// minimumSize is what two copies of the metadata, at the size that mkfs.btrfs
-// makes them at least, leave room for some data in; mkfs.btrfs itself insists
-// on 109 MiB.
+// minimumSize is the smallest size that the kernel lets a btrfs grow to;
+// mkfs.btrfs itself insists on 109 MiB.
 func (btrfs) minimumSize(bool) int64 { return btrfsMinimumDeviceBytes }
 
 // setUUID gives the file system another UUID, without touching its trees: they
