@@ -59,28 +59,40 @@ var mirrorDrills = []drill{
 	{"a RAID volume is deleted", "lvremove", kept, deleting, 25},
 }
 
-func TestLVMKilledInTheMiddleOfACommand(t *testing.T) { thickNode(t).killWithin(t, thickDrills, 3) }
+func TestLVMKilledInTheMiddleOfACommand(t *testing.T) { thickNode(t).killWithin(t, thickDrills) }
 
 func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
-	poolNode(t).killWithin(t, thinDrills, 3)
+	poolNode(t).killWithin(t, thinDrills, death{thinDrills[5], 5, "lvm"}, death{thinDrills[4], 4, "lvm"}, death{thinDrills[3], 5, "lvm"})
 }
 
 func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
-	mirrorNode(t).killWithin(t, mirrorDrills, 2)
+	mirrorNode(t).killWithin(t, mirrorDrills, death{mirrorDrills[2], 3, "lvm"})
 }
 
-// killWithin does drills: a few of them, each killed at any effect, or all at all
-// effects, with lvmd and without.
-func (n *node) killWithin(t *testing.T, drills []drill, few int) {
+// death is of whom, before which effect, and in the middle of what.
+type death struct {
+	drill  drill
+	number int
+	whom   string
+}
+
+// killWithin does drills: all of them, killed at all effects, with lvmd and
+// without, where that is wanted, otherwise those that are given, or a few.
+func (n *node) killWithin(t *testing.T, drills []drill, given ...death) {
 	t.Helper()
 	n.standIn()
 	random := chance(t)
 	p := n.start()
 	all := p.available()
 	if !soaking {
-		for range few {
-			d := drills[random.IntN(len(drills))]
-			p, _ = n.exercise(t, p, d, all, 1+random.IntN(d.most), anyOf(random, "lvm", "lvmd"))
+		if len(given) == 0 {
+			for range 3 {
+				d := drills[random.IntN(len(drills))]
+				given = append(given, death{d, 1 + random.IntN(d.most), anyOf(random, "lvm", "lvmd")})
+			}
+		}
+		for _, d := range given {
+			p, _ = n.exercise(t, p, d.drill, all, d.number, d.whom)
 			if t.Failed() {
 				t.FailNow()
 			}
