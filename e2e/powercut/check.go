@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 )
@@ -18,6 +19,11 @@ func (r *rig) check(ctx context.Context, l *ledger) error {
 	if err != nil {
 		return err
 	}
+	snapshots, err := r.lvmd(ctx, "snapshots")
+	if err != nil {
+		return err
+	}
+	list = append(list, snapshots...)
 	found := map[string]listed{}
 	for _, v := range list {
 		found[v.Name] = v
@@ -43,11 +49,11 @@ func (r *rig) checkOne(ctx context.Context, l *ledger, e *entry, v listed, there
 			return fmt.Errorf("a retry of %s: %w", e.name, err)
 		}
 	case acknowledged:
-		if !there || v.ID != e.id || v.State != "VOLUME_STATE_READY" || v.SizeBytes < e.bytes || len(v.Conditions) > 0 {
+		if !there || v.ID != e.id || !v.well() || v.SizeBytes < e.bytes {
 			return fmt.Errorf("acknowledged volume %s (%s, %d bytes) is %+v", e.name, e.id, e.bytes, v)
 		}
 		e.bytes, e.device = v.SizeBytes, v.DevicePath
-		if e.written {
+		if e.written && !e.snapshot {
 			return r.verify(ctx, e)
 		}
 	case deleting:
@@ -63,8 +69,9 @@ func (r *rig) checkOne(ctx context.Context, l *ledger, e *entry, v listed, there
 	return nil
 }
 
-// checkEmpty deletes everything and waits until LVM has nothing left of it.
-func (r *rig) checkEmpty(ctx context.Context, l *ledger) error {
+// checkEmpty deletes everything and waits until LVM has nothing left of it, and as
+// much room as before.
+func (r *rig) checkEmpty(ctx context.Context, l *ledger, room map[string]int64) error {
 	for _, e := range l.entries {
 		if e.stage == acknowledged {
 			if err := r.remove(ctx, l, e); err != nil {
@@ -75,20 +82,20 @@ func (r *rig) checkEmpty(ctx context.Context, l *ledger) error {
 	ctx, cancel := context.WithTimeout(ctx, settleBound)
 	defer cancel()
 	for {
-		volumes, err := r.run(ctx, "lvs", "--noheadings", "-o", "lv_name,lv_tags", "carve")
+		volumes, err := r.run(ctx, "lvs", "--noheadings", "-o", "lv_name", "carve")
 		if err != nil {
 			return err
 		}
-		c, err := r.class(ctx)
+		now, err := r.room(ctx)
 		if err != nil {
 			return err
 		}
-		if strings.TrimSpace(volumes) == "" && c.AvailableBytes == c.TotalBytes {
+		if strings.TrimSpace(volumes) == thinPool && maps.Equal(now, room) {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("left in LVM: %q; %d of %d bytes are available", volumes, c.AvailableBytes, c.TotalBytes)
+			return fmt.Errorf("left in LVM: %q; available in the classes is %v, and was %v", volumes, now, room)
 		case <-time.After(time.Second):
 		}
 	}

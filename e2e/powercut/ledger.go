@@ -30,10 +30,17 @@ const (
 	deleted
 )
 
-// entry is a volume in the ledger. Only one goroutine uses it at a time.
+// classes are the device classes, each as often as it is to be chosen.
+var classes = []string{"local", "local", "mirrored", "thin", "thin"}
+
+// entry is a volume or a snapshot in the ledger. Only one goroutine uses it at a
+// time.
 type entry struct {
-	name  string
-	block bool
+	name, class string
+	block       bool
+	snapshot    bool
+	// from is what it was made of; nil for new volumes.
+	from  *entry
 	stage stage
 	// id and bytes are as acknowledged; a growth under way may make it larger.
 	id     string
@@ -107,8 +114,13 @@ func (r *rig) load(ctx context.Context, l *ledger, seed uint64) error {
 
 // step does one thing to one of a worker's volumes.
 func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.Rand) error {
+	if len(*mine) < perWorker && len(*mine) > 0 && random.IntN(3) == 0 {
+		if of := (*mine)[random.IntN(len(*mine))]; of.class == "thin" && of.block && of.written {
+			return r.derive(ctx, l, mine, of)
+		}
+	}
 	if len(*mine) < perWorker && (len(*mine) == 0 || random.IntN(2) == 0) {
-		e := l.open(&entry{block: random.IntN(4) > 0, seed: random.Uint64()})
+		e := l.open(&entry{class: classes[random.IntN(len(classes))], block: random.IntN(4) > 0, seed: random.Uint64()})
 		if err := r.create(ctx, l, e); err != nil {
 			return err
 		}
@@ -117,7 +129,7 @@ func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.
 	}
 	i := random.IntN(len(*mine))
 	e := (*mine)[i]
-	if e.bytes < grownBytes && random.IntN(3) == 0 {
+	if !e.snapshot && e.bytes < grownBytes && random.IntN(3) == 0 {
 		found, err := r.lvmd(ctx, "expand", e.id, strconv.Itoa(grownBytes))
 		if err != nil {
 			return err
@@ -130,9 +142,28 @@ func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.
 	return r.remove(ctx, l, e)
 }
 
+// derive takes a snapshot of a volume, or makes a volume of a snapshot. Either has
+// what was written to its source.
+func (r *rig) derive(ctx context.Context, l *ledger, mine *[]*entry, of *entry) error {
+	e := l.open(&entry{class: of.class, block: true, snapshot: !of.snapshot, from: of, seed: of.seed})
+	if err := r.create(ctx, l, e); err != nil {
+		return err
+	}
+	*mine = append(*mine, e)
+	return nil
+}
+
 func (r *rig) create(ctx context.Context, l *ledger, e *entry) error {
-	args := []string{"create", e.name, strconv.Itoa(volumeBytes)}
-	if e.block {
+	var args []string
+	switch {
+	case e.snapshot:
+		args = []string{"snapshot", e.name, e.from.id}
+	case e.from != nil:
+		args = []string{"create", e.name, strconv.Itoa(volumeBytes), "--class", e.class, "--from-snapshot", e.from.id}
+	default:
+		args = []string{"create", e.name, strconv.Itoa(volumeBytes), "--class", e.class}
+	}
+	if e.block && !e.snapshot {
 		args = append(args, "--block")
 	}
 	found, err := r.lvmd(ctx, args...)
@@ -140,9 +171,13 @@ func (r *rig) create(ctx context.Context, l *ledger, e *entry) error {
 		return err
 	}
 	e.stage, e.id, e.device, e.bytes = acknowledged, found[0].ID, found[0].DevicePath, found[0].SizeBytes
+	e.written = e.from != nil
 	l.acknowledge()
-	if !e.block {
+	switch {
+	case e.snapshot, !e.block:
 		return nil
+	case e.from != nil:
+		return r.verify(ctx, e)
 	}
 	if _, err := r.run(ctx, "cmp", "-n", strconv.FormatInt(e.bytes, 10), e.device, "/dev/zero"); err != nil {
 		return fmt.Errorf("new volume %s shows what an earlier one held: %w", e.name, err)
@@ -152,7 +187,11 @@ func (r *rig) create(ctx context.Context, l *ledger, e *entry) error {
 
 func (r *rig) remove(ctx context.Context, l *ledger, e *entry) error {
 	e.stage = deleting
-	if _, err := r.run(ctx, lvmd, "delete", e.id); err != nil {
+	command := "delete"
+	if e.snapshot {
+		command = "delete-snapshot"
+	}
+	if _, err := r.run(ctx, lvmd, command, e.id); err != nil {
 		return err
 	}
 	e.stage = deleted

@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	rounds = flag.Int("rounds", 4, "how many times the power is cut")
+	rounds = flag.Int("rounds", 3, "how many times the power is cut")
 	seed   = flag.Uint64("seed", 0, "decides the load, the moments of the cuts and what they lose; 0 for another each time")
 	// mostLoad is the longest time from lvmd's start to the power cut.
 	mostLoad = flag.Duration("load", 10*time.Second, "the longest load before a cut")
@@ -37,7 +37,12 @@ func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 	}
 	// The machine's installation is not what is tested.
 	r.group.Settle()
+	r.mirror.Settle()
 	r.state.Settle()
+	room, err := r.room(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	l := &ledger{}
 	for round := range *rounds {
 		moment := time.Duration(random.Int64N(int64(*mostLoad)))
@@ -69,8 +74,9 @@ func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 		}
 		t.Logf("round %d: cut after %v; %s; %d volumes and %d acknowledgements so far", round, moment, lost, len(l.entries), l.acks)
 	}
-	if err := r.checkEmpty(t.Context(), l); err != nil {
+	if err := r.checkEmpty(t.Context(), l, room); err != nil {
 		t.Errorf("%v\nlvmd's log:\n%s", err, r.log())
 	}
-	t.Logf("%d volumes, %d acknowledgements, %d and %d flushes", len(l.entries), l.acks, r.group.Flushes(), r.state.Flushes())
+	t.Logf("%d volumes and snapshots, %d acknowledgements, %d, %d and %d flushes",
+		len(l.entries), l.acks, r.group.Flushes(), r.mirror.Flushes(), r.state.Flushes())
 }

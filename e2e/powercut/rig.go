@@ -27,16 +27,21 @@ const (
 	bootBound = 4 * time.Minute
 
 	lvmd   = "/usr/local/bin/carve-lvmd"
-	config = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: local, default: true, volumeGroup: carve}\n"
+	config = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n" +
+		"- {name: local, default: true, volumeGroup: carve}\n" +
+		"- {name: mirrored, volumeGroup: carve, type: raid1}\n" +
+		"- {name: thin, volumeGroup: carve, type: thin, thin: {pool: " + thinPool + ", size: 256Mi, overprovisioning: 10, dataThreshold: 100%}}\n"
+	thinPool = "carve-pool"
 	// withoutUdev has LVM know that there is no udevd.
 	withoutUdev = "activation {\n\tudev_sync = 0\n\tudev_rules = 0\n}\ndevices {\n\tobtain_device_list_from_udev = 0\n\texternal_device_info_source = \"none\"\n}\n"
 )
 
 // rig is a machine that can be booted again and again.
 type rig struct {
-	config       vm.Config
-	group, state *frail.Disk
-	machine      *vm.Machine // nil while it is off
+	config vm.Config
+	// group and mirror are the volume group's disks, state the journal's.
+	group, mirror, state *frail.Disk
+	machine              *vm.Machine // nil while it is off
 }
 
 // newRig makes the disks in dir and builds lvmd; the machine is off.
@@ -74,14 +79,20 @@ func newRig(ctx context.Context, dir string, seed uint64, progress io.Writer) (*
 	if r.group, err = frail.Serve(filepath.Join(dir, "group"), groupBytes, frail.Latest, seed); err != nil {
 		return nil, err
 	}
-	if r.state, err = frail.Serve(filepath.Join(dir, "state"), stateBytes, frail.Any, seed+1); err != nil {
+	if r.mirror, err = frail.Serve(filepath.Join(dir, "mirror"), groupBytes, frail.Latest, seed+2); err != nil {
 		return nil, errors.Join(err, r.group.Close())
+	}
+	if r.state, err = frail.Serve(filepath.Join(dir, "state"), stateBytes, frail.Any, seed+1); err != nil {
+		return nil, errors.Join(err, r.group.Close(), r.mirror.Close())
 	}
 	r.config = vm.Config{
 		Name: "carve-powercut", Dir: dir,
 		Kernel: base.Kernel, Initramfs: initramfs, RootDisk: base.RootDisk,
 		CPUs: 2, MemoryMiB: 1024, Accelerator: accelerator,
-		Disks:  []vm.Disk{{Socket: r.group.Socket(), Serial: "group"}, {Socket: r.state.Socket(), Serial: "state"}},
+		Disks: []vm.Disk{
+			{Socket: r.group.Socket(), Serial: "group"}, {Socket: r.state.Socket(), Serial: "state"},
+			{Socket: r.mirror.Socket(), Serial: "mirror"},
+		},
 		Shares: []vm.Share{{Tag: "build", Path: build, ReadOnly: true}},
 		Guest:  guestConfig(),
 	}
@@ -91,7 +102,7 @@ func newRig(ctx context.Context, dir string, seed uint64, progress io.Writer) (*
 func guestConfig() guest.Config {
 	return guest.Config{
 		Hostname: "powercut",
-		Modules:  []string{"dm_mod", "9p", "9pnet_virtio"},
+		Modules:  []string{"dm_mod", "dm_thin_pool", "dm_raid", "raid1", "9p", "9pnet_virtio"},
 		Files: []guest.File{
 			{Path: "/etc/lvm/lvmlocal.conf", Mode: 0o644, Content: []byte(withoutUdev)},
 			{Path: "/etc/carve/lvmd.yaml", Mode: 0o644, Content: []byte(config)},
@@ -102,7 +113,7 @@ func guestConfig() guest.Config {
 			{Name: "install lvmd", Argv: []string{"install", "-m", "755", "/run/build/carve-lvmd", lvmd}},
 			{Name: "make the state disk", Argv: []string{"mkfs.ext4", "-q", "/dev/vdc"}, Unless: []string{"blkid", "/dev/vdc"}},
 			{Name: "mount the state disk", Argv: []string{"mount", "/dev/vdc", "/var/lib/carve"}},
-			{Name: "make the volume group", Argv: []string{"vgcreate", "--yes", "carve", "/dev/vdb"}, Unless: []string{"vgs", "carve"}},
+			{Name: "make the volume group", Argv: []string{"vgcreate", "--yes", "carve", "/dev/vdb", "/dev/vdd"}, Unless: []string{"vgs", "carve"}},
 		},
 		Services: []guest.Service{{
 			Name: "lvmd", Log: "/var/log/lvmd.log", ReadyPath: "/run/carve/lvmd.sock",
@@ -144,7 +155,7 @@ func (r *rig) cut() (lost string, err error) {
 	for _, d := range []struct {
 		name string
 		disk *frail.Disk
-	}{{"group", r.group}, {"journal", r.state}} {
+	}{{"group", r.group}, {"its other disk", r.mirror}, {"journal", r.state}} {
 		lost, of, err := d.disk.Cut()
 		if err != nil {
 			return "", err
@@ -159,7 +170,7 @@ func (r *rig) close() error {
 	if r.machine != nil {
 		r.machine.Kill()
 	}
-	return errors.Join(r.group.Close(), r.state.Close())
+	return errors.Join(r.group.Close(), r.mirror.Close(), r.state.Close())
 }
 
 func (r *rig) run(ctx context.Context, argv ...string) (string, error) {
@@ -177,11 +188,24 @@ func (r *rig) log() string {
 	return out
 }
 
-// listed is a volume as lvmd tells it.
+// listed is a volume or a snapshot as lvmd tells it.
 type listed struct {
 	ID, Name, State, DevicePath, FSType string
-	SizeBytes                           int64 `json:",string"`
-	Conditions                          []struct{ Type, Message string }
+	// Ready is of snapshots, which have no state.
+	Ready      bool
+	SizeBytes  int64 `json:",string"`
+	Conditions []struct{ Type, Message string }
+}
+
+// well tells whether it is as it was acknowledged. The copies of a mirrored volume
+// may differ after a cut, in what was never durable; they are made alike again.
+func (v listed) well() bool {
+	for _, c := range v.Conditions {
+		if c.Type != "OutOfSync" {
+			return false
+		}
+	}
+	return v.State == "VOLUME_STATE_READY" || v.State == "" && v.Ready
 }
 
 func (r *rig) lvmd(ctx context.Context, args ...string) ([]listed, error) {
@@ -193,20 +217,25 @@ func (r *rig) lvmd(ctx context.Context, args ...string) ([]listed, error) {
 }
 
 type class struct {
-	TotalBytes     int64 `json:",string"`
+	Name           string
 	AvailableBytes int64 `json:",string"`
 }
 
-func (r *rig) class(ctx context.Context) (class, error) {
+// room is what is available in each class.
+func (r *rig) room(ctx context.Context) (map[string]int64, error) {
 	out, err := r.run(ctx, lvmd, "classes", "--json")
 	if err != nil {
-		return class{}, err
+		return nil, err
 	}
 	all, err := decode[class](out)
-	if err != nil || len(all) != 1 {
-		return class{}, fmt.Errorf("%d classes in %q: %w", len(all), out, err)
+	if err != nil {
+		return nil, err
 	}
-	return all[0], nil
+	room := map[string]int64{}
+	for _, c := range all {
+		room[c.Name] = c.AvailableBytes
+	}
+	return room, nil
 }
 
 // decode reads one JSON object after the other.
