@@ -48,7 +48,8 @@ func sourceOf(claim *v1.PersistentVolumeClaim) (source *dataSource, ours bool, e
 		return nil, true, nil
 	}
 	core := group == nil || *group == ""
-	if !(core && source.kind == kindClaim) && !(!core && *group == snapshotGroup && source.kind == kindSnapshot) {
+	claimed, snapshot := core && source.kind == kindClaim, !core && *group == snapshotGroup && source.kind == kindSnapshot
+	if !claimed && !snapshot {
 		return nil, false, nil
 	}
 	if namespace != nil && *namespace != "" && *namespace != claim.Namespace {

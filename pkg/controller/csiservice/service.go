@@ -118,7 +118,7 @@ func (s *Service) Serve(ctx context.Context, listener net.Listener) error {
 	force := time.AfterFunc(graceful, server.Stop)
 	defer force.Stop()
 	server.GracefulStop()
-	<-served
+	<-served //nolint:errcheck // it was stopped
 	return nil
 }
 

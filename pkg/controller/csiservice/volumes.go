@@ -40,7 +40,7 @@ func (s *Service) ValidateVolumeCapabilities(ctx context.Context, r *csi.Validat
 	}
 	for _, c := range r.GetVolumeCapabilities() {
 		if err := fits(c, vol); err != nil {
-			return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+			return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil //nolint:nilerr // it is the answer
 		}
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -101,7 +101,7 @@ func (s *Service) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*cs
 	wish := Wish{Name: "capacity", Bytes: 1, Parameters: r.GetParameters()}
 	for _, c := range r.GetVolumeCapabilities() {
 		if checkCapability(c) != nil {
-			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
+			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil //nolint:nilerr // there is no room for what cannot be
 		}
 		wish.Block, wish.FSType = c.GetBlock() != nil, c.GetMount().GetFsType()
 	}
