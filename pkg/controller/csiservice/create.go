@@ -46,6 +46,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	for _, node := range nodes {
 		vol, err := s.createOn(ctx, node, ask)
 		if err == nil {
+			s.awaitReport(ctx, node, vol.GetId(), true)
 			return &csi.CreateVolumeResponse{Volume: volumeOf(node, vol)}, nil
 		}
 		reason := fleet.Reason(err)

@@ -104,3 +104,33 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 }
 
 func isNotFound(err error) bool { return status.Code(Status(err)) == codes.NotFound }
+
+// reportPatience is how long a call waits for the node's report of what it did,
+// and reportLook how often it looks.
+const (
+	reportPatience = 2 * time.Second
+	reportLook     = 2 * time.Millisecond
+)
+
+// awaitReport waits, for a while, until a connected node's report has a volume
+// or has it no more, so that who made or deleted it finds it so in a list.
+func (s *Service) awaitReport(ctx context.Context, node, id string, there bool) {
+	ctx, cancel := context.WithTimeout(ctx, reportPatience)
+	defer cancel()
+	look := time.NewTicker(reportLook)
+	defer look.Stop()
+	for {
+		view, ok := s.o.Fleet.View(node)
+		if !ok || !view.Connected {
+			return
+		}
+		if _, is := view.Volumes[id]; is == there {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+	}
+}

@@ -26,6 +26,7 @@ func (s *Service) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) 
 	if err := s.o.Fleet.DeleteVolumeByID(ctx, node, r.GetVolumeId()); err != nil {
 		return nil, onNode(node, err)
 	}
+	s.awaitReport(ctx, node, r.GetVolumeId(), false)
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
