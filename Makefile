@@ -61,9 +61,10 @@ deps: ## Install the Debian packages that code generation and the race detector 
 ##### Check
 
 .PHONY: test
-test: ## Everything: generated code, unit tests with the race detector, real LVM, real cluster
+test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster
 	@$(MAKE) --no-print-directory check-generated
 	@$(MAKE) --no-print-directory test-race
+	@$(MAKE) --no-print-directory test-apiserver
 	@$(MAKE) --no-print-directory test-vm
 	@$(MAKE) --no-print-directory test-e2e
 
@@ -77,6 +78,18 @@ test-unit: ## Tests that run anywhere, in seconds
 test-race: deps ## The same with the race detector
 	CGO_ENABLED=1 $(GO) test -race ./...
 	cd e2e && CGO_ENABLED=1 $(GO) test -race ./...
+
+# Packages whose tests want a real API server beside fake nodes.
+APISERVER_TESTS := pkg/controller pkg/controller/trust
+
+.PHONY: test-apiserver
+test-apiserver: ## Tests of the controller against a real API server and scheduler, with fake nodes
+	@for package in $(APISERVER_TESTS); do \
+	  $(GO) test -tags apiserver -c -o bin/tests/$$(basename $$package) ./$$package || exit 1; \
+	done
+	cd e2e && for package in $(APISERVER_TESTS); do \
+	  $(GO) run ./cmd/controlplane env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) -test.v -test.timeout 15m || exit 1; \
+	done
 
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too

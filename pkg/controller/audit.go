@@ -17,10 +17,11 @@ import (
 const (
 	// auditPass is how often nodes and API are compared.
 	auditPass = time.Minute
-	// DefaultOrphanGrace and LeastOrphanGrace are for Options.OrphanGrace: a
-	// PersistentVolume is written after its volume is made.
+	// DefaultOrphanGrace is for Options.OrphanGrace: a PersistentVolume is written
+	// after its volume is made.
 	DefaultOrphanGrace = 10 * time.Minute
-	LeastOrphanGrace   = time.Minute
+	// LeastOrphanGrace is the shortest that Options.OrphanGrace may be.
+	LeastOrphanGrace = time.Minute
 	// missingGrace is how old a PersistentVolume must be before its volume's
 	// absence from the node's report means anything.
 	missingGrace = time.Minute

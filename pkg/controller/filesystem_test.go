@@ -26,14 +26,14 @@ func TestWhatAClassMaySayOfItsFileSystem(t *testing.T) {
 	tests := []struct {
 		name    string
 		class   *storagev1.StorageClass
-		type_   filesystem.Type
+		kind    filesystem.Type
 		message []string
 	}{
-		{name: "nothing", class: storageClass(nil), type_: "ext4"},
-		{name: "a file system and its settings", type_: "btrfs",
+		{name: "nothing", class: storageClass(nil), kind: "ext4"},
+		{name: "a file system and its settings", kind: "btrfs",
 			class: storageClass(map[string]string{names.ParamFSType: "btrfs", mkfs + "label": "cache", mkfs + "node-size": "32Ki"}, "noatime", "compress=zstd:3")},
-		{name: "mount options that only some devices have", class: storageClass(map[string]string{names.ParamFSType: "xfs"}, "dax=inode"), type_: "xfs"},
-		{name: "the profile scratch", class: storageClass(map[string]string{names.ParamProfile: "scratch"}), type_: "ext4"},
+		{name: "mount options that only some devices have", class: storageClass(map[string]string{names.ParamFSType: "xfs"}, "dax=inode"), kind: "xfs"},
+		{name: "the profile scratch", class: storageClass(map[string]string{names.ParamProfile: "scratch"}), kind: "ext4"},
 		{name: "an unknown file system", class: storageClass(map[string]string{names.ParamFSType: "ntfs"}),
 			message: []string{`StorageClass carve: parameters[csi.storage.k8s.io/fstype]: "ntfs" is not allowed, allowed: btrfs, ext4, xfs`}},
 		{name: "a setting of another file system", class: storageClass(map[string]string{mkfs + "node-size": "4096"}),
@@ -58,7 +58,7 @@ func TestWhatAClassMaySayOfItsFileSystem(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := parseClass(tt.class)
-			if err == nil && (tt.message != nil || got.fileSystem.Type != tt.type_ || got.fsType != string(tt.type_)) {
+			if err == nil && (tt.message != nil || got.fileSystem.Type != tt.kind || got.fsType != string(tt.kind)) {
 				t.Errorf("got %+v", got)
 			}
 			if err != nil && tt.message == nil {
