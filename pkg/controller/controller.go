@@ -251,10 +251,14 @@ func reportOf(view *fleet.View) scheduler.NodeReport {
 		if group == "" {
 			group = "class " + class.GetName() // shares with nobody
 		}
+		if class.GetType() == "thin" {
+			group += " pool of " + class.GetName() // no two classes have one pool
+		}
 		report.Classes = append(report.Classes, scheduler.ClassReport{
 			Name: class.GetName(), Default: class.GetDefault(), Group: group,
 			Total: class.GetTotalBytes(), Available: class.GetAvailableBytes(), MaximumVolume: class.GetMaximumVolumeSizeBytes(),
 			MinimumVolume: class.GetMinimumVolumeSizeBytes(), AllocationUnit: class.GetAllocationUnitBytes(),
+			UnitCost: class.GetUnitCostBytes(), VolumeCost: class.GetVolumeCostBytes(),
 		})
 	}
 	for name := range view.ByName {

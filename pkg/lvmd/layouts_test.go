@@ -60,23 +60,26 @@ func TestEachLayoutReportsItsRoomAndUnit(t *testing.T) {
 	for _, c := range []struct {
 		class                           string
 		total, available, largest, unit int64
+		// What a unit, and a volume besides, take of the group.
+		unitCost, volumeCost int64
 	}{
-		{"linear", 70, 70, 70, 1},
-		{"striped", 70, 70, 32, 2},
-		{"raid1", 34, 34, 15, 1},
-		{"raid10", 32, 32, 22, 2},
-		{"raid5", 44, 44, 26, 2},
+		{"linear", 70, 70, 70, 1, 1, 0},
+		{"striped", 70, 70, 32, 2, 2, 0},
+		{"raid1", 34, 34, 15, 1, 2, 2},
+		{"raid10", 32, 32, 22, 2, 4, 4},
+		{"raid5", 44, 44, 26, 2, 3, 3},
 		// 2 of the 10 extents of the smallest are the reserve's and the
 		// bookkeeping's at most: 70-2 over 5 devices are 13, one device has 10.
-		{"raid6", 27, 27, 27, 3},
+		{"raid6", 27, 27, 27, 3, 5, 5},
 	} {
 		r := d.classNamed(c.class)
-		got := []int64{r.GetTotalBytes(), r.GetAvailableBytes(), r.GetMaximumVolumeSizeBytes(), r.GetAllocationUnitBytes(), r.GetMinimumVolumeSizeBytes()}
+		got := []int64{r.GetTotalBytes(), r.GetAvailableBytes(), r.GetMaximumVolumeSizeBytes(), r.GetAllocationUnitBytes(), r.GetMinimumVolumeSizeBytes(),
+			r.GetUnitCostBytes(), r.GetVolumeCostBytes()}
 		for i := range got {
 			got[i] /= testExtent
 		}
-		if want := []int64{c.total, c.available, c.largest, c.unit, c.unit}; !slices.Equal(got, want) {
-			t.Errorf("%s: total, available, maximum, unit, minimum %v, want %v", c.class, got, want)
+		if want := []int64{c.total, c.available, c.largest, c.unit, c.unit, c.unitCost, c.volumeCost}; !slices.Equal(got, want) {
+			t.Errorf("%s: total, available, maximum, unit, minimum, costs %v, want %v", c.class, got, want)
 		}
 		if len(r.GetConditions()) != 0 {
 			t.Errorf("%s: %v", c.class, r.GetConditions())

@@ -158,6 +158,11 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 	unit := g.info.ExtentSize * c.layout().Unit()
 	class.AllocationUnitBytes = max(class.AllocationUnitBytes, unit)
 	class.MinimumVolumeSizeBytes = max(class.MinimumVolumeSizeBytes, unit)
+	if c.pool == nil {
+		one, two := c.layout().Raw(c.layout().Unit()), c.layout().Raw(2*c.layout().Unit())
+		class.UnitCostBytes = max(class.UnitCostBytes, (two-one)*g.info.ExtentSize)
+		class.VolumeCostBytes = max(class.VolumeCostBytes, (2*one-two)*g.info.ExtentSize)
+	}
 	r.AvailableBytes = c.reportedRoom() * g.info.ExtentSize
 	// A linear volume can lie on any extents: fragments do not matter.
 	r.MaximumVolumeSizeBytes = r.AvailableBytes

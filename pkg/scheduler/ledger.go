@@ -22,6 +22,43 @@ type ClassReport struct {
 	Total, Available, MaximumVolume int64
 	// MinimumVolume and AllocationUnit say what a small request really takes.
 	MinimumVolume, AllocationUnit int64
+	// UnitCost is what an allocation unit of a volume takes of the group, and
+	// VolumeCost what a volume takes besides. A UnitCost of 0 means that volumes
+	// take just their size.
+	UnitCost, VolumeCost int64
+}
+
+// cost is what a volume takes of its group.
+func (c ClassReport) cost(bytes int64) int64 {
+	bytes = roundUp(max(bytes, c.MinimumVolume), c.AllocationUnit)
+	if !c.costsMore() {
+		return bytes
+	}
+	return saturatingAdd(saturatingMultiply(bytes/c.AllocationUnit, c.UnitCost), c.VolumeCost)
+}
+
+// worth is how much less of the class there is when so much of its group is
+// taken: whole units, rounded up.
+func (c ClassReport) worth(taken int64) int64 {
+	if !c.costsMore() {
+		return taken
+	}
+	return saturatingMultiply(roundUp(taken, c.UnitCost)/c.UnitCost, c.AllocationUnit)
+}
+
+// promise is the largest volume that fits so much room.
+func (c ClassReport) promise(room int64) int64 {
+	if c.AllocationUnit > 1 {
+		room -= room % c.AllocationUnit
+	}
+	if room < c.MinimumVolume {
+		return 0
+	}
+	return max(0, room)
+}
+
+func (c ClassReport) costsMore() bool {
+	return c.AllocationUnit > 0 && c.UnitCost > 0 && (c.UnitCost != c.AllocationUnit || c.VolumeCost != 0)
 }
 
 // NodeReport is the whole state of one node.
@@ -90,8 +127,8 @@ type node struct {
 	soonest time.Time
 }
 
-// entry is a reservation and what it was charged: nothing while its class is
-// unknown on its node.
+// entry is a reservation and what it was charged, in bytes of its group: nothing
+// while its class is unknown on its node.
 type entry struct {
 	Reservation
 	group   string
@@ -252,14 +289,14 @@ func (l *Ledger) room(name, class string) (Room, bool) {
 		return Room{}, false
 	}
 	l.lapse(name, n)
-	var reserved int64
+	var taken int64
 	if s := n.reserved[c.Group]; s != nil {
-		reserved = s.saturated()
+		taken = c.worth(s.saturated())
 	}
 	return Room{
 		Total:         c.Total,
-		Available:     max(0, c.Available-reserved),
-		MaximumVolume: max(0, min(c.MaximumVolume, c.Available)-reserved),
+		Available:     max(0, c.Available-taken),
+		MaximumVolume: c.promise(min(c.MaximumVolume, c.Available) - taken),
 	}, true
 }
 
@@ -316,7 +353,7 @@ func (n *node) charge(e *entry) {
 	if !ok {
 		return
 	}
-	e.group, e.bytes, e.charged = c.Group, roundUp(max(e.Bytes, c.MinimumVolume), c.AllocationUnit), true
+	e.group, e.bytes, e.charged = c.Group, c.cost(e.Bytes), true
 	s := n.reserved[e.group]
 	if s == nil {
 		s = &sum{}
@@ -349,6 +386,15 @@ func saturatingAdd(a, b int64) int64 {
 		return most
 	}
 	return a + b
+}
+
+// saturatingMultiply is for factors that are not negative.
+func saturatingMultiply(a, b int64) int64 {
+	high, low := bits.Mul64(uint64(a), uint64(b))
+	if high > 0 || low > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(low)
 }
 
 // sum adds up sizes without ever overflowing, so that what was added can be

@@ -25,7 +25,9 @@ type world struct {
 }
 
 // realNode has two groups: "shared", of the classes "small" (the default one)
-// and "large", which differ in granularity, and "own", of the class "own".
+// and "large", which differ in granularity, and "mirrored", whose volumes lie
+// there twice, with a unit of bookkeeping beside each half; and "own", of the
+// class "own".
 type realNode struct {
 	epoch      int
 	generation uint64
@@ -42,14 +44,27 @@ type realVolume struct {
 	bytes int64
 }
 
-var groups = map[string]string{"": "shared", "small": "shared", "large": "shared", "own": "own"}
+var groups = map[string]string{"": "shared", "small": "shared", "large": "shared", "mirrored": "shared", "own": "own"}
 
 func (n *realNode) classes() []ClassReport {
 	describe := func(name, group string, minimum, unit int64) ClassReport {
 		return ClassReport{Name: name, Default: name == "small", Group: group, Total: 200 * mib,
 			Available: n.free[group], MaximumVolume: n.free[group] / unit * unit, MinimumVolume: minimum, AllocationUnit: unit}
 	}
-	return []ClassReport{describe("small", "shared", 0, mib), describe("large", "shared", 8*mib, 4*mib), describe("own", "own", 0, 4*mib)}
+	mirrored := describe("mirrored", "shared", 2*mib, 2*mib)
+	mirrored.UnitCost, mirrored.VolumeCost = 4*mib, 2*mib
+	mirrored.Available = offers("mirrored", n.free["shared"])
+	mirrored.MaximumVolume = mirrored.Available
+	return []ClassReport{describe("small", "shared", 0, mib), describe("large", "shared", 8*mib, 4*mib), mirrored, describe("own", "own", 0, 4*mib)}
+}
+
+// offers is what volumes of a class may take in sum where so much of its group
+// is free.
+func offers(class string, free int64) int64 {
+	if class == "mirrored" {
+		return max(0, (free-2*mib)/(4*mib)*(2*mib))
+	}
+	return free
 }
 
 // takes is what a claim takes on a node.
@@ -57,6 +72,8 @@ func takes(class string, bytes int64) int64 {
 	switch class {
 	case "large":
 		return roundUp(max(bytes, 8*mib), 4*mib)
+	case "mirrored":
+		return saturatingAdd(saturatingMultiply(roundUp(max(bytes, 2*mib), 2*mib), 2), 2*mib)
 	case "own":
 		return roundUp(bytes, 4*mib)
 	}
@@ -232,7 +249,7 @@ func (w *world) check(t *rapid.T) {
 				continue
 			}
 			c, _ := findClass(n.known.Classes, class)
-			wantAvailable, wantMaximum := c.Available, c.MaximumVolume
+			var taken int64
 			for _, r := range w.claims {
 				if r.Node != name || groups[r.Class] != group {
 					continue
@@ -240,8 +257,23 @@ func (w *world) check(t *rapid.T) {
 				if _, counted := n.known.Volumes[r.Volume]; counted {
 					t.Fatalf("%s is reserved and counted", r.Volume)
 				}
-				wantAvailable -= min(wantAvailable, takes(r.Class, r.Bytes))
-				wantMaximum -= min(wantMaximum, takes(r.Class, r.Bytes))
+				taken = saturatingAdd(taken, takes(r.Class, r.Bytes))
+			}
+			less := taken
+			if class == "mirrored" {
+				less = saturatingAdd(taken, 4*mib-1) / (4 * mib) * (2 * mib)
+			}
+			wantAvailable, wantMaximum := c.Available-min(c.Available, less), c.MaximumVolume-min(c.MaximumVolume, less)
+			if wantMaximum -= wantMaximum % c.AllocationUnit; wantMaximum < c.MinimumVolume {
+				wantMaximum = 0
+			}
+			// What is promised, the group can really hold beside all that is reserved.
+			whole, _ := findClass(n.known.Classes, group)
+			if group == "shared" {
+				whole, _ = findClass(n.known.Classes, "small")
+			}
+			if most := room.MaximumVolume; most > 0 && saturatingAdd(taken, takes(class, most)) > whole.Available {
+				t.Fatalf("class %q of %s promises %d, which takes %d; %d are taken, of %d", class, name, most, takes(class, most), taken, whole.Available)
 			}
 			if room.Available < 0 || room.MaximumVolume < 0 {
 				t.Fatalf("room of class %q of %s is negative: %+v", class, name, room)
@@ -267,7 +299,7 @@ func (w *world) settle(t *rapid.T) {
 	w.check(t)
 	for name, n := range w.nodes {
 		for class, group := range groups {
-			if room, ok := w.ledger.Room(name, class); !ok || room.Available != n.free[group] {
+			if room, ok := w.ledger.Room(name, class); !ok || room.Available != offers(class, n.free[group]) {
 				t.Fatalf("settled room of class %q of %s: %+v, truth %d", class, name, room, n.free[group])
 			}
 		}

@@ -63,7 +63,7 @@ func TestLedger(t *testing.T) {
 		"a report that does not count the volume yet leaves the reservation": func(t *testing.T, l *Ledger) {
 			l.Reserve(reserve("a", 8*mib))
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 50*mib)}, Volumes: counted("pvc-b")})
-			wantRoom(t, l, "n", "c", 42*mib, 42*mib)
+			wantRoom(t, l, "n", "c", 42*mib, 40*mib) // whole units
 		},
 		"a claim whose volume is already counted reserves nothing": func(t *testing.T, l *Ledger) {
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 92*mib)}, Volumes: counted("pvc-a")})
@@ -81,7 +81,21 @@ func TestLedger(t *testing.T) {
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 100*mib), class("twin", 100*mib), other}})
 			l.Reserve(reserve("a", 8*mib))
 			wantRoom(t, l, "n", "twin", 92*mib, 92*mib)
-			wantRoom(t, l, "n", "other", 70*mib, 70*mib)
+			wantRoom(t, l, "n", "other", 70*mib, 68*mib)
+		},
+		"what a class takes of its group beyond its size is charged to all that share it": func(t *testing.T, l *Ledger) {
+			// Two mirrors, with a unit of bookkeeping beside each.
+			mirrored := class("mirrored", 44*mib)
+			mirrored.UnitCost, mirrored.VolumeCost = 8*mib, 8*mib
+			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 96*mib), mirrored}})
+			r := reserve("a", 8*mib)
+			r.Class = "mirrored"
+			l.Reserve(r)
+			wantRoom(t, l, "n", "c", 72*mib, 72*mib)
+			wantRoom(t, l, "n", "mirrored", 32*mib, 32*mib)
+			l.Reserve(reserve("b", 4*mib))
+			wantRoom(t, l, "n", "c", 68*mib, 68*mib)
+			wantRoom(t, l, "n", "mirrored", 28*mib, 28*mib)
 		},
 		"the empty class is the default class, for reports and reservations": func(t *testing.T, l *Ledger) {
 			c := class("c", 100*mib)

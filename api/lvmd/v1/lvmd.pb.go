@@ -765,9 +765,15 @@ type DeviceClass struct {
 	Conditions []*Condition `protobuf:"bytes,12,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// What each of the class' volume groups adds to the sums above; a volume lies
 	// in one of them. Groups that an optional class lacks are not in it.
-	Groups        []*ClassGroup `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Groups []*ClassGroup `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`
+	// What an allocation unit of a volume takes of its volume group, and what a
+	// volume takes besides, in bytes: more than its size with mirrors and parity.
+	// Where groups differ, the most. Volumes of thin classes take nothing of the
+	// group, only of their pool, and have 0 in both.
+	UnitCostBytes   int64 `protobuf:"varint,14,opt,name=unit_cost_bytes,json=unitCostBytes,proto3" json:"unit_cost_bytes,omitempty"`
+	VolumeCostBytes int64 `protobuf:"varint,15,opt,name=volume_cost_bytes,json=volumeCostBytes,proto3" json:"volume_cost_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *DeviceClass) Reset() {
@@ -889,6 +895,20 @@ func (x *DeviceClass) GetGroups() []*ClassGroup {
 		return x.Groups
 	}
 	return nil
+}
+
+func (x *DeviceClass) GetUnitCostBytes() int64 {
+	if x != nil {
+		return x.UnitCostBytes
+	}
+	return 0
+}
+
+func (x *DeviceClass) GetVolumeCostBytes() int64 {
+	if x != nil {
+		return x.VolumeCostBytes
+	}
+	return 0
 }
 
 // ClassGroup is a device class' part in one of its volume groups.
@@ -2269,7 +2289,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x05ready\x18\f \x01(\bR\x05ready\x128\n" +
 	"\n" +
 	"conditions\x18\r \x03(\v2\x18.carve.lvmd.v1.ConditionR\n" +
-	"conditions\"\xfa\x03\n" +
+	"conditions\"\xce\x04\n" +
 	"\vDeviceClass\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\adefault\x18\x02 \x01(\bR\adefault\x12\x12\n" +
@@ -2287,7 +2307,9 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\f \x03(\v2\x18.carve.lvmd.v1.ConditionR\n" +
 	"conditions\x121\n" +
-	"\x06groups\x18\r \x03(\v2\x19.carve.lvmd.v1.ClassGroupR\x06groups\"\xc3\x01\n" +
+	"\x06groups\x18\r \x03(\v2\x19.carve.lvmd.v1.ClassGroupR\x06groups\x12&\n" +
+	"\x0funit_cost_bytes\x18\x0e \x01(\x03R\runitCostBytes\x12*\n" +
+	"\x11volume_cost_bytes\x18\x0f \x01(\x03R\x0fvolumeCostBytes\"\xc3\x01\n" +
 	"\n" +
 	"ClassGroup\x12\x17\n" +
 	"\avg_name\x18\x01 \x01(\tR\x06vgName\x12\x17\n" +
