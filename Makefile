@@ -7,8 +7,9 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 LDFLAGS   := -s -w -X main.version=$(VERSION)
 GOLANGCI  := $(TOOLS)/golangci-lint-v2.15.0
 PROGRAMS  := lvmd node controller
-# Packages whose tests need a kernel with device-mapper, LVM and real disks.
-VM_TESTS  := ../pkg/lvm/... ../pkg/lvmd/... ../pkg/filesystem/... ../pkg/driver/...
+# Packages whose tests need a kernel with device-mapper, LVM and real disks. The
+# one that takes longest is first: two machines share them.
+VM_TESTS  := ../pkg/lvmd/... ../pkg/lvm/... ../pkg/filesystem/... ../pkg/driver/...
 # Name of a demo cluster that may live beside the one the tests use.
 DEMO      ?= demo
 
@@ -87,13 +88,15 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	@for package in $(APISERVER_TESTS); do \
 	  $(GO) test -tags apiserver -c -o bin/tests/$$(basename $$package) ./$$package || exit 1; \
 	done
-	cd e2e && for package in $(APISERVER_TESTS); do \
-	  $(GO) run ./cmd/controlplane env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) -test.v -test.timeout 15m || exit 1; \
+	@cd e2e && for package in $(APISERVER_TESTS); do \
+	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' ../$$package/*_apiserver_test.go | paste -s -d '|'); \
+	  $(GO) run ./cmd/controlplane env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
+	    -test.v -test.timeout 15m -test.run "^($$names)$$" || exit 1; \
 	done
 
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too
-	cd e2e && $(GO) run ./cmd/vmtest -timeout 30m -with lvmd,node $(VM_TESTS)
+	cd e2e && $(GO) run ./cmd/vmtest -machines 2 -timeout 30m -with lvmd,node $(VM_TESTS)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
 
 # Rounds of power cuts in a soak.

@@ -77,7 +77,10 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 	script := "[ -e " + mountPath + "/precious ] || { echo precious-data > " + mountPath + "/precious; sync; }; " +
 		"while true; do date >> " + mountPath + "/log; done"
 	s.start("writer", podOptions{bytes: 64 * extent, node: victim, script: script})
-	s.running("writer")
+	s.storageClass("e2e-forgetful", map[string]string{"carve.csi.local/encryption": "ephemeral"})
+	s.start("forgetful", podOptions{class: "e2e-forgetful", bytes: 16 * extent, node: victim,
+		script: "ls " + mountPath + " && touch " + mountPath + "/$(cat /proc/sys/kernel/random/boot_id) && sync && exec sleep 1000000"})
+	s.running("writer", "forgetful")
 	s.must(carve.Until(s.ctx, patience, "the Pod has written", func(ctx context.Context) error {
 		output, err := s.PodExec(ctx, s.namespace, "writer", "cat", mountPath+"/precious")
 		if err == nil && strings.TrimSpace(output) != "precious-data" {
@@ -108,6 +111,24 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 	if got := strings.TrimSpace(s.exec("writer", "cat", mountPath+"/precious")); got != "precious-data" {
 		t.Errorf("the data written before the power cut: want precious-data, got %q", got)
 	}
+	// An encrypted volume, whose key only the kernel had, comes back empty, and its
+	// user is told.
+	s.must(carve.Until(s.ctx, patience, "the encrypted volume is there", func(ctx context.Context) error {
+		output, err := s.PodExec(ctx, s.namespace, "forgetful", "ls", mountPath)
+		if err != nil {
+			return err
+		}
+		now := strings.TrimSpace(s.node(victim, "cat", "/proc/sys/kernel/random/boot_id"))
+		if !strings.Contains(output, now) {
+			return fmt.Errorf("the Pod has not written since: %q", output)
+		}
+		if strings.Contains(output, bootID) {
+			t.Errorf("the encrypted volume still holds what it held: %q", output)
+		}
+		return nil
+	}), "wait")
+	_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "forgetful", "is empty since")
+	s.must(err, "tell the Pod's owner")
 	s.must(s.Settled(s.ctx, patience), "Carve is well again")
 }
 

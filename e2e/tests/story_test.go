@@ -128,18 +128,71 @@ func TestRawBlockVolumeIsADeviceOfTheSizeAskedFor(t *testing.T) {
 	}
 }
 
-func TestXFSVolumeIsMountedAsXFS(t *testing.T) {
+// TestStorageClassesChooseHowVolumesAreMade has Pods with each file system, the
+// profile scratch, and encryption, at the same time.
+func TestStorageClassesChooseHowVolumesAreMade(t *testing.T) {
 	s := begin(t)
-	s.storageClass("e2e-xfs", map[string]string{"csi.storage.k8s.io/fstype": "xfs"})
-	s.start("xfs", podOptions{class: "e2e-xfs", bytes: 512 << 20})
-	s.running("xfs")
-	mounts := s.exec("xfs", "cat", "/proc/mounts")
-	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
-		fields := strings.Fields(line)
-		return len(fields) > 2 && fields[1] == mountPath && fields[2] == "xfs"
-	}) {
-		t.Errorf("mounts in the Pod: want xfs at %s, got\n%s", mountPath, mounts)
+	const secret = "a-secret-that-is-carved-nowhere"
+	script := "echo " + secret + " > " + mountPath + "/secret && sync && exec sleep 1000000"
+	const plain, encrypted = "plain", "encrypted"
+	s.start(plain, podOptions{bytes: 64 << 20, script: script})
+	cases := []struct {
+		name       string
+		bytes      int64
+		parameters map[string]string
+		fsType     string
+		options    []string
+	}{
+		{"xfs", 512 << 20, map[string]string{"csi.storage.k8s.io/fstype": "xfs"}, "xfs", nil},
+		{"btrfs", 512 << 20, map[string]string{"csi.storage.k8s.io/fstype": "btrfs", "carve.csi.local/mkfs-label": "cache"}, "btrfs", nil},
+		{"quick", 64 << 20, map[string]string{"carve.csi.local/profile": "scratch"}, "ext4", []string{"noatime"}},
+		{encrypted, 64 << 20, map[string]string{"carve.csi.local/encryption": "ephemeral"}, "ext4", nil},
 	}
+	for _, c := range cases {
+		s.storageClass("e2e-"+c.name, c.parameters)
+		s.start(c.name, podOptions{class: "e2e-" + c.name, bytes: c.bytes, script: script})
+	}
+	s.running(plain)
+	for _, c := range cases {
+		s.running(c.name)
+		mounts := s.exec(c.name, "cat", "/proc/mounts")
+		if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
+			fields := strings.Fields(line)
+			if len(fields) < 4 || fields[1] != mountPath || fields[2] != c.fsType {
+				return false
+			}
+			given := strings.Split(fields[3], ",")
+			return !slices.ContainsFunc(c.options, func(o string) bool { return !slices.Contains(given, o) })
+		}) {
+			t.Errorf("mounts of %s: want %s with %v at %s, got\n%s", c.name, c.fsType, c.options, mountPath, mounts)
+		}
+	}
+	for name, want := range map[string]bool{plain: true, encrypted: false} {
+		if got := s.diskHolds(name, secret); got != want {
+			t.Errorf("the secret of %s can be read on the disk: want %t, got %t", name, want, got)
+		}
+	}
+}
+
+// diskHolds tells whether a text is on the logical volume of a Pod's scratch volume.
+func (s *scope) diskHolds(pod, text string) bool {
+	s.Helper()
+	s.must(carve.Until(s.ctx, patience, "the Pod has written", func(ctx context.Context) error {
+		output, err := s.PodExec(ctx, s.namespace, pod, "cat", mountPath+"/secret")
+		if err == nil && !strings.Contains(output, text) {
+			err = fmt.Errorf("got %q", output)
+		}
+		return err
+	}), "write")
+	s.exec(pod, "sync")
+	_, pv, err := s.EphemeralVolume(s.ctx, s.namespace, pod, "scratch")
+	s.must(err, "find the volume")
+	result, err := s.Cluster.Exec(s.ctx, s.nodeOf(pod), "grep", "--quiet", "--text", "--fixed-strings", text, "/dev/carve/"+pv.Spec.CSI.VolumeHandle)
+	s.must(err, "read the logical volume")
+	if result.ExitCode > 1 {
+		s.Fatalf("reading the logical volume of %s failed: %+v", pod, result)
+	}
+	return result.ExitCode == 0
 }
 
 // exec runs a command in a Pod and returns what it printed.

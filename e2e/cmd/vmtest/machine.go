@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -53,31 +55,55 @@ func newBuilder(ctx context.Context, o options, root, dir string) (*builder, err
 	return &builder{options: o, root: root, dir: dir, base: base, initramfs: initramfs, accelerator: accelerator}, nil
 }
 
+// worker has a machine of its own, in a folder of its own.
+type worker struct {
+	*builder
+	folder string
+	// named has each line that is printed begin with the package's name.
+	named bool
+}
+
+func (b *builder) worker(number int, named bool) (*worker, error) {
+	folder := filepath.Join(b.dir, fmt.Sprintf("machine-%d", number))
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		return nil, err
+	}
+	return &worker{builder: b, folder: folder, named: named}, nil
+}
+
+// output is where what the tests of a package print goes.
+func (w *worker) output(p testPackage) io.Writer {
+	if !w.named {
+		return os.Stdout
+	}
+	return &prefixer{prefix: path.Base(p.ImportPath) + ": ", out: os.Stdout}
+}
+
 // start starts a machine with new disks.
-func (b *builder) start(ctx context.Context) (*vm.Machine, error) {
+func (w *worker) start(ctx context.Context) (*vm.Machine, error) {
 	var disks []vm.Disk
 	for _, name := range []string{"vdb", "vdc"} {
-		path := filepath.Join(b.dir, name)
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		file := filepath.Join(w.folder, name)
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		if err := vm.MakeSparse(path, int64(b.options.disk)<<30); err != nil {
+		if err := vm.MakeSparse(file, int64(w.options.disk)<<30); err != nil {
 			return nil, err
 		}
-		disks = append(disks, vm.Disk{Path: path, Serial: name, Volatile: !b.options.durable})
+		disks = append(disks, vm.Disk{Path: file, Serial: name, Volatile: !w.options.durable})
 	}
 	machine, err := vm.Start(vm.Config{
-		Name: "carve-vmtest", Dir: b.dir,
-		Kernel: b.base.Kernel, Initramfs: b.initramfs, RootDisk: b.base.RootDisk,
-		CPUs: 2, MemoryMiB: b.options.memory, PmemMiB: b.options.pmem,
+		Name: "carve-vmtest", Dir: w.folder,
+		Kernel: w.base.Kernel, Initramfs: w.initramfs, RootDisk: w.base.RootDisk,
+		CPUs: 2, MemoryMiB: w.options.memory, PmemMiB: w.options.pmem,
 		Disks: disks,
 		Shares: []vm.Share{
-			{Tag: "source", Path: b.root, ReadOnly: true},
-			{Tag: "build", Path: filepath.Join(b.dir, "build"), ReadOnly: true},
+			{Tag: "source", Path: w.root, ReadOnly: true},
+			{Tag: "build", Path: filepath.Join(w.dir, "build"), ReadOnly: true},
 		},
-		Accelerator: b.accelerator,
+		Accelerator: w.accelerator,
 		Guest: guest.Config{
-			Hostname: "vmtest", Modules: modules, Files: b.files(), Steps: b.steps(), Services: b.services(),
+			Hostname: "vmtest", Modules: modules, Files: w.files(), Steps: w.steps(), Services: w.services(),
 		},
 	})
 	if err != nil {

@@ -39,7 +39,9 @@ What tests find in the machine:
 The machine is emulated: a forked command costs twenty times what it costs on the
 host. Tests assert ratios or orders, never absolute times.
 
-All packages share one machine, one after the other. Before and after each one its
+All packages share one machine, one after the other, or so many as -machines says,
+which take the packages in the order given; what is printed then begins with the
+package's name. Before and after each one its
 LVs, VGs, device-mapper entries, loop devices and mounts are compared; what is left
 behind fails the package, and the next starts in a new machine. A package passes as
 "ok" and fails as "FAIL", as with go test, and the exit code is 1 if one failed, 2 if
@@ -87,6 +89,7 @@ func parseAndRun(ctx context.Context, args []string) error {
 		o.env = append(o.env, value)
 		return nil
 	})
+	flags.IntVar(&o.machines, "machines", 1, "how many machines, with disks of their own, test packages at the same time")
 	flags.IntVar(&o.memory, "memory", 1536, "the machine's memory in `MiB`")
 	flags.IntVar(&o.pmem, "pmem-size", 512, "size of /dev/pmem0 in `MiB`, 0 for none")
 	flags.IntVar(&o.disk, "disk-size", 4, "size of each disk in `GiB`")
@@ -97,6 +100,9 @@ func parseAndRun(ctx context.Context, args []string) error {
 	}
 	if o.packages = flags.Args(); len(o.packages) == 0 {
 		return errors.New("name at least one package, such as ../pkg/lvm; -help tells more")
+	}
+	if o.machines < 1 {
+		return fmt.Errorf("-machines %d: at least one is needed", o.machines)
 	}
 	return run(ctx, o)
 }

@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/carve-csi/carve/e2e/checkout"
 	"github.com/carve-csi/carve/e2e/vm"
@@ -22,6 +26,7 @@ type options struct {
 	race               bool
 	timeout            time.Duration
 	with, env          []string
+	machines           int
 	memory, pmem, disk int
 	udev, durable      bool
 }
@@ -60,6 +65,43 @@ func run(ctx context.Context, o options) (err error) {
 	return testAll(ctx, builder, packages)
 }
 
+// testAll shares the packages among the machines. An error in one ends the others'
+// tests, too; a failed test does not.
+func testAll(ctx context.Context, b *builder, packages []testPackage) error {
+	machines := min(b.options.machines, len(packages))
+	queue := make(chan testPackage, len(packages))
+	for _, p := range packages {
+		queue <- p
+	}
+	close(queue)
+	var workers []*worker
+	for i := range machines {
+		w, err := b.worker(i, machines > 1)
+		if err != nil {
+			return err
+		}
+		workers = append(workers, w)
+	}
+	var failed atomic.Bool
+	group, ctx := errgroup.WithContext(ctx)
+	for _, w := range workers {
+		group.Go(func() error {
+			ok, err := w.testAll(ctx, queue)
+			if !ok {
+				failed.Store(true)
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if failed.Load() {
+		return exitError{1}
+	}
+	return nil
+}
+
 func compileAll(ctx context.Context, o options, root, build string) ([]testPackage, error) {
 	listed, err := list(ctx, root, o.packages)
 	if err != nil {
@@ -84,9 +126,9 @@ func compileAll(ctx context.Context, o options, root, build string) ([]testPacka
 	return packages, nil
 }
 
-// testAll runs each package's tests, in a new machine where there is none or the
-// last one was left dirty.
-func testAll(ctx context.Context, b *builder, packages []testPackage) (err error) {
+// testAll runs the tests of packages as long as there are any, in a new machine
+// where there is none or the last one was left dirty. It tells whether all passed.
+func (w *worker) testAll(ctx context.Context, packages <-chan testPackage) (ok bool, err error) {
 	var machine *vm.Machine
 	defer func() {
 		if machine != nil {
@@ -96,41 +138,39 @@ func testAll(ctx context.Context, b *builder, packages []testPackage) (err error
 			err = errors.Join(err, machine.PowerOff(off))
 		}
 	}()
-	failed := false
-	for _, p := range packages {
+	ok = true
+	for p := range packages {
 		if machine == nil {
 			started := time.Now()
-			if machine, err = b.start(ctx); err != nil {
-				return err
+			if machine, err = w.start(ctx); err != nil {
+				return false, err
 			}
-			fmt.Fprintf(os.Stderr, "vmtest: the machine is up after %s (%s)\n", elapsed(started), b.accelerator)
+			fmt.Fprintf(os.Stderr, "vmtest: the machine is up after %s (%s)\n", elapsed(started), w.accelerator)
 		}
-		fmt.Printf("=== PACKAGE %s\n", p.ImportPath)
+		out := w.output(p)
+		fmt.Fprintf(out, "=== PACKAGE %s\n", p.ImportPath)
 		started := time.Now()
-		problems, err := b.test(ctx, machine, p)
+		problems, err := w.test(ctx, machine, p, out)
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.ImportPath, err)
+			return false, fmt.Errorf("%s: %w", p.ImportPath, err)
 		}
 		if len(problems) == 0 {
-			fmt.Printf("ok  \t%s\t%s\n", p.ImportPath, elapsed(started))
+			fmt.Fprintf(out, "ok  \t%s\t%s\n", p.ImportPath, elapsed(started))
 			continue
 		}
-		failed = true
+		ok = false
 		for _, problem := range problems {
-			fmt.Printf("    %s\n", problem)
+			fmt.Fprintf(out, "    %s\n", problem)
 		}
-		fmt.Printf("FAIL\t%s\t%s\n", p.ImportPath, elapsed(started))
+		fmt.Fprintf(out, "FAIL\t%s\t%s\n", p.ImportPath, elapsed(started))
 		machine.Kill()
 		machine = nil
 	}
-	if failed {
-		return exitError{1}
-	}
-	return nil
+	return ok, nil
 }
 
 // test runs the tests of one package and says what is wrong.
-func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage) ([]string, error) {
+func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage, out io.Writer) ([]string, error) {
 	before, err := residue.Take(ctx, machine.Agent())
 	if err != nil {
 		return nil, err
@@ -142,7 +182,7 @@ func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage) 
 	code, err := machine.Agent().Run(bounded, agent.Command{
 		Argv: argv, Dir: p.Dir,
 		Env:    b.options.env,
-		Stdout: os.Stdout, Stderr: os.Stderr,
+		Stdout: out, Stderr: out,
 	})
 	if err != nil {
 		return nil, err
