@@ -131,6 +131,8 @@ func (s *supervisor) setUp() error {
 	if err := unix.Sethostname([]byte(config.Hostname)); err != nil {
 		return fmt.Errorf("set the host name: %w", err)
 	}
+	clock := make(chan error, 1)
+	go func() { clock <- keepTime() }()
 	s.phase("loading modules")
 	for _, module := range config.Modules {
 		// Debian's ndctl hooks itself into libnvdimm and then wants a key file;
@@ -158,6 +160,10 @@ func (s *supervisor) setUp() error {
 		fmt.Printf("nodeinit: %s: %.2f s\n", step.Name, time.Since(started).Seconds())
 	}
 	if err := writeFiles(config.Files, true); err != nil {
+		return err
+	}
+	s.phase("watching the clock")
+	if err := <-clock; err != nil {
 		return err
 	}
 	for _, definition := range config.Services {
