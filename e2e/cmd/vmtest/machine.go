@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -61,6 +62,8 @@ type worker struct {
 	folder string
 	// named has each line that is printed begin with the package's name.
 	named bool
+	// report is what to print at the end about the tests that failed.
+	report bytes.Buffer
 }
 
 func (b *builder) worker(number int, named bool) (*worker, error) {

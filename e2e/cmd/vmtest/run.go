@@ -93,7 +93,12 @@ func testAll(ctx context.Context, b *builder, packages []testPackage) error {
 			return err
 		})
 	}
-	if err := group.Wait(); err != nil {
+	err := group.Wait()
+	// Last of all, where the reader of a long log looks first.
+	for _, w := range workers {
+		_, _ = w.report.WriteTo(os.Stdout)
+	}
+	if err != nil {
 		return err
 	}
 	if failed.Load() {
@@ -147,7 +152,8 @@ func (w *worker) testAll(ctx context.Context, packages <-chan testPackage) (ok b
 			}
 			fmt.Fprintf(os.Stderr, "vmtest: the machine is up after %s (%s)\n", elapsed(started), w.accelerator)
 		}
-		out := w.output(p)
+		failures := new(failures)
+		out := io.MultiWriter(w.output(p), failures)
 		fmt.Fprintf(out, "=== PACKAGE %s\n", p.ImportPath)
 		started := time.Now()
 		problems, err := w.test(ctx, machine, p, out)
@@ -163,6 +169,7 @@ func (w *worker) testAll(ctx context.Context, packages <-chan testPackage) (ok b
 			fmt.Fprintf(out, "    %s\n", problem)
 		}
 		fmt.Fprintf(out, "FAIL\t%s\t%s\n", p.ImportPath, elapsed(started))
+		failures.report(&w.report, p.ImportPath, problems)
 		machine.Kill()
 		machine = nil
 	}
