@@ -4,10 +4,16 @@ package lvm_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
@@ -93,5 +99,40 @@ func TestAFileIsAttachedOnceAndAllOfItAllocated(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v, error %v", entries, err)
+	}
+}
+
+// Signals interrupt fallocate on tmpfs, which then has done nothing; Go's runtime
+// sends itself such signals, and once failed a loop file so.
+func TestALoopFileIsMadeWhateverSignalsCome(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var sender sync.WaitGroup
+	sender.Go(func() {
+		for ctx.Err() == nil {
+			tasks, err := os.ReadDir("/proc/self/task")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for _, task := range tasks {
+				thread, _ := strconv.Atoi(task.Name())
+				_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // The thread may have ended.
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	defer sender.Wait()
+	defer cancel()
+	dir := t.TempDir()
+	for i := range 4 {
+		const size = 64 << 20
+		loopDisk(t, dir, fmt.Sprint("disk", i), size)
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(dir, fmt.Sprint("disk", i)), &st); err != nil {
+			t.Fatal(err)
+		}
+		if got := st.Blocks * 512; got < size {
+			t.Errorf("the file has blocks for %d bytes, want %d", got, size)
+		}
 	}
 }

@@ -56,11 +56,17 @@ func dmCall(command uintptr, buffer []byte) (*dmIoctl, error) {
 	return d, errno
 }
 
-// dmPlain is dmCall for what has no more than a dmIoctl.
+// dmPlain is dmCall for what has no more than a dmIoctl. What a signal interrupts
+// (EINTR: the kernel waits for writes under way before it suspends a device) is
+// taken back by the kernel, and asked again.
 func dmPlain(command uintptr, d dmIoctl) (dmIoctl, error) {
-	buffer := unsafe.Slice((*byte)(unsafe.Pointer(&d)), dmHeader)
-	_, err := dmCall(command, buffer)
-	return d, err
+	for {
+		answer := d
+		_, err := dmCall(command, unsafe.Slice((*byte)(unsafe.Pointer(&answer)), dmHeader))
+		if !errors.Is(err, unix.EINTR) {
+			return answer, err
+		}
+	}
 }
 
 // dmNamed is a dmIoctl for a device of a name.

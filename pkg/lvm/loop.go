@@ -93,18 +93,31 @@ func makeFile(path string, size int64) error {
 	return nil
 }
 
+// smallestStep is as little as is allocated with one call.
+const smallestStep = 1 << 20
+
 // allocate gives a file blocks for all of its bytes; what it holds stays.
+//
+// A call that a signal interrupts (EINTR; the Go runtime sends itself some) takes
+// back on tmpfs what it did, so each interruption makes the steps smaller.
 func allocate(f *os.File, size int64) error {
-	err := unix.Fallocate(int(f.Fd()), 0, 0, size)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.ENOSPC):
-		return fmt.Errorf("loop file %s: its file system has no room for %d bytes: %w: %w", f.Name(), size, ErrNoSpace, err)
-	case errors.Is(err, unix.EOPNOTSUPP):
-		return fmt.Errorf("loop file %s: its file system cannot allocate files (fallocate); use one on ext4, xfs or btrfs: %w", f.Name(), err)
+	for off, step := int64(0), size; off < size; {
+		length := min(step, size-off)
+		err := unix.Fallocate(int(f.Fd()), 0, off, length)
+		switch {
+		case err == nil:
+			off += length
+		case errors.Is(err, unix.EINTR):
+			step = max(step/2, smallestStep)
+		case errors.Is(err, unix.ENOSPC):
+			return fmt.Errorf("loop file %s: its file system has no room for %d bytes: %w: %w", f.Name(), size, ErrNoSpace, err)
+		case errors.Is(err, unix.EOPNOTSUPP):
+			return fmt.Errorf("loop file %s: its file system cannot allocate files (fallocate); use one on ext4, xfs or btrfs: %w", f.Name(), err)
+		default:
+			return fmt.Errorf("loop file %s: allocating %d bytes: %w", f.Name(), size, err)
+		}
 	}
-	return fmt.Errorf("loop file %s: allocating %d bytes: %w", f.Name(), size, err)
+	return nil
 }
 
 // attachedLoop finds the loop device of a file, or returns an empty path. The
