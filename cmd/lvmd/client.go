@@ -9,14 +9,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd"
 )
 
 // clientTimeout bounds each command's calls.
@@ -45,7 +44,7 @@ func clientCommands() []*cobra.Command {
 func (c *client) call(ctx context.Context, f func(context.Context, lvmdv1.LVMDClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
-	conn, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := lvmd.Dial(c.socket)
 	if err != nil {
 		return err
 	}

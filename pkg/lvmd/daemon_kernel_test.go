@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,10 +20,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd"
 )
 
 // TestMain lets the test binary, called lvm, stand in for the real program, see
@@ -219,10 +218,7 @@ func (n *node) launch(cmd *exec.Cmd) *process {
 		}
 	})
 	var err error
-	p.conn, err = grpc.NewClient("unix:"+filepath.Join(n.dir, "lvmd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(n.dir, "lvmd.sock"))
-		}))
+	p.conn, err = lvmd.Dial(filepath.Join(n.dir, "lvmd.sock"))
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -3,15 +3,12 @@
 package lvmd
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -68,10 +65,7 @@ func benchClient(b *testing.B, held int) lvmdv1.LVMDClient {
 	s.Register(server)
 	s.Start()
 	go server.Serve(l)
-	conn, err := grpc.NewClient("passthrough:lvmd", grpc.WithInitialWindowSize(1<<20), grpc.WithInitialConnWindowSize(1<<20), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", l.Addr().String())
-		}))
+	conn, err := Dial(l.Addr().String())
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -22,6 +22,11 @@ var ErrSessionClosed = errors.New("uplink session is closed")
 // tens of thousands of volumes is some MiB.
 const maxMessageBytes = 64 << 20
 
+// answerWindow is how much of an answer a node may send ahead of what was read, in
+// bytes: more than the state of a node with 1,000 volumes takes. Where windows grow,
+// each call costs a ping more.
+const answerWindow = 1 << 20
+
 // Session is one accepted connection of a node. It implements
 // grpc.ClientConnInterface: lvmdv1.NewLVMDClient(session) calls the node.
 // All methods may be called concurrently.
@@ -70,6 +75,7 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: KeepaliveInterval, Timeout: KeepaliveTimeout, PermitWithoutStream: true,
 		}),
+		grpc.WithInitialWindowSize(answerWindow), grpc.WithInitialConnWindowSize(answerWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)),
 	)
 	if err != nil {
