@@ -76,8 +76,8 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 			if err != nil {
 				t.Errorf("replica %s: %v", name, err)
 			}
-		case <-time.After(5 * time.Second):
-			t.Errorf("replica %s did not stop within 5 s", name)
+		case <-time.After(30 * time.Second):
+			t.Errorf("replica %s did not stop within 30 s", name)
 		}
 	})
 	t.Cleanup(r.stop)

@@ -335,7 +335,7 @@ func TestDAXVolumes(t *testing.T) {
 func eventually(t *testing.T, try func() error) {
 	t.Helper()
 	err := errors.New("not tried")
-	for range 500 {
+	for range 6000 {
 		if err = try(); err == nil {
 			return
 		}

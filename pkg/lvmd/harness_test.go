@@ -250,10 +250,10 @@ func (d *daemon) available() int64 {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -300,7 +300,7 @@ func (d *daemon) checkClean() {
 func (d *daemon) checkModel() {
 	d.t.Helper()
 	var why string
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	differs := func() string { return cmp.Or(d.modelDiffers(), d.listDiffers()) }
 	for why = differs(); why != "" && time.Now().Before(deadline); why = differs() {
 		time.Sleep(2 * time.Millisecond)
