@@ -56,9 +56,8 @@ func run(ctx context.Context, name string, nodes, rounds, burst int, keep bool) 
 		return err
 	}
 	table, err := measure(ctx, client, rounds, burst)
-	if err != nil {
-		return err
+	if len(table.carveBurst) > 0 {
+		table.print(os.Stdout)
 	}
-	table.print(os.Stdout)
-	return nil
+	return err
 }

@@ -30,27 +30,33 @@ type round struct {
 }
 
 // measure runs every kind of round, in turn, so that drift of the machine
-// meets all kinds alike.
+// meets all kinds alike. With an error it returns what was measured before.
 func measure(ctx context.Context, client *carve.Client, rounds, burst int) (*table, error) {
-	t := &table{burst: burst, rounds: rounds}
+	t := &table{burst: burst}
+	kinds := []struct {
+		into   *[]round
+		pods   int
+		volume bool
+	}{
+		{&t.emptyOne, 1, false}, {&t.carveOne, 1, true},
+		{&t.emptyBurst, burst, false}, {&t.carveBurst, burst, true},
+	}
 	// One round that does not count: it pulls pages and caches in.
 	for n := range rounds + 1 {
-		for _, kind := range []struct {
-			into   *[]round
-			pods   int
-			volume bool
-		}{
-			{&t.emptyOne, 1, false}, {&t.carveOne, 1, true},
-			{&t.emptyBurst, burst, false}, {&t.carveBurst, burst, true},
-		} {
+		var measured []round
+		for _, kind := range kinds {
 			fmt.Fprintf(os.Stderr, "round %d of %d: %d Pods, Carve volume: %v\n", n, rounds, kind.pods, kind.volume)
 			r, err := oneRound(ctx, client, kind.pods, kind.volume)
 			if err != nil {
-				return nil, err
+				return t, err
 			}
-			if n > 0 {
-				*kind.into = append(*kind.into, *r)
-			}
+			measured = append(measured, *r)
+		}
+		if n == 0 {
+			continue
+		}
+		for i, kind := range kinds {
+			*kind.into = append(*kind.into, measured[i])
 		}
 	}
 	return t, nil

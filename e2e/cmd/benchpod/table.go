@@ -9,13 +9,13 @@ import (
 
 // table holds every round that counts.
 type table struct {
-	burst, rounds                              int
+	burst                                      int
 	emptyOne, carveOne, emptyBurst, carveBurst []round
 }
 
 // print writes the medians over the rounds as Markdown.
 func (t *table) print(out io.Writer) {
-	fmt.Fprintf(out, "Medians of %d rounds; ratios are to emptyDir in the same run.\n\n", t.rounds)
+	fmt.Fprintf(out, "Medians of %d rounds; ratios are to emptyDir in the same run.\n\n", len(t.carveBurst))
 	fmt.Fprintln(out, "| what | emptyDir | Carve | ratio |")
 	fmt.Fprintln(out, "|---|---|---|---|")
 	row := func(what string, empty, carve []round, pick func(round) time.Duration) {

@@ -23,7 +23,7 @@ func TestTableShowsRatiosToEmptyDir(t *testing.T) {
 		return []round{{started: []time.Duration{d}, bound: []time.Duration{d / 2}, all: d}}
 	}
 	var out strings.Builder
-	(&table{burst: 2, rounds: 1, emptyOne: one(time.Second), carveOne: one(3 * time.Second), emptyBurst: one(time.Second), carveBurst: one(2 * time.Second)}).print(&out)
+	(&table{burst: 2, emptyOne: one(time.Second), carveOne: one(3 * time.Second), emptyBurst: one(time.Second), carveBurst: one(2 * time.Second)}).print(&out)
 	for _, want := range []string{"| create → Running, one Pod | 1s | 3s | 3.00 |", "| selected-node → bound, one claim | | 1.5s | |", "| volumes per second in the burst, first create to last bound | | 1.0 | |"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("want the line %q in\n%s", want, out.String())
