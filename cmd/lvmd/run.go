@@ -26,9 +26,6 @@ const defaultSocket = "/run/carve/lvmd.sock"
 // holds: the journal makes up for what is cut off.
 const stopBound = 4500 * time.Millisecond
 
-// requestWindow is how much a client may send ahead of what was read, in bytes.
-const requestWindow = 64 << 10
-
 type flags struct {
 	config, socket, stateDir, nodeName   string
 	controller, controllerCA, tokenFile  string
@@ -130,9 +127,8 @@ func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refuse
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(append(uplink.ServerOptions(), grpc.UnaryInterceptor(service.Interceptor()),
-		// Requests are small. Where windows grow, each call costs a ping more.
-		grpc.InitialWindowSize(requestWindow), grpc.InitialConnWindowSize(requestWindow))...)
+	options := append(uplink.ServerOptions(), lvmd.ServerOptions()...)
+	server := grpc.NewServer(append(options, grpc.UnaryInterceptor(service.Interceptor()))...)
 	service.Register(server)
 	service.Start()
 	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)

@@ -61,7 +61,7 @@ func benchClient(b *testing.B, held int) lvmdv1.LVMDClient {
 	if err != nil {
 		b.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.InitialConnWindowSize(1<<20), grpc.InitialWindowSize(1<<20), grpc.ChainUnaryInterceptor(s.Interceptor()))
+	server := grpc.NewServer(append(ServerOptions(), grpc.ChainUnaryInterceptor(s.Interceptor()))...)
 	s.Register(server)
 	s.Start()
 	go server.Serve(l)

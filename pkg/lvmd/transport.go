@@ -1,0 +1,47 @@
+package lvmd
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	// requestWindow is how much a client may send ahead of what was read, and
+	// answerWindow how much lvmd may, in bytes. Requests are small; a list of 1,000
+	// volumes takes a third of the answers' window. Where windows grow by themselves,
+	// each call costs a ping more.
+	requestWindow = 64 << 10
+	answerWindow  = 1 << 20
+	// answerBuffer is how much of an answer is written or read with one system call:
+	// a long list then takes two of them and not a dozen.
+	answerBuffer = 256 << 10
+)
+
+// ServerOptions are what a gRPC server for a Service is made with, besides what its
+// transport asks for.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.InitialWindowSize(requestWindow), grpc.InitialConnWindowSize(requestWindow),
+		grpc.WriteBufferSize(answerBuffer), grpc.SharedWriteBuffer(true), // nothing while there is nothing to write
+	}
+}
+
+// Dial makes a client of the lvmd at a unix socket. It connects when it is used
+// first. The caller closes it.
+func Dial(socket string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("passthrough:lvmd",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the socket's mode is what protects it
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}),
+		grpc.WithInitialWindowSize(answerWindow), grpc.WithInitialConnWindowSize(answerWindow),
+		grpc.WithReadBufferSize(answerBuffer))
+	if err != nil {
+		return nil, fmt.Errorf("lvmd's socket %q: %w", socket, err)
+	}
+	return conn, nil
+}
