@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,8 +11,11 @@ import (
 	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -211,5 +215,40 @@ func TestAStorageClassWhoseDeviceClassNoNodeHasPublishesNothing(t *testing.T) {
 	h.eventually("the other class is published", h.capacityIs("n1", gib))
 	if n := h.capacities(); n != 1 {
 		t.Errorf("%d objects, want 1", n)
+	}
+}
+
+func TestAPersistentVolumeThatCannotBeMadeIsToldUnlessTheNextAttemptSucceeds(t *testing.T) {
+	for name, test := range map[string]struct {
+		failures int32
+		told     bool
+	}{
+		"once":                     {1, false},
+		"a second time, and again": {3, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			h.node("n1", gib)
+			h.class("carve", nil)
+			var attempts atomic.Int32
+			h.client.PrependReactor("create", "persistentvolumes", func(k8stesting.Action) (bool, runtime.Object, error) {
+				if attempts.Add(1) <= test.failures {
+					return true, nil, apierrors.NewInternalError(errors.New("the database is away"))
+				}
+				return false, nil, nil
+			})
+			h.run()
+			h.claim("c", "n1", nil)
+			h.eventually("claim is bound", h.bound("c"))
+			warnings := h.warnings()
+			if told := len(warnings) > 0; told != test.told {
+				t.Errorf("want a warning: %v, got %q", test.told, warnings)
+			}
+			for _, w := range warnings {
+				if !strings.Contains(w, "volume was made on node n1") || !strings.Contains(w, "the database is away") {
+					t.Errorf("the warning is %q", w)
+				}
+			}
+		})
 	}
 }

@@ -65,9 +65,13 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 	}
 	pv, err := p.createPersistentVolume(ctx, newPersistentVolume(claim, class, node, vol, p.identity), claim)
 	if err != nil {
-		p.complain(a, claim, fmt.Sprintf("volume was made on node %s, its PersistentVolume could not be, trying on: %v", node, err))
+		// Once is a hiccup, or our own end: whoever leads next finds the volume.
+		if a.unsaved++; a.unsaved > 1 && ctx.Err() == nil {
+			p.complain(a, claim, fmt.Sprintf("volume was made on node %s, its PersistentVolume could not be, trying on: %v", node, err))
+		}
 		return 0, err
 	}
+	a.unsaved = 0
 	if holder, ok := nodeOf(pv); !ok || holder != node {
 		// One for another node was there already. It counts; the volume that
 		// was just made stays in doubt, and is removed once the claim is bound.
@@ -181,7 +185,7 @@ func (p *provisioner) settle(ctx context.Context, a *attempt, claim *v1.Persiste
 	}
 	for _, node := range nodes {
 		if err := p.removeByName(ctx, node, a.name); err != nil {
-			if claim != nil {
+			if claim != nil && ctx.Err() == nil {
 				p.complain(a, claim, fmt.Sprintf("a volume may have been left on node %s, which cannot be asked: %s; "+
 					"waiting for it to come back, or for its Node object to be deleted", node, fleet.Message(err)))
 			}

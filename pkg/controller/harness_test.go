@@ -26,7 +26,7 @@ import (
 const (
 	gib  = 1 << 30
 	mib  = 1 << 20
-	soon = 10 * time.Second
+	soon = time.Minute
 )
 
 // harness is a leading controller over a fake API server, with fake nodes on a
@@ -251,6 +251,20 @@ func (h *harness) event(parts ...string) {
 			}
 		case <-deadline:
 			h.t.Fatalf("no event with %q, but %q", parts, seen)
+		}
+	}
+}
+
+// warnings are the Events of type Warning that were sent and not read yet.
+func (h *harness) warnings() (found []string) {
+	for {
+		select {
+		case e := <-h.events.Events:
+			if strings.HasPrefix(e, v1.EventTypeWarning) {
+				found = append(found, e)
+			}
+		default:
+			return found
 		}
 	}
 }

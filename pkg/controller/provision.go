@@ -80,6 +80,9 @@ type attempt struct {
 	unreachableSince time.Time
 	// unanswered counts creates in a row that left doubt.
 	unanswered int
+	// unsaved counts volumes in a row that were made and whose PersistentVolume
+	// could not be.
+	unsaved int
 	// internalErrors counts failures of the selected node in a row.
 	internalErrors int
 	// full are nodes that had no room, for immediate binding.
