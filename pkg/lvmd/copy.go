@@ -66,7 +66,8 @@ func (s *Service) copyFrom(ctx context.Context, v *volume) error {
 	}
 	s.crash("clone: copied")
 	g := v.group
-	return s.change(ctx, g, 0,
+	// A copy may have taken hours: it is not given up for a long wait.
+	return s.change(onOwnBehalf(ctx), g, 0,
 		func(ctx context.Context) error { return s.lvm.Untag(ctx, g.name, v.rec.ID, tagCopying) },
 		func() []*volume { return nil })
 }

@@ -135,6 +135,7 @@ func publicError(doing string, err error) error {
 		{lvm.ErrTimedOut, codes.DeadlineExceeded, names.ReasonCommandTimedOut},
 		{lvm.ErrBusy, codes.FailedPrecondition, names.ReasonVolumeInUse},
 		{errQueueFull, codes.Aborted, names.ReasonOperationPending},
+		{errWaitedTooLong, codes.Aborted, names.ReasonOperationPending},
 		{errJournal, codes.Unavailable, ""},
 		{context.Canceled, codes.Canceled, ""},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},

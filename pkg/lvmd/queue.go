@@ -6,10 +6,20 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 )
 
 // errQueueFull is returned to those who are turned away.
 var errQueueFull = errors.New("too many operations are waiting")
+
+// errWaitedTooLong is returned to those whose turn does not come.
+var errWaitedTooLong = errors.New("other operations took too long")
+
+// maxWait bounds the wait of an operation that somebody asked for. Most callers
+// give up long before; who sets no deadline learns in the end that the volume
+// group is slower than what is asked of it. lvmd's own work waits as long as it
+// takes.
+const maxWait = 10 * time.Minute
 
 // caller is on whose behalf a turn is asked for: a namespace of a cluster, or
 // lvmd itself, which is the zero value.
@@ -26,6 +36,11 @@ func onBehalfOf(ctx context.Context, o owner) context.Context {
 	return context.WithValue(ctx, callerKey{}, caller{cluster: o.Cluster, namespace: cmp.Or(o.Namespace, o.PodNamespace), outside: true})
 }
 
+// onOwnBehalf is a context in which turns are lvmd's own.
+func onOwnBehalf(ctx context.Context) context.Context {
+	return context.WithValue(ctx, callerKey{}, caller{})
+}
+
 // callerOf is lvmd itself unless the context says something else.
 func callerOf(ctx context.Context) caller {
 	c, _ := ctx.Value(callerKey{}).(caller)
@@ -38,9 +53,11 @@ func callerOf(ctx context.Context) caller {
 // are callers. It is safe for concurrent use.
 //
 // It bounds how many wait. When it is full, whoever of the caller with the most
-// waiting asked last is turned away, so that no caller can fill it for others.
+// waiting asked last is turned away, so that no caller can fill it for others. It
+// bounds, too, how long anybody but lvmd itself waits.
 type queue struct {
-	limit int
+	limit    int
+	patience time.Duration
 
 	mu    sync.Mutex
 	taken bool
@@ -68,11 +85,14 @@ type waiter struct {
 	err  error
 }
 
-func newQueue(limit int) *queue { return &queue{limit: limit, lanes: map[caller]*lane{}} }
+func newQueue(limit int, patience time.Duration) *queue {
+	return &queue{limit: limit, patience: patience, lanes: map[caller]*lane{}}
+}
 
 // take waits for a turn on behalf of the context's caller and returns the
 // function that ends it, which must be called exactly once. It fails with the
-// context's error when that comes first, and with errQueueFull.
+// context's error when that comes first, with errQueueFull and with
+// errWaitedTooLong.
 func (q *queue) take(ctx context.Context) (done func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -89,6 +109,12 @@ func (q *queue) take(ctx context.Context) (done func(), err error) {
 	}
 	q.mu.Unlock()
 
+	var enough <-chan time.Time
+	if w.lane.caller.outside {
+		timer := time.NewTimer(q.patience)
+		defer timer.Stop()
+		enough = timer.C
+	}
 	select {
 	case <-w.over:
 		if w.err != nil {
@@ -96,6 +122,9 @@ func (q *queue) take(ctx context.Context) (done func(), err error) {
 		}
 		return q.pass, nil
 	case <-ctx.Done():
+		err = ctx.Err()
+	case <-enough:
+		err = errWaitedTooLong
 	}
 	q.mu.Lock()
 	select {
@@ -106,10 +135,13 @@ func (q *queue) take(ctx context.Context) (done func(), err error) {
 			q.pass()
 		}
 	default:
-		q.leave(w, ctx.Err())
+		if err == errWaitedTooLong {
+			q.refused++
+		}
+		q.leave(w, err)
 		q.mu.Unlock()
 	}
-	return nil, ctx.Err()
+	return nil, err
 }
 
 // enter has one more operation wait. The caller holds the lock.

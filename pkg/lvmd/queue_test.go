@@ -10,13 +10,17 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/api/names"
 )
 
 // depth counts those who wait.
 func (q *queue) depth() int { return q.state().waiting }
 
 func TestTurnsComeInTheOrderOfAsking(t *testing.T) {
-	q := newQueue(100)
+	q := newQueue(100, maxWait)
 	first, err := q.take(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +50,7 @@ func TestTurnsComeInTheOrderOfAsking(t *testing.T) {
 }
 
 func TestWhoeverGivesUpWaitingIsPassedOver(t *testing.T) {
-	q := newQueue(100)
+	q := newQueue(100, maxWait)
 	first, err := q.take(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +78,7 @@ func TestWhoeverGivesUpWaitingIsPassedOver(t *testing.T) {
 }
 
 func TestTooManyWaitersAreRefusedAtOnce(t *testing.T) {
-	q := newQueue(1)
+	q := newQueue(1, maxWait)
 	done, err := q.take(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +96,7 @@ func TestTooManyWaitersAreRefusedAtOnce(t *testing.T) {
 }
 
 func TestNoTwoHaveTheTurnAndNoneIsLost(t *testing.T) {
-	q := newQueue(1000)
+	q := newQueue(1000, maxWait)
 	var holders, turns atomic.Int32
 	var wg sync.WaitGroup
 	for i := range 200 {
@@ -124,4 +128,57 @@ func TestNoTwoHaveTheTurnAndNoneIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	done()
+}
+
+func TestAWaitThatSomebodyAskedForEndsInTheEnd(t *testing.T) {
+	q := newQueue(100, time.Millisecond)
+	first, err := q.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := make(chan error, 1)
+	go func() {
+		done, err := q.take(t.Context())
+		if err == nil {
+			done()
+		}
+		own <- err
+	}()
+	eventually(t, "lvmd itself waits", func() bool { return q.depth() == 1 })
+	_, err = q.take(namespace(t.Context(), "patient"))
+	if !errors.Is(err, errWaitedTooLong) {
+		t.Errorf("error %v", err)
+	}
+	if state := q.state(); state != (queueState{waiting: 1, callers: 1, refused: 1}) {
+		t.Errorf("%+v", state)
+	}
+	first()
+	if err := <-own; err != nil {
+		t.Errorf("lvmd itself: %v", err)
+	}
+	wantCode(t, publicError("creating", errWaitedTooLong), codes.Aborted, names.ReasonOperationPending)
+}
+
+// TestACallerWithoutADeadlineIsAnsweredWhileTheGroupIsHeldUp: and nothing of what
+// it asked for is left.
+func TestACallerWithoutADeadlineIsAnsweredWhileTheGroupIsHeldUp(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	g := d.model.groups[testGroup]
+	g.turns.mu.Lock()
+	g.turns.patience = time.Millisecond
+	g.turns.mu.Unlock()
+	done, err := g.turns.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := d.available()
+	_, err = d.client.CreateVolume(t.Context(), request("a", 1))
+	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+	if got := d.available(); got != all || len(d.list()) != 0 {
+		t.Errorf("%d of %d extents are available, volumes %v", got, all, d.list())
+	}
+	done()
+	d.delete(d.create(request("a", 1)).GetId())
+	d.checkClean()
 }

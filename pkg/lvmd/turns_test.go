@@ -35,7 +35,7 @@ type crowd struct {
 
 func newCrowd(t testing.TB, limit int) *crowd {
 	t.Helper()
-	c := &crowd{t: t, queue: newQueue(limit), came: make(chan string), err: make(chan error, 1000)}
+	c := &crowd{t: t, queue: newQueue(limit, maxWait), came: make(chan string), err: make(chan error, 1000)}
 	var err error
 	if c.next, err = c.queue.take(t.Context()); err != nil {
 		t.Fatal(err)
