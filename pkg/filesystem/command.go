@@ -18,6 +18,9 @@ const maxOutput = 4096
 // killed: a grandchild may hold the pipe.
 const reapDelay = 2 * time.Second
 
+// ioError is what every tool says of EIO in the C locale.
+const ioError = "Input/output error"
+
 // CommandError says that a tool failed.
 type CommandError struct {
 	// Args is the command line, the tool's name first.
@@ -27,7 +30,8 @@ type CommandError struct {
 	ExitCode int
 	// Output is the beginning of what it wrote to stdout and stderr.
 	Output string
-	// Err is the cause: the context's when that ended the command.
+	// Err is the cause: the context's when that ended the command. It matches
+	// syscall.EIO when the tool says that the device failed.
 	Err error
 }
 
@@ -60,6 +64,8 @@ func run(ctx context.Context, args []string) error {
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
+	} else if strings.Contains(string(out.kept), ioError) {
+		err = fmt.Errorf("%w: %w", err, syscall.EIO)
 	}
 	return &CommandError{Args: args, ExitCode: cmd.ProcessState.ExitCode(), Output: string(out.kept), Err: err}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -22,6 +23,12 @@ func TestRun(t *testing.T) {
 		}
 		if want := `sh: exit status 12: "to stdout to stderr"`; message(err) != want {
 			t.Errorf("got %s, want %s", message(err), want)
+		}
+	})
+	t.Run("a tool that says that the device failed makes an EIO", func(t *testing.T) {
+		err := run(t.Context(), []string{"sh", "-c", "echo 'mkfs.ext4: Input/output error while writing out and closing file system' >&2; exit 1"})
+		if code, ok := exitCode(err); !ok || code != 1 || !errors.Is(err, syscall.EIO) {
+			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("a missing tool says so and has no exit status", func(t *testing.T) {

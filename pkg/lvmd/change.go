@@ -42,6 +42,7 @@ func (s *Service) changeBy(ctx context.Context, g *group, steps uint64, delta in
 	if err != nil {
 		s.doubt(g)
 	}
+	s.noteDisks(g, err)
 	switch {
 	case errors.Is(err, lvm.ErrTimedOut):
 		s.wedge(g, err)

@@ -202,6 +202,7 @@ func (s *Service) carved(ctx context.Context, v *volume, err error) error {
 	}
 	s.crash("create: carved")
 	if err := s.finishCreation(ctx, v); err != nil {
+		s.noteDisks(v.group, err)
 		s.entomb(v)
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -132,6 +133,10 @@ func publicError(doing string, err error) error {
 		{lvm.ErrNoSpace, codes.ResourceExhausted, names.ReasonNoSpace},
 		{lvm.ErrDeviceMissing, codes.Unavailable, names.ReasonDeviceMissing},
 		{lvm.ErrUnavailable, codes.Unavailable, names.ReasonDeviceMissing},
+		// The model has it: its disks are gone, or fail, or it was removed behind
+		// our back, which the scan that follows tells.
+		{lvm.ErrNotFound, codes.Unavailable, names.ReasonDeviceMissing},
+		{unix.EIO, codes.Unavailable, names.ReasonDeviceMissing},
 		{lvm.ErrTimedOut, codes.DeadlineExceeded, names.ReasonCommandTimedOut},
 		{lvm.ErrBusy, codes.FailedPrecondition, names.ReasonVolumeInUse},
 		{errQueueFull, codes.Aborted, names.ReasonOperationPending},

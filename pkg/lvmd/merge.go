@@ -81,6 +81,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 	g.mergePools(scan)
 	g.exists = make(map[string]bool, len(scan.Volumes))
 	g.foreign = 0
+	halfMade := halfMade(scan)
 	for i := range scan.Volumes {
 		lv := &scan.Volumes[i]
 		g.exists[lv.Name] = true
@@ -90,12 +91,16 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 				g.foreign += lv.Segments
 				continue
 			}
+			if halfMade[lv.Name] {
+				v.rec.Phase = creating // Nobody was told of it.
+			}
 			n.adopted = append(n.adopted, v)
 			n.changed = append(n.changed, v)
 		}
 		if s.update(v, lv, devices) {
 			n.changed = append(n.changed, v)
 		}
+		v.halfMade = halfMade[lv.Name]
 		if v.rec.Phase == creating && v.op == nil {
 			// Whoever was making it ended in the middle; nobody was told of it.
 			s.log.Info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)

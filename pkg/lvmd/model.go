@@ -101,6 +101,9 @@ type group struct {
 	wedged time.Time
 	// stale is set when a command may have changed more than was noticed.
 	stale bool
+	// failing is when a disk last failed a command of ours, or zero since one
+	// went well.
+	failing time.Time
 	// doubtful is set when a command of ours failed, until devices that it may
 	// have left suspended are resumed.
 	doubtful bool
@@ -146,6 +149,8 @@ type volume struct {
 
 	// The rest is about tombstones.
 
+	// halfMade is true of what LVM has not finished making, see halfMade.
+	halfMade bool
 	// handle is open from the moment of deletion until the wipe is done.
 	handle lvm.Handle
 	// wiped is true when only the removal is left, and pieces is then where

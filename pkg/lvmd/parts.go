@@ -173,6 +173,9 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 		add("MissingDevice", "%d of %d devices of volume group %q are missing; it cannot be changed until they are back (vgextend --restoremissing) or given up (vgreduce --removemissing)",
 			n, len(g.info.Devices), g.name)
 	}
+	if !g.failing.IsZero() {
+		add("DiskErrors", "a disk of volume group %q failed what was asked of it a moment ago", g.name)
+	}
 	if g.info.Exported || g.info.ReadOnly {
 		add("ReadOnly", "volume group %q is exported or read-only", g.name)
 	}

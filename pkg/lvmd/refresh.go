@@ -45,6 +45,7 @@ func (s *Service) lookLoop(ctx context.Context, g *group) {
 		}
 		s.refresh(ctx, g)
 		s.lookAtRAID(g)
+		s.forgive(g)
 	}
 }
 

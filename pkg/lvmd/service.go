@@ -78,8 +78,10 @@ type Service struct {
 	pollInterval time.Duration
 	// probeInterval is the constant but in tests.
 	probeInterval time.Duration
-	formatting    *semaphore.Weighted
-	copying       *semaphore.Weighted
+	// failingFor is the constant but in tests.
+	failingFor time.Duration
+	formatting *semaphore.Weighted
+	copying    *semaphore.Weighted
 	// crashPoint is set by tests only.
 	crashPoint func(point string)
 
@@ -107,7 +109,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, crashPoint: o.crashPoint,
 		model: newModel(newID()), health: newHealth(),
 		copying:    semaphore.NewWeighted(maxCopying),
-		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval,
+		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval, failingFor: failingFor,
 		stopping: make(chan struct{}), lost: make(chan struct{}, 1),
 		provider: newProvider(o.Devices),
 	}

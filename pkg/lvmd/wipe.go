@@ -68,17 +68,17 @@ func (s *Service) nextToWipe(g *group) (best *volume, retry time.Time) {
 // note that it is done. Only the wipe loop calls it.
 func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	s.model.mu.Lock()
-	h, off := v.handle, v.rec.Wiped
+	h, off, halfMade := v.handle, v.rec.Wiped, v.halfMade
 	s.model.mu.Unlock()
 	if v.isEncrypted() && h == nil {
 		if err := s.lvm.ForgetKey(v.rec.ID); err != nil {
 			return err
 		}
 	}
-	if v.pool != nil {
-		// A pool zeroes what it gives to a volume: nobody sees these contents
-		// again. A snapshot has no device to open; who has one open, the removal
-		// finds out.
+	if halfMade || v.pool != nil {
+		// What is half made was never written to. A pool zeroes what it gives to a
+		// volume: nobody sees these contents again. A snapshot has no device to
+		// open; who has one open, the removal finds out.
 		return s.skipWipe(v, h)
 	}
 	if h == nil {
@@ -191,7 +191,12 @@ func (s *Service) openTombstone(ctx context.Context, v *volume) (lvm.Handle, err
 	if err := s.lvm.Activate(s.work, []string{v.group.name}); err != nil {
 		return nil, err
 	}
-	return s.lvm.Open(v.group.name, v.rec.ID)
+	h, err = s.lvm.Open(v.group.name, v.rec.ID)
+	if errors.Is(err, lvm.ErrNotFound) {
+		// Why it has none, a scan may tell.
+		err = errors.Join(err, s.rescan(v.group, nil))
+	}
+	return h, err
 }
 
 // postpone delays the next attempt on a tombstone.
@@ -232,7 +237,7 @@ func sleepUntil(ctx context.Context, event <-chan struct{}, until time.Time) boo
 	return true
 }
 
-// skipWipe is wipeChunk for thin volumes and snapshots.
+// skipWipe is wipeChunk for thin volumes and snapshots, and for what is half made.
 func (s *Service) skipWipe(v *volume, h lvm.Handle) error {
 	if h != nil {
 		if err := h.Close(); err != nil {

@@ -1,0 +1,145 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// flicker makes the disk work for some seconds and fail for some, in turns. What
+// fails is everything unless features of the kernel's flakey target say otherwise.
+func (f *frail) flicker(features string) {
+	f.set(fmt.Sprintf("flakey %s %d 3 2 %s", f.disk, frailStart, features))
+}
+
+// flickering is what was asked of an lvmd whose disk flickers.
+type flickering struct {
+	*saga
+	t *testing.T
+	p *process
+	// made and refused count what went well and what failed; volumes has the
+	// creations among what went well.
+	made, refused, volumes int
+	// lastly is how the last creation ended.
+	lastly error
+	// told is true when the class said that something was wrong.
+	told bool
+}
+
+// typed checks that an error says that the disk is to blame, or that it is to be
+// tried again.
+func (f *flickering) typed(what string, err error) {
+	f.t.Helper()
+	if err == nil {
+		f.made++
+		return
+	}
+	f.refused++
+	f.t.Logf("%s: %v", what, err)
+	s := status.Convert(err)
+	reasons := slices.ContainsFunc(s.Details(), func(d any) bool {
+		info, ok := d.(*errdetails.ErrorInfo)
+		return ok && info.GetReason() != ""
+	})
+	if !slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Aborted}, s.Code()) || !reasons {
+		f.t.Errorf("%s: %v with %v", what, err, s.Details())
+	}
+}
+
+// ask asks once for everything that changes volumes.
+func (f *flickering) ask(round int) {
+	f.t.Helper()
+	name := fmt.Sprintf("pvc-%d", f.volumes)
+	r := f.asked[name]
+	if r == nil {
+		r = create(name, 16<<20, []string{"", "ext4"}[f.volumes%2])
+		f.asked[name] = r
+	}
+	made, err := f.p.client.CreateVolume(f.t.Context(), r)
+	f.lastly = err
+	if f.typed("create "+name, err); err == nil {
+		f.kept[name] = made.GetVolume()
+		f.volumes++
+	}
+	grown, err := f.p.client.ExpandVolume(f.t.Context(), &lvmdv1.ExpandVolumeRequest{
+		Id: f.kept["pvc-kept"].GetId(), RequiredBytes: f.kept["pvc-kept"].GetSizeBytes() + 4<<20,
+	})
+	if f.typed("expand", err); err == nil {
+		f.kept["pvc-kept"] = grown.GetVolume()
+	}
+	if v := f.kept[name]; v != nil && round%2 == 0 {
+		_, err := f.p.client.DeleteVolume(f.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+		f.typed("delete", err)
+		f.unsure[name] = err != nil
+		delete(f.kept, name)
+		delete(f.asked, name)
+	}
+	f.look()
+}
+
+// look notes what is told of the class, and checks that no volume is lost meanwhile.
+func (f *flickering) look() {
+	f.t.Helper()
+	state := f.p.state()
+	if c := state.GetClasses()[0].GetConditions(); len(c) > 0 && !f.told {
+		f.told = true
+		f.t.Logf("told: %v", c)
+	}
+	for name, v := range f.kept {
+		if !slices.ContainsFunc(state.GetVolumes(), func(other *lvmdv1.Volume) bool { return other.GetId() == v.GetId() }) {
+			f.t.Errorf("acknowledged volume %s is not listed", name)
+		}
+	}
+}
+
+func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
+	disk := newFrail(t, "/dev/vdb")
+	n := newNode(t, disk.path())
+	n.otherGroup(t, "/dev/vdc")
+	p := n.start()
+	all := p.available()
+	for _, c := range []struct{ name, features string }{
+		{"it does not answer", ""},
+		{"it takes no writes", "1 error_writes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := &flickering{saga: newSaga(n), t: t, p: p}
+			f.create(p, create("pvc-kept", 8<<20, ""))
+			disk.flicker(c.features)
+			t.Cleanup(disk.work)
+			round := 0
+			wait(t, "something went well, something failed, and that is told", func() bool {
+				round++
+				f.ask(round)
+				return f.made > 1 && f.refused > 1 && f.told
+			})
+			t.Logf("after %d rounds: %d made, %d refused", round, f.made, f.refused)
+			p.delete(p.create(inClass(create("pvc-steady", 8<<20, "ext4"), "other")).GetId())
+			disk.work()
+			wait(t, "volumes are made again", func() bool {
+				f.ask(round)
+				return f.lastly == nil
+			})
+			wait(t, "nothing is wrong any more", func() bool {
+				state := p.state()
+				return len(state.GetClasses()[0].GetConditions()) == 0 &&
+					!slices.ContainsFunc(state.GetVolumes(), func(v *lvmdv1.Volume) bool { return len(v.GetConditions()) > 0 })
+			})
+			for name, v := range f.kept {
+				if v.GetFsType() == "" && name != "pvc-kept" {
+					clean(t, v)
+					fill(t, v, 0x5a)
+				}
+			}
+			f.check(p, all)
+		})
+	}
+}
