@@ -205,8 +205,13 @@ func (h *Host) Placement(group string) (Placement, error) {
 
 // Activate implements Groups. Device nodes are made anew, too: those of
 // volumes that are active already may be missing or stale, for example where
-// /dev is not the host's.
+// /dev is not the host's. What an activation that was killed left in the way is
+// removed before.
 func (h *Host) Activate(ctx context.Context, groups []string) error {
+	for _, g := range groups {
+		// If it cannot be removed, LVM says what is in the way.
+		_ = dropComponents(g)
+	}
 	if err := h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...); err != nil {
 		return err
 	}

@@ -1,0 +1,93 @@
+package lvm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// component matches the names of LVM's devices for parts of RAID volumes and of
+// thin pools, such as carve-x_rimage_0 of carve-x and carve-y_tdata of
+// carve-y-tpool.
+var component = regexp.MustCompile(`^(.+)_(?:rimage_[0-9]+|rmeta_[0-9]+|tdata|tmeta)$`)
+
+// lockDir is where LVM keeps its locks.
+const lockDir = "/run/lock/lvm"
+
+// dropComponents removes the devices of parts that nothing lies on: an activation
+// that was killed made them and not what they are parts of. LVM activates no
+// volume of which a part is active, and removes such a part never.
+//
+// A command under way makes parts first, too: while there is one, nothing is done.
+func dropComponents(group string) error {
+	unlock, err := lockGroup(lockDir, group)
+	if err != nil || unlock == nil {
+		return err
+	}
+	defer unlock()
+	// Those without a table, which are in no other list, are in this one.
+	names, err := dmNames()
+	errs := []error{err}
+	for _, name := range componentsAlone(names, group) {
+		d, err := dmStatus(name)
+		if err == nil && d.openCount == 0 {
+			err = dmRemove(name)
+		}
+		if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrBusy) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// componentsAlone are the devices of parts whose whole has none.
+func componentsAlone(names []string, group string) []string {
+	there := map[string]bool{}
+	for _, name := range names {
+		there[name] = true
+	}
+	var alone []string
+	for _, name := range names {
+		whole := component.FindStringSubmatch(name)
+		rest, ours := strings.CutPrefix(name, dmName(group, ""))
+		// Two hyphens are one within the name of another group.
+		if whole != nil && ours && !strings.HasPrefix(rest, "-") && !there[whole[1]] && !there[whole[1]+"-tpool"] {
+			alone = append(alone, name)
+		}
+	}
+	return alone
+}
+
+// lockGroup locks a volume group as LVM does. The function that unlocks is nil
+// when somebody has it.
+func lockGroup(dir, group string) (unlock func(), err error) {
+	path := filepath.Join(dir, "V_"+group)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("lock of volume group %q: %w", group, err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock of volume group %q: %w", group, err)
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	var locked, now unix.Stat_t
+	if err == nil {
+		err = errors.Join(unix.Fstat(int(f.Fd()), &locked), unix.Stat(path, &now))
+	}
+	// Who unlocks removes the file: what is locked may not be the lock any more.
+	if err != nil || locked.Ino != now.Ino || locked.Dev != now.Dev {
+		_ = f.Close()
+		return nil, nil //nolint:nilnil // somebody has it
+	}
+	return func() { _ = f.Close() }, nil
+}

@@ -1,0 +1,58 @@
+package lvm
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestPartsWithoutTheirWholeAreFoundByTheirGroup(t *testing.T) {
+	names := []string{
+		"carve-alone_rimage_1", "carve-alone_rmeta_0",
+		"carve-whole_rmeta_0", "carve-whole",
+		"carve-carve--pool_tdata", "carve-carve--pool-tpool",
+		"carve-new--pool_tmeta",
+		"carve-fresh_tmeta", "carve-fresh",
+		"carve--more-x_rmeta_0", "other-x_rmeta_0", "carve-linear",
+	}
+	for group, want := range map[string][]string{
+		"carve":      {"carve-alone_rimage_1", "carve-alone_rmeta_0", "carve-new--pool_tmeta"},
+		"carve-more": {"carve--more-x_rmeta_0"},
+		"none":       nil,
+	} {
+		if got := componentsAlone(names, group); !slices.Equal(got, want) {
+			t.Errorf("%s: %q", group, got)
+		}
+	}
+}
+
+func TestAGroupThatACommandHasLockedIsNotLocked(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "lock", "lvm")
+	unlock, err := lockGroup(dir, "carve")
+	if err != nil || unlock == nil {
+		t.Fatalf("error %v", err)
+	}
+	if second, err := lockGroup(dir, "carve"); err != nil || second != nil {
+		t.Errorf("it is locked twice, error %v", err)
+	}
+	if other, err := lockGroup(dir, "other"); err != nil || other == nil {
+		t.Errorf("another group is locked, too, error %v", err)
+	} else {
+		other()
+	}
+	unlock()
+	theirs, err := os.Open(filepath.Join(dir, "V_carve"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	if err := unix.Flock(int(theirs.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
+		t.Errorf("it stays locked: %v", err)
+	}
+	if second, err := lockGroup(dir, "carve"); err != nil || second != nil {
+		t.Errorf("it is locked beside a reader, error %v", err)
+	}
+}
