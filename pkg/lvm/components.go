@@ -26,7 +26,7 @@ const lockDir = "/run/lock/lvm"
 // A command under way makes parts first, too: while there is one, nothing is done.
 func dropComponents(group string) error {
 	unlock, err := lockGroup(lockDir, group)
-	if err != nil || unlock == nil {
+	if err != nil {
 		return err
 	}
 	defer unlock()
@@ -63,8 +63,7 @@ func componentsAlone(names []string, group string) []string {
 	return alone
 }
 
-// lockGroup locks a volume group as LVM does. The function that unlocks is nil
-// when somebody has it.
+// lockGroup locks a volume group as LVM does. ErrBusy when somebody has it.
 func lockGroup(dir, group string) (unlock func(), err error) {
 	path := filepath.Join(dir, "V_"+group)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -85,9 +84,16 @@ func lockGroup(dir, group string) (unlock func(), err error) {
 		err = errors.Join(unix.Fstat(int(f.Fd()), &locked), unix.Stat(path, &now))
 	}
 	// Who unlocks removes the file: what is locked may not be the lock any more.
-	if err != nil || locked.Ino != now.Ino || locked.Dev != now.Dev {
-		_ = f.Close()
-		return nil, nil //nolint:nilnil // somebody has it
+	if err == nil && (locked.Ino != now.Ino || locked.Dev != now.Dev) {
+		err = os.ErrNotExist
 	}
-	return func() { _ = f.Close() }, nil
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock of volume group %q: %w: %w", group, ErrBusy, err)
+	}
+	return func() {
+		// Closing alone does not: a process that is being started may have it, too.
+		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+		_ = f.Close()
+	}, nil
 }

@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,13 +33,13 @@ func TestPartsWithoutTheirWholeAreFoundByTheirGroup(t *testing.T) {
 func TestAGroupThatACommandHasLockedIsNotLocked(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "lock", "lvm")
 	unlock, err := lockGroup(dir, "carve")
-	if err != nil || unlock == nil {
+	if err != nil {
 		t.Fatalf("error %v", err)
 	}
-	if second, err := lockGroup(dir, "carve"); err != nil || second != nil {
+	if _, err := lockGroup(dir, "carve"); !errors.Is(err, ErrBusy) {
 		t.Errorf("it is locked twice, error %v", err)
 	}
-	if other, err := lockGroup(dir, "other"); err != nil || other == nil {
+	if other, err := lockGroup(dir, "other"); err != nil {
 		t.Errorf("another group is locked, too, error %v", err)
 	} else {
 		other()
@@ -52,7 +53,7 @@ func TestAGroupThatACommandHasLockedIsNotLocked(t *testing.T) {
 	if err := unix.Flock(int(theirs.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
 		t.Errorf("it stays locked: %v", err)
 	}
-	if second, err := lockGroup(dir, "carve"); err != nil || second != nil {
+	if _, err := lockGroup(dir, "carve"); !errors.Is(err, ErrBusy) {
 		t.Errorf("it is locked beside a reader, error %v", err)
 	}
 }

@@ -135,7 +135,7 @@ func (q *queue) take(ctx context.Context) (done func(), err error) {
 			q.pass()
 		}
 	default:
-		if err == errWaitedTooLong {
+		if errors.Is(err, errWaitedTooLong) {
 			q.refused++
 		}
 		q.leave(w, err)

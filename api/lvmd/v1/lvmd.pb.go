@@ -28,7 +28,7 @@
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
 //                                             restored in their own pool
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
-//   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone
+//   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone, or a disk fails
 //   DEADLINE_EXCEEDED    COMMAND_TIMED_OUT    LVM did not answer in time
 //   INTERNAL             COMMAND_FAILED       LVM failed in a way not listed here
 
