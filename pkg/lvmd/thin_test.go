@@ -3,9 +3,12 @@
 package lvmd
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -291,6 +294,24 @@ func TestAPoolGrowsWhenItFillsUpAndSaysWhenItCannot(t *testing.T) {
 	d.checkModel()
 	d.delete2(h, v.GetId())
 	eventually(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 })
+}
+
+func TestAPoolThatCouldNotGrowIsTriedAgainSoon(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%, autoExtend: {step: 8Mi}")
+	var tried atomic.Int64
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpExtendPool && tried.Add(1) == 1 {
+			return errors.New("killed")
+		}
+		return nil
+	}
+	d := m.start(t)
+	v := d.create(request("a", 6))
+	if err := m.fake.Fill(testGroup, v.GetId(), 1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has grown all the same", func() bool { return d.class().GetTotalBytes() > 3*10*testExtent })
+	d.checkModel()
 }
 
 // delete2 closes a device and deletes its volume.

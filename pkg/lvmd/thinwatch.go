@@ -12,9 +12,12 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// extendRetry is how long a pool that could not be extended is left alone,
-// unless its group changes.
-const extendRetry = time.Minute
+// A pool that could not be extended is left alone for a delay that doubles,
+// unless its group changes: it may fill up meanwhile.
+const (
+	firstExtendRetry = time.Second
+	lastExtendRetry  = time.Minute
+)
 
 // poolLoop keeps an eye on the fullness of a group's thin pools until ctx is
 // done, and extends those that are configured to grow. It asks the kernel, which
@@ -31,21 +34,27 @@ func (s *Service) poolLoop(ctx context.Context, g *group) {
 		}
 		for _, p := range s.poolsOf(g) {
 			s.lookAtPool(p)
-			if last := failed[p]; time.Since(last.at) < extendRetry && last.seqno == s.seqnoOf(p.group) {
+			last := failed[p]
+			if time.Since(last.at) < last.delay && last.seqno == s.seqnoOf(p.group) {
 				continue
 			}
-			if err := s.extendPool(ctx, p); err != nil && ctx.Err() == nil {
-				failed[p] = attempt{time.Now(), s.seqnoOf(p.group)}
+			switch err := s.extendPool(ctx, p); {
+			case err == nil:
+				delete(failed, p)
+			case ctx.Err() == nil:
+				failed[p] = attempt{time.Now(), s.seqnoOf(p.group), min(max(firstExtendRetry, 2*last.delay), lastExtendRetry)}
 				s.log.Warn("thin pool cannot be extended", "group", p.group.name, "pool", p.name, "error", err)
 			}
 		}
 	}
 }
 
-// attempt is when, and at which state of the group, something was tried.
+// attempt is when, and at which state of the group, something was tried, and for
+// how long it is then left alone.
 type attempt struct {
 	at    time.Time
 	seqno uint64
+	delay time.Duration
 }
 
 func (s *Service) seqnoOf(g *group) uint64 {
