@@ -59,7 +59,11 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 	m := newMakers(t)
 	m.standIn()
 	if !soaking {
-		m.killCommand("vgcreate", 3, "lvm")
+		if chance(t).IntN(2) == 0 {
+			m.killCommand("vgcreate", 3, "lvm")
+		} else {
+			m.killCommand("lvcreate", 12, "lvmd") // of the thin pool
+		}
 		return
 	}
 	for _, command := range []string{"pvcreate", "vgcreate", "vgextend", "lvcreate"} {
