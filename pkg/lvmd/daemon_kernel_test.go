@@ -391,7 +391,7 @@ func (n *node) leftovers() []string {
 		}
 	}
 	var mapped []string
-	for line := range strings.Lines(byHand(n.t, "dmsetup", "info", "--columns", "--noheadings", "--separator", " ", "-o", "name,uuid")) {
+	for line := range strings.Lines(mappings(n.t, "--separator", " ", "-o", "name,uuid")) {
 		device, uuid, _ := strings.Cut(strings.TrimSpace(line), " ")
 		mapped = append(mapped, device)
 		// Its own device, or one of a part of it.
@@ -419,6 +419,22 @@ func (n *node) leftovers() []string {
 		}
 	}
 	return left
+}
+
+// mappings lists devices with dmsetup info, which fails when one of them goes
+// while it looks at them one by one.
+func mappings(t testing.TB, options ...string) (list string) {
+	t.Helper()
+	wait(t, "devices are listed", func() bool {
+		cmd := exec.Command("dmsetup", append([]string{"info", "--columns", "--noheadings"}, options...)...)
+		out, err := cmd.CombinedOutput()
+		if err != nil && !strings.Contains(string(out), "Device does not exist") {
+			t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+		}
+		list = string(out)
+		return err == nil
+	})
+	return list
 }
 
 func names(prefix string, n int) []string {
