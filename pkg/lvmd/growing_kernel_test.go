@@ -1,0 +1,122 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// growing is a machine whose thin pool grows by itself, by a step of 64 MiB at a
+// time, when a tenth of it is used.
+type growing struct{ *node }
+
+const growingStep = 64 << 20
+
+func newGrowing(t *testing.T) growing {
+	n := thinNode(t, "overprovisioning: 4, dataThreshold: 10%, autoExtend: {step: 64Mi}")
+	n.keeps = []string{"carve-pool"}
+	n.standIn()
+	return growing{n}
+}
+
+// size is the pool's, by LVM's own account.
+func (g growing) size() int64 {
+	g.t.Helper()
+	out := strings.TrimSpace(lvmByHand(g.t, "lvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "lv_size", "carve/carve-pool"))
+	size, err := strconv.ParseInt(out, 10, 64)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return size
+}
+
+// mapped is the size of the pool's device, by the kernel's account.
+func (g growing) mapped() int64 {
+	g.t.Helper()
+	out := strings.Fields(byHand(g.t, "dmsetup", "table", "carve-carve--pool-tpool"))
+	if len(out) < 2 {
+		g.t.Fatalf("table %q", out)
+	}
+	sectors, err := strconv.ParseInt(out[1], 10, 64)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return sectors * 512
+}
+
+// exercise fills the pool to its threshold and has the command that extends it
+// killed before its effect of the number, or lvmd after the command when it has
+// fewer, and checks that the pool grows by one step all the same, and in a soak
+// again afterwards. It returns the lvmd that lives then, and true when the command
+// had fewer effects.
+func (g growing) exercise(p *process, number int, whom string) (*process, bool) {
+	t := g.t
+	t.Helper()
+	t.Logf("%s: the pool is extended, killed before effect %d, with %s", time.Now().UTC().Format(time.TimeOnly), number, whom)
+	before := g.size()
+	s := newSaga(g.node)
+	g.ordain("lvextend", number, whom)
+	filled := make(chan struct{})
+	go func(p *process) {
+		defer close(filled)
+		// Writes may have to wait until the pool is resumed.
+		s.create(p, create("pvc-kept", before/10, "")) // It is filled, rounded up to 4 MiB.
+	}(p)
+	wait(t, "the command ended, or was killed", func() bool { return g.read("effects") != "" || g.read("slain") != "" })
+	ended := g.read("effects") != ""
+	if ended {
+		t.Logf("it had %s", g.read("effects"))
+		p.kill()
+		p = g.start()
+	} else if whom == "lvmd" {
+		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		p = g.start()
+	}
+	<-filled
+	grown := func(to int64) {
+		t.Helper()
+		wait(t, "the pool has grown", func() bool {
+			return p.state().GetClasses()[0].GetTotalBytes() == 4*to && !p.hasCondition("PoolDataHigh")
+		})
+		if size, mapped := g.size(), g.mapped(); size != to || mapped != to {
+			t.Errorf("the pool has %d bytes by LVM's account, %d by the kernel's, want %d", size, mapped, to)
+		}
+	}
+	grown(before + growingStep)
+	if len(s.kept) != 1 {
+		t.Error("the volume was not made")
+	}
+	now := before + growingStep
+	if soaking {
+		s.create(p, create("pvc-more", 8<<20, "")) // More than a tenth of the step.
+		now += growingStep
+		grown(now)
+	}
+	s.check(p, now)
+	return p, ended
+}
+
+func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {
+	g := newGrowing(t)
+	p := g.start()
+	if !soaking {
+		g.exercise(p, 6, "lvmd")
+		return
+	}
+	for _, whom := range []string{"lvm", "lvmd"} {
+		for number, ended := 1, false; !ended && !t.Failed(); number++ {
+			// A pool of its own, which is small.
+			p.kill()
+			lvmByHand(t, "lvremove", "--yes", "carve")
+			if err := os.RemoveAll(g.dir + "/state"); err != nil {
+				t.Fatal(err)
+			}
+			p = g.start()
+			p, ended = g.exercise(p, number, whom)
+		}
+	}
+}
