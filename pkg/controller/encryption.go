@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
 // encryption is what a StorageClass says about it.
@@ -45,6 +46,19 @@ func parseEncryption(class *storagev1.StorageClass) (encryption, error) {
 			Allowed: "false, or unset, where " + names.ParamEncryption + " is not set"}
 	}
 	return out, nil
+}
+
+// suitsMount refuses a class whose file systems send discards that its encryption
+// keeps back: the kernel would mount them and say nothing, and the space that
+// the option is there for would never come back. Errors are *InvalidError.
+func (e encryption) suitsMount(class *storagev1.StorageClass) error {
+	option := filesystem.DiscardOption(class.MountOptions)
+	if e.kind == "" || e.discards || option == "" {
+		return nil
+	}
+	return &InvalidError{Field: fmt.Sprintf("StorageClass %s: mountOptions", class.Name),
+		Given:   fmt.Sprintf("%q for encrypted volumes, which keep discards from the disk,", option),
+		Allowed: fmt.Sprintf("it together with %s: \"true\", or nodiscard, or neither", names.ParamEncryptionDiscards)}
 }
 
 // suits refuses what an encrypted volume cannot be made of.

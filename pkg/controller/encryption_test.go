@@ -72,6 +72,61 @@ func TestMistakesAboutEncryptionSayWhatIsAllowed(t *testing.T) {
 	}
 }
 
+func TestAClassThatSendsDiscardsLetsThemThroughItsEncryption(t *testing.T) {
+	for name, test := range map[string]struct {
+		encryption, discards, fs string
+		options                  []string
+		refused                  string
+	}{
+		"not encrypted: they reach the disk":              {options: []string{"discard"}},
+		"encrypted and let through":                       {encryption: "ephemeral", discards: "true", options: []string{"discard"}},
+		"let through, and sent by nobody but fstrim":      {encryption: "ephemeral", discards: "true"},
+		"encrypted and not sent":                          {encryption: "ephemeral", options: []string{"noatime"}},
+		"encrypted and explicitly not sent":               {encryption: "ephemeral", options: []string{"nodiscard"}},
+		"sent, and taken back by a later option":          {encryption: "ephemeral", options: []string{"discard,noatime", "nodiscard"}},
+		"sent to an encryption that keeps them":           {encryption: "ephemeral", options: []string{"noatime", "discard"}, refused: `"discard"`},
+		"sent to one that says so":                        {encryption: "ephemeral", discards: "false", options: []string{"discard"}, refused: `"discard"`},
+		"sent by a later option":                          {encryption: "ephemeral", options: []string{"nodiscard,discard"}, refused: `"discard"`},
+		"sent in btrfs' own way":                          {encryption: "ephemeral", fs: "btrfs", options: []string{"discard=async"}, refused: `"discard=async"`},
+		"an unknown option is what is told of, not these": {encryption: "ephemeral", options: []string{"discard", "what"}, refused: `"what"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parseClass(newHarness(t).class("carve", func(c *storagev1.StorageClass) {
+				c.MountOptions = test.options
+				c.Parameters = map[string]string{names.ParamFSType: test.fs}
+				if test.encryption != "" {
+					c.Parameters[names.ParamEncryption] = test.encryption
+				}
+				if test.discards != "" {
+					c.Parameters[names.ParamEncryptionDiscards] = test.discards
+				}
+			}))
+			switch {
+			case test.refused == "" && err != nil:
+				t.Error(err)
+			case test.refused != "" && (err == nil || !strings.Contains(err.Error(), "mountOptions: "+test.refused)):
+				t.Errorf("error %v, want one about mountOptions and %s", err, test.refused)
+			}
+		})
+	}
+}
+
+func TestDiscardsThatEncryptionKeepsBackAreAnEventOnTheClaim(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", func(c *storagev1.StorageClass) {
+		c.Parameters = map[string]string{names.ParamEncryption: names.EncryptionEphemeral}
+		c.MountOptions = []string{"discard"}
+	})
+	h.run()
+	h.claim("c", "", nil)
+	h.selectNode("c", "n1")
+	h.event(reasonFailed, `mountOptions: "discard" for encrypted volumes`, names.ParamEncryptionDiscards+`: "true"`)
+	if len(node.Volumes()) != 0 {
+		t.Error("a volume was made")
+	}
+}
+
 func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)

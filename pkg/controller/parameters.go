@@ -81,9 +81,11 @@ func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 		}
 	}
 	var err error
-	out.fileSystem, err = parseFileSystem(class)
+	if out.fileSystem, err = parseFileSystem(class); err != nil {
+		return out, err
+	}
 	out.fsType = string(out.fileSystem.Type)
-	return out, err
+	return out, out.encryption.suitsMount(class)
 }
 
 func classField(class *storagev1.StorageClass, key string) string {

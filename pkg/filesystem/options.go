@@ -188,6 +188,24 @@ func MountOptions(u Use, given []string) ([]string, error) {
 	return options, checkConflicts(u, options)
 }
 
+// DiscardOption returns the mount option, of those that a class lists, by which
+// a file system tells its device at once of the space that it frees. It is empty
+// when there is none, or a later one takes it back.
+func DiscardOption(given []string) string {
+	found := ""
+	for _, element := range given {
+		for _, option := range splitOptions(element) {
+			switch name, _, _ := strings.Cut(option, "="); name {
+			case "discard":
+				found = option
+			case "nodiscard":
+				found = ""
+			}
+		}
+	}
+	return found
+}
+
 func checkConflicts(u Use, options []string) error {
 	for _, c := range conflicts {
 		if c.t != u.Type || !slices.Contains(options, c.option) {

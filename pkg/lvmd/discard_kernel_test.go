@@ -1,0 +1,113 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"errors"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// trim has a mounted file system tell the device below of all its free space
+// (FITRIM of linux/fs.h, as fstrim does).
+func trim(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	span := struct{ start, length, least uint64 }{length: math.MaxUint64}
+	const fitrim = 0xc0185879
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fitrim, uintptr(unsafe.Pointer(&span)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// poolUse is how many percent of the pool's data LVM says that volumes hold.
+func (n *node) poolUse() float64 {
+	n.t.Helper()
+	text := strings.TrimSpace(lvmByHand(n.t, "lvs", "--noheadings", "-o", "data_percent", n.group+"/carve-pool"))
+	use, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return use
+}
+
+// mountDiscarding mounts as a StorageClass with mountOptions: [discard] has it
+// mounted.
+func mountDiscarding(t *testing.T, v *lvmdv1.Volume) (dir string, unmount func()) {
+	t.Helper()
+	dir, unmount = mount(t, v)
+	if err := syscall.Mount(v.GetDevicePath(), dir, v.GetFsType(), syscall.MS_REMOUNT, "discard"); err != nil {
+		t.Fatal(err)
+	}
+	return dir, unmount
+}
+
+func TestDiscardsThatAnEncryptedVolumeLetsThroughReachTheDiskAlsoAfterItGrew(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	r := sealed(create("pvc-fs", 24<<20, "ext4"))
+	r.EncryptionDiscards = true
+	v := p.create(r)
+	dir, unmount := mountDiscarding(t, v)
+	n.growMounted(t, p, v, dir) // The table is loaded anew, and says the same.
+	if err := trim(dir); err != nil {
+		t.Errorf("the kernel refuses to trim: %v", err)
+	}
+	unmount()
+	p.delete(v.GetId())
+}
+
+func TestAThinPoolGetsRoomBackOfEncryptedVolumesThatLetDiscardsThrough(t *testing.T) {
+	n := thinNode(t, "overprovisioning: 2, dataThreshold: 100%")
+	p := n.start()
+	for _, let := range []bool{false, true} {
+		r := sealed(create("pvc-"+strconv.FormatBool(let), 24<<20, "ext4"))
+		r.EncryptionDiscards = let
+		v := p.create(r)
+		dir, unmount := mountDiscarding(t, v)
+		if err := trim(dir); let && err != nil || !let && !errors.Is(err, unix.EOPNOTSUPP) {
+			t.Errorf("discards let through: %t; the kernel answers %v", let, err)
+		}
+		n.freesRoom(t, dir, let)
+		unmount()
+		p.delete(v.GetId())
+	}
+}
+
+// freesRoom writes a file and deletes it. By the file system's own discards, and
+// by those alone, the pool has its blocks back.
+func (n *node) freesRoom(t *testing.T, dir string, let bool) {
+	t.Helper()
+	if err := os.WriteFile(dir+"/data", make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	syscall.Sync()
+	// 16 of 64 MiB are a quarter.
+	full := n.poolUse()
+	if full < 25 {
+		t.Fatalf("%.2f %% of the pool are in use with the file", full)
+	}
+	if err := os.Remove(dir + "/data"); err != nil {
+		t.Fatal(err)
+	}
+	syscall.Sync()
+	if let {
+		wait(t, "the pool has the room back", func() bool { return n.poolUse() < full-20 })
+	} else if now := n.poolUse(); now < full {
+		t.Errorf("%.2f %% of the pool were in use, now %.2f: something was discarded", full, now)
+	}
+}
