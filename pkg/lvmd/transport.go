@@ -26,7 +26,7 @@ const (
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.InitialWindowSize(requestWindow), grpc.InitialConnWindowSize(requestWindow),
-		grpc.WriteBufferSize(answerBuffer), grpc.SharedWriteBuffer(true), // nothing while there is nothing to write
+		grpc.WriteBufferSize(answerBuffer), // gRPC keeps none while there is nothing to write
 	}
 }
 
