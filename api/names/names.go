@@ -29,6 +29,14 @@ const (
 	// NodeLossRecreate deletes the claim, for something to make it again elsewhere.
 	NodeLossRecreate = "recreate"
 
+	// AnnotationVolumeGroup is on PersistentVolumes, and has the volume group that
+	// the volume lies in: NAME/UUID. By it a node that comes back with other disks
+	// is told from one that comes back with its own.
+	AnnotationVolumeGroup = Prefix + "volume-group"
+	// ConditionVolumeMissing is the type of the condition of a claim whose volume
+	// its node does not have.
+	ConditionVolumeMissing = Prefix + "VolumeMissing"
+
 	// ParamPlacement is the StorageClass parameter that says which node immediate
 	// binding prefers, and the optional scheduler extender, of those that have
 	// room: a policy of pkg/scheduler.

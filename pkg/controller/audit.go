@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet"
 )
 
 const (
@@ -38,19 +39,22 @@ const byHandle = "handle"
 // Orphans are counted and logged, and removed only if that was asked for:
 // under the reclaim policy Retain, an administrator who deletes a
 // PersistentVolume means to keep the data, and such a volume looks the same.
-// A volume that is gone is never made again: its user is told.
+// A volume that is gone is never made again by itself: its user is told. See
+// absence.go.
 type auditor struct {
 	*core
 	remove bool
 	every  time.Duration
 	grace  time.Duration
+	// missing is how old a PersistentVolume must be to be missed.
+	missing time.Duration
 	// busy tells whether a claim is being worked on.
 	busy func(claimUID string) bool
-	told map[string]struct{} // PersistentVolumes whose loss was announced
+	told map[string]absence // by PersistentVolume: what was announced
 }
 
 func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *auditor {
-	return &auditor{core: c, remove: remove, every: auditPass, grace: grace, busy: busy, told: map[string]struct{}{}}
+	return &auditor{core: c, remove: remove, every: auditPass, grace: grace, missing: missingGrace, busy: busy, told: map[string]absence{}}
 }
 
 // run works until ctx is done. The caches must have synced.
@@ -80,13 +84,13 @@ const (
 // pass compares everything once.
 func (a *auditor) pass(ctx context.Context) {
 	count := map[string]int{standingKnown: 0, standingYoung: 0, standingForeign: 0, standingOrphan: 0, standingInline: 0}
-	missing, removed := 0, 0
-	present := map[string]map[string]*lvmdv1.Volume{}
+	removed := 0
+	now := &present{nodes: map[string]*fleet.View{}, holders: map[string]string{}}
 	for _, view := range a.fleet.Views() {
 		if !view.Connected || !view.Reported() {
 			continue // what it holds is not known now
 		}
-		present[view.Node] = view.Volumes
+		now.add(view)
 		for _, vol := range view.Volumes {
 			a.announceEmptied(ctx, view.Node, vol)
 			standing := a.judge(vol)
@@ -110,16 +114,12 @@ func (a *auditor) pass(ctx context.Context) {
 			log.Warn("orphan removed", "bytes", vol.GetSizeBytes())
 		}
 	}
-	for _, obj := range a.volumes.GetStore().List() {
-		if pv, ok := obj.(*v1.PersistentVolume); ok && a.isMissing(pv, present) {
-			missing++
-			a.announceMissing(pv)
-		}
-	}
 	for standing, n := range count {
 		a.metrics.audited.WithLabelValues(standing).Set(float64(n))
 	}
-	a.metrics.missing.Set(float64(missing))
+	for cause, n := range a.compare(ctx, now) {
+		a.metrics.missing.WithLabelValues(cause).Set(float64(n))
+	}
 }
 
 // judge tells what a volume on a node is to us, by what the caches know.
@@ -171,44 +171,6 @@ func (a *auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Vol
 	deleteCtx, cancelDelete := context.WithTimeout(ctx, deleteTimeout)
 	defer cancelDelete()
 	return a.fleet.DeleteVolumeByID(deleteCtx, node, vol.GetId())
-}
-
-// isMissing tells whether a PersistentVolume names a volume that its node,
-// which is connected, does not have.
-func (a *auditor) isMissing(pv *v1.PersistentVolume, present map[string]map[string]*lvmdv1.Volume) bool {
-	if !isOurs(pv) || pv.DeletionTimestamp != nil || isReleased(pv) || a.now().Sub(pv.CreationTimestamp.Time) < missingGrace {
-		return false
-	}
-	node, ok := nodeOf(pv)
-	if !ok {
-		return false
-	}
-	volumes, ok := present[node]
-	if !ok {
-		return false
-	}
-	if _, there := volumes[pv.Spec.CSI.VolumeHandle]; there {
-		delete(a.told, pv.Name)
-		return false
-	}
-	return true
-}
-
-// announceMissing tells whoever uses the volume, once.
-func (a *auditor) announceMissing(pv *v1.PersistentVolume) {
-	if _, told := a.told[pv.Name]; told {
-		return
-	}
-	a.told[pv.Name] = struct{}{}
-	node, _ := nodeOf(pv)
-	message := fmt.Sprintf("volume %s is not on node %s any more; its data is lost. Delete the claim to have it made anew", pv.Spec.CSI.VolumeHandle, node)
-	a.log.Error("a volume is gone from its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node)
-	a.recorder.Event(pv, v1.EventTypeWarning, reasonVolumeMissing, message)
-	if pv.Spec.ClaimRef != nil {
-		if claim := a.claim(string(pv.Spec.ClaimRef.UID)); claim != nil {
-			a.recorder.Event(claim, v1.EventTypeWarning, reasonVolumeMissing, message)
-		}
-	}
 }
 
 // handleIndexer indexes our PersistentVolumes by volume id.

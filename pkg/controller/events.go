@@ -26,6 +26,8 @@ const (
 	reasonVolumeEmptied = "VolumeEmptied"
 	// reasonVolumeMissing: a volume is gone from its node without our doing.
 	reasonVolumeMissing = "VolumeMissing"
+	// reasonVolumeFound: it is there again.
+	reasonVolumeFound = "VolumeFound"
 )
 
 // newRecorder makes the recorder of our Events, and what ends it.

@@ -20,7 +20,7 @@ type metrics struct {
 	deletes        *prometheus.CounterVec
 	capacityWrites *prometheus.CounterVec
 	audited        *prometheus.GaugeVec
-	missing        prometheus.Gauge
+	missing        *prometheus.GaugeVec
 	orphans        *prometheus.CounterVec
 	tainted        prometheus.Gauge
 	untainted      prometheus.Counter
@@ -44,9 +44,9 @@ func newMetrics(registerer prometheus.Registerer, connected, reservations func()
 		capacityWrites: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "capacity_writes_total",
 			Help: "Writes of CSIStorageCapacity objects, by operation (create, update, delete, failed)."}, []string{"operation"}),
 		audited: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "audited_volumes",
-			Help: "Volumes on connected nodes, by standing (known, young, foreign, orphan)."}, []string{"standing"}),
-		missing: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "missing_volumes",
-			Help: "PersistentVolumes whose connected node does not have the volume."}),
+			Help: "Volumes on connected nodes, by standing (known, young, foreign, orphan, inline)."}, []string{"standing"}),
+		missing: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "missing_volumes",
+			Help: "PersistentVolumes whose connected node does not have the volume, by cause (removed, replaced, no_group, moved, unknown)."}, []string{"cause"}),
 		orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
 			Help: "Attempts to remove orphans, by result (removed, refused)."}, []string{"result"}),
 		tainted: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "tainted_nodes",

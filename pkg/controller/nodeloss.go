@@ -173,14 +173,19 @@ func (r *releaser) give(ctx context.Context, pv *v1.PersistentVolume, node strin
 		}
 		return
 	}
-	r.recorder.Eventf(claim, v1.EventTypeWarning, reasonNodeLost, "node %s, which holds the volume, is lost; "+
-		"the claim is deleted, as its class asks for, so that it can be made again elsewhere", node)
-	r.log.Info("deleting a claim whose node is lost", "claim", claim.Namespace+"/"+claim.Name, "volume", pv.Name, "node", node)
+	r.giveUp(ctx, pv, claim, fmt.Sprintf("node %s, which holds the volume, is lost", node))
+}
+
+// giveUp deletes the claim of a volume that its class gives up, and says why.
+func (c *core) giveUp(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, why string) {
+	c.recorder.Event(claim, v1.EventTypeWarning, reasonNodeLost, why+"; the claim is deleted, as its class asks for, so that it can be made again elsewhere")
+	log := c.log.With("claim", claim.Namespace+"/"+claim.Name, "volume", pv.Name, "why", why)
+	log.Info("deleting a claim whose class gives it up")
 	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	err := r.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(callCtx, claim.Name, metav1.DeleteOptions{
+	err := c.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(callCtx, claim.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &claim.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
-		r.log.Warn("a claim whose node is lost could not be deleted, trying on", "claim", claim.Namespace+"/"+claim.Name, "error", err)
+		log.Warn("a claim that is given up could not be deleted, trying on", "error", err)
 	}
 }

@@ -83,6 +83,13 @@ func oursActs(t *testing.T, w *world) {
 // tests are filled in.
 func actWith(t *testing.T, w *world, o Options) *Controller {
 	t.Helper()
+	c, _ := actOn(t, w, o)
+	return c
+}
+
+// actOn is actWith for tests that attach and detach nodes.
+func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
+	t.Helper()
 	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
 	c, err := New(o)
@@ -90,7 +97,7 @@ func actWith(t *testing.T, w *world, o Options) *Controller {
 		t.Fatal(err)
 	}
 	recorder, stopEvents := newRecorder(o.Client)
-	c.core.recorder = recorder
+	c.core.recorder, c.core.clusterID = recorder, "cluster"
 	net, err := fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add)
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +122,7 @@ func actWith(t *testing.T, w *world, o Options) *Controller {
 		c.core.fleet.Close()
 		net.Close()
 	})
-	return c
+	return c, net
 }
 
 // upstreamActs runs the upstream library in the world until the test ends.
@@ -209,6 +216,7 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 	}
 	if pv, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), volumeName(claim), metav1.GetOptions{}); err == nil {
 		spec := *pv.Spec.DeepCopy()
+		delete(pv.Annotations, names.AnnotationVolumeGroup) // upstream knows nothing of groups
 		out.Volume = &volumeObservation{
 			NameIsOfClaim: true, RefIsOfClaim: belongsTo(pv, claim) && spec.ClaimRef.Kind == "PersistentVolumeClaim" && spec.ClaimRef.APIVersion == "v1",
 			Phase: pv.Status.Phase, Annotations: pv.Annotations, Finalizers: slices.Sorted(slices.Values(pv.Finalizers)),

@@ -73,6 +73,9 @@ func newPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.Stora
 	if class.Parameters[names.ParamOnNodeLoss] == names.NodeLossRecreate {
 		pv.Annotations[names.ParamOnNodeLoss] = names.NodeLossRecreate
 	}
+	if note := noteOf(vol); note.known() {
+		pv.Annotations[names.AnnotationVolumeGroup] = note.String()
+	}
 	if reclaim == v1.PersistentVolumeReclaimDelete {
 		pv.Finalizers = []string{finalizer}
 	}

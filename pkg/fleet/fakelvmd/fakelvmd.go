@@ -54,10 +54,11 @@ type Hooks struct {
 // Server is one node's lvmd. All methods may be called concurrently.
 type Server struct {
 	lvmdv1.UnimplementedLVMDServer
-	node  string
-	epoch string
+	disks string // what the UUIDs of the volume groups are made of
 
 	mu         sync.Mutex
+	node       string
+	epoch      string
 	hooks      Hooks
 	classes    map[string]*Class
 	volumes    map[string]*lvmdv1.Volume   // by id
@@ -68,14 +69,30 @@ type Server struct {
 	creates    int
 }
 
-// New makes a node with these classes.
+// New makes a node with these classes, on new disks: another server for the same
+// node is the node with other disks.
 func New(node string, classes ...Class) *Server {
-	s := &Server{node: node, epoch: newID(), changed: make(chan struct{}),
+	s := &Server{node: node, disks: newID(), epoch: newID(), changed: make(chan struct{}),
 		classes: map[string]*Class{}, volumes: map[string]*lvmdv1.Volume{}, snapshots: map[string]*lvmdv1.Snapshot{}}
 	for _, c := range classes {
 		s.classes[c.Name] = &c
 	}
 	return s
+}
+
+// Restart begins a new life of lvmd on the same disks, in the node of that name.
+// The server must not be attached.
+func (s *Server) Restart(node string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node, s.epoch, s.generation, s.log = node, newID(), 0, nil
+}
+
+// Epoch names this life of lvmd.
+func (s *Server) Epoch() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.epoch
 }
 
 // SetHooks replaces the hooks.
@@ -179,7 +196,7 @@ func (s *Server) create(r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 	v := &lvmdv1.Volume{
 		Id: "cv" + newID(), Name: r.GetName(), DeviceClass: class.Name, SizeBytes: size, Mode: r.GetMode(), FsType: fs,
 		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Owner: proto.CloneOf(r.GetOwner()), CreatedAt: timestamppb.New(time.Now()),
-		VgName: "vg-" + class.Name, VgUuid: s.node + "/" + class.Name, Source: proto.CloneOf(r.GetSource()),
+		VgName: "vg-" + class.Name, VgUuid: s.groupUUID(class), Source: proto.CloneOf(r.GetSource()),
 		Encryption: r.GetEncryption(),
 	}
 	s.volumes[v.GetId()] = v
@@ -347,11 +364,13 @@ func (s *Server) report(name string) *lvmdv1.DeviceClass {
 	}
 	return &lvmdv1.DeviceClass{
 		Name: c.Name, Default: c.Default, Type: layout, Medium: "disk",
-		VgName: "vg-" + c.Name, VgUuid: s.node + "/" + c.Name,
+		VgName: "vg-" + c.Name, VgUuid: s.groupUUID(c),
 		TotalBytes: c.Bytes, AvailableBytes: free, MaximumVolumeSizeBytes: free,
 		MinimumVolumeSizeBytes: AllocationUnit, AllocationUnitBytes: AllocationUnit,
 	}
 }
+
+func (s *Server) groupUUID(c *Class) string { return s.disks + "-" + c.Name }
 
 func (s *Server) sorted() []*lvmdv1.Volume {
 	return slices.SortedFunc(maps.Values(s.volumes), func(a, b *lvmdv1.Volume) int { return strings.Compare(a.GetId(), b.GetId()) })
