@@ -3,9 +3,18 @@
 package trust
 
 import (
+	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -34,7 +43,10 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 	accounts := client.CoreV1().ServiceAccounts(namespace)
 	issue := func(account, pod, audience string) string {
 		t.Helper()
-		request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: []string{audience}}}
+		request := &authenticationv1.TokenRequest{}
+		if audience != "" {
+			request.Spec.Audiences = []string{audience}
+		}
 		if pod != "" {
 			request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod}
 		}
@@ -57,10 +69,18 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		return reason.Reason
 	}
 	good, doomed := issue("carve-node", "agent", "carve-uplink"), issue("carve-node", "doomed", "carve-uplink")
+	// What the API server signs it has to believe, but for the time.
+	past := func(claims map[string]any) {
+		now := time.Now()
+		claims["iat"], claims["nbf"], claims["exp"] = now.Add(-2*time.Hour).Unix(), now.Add(-2*time.Hour).Unix(), now.Add(-time.Minute).Unix()
+	}
 	for name, test := range map[string]struct{ node, token, denied string }{
 		"the agent's, for its own node":    {"node-1", good, ""},
 		"the agent's, for another node":    {"node-2", good, `bound to node "node-1"`},
 		"for another audience":             {"node-1", issue("carve-node", "agent", "elsewhere"), "does not accept"},
+		"for the API server itself":        {"node-1", issue("carve-node", "agent", ""), "does not accept"},
+		"that expired":                     {"node-1", resign(t, good, past), "does not accept"},
+		"signed anew, and not expired":     {"node-1", resign(t, good, func(map[string]any) {}), ""},
 		"of a Pod of another account":      {"node-1", issue("other", "stranger", "carve-uplink"), "only"},
 		"of the account, without a Pod":    {"node-1", issue("carve-node", "", "carve-uplink"), "bound to node"},
 		"with a signature that is not its": {"node-1", good[:len(good)-8] + "AAAAAAAA", "does not accept"},
@@ -79,6 +99,49 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 			t.Fatal("the token of a Pod that was deleted is still accepted")
 		}
 	}
+}
+
+// resign returns a token with other claims, signed with the cluster's own key,
+// which lies beside its administrator's kubeconfig: TokenRequests are for ten
+// minutes at least, which is too long to wait for one to expire.
+func resign(t *testing.T, token string, change func(claims map[string]any)) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv("KUBECONFIG")), "pki", "service-accounts.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(content)
+	if block == nil {
+		t.Fatal("the cluster's key is not PEM")
+	}
+	key, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header, rest, _ := strings.Cut(token, ".")
+	payload, _, _ := strings.Cut(rest, ".")
+	text, err := base64.RawURLEncoding.DecodeString(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims := map[string]any{}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber() // times stay whole numbers
+	if err := decoder.Decode(&claims); err != nil {
+		t.Fatal(err)
+	}
+	change(claims)
+	if text, err = json.Marshal(claims); err != nil {
+		t.Fatal(err)
+	}
+	signed := header + "." + base64.RawURLEncoding.EncodeToString(text)
+	digest := sha256.Sum256([]byte(signed))
+	r, s, err := ecdsa.Sign(rand.Reader, key, digest[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	signature := append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...)
+	return signed + "." + base64.RawURLEncoding.EncodeToString(signature)
 }
 
 // create makes a namespace with two accounts and Pods of theirs on one node,
