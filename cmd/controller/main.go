@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -73,6 +74,7 @@ func newCommand() *cobra.Command {
 	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taint "+names.TaintAgentNotReady+
 		" from nodes once they are connected and their capacity is published; needs the right to patch nodes")
 	flagset.StringVar(&f.CSISocket, "csi-socket", "", "unix socket on which the CSI Controller service is served, for conformance suites and other drivers of CSI; empty serves none")
+	flagset.StringSliceVar(&f.Disable, "disable", nil, "parts of the controller that standard CSI sidecars do instead, over --csi-socket, separated by commas: "+strings.Join(controller.Parts(), ", "))
 	flagset.StringVar(&f.ExtenderListen, "extender-listen", "", "address on which kube-scheduler may ask which nodes can take all of a Pod's volumes (HTTPS); empty serves none")
 	flagset.StringVar(&f.ExtenderFiles.Certificate, "extender-cert-file", "", "certificate for --extender-listen (PEM), read at every handshake")
 	flagset.StringVar(&f.ExtenderFiles.Key, "extender-key-file", "", "key of --extender-cert-file (PEM)")

@@ -60,6 +60,8 @@ func (k capacityKey) objectName() string {
 type publisher struct {
 	*core
 	queue workqueue.TypedRateLimitingInterface[capacityKey]
+	// withdraw takes away what was published, and publishes nothing: a sidecar does.
+	withdraw bool
 
 	mu sync.Mutex
 	// keys tells which key an object's name stands for.
@@ -245,7 +247,7 @@ const (
 // without one it could not be scheduled to.
 func (p *publisher) desired(ctx context.Context, key capacityKey) (wish, scheduler.Room, error) {
 	class, ours := p.ourClass(key.class)
-	if !ours {
+	if !ours || p.withdraw {
 		return remove, scheduler.Room{}, nil
 	}
 	params, err := parseClass(class)

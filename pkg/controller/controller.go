@@ -63,6 +63,8 @@ type Options struct {
 	// CSISocket is the path of the unix socket on which the CSI Controller
 	// service is served, empty for none.
 	CSISocket string
+	// Disable names parts that are left to sidecars, which need CSISocket.
+	Disable []string
 	// Version is what is told over it.
 	Version string
 	// Registerer takes the metrics.
@@ -86,7 +88,7 @@ type Controller struct {
 
 // acting is what only the leader does.
 type acting struct {
-	provisioner *provisioner
+	provisioner *provisioner // nil, as the deleter, where sidecars do it
 	deleter     *deleter
 	publisher   *publisher
 	auditor     *auditor
@@ -111,6 +113,9 @@ func New(o Options) (*Controller, error) {
 		return nil, fmt.Errorf("--orphan-grace: %v is too short, at least %v are needed: a PersistentVolume is written after its volume is made", o.OrphanGrace, LeastOrphanGrace)
 	case o.ExtenderListen != "" && (o.ExtenderFiles.Certificate == "" || o.ExtenderFiles.Key == ""):
 		return nil, errors.New("no certificate and key to serve the scheduler with: --extender-listen needs --extender-cert-file and --extender-key-file")
+	}
+	if err := o.checkParts(); err != nil {
+		return nil, err
 	}
 	c := &Controller{o: o}
 	c.core = &core{
@@ -238,7 +243,7 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	if a.untainter != nil {
 		a.untainter.nodeChanged(view.Node)
 	}
-	if view.Connected {
+	if view.Connected && a.provisioner != nil {
 		a.provisioner.nodeConnected(view.Node)
 		a.deleter.nodeConnected(view.Node)
 	}

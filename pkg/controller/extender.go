@@ -38,7 +38,7 @@ func (c *Controller) serveExtender(ctx context.Context) error {
 }
 
 // shadowReservations keeps the ledger's reservations on a replica that does not
-// lead, from what claims show: the nodes that they chose. The leader's
+// provision, from what claims show: the nodes that they chose. The leader's
 // provisioner knows more, and derives its own anew when it begins.
 func (c *Controller) shadowReservations() (stop func(), err error) {
 	note := func(obj any, deleted bool) {
@@ -48,7 +48,7 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 			ok = claim != nil
 		}
 		c.mu.Lock()
-		leads := c.acting != nil
+		leads := c.acting != nil && c.acting.provisioner != nil
 		c.mu.Unlock()
 		if !ok || leads {
 			return

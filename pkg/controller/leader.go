@@ -100,36 +100,17 @@ func (c *Controller) act(ctx context.Context) error {
 	if err := awaitLibraries(); err != nil {
 		return err
 	}
-	publisher := newPublisher(c.core)
-	a := &acting{
-		provisioner: newProvisioner(c.core, c.o.CompleteBinding, publisher.nodeChanged),
-		deleter:     newDeleter(c.core, c.o.CompleteBinding),
-		publisher:   publisher,
+	a := c.assemble()
+	if a.provisioner != nil {
+		// Reservations first: room that claims chose already must not be published.
+		c.core.ledger.ReleaseAll()
+		a.provisioner.deriveReservations()
 	}
-	a.auditor = newAuditor(c.core, c.o.RemoveOrphans, c.o.OrphanGrace, a.provisioner.busy)
-	if c.o.RemoveStartupTaint {
-		a.untainter = newUntainter(c.core, publisher)
-	}
-	// Reservations first: room that claims chose already must not be published.
-	c.core.ledger.ReleaseAll()
-	a.provisioner.deriveReservations()
 	c.setActing(a)
 	defer c.setActing(nil)
 
 	group, running := errgroup.WithContext(ctx)
-	group.Go(func() error { return a.publisher.run(running) })
-	group.Go(func() error { return a.provisioner.run(running) })
-	group.Go(func() error { return a.provisioner.protector.run(running) })
-	group.Go(func() error { return a.deleter.run(running) })
-	group.Go(func() error { return a.auditor.run(running) })
-	group.Go(func() error { return newReleaser(c.core).run(running) })
-	if a.untainter != nil {
-		group.Go(func() error { return a.untainter.run(running) })
-	}
-	group.Go(func() error { return runResizer(running, c.core, c.all) })
-	if c.o.Snapshots != nil {
-		group.Go(func() error { return c.runSnapshotter(running) })
-	}
+	c.start(running, group, a)
 	if err := group.Wait(); ctx.Err() == nil {
 		return err
 	}

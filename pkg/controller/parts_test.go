@@ -1,0 +1,107 @@
+package controller
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func without(parts ...string) harnessOption {
+	return func(c *Controller) { c.o.Disable, c.o.CSISocket = parts, "unused" }
+}
+
+func TestPartsThatCannotBeLeftToSidecarsAreRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Options)
+		says   string
+	}{
+		"one that there is not": {func(o *Options) { o.Disable = []string{"attaching"} }, `"attaching" is not allowed, allowed: provisioning, capacity, resizing, snapshotting`},
+		"without a socket":      {func(o *Options) { o.CSISocket = "" }, "--csi-socket"},
+		"capacity, for which the start-up taint waits": {func(o *Options) {
+			o.Disable, o.RemoveStartupTaint = []string{PartCapacity}, true
+		}, "--remove-startup-taint"},
+		"all of them": {func(o *Options) { o.Disable = Parts() }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{Client: fake.NewClientset(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+				Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), CSISocket: "/run/csi.sock", Disable: []string{PartProvisioning}}
+			test.change(&o)
+			_, err := New(o)
+			if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want %q", err, test.says)
+			}
+		})
+	}
+}
+
+func TestWithoutProvisioningClaimsAndVolumesAreLeftToASidecar(t *testing.T) {
+	h := newHarness(t, without(PartProvisioning))
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	claim := h.claim("c", "n1", nil)
+	h.eventually("capacity is published all the same", h.capacityIs("n1", gib))
+
+	// Released, as by the PV controller.
+	h.stray(node, "n1", "made-by-a-sidecar", "")
+	pv := newPersistentVolume(claim, mustClass(t, h), "n1", node.Volumes()["pvc-made-by-a-sidecar"], "x")
+	pv.Status.Phase = v1.VolumeReleased
+	if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.net.Detach("n1")
+	h.attach(node, "n1") // nobody stumbles over what there is not
+	// What it would have done it would have done by now: this comes after it.
+	h.node("n2", gib)
+	h.eventually("capacity of another node is published", h.capacityIs("n2", gib))
+	if h.volumes() != 1 || len(node.Volumes()) != 1 || h.getClaim("c").Spec.VolumeName != "" {
+		t.Errorf("%d volumes, on the node %v, claim %+v", h.volumes(), node.Volumes(), h.getClaim("c"))
+	}
+}
+
+func TestWithoutCapacityWhatWasPublishedIsTakenBack(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.eventually("it is published", h.capacityIs("n1", gib))
+	h.stop()
+
+	next := newHarnessOn(t, h.client, without(PartCapacity))
+	next.run()
+	next.eventually("it is taken back", func() bool { return next.capacity("n1") == nil })
+	next.node("n2", gib)
+	next.boundVolume("c", "n2")
+	if next.capacity("n2") != nil {
+		t.Error("capacity was published")
+	}
+}
+
+func TestWithoutResizingNothingIsGrown(t *testing.T) {
+	for name, parts := range map[string][]string{"all parts": nil, "without": {PartResizing}} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, without(parts...))
+			node := h.node("n1", gib)
+			h.class("carve", expandable)
+			h.run()
+			h.boundVolume("c", "n1")
+			h.grow("c", "200Mi")
+			grown := func() bool { return node.Volumes()["pvc-uid-c"].GetSizeBytes() == 200*mib }
+			if !slices.Contains(parts, PartResizing) {
+				h.eventually("it grows", grown)
+				return
+			}
+			h.claim("c2", "n1", nil)
+			h.eventually("another claim is bound", h.bound("c2"))
+			if grown() {
+				t.Error("it was grown")
+			}
+		})
+	}
+}

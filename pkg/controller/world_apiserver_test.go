@@ -1,0 +1,164 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// world is a real API server with the real PV controller and scheduler (their
+// kubeconfig is in KUBECONFIG), and nodes whose lvmds are fake. One of the two
+// provisioners acts in it: ours, or the upstream library with a driver on the
+// same fake lvmds.
+type world struct {
+	client    kubernetes.Interface
+	namespace string
+	nodes     map[string]*fakelvmd.Server
+}
+
+func connectToAPIServer(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func newWorld(t *testing.T, client kubernetes.Interface) *world {
+	t.Helper()
+	w := &world{client: client, nodes: map[string]*fakelvmd.Server{}}
+	for _, name := range []string{"n1", "n2"} {
+		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}}
+		if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	}
+	return w
+}
+
+// oursActs runs our controller in the world until the test ends.
+func oursActs(t *testing.T, w *world) {
+	t.Helper()
+	actWith(t, w, Options{Client: w.client, Namespace: "default", CompleteBinding: true})
+}
+
+// actWith is oursActs with other options; those that are the same for all
+// tests are filled in.
+func actWith(t *testing.T, w *world, o Options) *Controller {
+	t.Helper()
+	c, _ := actOn(t, w, o)
+	return c
+}
+
+// actOn is actWith for tests that attach and detach nodes.
+func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
+	t.Helper()
+	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
+	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
+	c, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorder, stopEvents := newRecorder(o.Client)
+	c.core.recorder, c.core.clusterID = recorder, "cluster"
+	net, err := fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range w.nodes {
+		net.Attach(node)
+	}
+	eventually(t, "nodes connect", func() bool { return c.core.fleet.Connected() == len(w.nodes) })
+	ctx, cancel := context.WithCancel(context.Background())
+	c.all.Start(ctx.Done())
+	c.own.Start(ctx.Done())
+	done := make(chan error, 1)
+	go func() { done <- c.lead(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		c.all.Shutdown()
+		c.own.Shutdown()
+		stopEvents()
+		c.core.fleet.Close()
+		net.Close()
+	})
+	return c, net
+}
+
+// upstreamActs runs the upstream library in the world until the test ends.
+func upstreamActs(t *testing.T, w *world) {
+	t.Helper()
+	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
+	ctx, cancel := context.WithCancel(context.Background())
+	p := upstream.NewProvisionController(ctx, w.client, names.Driver, &upstreamDriver{w: w},
+		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
+		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10))
+	done := make(chan struct{})
+	go func() { defer close(done); p.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+// upstreamDriver is what external-provisioner is to the library: it calls the
+// node and describes the volume.
+type upstreamDriver struct{ w *world }
+
+func (d *upstreamDriver) SupportsBlock(context.Context) bool { return true }
+
+func (d *upstreamDriver) Provision(ctx context.Context, o upstream.ProvisionOptions) (*v1.PersistentVolume, upstream.ProvisioningState, error) {
+	r, err := parseClaim(o.PVC, o.StorageClass)
+	if err != nil {
+		return nil, upstream.ProvisioningFinished, err
+	}
+	node := o.SelectedNodeName
+	if node == "" {
+		node = "n1"
+	}
+	res, err := d.w.nodes[node].CreateVolume(ctx, r.create(o.PVC, "cluster"))
+	switch {
+	case status.Code(err) == codes.ResourceExhausted && o.SelectedNodeName != "":
+		return nil, upstream.ProvisioningReschedule, err
+	case status.Code(err) == codes.Unavailable:
+		return nil, upstream.ProvisioningInBackground, err
+	case err != nil:
+		return nil, upstream.ProvisioningFinished, err
+	}
+	pv := newPersistentVolume(o.PVC, o.StorageClass, node, res.GetVolume(), "upstream")
+	pv.Annotations, pv.Finalizers, pv.Spec.ClaimRef, pv.Spec.StorageClassName = nil, nil, nil, "" // the library's
+	return pv, upstream.ProvisioningFinished, nil
+}
+
+func (d *upstreamDriver) Delete(ctx context.Context, pv *v1.PersistentVolume) error {
+	node, _ := nodeOf(pv)
+	_, err := d.w.nodes[node].DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: pv.Spec.CSI.VolumeHandle})
+	return err
+}
