@@ -96,6 +96,7 @@ func TestAVolumeThatItsNodeLacksIsToldByCauseAndKept(t *testing.T) {
 		says          []string
 	}{
 		"it was removed by hand": {policy: names.NodeLossRecreate, cause: causeRemoved, lose: func(w *auditing) {
+			w.net.Detach("n1")
 			w.node.Restart("n1")
 			_, err := w.node.DeleteVolume(w.t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-uid-c"})
 			if err != nil {

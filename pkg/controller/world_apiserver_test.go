@@ -118,9 +118,15 @@ func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
 // upstreamActs runs the upstream library in the world until the test ends.
 func upstreamActs(t *testing.T, w *world) {
 	t.Helper()
+	upstreamActsBy(t, w, &upstreamDriver{w: w})
+}
+
+// upstreamActsBy is upstreamActs with another driver.
+func upstreamActsBy(t *testing.T, w *world, driver upstream.Provisioner) {
+	t.Helper()
 	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
-	p := upstream.NewProvisionController(ctx, w.client, names.Driver, &upstreamDriver{w: w},
+	p := upstream.NewProvisionController(ctx, w.client, names.Driver, driver,
 		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
 		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10))
 	done := make(chan struct{})

@@ -95,6 +95,13 @@ func (s *Server) Epoch() string {
 	return s.epoch
 }
 
+// Node is the name of the node that the server is of.
+func (s *Server) Node() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.node
+}
+
 // SetHooks replaces the hooks.
 func (s *Server) SetHooks(h Hooks) {
 	s.mu.Lock()

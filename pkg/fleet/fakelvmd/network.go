@@ -79,16 +79,17 @@ func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
 func (n *Network) Attach(s *Server) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &attachment{cancel: cancel, done: make(chan struct{})}
+	node := s.Node()
 	n.mu.Lock()
-	before := n.nodes[s.node]
-	n.nodes[s.node] = a
+	before := n.nodes[node]
+	n.nodes[node] = a
 	n.mu.Unlock()
 	grpcServer := grpc.NewServer(uplink.ServerOptions()...)
 	lvmdv1.RegisterLVMDServer(grpcServer, s)
 	go func() {
 		defer close(a.done)
 		_ = uplink.RunClient(ctx, uplink.ClientOptions{
-			Addresses: n.addr, ServerName: serverName, NodeName: s.node, Version: "fake",
+			Addresses: n.addr, ServerName: serverName, NodeName: node, Version: "fake",
 			CAFile: filepath.Join(n.dir, "ca.crt"), TokenFile: filepath.Join(n.dir, "token"),
 			Serve: grpcServer.Serve, Log: slog.New(slog.DiscardHandler),
 		})
