@@ -279,13 +279,17 @@ func (s *Server) Watch(_ *lvmdv1.WatchRequest, stream lvmdv1.LVMD_WatchServer) e
 	for _, name := range slices.Sorted(maps.Keys(s.classes)) {
 		full.Classes = append(full.Classes, s.report(name))
 	}
-	next := len(s.log)
+	next, life := len(s.log), s.epoch
 	s.mu.Unlock()
 	if err := stream.Send(full); err != nil {
 		return err
 	}
 	for {
 		s.mu.Lock()
+		if s.epoch != life { // a call that has not noticed its end
+			s.mu.Unlock()
+			return Error(codes.Unavailable, names.ReasonCommandFailed, "lvmd was restarted")
+		}
 		pending, changed := s.log[next:], s.changed
 		next = len(s.log)
 		s.mu.Unlock()
