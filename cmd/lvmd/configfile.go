@@ -6,8 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
@@ -26,7 +24,9 @@ var errStartAgain = errors.New("starting again with another configuration")
 // configFile is the file and what was last seen in it.
 type configFile struct {
 	path string
-	seen []byte
+	// hangup has the signals to look at the file at once.
+	hangup <-chan os.Signal
+	seen   []byte
 	// next is the configuration to start again with, after errStartAgain.
 	next *config.Config
 }
@@ -44,15 +44,12 @@ func (f *configFile) load() (*config.Config, error) {
 // done or the service must be started again. It looks at intervals, and at once
 // at SIGHUP.
 func (f *configFile) watch(ctx context.Context, service *lvmd.Service, metrics *lvmd.Metrics, log *slog.Logger) error {
-	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP)
-	defer signal.Stop(hangup)
 	tick := time.NewTicker(configInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-		case <-hangup:
+		case <-f.hangup:
 		case <-ctx.Done():
 			return nil
 		}

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -58,7 +60,16 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	if f.nodeName != "" {
 		log = log.With("node", f.nodeName)
 	}
-	file := &configFile{path: f.config}
+	starter, err := findManager()
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { tell(log, starter, "STOPPING=1") })()
+	// From the start: whoever is asked to reload and knows nothing of it dies.
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	file := &configFile{path: f.config, hangup: hangup}
 	c, err := file.load()
 	if err != nil {
 		return err
@@ -92,7 +103,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 	options.Config = c
 	for refused := ""; ; {
-		err := live(ctx, f, options, file, refused)
+		err := live(ctx, f, options, file, refused, starter)
 		switch {
 		case errors.Is(err, errStartAgain):
 			log.Info("starting again with another configuration")
@@ -101,9 +112,19 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 			metrics.ObserveReload(lvmd.ReloadRefused)
 			log.Error("the changed configuration is not taken over; going back to the one before", "error", err)
 			options.Config, refused = c, err.Error()
+		case errors.Is(err, errNotStarted) && ctx.Err() != nil:
+			log.Info("stopped before it served", "error", err)
+			return nil
 		default:
 			return err
 		}
+	}
+}
+
+// tell tells the service manager, and the log where that fails.
+func tell(log *slog.Logger, m manager, assignments ...string) {
+	if err := m.tell(assignments...); err != nil {
+		log.Warn("the service manager cannot be told", "error", err)
 	}
 }
 
@@ -111,8 +132,9 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 var errNotStarted = errors.New("the service cannot be started")
 
 // live is a service's life under one configuration. refused is why the
-// configuration file says something else, or empty.
-func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string) error {
+// configuration file says something else, or empty. The starter is told when calls
+// are answered.
+func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
 	log := o.Log
 	service, err := lvmd.New(ctx, o)
 	if err != nil {
@@ -132,6 +154,8 @@ func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refuse
 	service.Register(server)
 	service.Start()
 	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)
+	// A call that comes before serve waits in the listener.
+	tell(log, starter, "READY=1", "STATUS=Serving on "+f.socket)
 	return serve(ctx, f, log, service, server, listener, o.Metrics, file)
 }
 

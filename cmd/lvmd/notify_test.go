@@ -1,0 +1,56 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestAServiceManagerIsToldInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
+	for name, address := range map[string]string{
+		"at a path":           filepath.Join(t.TempDir(), "notify"),
+		"at an abstract name": "@carve-lvmd-notify-test",
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: address, Net: "unixgram"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			t.Setenv(notifySocket, address)
+			m, err := findManager()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, there := os.LookupEnv(notifySocket); there {
+				t.Errorf("%s=%s is still in the environment", notifySocket, got)
+			}
+			if err := m.tell("READY=1", "STATUS=serving"); err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 100)
+			n, err := l.Read(b)
+			if got := string(b[:n]); err != nil || got != "READY=1\nSTATUS=serving" {
+				t.Errorf("heard %q, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestWithoutAServiceManagerNobodyIsTold(t *testing.T) {
+	t.Setenv(notifySocket, "")
+	m, err := findManager()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.tell("READY=1"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAServiceManagerThatIsGoneIsAnError(t *testing.T) {
+	if err := (manager{filepath.Join(t.TempDir(), "gone")}).tell("READY=1"); err == nil {
+		t.Error("no error")
+	}
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMain lets the test binary be lvmd, and an lvm that never answers, when it is
+// called by these names.
+func TestMain(m *testing.M) {
+	switch filepath.Base(os.Args[0]) {
+	case "carve-lvmd":
+		main()
+		os.Exit(0)
+	case "lvm":
+		if err := os.WriteFile(filepath.Join(filepath.Dir(os.Args[0]), "asked"), nil, 0o600); err != nil {
+			os.Exit(1)
+		}
+		time.Sleep(time.Hour)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// patience bounds waits, on a busy machine.
+const patience = 2 * time.Minute
+
+// starting starts an lvmd that hangs in its start, until signals end it. The
+// returned function waits for that.
+func starting(t *testing.T) (send func(syscall.Signal), wait func() error) {
+	t.Helper()
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"carve-lvmd", "lvm"} {
+		if err := os.Symlink(self, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log bytes.Buffer
+	c := exec.CommandContext(t.Context(), filepath.Join(dir, "carve-lvmd"),
+		"--config", file(t, valid), "--socket", filepath.Join(dir, "socket"), "--state-dir", filepath.Join(dir, "state"),
+		"--controller=", "--ops-listen=", "--lvm", filepath.Join(dir, "lvm"), "--lvm-lasting=false")
+	c.Stdout, c.Stderr = &log, &log
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	deadline := time.After(patience)
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "asked")); err == nil {
+			break
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("lvmd ended: %v\n%s", err, &log)
+		case <-deadline:
+			t.Fatal("lvmd did not ask LVM for anything")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	send = func(s syscall.Signal) {
+		if err := c.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait = func() error {
+		err := <-ended
+		t.Logf("lvmd's log:\n%s", &log)
+		return err
+	}
+	return send, wait
+}
+
+func TestALVMDThatIsStoppedWhileItStartsEndsInGoodOrder(t *testing.T) {
+	send, wait := starting(t)
+	send(syscall.SIGTERM)
+	if err := wait(); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+func TestALVMDThatIsToReloadWhileItStartsGoesOn(t *testing.T) {
+	send, wait := starting(t)
+	send(syscall.SIGHUP)
+	send(syscall.SIGTERM)
+	if err := wait(); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
