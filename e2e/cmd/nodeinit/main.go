@@ -6,7 +6,8 @@
 //
 // Process 1 itself only reaps orphans; all else happens in its child, so that
 // waiting for one's own children and for everybody else's do not get in each
-// other's way.
+// other's way. Where the configuration names another init, process 1 becomes that
+// one once the child has set the machine up.
 package main
 
 import (
@@ -31,6 +32,7 @@ const selfPath = "/run/nodeinit"
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == supervise {
+		unix.CloseOnExec(willDescriptor)
 		newSupervisor().run()
 		return
 	}
@@ -50,9 +52,14 @@ func main() {
 // switched off. It never returns.
 func reap() {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	succession, will, err := os.Pipe()
+	if err != nil {
+		fmt.Printf("nodeinit: start the supervisor: %v\n", err)
+		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	}
 	attributes := &os.ProcAttr{
 		Env:   environment,
-		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, will},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
 	supervisor, err := os.StartProcess(selfPath, []string{selfPath, supervise}, attributes)
@@ -60,6 +67,8 @@ func reap() {
 		fmt.Printf("nodeinit: start the supervisor: %v\n", err)
 		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
+	_ = will.Close()
+	go awaitSuccessor(succession)
 	for {
 		pid, err := syscall.Wait4(-1, nil, 0, nil)
 		if err == syscall.EINTR {

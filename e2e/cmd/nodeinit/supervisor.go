@@ -166,6 +166,9 @@ func (s *supervisor) setUp() error {
 	if err := <-clock; err != nil {
 		return err
 	}
+	if err := nameSuccessor(config.Init); err != nil {
+		return err
+	}
 	for _, definition := range config.Services {
 		s.phase("starting " + definition.Name)
 		if err := s.start(definition); err != nil {

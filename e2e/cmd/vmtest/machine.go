@@ -25,8 +25,12 @@ var modules = []string{
 	"loop", "xfs", "btrfs", "nd_pmem", "nd_e820", "9p", "9pnet_virtio",
 }
 
-// bootBound is how long a machine may take to come up, on a busy host.
-const bootBound = 3 * time.Minute
+// bootBound is how long a machine may take to come up, on a busy host; systemdBound
+// where systemd starts what it starts on any machine.
+const (
+	bootBound    = 3 * time.Minute
+	systemdBound = 8 * time.Minute
+)
 
 // builder starts machines for the tests.
 type builder struct {
@@ -106,15 +110,23 @@ func (w *worker) start(ctx context.Context) (*vm.Machine, error) {
 		},
 		Accelerator: w.accelerator,
 		Guest: guest.Config{
-			Hostname: "vmtest", Modules: modules, Files: w.files(), Steps: w.steps(), Services: w.services(),
+			Hostname: "vmtest", Modules: modules, Files: w.files(), Steps: w.steps(), Services: w.services(), Init: w.init(),
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, bootBound)
+	bound := bootBound
+	if w.options.systemd {
+		bound = systemdBound
+	}
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	if err := machine.WaitReady(ctx, nil); err != nil {
+	err = machine.WaitReady(ctx, nil)
+	if err == nil && w.options.systemd {
+		err = waitBooted(ctx, machine.Agent())
+	}
+	if err != nil {
 		machine.Kill()
 		return nil, err
 	}
@@ -140,6 +152,9 @@ func (b *builder) steps() []guest.Step {
 
 // files has LVM know that there is no udevd, for commands typed as on a shell.
 func (b *builder) files() []guest.File {
+	if b.options.systemd {
+		return systemdFiles
+	}
 	if b.options.udev {
 		return nil
 	}

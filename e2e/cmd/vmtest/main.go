@@ -30,6 +30,7 @@ What tests find in the machine:
                         flakey, delay, log-writes; loop devices; ext4, xfs, btrfs
   no udevd              device nodes come from the kernel (devtmpfs) and from LVM
                         itself; -udev starts a udevd as on an ordinary host
+  no systemd            unless -systemd has it be the machine's first process
   tools                 lvm2, dmsetup, thin-provisioning-tools, e2fsprogs, xfsprogs,
                         btrfs-progs, cryptsetup, fio, util-linux, strace
   carve-NAME            for each -with NAME, ./cmd/NAME, built static, in the PATH
@@ -94,6 +95,7 @@ func parseAndRun(ctx context.Context, args []string) error {
 	flags.IntVar(&o.pmem, "pmem-size", 512, "size of /dev/pmem0 in `MiB`, 0 for none")
 	flags.IntVar(&o.disk, "disk-size", 4, "size of each disk in `GiB`")
 	flags.BoolVar(&o.udev, "udev", false, "run udevd in the machine")
+	flags.BoolVar(&o.systemd, "systemd", false, "have systemd be the machine's first process, with all that Debian starts")
 	flags.BoolVar(&o.durable, "durable", false, "make flushes real on the disks, for tests of what they cost")
 	if err := flags.Parse(args); err != nil {
 		return err

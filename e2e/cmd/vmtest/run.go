@@ -28,7 +28,8 @@ type options struct {
 	with, env          []string
 	machines           int
 	memory, pmem, disk int
-	udev, durable      bool
+	udev, systemd      bool
+	durable            bool
 }
 
 // run compiles, boots, tests. It returns an exitError when a test failed.

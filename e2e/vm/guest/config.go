@@ -5,7 +5,7 @@
 //
 // The order in which a machine comes up is fixed: host name and loopback,
 // modules, files, network, steps (which may make and mount file systems), files
-// marked late, services. Every list is worked through in its order. A step that
+// marked late, another first process, services. Every list is worked through in its order. A step that
 // fails ends the sequence and is reported by the agent's status; the agent runs
 // all the same, so that one can look.
 package guest
@@ -35,6 +35,9 @@ type Config struct {
 	Steps   []Step   `json:"steps,omitempty"`
 	// Services are started in their order and kept running.
 	Services []Service `json:"services,omitempty"`
+	// Init is a program that takes the place of the first process once the steps have
+	// run. The agent goes on beside it. Empty means none.
+	Init []string `json:"init,omitempty"`
 }
 
 // Network is the set-up of the machine's one network card.

@@ -30,6 +30,8 @@ var packages = []string{
 	"linux-image-amd64", "kmod", "iproute2", "mount", "util-linux", "procps", "udev",
 	// Storage.
 	"lvm2", "dmsetup", "thin-provisioning-tools", "e2fsprogs", "xfsprogs", "btrfs-progs", "cryptsetup-bin", "fio",
+	// What ordinary machines boot with; nodes have an init of their own.
+	"systemd",
 	// Containers and their network.
 	"containerd", "runc", "containernetworking-plugins", "iptables", "nftables", "conntrack", "ethtool", "socat",
 	// For people who look around in a node.
