@@ -99,11 +99,15 @@ test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too
 	cd e2e && $(GO) run ./cmd/vmtest -machines 2 -timeout 30m -with lvmd,node $(VM_TESTS)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
 
+.PHONY: test-systemd
+test-systemd: ## Tests of lvmd's systemd unit, in a virtual machine that systemd boots; a part of soak
+	cd e2e && $(GO) run ./cmd/vmtest -systemd -timeout 15m -with lvmd ../deploy/systemd
+
 # Rounds of power cuts in a soak.
 ROUNDS    ?= 50
 
 .PHONY: soak
-soak: ## What takes long: many power cuts, lvmd and LVM killed everywhere, a cluster's life (ROUNDS=n)
+soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed everywhere, lvmd under systemd, a cluster's life (ROUNDS=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 3h -with lvmd -env CARVE_SOAK=1 -run 'Killed|Soak' ../pkg/lvmd
 	CARVE_SOAK=1 $(GO) test -count=1 -timeout 1h -run 'Cycles' ./pkg/lvmd

@@ -1,0 +1,4 @@
+// Package systemd holds lvmd's unit for machines without Kubernetes, and its tests:
+// they install the unit as docs/standalone.md says, in a machine that systemd has
+// booted.
+package systemd

@@ -1,0 +1,172 @@
+//go:build kernel
+
+package systemd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	unitName   = "carve-lvmd.service"
+	unitPath   = "/etc/systemd/system/" + unitName
+	configPath = "/etc/carve/lvmd.yaml"
+	stateDir   = "/var/lib/carve"
+	socketPath = "/run/carve/lvmd.sock"
+)
+
+// patience bounds waits: the machine is emulated.
+const patience = 2 * time.Minute
+
+// header is how every configuration begins.
+const header = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\n"
+
+// run runs a program as an administrator would; it fails the test when that fails.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := try(name, args...)
+	if err != nil {
+		t.Fatalf("%s %q: %v\n%s\n%s", name, args, err, out, journal())
+	}
+	return out
+}
+
+// try runs a program and returns what it printed, trimmed.
+func try(name string, args ...string) (string, error) {
+	out, err := exec.Command(name, args...).CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// installed is when the unit was installed last.
+var installed time.Time
+
+// journal is what the unit logged since it was installed.
+func journal() string {
+	since := fmt.Sprintf("--since=@%d", installed.Unix())
+	out, err := try("journalctl", "--no-pager", "--output=cat", "--unit="+unitName, since)
+	if err != nil {
+		return err.Error()
+	}
+	return out
+}
+
+// install puts the unit and a configuration in place, and takes all away at the end
+// of the test. It does not start the unit. An empty configuration is none.
+func install(t *testing.T, config string) {
+	t.Helper()
+	installed = time.Now()
+	unit, err := os.ReadFile(unitName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		run(t, "systemctl", "stop", unitName)
+		for _, path := range []string{filepath.Dir(configPath), unitPath, stateDir} {
+			if err := os.RemoveAll(path); err != nil {
+				t.Error(err)
+			}
+		}
+		run(t, "systemctl", "daemon-reload")
+		_, _ = try("systemctl", "reset-failed", unitName) // It is an error where it has not failed.
+	})
+	if config != "" {
+		configure(t, config)
+	}
+	if err := os.WriteFile(unitPath, unit, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "systemctl", "daemon-reload")
+}
+
+// configure writes the configuration file.
+func configure(t *testing.T, config string) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(configPath), 0o755)
+	if err == nil {
+		err = os.WriteFile(configPath, []byte(header+config), 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// group makes a volume group as an administrator does, until the end of the test.
+func group(t *testing.T, name string, devices ...string) {
+	t.Helper()
+	run(t, "vgcreate", slices.Concat([]string{"--yes", name}, devices)...)
+	t.Cleanup(func() { removeGroup(t, name, devices...) })
+}
+
+func removeGroup(t *testing.T, name string, devices ...string) {
+	t.Helper()
+	run(t, "vgremove", "--yes", "--force", name)
+	run(t, "pvremove", slices.Concat([]string{"--yes"}, devices)...)
+}
+
+// property is what systemd says of the unit.
+func property(t *testing.T, name string) string {
+	t.Helper()
+	return run(t, "systemctl", "show", "--value", "--property="+name, unitName)
+}
+
+// is fails the test unless a property of the unit has the value.
+func is(t *testing.T, name, want string) {
+	t.Helper()
+	if got := property(t, name); got != want {
+		t.Errorf("the unit's %s is %q, want %q\n%s", name, got, want, journal())
+	}
+}
+
+func wait(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s\n%s", patience, what, journal())
+		}
+	}
+}
+
+// made runs one of lvmd's commands that make something, and returns the id of what
+// it made.
+func made(t *testing.T, args ...string) string {
+	t.Helper()
+	lines := strings.Split(run(t, "carve-lvmd", args...), "\n")
+	if len(lines) != 2 {
+		t.Fatalf("carve-lvmd %q printed %q", args, lines)
+	}
+	return strings.Fields(lines[1])[0]
+}
+
+// remove deletes volumes and waits until they are gone.
+func remove(t *testing.T, ids ...string) {
+	t.Helper()
+	for _, id := range ids {
+		run(t, "carve-lvmd", "delete", id)
+	}
+	wait(t, "the volumes are gone", func() bool { return !strings.Contains(run(t, "carve-lvmd", "volumes"), "\n") })
+}
+
+// mount mounts a device and returns how to unmount it, which happens at the end of
+// the test otherwise.
+func mount(t *testing.T, device, fsType string) (dir string, unmount func()) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := syscall.Mount(device, dir, fsType, 0, ""); err != nil {
+		t.Fatalf("mount %s: %v", device, err)
+	}
+	unmount = func() {
+		if err := syscall.Unmount(dir, 0); err != nil && !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("unmount: %v", err)
+		}
+	}
+	t.Cleanup(unmount)
+	return dir, unmount
+}

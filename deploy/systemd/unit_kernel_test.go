@@ -1,0 +1,214 @@
+//go:build kernel
+
+package systemd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd"
+)
+
+const oneClass = "deviceClasses:\n- {name: local, default: true, volumeGroup: carve}\n"
+
+func TestSystemdHasNothingToSayAgainstTheUnit(t *testing.T) {
+	install(t, "")
+	if out := run(t, "systemd-analyze", "verify", unitPath); out != "" {
+		t.Errorf("systemd-analyze verify: %s", out)
+	}
+	// What it calls exposure, in tenths; it fails where that is more.
+	out := run(t, "systemd-analyze", "security", "--no-pager", "--threshold=40", unitName)
+	_, overall, _ := strings.Cut(out, "Overall")
+	t.Log(overall)
+}
+
+func TestWithoutAUsableConfigurationTheStartFailsAndSaysWhy(t *testing.T) {
+	install(t, "")
+	if out, err := try("systemctl", "start", unitName); err == nil {
+		t.Errorf("systemctl start succeeded without a configuration: %s", out)
+	}
+	is(t, "ActiveState", "inactive")
+	configure(t, "deviceClasses:\n- {name: local, colour: red}\n")
+	if out, err := try("systemctl", "start", unitName); err == nil {
+		t.Errorf("systemctl start succeeded with a mistake in the configuration: %s", out)
+	}
+	wait(t, "the journal names the line", func() bool { return strings.Contains(journal(), configPath+":4") })
+}
+
+func TestEveryKindOfVolumeIsMadeAndDeletedInTheSandbox(t *testing.T) {
+	group(t, "carve", "/dev/vdb")
+	install(t, `volumeGroups:
+- {name: made, devices: [{path: /dev/vdc}]}
+- {name: loop, loopFile: {path: /var/lib/carve/loop/carve.img, size: 256Mi}}
+deviceClasses:
+- {name: local, default: true, volumeGroup: carve}
+- {name: thin, volumeGroup: carve, type: thin, thin: {pool: pool, size: 1Gi}}
+- {name: made, volumeGroup: made}
+- {name: loop, volumeGroup: loop}
+`)
+	t.Cleanup(func() {
+		run(t, "systemctl", "stop", unitName)
+		removeGroup(t, "made", "/dev/vdc")
+		loop := run(t, "losetup", "--noheadings", "--output=NAME", "--associated=/var/lib/carve/loop/carve.img")
+		removeGroup(t, "loop", loop)
+		run(t, "losetup", "--detach", loop)
+	})
+	run(t, "systemctl", "start", unitName)
+	thin := made(t, "create", "thin", "64Mi", "--class=thin")
+	ids := []string{
+		thin,
+		made(t, "create", "ext4", "64Mi"),
+		made(t, "create", "xfs", "320Mi", "--fs-type=xfs"),
+		made(t, "create", "btrfs", "256Mi", "--fs-type=btrfs"),
+		made(t, "create", "raw", "8Mi", "--block"),
+		made(t, "create", "encrypted", "64Mi", "--encryption=ephemeral"),
+		made(t, "create", "made", "64Mi", "--class=made"),
+		made(t, "create", "loop", "64Mi", "--class=loop"),
+	}
+	snapshot := made(t, "snapshot", "before", thin)
+	run(t, "carve-lvmd", "expand", ids[1], "96Mi")
+	run(t, "carve-lvmd", "delete-snapshot", snapshot)
+	remove(t, ids...)
+}
+
+func TestALifeOfTheService(t *testing.T) {
+	group(t, "carve", "/dev/vdb")
+	install(t, oneClass)
+	run(t, "systemctl", "enable", "--now", unitName)
+	// Nothing waits here: it is started when it answers.
+	id := made(t, "create", "data", "64Mi")
+	is(t, "StatusText", "Serving on "+socketPath)
+	dir, unmount := mount(t, "/dev/carve/"+id, "ext4")
+	kept := filepath.Join(dir, "kept")
+	if err := os.WriteFile(kept, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("the sandbox is closed, but for health and metrics on this machine", testSandbox)
+	t.Run("a second lvmd refuses to start", testSecond)
+	t.Run("a reload takes the configuration over, or says why not", testReload)
+	t.Run("after a crash it is started again", testCrash)
+	run(t, "systemctl", "restart", unitName)
+	if out := run(t, "carve-lvmd", "volumes"); !strings.Contains(out, id) {
+		t.Errorf("after a restart:\n%s", out)
+	}
+	if content, err := os.ReadFile(kept); err != nil || string(content) != "kept" {
+		t.Errorf("the file holds %q, %v", content, err)
+	}
+	// What was mounted when it started must not be mounted for it for ever.
+	unmount()
+	remove(t, id)
+	run(t, "systemctl", "disable", unitName)
+	t.Run("it stops in time while somebody watches", testStop)
+}
+
+func testSandbox(t *testing.T) {
+	status, err := os.ReadFile("/proc/" + property(t, "MainPID") + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"\nNoNewPrivs:\t1\n", "\nSeccomp:\t2\n"} {
+		if !strings.Contains(string(status), want) {
+			t.Errorf("the process has not %q:\n%s", want, status)
+		}
+	}
+	client := &http.Client{
+		Timeout:   patience,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
+	}
+	var answer string
+	wait(t, "https://127.0.0.1:9808/readyz answers", func() bool {
+		response, err := client.Get("https://127.0.0.1:9808/readyz")
+		if err != nil {
+			return false
+		}
+		body, err := io.ReadAll(response.Body)
+		answer = response.Status + " " + string(body)
+		return errors.Join(err, response.Body.Close()) == nil
+	})
+	if !strings.HasPrefix(answer, "200 ") {
+		t.Errorf("readyz answers %s", answer)
+	}
+}
+
+func testSecond(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "carve-lvmd", "--controller=", "--ops-listen=").CombinedOutput()
+	if err == nil || ctx.Err() != nil || !strings.Contains(string(out), "another lvmd is running with the state directory "+stateDir) {
+		t.Errorf("%v: %s", err, out)
+	}
+	run(t, "carve-lvmd", "volumes")
+}
+
+func testReload(t *testing.T) {
+	pid := property(t, "MainPID")
+	configure(t, oneClass+"- {name: second, volumeGroup: carve}\n")
+	run(t, "systemctl", "reload", unitName)
+	offered := func() bool { return strings.Contains(run(t, "carve-lvmd", "classes"), "\nsecond") }
+	wait(t, "the second class is offered", offered)
+	configure(t, oneClass+"- {name: second, colour: red}\n")
+	if out, err := try("systemctl", "reload", unitName); err == nil {
+		t.Errorf("systemctl reload succeeded with a mistake in the file: %s", out)
+	}
+	wait(t, "the journal names the line", func() bool { return strings.Contains(journal(), configPath+":5") })
+	if !offered() {
+		t.Error("the configuration before is not in force")
+	}
+	is(t, "ActiveState", "active")
+	is(t, "MainPID", pid)
+	configure(t, oneClass)
+}
+
+func testCrash(t *testing.T) {
+	pid, err := strconv.Atoi(property(t, "MainPID"))
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the unit is started again", func() bool {
+		return property(t, "NRestarts") == "1" && property(t, "ActiveState") == "active"
+	})
+	run(t, "carve-lvmd", "volumes")
+}
+
+// testStop relies on lvmd itself for the time: it ends with an error when it needs
+// longer than 4.5 seconds.
+func testStop(t *testing.T) {
+	conn, err := lvmd.Dial(socketPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream, err := lvmdv1.NewLVMDClient(conn).Watch(ctx, &lvmdv1.WatchRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, "systemctl", "stop", unitName)
+	is(t, "ActiveState", "inactive")
+	is(t, "Result", "success")
+	is(t, "ExecMainStatus", "0")
+	if _, err := os.Stat(filepath.Dir(socketPath)); err == nil {
+		t.Errorf("%s is still there", filepath.Dir(socketPath))
+	}
+	if out, err := try("pgrep", "--list-full", "lvm"); err == nil {
+		t.Errorf("still running: %s", out)
+	}
+}
