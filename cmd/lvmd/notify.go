@@ -33,7 +33,7 @@ func (m manager) tell(assignments ...string) error {
 		return nil
 	}
 	// A name that begins with @ is one in the kernel's abstract namespace, here as there.
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: m.socket, Net: "unixgram"})
+	conn, err := net.Dial("unixgram", m.socket)
 	if err != nil {
 		return fmt.Errorf("service manager: %w", err)
 	}
