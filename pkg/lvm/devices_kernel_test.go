@@ -102,6 +102,47 @@ func TestAFileIsAttachedOnceAndAllOfItAllocated(t *testing.T) {
 	}
 }
 
+// An overlay says that it can do direct I/O, whatever it lies on.
+func TestALoopFileOnAnOverlayCanBeRead(t *testing.T) {
+	dir := t.TempDir()
+	below, merged := filepath.Join(dir, "below"), filepath.Join(dir, "merged")
+	for _, path := range []string{below, merged} {
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mount("tmpfs", below, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(below, 0); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+	})
+	lower, upper, work := filepath.Join(below, "lower"), filepath.Join(below, "upper"), filepath.Join(below, "work")
+	for _, path := range []string{lower, upper, work} {
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+",workdir="+work); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(merged, 0); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+	})
+	f, err := os.Open(loopDisk(t, merged, "file", 64<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.ReadAt(make([]byte, 4096), 32<<20); err != nil {
+		t.Error(err)
+	}
+}
+
 // Signals interrupt fallocate on tmpfs, which then has done nothing; Go's runtime
 // sends itself such signals, and once failed a loop file so.
 func TestALoopFileIsMadeWhateverSignalsCome(t *testing.T) {

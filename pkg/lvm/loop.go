@@ -146,6 +146,18 @@ func attachedLoop(want *unix.Stat_t) (string, error) {
 	return "", nil
 }
 
+// canDirect tells whether direct I/O to a file works. The loop driver falls back by
+// itself where a file system says that it does not know it, but an overlay over one
+// that does not claims that it does, and then all I/O fails.
+func canDirect(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	_ = f.Close()
+	return true
+}
+
 // attachLoop attaches an open file to a free loop device, with direct I/O
 // where its file system can do that.
 func attachLoop(backing *os.File) (string, error) {
@@ -154,7 +166,10 @@ func attachLoop(backing *os.File) (string, error) {
 		return "", fmt.Errorf("loop devices cannot be made: %w", err)
 	}
 	defer control.Close()
-	config := &unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_DIRECT_IO}}
+	config := &unix.LoopConfig{Fd: uint32(backing.Fd())}
+	if canDirect(backing.Name()) {
+		config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
+	}
 	copy(config.Info.File_name[:len(config.Info.File_name)-1], backing.Name())
 	for range loopTries {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
