@@ -11,10 +11,12 @@ import (
 	"github.com/carve-csi/carve/e2e/vm/guest"
 )
 
-// systemdFiles are what a machine that systemd boots has beyond the packages.
+// systemdFiles are what a machine that systemd boots has beyond the packages: empty
+// units, which keep it from starting what only nodes and people need.
 var systemdFiles = []guest.File{
-	// Nobody logs in.
-	{Path: "/etc/systemd/system/getty.target", Mode: 0o644, Content: []byte("[Unit]\nDescription=No login prompts\n")},
+	{Path: "/etc/systemd/system/containerd.service", Mode: 0o644},
+	{Path: "/etc/systemd/system/memcached.service", Mode: 0o644},
+	{Path: "/etc/systemd/system/getty.target", Mode: 0o644},
 }
 
 // init is the machine's first process where that is not the harness' own.
