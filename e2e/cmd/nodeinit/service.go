@@ -19,6 +19,11 @@ const restartDelay = time.Second
 // readyBound is how long a service may take until its ReadyPath exists.
 const readyBound = 2 * time.Minute
 
+// slice is the cgroup of all services, as on a machine of systemd. In the root's,
+// each of their threads would weigh as much as all Pods together when the
+// processors are scarce.
+const slice = "/sys/fs/cgroup/system.slice"
+
 // service is a supervised process.
 type service struct {
 	definition guest.Service
@@ -93,14 +98,32 @@ func (s *service) runOnce() error {
 	command := exec.Command(s.definition.Argv[0], s.definition.Argv[1:]...)
 	command.Env = append(append([]string{}, environment...), s.definition.Env...)
 	command.Stdout, command.Stderr = log, log
-	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := command.Start(); err != nil {
+	cgroup, err := openSlice()
+	if err != nil {
+		return err
+	}
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
+	err = command.Start()
+	_ = cgroup.Close()
+	if err != nil {
 		return err
 	}
 	s.setPID(command.Process.Pid)
 	err = command.Wait()
 	s.setPID(0)
 	return err
+}
+
+// openSlice opens the services' cgroup, and makes it share the processors with the
+// Pods' by weight.
+func openSlice() (*os.File, error) {
+	if err := os.MkdirAll(slice, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(slice), "cgroup.subtree_control"), []byte("+cpu"), 0o644); err != nil {
+		return nil, fmt.Errorf("weigh processors by cgroups: %w", err)
+	}
+	return os.Open(slice)
 }
 
 func (s *service) setPID(pid int) {
