@@ -51,7 +51,7 @@ func TestASidecarProvisionsOnARealAPIServer(t *testing.T) {
 	if pv := w.pv(claim); v == nil || pv.Spec.CSI.VolumeHandle != v.GetId() || pv.Spec.CSI.VolumeAttributes[identityKey] != "" {
 		t.Errorf("PersistentVolume %+v, on the node %v", pv.Spec, v)
 	}
-	events, err := w.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + claim.Name})
+	events, err := w.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(claim.UID)})
 	if err != nil || slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Source.Component == "carve-controller" }) {
 		t.Errorf("ours has to do with it: %+v %v", events.Items, err)
 	}
