@@ -65,8 +65,8 @@ func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 	return c.Settled(ctx, installPatience)
 }
 
-// Settled waits until Carve is whole: every program ready, and each node's
-// capacity published.
+// Settled waits until Carve is whole: every program ready, none on its way out,
+// and each node's capacity published.
 func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
 	return Until(ctx, timeout, "Carve is ready", func(ctx context.Context) error {
 		deployment, err := c.AppsV1().Deployments(Namespace).Get(ctx, "carve-controller", metav1.GetOptions{})
@@ -79,6 +79,16 @@ func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
 		agents, err := c.AppsV1().DaemonSets(Namespace).Get(ctx, "carve-node", metav1.GetOptions{})
 		if err != nil {
 			return err
+		}
+		// The Pods that a rollout or an eviction replaces linger, and answer no more.
+		pods, err := c.ProgramPods(ctx, "")
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods {
+			if pod.DeletionTimestamp != nil || !podReady(&pod) {
+				return fmt.Errorf("Pod %s is %s, ready %v, being deleted since %v", pod.Name, pod.Status.Phase, podReady(&pod), pod.DeletionTimestamp)
+			}
 		}
 		nodes := c.Cluster.NodeNames()
 		if agents.Status.ObservedGeneration < agents.Generation || int(agents.Status.NumberReady) != len(nodes) || int(agents.Status.UpdatedNumberScheduled) != len(nodes) {
@@ -104,6 +114,19 @@ func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
 		}
 		return nil
 	})
+}
+
+// ProgramPods lists the Pods that run, or are to run, Carve's programs: those
+// that match the label selector, without the ones that have failed or ended for
+// good, which stay behind when a kubelet admits a Pod no more.
+func (c *Client) ProgramPods(ctx context.Context, selector string) ([]corev1.Pod, error) {
+	list, err := c.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
+		return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
+	}), nil
 }
 
 // Diagnose prints what a person would look at when Carve is not well.

@@ -120,9 +120,9 @@ func (s *scope) withComponents() {
 func (s *scope) extenderRequests() (asked int) {
 	s.Helper()
 	web, token := s.monitor()
-	pods, err := s.CoreV1().Pods(carve.Namespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=carve-controller"})
+	pods, err := s.ProgramPods(s.ctx, "app.kubernetes.io/name=carve-controller")
 	s.must(err, "list the controllers")
-	for _, p := range pods.Items {
+	for _, p := range pods {
 		s.must(carve.Until(s.ctx, patience, "the metrics can be read", func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 			defer cancel()

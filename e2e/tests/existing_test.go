@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -84,15 +85,14 @@ func TestAVolumeThatExistsIsGivenToAClaim(t *testing.T) {
 // lvmd runs a subcommand of lvmd in its container on a node.
 func (s *scope) lvmd(node string, arguments ...string) string {
 	s.Helper()
-	pods, err := s.CoreV1().Pods(carve.Namespace).List(s.ctx, metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/name=carve-node", FieldSelector: "spec.nodeName=" + node,
-	})
+	pods, err := s.ProgramPods(s.ctx, "app.kubernetes.io/name=carve-node")
 	s.must(err, "find the agent of "+node)
-	if len(pods.Items) != 1 {
-		s.Fatalf("agents of %s: want 1, got %d", node, len(pods.Items))
+	pods = slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return pod.Spec.NodeName != node })
+	if len(pods) != 1 {
+		s.Fatalf("agents of %s: want 1, got %d", node, len(pods))
 	}
 	output, err := s.Kubectl(s.ctx, nil, append([]string{
-		"exec", "--namespace", carve.Namespace, pods.Items[0].Name, "--container", "lvmd", "--", "carve-lvmd",
+		"exec", "--namespace", carve.Namespace, pods[0].Name, "--container", "lvmd", "--", "carve-lvmd",
 	}, arguments...)...)
 	s.must(err, "carve-lvmd "+strings.Join(arguments, " "))
 	return output

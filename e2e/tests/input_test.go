@@ -123,14 +123,14 @@ func TestMalformedConfigurationStopsLvmdWithItsLine(t *testing.T) {
 		{"a class that is there twice", head + "  - name: a\n    volumeGroup: carve\n  - name: a\n    volumeGroup: carve\n", []string{":6", `"a"`}},
 		{"a volume group that is missing", head + "  - name: a\n    volumeGroup: nowhere\n", []string{":5", "nowhere"}},
 	}
-	agents, err := s.CoreV1().Pods(carve.Namespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=carve-node"})
+	agents, err := s.ProgramPods(s.ctx, "app.kubernetes.io/name=carve-node")
 	s.must(err, "find a node agent")
 	const start = `cat > /tmp/lvmd.yaml && exec timeout 60 /usr/local/bin/carve-lvmd --config=/tmp/lvmd.yaml --socket=/tmp/lvmd.sock ` +
 		`--state-dir=/tmp/state --node-name=nobody --controller= --ops-listen=`
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			output, err := s.Kubectl(s.ctx, strings.NewReader(test.config), "exec", "--stdin", "--namespace", carve.Namespace,
-				agents.Items[0].Name, "--container", "lvmd", "--", "sh", "-c", start)
+				agents[0].Name, "--container", "lvmd", "--", "sh", "-c", start)
 			if err == nil {
 				t.Fatalf("want a refusal, got %q", output)
 			}

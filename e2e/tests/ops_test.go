@@ -32,15 +32,21 @@ func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
 		{"node", "app.kubernetes.io/name=carve-node", 9809, "carve_node_registered"},
 	} {
 		t.Run(program.name, func(t *testing.T) {
-			pods, err := s.CoreV1().Pods(carve.Namespace).List(s.ctx, metav1.ListOptions{LabelSelector: program.pods})
-			if err != nil || len(pods.Items) < 2 {
-				t.Fatalf("Pods of %s: want at least 2, got %d, %v", program.name, len(pods.Items), err)
+			pods, err := s.ProgramPods(s.ctx, program.pods)
+			if err != nil || len(pods) < 2 {
+				t.Fatalf("Pods of %s: want at least 2, got %d, %v", program.name, len(pods), err)
 			}
-			for _, pod := range pods.Items {
+			for _, pod := range pods {
 				address := fmt.Sprintf("%s:%d", pod.Status.PodIP, program.port)
 				for _, path := range []string{"/healthz", "/readyz"} {
-					if code, body, err := get(s.ctx, web, "https://"+address+path, ""); err != nil || code != http.StatusOK {
-						t.Errorf("%s of %s: want 200, got %d %q, %v", path, pod.Name, code, body, err)
+					if err := carve.Until(s.ctx, patience, "it tells that it is well", func(ctx context.Context) error {
+						code, body, err := get(ctx, web, "https://"+address+path, "")
+						if err == nil && code != http.StatusOK {
+							err = fmt.Errorf("%s of %s: want 200, got %d %q", path, pod.Name, code, body)
+						}
+						return err
+					}); err != nil {
+						t.Error(err)
 					}
 				}
 				for _, wrong := range []string{"", "guessed"} {

@@ -52,6 +52,8 @@ func begin(t *testing.T) *scope {
 	if len(s.namespace) > 60 {
 		s.namespace = strings.Trim(s.namespace[:60], "-")
 	}
+	// The test before may have killed or replaced what this one is about to ask.
+	s.must(s.Settled(ctx, patience), "Carve is whole")
 	before := s.footprint()
 	volumes := s.persistentVolumes()
 	_, err := s.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
