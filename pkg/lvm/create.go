@@ -10,6 +10,11 @@ import (
 // Create implements Groups. Neither wiping of signatures nor zeroing of the
 // first block is asked of LVM: it would open the new device and look into it.
 func (h *Host) Create(ctx context.Context, o CreateOptions) error {
+	if o.Layout.IsRAID() {
+		if err := provideTarget(raidTarget); err != nil {
+			return err
+		}
+	}
 	args := append([]string{"--yes"}, o.Layout.createArgs()...)
 	args = append(args,
 		"--extents", strconv.FormatInt(o.Extents, 10),

@@ -212,6 +212,10 @@ func (h *Host) Activate(ctx context.Context, groups []string) error {
 		// If it cannot be removed, LVM says what is in the way.
 		_ = dropComponents(g)
 	}
+	for _, target := range []string{thinPoolTarget, raidTarget} {
+		// If there is a volume that needs it, LVM says that it is missing.
+		_ = provideTarget(target)
+	}
 	if err := h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...); err != nil {
 		return err
 	}

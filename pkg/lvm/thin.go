@@ -105,6 +105,9 @@ type PoolStatus struct {
 
 // CreatePool implements Thin.
 func (h *Host) CreatePool(ctx context.Context, o PoolOptions) error {
+	if err := provideTarget(thinPoolTarget); err != nil {
+		return err
+	}
 	args, err := withTags([]string{
 		"--yes", "--type", "thin-pool", "--extents", strconv.FormatInt(o.Extents, 10),
 		"--poolmetadatasize", inBytes(o.MetadataBytes), "--poolmetadataspare", "y",

@@ -1,0 +1,38 @@
+package lvm
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Device-mapper targets that volumes of some types need, and that kernels often
+// have as modules. LVM loads a module with a program, modprobe, which is on the
+// host, and which a container can neither see nor has the rights for; asked for a
+// target's version, the kernel runs it by itself, in the host's root.
+const (
+	thinPoolTarget = "thin-pool"
+	raidTarget     = "raid"
+)
+
+// dmGetTargetVersion is _IOWR(0xfd, 17, struct dm_ioctl), since Linux 5.4.
+const dmGetTargetVersion = 0xc138fd11
+
+// provideTarget has the kernel load what maps volumes with a target, if it has to.
+// ErrUnavailable when it cannot.
+func provideTarget(target string) error {
+	d, err := dmNamed(target)
+	if err != nil {
+		return err
+	}
+	switch _, err = dmPlain(dmGetTargetVersion, d); {
+	case errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("%w: the kernel has no device-mapper target %q, and no module dm-%s that it could load: "+
+			"install the module on the node, or have it loaded there when the node starts", ErrUnavailable, target, target)
+	case errors.Is(err, unix.ENOTTY):
+		// An older kernel, which cannot be asked. LVM says what is missing.
+		return nil
+	}
+	return err
+}
