@@ -103,15 +103,19 @@ test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too
 test-systemd: ## Tests of lvmd's systemd unit, in a virtual machine that systemd boots; a part of soak
 	cd e2e && $(GO) run ./cmd/vmtest -systemd -timeout 15m -with lvmd ../deploy/systemd
 
-# Rounds of power cuts in a soak.
+# Rounds of power cuts in a soak, decks of cards of a cluster's random life, and what
+# orders them.
 ROUNDS    ?= 50
+DECKS     ?= 20
+SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed everywhere, lvmd under systemd, a cluster's life (ROUNDS=n)
+soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed everywhere, lvmd under systemd, a cluster's life (ROUNDS=n DECKS=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 3h -with lvmd -env CARVE_SOAK=1 -run 'Killed|Soak' ../pkg/lvmd
 	CARVE_SOAK=1 $(GO) test -count=1 -timeout 1h -run 'Cycles' ./pkg/lvmd
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 1h -v ./cluster
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 10h -v -run RandomLife ./tests -args -decks $(DECKS) -seed $(SEED)
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)

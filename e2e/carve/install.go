@@ -87,7 +87,7 @@ func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
 		}
 		for _, pod := range pods {
 			if pod.DeletionTimestamp != nil || !podReady(&pod) {
-				return fmt.Errorf("Pod %s is %s, ready %v, being deleted since %v", pod.Name, pod.Status.Phase, podReady(&pod), pod.DeletionTimestamp)
+				return fmt.Errorf("the Pod %s is %s, ready %v, being deleted since %v", pod.Name, pod.Status.Phase, podReady(&pod), pod.DeletionTimestamp)
 			}
 		}
 		nodes := c.Cluster.NodeNames()

@@ -75,6 +75,25 @@ func (c *Cluster) Kill(ctx context.Context, name string) error {
 	return c.killMachine(ctx, n)
 }
 
+// Unplug cuts a node off the network, and returns at once: nobody is told. It goes
+// on running, and Exec still works. It is no error if it is cut off.
+func (c *Cluster) Unplug(name string) error {
+	n, err := c.find(name)
+	if err != nil {
+		return err
+	}
+	return c.namespace.UnplugTap(n.tap())
+}
+
+// Plug puts a node back on the network. It is no error if it is there.
+func (c *Cluster) Plug(name string) error {
+	n, err := c.find(name)
+	if err != nil {
+		return err
+	}
+	return c.namespace.AddTap(n.tap())
+}
+
 // Start switches a node on again and returns when it is Ready. It is no error if
 // it is on.
 func (c *Cluster) Start(ctx context.Context, name string) error {

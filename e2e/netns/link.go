@@ -52,6 +52,22 @@ func makeTap(device string) (netlink.Link, error) {
 	return netlink.LinkByName(device)
 }
 
+// UnplugTap takes the device called device from the bridge, as if its cable were
+// pulled: the virtual machine keeps it, and reaches nobody. AddTap plugs it in again.
+func (n Namespace) UnplugTap(device string) error {
+	err := n.Do(func() error {
+		tap, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetNoMaster(tap)
+	})
+	if err != nil {
+		return fmt.Errorf("unplug tap %s of network namespace %s: %w", device, n.name, err)
+	}
+	return nil
+}
+
 // DeleteTap removes the device called device. It is no error if there is none.
 func (n Namespace) DeleteTap(device string) error {
 	err := n.Do(func() error {

@@ -15,6 +15,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 )
 
 // create makes a namespace for one test and removes it after the test.
@@ -119,6 +121,18 @@ func TestTapsAndRoutesComeAndGo(t *testing.T) {
 	if names := interfaces(t, n); !slices.Contains(names, "tap0") {
 		t.Errorf("interfaces after AddTap: got %v", names)
 	}
+	for _, plugged := range []bool{true, false, true} {
+		change := n.UnplugTap
+		if plugged {
+			change = n.AddTap
+		}
+		if err := change("tap0"); err != nil {
+			t.Error(err)
+		}
+		if got := onBridge(t, n, "tap0"); got != plugged {
+			t.Errorf("tap0 on the bridge: want %t, got %t", plugged, got)
+		}
+	}
 	for range 2 {
 		if err := n.DeleteRoute(pods); err != nil {
 			t.Error(err)
@@ -130,6 +144,25 @@ func TestTapsAndRoutesComeAndGo(t *testing.T) {
 	if names := interfaces(t, n); slices.Contains(names, "tap0") {
 		t.Errorf("interfaces after DeleteTap: got %v", names)
 	}
+}
+
+// onBridge tells whether a device is joined to the namespace's bridge.
+func onBridge(t *testing.T, n Namespace, device string) (joined bool) {
+	t.Helper()
+	if err := n.Do(func() error {
+		bridge, err := netlink.LinkByName(BridgeName)
+		if err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName(device)
+		if err == nil {
+			joined = link.Attrs().MasterIndex == bridge.Attrs().Index
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return joined
 }
 
 func interfaces(t *testing.T, n Namespace) []string {

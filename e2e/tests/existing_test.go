@@ -4,14 +4,12 @@ package tests
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -43,13 +41,10 @@ func TestAVolumeThatExistsIsGivenToAClaim(t *testing.T) {
 		return err
 	}), "wait")
 	s.must(s.CoreV1().PersistentVolumes().Delete(s.ctx, name, metav1.DeleteOptions{}), "delete the PersistentVolume")
-	s.must(carve.Until(s.ctx, patience, "the PersistentVolume is gone", func(ctx context.Context) error {
+	s.gone("the PersistentVolume", func(ctx context.Context) error {
 		_, err := s.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return errors.Join(errors.New("it is there"), err)
-	}), "wait")
+		return err
+	})
 	handle := pv.Spec.CSI.VolumeHandle
 	if listed := s.lvmd(node, "volumes"); !strings.Contains(listed, handle) || !strings.Contains(listed, s.namespace+"/first-scratch") {
 		t.Fatalf("volumes of %s: want %s with its claim, got\n%s", node, handle, listed)
@@ -66,10 +61,7 @@ func TestAVolumeThatExistsIsGivenToAClaim(t *testing.T) {
 
 	for claim, handle := range map[string]string{"kept": handle, "made": byHand} {
 		s.adopt(claim, handle, node)
-		p := pod(claim, podOptions{script: "touch " + mountPath + "/seen && exec sleep 1000000"})
-		p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
-		_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, p, metav1.CreateOptions{})
-		s.must(err, "create Pod "+claim)
+		s.startWith(claim, claim, "touch "+mountPath+"/seen && exec sleep 1000000")
 		s.running(claim)
 		if got := s.nodeOf(claim); got != node {
 			t.Errorf("%s: want it on %s, got %s", claim, node, got)

@@ -18,7 +18,15 @@ import (
 // killer would.
 func (s *scope) killed(program string) {
 	s.Helper()
-	hit := 0
+	if s.kill(program) == 0 {
+		s.Fatalf("no node runs %s", program)
+	}
+}
+
+// kill does so, and tells on how many nodes there was one: the kubelet may be
+// waiting before it starts one again.
+func (s *scope) kill(program string) (hit int) {
+	s.Helper()
 	for _, node := range s.nodes {
 		result, err := s.Cluster.Exec(s.ctx, node, "pkill", "-KILL", "-f", "^/usr/local/bin/"+program)
 		s.must(err, "kill "+program+" on "+node)
@@ -26,9 +34,7 @@ func (s *scope) killed(program string) {
 			hit++
 		}
 	}
-	if hit == 0 {
-		s.Fatalf("no node runs %s", program)
-	}
+	return hit
 }
 
 // TestProcessesKilledInTheMiddleOfABurst kills each program while volumes are

@@ -22,8 +22,10 @@ import (
 )
 
 var (
-	keep = flag.Bool("keep", false, "leave the cluster up afterwards")
-	name = flag.String("cluster", "test", "name of the cluster; one that is up is used as it is")
+	keep  = flag.Bool("keep", false, "leave the cluster up afterwards")
+	decks = flag.Int("decks", 1, "how many times the test of a random life plays all its cards")
+	seed  = flag.Uint64("seed", 1, "the order of its cards")
+	name  = flag.String("cluster", "test", "name of the cluster; one that is up is used as it is")
 )
 
 // client reaches the cluster that all tests share.

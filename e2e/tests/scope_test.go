@@ -248,16 +248,10 @@ func (s *scope) start(name string, o podOptions) {
 func (s *scope) remove(name string) {
 	s.Helper()
 	s.must(s.CoreV1().Pods(s.namespace).Delete(s.ctx, name, metav1.DeleteOptions{}), "delete Pod "+name)
-	s.must(carve.Until(s.ctx, patience, "Pod "+name+" is gone", func(ctx context.Context) error {
+	s.gone("Pod "+name, func(ctx context.Context) error {
 		_, err := s.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err == nil {
-			err = errors.New("it is still there")
-		}
 		return err
-	}), "delete Pod "+name)
+	})
 }
 
 // running waits until the Pods run.

@@ -13,6 +13,8 @@ import (
 // target's version, the kernel runs it by itself, in the host's root.
 const (
 	thinPoolTarget = "thin-pool"
+	// snapshotTarget maps none of ours, but LVM's command insists on it.
+	snapshotTarget = "snapshot"
 	raidTarget     = "raid"
 )
 

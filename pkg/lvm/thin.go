@@ -135,6 +135,9 @@ func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
 
 // Snapshot implements Thin.
 func (h *Host) Snapshot(ctx context.Context, o SnapshotOptions) error {
+	if err := provideTarget(snapshotTarget); err != nil {
+		return err
+	}
 	skip := "n"
 	if o.Inactive {
 		skip = "y"
