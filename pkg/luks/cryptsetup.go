@@ -1,0 +1,188 @@
+package luks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// MappingPrefix begins the device-mapper names of mappings; the volume's name is
+// behind it.
+const MappingPrefix = "carve.luks."
+
+// UUIDPrefix begins the device-mapper UUIDs that cryptsetup gives to mappings.
+const UUIDPrefix = "CRYPT-LUKS2-"
+
+const (
+	// maxKey bounds keys, in bytes: a Secret of Kubernetes holds no more.
+	maxKey = 1 << 20
+	// derivations is how many keys are tried at a time: each takes derivationKiB
+	// of memory, and the container has a limit.
+	derivations = 2
+	// derivationKiB, derivationRounds are what argon2id costs for one key: 32 MiB
+	// and four passes are above what is recommended as the least (19 MiB, two),
+	// and the same wherever the volume is made, unlike what cryptsetup would
+	// measure on a busy machine.
+	derivationKiB    = 32 << 10
+	derivationRounds = 4
+	// headerSectors is HeaderBytes in units of 512 bytes.
+	headerSectors = HeaderBytes / 512
+	// maxWords bounds what is kept of cryptsetup's output.
+	maxWords = 2048
+	// reapDelay is for how long the output of a killed command is waited for.
+	reapDelay = 2 * time.Second
+)
+
+var (
+	// ErrWrongKey is returned when a key does not open a volume. Nothing was
+	// changed.
+	ErrWrongKey = errors.New("the key does not open the encrypted volume")
+	// ErrInUse is returned when somebody has a device or a mapping open.
+	ErrInUse = errors.New("it is in use")
+	// ErrBadKey is returned for a key of no use, before anything is done.
+	ErrBadKey = errors.New("a key has 1 to 1048576 bytes")
+)
+
+// Exit statuses of cryptsetup(8).
+const (
+	exitNoPermission = 2
+	exitBusy         = 5
+)
+
+// Cryptsetup runs cryptsetup. Its methods may be called concurrently, but for
+// the same volume; contexts should have deadlines: a key's derivation takes a
+// fraction of a second, and waits for its turn.
+type Cryptsetup struct {
+	binary string
+	turns  chan struct{}
+	// memoryKiB is what one derivation takes.
+	memoryKiB int
+}
+
+// New returns a Cryptsetup that runs the program of that name or path.
+func New(binary string) *Cryptsetup {
+	return &Cryptsetup{binary: binary, turns: make(chan struct{}, derivations), memoryKiB: derivationKiB}
+}
+
+// Format makes a new header for a volume on a device, whatever lies there. Its
+// state is Making then, and stays so until Finish.
+func (c *Cryptsetup) Format(ctx context.Context, device, volume string, key []byte) error {
+	if err := c.derive(ctx, key, "luksFormat", "--batch-mode", "--type", "luks2",
+		"--label", volume, "--subsystem", subsystemMaking,
+		"--cipher", "aes-xts-plain64", "--key-size", "512", "--sector-size", "512", "--hash", "sha256",
+		"--luks2-metadata-size", fmt.Sprint(secondary), "--offset", fmt.Sprint(headerSectors),
+		"--pbkdf", "argon2id", "--pbkdf-memory", fmt.Sprint(c.memoryKiB), "--pbkdf-parallel", "1",
+		"--pbkdf-force-iterations", fmt.Sprint(derivationRounds),
+		"--key-file", "-", device); err != nil {
+		return fmt.Errorf("make the encrypted volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// Finish notes in the header that the volume may hold somebody's data from now
+// on. It is durable when it returns.
+func (c *Cryptsetup) Finish(ctx context.Context, device, volume string) error {
+	if err := c.run(ctx, nil, "config", "--batch-mode", "--label", volume, "--subsystem", subsystemMade, device); err != nil {
+		return fmt.Errorf("finish the encrypted volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// Test tells whether a key opens the volume on a device. ErrWrongKey when not.
+func (c *Cryptsetup) Test(ctx context.Context, device, volume string, key []byte) error {
+	if err := c.derive(ctx, key, "open", "--batch-mode", "--type", "luks2", "--test-passphrase", "--key-file", "-", device); err != nil {
+		return fmt.Errorf("try the key of the encrypted volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// Open makes the volume's mapping. ErrWrongKey when the key is another one,
+// ErrInUse when there is a mapping already. The cipher's key is in the mapping's
+// table, so that it can grow without the volume's key.
+func (c *Cryptsetup) Open(ctx context.Context, device, volume string, key []byte, discards bool) error {
+	args := []string{"open", "--batch-mode", "--type", "luks2", "--disable-keyring", "--key-file", "-"}
+	if discards {
+		args = append(args, "--allow-discards")
+	}
+	if err := c.derive(ctx, key, append(args, device, MappingPrefix+volume)...); err != nil {
+		return fmt.Errorf("open the encrypted volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// Resize gives the mapping the size that the device below has now, also while
+// it is in use.
+func (c *Cryptsetup) Resize(ctx context.Context, volume string) error {
+	if err := c.run(ctx, nil, "resize", "--batch-mode", "--disable-keyring", MappingPrefix+volume); err != nil {
+		return fmt.Errorf("grow the encrypted volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// Close removes the mapping. ErrInUse while somebody has it open.
+func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
+	if err := c.run(ctx, nil, "close", MappingPrefix+volume); err != nil {
+		return fmt.Errorf("close the encrypted volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// derive runs a command that derives something from a key, when its turn comes.
+func (c *Cryptsetup) derive(ctx context.Context, key []byte, args ...string) error {
+	if len(key) == 0 || len(key) > maxKey {
+		return fmt.Errorf("%w, not %d", ErrBadKey, len(key))
+	}
+	select {
+	case c.turns <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-c.turns }()
+	return c.run(ctx, key, args...)
+}
+
+// run runs one command to its end, in a process group of its own that is killed
+// when the context ends.
+func (c *Cryptsetup) run(ctx context.Context, key []byte, args ...string) error {
+	var words bounded
+	cmd := exec.CommandContext(ctx, c.binary, args...)
+	// There is no udev to wait for where this runs: nodes are made at once.
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "DM_DISABLE_UDEV=1"}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(key), &words, &words
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = reapDelay
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case context.Cause(ctx) != nil:
+		err = context.Cause(ctx)
+	case cmd.ProcessState.ExitCode() == exitNoPermission:
+		err = ErrWrongKey
+	case cmd.ProcessState.ExitCode() == exitBusy:
+		err = ErrInUse
+	}
+	if said := strings.Join(strings.Fields(string(words)), " "); said != "" {
+		return fmt.Errorf("cryptsetup %s: %w: %q", args[0], err, said)
+	}
+	return fmt.Errorf("cryptsetup %s: %w", args[0], err)
+}
+
+// bounded keeps the first maxWords bytes and swallows the rest.
+type bounded []byte
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if room := maxWords - len(*b); room > 0 {
+		*b = append(*b, p[:min(room, len(p))]...)
+	}
+	return len(p), nil
+}
+
+// Path is where the node of a volume's mapping is.
+func Path(volume string) string { return "/dev/mapper/" + MappingPrefix + volume }
