@@ -48,11 +48,20 @@ const (
 	AttributeSize = Prefix + "size"
 
 	// ParamEncryption is the StorageClass parameter that has volumes encrypted:
-	// EncryptionEphemeral, or nothing.
+	// EncryptionEphemeral, EncryptionLUKS, or nothing.
 	ParamEncryption = Prefix + "encryption"
 	// EncryptionEphemeral encrypts with a random key that only the kernel has. It
 	// is gone when the volume is deleted or the node restarts.
 	EncryptionEphemeral = "ephemeral"
+	// EncryptionLUKS encrypts in LUKS2 format with a key that is in a Secret, so
+	// that the volume outlives a restart of its node.
+	EncryptionLUKS = "luks"
+	// ParamStageSecretName and ParamStageSecretNamespace are the upstream
+	// StorageClass parameters for the Secret that the kubelet hands to the node
+	// plugin with each stage, and SecretKey is the entry in it that holds the key.
+	ParamStageSecretName      = "csi.storage.k8s.io/node-stage-secret-name"
+	ParamStageSecretNamespace = "csi.storage.k8s.io/node-stage-secret-namespace"
+	SecretKey                 = "key"
 	// ParamEncryptionDiscards is the StorageClass parameter that lets discards of
 	// encrypted volumes through to the disk, "true" or "false".
 	ParamEncryptionDiscards = Prefix + "encryption-discards"

@@ -135,7 +135,7 @@ func (c *client) create() *cobra.Command {
 	command.Flags().StringVar(&r.Profile, "profile", "", "scratch: ext4 that is fast, and empty after a crash; empty means that data outlive one")
 	command.Flags().StringToStringVar(&r.FsSettings, "mkfs", nil, "how the file system is made, such as label=cache,block-size=1024")
 	command.Flags().BoolVar(&block, "block", false, "make a raw volume without a file system")
-	command.Flags().StringVar(&r.Encryption, "encryption", "", "ephemeral: encrypt it with a random key that ends with the volume, or with the machine's power; empty means not to")
+	command.Flags().StringVar(&r.Encryption, "encryption", "", "ephemeral: encrypt it with a random key that ends with the volume, or with the machine's power; luks: leave room for a LUKS header, and the encryption to whoever uses it; empty means not to")
 	command.Flags().BoolVar(&r.EncryptionDiscards, "encryption-discards", false, "let discards of an encrypted volume through to the disk")
 	command.Flags().StringVar(&volume, "from-volume", "", "make it a copy of the volume with this id")
 	command.Flags().StringVar(&snapshot, "from-snapshot", "", "restore the snapshot with this id")

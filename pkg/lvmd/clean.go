@@ -111,8 +111,9 @@ func (s *Service) clearNew(ctx context.Context, v *volume, h lvm.Handle) error {
 	if v.rec.Phase == unfinished {
 		unclean = spans{{0, size}}
 	}
-	if !s.model.mustBeClean(v.rec.Ident) && size > 2*headAndTail {
-		unclean = unclean.minus(span{headAndTail, size - headAndTail})
+	head := max(headAndTail, v.rec.Ident.headerBytes())
+	if !s.model.mustBeClean(v.rec.Ident) && size > head+headAndTail {
+		unclean = unclean.minus(span{head, size - headAndTail})
 	}
 	s.model.mu.Unlock()
 	return s.zero(ctx, h, unclean)

@@ -120,6 +120,12 @@ var stories = []story{
 		d.grow("e", 8)
 		d.unmake("f")
 	}},
+	{name: "volumes that their users encrypt are created, grown and deleted", tell: func(d *telling) {
+		d.make(kept(fsRequest("e", 4, "ext4")))
+		d.make(kept(request("f", 2)))
+		d.grow("e", 8)
+		d.unmake("f")
+	}},
 	{name: "striped volumes share disks of different size", disks: []int64{20, 24, 20}, tell: func(d *telling) {
 		d.make(inClass(request("a", 8), "striped"))
 		d.make(request("b", 22))

@@ -251,7 +251,7 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 	s.model.mu.Lock()
 	v.activeAt(device)
 	s.model.mu.Unlock()
-	if v.rec.Ident.Block {
+	if v.rec.Ident.Block || v.rec.Ident.isLUKS() {
 		return ctx.Err()
 	}
 	if err := s.formatting.Acquire(ctx, 1); err != nil {

@@ -21,8 +21,8 @@ import (
 func (i *identity) readEncryption(r *lvmdv1.CreateVolumeRequest) error {
 	i.Encryption, i.Discards = r.GetEncryption(), r.GetEncryptionDiscards()
 	switch {
-	case i.Encryption != "" && i.Encryption != names.EncryptionEphemeral:
-		return invalidField("encryption", "%q is not known; allowed is %s, or nothing", i.Encryption, names.EncryptionEphemeral)
+	case i.Encryption != "" && i.Encryption != names.EncryptionEphemeral && i.Encryption != names.EncryptionLUKS:
+		return invalidField("encryption", "%q is not known; allowed are %s, %s, or nothing", i.Encryption, names.EncryptionEphemeral, names.EncryptionLUKS)
 	case i.Encryption == "" && i.Discards:
 		return invalidField("encryption_discards", "it is set for a volume that is not encrypted")
 	case i.Encryption != "" && i.Source != "":
@@ -31,8 +31,9 @@ func (i *identity) readEncryption(r *lvmdv1.CreateVolumeRequest) error {
 	return nil
 }
 
-// isEncrypted tells whether a volume is encrypted.
-func (v *volume) isEncrypted() bool { return v.rec.Ident.Encryption != "" }
+// isEncrypted tells whether lvmd encrypts a volume, with a key that the kernel
+// keeps. One that its user encrypts, see luks.go, is as any other to the kernel.
+func (v *volume) isEncrypted() bool { return v.rec.Ident.Encryption == names.EncryptionEphemeral }
 
 // notMapped refuses encryption where files are mapped directly into memory,
 // which leaves nothing in between that could encrypt.
@@ -46,7 +47,7 @@ func (i identity) notMapped() error {
 
 // notEncrypted refuses to make something of an encrypted volume.
 func (v *volume) notEncrypted(field string) error {
-	if v.isEncrypted() {
+	if v.rec.Ident.Encryption != "" {
 		return invalidField(field, "volume %s is encrypted with a key that nothing else may have: it is neither copied nor snapshotted", v.rec.ID)
 	}
 	return nil

@@ -65,7 +65,7 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	case !g.present || g.info.MissingDevices > 0:
 		return nil, 0, 0, deviceMissing("volume group %q, or a device of it, is missing", g.name)
 	}
-	extents, err = extentsWithin(r.GetRequiredBytes(), r.GetLimitBytes(), g.info.ExtentSize*v.layout.Unit())
+	extents, err = v.rec.Ident.extentsWithin(r.GetRequiredBytes(), r.GetLimitBytes(), g.info.ExtentSize*v.layout.Unit())
 	if err != nil {
 		return nil, 0, 0, err
 	}

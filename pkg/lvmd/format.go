@@ -17,6 +17,9 @@ func (i *identity) readFormat(r *lvmdv1.CreateVolumeRequest) error {
 		return invalidField("fs_type", "%v", err)
 	}
 	i.FSType, i.Profile = t, filesystem.Profile(r.GetProfile())
+	if err := i.checkLUKS(); err != nil {
+		return err
+	}
 	if i.Profile != filesystem.Usual && i.Source != "" {
 		return invalidField("profile", "%q given together with a source; what is made of another volume keeps its file system", i.Profile)
 	}

@@ -241,7 +241,11 @@ func (s *Service) settleAdopted(v *volume) error {
 	if rec.Phase == creating || rec.Phase == deleting {
 		return nil // Its undoing is journaled.
 	}
-	if !rec.Ident.Block && path != "" {
+	switch {
+	case path == "":
+	case rec.Ident.isLUKS():
+		s.settleLUKS(&rec, path)
+	case !rec.Ident.Block:
 		info, err := s.probe(path)
 		switch {
 		case errors.Is(err, filesystem.ErrUnformatted):

@@ -73,19 +73,19 @@ func (i identity) extentsFor(extentSize int64) (int64, error) {
 	if !i.Block {
 		want = max(want, filesystem.MinimumSize(i.FSType, i.DAX))
 	}
-	return extentsWithin(want, i.Limit, extentSize)
+	return i.extentsWithin(want, i.Limit, extentSize)
 }
 
-// extentsWithin rounds a size up to extents and checks it against a limit, of
-// which zero is none.
-func extentsWithin(want, limit, extentSize int64) (int64, error) {
-	n, ok := lvm.ExtentsFor(want, extentSize)
+// extentsWithin rounds a size, and what the volume needs besides, up to extents
+// and checks what its user gets against a limit, of which zero is none.
+func (i identity) extentsWithin(want, limit, extentSize int64) (int64, error) {
+	n, ok := lvm.ExtentsFor(min(want, math.MaxInt64-i.headerBytes())+i.headerBytes(), extentSize)
 	if !ok {
 		return 0, noSpace("%d bytes are more than any volume group has", want)
 	}
-	if limit > 0 && n*extentSize > limit {
-		return 0, sizeOutOfRange("the smallest volume that holds %d bytes has %d bytes (a multiple of %d), more than limit_bytes, %d",
-			want, n*extentSize, extentSize, limit)
+	if got := n*extentSize - i.headerBytes(); limit > 0 && got > limit {
+		return 0, sizeOutOfRange("the smallest volume that holds %d bytes has %d bytes (extents have %d), more than limit_bytes, %d",
+			want, got, extentSize, limit)
 	}
 	return n, nil
 }

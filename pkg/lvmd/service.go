@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
@@ -36,8 +37,10 @@ type Options struct {
 	// StateDir is where the journal is kept. It must exist.
 	StateDir string
 	// Format, Probe and SetUUID default to pkg/filesystem's.
-	Format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
-	Probe   func(device string) (filesystem.Info, error)
+	Format func(ctx context.Context, device string, o filesystem.FormatOptions) error
+	Probe  func(device string) (filesystem.Info, error)
+	// Inspect defaults to that of pkg/luks.
+	Inspect func(device, volume string) (luks.State, error)
 	SetUUID func(device string, t filesystem.Type, uuid string) error
 	Log     *slog.Logger
 	// Metrics may be nil.
@@ -68,6 +71,7 @@ type Service struct {
 	model   *model
 	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
 	probe   func(device string) (filesystem.Info, error)
+	inspect func(device, volume string) (luks.State, error)
 	setUUID func(device string, t filesystem.Type, uuid string) error
 	log     *slog.Logger
 	metrics *Metrics
@@ -105,7 +109,7 @@ type Service struct {
 // config.Problems.
 func New(ctx context.Context, o Options) (*Service, error) {
 	s := &Service{
-		lvm: o.LVM, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, log: o.Log, metrics: o.Metrics,
+		lvm: o.LVM, format: o.Format, probe: o.Probe, inspect: o.Inspect, setUUID: o.SetUUID, log: o.Log, metrics: o.Metrics,
 		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, crashPoint: o.crashPoint,
 		model: newModel(newID()), health: newHealth(),
 		copying:    semaphore.NewWeighted(maxCopying),
@@ -121,6 +125,9 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	}
 	if s.probe == nil {
 		s.probe = filesystem.Probe
+	}
+	if s.inspect == nil {
+		s.inspect = luks.Inspect
 	}
 	if s.setUUID == nil {
 		s.setUUID = filesystem.SetUUID

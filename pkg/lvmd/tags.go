@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -90,9 +91,9 @@ func (i identity) encryptionTag() string {
 	return i.Encryption
 }
 
-// tellEncrypted tells whether tags are those of an encrypted volume.
+// tellEncrypted tells whether tags are those of a volume that lvmd encrypts.
 func tellEncrypted(tags []string) bool {
-	return slices.ContainsFunc(tags, func(t string) bool { return strings.HasPrefix(t, tagCrypt) })
+	return slices.ContainsFunc(tags, func(t string) bool { return strings.HasPrefix(t, tagCrypt+names.EncryptionEphemeral) })
 }
 
 // isOurs tells whether tags mark a volume as Carve's.

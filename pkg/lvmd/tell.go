@@ -28,7 +28,7 @@ func (v *volume) fixed() *lvmdv1.Volume {
 		CreatedAt: timestamppb.New(v.rec.Created),
 		Dax:       i.DAX,
 	}
-	p.Encryption = i.Encryption
+	p.Encryption, p.EncryptionDiscards = i.Encryption, i.Discards
 	if i.Block {
 		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
@@ -39,7 +39,7 @@ func (v *volume) fixed() *lvmdv1.Volume {
 
 // tell says the rest. The caller holds the lock.
 func (v *volume) tell(p *lvmdv1.Volume) {
-	p.SizeBytes = v.extents * v.group.info.ExtentSize
+	p.SizeBytes = v.extents*v.group.info.ExtentSize - v.rec.Ident.headerBytes()
 	p.State = lvmdv1.VolumeState_VOLUME_STATE_READY
 	p.VgUuid = v.group.info.UUID
 	p.Conditions = v.allConditions()

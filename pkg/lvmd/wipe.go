@@ -75,6 +75,12 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 			return err
 		}
 	}
+	if v.rec.Ident.isLUKS() && off == 0 && !halfMade {
+		var err error
+		if h, err = s.eraseHeader(ctx, v, h); err != nil {
+			return err
+		}
+	}
 	if halfMade || v.pool != nil {
 		// What is half made was never written to. A pool zeroes what it gives to a
 		// volume: nobody sees these contents again. A snapshot has no device to

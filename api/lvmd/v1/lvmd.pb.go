@@ -342,6 +342,8 @@ type Volume struct {
 	// When the volume was last made anew because the key of what it held was gone,
 	// with all that it held; unset if that never happened.
 	EmptiedAt *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=emptied_at,json=emptiedAt,proto3" json:"emptied_at,omitempty"`
+	// As it was asked for.
+	EncryptionDiscards bool `protobuf:"varint,32,opt,name=encryption_discards,json=encryptionDiscards,proto3" json:"encryption_discards,omitempty"`
 	// The UUID that the file system was made with; empty for BLOCK.
 	FsUuid string `protobuf:"bytes,40,opt,name=fs_uuid,json=fsUuid,proto3" json:"fs_uuid,omitempty"`
 	// As they were asked for.
@@ -519,6 +521,13 @@ func (x *Volume) GetEmptiedAt() *timestamppb.Timestamp {
 		return x.EmptiedAt
 	}
 	return nil
+}
+
+func (x *Volume) GetEncryptionDiscards() bool {
+	if x != nil {
+		return x.EncryptionDiscards
+	}
+	return false
 }
 
 func (x *Volume) GetFsUuid() string {
@@ -1016,6 +1025,11 @@ type CreateVolumeRequest struct {
 	// kernel has, and which is gone when the volume is deleted or the machine stops:
 	// then the volume is made anew, empty. Empty for none. It goes neither with a
 	// source nor with DAX, and has no snapshots.
+	// "luks" for a volume whose user encrypts it, with a header of 16 MiB that comes
+	// on top of all sizes given here and told of the volume. It is handed out
+	// unformatted, its first 16 MiB and its last MiB zeroed. It goes neither with a
+	// source nor with DAX nor with a profile, and has no snapshots; its header is
+	// overwritten first when it is deleted.
 	Encryption string `protobuf:"bytes,30,opt,name=encryption,proto3" json:"encryption,omitempty"`
 	// With encryption: lets discards through to the disk.
 	EncryptionDiscards bool `protobuf:"varint,31,opt,name=encryption_discards,json=encryptionDiscards,proto3" json:"encryption_discards,omitempty"`
@@ -2229,7 +2243,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\xa1\a\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xd2\a\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -2259,7 +2273,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"encryption\x18\x1e \x01(\tR\n" +
 	"encryption\x129\n" +
 	"\n" +
-	"emptied_at\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\temptiedAt\x12\x17\n" +
+	"emptied_at\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\temptiedAt\x12/\n" +
+	"\x13encryption_discards\x18  \x01(\bR\x12encryptionDiscards\x12\x17\n" +
 	"\afs_uuid\x18( \x01(\tR\x06fsUuid\x12\x18\n" +
 	"\aprofile\x18) \x01(\tR\aprofile\x12F\n" +
 	"\vfs_settings\x18* \x03(\v2%.carve.lvmd.v1.Volume.FsSettingsEntryR\n" +

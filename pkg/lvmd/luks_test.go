@@ -1,0 +1,192 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/luks"
+)
+
+// headerExtents is how many extents the header takes.
+const headerExtents = luks.HeaderBytes / testExtent
+
+// kept makes a request one for a volume that its user encrypts.
+func kept(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
+	r.Encryption, r.EncryptionDiscards = names.EncryptionLUKS, true
+	return r
+}
+
+// inspects has an lvmd find a state in every header.
+func inspects(state luks.State, err error) func(*daemon, *Options) {
+	return func(_ *daemon, o *Options) {
+		o.Inspect = func(string, string) (luks.State, error) { return state, err }
+	}
+}
+
+func TestAVolumeThatItsUserEncryptsHasRoomForTheHeaderAndNoFileSystem(t *testing.T) {
+	for _, r := range []*lvmdv1.CreateVolumeRequest{kept(request("pvc-1", 4)), kept(fsRequest("pvc-2", 4, "ext4"))} {
+		m := newMachine(t)
+		d := m.start(t)
+		r.LimitBytes = r.GetRequiredBytes()
+		v := d.create(r)
+		if v.GetSizeBytes() != 4*testExtent || d.available() != testTotal-4-headerExtents {
+			t.Errorf("it has %d bytes, and %d extents are left", v.GetSizeBytes(), d.available())
+		}
+		if v.GetEncryption() != names.EncryptionLUKS || !v.GetEncryptionDiscards() || v.GetDevicePath() != "/dev/"+testGroup+"/"+v.GetId() || len(m.formatted) > 0 {
+			t.Errorf("volume %v, formatted %v", v, m.formatted)
+		}
+		if again := d.create(r); again.GetId() != v.GetId() {
+			t.Errorf("the same request made %v", again)
+		}
+		grown, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 6 * testExtent, LimitBytes: 6 * testExtent})
+		if err != nil || grown.GetVolume().GetSizeBytes() != 6*testExtent || d.available() != testTotal-6-headerExtents {
+			t.Errorf("grown: %v, error %v; %d extents are left", grown, err, d.available())
+		}
+		if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}); err == nil {
+			t.Error("it grew beyond what there is")
+		}
+		d.checkModel()
+	}
+}
+
+func TestTheSmallestVolumeThatItsUserEncryptsHoldsItsFileSystemBesidesTheHeader(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroup(testGroup, testExtent, 128)
+	d := m.start(t)
+	r := kept(fsRequest("pvc-1", 0, "xfs"))
+	r.RequiredBytes = 1
+	if v := d.create(r); v.GetSizeBytes() != 300<<20 {
+		t.Errorf("it has %d bytes", v.GetSizeBytes())
+	}
+}
+
+func TestWhatAVolumeThatItsUserEncryptsCannotHave(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(kept(request("pvc-1", 2)))
+	for what, r := range map[string]*lvmdv1.CreateVolumeRequest{
+		"a profile":      {Profile: "scratch", Encryption: names.EncryptionLUKS},
+		"a source":       {Source: &lvmdv1.VolumeSource{VolumeId: v.GetId()}, Encryption: names.EncryptionLUKS},
+		"being a source": {Source: &lvmdv1.VolumeSource{VolumeId: v.GetId()}},
+	} {
+		r.Name, r.RequiredBytes, r.Mode, r.FsType = "pvc-2", testExtent, lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, "ext4"
+		_, err := d.client.CreateVolume(t.Context(), r)
+		t.Log(what, err)
+		wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+	}
+}
+
+// holdsPattern tells which blocks of a volume show what a tenant wrote, within
+// the header and behind it.
+func (d *daemon) holdsPattern(id string, at int64) bool {
+	d.t.Helper()
+	h, err := d.machine.fake.OpenInUse(testGroup, id)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer h.Close()
+	b := make([]byte, 4096)
+	if _, err := h.ReadAt(b, at); err != nil {
+		d.t.Fatal(err)
+	}
+	return b[0] == 0x77
+}
+
+func TestWhereTheHeaderWillBeNothingOfAnEarlierTenantIsLeft(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: local, default: true, volumeGroup: carve, wipe: none}\n"
+	d := m.start(t)
+	old := d.create(request("pvc-1", testTotal))
+	if err := m.fake.Fill(testGroup, old.GetId(), 0x77); err != nil {
+		t.Fatal(err)
+	}
+	d.delete(old.GetId())
+	eventually(t, "the space is back", func() bool { return d.available() == testTotal })
+	v := d.create(kept(fsRequest("pvc-2", 8, "ext4")))
+	end := v.GetSizeBytes() + luks.HeaderBytes
+	for at, want := range map[int64]bool{0: false, luks.HeaderBytes - 4096: false, luks.HeaderBytes + 4096: true, end - 4096: false} {
+		if got := d.holdsPattern(v.GetId(), at); got != want {
+			t.Errorf("at %d the earlier tenant's bytes are there: %t", at, got)
+		}
+	}
+}
+
+func TestTheHeaderOfADeletedVolumeIsErasedFirstWhateverItsClassSays(t *testing.T) {
+	for name, config := range map[string]string{
+		"none": "- {name: local, default: true, volumeGroup: carve, wipe: none}\n", "discard": "- {name: local, default: true, volumeGroup: carve, wipe: discard}\n",
+		"auto": oneClass, "thin": "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.config = config
+			if name == "thin" {
+				m = thinMachine(t, "size: 40Mi, overprovisioning: 2")
+			}
+			d := m.start(t)
+			v := d.create(kept(request("pvc-1", 4)))
+			if err := m.fake.Fill(testGroup, v.GetId(), 0x77); err != nil {
+				t.Fatal(err)
+			}
+			erased := make(chan [2]int64, 100)
+			m.fake.BeforeZero = func(_, _ string, off, length int64) error {
+				select {
+				case erased <- [2]int64{off, length}:
+				default:
+				}
+				return nil
+			}
+			d.delete(v.GetId())
+			if first := <-erased; first != [2]int64{0, luks.HeaderBytes} {
+				t.Errorf("the first that is overwritten is %v", first)
+			}
+			eventually(t, "it is gone", func() bool { return len(d.list()) == 0 })
+			d.checkModel()
+		})
+	}
+}
+
+func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
+	for name, test := range map[string]struct {
+		state luks.State
+		err   error
+		want  lvmdv1.VolumeState
+	}{
+		"one that nobody had":         {luks.Blank, nil, lvmdv1.VolumeState_VOLUME_STATE_READY},
+		"one in the making":           {luks.Making, nil, lvmdv1.VolumeState_VOLUME_STATE_READY},
+		"one with data":               {luks.Made, nil, lvmdv1.VolumeState_VOLUME_STATE_READY},
+		"one that cannot be read":     {luks.Blank, os.ErrPermission, lvmdv1.VolumeState_VOLUME_STATE_READY},
+		"what lay there before":       {luks.Blank, luks.ErrForeign, lvmdv1.VolumeState_VOLUME_STATE_CREATING},
+		"something that is no header": {luks.Blank, luks.ErrDamaged, lvmdv1.VolumeState_VOLUME_STATE_CREATING},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			d := m.start(t)
+			v := d.create(kept(fsRequest("pvc-1", 4, "ext4")))
+			d.stop()
+			journals, err := filepath.Glob(filepath.Join(m.state, "*.db"))
+			if err != nil || len(journals) == 0 {
+				t.Fatalf("journals %q, error %v", journals, err)
+			}
+			for _, file := range journals {
+				if err := os.Remove(file); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m.fake.BeforeZero = func(_, volume string, _, _ int64) error {
+				t.Errorf("%s is cleared", volume)
+				return nil
+			}
+			d = m.start(t, inspects(test.state, test.err))
+			if all := d.list(); len(all) != 1 || all[0].GetId() != v.GetId() || all[0].GetState() != test.want || all[0].GetSizeBytes() != v.GetSizeBytes() {
+				t.Errorf("volumes %v", all)
+			}
+		})
+	}
+}
