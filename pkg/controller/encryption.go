@@ -18,7 +18,7 @@ import (
 
 // encryption is what a StorageClass says about it.
 type encryption struct {
-	// kind is names.EncryptionEphemeral, or empty.
+	// kind is names.EncryptionEphemeral, names.EncryptionLUKS, or empty.
 	kind string
 	// discards go through to the disk.
 	discards bool
@@ -29,10 +29,10 @@ type encryption struct {
 func parseEncryption(class *storagev1.StorageClass) (encryption, error) {
 	var out encryption
 	switch kind := class.Parameters[names.ParamEncryption]; kind {
-	case "", names.EncryptionEphemeral:
+	case "", names.EncryptionEphemeral, names.EncryptionLUKS:
 		out.kind = kind
 	default:
-		return out, &InvalidError{Field: classField(class, names.ParamEncryption), Given: fmt.Sprintf("%q", kind), Allowed: names.EncryptionEphemeral}
+		return out, &InvalidError{Field: classField(class, names.ParamEncryption), Given: fmt.Sprintf("%q", kind), Allowed: names.EncryptionEphemeral + ", " + names.EncryptionLUKS}
 	}
 	switch discards := class.Parameters[names.ParamEncryptionDiscards]; discards {
 	case "", "false":

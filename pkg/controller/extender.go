@@ -60,7 +60,7 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 		}
 		if r, err := parseClaim(claim, class); err == nil && node != "" && !deleted && claim.DeletionTimestamp == nil {
 			c.core.ledger.Reserve(scheduler.Reservation{Claim: string(claim.UID), Volume: volumeName(claim), Node: node,
-				Class: r.deviceClass, Bytes: r.bytes, Deadline: c.core.now().Add(reservationLife)})
+				Class: r.deviceClass, Bytes: r.room(), Deadline: c.core.now().Add(reservationLife)})
 			return
 		}
 		c.core.ledger.Release(string(claim.UID))
@@ -109,7 +109,7 @@ func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, er
 		if err != nil {
 			continue
 		}
-		d := scheduler.Demand{Class: r.deviceClass, Bytes: r.bytes, Policy: r.placement}
+		d := scheduler.Demand{Class: r.deviceClass, Bytes: r.room(), Policy: r.placement}
 		if claim.UID != "" {
 			d.Claim, d.Volume = string(claim.UID), volumeName(claim)
 		}

@@ -11,6 +11,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -48,11 +49,12 @@ type classParameters struct {
 // parseClass reads the parameters of a StorageClass; errors are *InvalidError.
 func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 	out := classParameters{onNodeLoss: names.NodeLossKeep, placement: scheduler.Policies[0]}
-	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamPlacement, names.ParamEncryption, names.ParamEncryptionDiscards}
+	known := []string{names.ParamDeviceClass, names.ParamOnNodeLoss, names.ParamPlacement, names.ParamEncryption, names.ParamEncryptionDiscards,
+		names.ParamStageSecretName, names.ParamStageSecretNamespace}
 	known = append(known, fileSystemParameters()...)
 	for _, key := range sortedKeys(class.Parameters) {
 		value := class.Parameters[key]
-		if isFileSystemParameter(key) {
+		if isFileSystemParameter(key) || isStageSecret(key) {
 			continue
 		}
 		switch key {
@@ -85,6 +87,10 @@ func parseClass(class *storagev1.StorageClass) (classParameters, error) {
 		return out, err
 	}
 	out.fsType = string(out.fileSystem.Type)
+	if out.encryption.kind == names.EncryptionLUKS && out.fileSystem.Profile != filesystem.Usual {
+		return out, &InvalidError{Field: classField(class, names.ParamProfile), Given: fmt.Sprintf("%q", out.fileSystem.Profile),
+			Allowed: fmt.Sprintf("none with %s: %s, which is for data that outlive a restart", names.ParamEncryption, names.EncryptionLUKS)}
+	}
 	return out, out.encryption.suitsMount(class)
 }
 
@@ -143,7 +149,22 @@ func parseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	if out.source, _, err = sourceOf(claim); err != nil {
 		return out, err
 	}
+	if err := out.encryption.checkStageSecret(class); err != nil {
+		return out, err
+	}
+	if _, err := stageSecret(class, claim); err != nil {
+		return out, err
+	}
 	return out, out.encryption.suits(out.source)
+}
+
+// room is what the volume takes of a node's room: its header comes on top of
+// what the claim asks for.
+func (r request) room() int64 {
+	if r.encryption.kind == names.EncryptionLUKS {
+		return r.bytes + luks.HeaderBytes
+	}
+	return r.bytes
 }
 
 // create is the request as lvmd wants it.

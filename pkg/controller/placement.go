@@ -89,7 +89,7 @@ func (p *provisioner) choose(a *attempt, class *storagev1.StorageClass, r reques
 		}
 		return true
 	})
-	ranked := r.placement.Rank(r.bytes, candidates)
+	ranked := r.placement.Rank(r.room(), candidates)
 	if len(ranked) == 0 {
 		p.mu.Lock()
 		waited := now.Sub(a.began)
@@ -180,7 +180,7 @@ func (p *provisioner) hopeless(class *storagev1.StorageClass, r request) error {
 	case !found:
 		return &InvalidError{Field: classField(class, names.ParamDeviceClass), Given: fmt.Sprintf("%q, which no node has,", r.deviceClass),
 			Allowed: fmt.Sprintf("%q", sortedKeys(known))}
-	case r.bytes > largest:
+	case r.room() > largest:
 		return &InvalidError{Field: "spec.resources.requests.storage", Given: resource.NewQuantity(r.bytes, resource.BinarySI).String(),
 			Allowed: fmt.Sprintf("at most %s, the size of the largest node's device class", resource.NewQuantity(largest, resource.BinarySI))}
 	}

@@ -296,7 +296,7 @@ func delayed(class *storagev1.StorageClass) bool {
 
 func (p *provisioner) reserve(a *attempt, node string, r request) {
 	for _, changed := range p.ledger.Reserve(scheduler.Reservation{
-		Claim: a.uid, Volume: a.name, Node: node, Class: r.deviceClass, Bytes: r.bytes, Deadline: p.now().Add(reservationLife),
+		Claim: a.uid, Volume: a.name, Node: node, Class: r.deviceClass, Bytes: r.room(), Deadline: p.now().Add(reservationLife),
 	}) {
 		p.roomChanged(changed)
 	}

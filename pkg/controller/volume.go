@@ -76,6 +76,8 @@ func newPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.Stora
 	if note := noteOf(vol); note.known() {
 		pv.Annotations[names.AnnotationVolumeGroup] = note.String()
 	}
+	// That it can be found is certain since the claim was accepted.
+	pv.Spec.CSI.NodeStageSecretRef, _ = stageSecret(class, claim)
 	if reclaim == v1.PersistentVolumeReclaimDelete {
 		pv.Finalizers = []string{finalizer}
 	}

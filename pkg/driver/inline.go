@@ -138,6 +138,10 @@ func checkAttributes(attributes map[string]string) (size int64, err error) {
 			return 0, invalid("volumeAttributes", "key %q is not allowed: %s are, and the file system goes into fsType beside them",
 				key, strings.Join(inlineAttributes, ", "))
 		}
+		if key == names.ParamEncryption && attributes[key] == names.EncryptionLUKS {
+			return 0, invalid("volumeAttributes["+key+"]", "%q is not allowed for a volume that ends with its Pod: %q is",
+				attributes[key], names.EncryptionEphemeral)
+		}
 	}
 	given := attributes[names.AttributeSize]
 	field := fmt.Sprintf("volumeAttributes[%s]", names.AttributeSize)

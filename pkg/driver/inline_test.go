@@ -202,6 +202,8 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 		{"a size of nothing", func() inline { return good.with("carve.csi.local/size", "0") }, codes.InvalidArgument, `"0" is not allowed`},
 		{"a negative size", func() inline { return good.with("carve.csi.local/size", "-1Gi") }, codes.InvalidArgument, `"-1Gi" is not allowed`},
 		{"a size beyond all bounds", func() inline { return good.with("carve.csi.local/size", "8Ei") }, codes.InvalidArgument, `"8Ei" is not allowed`},
+		{"a key that is kept", func() inline { return good.with("carve.csi.local/encryption", "luks") }, codes.InvalidArgument,
+			`"luks" is not allowed for a volume that ends with its Pod: "ephemeral" is`},
 		{"an unknown key", func() inline { return good.with("size", "1Gi") }, codes.InvalidArgument,
 			`volumeAttributes: key "size" is not allowed: carve.csi.local/size, carve.csi.local/device-class, carve.csi.local/encryption, carve.csi.local/profile are`},
 		{"the file system among the attributes", func() inline { return good.with("csi.storage.k8s.io/fstype", "xfs") }, codes.InvalidArgument,
