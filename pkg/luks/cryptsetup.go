@@ -19,17 +19,12 @@ const MappingPrefix = "carve.luks."
 const UUIDPrefix = "CRYPT-LUKS2-"
 
 const (
-	// maxKey bounds keys, in bytes: a Secret of Kubernetes holds no more.
-	maxKey = 1 << 20
-	// derivations is how many keys are tried at a time: each takes derivationKiB
+	// MaxKey bounds keys, in bytes: far above what any key needs, and below what
+	// reaches the node plugin in one request.
+	MaxKey = 64 << 10
+	// derivations is how many keys are tried at a time: each takes Cost.MemoryKiB
 	// of memory, and the container has a limit.
 	derivations = 2
-	// derivationKiB, derivationRounds are what argon2id costs for one key: 32 MiB
-	// and four passes are above what is recommended as the least (19 MiB, two),
-	// and the same wherever the volume is made, unlike what cryptsetup would
-	// measure on a busy machine.
-	derivationKiB    = 32 << 10
-	derivationRounds = 4
 	// headerSectors is HeaderBytes in units of 512 bytes.
 	headerSectors = HeaderBytes / 512
 	// maxWords bounds what is kept of cryptsetup's output.
@@ -45,7 +40,7 @@ var (
 	// ErrInUse is returned when somebody has a device or a mapping open.
 	ErrInUse = errors.New("it is in use")
 	// ErrBadKey is returned for a key of no use, before anything is done.
-	ErrBadKey = errors.New("a key has 1 to 1048576 bytes")
+	ErrBadKey = errors.New("a key has 1 to 65536 bytes")
 )
 
 // Exit statuses of cryptsetup(8).
@@ -54,38 +49,51 @@ const (
 	exitBusy         = 5
 )
 
-// Cryptsetup runs cryptsetup. Its methods may be called concurrently, but for
-// the same volume; contexts should have deadlines: a key's derivation takes a
+// Cost is what argon2id takes to derive the key of a new header.
+type Cost struct {
+	// MemoryKiB of memory, 32 at least, and Rounds over it, 4 at least: cryptsetup
+	// takes no less.
+	MemoryKiB, Rounds int
+}
+
+// Usual is what volumes get: 32 MiB and four passes are above what is recommended
+// as the least (19 MiB, two), and the same wherever a volume is made, unlike what
+// cryptsetup would measure on a busy machine.
+var Usual = Cost{MemoryKiB: 32 << 10, Rounds: 4}
+
+// Cryptsetup runs cryptsetup. It implements Interface; a key's derivation takes a
 // fraction of a second, and waits for its turn.
 type Cryptsetup struct {
 	binary string
 	turns  chan struct{}
-	// memoryKiB is what one derivation takes.
-	memoryKiB int
+	cost   Cost
 }
+
+var _ Interface = (*Cryptsetup)(nil)
 
 // New returns a Cryptsetup that runs the program of that name or path.
-func New(binary string) *Cryptsetup {
-	return &Cryptsetup{binary: binary, turns: make(chan struct{}, derivations), memoryKiB: derivationKiB}
+func New(binary string, cost Cost) *Cryptsetup {
+	return &Cryptsetup{binary: binary, turns: make(chan struct{}, derivations), cost: cost}
 }
 
-// Format makes a new header for a volume on a device, whatever lies there. Its
-// state is Making then, and stays so until Finish.
+// Inspect implements Interface by the function of that name.
+func (c *Cryptsetup) Inspect(device, volume string) (State, error) { return Inspect(device, volume) }
+
+// Format implements Interface.
 func (c *Cryptsetup) Format(ctx context.Context, device, volume string, key []byte) error {
 	if err := c.derive(ctx, key, "luksFormat", "--batch-mode", "--type", "luks2",
 		"--label", volume, "--subsystem", subsystemMaking,
 		"--cipher", "aes-xts-plain64", "--key-size", "512", "--sector-size", "512", "--hash", "sha256",
 		"--luks2-metadata-size", fmt.Sprint(secondary), "--offset", fmt.Sprint(headerSectors),
-		"--pbkdf", "argon2id", "--pbkdf-memory", fmt.Sprint(c.memoryKiB), "--pbkdf-parallel", "1",
-		"--pbkdf-force-iterations", fmt.Sprint(derivationRounds),
+		"--pbkdf", "argon2id", "--pbkdf-memory", fmt.Sprint(c.cost.MemoryKiB), "--pbkdf-parallel", "1",
+		"--pbkdf-force-iterations", fmt.Sprint(c.cost.Rounds),
 		"--key-file", "-", device); err != nil {
 		return fmt.Errorf("make the encrypted volume %s: %w", volume, err)
 	}
 	return nil
 }
 
-// Finish notes in the header that the volume may hold somebody's data from now
-// on. It is durable when it returns.
+// Finish implements Interface.
 func (c *Cryptsetup) Finish(ctx context.Context, device, volume string) error {
 	if err := c.run(ctx, nil, "config", "--batch-mode", "--label", volume, "--subsystem", subsystemMade, device); err != nil {
 		return fmt.Errorf("finish the encrypted volume %s: %w", volume, err)
@@ -93,7 +101,7 @@ func (c *Cryptsetup) Finish(ctx context.Context, device, volume string) error {
 	return nil
 }
 
-// Test tells whether a key opens the volume on a device. ErrWrongKey when not.
+// Test implements Interface.
 func (c *Cryptsetup) Test(ctx context.Context, device, volume string, key []byte) error {
 	if err := c.derive(ctx, key, "open", "--batch-mode", "--type", "luks2", "--test-passphrase", "--key-file", "-", device); err != nil {
 		return fmt.Errorf("try the key of the encrypted volume %s: %w", volume, err)
@@ -101,9 +109,8 @@ func (c *Cryptsetup) Test(ctx context.Context, device, volume string, key []byte
 	return nil
 }
 
-// Open makes the volume's mapping. ErrWrongKey when the key is another one,
-// ErrInUse when there is a mapping already. The cipher's key is in the mapping's
-// table, so that it can grow without the volume's key.
+// Open implements Interface. The cipher's key is in the mapping's table, so that
+// it can grow without the volume's key.
 func (c *Cryptsetup) Open(ctx context.Context, device, volume string, key []byte, discards bool) error {
 	args := []string{"open", "--batch-mode", "--type", "luks2", "--disable-keyring", "--key-file", "-"}
 	if discards {
@@ -115,8 +122,7 @@ func (c *Cryptsetup) Open(ctx context.Context, device, volume string, key []byte
 	return nil
 }
 
-// Resize gives the mapping the size that the device below has now, also while
-// it is in use.
+// Resize implements Interface.
 func (c *Cryptsetup) Resize(ctx context.Context, volume string) error {
 	if err := c.run(ctx, nil, "resize", "--batch-mode", "--disable-keyring", MappingPrefix+volume); err != nil {
 		return fmt.Errorf("grow the encrypted volume %s: %w", volume, err)
@@ -124,17 +130,9 @@ func (c *Cryptsetup) Resize(ctx context.Context, volume string) error {
 	return nil
 }
 
-// Close removes the mapping. ErrInUse while somebody has it open.
-func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
-	if err := c.run(ctx, nil, "close", MappingPrefix+volume); err != nil {
-		return fmt.Errorf("close the encrypted volume %s: %w", volume, err)
-	}
-	return nil
-}
-
 // derive runs a command that derives something from a key, when its turn comes.
 func (c *Cryptsetup) derive(ctx context.Context, key []byte, args ...string) error {
-	if len(key) == 0 || len(key) > maxKey {
+	if len(key) == 0 || len(key) > MaxKey {
 		return fmt.Errorf("%w, not %d", ErrBadKey, len(key))
 	}
 	select {
@@ -183,6 +181,3 @@ func (b *bounded) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
-
-// Path is where the node of a volume's mapping is.
-func Path(volume string) string { return "/dev/mapper/" + MappingPrefix + volume }

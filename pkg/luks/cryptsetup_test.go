@@ -1,3 +1,5 @@
+//go:build !kernel
+
 package luks
 
 import (
@@ -47,7 +49,7 @@ func stand(t *testing.T, status string) (*Cryptsetup, func(file string) string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return New(filepath.Join(dir, "cryptsetup")), func(file string) string {
+	return New(filepath.Join(dir, "cryptsetup"), Usual), func(file string) string {
 		b, err := os.ReadFile(filepath.Join(dir, file))
 		if err != nil {
 			t.Fatal(err)
@@ -80,7 +82,6 @@ var calls = []struct {
 		"open --batch-mode --type luks2 --disable-keyring --key-file - --allow-discards /dev/v carve.luks." + volume},
 	{"Resize", func(ctx context.Context, c *Cryptsetup) error { return c.Resize(ctx, volume) }, false,
 		"resize --batch-mode --disable-keyring carve.luks." + volume},
-	{"Close", func(ctx context.Context, c *Cryptsetup) error { return c.Close(ctx, volume) }, false, "close carve.luks." + volume},
 }
 
 func TestTheKeyGoesByStandardInputAndNowhereElse(t *testing.T) {
@@ -126,14 +127,14 @@ func TestWhatCryptsetupSaysByItsExitStatus(t *testing.T) {
 	if err := calls[0].call(t.Context(), c); err == nil || errors.Is(err, ErrWrongKey) || errors.Is(err, ErrInUse) {
 		t.Errorf("status 4: %v", err)
 	}
-	if err := calls[0].call(t.Context(), New("/there/is/none")); !errors.Is(err, os.ErrNotExist) {
+	if err := calls[0].call(t.Context(), New("/there/is/none", Usual)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no cryptsetup: %v", err)
 	}
 }
 
 func TestKeysOfNoUseAreRefusedBeforeAnythingIsDone(t *testing.T) {
-	for _, bad := range [][]byte{nil, {}, make([]byte, maxKey+1)} {
-		c := New("/there/is/none")
+	for _, bad := range [][]byte{nil, {}, make([]byte, MaxKey+1)} {
+		c := New("/there/is/none", Usual)
 		for name, err := range map[string]error{
 			"Format": c.Format(t.Context(), "/dev/v", volume, bad), "Open": c.Open(t.Context(), "/dev/v", volume, bad, false), "Test": c.Test(t.Context(), "/dev/v", volume, bad),
 		} {

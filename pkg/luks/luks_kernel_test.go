@@ -1,11 +1,12 @@
 //go:build kernel
 
-package luks
+package luks_test
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +14,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/luks/lukstest"
 )
+
+// cheap is what the emulated machine derives in a moment.
+var cheap = luks.Cost{MemoryKiB: 32, Rounds: 4}
 
 // byHand runs a program as an administrator would and returns its output.
 func byHand(t *testing.T, name string, args ...string) string {
@@ -27,19 +34,40 @@ func byHand(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// table is a device-mapper table of the first bytes of /dev/vdb.
-func table(bytes int64) string { return "0 " + strconv.FormatInt(bytes/512, 10) + " linear /dev/vdb 0" }
+// below is an empty device on the first bytes of /dev/vdb, that can grow and fail.
+type below struct{ size int64 }
 
-// device makes an empty device that can grow, of that size, until the test ends.
-func device(t *testing.T, size int64) string {
+const belowPath = "/dev/mapper/below"
+
+func newBelow(t *testing.T) *below {
 	t.Helper()
-	byHand(t, "blkdiscard", "--zeroout", "--length", strconv.Itoa(HeaderBytes), "/dev/vdb")
-	byHand(t, "dmsetup", "create", "below", "--table", table(size))
+	b := &below{size: 32 << 20}
+	blank(t, "/dev/vdb")
+	byHand(t, "dmsetup", "create", "below", "--table", b.table("linear /dev/vdb 0"))
 	t.Cleanup(func() {
+		// What a failed test left.
+		_ = exec.Command("dmsetup", "remove", "--retry", luks.MappingPrefix+lukstest.Volume).Run()
 		byHand(t, "dmsetup", "remove", "--retry", "below")
-		byHand(t, "blkdiscard", "--zeroout", "--length", strconv.Itoa(HeaderBytes), "/dev/vdb")
+		blank(t, "/dev/vdb")
 	})
-	return "/dev/mapper/below"
+	return b
+}
+
+func (b *below) table(target string) string {
+	return "0 " + strconv.FormatInt(b.size/512, 10) + " " + target
+}
+
+func (b *below) swap(t *testing.T, target string) {
+	t.Helper()
+	byHand(t, "dmsetup", "load", "below", "--table", b.table(target))
+	byHand(t, "dmsetup", "suspend", "--noflush", "below")
+	byHand(t, "dmsetup", "resume", "below")
+}
+
+// blank clears what a header takes.
+func blank(t *testing.T, device string) {
+	t.Helper()
+	byHand(t, "blkdiscard", "--zeroout", "--length", strconv.Itoa(luks.HeaderBytes), device)
 }
 
 // limited is a context with a bound that only a hang reaches.
@@ -50,115 +78,127 @@ func limited(t *testing.T) context.Context {
 	return ctx
 }
 
-func wantState(t *testing.T, device string, want State) {
-	t.Helper()
-	if got, err := Inspect(device, volume); err != nil || got != want {
-		t.Fatalf("the volume is %v, error %v; want %v", got, err, want)
-	}
+func TestReal(t *testing.T) {
+	b := newBelow(t)
+	lukstest.Run(t, lukstest.Harness{
+		Interface: luks.New("cryptsetup", cheap), Device: belowPath,
+		Hold: func(t *testing.T, node string) func() {
+			f, err := os.Open(node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() { f.Close() }
+		},
+		Grow: func(t *testing.T, more int64) {
+			b.size += more
+			b.swap(t, "linear /dev/vdb 0")
+		},
+		Size: func(t *testing.T, node string) int64 {
+			f, err := os.Open(node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			size, err := f.Seek(0, io.SeekEnd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return size
+		},
+		Interrupt: func(t *testing.T, volume string) {
+			byHand(t, "dmsetup", "create", luks.MappingPrefix+volume, "--notable", "--uuid", luks.UUIDPrefix+"0-"+luks.MappingPrefix+volume)
+		},
+		Die: func(t *testing.T) func() {
+			b.swap(t, "error")
+			return func() { b.swap(t, "linear /dev/vdb 0") }
+		},
+	})
 }
 
-func TestRealCryptsetupMakesOpensGrowsAndCloses(t *testing.T) {
-	const size = 32 << 20
-	c, on, ctx := New("cryptsetup"), device(t, size), limited(t)
-	c.memoryKiB = 64 // The machine is emulated.
-	wantState(t, on, Blank)
-	if err := c.Format(ctx, on, volume, key); err != nil {
+func TestRealPlainTextAndKeysAreNotOnTheDisk(t *testing.T) {
+	newBelow(t)
+	c, ctx := luks.New("cryptsetup", cheap), limited(t)
+	if err := errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Open(ctx, belowPath, lukstest.Volume, lukstest.Key, true)); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, on, Making)
-	// A key is all its bytes: neither zeroes nor newlines end it.
-	wrong := bytes.TrimSuffix(key, []byte("t"))
-	if err := c.Open(ctx, on, volume, wrong, false); !errors.Is(err, ErrWrongKey) {
-		t.Errorf("a wrong key: %v", err)
-	}
-	if err := c.Open(ctx, on, volume, key, true); err != nil {
-		t.Fatal(err)
-	}
-	closed := false
-	t.Cleanup(func() {
-		if !closed {
-			byHand(t, "dmsetup", "remove", "--retry", MappingPrefix+volume)
-		}
-	})
-	if err := c.Open(ctx, on, volume, key, true); !errors.Is(err, ErrInUse) {
-		t.Errorf("opened twice: %v", err)
-	}
-	mapped := byHand(t, "dmsetup", "table", "--showkeys", MappingPrefix+volume)
+	mapped := byHand(t, "dmsetup", "table", "--showkeys", luks.MappingPrefix+lukstest.Volume)
 	if strings.Contains(mapped, "logon") || !strings.Contains(mapped, "allow_discards") || !strings.HasPrefix(mapped, "0 32768 crypt aes-xts-plain64 ") {
 		t.Errorf("the mapping is %s", mapped)
 	}
-	uuid := byHand(t, "dmsetup", "info", "--columns", "--noheadings", "-o", "uuid", MappingPrefix+volume)
-	if !strings.HasPrefix(uuid, UUIDPrefix) || !strings.HasSuffix(strings.TrimSpace(uuid), MappingPrefix+volume) {
-		t.Errorf("the mapping's UUID is %s", uuid)
-	}
-	// It is finished, and grown, while it is in use.
-	f, err := os.OpenFile(Path(volume), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	text := bytes.Repeat([]byte("plain text that nobody may find "), 128)
-	_, err = f.WriteAt(text, 0)
-	if err := errors.Join(err, f.Sync(), c.Finish(ctx, on, volume)); err != nil {
+	f, err := os.OpenFile(luks.Path(lukstest.Volume), os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteAt(text, 0)
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	if err := errors.Join(err, c.Close(ctx, lukstest.Volume)); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, on, Made)
-	if err := c.Close(ctx, volume); !errors.Is(err, ErrInUse) {
-		t.Errorf("closed while it is open: %v", err)
-	}
-	byHand(t, "dmsetup", "suspend", "below")
-	byHand(t, "dmsetup", "load", "below", "--table", table(size+8<<20))
-	byHand(t, "dmsetup", "resume", "below")
-	if err := c.Resize(ctx, volume); err != nil {
-		t.Fatal(err)
-	}
-	if end, err := f.Seek(0, 2); err != nil || end != size+8<<20-HeaderBytes {
-		t.Errorf("it has %d bytes, error %v", end, err)
-	}
-	if err := errors.Join(f.Close(), c.Close(ctx, volume)); err != nil {
-		t.Fatal(err)
-	}
-	closed = true
-	if left, err := filepath.Glob("/dev/mapper/" + MappingPrefix + "*"); err != nil || len(left) > 0 {
-		t.Errorf("left: %q, error %v", left, err)
-	}
-	if err := c.Test(ctx, on, volume, wrong); !errors.Is(err, ErrWrongKey) {
-		t.Errorf("a wrong key: %v", err)
-	}
-	if err := c.Test(ctx, on, volume, key); err != nil {
-		t.Error(err)
-	}
-	raw, err := os.ReadFile(on)
-	if err != nil || bytes.Contains(raw, text[:64]) || bytes.Contains(raw, key) {
+	raw, err := os.ReadFile(belowPath)
+	if err != nil || bytes.Contains(raw, text[:64]) || bytes.Contains(raw, lukstest.Key) {
 		t.Errorf("plain text, or the key, is on the disk; error %v", err)
 	}
 }
 
-func TestAnInterruptedFormatIsToldFromAVolumeThatHoldsData(t *testing.T) {
-	c, on := New("cryptsetup"), device(t, 32<<20)
+// TestRealKeyIsChangedByHand does it as docs/encryption.md says, while the volume
+// is open.
+func TestRealKeyIsChangedByHand(t *testing.T) {
+	newBelow(t)
+	c, ctx := luks.New("cryptsetup", cheap), limited(t)
+	if err := errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Finish(ctx, belowPath, lukstest.Volume),
+		c.Open(ctx, belowPath, lukstest.Volume, lukstest.Key, false)); err != nil {
+		t.Fatal(err)
+	}
+	before, after := filepath.Join(t.TempDir(), "old.key"), filepath.Join(t.TempDir(), "new.key")
+	if err := errors.Join(os.WriteFile(before, lukstest.Key, 0o600), os.WriteFile(after, []byte("another key"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	byHand(t, "cryptsetup", "luksAddKey", "--pbkdf", "argon2id", "--pbkdf-memory", "32768", "--pbkdf-parallel", "1", "--pbkdf-force-iterations", "4",
+		"--key-file", before, belowPath, after)
+	byHand(t, "cryptsetup", "luksRemoveKey", belowPath, before)
+	if err := c.Test(ctx, belowPath, lukstest.Volume, []byte("another key")); err != nil {
+		t.Error(err)
+	}
+	if err := c.Test(ctx, belowPath, lukstest.Volume, lukstest.Key); !errors.Is(err, luks.ErrWrongKey) {
+		t.Errorf("the old key: %v", err)
+	}
+	if state, err := c.Inspect(belowPath, lukstest.Volume); err != nil || state != luks.Made {
+		t.Errorf("state %v, error %v", state, err)
+	}
+	if err := c.Close(ctx, lukstest.Volume); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRealInterruptedFormatIsToldFromAVolumeThatHoldsData(t *testing.T) {
+	newBelow(t)
+	c := luks.New("cryptsetup", luks.Usual)
 	begin := time.Now()
-	if err := c.Format(limited(t), on, volume, key); err != nil {
+	if err := c.Format(limited(t), belowPath, lukstest.Volume, lukstest.Key); err != nil {
 		t.Fatal(err)
 	}
 	took := time.Since(begin)
-	dump := byHand(t, "cryptsetup", "luksDump", on)
+	dump := byHand(t, "cryptsetup", "luksDump", belowPath)
 	for _, want := range []string{"argon2id", "Memory:     32768", "Time cost:  4", "Threads:    1", "offset: 16777216 [bytes]", "cipher: aes-xts-plain64"} {
 		if !strings.Contains(dump, want) {
 			t.Errorf("no %q in\n%s", want, dump)
 		}
 	}
-	for _, part := range []time.Duration{took / 6, took / 3, took / 2} {
-		byHand(t, "blkdiscard", "--zeroout", "--length", strconv.Itoa(HeaderBytes), on)
+	for _, part := range []time.Duration{took / 4, took / 2} {
+		blank(t, belowPath)
 		ctx, cancel := context.WithTimeout(limited(t), part)
-		err := c.Format(ctx, on, volume, key)
+		err := c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key)
 		cancel()
-		state, inspectErr := Inspect(on, volume)
+		state, inspectErr := luks.Inspect(belowPath, lukstest.Volume)
 		t.Logf("killed after %v of %v: %v, state %v", part, took, err, state)
-		if inspectErr != nil || state == Made {
+		if inspectErr != nil || state == luks.Made {
 			t.Errorf("state %v, error %v", state, inspectErr)
 		}
 	}
-	if err := c.Format(limited(t), on, volume, key); err != nil {
+	if err := c.Format(limited(t), belowPath, lukstest.Volume, lukstest.Key); err != nil {
 		t.Error(err)
 	}
-	wantState(t, on, Making)
+	if state, err := luks.Inspect(belowPath, lukstest.Volume); err != nil || state != luks.Making {
+		t.Errorf("state %v, error %v", state, err)
+	}
 }
