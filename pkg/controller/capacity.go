@@ -269,7 +269,7 @@ func (p *publisher) desired(ctx context.Context, key capacityKey) (wish, schedul
 	if !ok {
 		return remove, scheduler.Room{}, nil
 	}
-	return publish, room, nil
+	return publish, room.Besides(params.encryption.headerBytes()), nil
 }
 
 // sync makes the object what it should be, and returns when to look again.

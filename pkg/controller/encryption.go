@@ -14,6 +14,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // encryption is what a StorageClass says about it.
@@ -22,6 +23,14 @@ type encryption struct {
 	kind string
 	// discards go through to the disk.
 	discards bool
+}
+
+// headerBytes is what a volume takes besides what its user gets.
+func (e encryption) headerBytes() int64 {
+	if e.kind == names.EncryptionLUKS {
+		return luks.HeaderBytes
+	}
+	return 0
 }
 
 // parseEncryption reads the StorageClass parameters about encryption; errors are

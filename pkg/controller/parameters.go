@@ -11,7 +11,6 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
-	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -160,12 +159,7 @@ func parseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 
 // room is what the volume takes of a node's room: its header comes on top of
 // what the claim asks for.
-func (r request) room() int64 {
-	if r.encryption.kind == names.EncryptionLUKS {
-		return r.bytes + luks.HeaderBytes
-	}
-	return r.bytes
-}
+func (r request) room() int64 { return r.bytes + r.encryption.headerBytes() }
 
 // create is the request as lvmd wants it.
 func (r request) create(claim *v1.PersistentVolumeClaim, clusterID string) *lvmdv1.CreateVolumeRequest {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
@@ -95,6 +96,18 @@ func TestThePersistentVolumeNamesTheSecretAndRoomIsKeptForTheHeader(t *testing.T
 	r, err := parseClaim(claim, mustClass(t, h))
 	if err != nil || r.room() != r.bytes+16*mib {
 		t.Errorf("%d bytes of room for %d, error %v", r.room(), r.bytes, err)
+	}
+}
+
+func TestRoomIsToldWithoutWhatHeadersTake(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", withKey("key", "vault"))
+	h.run()
+	h.eventually("n1 is published", h.capacityIs("n1", gib-16*mib))
+	room, err := h.csiClient().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{names.ParamEncryption: names.EncryptionLUKS}})
+	if err != nil || room.GetAvailableCapacity() != gib-16*mib || room.GetMaximumVolumeSize().GetValue() != gib-16*mib {
+		t.Errorf("room %v, %v", room, err)
 	}
 }
 

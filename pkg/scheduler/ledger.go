@@ -99,6 +99,13 @@ type Room struct {
 	MaximumVolume int64
 }
 
+// Besides is what of a room can be had as volumes of which each takes so many bytes
+// besides its own size.
+func (r Room) Besides(bytes int64) Room {
+	r.Available, r.MaximumVolume = max(0, r.Available-bytes), max(0, r.MaximumVolume-bytes)
+	return r
+}
+
 // Ledger holds reports and reservations. All methods may be called
 // concurrently; each is atomic.
 //

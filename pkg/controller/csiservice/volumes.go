@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // DeleteVolume removes a volume. One that no node has is no error; one that an
@@ -117,15 +119,19 @@ func (s *Service) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*cs
 	if err != nil {
 		return nil, invalid("parameters", "%v", err)
 	}
-	var sum, largest int64
+	var sum, largest, header int64
+	if ask.GetEncryption() == names.EncryptionLUKS {
+		header = luks.HeaderBytes
+	}
 	for _, c := range s.o.Ledger.Candidates(ask.GetDeviceClass()) {
 		if len(nodes) > 0 && !slices.Contains(nodes, c.Node) {
 			continue
 		}
-		if sum += c.Room.Available; sum < 0 {
+		room := c.Room.Besides(header)
+		if sum += room.Available; sum < 0 {
 			sum = 1<<63 - 1
 		}
-		largest = max(largest, c.Room.MaximumVolume)
+		largest = max(largest, room.MaximumVolume)
 	}
 	return &csi.GetCapacityResponse{AvailableCapacity: sum, MaximumVolumeSize: wrapperspb.Int64(largest)}, nil
 }
