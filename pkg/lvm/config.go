@@ -36,8 +36,8 @@ const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations
 	`external_device_info_source="none" hints="none" `
 
 // noCrypt keeps LVM from looking into encrypted volumes, which it would not know
-// for what they are.
-const noCrypt = `global_filter=["r|^/dev/mapper/carve\\.crypt\\.|"] }`
+// for what they are, whoever has the key.
+const noCrypt = `global_filter=["r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"] }`
 
 // lvmConfig is the argument of --config. With devices, only those are looked
 // at; without, all block devices but logical volumes.

@@ -156,7 +156,7 @@ func TestTheFilterAcceptsTheDevicesAndNothingElse(t *testing.T) {
 	if want := `global_filter=["a|^/dev/vdb$|","a|^/dev/disk/by-id/a\\.b$|","r|.*|"]`; !strings.Contains(got, want) {
 		t.Errorf("%s does not hold %s", got, want)
 	}
-	if got := lvmConfig(nil); !strings.Contains(got, `global_filter=["r|^/dev/mapper/carve\\.crypt\\.|"]`) || strings.Contains(got, `"a|`) {
+	if got := lvmConfig(nil); !strings.Contains(got, `global_filter=["r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"]`) || strings.Contains(got, `"a|`) {
 		t.Errorf("without devices: %s", got)
 	}
 }
