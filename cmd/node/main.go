@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/privilege"
 	"github.com/carve-csi/carve/pkg/logging"
+	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/ops"
 )
 
@@ -100,6 +101,7 @@ func run(ctx context.Context, o options) error {
 		LVMD:          lvmdv1.NewLVMDClient(conn),
 		Mounts:        mount.System{Trusted: o.kubeletDir},
 		FileSystems:   driver.SystemFileSystems{},
+		LUKS:          luks.New("cryptsetup", luks.Usual),
 		Metrics:       metrics,
 		Log:           log,
 	})

@@ -74,7 +74,7 @@ func bePlugin(dir, caps string) error {
 	metrics := driver.NewMetrics()
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: drivertest.NodeName, KubeletDir: kubelet, LVMD: lvmdv1.NewLVMDClient(conn),
-		Mounts: mount.System{Trusted: kubelet}, FileSystems: driver.SystemFileSystems{}, Metrics: metrics, Log: log,
+		Mounts: mount.System{Trusted: kubelet}, FileSystems: driver.SystemFileSystems{}, LUKS: drivertest.Cryptsetup(), Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return err
@@ -174,11 +174,23 @@ func (r *real) everything() error {
 			return fmt.Errorf("%q: %w", fsType, err)
 		}
 	}
+	return r.wholeLifeLUKS()
+}
+
+// wholeLifeLUKS is wholeLife of a volume with a kept key.
+func (r *real) wholeLifeLUKS() error {
+	if err := r.wholeLifeOf(r.locked(fmt.Sprint("reduced-luks", time.Now().UnixNano()), "ext4")); err != nil {
+		return fmt.Errorf("encrypted: %w", err)
+	}
 	return nil
 }
 
 func (r *real) wholeLife(fsType string) error {
-	v := r.volume(fmt.Sprint("reduced", fsType, time.Now().UnixNano()), fsType)
+	return r.wholeLifeOf(r.volume(fmt.Sprint("reduced", fsType, time.Now().UnixNano()), fsType))
+}
+
+func (r *real) wholeLifeOf(v *lvmdv1.Volume) error {
+	fsType := v.GetFsType()
 	defer r.deleteLater(v)
 	target := r.target(v, "pod")
 	if err := errors.Join(r.stage(v, access(v)), r.publish(v, "pod", access(v), false)); err != nil {

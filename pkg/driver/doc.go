@@ -3,14 +3,17 @@
 //
 // It owns what happens between a volume that lvmd carved and formatted and the
 // paths at which Pods see it: check, mount, bind, take off, grow the file
-// system, tell how full it is. It never runs an LVM command, never formats,
-// never talks to the Kubernetes API and keeps no state: the mount table is the
-// truth about what is staged and published, lvmd about which volumes exist.
+// system, tell how full it is. Volumes that are encrypted with a key from a
+// Secret it makes, opens and closes. It never runs an LVM command, formats nothing
+// that somebody's data may be on, never talks to the Kubernetes API and keeps no
+// state: the mount table is the truth about what is staged and published, lvmd
+// about which volumes exist, a header about whether an encrypted one is made.
 //
 // Vocabulary: a volume is staged when its file system is mounted at the
 // staging path, once per node; it is published when that mount, or for raw
 // block the device node, is bound to a target path, once per Pod. Both paths
-// lie below the kubelet's directory.
+// lie below the kubelet's directory. An encrypted volume is open while it has a
+// mapping.
 //
 // Invariants: every call may be repeated and may follow a crash at any point;
 // no path ever has two layers; two calls that change one volume never run at

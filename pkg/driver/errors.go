@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // failure is an error of ours whose code is known where it arises: what is
@@ -38,6 +39,7 @@ func toStatus(err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		code = codes.DeadlineExceeded
 	case errors.Is(err, filesystem.ErrUnformatted), errors.Is(err, filesystem.ErrCorrupt),
+		errors.Is(err, luks.ErrWrongKey), errors.Is(err, luks.ErrInUse),
 		errors.Is(err, syscall.EBUSY):
 		code = codes.FailedPrecondition
 	case errors.Is(err, fs.ErrNotExist):

@@ -16,7 +16,8 @@ import (
 const growTimeout = time.Hour
 
 // NodeExpandVolume grows the mounted file system to the size that its volume
-// has been given already. A raw block volume needs nothing.
+// has been given already. A raw block volume needs nothing, but for an encrypted
+// one whose mapping grows; that takes no key.
 func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if err := checkVolumeID(id); err != nil {
@@ -35,7 +36,7 @@ func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 		return nil, err
 	}
 	defer release()
-	v, err := n.usable(ctx, id)
+	v, err := n.inUse(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -49,6 +50,11 @@ func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if required := req.GetCapacityRange().GetRequiredBytes(); required > v.GetSizeBytes() {
 		return nil, &failure{codes.OutOfRange,
 			fmt.Errorf("capacity_range.required_bytes: %d is not allowed: volume %s has %d", required, id, v.GetSizeBytes())}
+	}
+	if isLUKS(v) {
+		if err := n.widen(v); err != nil {
+			return nil, err
+		}
 	}
 	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
 		if err := n.grow(v, req); err != nil {

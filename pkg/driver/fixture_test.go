@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/mount/mountfake"
+	"github.com/carve-csi/carve/pkg/luks/luksfake"
 )
 
 const gib = 1 << 30
@@ -28,6 +29,8 @@ type kubelet struct {
 	machine *drivertest.Machine
 	// size of volumes, in bytes.
 	size int64
+	// secrets come with each stage.
+	secrets map[string]string
 }
 
 // fixture is a kubelet on a machine of fakes.
@@ -36,6 +39,7 @@ type fixture struct {
 	lvmd        *drivertest.LVMD
 	mounts      *mountfake.Table
 	fileSystems *drivertest.FileSystems
+	luks        *luksfake.Table
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -43,7 +47,7 @@ func newFixture(t testing.TB) *fixture {
 	m := drivertest.NewFakeMachine(t)
 	return &fixture{
 		kubelet: kubelet{Plugin: m.Start(), t: t, machine: m.Machine, size: gib},
-		lvmd:    m.LVMD, mounts: m.Mounts, fileSystems: m.FileSystems,
+		lvmd:    m.LVMD, mounts: m.Mounts, fileSystems: m.FileSystems, luks: m.LUKS,
 	}
 }
 
@@ -80,7 +84,7 @@ func (f *kubelet) target(v *lvmdv1.Volume, pod string) string {
 
 func (f *kubelet) stage(v *lvmdv1.Volume, c *csi.VolumeCapability) error {
 	_, err := f.NodeStageVolume(f.ctx(), &csi.NodeStageVolumeRequest{
-		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), VolumeCapability: c,
+		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), VolumeCapability: c, Secrets: f.secrets,
 	})
 	return err
 }

@@ -84,6 +84,10 @@ func (n *Node) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.VolumeHe
 // one that turned read-only by itself has layers that still say that they are
 // writable.
 func (n *Node) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.VolumeHealth_VolumeHealthEntry, error) {
+	v, open, err := n.opened(v)
+	if err != nil || !open {
+		return nil, err
+	}
 	i := slices.IndexFunc(points, func(p mount.Point) bool { return p.Device == deviceOf(v) && p.Root == "/" })
 	if i < 0 {
 		return nil, nil

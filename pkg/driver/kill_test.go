@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // errKilled is what a plugin gets from everything once it is dead.
@@ -102,6 +103,40 @@ func (m mortalFileSystems) Grow(ctx context.Context, device, path string, t file
 	return m.step(func() error { return m.FileSystems.Grow(ctx, device, path, t) })
 }
 
+func (m mortalFileSystems) Format(ctx context.Context, device string, o filesystem.FormatOptions) error {
+	return m.step(func() error { return m.FileSystems.Format(ctx, device, o) })
+}
+
+// mortalLUKS are steps on the way to what changes headers and mappings.
+type mortalLUKS struct {
+	luks.Interface
+	*reaper
+}
+
+func (m mortalLUKS) Format(ctx context.Context, device, volume string, key []byte) error {
+	return m.step(func() error { return m.Interface.Format(ctx, device, volume, key) })
+}
+
+func (m mortalLUKS) Open(ctx context.Context, device, volume string, key []byte, discards bool) error {
+	return m.step(func() error { return m.Interface.Open(ctx, device, volume, key, discards) })
+}
+
+func (m mortalLUKS) Finish(ctx context.Context, device, volume string) error {
+	return m.step(func() error { return m.Interface.Finish(ctx, device, volume) })
+}
+
+func (m mortalLUKS) Resize(ctx context.Context, volume string) error {
+	return m.step(func() error { return m.Interface.Resize(ctx, volume) })
+}
+
+func (m mortalLUKS) Close(ctx context.Context, volume string) error {
+	return m.step(func() error { return m.Interface.Close(ctx, volume) })
+}
+
+func (m mortalLUKS) Clear(device string) error {
+	return m.step(func() error { return m.Interface.Clear(device) })
+}
+
 func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 	unclean := func(f *fixture, v *lvmdv1.Volume) {
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
@@ -111,6 +146,16 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		staged(f, v)
 		f.must(f.publish(v, "pod", access(v), false))
 	}
+	keptKey := func(f *fixture, v *lvmdv1.Volume) {
+		f.secrets = map[string]string{"key": "hunter2"}
+		f.alter(v, func(v *lvmdv1.Volume) { v.Encryption = "luks" })
+	}
+	unstaged := func(f *fixture, v *lvmdv1.Volume) {
+		keptKey(f, v)
+		staged(f, v)
+		f.must(f.unstage(v))
+	}
+	stage := func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }
 	expand := func(f *fixture, v *lvmdv1.Volume) error {
 		return second(f.NodeExpandVolume(f.ctx(), &csi.NodeExpandVolumeRequest{
 			VolumeId: v.GetId(), VolumePath: f.target(v, "pod"), StagingTargetPath: f.staging(v),
@@ -149,6 +194,18 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		{"unpublish of raw block", "", published, func(f *fixture, v *lvmdv1.Volume) error { return f.unpublish(v, "pod") }, 0, 1},
 		{"unstage", "ext4", staged, func(f *fixture, v *lvmdv1.Volume) error { return f.unstage(v) }, 0, 1},
 		{"expand", "ext4", published, expand, 2, 1},
+		{"first stage with a kept key", "ext4", keptKey, stage, 1, 5},
+		{"first stage of raw block with a kept key", "", keptKey, stage, 0, 4},
+		{"stage with a kept key", "ext4", unstaged, stage, 1, 2},
+		{"stage of raw block with a kept key", "", unstaged, stage, 0, 1},
+		{"unstage with a kept key", "ext4", func(f *fixture, v *lvmdv1.Volume) {
+			keptKey(f, v)
+			staged(f, v)
+		}, func(f *fixture, v *lvmdv1.Volume) error { return f.unstage(v) }, 0, 2},
+		{"expand with a kept key", "ext4", func(f *fixture, v *lvmdv1.Volume) {
+			keptKey(f, v)
+			published(f, v)
+		}, expand, 2, 2},
 	}
 	for _, c := range calls {
 		t.Run(c.name, func(t *testing.T) {
@@ -176,6 +233,7 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 						f.must(f.unstage(v))
 						f.wantLayers(0)
 						f.wantGone(f.target(v, "pod"))
+						f.wantLocked(v)
 					})
 				}
 			}
@@ -197,6 +255,7 @@ func newMortal(t *testing.T) (*fixture, *reaper) {
 	f.Stop(t)
 	f.machine.Mounts = mortalMounts{f.machine.Mounts, r}
 	f.machine.FileSystems = mortalFileSystems{f.machine.FileSystems, r}
+	f.machine.LUKS = mortalLUKS{f.machine.LUKS, r}
 	f.Plugin = f.machine.Start()
 	return f, r
 }

@@ -79,20 +79,24 @@ func foreign(v *lvmdv1.Volume, info filesystem.Info) bool {
 	return v.GetFsUuid() != "" && info.UUID != "" && !strings.EqualFold(v.GetFsUuid(), info.UUID)
 }
 
+// formatOptions are those that the volume's file system is to be made with.
+func formatOptions(v *lvmdv1.Volume) (filesystem.FormatOptions, error) {
+	use := useOf(v)
+	settings, err := filesystem.ParseSettings(use, v.GetFsSettings())
+	return filesystem.FormatOptions{Type: use.Type, UUID: v.GetFsUuid(), DAX: use.DAX, Profile: use.Profile, Settings: settings}, err
+}
+
 // remake makes a scratch file system anew. Without a journal, what it holds
 // cannot be trusted; and whoever asked for it does not miss it.
 func (n *Node) remake(v *lvmdv1.Volume, device string) error {
-	use := useOf(v)
-	settings, err := filesystem.ParseSettings(use, v.GetFsSettings())
+	options, err := formatOptions(v)
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", v.GetId(), err)
 	}
 	ctx, cancel := context.WithTimeout(n.life, remakeTimeout)
 	defer cancel()
-	err = n.options.FileSystems.Format(ctx, device, filesystem.FormatOptions{
-		Type: use.Type, UUID: v.GetFsUuid(), DAX: use.DAX, Profile: use.Profile, Settings: settings,
-	})
-	n.options.Metrics.remade(use.Type, err)
+	err = n.options.FileSystems.Format(ctx, device, options)
+	n.options.Metrics.remade(options.Type, err)
 	if err != nil {
 		return fmt.Errorf("volume %s: make its scratch file system anew: %w", v.GetId(), err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // maxNodeID is the CSI specification's bound for a node id, in bytes.
@@ -37,8 +38,10 @@ type Options struct {
 	Mounts mount.Interface
 	// FileSystems does what needs a superblock or a tool.
 	FileSystems FileSystems
-	Metrics     *Metrics
-	Log         *slog.Logger
+	// LUKS opens and closes encrypted volumes whose keys are kept.
+	LUKS    luks.Interface
+	Metrics *Metrics
+	Log     *slog.Logger
 }
 
 // Node is the CSI node service. Its methods may be called concurrently.

@@ -80,7 +80,7 @@ type publication struct {
 
 // sourceNode finds what a raw block volume is published from.
 func (n *Node) sourceNode(ctx context.Context, p *publication, want capability) error {
-	v, err := n.usable(ctx, p.id)
+	v, err := n.inUse(ctx, p.id)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (n *Node) sourceMount(ctx context.Context, p *publication, want capability)
 }
 
 func (n *Node) stageAgain(ctx context.Context, p *publication, want capability) error {
-	v, err := n.usable(ctx, p.id)
+	v, err := n.inUse(ctx, p.id)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,8 @@ import (
 
 // NodeStageVolume mounts the volume's file system at the staging path, after a
 // check if its last user left it in need of one. A raw block volume has
-// nothing to stage; its device is only looked at.
+// nothing to stage; its device is only looked at. Before either, a volume that is
+// encrypted with a key from the request's secrets is opened.
 func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := checkVolumeID(id); err != nil {
@@ -43,16 +44,34 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err := want.fits(v); err != nil {
 		return nil, err
 	}
-	device, err := n.deviceNode(v)
-	if err != nil {
+	if err := n.stageVolume(v, path, want, req.GetSecrets()); err != nil {
 		return nil, err
 	}
-	if !want.block {
-		if err := n.stage(v, device, path, want); err != nil {
-			return nil, err
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// stageVolume opens the volume, if it is encrypted with a kept key, and stages it.
+func (n *Node) stageVolume(v *lvmdv1.Volume, path string, want capability, secrets map[string]string) (err error) {
+	key, err := keyOf(v, secrets)
+	if err != nil {
+		return err
+	}
+	if isLUKS(v) {
+		locked := v
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, n.shutUnused(locked))
+			}
+		}()
+		if v, err = n.unlock(v, key, path); err != nil {
+			return err
 		}
 	}
-	return &csi.NodeStageVolumeResponse{}, nil
+	device, err := n.deviceNode(v)
+	if err != nil || want.block {
+		return err
+	}
+	return n.stage(v, device, path, want)
 }
 
 func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) error {
@@ -174,8 +193,8 @@ func (n *Node) verifyDAX(v *lvmdv1.Volume, path string) error {
 		fmt.Errorf("volume %s is on persistent memory, but the kernel mounted it without DAX: see the node's kernel log", v.GetId())}
 }
 
-// NodeUnstageVolume takes the volume's file system off the staging path. It
-// asks nobody: lvmd may be down, the volume gone and its device dead.
+// NodeUnstageVolume takes the volume's file system off the staging path, and
+// closes what staging has opened. It asks nobody: lvmd may be down, the volume gone and its device dead.
 func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := checkVolumeID(id); err != nil {
@@ -191,6 +210,9 @@ func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRe
 	defer release()
 	if err := n.options.Mounts.Off(path); err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	if err := n.shut(id); err != nil {
+		return nil, err
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }

@@ -331,16 +331,6 @@ func TestDAXVolumes(t *testing.T) {
 	})
 }
 
-func TestAVolumeWithAKeptKeyIsNeverHandedOutInPlainText(t *testing.T) {
-	for fsType, access := range map[string]*csi.VolumeCapability{"ext4": filesystemAccess(writer), "": blockAccess(writer)} {
-		f := newFixture(t)
-		v := f.alter(f.volume("a", fsType), func(v *lvmdv1.Volume) { v.Encryption = "luks" })
-		wantError(t, f.stage(v, access), codes.FailedPrecondition, "cannot do")
-		wantError(t, f.publish(v, "one", access, false), codes.FailedPrecondition, v.GetId())
-		f.wantLayers(0)
-	}
-}
-
 // eventually repeats something that is to succeed soon.
 func eventually(t *testing.T, try func() error) {
 	t.Helper()

@@ -14,15 +14,17 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // mountedVolume finds a volume's id in the name that device-mapper has for a
 // logical volume: group and volume joined by a hyphen, of which an id has none.
-// encryptedVolume finds it in the name of the device that shows an encrypted
-// volume's plain text.
+// encryptedVolume and openVolume find it in the name of the device that shows an
+// encrypted volume's plain text.
 var (
 	mountedVolume   = regexp.MustCompile(`-(cv[a-z0-9]{26})$`)
 	encryptedVolume = regexp.MustCompile(`^carve\.crypt\.(cv[a-z0-9]{26})$`)
+	openVolume      = regexp.MustCompile(`^` + regexp.QuoteMeta(luks.MappingPrefix) + `(cv[a-z0-9]{26})$`)
 )
 
 // volumeOf returns the id of the volume of ours that a device-mapper device is,
@@ -32,6 +34,8 @@ func volumeOf(name, uuid string) string {
 	switch {
 	case strings.HasPrefix(uuid, "CARVE-CRYPT-"):
 		pattern = encryptedVolume
+	case strings.HasPrefix(uuid, luks.UUIDPrefix):
+		pattern = openVolume
 	case !strings.HasPrefix(uuid, "LVM-"):
 		return ""
 	}
@@ -66,13 +70,16 @@ type leak struct {
 //   - it is at a path of the form that the kubelet gives to CSI drivers: a
 //     Pod's volume, the publish path of a raw block volume, or a staging path
 //     with this driver's name in it;
-//   - it shows the whole of a logical volume with an id of ours;
+//   - it shows the whole of a volume with an id of ours;
 //   - the kubelet has no record beside the path. It has one from before the
 //     first call until after the last, restarts included; it takes off by
 //     itself what it has a record of;
 //   - nothing else uses it: no container's subpath of a Pod's volume, and no
 //     layer of any kind for a staging path;
 //   - no call for the volume runs, and the kernel does not find it busy.
+//
+// Then it closes encrypted volumes that nothing has open and the kubelet has no
+// record of, see sweepMappings.
 //
 // It asks nobody, so it can run whatever state lvmd is in, at the same time as
 // calls are served. A volume that was deleted in the meantime is free for
@@ -106,6 +113,7 @@ func (n *Node) Sweep(ctx context.Context) {
 			n.options.Log.Info("removed a mount that leaked", "volume", id, "path", l.path)
 		}
 	}
+	n.sweepMappings(ctx)
 }
 
 // leakAt tells from a path's form and the kubelet's record whether it may have

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 )
 
@@ -35,15 +34,12 @@ func (n *Node) lookup(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 	return answer.GetVolume(), nil
 }
 
-// usable looks a volume up that is to be staged, published or grown.
+// usable looks a volume up that is to be staged, published or grown, as lvmd has
+// it: inUse tells what its users see.
 func (n *Node) usable(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 	v, err := n.lookup(ctx, id)
 	if err == nil && v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
 		err = &failure{codes.Unavailable, fmt.Errorf("volume %s is still being created", id)}
-	}
-	if err == nil && v.GetEncryption() == names.EncryptionLUKS {
-		// What is written to its device would be there in plain text.
-		err = &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is to be encrypted with a key from a Secret, which this node plugin cannot do: it is not used", id)}
 	}
 	return v, err
 }

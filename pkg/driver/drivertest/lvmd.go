@@ -114,7 +114,8 @@ func (l *LVMD) CreateVolume(_ context.Context, r *lvmdv1.CreateVolumeRequest) (*
 		Id: id, Name: r.GetName(), DeviceClass: cmp.Or(r.GetDeviceClass(), "local"),
 		SizeBytes: roundUp(r.GetRequiredBytes()), Mode: r.GetMode(), FsType: r.GetFsType(),
 		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Owner: proto.CloneOf(r.GetOwner()), Encryption: r.GetEncryption(),
-		DevicePath: "/dev/carve/" + id, DeviceMajor: 253, DeviceMinor: l.minted,
+		EncryptionDiscards: r.GetEncryptionDiscards(),
+		DevicePath:         "/dev/carve/" + id, DeviceMajor: 253, DeviceMinor: l.minted,
 	}
 	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
 		v.FsType = cmp.Or(v.GetFsType(), "ext4")

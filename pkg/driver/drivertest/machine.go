@@ -23,10 +23,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/mount/mountfake"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/luks/luksfake"
 )
 
 // NodeName is the name of the node that machines play.
@@ -40,6 +43,7 @@ type Machine struct {
 	LVMD        lvmdv1.LVMDServer
 	Mounts      mount.Interface
 	FileSystems driver.FileSystems
+	LUKS        luks.Interface
 	// Controller makes plugins say that a controller is part of them, as
 	// conformance suites create volumes only then.
 	Controller bool
@@ -53,7 +57,7 @@ type Machine struct {
 }
 
 // NewMachine makes a machine of these parts and starts its lvmd.
-func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fileSystems driver.FileSystems) *Machine {
+func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fileSystems driver.FileSystems, crypt luks.Interface) *Machine {
 	t.Helper()
 	// Not t.TempDir: a socket's path may have no more than 107 bytes.
 	dir, err := os.MkdirTemp("", "carve")
@@ -66,7 +70,7 @@ func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fi
 		}
 	})
 	m := &Machine{Dir: dir, KubeletDir: filepath.Join(dir, "kubelet"), Log: &Buffer{}, t: t,
-		LVMD: lvmd, Mounts: mounts, FileSystems: fileSystems}
+		LVMD: lvmd, Mounts: mounts, FileSystems: fileSystems, LUKS: crypt}
 	for _, d := range []string{m.KubeletDir, m.registrationDir()} {
 		if err := os.Mkdir(d, 0o750); err != nil {
 			t.Fatal(err)
@@ -83,18 +87,33 @@ type FakeMachine struct {
 	LVMD        *LVMD
 	Mounts      *mountfake.Table
 	FileSystems *FileSystems
+	LUKS        *luksfake.Table
 }
 
 // NewFakeMachine makes a machine on which each volume that its lvmd creates
 // gets a device node and, if it is to have one, a clean file system.
 func NewFakeMachine(t testing.TB) *FakeMachine {
 	t.Helper()
-	f := &FakeMachine{LVMD: &LVMD{}, Mounts: &mountfake.Table{}, FileSystems: &FileSystems{}}
+	f := &FakeMachine{LVMD: &LVMD{}, Mounts: &mountfake.Table{}, FileSystems: &FileSystems{}, LUKS: &luksfake.Table{}}
+	f.LUKS.Formatted = func(_, volume string) { f.FileSystems.Set(luks.Path(volume), filesystem.Info{}) }
+	f.LUKS.Opened = func(device, volume string, m luks.Mapping) {
+		size, err := f.Mounts.NodeSize(device)
+		if err != nil {
+			t.Error(err)
+		}
+		f.Mounts.AddNode(luks.Path(volume), mount.Device{Major: m.Major, Minor: m.Minor}, size-luks.HeaderBytes)
+	}
+	f.LUKS.Closed = func(volume string) { f.Mounts.RemoveNode(luks.Path(volume)) }
+	f.LUKS.InUse = func(m luks.Mapping) bool { return f.Mounts.Shows(mount.Device{Major: m.Major, Minor: m.Minor}) }
 	f.LVMD.Created = func(v *lvmdv1.Volume) {
-		f.Mounts.AddNode(v.GetDevicePath(), mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}, v.GetSizeBytes())
+		below := v.GetSizeBytes()
+		if v.GetEncryption() == names.EncryptionLUKS {
+			below += luks.HeaderBytes
+		}
+		f.Mounts.AddNode(v.GetDevicePath(), mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}, below)
 		f.FileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), UUID: v.GetFsUuid(), SizeBytes: v.GetSizeBytes()})
 	}
-	f.Machine = NewMachine(t, f.LVMD, f.Mounts, f.FileSystems)
+	f.Machine = NewMachine(t, f.LVMD, f.Mounts, f.FileSystems, f.LUKS)
 	return f
 }
 
@@ -182,7 +201,7 @@ func (m *Machine) Start() *Plugin {
 	metrics := driver.NewMetrics()
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
-		Mounts: m.Mounts, FileSystems: m.FileSystems, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes,
+		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes,
 	})
 	if err != nil {
 		m.t.Fatal(err)

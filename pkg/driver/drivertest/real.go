@@ -15,6 +15,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd"
 )
@@ -27,6 +28,11 @@ const Thin = "name: thin, type: thin, thin: {pool: pool, size: 1Gi}"
 
 // HandConfig is what an administrator without udev gives to LVM's commands.
 const HandConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
+
+// Cryptsetup is the real one, with headers that cost an emulated machine little.
+func Cryptsetup() *luks.Cryptsetup {
+	return luks.New("cryptsetup", luks.Cost{MemoryKiB: 32, Rounds: 4})
+}
 
 // patience bounds LVM's commands and the end of an lvmd: the machine is
 // emulated.
@@ -73,7 +79,7 @@ deviceClasses:
 			t.Error(err)
 		}
 	})
-	m := NewMachine(t, service, mount.System{}, driver.SystemFileSystems{})
+	m := NewMachine(t, service, mount.System{}, driver.SystemFileSystems{}, Cryptsetup())
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("lvmd:\n%s\nplugin:\n%s", log, m.Log)

@@ -290,6 +290,13 @@ func (t *Table) Revive(device mount.Device) {
 	}
 }
 
+// Shows tells whether any layer shows a device.
+func (t *Table) Shows(device mount.Device) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device })
+}
+
 // Mapped implements mount.Interface: what has a node /dev/carve/NAME is logical
 // volume NAME of group carve.
 func (t *Table) Mapped(device mount.Device) (name, uuid string, err error) {
@@ -298,6 +305,9 @@ func (t *Table) Mapped(device mount.Device) (name, uuid string, err error) {
 	for path, n := range t.nodes {
 		if base, ok := strings.CutPrefix(path, "/dev/carve/"); ok && n.device == device {
 			return "carve-" + base, "LVM-" + base, nil
+		}
+		if base, ok := strings.CutPrefix(path, "/dev/mapper/"); ok && n.device == device && strings.HasPrefix(base, "carve.luks.") {
+			return base, "CRYPT-LUKS2-0-" + base, nil
 		}
 		if base, ok := strings.CutPrefix(path, "/dev/mapper/"); ok && n.device == device {
 			return base, "CARVE-CRYPT-" + base, nil

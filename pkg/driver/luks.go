@@ -1,0 +1,200 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
+)
+
+// A volume with names.EncryptionLUKS is opened when it is staged, with the key
+// from the claim's node-stage Secret, and made by its first stage. From there on
+// its mapping is the device that is mounted, bound, checked and grown.
+
+const (
+	// unlockTimeout bounds the making and the opening of an encrypted volume,
+	// waiting for a turn included.
+	unlockTimeout = 10 * time.Minute
+	// lockTimeout bounds the closing of one.
+	lockTimeout = time.Minute
+)
+
+// isLUKS tells whether the node plugin encrypts a volume.
+func isLUKS(v *lvmdv1.Volume) bool { return v.GetEncryption() == names.EncryptionLUKS }
+
+// keyOf takes a volume's key from the secrets of a request, nil for a volume that
+// has none.
+func keyOf(v *lvmdv1.Volume, secrets map[string]string) ([]byte, error) {
+	if !isLUKS(v) {
+		return nil, nil
+	}
+	field := "secrets[" + names.SecretKey + "]"
+	key := []byte(secrets[names.SecretKey])
+	switch {
+	case len(key) == 0:
+		return nil, invalid(field, "a value is required: volume %s is encrypted, its key is the entry %q of the Secret that its StorageClass names by %s",
+			v.GetId(), names.SecretKey, names.ParamStageSecretName)
+	case len(key) > luks.MaxKey:
+		return nil, invalid(field, "the key has %d bytes: allowed are 1 to %d", len(key), luks.MaxKey)
+	}
+	return key, nil
+}
+
+// opened returns a volume as its users see it: of an encrypted one with a kept key,
+// the mapping is the device. False: it has no mapping that can be used.
+func (n *Node) opened(v *lvmdv1.Volume) (*lvmdv1.Volume, bool, error) {
+	if !isLUKS(v) {
+		return v, true, nil
+	}
+	m, ok, err := n.options.LUKS.Mapping(v.GetId())
+	if err != nil || !ok || !m.Whole {
+		return v, false, err
+	}
+	plain := proto.CloneOf(v)
+	plain.DevicePath, plain.DeviceMajor, plain.DeviceMinor = luks.Path(v.GetId()), m.Major, m.Minor
+	return plain, true, nil
+}
+
+// inUse looks a volume up that is staged, as its users see it.
+func (n *Node) inUse(ctx context.Context, id string) (*lvmdv1.Volume, error) {
+	v, err := n.usable(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	plain, ok, err := n.opened(v)
+	if err == nil && !ok {
+		err = &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is encrypted and is not staged: staging opens it", id)}
+	}
+	return plain, err
+}
+
+// unlock opens a volume, and makes it if nobody ever had it. It returns the volume
+// as its users see it. Where it fails, the mapping may be there all the same: the
+// caller calls shut. A volume that is mounted at its staging path is as it should
+// be, and its key is not tried again.
+func (n *Node) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmdv1.Volume, error) {
+	plain, open, err := n.opened(v)
+	if err != nil {
+		return nil, err
+	}
+	if open {
+		if at, err := n.options.Mounts.At(staging); err == nil && at.Mounted && !at.Node && at.Device == deviceOf(plain) {
+			return plain, nil
+		}
+	}
+	below, err := n.deviceNode(v)
+	if err != nil {
+		return nil, err
+	}
+	state, err := n.options.LUKS.Inspect(below, v.GetId())
+	switch {
+	case errors.Is(err, luks.ErrForeign), errors.Is(err, luks.ErrDamaged):
+		return nil, &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is neither opened nor made anew: %w", v.GetId(), err)}
+	case err != nil:
+		return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	ctx, cancel := context.WithTimeout(n.life, unlockTimeout)
+	defer cancel()
+	if state == luks.Made && open {
+		return plain, n.options.LUKS.Test(ctx, below, v.GetId(), key)
+	}
+	// What is left is of no use: a mapping that was not completed, or one of a
+	// volume that was not.
+	if err := n.shut(v.GetId()); err != nil {
+		return nil, err
+	}
+	if state != luks.Made {
+		return n.makeLUKS(ctx, v, below, key)
+	}
+	return n.openLUKS(ctx, v, below, key)
+}
+
+func (n *Node) openLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
+	if err := n.options.LUKS.Open(ctx, below, v.GetId(), key, v.GetEncryptionDiscards()); err != nil {
+		return nil, err
+	}
+	plain, open, err := n.opened(v)
+	if err == nil && !open {
+		err = fmt.Errorf("volume %s was opened, and its mapping is gone", v.GetId())
+	}
+	return plain, err
+}
+
+// makeLUKS makes a volume from the beginning: nobody ever had it. That it is made
+// is noted last, and before anybody gets it.
+func (n *Node) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
+	begin := time.Now()
+	if err := n.options.LUKS.Format(ctx, below, v.GetId(), key); err != nil {
+		return nil, err
+	}
+	plain, err := n.openLUKS(ctx, v, below, key)
+	if err != nil {
+		return nil, err
+	}
+	device, err := n.deviceNode(plain)
+	if err != nil {
+		return nil, err
+	}
+	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK {
+		err = n.options.LUKS.Clear(device)
+	} else {
+		var options filesystem.FormatOptions
+		if options, err = formatOptions(v); err == nil {
+			err = n.options.FileSystems.Format(ctx, device, options)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	if err := n.options.LUKS.Finish(ctx, below, v.GetId()); err != nil {
+		return nil, err
+	}
+	n.options.Log.Info("made an encrypted volume", "volume", v.GetId(), "took", time.Since(begin))
+	return plain, nil
+}
+
+// shut closes a volume's mapping, if it has one and nothing shows it. It asks
+// neither lvmd nor the device. The kernel knows who has a device open, and not at
+// which paths there is a node of it.
+func (n *Node) shut(id string) error {
+	m, there, err := n.options.LUKS.Mapping(id)
+	if err != nil || !there {
+		return err
+	}
+	users, err := n.layersOf(mount.Device{Major: m.Major, Minor: m.Minor})
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return fmt.Errorf("volume %s stays open: %w at %s", id, luks.ErrInUse, users[0])
+	}
+	ctx, cancel := context.WithTimeout(n.life, lockTimeout)
+	defer cancel()
+	return n.options.LUKS.Close(ctx, id)
+}
+
+// shutUnused closes the mapping of a volume that could not be staged, unless
+// somebody uses it: no call to unstage it may ever come.
+func (n *Node) shutUnused(v *lvmdv1.Volume) error {
+	if err := n.shut(v.GetId()); !errors.Is(err, luks.ErrInUse) {
+		return err
+	}
+	return nil
+}
+
+// widen gives a mapping the size that its volume has been given. The kernel waits
+// for writes under way.
+func (n *Node) widen(v *lvmdv1.Volume) error {
+	ctx, cancel := context.WithTimeout(n.life, growTimeout)
+	defer cancel()
+	return n.options.LUKS.Resize(ctx, v.GetId())
+}

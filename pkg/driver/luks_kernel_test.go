@@ -1,0 +1,172 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/luks"
+)
+
+// plainText is what tests look for on the disk.
+var plainText = bytes.Repeat([]byte("plain text that nobody may find "), 128)
+
+// newRealLUKS is newReal for small volumes.
+func newRealLUKS(t *testing.T) *real {
+	t.Helper()
+	r := newReal(t, "/dev/vdb", "disk")
+	r.size = 32 * mib
+	t.Cleanup(func() {
+		// What a failed test left open.
+		if left, err := r.machine.LUKS.Mappings(); err != nil || len(left) > 0 {
+			t.Errorf("left open: %q, error %v", left, err)
+			for _, id := range left {
+				_ = r.machine.LUKS.Close(r.ctx(), id)
+			}
+		}
+	})
+	return r
+}
+
+// TestRealVolumeWithAKeptKey has a file system made, grown in use, closed as by a
+// restart of the node, and opened again with all that it held.
+func TestRealVolumeWithAKeptKey(t *testing.T) {
+	r := newRealLUKS(t)
+	v := r.locked("kept", "ext4")
+	access, file := filesystemAccess(multi), filepath.Join(r.target(v, "one"), "file")
+	for range 2 { // The second time it is mounted, and its key is not tried again.
+		r.must(r.stage(v, access))
+		r.must(r.publish(v, "one", access, false))
+	}
+	r.write(file, string(plainText))
+	wantError(t, second(r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})), codes.FailedPrecondition, "")
+	r.grow(v)
+	stats, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: r.target(v, "one")})
+	if total := stats.GetUsage()[0].GetTotal(); err != nil || total <= r.size || total > 2*r.size {
+		t.Errorf("total %d, error %v", total, err)
+	}
+	health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
+	if err != nil || len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
+		t.Errorf("health %v, %v", health, err)
+	}
+	// Without a call to unstage, as when the node restarts.
+	r.must(errors.Join(r.machine.Mounts.Off(r.target(v, "one")), r.machine.Mounts.Off(r.staging(v))))
+	drivertest.ByHand(t, "dmsetup", "remove", "--retry", luks.MappingPrefix+v.GetId())
+
+	r.secrets["key"] = "hunter3"
+	wantError(t, r.stage(v, access), codes.FailedPrecondition, luks.ErrWrongKey.Error())
+	r.wantLocked(v)
+	r.secrets["key"] = "hunter2"
+	r.must(r.stage(v, access))
+	r.must(r.publish(v, "one", access, false))
+	r.wantFile(file, string(plainText))
+	if r.holds(v.GetDevicePath(), plainText[:64]) {
+		t.Error("plain text is on the disk")
+	}
+	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v), r.unstage(v)))
+	r.wantLocked(v)
+	r.wantLayers(0)
+	r.delete(v)
+	r.waitForRoom()
+}
+
+// grow doubles a volume that is published to Pod one.
+func (r *real) grow(v *lvmdv1.Volume) {
+	r.t.Helper()
+	_, err := r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * v.GetSizeBytes()})
+	r.must(err)
+	got, err := r.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{
+		VolumeId: v.GetId(), VolumePath: r.target(v, "one"), StagingTargetPath: r.staging(v),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * v.GetSizeBytes()},
+	})
+	if err != nil || got.GetCapacityBytes() != 2*v.GetSizeBytes() {
+		r.t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// TestRealRawBlockVolumeWithAKeptKey does it for a raw block volume.
+func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
+	r := newRealLUKS(t)
+	r.size = 8 * mib
+	v := r.locked("kept", "")
+	access, file := blockAccess(multi), r.target(v, "one")
+	r.must(r.stage(v, access))
+	r.must(r.publish(v, "one", access, false))
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	r.must(err)
+	start := make([]byte, 4096)
+	if _, err := f.ReadAt(start, 0); err != nil || len(bytes.Trim(start, "\x00")) > 0 {
+		t.Errorf("it does not begin with zeroes, error %v", err)
+	}
+	r.grow(v)
+	_, err = f.WriteAt(plainText, v.GetSizeBytes()) // What it has grown by.
+	r.must(errors.Join(err, f.Sync(), f.Close()))
+	wantError(t, r.unstage(v), codes.FailedPrecondition, "in use")
+	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
+	r.wantLocked(v)
+	if r.holds(v.GetDevicePath(), plainText[:64]) {
+		t.Error("plain text is on the disk")
+	}
+	r.must(r.stage(v, access))
+	r.must(r.publish(v, "one", access, true))
+	if !r.holds(file, plainText) {
+		t.Error("what was written is gone")
+	}
+	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
+	r.wantLocked(v)
+	r.delete(v)
+	r.waitForRoom()
+}
+
+// TestRealMakingOfAVolumeWithAKeptKeyIsKilled ends the plugin, and what it has
+// started, in the middle of the first stage, ever later.
+func TestRealMakingOfAVolumeWithAKeptKeyIsKilled(t *testing.T) {
+	r := newRealLUKS(t)
+	v := r.locked("kept", "ext4")
+	for _, place := range []struct {
+		name    string
+		reached func() bool
+	}{
+		{"a header is there", func() bool {
+			state, err := r.machine.LUKS.Inspect(v.GetDevicePath(), v.GetId())
+			return err == nil && state != luks.Blank
+		}},
+		{"the volume is open", func() bool {
+			_, there, err := r.machine.LUKS.Mapping(v.GetId())
+			return err == nil && there
+		}},
+	} {
+		ended := make(chan error, 1)
+		go func() { ended <- r.stage(v, access(v)) }()
+		for len(ended) == 0 && !place.reached() {
+			time.Sleep(time.Millisecond)
+		}
+		r.Stop(t)
+		err := <-ended
+		state, inspectErr := r.machine.LUKS.Inspect(v.GetDevicePath(), v.GetId())
+		t.Logf("killed when %s: %v, the volume is %v, %v", place.name, err, state, inspectErr)
+		r.Plugin = r.machine.Start()
+	}
+	r.must(r.stage(v, access(v)))
+	r.must(r.publish(v, "one", access(v), false))
+	r.write(filepath.Join(r.target(v, "one"), "file"), "content")
+	r.wantLayers(2)
+	if left := drivertest.ByHand(t, "dmsetup", "ls"); strings.Count(left, luks.MappingPrefix) != 1 {
+		t.Errorf("devices:\n%s", left)
+	}
+	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
+	r.wantLocked(v)
+	r.delete(v)
+	r.waitForRoom()
+}
