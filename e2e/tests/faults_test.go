@@ -4,6 +4,7 @@ package tests
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -86,7 +87,22 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 	s.storageClass("e2e-forgetful", map[string]string{"carve.csi.local/encryption": "ephemeral"})
 	s.start("forgetful", podOptions{class: "e2e-forgetful", bytes: 16 * extent, node: victim,
 		script: "ls " + mountPath + " && touch " + mountPath + "/$(cat /proc/sys/kernel/random/boot_id) && sync && exec sleep 1000000"})
-	s.running("writer", "forgetful")
+	_, err := s.CoreV1().Secrets(s.namespace).Create(s.ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "volume-key"}, Data: map[string][]byte{"key": []byte("0123456789abcdef0123456789abcdef")},
+	}, metav1.CreateOptions{})
+	s.must(err, "make the Secret with a key")
+	s.storageClass("e2e-keyed", map[string]string{
+		"carve.csi.local/encryption":                     "luks",
+		"csi.storage.k8s.io/node-stage-secret-name":      "volume-key",
+		"csi.storage.k8s.io/node-stage-secret-namespace": "${pvc.namespace}",
+	})
+	const secret = "what nobody may read on the disk"
+	s.start("keyed", podOptions{class: "e2e-keyed", bytes: 16 * extent, node: victim,
+		script: "[ -e " + mountPath + "/secret ] || { echo " + secret + " $(cat /proc/sys/kernel/random/boot_id) > " + mountPath + "/secret; sync; }; exec sleep 1000000"})
+	s.running("writer", "forgetful", "keyed")
+	if s.diskHolds("keyed", secret) {
+		t.Error("the secret of the Pod keyed can be read on the disk")
+	}
 	s.must(carve.Until(s.ctx, patience, "the Pod has written", func(ctx context.Context) error {
 		output, err := s.PodExec(ctx, s.namespace, "writer", "cat", mountPath+"/precious")
 		if err == nil && strings.TrimSpace(output) != "precious-data" {
@@ -117,6 +133,17 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 	if got := strings.TrimSpace(s.exec("writer", "cat", mountPath+"/precious")); got != "precious-data" {
 		t.Errorf("the data written before the power cut: want precious-data, got %q", got)
 	}
+	// An encrypted volume whose key is in a Secret holds what it held.
+	s.must(carve.Until(s.ctx, patience, "the volume with a kept key is there", func(ctx context.Context) error {
+		output, err := s.PodExec(ctx, s.namespace, "keyed", "cat", "/proc/sys/kernel/random/boot_id", mountPath+"/secret")
+		if err == nil && strings.HasPrefix(output, bootID) {
+			err = errors.New("the Pod is that of before")
+		}
+		if want := secret + " " + bootID; err == nil && !strings.Contains(output, want) {
+			t.Errorf("the encrypted volume with a kept key: want %q, got %q", want, output)
+		}
+		return err
+	}), "wait")
 	// An encrypted volume, whose key only the kernel had, comes back empty, and its
 	// user is told.
 	s.must(carve.Until(s.ctx, patience, "the encrypted volume is there", func(ctx context.Context) error {
@@ -133,7 +160,7 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 		}
 		return nil
 	}), "wait")
-	_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "forgetful", "is empty since")
+	_, err = s.EventWith(s.ctx, patience, s.namespace, "Pod", "forgetful", "is empty since")
 	s.must(err, "tell the Pod's owner")
 	s.must(s.Settled(s.ctx, patience), "Carve is well again")
 }
