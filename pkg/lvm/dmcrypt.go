@@ -21,9 +21,11 @@ const (
 	dmDevRemove   = 0xc138fd04
 	dmDevSuspend  = 0xc138fd06
 	dmTableLoad   = 0xc138fd09
+	dmTableClear  = 0xc138fd0a
 
-	dmActivePresent = 1 << 5
-	dmBufferFull    = 1 << 8
+	dmActivePresent   = 1 << 5
+	dmInactivePresent = 1 << 6
+	dmBufferFull      = 1 << 8
 	// dmSkipLockFS lets a table be replaced without freezing the file system.
 	dmSkipLockFS = 1 << 10
 	// dmSecureData has the kernel zero its copies of what goes in and out.

@@ -56,10 +56,17 @@ type Groups interface {
 	// open fails with ErrBusy; others of the same call may have been removed.
 	Remove(ctx context.Context, group string, volumes []string) error
 
-	// Suspended lists the devices of a group that the kernel holds back I/O of,
-	// hidden parts of volumes included, without a command: each is a volume's
-	// name, or begins with one and a '_' or '-'.
-	Suspended(group string) ([]string, error)
+	// Torn lists the devices of a group that are not what the metadata says, as a
+	// command leaves them that is killed: the kernel holds back their I/O, or has a
+	// table for them that was never taken into use, or they have another length.
+	// Hidden parts of volumes are included; which volume a name is of, IsOf tells.
+	// It runs no command. While a command runs, what it changes may be among them.
+	Torn(group string) ([]string, error)
+
+	// Mend makes the devices of volumes, with all their parts, what the metadata
+	// says. Nothing is done to those that are. ErrBusy while another command changes
+	// the group.
+	Mend(ctx context.Context, group string, volumes []string) error
 
 	// Device tells about a volume's device from the kernel, without a command.
 	// ErrNotFound when the volume is not active, or when Path would not lead

@@ -57,6 +57,11 @@ func TestTheRealLVMIsAnLVM(t *testing.T) {
 				return func() { f.Close() }, err
 			},
 			Deactivate: func() { lvmByHand(t, "vgchange", "--activate", "n", name) },
+			Tear: func(volume string) {
+				device := "carve--test-" + volume
+				load(t, device, 8192)
+				dmsetup(t, "suspend", device)
+			},
 		}
 	})
 }

@@ -24,6 +24,8 @@ type Lie struct {
 	// On names the UUIDs of the devices it lies on, bookkeeping included,
 	// sorted.
 	On []string
+	// Size is in bytes.
+	Size int64
 }
 
 // FreeIn is Free with the extents that are free by a later placement than the
@@ -73,8 +75,9 @@ func parsePlacement(text []byte) (Placement, error) {
 		sizes[name] = r.number(v, "pe_count")
 	}
 	volumes := r.sections(vg, "logical_volumes")
+	extentSize := r.number(vg, "extent_size") * sector
 	for name := range volumes {
-		p.Volumes[name] = Lie{Layout: r.layout(volumes[name]), On: r.lies(volumes, name, 0)}
+		p.Volumes[name] = Lie{Layout: r.layout(volumes[name]), On: r.lies(volumes, name, 0), Size: r.extents(volumes[name]) * extentSize}
 	}
 	for name, size := range sizes {
 		free, ok := complement(r.used[name], size)
@@ -168,6 +171,15 @@ func (r *placementReader) segments(volume section) []section {
 		all = append(all, s)
 	}
 	return all
+}
+
+// extents are how many a volume has.
+func (r *placementReader) extents(volume section) int64 {
+	var n int64
+	for _, s := range r.segments(volume) {
+		n += r.number(s, "extent_count")
+	}
+	return n
 }
 
 func (r *placementReader) layout(volume section) Layout {

@@ -25,7 +25,7 @@ func TestWhereVolumesLieIsReadFromADisk(t *testing.T) {
 			"5zFYDU-K8li-U55F-Z4FJ-ePbx-4YHM-jxOlZ2": {{10, 53}},
 			"9lFYRh-IONI-sxmg-xEuK-RAcC-Se8d-EmmDY1": {{0, 31}},
 		},
-		Volumes: map[string]Lie{"cv1": {Layout: Layout{Type: Linear}, On: []string{"5zFYDU-K8li-U55F-Z4FJ-ePbx-4YHM-jxOlZ2"}}},
+		Volumes: map[string]Lie{"cv1": {Layout: Layout{Type: Linear}, On: []string{"5zFYDU-K8li-U55F-Z4FJ-ePbx-4YHM-jxOlZ2"}, Size: 40 << 20}},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v, error %v", got, want, err)
@@ -37,6 +37,7 @@ func TestWhereVolumesLieIsReadFromADisk(t *testing.T) {
 const raidText = `g {
 id = "x"
 seqno = 7
+extent_size = 8192
 status = ["RESIZEABLE", "READ", "WRITE"]
 flags = []
 physical_volumes {
@@ -137,10 +138,10 @@ func TestHiddenVolumesAreAccounted(t *testing.T) {
 		t.Errorf("free %v, want %v", p.Free, want)
 	}
 	for name, want := range map[string]Lie{
-		"r":          {Layout{Type: RAID5, Stripes: 2, StripeSize: 64 << 10}, []string{"p0", "p1", "p2"}},
-		"s":          {Layout{Type: Striped, Stripes: 2, StripeSize: 64 << 10}, []string{"p0", "p1"}},
-		"pool":       {Layout{Type: "thin-pool"}, nil},
-		"pool_tdata": {Layout{Type: Linear}, []string{"p1"}},
+		"r":          {Layout{Type: RAID5, Stripes: 2, StripeSize: 64 << 10}, []string{"p0", "p1", "p2"}, 16 << 20},
+		"s":          {Layout{Type: Striped, Stripes: 2, StripeSize: 64 << 10}, []string{"p0", "p1"}, 24 << 20},
+		"pool":       {Layout{Type: "thin-pool"}, nil, 4 << 20},
+		"pool_tdata": {Layout{Type: Linear}, []string{"p1"}, 4 << 20},
 	} {
 		if !reflect.DeepEqual(p.Volumes[name], want) {
 			t.Errorf("%s: %+v, want %+v", name, p.Volumes[name], want)

@@ -122,6 +122,9 @@ func (s *Service) expected(g *group, steps uint64) (lvm.Metadata, bool) {
 // stale, applied was not called, and the refresh loop tries again.
 func (s *Service) rescan(g *group, applied func() []*volume) error {
 	found, err := s.lvm.Scan(s.work, []string{g.name})
+	if err == nil && s.mend(g, found) {
+		found, err = s.lvm.Scan(s.work, []string{g.name})
+	}
 	if err != nil {
 		s.model.mu.Lock()
 		g.stale = true
@@ -131,7 +134,6 @@ func (s *Service) rescan(g *group, applied func() []*volume) error {
 		}
 		return fmt.Errorf("scanning volume group %q: %w", g.name, err)
 	}
-	s.resume(g, found)
 	devices, metadata := s.devicesOf(found), s.metadataOf(found)
 	s.model.mu.Lock()
 	var changed []*volume

@@ -169,6 +169,7 @@ func (s *saga) check(p *process, all int64) {
 	wait(t, "no device is suspended", func() bool {
 		return !strings.Contains(mappings(t, "-o", "name", "-S", "suspended=Suspended"), s.n.group+"-")
 	})
+	s.n.checkDevices()
 	for name, v := range s.kept {
 		resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
 		got := resp.GetVolume()
@@ -222,6 +223,41 @@ func (s *saga) check(p *process, all int64) {
 	wait(t, "all space is back", func() bool { return p.available() == all })
 	if left := s.n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// checkDevices holds the kernel's devices of the group's volumes, hidden ones too,
+// against what LVM says of them.
+func (n *node) checkDevices() {
+	n.t.Helper()
+	lengths := map[string]int64{}
+	for line := range strings.Lines(byHand(n.t, "dmsetup", "table")) {
+		// NAME: START LENGTH TYPE …
+		if words := strings.Fields(line); len(words) > 2 {
+			sectors, err := strconv.ParseInt(words[2], 10, 64)
+			if err != nil {
+				n.t.Fatalf("table %q: %v", line, err)
+			}
+			lengths[strings.TrimSuffix(words[0], ":")] += sectors
+		}
+	}
+	out := lvmByHand(n.t, "lvs", "--all", "--noheadings", "--units", "s", "--nosuffix", "-o", "lv_dm_path,lv_size", n.group)
+	for line := range strings.Lines(out) {
+		words := strings.Fields(line)
+		if len(words) != 2 {
+			continue // A warning, or a pool's spare, which has no device.
+		}
+		device := strings.TrimPrefix(words[0], "/dev/mapper/")
+		for _, name := range []string{device, device + "-tpool"} {
+			if length, ok := lengths[name]; ok && strconv.FormatInt(length, 10) != words[1] {
+				n.t.Errorf("device %s has %d sectors, by LVM's metadata it has %s", name, length, words[1])
+			}
+		}
+	}
+	for line := range strings.Lines(mappings(n.t, "--separator", " ", "-o", "name,tables_loaded")) {
+		if words := strings.Fields(line); len(words) == 2 && strings.HasPrefix(words[0], n.group+"-") && words[1] != "Live" {
+			n.t.Errorf("device %s has tables: %s", words[0], words[1])
+		}
 	}
 }
 

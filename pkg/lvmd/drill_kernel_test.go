@@ -68,7 +68,9 @@ func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
 func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
 	mirrorNode(t).killWithin(t, mirrorDrills,
 		// Its bookkeeping lies bare; a part of it has a device, which has no table.
-		death{mirrorDrills[0], 2, "lvm"}, death{mirrorDrills[0], 19, "lvm"})
+		death{mirrorDrills[0], 2, "lvm"}, death{mirrorDrills[0], 19, "lvm"},
+		// A table that was never committed is loaded, and its device suspended.
+		death{mirrorDrills[1], 9, "lvmd"})
 }
 
 // death is of whom, before which effect, and in the middle of what.
@@ -83,10 +85,10 @@ type death struct {
 func (n *node) killWithin(t *testing.T, drills []drill, given ...death) {
 	t.Helper()
 	n.standIn()
-	random := chance(t)
-	p := n.start()
-	all := p.available()
 	if !soaking {
+		random := chance(t)
+		p := n.start()
+		all := p.available()
 		if len(given) == 0 {
 			for range 3 {
 				d := drills[random.IntN(len(drills))]
@@ -102,13 +104,22 @@ func (n *node) killWithin(t *testing.T, drills []drill, given ...death) {
 		return
 	}
 	for _, d := range drills {
-		for _, whom := range []string{"lvm", "lvmd"} {
-			for number, ended := 1, false; !ended; number++ {
-				p, ended = n.exercise(t, p, d, all, number, whom)
-				if t.Failed() {
-					t.FailNow()
+		t.Run(d.name, func(t *testing.T) {
+			n := *n
+			n.t = t
+			p := n.start()
+			all := p.available()
+			for _, whom := range []string{"lvm", "lvmd"} {
+				for number, ended := 1, false; !ended; number++ {
+					p, ended = n.exercise(t, p, d, all, number, whom)
+					if t.Failed() {
+						t.FailNow()
+					}
 				}
 			}
+		})
+		if t.Failed() {
+			t.FailNow()
 		}
 	}
 }

@@ -86,7 +86,7 @@ func (g *gate) called(ctx context.Context, r any, info *grpc.UnaryServerInfo, ne
 // harmless are the methods of lvm.Groups that have no effect on anything.
 var harmless = map[string]bool{
 	"Metadata": true, "Device": true, "Mapping": true, "Placement": true, "PoolStatus": true, "RAIDStatus": true,
-	"CryptDevice": true, "Encrypted": true, "Suspended": true,
+	"CryptDevice": true, "Encrypted": true, "Torn": true,
 }
 
 func TestEveryEffectOnLVMPassesTheGate(t *testing.T) {
@@ -120,6 +120,10 @@ func (g *gate) Scan(ctx context.Context, groups []string) ([]lvm.Group, error) {
 
 func (g *gate) Activate(ctx context.Context, groups []string) error {
 	return g.around("activate", func() error { return g.Groups.Activate(ctx, groups) })
+}
+
+func (g *gate) Mend(ctx context.Context, group string, volumes []string) error {
+	return g.around("mend", func() error { return g.Groups.Mend(ctx, group, volumes) })
 }
 
 func (g *gate) Create(ctx context.Context, o lvm.CreateOptions) error {

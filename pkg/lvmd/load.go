@@ -168,14 +168,16 @@ func pmemProblem(g *lvm.Group) error {
 	return nil
 }
 
-// activate makes the devices of our volumes where any lacks one, as after a
-// reboot, and returns the groups as they are then.
+// activate mends the devices of our volumes, makes them where any lacks one, as
+// after a reboot, and returns the groups as they are then.
 func (s *Service) activate(ctx context.Context, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	var inactive []string
+	changed := false
 	for _, g := range found {
-		if s.suspendedIn(&g) {
-			inactive = append(inactive, g.Name)
-			continue
+		mended, err := s.mendIn(&g)
+		changed = changed || mended
+		if err != nil {
+			s.doubt(s.model.groups[g.Name])
 		}
 		for _, lv := range g.Volumes {
 			if s.inactivePool(g.Name, &lv) {
@@ -191,13 +193,14 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 			}
 		}
 	}
-	if len(inactive) == 0 {
+	if len(inactive) > 0 {
+		s.log.Info("activating volumes", "groups", inactive)
+		if err := s.lvm.Activate(ctx, inactive); err != nil {
+			// A volume on a missing disk is no reason not to serve the others.
+			s.log.Error("not all volumes could be activated", "error", err)
+		}
+	} else if !changed {
 		return found, nil
-	}
-	s.log.Info("activating volumes", "groups", inactive)
-	if err := s.lvm.Activate(ctx, inactive); err != nil {
-		// A volume on a missing disk is no reason not to serve the others.
-		s.log.Error("not all volumes could be activated", "error", err)
 	}
 	found, err := s.lvm.Scan(ctx, names)
 	if err != nil {

@@ -105,7 +105,7 @@ type group struct {
 	// went well.
 	failing time.Time
 	// doubtful is set when a command of ours failed, until devices that it may
-	// have left suspended are resumed.
+	// have left in the middle of a change are mended.
 	doubtful bool
 	// recheck is set when a device came or went since the scan at scanned.
 	recheck bool

@@ -95,23 +95,23 @@ func TestRemnantsOfAPoolAreKnownWithoutAJournal(t *testing.T) {
 	}
 }
 
-func TestWhatAKilledCommandLeftSuspendedIsResumedAtTheStart(t *testing.T) {
+func TestWhatAKilledCommandLeftTornIsMendedAtTheStart(t *testing.T) {
 	for _, c := range []struct {
 		name, device string
-		resumed      bool
+		mended       bool
 	}{
 		{"a thin pool", "pool-tpool", true},
 		{"a part of a thin pool", "pool_tdata", true},
-		{"what somebody else suspended", "theirs", false},
+		{"what is somebody else's", "theirs", false},
 		{"what begins alike", "pools", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := thinMachine(t, "size: 40Mi")
 			m.start(t).stop()
-			m.fake.Suspend(testGroup, c.device)
+			m.fake.Tear(testGroup, c.device)
 			m.start(t).stop()
-			if left, err := m.fake.Suspended(testGroup); err != nil || (len(left) == 0) != c.resumed {
-				t.Errorf("suspended: %q, error %v", left, err)
+			if left, err := m.fake.Torn(testGroup); err != nil || (len(left) == 0) != c.mended {
+				t.Errorf("torn: %q, error %v", left, err)
 			}
 		})
 	}

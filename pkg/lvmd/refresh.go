@@ -93,6 +93,8 @@ func (s *Service) differs(g *group) bool {
 	case !g.present || g.info.MissingDevices > 0:
 		// It can only come back with a device, or by its name.
 		return g.recheck || !g.present && err == nil
+	case g.doubtful && time.Since(g.scanned) > s.probeInterval:
+		return true // what could not be mended is tried again
 	}
 	return err != nil && (!g.blind || g.recheck || time.Since(g.scanned) > blindInterval)
 }

@@ -1,9 +1,11 @@
 package lvmfake
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"slices"
+	"syscall"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -25,23 +27,48 @@ func (v *volume) opens() int {
 	return n
 }
 
-// Suspend makes the kernel hold back a device's I/O until the group is activated,
-// as a command does that is killed.
-func (f *Groups) Suspend(groupName, device string) {
+// Tear makes a device, of a volume or of a part of one, what a command leaves that
+// is killed while it changes it: until it is mended, all I/O of the volume fails.
+func (f *Groups) Tear(groupName, device string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	g := f.groups[groupName]
-	g.suspended = append(g.suspended, device)
+	g.torn = append(g.torn, device)
 }
 
-// Suspended implements lvm.Groups.
-func (f *Groups) Suspended(groupName string) ([]string, error) {
+// Torn implements lvm.Groups.
+func (f *Groups) Torn(groupName string) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if g := f.groups[groupName]; g != nil {
-		return slices.Clone(g.suspended), nil
+		return slices.Clone(g.torn), nil
 	}
 	return nil, nil
+}
+
+// Mend implements lvm.Groups.
+func (f *Groups) Mend(ctx context.Context, groupName string, volumes []string) error {
+	if err := f.begin(ctx, OpMend, groupName); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.groups[groupName]
+	if g == nil {
+		return nil
+	}
+	g.torn = slices.DeleteFunc(g.torn, func(device string) bool {
+		return slices.ContainsFunc(volumes, func(v string) bool { return lvm.IsOf(device, v) })
+	})
+	return nil
+}
+
+// works fails for a volume that is torn.
+func (h *handle) works() error {
+	if slices.ContainsFunc(h.group.torn, func(device string) bool { return lvm.IsOf(device, h.name) }) {
+		return fmt.Errorf("%s/%s: %w", h.groupName, h.name, syscall.EIO)
+	}
+	return nil
 }
 
 // Device implements lvm.Groups.
@@ -238,6 +265,9 @@ func (h *handle) Zero(off, length int64) error {
 	if h.closed() {
 		return fmt.Errorf("%s/%s: handle is closed", h.groupName, h.name)
 	}
+	if err := h.works(); err != nil {
+		return err
+	}
 	for o := off; o < off+length; o += blockSize {
 		if err := h.write(o, 0); err != nil {
 			return fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
@@ -254,6 +284,9 @@ func (h *handle) Discard(int64, int64) error { return nil }
 func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
+	if err := h.works(); err != nil {
+		return 0, err
+	}
 	clear(b)
 	for i := 0; i < len(b); {
 		at := off + int64(i)
@@ -275,6 +308,9 @@ func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
+	if err := h.works(); err != nil {
+		return 0, err
+	}
 	for i := 0; i < len(b); i += blockSize {
 		if off+int64(i) >= h.size() {
 			return i, io.ErrShortWrite

@@ -30,6 +30,7 @@ const (
 	OpCreate   Op = "create"
 	OpExtend   Op = "extend"
 	OpRemove   Op = "remove"
+	OpMend     Op = "mend"
 )
 
 // Groups is the fake. Its methods are safe for concurrent use.
@@ -70,8 +71,8 @@ type group struct {
 	dirty map[int64]byte
 	// noise holds those that were last written through a cipher.
 	noise map[int64]bool
-	// suspended are devices whose I/O is held back.
-	suspended []string
+	// torn are devices that a command left in the middle of a change.
+	torn []string
 	// disks are the devices of a group that was made of some, in the order of
 	// their extents.
 	disks []*disk
@@ -221,7 +222,6 @@ func (f *Groups) Activate(ctx context.Context, names []string) error {
 		if g == nil {
 			return failure("vgchange", lvm.ErrNotFound, "volume group %q", name)
 		}
-		g.suspended = nil
 		for _, v := range g.volumes {
 			if v.minor == 0 && !v.skipped() {
 				f.minor++

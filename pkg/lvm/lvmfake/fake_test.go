@@ -17,6 +17,7 @@ func TestFakeIsAnLVM(t *testing.T) {
 		return lvmtest.Env{
 			Groups: f, Group: "carve", Hold: hold, HoldCrypt: hold,
 			Deactivate: f.Deactivate,
+			Tear:       func(volume string) { f.Tear("carve", volume) },
 		}
 	})
 }

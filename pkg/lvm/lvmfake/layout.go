@@ -273,7 +273,7 @@ func (f *Groups) Placement(name string) (lvm.Placement, error) {
 		p.Free[d.uuid] = g.runs(d)
 	}
 	for vn, v := range g.volumes {
-		p.Volumes[vn] = lvm.Lie{Layout: v.layout(), On: g.on(name, v)}
+		p.Volumes[vn] = lvm.Lie{Layout: v.layout(), On: g.on(name, v), Size: g.size(v)}
 	}
 	return p, nil
 }

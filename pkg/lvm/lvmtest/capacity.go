@@ -92,7 +92,7 @@ func (h *history) scan() {
 		h.Errorf("free by the placement %v, by the scan %v", got, want)
 	}
 	for _, v := range h.group.Volumes {
-		if lie := h.placement.Volumes[v.Name]; lie.Layout != v.Layout || !slices.Equal(lie.On, v.On) {
+		if lie := h.placement.Volumes[v.Name]; lie.Layout != v.Layout || lie.Size != v.Size || !slices.Equal(lie.On, v.On) {
 			h.Errorf("volume %s: by the placement %+v, by the scan %+v on %v", v.Name, lie, v.Layout, v.On)
 		}
 	}

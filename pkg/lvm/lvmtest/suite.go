@@ -27,6 +27,9 @@ type Env struct {
 	HoldCrypt func(group, volume string) (release func(), err error)
 	// Deactivate takes the devices of the group's volumes away, as a reboot does.
 	Deactivate func()
+	// Tear makes a volume's device what an extension leaves that is killed before
+	// it commits.
+	Tear func(volume string)
 }
 
 // Run runs the suite. setup makes a fresh Env and registers its clean-up on t.
@@ -48,6 +51,7 @@ func Run(t *testing.T, setup func(t *testing.T) Env) {
 		{"an open volume is neither opened again nor removed", busy},
 		{"a zeroed range needs an open handle and frees the device when closed", zeroed},
 		{"volumes without devices get them back by activation", activated},
+		{"what a killed extension leaves is told and mended", mended},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, setup(t)) })
 	}
@@ -327,6 +331,47 @@ func zeroed(t *testing.T, e Env) {
 	}
 	if err := e.Groups.Remove(context.WithoutCancel(t.Context()), e.Group, []string{"cv1"}); err != nil {
 		t.Error(err)
+	}
+}
+
+func mended(t *testing.T, e Env) {
+	g := e.scan(t)
+	e.create(t, "cv1", 1)
+	e.create(t, "cv2", 1)
+	torn := func(want ...string) {
+		t.Helper()
+		if got, err := e.Groups.Torn(e.Group); err != nil || !slices.Equal(got, want) {
+			t.Errorf("torn: %q, want %q, error %v", got, want, err)
+		}
+	}
+	torn()
+	e.Tear("cv2")
+	torn("cv2")
+	if err := e.Groups.Mend(t.Context(), e.Group, []string{"cv1"}); err != nil {
+		t.Error(err)
+	}
+	torn("cv2") // It was not asked for.
+	for range 2 {
+		if err := e.Groups.Mend(t.Context(), e.Group, []string{"cv1", "cv2"}); err != nil {
+			t.Error(err)
+		}
+		torn()
+	}
+	if d, err := e.Groups.Device(e.Group, "cv2"); err != nil || d.Suspended {
+		t.Errorf("device %+v, error %v", d, err)
+	}
+	h, err := e.Groups.Open(e.Group, "cv2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Size() != g.ExtentSize {
+		t.Errorf("size %d, want %d", h.Size(), g.ExtentSize)
+	}
+	if err := errors.Join(h.Zero(0, g.ExtentSize), h.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := e.Groups.Mend(t.Context(), "carve-no-such-group", []string{"cv1"}); err != nil {
+		t.Errorf("in no group: %v", err)
 	}
 }
 

@@ -1,0 +1,176 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// IsOf tells whether a device's name, as Torn tells it, is that of a volume or of
+// a part of it.
+func IsOf(name, volume string) bool {
+	part, ok := strings.CutPrefix(name, volume)
+	return ok && (part == "" || part[0] == '_' || part[0] == '-')
+}
+
+// Torn implements Groups: the metadata is read from a disk, and the kernel's list
+// of block devices is held against it.
+func (h *Host) Torn(group string) ([]string, error) {
+	torn, err := h.torn(group)
+	names := make([]string, len(torn))
+	for i, d := range torn {
+		names[i] = d.volume
+	}
+	return names, err
+}
+
+// tornDevice is a device that is not what the metadata says.
+type tornDevice struct {
+	// name is device-mapper's, volume LVM's.
+	name, volume string
+	// loaded: it has a table that was never taken into use.
+	suspended, loaded bool
+}
+
+func (h *Host) torn(group string) ([]tornDevice, error) {
+	sizes := map[string]int64{}
+	// Of metadata that cannot be read, or understood, nothing is said.
+	if p, err := h.Placement(group); err == nil {
+		for name, lie := range p.Volumes {
+			sizes[name] = lie.Size
+		}
+	}
+	return listTorn("/sys", group, sizes, tableLoaded)
+}
+
+// tableLoaded tells whether a device has a table that waits to be taken into use.
+func tableLoaded(name string) bool {
+	d, err := dmStatus(name)
+	return err == nil && d.flags&dmInactivePresent != 0
+}
+
+// listTorn finds what is torn among the devices that have a table in use: one that
+// has none is given the right one when it is activated. sizes are those of the
+// group's volumes, hidden ones too, in bytes.
+func listTorn(sys, group string, sizes map[string]int64, loaded func(name string) bool) ([]tornDevice, error) {
+	mappings, err := filepath.Glob(filepath.Join(sys, "block", "dm-*", "dm"))
+	if err != nil {
+		return nil, err
+	}
+	prefix := dmName(group, "")
+	var torn []tornDevice
+	for _, dir := range mappings {
+		name, err := sysWord(dir, "name")
+		if errors.Is(err, os.ErrNotExist) {
+			continue // It is gone since.
+		}
+		if err != nil {
+			return nil, err
+		}
+		rest, ours := strings.CutPrefix(name, prefix)
+		// Two hyphens are one within the name of another group.
+		if !ours || strings.HasPrefix(rest, "-") {
+			continue
+		}
+		suspended, err := sysWord(dir, "suspended")
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		d := tornDevice{name: name, volume: strings.ReplaceAll(rest, "--", "-"), suspended: suspended == "1", loaded: loaded(name)}
+		// A pool's own device lies below the one that has the pool's name.
+		want, known := sizes[strings.TrimSuffix(d.volume, "-tpool")]
+		sectors, err := sysWord(filepath.Dir(dir), "size")
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		is, err := strconv.ParseInt(sectors, 10, 64)
+		if d.suspended || d.loaded || known && err == nil && is*sector != want {
+			torn = append(torn, d)
+		}
+	}
+	return torn, nil
+}
+
+// sysWord reads a small file of the kernel's.
+func sysWord(dir, file string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	return strings.TrimSpace(string(b)), err
+}
+
+// Mend implements Groups.
+//
+// LVM loads the tables of a change before it commits the change, and takes them
+// into use afterwards. A table that is loaded stays: LVM does not load the one
+// that is in use already, and resumes the device, which takes the other one into
+// use, whether its change was ever committed or not. So the loaded tables go first;
+// then LVM makes everything what the metadata says.
+func (h *Host) Mend(ctx context.Context, group string, volumes []string) error {
+	suspended, err := h.clearLoaded(group, volumes)
+	if err != nil {
+		return err
+	}
+	if suspended {
+		if err := h.Activate(ctx, []string{group}); err != nil {
+			return err
+		}
+	}
+	torn, err := h.Torn(group)
+	if err != nil {
+		return err
+	}
+	var args []string
+	for _, v := range volumes {
+		if slices.ContainsFunc(torn, func(name string) bool { return IsOf(name, v) }) {
+			args = append(args, group+"/"+v)
+		}
+	}
+	if len(args) == 0 {
+		return nil
+	}
+	return h.change(ctx, []string{group}, "lvchange", append([]string{"--refresh"}, args...)...)
+}
+
+// clearLoaded drops the tables that are loaded for the volumes' devices and not in
+// use, and tells whether any of the devices is suspended. A command under way loads
+// tables, too: ErrBusy while there is one.
+func (h *Host) clearLoaded(group string, volumes []string) (suspended bool, err error) {
+	unlock, err := lockGroup(lockDir, group)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	torn, err := h.torn(group)
+	if err != nil {
+		return false, err
+	}
+	for _, d := range torn {
+		if !slices.ContainsFunc(volumes, func(v string) bool { return IsOf(d.volume, v) }) {
+			continue
+		}
+		suspended = suspended || d.suspended
+		if !d.loaded {
+			continue
+		}
+		if err := dmClear(d.name); err != nil && !errors.Is(err, ErrNotFound) {
+			return suspended, err
+		}
+	}
+	return suspended, nil
+}
+
+// dmClear drops a device's table that was loaded and is not in use.
+func dmClear(name string) error {
+	d, err := dmNamed(name)
+	if err != nil {
+		return err
+	}
+	if _, err := dmPlain(dmTableClear, d); err != nil {
+		return fmt.Errorf("clearing device-mapper device %s: %w", name, err)
+	}
+	return nil
+}

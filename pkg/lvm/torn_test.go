@@ -1,0 +1,60 @@
+package lvm
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestTornDevicesAreFoundByTheirGroup(t *testing.T) {
+	sys := t.TempDir()
+	for device, d := range map[string]struct{ name, suspended, size string }{
+		"dm-0": {"carve-carve--pool-tpool", "1", "8192"},
+		"dm-1": {"carve-cvx_rimage_0", "1", "8192"},
+		"dm-2": {"carve-cvy", "0", "8192"},
+		"dm-3": {"carve--more-cvz", "1", "8192"},
+		"dm-4": {"other-cvz", "1", "8192"},
+		"dm-5": {"carve-cvw", "1", "8192"},
+		"dm-6": {"carve-cvlonger", "0", "16384"},
+		"dm-7": {"carve-cvloaded", "0", "8192"},
+		"dm-8": {"carve-cvunknown", "0", "8192"},
+		"dm-9": {"carve-big--pool-tpool", "0", "16384"},
+	} {
+		dir := filepath.Join(sys, "block", device, "dm")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for file, value := range map[string]string{"name": d.name, "suspended": d.suspended, "../size": d.size} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(value+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const size = 4 << 20
+	sizes := map[string]int64{"carve-pool": size, "big-pool": size, "cvx_rimage_0": size, "cvy": size, "cvw": size, "cvlonger": size, "cvloaded": size}
+	for group, want := range map[string][]string{
+		"carve":      {"big-pool-tpool", "carve-pool-tpool", "cvloaded", "cvlonger", "cvw", "cvx_rimage_0"},
+		"carve-more": {"cvz"},
+		"none":       nil,
+	} {
+		torn, err := listTorn(sys, group, sizes, func(name string) bool { return name == "carve-cvloaded" })
+		var got []string
+		for _, d := range torn {
+			got = append(got, d.volume)
+		}
+		if slices.Sort(got); err != nil || !slices.Equal(got, want) {
+			t.Errorf("group %s: %q, error %v", group, got, err)
+		}
+	}
+}
+
+func TestAPartIsOfItsVolume(t *testing.T) {
+	for name, want := range map[string]bool{
+		"pool": true, "pool-tpool": true, "pool_tdata": true, "pools": false, "poo": false, "": false,
+	} {
+		if got := IsOf(name, "pool"); got != want {
+			t.Errorf("%q: %v", name, got)
+		}
+	}
+}
