@@ -110,7 +110,7 @@ func sysWord(dir, file string) (string, error) {
 // use, whether its change was ever committed or not. So the loaded tables go first;
 // then LVM makes everything what the metadata says.
 func (h *Host) Mend(ctx context.Context, group string, volumes []string) error {
-	suspended, err := h.clearLoaded(group, volumes)
+	suspended, err := h.disarmWithin(ctx, group, volumes)
 	if err != nil {
 		return err
 	}
@@ -135,10 +135,37 @@ func (h *Host) Mend(ctx context.Context, group string, volumes []string) error {
 	return h.change(ctx, []string{group}, "lvchange", append([]string{"--refresh"}, args...)...)
 }
 
-// clearLoaded drops the tables that are loaded for the volumes' devices and not in
-// use, and tells whether any of the devices is suspended. A command under way loads
-// tables, too: ErrBusy while there is one.
-func (h *Host) clearLoaded(group string, volumes []string) (suspended bool, err error) {
+// disarmWithin is disarm for who can wait no longer than for a command: a disk that
+// does not answer holds up whoever drops a table that writes to it.
+func (h *Host) disarmWithin(ctx context.Context, group string, volumes []string) (suspended bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
+	defer cancel()
+	type result struct {
+		suspended bool
+		err       error
+	}
+	done := make(chan result, 1)
+	go func() {
+		suspended, err := h.disarm(group, volumes)
+		done <- result{suspended, err}
+	}()
+	select {
+	case r := <-done:
+		return r.suspended, r.err
+	case <-ctx.Done():
+		return false, fmt.Errorf("dropping tables of volume group %q that are not in use: %w", group, timedOut(ctx.Err()))
+	}
+}
+
+// disarm drops the tables that are loaded for the volumes' devices and not in use,
+// resumes the parts of the volumes, and tells whether any device was suspended. A
+// command under way loads tables, too: ErrBusy while there is one.
+//
+// What lies below comes first: a table of a RAID volume writes to its parts when it
+// is dropped, and reads from them when it is loaded, and whoever asks for that while
+// they are suspended waits in the kernel for ever. A part that runs harms nobody:
+// nothing but the volume above writes to it.
+func (h *Host) disarm(group string, volumes []string) (suspended bool, err error) {
 	unlock, err := lockGroup(lockDir, group)
 	if err != nil {
 		return false, err
@@ -148,19 +175,34 @@ func (h *Host) clearLoaded(group string, volumes []string) (suspended bool, err 
 	if err != nil {
 		return false, err
 	}
+	slices.SortStableFunc(torn, func(a, b tornDevice) int { return depth(b.name) - depth(a.name) })
 	for _, d := range torn {
 		if !slices.ContainsFunc(volumes, func(v string) bool { return IsOf(d.volume, v) }) {
 			continue
 		}
 		suspended = suspended || d.suspended
-		if !d.loaded {
-			continue
+		err := error(nil)
+		if d.loaded {
+			err = dmClear(d.name)
 		}
-		if err := dmClear(d.name); err != nil && !errors.Is(err, ErrNotFound) {
+		if err == nil && d.suspended && depth(d.name) > 0 {
+			_, err = dmResume(d.name)
+		}
+		if err != nil && !errors.Is(err, ErrNotFound) {
 			return suspended, err
 		}
 	}
 	return suspended, nil
+}
+
+// depth is how many volumes a device is a part of: two for an image of the mirror
+// that holds a thin pool's data.
+func depth(name string) int {
+	whole := component.FindStringSubmatch(name)
+	if whole == nil {
+		return 0
+	}
+	return 1 + depth(whole[1])
 }
 
 // dmClear drops a device's table that was loaded and is not in use.

@@ -72,6 +72,15 @@ func TestRAIDVolumesAreMendedWhateverAKilledExtensionLeft(t *testing.T) {
 			load(t, whole, 8192)
 			dmsetup(t, "suspend", "--noflush", whole)
 		}, 3},
+		// Whoever drops the table before its parts are resumed never comes back.
+		{"all of it is suspended, and it has a table that was not taken into use", func() {
+			load(t, whole+"_rimage_1", 8192)
+			load(t, whole+"_rimage_0", 8192)
+			load(t, whole, 0)
+			for _, part := range []string{"", "_rimage_0", "_rmeta_0", "_rimage_1", "_rmeta_1"} {
+				dmsetup(t, "suspend", "--noflush", whole+part)
+			}
+		}, 5},
 	} {
 		t.Run(tear.name, func(t *testing.T) {
 			tear.do()

@@ -49,6 +49,16 @@ func TestTornDevicesAreFoundByTheirGroup(t *testing.T) {
 	}
 }
 
+func TestPartsOfPartsAreDeeper(t *testing.T) {
+	for name, want := range map[string]int{
+		"carve-cvx": 0, "carve-pool-tpool": 0, "carve-cvx_rmeta_12": 1, "carve-pool_tdata": 1, "carve-pool_tmeta_rimage_0": 2,
+	} {
+		if got := depth(name); got != want {
+			t.Errorf("%s: %d, want %d", name, got, want)
+		}
+	}
+}
+
 func TestAPartIsOfItsVolume(t *testing.T) {
 	for name, want := range map[string]bool{
 		"pool": true, "pool-tpool": true, "pool_tdata": true, "pools": false, "poo": false, "": false,

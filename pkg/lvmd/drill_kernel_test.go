@@ -69,8 +69,9 @@ func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
 	mirrorNode(t).killWithin(t, mirrorDrills,
 		// Its bookkeeping lies bare; a part of it has a device, which has no table.
 		death{mirrorDrills[0], 2, "lvm"}, death{mirrorDrills[0], 19, "lvm"},
-		// A table that was never committed is loaded, and its device suspended.
-		death{mirrorDrills[1], 9, "lvmd"})
+		// A table that was never committed is loaded, and its device and all parts of
+		// it are suspended.
+		death{mirrorDrills[1], 10, "lvmd"})
 }
 
 // death is of whom, before which effect, and in the middle of what.
