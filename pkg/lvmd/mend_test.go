@@ -85,22 +85,33 @@ func TestWhatAKilledExpansionLeftTornIsMendedBeforeAnythingElse(t *testing.T) {
 }
 
 func TestWhatAKilledExpansionLeftTornIsMendedAtTheStartBeforeItIsWiped(t *testing.T) {
-	m := newMachine(t)
-	d := m.start(t)
-	v := d.create(request("pvc-1", 2))
-	d.stop()
-	m.fake.Tear(testGroup, v.GetId()+"_rimage_0")
-	var early atomic.Bool
-	m.fake.BeforeZero = func(string, string, int64, int64) error {
-		if torn, err := m.fake.Torn(testGroup); err != nil || len(torn) > 0 {
-			early.Store(true)
-		}
-		return nil
-	}
-	d = m.start(t)
-	d.delete(v.GetId())
-	d.checkClean()
-	if early.Load() || m.fake.Commands(lvmfake.OpMend) != 1 {
-		t.Errorf("%d commands mended it; it was wiped before: %v", m.fake.Commands(lvmfake.OpMend), early.Load())
+	for _, refused := range []int64{0, 1} {
+		t.Run(fmt.Sprintf("after %d attempts that failed", refused), func(t *testing.T) {
+			m := newMachine(t)
+			d := m.start(t)
+			v := d.create(request("pvc-1", 2))
+			d.stop()
+			m.fake.Tear(testGroup, v.GetId()+"_rimage_0")
+			var early atomic.Bool
+			m.fake.BeforeZero = func(string, string, int64, int64) error {
+				if torn, err := m.fake.Torn(testGroup); err != nil || len(torn) > 0 {
+					early.Store(true)
+				}
+				return nil
+			}
+			var mends atomic.Int64
+			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+				if op == lvmfake.OpMend && mends.Add(1) <= refused {
+					return fmt.Errorf("locked: %w", lvm.ErrBusy)
+				}
+				return nil
+			}
+			d = m.start(t)
+			d.delete(v.GetId())
+			d.checkClean()
+			if early.Load() || mends.Load() != refused+1 {
+				t.Errorf("%d attempts to mend it; it was wiped before: %v", mends.Load(), early.Load())
+			}
+		})
 	}
 }

@@ -3,6 +3,7 @@ package lvmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -97,6 +98,9 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 		s.model.mu.Unlock()
 	}
 	size := h.Size()
+	if err := s.checkLength(v, size); err != nil {
+		return err
+	}
 	if off < size {
 		n, err := s.clear(ctx, v, h, off, size)
 		if err != nil {
@@ -140,6 +144,22 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	s.model.mu.Unlock()
 	v.group.wakeRemover()
 	return nil
+}
+
+// checkLength refuses to wipe what a tombstone's device shows beyond the volume: it
+// may be another's. Why it does, mending and a scan settle; the device is given up
+// until then.
+func (s *Service) checkLength(v *volume, size int64) error {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	known := v.extents * v.group.info.ExtentSize
+	if size <= known {
+		return nil
+	}
+	v.group.doubtful = true
+	_ = v.handle.Close()
+	v.handle = nil
+	return fmt.Errorf("its device has %d bytes, and the volume %d", size, known)
 }
 
 // clear does to the next chunk what the volume's class wants, and returns how

@@ -28,7 +28,8 @@ func (v *volume) opens() int {
 }
 
 // Tear makes a device, of a volume or of a part of one, what a command leaves that
-// is killed while it changes it: until it is mended, all I/O of the volume fails.
+// is killed while it changes it: until it is mended, the volume is longer than it
+// should be, and all of its I/O fails.
 func (f *Groups) Tear(groupName, device string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -63,9 +64,13 @@ func (f *Groups) Mend(ctx context.Context, groupName string, volumes []string) e
 	return nil
 }
 
+func (h *handle) torn() bool {
+	return slices.ContainsFunc(h.group.torn, func(device string) bool { return lvm.IsOf(device, h.name) })
+}
+
 // works fails for a volume that is torn.
 func (h *handle) works() error {
-	if slices.ContainsFunc(h.group.torn, func(device string) bool { return lvm.IsOf(device, h.name) }) {
+	if h.torn() {
 		return fmt.Errorf("%s/%s: %w", h.groupName, h.name, syscall.EIO)
 	}
 	return nil
@@ -228,6 +233,9 @@ func (h *handle) Size() int64 {
 func (h *handle) size() int64 {
 	if h.cipher != nil {
 		return h.cipher.bytes
+	}
+	if h.torn() {
+		return h.group.size(h.volume) + h.group.extentSize
 	}
 	return h.group.size(h.volume)
 }
