@@ -5,10 +5,12 @@ package lvmd_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"iter"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -226,39 +228,61 @@ func (s *saga) check(p *process, all int64) {
 	}
 }
 
-// checkDevices holds the kernel's devices of the group's volumes, hidden ones too,
-// against what LVM says of them.
+// checkDevices waits until the kernel's devices of the group's volumes, hidden ones
+// too, are what LVM says of them: what lvmd does in the background changes both.
 func (n *node) checkDevices() {
 	n.t.Helper()
+	var torn string
+	defer func() {
+		if torn != "" {
+			n.t.Log(torn)
+		}
+	}()
+	wait(n.t, "devices are what the metadata says", func() bool {
+		torn = n.torn()
+		return torn == ""
+	})
+}
+
+// torn says what differs between the kernel and LVM at the moment, if anything.
+func (n *node) torn() string {
+	tables, err := exec.Command("dmsetup", "table").CombinedOutput()
+	if err != nil {
+		return fmt.Sprintf("dmsetup table: %v\n%s", err, tables)
+	}
 	lengths := map[string]int64{}
-	for line := range strings.Lines(byHand(n.t, "dmsetup", "table")) {
+	for line := range strings.Lines(string(tables)) {
 		// NAME: START LENGTH TYPE …
-		if words := strings.Fields(line); len(words) > 2 {
+		if words := strings.Fields(line); len(words) > 3 {
 			sectors, err := strconv.ParseInt(words[2], 10, 64)
 			if err != nil {
-				n.t.Fatalf("table %q: %v", line, err)
+				return fmt.Sprintf("table %q: %v", line, err)
 			}
 			lengths[strings.TrimSuffix(words[0], ":")] += sectors
 		}
 	}
-	out := lvmByHand(n.t, "lvs", "--all", "--noheadings", "--units", "s", "--nosuffix", "-o", "lv_dm_path,lv_size", n.group)
-	for line := range strings.Lines(out) {
+	sizes, err := exec.Command("lvm", "lvs", "--all", "--noheadings", "--units", "s", "--nosuffix", "-o", "lv_dm_path,lv_size", n.group, "--config", handConfig).Output()
+	if err != nil {
+		return fmt.Sprintf("lvs: %v", err)
+	}
+	for line := range strings.Lines(string(sizes)) {
 		words := strings.Fields(line)
 		if len(words) != 2 {
-			continue // A warning, or a pool's spare, which has no device.
+			continue // A pool's spare has no device.
 		}
 		device := strings.TrimPrefix(words[0], "/dev/mapper/")
 		for _, name := range []string{device, device + "-tpool"} {
 			if length, ok := lengths[name]; ok && strconv.FormatInt(length, 10) != words[1] {
-				n.t.Errorf("device %s has %d sectors, by LVM's metadata it has %s", name, length, words[1])
+				return fmt.Sprintf("device %s has %d sectors, by LVM's metadata it has %s", name, length, words[1])
 			}
 		}
 	}
 	for line := range strings.Lines(mappings(n.t, "--separator", " ", "-o", "name,tables_loaded")) {
 		if words := strings.Fields(line); len(words) == 2 && strings.HasPrefix(words[0], n.group+"-") && words[1] != "Live" {
-			n.t.Errorf("device %s has tables: %s", words[0], words[1])
+			return fmt.Sprintf("device %s has tables: %s", words[0], words[1])
 		}
 	}
+	return ""
 }
 
 // isTrouble tells whether a condition is one that does not pass by itself.
