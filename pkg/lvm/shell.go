@@ -285,6 +285,10 @@ type answer struct {
 	} `json:"log"`
 }
 
+// lastWordsPatience is how long what a process said is waited for that gave no answer:
+// one that ended has said it.
+const lastWordsPatience = time.Second
+
 // ask runs a command. dead is true when the process cannot be used any more.
 func (sh *shell) ask(command, line string) (dead bool, err error) {
 	broken := func(what string, err error) error {
@@ -299,6 +303,11 @@ func (sh *shell) ask(command, line string) (dead bool, err error) {
 	}
 	var a answer
 	if err := sh.answers.Decode(&a); err != nil {
+		// What it said last may be on its way still, if it ended.
+		select {
+		case <-sh.ended:
+		case <-time.After(lastWordsPatience):
+		}
 		return true, broken("the lvm process gave no answer", err)
 	}
 	if len(a.Log) == 0 {
