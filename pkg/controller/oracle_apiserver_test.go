@@ -3,9 +3,11 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -35,6 +37,7 @@ type observation struct {
 	Volume  *volumeObservation
 	OnNodes map[string]int // volumes on each node
 	Events  []string       // types and reasons of the provisioner's Events
+	Story   []string       // what else was seen on the way
 }
 
 type volumeObservation struct {
@@ -49,7 +52,7 @@ type volumeObservation struct {
 
 func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observation {
 	t.Helper()
-	out := observation{Claim: "gone", OnNodes: map[string]int{}}
+	out := observation{Claim: "gone", OnNodes: map[string]int{}, Story: w.notes}
 	if now, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Get(t.Context(), claim.Name, metav1.GetOptions{}); err == nil {
 		out.Claim, out.Notes, out.Guards = string(now.Status.Phase), now.Annotations, now.Finalizers
 		// The PV controller's request to a provisioner. Ours does not wait for
@@ -61,21 +64,23 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 	handles := map[string]bool{}
 	for name, node := range w.nodes {
 		for _, v := range node.Volumes() {
-			if v.GetOwner().GetClaimUid() == string(claim.UID) {
+			if v.GetName() == w.volumeOf(claim) {
 				out.OnNodes[name]++
 				handles[v.GetId()] = true
 			}
 		}
 	}
-	if pv, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), volumeName(claim), metav1.GetOptions{}); err == nil {
+	if pv := w.pv(claim); pv != nil {
 		spec := *pv.Spec.DeepCopy()
 		delete(pv.Annotations, names.AnnotationVolumeGroup) // upstream knows nothing of groups
+		maps.DeleteFunc(pv.Annotations, noSecret)
 		out.Volume = &volumeObservation{
-			NameIsOfClaim: true, RefIsOfClaim: belongsTo(pv, claim) && spec.ClaimRef.Kind == "PersistentVolumeClaim" && spec.ClaimRef.APIVersion == "v1",
+			NameIsOfClaim: pv.Name == volumeName(claim), RefIsOfClaim: belongsTo(pv, claim) && spec.ClaimRef.Kind == "PersistentVolumeClaim" && spec.ClaimRef.APIVersion == "v1",
 			Phase: pv.Status.Phase, Annotations: pv.Annotations, Finalizers: slices.Sorted(slices.Values(pv.Finalizers)),
 			Deleting: pv.DeletionTimestamp != nil, HandleIsOnNode: handles[spec.CSI.VolumeHandle],
 		}
-		spec.ClaimRef, spec.CSI.VolumeHandle, spec.CSI.VolumeAttributes[identityKey] = nil, "", ""
+		spec.ClaimRef, spec.CSI.VolumeHandle = nil, ""
+		delete(spec.CSI.VolumeAttributes, identityKey)
 		out.Volume.Spec = spec
 	}
 	events, err := w.client.CoreV1().Events(w.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + claim.Name})
@@ -91,6 +96,20 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 	slices.Sort(out.Events)
 	return out
 }
+
+// noSecret tells the annotations by which external-provisioner says that a
+// deletion needs no Secret: what is not there says the same.
+func noSecret(key, value string) bool {
+	return strings.HasPrefix(key, "volume.kubernetes.io/provisioner-deletion-secret-") && value == ""
+}
+
+// volumeOf is the name of a claim's PersistentVolume, and of its volume.
+func (w *world) volumeOf(claim *v1.PersistentVolumeClaim) string {
+	return cmp.Or(w.volume, volumeName(claim))
+}
+
+// note adds to what is compared.
+func (w *world) note(format string, args ...any) { w.notes = append(w.notes, fmt.Sprintf(format, args...)) }
 
 // scenario is one story of a claim. It returns the claim once its end is reached.
 type scenario struct {
@@ -148,7 +167,7 @@ func (w *world) get(claim *v1.PersistentVolumeClaim) *v1.PersistentVolumeClaim {
 }
 
 func (w *world) pv(claim *v1.PersistentVolumeClaim) *v1.PersistentVolume {
-	now, err := w.client.CoreV1().PersistentVolumes().Get(context.Background(), volumeName(claim), metav1.GetOptions{})
+	now, err := w.client.CoreV1().PersistentVolumes().Get(context.Background(), w.volumeOf(claim), metav1.GetOptions{})
 	if err != nil {
 		return nil
 	}
@@ -173,7 +192,7 @@ func (w *world) delete(t *testing.T, claim *v1.PersistentVolumeClaim) {
 
 func (w *world) patchPV(t *testing.T, claim *v1.PersistentVolumeClaim, patch string) {
 	t.Helper()
-	_, err := w.client.CoreV1().PersistentVolumes().Patch(t.Context(), volumeName(claim), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := w.client.CoreV1().PersistentVolumes().Patch(t.Context(), w.volumeOf(claim), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,43 +328,55 @@ var stories = []scenario{
 	}},
 }
 
+// actors are those whose doings are compared, by name.
+type actors map[string]func(*testing.T, *world)
+
 // TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem tells every story twice.
 func TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem(t *testing.T) {
 	client := connectToAPIServer(t)
-	for i, story := range stories {
+	for i, story := range slices.Concat(stories, staticStories) {
 		t.Run(story.name, func(t *testing.T) {
-			seen := map[string]string{}
-			for who, acts := range map[string]func(*testing.T, *world){"ours": oursActs, "upstream": upstreamActs} {
-				t.Run(who, func(t *testing.T) {
-					w := newWorld(t, client)
-					w.namespace = fmt.Sprintf("story-%d-%s", i, who)
-					ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
-					if _, err := client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
-						t.Fatal(err)
-					}
-					acts(t, w)
-					claim := story.run(t, w)
-					time.Sleep(time.Second) // Events are sent in the background
-					observed := w.observe(t, claim)
-					if who == "upstream" {
-						observed.Events = slices.DeleteFunc(observed.Events, func(e string) bool { return slices.Contains(story.spared, e) })
-					}
-					text, err := json.MarshalIndent(observed, "", "  ")
-					if err != nil {
-						t.Fatal(err)
-					}
-					seen[who] = string(text)
-					w.tidy(t, claim)
-				})
-			}
-			if seen["ours"] != seen["upstream"] {
-				t.Errorf("users see, with ours:\n%s\nwith upstream's:\n%s", seen["ours"], seen["upstream"])
-			}
+			story.tell(t, actors{"ours": oursActs, "upstream": upstreamActs}, func(t *testing.T, who string) *world {
+				w := newWorld(t, client)
+				w.namespace = fmt.Sprintf("story-%d-%s", i, who)
+				return w
+			})
 		})
 	}
 }
 
-// tidy leaves nothing for the next story.
+// tell lets each actor act in a world of its own, and compares what is seen.
+func (s scenario) tell(t *testing.T, acting actors, newWorld func(t *testing.T, who string) *world) {
+	t.Helper()
+	seen := map[string]string{}
+	for who, acts := range acting {
+		t.Run(who, func(t *testing.T) {
+			w := newWorld(t, who)
+			ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
+			if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			acts(t, w)
+			claim := s.run(t, w)
+			time.Sleep(time.Second) // Events are sent in the background
+			observed := w.observe(t, claim)
+			if who == "upstream" {
+				observed.Events = slices.DeleteFunc(observed.Events, func(e string) bool { return slices.Contains(s.spared, e) })
+			}
+			text, err := json.MarshalIndent(observed, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[who] = string(text)
+			w.tidy(t, claim)
+		})
+	}
+	if seen["ours"] != seen["upstream"] {
+		t.Errorf("users see, with ours:\n%s\nwith upstream's:\n%s", seen["ours"], seen["upstream"])
+	}
+}
+
+// tidy leaves nothing of a claim for the next story.
 func (w *world) tidy(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	if pv := w.pv(claim); pv != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -31,8 +32,15 @@ import (
 // same fake lvmds.
 type world struct {
 	client    kubernetes.Interface
+	snapshots snapshotclient.Interface // nil where there are none
 	namespace string
 	nodes     map[string]*fakelvmd.Server
+	// restart ends the one who acts and starts another one.
+	restart func()
+	// volume is the PersistentVolume's name where it is not the usual one.
+	volume string
+	// notes are what a story saw on its way, which is compared, too.
+	notes []string
 }
 
 func connectToAPIServer(t *testing.T) kubernetes.Interface {
@@ -66,7 +74,18 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 // oursActs runs our controller in the world until the test ends.
 func oursActs(t *testing.T, w *world) {
 	t.Helper()
-	actWith(t, w, Options{Client: w.client, Namespace: "default", CompleteBinding: true})
+	w.actsIn(t, func() func() {
+		_, _, stop := startOn(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default", CompleteBinding: true})
+		return stop
+	})
+}
+
+// actsIn starts somebody who acts until the test ends, or w.restart is called.
+func (w *world) actsIn(t *testing.T, start func() (stop func())) {
+	t.Helper()
+	stop := start()
+	w.restart = func() { stop(); stop = start() }
+	t.Cleanup(func() { stop() })
 }
 
 // actWith is oursActs with other options; those that are the same for all
@@ -80,6 +99,14 @@ func actWith(t *testing.T, w *world, o Options) *Controller {
 // actOn is actWith for tests that attach and detach nodes.
 func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
 	t.Helper()
+	c, net, stop := startOn(t, w, o)
+	t.Cleanup(stop)
+	return c, net
+}
+
+// startOn is actOn for tests that end the controller themselves.
+func startOn(t *testing.T, w *world, o Options) (c *Controller, net *fakelvmd.Network, stop func()) {
+	t.Helper()
 	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
 	c, err := New(o)
@@ -88,7 +115,7 @@ func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
 	}
 	recorder, stopEvents := newRecorder(o.Client)
 	c.core.recorder, c.core.clusterID = recorder, "cluster"
-	net, err := fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add)
+	net, err = fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +128,7 @@ func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
 	c.own.Start(ctx.Done())
 	done := make(chan error, 1)
 	go func() { done <- c.lead(ctx) }()
-	t.Cleanup(func() {
+	return c, net, func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -111,8 +138,7 @@ func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
 		stopEvents()
 		c.core.fleet.Close()
 		net.Close()
-	})
-	return c, net
+	}
 }
 
 // upstreamActs runs the upstream library in the world until the test ends.
@@ -125,13 +151,19 @@ func upstreamActs(t *testing.T, w *world) {
 func upstreamActsBy(t *testing.T, w *world, driver upstream.Provisioner) {
 	t.Helper()
 	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
-	ctx, cancel := context.WithCancel(context.Background())
-	p := upstream.NewProvisionController(ctx, w.client, names.Driver, driver,
+	w.actsIn(t, func() func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); runLibrary(ctx, w, driver) }()
+		return func() { cancel(); <-done }
+	})
+}
+
+// runLibrary runs the upstream library until ctx is done.
+func runLibrary(ctx context.Context, w *world, driver upstream.Provisioner) {
+	upstream.NewProvisionController(ctx, w.client, names.Driver, driver,
 		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
-		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10))
-	done := make(chan struct{})
-	go func() { defer close(done); p.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10)).Run(ctx)
 }
 
 // upstreamDriver is what external-provisioner is to the library: it calls the

@@ -1,0 +1,80 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// adopt makes a volume by hand on n1, and gives it to a claim as
+// docs/existing-volumes.md says.
+func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1.PersistentVolumeClaim {
+	t.Helper()
+	w.volume = w.namespace + "-by-hand"
+	made, err := w.nodes["n1"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+		Name: w.volume, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: "ext4"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	class := w.class(t, nil)
+	room := v1.ResourceList{v1.ResourceStorage: resource.MustParse("100Mi")}
+	_, err = w.client.CoreV1().PersistentVolumes().Create(t.Context(), &v1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: w.volume, Annotations: map[string]string{volume.AnnDynamicallyProvisioned: names.Driver}},
+		Spec: v1.PersistentVolumeSpec{
+			Capacity: room, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: policy, StorageClassName: class,
+			ClaimRef:     &v1.ObjectReference{Namespace: w.namespace, Name: "claim"},
+			NodeAffinity: nodeAffinity("n1"),
+			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
+				Driver: names.Driver, VolumeHandle: made.GetVolume().GetId(), FSType: "ext4"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := w.claim(t, class, "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = w.volume })
+	w.waitBound(t, claim)
+	return claim
+}
+
+// finalized waits for what follows the binding of a volume under Delete.
+func (w *world) finalized(t *testing.T, claim *v1.PersistentVolumeClaim) {
+	t.Helper()
+	eventually(t, "the volume has its finalizer", func() bool { return slices.Contains(w.pv(claim).Finalizers, finalizer) })
+}
+
+// staticStories are those of volumes that an administrator made.
+var staticStories = []scenario{
+	{name: "an administrator's volume", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.adopt(t, v1.PersistentVolumeReclaimDelete)
+		w.finalized(t, claim)
+		return claim
+	}},
+	{name: "an administrator's volume, deleted under Delete", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.adopt(t, v1.PersistentVolumeReclaimDelete)
+		w.finalized(t, claim)
+		w.delete(t, claim)
+		w.waitNothingLeft(t, claim)
+		return claim
+	}},
+	{name: "an administrator's volume, deleted under Retain, and given to a claim again", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.adopt(t, v1.PersistentVolumeReclaimRetain)
+		w.delete(t, claim)
+		eventually(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
+		w.note("released: %d volumes, finalizers %v", w.observe(t, claim).volumes(), w.pv(claim).Finalizers)
+		w.patchPV(t, claim, `{"spec":{"claimRef":null}}`)
+		eventually(t, "volume is available", func() bool { return w.pv(claim).Status.Phase == v1.VolumeAvailable })
+		claim = w.claim(t, "story", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = w.volume })
+		w.waitBound(t, claim)
+		return claim
+	}},
+}
