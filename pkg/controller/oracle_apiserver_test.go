@@ -109,7 +109,9 @@ func (w *world) volumeOf(claim *v1.PersistentVolumeClaim) string {
 }
 
 // note adds to what is compared.
-func (w *world) note(format string, args ...any) { w.notes = append(w.notes, fmt.Sprintf(format, args...)) }
+func (w *world) note(format string, args ...any) {
+	w.notes = append(w.notes, fmt.Sprintf(format, args...))
+}
 
 // scenario is one story of a claim. It returns the claim once its end is reached.
 type scenario struct {

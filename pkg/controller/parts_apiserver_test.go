@@ -3,19 +3,12 @@
 package controller
 
 import (
-	"context"
-	"errors"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/carve-csi/carve/pkg/controller/csiservice"
 )
 
 // TestASidecarProvisionsOnARealAPIServer leaves claims to the upstream provisioner's
@@ -23,26 +16,7 @@ import (
 func TestASidecarProvisionsOnARealAPIServer(t *testing.T) {
 	w := newWorld(t, connectToAPIServer(t))
 	w.namespace = "default"
-	socket := filepath.Join(socketDir(t), "csi.sock")
-	c := actWith(t, w, Options{Client: w.client, Namespace: "default", CompleteBinding: true, CSISocket: socket, Disable: []string{PartProvisioning}})
-	listener, err := csiservice.Listen(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- c.csiService().Serve(ctx, listener) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-served; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	})
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = connection.Close() })
+	connection := serveCSIOn(t, w)
 	upstreamActsBy(t, w, csiSidecar{csi.NewControllerClient(connection)})
 
 	claim := w.claim(t, w.class(t, nil), "n2", nil)

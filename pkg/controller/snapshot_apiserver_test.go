@@ -14,6 +14,7 @@ import (
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	snapshotclientv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
 	snapshotinformers "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
 	common "github.com/kubernetes-csi/external-snapshotter/v8/pkg/common-controller"
 	snapshotmetrics "github.com/kubernetes-csi/external-snapshotter/v8/pkg/metrics"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/workqueue"
@@ -34,9 +36,28 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 )
 
+// snapshotClass is that of all snapshots.
+const snapshotClass = "carve"
+
+// takeSnapshot takes snapshot "s" of claim "source".
+func takeSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterface) {
+	t.Helper()
+	class, from := snapshotClass, "source"
+	snapshot := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: snapshotv1.VolumeSnapshotSpec{
+		VolumeSnapshotClassName: &class, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &from}}}
+	if _, err := snapshots.Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "snapshot is ready", func() bool {
+		now, err := snapshots.Get(t.Context(), "s", metav1.GetOptions{})
+		return err == nil && now.Status != nil && now.Status.ReadyToUse != nil && *now.Status.ReadyToUse
+	})
+}
+
 // installSnapshots gives the cluster what it is to have itself: the definitions
-// of snapshots, from the module that comes with them, and their controller.
-func installSnapshots(t *testing.T, w *world) *rest.Config {
+// of snapshots, from the module that comes with them, their controller, and a
+// class.
+func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
@@ -61,10 +82,10 @@ func installSnapshots(t *testing.T, w *world) *rest.Config {
 		if err := yaml.Unmarshal(content, &definition.Object); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := definitions.Create(t.Context(), definition, metav1.CreateOptions{}); err != nil {
+		// They stay for the next test: what is being removed cannot be made.
+		if _, err := definitions.Create(t.Context(), definition, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = definitions.Delete(context.Background(), definition.GetName(), metav1.DeleteOptions{}) })
 	}
 	client := snapshotclient.NewForConfigOrDie(config)
 	eventually(t, "the definitions are in force", func() bool {
@@ -74,9 +95,9 @@ func installSnapshots(t *testing.T, w *world) *rest.Config {
 	limiter := func() workqueue.TypedRateLimiter[string] {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second)
 	}
-	all, snapshots := informers.NewSharedInformerFactory(w.client, 0), snapshotinformers.NewSharedInformerFactory(client, 0)
+	all, snapshots := informers.NewSharedInformerFactory(admin, 0), snapshotinformers.NewSharedInformerFactory(client, 0)
 	objects := snapshots.Snapshot().V1()
-	controller := common.NewCSISnapshotCommonController(client, w.client, objects.VolumeSnapshots(), objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(),
+	controller := common.NewCSISnapshotCommonController(client, admin, objects.VolumeSnapshots(), objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(),
 		nil, nil, nil, all.Core().V1().PersistentVolumeClaims(), all.Core().V1().PersistentVolumes(), nil, snapshotmetrics.NewMetricsManager(), time.Minute,
 		limiter(), limiter(), limiter(), limiter(), false, true, false)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -86,6 +107,13 @@ func installSnapshots(t *testing.T, w *world) *rest.Config {
 	done := make(chan struct{})
 	go func() { defer close(done); controller.Run(2, ctx.Done(), &workers); workers.Wait() }()
 	t.Cleanup(func() { cancel(); <-done; all.Shutdown(); snapshots.Shutdown() })
+	class := &snapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: snapshotClass}, Driver: names.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete}
+	if _, err := client.SnapshotV1().VolumeSnapshotClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = client.SnapshotV1().VolumeSnapshotClasses().Delete(context.Background(), snapshotClass, metav1.DeleteOptions{})
+	})
 	return config
 }
 
@@ -99,7 +127,7 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	for name := range w.nodes {
 		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
 	}
-	config := installSnapshots(t, w)
+	config := installSnapshots(t, client)
 	admin := snapshotclient.NewForConfigOrDie(config).SnapshotV1()
 	limited := rest.CopyConfig(config)
 	limited.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":carve-controller",
@@ -107,22 +135,9 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	storage := w.class(t, nil)
 	actWith(t, w, Options{Client: asController(t), Snapshots: snapshotclient.NewForConfigOrDie(limited), Namespace: ours, CompleteBinding: true})
 
-	class := &snapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: "carve"}, Driver: names.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete}
-	if _, err := admin.VolumeSnapshotClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	source := w.claim(t, storage, "n2", named("source", nil))
 	w.waitBound(t, source)
-	from := "source"
-	snapshot := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: snapshotv1.VolumeSnapshotSpec{
-		VolumeSnapshotClassName: &class.Name, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &from}}}
-	if _, err := admin.VolumeSnapshots(ours).Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "snapshot is ready", func() bool {
-		now, err := admin.VolumeSnapshots(ours).Get(t.Context(), "s", metav1.GetOptions{})
-		return err == nil && now.Status != nil && now.Status.ReadyToUse != nil && *now.Status.ReadyToUse
-	})
+	takeSnapshot(t, admin.VolumeSnapshots(ours))
 	if n := len(w.nodes["n2"].Snapshots()); n != 1 {
 		t.Errorf("%d snapshots on the node", n)
 	}

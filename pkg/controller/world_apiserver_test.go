@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
@@ -163,7 +165,8 @@ func upstreamActsBy(t *testing.T, w *world, driver upstream.Provisioner) {
 func runLibrary(ctx context.Context, w *world, driver upstream.Provisioner) {
 	upstream.NewProvisionController(ctx, w.client, names.Driver, driver,
 		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
-		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10)).Run(ctx)
+		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10), upstream.RateLimiter(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second))).Run(ctx)
 }
 
 // upstreamDriver is what external-provisioner is to the library: it calls the

@@ -1,0 +1,341 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/kubernetes-csi/csi-lib-utils/rpc"
+	sidecar "github.com/kubernetes-csi/external-provisioner/v6/pkg/controller"
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/csiservice"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// nothingMigrates is for drivers that never were a part of Kubernetes.
+type nothingMigrates struct {
+	sidecar.ProvisionerCSITranslator
+}
+
+func (nothingMigrates) IsPVMigratable(*v1.PersistentVolume) bool { return false }
+
+// sidecarActs runs external-provisioner in the world until the test ends: what
+// a claim is made of, and the protection of that, are not the library's but its
+// own. It provisions by our CSI service.
+func sidecarActs(t *testing.T, w *world) {
+	t.Helper()
+	for name := range w.nodes {
+		node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
+			{Name: names.Driver, NodeID: name, TopologyKeys: []string{names.TopologyNode}}}}}
+		if _, err := w.client.StorageV1().CSINodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = w.client.StorageV1().CSINodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	}
+	connection := serveCSIOn(t, w)
+	plugin, controller, err := sidecar.GetDriverCapabilities(connection, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
+	w.actsIn(t, func() func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); runSidecar(ctx, w, connection, plugin, controller) }()
+		return func() { cancel(); <-done }
+	})
+}
+
+// serveCSIOn runs our controller without its provisioner, and connects to its
+// CSI service.
+func serveCSIOn(t *testing.T, w *world) *grpc.ClientConn {
+	t.Helper()
+	socket := filepath.Join(socketDir(t), "csi.sock")
+	c := actWith(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default", CompleteBinding: true,
+		CSISocket: socket, Disable: []string{PartProvisioning}})
+	listener, err := csiservice.Listen(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- c.csiService().Serve(ctx, listener) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = connection.Close() })
+	return connection
+}
+
+// runSidecar puts external-provisioner together as its main does.
+func runSidecar(ctx context.Context, w *world, connection *grpc.ClientConn, plugin rpc.PluginCapabilitySet, controller rpc.ControllerCapabilitySet) {
+	factory := informers.NewSharedInformerFactory(w.client, 0)
+	claims := factory.Core().V1().PersistentVolumeClaims()
+	provisioner := sidecar.NewCSIProvisioner(w.client, 5*time.Minute, "upstream", "pvc", -1, connection, w.snapshots, names.Driver, plugin, controller, "",
+		true, true, nothingMigrates{}, factory.Storage().V1().StorageClasses().Lister(), factory.Storage().V1().CSINodes().Lister(),
+		factory.Core().V1().Nodes().Lister(), claims.Lister(), nil, nil, true, "ext4", nil, false, true, sidecar.NewInMemoryStore())
+	protection := sidecar.NewCloningProtectionController(w.client, claims.Lister(), claims.Informer(),
+		workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second)), controller)
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	var working sync.WaitGroup
+	working.Go(func() { protection.Run(ctx, 1, &working) })
+	runLibrary(ctx, w, provisioner)
+	working.Wait()
+	factory.Shutdown()
+}
+
+// held blocks the making of what has a source, until let go. The channel
+// receives when a node was asked for it.
+func (w *world) held() (asked <-chan struct{}, letGo func()) {
+	entered, release := make(chan struct{}, 100), make(chan struct{})
+	for _, node := range w.nodes {
+		node.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+			if r.GetSource() == nil {
+				return nil
+			}
+			entered <- struct{}{}
+			select {
+			case <-release:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}})
+	}
+	return entered, func() { close(release) }
+}
+
+// guards are a claim's finalizers.
+func (w *world) guards(claim *v1.PersistentVolumeClaim) []string {
+	now := w.get(claim)
+	if now == nil {
+		return []string{"gone"}
+	}
+	return slices.Sorted(slices.Values(now.Finalizers))
+}
+
+// noteProtection notes how the source of a clone that is being made is kept.
+func (w *world) noteProtection(t *testing.T, source *v1.PersistentVolumeClaim) {
+	t.Helper()
+	guards := w.guards(source)
+	if !slices.Contains(guards, cloneFinalizer) {
+		t.Errorf("the source is not protected: %v", guards)
+	}
+	w.note("while it is cloned, the source is kept by %v", guards)
+}
+
+// source makes a claim with a volume on n2.
+func (w *world) source(t *testing.T) *v1.PersistentVolumeClaim {
+	t.Helper()
+	source := w.claim(t, w.class(t, nil), "n2", named("source", nil))
+	w.waitBound(t, source)
+	return source
+}
+
+// deleteSource deletes a source that nothing needs any more. Upstream, that is
+// what ends its protection; ours ends with the cloning.
+func (w *world) deleteSource(t *testing.T, source *v1.PersistentVolumeClaim) {
+	t.Helper()
+	w.delete(t, source)
+	w.waitNothingLeft(t, source)
+	w.note("source: %v", w.guards(source))
+}
+
+func sized(size string, change func(*v1.PersistentVolumeClaim)) func(*v1.PersistentVolumeClaim) {
+	return func(c *v1.PersistentVolumeClaim) {
+		change(c)
+		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(size)
+	}
+}
+
+// refused waits until a claim was told that it cannot be.
+func (w *world) refused(t *testing.T, claim *v1.PersistentVolumeClaim) {
+	t.Helper()
+	eventually(t, "the claim is refused", func() bool { return slices.Contains(w.observe(t, claim).Events, "Warning ProvisioningFailed") })
+}
+
+// sourceStories are those of claims that are made of something.
+var sourceStories = []scenario{
+	{name: "a larger clone", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		source := w.source(t)
+		asked, letGo := w.held()
+		clone := w.claim(t, "story", "n2", named("clone", sized("200Mi", cloneOf("source"))))
+		<-asked
+		w.noteProtection(t, source)
+		letGo()
+		w.waitBound(t, clone)
+		w.deleteSource(t, source)
+		return clone
+	}},
+	{name: "a clone that binds immediately", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		source := w.source(t)
+		class := w.class(t, func(c *storagev1.StorageClass) { immediate(c); c.Name = "at-once" })
+		clone := w.claim(t, class, "", named("clone", cloneOf("source")))
+		w.waitBound(t, clone)
+		w.deleteSource(t, source)
+		return clone
+	}},
+	{name: "a clone during which the controller is restarted", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		source := w.source(t)
+		asked, letGo := w.held()
+		clone := w.claim(t, "story", "n2", named("clone", cloneOf("source")))
+		<-asked
+		w.restart()
+		<-asked
+		w.noteProtection(t, source)
+		letGo()
+		w.waitBound(t, clone)
+		w.deleteSource(t, source)
+		return clone
+	}, spared: []string{"Warning ProvisioningFailed"}}, // the call that ends with its caller
+	{name: "a source that is deleted while it is cloned", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		source := w.source(t)
+		asked, letGo := w.held()
+		clone := w.claim(t, "story", "n2", named("clone", cloneOf("source")))
+		<-asked
+		if err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Delete(t.Context(), "source", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "others let the source go", func() bool { return !slices.Contains(w.guards(source), "kubernetes.io/pvc-protection") })
+		w.noteProtection(t, source)
+		letGo()
+		w.waitBound(t, clone)
+		eventually(t, "the source is gone", func() bool { return w.get(source) == nil })
+		w.waitNothingLeft(t, source)
+		return clone
+	}},
+	{name: "a clone before its source", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		class := w.class(t, nil)
+		clone := w.claim(t, class, "n2", named("clone", cloneOf("source")))
+		source := w.claim(t, class, "n2", named("source", nil))
+		w.waitBound(t, clone)
+		w.deleteSource(t, source)
+		return clone
+	}, spared: []string{"Warning ProvisioningFailed"}}, // ours waits for what comes together without complaint
+	{name: "a clone that is smaller than its source", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		source := w.source(t)
+		clone := w.claim(t, "story", "n2", named("clone", sized("50Mi", cloneOf("source"))))
+		w.refused(t, clone)
+		w.note("the source is kept by %v", w.guards(source))
+		w.deleteSource(t, source)
+		return clone
+	}, spared: []string{"Normal Provisioning"}}, // ours refuses it first
+}
+
+// snapshot takes a snapshot of a claim, and deletes the claim.
+func (w *world) snapshot(t *testing.T) {
+	t.Helper()
+	source := w.source(t)
+	takeSnapshot(t, w.snapshots.SnapshotV1().VolumeSnapshots(w.namespace))
+	w.delete(t, source)
+	w.waitNothingLeft(t, source)
+	t.Cleanup(func() { w.waitNoSnapshot(t) })
+}
+
+// deleteSnapshot deletes it. While something is restored from it, that is not
+// the end of it.
+func (w *world) deleteSnapshot(t *testing.T) {
+	t.Helper()
+	if err := w.snapshots.SnapshotV1().VolumeSnapshots(w.namespace).Delete(t.Context(), "s", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waitNoSnapshot waits until it is gone.
+func (w *world) waitNoSnapshot(t *testing.T) {
+	t.Helper()
+	eventually(t, "snapshot is gone", func() bool {
+		_, err := w.snapshots.SnapshotV1().VolumeSnapshots(w.namespace).Get(context.Background(), "s", metav1.GetOptions{})
+		return apierrors.IsNotFound(err) && len(w.nodes["n2"].Snapshots()) == 0
+	})
+}
+
+// snapshotStories are those of claims that are restored.
+var snapshotStories = []scenario{
+	{name: "a larger restore, after which the snapshot is deleted", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		w.snapshot(t)
+		restore := w.claim(t, "story", "n2", sized("200Mi", restoreOf("s")))
+		w.waitBound(t, restore)
+		w.deleteSnapshot(t)
+		w.waitNoSnapshot(t)
+		return restore
+	}},
+	{name: "a snapshot that is deleted while it is restored", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		w.snapshot(t)
+		asked, letGo := w.held()
+		restore := w.claim(t, "story", "n2", restoreOf("s"))
+		<-asked
+		w.deleteSnapshot(t)
+		letGo()
+		w.waitBound(t, restore)
+		w.waitNoSnapshot(t)
+		return restore
+	}},
+	{name: "a restore that is smaller than its snapshot", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		w.snapshot(t)
+		restore := w.claim(t, "story", "n2", sized("50Mi", restoreOf("s")))
+		w.refused(t, restore)
+		w.deleteSnapshot(t)
+		return restore
+	}, spared: []string{"Normal Provisioning"}},
+}
+
+// TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem tells the stories of
+// clones and restores to ours and to external-provisioner.
+func TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem(t *testing.T) {
+	client := connectToAPIServer(t)
+	both := actors{"ours": oursActs, "upstream": sidecarActs}
+	for i, story := range sourceStories {
+		t.Run(story.name, func(t *testing.T) {
+			story.tell(t, both, func(t *testing.T, who string) *world {
+				w := newWorld(t, client)
+				w.namespace = fmt.Sprintf("source-%d-%s", i, who)
+				return w
+			})
+		})
+	}
+	snapshots := snapshotclient.NewForConfigOrDie(installSnapshots(t, client))
+	for i, story := range snapshotStories {
+		t.Run(story.name, func(t *testing.T) {
+			story.tell(t, both, func(t *testing.T, who string) *world {
+				w := newWorld(t, client)
+				w.namespace, w.snapshots = fmt.Sprintf("snapshot-%d-%s", i, who), snapshots
+				for name := range w.nodes {
+					w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
+				}
+				return w
+			})
+		})
+	}
+}
