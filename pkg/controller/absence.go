@@ -67,7 +67,8 @@ func groupsOf(view *fleet.View) map[string]string {
 // present is what the connected nodes hold, at one pass.
 type present struct {
 	nodes   map[string]*fleet.View
-	holders map[string]string // nodes by volume id
+	holders map[string]string   // nodes by volume id
+	pods    map[string][]v1.Pod // of one namespace on one node, by namespace/node, where they were asked for
 }
 
 func (p *present) add(view *fleet.View) {
@@ -132,9 +133,10 @@ func hasUUID(groups map[string]string, uuid string) bool {
 }
 
 // message says what is wrong, where, and what to do.
-func (w *absence) message(volumeID string, recreate bool) string {
+func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
 	what := fmt.Sprintf("volume %s is not on node %s any more", volumeID, w.node)
 	const giveUp = "Delete the claim to give the data up"
+	const pods = "Pods that wait for the volume are deleted where a controller makes them again; others have to be deleted"
 	switch {
 	case w.cause == causeMoved:
 		return fmt.Sprintf("%s but on node %s, as when disks are moved. "+
@@ -142,9 +144,12 @@ func (w *absence) message(volumeID string, recreate bool) string {
 	case w.cause == causeNoGroup:
 		return fmt.Sprintf("%s: volume group %s (%s) is not there. The volume is served again when its disks are back. %s",
 			what, w.was.name, w.was.uuid, giveUp)
+	case w.cause == causeReplaced && ephemeral:
+		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. "+
+			"The volume goes with its Pod. %s", what, w.was.name, w.is, w.was.uuid, pods)
 	case w.cause == causeReplaced && recreate:
 		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. The claim is to be deleted, "+
-			"as its class asks for, so that it can be made again. Pods that wait for the volume have to be deleted", what, w.was.name, w.is, w.was.uuid)
+			"as its class asks for, so that it can be made again. %s", what, w.was.name, w.is, w.was.uuid, pods)
 	case w.cause == causeReplaced:
 		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. "+
 			"The claim is kept for the old ones, should they come back. %s", what, w.was.name, w.is, w.was.uuid, giveUp)
@@ -180,7 +185,7 @@ func (a *auditor) compare(ctx context.Context, now *present) map[string]int {
 		}
 		count[why.cause]++
 		told[pv.Name] = *why
-		a.announce(ctx, pv, why, toldBefore && before == *why)
+		a.announce(ctx, pv, why, now, toldBefore && before == *why)
 	}
 	a.told = told
 	return count
@@ -196,24 +201,30 @@ func (a *auditor) learn(ctx context.Context, pv *v1.PersistentVolume, note group
 }
 
 // announce tells whoever uses a volume that it is absent: by conditions, which
-// last, and, unless that was done, by Events. Where the node has other disks, and
-// the class asks for that, the claim is given up, though not at first sight.
-func (a *auditor) announce(ctx context.Context, pv *v1.PersistentVolume, why *absence, told bool) {
+// last, and, unless that was done, by Events. Where the node has other disks, the
+// volume is given up as that of a lost node is, though not at first sight: by its
+// claim, if the class asks for that, or with its Pod, if it is ephemeral.
+func (a *auditor) announce(ctx context.Context, pv *v1.PersistentVolume, why *absence, now *present, told bool) {
 	recreate := pv.Annotations[names.ParamOnNodeLoss] == names.NodeLossRecreate
-	message := why.message(pv.Spec.CSI.VolumeHandle, recreate)
 	var claim *v1.PersistentVolumeClaim
 	if pv.Spec.ClaimRef != nil {
 		claim = a.claim(string(pv.Spec.ClaimRef.UID))
 	}
+	ephemeral := claim != nil && ownerPod(claim) != nil
+	message := why.message(pv.Spec.CSI.VolumeHandle, recreate, ephemeral)
 	a.setConditions(ctx, pv, claim, message)
 	if !told {
 		a.log.Error("a volume is gone from its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", why.node, "cause", why.cause)
 		a.tell(pv, claim, v1.EventTypeWarning, reasonVolumeMissing, message)
 		return
 	}
-	if why.cause == causeReplaced && recreate && claim != nil && claim.DeletionTimestamp == nil && pv.Status.Phase == v1.VolumeBound {
+	if why.cause != causeReplaced || claim == nil || pv.Status.Phase != v1.VolumeBound || !recreate && !ephemeral {
+		return
+	}
+	if !ephemeral && claim.DeletionTimestamp == nil {
 		a.giveUp(ctx, pv, claim, fmt.Sprintf("node %s, which held the volume, has other disks", why.node))
 	}
+	a.endWaiting(ctx, claim, now, why.node)
 }
 
 // found takes back what was said about a volume that is there again.

@@ -85,7 +85,7 @@ const (
 func (a *auditor) pass(ctx context.Context) {
 	count := map[string]int{standingKnown: 0, standingYoung: 0, standingForeign: 0, standingOrphan: 0, standingInline: 0}
 	removed := 0
-	now := &present{nodes: map[string]*fleet.View{}, holders: map[string]string{}}
+	now := &present{nodes: map[string]*fleet.View{}, holders: map[string]string{}, pods: map[string][]v1.Pod{}}
 	for _, view := range a.fleet.Views() {
 		if !view.Connected || !view.Reported() {
 			continue // what it holds is not known now

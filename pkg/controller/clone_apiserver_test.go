@@ -9,9 +9,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -92,22 +90,7 @@ func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {
 	w := newWorld(t, client)
 	w.namespace = "default"
 	class := w.class(t, nil)
-	for name := range w.nodes {
-		// The node lifecycle controller writes to the Node, too.
-		err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-			node, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			node.Status.Allocatable = v1.ResourceList{v1.ResourcePods: resource.MustParse("10"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
-			node.Status.Capacity = node.Status.Allocatable
-			_, err = client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	w.makeRoomForPods(t)
 	oursActs(t, w)
 	source := w.claim(t, class, "n2", named("source", nil))
 	w.waitBound(t, source)

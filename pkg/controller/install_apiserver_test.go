@@ -103,4 +103,5 @@ func install(t *testing.T, client kubernetes.Interface) {
 		t.Fatal(err)
 	}
 	apply(t, client, "../../deploy/base/rbac-controller.yaml")
+	apply(t, client, "../../deploy/base/policy-controller.yaml")
 }

@@ -16,9 +16,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
@@ -71,6 +73,28 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
 	}
 	return w
+}
+
+// makeRoomForPods lets the scheduler bring Pods that tolerate everything to the
+// nodes, where nobody runs them.
+func (w *world) makeRoomForPods(t *testing.T) {
+	t.Helper()
+	for name := range w.nodes {
+		// The node lifecycle controller writes to the Node, too.
+		err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			node, err := w.client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			node.Status.Allocatable = v1.ResourceList{v1.ResourcePods: resource.MustParse("10"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
+			node.Status.Capacity = node.Status.Allocatable
+			_, err = w.client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // oursActs runs our controller in the world until the test ends.
