@@ -1,0 +1,157 @@
+package controller
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// manifest is what these tests read of any object that is shipped.
+type manifest struct {
+	Kind     string
+	Metadata struct{ Name string }
+	Rules    []rbacv1.PolicyRule
+	Subjects []rbacv1.Subject
+	// AutomountServiceAccountToken is a ServiceAccount's, that in Spec a Pod's.
+	AutomountServiceAccountToken *bool
+	Spec                         struct {
+		Template struct {
+			Spec v1.PodSpec
+		}
+	}
+}
+
+// shipped calls f with every object in the manifests below a folder.
+func shipped(t *testing.T, folder string, f func(path string, m *manifest)) {
+	t.Helper()
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for document := range strings.SplitSeq(string(content), "\n---\n") {
+			m := &manifest{}
+			// What is not an object of Kubernetes, or has other types there, is not looked for.
+			if yaml.Unmarshal([]byte(document), m) == nil {
+				f(path, m)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheNodeAgentsHaveNoRightsInTheAPI(t *testing.T) {
+	bindings, accounts, pods := 0, 0, 0
+	shipped(t, "../../deploy", func(path string, m *manifest) {
+		switch m.Kind {
+		case "RoleBinding", "ClusterRoleBinding":
+			bindings++
+			for _, s := range m.Subjects {
+				if s.Kind != "ServiceAccount" || s.Name != "carve-controller" {
+					t.Errorf("%s: %s %s gives rights to %s %s", path, m.Kind, m.Metadata.Name, s.Kind, s.Name)
+				}
+			}
+		case "ServiceAccount":
+			if m.Metadata.Name != "carve-node" {
+				return
+			}
+			accounts++
+			if m.AutomountServiceAccountToken == nil || *m.AutomountServiceAccountToken {
+				t.Errorf("%s: the token of %s for the API is mounted", path, m.Metadata.Name)
+			}
+		case "DaemonSet":
+			if m.Metadata.Name != "carve-node" {
+				return
+			}
+			pods++
+			spec := m.Spec.Template.Spec
+			if spec.ServiceAccountName != "carve-node" || spec.AutomountServiceAccountToken != nil && *spec.AutomountServiceAccountToken {
+				t.Errorf("%s: the agents act as %q", path, spec.ServiceAccountName)
+			}
+		}
+	})
+	if bindings < 2 || accounts != 1 || pods != 1 {
+		t.Errorf("read %d bindings, %d accounts and %d DaemonSets", bindings, accounts, pods)
+	}
+}
+
+// right is a verb on a resource.
+type right struct{ resource, verb string }
+
+var (
+	documentedRow  = regexp.MustCompile("(?m)^\\| (.*?) \\| (.*?) \\|")
+	documentedName = regexp.MustCompile("`([a-z/]+)`")
+	documentedVerb = regexp.MustCompile(`\b(get|list|watch|create|update|patch|delete)\b`)
+)
+
+// documentedRights are those that the tables of docs/security.md list; a row
+// without a resource is about that of the row before.
+func documentedRights(t *testing.T) map[right]bool {
+	t.Helper()
+	content, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(content), "### The controller's rights, line by line\n")
+	section, _, end := strings.Cut(section, "\n### ")
+	if !ok || !end {
+		t.Fatal("docs/security.md has no such section")
+	}
+	out := map[right]bool{}
+	var resources []string
+	for _, row := range documentedRow.FindAllStringSubmatch(strings.ReplaceAll(section, "| |", "|  |"), -1) {
+		if row[1] != "" {
+			resources = resources[:0]
+			for _, name := range documentedName.FindAllStringSubmatch(row[1], -1) {
+				resources = append(resources, name[1])
+			}
+		}
+		for _, verb := range documentedVerb.FindAllString(row[2], -1) {
+			for _, resource := range resources {
+				out[right{resource, verb}] = true
+			}
+		}
+	}
+	return out
+}
+
+func TestEveryRightOfTheControllerIsDocumentedAndNoOther(t *testing.T) {
+	documented, given := documentedRights(t), map[right]bool{}
+	shipped(t, "../../deploy/base", func(path string, m *manifest) {
+		for _, rule := range m.Rules {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					given[right{resource, verb}] = true
+					if resource == "*" || verb == "*" || slices.Contains(rule.APIGroups, "*") {
+						t.Errorf("%s: %s %s allows %s of %s", path, m.Kind, m.Metadata.Name, verb, resource)
+					}
+					if !documented[right{resource, verb}] {
+						t.Errorf("%s: %s of %s is not in docs/security.md", path, verb, resource)
+					}
+				}
+			}
+		}
+	})
+	if len(given) < 20 {
+		t.Errorf("read %d rights", len(given))
+	}
+	for r := range documented {
+		if !given[r] {
+			t.Errorf("docs/security.md lists %s of %s, which the account does not have", r.verb, r.resource)
+		}
+	}
+}
