@@ -19,8 +19,18 @@ import (
 // plan is what is measured.
 type plan struct {
 	nodes, burst, rounds int
+	singles              int
 	fillNodes            int
 	fillRate             float64
+}
+
+// singleRate is how many Pods per second come where each is to be alone.
+const singleRate = 0.5
+
+// bursts are the measurements with one create time.
+type bursts struct {
+	single *burst // nil for none
+	rounds []burst
 }
 
 func main() {
@@ -28,6 +38,7 @@ func main() {
 	flag.IntVar(&p.nodes, "nodes", 50, "number of fake nodes")
 	flag.IntVar(&p.burst, "burst", 100, "Pods in a burst")
 	flag.IntVar(&p.rounds, "rounds", 3, "bursts of each kind; medians are printed")
+	flag.IntVar(&p.singles, "singles", 20, "Pods that come one by one; 0 leaves them out")
 	flag.IntVar(&p.fillNodes, "fill-nodes", 20, "nodes in the experiment that fills them exactly")
 	flag.Float64Var(&p.fillRate, "fill-rate", 40, "Pods per second in that experiment")
 	flag.Parse()
@@ -61,9 +72,10 @@ func run(ctx context.Context, p plan, out, progress io.Writer) error {
 // createTimes are how long the fake nodes take to make a volume.
 var createTimes = []time.Duration{0, 200 * time.Millisecond}
 
-func measureBursts(ctx context.Context, p plan, programs *programs, progress io.Writer) (map[time.Duration][]burst, error) {
-	results := map[time.Duration][]burst{}
+func measureBursts(ctx context.Context, p plan, programs *programs, progress io.Writer) (map[time.Duration]*bursts, error) {
+	results := map[time.Duration]*bursts{}
 	for _, createTime := range createTimes {
+		results[createTime] = &bursts{}
 		err := withCluster(ctx, clusterOptions{
 			programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, createTime: createTime,
 		}, func(c *cluster) error {
@@ -74,10 +86,16 @@ func measureBursts(ctx context.Context, p plan, programs *programs, progress io.
 					return err
 				}
 				if round > 0 {
-					results[createTime] = append(results[createTime], *b)
+					results[createTime].rounds = append(results[createTime].rounds, *b)
 				}
 			}
-			return nil
+			if p.singles == 0 {
+				return nil
+			}
+			fmt.Fprintf(progress, "%d Pods one by one, creates take %s\n", p.singles, createTime)
+			var err error
+			results[createTime].single, err = c.burst(ctx, p.singles, 1<<30, singleRate)
+			return err
 		})
 		if err != nil {
 			return nil, err

@@ -5,35 +5,59 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
 
-func printBursts(out io.Writer, p plan, results map[time.Duration][]burst) error {
-	fmt.Fprintf(out, "Bursts of %d Pods with an ephemeral volume on %d nodes, medians of %d:\n\n", p.burst, p.nodes, p.rounds)
+func printBursts(out io.Writer, p plan, results map[time.Duration]*bursts) error {
+	fmt.Fprintf(out, "Pods with an ephemeral volume on %d nodes; of bursts, medians of %d:\n\n", p.nodes, p.rounds)
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
-	fmt.Fprintln(w, "create takes\tPods per second\tPod created → placed, p50\tp99\tselected → bound, p50\tp99\tAPI writes per volume\tfailures\tPV controller's alarms\tall deleted after")
-	fmt.Fprintln(w, "---\t---\t---\t---\t---\t---\t---\t---\t---\t---")
+	header(w, "create takes", "Pods", "Pods per second", "Pod created → placed, p50", "p99", "selected → bound, p50", "p99",
+		"API writes per volume", "failures", "PV controller's alarms", "all deleted after")
 	for _, createTime := range createTimes {
-		rounds := results[createTime]
-		fmt.Fprintf(w, "%s\t%.1f\t%s\t%s\t%s\t%s\t%.1f\t%d\t%d\t%s\n", createTime,
-			middle(rounds, func(b burst) float64 { return float64(b.pods) / b.all.Seconds() }),
-			short(middle(rounds, func(b burst) time.Duration { return quantile(b.placed, 50) })),
-			short(middle(rounds, func(b burst) time.Duration { return quantile(b.placed, 99) })),
-			short(middle(rounds, func(b burst) time.Duration { return quantile(b.bound, 50) })),
-			short(middle(rounds, func(b burst) time.Duration { return quantile(b.bound, 99) })),
-			middle(rounds, func(b burst) float64 { return b.writes }),
-			middle(rounds, func(b burst) int { return b.failures }),
-			middle(rounds, func(b burst) int { return b.alarms }),
-			short(middle(rounds, func(b burst) time.Duration { return b.deleteAll })))
+		if single := results[createTime].single; single != nil {
+			printRow(w, createTime, fmt.Sprintf("%d, %g per second", p.singles, singleRate), []burst{*single})
+		}
+		printRow(w, createTime, fmt.Sprintf("%d at once", p.burst), results[createTime].rounds)
 	}
 	return w.Flush()
 }
 
+func printRow(w io.Writer, createTime time.Duration, pods string, rounds []burst) {
+	row(w, createTime, pods,
+		fmt.Sprintf("%.1f", middle(rounds, func(b burst) float64 { return float64(b.pods) / b.all.Seconds() })),
+		short(middle(rounds, func(b burst) time.Duration { return quantile(b.placed, 50) })),
+		short(middle(rounds, func(b burst) time.Duration { return quantile(b.placed, 99) })),
+		short(middle(rounds, func(b burst) time.Duration { return quantile(b.bound, 50) })),
+		short(middle(rounds, func(b burst) time.Duration { return quantile(b.bound, 99) })),
+		fmt.Sprintf("%.1f", middle(rounds, func(b burst) float64 { return b.writes })),
+		middle(rounds, func(b burst) int { return b.failures }),
+		middle(rounds, func(b burst) int { return b.alarms }),
+		short(middle(rounds, func(b burst) time.Duration { return b.deleteAll })))
+}
+
 func printFilling(out io.Writer, p plan, b *burst) error {
-	_, err := fmt.Fprintf(out, "\nFilling %d nodes to the last byte with %d Pods at %.0f per second: %s, %d provisioning failures, %d alarms of the PV controller.\n",
-		p.fillNodes, b.pods, p.fillRate, short(b.all), b.failures, b.alarms)
-	return err
+	fmt.Fprintf(out, "\nFilling nodes to the last byte:\n\n")
+	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
+	header(w, "nodes", "Pods", "Pods per second", "all placed after", "provisioning failures", "PV controller's alarms", "API writes per volume")
+	row(w, p.fillNodes, b.pods, p.fillRate, short(b.all), b.failures, b.alarms, fmt.Sprintf("%.1f", b.writes))
+	return w.Flush()
+}
+
+// header begins a Markdown table.
+func header(w io.Writer, columns ...string) {
+	fmt.Fprintf(w, "| %s\t\n", strings.Join(columns, "\t "))
+	fmt.Fprintf(w, "|%s\n", strings.Repeat("---\t", len(columns)))
+}
+
+// row adds a row to it.
+func row(w io.Writer, cells ...any) {
+	fmt.Fprint(w, "|")
+	for _, cell := range cells {
+		fmt.Fprintf(w, " %v\t", cell)
+	}
+	fmt.Fprintln(w)
 }
 
 // middle returns the median of what f reads from the rounds.
