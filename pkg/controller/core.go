@@ -94,7 +94,7 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 			return nil, nil
 		}
 		return []string{string(claim.UID)}, nil
-	}, bySource: sourceIndexer})
+	}, bySource: sourceIndexer, byOwner: ownerIndexer})
 	if err != nil {
 		return fmt.Errorf("prepare informer: %w", err)
 	}
