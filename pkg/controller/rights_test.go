@@ -93,7 +93,7 @@ func TestTheNodeAgentsHaveNoRightsInTheAPI(t *testing.T) {
 type right struct{ resource, verb string }
 
 var (
-	documentedRow  = regexp.MustCompile("(?m)^\\| (.*?) \\| (.*?) \\|")
+	documentedRow  = regexp.MustCompile(`(?m)^\| (.*?) \| (.*?) \|`)
 	documentedName = regexp.MustCompile("`([a-z/]+)`")
 	documentedVerb = regexp.MustCompile(`\b(get|list|watch|create|update|patch|delete)\b`)
 )
