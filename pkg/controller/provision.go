@@ -382,6 +382,7 @@ func (p *provisioner) syncDelayed(ctx context.Context, a *attempt, claim *v1.Per
 		return 0, err
 	}
 	if node == "" {
+		p.unreserve(a.uid) // an attempt that read an older claim may have reserved
 		return p.complainIfHopeless(a, claim, class, r)
 	}
 	p.reserve(a, node, r)
