@@ -120,7 +120,7 @@ soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed ever
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
 	cd e2e && $(GO) test -tags e2e -count=1 ./netns ./controlplane
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 55m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
 bench: bench-lvmd bench-mount bench-io bench-controller bench-pod ## All measurements, each a ratio within one run

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +22,16 @@ import (
 // deleteWorkers is how many released volumes are worked on at once. A worker
 // mostly waits for a node; lvmd batches what arrives together.
 const deleteWorkers = 128
+
+const (
+	// deleteRetryMax bounds the pauses between attempts at one volume. What is waited
+	// for is mostly a kubelet that unmounts it, asking costs one message, and until then
+	// nobody else gets the room.
+	deleteRetryMax = 5 * time.Second
+	// deleteQuiet is how many attempts at a volume in use no Event tells of, and
+	// deleteTold after how many further ones one does again.
+	deleteQuiet, deleteTold = 5, 6
+)
 
 // Values of the label "result" of carve_controller_deletes_total.
 const (
@@ -45,7 +56,7 @@ type deleter struct {
 
 func newDeleter(c *core, completeRelease bool) *deleter {
 	return &deleter{core: c, completeRelease: completeRelease, claimGone: map[string]types.UID{}, queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, deleteRetryMax),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "volumes"})}
 }
 
@@ -267,8 +278,11 @@ func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 			d.log.Info("volume given up with its node", "volume", pv.Name, "node", node)
 			return nil
 		}
-	case fleet.Reason(err) == names.ReasonVolumeInUse && d.queue.NumRequeues(pv.Name) < 5:
+	case fleet.Reason(err) == names.ReasonVolumeInUse && d.queue.NumRequeues(pv.Name) < deleteQuiet:
 		return err // the kubelet is unmounting it: not worth an Event yet
+	}
+	if n := d.queue.NumRequeues(pv.Name) - deleteQuiet; n > 0 && n%deleteTold != 0 {
+		return err // told already
 	}
 	message := refusal(node, err)
 	if fleet.Reason(err) == names.ReasonVolumeInUse {
