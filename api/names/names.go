@@ -56,12 +56,13 @@ const (
 	// EncryptionLUKS encrypts in LUKS2 format with a key that is in a Secret, so
 	// that the volume outlives a restart of its node.
 	EncryptionLUKS = "luks"
-	// ParamStageSecretName and ParamStageSecretNamespace are the upstream
-	// StorageClass parameters for the Secret that the kubelet hands to the node
-	// plugin with each stage, and SecretKey is the entry in it that holds the key.
-	ParamStageSecretName      = "csi.storage.k8s.io/node-stage-secret-name"
+	// ParamStageSecretName is the upstream StorageClass parameter for the name of the
+	// Secret that the kubelet hands to the node plugin with each stage.
+	ParamStageSecretName = "csi.storage.k8s.io/node-stage-secret-name"
+	// ParamStageSecretNamespace is the one for the Secret's namespace.
 	ParamStageSecretNamespace = "csi.storage.k8s.io/node-stage-secret-namespace"
-	SecretKey                 = "key"
+	// SecretKey is the entry in the Secret that holds the key.
+	SecretKey = "key"
 	// ParamEncryptionDiscards is the StorageClass parameter that lets discards of
 	// encrypted volumes through to the disk, "true" or "false".
 	ParamEncryptionDiscards = Prefix + "encryption-discards"
