@@ -138,7 +138,7 @@ func checkAttributes(attributes map[string]string) (size int64, err error) {
 			return 0, invalid("volumeAttributes", "key %q is not allowed: %s are, and the file system goes into fsType beside them",
 				key, strings.Join(inlineAttributes, ", "))
 		}
-		if key == names.ParamEncryption && attributes[key] == names.EncryptionLUKS {
+		if key == names.ParamEncryption && !slices.Contains([]string{"", names.EncryptionEphemeral}, attributes[key]) {
 			return 0, invalid("volumeAttributes["+key+"]", "%q is not allowed for a volume that ends with its Pod: %q is",
 				attributes[key], names.EncryptionEphemeral)
 		}

@@ -84,7 +84,7 @@ func TestRealInlineVolumes(t *testing.T) {
 	})
 	t.Run("an encryption that there is not", func(t *testing.T) {
 		wantError(t, r.publishInline(r.inline("pod-luks", "").with("carve.csi.local/encryption", "rot13")),
-			codes.InvalidArgument, "allowed is ephemeral")
+			codes.InvalidArgument, `"rot13" is not allowed for a volume that ends with its Pod: "ephemeral" is`)
 		r.wantInline()
 	})
 	t.Run("more than there is room for", func(t *testing.T) {
