@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -187,6 +188,15 @@ func (c *ControlPlane) waitGone(ctx context.Context, name string) error {
 }
 
 // logTail returns the last lines of the log of the component called name.
+// Obituaries prints the last words of each component that has ended.
+func (c *ControlPlane) Obituaries(out io.Writer) {
+	for name := range c.definitions() {
+		if running, err := c.Running(name); err != nil || !running {
+			fmt.Fprintf(out, "%s has ended (%v); its last words:\n%s\n", name, err, c.logTail(name))
+		}
+	}
+}
+
 func (c *ControlPlane) logTail(name string) []byte {
 	content, err := os.ReadFile(c.LogFile(name))
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -58,7 +59,56 @@ func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		// What the test's controller published goes with its nodes; a controller that has
+		// stopped does not remove it, and the scheduler would believe it in the next test.
+		all, err := client.StorageV1().CSIStorageCapacities("").List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			t.Errorf("list capacities: %v", err)
+			return
+		}
+		for _, one := range all.Items {
+			err := client.StorageV1().CSIStorageCapacities(one.Namespace).Delete(context.Background(), one.Name, metav1.DeleteOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				t.Errorf("delete capacity %s/%s: %v", one.Namespace, one.Name, err)
+			}
+		}
+	})
 	return client
+}
+
+// tellPlacement tells of a failed test why the scheduler did what it did.
+func tellPlacement(t *testing.T, client kubernetes.Interface, namespace string) {
+	t.Helper()
+	if !t.Failed() {
+		return
+	}
+	ctx := context.Background()
+	if nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err == nil {
+		for _, n := range nodes.Items {
+			t.Logf("node %s: unschedulable %t, taints %v, allocatable %v", n.Name, n.Spec.Unschedulable, n.Spec.Taints, n.Status.Allocatable)
+		}
+	}
+	if pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}); err == nil {
+		for _, p := range pods.Items {
+			t.Logf("Pod %s: node %q, %v", p.Name, p.Spec.NodeName, p.Status.Conditions)
+		}
+	}
+	if claims, err := client.CoreV1().PersistentVolumeClaims(namespace).List(ctx, metav1.ListOptions{}); err == nil {
+		for _, c := range claims.Items {
+			t.Logf("claim %s: %s, %v", c.Name, c.Status.Phase, c.Annotations)
+		}
+	}
+	if capacities, err := client.StorageV1().CSIStorageCapacities("").List(ctx, metav1.ListOptions{}); err == nil {
+		for _, c := range capacities.Items {
+			t.Logf("capacity of class %s on %v: %v", c.StorageClassName, c.NodeTopology, c.MaximumVolumeSize)
+		}
+	}
+	if events, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{}); err == nil {
+		for _, e := range events.Items {
+			t.Logf("Event on %s: %s: %s", e.InvolvedObject.Name, e.Reason, e.Message)
+		}
+	}
 }
 
 func newWorld(t *testing.T, client kubernetes.Interface) *world {
@@ -79,6 +129,7 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 // nodes, where nobody runs them.
 func (w *world) makeRoomForPods(t *testing.T) {
 	t.Helper()
+	t.Cleanup(func() { tellPlacement(t, w.client, w.namespace) })
 	for name := range w.nodes {
 		// The node lifecycle controller writes to the Node, too.
 		err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {

@@ -71,6 +71,8 @@ func run(ctx context.Context, name string, arguments []string, progress io.Write
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 10 * time.Second
 	if err := namespace.Run(command); err != nil {
+		// It may have failed for want of a component.
+		c.Obituaries(progress)
 		return fmt.Errorf("%s: %w", arguments[0], err)
 	}
 	return nil
