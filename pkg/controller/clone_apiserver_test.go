@@ -90,7 +90,6 @@ func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {
 	w := newWorld(t, client)
 	w.namespace = "default"
 	class := w.class(t, nil)
-	w.makeRoomForPods(t)
 	oursActs(t, w)
 	source := w.claim(t, class, "n2", named("source", nil))
 	w.waitBound(t, source)

@@ -34,7 +34,6 @@ func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
 		_ = client.StorageV1().CSIDrivers().Delete(context.Background(), names.Driver, metav1.DeleteOptions{})
 	})
 	w.nodes["n2"] = fakelvmd.New("n2", fakelvmd.Class{Name: "local", Default: true, Bytes: 2 * gib})
-	w.makeRoomForPods(t)
 	cordon := func(yes string) {
 		t.Helper()
 		_, err := client.CoreV1().Nodes().Patch(t.Context(), "n2", types.MergePatchType, []byte(`{"spec":{"unschedulable":`+yes+`}}`), metav1.PatchOptions{})

@@ -49,7 +49,6 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			w := newWorld(t, client)
 			w.namespace = ours
 			install(t, client)
-			w.makeRoomForPods(t)
 			w.class(t, test.class)
 			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
 			pod, claim := scheduledPod(test.ephemeral)

@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
@@ -115,37 +114,23 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 	t.Helper()
 	w := &world{client: client, nodes: map[string]*fakelvmd.Server{}}
 	for _, name := range []string{"n1", "n2"} {
-		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}}
+		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}, Status: forPods()}
 		if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
 	}
+	t.Cleanup(func() { tellPlacement(t, w.client, w.namespace) })
 	return w
 }
 
-// makeRoomForPods lets the scheduler bring Pods that tolerate everything to the
-// nodes, where nobody runs them.
-func (w *world) makeRoomForPods(t *testing.T) {
-	t.Helper()
-	t.Cleanup(func() { tellPlacement(t, w.client, w.namespace) })
-	for name := range w.nodes {
-		// The node lifecycle controller writes to the Node, too.
-		err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-			node, err := w.client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			node.Status.Allocatable = v1.ResourceList{v1.ResourcePods: resource.MustParse("10"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
-			node.Status.Capacity = node.Status.Allocatable
-			_, err = w.client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+// forPods is what nodes have for Pods that tolerate everything, which the scheduler may
+// bring there and nobody runs. They have it from the beginning: nothing would tell the
+// scheduler later to try again.
+func forPods() v1.NodeStatus {
+	room := v1.ResourceList{v1.ResourcePods: resource.MustParse("10"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
+	return v1.NodeStatus{Capacity: room, Allocatable: room}
 }
 
 // oursActs runs our controller in the world until the test ends.
