@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -131,7 +132,7 @@ func TestTheRightToDeletePodsIsNarrow(t *testing.T) {
 			_, err := client.CoreV1().Pods(ours).Create(t.Context(), pod, metav1.CreateOptions{})
 			return err == nil
 		})
-		t.Cleanup(func() { _ = client.CoreV1().Pods(ours).Delete(t.Context(), name, metav1.DeleteOptions{}) })
+		t.Cleanup(func() { _ = client.CoreV1().Pods(ours).Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	}
 	create("allowed", func(*v1.Pod) {})
 	for name, change := range map[string]func(*v1.Pod){
