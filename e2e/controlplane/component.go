@@ -187,7 +187,6 @@ func (c *ControlPlane) waitGone(ctx context.Context, name string) error {
 	}
 }
 
-// logTail returns the last lines of the log of the component called name.
 // Obituaries prints the last words of each component that has ended.
 func (c *ControlPlane) Obituaries(out io.Writer) {
 	for name := range c.definitions() {
@@ -197,6 +196,7 @@ func (c *ControlPlane) Obituaries(out io.Writer) {
 	}
 }
 
+// logTail returns the last lines of the log of the component called name.
 func (c *ControlPlane) logTail(name string) []byte {
 	content, err := os.ReadFile(c.LogFile(name))
 	if err != nil {

@@ -126,10 +126,11 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 }
 
 // forPods is what nodes have for Pods that tolerate everything, which the scheduler may
-// bring there and nobody runs. They have it from the beginning: nothing would tell the
-// scheduler later to try again.
+// bring there and nobody runs. They have it from the beginning, for nothing would tell
+// the scheduler later to try again, and for many: Pods of tests before, on nodes of the
+// same names, are still there.
 func forPods() v1.NodeStatus {
-	room := v1.ResourceList{v1.ResourcePods: resource.MustParse("10"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
+	room := v1.ResourceList{v1.ResourcePods: resource.MustParse("10000"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
 	return v1.NodeStatus{Capacity: room, Allocatable: room}
 }
 
