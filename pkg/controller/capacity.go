@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -68,6 +69,9 @@ type publisher struct {
 	keys map[string]capacityKey
 	// written is what we wrote last, until the cache has it too.
 	written map[string]*storagev1.CSIStorageCapacity
+	// gone tells which object of a name was seen deleted last. The answer to a
+	// write of ours may come after that, and must not be believed then.
+	gone map[string]types.UID
 	// risen is when an increase was first seen that is not written yet.
 	risen map[capacityKey]time.Time
 }
@@ -80,6 +84,7 @@ func newPublisher(c *core) *publisher {
 			workqueue.TypedRateLimitingQueueConfig[capacityKey]{Name: "capacities"}),
 		keys:    map[string]capacityKey{},
 		written: map[string]*storagev1.CSIStorageCapacity{},
+		gone:    map[string]types.UID{},
 		risen:   map[capacityKey]time.Time{},
 	}
 }
@@ -206,6 +211,11 @@ func (p *publisher) objectChanged(obj any, deleted bool) {
 	p.mu.Lock()
 	if w := p.written[c.Name]; w != nil && (deleted && w.UID == c.UID || !older(c, w)) {
 		delete(p.written, c.Name)
+	}
+	if deleted {
+		p.gone[c.Name] = c.UID
+	} else {
+		delete(p.gone, c.Name)
 	}
 	key, known := p.keys[c.Name]
 	p.mu.Unlock()
@@ -352,8 +362,18 @@ func (p *publisher) noteWritten(key capacityKey, object *storagev1.CSIStorageCap
 	p.metrics.capacityWrites.WithLabelValues(operation).Inc()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.written[object.Name] = object
+	p.believe(object)
 	delete(p.risen, key)
+}
+
+// believe takes object for what there is until the cache has it, unless it was
+// seen deleted already. The caller holds mu.
+func (p *publisher) believe(object *storagev1.CSIStorageCapacity) {
+	if uid, gone := p.gone[object.Name]; gone && uid == object.UID {
+		delete(p.written, object.Name)
+		return
+	}
+	p.written[object.Name] = object
 }
 
 func (p *publisher) forgetWritten(name string) {
@@ -395,7 +415,7 @@ func (p *publisher) adopt(ctx context.Context, key capacityKey, target *storagev
 	if equalCapacity(current, target) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.written[current.Name] = current
+		p.believe(current)
 		return nil
 	}
 	return p.update(ctx, key, current, target)

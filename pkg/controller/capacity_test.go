@@ -100,6 +100,54 @@ func TestCapacityHealsItself(t *testing.T) {
 	h.eventually("a stray object with our label is removed", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
 }
 
+// The answer to a write may come after the news that its object was deleted.
+func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T) {
+	for _, verb := range []string{"create", "update"} {
+		t.Run(verb, func(t *testing.T) {
+			h := newHarness(t)
+			node := h.node("n1", gib)
+			h.class("carve", nil)
+			objects := h.client.Tracker()
+			gvr := storagev1.SchemeGroupVersion.WithResource("csistoragecapacities")
+			var deleted atomic.Bool
+			h.client.PrependReactor(verb, gvr.Resource, func(action k8stesting.Action) (bool, runtime.Object, error) {
+				if deleted.Load() {
+					return false, nil, nil
+				}
+				written := action.(k8stesting.CreateAction).GetObject().(*storagev1.CSIStorageCapacity)
+				var err error
+				if verb == "create" {
+					err = objects.Create(gvr, written, written.Namespace)
+				} else {
+					err = objects.Update(gvr, written, written.Namespace)
+				}
+				if err != nil {
+					return true, nil, err
+				}
+				cached := func() bool {
+					obj, ok, _ := h.c.core.capacities.GetStore().GetByKey(written.Namespace + "/" + written.Name)
+					return ok && obj.(*storagev1.CSIStorageCapacity).Capacity.Equal(*written.Capacity)
+				}
+				h.eventually("the cache has it", cached)
+				if err := objects.Delete(gvr, written.Namespace, written.Name); err != nil {
+					return true, nil, err
+				}
+				h.eventually("the cache has it no more", func() bool { return !cached() })
+				time.Sleep(50 * time.Millisecond) // for the handlers, which hear of it after the cache
+				deleted.Store(true)
+				return true, written, nil
+			})
+			h.run()
+			if verb == "update" {
+				h.eventually("n1 is published", h.capacityIs("n1", gib))
+				node.Resize("local", 2*gib)
+			}
+			h.eventually("it was deleted", deleted.Load)
+			h.eventually("there is one again", func() bool { return h.capacities() == 1 })
+		})
+	}
+}
+
 func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)
