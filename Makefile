@@ -9,7 +9,7 @@ GOLANGCI  := $(TOOLS)/golangci-lint-v2.15.0
 PROGRAMS  := lvmd node controller
 # Packages whose tests need a kernel with device-mapper, LVM and real disks. The
 # one that takes longest is first: two machines share them.
-VM_TESTS  := ../pkg/lvmd/... ../pkg/lvm/... ../pkg/filesystem/... ../pkg/driver/... ../pkg/luks
+VM_TESTS  := ../pkg/lvmd/... ../pkg/lvm/... ../pkg/filesystem/... ../pkg/driver/... ../pkg/luks ../pkg/devmapper
 # Name of a demo cluster that may live beside the one the tests use.
 DEMO      ?= demo
 

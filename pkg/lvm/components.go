@@ -35,7 +35,7 @@ func dropComponents(group string) error {
 	errs := []error{err}
 	for _, name := range componentsAlone(names, group) {
 		d, err := dmStatus(name)
-		if err == nil && d.openCount == 0 {
+		if err == nil && d.OpenCount == 0 {
 			err = dmRemove(name)
 		}
 		if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrBusy) {

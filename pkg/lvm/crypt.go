@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
 // Crypt is what a daemon needs of dm-crypt. It is part of Groups. A volume that
@@ -77,9 +79,9 @@ func cryptPath(volume string) string { return "/dev/mapper/" + cryptName(volume)
 
 // cryptStatus asks for an encrypted device. One without a table, which a killed
 // Encrypt left, is not found.
-func cryptStatus(volume string) (dmIoctl, error) {
+func cryptStatus(volume string) (devmapper.Device, error) {
 	d, err := dmStatus(cryptName(volume))
-	if err == nil && d.flags&dmActivePresent == 0 {
+	if err == nil && !d.Active {
 		err = fmt.Errorf("device-mapper device %s has no table: %w", cryptName(volume), ErrNotFound)
 	}
 	return d, err
@@ -104,8 +106,8 @@ func (h *Host) Encrypt(group, volume string, o CryptOptions) (fresh bool, err er
 	if err := h.ForgetKey(volume); err != nil {
 		return false, err
 	}
-	if err := dmCreate(cryptName(volume), cryptUUID+volume); err != nil {
-		return false, err
+	if err := devmapper.Create(cryptName(volume), cryptUUID+volume); err != nil {
+		return false, fromKernel(err)
 	}
 	d, err := loadCrypt(cryptName(volume), sectors, below, o)
 	if err == nil {
@@ -166,8 +168,8 @@ func (h *Host) CryptDevice(volume string) (Device, error) {
 		return Device{}, err
 	}
 	return Device{
-		Path: cryptPath(volume), Major: d.major(), Minor: d.minor(),
-		OpenCount: int(d.openCount), Suspended: d.flags&dmSuspendFlag != 0,
+		Path: cryptPath(volume), Major: d.Major, Minor: d.Minor,
+		OpenCount: d.OpenCount, Suspended: d.Suspended,
 	}, nil
 }
 
@@ -196,10 +198,10 @@ func (h *Host) Encrypted() ([]string, error) {
 }
 
 // makeNode makes a node of a device, unless there is one, or a link to one.
-func makeNode(path string, d dmIoctl) error {
+func makeNode(path string, d devmapper.Device) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK &&
-		unix.Major(st.Rdev) == d.major() && unix.Minor(st.Rdev) == d.minor() {
+		unix.Major(st.Rdev) == d.Major && unix.Minor(st.Rdev) == d.Minor {
 		return nil
 	}
 	// In two steps, so that nobody ever finds none, or is in the way.
@@ -207,7 +209,7 @@ func makeNode(path string, d dmIoctl) error {
 	if err := remove(fresh); err != nil {
 		return err
 	}
-	if err := unix.Mknod(fresh, unix.S_IFBLK|0o600, int(d.dev)); err != nil {
+	if err := unix.Mknod(fresh, unix.S_IFBLK|0o600, int(d.Number())); err != nil {
 		return fmt.Errorf("making device node %s: %w", fresh, err)
 	}
 	if err := os.Rename(fresh, path); err != nil {

@@ -272,7 +272,7 @@ func (h *Host) Device(group, volume string) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
-	if d.flags&dmActiveTable == 0 {
+	if !d.Active {
 		return Device{}, fmt.Errorf("device-mapper device of %s/%s has no table: %w", group, volume, ErrNotFound)
 	}
 	path := "/dev/" + group + "/" + volume
@@ -280,15 +280,15 @@ func (h *Host) Device(group, volume string) (Device, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		return Device{}, fmt.Errorf("device node %s: %w: %w", path, ErrNotFound, err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != d.major() || unix.Minor(st.Rdev) != d.minor() {
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != d.Major || unix.Minor(st.Rdev) != d.Minor {
 		return Device{}, fmt.Errorf("device node %s is stale: it leads to %d:%d, the volume is %d:%d: %w",
-			path, unix.Major(st.Rdev), unix.Minor(st.Rdev), d.major(), d.minor(), ErrNotFound)
+			path, unix.Major(st.Rdev), unix.Minor(st.Rdev), d.Major, d.Minor, ErrNotFound)
 	}
 	return Device{
 		Path:  path,
-		Major: d.major(), Minor: d.minor(),
-		OpenCount: int(d.openCount),
-		Suspended: d.flags&dmSuspendFlag != 0,
+		Major: d.Major, Minor: d.Minor,
+		OpenCount: d.OpenCount,
+		Suspended: d.Suspended,
 	}, nil
 }
 
@@ -305,7 +305,7 @@ func openAlone(name, what string) (Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	dev, err := openExclusive("/dev/mapper/"+name, before.major(), before.minor())
+	dev, err := openExclusive("/dev/mapper/"+name, before.Major, before.Minor)
 	if err != nil {
 		return nil, err
 	}
@@ -314,9 +314,9 @@ func openAlone(name, what string) (Handle, error) {
 		_ = dev.Close()
 		return nil, err
 	}
-	if after.openCount > 1 {
+	if after.OpenCount > 1 {
 		_ = dev.Close()
-		return nil, fmt.Errorf("%s: %w: %d have it open", what, ErrBusy, after.openCount-1)
+		return nil, fmt.Errorf("%s: %w: %d have it open", what, ErrBusy, after.OpenCount-1)
 	}
 	return dev, nil
 }
@@ -328,5 +328,5 @@ func (h *Host) OpenInUse(group, volume string) (Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openDevice("/dev/mapper/"+name, 0, d.major(), d.minor())
+	return openDevice("/dev/mapper/"+name, 0, d.Major, d.Minor)
 }

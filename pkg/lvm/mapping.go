@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
 // Piece is a stretch of a volume and where it lies.
@@ -35,7 +37,7 @@ type deviceNumber struct{ major, minor uint32 }
 // resolver turns device-mapper tables into pieces. table is the kernel's,
 // devices are the physical volumes.
 type resolver struct {
-	table   func(deviceNumber) ([]dmTarget, error)
+	table   func(deviceNumber) ([]devmapper.Target, error)
 	devices map[deviceNumber]string
 }
 
@@ -44,7 +46,7 @@ type resolver struct {
 const maxNesting = 8
 
 // pieces resolves a table.
-func (r *resolver) pieces(targets []dmTarget, depth int) ([]Piece, error) {
+func (r *resolver) pieces(targets []devmapper.Target, depth int) ([]Piece, error) {
 	if depth > maxNesting {
 		return nil, fmt.Errorf("device-mapper tables are nested deeper than %d", maxNesting)
 	}
@@ -52,28 +54,28 @@ func (r *resolver) pieces(targets []dmTarget, depth int) ([]Piece, error) {
 	for _, t := range targets {
 		p, err := r.piece(t, depth)
 		if err != nil {
-			return nil, fmt.Errorf("device-mapper target %q %q: %w", t.kind, t.params, err)
+			return nil, fmt.Errorf("device-mapper target %q %q: %w", t.Kind, t.Params, err)
 		}
 		all = append(all, p)
 	}
 	return all, nil
 }
 
-func (r *resolver) piece(t dmTarget, depth int) (Piece, error) {
-	p := Piece{Offset: t.start * sector, Length: t.length * sector, Verbatim: true}
-	words := strings.Fields(t.params)
+func (r *resolver) piece(t devmapper.Target, depth int) (Piece, error) {
+	p := Piece{Offset: t.Start * sector, Length: t.Length * sector, Verbatim: true}
+	words := strings.Fields(t.Params)
 	switch {
-	case t.kind == "linear" && len(words) == 2:
+	case t.Kind == "linear" && len(words) == 2:
 		return p, r.lie(&p, words, p.Length, depth)
-	case t.kind == "striped" && len(words) >= 4 && len(words)%2 == 0:
+	case t.Kind == "striped" && len(words) >= 4 && len(words)%2 == 0:
 		stripes := int64(len(words)-2) / 2
 		if words[0] != strconv.FormatInt(stripes, 10) || p.Length%(stripes*sector) != 0 {
 			return p, fmt.Errorf("not %s stripes of equal length", words[0])
 		}
 		return p, r.lie(&p, words[2:], p.Length/stripes, depth)
-	case t.kind == "thin":
+	case t.Kind == "thin":
 		return p, nil
-	case t.kind == "error", t.kind == "zero":
+	case t.Kind == "error", t.Kind == "zero":
 		return p, nil
 	default:
 		// Whatever devices are named, all of each is taken.

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
+	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
 // Device-mapper targets that volumes of some types need, and that kernels often
@@ -18,23 +18,18 @@ const (
 	raidTarget     = "raid"
 )
 
-// dmGetTargetVersion is _IOWR(0xfd, 17, struct dm_ioctl), since Linux 5.4.
-const dmGetTargetVersion = 0xc138fd11
-
 // provideTarget has the kernel load what maps volumes with a target, if it has to.
 // ErrUnavailable when it cannot.
 func provideTarget(target string) error {
-	d, err := dmNamed(target)
-	if err != nil {
-		return err
-	}
-	switch _, err = dmPlain(dmGetTargetVersion, d); {
-	case errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("%w: the kernel has no device-mapper target %q, and no module dm-%s that it could load: "+
-			"install the module on the node, or have it loaded there when the node starts", ErrUnavailable, target, target)
-	case errors.Is(err, unix.ENOTTY):
+	switch known, err := devmapper.ProvideTarget(target); {
+	case errors.Is(err, errors.ErrUnsupported):
 		// An older kernel, which cannot be asked. LVM says what is missing.
 		return nil
+	case err != nil:
+		return fromKernel(err)
+	case !known:
+		return fmt.Errorf("%w: the kernel has no device-mapper target %q, and no module dm-%s that it could load: "+
+			"install the module on the node, or have it loaded there when the node starts", ErrUnavailable, target, target)
 	}
-	return err
+	return nil
 }

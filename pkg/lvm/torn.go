@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
 // IsOf tells whether a device's name, as Torn tells it, is that of a volume or of
@@ -51,7 +53,7 @@ func (h *Host) torn(group string) ([]tornDevice, error) {
 // tableLoaded tells whether a device has a table that waits to be taken into use.
 func tableLoaded(name string) bool {
 	d, err := dmStatus(name)
-	return err == nil && d.flags&dmInactivePresent != 0
+	return err == nil && d.Loaded
 }
 
 // listTorn finds what is torn among the devices that have a table in use: one that
@@ -183,13 +185,13 @@ func (h *Host) disarm(group string, volumes []string) (suspended bool, err error
 		suspended = suspended || d.suspended
 		err := error(nil)
 		if d.loaded {
-			err = dmClear(d.name)
+			err = devmapper.Clear(d.name)
 		}
 		if err == nil && d.suspended && depth(d.name) > 0 {
-			_, err = dmResume(d.name)
+			_, err = devmapper.Resume(d.name)
 		}
-		if err != nil && !errors.Is(err, ErrNotFound) {
-			return suspended, err
+		if err != nil && !errors.Is(err, devmapper.ErrNotFound) {
+			return suspended, fromKernel(err)
 		}
 	}
 	return suspended, nil
@@ -203,16 +205,4 @@ func depth(name string) int {
 		return 0
 	}
 	return 1 + depth(whole[1])
-}
-
-// dmClear drops a device's table that was loaded and is not in use.
-func dmClear(name string) error {
-	d, err := dmNamed(name)
-	if err != nil {
-		return err
-	}
-	if _, err := dmPlain(dmTableClear, d); err != nil {
-		return fmt.Errorf("clearing device-mapper device %s: %w", name, err)
-	}
-	return nil
 }

@@ -1,0 +1,135 @@
+//go:build kernel
+
+package devmapper_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/devmapper"
+)
+
+const (
+	name = "carve.devmapper-test"
+	disk = "/dev/vdb"
+)
+
+// number is a disk's, as tables name it.
+func number(t *testing.T) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(disk, &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+}
+
+// request is memory for a table with one target.
+func request(params string) ([]byte, int) {
+	words := make([]uint64, os.Getpagesize()/8)
+	memory := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), os.Getpagesize())
+	return memory, copy(memory[devmapper.ParamsOffset:], params+"\x00")
+}
+
+func is(t *testing.T, what string, want devmapper.Device) devmapper.Device {
+	t.Helper()
+	got, err := devmapper.Status(name)
+	want.Major, want.Minor, want.UUID = got.Major, got.Minor, "CARVE-TEST"
+	if err != nil || got != want {
+		t.Fatalf("%s: %+v, error %v, want %+v", what, got, err, want)
+	}
+	return got
+}
+
+func TestADevicesLife(t *testing.T) {
+	if _, err := devmapper.Status(name); !errors.Is(err, devmapper.ErrNotFound) {
+		t.Fatalf("a device before it is made: error %v", err)
+	}
+	if err := devmapper.Create(name, "CARVE-TEST"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := devmapper.Remove(name); err != nil && !errors.Is(err, devmapper.ErrNotFound) {
+			t.Error(err)
+		}
+	})
+	is(t, "without a table", devmapper.Device{})
+	if all, err := devmapper.Names(); err != nil || !slices.Contains(all, name) {
+		t.Errorf("names %q, error %v", all, err)
+	}
+	if targets, err := devmapper.TableStatus(name); err != nil || len(targets) != 0 {
+		t.Errorf("status %+v, error %v, want none", targets, err)
+	}
+
+	memory, n := request(number(t) + " 2048")
+	if _, err := devmapper.LoadSecret(name, "linear", 4096, memory, n); err != nil {
+		t.Fatal(err)
+	}
+	d := is(t, "with a table", devmapper.Device{Active: true})
+	want := []devmapper.Target{{Length: 4096, Kind: "linear", Params: number(t) + " 2048"}}
+	for what, read := range map[string]func() ([]devmapper.Target, error){
+		"by name":   func() ([]devmapper.Target, error) { return devmapper.Table(name) },
+		"by number": func() ([]devmapper.Target, error) { return devmapper.TableOf(d.Major, d.Minor) },
+	} {
+		if got, err := read(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("table %s: %+v, error %v, want %+v", what, got, err, want)
+		}
+	}
+
+	again, _ := request("")
+	if got, err := devmapper.ReadSecret(name, "linear", again); err != nil || got != n ||
+		!slices.Equal(again[devmapper.ParamsOffset:][:n], memory[devmapper.ParamsOffset:][:n]) {
+		t.Errorf("the table read back has %d bytes, error %v, want the %d it was made with", got, err, n)
+	}
+	if _, err := devmapper.ReadSecret(name, "crypt", again); err == nil || !strings.Contains(err.Error(), "is not what it was made with") {
+		t.Errorf("a table of another kind: error %v", err)
+	}
+
+	// One that another program loads waits, and is dropped.
+	memory, n = request("nothing of that kind")
+	if _, err := devmapper.LoadSecret(name, "linear", 4096, memory, n); err == nil {
+		t.Error("a table with senseless parameters was loaded")
+	}
+	if err := devmapper.Clear(name); err != nil {
+		t.Error(err)
+	}
+	is(t, "after a table that was refused", devmapper.Device{Active: true})
+
+	node := fmt.Sprintf("%s/%s", t.TempDir(), "node")
+	if err := unix.Mknod(node, unix.S_IFBLK|0o600, int(d.Number())); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, "open", devmapper.Device{Active: true, OpenCount: 1})
+	if err := devmapper.Remove(name); !errors.Is(err, devmapper.ErrBusy) {
+		t.Errorf("removing what is open: error %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := devmapper.Remove(name); err != nil {
+		t.Error(err)
+	}
+	if err := devmapper.Remove(name); !errors.Is(err, devmapper.ErrNotFound) {
+		t.Errorf("removing it again: error %v", err)
+	}
+}
+
+func TestATargetIsKnownOrNot(t *testing.T) {
+	for kind, want := range map[string]bool{"linear": true, "thin-pool": true, "no-such-target": false} {
+		if known, err := devmapper.ProvideTarget(kind); err != nil || known != want {
+			t.Errorf("%s: known %t, error %v, want %t", kind, known, err, want)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package devmapper
+
+import (
+	"bytes"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Target is a line of a device's table.
+type Target struct {
+	// Start and Length are on the device, in sectors.
+	Start, Length int64
+	// Kind is the target's, such as "linear".
+	Kind string
+	// Params are what it was made with, or, in a status, what it says of itself.
+	Params string
+}
+
+// spec is struct dm_target_spec.
+type spec struct {
+	start, length uint64
+	status        int32
+	next          uint32
+	kind          [16]byte
+}
+
+const specSize = int(unsafe.Sizeof(spec{}))
+
+// Table asks for the table in use of a device.
+func Table(name string) ([]Target, error) { return targetsOf(name, flagStatusTable) }
+
+// TableStatus asks what the targets of a device say of themselves.
+func TableStatus(name string) ([]Target, error) { return targetsOf(name, flagNoFlush) }
+
+func targetsOf(name string, flags uint32) ([]Target, error) {
+	r, err := named(name)
+	if err != nil {
+		return nil, err
+	}
+	r.flags = flags
+	targets, err := readTable(r)
+	if err != nil {
+		return nil, fmt.Errorf("table of device-mapper device %s: %w", name, err)
+	}
+	return targets, nil
+}
+
+// TableOf is Table for a device of a number.
+func TableOf(major, minor uint32) ([]Target, error) {
+	targets, err := readTable(request{dev: unix.Mkdev(major, minor), flags: flagStatusTable})
+	if err != nil {
+		return nil, fmt.Errorf("table of device-mapper device %d:%d: %w", major, minor, err)
+	}
+	return targets, nil
+}
+
+func readTable(r request) ([]Target, error) {
+	answer, memory, err := askLong(tableStatus, r, 16<<10)
+	if err != nil {
+		return nil, err
+	}
+	return parseTable(memory[min(int(answer.dataStart), len(memory)):], int(answer.targetCount))
+}
+
+// parseTable reads what the kernel answers: for each target a dm_target_spec and
+// its parameters, ended by a zero byte. next is counted from the first.
+func parseTable(data []byte, count int) ([]Target, error) {
+	var targets []Target
+	at := 0
+	for range count {
+		if at < 0 || at+specSize > len(data) {
+			return nil, fmt.Errorf("cut off after %d of %d targets", len(targets), count)
+		}
+		var s spec
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&s)), specSize), data[at:])
+		params, _, _ := bytes.Cut(data[at+specSize:max(at+specSize, min(int(s.next), len(data)))], []byte{0})
+		kind, _, _ := bytes.Cut(s.kind[:], []byte{0})
+		targets = append(targets, Target{Start: int64(s.start), Length: int64(s.length), Kind: string(kind), Params: string(params)})
+		at = int(s.next)
+	}
+	return targets, nil
+}
+
+// ParamsOffset is where the parameters of the target are in the memory that
+// LoadSecret and ReadSecret use.
+const ParamsOffset = headerSize + specSize
+
+// LoadSecret loads a table of one target for a device, and takes it into use.
+// memory holds the target's parameters from ParamsOffset on, n bytes, the zero
+// byte at their end included, and is aligned to 8 bytes. They are nowhere else in
+// this process, and the kernel zeroes its copies: there may be a key in them.
+func LoadSecret(name, kind string, sectors int64, memory []byte, n int) (Device, error) {
+	r, err := named(name)
+	if err != nil {
+		return Device{}, err
+	}
+	s := spec{length: uint64(sectors), next: uint32(specSize+n+7) &^ 7}
+	if len(kind) >= len(s.kind) || ParamsOffset+n > len(memory) {
+		return Device{}, fmt.Errorf("table for device-mapper device %s: a target of kind %q with %d bytes does not fit", name, kind, n)
+	}
+	copy(s.kind[:], kind)
+	r.flags, r.targetCount = flagSecureData, 1
+	*(*request)(unsafe.Pointer(&memory[0])) = r
+	*(*spec)(unsafe.Pointer(&memory[headerSize])) = s
+	if _, err := ask(tableLoad, memory); err != nil {
+		return Device{}, fmt.Errorf("loading a table for device-mapper device %s (is the kernel module dm-%s there?): %w", name, kind, err)
+	}
+	return Resume(name)
+}
+
+// ReadSecret reads the table of a device that has one target of a kind into
+// memory, as LoadSecret takes it, and returns how long the parameters are.
+func ReadSecret(name, kind string, memory []byte) (n int, err error) {
+	r, err := named(name)
+	if err != nil {
+		return 0, err
+	}
+	r.flags = flagStatusTable | flagSecureData
+	*(*request)(unsafe.Pointer(&memory[0])) = r
+	answer, err := ask(tableStatus, memory)
+	if err != nil {
+		return 0, fmt.Errorf("table of device-mapper device %s: %w", name, err)
+	}
+	s := (*spec)(unsafe.Pointer(&memory[headerSize]))
+	is, _, _ := bytes.Cut(s.kind[:], []byte{0})
+	end := bytes.IndexByte(memory[ParamsOffset:], 0)
+	if answer.targetCount != 1 || answer.flags&flagBufferFull != 0 || int(answer.dataStart) != headerSize || string(is) != kind || end < 0 {
+		return 0, fmt.Errorf("table of device-mapper device %s is not what it was made with", name)
+	}
+	return end + 1, nil
+}
