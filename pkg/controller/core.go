@@ -63,6 +63,7 @@ type core struct {
 	classes    cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
 	capacities cache.SharedIndexInformer
+	pods       cache.SharedIndexInformer // those without a node
 
 	volumeLister corelisters.PersistentVolumeLister
 	classLister  storagelisters.StorageClassLister
@@ -77,6 +78,7 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 	c.classes = all.Storage().V1().StorageClasses().Informer()
 	c.nodes = all.Core().V1().Nodes().Informer()
 	c.capacities = own.Storage().V1().CSIStorageCapacities().Informer()
+	c.pods = unscheduledPods(all)
 	c.volumeLister = all.Core().V1().PersistentVolumes().Lister()
 	c.classLister = all.Storage().V1().StorageClasses().Lister()
 	c.nodeLister = all.Core().V1().Nodes().Lister()
@@ -84,6 +86,9 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 		if err := informer.SetTransform(stripManagedFields); err != nil {
 			return fmt.Errorf("prepare informer: %w", err)
 		}
+	}
+	if err := c.pods.SetTransform(claimsOnly); err != nil {
+		return fmt.Errorf("prepare informer: %w", err)
 	}
 	if err := c.volumes.AddIndexers(handleIndexer()); err != nil {
 		return fmt.Errorf("prepare informer: %w", err)
@@ -94,7 +99,7 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 			return nil, nil
 		}
 		return []string{string(claim.UID)}, nil
-	}, bySource: sourceIndexer, byOwner: ownerIndexer})
+	}, bySource: sourceIndexer})
 	if err != nil {
 		return fmt.Errorf("prepare informer: %w", err)
 	}
@@ -102,7 +107,7 @@ func (c *core) useInformers(all, own informers.SharedInformerFactory) error {
 }
 
 func (c *core) informers() []cache.SharedIndexInformer {
-	return []cache.SharedIndexInformer{c.claims, c.volumes, c.classes, c.nodes, c.capacities}
+	return []cache.SharedIndexInformer{c.claims, c.volumes, c.classes, c.nodes, c.capacities, c.pods}
 }
 
 // stripManagedFields drops what we never read and what is much of an object's

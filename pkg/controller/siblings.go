@@ -8,55 +8,119 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// byOwner is the index of claims by the UID of the Pod whose generic ephemeral
-// volumes they are.
-const byOwner = "owner"
+// byClaim is the index of Pods by the claims that they name, as namespace/name.
+const byClaim = "claim"
 
 // misfitHold is for how long a node seems too small for a Pod whose claims do
 // not fit there together: long enough for the scheduler to choose again.
 const misfitHold = time.Minute
 
-// ownerIndexer indexes claims by the Pod that they belong to.
-func ownerIndexer(obj any) ([]string, error) {
-	claim, ok := obj.(*v1.PersistentVolumeClaim)
+// unscheduledPods watches the Pods that have no node yet: a Pod gets one when all
+// its claims are bound, and leaves. Of each, no more is kept than which claims it
+// names.
+func unscheduledPods(all informers.SharedInformerFactory) cache.SharedIndexInformer {
+	return all.InformerFor(&v1.Pod{}, func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, resync, cache.Indexers{byClaim: claimIndexer}, func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", "").String()
+		})
+	})
+}
+
+// claimsOnly drops all of a Pod but its identity and the claims that it names.
+func claimsOnly(obj any) (any, error) {
+	pod, ok := obj.(*v1.Pod)
 	if !ok {
-		return nil, nil
+		return obj, nil
 	}
-	if pod := ownerPod(claim); pod != nil {
-		return []string{string(pod.UID)}, nil
+	lean := &v1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion, DeletionTimestamp: pod.DeletionTimestamp,
+	}, Spec: v1.PodSpec{NodeName: pod.Spec.NodeName}}
+	for _, v := range pod.Spec.Volumes {
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			lean.Spec.Volumes = append(lean.Spec.Volumes, v1.Volume{Name: v.Name, VolumeSource: v1.VolumeSource{
+				PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: v.PersistentVolumeClaim.ClaimName}}})
+		case v.Ephemeral != nil:
+			lean.Spec.Volumes = append(lean.Spec.Volumes, v1.Volume{Name: v.Name, VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}})
+		}
+	}
+	return lean, nil
+}
+
+// claimsNamed are the claims that a Pod names, each once, as namespace/name.
+func claimsNamed(pod *v1.Pod) []string {
+	var keys []string
+	for i := range pod.Spec.Volumes {
+		switch v := &pod.Spec.Volumes[i]; {
+		case v.PersistentVolumeClaim != nil:
+			keys = append(keys, pod.Namespace+"/"+v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			keys = append(keys, pod.Namespace+"/"+ephemeral.VolumeClaimName(pod, v))
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+func claimIndexer(obj any) ([]string, error) {
+	if pod, ok := obj.(*v1.Pod); ok {
+		return claimsNamed(pod), nil
 	}
 	return nil, nil
 }
 
-// misfit tells why the generic ephemeral claims of one Pod cannot be on the node
-// that the scheduler chose, though each by itself could: it judges them one by
-// one. Once one of them is bound, the Pod can be nowhere else; so this is found
-// out before any of them is made, and from then on the node seems too small for
-// a while, lest it be chosen again.
+// misfit tells why the claims of a Pod cannot be on the node that the scheduler
+// chose, though each by itself could: it judges them one by one. Once one of them
+// is bound, the Pod can be nowhere else; so this is found out before any of them is
+// made, and from then on the node seems too small for a while, lest it be chosen
+// again.
 //
 // Only what is certain counts: more in sum than the node has, whoever else waits
 // for it.
 func (p *provisioner) misfit(a *attempt, claim *v1.PersistentVolumeClaim, r request, view *fleet.View) error {
-	pod, class := ownerPod(claim), classOn(view, r)
-	if pod == nil || class == "" || len(a.doubts) > 0 {
+	class := classOn(view, r)
+	if class == "" || len(a.doubts) > 0 {
 		return nil
 	}
-	objs, err := p.claims.GetIndexer().ByIndex(byOwner, string(pod.UID))
-	if err != nil || len(objs) < 2 {
+	pods, err := p.pods.GetIndexer().ByIndex(byClaim, claim.Namespace+"/"+claim.Name)
+	if err != nil {
 		return nil //nolint:nilerr // there is the index
 	}
+	for _, obj := range pods {
+		pod, ok := obj.(*v1.Pod)
+		if !ok || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+			continue
+		}
+		if err := p.misfitOf(pod, class, r, view); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// misfitOf tells why the claims of one Pod that are of a class of a node cannot be
+// there together.
+func (p *provisioner) misfitOf(pod *v1.Pod, class string, r request, view *fleet.View) error {
 	var sum, largest int64
 	var together []string
-	for _, obj := range objs {
+	for _, key := range claimsNamed(pod) {
+		obj, exists, err := p.claims.GetIndexer().GetByKey(key)
 		sibling, ok := obj.(*v1.PersistentVolumeClaim)
-		if !ok {
-			return nil
+		if err != nil || !exists || !ok {
+			continue
 		}
 		storage, ours := p.ourClass(volume.GetPersistentVolumeClaimClass(sibling))
 		if !ours || !delayed(storage) {
@@ -81,7 +145,6 @@ func (p *provisioner) misfit(a *attempt, claim *v1.PersistentVolumeClaim, r requ
 		Class: r.deviceClass, Bytes: sum - largest, Deadline: p.now().Add(misfitHold)}) {
 		p.roomChanged(changed)
 	}
-	slices.Sort(together)
 	return fmt.Errorf("the claims %s of Pod %s need %s together in device class %q, of which node %s has %s free", strings.Join(together, ", "), pod.Name,
 		resource.NewQuantity(sum, resource.BinarySI), class, view.Node, resource.NewQuantity(on.GetAvailableBytes(), resource.BinarySI))
 }

@@ -21,6 +21,11 @@ import (
 // TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode has the real scheduler
 // judge two claims one by one, without the extender.
 func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
+	t.Run("claims that come with the Pod", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "pair", true) })
+	t.Run("claims that somebody made", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "twins", false) })
+}
+
+func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
 	w.namespace = ours
@@ -45,12 +50,22 @@ func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
 	w.class(t, nil)
 	actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
 
-	spec, _ := scheduledPod(true)
+	spec, claim := scheduledPod(ephemeral)
 	spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeNotReady, Operator: v1.TolerationOpExists}, {Key: v1.TaintNodeUnreachable, Operator: v1.TolerationOpExists}}
-	spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("600Mi")
-	spec.Volumes = append(spec.Volumes, *spec.Volumes[0].DeepCopy())
-	spec.Volumes[1].Name = "more"
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "pair"}, Spec: spec}
+	claim.Resources.Requests[v1.ResourceStorage] = resource.MustParse("600Mi")
+	spec.Volumes = nil
+	for _, volume := range []string{"data", "more"} {
+		source := v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: claim}}}
+		if !ephemeral {
+			made := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name + "-" + volume}, Spec: claim}
+			if _, err := client.CoreV1().PersistentVolumeClaims(ours).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			source = v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: made.Name}}
+		}
+		spec.Volumes = append(spec.Volumes, v1.Volume{Name: volume, VolumeSource: source})
+	}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 	eventually(t, "the Pod is taken", func() bool { // once the namespace has its service account
 		_, err := client.CoreV1().Pods(ours).Create(t.Context(), pod, metav1.CreateOptions{})
 		return err == nil
@@ -58,12 +73,12 @@ func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
 	eventually(t, "its claims are handed back, which is told", func() bool {
 		events, err := client.CoreV1().Events(ours).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=" + reasonFailed})
 		return err == nil && slices.ContainsFunc(events.Items, func(e v1.Event) bool {
-			return strings.HasPrefix(e.InvolvedObject.Name, "pair-") && strings.Contains(e.Message, "together")
+			return strings.HasPrefix(e.InvolvedObject.Name, name+"-") && strings.Contains(e.Message, "together")
 		})
 	})
 	cordon("false")
 	eventually(t, "the Pod comes to the node that has room", func() bool {
-		now, err := client.CoreV1().Pods(ours).Get(t.Context(), "pair", metav1.GetOptions{})
+		now, err := client.CoreV1().Pods(ours).Get(t.Context(), name, metav1.GetOptions{})
 		return err == nil && now.Spec.NodeName == "n2"
 	})
 	if n := w.nodes["n1"].Creates(); n != 0 {
@@ -72,8 +87,15 @@ func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
 	if n := len(w.nodes["n2"].Volumes()); n != 2 {
 		t.Errorf("%d volumes on the node with room", n)
 	}
-	if err := client.CoreV1().Pods(ours).Delete(t.Context(), "pair", metav1.DeleteOptions{}); err != nil {
+	if err := client.CoreV1().Pods(ours).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the volumes go with their Pod", func() bool { return len(w.nodes["n2"].Volumes()) == 0 })
+	if !ephemeral {
+		for _, volume := range []string{"data", "more"} {
+			if err := client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), name+"-"+volume, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	eventually(t, "the volumes go with their claims", func() bool { return len(w.nodes["n2"].Volumes()) == 0 })
 }
