@@ -103,10 +103,38 @@ func (h *harness) run() {
 		h.c.own.Shutdown()
 	}
 	h.t.Cleanup(func() {
+		h.tell()
 		h.stop()
 		h.c.core.fleet.Close()
 		h.net.Close()
 	})
+}
+
+// tell tells of a failed test what the controller knows.
+func (h *harness) tell() {
+	if !h.t.Failed() {
+		return
+	}
+	published, err := h.client.StorageV1().CSIStorageCapacities("").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Error(err)
+		return
+	}
+	for _, c := range published.Items {
+		h.t.Logf("published as %s: node %s, class %s, %v, at most %v", c.Name, topologyNode(&c), c.StorageClassName, c.Capacity, c.MaximumVolumeSize)
+	}
+	for _, obj := range h.c.core.capacities.GetStore().List() {
+		c, _ := obj.(*storagev1.CSIStorageCapacity)
+		h.t.Logf("in the cache: %s: %v, at most %v", c.GetName(), c.Capacity, c.MaximumVolumeSize)
+	}
+	for _, view := range h.c.core.fleet.Views() {
+		h.t.Logf("node %s: connected %t, generation %d, classes %v, volumes %v", view.Node, view.Connected, view.Generation, view.Classes, view.ByName)
+		for _, class := range view.Classes {
+			room, known := h.c.core.ledger.Room(view.Node, class.GetName())
+			h.t.Logf("room on node %s in class %s: %+v, known %t", view.Node, class.GetName(), room, known)
+		}
+	}
+	h.t.Logf("%d reservations, claims %v", h.c.core.ledger.Reservations(), h.c.core.claims.GetStore().ListKeys())
 }
 
 // node adds a Node object and, unless it has no size, its lvmd.

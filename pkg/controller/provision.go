@@ -196,6 +196,25 @@ func (p *provisioner) next(ctx context.Context) bool {
 	return true
 }
 
+// attemptOf returns the attempt at a claim that is in the queue. Where there is none,
+// it was forgotten after the news of the claim was noted, and before this: then the
+// news counts for another attempt, or what was reserved for the claim ends.
+func (p *provisioner) attemptOf(uid string, claim *v1.PersistentVolumeClaim) *attempt {
+	p.mu.Lock()
+	a := p.attempts[uid]
+	p.mu.Unlock()
+	if a != nil {
+		return a
+	}
+	if claim == nil || !p.noteSelection(claim) {
+		p.unreserve(uid)
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.attempts[uid]
+}
+
 // nodeConnected looks again at the claims that wait for the node.
 func (p *provisioner) nodeConnected(node string) {
 	for _, uid := range p.waiting.take(node) {
@@ -311,13 +330,11 @@ func (p *provisioner) unreserve(uid string) {
 // sync takes a claim one step further. It returns when to look again without
 // being told to (0 means never), or an error to be retried with backoff.
 func (p *provisioner) sync(ctx context.Context, uid string) (again time.Duration, err error) {
-	p.mu.Lock()
-	a := p.attempts[uid]
-	p.mu.Unlock()
+	claim := p.claim(uid)
+	a := p.attemptOf(uid, claim)
 	if a == nil {
 		return 0, nil
 	}
-	claim := p.claim(uid)
 	if claim != nil && claim.Spec.VolumeName == a.name {
 		a.wasBound = true
 	}

@@ -414,6 +414,24 @@ func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
+// News of a claim may be noted while its attempt ends.
+func TestWhatIsReservedForAClaimThatWasJustForgottenEnds(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.eventually("n1 is published", h.capacityIs("n1", gib-100*mib))
+	p := h.leader().provisioner
+	for _, uid := range []string{"uid-c", "uid-of-one-that-is-gone"} {
+		h.eventually("nobody works on "+uid, func() bool { return !p.busy(uid) })
+		p.reserve(&attempt{uid: uid, name: "pvc-other-" + uid}, "n1", request{bytes: 100 * mib})
+		h.eventually("it is reserved for "+uid, h.capacityIs("n1", gib-200*mib))
+		p.queue.Add(uid)
+		h.eventually("nothing is reserved for "+uid, h.capacityIs("n1", gib-100*mib))
+	}
+}
+
 func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
