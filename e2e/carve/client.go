@@ -75,16 +75,52 @@ func (c *Client) PodExec(ctx context.Context, namespace, pod string, argv ...str
 	return c.Kubectl(ctx, nil, append([]string{"exec", "--namespace", namespace, pod, "--"}, argv...)...)
 }
 
+// execPatience bounds a command on a node. None takes a minute.
+const execPatience = 2 * time.Minute
+
 // NodeExec runs a command on a node, as root, and returns its standard output.
+// Of one that does not end, the error says what the node did meanwhile.
 func (c *Client) NodeExec(ctx context.Context, node string, argv ...string) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stuck := make(chan error, 1)
+	timer := time.AfterFunc(execPatience, func() {
+		err := fmt.Errorf("it did not end within %v; on the node there were:\n%s", execPatience, c.doing(node))
+		// Whoever tries again, with success, is to know of it, too.
+		fmt.Fprintf(os.Stderr, "on %s: %s: %v\n", node, strings.Join(argv, " "), err)
+		stuck <- err
+		cancel()
+	})
+	defer timer.Stop()
 	result, err := c.Cluster.Exec(ctx, node, argv...)
 	if err != nil {
-		return "", err
+		select {
+		case why := <-stuck:
+			return "", fmt.Errorf("%w: %w", err, why)
+		default:
+			return "", err
+		}
 	}
 	if result.ExitCode != 0 {
 		return result.Stdout, fmt.Errorf("on %s: %s: exit code %d: %s", node, strings.Join(argv, " "), result.ExitCode, strings.TrimSpace(result.Stderr))
 	}
 	return result.Stdout, nil
+}
+
+// doing tells what runs on a node, what it waits for, and who holds locks.
+func (c *Client) doing(node string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var all strings.Builder
+	for _, argv := range [][]string{
+		{"ps", "axo", "pid,ppid,stat,etime,wchan:24,args"},
+		{"cat", "/proc/locks"},
+		{"dmsetup", "info", "--columns"},
+	} {
+		result, err := c.Cluster.Exec(ctx, node, argv...)
+		fmt.Fprintf(&all, "%s: error %v\n%s%s\n", strings.Join(argv, " "), err, result.Stdout, result.Stderr)
+	}
+	return all.String()
 }
 
 // Until calls check until it returns no error, ctx ends or the timeout passes;
