@@ -89,8 +89,9 @@ const ParamsOffset = headerSize + specSize
 
 // LoadSecret loads a table of one target for a device, and takes it into use.
 // memory holds the target's parameters from ParamsOffset on, n bytes, the zero
-// byte at their end included, and is aligned to 8 bytes. They are nowhere else in
-// this process, and the kernel zeroes its copies: there may be a key in them.
+// byte at their end included, and is aligned to 8 bytes. There may be a key in them:
+// they are nowhere else in this process, the kernel zeroes its copies of them, and
+// the memory itself when it has read it.
 func LoadSecret(name, kind string, sectors int64, memory []byte, n int) (Device, error) {
 	r, err := named(name)
 	if err != nil {
