@@ -128,8 +128,12 @@ func (c *Client) doing(node string) string {
 func Until(ctx context.Context, timeout time.Duration, what string, check func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollEvery, timeout, true, func(ctx context.Context) (bool, error) {
-		last = check(ctx)
-		return last == nil, nil
+		complaint := check(ctx)
+		// That the time was over in the middle of a check says less than the check before.
+		if last == nil || ctx.Err() == nil {
+			last = complaint
+		}
+		return complaint == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("wait %v until %s: %w (last: %w)", timeout, what, err, last)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -53,6 +54,9 @@ func (c *Client) LogicalVolumes(ctx context.Context, node string) ([]LogicalVolu
 	return volumes, nil
 }
 
+// mapperName is a group's or a volume's name as a part of a device-mapper name.
+func mapperName(name string) string { return strings.ReplaceAll(name, "-", "--") }
+
 // Footprint is all that volumes leave on a node, one line a thing: logical
 // volumes, device-mapper entries, mounts of our devices or below the kubelet's
 // folder of CSI volumes. Tests compare it before and after.
@@ -61,17 +65,21 @@ func (c *Client) Footprint(ctx context.Context, node string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var lines []string
+	var lines, pools []string
 	for _, volume := range volumes {
 		lines = append(lines, "logical volume "+volume.VolumeGroup+"/"+volume.Name)
+		if slices.Contains(volume.Tags, "carve.pool") {
+			pools = append(pools, mapperName(volume.VolumeGroup)+"-"+mapperName(volume.Name))
+		}
 	}
 	entries, err := c.NodeExec(ctx, node, "dmsetup", "info", "--columns", "--noheadings", "-o", "name")
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range strings.Fields(entries) {
-		// With nothing there, dmsetup says "No devices found".
-		if !strings.HasPrefix(entries, "No devices") {
+		// With nothing there, dmsetup says "No devices found". A thin pool has an entry
+		// of its own name from the first volume on that is made in it; it stays.
+		if !strings.HasPrefix(entries, "No devices") && !slices.Contains(pools, name) {
 			lines = append(lines, "device-mapper entry "+name)
 		}
 	}
