@@ -69,7 +69,10 @@ func (c *Client) Footprint(ctx context.Context, node string) ([]string, error) {
 	for _, volume := range volumes {
 		lines = append(lines, "logical volume "+volume.VolumeGroup+"/"+volume.Name)
 		if slices.Contains(volume.Tags, "carve.pool") {
-			pools = append(pools, mapperName(volume.VolumeGroup)+"-"+mapperName(volume.Name))
+			// LVM renames the pool's entry when the first volume is made in it, puts one
+			// with the pool's name above, and leaves it at that.
+			name := mapperName(volume.VolumeGroup) + "-" + mapperName(volume.Name)
+			pools = append(pools, name, name+"-tpool")
 		}
 	}
 	entries, err := c.NodeExec(ctx, node, "dmsetup", "info", "--columns", "--noheadings", "-o", "name")
@@ -77,8 +80,7 @@ func (c *Client) Footprint(ctx context.Context, node string) ([]string, error) {
 		return nil, err
 	}
 	for _, name := range strings.Fields(entries) {
-		// With nothing there, dmsetup says "No devices found". A thin pool has an entry
-		// of its own name from the first volume on that is made in it; it stays.
+		// With nothing there, dmsetup says "No devices found".
 		if !strings.HasPrefix(entries, "No devices") && !slices.Contains(pools, name) {
 			lines = append(lines, "device-mapper entry "+name)
 		}
