@@ -278,18 +278,27 @@ func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 			d.log.Info("volume given up with its node", "volume", pv.Name, "node", node)
 			return nil
 		}
-	case fleet.Reason(err) == names.ReasonVolumeInUse && d.queue.NumRequeues(pv.Name) < deleteQuiet:
-		return err // the kubelet is unmounting it: not worth an Event yet
 	}
-	if n := d.queue.NumRequeues(pv.Name) - deleteQuiet; n > 0 && n%deleteTold != 0 {
-		return err // told already
+	inUse := fleet.Reason(err) == names.ReasonVolumeInUse
+	if !worthTelling(d.queue.NumRequeues(pv.Name), inUse) {
+		return err
 	}
 	message := refusal(node, err)
-	if fleet.Reason(err) == names.ReasonVolumeInUse {
+	if inUse {
 		message += "; it is deleted once no Pod there uses it any more"
 	}
 	d.recorder.Event(pv, v1.EventTypeWarning, reasonDeleteFailed, message+"; trying on")
 	return err
+}
+
+// worthTelling says whether an Event is to tell of a failed attempt, after so many
+// before it. One at a volume in use is none at first, for the kubelet is unmounting
+// it; of what lasts, only some are.
+func worthTelling(failures int, inUse bool) bool {
+	if inUse && failures < deleteQuiet {
+		return false
+	}
+	return failures <= deleteQuiet || (failures-deleteQuiet)%deleteTold == 0
 }
 
 func (d *deleter) deletePersistentVolume(ctx context.Context, pv *v1.PersistentVolume) error {

@@ -170,3 +170,23 @@ func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
 		t.Errorf("%d volumes are left of 3", h.volumes())
 	}
 }
+
+func TestOfAttemptsThatFailOnlySomeAreTold(t *testing.T) {
+	for what, c := range map[string]struct {
+		inUse bool
+		want  []int
+	}{
+		"a volume in use":     {true, []int{5, 11, 17}},
+		"a node that refuses": {false, []int{0, 1, 2, 3, 4, 5, 11, 17}},
+	} {
+		var told []int
+		for failures := range 20 {
+			if worthTelling(failures, c.inUse) {
+				told = append(told, failures)
+			}
+		}
+		if !slices.Equal(told, c.want) {
+			t.Errorf("%s: told after %v failures, want %v", what, told, c.want)
+		}
+	}
+}
