@@ -39,46 +39,51 @@ func newRealLUKS(t *testing.T) *real {
 	return r
 }
 
-// TestRealVolumeWithAKeptKey has a file system made, grown in use, closed as by a
+// TestRealVolumeWithAKeptKey has each file system made, grown in use, closed as by a
 // restart of the node, and opened again with all that it held.
 func TestRealVolumeWithAKeptKey(t *testing.T) {
 	r := newRealLUKS(t)
-	v := r.locked("kept", "ext4")
-	access, file := filesystemAccess(multi), filepath.Join(r.target(v, "one"), "file")
-	for range 2 { // The second time it is mounted, and its key is not tried again.
-		r.must(r.stage(v, access))
-		r.must(r.publish(v, "one", access, false))
-	}
-	r.write(file, string(plainText))
-	wantError(t, second(r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})), codes.FailedPrecondition, "")
-	r.grow(v)
-	stats, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: r.target(v, "one")})
-	if total := stats.GetUsage()[0].GetTotal(); err != nil || total <= r.size || total > 2*r.size {
-		t.Errorf("total %d, error %v", total, err)
-	}
-	health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
-	if err != nil || len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
-		t.Errorf("health %v, %v", health, err)
-	}
-	// Without a call to unstage, as when the node restarts.
-	r.must(errors.Join(r.machine.Mounts.Off(r.target(v, "one")), r.machine.Mounts.Off(r.staging(v))))
-	drivertest.ByHand(t, "dmsetup", "remove", "--retry", luks.MappingPrefix+v.GetId())
+	for fsType, size := range map[string]int64{"ext4": 32 * mib, "xfs": 304 * mib, "btrfs": 128 * mib} {
+		t.Run("type "+fsType, func(t *testing.T) {
+			r.size = size
+			v := r.locked("kept-"+fsType, fsType)
+			access, file := filesystemAccess(multi), filepath.Join(r.target(v, "one"), "file")
+			for range 2 { // The second time it is mounted, and its key is not tried again.
+				r.must(r.stage(v, access))
+				r.must(r.publish(v, "one", access, false))
+			}
+			r.write(file, string(plainText))
+			wantError(t, second(r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})), codes.FailedPrecondition, "")
+			r.grow(v)
+			stats, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: r.target(v, "one")})
+			if total := stats.GetUsage()[0].GetTotal(); err != nil || total <= v.GetSizeBytes() || total > 2*v.GetSizeBytes() {
+				t.Errorf("total %d of %d, error %v", total, 2*v.GetSizeBytes(), err)
+			}
+			health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
+			if err != nil || len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
+				t.Errorf("health %v, %v", health, err)
+			}
+			// Without a call to unstage, as when the node restarts.
+			r.must(errors.Join(r.machine.Mounts.Off(r.target(v, "one")), r.machine.Mounts.Off(r.staging(v))))
+			drivertest.ByHand(t, "dmsetup", "remove", "--retry", luks.MappingPrefix+v.GetId())
 
-	r.secrets["key"] = "hunter3"
-	wantError(t, r.stage(v, access), codes.FailedPrecondition, luks.ErrWrongKey.Error())
-	r.wantLocked(v)
-	r.secrets["key"] = "hunter2"
-	r.must(r.stage(v, access))
-	r.must(r.publish(v, "one", access, false))
-	r.wantFile(file, string(plainText))
-	if r.holds(v.GetDevicePath(), plainText[:64]) {
-		t.Error("plain text is on the disk")
+			r.secrets["key"] = "hunter3"
+			wantError(t, r.stage(v, access), codes.FailedPrecondition, luks.ErrWrongKey.Error())
+			r.wantLocked(v)
+			r.secrets["key"] = "hunter2"
+			r.must(r.stage(v, access))
+			r.must(r.publish(v, "one", access, false))
+			r.wantFile(file, string(plainText))
+			if r.holds(v.GetDevicePath(), plainText[:64]) {
+				t.Error("plain text is on the disk")
+			}
+			r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v), r.unstage(v)))
+			r.wantLocked(v)
+			r.wantLayers(0)
+			r.delete(v)
+			r.waitForRoom()
+		})
 	}
-	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v), r.unstage(v)))
-	r.wantLocked(v)
-	r.wantLayers(0)
-	r.delete(v)
-	r.waitForRoom()
 }
 
 // grow doubles a volume that is published to Pod one.
