@@ -122,8 +122,11 @@ func (s *Service) expected(g *group, steps uint64) (lvm.Metadata, bool) {
 // stale, applied was not called, and the refresh loop tries again.
 func (s *Service) rescan(g *group, applied func() []*volume) error {
 	found, err := s.lvm.Scan(s.work, []string{g.name})
-	if err == nil && s.mend(g, found) {
-		found, err = s.lvm.Scan(s.work, []string{g.name})
+	if err == nil {
+		changed := s.mend(g, found)
+		if s.cameBack(g, found) && s.makeDevices(s.work, found) || changed {
+			found, err = s.lvm.Scan(s.work, []string{g.name})
+		}
 	}
 	if err != nil {
 		s.model.mu.Lock()
@@ -144,6 +147,14 @@ func (s *Service) rescan(g *group, applied func() []*volume) error {
 	s.model.publish(g, append(changed, news.changed...)...)
 	s.model.mu.Unlock()
 	return s.settle(news)
+}
+
+// cameBack tells whether a scan found a group, or a disk of it, that the model
+// misses: its volumes have no devices when it was away while the machine started.
+func (s *Service) cameBack(g *group, found []lvm.Group) bool {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	return len(found) == 1 && (!g.present || found[0].MissingDevices < g.info.MissingDevices)
 }
 
 func notAnswering(group string, since time.Time) error {

@@ -223,7 +223,8 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 	s.noteRefused(p, work.refused)
 	p.poolsDue = p.poolsDue || s.provider.loaded && err == nil && info == nil && changed
 	if p.poolsDue && err == nil {
-		err = s.makePoolsIn(ctx, p)
+		err = s.makePoolsIn(ctx, s.provider.config, p.Name)
+		p.poolsDue = false // Those that failed, retryPools tries again.
 		changed = true
 	}
 	switch {
@@ -237,26 +238,6 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 		p.group.wakeRemover()
 	}
 	return again, err
-}
-
-// makePoolsIn makes the thin pools of a group that is new, as the start does in
-// those that it finds. The caller has the group's turn.
-func (s *Service) makePoolsIn(ctx context.Context, p *provided) error {
-	names := []string{p.Name}
-	found, err := s.lvm.Scan(ctx, names)
-	if err != nil {
-		return err
-	}
-	if _, err = s.makePools(ctx, s.provider.config, names, found); err == nil {
-		p.poolsDue = false
-		return nil
-	}
-	// What is left of them is told from what others make only while nobody does.
-	if found, scanErr := s.lvm.Scan(ctx, names); scanErr == nil {
-		_, scanErr = s.clearPools(ctx, s.provider.config, names, found)
-		err = errors.Join(err, scanErr)
-	}
-	return err
 }
 
 // isFullMember tells whether a device says that it belongs to the group, to its

@@ -27,17 +27,21 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 	if err != nil {
 		return fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
 	}
-	if err := checkGroups(c, found); err != nil {
+	records, err := s.journal.all()
+	if err != nil {
 		return err
 	}
-	if found, err = s.makePools(ctx, c, names, found); err != nil {
+	states, err := s.journal.groupStates()
+	if err != nil {
+		return err
+	}
+	if err := checkGroups(c, found, known(records, states)); err != nil {
+		return err
+	}
+	if found, err = s.makePoolsAtStart(ctx, c, names, found); err != nil {
 		return err
 	}
 	if found, err = s.activate(ctx, names, found); err != nil {
-		return err
-	}
-	records, err := s.journal.all()
-	if err != nil {
 		return err
 	}
 	if !journaled {
@@ -46,11 +50,6 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 		}
 	}
 	devices, metadata := s.devicesOf(found), s.metadataOf(found)
-
-	states, err := s.journal.groupStates()
-	if err != nil {
-		return err
-	}
 
 	s.model.mu.Lock()
 	s.model.recallGroups(states)
@@ -118,8 +117,23 @@ func wipeLimiter(bytesPerSecond int64) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(bytesPerSecond), int(burst-burst%4096))
 }
 
-// checkGroups holds the configuration against the groups that there are.
-func checkGroups(c *config.Config, found []lvm.Group) error {
+// known are the groups that were on this machine before, as the journal says: one
+// of them that is not found is no mistake in the configuration. Its disks failed,
+// or are late.
+func known(records map[string]record, states map[string]groupRecord) map[string]bool {
+	groups := map[string]bool{}
+	for _, r := range records {
+		groups[r.Group] = true
+	}
+	for name := range states {
+		groups[name] = true
+	}
+	return groups
+}
+
+// checkGroups holds the configuration against the groups that there are. Those
+// that are known may be missing.
+func checkGroups(c *config.Config, found []lvm.Group, known map[string]bool) error {
 	byName := map[string]*lvm.Group{}
 	for i := range found {
 		byName[found[i].Name] = &found[i]
@@ -128,7 +142,7 @@ func checkGroups(c *config.Config, found []lvm.Group) error {
 		dc := &c.Classes[i]
 		for j, name := range dc.VolumeGroups {
 			g := byName[name]
-			if g == nil && !dc.Optional && c.Group(name) == nil {
+			if g == nil && !dc.Optional && c.Group(name) == nil && !known[name] {
 				return dc.GroupProblem(j,
 					"no such volume group on this machine; make it with vgcreate, or set optional: true where nodes may lack it")
 			}
@@ -171,7 +185,6 @@ func pmemProblem(g *lvm.Group) error {
 // activate mends the devices of our volumes, makes them where any lacks one, as
 // after a reboot, and returns the groups as they are then.
 func (s *Service) activate(ctx context.Context, names []string, found []lvm.Group) ([]lvm.Group, error) {
-	var inactive []string
 	changed := false
 	for _, g := range found {
 		mended, err := s.mendIn(&g)
@@ -179,27 +192,8 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 		if err != nil {
 			s.doubt(s.model.groups[g.Name])
 		}
-		for _, lv := range g.Volumes {
-			if s.inactivePool(g.Name, &lv) {
-				inactive = append(inactive, g.Name)
-				break
-			}
-			if !isOurs(lv.Tags) || lv.Attr.SkipActivation {
-				continue
-			}
-			if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {
-				inactive = append(inactive, g.Name)
-				break
-			}
-		}
 	}
-	if len(inactive) > 0 {
-		s.log.Info("activating volumes", "groups", inactive)
-		if err := s.lvm.Activate(ctx, inactive); err != nil {
-			// A volume on a missing disk is no reason not to serve the others.
-			s.log.Error("not all volumes could be activated", "error", err)
-		}
-	} else if !changed {
+	if !s.makeDevices(ctx, found) && !changed {
 		return found, nil
 	}
 	found, err := s.lvm.Scan(ctx, names)
@@ -207,6 +201,43 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 		return nil, fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
 	}
 	return found, nil
+}
+
+// makeDevices makes the devices of groups as they were scanned of which our
+// volumes, or thin pools, have none, and tells whether that was anything.
+func (s *Service) makeDevices(ctx context.Context, found []lvm.Group) (changed bool) {
+	var inactive []string
+	for i := range found {
+		if s.lacksDevices(&found[i]) {
+			inactive = append(inactive, found[i].Name)
+		}
+	}
+	if len(inactive) == 0 {
+		return false
+	}
+	s.log.Info("activating volumes", "groups", inactive)
+	if err := s.lvm.Activate(ctx, inactive); err != nil {
+		// A volume on a missing disk is no reason not to serve the others.
+		s.log.Error("not all volumes could be activated", "error", err)
+	}
+	return true
+}
+
+// lacksDevices tells whether a volume of ours, or a thin pool, has no device.
+func (s *Service) lacksDevices(g *lvm.Group) bool {
+	for i := range g.Volumes {
+		lv := &g.Volumes[i]
+		if s.inactivePool(g.Name, lv) {
+			return true
+		}
+		if !isOurs(lv.Tags) || lv.Attr.SkipActivation {
+			continue
+		}
+		if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // recall puts what the journal knows into the model. Records of groups that

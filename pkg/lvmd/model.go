@@ -107,6 +107,8 @@ type group struct {
 	// doubtful is set when a command of ours failed, until devices that it may
 	// have left in the middle of a change are mended.
 	doubtful bool
+	// poolsDue is when thin pools that could not be made are tried again, or zero.
+	poolsDue time.Time
 	// recheck is set when a device came or went since the scan at scanned.
 	recheck bool
 	scanned time.Time

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
@@ -51,37 +52,50 @@ func TestWhatAKilledCommandLeavesOfAPoolIsRemovedAndNothingElse(t *testing.T) {
 		{"others made one with a name", nil, []lvm.CreateOptions{{Group: testGroup, Volume: "theirs", Extents: 1}}, []string{"theirs"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := thinMachine(t, "size: 40Mi")
-			make := func(all []lvm.CreateOptions) {
-				for _, o := range all {
-					if err := m.fake.Create(t.Context(), o); err != nil {
-						t.Fatal(err)
-					}
-				}
+			for _, daemon := range []string{"that goes on", "that dies too"} {
+				t.Run("of an lvmd "+daemon, func(t *testing.T) { testKilledPool(t, c.before, c.during, c.left, daemon == "that dies too") })
 			}
-			make(c.before)
-			killed := errors.New("killed")
-			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
-				if op != lvmfake.OpCreatePool {
-					return nil
-				}
-				m.fake.Before = nil
-				make(c.during)
-				return killed
-			}
-			if _, err := m.tryStart(t); !errors.Is(err, killed) {
-				t.Fatalf("error %v", err)
-			}
-			d := m.start(t)
-			if got, want := m.volumeNames(t), append(slices.Clone(c.left), "pool"); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
-				t.Errorf("volumes %q, want %q", got, want)
-			}
-			if intents, err := d.journal.poolIntents(); err != nil || len(intents) > 0 {
-				t.Errorf("intents %v, error %v", intents, err)
-			}
-			d.delete(d.create(request("pvc-1", 1)).GetId())
 		})
 	}
+}
+
+func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []string, dies bool) {
+	m := thinMachine(t, "size: 40Mi")
+	make := func(all []lvm.CreateOptions) {
+		for _, o := range all {
+			if err := m.fake.Create(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	make(before)
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op != lvmfake.OpCreatePool {
+			return nil
+		}
+		m.fake.Before = nil
+		make(during)
+		return errors.New("killed")
+	}
+	d, err := m.tryStart(t, func(d *daemon, _ *Options) {
+		if dies {
+			d.gate.dieNext("after create pool")
+		}
+	})
+	switch {
+	case dies && !errors.Is(err, errDead), !dies && err != nil:
+		t.Fatalf("error %v", err)
+	case !dies:
+		d.stop()
+	}
+	d = m.start(t)
+	if got, want := m.volumeNames(t), append(slices.Clone(left), "pool"); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+		t.Errorf("volumes %q, want %q", got, want)
+	}
+	if intents, err := d.journal.poolIntents(); err != nil || len(intents) > 0 {
+		t.Errorf("intents %v, error %v", intents, err)
+	}
+	d.delete(d.create(request("pvc-1", 1)).GetId())
 }
 
 func TestRemnantsOfAPoolAreKnownWithoutAJournal(t *testing.T) {
@@ -115,6 +129,34 @@ func TestWhatAKilledCommandLeftTornIsMendedAtTheStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAPoolThatCannotBeMadeAtTheStartStopsNoOtherClassAndIsTriedAgain(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	m.fake.AddGroup("other", testExtent, 8)
+	m.config += "- {name: other, volumeGroup: other}\n- {name: othin, volumeGroup: other, type: thin, thin: {pool: pool, size: 8Mi}}\n"
+	var failing atomic.Bool
+	failing.Store(true)
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, group string) error {
+		if op == lvmfake.OpCreatePool && group == testGroup && failing.Load() {
+			return errors.New("the disk says no")
+		}
+		return nil
+	}
+	d := m.start(t, func(_ *daemon, o *Options) { o.providing = func(p *provider) { p.retry = 10 * time.Millisecond } })
+	classes := d.state().GetClasses()
+	if c := classes[0]; c.GetAvailableBytes() != 0 || len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "PoolMissing" ||
+		!strings.Contains(c.GetConditions()[0].GetMessage(), "the disk says no") {
+		t.Errorf("the class is %v, want no room, and PoolMissing with the reason", c)
+	}
+	for _, i := range []int{1, 2} {
+		r := request("pvc-"+classes[i].GetName(), 1)
+		r.DeviceClass = classes[i].GetName()
+		d.delete(d.create(r).GetId())
+	}
+	failing.Store(false)
+	eventually(t, "the pool is there", func() bool { return d.available() == 10 && len(d.class().GetConditions()) == 0 })
+	d.delete(d.create(request("pvc-1", 3)).GetId())
 }
 
 func TestAPoolThatCouldNotBeMadeInANewGroupIsTriedAgain(t *testing.T) {

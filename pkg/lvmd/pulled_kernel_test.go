@@ -91,12 +91,38 @@ func TestADiskThatIsPulledIsToldAndOthersServe(t *testing.T) {
 		c := p.classNamed("other")
 		return c.GetAvailableBytes() == room && len(c.GetConditions()) == 0
 	})
+	wait(t, "the volume has its device again", func() bool {
+		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
+		return err == nil && len(resp.GetVolume().GetConditions()) == 0
+	})
+	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
+	p.delete(v.GetId())
+	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+}
+
+func TestADiskThatIsLateAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
+	n := newNode(t)
+	n.otherGroup(t, "/dev/vdc")
+	p := n.start()
+	v := p.create(inClass(create("pvc-other", 8<<20, ""), "other"))
+	fill(t, v, 0x5a)
 	p.kill()
-	p = n.start() // It makes the devices that are missing.
-	resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
-	if err != nil || len(resp.GetVolume().GetConditions()) > 0 {
-		t.Fatalf("the volume is %v, error %v", resp, err)
+	lvmByHand(t, "vgchange", "--activate", "n", "other") // as after a reboot
+	putBack := pull(t, "/dev/vdc")
+
+	p = n.start()
+	if c := p.classNamed("other"); c.GetAvailableBytes() != 0 || len(c.GetConditions()) == 0 {
+		t.Errorf("the class of the group that is not there is %v, want no room and a condition", c)
 	}
+	p.delete(p.create(create("pvc-local", 8<<20, "ext4")).GetId())
+
+	putBack()
+	var resp *lvmdv1.GetVolumeResponse
+	wait(t, "the volume has its device again", func() (well bool) {
+		var err error
+		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
+		return err == nil && len(resp.GetVolume().GetConditions()) == 0
+	})
 	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
 	p.delete(v.GetId())
 	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })

@@ -44,6 +44,7 @@ func (s *Service) lookLoop(ctx context.Context, g *group) {
 			return
 		}
 		s.refresh(ctx, g)
+		s.retryPools(ctx, g)
 		s.lookAtRAID(g)
 		s.forgive(g)
 	}

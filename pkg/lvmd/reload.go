@@ -45,7 +45,7 @@ func (s *Service) Reload(c *config.Config) error {
 			found = append(found, g.info)
 		}
 	}
-	if err := checkGroups(c, found); err != nil {
+	if err := checkGroups(c, found, m.missing()); err != nil {
 		return err
 	}
 	m.config, m.refused = c, ""
@@ -61,6 +61,16 @@ func (s *Service) Reload(c *config.Config) error {
 	s.replaceGroups()
 	m.republish()
 	return nil
+}
+
+// missing are the groups that the present configuration has and this machine has
+// not: it was taken over all the same. The caller holds the lock.
+func (m *model) missing() map[string]bool {
+	groups := map[string]bool{}
+	for name, g := range m.groups {
+		groups[name] = !g.present
+	}
+	return groups
 }
 
 // Refuse notes that the configuration file holds what cannot be taken over, and

@@ -508,6 +508,39 @@ func TestAMissingGroupIsAnErrorOfItsLineUnlessOptional(t *testing.T) {
 	eventually(t, "the class is offered", func() bool { return len(d.state().GetClasses()) == 2 })
 }
 
+func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroup("other", testExtent, 4)
+	m.config = "- {name: local, default: true, volumeGroup: carve}\n- {name: other, volumeGroup: other}\n"
+	d := m.start(t)
+	inOther := request("pvc-other", 2)
+	inOther.DeviceClass = "other"
+	v := d.create(inOther)
+	d.stop()
+	m.fake.Deactivate()
+	m.fake.PlugGroup("other", false)
+
+	events := make(chan struct{}, 1)
+	d = m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
+	other := func() *lvmdv1.DeviceClass { return d.state().GetClasses()[1] }
+	if c := other(); c.GetAvailableBytes() != 0 || len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "VolumeGroupMissing" {
+		t.Errorf("the class is %v, want no room and VolumeGroupMissing", c)
+	}
+	if got := d.list(); len(got) != 1 || got[0].GetId() != v.GetId() || len(got[0].GetConditions()) != 1 || got[0].GetConditions()[0].GetType() != "VolumeGroupMissing" {
+		t.Errorf("volumes %v, want %s with VolumeGroupMissing", got, v.GetId())
+	}
+	d.delete(d.create(request("pvc-local", 1)).GetId())
+
+	m.fake.PlugGroup("other", true)
+	events <- struct{}{}
+	eventually(t, "the class and its volume are well, and the volume has a device", func() bool {
+		got := d.list()
+		return len(other().GetConditions()) == 0 && len(got) == 1 && len(got[0].GetConditions()) == 0 && got[0].GetDevicePath() != ""
+	})
+	d.delete(v.GetId())
+	d.checkClean()
+}
+
 func TestAFullMetadataAreaLeavesNoRoom(t *testing.T) {
 	m := newMachine(t)
 	m.fake.SetMetadataLimit(testGroup, 24<<10)

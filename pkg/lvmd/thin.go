@@ -32,8 +32,9 @@ type pool struct {
 	// status is what the kernel last said; known is false when it said nothing.
 	status lvm.PoolStatus
 	known  bool
-	// stuck is why the pool could not be extended, or empty.
-	stuck string
+	// stuck is why the pool could not be extended, unmade why it could not be made;
+	// or empty.
+	stuck, unmade string
 }
 
 // pool returns the group's pool of the given name, which it makes known.
@@ -123,6 +124,8 @@ func (p *pool) troubles() []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	add := func(kind, format string, args ...any) { c = append(c, condition(kind, format, args...)) }
 	switch {
+	case !p.present && p.unmade != "":
+		add("PoolMissing", "thin pool %q of volume group %q could not be made, which is tried again: %s", p.name, p.group.name, p.unmade)
 	case !p.present:
 		add("PoolMissing", "thin pool %q is gone from volume group %q", p.name, p.group.name)
 	case !p.known:

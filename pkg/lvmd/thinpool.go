@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -25,13 +26,96 @@ const (
 	maxPoolMetadata = 15<<30 + 800<<20
 )
 
+// makePoolsAtStart is makePools for the start, which only a configuration that can
+// never be stops: where LVM or a disk fails, the other classes are served, and the
+// pool is tried again later.
+func (s *Service) makePoolsAtStart(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
+	found, err := s.makePools(ctx, c, names, found)
+	var problems config.Problems
+	if err == nil || errors.As(err, &problems) || ctx.Err() != nil {
+		return found, err
+	}
+	s.log.Error("not all thin pools could be made; it will be tried again", "error", err)
+	if found, err = s.lvm.Scan(ctx, names); err != nil {
+		return nil, fmt.Errorf("scanning after a thin pool could not be made: %w", err)
+	}
+	// What is left of them is told from what others make only while nobody does.
+	return s.clearPools(ctx, c, names, found)
+}
+
+// retryPools makes the thin pools of a group that could not be made before.
+func (s *Service) retryPools(ctx context.Context, g *group) {
+	s.model.mu.Lock()
+	due := g.present && !g.poolsDue.IsZero() && time.Now().After(g.poolsDue)
+	c := s.model.config
+	s.model.mu.Unlock()
+	if !due {
+		return
+	}
+	done, err := s.take(ctx, g)
+	if err != nil {
+		return
+	}
+	defer done()
+	if err := s.makePoolsIn(ctx, c, g.name); err != nil {
+		s.log.Error("not all thin pools could be made; it will be tried again", "group", g.name, "error", err)
+		if errors.Is(err, lvm.ErrTimedOut) {
+			s.wedge(g, err)
+			return
+		}
+	}
+	if err := s.rescan(g, nil); err != nil {
+		s.log.Warn("scanning failed", "group", g.name, "error", err)
+	}
+}
+
+// makePoolsIn makes the thin pools of one group that are not there, as the start
+// does. The caller has the group's turn.
+func (s *Service) makePoolsIn(ctx context.Context, c *config.Config, group string) error {
+	names := []string{group}
+	found, err := s.lvm.Scan(ctx, names)
+	if err != nil {
+		return err
+	}
+	if _, err = s.makePools(ctx, c, names, found); err == nil {
+		return nil
+	}
+	// What is left of them is told from what others make only while nobody does.
+	if found, scanErr := s.lvm.Scan(ctx, names); scanErr == nil {
+		_, scanErr = s.clearPools(ctx, c, names, found)
+		err = errors.Join(err, scanErr)
+	}
+	return err
+}
+
+// notePool takes down why a class' pool is not made; nil is that it is.
+func (s *Service) notePool(group, name string, err error) {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	g := s.model.groups[group]
+	p := g.pool(name)
+	if err == nil {
+		p.unmade = ""
+	} else {
+		p.unmade = err.Error()
+	}
+	g.poolsDue = time.Time{}
+	for _, p := range g.pools {
+		if p.unmade != "" {
+			g.poolsDue = time.Now().Add(s.provider.retry)
+		}
+	}
+}
+
 // makePools makes the thin pools that the configuration names and that are not
-// there, adopts the others, and returns the groups as they are then.
+// there, adopts the others, and returns the groups as they are then. One that
+// cannot be made does not keep the others from it.
 func (s *Service) makePools(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	found, err := s.clearPools(ctx, c, names, found)
 	if err != nil {
 		return nil, err
 	}
+	var failed []error
 	for i := range c.Classes {
 		dc := &c.Classes[i]
 		if dc.Thin == nil {
@@ -42,11 +126,12 @@ func (s *Service) makePools(ctx context.Context, c *config.Config, names []strin
 			if at < 0 {
 				continue
 			}
-			made, err := s.makePool(ctx, dc, &found[at])
+			changed, err := s.makePool(ctx, dc, &found[at])
+			s.notePool(name, dc.Thin.Pool, err)
 			if err != nil {
-				return nil, err
+				failed = append(failed, err)
 			}
-			if !made {
+			if !changed {
 				continue
 			}
 			// The next pool takes what this one leaves.
@@ -55,11 +140,12 @@ func (s *Service) makePools(ctx context.Context, c *config.Config, names []strin
 			}
 		}
 	}
-	return found, nil
+	return found, errors.Join(failed...)
 }
 
-// makePool makes a class' pool in a group, or checks the one that is there.
-func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.Group) (made bool, err error) {
+// makePool makes a class' pool in a group, or checks the one that is there. It tells
+// whether the group may have changed, also with an error.
+func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.Group) (changed bool, err error) {
 	t := dc.Thin
 	if lv := g.Volume(t.Pool); lv != nil {
 		switch {
@@ -74,9 +160,7 @@ func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.G
 		return false, nil
 	}
 	if g.MissingDevices > 0 || g.Exported || g.ReadOnly {
-		// It is made at the next start; until then the class says that it is missing.
-		s.log.Error("the volume group cannot be changed: its thin pool is not made", "group", g.Name, "pool", t.Pool)
-		return false, nil
+		return false, fmt.Errorf("volume group %q cannot be changed now: it is exported or read-only, or misses a device", g.Name)
 	}
 	o := poolOptions(t, g)
 	if need, free := o.Extents+2*(o.MetadataBytes/g.ExtentSize), g.Allocatable(); o.Extents < 1 || need > free {
@@ -90,7 +174,7 @@ func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.G
 		return false, err
 	}
 	if err := s.lvm.CreatePool(ctx, o); err != nil {
-		return false, fmt.Errorf("making thin pool %q in volume group %q: %w", t.Pool, g.Name, err)
+		return true, fmt.Errorf("making thin pool %q in volume group %q: %w", t.Pool, g.Name, err)
 	}
 	s.crash("pool: made")
 	if err := s.journal.forgetPool(intent); err != nil {

@@ -124,6 +124,19 @@ func (f *Groups) RemoveGroup(name string) {
 	delete(f.groups, name)
 }
 
+// PlugGroup takes all devices of a volume group that AddGroup made away, so that
+// the group is not found, or brings them back with all they hold.
+func (f *Groups) PlugGroup(name string, plugged bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	from, to := f.groups, f.away
+	if plugged {
+		from, to = to, from
+	}
+	to[name] = from[name]
+	delete(from, name)
+}
+
 // SetDAX makes a group's device one that can be mapped directly into memory.
 func (f *Groups) SetDAX(name string, dax bool) {
 	f.mu.Lock()
