@@ -3,6 +3,7 @@ package lvmd
 import (
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,8 +31,8 @@ type model struct {
 	groups  map[string]*group
 	// volumes holds all volumes of ours by id, tombstones included.
 	volumes map[string]*volume
-	// order has the ids of volumes in order, or is nil after they changed.
-	order []string
+	// order has the volumes in the order of their ids, or is nil after they changed.
+	order []*volume
 	// names holds those that are no tombstones, by identity.key.
 	names    map[string]*volume
 	watchers map[*watcher]struct{}
@@ -134,8 +135,10 @@ type volume struct {
 	// conditions is empty when healthy; so is raid, which the kernel says of
 	// the images of a RAID volume.
 	conditions, raid []*lvmdv1.Condition
-	// encoded is what fixed says, encoded, or nil before that was asked for.
-	encoded []byte
+	// entry is the volume in a list, encoded, as it was when entryOf was told of it;
+	// or nil.
+	entry   []byte
+	entryOf told
 	// op is the creation under way, or nil.
 	op *creation
 	// promisedText is what the group promised of its metadata.
@@ -212,10 +215,10 @@ func (m *model) drop(v *volume) {
 	}
 }
 
-// ids are the ids of all volumes, in order. The caller holds the lock.
-func (m *model) ids() []string {
+// ordered are all volumes, in the order of their ids. The caller holds the lock.
+func (m *model) ordered() []*volume {
 	if m.order == nil {
-		m.order = slices.Sorted(maps.Keys(m.volumes))
+		m.order = slices.SortedFunc(maps.Values(m.volumes), func(a, b *volume) int { return strings.Compare(a.rec.ID, b.rec.ID) })
 	}
 	return m.order
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
@@ -33,12 +34,11 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	limit := clampPage(r.GetPageSize())
-	ids := s.model.ids()
-	after, _ := slices.BinarySearch(ids, r.GetPageToken()+"\x00")
-	page := listed{expected: min(limit, len(ids)-after)}
+	volumes := s.model.ordered()
+	after, _ := slices.BinarySearchFunc(volumes, r.GetPageToken()+"\x00", func(v *volume, id string) int { return strings.Compare(v.rec.ID, id) })
+	page := listed{expected: min(limit, len(volumes)-after)}
 	count, last := 0, ""
-	for _, id := range ids[after:] {
-		v := s.model.volumes[id]
+	for _, v := range volumes[after:] {
 		if v.rec.Phase == deleting || v.rec.Ident.Snapshot {
 			continue
 		}
@@ -46,9 +46,9 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 			return page.response(last), nil
 		}
 		if err := page.add(v); err != nil {
-			return nil, fmt.Errorf("encoding volume %s: %w", id, err)
+			return nil, fmt.Errorf("encoding volume %s: %w", v.rec.ID, err)
 		}
-		count, last = count+1, id
+		count, last = count+1, v.rec.ID
 	}
 	return page.response(""), nil
 }

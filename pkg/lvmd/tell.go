@@ -1,6 +1,8 @@
 package lvmd
 
 import (
+	"time"
+
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -15,8 +17,8 @@ func (v *volume) proto() *lvmdv1.Volume {
 	return p
 }
 
-// fixed says what stays as it is for the volume's life. It is encoded only
-// once: whatever can change belongs to tell.
+// fixed says what stays as it is for the volume's life: whatever can change belongs
+// to tell.
 func (v *volume) fixed() *lvmdv1.Volume {
 	i := v.rec.Ident
 	p := &lvmdv1.Volume{
@@ -37,7 +39,7 @@ func (v *volume) fixed() *lvmdv1.Volume {
 	return p
 }
 
-// tell says the rest. The caller holds the lock.
+// tell says the rest, and told what it depends on. The caller holds the lock.
 func (v *volume) tell(p *lvmdv1.Volume) {
 	p.SizeBytes = v.extents*v.group.info.ExtentSize - v.rec.Ident.headerBytes()
 	p.State = lvmdv1.VolumeState_VOLUME_STATE_READY
@@ -56,43 +58,68 @@ func (v *volume) tell(p *lvmdv1.Volume) {
 	p.DevicePath, p.DeviceMajor, p.DeviceMinor = v.device.Path, v.device.Major, v.device.Minor
 }
 
-// listed is a list of volumes, encoded while it is made. Of each volume most
-// was encoded before, and nothing is copied but once: a list of a thousand
+// told is what tell says of a volume that is well and is not made of another one.
+// While it is the same, so is all that is said of the volume.
+type told struct {
+	size         int64
+	phase        phase
+	group        string
+	emptied      time.Time
+	path         string
+	major, minor uint32
+}
+
+// told is what is to be told of the volume, and false where there is more to tell.
+// The caller holds the lock.
+func (v *volume) told() (told, bool) {
+	if len(v.allConditions()) > 0 || v.making != nil {
+		return told{}, false
+	}
+	return told{
+		size: v.extents * v.group.info.ExtentSize, phase: v.rec.Phase, group: v.group.info.UUID, emptied: v.rec.Emptied,
+		path: v.device.Path, major: v.device.Major, minor: v.device.Minor,
+	}, true
+}
+
+// listed is a list of volumes, encoded while it is made. Most of the volumes were
+// encoded before, and nothing of those is copied but once: a list of a thousand
 // volumes is asked for as lightly as one of ten.
 type listed struct {
 	// expected is how many volumes there will be, at most.
 	expected int
 	encoded  []byte
-	rest     lvmdv1.Volume
 }
 
 // volumesField is the number of ListVolumesResponse.volumes.
 const volumesField protowire.Number = 1
 
-// add appends a volume. Its encoding is that of two messages after each other,
-// which every reader takes for one with the fields of both. The caller holds
-// the model's lock.
+// add appends a volume. The caller holds the model's lock.
 func (l *listed) add(v *volume) error {
-	if v.encoded == nil {
-		encoded, err := proto.Marshal(v.fixed())
-		if err != nil {
-			return err
-		}
-		v.encoded = encoded
+	now, same := v.told()
+	if entry := v.entry; same && entry != nil && v.entryOf == now {
+		l.append(entry)
+		return nil
 	}
-	l.rest.Reset()
-	v.tell(&l.rest)
-	size := len(v.encoded) + proto.Size(&l.rest)
+	encoded, err := proto.Marshal(v.proto())
+	if err != nil {
+		return err
+	}
+	entry := make([]byte, 0, protowire.SizeTag(volumesField)+protowire.SizeBytes(len(encoded)))
+	entry = protowire.AppendTag(entry, volumesField, protowire.BytesType)
+	entry = protowire.AppendBytes(entry, encoded)
+	if same {
+		v.entry, v.entryOf = entry, now
+	}
+	l.append(entry)
+	return nil
+}
+
+func (l *listed) append(entry []byte) {
 	if l.encoded == nil {
 		// The first is as long as the others, but for a few bytes.
-		l.encoded = make([]byte, 0, l.expected*(size+32))
+		l.encoded = make([]byte, 0, l.expected*(len(entry)+32))
 	}
-	l.encoded = protowire.AppendTag(l.encoded, volumesField, protowire.BytesType)
-	l.encoded = protowire.AppendVarint(l.encoded, uint64(size))
-	l.encoded = append(l.encoded, v.encoded...)
-	var err error
-	l.encoded, err = proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(l.encoded, &l.rest)
-	return err
+	l.encoded = append(l.encoded, entry...)
 }
 
 // response is a message whose encoding is that of a response with the volumes.
