@@ -22,6 +22,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
+	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
 // An inline volume is one that a Pod defines in its own specification. It has
@@ -105,11 +106,16 @@ func (n *Node) inlineRequest(req *csi.NodePublishVolumeRequest, want capability)
 	if err != nil {
 		return nil, err
 	}
+	settings, err := inlineSettings(attributes, want.fsType)
+	if err != nil {
+		return nil, err
+	}
 	return &lvmdv1.CreateVolumeRequest{
 		Name: req.GetVolumeId(), DeviceClass: attributes[names.ParamDeviceClass], RequiredBytes: size,
 		Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: want.fsType,
 		Owner:      &lvmdv1.Owner{PodNamespace: attributes[contextPodNamespace], PodName: attributes[contextPodName], PodUid: uid},
 		Encryption: attributes[names.ParamEncryption], Profile: attributes[names.ParamProfile],
+		FsSettings: settings,
 	}, nil
 }
 
@@ -134,9 +140,9 @@ var inlineAttributes = []string{names.AttributeSize, names.ParamDeviceClass, nam
 func checkAttributes(attributes map[string]string) (size int64, err error) {
 	for _, key := range slices.Sorted(maps.Keys(attributes)) {
 		kubelets := key == contextEphemeral || strings.HasPrefix(key, contextPod) || strings.HasPrefix(key, contextAccount)
-		if !kubelets && !slices.Contains(inlineAttributes, key) {
-			return 0, invalid("volumeAttributes", "key %q is not allowed: %s are, and the file system goes into fsType beside them",
-				key, strings.Join(inlineAttributes, ", "))
+		if !kubelets && !slices.Contains(inlineAttributes, key) && !strings.HasPrefix(key, names.ParamMkfsPrefix) {
+			return 0, invalid("volumeAttributes", "key %q is not allowed: %s and %s… are, and the file system goes into fsType beside them",
+				key, strings.Join(inlineAttributes, ", "), names.ParamMkfsPrefix)
 		}
 		if key == names.ParamEncryption && !slices.Contains([]string{"", names.EncryptionEphemeral}, attributes[key]) {
 			return 0, invalid("volumeAttributes["+key+"]", "%q is not allowed for a volume that ends with its Pod: %q is",
@@ -153,6 +159,32 @@ func checkAttributes(attributes map[string]string) (size int64, err error) {
 		return 0, invalid(field, "%q is not allowed: a quantity from 1 to %d bytes is, such as 10Gi", given, int64(maxInlineSize))
 	}
 	return quantity.Value(), nil
+}
+
+// inlineSettings are how a Pod wants its volume's file system to be made.
+func inlineSettings(attributes map[string]string, fsType string) (map[string]string, error) {
+	given := map[string]string{}
+	for key, value := range attributes {
+		if name, ok := strings.CutPrefix(key, names.ParamMkfsPrefix); ok {
+			given[name] = value
+		}
+	}
+	if len(given) == 0 {
+		return nil, nil
+	}
+	t, err := filesystem.ParseType(fsType)
+	if err != nil {
+		return nil, invalid("fsType", "%v", err)
+	}
+	settings, err := filesystem.ParseSettings(filesystem.Use{Type: t, Profile: filesystem.Profile(attributes[names.ParamProfile])}, given)
+	var refused *filesystem.OptionError
+	switch {
+	case errors.As(err, &refused):
+		return nil, invalid(fmt.Sprintf("volumeAttributes[%s%s]", names.ParamMkfsPrefix, refused.Name), "%v", err)
+	case err != nil:
+		return nil, invalid("volumeAttributes", "%v", err)
+	}
+	return settings.Map(), nil
 }
 
 // inlineVolume returns the volume that was asked for, and whether this call

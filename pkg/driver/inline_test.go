@@ -176,9 +176,13 @@ func TestAnInlineVolumeLivesAsLongAsItsPod(t *testing.T) {
 func TestAnInlineVolumeIsMadeAsItsPodWants(t *testing.T) {
 	f := newInline(t)
 	i := f.inline("pod", "").with("carve.csi.local/encryption", "ephemeral").with("carve.csi.local/profile", "scratch").
-		with("carve.csi.local/device-class", "local").with("carve.csi.local/size", "1.5Gi")
+		with("carve.csi.local/device-class", "local").with("carve.csi.local/size", "1.5Gi").
+		with("carve.csi.local/mkfs-bytes-per-inode", "4Ki").with("carve.csi.local/mkfs-label", "build")
 	f.must(f.publishInline(i))
 	v := f.listed()[0]
+	if got, want := v.GetFsSettings(), map[string]string{"bytes-per-inode": "4096", "label": "build"}; !maps.Equal(got, want) {
+		t.Errorf("settings %v, want %v", got, want)
+	}
 	if v.GetEncryption() != "ephemeral" || v.GetProfile() != "scratch" || v.GetDeviceClass() != "local" || v.GetSizeBytes() != 3*gib/2 {
 		t.Errorf("volume %v", v)
 	}
@@ -205,7 +209,11 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 		{"a key that is kept", func() inline { return good.with("carve.csi.local/encryption", "luks") }, codes.InvalidArgument,
 			`"luks" is not allowed for a volume that ends with its Pod: "ephemeral" is`},
 		{"an unknown key", func() inline { return good.with("size", "1Gi") }, codes.InvalidArgument,
-			`volumeAttributes: key "size" is not allowed: carve.csi.local/size, carve.csi.local/device-class, carve.csi.local/encryption, carve.csi.local/profile are`},
+			`volumeAttributes: key "size" is not allowed: carve.csi.local/size, carve.csi.local/device-class, carve.csi.local/encryption, carve.csi.local/profile and carve.csi.local/mkfs-… are`},
+		{"a setting that its file system has not", func() inline { return good.with("carve.csi.local/mkfs-node-size", "4096") }, codes.InvalidArgument,
+			`volumeAttributes[carve.csi.local/mkfs-node-size]: setting "node-size" is not allowed for ext4: allowed are block-size,`},
+		{"a setting's value beyond its bounds", func() inline { return good.with("carve.csi.local/mkfs-label", "a b") }, codes.InvalidArgument,
+			`volumeAttributes[carve.csi.local/mkfs-label]: setting "label=a b" is not allowed`},
 		{"the file system among the attributes", func() inline { return good.with("csi.storage.k8s.io/fstype", "xfs") }, codes.InvalidArgument,
 			`key "csi.storage.k8s.io/fstype" is not allowed`},
 		{"a device class that the node does not have", func() inline { return good.with("carve.csi.local/device-class", "fast") }, codes.InvalidArgument,
