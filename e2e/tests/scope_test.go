@@ -285,6 +285,12 @@ func (s *scope) storageClass(name string, parameters map[string]string) {
 		Provisioner: carve.Driver, VolumeBindingMode: &binding, AllowVolumeExpansion: &growing, Parameters: parameters,
 	}, metav1.CreateOptions{})
 	s.must(err, "make StorageClass "+name)
+	s.dropStorageClass(name)
+}
+
+// dropStorageClass removes a StorageClass at the end of the test.
+func (s *scope) dropStorageClass(name string) {
+	s.Helper()
 	s.Cleanup(func() {
 		err := s.StorageV1().StorageClasses().Delete(context.Background(), name, metav1.DeleteOptions{})
 		if err != nil {

@@ -141,36 +141,44 @@ func TestStorageClassesChooseHowVolumesAreMade(t *testing.T) {
 		bytes      int64
 		parameters map[string]string
 		fsType     string
-		options    []string
 	}{
-		{"xfs", 512 << 20, map[string]string{"csi.storage.k8s.io/fstype": "xfs"}, "xfs", nil},
-		{"btrfs", 512 << 20, map[string]string{"csi.storage.k8s.io/fstype": "btrfs", "carve.csi.local/mkfs-label": "cache"}, "btrfs", nil},
-		{"quick", 64 << 20, map[string]string{"carve.csi.local/profile": "scratch"}, "ext4", []string{"noatime"}},
-		{encrypted, 64 << 20, map[string]string{"carve.csi.local/encryption": "ephemeral"}, "ext4", nil},
+		{"xfs", 512 << 20, map[string]string{"csi.storage.k8s.io/fstype": "xfs"}, "xfs"},
+		{"btrfs", 512 << 20, map[string]string{"csi.storage.k8s.io/fstype": "btrfs", "carve.csi.local/mkfs-label": "cache"}, "btrfs"},
+		{encrypted, 64 << 20, map[string]string{"carve.csi.local/encryption": "ephemeral"}, "ext4"},
 	}
 	for _, c := range cases {
 		s.storageClass("e2e-"+c.name, c.parameters)
 		s.start(c.name, podOptions{class: "e2e-" + c.name, bytes: c.bytes, script: script})
 	}
+	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/scratch-pod.yaml"), "apply the example of the profile scratch")
+	s.dropStorageClass("carve-scratch")
 	s.running(plain)
 	for _, c := range cases {
 		s.running(c.name)
-		mounts := s.exec(c.name, "cat", "/proc/mounts")
-		if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
-			fields := strings.Fields(line)
-			if len(fields) < 4 || fields[1] != mountPath || fields[2] != c.fsType {
-				return false
-			}
-			given := strings.Split(fields[3], ",")
-			return !slices.ContainsFunc(c.options, func(o string) bool { return !slices.Contains(given, o) })
-		}) {
-			t.Errorf("mounts of %s: want %s with %v at %s, got\n%s", c.name, c.fsType, c.options, mountPath, mounts)
-		}
+		s.wantMount(c.name, mountPath, c.fsType)
 	}
+	s.running("builder")
+	s.wantMount("builder", "/build", "ext4", "noatime")
 	for name, want := range map[string]bool{plain: true, encrypted: false} {
 		if got := s.diskHolds(name, secret); got != want {
 			t.Errorf("the secret of %s can be read on the disk: want %t, got %t", name, want, got)
 		}
+	}
+}
+
+// wantMount checks what is mounted somewhere in a Pod, and some of its options.
+func (s *scope) wantMount(pod, path, fsType string, options ...string) {
+	s.Helper()
+	mounts := s.exec(pod, "cat", "/proc/mounts")
+	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
+		fields := strings.Fields(line)
+		if len(fields) < 4 || fields[1] != path || fields[2] != fsType {
+			return false
+		}
+		given := strings.Split(fields[3], ",")
+		return !slices.ContainsFunc(options, func(o string) bool { return !slices.Contains(given, o) })
+	}) {
+		s.Errorf("mounts of %s: want %s with %v at %s, got\n%s", pod, fsType, options, path, mounts)
 	}
 }
 
