@@ -60,6 +60,7 @@ func newCommand() *cobra.Command {
 	flagset := cmd.Flags()
 	flagset.StringVar(&f.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; empty means the Pod's own service account")
 	flagset.StringVar(&f.Namespace, "namespace", names.Namespace, "namespace that Carve is installed in")
+	flagset.StringVar(&f.CapacityOwner, "capacity-owner", "", "Deployment in the same namespace that the CSIStorageCapacity objects belong to, so that they go with it; empty means that nothing owns them")
 	flagset.StringVar(&f.UplinkListen, "uplink-listen", ":9443", "address on which nodes are expected, host:port")
 	flagset.StringVar(&f.UplinkHost, "uplink-host", "carve-uplink."+names.Namespace+".svc", "name under which nodes know the controller; its certificate carries it")
 	flagset.StringVar(&f.NodeServiceAccount, "node-service-account", "carve-node", "service account of the node agent, in the same namespace")

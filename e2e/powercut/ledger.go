@@ -179,8 +179,8 @@ func (r *rig) create(ctx context.Context, l *ledger, e *entry) error {
 	case e.from != nil:
 		return r.verify(ctx, e)
 	}
-	if _, err := r.run(ctx, "cmp", "-n", strconv.FormatInt(e.bytes, 10), e.device, "/dev/zero"); err != nil {
-		return fmt.Errorf("new volume %s shows what an earlier one held: %w", e.name, err)
+	if out, err := r.run(ctx, "cmp", "-n", strconv.FormatInt(e.bytes, 10), e.device, "/dev/zero"); err != nil {
+		return fmt.Errorf("new volume %s of class %s shows what an earlier one held: %w\n%s", e.name, e.class, err, out)
 	}
 	return nil
 }

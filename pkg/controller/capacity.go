@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,9 +56,9 @@ func (k capacityKey) objectName() string {
 
 // publisher writes one CSIStorageCapacity per node and StorageClass.
 //
-// The objects have no owner: one that pointed to the Deployment would make the
-// garbage collector take every node's capacity away whenever the Deployment is
-// replaced by another of the same name. They live in our namespace and go with it.
+// The objects belong to our Deployment: without a controller nobody could serve the
+// claims that they draw to a node. One that is replaced by another of the same name
+// takes them along, and the new one's leader makes them anew when it starts.
 type publisher struct {
 	*core
 	queue workqueue.TypedRateLimitingInterface[capacityKey]
@@ -121,6 +122,16 @@ func (p *publisher) run(ctx context.Context) error {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	defer func() { _ = p.nodes.RemoveEventHandler(nodes) }()
+	if p.owner != nil {
+		owner, err := p.owner.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { p.ownerChanged() },
+			DeleteFunc: func(any) { p.ownerChanged() },
+		})
+		if err != nil {
+			return fmt.Errorf("watch the owner of capacities: %w", err)
+		}
+		defer func() { _ = p.owner.RemoveEventHandler(owner) }()
+	}
 	for _, view := range p.fleet.Views() {
 		p.nodeChanged(view.Node)
 	}
@@ -196,6 +207,16 @@ func (p *publisher) classChanged(obj any) {
 		if c, ok := obj.(*storagev1.CSIStorageCapacity); ok && c.StorageClassName == name {
 			p.objectChanged(c, false)
 		}
+	}
+}
+
+// ownerChanged looks again at all objects: the Deployment came or went.
+func (p *publisher) ownerChanged() {
+	for _, view := range p.fleet.Views() {
+		p.nodeChanged(view.Node)
+	}
+	for _, obj := range p.capacities.GetStore().List() {
+		p.objectChanged(obj, false)
 	}
 }
 
@@ -300,15 +321,18 @@ func (p *publisher) sync(ctx context.Context, key capacityKey) (time.Duration, e
 		// These fields cannot be changed: somebody made it.
 		return 0, p.remove(ctx, current)
 	}
+	owners, ended := p.owner.references()
 	switch {
 	case wish == remove && current != nil:
 		return 0, p.remove(ctx, current)
-	case wish != publish:
+	case wish != publish || ended:
 		return 0, nil
-	case current == nil:
-		return 0, p.create(ctx, key, room)
 	}
 	target := describe(key, room)
+	target.OwnerReferences = owners
+	if current == nil {
+		return 0, p.create(ctx, key, target)
+	}
 	if equalCapacity(current, target) {
 		p.settled(key)
 		return 0, nil
@@ -382,10 +406,9 @@ func (p *publisher) forgetWritten(name string) {
 	delete(p.written, name)
 }
 
-func (p *publisher) create(ctx context.Context, key capacityKey, room scheduler.Room) error {
+func (p *publisher) create(ctx context.Context, key capacityKey, object *storagev1.CSIStorageCapacity) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	object := describe(key, room)
 	object.Namespace = p.namespace
 	created, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Create(ctx, object, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -430,6 +453,9 @@ func (p *publisher) update(ctx context.Context, key capacityKey, current, target
 	}
 	for k, v := range target.Labels {
 		object.Labels[k] = v
+	}
+	if len(target.OwnerReferences) > 0 {
+		object.OwnerReferences = target.OwnerReferences
 	}
 	object.Capacity, object.MaximumVolumeSize = target.Capacity, target.MaximumVolumeSize
 	updated, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Update(ctx, object, metav1.UpdateOptions{})
@@ -480,6 +506,9 @@ func equalCapacity(current, target *storagev1.CSIStorageCapacity) bool {
 		if current.Labels[k] != v {
 			return false
 		}
+	}
+	if len(target.OwnerReferences) > 0 && !slices.Equal(current.OwnerReferences, target.OwnerReferences) {
+		return false
 	}
 	return current.Capacity.Cmp(*target.Capacity) == 0 && current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) == 0
 }

@@ -38,6 +38,9 @@ type Options struct {
 	// UplinkListen is the address that nodes dial; UplinkHost the name by which
 	// they know it.
 	UplinkListen, UplinkHost string
+	// CapacityOwner is the Deployment, in Namespace, that capacity objects belong
+	// to; empty, which is allowed, for none.
+	CapacityOwner string
 	// NodeServiceAccount is the service account of the node agent, in Namespace.
 	NodeServiceAccount string
 	// Identity names this replica in the lease.
@@ -135,6 +138,10 @@ func New(o Options) (*Controller, error) {
 	if err := c.core.pace.watch(c.core); err != nil {
 		return nil, err
 	}
+	var err error
+	if c.core.owner, err = newCapacityOwner(o.Client, o.Namespace, o.CapacityOwner); err != nil {
+		return nil, err
+	}
 	return c, nil
 }
 
@@ -164,9 +171,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer c.all.Shutdown()
 	defer c.own.Shutdown()
+	defer c.core.owner.shutdown()
 	defer cancel()
 	c.all.Start(ctx.Done())
 	c.own.Start(ctx.Done())
+	c.core.owner.start(ctx.Done())
 
 	group, ctx := errgroup.WithContext(ctx)
 	store := trust.NewStore(c.o.Client, c.o.Namespace, c.o.UplinkHost, c.o.Log)

@@ -57,6 +57,7 @@ type core struct {
 	now       func() time.Time
 	pace      *pace
 	losses    losses
+	owner     *capacityOwner // nil for none
 
 	claims     cache.SharedIndexInformer
 	volumes    cache.SharedIndexInformer

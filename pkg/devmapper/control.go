@@ -41,6 +41,7 @@ const (
 	tableLoad     = 0xc138fd09
 	tableClear    = 0xc138fd0a
 	tableStatus   = 0xc138fd0c
+	targetMessage = 0xc138fd0e
 	targetVersion = 0xc138fd11 // since Linux 5.4
 )
 

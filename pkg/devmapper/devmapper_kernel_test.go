@@ -96,6 +96,13 @@ func TestADevicesLife(t *testing.T) {
 		t.Errorf("a table of another kind: error %v", err)
 	}
 
+	if err := devmapper.Message(name, "nothing that it knows"); err == nil || errors.Is(err, devmapper.ErrNotFound) {
+		t.Errorf("a message to a target that takes none: error %v, want it refused", err)
+	}
+	if err := devmapper.Message(name+"-other", "x"); !errors.Is(err, devmapper.ErrNotFound) {
+		t.Errorf("a message to no device: error %v", err)
+	}
+
 	// One that another program loads waits, and is dropped.
 	memory, n = request("nothing of that kind")
 	if _, err := devmapper.LoadSecret(name, "linear", 4096, memory, n); err == nil {

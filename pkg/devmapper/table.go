@@ -83,6 +83,23 @@ func parseTable(data []byte, count int) ([]Target, error) {
 	return targets, nil
 }
 
+// Message sends a message to the first target of a device, such as
+// "set_transaction_id 3 4" to a thin pool. What the target answers is not returned.
+func Message(name, text string) error {
+	r, err := named(name)
+	if err != nil {
+		return err
+	}
+	// A request, struct dm_target_msg, which is a sector and the text, and a zero byte.
+	memory := buffer(headerSize + 8 + len(text) + 1)
+	copy(memory[headerSize+8:], text)
+	*(*request)(unsafe.Pointer(&memory[0])) = r
+	if _, err := ask(targetMessage, memory); err != nil {
+		return fmt.Errorf("message %q to device-mapper device %s: %w", text, name, err)
+	}
+	return nil
+}
+
 // ParamsOffset is where the parameters of the target are in the memory that
 // LoadSecret and ReadSecret use.
 const ParamsOffset = headerSize + specSize

@@ -28,6 +28,8 @@ type Host struct {
 	reading map[string]time.Time
 	// physical are each known group's physical volumes.
 	physical map[string][]PhysicalVolume
+	// pooled are the groups in which a thin volume was seen or made.
+	pooled map[string]bool
 	// former are the paths where a group that is gone was last seen.
 	former map[string][]string
 }
@@ -36,7 +38,7 @@ var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, former: map[string][]string{}, reading: map[string]time.Time{}}
+	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, pooled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
 }
 
 // Scan implements Groups with one command, or with a second one over all
@@ -117,6 +119,9 @@ func (h *Host) remember(groups []string, found []Group) {
 	for _, g := range found {
 		delete(h.former, g.Name)
 		h.physical[g.Name] = g.Devices
+		if slices.ContainsFunc(g.Volumes, func(v Volume) bool { return v.Pool != "" }) {
+			h.pooled[g.Name] = true
+		}
 		for _, d := range g.Devices {
 			if !d.Missing && strings.HasPrefix(d.Path, "/dev/") {
 				h.devices[g.Name] = append(h.devices[g.Name], d.Path)
@@ -186,21 +191,40 @@ func (h *Host) Metadata(group string) (Metadata, error) {
 // Placement implements Groups: from the first disk that has what Metadata says
 // is current.
 func (h *Host) Placement(group string) (Placement, error) {
+	return committed(h, group, parsePlacement)
+}
+
+// hasPool tells whether thin volumes may be in a group.
+func (h *Host) hasPool(group string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pooled[group]
+}
+
+// committed is what parse makes of the group's metadata text, read from a disk that
+// has the newest. ErrNotFound when there is none.
+func committed[T any](h *Host, group string, parse func(text []byte) (T, error)) (T, error) {
+	var none T
 	now, err := h.Metadata(group)
 	if err != nil {
-		return Placement{}, err
+		return none, err
 	}
 	last := fmt.Errorf("no disk with its metadata")
 	for _, path := range h.known(group) {
-		p, err := patiently(h, path, func(path string) (Placement, error) { return readPlacement(path, group) })
-		switch {
-		case err != nil:
-			last = err
-		case p.Seqno >= now.Seqno:
-			return p, nil
+		text, err := patiently(h, path, func(path string) (groupText, error) { return readGroupText(path, group) })
+		if err == nil && text.seqno < now.Seqno {
+			continue
 		}
+		var v T
+		if err == nil {
+			v, err = parse(text.text)
+		}
+		if err == nil {
+			return v, nil
+		}
+		last = fmt.Errorf("%s: %w", path, err)
 	}
-	return Placement{}, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
+	return none, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
 }
 
 // Activate implements Groups. Device nodes are made anew, too: those of
@@ -233,6 +257,11 @@ const poolNodeFailure = 5
 
 // Remove implements Groups.
 func (h *Host) Remove(ctx context.Context, group string, volumes []string) error {
+	if h.hasPool(group) {
+		if err := h.settleMessages(group, volumes); err != nil {
+			return err
+		}
+	}
 	args := []string{"--yes"}
 	for _, v := range volumes {
 		args = append(args, group+"/"+v)

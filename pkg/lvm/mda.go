@@ -241,6 +241,29 @@ func readText(r io.ReaderAt) (textHead, []byte, error) {
 	return best, bestText, nil
 }
 
+// groupText is the whole metadata text of a group, as one of its disks has it.
+type groupText struct {
+	seqno uint64
+	text  []byte
+}
+
+// readGroupText reads the text of the group from one of its disks.
+func readGroupText(path, group string) (groupText, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return groupText{}, err
+	}
+	defer f.Close()
+	head, text, err := readText(f)
+	if err != nil {
+		return groupText{}, err
+	}
+	if head.group != group {
+		return groupText{}, fmt.Errorf("it belongs to volume group %q", head.group)
+	}
+	return groupText{head.seqno, text}, nil
+}
+
 // scanTextHead reads `NAME {\nid = "…"\nseqno = N\n`.
 func scanTextHead(text []byte) (textHead, error) {
 	name, rest, ok := bytes.Cut(text, []byte(" {\n"))

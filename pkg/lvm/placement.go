@@ -2,7 +2,6 @@ package lvm
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 )
@@ -52,18 +51,9 @@ func (g *Group) PathsOf(uuids []string) []string {
 
 // parsePlacement makes sense of a group's metadata text.
 func parsePlacement(text []byte) (Placement, error) {
-	root, err := parseText(text)
+	vg, err := parseGroup(text)
 	if err != nil {
 		return Placement{}, err
-	}
-	var vg section
-	for _, v := range root {
-		if s, ok := v.(section); ok {
-			if vg != nil {
-				return Placement{}, fmt.Errorf("metadata: more than one group")
-			}
-			vg = s
-		}
 	}
 	r := placementReader{uuids: map[string]string{}, used: map[string][]Run{}, on: map[string][]string{}}
 	p := Placement{
@@ -87,27 +77,6 @@ func parsePlacement(text []byte) (Placement, error) {
 		p.Free[r.uuids[name]] = free
 	}
 	return p, r.err
-}
-
-// readPlacement reads the placement of the group from one of its devices.
-func readPlacement(path, group string) (Placement, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return Placement{}, err
-	}
-	defer f.Close()
-	head, text, err := readText(f)
-	if err != nil {
-		return Placement{}, fmt.Errorf("%s: %w", path, err)
-	}
-	if head.group != group {
-		return Placement{}, fmt.Errorf("%s: it belongs to volume group %q", path, head.group)
-	}
-	p, err := parsePlacement(text)
-	if err != nil {
-		return Placement{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return p, nil
 }
 
 // placementReader reads settings and keeps the first error.

@@ -37,6 +37,24 @@ func parseText(text []byte) (section, error) {
 	return s, nil
 }
 
+// parseGroup reads the section of the one group that a metadata text is about.
+func parseGroup(text []byte) (section, error) {
+	root, err := parseText(text)
+	if err != nil {
+		return nil, err
+	}
+	var vg section
+	for _, v := range root {
+		if s, ok := v.(section); ok {
+			if vg != nil {
+				return nil, fmt.Errorf("metadata: more than one group")
+			}
+			vg = s
+		}
+	}
+	return vg, nil
+}
+
 // textParser consumes rest until the first error.
 type textParser struct {
 	rest []byte

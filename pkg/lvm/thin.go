@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // Thin is what a daemon needs of thin pools, snapshots and copies. It is part of Groups, and the
@@ -130,7 +131,26 @@ func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
 	if err != nil {
 		return err
 	}
-	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...)
+	h.mu.Lock()
+	h.pooled[o.Group] = true
+	h.mu.Unlock()
+	for attempt := 1; ; attempt++ {
+		if err := h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...); err != nil {
+			return err
+		}
+		blank, err := isBlank(o.Group, o.Volume)
+		if err != nil || blank {
+			return err
+		}
+		if attempt == 2 {
+			return fmt.Errorf("thin volume %q of volume group %q, which is new, holds data: its pool did not forget a volume that was removed", o.Volume, o.Group)
+		}
+		// LVM gave it the number of a volume that the pool was never told to forget, see
+		// settleMessages, and took that for the new one. Now the pool is told.
+		if err := h.Remove(ctx, o.Group, []string{o.Volume}); err != nil {
+			return fmt.Errorf("a new thin volume that holds data: %w", err)
+		}
+	}
 }
 
 // Snapshot implements Thin.
@@ -146,6 +166,9 @@ func (h *Host) Snapshot(ctx context.Context, o SnapshotOptions) error {
 	if err != nil {
 		return err
 	}
+	h.mu.Lock()
+	h.pooled[o.Group] = true
+	h.mu.Unlock()
 	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group+"/"+o.Origin)...)
 }
 
@@ -167,25 +190,55 @@ func (h *Host) Untag(ctx context.Context, group, volume, tag string) error {
 	return h.change(ctx, []string{group}, "lvchange", "--deltag", tag, group+"/"+volume)
 }
 
-// PoolStatus implements Thin. The kernel's pool has a device of its own, below
-// that of the pool's name, except while LVM has made no volume in it yet.
+// PoolStatus implements Thin.
 func (h *Host) PoolStatus(group, pool string) (PoolStatus, error) {
-	name := dmName(group, pool)
-	kind, params, err := dmTableStatus(name + "-tpool")
-	if errors.Is(err, ErrNotFound) {
-		kind, params, err = dmTableStatus(name)
-	}
+	device, params, err := dmPoolStatus(group, pool)
 	if err != nil {
 		return PoolStatus{}, err
 	}
-	if kind != "thin-pool" {
-		return PoolStatus{}, fmt.Errorf("device-mapper device %s is a %q, not a thin-pool", name, kind)
-	}
 	s, err := parsePoolStatus(params)
 	if err != nil {
-		return PoolStatus{}, fmt.Errorf("device-mapper device %s: %w", name, err)
+		return PoolStatus{}, fmt.Errorf("device-mapper device %s: %w", device, err)
 	}
 	return s, nil
+}
+
+// dmPoolStatus is what the kernel says of a pool, and of which device. The pool has
+// a device of its own, below that of the pool's name, except while LVM has made no
+// volume in it yet.
+func dmPoolStatus(group, pool string) (device, params string, err error) {
+	device = dmName(group, pool) + "-tpool"
+	kind, params, err := dmTableStatus(device)
+	if errors.Is(err, ErrNotFound) {
+		device = dmName(group, pool)
+		kind, params, err = dmTableStatus(device)
+	}
+	if err != nil {
+		return "", "", err
+	}
+	if kind != "thin-pool" {
+		return "", "", fmt.Errorf("device-mapper device %s is a %q, not a thin-pool", device, kind)
+	}
+	return device, params, nil
+}
+
+// isBlank tells whether a thin volume has no block of its pool: it reads as zeroes.
+func isBlank(group, volume string) (bool, error) {
+	device := dmName(group, volume)
+	kind, params, err := dmTableStatus(device)
+	if err != nil {
+		return false, err
+	}
+	if kind != "thin" {
+		return false, fmt.Errorf("device-mapper device %s is a %q, not a thin volume", device, kind)
+	}
+	// MAPPED_SECTORS HIGHEST_MAPPED_SECTOR, or why there are none.
+	mapped, _, ok := strings.Cut(params, " ")
+	n, err := strconv.ParseUint(mapped, 10, 64)
+	if !ok || err != nil {
+		return false, fmt.Errorf("device-mapper device %s: thin volume's status %q", device, params)
+	}
+	return n == 0, nil
 }
 
 // withTags appends the options that attach tags.
