@@ -7,12 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
 )
@@ -24,7 +26,8 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	w := newWorld(t, client)
 	install(t, client)
 	class := w.class(t, nil)
-	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	deployment := replaceDeployment(t, client)
+	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true, CapacityOwner: deployment.Name})
 	api := client.StorageV1().CSIStorageCapacities(ours)
 	name := capacityKey{node: "n1", class: class}.objectName()
 	get := func() *storagev1.CSIStorageCapacity {
@@ -37,7 +40,8 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	right := func() bool {
 		c := get()
 		return c != nil && c.Capacity.Value() == gib && c.MaximumVolumeSize.Value() == gib && topologyNode(c) == "n1" &&
-			c.Labels[names.LabelManagedBy] == names.ManagedBy && c.Labels[labelDriver] == names.Driver
+			c.Labels[names.LabelManagedBy] == names.ManagedBy && c.Labels[labelDriver] == names.Driver &&
+			len(c.OwnerReferences) == 1 && c.OwnerReferences[0].UID == deployment.UID
 	}
 	count := func() int {
 		list, err := api.List(context.Background(), metav1.ListOptions{})
@@ -66,6 +70,14 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 		{"the label by which we know it, removed", func() error {
 			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"`+names.LabelManagedBy+`":null}}}`), metav1.PatchOptions{})
 			return err
+		}},
+		{"the owner, removed", func() error {
+			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"ownerReferences":null}}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"the owner, made anew", func() error {
+			deployment = replaceDeployment(t, client)
+			return nil
 		}},
 		{"an object that is deleted", func() error { return api.Delete(t.Context(), name, metav1.DeleteOptions{}) }},
 		{"one under its name for another node", func() error {
@@ -100,6 +112,36 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	if c := get(); c != nil && c.Capacity.Cmp(resource.MustParse("1Gi")) != 0 {
 		t.Errorf("published %v", c.Capacity)
 	}
+}
+
+// replaceDeployment makes the Deployment that capacities belong to, in place of one
+// that there may be. It is removed when the test ends.
+func replaceDeployment(t *testing.T, client kubernetes.Interface) *appsv1.Deployment {
+	t.Helper()
+	api := client.AppsV1().Deployments(ours)
+	remove := func() {
+		err := api.Delete(context.Background(), "carve-controller", metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	}
+	remove()
+	labels := map[string]string{"app": "carve-controller"}
+	var made *appsv1.Deployment
+	eventually(t, "the Deployment can be made", func() (ok bool) {
+		var err error
+		none := int32(0)
+		made, err = api.Create(context.Background(), &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Name: "carve-controller"},
+			Spec: appsv1.DeploymentSpec{
+				Replicas: &none, Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "none"}}}},
+			},
+		}, metav1.CreateOptions{})
+		return err == nil
+	})
+	t.Cleanup(remove)
+	return made
 }
 
 // TestAClassThatNoNodeHasOnARealServer expects nothing to be published for it,

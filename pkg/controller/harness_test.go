@@ -87,6 +87,7 @@ func (h *harness) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.c.all.Start(ctx.Done())
 	h.c.own.Start(ctx.Done())
+	h.c.core.owner.start(ctx.Done())
 	done := make(chan error, 1)
 	go func() { done <- h.c.lead(ctx) }()
 	stopped := false
@@ -101,6 +102,7 @@ func (h *harness) run() {
 		}
 		h.c.all.Shutdown()
 		h.c.own.Shutdown()
+		h.c.core.owner.shutdown()
 	}
 	h.t.Cleanup(func() {
 		h.tell()

@@ -189,6 +189,7 @@ func startOn(t *testing.T, w *world, o Options) (c *Controller, net *fakelvmd.Ne
 	ctx, cancel := context.WithCancel(context.Background())
 	c.all.Start(ctx.Done())
 	c.own.Start(ctx.Done())
+	c.core.owner.start(ctx.Done())
 	done := make(chan error, 1)
 	go func() { done <- c.lead(ctx) }()
 	return c, net, func() {
@@ -198,6 +199,7 @@ func startOn(t *testing.T, w *world, o Options) (c *Controller, net *fakelvmd.Ne
 		}
 		c.all.Shutdown()
 		c.own.Shutdown()
+		c.core.owner.shutdown()
 		stopEvents()
 		c.core.fleet.Close()
 		net.Close()

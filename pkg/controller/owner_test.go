@@ -1,0 +1,122 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// owned has the capacities belong to the Deployment carve-controller.
+func owned(t *testing.T) harnessOption {
+	return func(c *Controller) {
+		var err error
+		if c.core.owner, err = newCapacityOwner(c.o.Client, c.o.Namespace, "carve-controller"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// deployment makes ours.
+func (h *harness) deployment(uid types.UID) {
+	h.t.Helper()
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "carve-controller", Namespace: "carve-system", UID: uid}}
+	if _, err := h.client.AppsV1().Deployments("carve-system").Create(h.t.Context(), d, metav1.CreateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// ownedBy tells whether there are so many capacities, all of which belong to a
+// Deployment of ours of that UID, or to nobody where it is empty.
+func (h *harness) ownedBy(uid types.UID, want int) func() bool {
+	return func() bool {
+		list, err := h.client.StorageV1().CSIStorageCapacities("carve-system").List(context.Background(), metav1.ListOptions{})
+		return err == nil && len(list.Items) == want && !slices.ContainsFunc(list.Items, func(c storagev1.CSIStorageCapacity) bool {
+			if uid == "" {
+				return len(c.OwnerReferences) > 0
+			}
+			return !slices.Equal(c.OwnerReferences, []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "carve-controller", UID: uid}})
+		})
+	}
+}
+
+// change changes a node's object, as others may.
+func (h *harness) change(node string, f func(*storagev1.CSIStorageCapacity)) {
+	h.t.Helper()
+	api := h.client.StorageV1().CSIStorageCapacities("carve-system")
+	c, err := api.Get(h.t.Context(), capacityKey{node: node, class: "carve"}.objectName(), metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	f(c)
+	if _, err := api.Update(h.t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func TestCapacitiesBelongToTheDeployment(t *testing.T) {
+	h := newHarness(t, owned(t))
+	h.node("n1", gib)
+	h.node("n2", gib)
+	h.class("carve", nil)
+	// An earlier version gave them no owner.
+	earlier := describe(capacityKey{node: "n1", class: "carve"}, roomOf(gib))
+	if _, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), earlier, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.deployment("first")
+	h.run()
+	h.eventually("both belong to it", h.ownedBy("first", 2))
+	h.change("n1", func(c *storagev1.CSIStorageCapacity) { c.OwnerReferences = nil })
+	h.eventually("one that somebody took from it belongs to it", h.ownedBy("first", 2))
+	h.change("n2", func(c *storagev1.CSIStorageCapacity) {
+		c.OwnerReferences = append(c.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "other", UID: "other"})
+	})
+	h.eventually("one that somebody gave another owner belongs to it alone", h.ownedBy("first", 2))
+}
+
+func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
+	h := newHarness(t, owned(t))
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.deployment("first")
+	h.run()
+	h.eventually("n1 is published", h.ownedBy("first", 1))
+	deployments, capacities := h.client.AppsV1().Deployments("carve-system"), h.client.StorageV1().CSIStorageCapacities("carve-system")
+	if err := deployments.Delete(t.Context(), "carve-controller", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("that is known", func() bool {
+		_, ended := h.c.core.owner.references()
+		return ended
+	})
+	// What the garbage collector does.
+	if err := capacities.Delete(t.Context(), capacityKey{node: "n1", class: "carve"}.objectName(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	node.Resize("local", 2*gib)
+	h.eventually("n1 reports", func() bool {
+		room, known := h.c.core.ledger.Room("n1", "local")
+		return known && room.Available == 2*gib
+	})
+	if !h.ownedBy("", 0)() {
+		t.Error("there is a capacity that nobody would take away")
+	}
+	h.deployment("second")
+	h.eventually("n1 is published for the new one", h.ownedBy("second", 1))
+	if !h.capacityIs("n1", 2*gib)() {
+		t.Error("what is published is not what the node has")
+	}
+}
+
+func TestCapacitiesOfAnInstallationWithoutTheDeploymentBelongToNobody(t *testing.T) {
+	h := newHarness(t, owned(t))
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.eventually("n1 is published", h.ownedBy("", 1))
+}
