@@ -15,6 +15,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/csiservice"
+	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -35,7 +36,7 @@ func (c *Controller) serveCSI(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), c.core.synced) {
 		return nil
 	}
-	listener, err := csiservice.Listen(ctx, c.o.CSISocket)
+	listener, err := csisocket.Listen(ctx, c.o.CSISocket)
 	if err != nil {
 		return fmt.Errorf("listen for CSI calls: %w", err)
 	}

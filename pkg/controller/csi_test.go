@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/csiservice"
+	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 )
 
@@ -39,7 +39,7 @@ func (h *harness) serveCSI() (socket string) {
 	h.t.Helper()
 	h.eventually("the view of the cluster is complete", h.c.core.synced)
 	socket = filepath.Join(socketDir(h.t), "csi.sock")
-	listener, err := csiservice.Listen(h.t.Context(), socket)
+	listener, err := csisocket.Listen(h.t.Context(), socket)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func (bareNode) NodeUnpublishVolume(context.Context, *csi.NodeUnpublishVolumeReq
 func (h *harness) serveBareNode() (socket string) {
 	h.t.Helper()
 	socket = filepath.Join(socketDir(h.t), "node.sock")
-	listener, err := csiservice.Listen(h.t.Context(), socket)
+	listener, err := csisocket.Listen(h.t.Context(), socket)
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/csiservice"
+	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 )
 
@@ -76,7 +76,7 @@ func serveCSIOn(t *testing.T, w *world) *grpc.ClientConn {
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	c := actWith(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default", CompleteBinding: true,
 		CSISocket: socket, Disable: []string{PartProvisioning}})
-	listener, err := csiservice.Listen(t.Context(), socket)
+	listener, err := csisocket.Listen(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}

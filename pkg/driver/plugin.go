@@ -13,6 +13,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/csisocket"
 )
 
 // maxMessage bounds what the kubelet can make the plugin read at once, in
@@ -39,7 +40,7 @@ type Plugin struct {
 // calls under way may end. Both sockets are gone when it returns.
 func (p Plugin) Serve(ctx context.Context) error {
 	// CSI listens before the kubelet can hear of it, and longer.
-	listener, err := listen(ctx, p.CSISocket)
+	listener, err := csisocket.Listen(ctx, p.CSISocket)
 	if err != nil {
 		return fmt.Errorf("CSI socket: %w", err)
 	}
@@ -51,7 +52,7 @@ func (p Plugin) Serve(ctx context.Context) error {
 	csiCtx, stopCSI := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopCSI()
 	group.Go(func() error {
-		if err := serve(csiCtx, server, listener); err != nil {
+		if err := csisocket.Serve(csiCtx, server, listener); err != nil {
 			return fmt.Errorf("serve CSI: %w", err)
 		}
 		return nil
@@ -89,13 +90,13 @@ func (p Plugin) register(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	listener, err := listen(ctx, p.registrationSocket())
+	listener, err := csisocket.Listen(ctx, p.registrationSocket())
 	if err != nil {
 		return fmt.Errorf("registration socket: %w", err)
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage))
 	registerapi.RegisterRegistrationServer(server, p.Registration)
-	if err := serve(ctx, server, listener); err != nil {
+	if err := csisocket.Serve(ctx, server, listener); err != nil {
 		return fmt.Errorf("serve registration: %w", err)
 	}
 	return nil

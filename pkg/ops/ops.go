@@ -30,14 +30,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/carve-csi/carve/pkg/https"
 )
 
 const (
 	// probeTimeout bounds one health or readiness check; it is below the
 	// kubelet's usual probe timeouts.
 	probeTimeout = 2 * time.Second
-	// shutdownTimeout bounds how long Serve waits for requests in flight.
-	shutdownTimeout = 2 * time.Second
 	// certificateLife is as long as a process may reasonably run.
 	certificateLife = 10 * 365 * 24 * time.Hour
 )
@@ -59,7 +59,7 @@ type Options struct {
 }
 
 // Serve listens and answers until ctx is done, then ends within
-// shutdownTimeout. It returns an error only when it could not listen or serve.
+// two seconds. It returns an error only when it could not listen or serve.
 func Serve(ctx context.Context, o Options) error {
 	if o.Address == "" {
 		<-ctx.Done()
@@ -77,29 +77,11 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("make the certificate for health and metrics: %w", err), listener.Close())
 	}
-	server := &http.Server{
-		Handler:           handler(o),
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       60 * time.Second,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}},
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.ServeTLS(listener, "", "") }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("serve health and metrics: %w", err)
-	case <-ctx.Done():
-	}
-	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-	defer cancel()
-	if err := server.Shutdown(stopping); err != nil {
-		_ = server.Close()
-	}
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+	err = https.Serve(ctx, listener, https.Options{
+		Handler: handler(o), WriteTimeout: 30 * time.Second, IdleTimeout: 60 * time.Second, Log: o.Log,
+		TLS: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}},
+	})
+	if err != nil {
 		return fmt.Errorf("serve health and metrics: %w", err)
 	}
 	return nil

@@ -39,7 +39,7 @@ func start(t *testing.T, o Options) string {
 			if err != nil {
 				t.Errorf("serve: want a clean end, got %v", err)
 			}
-		case <-time.After(2 * shutdownTimeout):
+		case <-time.After(4 * time.Second):
 			t.Error("serve did not end after its context")
 		}
 	})

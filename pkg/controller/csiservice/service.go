@@ -2,14 +2,10 @@ package csiservice
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -17,12 +13,10 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
-
-// graceful is how long calls under way have when the service is told to stop.
-const graceful = 3 * time.Second
 
 // Wish is what a CreateVolume asks for, checked as far as CSI goes.
 type Wish struct {
@@ -77,48 +71,15 @@ func New(o Options) *Service {
 	return &Service{o: o, busy: map[string]struct{}{}, doubts: map[string]string{}}
 }
 
-// Listen listens on a unix socket that only its owner can connect to. A socket
-// that an earlier life left behind is replaced.
-func Listen(ctx context.Context, path string) (net.Listener, error) {
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return nil, err
-	case info.Mode()&fs.ModeSocket == 0:
-		return nil, fmt.Errorf("%s exists and is not a socket", path)
-	default:
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
-	return listener, nil
-}
-
 // Serve serves on the listener until ctx is done, then lets calls under way
 // end, for a while.
 func (s *Service) Serve(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(grpc.UnaryInterceptor(s.intercept))
 	csi.RegisterIdentityServer(server, s)
 	csi.RegisterControllerServer(server, s)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case err := <-served:
+	if err := csisocket.Serve(ctx, server, listener); err != nil {
 		return fmt.Errorf("serve CSI: %w", err)
-	case <-ctx.Done():
 	}
-	force := time.AfterFunc(graceful, server.Stop)
-	defer force.Stop()
-	server.GracefulStop()
-	<-served //nolint:errcheck // it was stopped
 	return nil
 }
 

@@ -11,10 +11,9 @@ import (
 	"net/http"
 	"os"
 	"time"
-)
 
-// shutdownTimeout bounds how long Serve waits for requests in flight.
-const shutdownTimeout = 2 * time.Second
+	"github.com/carve-csi/carve/pkg/https"
+)
 
 // Files are where the key pair and the CA are. They are read at every
 // handshake, so they may be replaced at any time.
@@ -27,40 +26,22 @@ type Files struct {
 }
 
 // Serve answers on the listener until ctx is done, then ends within
-// shutdownTimeout. It fails at once when the files cannot be used.
+// two seconds. It fails at once when the files cannot be used.
 func Serve(ctx context.Context, listener net.Listener, files Files, handler http.Handler, log *slog.Logger) error {
 	if _, err := files.config(); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	server := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      15 * time.Second,
-		IdleTimeout:       5 * time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		TLSConfig: &tls.Config{
+	err := https.Serve(ctx, listener, https.Options{
+		Handler: handler, WriteTimeout: 15 * time.Second, IdleTimeout: 5 * time.Minute, Log: log,
+		TLS: &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return files.config() },
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { // never asked: there is a config for each client
 				return nil, errors.New("no certificate")
 			},
 		},
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.ServeTLS(listener, "", "") }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("serve the scheduler: %w", err)
-	case <-ctx.Done():
-	}
-	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-	defer cancel()
-	if err := server.Shutdown(stopping); err != nil {
-		_ = server.Close()
-	}
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+	})
+	if err != nil {
 		return fmt.Errorf("serve the scheduler: %w", err)
 	}
 	return nil

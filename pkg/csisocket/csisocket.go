@@ -1,4 +1,5 @@
-package driver
+// Package csisocket serves gRPC, as CSI and the kubelet speak it, on unix sockets.
+package csisocket
 
 import (
 	"context"
@@ -12,12 +13,12 @@ import (
 	"google.golang.org/grpc"
 )
 
-// graceful is how long calls under way have when the plugin is told to stop.
+// graceful is how long calls under way have when the server is told to stop.
 const graceful = 3 * time.Second
 
-// listen listens on a unix socket that only its owner can connect to. A socket
+// Listen listens on a unix socket that only its owner can connect to. A socket
 // that an earlier life left behind is replaced.
-func listen(ctx context.Context, path string) (net.Listener, error) {
+func Listen(ctx context.Context, path string) (net.Listener, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -40,9 +41,9 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// serve serves on the listener until ctx is done, then lets calls under way
-// end, for a while, and removes the socket.
-func serve(ctx context.Context, server *grpc.Server, listener net.Listener) error {
+// Serve serves on the listener until ctx is done, then lets calls under way end,
+// for three seconds, and removes the socket.
+func Serve(ctx context.Context, server *grpc.Server, listener net.Listener) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {

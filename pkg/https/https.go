@@ -1,0 +1,59 @@
+// Package https serves HTTPS until it is told to stop.
+package https
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// shutdownTimeout bounds how long Serve waits for requests in flight.
+const shutdownTimeout = 2 * time.Second
+
+// Options are what servers differ in. All are required.
+type Options struct {
+	Handler http.Handler
+	// TLS has the certificate, or finds it. Its MinVersion is TLS 1.3 in any case.
+	TLS *tls.Config
+	// WriteTimeout and IdleTimeout bound an answer, and the time until the next
+	// request on a connection.
+	WriteTimeout, IdleTimeout time.Duration
+	// Log gets, at level debug, what goes wrong with connections.
+	Log *slog.Logger
+}
+
+// Serve answers on the listener until ctx is done, then ends within two seconds.
+// It returns an error only when it could not serve.
+func Serve(ctx context.Context, listener net.Listener, o Options) error {
+	o.TLS.MinVersion = tls.VersionTLS13
+	server := &http.Server{
+		Handler:           o.Handler,
+		TLSConfig:         o.TLS,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      o.WriteTimeout,
+		IdleTimeout:       o.IdleTimeout,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.ServeTLS(listener, "", "") }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := server.Shutdown(stopping); err != nil {
+		_ = server.Close()
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
