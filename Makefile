@@ -123,7 +123,7 @@ test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leav
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
-bench: bench-lvmd bench-mount bench-io bench-controller bench-pod ## All measurements, each a ratio within one run
+bench: bench-lvmd bench-io bench-controller bench-pod ## All measurements, each a ratio within one run
 
 .PHONY: bench-lvmd
 bench-lvmd: ## Measure lvmd against lvcreate and lvremove by hand, in a virtual machine (VOLUMES=0,100,500,1000)
@@ -142,7 +142,7 @@ bench-controller: ## Measure the controller with a real control plane and fake n
 	cd e2e && $(GO) run ./cmd/benchcontroller
 
 .PHONY: bench-pod
-bench-pod: ## Measure Pod start and volumes per second on a real cluster
+bench-pod: bench-mount ## Measure stage and publish against a bare mount, then Pod start and volumes per second on a real cluster
 	cd e2e && $(GO) run ./cmd/benchpod
 
 .PHONY: check-generated
