@@ -28,8 +28,8 @@ type Host struct {
 	reading map[string]time.Time
 	// physical are each known group's physical volumes.
 	physical map[string][]PhysicalVolume
-	// pooled are the groups in which a thin volume was seen or made.
-	pooled map[string]bool
+	// unsettled are groups with thin pools for which messages may be left, see settle.
+	unsettled map[string]bool
 	// former are the paths where a group that is gone was last seen.
 	former map[string][]string
 }
@@ -38,7 +38,7 @@ var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, pooled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
+	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
 }
 
 // Scan implements Groups with one command, or with a second one over all
@@ -120,7 +120,7 @@ func (h *Host) remember(groups []string, found []Group) {
 		delete(h.former, g.Name)
 		h.physical[g.Name] = g.Devices
 		if slices.ContainsFunc(g.Volumes, func(v Volume) bool { return v.Pool != "" }) {
-			h.pooled[g.Name] = true
+			h.unsettled[g.Name] = true
 		}
 		for _, d := range g.Devices {
 			if !d.Missing && strings.HasPrefix(d.Path, "/dev/") {
@@ -194,13 +194,6 @@ func (h *Host) Placement(group string) (Placement, error) {
 	return committed(h, group, parsePlacement)
 }
 
-// hasPool tells whether thin volumes may be in a group.
-func (h *Host) hasPool(group string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.pooled[group]
-}
-
 // committed is what parse makes of the group's metadata text, read from a disk that
 // has the newest. ErrNotFound when there is none.
 func committed[T any](h *Host, group string, parse func(text []byte) (T, error)) (T, error) {
@@ -257,16 +250,16 @@ const poolNodeFailure = 5
 
 // Remove implements Groups.
 func (h *Host) Remove(ctx context.Context, group string, volumes []string) error {
-	if h.hasPool(group) {
-		if err := h.settleMessages(group, volumes); err != nil {
-			return err
-		}
+	deaf, err := h.settle(group, volumes...)
+	if err != nil {
+		return err
 	}
 	args := []string{"--yes"}
 	for _, v := range volumes {
 		args = append(args, group+"/"+v)
 	}
-	return h.change(ctx, []string{group}, "lvremove", args...)
+	err = h.change(ctx, []string{group}, "lvremove", args...)
+	return errors.Join(err, h.forgetRemoved(group, deaf, volumes))
 }
 
 // change runs a command that is confined to the devices of the groups, and

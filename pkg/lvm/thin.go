@@ -131,9 +131,9 @@ func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
 	if err != nil {
 		return err
 	}
-	h.mu.Lock()
-	h.pooled[o.Group] = true
-	h.mu.Unlock()
+	if _, err := h.settle(o.Group, o.Pool); err != nil {
+		return err
+	}
 	for attempt := 1; ; attempt++ {
 		if err := h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...); err != nil {
 			return err
@@ -146,7 +146,7 @@ func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
 			return fmt.Errorf("thin volume %q of volume group %q, which is new, holds data: its pool did not forget a volume that was removed", o.Volume, o.Group)
 		}
 		// LVM gave it the number of a volume that the pool was never told to forget, see
-		// settleMessages, and took that for the new one. Now the pool is told.
+		// settle, and took that for the new one. Now the pool is told.
 		if err := h.Remove(ctx, o.Group, []string{o.Volume}); err != nil {
 			return fmt.Errorf("a new thin volume that holds data: %w", err)
 		}
@@ -166,9 +166,9 @@ func (h *Host) Snapshot(ctx context.Context, o SnapshotOptions) error {
 	if err != nil {
 		return err
 	}
-	h.mu.Lock()
-	h.pooled[o.Group] = true
-	h.mu.Unlock()
+	if _, err := h.settle(o.Group, o.Origin); err != nil {
+		return err
+	}
 	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group+"/"+o.Origin)...)
 }
 

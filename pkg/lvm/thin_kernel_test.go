@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -130,27 +131,76 @@ func TestANewThinVolumeIsBlankWhateverIsInThePool(t *testing.T) {
 	}
 }
 
-func TestARemovedThinVolumeIsGoneWhateverAKilledCommandLeft(t *testing.T) {
-	for _, message := range []string{"delete = 7", `create = "cv1"`} {
-		t.Run(strings.Fields(message)[0], func(t *testing.T) {
+// unacknowledge gives the kernel's pool the number that it had before the last
+// message.
+func (p *thinPool) unacknowledge() {
+	p.t.Helper()
+	device := strings.ReplaceAll(p.group, "-", "--") + "-pool-tpool"
+	number, err := strconv.Atoi(strings.Fields(dmsetup(p.t, "status", "--noflush", device))[3])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	dmsetup(p.t, "message", device, "0", fmt.Sprintf("set_transaction_id %d %d", number, number-1))
+}
+
+func (p *thinPool) snapshot(of, name string) {
+	p.t.Helper()
+	if err := p.Snapshot(p.t.Context(), lvm.SnapshotOptions{Group: p.group, Origin: of, Volume: name}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// TestPoolsGoOnWhateverAKilledCommandLeft leaves messages that the kernel has carried
+// out, and the number of which it was told, or not, where that matters. It does each
+// thing next.
+func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
+	for _, c := range []struct {
+		message      string
+		acknowledged bool
+	}{
+		{"delete = 7", true}, {`create = "cv1"`, true}, {`create = "snap"`, true}, {`create = "snap"`, false},
+	} {
+		told := map[bool]string{true: "told", false: "not told"}[c.acknowledged]
+		t.Run(c.message+", and the kernel was "+told, func(t *testing.T) {
 			p := newThinPool(t, "carve-messages")
+			left := func() {
+				p.leave(c.message)
+				if !c.acknowledged {
+					p.unacknowledge()
+				}
+			}
 			p.create("cv1")
-			p.create("cv2")
 			p.fill("cv1", 1)
+			p.snapshot("cv1", "snap")
+			p.create("cv2")
 			p.fill("cv2", 2)
-			p.leave(message)
+
+			left()
 			p.remove("cv2")
 			p.create("cv3") // It gets the number in the pool that cv2 had.
 			p.wantFilled("cv3", 0)
+			p.remove("cv3")
+
+			left()
+			p.create("cv4")
+			p.wantFilled("cv4", 0)
+			p.remove("cv4")
+
+			left()
+			p.snapshot("cv1", "snap2")
+			p.wantFilled("snap2", 1)
+			p.wantFilled("snap", 1)
 			p.wantFilled("cv1", 1)
-			status, err := p.PoolStatus(p.group, "pool")
-			if err != nil || status.DataUsed != thinBytes/(64<<10) {
-				t.Errorf("pool %+v, error %v, want %d chunks used: only cv1 has any", status, err, thinBytes/(64<<10))
-			}
-			for i := range 3 {
-				p.create(fmt.Sprintf("cv1%d", i))
-			}
+
+			left()
+			p.remove("snap")
+			p.remove("snap2")
 			p.remove("cv1")
+			p.create("cv5")
+			p.wantFilled("cv5", 0)
+			if status, err := p.PoolStatus(p.group, "pool"); err != nil || status.DataUsed != 0 {
+				t.Errorf("pool %+v, error %v, want nothing of it used", status, err)
+			}
 		})
 	}
 }

@@ -39,6 +39,15 @@ thin_pool = "pool"
 device_id = 1
 }
 }
+cv2 {
+segment_count = 1
+segment1 {
+type = "thin"
+thin_pool = "pool"
+device_id = 2
+origin = "cv1"
+}
+}
 cv3 {
 segment_count = 1
 segment1 {
@@ -60,13 +69,18 @@ type = "striped"
 func TestMessagesThatWaitAreReadFromMetadata(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
-		want       []waitingMessages
+		want       []thinPoolText
 		bad        bool
 	}{
-		{name: "a pool with messages", text: messageText, want: []waitingMessages{{pool: "pool", transaction: 5, volumes: []string{"cv1"}}}},
+		{name: "a pool with messages", text: messageText, want: []thinPoolText{{
+			name: "pool", transaction: 5, numbers: map[string]int64{"cv1": 1, "cv2": 2}, snapshots: map[string]bool{"cv1": false, "cv2": true},
+			creates: []string{"cv2"}, deletes: []int64{7}}}},
 		{name: "no messages", text: strings.NewReplacer("message1", "x1", "message2", "x2").Replace(messageText)},
 		{name: "a word that is none", text: strings.NewReplacer("message1 {", "x1 {", "message2", "x2", `id = "x"`, `id = "message1"`).Replace(messageText)},
 		{name: "a transaction that is none", text: strings.Replace(messageText, "transaction_id = 5", "transaction_id = -5", 1), bad: true},
+		{name: "a message about no volume", text: strings.Replace(messageText, `create = "cv2"`, `create = "cv9"`, 1), bad: true},
+		{name: "a message that nobody knows", text: strings.Replace(messageText, `create = "cv2"`, `trim = 5`, 1), bad: true},
+		{name: "a volume without a number", text: strings.Replace(messageText, "device_id = 2", "x = 2", 1), bad: true},
 		{name: "text that is cut off", text: messageText[:len(messageText)-4], bad: true},
 		{name: "no volumes", text: "g {\nseqno = 1\nmessage1 {\n}\n}\n", bad: true},
 	} {

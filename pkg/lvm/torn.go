@@ -167,6 +167,11 @@ func (h *Host) disarmWithin(ctx context.Context, group string, volumes []string)
 // is dropped, and reads from them when it is loaded, and whoever asks for that while
 // they are suspended waits in the kernel for ever. A part that runs harms nobody:
 // nothing but the volume above writes to it.
+//
+// A thin pool that is suspended holds its volumes, once for each of their tables,
+// loaded ones too, and lets them go, once for each, when it is resumed. A volume of
+// which a table is dropped in between is held for ever. So pools are resumed before
+// that; the volumes stay suspended.
 func (h *Host) disarm(group string, volumes []string) (suspended bool, err error) {
 	unlock, err := lockGroup(lockDir, group)
 	if err != nil {
@@ -177,7 +182,7 @@ func (h *Host) disarm(group string, volumes []string) (suspended bool, err error
 	if err != nil {
 		return false, err
 	}
-	slices.SortStableFunc(torn, func(a, b tornDevice) int { return depth(b.name) - depth(a.name) })
+	slices.SortStableFunc(torn, func(a, b tornDevice) int { return level(a.name) - level(b.name) })
 	for _, d := range torn {
 		if !slices.ContainsFunc(volumes, func(v string) bool { return IsOf(d.volume, v) }) {
 			continue
@@ -187,7 +192,7 @@ func (h *Host) disarm(group string, volumes []string) (suspended bool, err error
 		if d.loaded {
 			err = devmapper.Clear(d.name)
 		}
-		if err == nil && d.suspended && depth(d.name) > 0 {
+		if err == nil && d.suspended && level(d.name) < 0 {
 			_, err = devmapper.Resume(d.name)
 		}
 		if err != nil && !errors.Is(err, devmapper.ErrNotFound) {
@@ -197,12 +202,16 @@ func (h *Host) disarm(group string, volumes []string) (suspended bool, err error
 	return suspended, nil
 }
 
-// depth is how many volumes a device is a part of: two for an image of the mirror
-// that holds a thin pool's data.
-func depth(name string) int {
-	whole := component.FindStringSubmatch(name)
-	if whole == nil {
-		return 0
+// level orders devices by what lies on what, from below. It is 0 for volumes, -1 for
+// thin pools, and less for what a volume or a pool is made of: -3 for an image of
+// the mirror that holds a pool's data.
+func level(name string) int {
+	if whole := component.FindStringSubmatch(name); whole != nil {
+		return min(-1, level(whole[1])) - 1
 	}
-	return 1 + depth(whole[1])
+	// Two hyphens are one within a volume's name.
+	if strings.HasSuffix(name, "-tpool") && !strings.HasSuffix(name, "--tpool") {
+		return -1
+	}
+	return 0
 }

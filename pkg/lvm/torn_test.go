@@ -49,11 +49,11 @@ func TestTornDevicesAreFoundByTheirGroup(t *testing.T) {
 	}
 }
 
-func TestPartsOfPartsAreDeeper(t *testing.T) {
+func TestWhatLiesBelowComesFirst(t *testing.T) {
 	for name, want := range map[string]int{
-		"carve-cvx": 0, "carve-pool-tpool": 0, "carve-cvx_rmeta_12": 1, "carve-pool_tdata": 1, "carve-pool_tmeta_rimage_0": 2,
+		"carve-cvx": 0, "carve-pool": 0, "carve-pool-tpool": -1, "carve-big--tpool": 0, "carve-cvx_rmeta_12": -2, "carve-pool_tdata": -2, "carve-pool_tmeta_rimage_0": -3,
 	} {
-		if got := depth(name); got != want {
+		if got := level(name); got != want {
 			t.Errorf("%s: %d, want %d", name, got, want)
 		}
 	}

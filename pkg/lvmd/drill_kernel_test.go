@@ -62,7 +62,9 @@ var mirrorDrills = []drill{
 func TestLVMKilledInTheMiddleOfACommand(t *testing.T) { thickNode(t).killWithin(t, thickDrills) }
 
 func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
-	poolNode(t).killWithin(t, thinDrills, death{thinDrills[5], 5, "lvm"}, death{thinDrills[4], 4, "lvm"}, death{thinDrills[3], 5, "lvm"})
+	poolNode(t).killWithin(t, thinDrills, death{thinDrills[5], 5, "lvm"}, death{thinDrills[4], 4, "lvm"}, death{thinDrills[3], 5, "lvm"},
+		// The pool is suspended, and its volume has a table that was never committed.
+		death{thinDrills[1], 5, "lvm"})
 }
 
 func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
