@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -194,7 +195,7 @@ func (c *client) printVolumes(w io.Writer, volumes ...*lvmdv1.Volume) error {
 		}
 		messages = append(messages, v)
 		rows = append(rows, []string{v.GetId(), v.GetName(), v.GetDeviceClass(), bytesText(v.GetSizeBytes()), holds,
-			strings.ToLower(strings.TrimPrefix(v.GetState().String(), "VOLUME_STATE_")), claim, conditionsText(v.GetConditions())})
+			strings.ToLower(strings.TrimPrefix(v.GetState().String(), "VOLUME_STATE_")), claim, conditionsText(slices.Concat(v.GetConditions(), v.GetFound()))})
 	}
 	return c.print(w, messages, rows)
 }

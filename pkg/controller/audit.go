@@ -51,6 +51,8 @@ type auditor struct {
 	// busy tells whether a claim is being worked on.
 	busy func(claimUID string) bool
 	told map[string]absence // by PersistentVolume: what was announced
+	// ailing is what is wrong with volumes that are there.
+	ailing ailments
 }
 
 func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *auditor {
@@ -114,6 +116,7 @@ func (a *auditor) pass(ctx context.Context) {
 			log.Warn("orphan removed", "bytes", vol.GetSizeBytes())
 		}
 	}
+	a.announceAilments(ctx, now)
 	for standing, n := range count {
 		a.metrics.audited.WithLabelValues(standing).Set(float64(n))
 	}

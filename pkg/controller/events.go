@@ -26,6 +26,10 @@ const (
 	reasonVolumeEmptied = "VolumeEmptied"
 	// reasonVolumeMissing: a volume is gone from its node without our doing.
 	reasonVolumeMissing = "VolumeMissing"
+	// reasonVolumeUnhealthy: lvmd or the node plugin found something wrong with it.
+	reasonVolumeUnhealthy = "VolumeUnhealthy"
+	// reasonVolumeRecovered: that is over.
+	reasonVolumeRecovered = "VolumeRecovered"
 	// reasonVolumeFound: it is there again.
 	reasonVolumeFound = "VolumeFound"
 )

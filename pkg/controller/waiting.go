@@ -61,6 +61,11 @@ func waitsFor(pod *v1.Pod, claim *v1.PersistentVolumeClaim, node string) bool {
 			return false
 		}
 	}
+	return uses(pod, claim)
+}
+
+// uses tells whether a claim is one of a Pod's volumes.
+func uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
 	for _, v := range pod.Spec.Volumes {
 		switch {
 		case v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name:

@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
@@ -17,8 +20,8 @@ import (
 const healthInterval = 30 * time.Second
 
 // Monitor looks at the health of the node's volumes until ctx is done, for the
-// metrics and the log: a kubelet that does not know the health calls asks
-// nothing.
+// metrics and the log, and for lvmd, by which the controller learns of it and
+// tells users: a kubelet that does not know the health calls asks nothing.
 func (n *Node) Monitor(ctx context.Context) {
 	ticker := time.NewTicker(healthInterval)
 	defer ticker.Stop()
@@ -82,6 +85,7 @@ func (n *Node) ailments(ctx context.Context) (Ailments, error) {
 		if entries, err = n.healthOf(v, points); err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
 		}
+		n.noteHealth(ctx, v, entries)
 		for _, e := range entries {
 			if found[v.GetId()] == nil {
 				found[v.GetId()] = map[string]string{}
@@ -92,14 +96,32 @@ func (n *Node) ailments(ctx context.Context) (Ailments, error) {
 	return found, nil
 }
 
+// noteHealth tells lvmd what of a volume's ailments it does not know by itself,
+// unless it was told.
+func (n *Node) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*csi.VolumeHealth_VolumeHealthEntry) {
+	var found []*lvmdv1.Condition
+	for _, e := range entries {
+		if slices.Contains(knownReasons, e.GetReason()) {
+			found = append(found, &lvmdv1.Condition{Type: e.GetReason(), Message: e.GetMessage()})
+		}
+	}
+	if slices.EqualFunc(found, v.GetFound(), func(a, b *lvmdv1.Condition) bool { return proto.Equal(a, b) }) {
+		return
+	}
+	_, err := n.options.LVMD.NoteHealth(ctx, &lvmdv1.NoteHealthRequest{Id: v.GetId(), Found: found})
+	if err != nil && status.Code(err) != codes.NotFound && ctx.Err() == nil {
+		n.options.Log.Warn("a volume's health could not be noted; it is tried again", "volume", v.GetId(), "error", err)
+	}
+}
+
 // list asks lvmd for all volumes that are ready.
 func (n *Node) list(ctx context.Context) ([]*lvmdv1.Volume, error) {
 	volumes, err := n.all(ctx)
 	return slices.DeleteFunc(volumes, func(v *lvmdv1.Volume) bool { return v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY }), err
 }
 
-// reasons that the metrics always have, so that an alert can tell "none" from
-// "not known".
+// knownReasons are those that this plugin finds. The metrics always have them, so that
+// an alert can tell "none" from "not known".
 var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemFailed}
 
 // ailing sets the gauge of unhealthy volumes. Reasons that were there once stay

@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +68,34 @@ carve_node_volume_conditions{reason="FileSystemReadOnly"} 1
 	if n := strings.Count(f.machine.Log.String(), "rid of what was wrong"); n != 2 {
 		t.Errorf("logged %d times", n)
 	}
+}
+
+func TestLvmdIsToldOnceWhatItDoesNotKnowByItself(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = []*lvmdv1.Condition{{Type: "Degraded", Message: "m"}} })
+	f.must(f.stage(v, filesystemAccess(writer)))
+	wantNoted := func(notes int, types ...string) {
+		t.Helper()
+		for range 2 {
+			f.CheckHealth(context.Background(), driver.Ailments{})
+		}
+		var got []string
+		for _, c := range f.listed()[0].GetFound() {
+			got = append(got, c.GetType())
+			if c.GetMessage() == "" {
+				t.Errorf("%s has no message", c.GetType())
+			}
+		}
+		if !slices.Equal(got, types) || f.lvmd.Notes() != notes {
+			t.Errorf("noted %q with %d calls, want %q with %d", got, f.lvmd.Notes(), types, notes)
+		}
+	}
+	wantNoted(0)
+	f.mounts.TurnReadOnly(deviceOf(v))
+	wantNoted(1, "FileSystemReadOnly")
+	f.must(f.unstage(v))
+	wantNoted(2)
 }
 
 func TestStorageHealth(t *testing.T) {

@@ -135,6 +135,8 @@ type volume struct {
 	// conditions is empty when healthy; so is raid, which the kernel says of
 	// the images of a RAID volume.
 	conditions, raid []*lvmdv1.Condition
+	// found is what the node plugin found wrong with what is on the volume.
+	found []*lvmdv1.Condition
 	// entry is the volume in a list, encoded, as it was when entryOf was told of it;
 	// or nil.
 	entry   []byte

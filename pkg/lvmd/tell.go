@@ -44,7 +44,7 @@ func (v *volume) tell(p *lvmdv1.Volume) {
 	p.SizeBytes = v.extents*v.group.info.ExtentSize - v.rec.Ident.headerBytes()
 	p.State = lvmdv1.VolumeState_VOLUME_STATE_READY
 	p.VgUuid = v.group.info.UUID
-	p.Conditions = v.allConditions()
+	p.Conditions, p.Found = v.allConditions(), v.found
 	if !v.rec.Emptied.IsZero() {
 		p.EmptiedAt = timestamppb.New(v.rec.Emptied)
 	}
@@ -72,7 +72,7 @@ type told struct {
 // told is what is to be told of the volume, and false where there is more to tell.
 // The caller holds the lock.
 func (v *volume) told() (told, bool) {
-	if len(v.allConditions()) > 0 || v.making != nil {
+	if len(v.allConditions()) > 0 || len(v.found) > 0 || v.making != nil {
 		return told{}, false
 	}
 	return told{

@@ -347,8 +347,10 @@ type Volume struct {
 	// The UUID that the file system was made with; empty for BLOCK.
 	FsUuid string `protobuf:"bytes,40,opt,name=fs_uuid,json=fsUuid,proto3" json:"fs_uuid,omitempty"`
 	// As they were asked for.
-	Profile       string            `protobuf:"bytes,41,opt,name=profile,proto3" json:"profile,omitempty"`
-	FsSettings    map[string]string `protobuf:"bytes,42,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Profile    string            `protobuf:"bytes,41,opt,name=profile,proto3" json:"profile,omitempty"`
+	FsSettings map[string]string `protobuf:"bytes,42,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// What the node plugin noted of it (NoteHealth). Empty when healthy.
+	Found         []*Condition `protobuf:"bytes,43,rep,name=found,proto3" json:"found,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -551,6 +553,102 @@ func (x *Volume) GetFsSettings() map[string]string {
 	return nil
 }
 
+func (x *Volume) GetFound() []*Condition {
+	if x != nil {
+		return x.Found
+	}
+	return nil
+}
+
+type NoteHealthRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// At most 8. A type is up to 64 letters, a message up to 1024 bytes.
+	Found         []*Condition `protobuf:"bytes,2,rep,name=found,proto3" json:"found,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteHealthRequest) Reset() {
+	*x = NoteHealthRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteHealthRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteHealthRequest) ProtoMessage() {}
+
+func (x *NoteHealthRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteHealthRequest.ProtoReflect.Descriptor instead.
+func (*NoteHealthRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *NoteHealthRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *NoteHealthRequest) GetFound() []*Condition {
+	if x != nil {
+		return x.Found
+	}
+	return nil
+}
+
+type NoteHealthResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteHealthResponse) Reset() {
+	*x = NoteHealthResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteHealthResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteHealthResponse) ProtoMessage() {}
+
+func (x *NoteHealthResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteHealthResponse.ProtoReflect.Descriptor instead.
+func (*NoteHealthResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+}
+
 // What a volume is made of. Exactly one is set.
 type VolumeSource struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -562,7 +660,7 @@ type VolumeSource struct {
 
 func (x *VolumeSource) Reset() {
 	*x = VolumeSource{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +672,7 @@ func (x *VolumeSource) String() string {
 func (*VolumeSource) ProtoMessage() {}
 
 func (x *VolumeSource) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +685,7 @@ func (x *VolumeSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSource.ProtoReflect.Descriptor instead.
 func (*VolumeSource) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{3}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *VolumeSource) GetSnapshotId() string {
@@ -629,7 +727,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +739,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +752,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Snapshot) GetId() string {
@@ -787,7 +885,7 @@ type DeviceClass struct {
 
 func (x *DeviceClass) Reset() {
 	*x = DeviceClass{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +897,7 @@ func (x *DeviceClass) String() string {
 func (*DeviceClass) ProtoMessage() {}
 
 func (x *DeviceClass) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +910,7 @@ func (x *DeviceClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClass.ProtoReflect.Descriptor instead.
 func (*DeviceClass) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeviceClass) GetName() string {
@@ -936,7 +1034,7 @@ type ClassGroup struct {
 
 func (x *ClassGroup) Reset() {
 	*x = ClassGroup{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -948,7 +1046,7 @@ func (x *ClassGroup) String() string {
 func (*ClassGroup) ProtoMessage() {}
 
 func (x *ClassGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -961,7 +1059,7 @@ func (x *ClassGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassGroup.ProtoReflect.Descriptor instead.
 func (*ClassGroup) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ClassGroup) GetVgName() string {
@@ -1047,7 +1145,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1059,7 +1157,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1072,7 +1170,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1168,7 +1266,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1278,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1291,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1214,7 +1312,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1324,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1337,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -1264,7 +1362,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1374,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1387,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
 }
 
 type GetVolumeRequest struct {
@@ -1303,7 +1401,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1413,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1426,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetVolumeRequest) GetId() string {
@@ -1354,7 +1452,7 @@ type GetVolumeResponse struct {
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1464,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1477,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -1401,7 +1499,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1511,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1524,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListVolumesRequest) GetPageSize() int32 {
@@ -1454,7 +1552,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1564,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1577,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1504,7 +1602,7 @@ type ListClassesRequest struct {
 
 func (x *ListClassesRequest) Reset() {
 	*x = ListClassesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1614,7 @@ func (x *ListClassesRequest) String() string {
 func (*ListClassesRequest) ProtoMessage() {}
 
 func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1627,7 @@ func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesRequest.ProtoReflect.Descriptor instead.
 func (*ListClassesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
 }
 
 type ListClassesResponse struct {
@@ -1541,7 +1639,7 @@ type ListClassesResponse struct {
 
 func (x *ListClassesResponse) Reset() {
 	*x = ListClassesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1651,7 @@ func (x *ListClassesResponse) String() string {
 func (*ListClassesResponse) ProtoMessage() {}
 
 func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1664,7 @@ func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesResponse.ProtoReflect.Descriptor instead.
 func (*ListClassesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListClassesResponse) GetClasses() []*DeviceClass {
@@ -1588,7 +1686,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1698,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1711,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExpandVolumeRequest) GetId() string {
@@ -1646,7 +1744,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1756,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1769,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -1694,7 +1792,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1804,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1817,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateSnapshotRequest) GetName() string {
@@ -1752,7 +1850,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1764,7 +1862,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1777,7 +1875,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -1798,7 +1896,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +1908,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +1921,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteSnapshotRequest) GetId() string {
@@ -1848,7 +1946,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1958,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1971,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
 }
 
 type GetSnapshotRequest struct {
@@ -1887,7 +1985,7 @@ type GetSnapshotRequest struct {
 
 func (x *GetSnapshotRequest) Reset() {
 	*x = GetSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +1997,7 @@ func (x *GetSnapshotRequest) String() string {
 func (*GetSnapshotRequest) ProtoMessage() {}
 
 func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2010,7 @@ func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetSnapshotRequest) GetId() string {
@@ -1938,7 +2036,7 @@ type GetSnapshotResponse struct {
 
 func (x *GetSnapshotResponse) Reset() {
 	*x = GetSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2048,7 @@ func (x *GetSnapshotResponse) String() string {
 func (*GetSnapshotResponse) ProtoMessage() {}
 
 func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2061,7 @@ func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
@@ -1987,7 +2085,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2097,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2110,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListSnapshotsRequest) GetPageSize() int32 {
@@ -2047,7 +2145,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2157,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2170,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2097,7 +2195,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2207,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2220,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
 }
 
 type WatchResponse struct {
@@ -2149,7 +2247,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2259,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2272,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -2243,7 +2341,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\xd2\a\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\x82\b\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -2278,10 +2376,15 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\afs_uuid\x18( \x01(\tR\x06fsUuid\x12\x18\n" +
 	"\aprofile\x18) \x01(\tR\aprofile\x12F\n" +
 	"\vfs_settings\x18* \x03(\v2%.carve.lvmd.v1.Volume.FsSettingsEntryR\n" +
-	"fsSettings\x1a=\n" +
+	"fsSettings\x12.\n" +
+	"\x05found\x18+ \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\x1a=\n" +
 	"\x0fFsSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
+	"\x11NoteHealthRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
+	"\x05found\x18\x02 \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\"\x14\n" +
+	"\x12NoteHealthResponse\"L\n" +
 	"\fVolumeSource\x12\x1f\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
 	"snapshotId\x12\x1b\n" +
@@ -2423,7 +2526,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15VOLUME_STATE_CREATING\x10\x01\x12\x16\n" +
-	"\x12VOLUME_STATE_READY\x10\x022\xc3\a\n" +
+	"\x12VOLUME_STATE_READY\x10\x022\x96\b\n" +
 	"\x04LVMD\x12W\n" +
 	"\fCreateVolume\x12\".carve.lvmd.v1.CreateVolumeRequest\x1a#.carve.lvmd.v1.CreateVolumeResponse\x12W\n" +
 	"\fDeleteVolume\x12\".carve.lvmd.v1.DeleteVolumeRequest\x1a#.carve.lvmd.v1.DeleteVolumeResponse\x12N\n" +
@@ -2434,7 +2537,9 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x0eCreateSnapshot\x12$.carve.lvmd.v1.CreateSnapshotRequest\x1a%.carve.lvmd.v1.CreateSnapshotResponse\x12]\n" +
 	"\x0eDeleteSnapshot\x12$.carve.lvmd.v1.DeleteSnapshotRequest\x1a%.carve.lvmd.v1.DeleteSnapshotResponse\x12T\n" +
 	"\vGetSnapshot\x12!.carve.lvmd.v1.GetSnapshotRequest\x1a\".carve.lvmd.v1.GetSnapshotResponse\x12Z\n" +
-	"\rListSnapshots\x12#.carve.lvmd.v1.ListSnapshotsRequest\x1a$.carve.lvmd.v1.ListSnapshotsResponse\x12D\n" +
+	"\rListSnapshots\x12#.carve.lvmd.v1.ListSnapshotsRequest\x1a$.carve.lvmd.v1.ListSnapshotsResponse\x12Q\n" +
+	"\n" +
+	"NoteHealth\x12 .carve.lvmd.v1.NoteHealthRequest\x1a!.carve.lvmd.v1.NoteHealthResponse\x12D\n" +
 	"\x05Watch\x12\x1b.carve.lvmd.v1.WatchRequest\x1a\x1c.carve.lvmd.v1.WatchResponse0\x01B/Z-github.com/carve-csi/carve/api/lvmd/v1;lvmdv1b\x06proto3"
 
 var (
@@ -2450,100 +2555,106 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),                // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),               // 1: carve.lvmd.v1.VolumeState
 	(*Owner)(nil),                  // 2: carve.lvmd.v1.Owner
 	(*Condition)(nil),              // 3: carve.lvmd.v1.Condition
 	(*Volume)(nil),                 // 4: carve.lvmd.v1.Volume
-	(*VolumeSource)(nil),           // 5: carve.lvmd.v1.VolumeSource
-	(*Snapshot)(nil),               // 6: carve.lvmd.v1.Snapshot
-	(*DeviceClass)(nil),            // 7: carve.lvmd.v1.DeviceClass
-	(*ClassGroup)(nil),             // 8: carve.lvmd.v1.ClassGroup
-	(*CreateVolumeRequest)(nil),    // 9: carve.lvmd.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),   // 10: carve.lvmd.v1.CreateVolumeResponse
-	(*DeleteVolumeRequest)(nil),    // 11: carve.lvmd.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),   // 12: carve.lvmd.v1.DeleteVolumeResponse
-	(*GetVolumeRequest)(nil),       // 13: carve.lvmd.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),      // 14: carve.lvmd.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),     // 15: carve.lvmd.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),    // 16: carve.lvmd.v1.ListVolumesResponse
-	(*ListClassesRequest)(nil),     // 17: carve.lvmd.v1.ListClassesRequest
-	(*ListClassesResponse)(nil),    // 18: carve.lvmd.v1.ListClassesResponse
-	(*ExpandVolumeRequest)(nil),    // 19: carve.lvmd.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),   // 20: carve.lvmd.v1.ExpandVolumeResponse
-	(*CreateSnapshotRequest)(nil),  // 21: carve.lvmd.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil), // 22: carve.lvmd.v1.CreateSnapshotResponse
-	(*DeleteSnapshotRequest)(nil),  // 23: carve.lvmd.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil), // 24: carve.lvmd.v1.DeleteSnapshotResponse
-	(*GetSnapshotRequest)(nil),     // 25: carve.lvmd.v1.GetSnapshotRequest
-	(*GetSnapshotResponse)(nil),    // 26: carve.lvmd.v1.GetSnapshotResponse
-	(*ListSnapshotsRequest)(nil),   // 27: carve.lvmd.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),  // 28: carve.lvmd.v1.ListSnapshotsResponse
-	(*WatchRequest)(nil),           // 29: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),          // 30: carve.lvmd.v1.WatchResponse
-	nil,                            // 31: carve.lvmd.v1.Volume.FsSettingsEntry
-	nil,                            // 32: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	(*timestamppb.Timestamp)(nil),  // 33: google.protobuf.Timestamp
+	(*NoteHealthRequest)(nil),      // 5: carve.lvmd.v1.NoteHealthRequest
+	(*NoteHealthResponse)(nil),     // 6: carve.lvmd.v1.NoteHealthResponse
+	(*VolumeSource)(nil),           // 7: carve.lvmd.v1.VolumeSource
+	(*Snapshot)(nil),               // 8: carve.lvmd.v1.Snapshot
+	(*DeviceClass)(nil),            // 9: carve.lvmd.v1.DeviceClass
+	(*ClassGroup)(nil),             // 10: carve.lvmd.v1.ClassGroup
+	(*CreateVolumeRequest)(nil),    // 11: carve.lvmd.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),   // 12: carve.lvmd.v1.CreateVolumeResponse
+	(*DeleteVolumeRequest)(nil),    // 13: carve.lvmd.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),   // 14: carve.lvmd.v1.DeleteVolumeResponse
+	(*GetVolumeRequest)(nil),       // 15: carve.lvmd.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),      // 16: carve.lvmd.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),     // 17: carve.lvmd.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),    // 18: carve.lvmd.v1.ListVolumesResponse
+	(*ListClassesRequest)(nil),     // 19: carve.lvmd.v1.ListClassesRequest
+	(*ListClassesResponse)(nil),    // 20: carve.lvmd.v1.ListClassesResponse
+	(*ExpandVolumeRequest)(nil),    // 21: carve.lvmd.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),   // 22: carve.lvmd.v1.ExpandVolumeResponse
+	(*CreateSnapshotRequest)(nil),  // 23: carve.lvmd.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil), // 24: carve.lvmd.v1.CreateSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),  // 25: carve.lvmd.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil), // 26: carve.lvmd.v1.DeleteSnapshotResponse
+	(*GetSnapshotRequest)(nil),     // 27: carve.lvmd.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),    // 28: carve.lvmd.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),   // 29: carve.lvmd.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),  // 30: carve.lvmd.v1.ListSnapshotsResponse
+	(*WatchRequest)(nil),           // 31: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),          // 32: carve.lvmd.v1.WatchResponse
+	nil,                            // 33: carve.lvmd.v1.Volume.FsSettingsEntry
+	nil,                            // 34: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	(*timestamppb.Timestamp)(nil),  // 35: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	33, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	35, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
-	5,  // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
-	33, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
-	31, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
-	0,  // 8: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
-	2,  // 9: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	33, // 10: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,  // 11: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
-	3,  // 12: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
-	8,  // 13: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
-	0,  // 14: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
-	2,  // 15: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
-	5,  // 16: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
-	32, // 17: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	4,  // 18: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 19: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 20: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	7,  // 21: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 22: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	2,  // 23: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
-	6,  // 24: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	6,  // 25: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	6,  // 26: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
-	7,  // 27: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 28: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	9,  // 29: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
-	11, // 30: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
-	13, // 31: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
-	15, // 32: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
-	17, // 33: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
-	19, // 34: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
-	21, // 35: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	23, // 36: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	25, // 37: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	27, // 38: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
-	29, // 39: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	10, // 40: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	12, // 41: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	14, // 42: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	16, // 43: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	18, // 44: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
-	20, // 45: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	22, // 46: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	24, // 47: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	26, // 48: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	28, // 49: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	30, // 50: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	40, // [40:51] is the sub-list for method output_type
-	29, // [29:40] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	7,  // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
+	35, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
+	33, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
+	3,  // 8: carve.lvmd.v1.Volume.found:type_name -> carve.lvmd.v1.Condition
+	3,  // 9: carve.lvmd.v1.NoteHealthRequest.found:type_name -> carve.lvmd.v1.Condition
+	0,  // 10: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 11: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
+	35, // 12: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,  // 13: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
+	3,  // 14: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
+	10, // 15: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
+	0,  // 16: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 17: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
+	7,  // 18: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
+	34, // 19: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	4,  // 20: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 21: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 22: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	9,  // 23: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 24: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	2,  // 25: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
+	8,  // 26: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	8,  // 27: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	8,  // 28: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
+	9,  // 29: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 30: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	11, // 31: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
+	13, // 32: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
+	15, // 33: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
+	17, // 34: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
+	19, // 35: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
+	21, // 36: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
+	23, // 37: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	25, // 38: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	27, // 39: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	29, // 40: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	5,  // 41: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
+	31, // 42: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	12, // 43: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	14, // 44: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	16, // 45: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	18, // 46: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	20, // 47: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	22, // 48: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	24, // 49: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	26, // 50: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	28, // 51: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	30, // 52: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	6,  // 53: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
+	32, // 54: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	43, // [43:55] is the sub-list for method output_type
+	31, // [31:43] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_api_lvmd_v1_lvmd_proto_init() }
@@ -2557,7 +2668,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

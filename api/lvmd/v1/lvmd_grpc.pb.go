@@ -63,6 +63,7 @@ const (
 	LVMD_DeleteSnapshot_FullMethodName = "/carve.lvmd.v1.LVMD/DeleteSnapshot"
 	LVMD_GetSnapshot_FullMethodName    = "/carve.lvmd.v1.LVMD/GetSnapshot"
 	LVMD_ListSnapshots_FullMethodName  = "/carve.lvmd.v1.LVMD/ListSnapshots"
+	LVMD_NoteHealth_FullMethodName     = "/carve.lvmd.v1.LVMD/NoteHealth"
 	LVMD_Watch_FullMethodName          = "/carve.lvmd.v1.LVMD/Watch"
 )
 
@@ -103,6 +104,11 @@ type LVMDClient interface {
 	GetSnapshot(ctx context.Context, in *GetSnapshotRequest, opts ...grpc.CallOption) (*GetSnapshotResponse, error)
 	// ListSnapshots pages through snapshots in id order. It runs no command.
 	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
+	// NoteHealth takes down what the node plugin found wrong with what is on a
+	// volume, in place of what it found before; nothing, when all is well. lvmd
+	// tells it to its watchers as Volume.found, and forgets it when it ends: who
+	// notes compares, and notes again.
+	NoteHealth(ctx context.Context, in *NoteHealthRequest, opts ...grpc.CallOption) (*NoteHealthResponse, error)
 	// Watch sends the node's full state first, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
@@ -217,6 +223,16 @@ func (c *lVMDClient) ListSnapshots(ctx context.Context, in *ListSnapshotsRequest
 	return out, nil
 }
 
+func (c *lVMDClient) NoteHealth(ctx context.Context, in *NoteHealthRequest, opts ...grpc.CallOption) (*NoteHealthResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NoteHealthResponse)
+	err := c.cc.Invoke(ctx, LVMD_NoteHealth_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lVMDClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LVMD_ServiceDesc.Streams[0], LVMD_Watch_FullMethodName, cOpts...)
@@ -273,6 +289,11 @@ type LVMDServer interface {
 	GetSnapshot(context.Context, *GetSnapshotRequest) (*GetSnapshotResponse, error)
 	// ListSnapshots pages through snapshots in id order. It runs no command.
 	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
+	// NoteHealth takes down what the node plugin found wrong with what is on a
+	// volume, in place of what it found before; nothing, when all is well. lvmd
+	// tells it to its watchers as Volume.found, and forgets it when it ends: who
+	// notes compares, and notes again.
+	NoteHealth(context.Context, *NoteHealthRequest) (*NoteHealthResponse, error)
 	// Watch sends the node's full state first, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
@@ -316,6 +337,9 @@ func (UnimplementedLVMDServer) GetSnapshot(context.Context, *GetSnapshotRequest)
 }
 func (UnimplementedLVMDServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
+}
+func (UnimplementedLVMDServer) NoteHealth(context.Context, *NoteHealthRequest) (*NoteHealthResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NoteHealth not implemented")
 }
 func (UnimplementedLVMDServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -521,6 +545,24 @@ func _LVMD_ListSnapshots_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LVMD_NoteHealth_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NoteHealthRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).NoteHealth(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_NoteHealth_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).NoteHealth(ctx, req.(*NoteHealthRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LVMD_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -578,6 +620,10 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListSnapshots",
 			Handler:    _LVMD_ListSnapshots_Handler,
+		},
+		{
+			MethodName: "NoteHealth",
+			Handler:    _LVMD_NoteHealth_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -36,6 +36,7 @@ type LVMD struct {
 	classes []*lvmdv1.DeviceClass
 	down    bool
 	minted  uint32
+	notes   int
 	volumes map[string]*lvmdv1.Volume
 }
 
@@ -142,6 +143,26 @@ func (l *LVMD) DeleteVolume(_ context.Context, r *lvmdv1.DeleteVolumeRequest) (*
 	}
 	delete(l.volumes, r.GetId())
 	return &lvmdv1.DeleteVolumeResponse{}, nil
+}
+
+// NoteHealth implements the service.
+func (l *LVMD) NoteHealth(_ context.Context, r *lvmdv1.NoteHealthRequest) (*lvmdv1.NoteHealthResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v, ok := l.volumes[r.GetId()]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetId())
+	}
+	v.Found = r.GetFound()
+	l.notes++
+	return &lvmdv1.NoteHealthResponse{}, nil
+}
+
+// Notes counts the calls of NoteHealth.
+func (l *LVMD) Notes() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.notes
 }
 
 // GetVolume implements the service.

@@ -330,6 +330,17 @@ func (s *Server) publish(r *lvmdv1.WatchResponse) {
 	s.changed = make(chan struct{})
 }
 
+// SetHealth says what is wrong with a volume: conditions of lvmd's, and what the node
+// plugin found.
+func (s *Server) SetHealth(id string, conditions, found []*lvmdv1.Condition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := proto.CloneOf(s.volumes[id])
+	v.Conditions, v.Found = conditions, found
+	s.volumes[id] = v
+	s.publish(&lvmdv1.WatchResponse{Volumes: []*lvmdv1.Volume{v}})
+}
+
 func (s *Server) class(name string) *Class {
 	if name != "" {
 		return s.classes[name]

@@ -1,0 +1,146 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// ailingPerPass bounds of how many volumes one pass tells that their health changed:
+// a lost disk may have a thousand.
+const ailingPerPass = 100
+
+// fleeting are condition types that come and go with what LVM does. A volume that
+// has one is told of if it still has it a pass later.
+var fleeting = []string{"Suspended", "Inactive"}
+
+// harmless are condition types that are a part of a volume's ordinary life.
+var harmless = []string{"OutOfSync"}
+
+// ailments are what is wrong with volumes, by volume id and condition type.
+type ailments struct {
+	// seen is what the last pass saw, told what users were told of.
+	seen, told map[string]map[string]string
+}
+
+// ailmentsOf are the conditions that a volume has, of lvmd and of the node plugin.
+func ailmentsOf(vol *lvmdv1.Volume) map[string]string {
+	found := map[string]string{}
+	for _, c := range slices.Concat(vol.GetConditions(), vol.GetFound()) {
+		if !slices.Contains(harmless, c.GetType()) {
+			found[c.GetType()] = c.GetMessage()
+		}
+	}
+	return found
+}
+
+// announceAilments tells those who use volumes what came to be wrong with them, and
+// what is over. Volumes of nodes that are not connected are as they were.
+func (a *auditor) announceAilments(ctx context.Context, now *present) {
+	seen, told, changed := map[string]map[string]string{}, map[string]map[string]string{}, 0
+	for id, before := range a.ailing.told {
+		if now.holders[id] == "" {
+			told[id] = before
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(now.nodes)) {
+		for id, vol := range now.nodes[node].Volumes {
+			found, before := ailmentsOf(vol), a.ailing.told[id]
+			if len(found) == 0 && len(before) == 0 {
+				continue
+			}
+			seen[id] = maps.Clone(found)
+			for kind := range found {
+				_, toldBefore := before[kind]
+				if _, seenBefore := a.ailing.seen[id][kind]; !toldBefore && !seenBefore && slices.Contains(fleeting, kind) {
+					delete(found, kind)
+				}
+			}
+			if maps.EqualFunc(found, before, func(string, string) bool { return true }) {
+				told[id] = before
+				continue
+			}
+			if changed++; changed > ailingPerPass {
+				told[id] = before // at the next pass
+				continue
+			}
+			told[id] = found
+			a.tellOfAilments(ctx, now, node, vol, before, found)
+		}
+	}
+	a.ailing = ailments{seen: seen, told: told}
+}
+
+// tellOfAilments writes Events on a volume's claim and on the Pods on the node that use
+// it; of an inline volume, on its Pod.
+func (a *auditor) tellOfAilments(ctx context.Context, now *present, node string, vol *lvmdv1.Volume, before, found map[string]string) {
+	users := a.usersOf(ctx, now, node, vol)
+	log := a.log.With("volume", vol.GetName(), "volume_id", vol.GetId(), "node", node,
+		"claim", vol.GetOwner().GetClaimNamespace()+"/"+vol.GetOwner().GetClaimName())
+	for _, kind := range slices.Sorted(maps.Keys(found)) {
+		if _, known := before[kind]; known {
+			continue
+		}
+		log.Warn("a volume is not healthy", "condition", kind, "message", found[kind])
+		for _, user := range users {
+			a.recorder.Eventf(user, v1.EventTypeWarning, reasonVolumeUnhealthy, "volume %s on node %s is not healthy: %s: %s", vol.GetId(), node, kind, found[kind])
+		}
+	}
+	var over []string
+	for _, kind := range slices.Sorted(maps.Keys(before)) {
+		if _, still := found[kind]; !still {
+			over = append(over, kind)
+		}
+	}
+	if len(over) == 0 {
+		return
+	}
+	log.Info("a volume is rid of what was wrong with it", "conditions", over)
+	for _, user := range users {
+		a.recorder.Eventf(user, v1.EventTypeNormal, reasonVolumeRecovered, "volume %s on node %s has this no more: %s", vol.GetId(), node, strings.Join(over, ", "))
+	}
+}
+
+// usersOf are the claim of a volume and the Pods on its node that use that, or the
+// Pod that an inline volume is a part of.
+func (a *auditor) usersOf(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) []runtime.Object {
+	owner := vol.GetOwner()
+	if owner.GetPodUid() != "" {
+		return []runtime.Object{&v1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: owner.GetPodNamespace(), Name: owner.GetPodName(), UID: types.UID(owner.GetPodUid()),
+		}}}
+	}
+	pvs, err := a.volumes.GetIndexer().ByIndex(byHandle, vol.GetId())
+	if err != nil || len(pvs) == 0 {
+		return nil
+	}
+	pv, ok := pvs[0].(*v1.PersistentVolume)
+	if !ok || pv.Spec.ClaimRef == nil {
+		return nil
+	}
+	claim := a.claim(string(pv.Spec.ClaimRef.UID))
+	if claim == nil {
+		return nil
+	}
+	users := []runtime.Object{claim}
+	pods, err := a.podsOn(ctx, now, claim.Namespace, node)
+	if err != nil && ctx.Err() == nil {
+		a.log.Warn("Pods that use a volume that is not healthy cannot be looked for; its claim is told",
+			"claim", fmt.Sprintf("%s/%s", claim.Namespace, claim.Name), "node", node, "error", err)
+	}
+	for i := range pods {
+		if pod := &pods[i]; pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed && uses(pod, claim) {
+			users = append(users, pod)
+		}
+	}
+	return users
+}

@@ -1,0 +1,78 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// note notes conditions of the types given.
+func (d *daemon) note(id string, types ...string) error {
+	r := &lvmdv1.NoteHealthRequest{Id: id}
+	for _, t := range types {
+		r.Found = append(r.Found, &lvmdv1.Condition{Type: t, Message: "it is so"})
+	}
+	_, err := d.client.NoteHealth(d.t.Context(), r)
+	return err
+}
+
+func TestWhatTheNodePluginFindsIsToldUntilItIsTakenBack(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("pvc-1", 1))
+	before := d.state().GetGeneration()
+	for range 2 {
+		if err := d.note(v.GetId(), "FileSystemReadOnly"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now := d.state().GetGeneration(); now != before+1 {
+		t.Errorf("generation %d after noting one thing twice, want %d", now, before+1)
+	}
+	want := []*lvmdv1.Condition{{Type: "FileSystemReadOnly", Message: "it is so"}}
+	for what, got := range map[string][]*lvmdv1.Condition{"list": d.list()[0].GetFound(), "watch": d.state().GetVolumes()[0].GetFound()} {
+		if len(got) != 1 || !proto.Equal(got[0], want[0]) {
+			t.Errorf("%s: found %v, want %v", what, got, want)
+		}
+	}
+	d.checkModel()
+	if err := d.note(v.GetId()); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.list()[0]; len(got.GetFound()) != 0 {
+		t.Errorf("found %v after it was taken back", got.GetFound())
+	}
+	if err := d.note(v.GetId(), "FileSystemErrors"); err != nil {
+		t.Fatal(err)
+	}
+	d.stop()
+	d = m.start(t)
+	if got := d.list()[0]; len(got.GetFound()) != 0 {
+		t.Errorf("found %v by an lvmd that nobody told", got.GetFound())
+	}
+}
+
+func TestWhatNobodyFindsIsRefused(t *testing.T) {
+	d := newMachine(t).start(t)
+	v := d.create(request("pvc-1", 1))
+	var many []string
+	for range 9 {
+		many = append(many, "X")
+	}
+	wantCode(t, d.note(v.GetId(), many...), codes.InvalidArgument, names.ReasonInvalidField)
+	for _, kind := range []string{"", "two words", strings.Repeat("x", 65)} {
+		wantCode(t, d.note(v.GetId(), kind), codes.InvalidArgument, names.ReasonInvalidField)
+	}
+	_, err := d.client.NoteHealth(t.Context(), &lvmdv1.NoteHealthRequest{Id: v.GetId(), Found: []*lvmdv1.Condition{{Type: "X", Message: fmt.Sprintf("%01025d", 0)}}})
+	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+	wantCode(t, d.note("cv00000000000000000000000000"), codes.NotFound, names.ReasonVolumeNotFound)
+	wantCode(t, d.note(""), codes.InvalidArgument, names.ReasonInvalidField)
+}
