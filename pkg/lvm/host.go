@@ -98,8 +98,13 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
 	defer cancel()
 	for _, g := range found {
-		if err := flush(ctx, h.known(g.Name)); errors.Is(err, ErrTimedOut) {
+		err := flush(ctx, h.known(g.Name))
+		if errors.Is(err, ErrTimedOut) {
 			return nil, err
+		}
+		if err == nil && h.isUnsettled(g.Name) {
+			// What fails of it, the next command on the pool does.
+			_ = h.tellRemovals(g.Name)
 		}
 	}
 	return found, nil
@@ -119,7 +124,7 @@ func (h *Host) remember(groups []string, found []Group) {
 	for _, g := range found {
 		delete(h.former, g.Name)
 		h.physical[g.Name] = g.Devices
-		if slices.ContainsFunc(g.Volumes, func(v Volume) bool { return v.Pool != "" }) {
+		if slices.ContainsFunc(g.Volumes, func(v Volume) bool { return v.Pool != "" || v.Attr.Type == 't' }) {
 			h.unsettled[g.Name] = true
 		}
 		for _, d := range g.Devices {

@@ -57,10 +57,7 @@ const nobody = 1<<24 - 2
 // Only what failed leaves messages: nothing is read but after a Scan, which follows
 // that, until there are none.
 func (h *Host) settle(group string, names ...string) (deaf []thinPoolText, err error) {
-	h.mu.Lock()
-	unsettled := h.unsettled[group]
-	h.mu.Unlock()
-	if !unsettled {
+	if !h.isUnsettled(group) {
 		return nil, nil
 	}
 	waiting, err := committed(h, group, parseMessages)
@@ -86,6 +83,12 @@ func (h *Host) settle(group string, names ...string) (deaf []thinPoolText, err e
 		}
 	}
 	return deaf, nil
+}
+
+func (h *Host) isUnsettled(group string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.unsettled[group]
 }
 
 // settle tells whether the kernel has the pool's number. If it has not and was sent
@@ -124,6 +127,42 @@ func (p *thinPoolText) settle(group string) (deaf bool, err error) {
 		return false, fmt.Errorf("some of %d messages were sent, which LVM sends one by one", len(p.creates)+len(p.deletes))
 	}
 	return true, send(device, 0, "set_transaction_id %d %d", number, p.transaction)
+}
+
+// tellRemovals sends the group's pools what they were not told of removals: LVM would
+// do so at the next command on the pool, and until then what was removed takes its
+// room. The metadata must be durable. While a command is under way, which sends its
+// messages itself, nothing is done.
+func (h *Host) tellRemovals(group string) error {
+	unlock, err := lockGroup(lockDir, group)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	waiting, err := committed(h, group, parseMessages)
+	if err != nil {
+		return err
+	}
+	for _, p := range waiting {
+		device, params, err := dmPoolStatus(group, p.name)
+		if err != nil {
+			return err
+		}
+		word, _, _ := strings.Cut(params, " ")
+		number, err := strconv.ParseUint(word, 10, 64)
+		if err != nil || number+1 != p.transaction || len(p.creates) > 0 {
+			continue
+		}
+		for _, removed := range p.deletes {
+			if err := send(device, unix.ENODATA, "delete %d", removed); err != nil {
+				return err
+			}
+		}
+		if err := send(device, 0, "set_transaction_id %d %d", number, p.transaction); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // forgetRemoved has deaf pools forget those of the volumes that LVM has removed.

@@ -64,7 +64,9 @@ func TestLVMKilledInTheMiddleOfACommand(t *testing.T) { thickNode(t).killWithin(
 func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
 	poolNode(t).killWithin(t, thinDrills, death{thinDrills[5], 5, "lvm"}, death{thinDrills[4], 4, "lvm"}, death{thinDrills[3], 5, "lvm"},
 		// The pool is suspended, and its volume has a table that was never committed.
-		death{thinDrills[1], 5, "lvm"})
+		death{thinDrills[1], 5, "lvm"},
+		// The volume is removed, and the pool was not told.
+		death{thinDrills[2], 3, "lvm"})
 }
 
 func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
