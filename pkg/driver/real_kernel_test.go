@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +28,16 @@ func newReal(t testing.TB, disk, medium string) *real {
 	t.Helper()
 	m := drivertest.NewRealMachine(t, disk, medium)
 	return &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
+}
+
+// isEmpty tells whether lvmd says that all of the group is free.
+func (r *real) isEmpty() bool {
+	r.t.Helper()
+	answer, err := r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return !slices.ContainsFunc(answer.GetClasses(), func(c *lvmdv1.DeviceClass) bool { return c.GetAvailableBytes() != c.GetTotalBytes() })
 }
 
 // shutDown makes the file system at a path forget what it has not written,
@@ -113,11 +124,12 @@ func (r *real) delete(v *lvmdv1.Volume) {
 	}
 }
 
-// waitForRoom waits until deleted volumes are wiped and gone.
+// waitForRoom waits until deleted volumes are wiped and gone, and lvmd knows.
 func (r *real) waitForRoom() {
 	r.t.Helper()
 	for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(200 * time.Millisecond) {
-		if strings.TrimSpace(drivertest.ByHand(r.t, "lvm", "lvs", "--noheadings", drivertest.Group, "--config", drivertest.HandConfig)) == "" {
+		if strings.TrimSpace(drivertest.ByHand(r.t, "lvm", "lvs", "--noheadings", drivertest.Group, "--config", drivertest.HandConfig)) == "" &&
+			r.isEmpty() {
 			return
 		}
 	}
