@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -45,6 +46,11 @@ const patience = time.Minute
 // one machine at a time.
 func NewRealMachine(t testing.TB, disk, medium string, classes ...string) *Machine {
 	t.Helper()
+	// A command of an lvmd that was stopped may have left links to devices that are
+	// gone, which the next lvmd drops; vgcreate refuses the name for them.
+	if err := os.RemoveAll("/dev/" + Group); err != nil {
+		t.Fatal(err)
+	}
 	ByHand(t, "lvm", "vgcreate", "--yes", "--dataalignment", "2m", Group, disk, "--config", HandConfig)
 	t.Cleanup(func() {
 		ByHand(t, "lvm", "vgremove", "--yes", "--force", "--force", Group, "--config", HandConfig)
