@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -58,15 +57,18 @@ func run(ctx context.Context, p plan, out, progress io.Writer) error {
 		return err
 	}
 	defer cleanUp()
-	bursts, err := measureBursts(ctx, p, programs, progress)
-	if err != nil {
-		return err
-	}
 	filling, err := measureFilling(ctx, p, programs, progress)
 	if err != nil {
 		return err
 	}
-	return errors.Join(printBursts(out, p, bursts), printFilling(out, p, filling))
+	if err := printFilling(out, p, filling); err != nil {
+		return err
+	}
+	bursts, err := measureBursts(ctx, p, programs, progress)
+	if err != nil {
+		return err
+	}
+	return printBursts(out, p, bursts)
 }
 
 // createTimes are how long the fake nodes take to make a volume.

@@ -11,7 +11,7 @@ import (
 )
 
 func printBursts(out io.Writer, p plan, results map[time.Duration]*bursts) error {
-	fmt.Fprintf(out, "Pods with an ephemeral volume on %d nodes; of bursts, medians of %d:\n\n", p.nodes, p.rounds)
+	fmt.Fprintf(out, "\nPods with an ephemeral volume on %d nodes; of bursts, medians of %d:\n\n", p.nodes, p.rounds)
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
 	header(w, "create takes", "Pods", "Pods per second", "Pod created → placed, p50", "p99", "selected → bound, p50", "p99",
 		"API writes per volume", "failures", "PV controller's alarms", "all deleted after")
@@ -38,7 +38,7 @@ func printRow(w io.Writer, createTime time.Duration, pods string, rounds []burst
 }
 
 func printFilling(out io.Writer, p plan, b *burst) error {
-	fmt.Fprintf(out, "\nFilling nodes to the last byte:\n\n")
+	fmt.Fprintf(out, "Filling nodes to the last byte:\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
 	header(w, "nodes", "Pods", "Pods per second", "all placed after", "provisioning failures", "PV controller's alarms", "API writes per volume")
 	row(w, p.fillNodes, b.pods, p.fillRate, short(b.all), b.failures, b.alarms, fmt.Sprintf("%.1f", b.writes))
