@@ -24,6 +24,10 @@ type Options struct {
 	Namespace netns.Namespace
 	// Kube is the path of the binary that kube.Build returned.
 	Kube string
+	// ClientRate is how many requests per second the controller-manager and the
+	// scheduler may each make of the API server; 0 leaves them at their defaults. What
+	// Open returns starts them with its own.
+	ClientRate int
 	// Progress is told what is waited for. It may be nil.
 	Progress io.Writer
 }
@@ -35,6 +39,7 @@ type ControlPlane struct {
 	dir        string
 	namespace  netns.Namespace
 	kube       string
+	clientRate int
 	progress   io.Writer
 	identities *identities
 }
@@ -79,7 +84,7 @@ func load(o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the folder %s: %w", o.Dir, err)
 	}
-	c := &ControlPlane{dir: dir, namespace: o.Namespace, kube: o.Kube, progress: o.Progress}
+	c := &ControlPlane{dir: dir, namespace: o.Namespace, kube: o.Kube, clientRate: o.ClientRate, progress: o.Progress}
 	if err := os.MkdirAll(filepath.Join(dir, logFolder), 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder of logs: %w", err)
 	}

@@ -127,11 +127,15 @@ func (c *ControlPlane) managerArguments() []string {
 // is one of each, so neither waits for a lease.
 func (c *ControlPlane) clientArguments(config string) []string {
 	file := filepath.Join(c.dir, config)
-	return []string{
+	arguments := []string{
 		"--kubeconfig=" + file,
 		"--authentication-kubeconfig=" + file,
 		"--authorization-kubeconfig=" + file,
 		"--bind-address=127.0.0.1",
 		"--leader-elect=false",
 	}
+	if c.clientRate > 0 {
+		arguments = append(arguments, "--kube-api-qps="+strconv.Itoa(c.clientRate), "--kube-api-burst="+strconv.Itoa(c.clientRate))
+	}
+	return arguments
 }

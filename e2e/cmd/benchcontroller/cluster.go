@@ -83,6 +83,7 @@ type clusterOptions struct {
 	nodes      int
 	nodeBytes  int64
 	createTime time.Duration
+	clientRate int // of Kubernetes' own controllers; 0 for their defaults
 }
 
 // cluster is a control plane with a controller and fake nodes.
@@ -112,7 +113,7 @@ func withCluster(ctx context.Context, o clusterOptions, f func(*cluster) error) 
 		err = errors.Join(err, netns.Remove(removing, name)) // ends all that runs inside
 	}()
 	c := &cluster{clusterOptions: o, dir: dir, namespace: namespace}
-	c.plane, err = controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "plane"), Namespace: namespace, Kube: o.programs.kubernetes, Progress: o.progress})
+	c.plane, err = controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "plane"), Namespace: namespace, Kube: o.programs.kubernetes, ClientRate: o.clientRate, Progress: o.progress})
 	if err != nil {
 		return err
 	}

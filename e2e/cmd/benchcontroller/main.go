@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -26,8 +27,32 @@ type plan struct {
 // singleRate is how many Pods per second come where each is to be alone.
 const singleRate = 0.5
 
-// bursts are the measurements with one create time.
+// setting is what a measurement is made with.
+type setting struct {
+	createTime time.Duration // how long the fake nodes take to make a volume
+	clientRate int           // requests per second of the scheduler and the controller-manager; 0 for their defaults
+}
+
+// rate tells the setting's clientRate in a table.
+func (s setting) rate() string {
+	if s.clientRate == 0 {
+		return "defaults"
+	}
+	return strconv.Itoa(s.clientRate) + " per second"
+}
+
+// highRate is more than the scheduler and the controller-manager want.
+const highRate = 1000
+
+var (
+	burstSettings   = []setting{{}, {createTime: 200 * time.Millisecond}, {clientRate: highRate}}
+	fillingSettings = []setting{{}, {clientRate: highRate}}
+)
+
+// bursts are the measurements with one setting.
 type bursts struct {
+	setting
+
 	single *burst // nil for none
 	rounds []burst
 }
@@ -57,11 +82,15 @@ func run(ctx context.Context, p plan, out, progress io.Writer) error {
 		return err
 	}
 	defer cleanUp()
-	filling, err := measureFilling(ctx, p, programs, progress)
-	if err != nil {
-		return err
+	var filled []filling
+	for _, s := range fillingSettings {
+		b, err := measureFilling(ctx, p, s, programs, progress)
+		if err != nil {
+			return err
+		}
+		filled = append(filled, filling{s, *b})
 	}
-	if err := printFilling(out, p, filling); err != nil {
+	if err := printFilling(out, p, filled); err != nil {
 		return err
 	}
 	bursts, err := measureBursts(ctx, p, programs, progress)
@@ -71,47 +100,51 @@ func run(ctx context.Context, p plan, out, progress io.Writer) error {
 	return printBursts(out, p, bursts)
 }
 
-// createTimes are how long the fake nodes take to make a volume.
-var createTimes = []time.Duration{0, 200 * time.Millisecond}
-
-func measureBursts(ctx context.Context, p plan, programs *programs, progress io.Writer) (map[time.Duration]*bursts, error) {
-	results := map[time.Duration]*bursts{}
-	for _, createTime := range createTimes {
-		results[createTime] = &bursts{}
+func measureBursts(ctx context.Context, p plan, programs *programs, progress io.Writer) ([]bursts, error) {
+	var results []bursts
+	for _, s := range burstSettings {
+		result := bursts{setting: s}
 		err := withCluster(ctx, clusterOptions{
-			programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, createTime: createTime,
+			programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, createTime: s.createTime, clientRate: s.clientRate,
 		}, func(c *cluster) error {
 			for round := range p.rounds + 1 { // the first does not count
-				fmt.Fprintf(progress, "burst %d of %d, creates take %s\n", round, p.rounds, createTime)
+				fmt.Fprintf(progress, "burst %d of %d, creates take %s\n", round, p.rounds, s.createTime)
 				b, err := c.burst(ctx, p.burst, 1<<30, 0)
 				if err != nil {
 					return err
 				}
 				if round > 0 {
-					results[createTime].rounds = append(results[createTime].rounds, *b)
+					result.rounds = append(result.rounds, *b)
 				}
 			}
 			if p.singles == 0 {
 				return nil
 			}
-			fmt.Fprintf(progress, "%d Pods one by one, creates take %s\n", p.singles, createTime)
+			fmt.Fprintf(progress, "%d Pods one by one, creates take %s\n", p.singles, s.createTime)
 			var err error
-			results[createTime].single, err = c.burst(ctx, p.singles, 1<<30, singleRate)
+			result.single, err = c.burst(ctx, p.singles, 1<<30, singleRate)
 			return err
 		})
 		if err != nil {
 			return nil, err
 		}
+		results = append(results, result)
 	}
 	return results, nil
 }
 
+// filling is what the filling of nodes took with one setting.
+type filling struct {
+	setting
+	burst
+}
+
 // measureFilling fills nodes to the last byte with Pods that come at a rate.
-func measureFilling(ctx context.Context, p plan, programs *programs, progress io.Writer) (*burst, error) {
+func measureFilling(ctx context.Context, p plan, s setting, programs *programs, progress io.Writer) (*burst, error) {
 	const perNode = 10
 	var result *burst
 	err := withCluster(ctx, clusterOptions{
-		programs: programs, progress: progress, nodes: p.fillNodes, nodeBytes: perNode << 30, createTime: 0,
+		programs: programs, progress: progress, nodes: p.fillNodes, nodeBytes: perNode << 30, createTime: s.createTime, clientRate: s.clientRate,
 	}, func(c *cluster) error {
 		fmt.Fprintf(progress, "filling %d nodes\n", p.fillNodes)
 		var err error

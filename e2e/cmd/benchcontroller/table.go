@@ -10,22 +10,22 @@ import (
 	"time"
 )
 
-func printBursts(out io.Writer, p plan, results map[time.Duration]*bursts) error {
+func printBursts(out io.Writer, p plan, results []bursts) error {
 	fmt.Fprintf(out, "\nPods with an ephemeral volume on %d nodes; of bursts, medians of %d:\n\n", p.nodes, p.rounds)
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
-	header(w, "create takes", "Pods", "Pods per second", "Pod created → placed, p50", "p99", "selected → bound, p50", "p99",
+	header(w, "create takes", "Kubernetes' own clients", "Pods", "Pods per second", "Pod created → placed, p50", "p99", "selected → bound, p50", "p99",
 		"API writes per volume", "failures", "PV controller's alarms", "all deleted after")
-	for _, createTime := range createTimes {
-		if single := results[createTime].single; single != nil {
-			printRow(w, createTime, fmt.Sprintf("%d, %g per second", p.singles, singleRate), []burst{*single})
+	for _, r := range results {
+		if r.single != nil {
+			printRow(w, r.setting, fmt.Sprintf("%d, %g per second", p.singles, singleRate), []burst{*r.single})
 		}
-		printRow(w, createTime, fmt.Sprintf("%d at once", p.burst), results[createTime].rounds)
+		printRow(w, r.setting, fmt.Sprintf("%d at once", p.burst), r.rounds)
 	}
 	return w.Flush()
 }
 
-func printRow(w io.Writer, createTime time.Duration, pods string, rounds []burst) {
-	row(w, createTime, pods,
+func printRow(w io.Writer, s setting, pods string, rounds []burst) {
+	row(w, s.createTime, s.rate(), pods,
 		fmt.Sprintf("%.1f", middle(rounds, func(b burst) float64 { return float64(b.pods) / b.all.Seconds() })),
 		short(middle(rounds, func(b burst) time.Duration { return quantile(b.placed, 50) })),
 		short(middle(rounds, func(b burst) time.Duration { return quantile(b.placed, 99) })),
@@ -37,11 +37,13 @@ func printRow(w io.Writer, createTime time.Duration, pods string, rounds []burst
 		short(middle(rounds, func(b burst) time.Duration { return b.deleteAll })))
 }
 
-func printFilling(out io.Writer, p plan, b *burst) error {
+func printFilling(out io.Writer, p plan, results []filling) error {
 	fmt.Fprintf(out, "Filling nodes to the last byte:\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
-	header(w, "nodes", "Pods", "Pods per second", "all placed after", "provisioning failures", "PV controller's alarms", "API writes per volume")
-	row(w, p.fillNodes, b.pods, p.fillRate, short(b.all), b.failures, b.alarms, fmt.Sprintf("%.1f", b.writes))
+	header(w, "Kubernetes' own clients", "nodes", "Pods", "Pods per second", "all placed after", "provisioning failures", "PV controller's alarms", "API writes per volume")
+	for _, f := range results {
+		row(w, f.rate(), p.fillNodes, f.pods, p.fillRate, short(f.all), f.failures, f.alarms, fmt.Sprintf("%.1f", f.writes))
+	}
 	return w.Flush()
 }
 

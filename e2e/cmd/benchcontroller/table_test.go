@@ -11,10 +11,10 @@ func TestTablesAreMarkdown(t *testing.T) {
 		failures: 3, writes: 7.25, deleteAll: time.Minute}
 	p := plan{nodes: 50, burst: 2, rounds: 1, singles: 2, fillNodes: 1, fillRate: 40}
 	var out strings.Builder
-	if err := printBursts(&out, p, map[time.Duration]*bursts{createTimes[0]: {single: &one, rounds: []burst{one}}, createTimes[1]: {rounds: []burst{one}}}); err != nil {
+	if err := printBursts(&out, p, []bursts{{single: &one, rounds: []burst{one}}, {setting: setting{createTime: 200 * time.Millisecond}, rounds: []burst{one}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := printFilling(&out, p, &one); err != nil {
+	if err := printFilling(&out, p, []filling{{burst: one}, {setting: setting{clientRate: highRate}, burst: one}}); err != nil {
 		t.Fatal(err)
 	}
 	rows := 0
@@ -33,10 +33,10 @@ func TestTablesAreMarkdown(t *testing.T) {
 			t.Errorf("%d columns, want %d: %s", n-1, columns-1, line)
 		}
 	}
-	if rows != 2+3+2+1 {
+	if rows != 2+3+2+2 {
 		t.Errorf("%d rows:\n%s", rows, out.String())
 	}
-	for _, cell := range []string{"0.5 per second", "2 at once", "200ms", "7.2", "20ms", "1m0s"} {
+	for _, cell := range []string{"0.5 per second", "2 at once", "200ms", "7.2", "defaults", "1000 per second", "20ms", "1m0s"} {
 		if !strings.Contains(out.String(), cell) {
 			t.Errorf("no %q in\n%s", cell, out.String())
 		}
