@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
 	"math/bits"
 )
 
@@ -18,10 +19,37 @@ type Demand struct {
 	Policy Policy
 }
 
-// Fit returns nil when a node can take all of the demands together, or says
-// which class is short there. What the claims have reserved on the node already
-// is not counted against them, nor is a volume that exists there.
+// ShortError says that a node cannot take volumes together.
+type ShortError struct {
+	// Node is the node, Class the device class of the largest volume that finds
+	// too little room, under the name by which the node knows it.
+	Node, Class string
+	// Bytes is what that volume asks of the class, rounded up, and Left what
+	// there is for it beside the others.
+	Bytes, Left int64
+	// Beside are the other demands that draw on the same group.
+	Beside []Demand
+}
+
+func (e *ShortError) Error() string {
+	return fmt.Sprintf("node %s has no room for all of the Pod's volumes: device class %q has %d bytes left for one of %d, beside the others and what is reserved",
+		e.Node, e.Class, e.Left, e.Bytes)
+}
+
+// Fit returns nil when a node can take all of the demands together, in whatever
+// order they come, or else why not: a *ShortError when it is for want of room.
+// What the claims have reserved on the node already is not counted against them,
+// nor is a volume that exists there.
 func (l *Ledger) Fit(name string, demands []Demand) error {
+	return l.fit(name, demands, false)
+}
+
+// FitAlone is Fit as though nobody else had reserved anything.
+func (l *Ledger) FitAlone(name string, demands []Demand) error {
+	return l.fit(name, demands, true)
+}
+
+func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
@@ -29,45 +57,61 @@ func (l *Ledger) Fit(name string, demands []Demand) error {
 		return fmt.Errorf("node %s has not reported its capacity", name)
 	}
 	l.lapse(name, n)
-	taken := map[string]*sum{} // by group, without what the demands have reserved
-	for group, s := range n.reserved {
-		t := *s
-		taken[group] = &t
+	others := map[string]sum{} // what they have reserved, by group
+	if !alone {
+		for group, s := range n.reserved {
+			others[group] = *s
+		}
 	}
-	open := make([]Demand, 0, len(demands))
+	type volume struct {
+		Demand
+		class      ClassReport
+		size, cost int64
+	}
+	var open []volume
 	for _, d := range demands {
 		if _, exists := n.report.Volumes[d.Volume]; exists {
 			continue
 		}
-		open = append(open, d)
-		if e := n.claims[d.Claim]; e != nil && e.charged {
-			taken[e.group].sub(e.bytes)
-		}
-	}
-	others := map[string]int64{}
-	for group, t := range taken {
-		others[group] = t.saturated()
-	}
-	for _, d := range open {
 		c, ok := findClass(n.report.Classes, d.Class)
 		if !ok {
 			return fmt.Errorf("node %s does not have device class %q", name, d.Class)
 		}
-		t := taken[c.Group]
-		if t == nil {
-			t = &sum{}
-			taken[c.Group] = t
-		}
-		bytes := roundUp(max(d.Bytes, c.MinimumVolume), c.AllocationUnit)
-		t.add(bytes)
-		// As in Room, what others wait for may come out of the largest stretch
-		// of space; the Pod's own volumes may each take another one.
-		if t.saturated() > c.Available || others[c.Group] > min(c.MaximumVolume, c.Available)-bytes {
-			return fmt.Errorf("node %s has no room for all of the Pod's volumes: device class %q has %d bytes free, %d are reserved or asked for",
-				name, c.Name, c.Available, t.saturated())
+		open = append(open, volume{d, c, c.size(d.Bytes), c.cost(d.Bytes)})
+		if e := n.claims[d.Claim]; e != nil && e.charged && !alone {
+			s := others[e.group]
+			s.sub(e.bytes)
+			others[e.group] = s
 		}
 	}
-	return nil
+	all := maps.Clone(others)
+	for _, v := range open {
+		s := all[v.class.Group]
+		s.add(v.cost)
+		all[v.class.Group] = s
+	}
+	short, left := -1, int64(0)
+	for i, v := range open {
+		before, beside := others[v.class.Group], all[v.class.Group]
+		beside.sub(v.cost)
+		// As in Room, what others wait for may come out of the largest stretch
+		// of space; the Pod's own volumes may each take another one.
+		room := min(v.class.room(before.saturated()).MaximumVolume, v.class.room(beside.saturated()).Available)
+		if v.size > room && (short < 0 || v.cost > open[short].cost) {
+			short, left = i, room
+		}
+	}
+	if short < 0 {
+		return nil
+	}
+	class := open[short].class
+	err := &ShortError{Node: name, Class: class.Name, Bytes: open[short].size, Left: left}
+	for i, v := range open {
+		if i != short && v.class.Group == class.Group {
+			err.Beside = append(err.Beside, v.Demand)
+		}
+	}
+	return err
 }
 
 // Score rates nodes for the demands, 0 to most, by the policies of the

@@ -1,7 +1,12 @@
 package scheduler
 
 import (
+	"errors"
+	"fmt"
+	"maps"
 	"math"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,9 +32,25 @@ func TestFit(t *testing.T) {
 		"claims of different groups do not add up": {
 			demands: []Demand{demand("a", "c", 60*mib), demand("b", "other", 44*mib)}},
 		"claims of different classes of one group add up": {
-			demands: []Demand{demand("a", "c", 60*mib), demand("b", "twin", 44*mib)}, short: `"twin" has`},
+			demands: []Demand{demand("a", "c", 60*mib), demand("b", "twin", 44*mib)}, short: `"c" has`},
 		"sizes are rounded up before they are added": {
 			demands: []Demand{demand("a", "c", 48*mib+1), demand("b", "c", 52*mib)}, short: `"c" has`},
+		"a large volume after a mirrored one, with what the mirrors take": {
+			demands: []Demand{demand("a", "mirrored", 300*mib), demand("b", "plain", 600*mib)}, short: `"mirrored" has 205520896 bytes left for one of 314572800`},
+		"a mirrored volume after a large one": {
+			demands: []Demand{demand("a", "plain", 600*mib), demand("b", "mirrored", 300*mib)}, short: `"mirrored" has`},
+		"a mirrored volume and all that it leaves": {
+			demands: []Demand{demand("a", "plain", 392*mib), demand("b", "mirrored", 300*mib)}},
+		"two mirrored volumes, each with its bookkeeping": {
+			demands: []Demand{demand("a", "mirrored", 248*mib), demand("b", "mirrored", 248*mib)}, short: `"mirrored" has 255852544 bytes left for one of 260046848`},
+		"two mirrored volumes that fill the group": {
+			demands: []Demand{demand("a", "mirrored", 248*mib), demand("b", "mirrored", 244*mib)}},
+		"what others have reserved for mirrors counts once": {
+			reserved: []Reservation{{Claim: "x", Volume: "pvc-x", Node: "n", Class: "mirrored", Bytes: 200 * mib, Deadline: now}},
+			demands:  []Demand{demand("a", "mirrored", 200*mib)}},
+		"what others have reserved for mirrors counts with its bookkeeping": {
+			reserved: []Reservation{{Claim: "x", Volume: "pvc-x", Node: "n", Class: "mirrored", Bytes: 200 * mib, Deadline: now}},
+			demands:  []Demand{demand("a", "mirrored", 200*mib), demand("b", "plain", 188*mib)}, short: `"mirrored" has`},
 		"what others have reserved counts": {
 			reserved: []Reservation{{Claim: "x", Volume: "pvc-x", Node: "n", Class: "twin", Bytes: 8 * mib, Deadline: now}},
 			demands:  []Demand{demand("a", "c", 60*mib), demand("b", "c", 40*mib)}, short: `"c" has`},
@@ -52,7 +73,9 @@ func TestFit(t *testing.T) {
 			l := NewLedger(fixedClock(&now))
 			other, pieces := class("other", 50*mib), class("pieces", 100*mib)
 			other.Group, pieces.Group, pieces.MaximumVolume = "vg2", "vg3", 8*mib
-			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 100*mib), class("twin", 100*mib), other, pieces}, Volumes: counted("pvc-there")})
+			plain, mirrored := class("plain", 1000*mib), class("mirrored", 496*mib)
+			plain.Group, mirrored.Group, mirrored.UnitCost, mirrored.VolumeCost = "vg4", "vg4", 8*mib, 8*mib
+			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 100*mib), class("twin", 100*mib), other, pieces, plain, mirrored}, Volumes: counted("pvc-there")})
 			for _, r := range test.reserved {
 				l.Reserve(r)
 			}
@@ -95,6 +118,131 @@ func TestAPodFitsWhereItsSumDoesAndEachOfItsVolumes(t *testing.T) {
 			t.Fatalf("fit once the claims have reserved: %v, want %v", got, want)
 		}
 	})
+}
+
+// permute calls f with every order of the demands.
+func permute(demands []Demand, f func([]Demand)) {
+	var from func(int)
+	from = func(i int) {
+		if i == len(demands) {
+			f(demands)
+		}
+		for j := i; j < len(demands); j++ {
+			demands[i], demands[j] = demands[j], demands[i]
+			from(i + 1)
+			demands[i], demands[j] = demands[j], demands[i]
+		}
+	}
+	from(0)
+}
+
+func TestAPodFitsWhereItsVolumesDoOneAfterAnotherInAnyOrder(t *testing.T) {
+	now := time.Unix(1000, 0)
+	rapid.Check(t, func(t *rapid.T) {
+		n := &realNode{free: map[string]int64{"shared": rapid.Int64Range(0, 50).Draw(t, "shared") * 2 * mib, "own": rapid.Int64Range(0, 10).Draw(t, "own") * 4 * mib},
+			volumes: map[string]realVolume{}}
+		volume := func(id string) Demand {
+			return Demand{Claim: id, Volume: "pvc-" + id, Class: rapid.SampledFrom(slices.Sorted(maps.Keys(groups))).Draw(t, "class"),
+				Bytes: rapid.Int64Range(1, 20*mib).Draw(t, "bytes")}
+		}
+		ledgerWith := func(taken []Demand) *Ledger {
+			l := NewLedger(fixedClock(&now))
+			l.Report("n", n.snapshot())
+			for _, d := range taken {
+				l.Reserve(Reservation{Claim: d.Claim, Volume: d.Volume, Node: "n", Class: d.Class, Bytes: d.Bytes, Deadline: now})
+			}
+			return l
+		}
+		var others, demands []Demand
+		for i := range rapid.IntRange(0, 2).Draw(t, "others") {
+			others = append(others, volume(fmt.Sprint("other", i)))
+		}
+		for i := range rapid.IntRange(0, 4).Draw(t, "demands") {
+			demands = append(demands, volume(fmt.Sprint("claim", i)))
+		}
+		// fits is what reserving one after another shows, beside what others have
+		// reserved, whichever order. None of them is held to lie in the same
+		// stretch of space as another.
+		fits := func(others []Demand) bool {
+			all := true
+			permute(slices.Clone(demands), func(order []Demand) {
+				l := ledgerWith(others)
+				for _, d := range order {
+					c, _ := findClass(n.classes(), d.Class)
+					first, _ := ledgerWith(others).Room("n", d.Class)
+					room, _ := l.Room("n", d.Class)
+					all = all && c.size(d.Bytes) <= room.Available && c.size(d.Bytes) <= first.MaximumVolume
+					l.Reserve(Reservation{Claim: d.Claim, Volume: d.Volume, Node: "n", Class: d.Class, Bytes: d.Bytes, Deadline: now})
+				}
+			})
+			return all
+		}
+		want, alone := fits(others), fits(nil)
+		permute(slices.Clone(demands), func(order []Demand) {
+			l := ledgerWith(others)
+			if got := l.Fit("n", order); (got == nil) != want {
+				t.Fatalf("fit of %+v beside %+v: %v, want %v", order, others, got, want)
+			}
+			for i, d := range order { // once some of them, and in the end all, have reserved
+				l.Reserve(Reservation{Claim: d.Claim, Volume: d.Volume, Node: "n", Class: d.Class, Bytes: d.Bytes, Deadline: now})
+				if got := l.Fit("n", order); (got == nil) != want {
+					t.Fatalf("fit of %+v beside %+v once %d have reserved: %v, want %v", order, others, i+1, got, want)
+				}
+			}
+			if got := l.FitAlone("n", order); (got == nil) != alone {
+				t.Fatalf("fit of %+v alone: %v, want %v", order, got, alone)
+			}
+		})
+	})
+}
+
+func TestAPodFitsWhereItsGroupsHoldAllThatItsVolumesTake(t *testing.T) {
+	now := time.Unix(1000, 0)
+	rapid.Check(t, func(t *rapid.T) {
+		// Whole units of the coarsest layout: no class' report leaves any of it out.
+		free := rapid.Int64Range(1, 60).Draw(t, "free") * 8 * mib
+		plain, mirrored := class("plain", free), class("mirrored", (free-8*mib)/2)
+		mirrored.UnitCost, mirrored.VolumeCost = 8*mib, 8*mib
+		l := NewLedger(fixedClock(&now))
+		l.Report("n", NodeReport{Classes: []ClassReport{plain, mirrored}})
+		var taken int64
+		var demands []Demand
+		take := func(what string) Demand {
+			c := rapid.SampledFrom([]string{"plain", "mirrored"}).Draw(t, "class of "+what)
+			units := rapid.Int64Range(1, 30).Draw(t, "units of "+what)
+			if taken += units * 4 * mib; c == "mirrored" {
+				taken += units*4*mib + 8*mib
+			}
+			return Demand{Claim: what, Volume: "pvc-" + what, Class: c, Bytes: units*4*mib - rapid.Int64Range(0, 4*mib-1).Draw(t, "less")}
+		}
+		for i := range rapid.IntRange(0, 3).Draw(t, "others") {
+			d := take(fmt.Sprint("other ", i))
+			l.Reserve(Reservation{Claim: d.Claim, Volume: d.Volume, Node: "n", Class: d.Class, Bytes: d.Bytes, Deadline: now})
+		}
+		for i := range rapid.IntRange(1, 4).Draw(t, "demands") {
+			demands = append(demands, take(fmt.Sprint("claim ", i)))
+		}
+		if got := l.Fit("n", demands); (got == nil) != (taken <= free) {
+			t.Fatalf("fit of %+v: %v; all takes %d of %d", demands, got, taken, free)
+		}
+	})
+}
+
+func TestWhatIsShortTellsOfTheLargestAndOfWhatIsBesideIt(t *testing.T) {
+	now := time.Unix(1000, 0)
+	l := NewLedger(fixedClock(&now))
+	twin, other := class("twin", 100*mib), class("other", 100*mib)
+	twin.Default, other.Group = true, "vg2"
+	l.Report("n", NodeReport{Classes: []ClassReport{class("c", 100*mib), twin, other}})
+	l.Reserve(Reservation{Claim: "x", Volume: "pvc-x", Node: "n", Class: "c", Bytes: 99 * mib, Deadline: now})
+	small, large, far := Demand{Claim: "a", Class: "c", Bytes: 33 * mib}, Demand{Claim: "b", Bytes: 70 * mib}, Demand{Claim: "d", Class: "other", Bytes: mib}
+	var short *ShortError
+	if err := l.FitAlone("n", []Demand{small, large, far}); !errors.As(err, &short) {
+		t.Fatalf("got %v, want a %T", err, short)
+	}
+	if want := (&ShortError{Node: "n", Class: "twin", Bytes: 72 * mib, Left: 64 * mib, Beside: []Demand{small}}); !reflect.DeepEqual(short, want) {
+		t.Errorf("got %+v, want %+v", short, want)
+	}
 }
 
 func TestScore(t *testing.T) {

@@ -28,9 +28,14 @@ type ClassReport struct {
 	UnitCost, VolumeCost int64
 }
 
-// cost is what a volume takes of its group.
+// size is how large a volume becomes of which so many bytes are asked for.
+func (c ClassReport) size(bytes int64) int64 {
+	return roundUp(max(bytes, c.MinimumVolume), c.AllocationUnit)
+}
+
+// cost is what such a volume takes of its group.
 func (c ClassReport) cost(bytes int64) int64 {
-	bytes = roundUp(max(bytes, c.MinimumVolume), c.AllocationUnit)
+	bytes = c.size(bytes)
 	if !c.costsMore() {
 		return bytes
 	}
@@ -44,6 +49,17 @@ func (c ClassReport) worth(taken int64) int64 {
 		return taken
 	}
 	return saturatingMultiply(roundUp(taken, c.UnitCost)/c.UnitCost, c.AllocationUnit)
+}
+
+// room is what the class may promise when so much of its group is taken since it
+// was reported.
+func (c ClassReport) room(taken int64) Room {
+	less := c.worth(taken)
+	return Room{
+		Total:         c.Total,
+		Available:     max(0, c.Available-less),
+		MaximumVolume: c.promise(min(c.MaximumVolume, c.Available) - less),
+	}
 }
 
 // promise is the largest volume that fits so much room.
@@ -298,13 +314,9 @@ func (l *Ledger) room(name, class string) (Room, bool) {
 	l.lapse(name, n)
 	var taken int64
 	if s := n.reserved[c.Group]; s != nil {
-		taken = c.worth(s.saturated())
+		taken = s.saturated()
 	}
-	return Room{
-		Total:         c.Total,
-		Available:     max(0, c.Available-taken),
-		MaximumVolume: c.promise(min(c.MaximumVolume, c.Available) - taken),
-	}, true
+	return c.room(taken), true
 }
 
 // node returns the node, made if need be.
