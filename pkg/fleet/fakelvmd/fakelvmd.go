@@ -26,17 +26,23 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // AllocationUnit is the extent size of every class.
 const AllocationUnit = 4 << 20
 
-// Class is a device class with a volume group of its own.
+// Class is a device class.
 type Class struct {
 	Name    string
 	Default bool
-	// Bytes is the size of the volume group.
+	// Group is the volume group; empty for one that no other class has.
+	Group string
+	// Bytes is the size of the volume group, told with each of its classes.
 	Bytes int64
+	// Mirrored classes keep everything twice, with a unit of bookkeeping beside
+	// each copy, as raid1 does.
+	Mirrored bool
 	// Thin classes have snapshots, which count with their volume's size.
 	Thin bool
 }
@@ -109,7 +115,7 @@ func (s *Server) SetHooks(h Hooks) {
 	s.hooks = h
 }
 
-// Resize changes the size of a class, as an administrator's vgextend would;
+// Resize changes the size of a class' group, as an administrator's vgextend would;
 // zero removes the class.
 func (s *Server) Resize(class string, bytes int64) {
 	s.mu.Lock()
@@ -122,8 +128,12 @@ func (s *Server) Resize(class string, bytes int64) {
 	if s.classes[class] == nil {
 		s.classes[class] = &Class{Name: class}
 	}
-	s.classes[class].Bytes = bytes
-	s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(class)}})
+	for _, c := range s.classes {
+		if c.group() == s.classes[class].group() {
+			c.Bytes = bytes
+		}
+	}
+	s.publish(&lvmdv1.WatchResponse{Classes: s.reports(class)})
 }
 
 // Volumes returns the volumes there are, by name.
@@ -196,19 +206,19 @@ func (s *Server) create(r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 		}
 		size = max(size, from.bytes)
 	}
-	if size > s.free(class) {
+	if size+header(r.GetEncryption()) > s.free(class) {
 		return nil, Error(codes.ResourceExhausted, names.ReasonNoSpace,
 			fmt.Sprintf("device class %s on node %s has %d bytes left, %d are needed", class.Name, s.node, s.free(class), size))
 	}
 	v := &lvmdv1.Volume{
 		Id: "cv" + newID(), Name: r.GetName(), DeviceClass: class.Name, SizeBytes: size, Mode: r.GetMode(), FsType: fs,
 		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Owner: proto.CloneOf(r.GetOwner()), CreatedAt: timestamppb.New(time.Now()),
-		VgName: "vg-" + class.Name, VgUuid: s.groupUUID(class), Source: proto.CloneOf(r.GetSource()),
+		VgName: "vg-" + class.group(), VgUuid: s.groupUUID(class), Source: proto.CloneOf(r.GetSource()),
 		Encryption: r.GetEncryption(),
 	}
 	s.volumes[v.GetId()] = v
 	s.creates++
-	s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(class.Name)}, Volumes: []*lvmdv1.Volume{v}})
+	s.publish(&lvmdv1.WatchResponse{Classes: s.reports(class.Name), Volumes: []*lvmdv1.Volume{v}})
 	return v, nil
 }
 
@@ -227,7 +237,7 @@ func (s *Server) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest
 	}
 	if v != nil {
 		delete(s.volumes, v.GetId())
-		s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(v.GetDeviceClass())}, RemovedVolumeIds: []string{v.GetId()}})
+		s.publish(&lvmdv1.WatchResponse{Classes: s.reports(v.GetDeviceClass()), RemovedVolumeIds: []string{v.GetId()}})
 	}
 	return &lvmdv1.DeleteVolumeResponse{}, nil
 }
@@ -268,7 +278,7 @@ func (s *Server) ExpandVolume(_ context.Context, r *lvmdv1.ExpandVolumeRequest) 
 	v := proto.CloneOf(old)
 	v.SizeBytes = size
 	s.volumes[v.GetId()] = v
-	s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(v.GetDeviceClass())}, Volumes: []*lvmdv1.Volume{v}})
+	s.publish(&lvmdv1.WatchResponse{Classes: s.reports(v.GetDeviceClass()), Volumes: []*lvmdv1.Volume{v}})
 	return &lvmdv1.ExpandVolumeResponse{Volume: v}, nil
 }
 
@@ -362,37 +372,80 @@ func (s *Server) byName(name string) *lvmdv1.Volume {
 	return nil
 }
 
+// group names the volume group of the class.
+func (c *Class) group() string {
+	if c.Group != "" {
+		return c.Group
+	}
+	return c.Name
+}
+
+// costs are what a unit of a volume takes of the group, and a volume besides.
+func (c *Class) costs() (unit, volume int64) {
+	if c.Mirrored {
+		return 2 * AllocationUnit, 2 * AllocationUnit
+	}
+	return AllocationUnit, 0
+}
+
+// header is what an encrypted volume takes besides its size.
+func header(encryption string) int64 {
+	if encryption == names.EncryptionLUKS {
+		return luks.HeaderBytes
+	}
+	return 0
+}
+
+// free is the largest volume that the class can have.
 func (s *Server) free(c *Class) int64 {
 	free := c.Bytes
-	for _, v := range s.volumes {
-		if v.GetDeviceClass() == c.Name {
-			free -= v.GetSizeBytes()
+	take := func(class string, bytes int64) {
+		if of := s.classes[class]; of != nil && of.group() == c.group() {
+			unit, volume := of.costs()
+			free -= bytes/AllocationUnit*unit + volume
 		}
+	}
+	for _, v := range s.volumes {
+		take(v.GetDeviceClass(), v.GetSizeBytes()+header(v.GetEncryption()))
 	}
 	for _, snapshot := range s.snapshots {
-		if snapshot.GetDeviceClass() == c.Name {
-			free -= snapshot.GetSizeBytes()
+		take(snapshot.GetDeviceClass(), snapshot.GetSizeBytes())
+	}
+	unit, volume := c.costs()
+	return max(0, (free-volume)/unit*AllocationUnit)
+}
+
+// reports are those of a class and of all that share its group.
+func (s *Server) reports(class string) []*lvmdv1.DeviceClass {
+	var out []*lvmdv1.DeviceClass
+	for _, name := range slices.Sorted(maps.Keys(s.classes)) {
+		if s.classes[name].group() == s.classes[class].group() {
+			out = append(out, s.report(name))
 		}
 	}
-	return max(0, free/AllocationUnit*AllocationUnit)
+	return out
 }
 
 func (s *Server) report(name string) *lvmdv1.DeviceClass {
 	c := s.classes[name]
 	free := s.free(c)
-	layout := "linear"
-	if c.Thin {
-		layout = "thin"
+	unit, volume := c.costs()
+	layout, total := "linear", c.Bytes
+	switch {
+	case c.Thin:
+		layout, unit, volume = "thin", 0, 0
+	case c.Mirrored:
+		layout, total = "raid1", max(0, (c.Bytes-volume)/unit*AllocationUnit)
 	}
 	return &lvmdv1.DeviceClass{
 		Name: c.Name, Default: c.Default, Type: layout, Medium: "disk",
-		VgName: "vg-" + c.Name, VgUuid: s.groupUUID(c),
-		TotalBytes: c.Bytes, AvailableBytes: free, MaximumVolumeSizeBytes: free,
-		MinimumVolumeSizeBytes: AllocationUnit, AllocationUnitBytes: AllocationUnit,
+		VgName: "vg-" + c.group(), VgUuid: s.groupUUID(c),
+		TotalBytes: total, AvailableBytes: free, MaximumVolumeSizeBytes: free,
+		MinimumVolumeSizeBytes: AllocationUnit, AllocationUnitBytes: AllocationUnit, UnitCostBytes: unit, VolumeCostBytes: volume,
 	}
 }
 
-func (s *Server) groupUUID(c *Class) string { return s.disks + "-" + c.Name }
+func (s *Server) groupUUID(c *Class) string { return s.disks + "-" + c.group() }
 
 func (s *Server) sorted() []*lvmdv1.Volume {
 	return slices.SortedFunc(maps.Values(s.volumes), func(a, b *lvmdv1.Volume) int { return strings.Compare(a.GetId(), b.GetId()) })

@@ -108,7 +108,7 @@ func (s *Server) CreateSnapshot(_ context.Context, r *lvmdv1.CreateSnapshotReque
 		CreatedAt: timestamppb.New(time.Now()), Ready: true,
 	}
 	s.snapshots[snapshot.GetId()] = snapshot
-	s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(class.Name)}})
+	s.publish(&lvmdv1.WatchResponse{Classes: s.reports(class.Name)})
 	return &lvmdv1.CreateSnapshotResponse{Snapshot: snapshot}, nil
 }
 
@@ -119,7 +119,7 @@ func (s *Server) DeleteSnapshot(_ context.Context, r *lvmdv1.DeleteSnapshotReque
 	for id, snapshot := range s.snapshots {
 		if id == r.GetId() || r.GetName() != "" && snapshot.GetName() == r.GetName() {
 			delete(s.snapshots, id)
-			s.publish(&lvmdv1.WatchResponse{Classes: []*lvmdv1.DeviceClass{s.report(snapshot.GetDeviceClass())}})
+			s.publish(&lvmdv1.WatchResponse{Classes: s.reports(snapshot.GetDeviceClass())})
 		}
 	}
 	return &lvmdv1.DeleteSnapshotResponse{}, nil
