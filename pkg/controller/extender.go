@@ -109,13 +109,19 @@ func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, er
 		if err != nil {
 			continue
 		}
-		d := scheduler.Demand{Class: r.deviceClass, Bytes: r.room(), Policy: r.placement}
-		if claim.UID != "" {
-			d.Claim, d.Volume = string(claim.UID), volumeName(claim)
-		}
-		out = append(out, d)
+		out = append(out, demandOf(claim, r))
 	}
 	return out, nil
+}
+
+// demandOf is what a claim that asks for r demands of a node. One that does not
+// exist yet has no UID.
+func demandOf(claim *v1.PersistentVolumeClaim, r request) scheduler.Demand {
+	d := scheduler.Demand{Class: r.deviceClass, Bytes: r.room(), Policy: r.placement}
+	if claim.UID != "" {
+		d.Claim, d.Volume = string(claim.UID), volumeName(claim)
+	}
+	return d
 }
 
 // claimOf returns a claim of a Pod: from the cache, or else from the API

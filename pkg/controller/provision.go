@@ -411,7 +411,7 @@ func (p *provisioner) syncDelayed(ctx context.Context, a *attempt, claim *v1.Per
 	if _, ok := view.Class(r.deviceClass); !ok {
 		return 0, p.release(ctx, a, claim, node, noSuchClass(class, r.deviceClass, view))
 	}
-	if why := p.misfit(a, claim, r, view); why != nil {
+	if why := p.misfit(a, claim, view); why != nil {
 		return 0, p.release(ctx, a, claim, node, why)
 	}
 	return p.provision(ctx, a, claim, class, r, node)

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -88,11 +89,10 @@ func claimIndexer(obj any) ([]string, error) {
 // made, and from then on the node seems too small for a while, lest it be chosen
 // again.
 //
-// Only what is certain counts: more in sum than the node has, whoever else waits
-// for it.
-func (p *provisioner) misfit(a *attempt, claim *v1.PersistentVolumeClaim, r request, view *fleet.View) error {
-	class := classOn(view, r)
-	if class == "" || len(a.doubts) > 0 {
+// What others wait for does not count: of two Pods that want the same room, one
+// can have it.
+func (p *provisioner) misfit(a *attempt, claim *v1.PersistentVolumeClaim, view *fleet.View) error {
+	if len(a.doubts) > 0 {
 		return nil
 	}
 	pods, err := p.pods.GetIndexer().ByIndex(byClaim, claim.Namespace+"/"+claim.Name)
@@ -104,17 +104,16 @@ func (p *provisioner) misfit(a *attempt, claim *v1.PersistentVolumeClaim, r requ
 		if !ok || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
 			continue
 		}
-		if err := p.misfitOf(pod, class, r, view); err != nil {
+		if err := p.misfitOf(pod, view); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// misfitOf tells why the claims of one Pod that are of a class of a node cannot be
-// there together.
-func (p *provisioner) misfitOf(pod *v1.Pod, class string, r request, view *fleet.View) error {
-	var sum, largest int64
+// misfitOf tells why the claims of one Pod cannot be on a node together.
+func (p *provisioner) misfitOf(pod *v1.Pod, view *fleet.View) error {
+	var demands []scheduler.Demand
 	var together []string
 	for _, key := range claimsNamed(pod) {
 		obj, exists, err := p.claims.GetIndexer().GetByKey(key)
@@ -122,38 +121,35 @@ func (p *provisioner) misfitOf(pod *v1.Pod, class string, r request, view *fleet
 		if err != nil || !exists || !ok {
 			continue
 		}
-		storage, ours := p.ourClass(volume.GetPersistentVolumeClaimClass(sibling))
-		if !ours || !delayed(storage) {
+		class, ours := p.ourClass(volume.GetPersistentVolumeClaimClass(sibling))
+		if !ours || !delayed(class) {
 			continue
 		}
 		selected := sibling.Annotations[volume.AnnSelectedNode]
 		if _, made := view.ByName[volumeName(sibling)]; made || sibling.Spec.VolumeName != "" || selected != "" && selected != view.Node {
 			return nil // they are bound to somewhere already
 		}
-		its, err := parseClaim(sibling, storage)
-		if err != nil || its.source != nil || classOn(view, its) != class {
+		r, err := parseClaim(sibling, class)
+		if err != nil || r.source != nil {
 			continue
 		}
-		sum, largest = sum+its.bytes, max(largest, its.bytes)
+		if _, has := view.Class(r.deviceClass); !has {
+			continue // it is handed back by itself
+		}
+		demands = append(demands, demandOf(sibling, r))
 		together = append(together, sibling.Name)
 	}
-	on, _ := view.Class(r.deviceClass)
-	if len(together) < 2 || sum <= on.GetAvailableBytes() {
+	var short *scheduler.ShortError
+	if len(demands) < 2 || !errors.As(p.ledger.FitAlone(view.Node, demands), &short) {
 		return nil
 	}
-	for _, changed := range p.ledger.Reserve(scheduler.Reservation{Claim: "pod " + string(pod.UID), Node: view.Node,
-		Class: r.deviceClass, Bytes: sum - largest, Deadline: p.now().Add(misfitHold)}) {
-		p.roomChanged(changed)
+	for _, d := range short.Beside {
+		for _, changed := range p.ledger.Reserve(scheduler.Reservation{Claim: "pod " + string(pod.UID) + " " + d.Claim + " on " + view.Node, Node: view.Node,
+			Class: d.Class, Bytes: d.Bytes, Deadline: p.now().Add(misfitHold)}) {
+			p.roomChanged(changed)
+		}
 	}
-	return fmt.Errorf("the claims %s of Pod %s need %s together in device class %q, of which node %s has %s free", strings.Join(together, ", "), pod.Name,
-		resource.NewQuantity(sum, resource.BinarySI), class, view.Node, resource.NewQuantity(on.GetAvailableBytes(), resource.BinarySI))
-}
-
-// classOn is the name of the device class that a request means on a node.
-func classOn(view *fleet.View, r request) string {
-	class, ok := view.Class(r.deviceClass)
-	if !ok {
-		return ""
-	}
-	return class.GetName()
+	return fmt.Errorf("the claims %s of Pod %s do not fit on node %s together: beside the others, device class %q has %s left for one that takes %s",
+		strings.Join(together, ", "), pod.Name, view.Node, short.Class,
+		resource.NewQuantity(short.Left, resource.BinarySI), resource.NewQuantity(short.Bytes, resource.BinarySI))
 }

@@ -1,14 +1,22 @@
 package controller
 
 import (
+	"fmt"
 	"reflect"
+	"slices"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
 // ofWeb makes a claim one of Pod web's, of a size.
@@ -76,7 +84,7 @@ func TestClaimsOfAPodThatDoNotFitTogetherAreHandedBackBeforeOneIsMade(t *testing
 			for _, name := range []string{"web-a", "web-b"} {
 				h.eventually(name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
 			}
-			h.event("Warning ProvisioningFailed", "web-a, web-b", "1200Mi together", "node n1", "1Gi free", "another node")
+			h.event("Warning ProvisioningFailed", "web-a, web-b", "node n1 together", `"local" has 424Mi left`, "takes 600Mi", "another node")
 			h.eventually("the node seems too small for either", h.capacityIs("n1", 424*mib))
 			for _, name := range []string{"web-a", "web-b"} {
 				h.selectNode(name, "n2")
@@ -86,6 +94,126 @@ func TestClaimsOfAPodThatDoNotFitTogetherAreHandedBackBeforeOneIsMade(t *testing
 				t.Errorf("%d volumes were made on n1, and there are %d on n2", n1.Creates(), len(n2.Volumes()))
 			}
 		})
+	}
+}
+
+// mirrors makes a node of one volume group with two device classes: "local", and
+// "mirrored", of which a volume takes twice its size and two units.
+func (h *harness) mirrors(name string, bytes int64) *fakelvmd.Server {
+	h.t.Helper()
+	h.node(name, 0)
+	s := fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Group: "both", Bytes: bytes},
+		fakelvmd.Class{Name: "mirrored", Group: "both", Bytes: bytes, Mirrored: true})
+	h.attach(s, name)
+	return s
+}
+
+// published is the largest volume that is promised for a StorageClass on a node,
+// nil for none.
+func (h *harness) published(node, class string) *resource.Quantity {
+	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(h.t.Context(), capacityKey{node: node, class: class}.objectName(), metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return c.MaximumVolumeSize
+}
+
+func TestClaimsOfAPodAreChargedWhatTheyTakeOfTheirGroup(t *testing.T) {
+	type wanted struct{ class, size string }
+	for name, c := range map[string]struct {
+		claims []wanted
+		others int64 // what other claims have reserved
+		short  []string
+	}{
+		"two classes of one group that are too large together":  {[]wanted{{"carve", "600Mi"}, {"mirrored", "300Mi"}}, 0, []string{"web-0, web-1", `"mirrored" has 196Mi left`, "takes 300Mi"}},
+		"two classes of one group that fill it":                 {[]wanted{{"carve", "392Mi"}, {"mirrored", "300Mi"}}, 0, nil},
+		"two mirrored ones, with their bookkeeping":             {[]wanted{{"mirrored", "248Mi"}, {"mirrored", "248Mi"}}, 0, []string{`"mirrored" has 244Mi left`, "takes 248Mi"}},
+		"two mirrored ones that fill the group":                 {[]wanted{{"mirrored", "248Mi"}, {"mirrored", "244Mi"}}, 0, nil},
+		"three mirrored ones, of which any two fit":             {[]wanted{{"mirrored", "164Mi"}, {"mirrored", "164Mi"}, {"mirrored", "164Mi"}}, 0, []string{"web-0, web-1, web-2", `"mirrored" has 160Mi left`}},
+		"sizes that are too large once they are rounded up":     {[]wanted{{"carve", "501Mi"}, {"carve", "497Mi"}}, 0, []string{`"local" has 500Mi left`, "takes 504Mi"}},
+		"sizes that fill the group once they are rounded up":    {[]wanted{{"carve", "499Mi"}, {"carve", "497Mi"}}, 0, nil},
+		"encrypted ones that are too large with their headers":  {[]wanted{{"sealed", "488Mi"}, {"sealed", "488Mi"}}, 0, []string{`"local" has 496Mi left`, "takes 504Mi"}},
+		"encrypted ones that fill the group with their headers": {[]wanted{{"sealed", "484Mi"}, {"sealed", "484Mi"}}, 0, nil},
+		"one that is too large by itself":                       {[]wanted{{"carve", "100Mi"}, {"mirrored", "500Mi"}}, 0, []string{`"mirrored" has 444Mi left`, "takes 500Mi"}},
+		"what others wait for is not counted":                   {[]wanted{{"mirrored", "248Mi"}, {"mirrored", "244Mi"}}, 900 * mib, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			small, large := h.mirrors("small", 1000*mib), h.mirrors("large", 4*gib)
+			h.class("carve", nil)
+			h.class("sealed", withKey("key", "vault"))
+			h.class("mirrored", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "mirrored"} })
+			h.run()
+			h.leader()
+			if c.others > 0 {
+				h.c.core.ledger.Reserve(scheduler.Reservation{Claim: "other", Volume: "pvc-other", Node: "small", Bytes: c.others, Deadline: time.Now().Add(time.Hour)})
+			}
+			var claims []string
+			var volumes []v1.Volume
+			for i := range c.claims {
+				claims = append(claims, fmt.Sprint("web-", i))
+				volumes = append(volumes, byName(claims[i]))
+			}
+			h.unscheduled("web", volumes...)
+			for i, name := range claims {
+				h.claim(name, "", func(claim *v1.PersistentVolumeClaim) {
+					claim.Spec.StorageClassName = &c.claims[i].class
+					ofSize(c.claims[i].size)(claim)
+				})
+			}
+			h.eventually("the controller sees the claims", func() bool {
+				return !slices.ContainsFunc(claims, func(name string) bool { return h.c.core.claim("uid-"+name) == nil })
+			})
+			made := func() bool { return !slices.ContainsFunc(claims, func(name string) bool { return !h.bound(name)() }) }
+			for _, name := range claims {
+				h.selectNode(name, "small")
+			}
+			if c.short == nil {
+				h.eventually("all are bound", made)
+				if n := small.Creates(); n != len(claims) {
+					t.Errorf("%d volumes were made, want %d", n, len(claims))
+				}
+				return
+			}
+			for _, name := range claims {
+				h.eventually(name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
+			}
+			h.event(append(c.short, "Warning ProvisioningFailed", "node small together", "another node")...)
+			h.eventually("the node seems too small for one of them", func() bool {
+				return slices.ContainsFunc(c.claims, func(w wanted) bool {
+					largest := h.published("small", w.class)
+					return largest != nil && largest.Cmp(resource.MustParse(w.size)) < 0
+				})
+			})
+			for _, name := range claims {
+				h.selectNode(name, "large")
+			}
+			h.eventually("all are bound", made)
+			if small.Creates() != 0 || len(large.Volumes()) != len(claims) {
+				t.Errorf("%d volumes were made on the small node, and there are %d on the large one, want 0 and %d", small.Creates(), len(large.Volumes()), len(claims))
+			}
+		})
+	}
+}
+
+func TestEveryNodeThatIsTooSmallForAPodSeemsSoAtTheSameTime(t *testing.T) {
+	h := newHarness(t)
+	h.mirrors("n1", gib)
+	h.mirrors("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.unscheduled("web", byName("web-a"), byName("web-b"))
+	h.claim("web-a", "", ofSize("600Mi"))
+	h.claim("web-b", "", ofSize("600Mi"))
+	h.eventually("the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
+	for _, node := range []string{"n1", "n2"} {
+		for _, name := range []string{"web-a", "web-b"} {
+			h.selectNode(name, node)
+			h.eventually(name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
+		}
+	}
+	for _, node := range []string{"n1", "n2"} {
+		h.eventually(node+" seems too small", h.capacityIs(node, 424*mib))
 	}
 }
 
