@@ -3,12 +3,17 @@ package controller
 import (
 	"fmt"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
 // notConnectedAdvice is what to do about a node that cannot be asked.
 const notConnectedAdvice = "is its Pod of the DaemonSet carve-node running? If the node will never come back, delete its Node object"
+
+// doubtAdvice is what is awaited of a node that may hold a volume and cannot be asked.
+const doubtAdvice = "waiting for it to come back, for its Node object to be deleted, or for the taint " + v1.TaintNodeOutOfService
 
 // generalAdvice is what to do about a node's refusal, by lvmd's reason, whatever
 // was asked of the node. What depends on that is said by the caller.

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -129,9 +131,10 @@ func TestAClaimThatCannotGrowSaysWhereWhatAndWhatToDo(t *testing.T) {
 
 func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 	h := newHarness(t)
-	for _, node := range []string{"small", "cordoned", "elsewhere", "away"} {
+	for _, node := range []string{"small", "cordoned", "elsewhere", "away", "out"} {
 		h.node(node, gib)
 	}
+	h.taint("out", v1.TaintNodeOutOfService)
 	cordoned, err := h.client.CoreV1().Nodes().Get(t.Context(), "cordoned", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +149,7 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 	h.class("carve", func(c *storagev1.StorageClass) {
 		immediate(c)
 		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{
-			{Key: "zone", Values: []string{"z-small", "z-cordoned", "z-away"}}}}}
+			{Key: "zone", Values: []string{"z-small", "z-cordoned", "z-away", "z-out"}}}}}
 	})
 	h.run()
 	h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
@@ -154,7 +157,24 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("2Gi")
 	})
 	h.event("Warning ProvisioningFailed", "StorageClass carve", "2Gi", "1 are not connected", "1 are excluded by allowedTopologies",
-		"1 are cordoned", "1 are too full (the largest volume would be 1Gi)")
+		"2 are cordoned or out of service", "1 are too full (the largest volume would be 1Gi)")
+}
+
+// skewedBy has the controller's clock go ahead by what the test says.
+func skewedBy(skew *atomic.Int64) harnessOption {
+	return func(c *Controller) {
+		c.core.now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
+	}
+}
+
+// touch changes a claim, so that it is looked at.
+func (h *harness) touch(name string) {
+	h.t.Helper()
+	_, err := h.client.CoreV1().PersistentVolumeClaims("default").Patch(context.Background(), name, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"labels":{"touched":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
 }
 
 // A claim that waits for a node in vain is told why once it has waited for
@@ -180,9 +200,7 @@ func TestAClaimThatNoNodeCanEverTakeIsToldWhy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var skew atomic.Int64
-			h := newHarness(t, func(c *Controller) {
-				c.core.now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
-			})
+			h := newHarness(t, skewedBy(&skew))
 			h.node("n1", test.nodes)
 			h.class("carve", test.class)
 			h.run()
@@ -193,11 +211,7 @@ func TestAClaimThatNoNodeCanEverTakeIsToldWhy(t *testing.T) {
 			})
 			h.eventually("the claim is seen", func() bool { return h.leader().provisioner.busy("uid-c") })
 			skew.Store(int64(2 * complainAfter))
-			touched := h.getClaim("c").DeepCopy()
-			touched.Labels = map[string]string{"touched": "true"}
-			if _, err := h.client.CoreV1().PersistentVolumeClaims("default").Update(t.Context(), touched, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			h.touch("c")
 			h.event(append([]string{"Warning ProvisioningFailed"}, test.expect...)...)
 			if h.volumes() != 0 {
 				t.Error("something was made")

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -115,7 +116,14 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 	defer func() { _ = p.classes.RemoveEventHandler(classes) }()
 	nodes, err := p.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    p.nodeObjectChanged,
+		AddFunc: p.nodeObjectChanged,
+		UpdateFunc: func(old, now any) {
+			before, okBefore := old.(*v1.Node)
+			after, okAfter := now.(*v1.Node)
+			if okBefore && okAfter && outOfService(before) != outOfService(after) {
+				p.nodeObjectChanged(after)
+			}
+		},
 		DeleteFunc: p.nodeObjectChanged,
 	})
 	if err != nil {
@@ -275,7 +283,8 @@ const (
 
 // desired decides what should be published. It takes away only what is
 // certainly gone: a node that is merely disconnected keeps its object, for
-// without one it could not be scheduled to.
+// without one it could not be scheduled to. One that is out of service has none
+// until its taint is taken away.
 func (p *publisher) desired(ctx context.Context, key capacityKey) (wish, scheduler.Room, error) {
 	class, ours := p.ourClass(key.class)
 	if !ours || p.withdraw {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -164,6 +165,25 @@ func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.eventually("the capacity is gone with the Node", func() bool { return h.capacity("n1") == nil })
+}
+
+func TestCapacityIsTakenAwayWhileANodeIsOutOfService(t *testing.T) {
+	for name, away := range map[string]bool{"and away": true, "and connected": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			h.node("n1", gib)
+			h.class("carve", nil)
+			h.run()
+			h.eventually("n1 is published", h.capacityIs("n1", gib))
+			if away {
+				h.cutOff("n1")
+			}
+			h.taint("n1", v1.TaintNodeOutOfService)
+			h.eventually("the capacity is gone", func() bool { return h.capacity("n1") == nil })
+			h.untaint("n1")
+			h.eventually("the capacity is back", h.capacityIs("n1", gib))
+		})
+	}
 }
 
 func TestCapacityGoesWithItsClassOnTheNodeAndInTheCluster(t *testing.T) {

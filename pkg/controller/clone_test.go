@@ -262,6 +262,41 @@ func TestAClonesNodeThatIsAwayIsWaitedFor(t *testing.T) {
 	h.eventually("clone is bound", h.bound("c"))
 }
 
+func TestASourceIsNotProtectedForACloneThatWasLostWithItsNode(t *testing.T) {
+	for name, lose := range losing {
+		for when, restart := range map[string]bool{"in one life": false, "with a restart": true} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				t.Parallel()
+				h := newHarness(t)
+				_, n2 := h.source()
+				entered := make(chan struct{}, 8)
+				n2.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+					entered <- struct{}{}
+					<-ctx.Done()
+					return ctx.Err()
+				}})
+				h.claim("c", "", cloneOf("src"))
+				<-entered
+				if restart {
+					h.stop()
+				}
+				h.net.Detach("n2")
+				if !h.protected("src") {
+					t.Fatal("the source is not protected while it may be cloned")
+				}
+				if restart {
+					h = newHarnessOn(t, h.client)
+					h.run()
+				}
+				lose(h, "n2")
+				h.event("Warning ProvisioningFailed", "node n2, which held claim src", "delete this claim")
+				h.eventually("the source is not protected any more", func() bool { return !h.protected("src") })
+				h.eventually("nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
+			})
+		}
+	}
+}
+
 func TestACloneThatIsDeletedWhileItIsMadeLeavesNothing(t *testing.T) {
 	h := newHarness(t)
 	_, n2 := h.source()

@@ -253,8 +253,8 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 		a.untainter.nodeChanged(view.Node)
 	}
 	if view.Connected && a.provisioner != nil {
-		a.provisioner.nodeConnected(view.Node)
-		a.deleter.nodeConnected(view.Node)
+		a.provisioner.nodeChanged(view.Node)
+		a.deleter.nodeChanged(view.Node)
 	}
 }
 
@@ -281,7 +281,7 @@ func reportOf(view *fleet.View) scheduler.NodeReport {
 	return report
 }
 
-// forgetGoneNodes drops what is known of nodes that left the cluster.
+// forgetGoneNodes drops what is known of nodes that are gone.
 func (c *Controller) forgetGoneNodes(ctx context.Context) {
 	ticker := time.NewTicker(time.Minute)
 	defer ticker.Stop()

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -10,7 +9,6 @@ import (
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -184,24 +182,6 @@ func (c *core) ourClasses() []*storagev1.StorageClass {
 		}
 	}
 	return out
-}
-
-// nodeGone tells whether a Node object is gone for certain: absent from the
-// cache and from the API server. An error means that nobody knows.
-func (c *core) nodeGone(ctx context.Context, name string) (bool, error) {
-	if _, err := c.nodeLister.Get(name); err == nil {
-		return false, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	_, err := c.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for node %s: %w", name, err)
-	}
-	return false, nil
 }
 
 // waiters are keys of a queue that wait for a node to connect.

@@ -186,8 +186,8 @@ func (p *provisioner) settle(ctx context.Context, a *attempt, claim *v1.Persiste
 	for _, node := range nodes {
 		if err := p.removeByName(ctx, node, a.name); err != nil {
 			if claim != nil && ctx.Err() == nil {
-				p.complain(a, claim, fmt.Sprintf("a volume may have been left on node %s, which cannot be asked: %s; "+
-					"waiting for it to come back, or for its Node object to be deleted", node, fleet.Message(err)))
+				p.complain(a, claim, fmt.Sprintf("a volume may have been left on node %s, which cannot be asked: %s; %s",
+					node, fleet.Message(err), doubtAdvice))
 			}
 			p.waiting.wait(node, a.uid)
 			return fmt.Errorf("remove what may be on node %s: %w", node, err)
@@ -234,8 +234,8 @@ func (p *provisioner) persistentVolumeExists(ctx context.Context, name string) (
 	return true, nil
 }
 
-// removeByName removes a volume from a node; one that left the cluster holds
-// nothing.
+// removeByName removes a volume from a node; one that is gone holds nothing. What
+// should come back with it, the audit finds.
 func (p *provisioner) removeByName(ctx context.Context, node, name string) error {
 	deleteCtx, cancel := context.WithTimeout(ctx, deleteTimeout)
 	defer cancel()

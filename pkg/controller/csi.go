@@ -97,7 +97,8 @@ func (c *core) nodeOfHandle(id string) (string, bool) {
 }
 
 // absentNodes returns the nodes of the cluster that have, or had, an agent of
-// ours, and are not connected.
+// ours, and are not connected. Those that are out of service are not in the
+// cluster: see nodeGone.
 func (c *core) absentNodes() []string {
 	connected := map[string]bool{}
 	for _, view := range c.fleet.Views() {
@@ -106,7 +107,7 @@ func (c *core) absentNodes() []string {
 	var out []string
 	for _, obj := range c.nodes.GetStore().List() {
 		node, ok := obj.(*v1.Node)
-		if !ok || connected[node.Name] {
+		if !ok || connected[node.Name] || outOfService(node) {
 			continue
 		}
 		if _, known := connected[node.Name]; known || hasDriver(node) {

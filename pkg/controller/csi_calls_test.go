@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -172,6 +173,17 @@ func TestWhatAnAbsentNodeMayHoldIsNotCalledGone(t *testing.T) {
 	}
 	if _, err := client.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "never/cs" + strings.Repeat("a", 26)}); status.Code(err) != codes.Unavailable {
 		t.Errorf("delete a snapshot of a node that is not connected: %v", err)
+	}
+	// Nor does one that is out of service.
+	h.cutOff("late")
+	h.c.core.fleet.Forget("late")
+	h.taint("late", v1.TaintNodeOutOfService)
+	h.eventually("the controller sees it", func() bool { return len(h.c.core.absentNodes()) == 0 })
+	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); err != nil {
+		t.Errorf("delete a volume of a node that is out of service: %v", err)
+	}
+	if _, err := client.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "late/cs" + strings.Repeat("a", 26)}); err != nil {
+		t.Errorf("delete a snapshot of a node that is out of service: %v", err)
 	}
 }
 

@@ -83,23 +83,11 @@ func (d *deleter) run(ctx context.Context) error {
 		return fmt.Errorf("watch claims: %w", err)
 	}
 	defer func() { _ = d.claims.RemoveEventHandler(claims) }()
-	lookAgain := func(obj any) {
-		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-			d.nodeConnected(name)
-		}
-	}
-	nodes, err := d.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, obj any) {
-			if node, ok := obj.(*v1.Node); ok && outOfService(node) {
-				lookAgain(obj)
-			}
-		},
-		DeleteFunc: lookAgain,
-	})
+	stop, err := d.watchGone(d.nodeChanged)
 	if err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
+		return err
 	}
-	defer func() { _ = d.nodes.RemoveEventHandler(nodes) }()
+	defer stop()
 	for range deleteWorkers {
 		workers.Go(func() {
 			for d.next(ctx) {
@@ -125,8 +113,9 @@ func (d *deleter) next(ctx context.Context) bool {
 	return true
 }
 
-// nodeConnected looks again at the volumes that wait for the node.
-func (d *deleter) nodeConnected(node string) {
+// nodeChanged looks again at the volumes that wait for the node: it connected, or
+// is gone.
+func (d *deleter) nodeChanged(node string) {
 	for _, name := range d.waiting.take(node) {
 		d.queue.Add(name)
 	}
@@ -266,7 +255,7 @@ func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 	case fleet.IsNotConnected(err):
 		d.waiting.wait(node, pv.Name)
 		if view, ok := d.fleet.View(node); ok && view.Connected {
-			d.nodeConnected(node) // it connected in between
+			d.nodeChanged(node) // it connected in between
 		}
 		lost, lostErr := d.nodeLost(ctx, node)
 		if lostErr != nil {

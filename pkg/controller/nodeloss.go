@@ -50,6 +50,50 @@ func (c *core) nodeLost(ctx context.Context, name string) (bool, error) {
 	return c.losses.lasts(name, c.now()), nil
 }
 
+// nodeGone tells whether a node is not in the cluster any more, so that what waits
+// for it must not go on waiting: its Node object is absent, from the cache and from
+// the API server, or an administrator declared it out of service. What is given up
+// by that alone can be found again, should the node return. An error means that
+// nobody knows.
+func (c *core) nodeGone(ctx context.Context, name string) (bool, error) {
+	node, err := c.nodeLister.Get(name)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+		defer cancel()
+		node, err = c.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look for node %s: %w", name, err)
+	}
+	return outOfService(node), nil
+}
+
+// watchGone calls gone with the name of every node that nodeGone comes to be true
+// of, until stop is called.
+func (c *core) watchGone(gone func(node string)) (stop func(), err error) {
+	handler, err := c.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(old, now any) {
+			before, okBefore := old.(*v1.Node)
+			after, okAfter := now.(*v1.Node)
+			if okBefore && okAfter && outOfService(after) && !outOfService(before) {
+				gone(after.Name)
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				gone(name)
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch nodes: %w", err)
+	}
+	return func() { _ = c.nodes.RemoveEventHandler(handler) }, nil
+}
+
 func outOfService(node *v1.Node) bool {
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == v1.TaintNodeOutOfService {
@@ -96,26 +140,16 @@ func newReleaser(c *core) *releaser {
 
 // run works until ctx is done. The caches must have synced.
 func (r *releaser) run(ctx context.Context) error {
-	kick := func() {
+	stop, err := r.watchGone(func(string) {
 		select {
 		case r.kick <- struct{}{}:
 		default:
 		}
-	}
-	nodes, err := r.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(old, now any) {
-			a, okA := old.(*v1.Node)
-			b, okB := now.(*v1.Node)
-			if okA && okB && outOfService(b) && !outOfService(a) {
-				kick()
-			}
-		},
-		DeleteFunc: func(any) { kick() },
 	})
 	if err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
+		return err
 	}
-	defer func() { _ = r.nodes.RemoveEventHandler(nodes) }()
+	defer stop()
 	ticker := time.NewTicker(min(nodeLossPass, max(r.losses.grace, 10*time.Millisecond)))
 	defer ticker.Stop()
 	for {

@@ -42,11 +42,35 @@ func (h *harness) taint(name, key string) {
 	}
 }
 
+// untaint takes all taints away.
+func (h *harness) untaint(name string) {
+	h.t.Helper()
+	node, err := h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	node = node.DeepCopy()
+	node.Spec.Taints = nil
+	if _, err := h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// cutOff takes a node's uplink away.
+func (h *harness) cutOff(name string) {
+	h.t.Helper()
+	h.net.Detach(name)
+	h.eventually(name+" is away", func() bool { v, _ := h.c.core.fleet.View(name); return !v.Connected })
+}
+
+// losing are the ways to lose a node for good.
+var losing = map[string]func(*harness, string){
+	"its Node object is deleted":                 func(h *harness, node string) { h.deleteNode(node) },
+	"an administrator says it is out of service": func(h *harness, node string) { h.taint(node, v1.TaintNodeOutOfService) },
+}
+
 func TestANodeThatIsLostTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
-	for name, lose := range map[string]func(*harness){
-		"its Node object is deleted":                 func(h *harness) { h.deleteNode("n1") },
-		"an administrator says it is out of service": func(h *harness) { h.taint("n1", v1.TaintNodeOutOfService) },
-	} {
+	for name, lose := range losing {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHarness(t)
@@ -55,7 +79,7 @@ func TestANodeThatIsLostTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 			h.run()
 			h.boundVolume("c", "n1")
 			h.net.Detach("n1")
-			lose(h)
+			lose(h, "n1")
 			h.event("Warning NodeLost", "n1", "made again elsewhere")
 			h.eventually("claim and volume are gone", func() bool { return h.claimIsGone("c") && h.volumes() == 0 })
 		})

@@ -79,7 +79,7 @@ func (p *provisioner) choose(a *attempt, class *storagev1.StorageClass, r reques
 			passed.away++
 		case !allowedBy(class.AllowedTopologies, node):
 			passed.forbidden++
-		case node.Spec.Unschedulable:
+		case node.Spec.Unschedulable || outOfService(node):
 			passed.cordoned++
 		case now.Sub(a.full[c.Node]) < fullMemory:
 			passed.full++
@@ -113,7 +113,7 @@ type passedOver struct {
 
 func (o passedOver) explain(class *storagev1.StorageClass, r request) error {
 	return fmt.Errorf("no connected node that StorageClass %s allows has %s free in device class %q: of those that have the class, "+
-		"%d are not connected, %d are excluded by allowedTopologies, %d are cordoned, %d are too full (the largest volume would be %s); trying on",
+		"%d are not connected, %d are excluded by allowedTopologies, %d are cordoned or out of service, %d are too full (the largest volume would be %s); trying on",
 		class.Name, resource.NewQuantity(r.bytes, resource.BinarySI), r.deviceClass,
 		o.away, o.forbidden, o.cordoned, o.full, resource.NewQuantity(o.largest, resource.BinarySI))
 }

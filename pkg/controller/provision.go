@@ -153,6 +153,11 @@ func (p *provisioner) run(ctx context.Context) error {
 		return fmt.Errorf("watch storage classes: %w", err)
 	}
 	defer func() { _ = p.classes.RemoveEventHandler(classes) }()
+	stop, err := p.watchGone(p.nodeChanged)
+	if err != nil {
+		return err
+	}
+	defer stop()
 
 	for range provisionWorkers {
 		workers.Go(func() {
@@ -215,8 +220,9 @@ func (p *provisioner) attemptOf(uid string, claim *v1.PersistentVolumeClaim) *at
 	return p.attempts[uid]
 }
 
-// nodeConnected looks again at the claims that wait for the node.
-func (p *provisioner) nodeConnected(node string) {
+// nodeChanged looks again at the claims that wait for the node: it connected, or
+// is gone.
+func (p *provisioner) nodeChanged(node string) {
 	for _, uid := range p.waiting.take(node) {
 		p.queue.Add(uid)
 	}
@@ -430,7 +436,7 @@ func (p *provisioner) awaitNode(ctx context.Context, a *attempt, claim *v1.Persi
 	}
 	if gone {
 		delete(a.doubts, node)
-		return 0, p.release(ctx, a, claim, node, fmt.Errorf("node %s is not in the cluster any more", node))
+		return 0, p.release(ctx, a, claim, node, fmt.Errorf("node %s is not in the cluster any more, or out of service", node))
 	}
 	now := p.now()
 	if a.unreachableSince.IsZero() {
@@ -441,8 +447,7 @@ func (p *provisioner) awaitNode(ctx context.Context, a *attempt, claim *v1.Persi
 		return left, nil
 	}
 	if doubted || slices.Contains(p.fleet.Holders(a.name), node) {
-		p.complain(a, claim, fmt.Sprintf("node %s lost its connection to the carve controller while it made the volume; "+
-			"waiting for it to come back, or for its Node object to be deleted", node))
+		p.complain(a, claim, fmt.Sprintf("node %s is not connected to the carve controller and may have made the volume already; %s", node, doubtAdvice))
 		return complainEvery, nil
 	}
 	return 0, p.release(ctx, a, claim, node, fmt.Errorf("%w for %s; is its carve agent running?", &fleet.NotConnectedError{Node: node}, releaseUnreachable))

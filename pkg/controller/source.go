@@ -255,7 +255,10 @@ func (p *provisioner) awaitSource(ctx context.Context, a *attempt, claim *v1.Per
 		return 0, err
 	case gone:
 		delete(a.doubts, from.node)
-		p.complain(a, claim, fmt.Sprintf("node %s, which held %s, is not in the cluster any more; delete this claim", from.node, from.what))
+		p.unreserve(a.uid)
+		p.letSourceGo(a)
+		p.complain(a, claim, fmt.Sprintf("node %s, which held %s, is not in the cluster any more, or out of service; "+
+			"delete this claim, unless the node comes back", from.node, from.what))
 		return complainEvery, nil
 	}
 	if a.unreachableSince.IsZero() {

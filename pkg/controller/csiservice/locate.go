@@ -87,7 +87,7 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 		case goneErr != nil:
 			return "", nil, goneErr
 		case gone:
-			return "", nil, fail(codes.NotFound, "volume %s was on node %s, which is not in the cluster any more", id, node)
+			return "", nil, fail(codes.NotFound, "volume %s was on node %s, which is not in the cluster any more, or out of service", id, node)
 		}
 		return "", nil, onNode(node, err)
 	}

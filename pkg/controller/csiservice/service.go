@@ -43,7 +43,8 @@ type Options struct {
 	NodeOf func(volumeID string) (node string, ok bool)
 	// Absent returns the nodes that may hold volumes and are not connected.
 	Absent func() []string
-	// NodeGone tells whether a node left the cluster for good.
+	// NodeGone tells whether a node is not in the cluster any more: its Node
+	// object is deleted, or it is declared out of service.
 	NodeGone func(ctx context.Context, node string) (bool, error)
 	// ClusterID is what snapshots are tagged with.
 	ClusterID string

@@ -73,7 +73,7 @@ func (s *Service) Snapshot(ctx context.Context, name, source, ownerNamespace, ow
 }
 
 // DeleteSnapshot removes a snapshot. One that is not there is no error, nor is
-// one of a node that left the cluster.
+// one of a node that is gone (Options.NodeGone).
 func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	if r.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id", "a value is required")
