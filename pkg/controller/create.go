@@ -44,7 +44,7 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 		}
 	}
 	_, doubted := a.doubts[node]
-	a.doubts[node] = struct{}{}
+	a.doubts[node], a.inherited = struct{}{}, ""
 	began := p.now()
 	createCtx, cancel := context.WithTimeout(ctx, timeout)
 	vol, err := p.fleet.CreateVolume(createCtx, node, r.create(claim, p.clusterID))

@@ -74,6 +74,9 @@ type attempt struct {
 	// doubts are nodes that may hold the volume while no PersistentVolume
 	// speaks for it.
 	doubts map[string]struct{}
+	// inherited is the one of them that the claim had chosen when this life
+	// began, for as long as this life has not asked it for the volume.
+	inherited string
 	// announced is the node for which the Event Provisioning was sent.
 	announced string
 	// unreachableSince is when the selected node was first found without uplink.
@@ -107,6 +110,17 @@ type attempt struct {
 
 	complaint    string
 	complainedAt time.Time
+}
+
+// inDoubt tells whether a node was asked for the volume in this life and it is not
+// known whether it has it.
+func (a *attempt) inDoubt() bool {
+	for node := range a.doubts {
+		if node != a.inherited {
+			return true
+		}
+	}
+	return false
 }
 
 // stale tells whether the cache still shows the claim as it was before it was
@@ -228,12 +242,39 @@ func (p *provisioner) nodeChanged(node string) {
 	}
 }
 
-// deriveReservations reserves for every claim that chose a node already. It is
-// called once, before room is published and before run.
+// deriveReservations reserves for every claim that chose a node already, and
+// doubts that node. It is called once, before room is published and before run.
 func (p *provisioner) deriveReservations() {
 	for _, claim := range p.allClaims() {
-		p.noteSelection(claim)
+		if p.noteSelection(claim) {
+			p.inheritDoubt(claim)
+		}
 	}
+}
+
+// inheritDoubt doubts the node that a claim chose before this life began: an
+// earlier life may have sent it the create, and have ended before the answer came.
+// Where the node is connected, and still the chosen one, the doubt is in nobody's
+// way: it is asked for the volume as any other node is.
+func (p *provisioner) inheritDoubt(claim *v1.PersistentVolumeClaim) {
+	class, ours := p.ourClass(volume.GetPersistentVolumeClaimClass(claim))
+	if !ours || claim.Spec.VolumeName != "" || populatedByOthers(claim) || provisionedByOthers(claim) {
+		return
+	}
+	if _, err := parseClaim(claim, class); err != nil {
+		return // nobody was asked for that
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if a := p.attempts[string(claim.UID)]; a != nil && a.node != "" {
+		a.doubts[a.node], a.inherited = struct{}{}, a.node
+	}
+}
+
+// provisionedByOthers tells claims that another provisioner was asked to serve.
+func provisionedByOthers(claim *v1.PersistentVolumeClaim) bool {
+	by := claim.Annotations[volume.AnnStorageProvisioner]
+	return by != "" && by != names.Driver
 }
 
 func (p *provisioner) allChanged() {
@@ -369,7 +410,7 @@ func (p *provisioner) sync(ctx context.Context, uid string) (again time.Duration
 	if err != nil {
 		return p.reject(ctx, a, claim, err)
 	}
-	if by := claim.Annotations[volume.AnnStorageProvisioner]; by != "" && by != names.Driver {
+	if provisionedByOthers(claim) {
 		return 0, nil
 	}
 	if r.source != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -240,11 +241,8 @@ func TestADoubtedNodeThatIsAwayHoldsTheClaimUntilItIsBackOrGone(t *testing.T) {
 			n1.SetHooks(fakelvmd.Hooks{})
 			h.attach(n1, "n1")
 		},
-		"its Node object is deleted": func(h *harness, _ *fakelvmd.Server) {
-			if err := h.client.CoreV1().Nodes().Delete(context.Background(), "n1", metav1.DeleteOptions{}); err != nil {
-				h.t.Fatal(err)
-			}
-		},
+		"its Node object is deleted": func(h *harness, _ *fakelvmd.Server) { h.deleteNode("n1") },
+		"it is out of service":       func(h *harness, _ *fakelvmd.Server) { h.taint("n1", v1.TaintNodeOutOfService) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -325,6 +323,169 @@ func TestAClaimOnANodeThatLeftTheClusterIsHandedBack(t *testing.T) {
 		_, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]
 		return !has
 	})
+}
+
+// handedBack tells whether the claim has no selected node.
+func (h *harness) handedBack(name string) bool {
+	_, has := h.getClaim(name).Annotations[volume.AnnSelectedNode]
+	return !has
+}
+
+// waitInVain lets so much time pass that a node without uplink is not waited for any more, until
+// an Event with these parts is sent on the claim.
+func (h *harness) waitInVain(skew *atomic.Int64, claim string, parts ...string) {
+	h.t.Helper()
+	h.eventually("the claim waits in vain", func() bool {
+		skew.Add(int64(releaseUnreachable + time.Second))
+		h.touch(claim)
+		time.Sleep(20 * time.Millisecond) // for it to be looked at
+		return slices.ContainsFunc(h.drain(), func(e string) bool {
+			return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(e, part) })
+		})
+	})
+}
+
+func TestAClaimIsHandedBackThatWaitedForANodeInVain(t *testing.T) {
+	var skew atomic.Int64
+	h := newHarness(t, skewedBy(&skew))
+	h.node("n1", 0)
+	h.class("carve", nil)
+	h.run()
+	h.leader()
+	h.claim("c", "n1", nil)
+	h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "node n1 is not connected", "30s", "another node")
+	h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
+	h.eventually("nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
+}
+
+func TestAClaimThatWaitsForANodeIsHandedBackWhenTheNodeIsLost(t *testing.T) {
+	for name, lose := range losing {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			h.node("n1", 0)
+			h.class("carve", nil)
+			h.run()
+			h.claim("c", "n1", nil)
+			h.eventually("claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
+			lose(h, "n1")
+			h.event("Warning ProvisioningFailed", "node n1 is not in the cluster any more, or out of service")
+			h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
+		})
+	}
+}
+
+func TestAClaimIsNeverHandedBackWhileItsCreateIsInDoubtUnlessTheNodeIsLost(t *testing.T) {
+	for name, lose := range losing {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var skew atomic.Int64
+			h := newHarness(t, skewedBy(&skew))
+			n1 := h.node("n1", gib)
+			h.class("carve", nil)
+			entered := make(chan struct{}, 8)
+			n1.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+				entered <- struct{}{}
+				<-ctx.Done()
+				return ctx.Err()
+			}})
+			h.run()
+			h.claim("c", "n1", nil)
+			<-entered
+			h.cutOff("n1")
+			h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "may have made the volume already", v1.TaintNodeOutOfService)
+			if h.handedBack("c") {
+				t.Fatal("the claim was handed back while the create is in doubt")
+			}
+			lose(h, "n1")
+			h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
+		})
+	}
+}
+
+// A claim that chose n1 when this life of the controller began: an earlier one may
+// have sent the create.
+func TestAClaimThatChoseANodeInAnEarlierLifeIsInDoubtThere(t *testing.T) {
+	for name, test := range map[string]struct {
+		moves bool // the scheduler chooses n2 meanwhile
+		then  func(*harness, *fakelvmd.Server)
+		made  bool // by the earlier life
+		node  string
+	}{
+		"the node comes and has nothing":                    {then: func(h *harness, n1 *fakelvmd.Server) { h.attach(n1, "n1") }, node: "n1"},
+		"the node comes with the volume":                    {then: func(h *harness, n1 *fakelvmd.Server) { h.attach(n1, "n1") }, made: true, node: "n1"},
+		"the node is lost":                                  {then: func(h *harness, _ *fakelvmd.Server) { h.deleteNode("n1") }},
+		"the node is out of service":                        {then: func(h *harness, _ *fakelvmd.Server) { h.taint("n1", v1.TaintNodeOutOfService) }},
+		"it moves, and the node comes and has nothing":      {moves: true, then: func(h *harness, n1 *fakelvmd.Server) { h.attach(n1, "n1") }, node: "n2"},
+		"it moves, and the node comes with the volume":      {moves: true, then: func(h *harness, n1 *fakelvmd.Server) { h.attach(n1, "n1") }, made: true, node: "n2"},
+		"it moves, and the node is lost":                    {moves: true, then: func(h *harness, _ *fakelvmd.Server) { h.deleteNode("n1") }, node: "n2"},
+		"it moves, and the node is declared out of service": {moves: true, then: func(h *harness, _ *fakelvmd.Server) { h.taint("n1", v1.TaintNodeOutOfService) }, node: "n2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var skew atomic.Int64
+			h := newHarness(t, skewedBy(&skew))
+			h.node("n1", 0)
+			n1, n2 := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), h.node("n2", gib)
+			h.class("carve", nil)
+			h.claim("c", "n1", nil)
+			if test.made {
+				r, err := parseClaim(h.getClaim("c"), mustClass(t, h))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := n1.CreateVolume(t.Context(), r.create(h.getClaim("c"), "cluster")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h.run()
+			h.leader()
+			if test.moves {
+				h.selectNode("c", "n2")
+				h.event("Warning ProvisioningFailed", "a volume may have been left on node n1")
+			} else {
+				h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "node n1", "may have made the volume already")
+			}
+			if h.handedBack("c") || n2.Creates() != 0 {
+				t.Fatal("the claim was handed back, or another node asked, while a create may be in flight")
+			}
+			test.then(h, n1)
+			if test.node == "" {
+				h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
+				h.selectNode("c", "n2")
+				test.node = "n2"
+			}
+			h.eventually("claim is bound", h.bound("c"))
+			if got, _ := nodeOf(h.pv("pvc-uid-c")); got != test.node {
+				t.Errorf("the volume is on %q, want %q", got, test.node)
+			}
+			if test.node == "n1" && n1.Creates() != 1 || test.node == "n2" && len(n1.Volumes()) != 0 {
+				t.Errorf("n1 made %d volumes and has %v", n1.Creates(), n1.Volumes())
+			}
+		})
+	}
+}
+
+// Connected nodes are asked at once, and nobody is asked for what is not there.
+func TestANewLifeDoesNotDoubtWhatItCanAsk(t *testing.T) {
+	h := newHarness(t)
+	n1 := h.node("n1", gib)
+	h.class("carve", nil)
+	h.claim("c", "n1", nil)
+	h.claim("gone-on", "n1", func(c *v1.PersistentVolumeClaim) {
+		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("5Gi")
+	})
+	h.run()
+	h.eventually("claim is bound", h.bound("c"))
+	h.eventually("the other is handed back", func() bool { return h.handedBack("gone-on") })
+	for _, e := range h.warnings() {
+		if strings.Contains(e, "may have") {
+			t.Errorf("it was doubted: %s", e)
+		}
+	}
+	if n1.Creates() != 1 {
+		t.Errorf("%d volumes were made", n1.Creates())
+	}
 }
 
 func TestANewLifeOfTheControllerGoesOnWhereTheOldOneStopped(t *testing.T) {

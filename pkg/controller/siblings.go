@@ -92,7 +92,7 @@ func claimIndexer(obj any) ([]string, error) {
 // What others wait for does not count: of two Pods that want the same room, one
 // can have it.
 func (p *provisioner) misfit(a *attempt, claim *v1.PersistentVolumeClaim, view *fleet.View) error {
-	if len(a.doubts) > 0 {
+	if a.inDoubt() {
 		return nil
 	}
 	pods, err := p.pods.GetIndexer().ByIndex(byClaim, claim.Namespace+"/"+claim.Name)

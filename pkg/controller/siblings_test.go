@@ -54,6 +54,23 @@ func (h *harness) unscheduled(name string, volumes ...v1.Volume) {
 	h.eventually("the controller sees the Pod", func() bool { return len(h.c.core.pods.GetStore().ListKeys()) > 0 })
 }
 
+func TestClaimsThatDoNotFitTogetherAreHandedBackAfterARestart(t *testing.T) {
+	h := newHarness(t)
+	n1 := h.node("n1", gib)
+	h.class("carve", nil)
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "uid-web"}, Spec: v1.PodSpec{Volumes: []v1.Volume{byName("a"), byName("b")}}}
+	if _, err := h.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.claim("a", "n1", ofSize("600Mi"))
+	h.claim("b", "n1", ofSize("600Mi"))
+	h.run()
+	h.eventually("both are handed back", func() bool { return h.handedBack("a") && h.handedBack("b") })
+	if n1.Creates() != 0 {
+		t.Errorf("%d volumes were made", n1.Creates())
+	}
+}
+
 func TestClaimsOfAPodThatDoNotFitTogetherAreHandedBackBeforeOneIsMade(t *testing.T) {
 	for name, c := range map[string]struct {
 		volumes []v1.Volume
