@@ -67,8 +67,8 @@ func groupsOf(view *fleet.View) map[string]string {
 // present is what the connected nodes hold, at one pass.
 type present struct {
 	nodes   map[string]*fleet.View
-	holders map[string]string   // nodes by volume id
-	pods    map[string][]v1.Pod // of one namespace on one node, by namespace/node, where they were asked for
+	holders map[string]string // nodes by volume id
+	pods    podLists
 }
 
 func (p *present) add(view *fleet.View) {
@@ -180,7 +180,7 @@ func (a *auditor) compare(ctx context.Context, now *present) map[string]int {
 				learned++
 				a.learn(ctx, pv, note)
 			}
-			a.found(ctx, pv)
+			a.found(ctx, pv, now)
 			continue
 		}
 		count[why.cause]++
@@ -215,7 +215,7 @@ func (a *auditor) announce(ctx context.Context, pv *v1.PersistentVolume, why *ab
 	a.setConditions(ctx, pv, claim, message)
 	if !told {
 		a.log.Error("a volume is gone from its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", why.node, "cause", why.cause)
-		a.tell(pv, claim, v1.EventTypeWarning, reasonVolumeMissing, message)
+		a.tell(ctx, now, pv, claim, v1.EventTypeWarning, reasonVolumeMissing, message)
 		return
 	}
 	if why.cause != causeReplaced || claim == nil || pv.Status.Phase != v1.VolumeBound || !recreate && !ephemeral {
@@ -228,7 +228,7 @@ func (a *auditor) announce(ctx context.Context, pv *v1.PersistentVolume, why *ab
 }
 
 // found takes back what was said about a volume that is there again.
-func (a *auditor) found(ctx context.Context, pv *v1.PersistentVolume) {
+func (a *auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *present) {
 	var claim *v1.PersistentVolumeClaim
 	if pv.Spec.ClaimRef != nil {
 		claim = a.claim(string(pv.Spec.ClaimRef.UID))
@@ -238,18 +238,18 @@ func (a *auditor) found(ctx context.Context, pv *v1.PersistentVolume) {
 	}
 	node, _ := nodeOf(pv)
 	a.log.Info("a volume is back on its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node)
-	a.tell(pv, claim, v1.EventTypeNormal, reasonVolumeFound, fmt.Sprintf("volume %s is on node %s again", pv.Spec.CSI.VolumeHandle, node))
+	a.tell(ctx, now, pv, claim, v1.EventTypeNormal, reasonVolumeFound, fmt.Sprintf("volume %s is on node %s again", pv.Spec.CSI.VolumeHandle, node))
 }
 
-// tell writes an Event on a volume, its claim, and the Pod that owns the claim.
-func (a *auditor) tell(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, kind, reason, message string) {
+// tell writes an Event on a volume, its claim, and the Pods that use the claim.
+func (a *auditor) tell(ctx context.Context, now *present, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, kind, reason, message string) {
 	a.recorder.Event(pv, kind, reason, message)
-	if claim == nil {
+	node, ok := nodeOf(pv)
+	if claim == nil || !ok {
 		return
 	}
-	a.recorder.Event(claim, kind, reason, message)
-	if pod := ownerPod(claim); pod != nil {
-		a.recorder.Event(pod, kind, reason, message)
+	for _, user := range a.usersOf(ctx, now.pods, claim, node) {
+		a.recorder.Event(user, kind, reason, message)
 	}
 }
 

@@ -163,6 +163,25 @@ func TestAVolumeThatItsNodeLacksIsToldByCauseAndKept(t *testing.T) {
 	}
 }
 
+func TestPodsThatUseAVolumeThatItsNodeLacksAreTold(t *testing.T) {
+	w := newAuditing(t, names.NodeLossKeep)
+	w.waitingPod("db-0", nil)
+	w.waitingPod("of-another-claim", func(p *v1.Pod) { p.Spec.Volumes = []v1.Volume{claimVolume("other")} })
+	w.waitingPod("on-another-node", func(p *v1.Pod) { p.Spec.NodeName = "n2" })
+	about := func(reason string) []string {
+		return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, reason) })
+	}
+	w.reboot(otherDisks())
+	w.pass()
+	wantEvents(t, "on the volume, its claim and the Pod", about(reasonVolumeMissing), 3, "another one")
+	w.pass()
+	wantEvents(t, "once more", about(reasonVolumeMissing), 0)
+	w.node.Restart("n1")
+	w.reboot(w.node)
+	w.pass()
+	wantEvents(t, "when it is back", about(reasonVolumeFound), 3, "on node n1 again")
+}
+
 func TestANodeWithOtherDisksTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 	w := newAuditing(t, names.NodeLossRecreate)
 	w.harness.node("n2", gib)

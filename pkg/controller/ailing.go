@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -83,7 +82,7 @@ func (a *auditor) announceAilments(ctx context.Context, now *present) {
 // tellOfAilments writes Events on a volume's claim and on the Pods on the node that use
 // it; of an inline volume, on its Pod.
 func (a *auditor) tellOfAilments(ctx context.Context, now *present, node string, vol *lvmdv1.Volume, before, found map[string]string) {
-	users := a.usersOf(ctx, now, node, vol)
+	users := a.usersOfVolume(ctx, now, node, vol)
 	log := a.log.With("volume", vol.GetName(), "volume_id", vol.GetId(), "node", node,
 		"claim", vol.GetOwner().GetClaimNamespace()+"/"+vol.GetOwner().GetClaimName())
 	for _, kind := range slices.Sorted(maps.Keys(found)) {
@@ -110,9 +109,9 @@ func (a *auditor) tellOfAilments(ctx context.Context, now *present, node string,
 	}
 }
 
-// usersOf are the claim of a volume and the Pods on its node that use that, or the
-// Pod that an inline volume is a part of.
-func (a *auditor) usersOf(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) []runtime.Object {
+// usersOfVolume are those who use a volume's claim, or the Pod that an inline volume
+// is a part of.
+func (a *auditor) usersOfVolume(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) []runtime.Object {
 	owner := vol.GetOwner()
 	if owner.GetPodUid() != "" {
 		return []runtime.Object{&v1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -131,16 +130,5 @@ func (a *auditor) usersOf(ctx context.Context, now *present, node string, vol *l
 	if claim == nil {
 		return nil
 	}
-	users := []runtime.Object{claim}
-	pods, err := a.podsOn(ctx, now, claim.Namespace, node)
-	if err != nil && ctx.Err() == nil {
-		a.log.Warn("Pods that use a volume that is not healthy cannot be looked for; its claim is told",
-			"claim", fmt.Sprintf("%s/%s", claim.Namespace, claim.Name), "node", node, "error", err)
-	}
-	for i := range pods {
-		if pod := &pods[i]; pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed && uses(pod, claim) {
-			users = append(users, pod)
-		}
-	}
-	return users
+	return a.usersOf(ctx, now.pods, claim, node)
 }

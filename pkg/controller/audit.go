@@ -87,14 +87,14 @@ const (
 func (a *auditor) pass(ctx context.Context) {
 	count := map[string]int{standingKnown: 0, standingYoung: 0, standingForeign: 0, standingOrphan: 0, standingInline: 0}
 	removed := 0
-	now := &present{nodes: map[string]*fleet.View{}, holders: map[string]string{}, pods: map[string][]v1.Pod{}}
+	now := &present{nodes: map[string]*fleet.View{}, holders: map[string]string{}, pods: podLists{}}
 	for _, view := range a.fleet.Views() {
 		if !view.Connected || !view.Reported() {
 			continue // what it holds is not known now
 		}
 		now.add(view)
 		for _, vol := range view.Volumes {
-			a.announceEmptied(ctx, view.Node, vol)
+			a.announceEmptied(ctx, now, view.Node, vol)
 			standing := a.judge(vol)
 			count[standing]++
 			if standing != standingOrphan {

@@ -82,7 +82,7 @@ func (e encryption) suits(source *dataSource) error {
 // announceEmptied tells those who use a volume that what it held is lost, with
 // the key that it was encrypted with. That it was told is noted on the
 // PersistentVolume, so that it is told once, whoever leads.
-func (a *auditor) announceEmptied(ctx context.Context, node string, vol *lvmdv1.Volume) {
+func (a *auditor) announceEmptied(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) {
 	if vol.GetEmptiedAt() == nil {
 		return
 	}
@@ -101,27 +101,20 @@ func (a *auditor) announceEmptied(ctx context.Context, node string, vol *lvmdv1.
 	if err != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	if _, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := a.client.CoreV1().PersistentVolumes().Patch(callCtx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		a.log.Info("that a volume was emptied is told later", "volume", pv.Name, "error", err)
 		return
 	}
 	message := fmt.Sprintf("volume %s is empty since %s: node %s was restarted, and the key that the volume was encrypted with is gone with what it held",
 		vol.GetId(), when, node)
 	a.log.Warn("an encrypted volume was emptied", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "emptied", when)
-	a.recorder.Event(pv, v1.EventTypeWarning, reasonVolumeEmptied, message)
-	if pv.Spec.ClaimRef == nil {
-		return
+	var claim *v1.PersistentVolumeClaim
+	if pv.Spec.ClaimRef != nil {
+		claim = a.claim(string(pv.Spec.ClaimRef.UID))
 	}
-	claim := a.claim(string(pv.Spec.ClaimRef.UID))
-	if claim == nil {
-		return
-	}
-	a.recorder.Event(claim, v1.EventTypeWarning, reasonVolumeEmptied, message)
-	if pod := ownerPod(claim); pod != nil {
-		a.recorder.Event(pod, v1.EventTypeWarning, reasonVolumeEmptied, message)
-	}
+	a.tell(ctx, now, pv, claim, v1.EventTypeWarning, reasonVolumeEmptied, message)
 }
 
 // ownerPod is the Pod that a claim belongs to, if it is a generic ephemeral

@@ -164,6 +164,24 @@ func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 	h.event("Warning VolumeEmptied", "is empty since 2030-01-02T04:04:05Z")
 }
 
+func TestAPodThatUsesAVolumeIsToldThatItWasEmptied(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", encrypted)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.pod("user", "n1", "c", v1.PodRunning)
+	node.Empty("pvc-uid-c", time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
+	h.eventually("it is reported", func() bool {
+		v, _ := h.c.core.fleet.View("n1")
+		return v.ByName["pvc-uid-c"].GetEmptiedAt() != nil
+	})
+	h.audit(false)
+	for range 3 { // the volume, the claim and the Pod
+		h.event("Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z")
+	}
+}
+
 func TestThePodOfAClaimIsItsOwner(t *testing.T) {
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "ns"}}
 	if pod := ownerPod(claim); pod != nil {

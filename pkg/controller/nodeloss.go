@@ -9,6 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
@@ -131,11 +133,13 @@ func (l *losses) lasts(node string, now time.Time) bool {
 type releaser struct {
 	*core
 	kick chan struct{}
-	told map[string]struct{} // volumes whose users were told that they are kept
+	// told are the Pods without a node, by UID, that were told what becomes of the
+	// volume that they wait for, by volume. Its other users were told before them.
+	told map[string]map[types.UID]struct{}
 }
 
 func newReleaser(c *core) *releaser {
-	return &releaser{core: c, kick: make(chan struct{}, 1), told: map[string]struct{}{}}
+	return &releaser{core: c, kick: make(chan struct{}, 1), told: map[string]map[types.UID]struct{}{}}
 }
 
 // run works until ctx is done. The caches must have synced.
@@ -165,7 +169,7 @@ func (r *releaser) run(ctx context.Context) error {
 
 // pass looks at every bound volume of ours once.
 func (r *releaser) pass(ctx context.Context) {
-	lost := map[string]bool{}
+	lost, listed := map[string]bool{}, podLists{}
 	for _, obj := range r.volumes.GetStore().List() {
 		pv, ok := obj.(*v1.PersistentVolume)
 		if !ok || !isOurs(pv) || pv.Status.Phase != v1.VolumeBound || pv.Spec.ClaimRef == nil {
@@ -186,28 +190,49 @@ func (r *releaser) pass(ctx context.Context) {
 			lost[node] = is
 		}
 		if lost[node] {
-			r.give(ctx, pv, node)
+			r.give(ctx, listed, pv, node)
 		} else {
 			delete(r.told, pv.Name)
 		}
 	}
 }
 
-// give deletes the claim of a volume on a lost node, or says that it is kept.
-func (r *releaser) give(ctx context.Context, pv *v1.PersistentVolume, node string) {
+// give deletes the claim of a volume on a lost node, or says what becomes of it.
+func (r *releaser) give(ctx context.Context, listed podLists, pv *v1.PersistentVolume, node string) {
 	claim := r.claim(string(pv.Spec.ClaimRef.UID))
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return
 	}
-	if pv.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate {
-		if _, told := r.told[pv.Name]; !told {
-			r.told[pv.Name] = struct{}{}
-			r.recorder.Eventf(claim, v1.EventTypeWarning, reasonNodeLost, "node %s, which holds the volume, is lost; "+
-				"the claim is kept for a node that comes back. Delete the claim to give the data up", node)
-		}
-		return
+	why := fmt.Sprintf("node %s, which holds the volume, is lost", node)
+	switch {
+	case ownerPod(claim) != nil:
+		r.tell(ctx, listed, pv, claim, node, why+"; the volume goes with its Pod, which Kubernetes removes from such a node")
+	case pv.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate:
+		r.tell(ctx, listed, pv, claim, node, why+"; the claim is kept for a node that comes back. Delete the claim to give the data up")
+	default:
+		r.giveUp(ctx, pv, claim, why)
 	}
-	r.giveUp(ctx, pv, claim, fmt.Sprintf("node %s, which holds the volume, is lost", node))
+}
+
+// tell tells those who use a claim, each once: when the loss is found, and Pods that
+// are made in place of those on the lost node, as those of a StatefulSet, later.
+func (r *releaser) tell(ctx context.Context, listed podLists, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, node, message string) {
+	var users []runtime.Object
+	told := r.told[pv.Name]
+	if told == nil {
+		told = map[types.UID]struct{}{}
+		r.told[pv.Name] = told
+		users = r.usersOf(ctx, listed, claim, node)
+	}
+	for _, pod := range r.waitersFor(claim) {
+		if _, before := told[pod.UID]; !before {
+			told[pod.UID] = struct{}{}
+			users = append(users, pod)
+		}
+	}
+	for _, user := range users {
+		r.recorder.Event(user, v1.EventTypeWarning, reasonNodeLost, message)
+	}
 }
 
 // giveUp deletes the claim of a volume that its class gives up, and says why.

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,5 +140,62 @@ func TestANodeThatIsRegisteredAnewIsNotLost(t *testing.T) {
 	time.Sleep(700 * time.Millisecond)
 	if h.claimIsGone("c") || h.volumes() != 1 {
 		t.Error("a claim was given up")
+	}
+}
+
+// The claim goes with its Pod, which Kubernetes removes from such a node: that is
+// what the test does.
+func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(t *testing.T) {
+	for name, lose := range losing {
+		for policy, class := range map[string]func(*storagev1.StorageClass){names.NodeLossKeep: nil, names.NodeLossRecreate: recreate} {
+			t.Run(name+", "+policy, func(t *testing.T) {
+				t.Parallel()
+				h := newHarness(t)
+				h.node("n1", gib)
+				h.class("carve", class)
+				h.run()
+				h.claim("c", "n1", ofPod)
+				h.eventually("claim is bound", h.bound("c"))
+				h.net.Detach("n1")
+				lose(h, "n1")
+				for range 2 { // the claim and the Pod
+					h.event("Warning NodeLost", "n1", "goes with its Pod")
+				}
+				if h.claimIsGone("c") || h.volumes() != 1 {
+					t.Fatal("the claim was deleted before its Pod")
+				}
+				h.deleteClaim("c")
+				h.eventually("the volume is gone with its claim", func() bool { return h.volumes() == 0 })
+			})
+		}
+	}
+}
+
+func TestPodsThatUseAKeptVolumeOfALostNodeAreToldEachOnce(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.pod("user", "n1", "c", v1.PodRunning)
+	h.pod("done", "n1", "c", v1.PodSucceeded)
+	h.pod("other", "n1", "another", v1.PodRunning)
+	h.drain()
+	h.net.Detach("n1")
+	h.deleteNode("n1")
+	said := []string{"Warning NodeLost", "n1", "kept", "Delete the claim"}
+	for range 2 { // the claim and the Pod
+		h.event(said...)
+	}
+	// The Pod that a StatefulSet makes in its place.
+	h.unscheduled("db-0", byName("c"))
+	h.event(said...)
+	h.unscheduled("db-1", byName("c"))
+	h.event(said...)
+	time.Sleep(5 * h.c.core.losses.grace) // some passes
+	for _, e := range h.drain() {
+		if strings.Contains(e, "NodeLost") {
+			t.Errorf("told again: %s", e)
+		}
 	}
 }

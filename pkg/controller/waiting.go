@@ -2,12 +2,10 @@ package controller
 
 import (
 	"context"
-	"fmt"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 )
 
 // endWaiting deletes the Pods on a node that wait for a claim's volume, which
@@ -18,7 +16,7 @@ import (
 // Only Pods that a controller makes again are deleted, and only while they are
 // not ready: one that works on what it still has is for its user to stop.
 func (a *auditor) endWaiting(ctx context.Context, claim *v1.PersistentVolumeClaim, now *present, node string) {
-	pods, err := a.podsOn(ctx, now, claim.Namespace, node)
+	pods, err := a.podsOn(ctx, now.pods, claim.Namespace, node)
 	if err != nil {
 		if ctx.Err() == nil {
 			a.log.Warn("Pods that wait for a volume that is given up cannot be looked for; they have to be deleted by somebody else",
@@ -31,22 +29,6 @@ func (a *auditor) endWaiting(ctx context.Context, claim *v1.PersistentVolumeClai
 			a.deletePod(ctx, pod, claim, node)
 		}
 	}
-}
-
-// podsOn lists the Pods of a namespace on a node, once in a pass.
-func (a *auditor) podsOn(ctx context.Context, now *present, namespace, node string) ([]v1.Pod, error) {
-	key := namespace + "/" + node
-	if pods, ok := now.pods[key]; ok {
-		return pods, nil
-	}
-	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	list, err := a.client.CoreV1().Pods(namespace).List(callCtx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
-	if err != nil {
-		return nil, fmt.Errorf("list Pods on node %s: %w", node, err)
-	}
-	now.pods[key] = list.Items
-	return list.Items, nil
 }
 
 // waitsFor tells whether a Pod on a node waits for a claim, and is made again
@@ -62,19 +44,6 @@ func waitsFor(pod *v1.Pod, claim *v1.PersistentVolumeClaim, node string) bool {
 		}
 	}
 	return uses(pod, claim)
-}
-
-// uses tells whether a claim is one of a Pod's volumes.
-func uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
-	for _, v := range pod.Spec.Volumes {
-		switch {
-		case v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name:
-			return true
-		case v.Ephemeral != nil && pod.Name+"-"+v.Name == claim.Name && metav1.IsControlledBy(claim, pod):
-			return true
-		}
-	}
-	return false
 }
 
 // deletePod deletes a Pod as it was seen, and says why.
