@@ -160,21 +160,24 @@ func actWith(t *testing.T, w *world, o Options) *Controller {
 }
 
 // actOn is actWith for tests that attach and detach nodes.
-func actOn(t *testing.T, w *world, o Options) (*Controller, *fakelvmd.Network) {
+func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Controller, *fakelvmd.Network) {
 	t.Helper()
-	c, net, stop := startOn(t, w, o)
+	c, net, stop := startOn(t, w, o, changes...)
 	t.Cleanup(stop)
 	return c, net
 }
 
 // startOn is actOn for tests that end the controller themselves.
-func startOn(t *testing.T, w *world, o Options) (c *Controller, net *fakelvmd.Network, stop func()) {
+func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Controller, net *fakelvmd.Network, stop func()) {
 	t.Helper()
 	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
 	c, err := New(o)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, change := range changes {
+		change(c)
 	}
 	recorder, stopEvents := newRecorder(o.Client)
 	c.core.recorder, c.core.clusterID = recorder, "cluster"

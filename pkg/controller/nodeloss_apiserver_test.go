@@ -1,0 +1,105 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+)
+
+// TestWhatWasOnALostNodeRunsElsewhere loses the node on which a StatefulSet's Pod is,
+// with the rights that are shipped and the controllers of Kubernetes: Pod and volume
+// are made anew on the other node, and no finalizer keeps anything of the first ones.
+func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
+	for name, test := range map[string]struct {
+		ephemeral bool
+		class     func(*storagev1.StorageClass)
+		claim     string
+		taint     bool
+	}{
+		"claims to be made again, Node object deleted": {class: recreate, claim: "data-db-0"},
+		"claims to be made again, out of service":      {class: recreate, claim: "data-db-0", taint: true},
+		"generic ephemeral volumes, Node deleted":      {ephemeral: true, claim: "db-0-data"},
+		"generic ephemeral volumes, out of service":    {ephemeral: true, claim: "db-0-data", taint: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := connectToAPIServer(t)
+			w := newWorld(t, client)
+			w.namespace = ours
+			install(t, client)
+			w.class(t, test.class)
+			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true},
+				func(c *Controller) { c.core.losses.grace = 500 * time.Millisecond })
+			pod, claim := scheduledPod(test.ephemeral)
+			labels := map[string]string{"app": "db"}
+			set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
+				Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod}}}
+			if !test.ephemeral {
+				set.Spec.VolumeClaimTemplates = []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: claim}}
+			}
+			if _, err := client.AppsV1().StatefulSets(ours).Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			first, before := w.running(t, test.claim, "")
+			node := first.Annotations[volume.AnnSelectedNode]
+
+			net.Detach(node)
+			eventually(t, "the node is away", func() bool { v, ok := c.core.fleet.View(node); return !ok || !v.Connected })
+			if test.taint {
+				eventually(t, "the node is tainted", func() bool {
+					lost, err := client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+					if err != nil {
+						return false
+					}
+					lost.Spec.Taints = append(lost.Spec.Taints, v1.Taint{Key: v1.TaintNodeOutOfService, Effect: v1.TaintEffectNoExecute})
+					_, err = client.CoreV1().Nodes().Update(t.Context(), lost, metav1.UpdateOptions{})
+					return err == nil
+				})
+			} else if err := client.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			// Kubernetes removes Pods from such nodes, but takes longer than this test. These
+			// tolerate every taint: only what is published keeps the next ones away.
+			atOnce := int64(0)
+			err := client.CoreV1().Pods(ours).Delete(t.Context(), before.Name, metav1.DeleteOptions{
+				GracePeriodSeconds: &atOnce, Preconditions: &metav1.Preconditions{UID: &before.UID}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			second, after := w.running(t, test.claim, string(first.UID))
+			if after.Spec.NodeName == node || second.Annotations[volume.AnnSelectedNode] == node {
+				t.Errorf("Pod on %s, claim on %s: that is the lost node", after.Spec.NodeName, second.Annotations[volume.AnnSelectedNode])
+			}
+			eventually(t, "nothing is published for the lost node", func() bool {
+				published, err := client.StorageV1().CSIStorageCapacities(ours).List(t.Context(), metav1.ListOptions{})
+				if err != nil {
+					return false
+				}
+				for _, one := range published.Items {
+					if topologyNode(&one) == node {
+						return false
+					}
+				}
+				return true
+			})
+			if err := client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the Pods are gone", func() bool {
+				pods, err := client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
+				return err == nil && len(pods.Items) == 0
+			})
+			if !test.ephemeral {
+				w.delete(t, second)
+			}
+			eventually(t, "no finalizer keeps what was on the lost node", func() bool { return w.pv(first) == nil })
+			w.waitNothingLeft(t, second)
+		})
+	}
+}
