@@ -92,4 +92,9 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 		a.pass(t.Context())
 		return len(w.nodes["n1"].Volumes()) == 0
 	})
+	eventually(t, "the node's Event says so", func() bool {
+		events, err := client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(),
+			metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=n1,reason=" + reasonOrphanRemoved})
+		return err == nil && len(events.Items) > 0
+	})
 }

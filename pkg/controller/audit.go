@@ -2,13 +2,10 @@ package controller
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -26,8 +23,6 @@ const (
 	// missingGrace is how old a PersistentVolume must be before its volume's
 	// absence from the node's report means anything.
 	missingGrace = time.Minute
-	// orphansPerPass bounds what one pass removes.
-	orphansPerPass = 20
 )
 
 // byHandle is the index of our PersistentVolumes by volume id.
@@ -36,9 +31,9 @@ const byHandle = "handle"
 // auditor compares what the nodes hold with what the API knows: volumes that
 // nobody knows (orphans), and PersistentVolumes whose volume is gone.
 //
-// Orphans are counted and logged, and removed only if that was asked for:
-// under the reclaim policy Retain, an administrator who deletes a
-// PersistentVolume means to keep the data, and such a volume looks the same.
+// Orphans are counted and told, and removed only if that was asked for: under the
+// reclaim policy Retain, an administrator who deletes a PersistentVolume means to
+// keep the data, and such a volume looks the same. See orphan.go.
 // A volume that is gone is never made again by itself: its user is told. See
 // absence.go.
 type auditor struct {
@@ -51,6 +46,8 @@ type auditor struct {
 	// busy tells whether a claim is being worked on.
 	busy func(claimUID string) bool
 	told map[string]absence // by PersistentVolume: what was announced
+	// orphans is what became of orphans, by node and volume id, as it was told.
+	orphans map[string]map[string]string
 	// ailing is what is wrong with volumes that are there.
 	ailing ailments
 }
@@ -86,36 +83,28 @@ const (
 // pass compares everything once.
 func (a *auditor) pass(ctx context.Context) {
 	count := map[string]int{standingKnown: 0, standingYoung: 0, standingForeign: 0, standingOrphan: 0, standingInline: 0}
-	removed := 0
+	attempts, orphans := orphansPerPass, map[string]map[string]string{}
 	now := &present{nodes: map[string]*fleet.View{}, holders: map[string]string{}, pods: podLists{}}
+	// Nodes and volumes come in no order: orphans that cannot be removed do not use all
+	// attempts up for ever.
 	for _, view := range a.fleet.Views() {
 		if !view.Connected || !view.Reported() {
+			orphans[view.Node] = a.orphans[view.Node]
 			continue // what it holds is not known now
 		}
 		now.add(view)
+		var found []*lvmdv1.Volume
 		for _, vol := range view.Volumes {
 			a.announceEmptied(ctx, now, view.Node, vol)
 			standing := a.judge(vol)
 			count[standing]++
-			if standing != standingOrphan {
-				continue
+			if standing == standingOrphan {
+				found = append(found, vol)
 			}
-			log := a.log.With("volume", vol.GetName(), "volume_id", vol.GetId(), "node", view.Node,
-				"claim", vol.GetOwner().GetClaimNamespace()+"/"+vol.GetOwner().GetClaimName())
-			if !a.remove || removed >= orphansPerPass {
-				log.Warn("orphan: no PersistentVolume and no claim knows this volume", "bytes", vol.GetSizeBytes(), "created", vol.GetCreatedAt().AsTime())
-				continue
-			}
-			removed++
-			if err := a.removeOrphan(ctx, view.Node, vol); err != nil {
-				a.metrics.orphans.WithLabelValues("refused").Inc()
-				log.Warn("orphan could not be removed", "error", err)
-				continue
-			}
-			a.metrics.orphans.WithLabelValues("removed").Inc()
-			log.Warn("orphan removed", "bytes", vol.GetSizeBytes())
 		}
+		orphans[view.Node] = a.dealWithOrphans(ctx, view.Node, found, &attempts)
 	}
+	a.orphans = orphans
 	a.announceAilments(ctx, now)
 	for standing, n := range count {
 		a.metrics.audited.WithLabelValues(standing).Set(float64(n))
@@ -146,34 +135,6 @@ func (a *auditor) judge(vol *lvmdv1.Volume) string {
 		return standingYoung
 	}
 	return standingOrphan
-}
-
-// removeOrphan removes a volume after asking the API server itself, not a
-// cache, whether anybody knows it. lvmd refuses where it is in use.
-func (a *auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Volume) error {
-	owner := vol.GetOwner()
-	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	claim, err := a.client.CoreV1().PersistentVolumeClaims(owner.GetClaimNamespace()).Get(callCtx, owner.GetClaimName(), metav1.GetOptions{})
-	switch {
-	case err != nil && !apierrors.IsNotFound(err):
-		return fmt.Errorf("look for its claim: %w", err)
-	case err == nil && string(claim.UID) == owner.GetClaimUid() && claim.Spec.VolumeName == "":
-		return fmt.Errorf("its claim is being provisioned after all")
-	}
-	// By its handle: an administrator may have adopted it under another name.
-	pvs, err := a.client.CoreV1().PersistentVolumes().List(callCtx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("look for its PersistentVolume: %w", err)
-	}
-	for _, pv := range pvs.Items {
-		if pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId() {
-			return fmt.Errorf("PersistentVolume %s speaks for it after all", pv.Name)
-		}
-	}
-	deleteCtx, cancelDelete := context.WithTimeout(ctx, deleteTimeout)
-	defer cancelDelete()
-	return a.fleet.DeleteVolumeByID(deleteCtx, node, vol.GetId())
 }
 
 // handleIndexer indexes our PersistentVolumes by volume id.

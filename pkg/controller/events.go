@@ -32,6 +32,12 @@ const (
 	reasonVolumeRecovered = "VolumeRecovered"
 	// reasonVolumeFound: it is there again.
 	reasonVolumeFound = "VolumeFound"
+	// reasonOrphanFound: a node has volumes that nobody knows.
+	reasonOrphanFound = "OrphanFound"
+	// reasonOrphanRemoved: they were removed.
+	reasonOrphanRemoved = "OrphanRemoved"
+	// reasonOrphanKept: they could not be removed.
+	reasonOrphanKept = "OrphanNotRemoved"
 )
 
 // newRecorder makes the recorder of our Events, and what ends it.

@@ -48,7 +48,7 @@ func newMetrics(registerer prometheus.Registerer, connected, reservations func()
 		missing: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "missing_volumes",
 			Help: "PersistentVolumes whose connected node does not have the volume, by cause (removed, replaced, no_group, moved, unknown)."}, []string{"cause"}),
 		orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
-			Help: "Attempts to remove orphans, by result (removed, refused)."}, []string{"result"}),
+			Help: "Attempts to remove orphans, by result (removed, in_use, known, unconfirmed, failed)."}, []string{"result"}),
 		tainted: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "tainted_nodes",
 			Help: "Nodes that carry the start-up taint (--remove-startup-taint)."}),
 		untainted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "startup_taints_removed_total",

@@ -1,0 +1,233 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// refuseDeletes has a node answer every deletion with a reason; empty for none.
+func refuseDeletes(node *fakelvmd.Server, reason string) {
+	node.SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+		if reason == "" {
+			return nil
+		}
+		return fakelvmd.Error(codes.FailedPrecondition, reason, "the node says no")
+	}})
+}
+
+// tried returns the metric.
+func (w *auditing) tried(result string) float64 {
+	return testutil.ToFloat64(w.c.core.metrics.orphans.WithLabelValues(result))
+}
+
+// audited checks the metric.
+func (w *auditing) audited(want string) {
+	w.t.Helper()
+	const header = "# HELP carve_controller_audited_volumes Volumes on connected nodes, by standing (known, young, foreign, orphan, inline).\n" +
+		"# TYPE carve_controller_audited_volumes gauge\n"
+	if err := testutil.CollectAndCompare(w.c.core.metrics.audited, strings.NewReader(header+want)); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// orphanPass makes a pass, and returns the Events of it that concern orphans.
+func (w *auditing) orphanPass() []string {
+	w.t.Helper()
+	w.drain()
+	w.pass()
+	return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, " Orphan") })
+}
+
+// reported waits until the node's report has so many volumes.
+func (w *auditing) reported(volumes int) {
+	w.t.Helper()
+	w.eventually(fmt.Sprintf("%d volumes are reported", volumes), func() bool {
+		view, _ := w.c.core.fleet.View("n1")
+		return len(view.Volumes) == volumes
+	})
+}
+
+func TestOrphansAreToldOnceAndAgainWhenSomethingChanges(t *testing.T) {
+	w := newAuditing(t, names.NodeLossKeep)
+	w.stray(w.node, "n1", "lost", "cluster")
+	id := w.node.Volumes()["pvc-lost"].GetId()
+	for _, step := range []struct {
+		name string
+		does func()
+		want []string // parts of the only Event; none for none
+	}{
+		{"it is found", func() { w.a.remove = false }, []string{"Warning OrphanFound kept", id, "100Mi", "claim default/gone", "--remove-orphans"}},
+		{"nothing changed", func() {}, nil},
+		{"its node comes back", func() { w.net.Detach("n1"); w.pass(); w.reboot(w.node); w.reported(2) }, nil},
+		{"removal is asked for, while it is mounted", func() { w.a.remove = true; refuseDeletes(w.node, names.ReasonVolumeInUse) },
+			[]string{"Warning OrphanNotRemoved", id, "node n1: the node says no"}},
+		{"it is still mounted", func() {}, nil},
+		{"LVM fails", func() { refuseDeletes(w.node, names.ReasonCommandFailed) }, []string{"Warning OrphanNotRemoved", id, "the log of lvmd there says more"}},
+		{"LVM works", func() { refuseDeletes(w.node, "") }, []string{"Normal OrphanRemoved", id, "claim default/gone"}},
+		{"it is gone", func() { w.reported(1) }, nil},
+	} {
+		step.does()
+		events := w.orphanPass()
+		if len(step.want) == 0 && len(events) != 0 || len(step.want) != 0 && len(events) != 1 {
+			t.Fatalf("%s: want one Event with %q, or none without, got %q", step.name, step.want, events)
+		}
+		for _, part := range step.want {
+			if !strings.Contains(events[0], part) {
+				t.Errorf("%s: want an Event with %q, got %q", step.name, part, events[0])
+			}
+		}
+	}
+	for result, want := range map[string]float64{orphanRemoved: 1, orphanInUse: 2, orphanFailed: 1, orphanKnown: 0, orphanUnconfirmed: 0} {
+		if got := w.tried(result); got != want {
+			t.Errorf("carve_controller_orphans_total{result=%q}: want %v, got %v", result, want, got)
+		}
+	}
+}
+
+func TestEveryVolumeIsCountedByItsStanding(t *testing.T) {
+	w := newAuditing(t, names.NodeLossKeep)
+	w.a.remove = false
+	w.stray(w.node, "n1", "lost", "cluster")
+	w.stray(w.node, "n1", "another", "cluster")
+	w.stray(w.node, "n1", "foreign", "another-cluster")
+	w.pass()
+	w.audited(`carve_controller_audited_volumes{standing="foreign"} 1
+carve_controller_audited_volumes{standing="inline"} 0
+carve_controller_audited_volumes{standing="known"} 1
+carve_controller_audited_volumes{standing="orphan"} 2
+carve_controller_audited_volumes{standing="young"} 0
+`)
+	w.a.grace, w.a.remove = DefaultOrphanGrace, true
+	w.pass()
+	w.audited(`carve_controller_audited_volumes{standing="foreign"} 1
+carve_controller_audited_volumes{standing="inline"} 0
+carve_controller_audited_volumes{standing="known"} 1
+carve_controller_audited_volumes{standing="orphan"} 0
+carve_controller_audited_volumes{standing="young"} 2
+`)
+}
+
+func TestOnePassTriesToRemoveABoundedNumberOfOrphans(t *testing.T) {
+	w := newAuditing(t, names.NodeLossKeep)
+	w.node.Resize("local", 8*gib)
+	const extra = orphansNamed + 1
+	for i := range orphansPerPass + extra {
+		w.stray(w.node, "n1", fmt.Sprintf("lost-%d", i), "cluster")
+	}
+	events := w.orphanPass()
+	if got := len(w.node.Volumes()); got != 1+extra {
+		t.Errorf("after one pass %d volumes are left, want the known one and %d", got, extra)
+	}
+	if got := w.tried(orphanRemoved); got != orphansPerPass {
+		t.Errorf("%v removals were counted, want %d", got, orphansPerPass)
+	}
+	for _, want := range []string{
+		fmt.Sprintf("and %d more", orphansPerPass-orphansNamed), // Normal OrphanRemoved
+		fmt.Sprintf("and %d more", extra-orphansNamed),          // Warning OrphanFound to be removed
+	} {
+		if !slices.ContainsFunc(events, func(e string) bool { return strings.Contains(e, want) }) {
+			t.Errorf("want an Event that ends with %q, got %q", want, events)
+		}
+	}
+	if len(events) != 2 {
+		t.Errorf("want two Events, got %q", events)
+	}
+	w.reported(1 + extra)
+	w.pass()
+	if got := len(w.node.Volumes()); got != 1 {
+		t.Errorf("after two passes %d volumes are left, want the known one", got)
+	}
+}
+
+func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
+	answer := func(h *harness, verb, resource string, obj runtime.Object, err error) {
+		h.client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, obj, err })
+	}
+	// The cache knows nothing of what these answer.
+	claim := func(uid, volume string) *v1.PersistentVolumeClaim {
+		return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gone", UID: types.UID(uid)},
+			Spec: v1.PersistentVolumeClaimSpec{VolumeName: volume}}
+	}
+	for name, test := range map[string]struct {
+		knows  func(*harness, *lvmdv1.Volume)
+		result string
+		says   string
+	}{
+		"nothing is known": {result: orphanRemoved, knows: func(*harness, *lvmdv1.Volume) {}},
+		"its claim waits for it": {result: orphanKnown, says: "its claim is being provisioned after all",
+			knows: func(h *harness, _ *lvmdv1.Volume) {
+				answer(h, "get", "persistentvolumeclaims", claim("lost", ""), nil)
+			}},
+		"its claim has another volume": {result: orphanRemoved, knows: func(h *harness, _ *lvmdv1.Volume) {
+			answer(h, "get", "persistentvolumeclaims", claim("lost", "pvc-another"), nil)
+		}},
+		"another claim has its claim's name": {result: orphanRemoved, knows: func(h *harness, _ *lvmdv1.Volume) {
+			answer(h, "get", "persistentvolumeclaims", claim("later", ""), nil)
+		}},
+		"a PersistentVolume has its id": {result: orphanKnown, says: "PersistentVolume adopted speaks for it after all",
+			knows: func(h *harness, vol *lvmdv1.Volume) {
+				answer(h, "list", "persistentvolumes", &v1.PersistentVolumeList{Items: []v1.PersistentVolume{{ObjectMeta: metav1.ObjectMeta{Name: "adopted"},
+					Spec: v1.PersistentVolumeSpec{PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
+						Driver: names.Driver, VolumeHandle: vol.GetId()}}}}}}, nil)
+			}},
+		"claims cannot be asked for": {result: orphanUnconfirmed, says: "look for its claim: no answer",
+			knows: func(h *harness, _ *lvmdv1.Volume) {
+				answer(h, "get", "persistentvolumeclaims", nil, errors.New("no answer"))
+			}},
+		"PersistentVolumes cannot be asked for": {result: orphanUnconfirmed, says: "look for its PersistentVolume: no answer",
+			knows: func(h *harness, _ *lvmdv1.Volume) {
+				answer(h, "list", "persistentvolumes", nil, errors.New("no answer"))
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newAuditing(t, names.NodeLossKeep)
+			w.stray(w.node, "n1", "lost", "cluster")
+			test.knows(w.harness, w.node.Volumes()["pvc-lost"])
+			w.drain()
+			w.a.pass(t.Context())
+			if got := w.tried(test.result); got != 1 {
+				t.Errorf("carve_controller_orphans_total{result=%q}: want 1, got %v", test.result, got)
+			}
+			if removed, want := w.node.Volumes()["pvc-lost"] == nil, test.result == orphanRemoved; removed != want {
+				t.Errorf("removed: want %t, got %t", want, removed)
+			}
+			if test.says != "" {
+				w.event("Warning OrphanNotRemoved", test.says)
+			}
+		})
+	}
+}
+
+// TestEventsOfOrphansAreOnTheirNode uses the recorder of the program.
+func TestEventsOfOrphansAreOnTheirNode(t *testing.T) {
+	h := newHarness(t)
+	recorder, stop := newRecorder(h.client)
+	t.Cleanup(stop)
+	h.c.core.recorder = recorder
+	node := h.node("n1", gib)
+	h.run()
+	h.stray(node, "n1", "lost", "cluster")
+	h.audit(false)
+	h.eventually("the Event is there", func() bool {
+		events, err := h.client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
+		return err == nil && slices.ContainsFunc(events.Items, func(e v1.Event) bool {
+			return e.Reason == reasonOrphanFound && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n1"
+		})
+	})
+}
