@@ -136,6 +136,16 @@ func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
 				c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}
 			},
 			expect: []string{"spec.accessModes", "ReadWriteMany", "allowed: ReadWriteOnce, ReadWriteOncePod"}},
+		"a volume for many readers": {
+			claim: func(c *v1.PersistentVolumeClaim) {
+				c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadOnlyMany}
+			},
+			expect: []string{"spec.accessModes", "ReadOnlyMany", "allowed: ReadWriteOnce, ReadWriteOncePod"}},
+		"a volume for one writer or many readers": {
+			claim: func(c *v1.PersistentVolumeClaim) {
+				c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce, v1.ReadOnlyMany}
+			},
+			expect: []string{"spec.accessModes", "ReadOnlyMany", "allowed: ReadWriteOnce, ReadWriteOncePod"}},
 		"a size of zero": {
 			claim: func(c *v1.PersistentVolumeClaim) {
 				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("0")
