@@ -142,10 +142,7 @@ func TestClonesThatCannotBeAreRefusedWithTheReason(t *testing.T) {
 			claim:  inClass("other"),
 			expect: []string{`"third", which node n2 does not have`}},
 		"one that its class keeps from the source's node": {
-			class: func(c *storagev1.StorageClass) {
-				c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{{
-					Key: names.TopologyNode, Values: []string{"n1"}}}}}
-			},
+			class:  onlyOn("n1"),
 			claim:  inClass("other"),
 			expect: []string{"claim src, which is on node n2", "StorageClass other allows"}},
 		"one of a claim in another namespace": {

@@ -109,3 +109,27 @@ func TestABurstOfImmediateClaimsIsSpreadAsThePlacementSays(t *testing.T) {
 		})
 	}
 }
+
+// onlyOn makes a class allow one node.
+func onlyOn(node string) func(*storagev1.StorageClass) {
+	return func(c *storagev1.StorageClass) {
+		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{
+			{Key: names.TopologyNode, Values: []string{node}}}}}
+	}
+}
+
+func TestASelectedNodeThatTheClassDoesNotAllowIsHandedBack(t *testing.T) {
+	h := newHarness(t)
+	n1 := h.node("n1", gib)
+	h.node("n2", gib)
+	h.class("carve", onlyOn("n2"))
+	h.run()
+	h.claim("c", "n1", nil)
+	h.event("Warning ProvisioningFailed", "annotations[volume.kubernetes.io/selected-node]: node n1 is not allowed", "StorageClass carve", "allowedTopologies")
+	h.eventually("selected node is removed", func() bool { return h.getClaim("c").Annotations[volume.AnnSelectedNode] == "" })
+	h.selectNode("c", "n2")
+	h.eventually("claim is bound", h.bound("c"))
+	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" || n1.Creates() != 0 {
+		t.Errorf("the volume is on %q, want n2; %d were made on n1", got, n1.Creates())
+	}
+}

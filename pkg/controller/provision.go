@@ -458,6 +458,11 @@ func (p *provisioner) syncDelayed(ctx context.Context, a *attempt, claim *v1.Per
 	if _, ok := view.Class(r.deviceClass); !ok {
 		return 0, p.release(ctx, a, claim, node, noSuchClass(class, r.deviceClass, view))
 	}
+	// The scheduler keeps to it, but not everybody who selects nodes is the scheduler.
+	if on, err := p.nodeLister.Get(node); err == nil && !allowedBy(class.AllowedTopologies, on) {
+		return 0, p.release(ctx, a, claim, node, &InvalidError{Field: "metadata.annotations[" + volume.AnnSelectedNode + "]", Given: "node " + node,
+			Allowed: fmt.Sprintf("nodes that StorageClass %s allows (allowedTopologies)", class.Name)})
+	}
 	if why := p.misfit(a, claim, view); why != nil {
 		return 0, p.release(ctx, a, claim, node, why)
 	}
