@@ -172,7 +172,15 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 // It returns true when the story ended before the place was reached.
 func runStory(t *testing.T, s story, at, again int) (survived bool, point string) {
 	m := s.machine(t)
-	d := m.start(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+	var g *gate
+	d, err := m.tryStart(t, func(d *daemon, _ *Options) { g, d.gate.dieAt, d.gate.died = d.gate, at, make(chan struct{}) })
+	if errors.Is(err, errDead) {
+		checkStory(t, m, &telling{}) // The very first start did not come to its end.
+		return false, g.point
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	told := &telling{daemon: d, ctx: ctx, kept: map[string]keptVolume{}, unsure: map[string]bool{}}

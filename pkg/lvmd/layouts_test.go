@@ -204,7 +204,7 @@ func TestAVolumeKeepsItsLayoutWhenItsClassChanges(t *testing.T) {
 	d := m.start(t)
 	v := d.create(inClass(request("pvc-1", 4), "striped"))
 	d.stop()
-	m.config = "- {name: striped, default: true, volumeGroup: carve}\n"
+	m.config = "- {name: striped, default: true, volumeGroup: carve, type: striped, stripes: 3, stripeSize: 128Ki}\n"
 	d = m.start(t)
 	resp, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 5))
 	if err != nil || resp.GetVolume().GetSizeBytes() != 6*testExtent {

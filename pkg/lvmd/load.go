@@ -3,8 +3,10 @@ package lvmd
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"strings"
 
+	"go.etcd.io/bbolt"
 	"golang.org/x/time/rate"
 
 	"github.com/carve-csi/carve/api/config"
@@ -20,13 +22,6 @@ const pmemAlignment = 2 << 20
 // when the journal is new.
 func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) error {
 	names := s.configure(c)
-	if err := s.provideAtStart(ctx, c); err != nil {
-		return err
-	}
-	found, err := s.lvm.Scan(ctx, names)
-	if err != nil {
-		return fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
-	}
 	records, err := s.journal.all()
 	if err != nil {
 		return err
@@ -34,6 +29,25 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 	states, err := s.journal.groupStates()
 	if err != nil {
 		return err
+	}
+	before, err := s.journal.ties()
+	if err != nil {
+		return err
+	}
+	if err := s.refuseOrphans(ctx, c, before, records); err != nil {
+		return err
+	}
+	if err := s.provideAtStart(ctx, c); err != nil {
+		return err
+	}
+	found, err := s.lvm.Scan(ctx, names)
+	if err != nil {
+		return fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
+	}
+	if before == nil {
+		if err := refuseStrangers(c, records, found); err != nil {
+			return err
+		}
 	}
 	if err := checkGroups(c, found, known(records, states)); err != nil {
 		return err
@@ -68,6 +82,9 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 	}
 	for _, p := range s.pools() {
 		s.lookAtPool(p)
+	}
+	if now := tiesOf(c); !reflect.DeepEqual(now, before) {
+		return s.journal.do(func(tx *bbolt.Tx) error { return putTies(tx, now) })
 	}
 	return nil
 }

@@ -1,19 +1,16 @@
 package lvmd
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
-	"strings"
+
+	"go.etcd.io/bbolt"
 
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
-
-// ErrOrphans is matched by errors of Reload that refuse a configuration under
-// which volumes that exist would belong nowhere.
-var ErrOrphans = errors.New("volumes would be orphaned")
 
 // ErrNeedsStart is returned by Reload for a configuration that is fit for the
 // volumes there are, but that only a new Service can take over.
@@ -24,28 +21,31 @@ var ErrNeedsStart = errors.New("the configuration needs a new start of the servi
 //
 // A configuration under which volumes would be orphaned is refused with
 // ErrOrphans. One that the volume groups are not fit for is refused with
-// config.Problems. One that brings or takes volume groups, or thin pools, is
-// not taken over, with ErrNeedsStart.
+// config.Problems, and none is taken over that cannot be noted in the journal.
+// One that brings or takes volume groups, or thin pools, is not taken over, with
+// ErrNeedsStart.
 func (s *Service) Reload(c *config.Config) error {
-	m := s.model
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if s.isStopping() {
 		return errStopping
 	}
-	if err := m.orphans(c); err != nil {
-		return err
-	}
-	if !m.sameGroups(c) {
-		return ErrNeedsStart
-	}
-	var found []lvm.Group
-	for _, g := range m.groups {
-		if g.present {
-			found = append(found, g.info)
+	m, locked := s.model, false
+	defer func() {
+		if locked {
+			m.mu.Unlock()
 		}
-	}
-	if err := checkGroups(c, found, m.missing()); err != nil {
+	}()
+	var refused error
+	// No volume may be made between the look at those there are and the end.
+	// Whoever has both locks took the journal's first.
+	err := s.journal.do(func(tx *bbolt.Tx) error {
+		m.mu.Lock()
+		locked = true
+		if refused = m.refuses(c); refused != nil {
+			return refused
+		}
+		return putTies(tx, tiesOf(c))
+	})
+	if err = cmp.Or(refused, err); err != nil {
 		return err
 	}
 	m.config, m.refused = c, ""
@@ -61,6 +61,24 @@ func (s *Service) Reload(c *config.Config) error {
 	s.replaceGroups()
 	m.republish()
 	return nil
+}
+
+// refuses says why a configuration is not taken over, or nothing. The caller
+// holds the lock.
+func (m *model) refuses(c *config.Config) error {
+	if err := orphans(tiesOf(m.config), c, m.members()); err != nil {
+		return err
+	}
+	if !m.sameGroups(c) {
+		return ErrNeedsStart
+	}
+	var found []lvm.Group
+	for _, g := range m.groups {
+		if g.present {
+			found = append(found, g.info)
+		}
+	}
+	return checkGroups(c, found, m.missing())
 }
 
 // missing are the groups that the present configuration has and this machine has
@@ -94,45 +112,6 @@ func (m *model) republish() {
 	for w := range m.watchers {
 		w.markFull()
 	}
-}
-
-// orphans refuses a configuration in which volumes that exist have no place:
-// their class is gone, is not in their volume group any more, or is laid out in
-// another way. The caller holds the lock.
-func (m *model) orphans(c *config.Config) error {
-	reasons := map[string]int{}
-	for _, v := range m.volumes {
-		if v.rec.Phase == deleting {
-			continue // What is left of it needs no class.
-		}
-		name := v.rec.Ident.Class
-		i := slices.IndexFunc(c.Classes, func(dc config.DeviceClass) bool { return dc.Name == name })
-		now := m.class(name)
-		switch {
-		case i < 0 && now == nil:
-			// It is one already.
-		case i < 0:
-			reasons[fmt.Sprintf("device class %q is gone", name)]++
-		case now == nil || now.Name != name:
-		case !slices.Contains(c.Classes[i].VolumeGroups, v.group.name) && now.in(v.group) != nil:
-			reasons[fmt.Sprintf("device class %q is not in volume group %q any more", name, v.group.name)]++
-		case c.Classes[i].Type != now.Type:
-			reasons[fmt.Sprintf("device class %q is of type %s, no more %s", name, c.Classes[i].Type, now.Type)]++
-		case c.Classes[i].Medium != now.Medium:
-			reasons[fmt.Sprintf("device class %q is on %s, no more on %s", name, c.Classes[i].Medium, now.Medium)]++
-		case now.Thin != nil && c.Classes[i].Thin.Pool != now.Thin.Pool:
-			reasons[fmt.Sprintf("device class %q is in thin pool %q, no more in %q", name, c.Classes[i].Thin.Pool, now.Thin.Pool)]++
-		}
-	}
-	if len(reasons) == 0 {
-		return nil
-	}
-	var all []string
-	for reason, n := range reasons {
-		all = append(all, fmt.Sprintf("%s, but has %d volumes", reason, n))
-	}
-	slices.Sort(all)
-	return fmt.Errorf("%w: %s", ErrOrphans, strings.Join(all, "; "))
 }
 
 // sameGroups tells whether a configuration has the volume groups, and what is
