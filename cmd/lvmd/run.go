@@ -35,7 +35,8 @@ const stopBound = 4500 * time.Millisecond
 const gcPercent = 50
 
 type flags struct {
-	config, socket, stateDir, nodeName   string
+	config, socket, stateDir, lockDir    string
+	nodeName                             string
 	controller, controllerCA, tokenFile  string
 	opsListen, metricsTokenFile, lvmPath string
 	commandTimeout                       time.Duration
@@ -46,6 +47,7 @@ func (f *flags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.config, "config", "/etc/carve/lvmd.yaml", "configuration file")
 	s.StringVar(&f.socket, "socket", defaultSocket, "unix socket to serve on")
 	s.StringVar(&f.stateDir, "state-dir", "/var/lib/carve", "directory of the journal")
+	s.StringVar(&f.lockDir, "lock-dir", lvm.LockDir, "directory of the lock that only one lvmd of a node has, beside LVM's own locks")
 	s.StringVar(&f.nodeName, "node-name", "", "name of this node in Kubernetes; required with --controller")
 	s.StringVar(&f.controller, "controller", "carve-uplink.carve-system.svc:9443",
 		"host:port of the controller; a connection is kept to every address of the host; empty means no uplink")
@@ -86,6 +88,15 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		return err
 	}
 	defer unlock()
+	unlockNode, err := lvmd.LockNode(f.lockDir)
+	if err != nil {
+		return err
+	}
+	defer unlockNode()
+	// Before anything is done to volumes that another lvmd may be working with.
+	if err := lvmd.CheckSocket(f.socket); err != nil {
+		return err
+	}
 
 	events, err := lvm.WatchBlockDevices(ctx)
 	if err != nil {

@@ -46,7 +46,7 @@ func starting(t *testing.T) (send func(syscall.Signal), wait func() error) {
 	}
 	var log bytes.Buffer
 	c := exec.CommandContext(t.Context(), filepath.Join(dir, "carve-lvmd"),
-		"--config", file(t, valid), "--socket", filepath.Join(dir, "socket"), "--state-dir", filepath.Join(dir, "state"),
+		"--config", file(t, valid), "--socket", filepath.Join(dir, "socket"), "--state-dir", filepath.Join(dir, "state"), "--lock-dir", filepath.Join(dir, "locks"),
 		"--controller=", "--ops-listen=", "--lvm", filepath.Join(dir, "lvm"), "--lvm-lasting=false")
 	c.Stdout, c.Stderr = &log, &log
 	if err := c.Start(); err != nil {

@@ -144,9 +144,15 @@ func testSandbox(t *testing.T) {
 func testSecond(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "carve-lvmd", "--controller=", "--ops-listen=").CombinedOutput()
-	if err == nil || ctx.Err() != nil || !strings.Contains(string(out), "another lvmd is running with the state directory "+stateDir) {
-		t.Errorf("%v: %s", err, out)
+	elsewhere := t.TempDir()
+	for want, more := range map[string][]string{
+		"the state directory " + stateDir: nil,
+		"LVM's lock directory":            {"--state-dir", elsewhere, "--socket", filepath.Join(elsewhere, "sock")},
+	} {
+		out, err := exec.CommandContext(ctx, "carve-lvmd", append(more, "--controller=", "--ops-listen=")...).CombinedOutput()
+		if err == nil || ctx.Err() != nil || !strings.Contains(string(out), "another lvmd is running with "+want) {
+			t.Errorf("with %q: %v: %s", more, err, out)
+		}
 	}
 	run(t, "carve-lvmd", "volumes")
 }

@@ -126,7 +126,7 @@ func TestMalformedConfigurationStopsLvmdWithItsLine(t *testing.T) {
 	agents, err := s.ProgramPods(s.ctx, "app.kubernetes.io/name=carve-node")
 	s.must(err, "find a node agent")
 	const start = `cat > /tmp/lvmd.yaml && exec timeout 60 /usr/local/bin/carve-lvmd --config=/tmp/lvmd.yaml --socket=/tmp/lvmd.sock ` +
-		`--state-dir=/tmp/state --node-name=nobody --controller= --ops-listen=`
+		`--state-dir=/tmp/state --lock-dir=/tmp/locks --node-name=nobody --controller= --ops-listen=`
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			output, err := s.Kubectl(s.ctx, strings.NewReader(test.config), "exec", "--stdin", "--namespace", carve.Namespace,

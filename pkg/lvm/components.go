@@ -16,8 +16,8 @@ import (
 // carve-y-tpool.
 var component = regexp.MustCompile(`^(.+)_(?:rimage_[0-9]+|rmeta_[0-9]+|tdata|tmeta)$`)
 
-// lockDir is where LVM keeps its locks.
-const lockDir = "/run/lock/lvm"
+// LockDir is where LVM keeps its locks.
+const LockDir = "/run/lock/lvm"
 
 // dropComponents removes the devices of parts that nothing lies on: an activation
 // that was killed made them and not what they are parts of. LVM activates no
@@ -25,7 +25,7 @@ const lockDir = "/run/lock/lvm"
 //
 // A command under way makes parts first, too: while there is one, nothing is done.
 func dropComponents(group string) error {
-	unlock, err := lockGroup(lockDir, group)
+	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
 		return err
 	}

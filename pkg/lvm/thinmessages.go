@@ -134,7 +134,7 @@ func (p *thinPoolText) settle(group string) (deaf bool, err error) {
 // room. The metadata must be durable. While a command is under way, which sends its
 // messages itself, nothing is done.
 func (h *Host) tellRemovals(group string) error {
-	unlock, err := lockGroup(lockDir, group)
+	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
 		return err
 	}

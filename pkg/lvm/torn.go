@@ -173,7 +173,7 @@ func (h *Host) disarmWithin(ctx context.Context, group string, volumes []string)
 // which a table is dropped in between is held for ever. So pools are resumed before
 // that; the volumes stay suspended.
 func (h *Host) disarm(group string, volumes []string) (suspended bool, err error) {
-	unlock, err := lockGroup(lockDir, group)
+	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
 		return false, err
 	}

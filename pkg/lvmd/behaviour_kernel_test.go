@@ -181,9 +181,22 @@ func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
 func TestASecondLvmdRefusesToStart(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
-	out, err := n.command().CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "another lvmd is running") || strings.Count(string(out), "\n") != 1 {
-		t.Errorf("error %v, output %s", err, out)
+	elsewhere, withoutLocks := t.TempDir(), t.TempDir()
+	for _, c := range []struct {
+		more []string // the last of two equal flags counts
+		want string
+	}{
+		{nil, "another lvmd is running with the state directory"},
+		{[]string{"--state-dir", elsewhere}, "another lvmd is running with LVM's lock directory"},
+		{[]string{"--state-dir", elsewhere, "--socket", filepath.Join(elsewhere, "sock")}, "another lvmd is running with LVM's lock directory"},
+		{[]string{"--state-dir", elsewhere, "--lock-dir", withoutLocks}, "answers on it"},
+	} {
+		cmd := n.command()
+		cmd.Args = append(cmd.Args, c.more...)
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), c.want) || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("with %q: error %v, output %s, want %s", c.more, err, out, c.want)
+		}
 	}
 	if !p.serving() {
 		t.Error("the first one is disturbed")

@@ -23,10 +23,12 @@
 //   - An intent is durable before its first effect; whatever is found at start
 //     is finished or undone.
 //   - Mkfs and wiping never run in a turn. The lock on the model is never held
-//     across a command, a disk access or a call to a client.
+//     across a command, a disk access or a call to a client, but for the one
+//     commit of a reload.
 //   - No extent is free before it was wiped and the wipe is durable.
 //
-// Locks: a group's turn is taken before the model's lock, never after.
+// Locks: a group's turn, and a transaction of the journal, are taken before the
+// model's lock, never after.
 //
 // Callers: cmd/lvmd.
 package lvmd

@@ -102,6 +102,7 @@ type daemon struct {
 	machine *machine
 	gate    *gate
 	server  *grpc.Server
+	socket  net.Listener
 	conn    *grpc.ClientConn
 	client  lvmdv1.LVMDClient
 	ended   bool
@@ -148,6 +149,7 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	if err != nil {
 		t.Fatal(err)
 	}
+	d.socket = l
 	d.server = grpc.NewServer(grpc.ChainUnaryInterceptor(d.Interceptor(), d.gate.called))
 	d.Register(d.server)
 	go d.server.Serve(l)
@@ -173,6 +175,7 @@ func (d *daemon) stop() {
 	if err := StopServer(d.server, d.Service); err != nil {
 		d.t.Errorf("stop: %v", err)
 	}
+	d.socket.Close() // The server never saw it if it ended before it served.
 }
 
 // kill ends the daemon as SIGKILL does: nothing it still tries has an effect.
@@ -182,6 +185,7 @@ func (d *daemon) kill() {
 	d.journal.close()
 	d.conn.Close()
 	d.server.Stop()
+	d.socket.Close()
 	d.cancel()
 	d.machine.fake.CloseAll()
 }

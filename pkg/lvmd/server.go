@@ -22,39 +22,49 @@ const (
 // LockStateDir makes sure that no other lvmd works with the directory, which
 // it makes if needed. The lock ends with release, or with the process.
 func LockStateDir(dir string) (release func(), err error) {
+	return lock(dir, "lock", "the state directory")
+}
+
+// LockNode makes sure that no other lvmd works on this node, whatever its state
+// directory. dir is that of LVM's own locks, see lvm.LockDir: the lock holds as far
+// as those do, which whoever changes volume groups shares, also from within a
+// container.
+func LockNode(dir string) (release func(), err error) {
+	return lock(dir, "carve-lvmd", "LVM's lock directory")
+}
+
+func lock(dir, name, what string) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		f.Close()
-		return nil, fmt.Errorf("another lvmd is running with the state directory %s", dir)
+		return nil, fmt.Errorf("another lvmd is running with %s %s", what, dir)
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("locking the state directory %s: %w", dir, err)
+		return nil, fmt.Errorf("locking %s %s: %w", what, dir, err)
 	}
 	return func() { f.Close() }, nil
 }
 
 // Listen listens on a unix socket that only its owner can use. A socket that
-// an lvmd left behind is replaced: whoever holds the state directory's lock
-// is the only lvmd.
+// an lvmd left behind is replaced; one that somebody answers on is not. Between
+// the look and the replacement the caller's locks keep another lvmd away.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	if info, err := os.Lstat(path); err == nil {
-		if info.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("socket %s: the path exists and is no socket", path)
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("socket: %w", err)
-		}
+	if err := CheckSocket(path); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("socket: %w", err)
 	}
 	// The mode must be right before anyone can connect.
 	old := unix.Umask(0o177)
@@ -66,6 +76,30 @@ func Listen(path string) (net.Listener, error) {
 	// An lvmd that ends must not take away its successor's socket.
 	l.SetUnlinkOnClose(false)
 	return l, nil
+}
+
+// CheckSocket tells why Listen would not listen at a path: what is there is no
+// socket, or somebody answers on it.
+func CheckSocket(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("socket: %w", err)
+	case info.Mode()&os.ModeSocket == 0:
+		return fmt.Errorf("socket %s: the path exists and is no socket", path)
+	}
+	conn, err := (&net.Dialer{Timeout: graceful}).Dial("unix", path)
+	switch {
+	case err == nil:
+		conn.Close()
+		return fmt.Errorf("socket %s: another lvmd, or another program, answers on it", path)
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
+		return nil
+	default:
+		return fmt.Errorf("socket %s: whether somebody answers on it cannot be told: %w", path, err)
+	}
 }
 
 // StopServer stops a gRPC server that serves s, and then s itself: streams

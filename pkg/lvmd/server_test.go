@@ -27,6 +27,22 @@ func TestOnlyOneLvmdHasAStateDirectory(t *testing.T) {
 	release()
 }
 
+func TestOnlyOneLvmdRunsOnANode(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "lvm")
+	release, err := LockNode(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LockNode(dir); err == nil || !strings.Contains(err.Error(), "another lvmd is running") {
+		t.Errorf("error %v, want one about another lvmd", err)
+	}
+	release()
+	if release, err = LockNode(dir); err != nil {
+		t.Fatal(err)
+	}
+	release()
+}
+
 func TestAStaleSocketIsReplacedAndIsItsOwnersAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "lvmd.sock")
 	first, err := Listen(path)
@@ -37,16 +53,36 @@ func TestAStaleSocketIsReplacedAndIsItsOwnersAlone(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, error %v", info.Mode(), err)
 	}
+	// What ends without a word leaves its socket behind.
+	first.Close()
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
 	second, err := Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer second.Close()
-	// The first one's end must not end the second one's socket.
-	first.Close()
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)
+	}
+	conn.Close()
+}
+
+func TestASocketThatSomebodyAnswersOnIsLeftAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lvmd.sock")
+	first, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "answers on it") {
+		t.Errorf("error %v, want that somebody answers", err)
+	}
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("the first one's socket: %v", err)
 	}
 	conn.Close()
 }
