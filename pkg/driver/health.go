@@ -27,7 +27,7 @@ const (
 
 // inaccessible are lvmd's condition types of volumes that cannot be used at
 // all; the others are usable still.
-var inaccessible = []string{"MissingDevice", "Failed", "Suspended", "Inactive", "VolumeGroupMissing", "PoolMissing", "PoolInactive", "PoolFailed"}
+var inaccessible = []string{"MissingDevice", "Failed", "InvalidSnapshot", "Suspended", "Inactive", "VolumeGroupMissing", "PoolMissing", "PoolInactive", "PoolFailed"}
 
 // NodeGetVolumeHealth tells what lvmd knows about the volume, and whether its
 // file system still takes writes. An empty list is good news.

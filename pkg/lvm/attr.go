@@ -18,6 +18,10 @@ type Attr struct {
 	Activation Activation
 	// Open is true when the device is open.
 	Open bool
+	// Target is the seventh character, the kind of device that the kernel has, or
+	// would have: '-' plain, 't' thin, 'r' raid, 'C' cache, 's' snapshot, 'm' mirror,
+	// 'v' virtual, 'u' unknown, …
+	Target byte
 	// ZeroNew is true when new blocks of a thin pool are zeroed.
 	ZeroNew bool
 	// Health is what LVM says of the volume's condition.
@@ -80,21 +84,6 @@ const (
 	UnknownHealth
 )
 
-// String says what a condition means, for messages.
-func (h Health) String() string {
-	words := map[Health]string{
-		Healthy: "healthy", Partial: "a device it lies on is missing", RefreshNeeded: "a device came back or had write errors",
-		MismatchesExist: "a check found copies or parity that differ", WriteMostly: "a device is read only when it must be",
-		Reshaping: "its layout is being changed", ReshapeRemoved: "a device is left over from a change of its layout",
-		Failed: "it answers no more I/O", OutOfDataSpace: "its pool is full", MetadataReadOnly: "its pool's metadata cannot be written",
-		WriteCacheError: "its write cache had an error",
-	}
-	if s, ok := words[h]; ok {
-		return s
-	}
-	return "unknown"
-}
-
 var activations = map[byte]Activation{
 	'-': Inactive, 'a': Active, 's': Suspended, 'I': InvalidSnapshot, 'S': InvalidSnapshot,
 	'm': MergeFailed, 'M': MergeFailed, 'd': MappedWithoutTables, 'i': MappedInactiveTable,
@@ -129,6 +118,7 @@ func ParseAttr(s string) (Attr, error) {
 		FixedMinor:       s[3] == 'm',
 		Activation:       activation,
 		Open:             s[5] == 'o',
+		Target:           s[6],
 		ZeroNew:          s[7] == 'z',
 		Health:           health,
 		SkipActivation:   s[9] == 'k',

@@ -15,18 +15,18 @@ func TestAttributesAreDecodedBitByBit(t *testing.T) {
 		text string
 		want Attr
 	}{
-		{"-wi-a-----", Attr{Type: '-', Writable: true, Activation: Active}},
-		{"-wi-ao----", Attr{Type: '-', Writable: true, Activation: Active, Open: true}},
-		{"-wi-------", Attr{Type: '-', Writable: true}},
-		{"-ri-a-----", Attr{Type: '-', Activation: Active}},
-		{"-Ri-s-----", Attr{Type: '-', Activation: Suspended}},
-		{"-wI-a-----", Attr{Type: '-', Writable: true, Activation: Active, AllocationLocked: true}},
-		{"-wimdo---k", Attr{Type: '-', Writable: true, FixedMinor: true, Activation: MappedWithoutTables, Open: true, SkipActivation: true}},
-		{"-wi-a---p-", Attr{Type: '-', Writable: true, Activation: Active, Health: Partial}},
-		{"rwi-a-r-r-", Attr{Type: 'r', Writable: true, Activation: Active, Health: RefreshNeeded}},
-		{"twi-aotzD-", Attr{Type: 't', Writable: true, Activation: Active, Open: true, ZeroNew: true, Health: OutOfDataSpace}},
-		{"twi-cotzM-", Attr{Type: 't', Writable: true, Activation: CheckNeeded, Open: true, ZeroNew: true, Health: MetadataReadOnly}},
-		{"-wi-XX----", Attr{Type: '-', Writable: true, Activation: UnknownActivation}},
+		{"-wi-a-----", Attr{Target: '-', Type: '-', Writable: true, Activation: Active}},
+		{"-wi-ao----", Attr{Target: '-', Type: '-', Writable: true, Activation: Active, Open: true}},
+		{"-wi-------", Attr{Target: '-', Type: '-', Writable: true}},
+		{"-ri-a-----", Attr{Target: '-', Type: '-', Activation: Active}},
+		{"-Ri-s-----", Attr{Target: '-', Type: '-', Activation: Suspended}},
+		{"-wI-a-----", Attr{Target: '-', Type: '-', Writable: true, Activation: Active, AllocationLocked: true}},
+		{"-wimdo---k", Attr{Target: '-', Type: '-', Writable: true, FixedMinor: true, Activation: MappedWithoutTables, Open: true, SkipActivation: true}},
+		{"-wi-a---p-", Attr{Target: '-', Type: '-', Writable: true, Activation: Active, Health: Partial}},
+		{"rwi-a-r-r-", Attr{Target: 'r', Type: 'r', Writable: true, Activation: Active, Health: RefreshNeeded}},
+		{"twi-aotzD-", Attr{Target: 't', Type: 't', Writable: true, Activation: Active, Open: true, ZeroNew: true, Health: OutOfDataSpace}},
+		{"twi-cotzM-", Attr{Target: 't', Type: 't', Writable: true, Activation: CheckNeeded, Open: true, ZeroNew: true, Health: MetadataReadOnly}},
+		{"-wi-XX----", Attr{Target: '-', Type: '-', Writable: true, Activation: UnknownActivation}},
 	} {
 		got, err := ParseAttr(c.text)
 		if err != nil || got != c.want {

@@ -85,34 +85,78 @@ func condition(kind, format string, args ...any) *lvmdv1.Condition {
 	return &lvmdv1.Condition{Type: kind, Message: fmt.Sprintf(format, args...)}
 }
 
+// A finding is a condition that a letter of lv_attr makes of a volume.
+type finding struct{ kind, message string }
+
+// What becomes of lv_attr, whose letters lvs(8) lists by position. Letters that
+// are in none of these tables make no condition:
+//
+//   - 1, type: all others are ways to lie, which layouts are told by, or parts of
+//     volumes. That a mirror was not synchronised at first is how lvmd makes them;
+//     an image out of sync is told of the whole by the kernel, see raid.go.
+//   - 2, permissions: r and R are ReadOnly, w is usual.
+//   - 3, 4, allocation and minor number: how LVM is to choose. Extents that are
+//     locked are being moved by pvmove, while the volume is as good as ever.
+//   - 5, state: of a, s, d, i and - the device is asked itself, now: it is Inactive
+//     without a live table, and Suspended while the kernel holds back its I/O. h is of
+//     volumes that are gone, which are not asked for.
+//   - 6, open: usual, and nobody's business.
+//   - 7, target: all others are known kinds of devices.
+//   - 8, zeroing: of pools, see pool.conditions.
+//   - 9, health: w is what an administrator asked for (lvchange --writemostly). Of
+//     RAID the kernel tells r and m at any time; LVM only when it was asked.
+//   - 10, k: whoever set it does not want it active; then it is Inactive.
+var (
+	typeFindings = map[byte]finding{
+		'O': {"Merging", "a snapshot is being merged into the volume"},
+		'S': {"Merging", "the volume is being merged into the one that it is a snapshot of"},
+		'c': {"Converting", "how the volume lies is being changed (lvconvert)"},
+	}
+	activationFindings = map[lvm.Activation]finding{
+		lvm.InvalidSnapshot:   {"InvalidSnapshot", "the snapshot overflowed and holds nothing that can be used"},
+		lvm.MergeFailed:       {"MergeFailed", "merging a snapshot into the volume failed"},
+		lvm.CheckNeeded:       {"CheckNeeded", "the metadata of its pool had an error and must be checked (lvconvert --repair)"},
+		lvm.UnknownActivation: {"StateUnknown", "LVM could not ask the kernel for the volume's state"},
+	}
+	targetFindings = map[byte]finding{
+		'u': {"UnknownTarget", "LVM does not know the kind of device that the kernel has for the volume"},
+	}
+	healthFindings = map[lvm.Health]finding{
+		lvm.Partial:          {"MissingDevice", "a device that the volume lies on is missing"},
+		lvm.RefreshNeeded:    {"RefreshNeeded", "a device of the volume came back or had write errors"},
+		lvm.MismatchesExist:  {"Mismatches", "a check found copies or parity that differ"},
+		lvm.Reshaping:        {"Reshaping", "how the volume lies is being changed (lvconvert)"},
+		lvm.ReshapeRemoved:   {"ReshapeLeftovers", "devices are left over from a change of how the volume lies; the same lvconvert again removes them"},
+		lvm.Failed:           {"Failed", "the volume answers no more I/O"},
+		lvm.OutOfDataSpace:   {"PoolFull", "its pool is full: writes to new blocks fail"},
+		lvm.MetadataReadOnly: {"PoolReadOnly", "the metadata of its pool cannot be written"},
+		lvm.WriteCacheError:  {"WriteCacheErrors", "its write cache had an error"},
+		lvm.UnknownHealth:    {"HealthUnknown", "LVM could not tell the volume's health"},
+	}
+)
+
 // conditionsOf translates what LVM and the kernel say of a volume.
 func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
-	add := func(kind, message string) { c = append(c, condition(kind, "%s", message)) }
-	health := lv.Attr.Health
-	if lv.Layout.IsRAID() && (health == lvm.RefreshNeeded || health == lvm.MismatchesExist) {
-		// The kernel says so at any time; LVM said so when it was asked.
-		health = lvm.Healthy
+	add := func(f finding) {
+		if f.kind != "" {
+			c = append(c, condition(f.kind, "%s", f.message))
+		}
 	}
-	switch health {
-	case lvm.Healthy, lvm.UnknownHealth, lvm.WriteMostly:
-	case lvm.Partial:
-		add("MissingDevice", "a device that the volume lies on is missing")
-	case lvm.RefreshNeeded:
-		add("RefreshNeeded", "a device of the volume came back or had write errors")
-	case lvm.Failed:
-		add("Failed", "the volume answers no more I/O")
-	default:
-		add("Unhealthy", health.String())
+	if health := lv.Attr.Health; !lv.Layout.IsRAID() || health != lvm.RefreshNeeded && health != lvm.MismatchesExist {
+		add(healthFindings[health])
 	}
 	switch {
 	case !active:
-		add("Inactive", "the volume has no device")
+		add(finding{"Inactive", "the volume has no device"})
 	case d.Suspended:
-		add("Suspended", "the kernel holds back the volume's I/O")
+		add(finding{"Suspended", "the kernel holds back the volume's I/O"})
 	}
+	add(activationFindings[lv.Attr.Activation])
 	if !lv.Attr.Writable {
-		add("ReadOnly", "the volume is read-only")
+		add(finding{"ReadOnly", "the volume is read-only"})
 	}
+	add(typeFindings[lv.Attr.Type])
+	add(targetFindings[lv.Attr.Target])
 	return c
 }

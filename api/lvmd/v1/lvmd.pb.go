@@ -257,7 +257,8 @@ func (x *Owner) GetPodUid() string {
 // Something worth knowing about a volume's health.
 type Condition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// CamelCase, e.g. "MissingDevice", "ReadErrors", "Suspended".
+	// CamelCase, e.g. "MissingDevice", "Degraded", "Suspended"; of a class also
+	// "DiskErrors". docs/operations.md lists those of volumes.
 	Type          string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
