@@ -157,6 +157,8 @@ func (f *Fleet) attend(n *node, s *uplink.Session) {
 func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// The full state, always: a session that is lost loses no more than one such
+	// message, and a view that is whole each time cannot have missed anything.
 	stream, err := lvmdv1.NewLVMDClient(s).Watch(ctx, &lvmdv1.WatchRequest{})
 	if err != nil {
 		return false, err

@@ -36,6 +36,10 @@ type model struct {
 	// names holds those that are no tombstones, by identity.key.
 	names    map[string]*volume
 	watchers map[*watcher]struct{}
+	// removals are the latest ones, in order: all that came after the generation
+	// horizon. See watch.go.
+	removals []removal
+	horizon  uint64
 }
 
 // class is a device class and what was last told about it.
@@ -47,6 +51,8 @@ type class struct {
 	wiping *rate.Limiter
 	// reported is nil while the class is not offered.
 	reported *lvmdv1.DeviceClass
+	// changed is the generation that reported changed with.
+	changed uint64
 }
 
 // part is a class in one of its groups.
@@ -122,6 +128,10 @@ type group struct {
 type volume struct {
 	rec   record
 	group *group
+	// changed is the generation of what was last published of the volume; gone is
+	// set once that was its end.
+	changed uint64
+	gone    bool
 	// pool is what a thin volume lies in; nil for others.
 	pool    *pool
 	extents int64
@@ -246,7 +256,7 @@ func (m *model) publish(g *group, volumes ...*volume) {
 			continue
 		}
 		if r := m.report(c); !proto.Equal(r, c.reported) {
-			c.reported = r
+			c.reported, c.changed = r, m.generation+1
 			classes = append(classes, c.Name)
 		}
 	}
@@ -254,6 +264,9 @@ func (m *model) publish(g *group, volumes ...*volume) {
 		return
 	}
 	m.generation++
+	for _, v := range volumes {
+		m.note(v)
+	}
 	for w := range m.watchers {
 		w.mark(len(m.volumes), classes, volumes)
 	}

@@ -109,6 +109,7 @@ func (m *model) republish() {
 		c.reported = m.report(c)
 	}
 	m.generation++
+	m.removals, m.horizon = nil, m.generation // Who resumes gets everything, too.
 	for w := range m.watchers {
 		w.markFull()
 	}

@@ -12,6 +12,60 @@ import (
 // number of volumes there are; with more it gets the full state again.
 const maxPendingExtra = 1024
 
+// maxRemovals bounds how many removals are remembered for who resumes.
+const maxRemovals = 1024
+
+// removal is a volume that is gone, and the generation that told so.
+type removal struct {
+	id         string
+	generation uint64
+}
+
+// note remembers for who resumes that a volume changes with this generation. The
+// caller holds the lock.
+func (m *model) note(v *volume) {
+	if v.rec.Ident.Snapshot {
+		return
+	}
+	v.changed = m.generation
+	if v.gone || m.volumes[v.rec.ID] == v && v.rec.Phase != deleting {
+		return
+	}
+	v.gone = true
+	if len(m.removals) == maxRemovals {
+		m.horizon = m.removals[0].generation
+		m.removals = m.removals[1:]
+	}
+	m.removals = append(m.removals, removal{v.rec.ID, m.generation})
+}
+
+// resume makes a watcher for who has the state of a generation of this life, if
+// what changed since is known, and else for who has nothing. The caller holds the
+// lock.
+func (m *model) resume(epoch string, generation uint64) *watcher {
+	w := newWatcher()
+	if epoch != m.epoch || generation < m.horizon || generation > m.generation {
+		return w
+	}
+	w.full = false
+	for _, c := range m.classes {
+		if c.changed > generation {
+			w.classes[c.Name] = struct{}{}
+		}
+	}
+	for id, v := range m.volumes {
+		if v.changed > generation {
+			w.volumes[id] = struct{}{}
+		}
+	}
+	for _, r := range m.removals {
+		if r.generation > generation {
+			w.volumes[r.id] = struct{}{}
+		}
+	}
+	return w
+}
+
 // watcher is one reader of changes. It remembers what changed since the last
 // message, not the changes themselves, so that a slow reader costs no more
 // memory than there are volumes. The model's lock guards it.
@@ -103,9 +157,9 @@ func (m *model) next(w *watcher) *lvmdv1.WatchResponse {
 
 // Watch implements lvmdv1.LVMDServer. A stream ends with the caller's context
 // or when lvmd stops.
-func (s *Service) Watch(_ *lvmdv1.WatchRequest, stream grpc.ServerStreamingServer[lvmdv1.WatchResponse]) error {
-	w := newWatcher()
+func (s *Service) Watch(r *lvmdv1.WatchRequest, stream grpc.ServerStreamingServer[lvmdv1.WatchResponse]) error {
 	s.model.mu.Lock()
+	w := s.model.resume(r.GetEpoch(), r.GetGeneration())
 	s.model.watchers[w] = struct{}{}
 	s.model.mu.Unlock()
 	defer func() {

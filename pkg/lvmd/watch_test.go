@@ -22,6 +22,8 @@ type mirror struct {
 	generation uint64
 	volumes    map[string]*lvmdv1.Volume
 	classes    map[string]*lvmdv1.DeviceClass
+	// resumed is true until the first message of a stream that was resumed.
+	resumed bool
 }
 
 // take applies a message and fails the test where it breaks the contract.
@@ -32,10 +34,10 @@ func (m *mirror) take(t *testing.T, r *lvmdv1.WatchResponse) {
 			t.Fatal("the first message is not the full state")
 		}
 		m.volumes, m.classes = map[string]*lvmdv1.Volume{}, map[string]*lvmdv1.DeviceClass{}
-	} else if r.GetEpoch() != m.epoch || r.GetGeneration() <= m.generation {
+	} else if r.GetEpoch() != m.epoch || r.GetGeneration() < m.generation || r.GetGeneration() == m.generation && !m.resumed {
 		t.Errorf("epoch %s, generation %d after %s, %d", r.GetEpoch(), r.GetGeneration(), m.epoch, m.generation)
 	}
-	m.epoch, m.generation = r.GetEpoch(), r.GetGeneration()
+	m.epoch, m.generation, m.resumed = r.GetEpoch(), r.GetGeneration(), false
 	for _, v := range r.GetVolumes() {
 		m.volumes[v.GetId()] = v
 	}

@@ -2189,7 +2189,14 @@ func (x *ListSnapshotsResponse) GetNextPageToken() string {
 }
 
 type WatchRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// To go on after a stream that broke: epoch and generation of the last message
+	// that came of it. The first message then holds what changed since. It is the
+	// full state all the same, and says so, when the epoch is another by now, when
+	// too many volumes are gone since, or when the configuration changed. An empty
+	// epoch asks for the full state.
+	Epoch         string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Generation    uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2224,20 +2231,35 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
 }
 
+func (x *WatchRequest) GetEpoch() string {
+	if x != nil {
+		return x.Epoch
+	}
+	return ""
+}
+
+func (x *WatchRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names this life of lvmd. Generations of different epochs do not compare.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Rises with every message of one epoch.
+	// Rises with every message of one epoch, but for the first of a stream that was
+	// resumed, which may have nothing to say: its generation may be the request's.
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	// True when classes and volumes hold everything; what is not in them is
-	// gone. Always true for the first message of a stream.
+	// gone. Always true for the first message of a stream that was not resumed.
 	Full bool `protobuf:"varint,3,opt,name=full,proto3" json:"full,omitempty"`
 	// Classes whose report changed (all of them when full).
 	Classes []*DeviceClass `protobuf:"bytes,4,rep,name=classes,proto3" json:"classes,omitempty"`
 	// Volumes that appeared or changed (all of them when full).
 	Volumes []*Volume `protobuf:"bytes,5,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	// Ids of volumes that are gone. Their space may still be wiped: capacity
+	// Ids of volumes that are gone, also some that the reader never knew. Their space may still be wiped: capacity
 	// says when it is free.
 	RemovedVolumeIds []string `protobuf:"bytes,6,rep,name=removed_volume_ids,json=removedVolumeIds,proto3" json:"removed_volume_ids,omitempty"`
 	// Names of classes that are gone.
@@ -2507,8 +2529,12 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x10source_volume_id\x18\x03 \x01(\tR\x0esourceVolumeId\"v\n" +
 	"\x15ListSnapshotsResponse\x125\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x17.carve.lvmd.v1.SnapshotR\tsnapshots\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x0e\n" +
-	"\fWatchRequest\"\x97\x02\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"D\n" +
+	"\fWatchRequest\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\"\x97\x02\n" +
 	"\rWatchResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1e\n" +
 	"\n" +

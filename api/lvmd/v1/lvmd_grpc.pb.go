@@ -109,7 +109,8 @@ type LVMDClient interface {
 	// tells it to its watchers as Volume.found, and forgets it when it ends: who
 	// notes compares, and notes again.
 	NoteHealth(ctx context.Context, in *NoteHealthRequest, opts ...grpc.CallOption) (*NoteHealthResponse, error)
-	// Watch sends the node's full state first, then changes as they happen.
+	// Watch sends the node's full state first, or, to who resumes, what changed
+	// since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
@@ -294,7 +295,8 @@ type LVMDServer interface {
 	// tells it to its watchers as Volume.found, and forgets it when it ends: who
 	// notes compares, and notes again.
 	NoteHealth(context.Context, *NoteHealthRequest) (*NoteHealthResponse, error)
-	// Watch sends the node's full state first, then changes as they happen.
+	// Watch sends the node's full state first, or, to who resumes, what changed
+	// since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
