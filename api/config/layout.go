@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -38,6 +39,8 @@ const (
 	minStripeSize = 4 << 10
 	maxStripeSize = 1 << 30
 	maxMirrors    = 9
+	// maxRegionSize is the largest power of two that LVM can count in sectors.
+	maxRegionSize = 1 << 40
 	// pmemStripe is a huge page: mappings can use those only within a stripe.
 	pmemStripe = 2 << 20
 )
@@ -114,6 +117,7 @@ func (p *parser) checkLayout(c *DeviceClass, n *yaml.Node, path string) {
 			p.problems = append(p.problems, c.Problem("lvcreateOptions", o, fmt.Sprintf("item %d is for raid1, raid10, raid5 and raid6 only", i))...)
 		}
 	}
+	p.checkRAIDOptions(c)
 	if len(c.LvcreateOptions) > 0 && c.Type == Thin {
 		p.problems = append(p.problems, c.Problem("lvcreateOptions", "", "has no meaning with type: thin")...)
 	}
@@ -152,6 +156,47 @@ var lvcreateValues = map[string]*regexp.Regexp{
 
 // raidOptions are those that only RAID volumes have.
 var raidOptions = map[string]bool{"--regionsize": true, "--minrecoveryrate": true, "--maxrecoveryrate": true}
+
+// checkRAIDOptions refuses what LVM refuses of every volume.
+func (p *parser) checkRAIDOptions(c *DeviceClass) {
+	rates := map[string]int64{}
+	for i, o := range c.LvcreateOptions {
+		name, value, _ := strings.Cut(o, "=")
+		if !raidOptions[name] {
+			continue
+		}
+		size := lvcreateSize(value)
+		if name != "--regionsize" {
+			rates[name] = size
+			continue
+		}
+		if page := os.Getpagesize(); size <= 0 || size > maxRegionSize || size&(size-1) != 0 || size%int64(page) != 0 {
+			p.problems = append(p.problems, c.Problem("lvcreateOptions", o, fmt.Sprintf(
+				"item %d: a region must be a power of two from a page of this machine's memory, %dk, to 1024g", i, page>>10))...)
+		}
+	}
+	if rates["--minrecoveryrate"] > rates["--maxrecoveryrate"] {
+		p.problems = append(p.problems, c.Problem("lvcreateOptions", "",
+			"--minrecoveryrate must come with a --maxrecoveryrate that is no less")...)
+	}
+}
+
+// lvcreateSize is a size as lvcreate reads it, in bytes, where it matches its
+// pattern: a number of KiB unless it says otherwise.
+func lvcreateSize(value string) int64 {
+	digits := strings.TrimRight(value, "kKmMgG")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return 0
+	}
+	switch strings.ToLower(value[len(digits):]) {
+	case "m":
+		return n << 20
+	case "g":
+		return n << 30
+	}
+	return n << 10
+}
 
 func (p *parser) lvcreateOptions(c *DeviceClass, key string, n *yaml.Node) {
 	if n.Kind != yaml.SequenceNode {

@@ -15,6 +15,8 @@ func TestLayoutsAreReadWithTheirDefaults(t *testing.T) {
 - {name: e, volumeGroup: g, type: raid5, stripes: 2}
 - {name: f, volumeGroup: g, type: raid6, stripes: 3, stripeSize: 4Ki}
 - {name: g, volumeGroup: g, type: striped, stripes: 2, medium: pmem}
+- {name: h, volumeGroup: g, type: raid5, stripes: 2, lvcreateOptions: [--regionsize=4M, --minrecoveryrate=2048, --maxrecoveryrate=2m]}
+- {name: i, volumeGroup: g, type: raid1, lvcreateOptions: [--regionsize=1024G, --minrecoveryrate=0]}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -64,6 +66,12 @@ func TestLayoutsThatMakeNoSenseAreNamed(t *testing.T) {
 		{"lvcreateOptions: [--readahead=1, --readahead=2]", `deviceClasses[0].lvcreateOptions[1]: "--readahead=2": --readahead is given twice`},
 		{"lvcreateOptions: [--addtag=carve.v1]", `"--addtag=carve.v1": tags that begin with carve are Carve's own`},
 		{"lvcreateOptions: [--regionsize=1m]", `deviceClasses[0].lvcreateOptions: "--regionsize=1m": item 0 is for raid1, raid10, raid5 and raid6 only`},
+		{"type: raid1, lvcreateOptions: [--regionsize=3m]", `lvmd.yaml:4:59: deviceClasses[0].lvcreateOptions: "--regionsize=3m": item 0: a region must be a power of two from a page of this machine's memory, `},
+		{"type: raid1, lvcreateOptions: [--readahead=none, --regionsize=1k]", `"--regionsize=1k": item 1: a region must be a power of two`},
+		{"type: raid1, lvcreateOptions: [--regionsize=0m]", `"--regionsize=0m": item 0: a region must be a power of two`},
+		{"type: raid1, lvcreateOptions: [--regionsize=2048g]", `"--regionsize=2048g": item 0: a region must be a power of two`},
+		{"type: raid1, lvcreateOptions: [--minrecoveryrate=2m, --maxrecoveryrate=2047]", `deviceClasses[0].lvcreateOptions: --minrecoveryrate must come with a --maxrecoveryrate that is no less`},
+		{"type: raid1, lvcreateOptions: [--minrecoveryrate=1]", `deviceClasses[0].lvcreateOptions: --minrecoveryrate must come with a --maxrecoveryrate that is no less`},
 		{"type: thin, thin: {pool: p, size: 1Gi}, lvcreateOptions: [--readahead=none]", "deviceClasses[0].lvcreateOptions: has no meaning with type: thin"},
 		{"type: raid0", `deviceClasses[0].type: "raid0": allowed is linear or striped or raid1 or raid10 or raid5 or raid6 or thin`},
 	} {

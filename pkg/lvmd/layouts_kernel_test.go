@@ -5,7 +5,9 @@ package lvmd_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
@@ -276,4 +279,65 @@ func TestStripedPersistentMemoryIsMapped(t *testing.T) {
 	}
 	p.delete(v.GetId())
 	wait(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
+}
+
+// TestWhatIsReadOfExtraOptionsIsWhatLVMTakes holds the check of lvcreateOptions
+// against the real LVM and kernel.
+func TestWhatIsReadOfExtraOptionsIsWhatLVMTakes(t *testing.T) {
+	n := newNode(t, spares(t, 60, 60, 60, 60)...)
+	layouts := map[string][]string{
+		"type: raid1":              {"--type", "raid1", "--mirrors", "1", "--nosync"},
+		"type: raid5, stripes: 2":  {"--type", "raid5", "--stripes", "2", "--stripesize", "64k"},
+		"type: raid10, stripes: 2": {"--type", "raid10", "--stripes", "2", "--mirrors", "1", "--stripesize", "64k", "--nosync"},
+	}
+	for _, c := range []struct {
+		layout  string
+		options []string
+	}{
+		{"type: raid1", []string{"--addtag=team=a", "--addtag=b/c", "--readahead=256", "--regionsize=2m", "--minrecoveryrate=1024", "--maxrecoveryrate=1m"}},
+		{"type: raid1", []string{"--regionsize=3m"}},
+		{"type: raid1", []string{"--regionsize=1k"}},
+		{"type: raid1", []string{"--regionsize=0m"}},
+		{"type: raid1", []string{"--regionsize=4k"}},
+		{"type: raid1", []string{"--regionsize=1024g"}},
+		{"type: raid1", []string{"--regionsize=2048g"}},
+		{"type: raid5, stripes: 2", []string{"--regionsize=32k"}},
+		{"type: raid10, stripes: 2", []string{"--regionsize=32k"}},
+		{"type: raid1", []string{"--minrecoveryrate=2m", "--maxrecoveryrate=1m"}},
+		{"type: raid1", []string{"--minrecoveryrate=2m", "--maxrecoveryrate=0"}},
+		{"type: raid1", []string{"--minrecoveryrate=1"}},
+		{"type: raid1", []string{"--minrecoveryrate=0"}},
+		{"type: raid1", []string{"--maxrecoveryrate=999999999m"}},
+	} {
+		_, readErr := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+
+			"- {name: a, volumeGroup: carve, "+c.layout+", lvcreateOptions: ["+strings.Join(c.options, ", ")+"]}\n"))
+		args := slices.Concat([]string{"lvcreate", "--yes", "--name", "tried", "--size", "16m"}, layouts[c.layout], c.options, []string{n.group})
+		out, makeErr := exec.Command("lvm", args...).CombinedOutput()
+		if (readErr == nil) != (makeErr == nil) {
+			t.Errorf("%s with %q: read: %v\nlvcreate: %v, %s", c.layout, c.options, readErr, makeErr, out)
+		}
+		if makeErr == nil {
+			lvmByHand(t, "lvremove", "--yes", n.group+"/tried")
+		}
+	}
+}
+
+func TestExtraOptionsReachTheVolume(t *testing.T) {
+	n := newNode(t, spares(t, 60, 60, 60)...)
+	n.config = "- {name: raid5, default: true, volumeGroup: carve, type: raid5, stripes: 2, lvcreateOptions: " +
+		"[--addtag=team=a, --addtag=b, --readahead=256, --regionsize=1m, --minrecoveryrate=1024, --maxrecoveryrate=40m]}\n"
+	p := n.start()
+	v := p.create(create("pvc-1", 16<<20, ""))
+	got := lvmByHand(t, "lvs", "--noheadings", "--units", "k", "--nosuffix", "--separator", " ",
+		"-o", "regionsize,raid_min_recovery_rate,raid_max_recovery_rate,lv_read_ahead,lv_tags", n.group+"/"+v.GetId())
+	fields := strings.Fields(got)
+	if want := []string{"1024.00", "1024", "40960", "128.00"}; len(fields) != 5 || !slices.Equal(fields[:4], want) {
+		t.Errorf("region, rates and readahead %q, want %q", fields, want)
+	}
+	tags := strings.Split(fields[len(fields)-1], ",")
+	if !slices.Contains(tags, "team=a") || !slices.Contains(tags, "b") || !slices.Contains(tags, "carve.v1") {
+		t.Errorf("tags %q, want team=a and b beside Carve's", tags)
+	}
+	p.delete(v.GetId())
+	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }

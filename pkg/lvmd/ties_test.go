@@ -45,6 +45,10 @@ func TestAStartRefusesAConfigurationThatWouldOrphanVolumes(t *testing.T) {
 					ids = append(ids, d.create(inClass(request(name, 2), "local")).GetId())
 				}
 				d.delete(ids[2])
+				if !journaled {
+					// What is left of it would come back without its tombstone.
+					eventually(t, "it is gone", d.isIdle)
+				}
 				d.stop()
 				if !journaled {
 					m.loseJournal(t)
