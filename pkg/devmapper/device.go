@@ -81,36 +81,43 @@ func Clear(name string) error {
 	return err
 }
 
-// Names lists the names of all devices, those without a table, too, of which sysfs
-// does not tell.
-func Names() ([]string, error) {
+// Entry is a device in the kernel's list of all.
+type Entry struct {
+	Name string
+	// Major and Minor are its number.
+	Major, Minor uint32
+}
+
+// List lists all devices, those without a table, too, of which sysfs does not
+// tell.
+func List() ([]Entry, error) {
 	_, memory, err := askLong(listDevices, request{}, 64<<10)
 	if err == nil {
-		var names []string
-		if names, err = parseNames(memory[headerSize:]); err == nil {
-			return names, nil
+		var list []Entry
+		if list, err = parseList(memory[headerSize:]); err == nil {
+			return list, nil
 		}
 	}
 	return nil, fmt.Errorf("listing device-mapper devices: %w", err)
 }
 
-// parseNames reads struct dm_name_list: the device, the offset of the next entry,
+// parseList reads struct dm_name_list: the device, the offset of the next entry,
 // and a name that a zero byte ends.
-func parseNames(data []byte) ([]string, error) {
+func parseList(data []byte) ([]Entry, error) {
 	const head = 12
-	var names []string
+	var list []Entry
 	for {
 		if head > len(data) {
 			return nil, errors.New("the list is cut off")
 		}
 		dev, next := binary.NativeEndian.Uint64(data), int(binary.NativeEndian.Uint32(data[8:]))
 		if dev == 0 {
-			return names, nil // there is none at all
+			return list, nil // there is none at all
 		}
 		name, _, _ := bytes.Cut(data[head:min(len(data), head+len(request{}.name))], []byte{0})
-		names = append(names, string(name))
+		list = append(list, Entry{string(name), unix.Major(dev), unix.Minor(dev)})
 		if next == 0 {
-			return names, nil
+			return list, nil
 		}
 		data = data[min(next, len(data)):]
 	}

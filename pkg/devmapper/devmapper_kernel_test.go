@@ -61,9 +61,9 @@ func TestADevicesLife(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	is(t, "without a table", devmapper.Device{})
-	if all, err := devmapper.Names(); err != nil || !slices.Contains(all, name) {
-		t.Errorf("names %q, error %v", all, err)
+	made := is(t, "without a table", devmapper.Device{})
+	if all, err := devmapper.List(); err != nil || !slices.Contains(all, devmapper.Entry{Name: name, Major: made.Major, Minor: made.Minor}) {
+		t.Errorf("devices %v, error %v, want %s as %d:%d among them", all, err, name, made.Major, made.Minor)
 	}
 	if targets, err := devmapper.TableStatus(name); err != nil || len(targets) != 0 {
 		t.Errorf("status %+v, error %v, want none", targets, err)

@@ -46,25 +46,25 @@ func entry(dev uint64, last bool, name string) []byte {
 	return b
 }
 
-func TestNamesOfDevicesAreReadFromTheKernelsList(t *testing.T) {
+func TestDevicesAreReadFromTheKernelsList(t *testing.T) {
 	two := slices.Concat(entry(0xfd00, false, "carve-cvx"), entry(0xfd01, true, "carve.crypt.cvx"))
 	far := slices.Clone(two)
 	binary.NativeEndian.PutUint32(far[8:], 1<<20)
 	for name, c := range map[string]struct {
 		data   []byte
-		want   []string
+		want   []Entry
 		broken bool
 	}{
 		"there is none":                {make([]byte, 16), nil, false},
-		"one":                          {entry(0xfd00, true, "a"), []string{"a"}, false},
-		"one after the other":          {two, []string{"carve-cvx", "carve.crypt.cvx"}, false},
+		"one":                          {entry(0xfd00, true, "a"), []Entry{{"a", 253, 0}}, false},
+		"one after the other":          {two, []Entry{{"carve-cvx", 253, 0}, {"carve.crypt.cvx", 253, 1}}, false},
 		"nothing was answered":         {nil, nil, true},
 		"the next is missing":          {entry(0xfd00, false, "a"), nil, true},
 		"an offset that leads nowhere": {far, nil, true},
 	} {
-		got, err := parseNames(c.data)
+		got, err := parseList(c.data)
 		if (err != nil) != c.broken || !slices.Equal(got, c.want) {
-			t.Errorf("%s: got %q, error %v, want %q, error %t", name, got, err, c.want, c.broken)
+			t.Errorf("%s: got %v, error %v, want %v, error %t", name, got, err, c.want, c.broken)
 		}
 	}
 }

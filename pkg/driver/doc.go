@@ -19,6 +19,7 @@
 // no path ever has two layers; two calls that change one volume never run at
 // once, the second is answered with Aborted; calls for different volumes never
 // wait for each other. A clean volume is staged and published without forking.
+// No device is used before the kernel said that it is the wanted volume.
 // Unpublish and Unstage need neither lvmd nor a living device.
 //
 // Read it from node.go; stage.go and publish.go are the main path. cmd/node is

@@ -175,6 +175,53 @@ func TestStageFindsTheDeviceBehindAStaleNode(t *testing.T) {
 	f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
 }
 
+// TestADeviceThatIsAnotherVolumesIsNotUsed has the kernel give a volume's number to
+// another one, as when somebody takes both devices away and makes them again,
+// while lvmd still tells the old one.
+func TestADeviceThatIsAnotherVolumesIsNotUsed(t *testing.T) {
+	for _, kind := range []string{"raw block", "file system", "ephemeral", "luks"} {
+		t.Run(kind, func(t *testing.T) {
+			f := newFixture(t)
+			fsType := map[bool]string{true: "ext4"}[kind == "file system"]
+			v := f.volume("a", fsType)
+			switch kind {
+			case "ephemeral":
+				v = f.alter(v, func(v *lvmdv1.Volume) {
+					v.Encryption, v.DevicePath = "ephemeral", "/dev/mapper/carve.crypt."+v.GetId()
+				})
+			case "luks":
+				v = f.locked("b", "")
+			}
+			at := v.GetDevicePath()
+			kernels := fmt.Sprintf("/dev/dm-%d", v.GetDeviceMinor())
+			f.mounts.AddNode(kernels, deviceOf(v), gib)
+			f.fileSystems.Set(kernels, filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid()})
+			for _, other := range []string{"/dev/carve/cv00000000000000000000000009", "/dev/mapper/foreign"} {
+				f.mounts.AddNode(other, deviceOf(v), gib)
+				f.mounts.AddNode(at, mount.Device{Major: 253, Minor: 99}, gib)
+				wantError(t, f.stage(v, access(v)), codes.Unavailable, fmt.Sprintf("is not volume %s any more", v.GetId()))
+				if kind == "raw block" || kind == "ephemeral" {
+					wantError(t, f.publish(v, "pod", access(v), false), codes.Unavailable, "any more")
+				}
+				f.wantLayers(0)
+			}
+			if calls := f.luks.Calls(); len(calls) > 0 {
+				t.Errorf("calls %q, want none", calls)
+			}
+			// lvmd has noticed.
+			v = f.alter(v, func(v *lvmdv1.Volume) { v.DeviceMinor = 99 })
+			f.fileSystems.Set(at, filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid()})
+			f.must(f.stage(v, access(v)))
+			f.must(f.publish(v, "pod", access(v), false))
+		})
+	}
+	t.Run("the plain device of an encrypted volume is not its encrypted one", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.alter(f.volume("a", ""), func(v *lvmdv1.Volume) { v.Encryption = "ephemeral" })
+		wantError(t, f.stage(v, access(v)), codes.Unavailable, "any more")
+	})
+}
+
 func TestStageChecksAnUncleanFileSystem(t *testing.T) {
 	unclean := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
 	t.Run("once, before it is mounted", func(t *testing.T) {

@@ -27,16 +27,23 @@ var (
 	openVolume      = regexp.MustCompile(`^` + regexp.QuoteMeta(luks.MappingPrefix) + `(cv[a-z0-9]{26})$`)
 )
 
+// How device-mapper's UUIDs begin of logical volumes, and of the devices through
+// which lvmd encrypts.
+const (
+	volumeUUID = "LVM-"
+	sealedUUID = "CARVE-CRYPT-"
+)
+
 // volumeOf returns the id of the volume of ours that a device-mapper device is,
 // or "".
 func volumeOf(name, uuid string) string {
 	pattern := mountedVolume
 	switch {
-	case strings.HasPrefix(uuid, "CARVE-CRYPT-"):
+	case strings.HasPrefix(uuid, sealedUUID):
 		pattern = encryptedVolume
 	case strings.HasPrefix(uuid, luks.UUIDPrefix):
 		pattern = openVolume
-	case !strings.HasPrefix(uuid, "LVM-"):
+	case !strings.HasPrefix(uuid, volumeUUID):
 		return ""
 	}
 	if match := pattern.FindStringSubmatch(name); match != nil {

@@ -3,6 +3,7 @@
 package driver_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +14,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
@@ -144,6 +147,49 @@ func TestRealStaleDeviceNode(t *testing.T) {
 	r.must(r.unstage(v))
 	r.must(os.Remove(v.GetDevicePath()))
 	r.must(os.Symlink("../mapper/"+dmName(v), v.GetDevicePath()))
+}
+
+// TestRealSwappedNumbers has an administrator take two volumes' devices away under
+// a running lvmd, and make them again so that each has the number of the other.
+func TestRealSwappedNumbers(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	r.size = 4 * mib
+	volumes := []*lvmdv1.Volume{r.volume("a", ""), r.volume("b", "")}
+	for _, v := range volumes {
+		f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY|os.O_SYNC, 0)
+		r.must(err)
+		_, err = f.WriteString(v.GetId())
+		r.must(errors.Join(err, f.Close()))
+	}
+	lvchange := func(v *lvmdv1.Volume, active string) {
+		t.Helper()
+		drivertest.ByHand(t, "lvm", "lvchange", "--activate", active, v.GetVgName()+"/"+v.GetId(), "--config", drivertest.HandConfig)
+	}
+	lvchange(volumes[0], "n")
+	lvchange(volumes[1], "n")
+	lvchange(volumes[1], "y")
+	lvchange(volumes[0], "y")
+	for i, v := range volumes {
+		other := volumes[1-i]
+		if now, err := r.machine.Mounts.Node(v.GetDevicePath()); err != nil || now != deviceOf(other) {
+			t.Fatalf("%s is %v, error %v, want %v: they were not swapped", v.GetId(), now, err, deviceOf(other))
+		}
+		// Until lvmd has noticed there is none; there is never the other's.
+		eventually(t, func() error { return r.publish(v, "pod", access(v), false) })
+		content := make([]byte, len(v.GetId()))
+		f, err := os.Open(r.target(v, "pod"))
+		r.must(err)
+		_, err = f.Read(content)
+		r.must(errors.Join(err, f.Close()))
+		if string(content) != v.GetId() {
+			t.Errorf("volume %s was published with what is on %s", v.GetId(), content)
+		}
+		r.must(r.unpublish(v, "pod"))
+	}
+	for _, v := range volumes {
+		r.delete(v)
+	}
+	r.waitForRoom()
 }
 
 // TestRealErrorsAreForgottenWhenRepaired keeps an error of the past from

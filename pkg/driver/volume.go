@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -10,7 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/luks"
 )
 
 // lookupTimeout bounds a question to lvmd. It answers from memory; the rest is
@@ -50,9 +53,14 @@ func deviceOf(v *lvmdv1.Volume) mount.Device {
 
 // deviceNode returns a path to a device node that stands for the volume's
 // device. The path that lvmd gives can be stale, when whoever makes the nodes
-// lags behind; the kernel's own node of the same number is as good then.
+// lags behind; the kernel's own node of the same number is as good then. The
+// number can be, too, where somebody else took the volume's device away and made
+// it again: the kernel is asked whose it is.
 func (n *Node) deviceNode(v *lvmdv1.Volume) (string, error) {
 	want := deviceOf(v)
+	if err := n.checkDevice(v, want); err != nil {
+		return "", err
+	}
 	found, err := n.options.Mounts.Node(v.GetDevicePath())
 	if err == nil && found == want {
 		return v.GetDevicePath(), nil
@@ -65,4 +73,35 @@ func (n *Node) deviceNode(v *lvmdv1.Volume) (string, error) {
 		err = fmt.Errorf("%s stands for device %v", v.GetDevicePath(), found)
 	}
 	return "", &failure{codes.Unavailable, fmt.Errorf("no device node for volume %s, device %v: %w", v.GetId(), want, err)}
+}
+
+// checkDevice refuses a device that the kernel does not know as the volume's. It
+// cannot become another's while it is in use.
+func (n *Node) checkDevice(v *lvmdv1.Volume, device mount.Device) error {
+	name, uuid, err := n.options.Mounts.Mapped(device)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	if volumeOf(name, uuid) == v.GetId() && strings.HasPrefix(uuid, uuidPrefix(v)) {
+		return nil
+	}
+	is := "no such device"
+	if name != "" {
+		is = fmt.Sprintf("%q", name)
+	}
+	return &failure{codes.Unavailable,
+		fmt.Errorf("device %v is not volume %s any more, the kernel has %s there: lvmd will notice", device, v.GetId(), is)}
+}
+
+// uuidPrefix is how device-mapper's UUID of the volume's device begins. Encrypted
+// volumes have two devices.
+func uuidPrefix(v *lvmdv1.Volume) string {
+	switch {
+	case v.GetDevicePath() == luks.Path(v.GetId()):
+		return luks.UUIDPrefix
+	case v.GetEncryption() == names.EncryptionEphemeral:
+		return sealedUUID
+	}
+	// LVM writes the group's UUID without hyphens, and the volume's behind it.
+	return volumeUUID + strings.ReplaceAll(v.GetVgUuid(), "-", "")
 }

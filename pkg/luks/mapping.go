@@ -43,7 +43,7 @@ func none(err error) bool {
 
 // Mappings implements Interface.
 func (c *Cryptsetup) Mappings() ([]string, error) {
-	all, err := devmapper.Names()
+	all, err := devmapper.List()
 	switch {
 	case none(err):
 		return nil, nil
@@ -51,8 +51,8 @@ func (c *Cryptsetup) Mappings() ([]string, error) {
 		return nil, fmt.Errorf("look for mappings: %w", err)
 	}
 	var volumes []string
-	for _, name := range all {
-		volume, ours := strings.CutPrefix(name, MappingPrefix)
+	for _, device := range all {
+		volume, ours := strings.CutPrefix(device.Name, MappingPrefix)
 		if !ours {
 			continue
 		}

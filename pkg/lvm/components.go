@@ -31,8 +31,12 @@ func dropComponents(group string) error {
 	}
 	defer unlock()
 	// Those without a table, which are in no other list, are in this one.
-	names, err := dmNames()
+	devices, err := dmList()
 	errs := []error{err}
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = d.Name
+	}
 	for _, name := range componentsAlone(names, group) {
 		d, err := dmStatus(name)
 		if err == nil && d.OpenCount == 0 {

@@ -2,12 +2,15 @@ package lvm
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
 func TestPartsWithoutTheirWholeAreFoundByTheirGroup(t *testing.T) {
@@ -26,6 +29,23 @@ func TestPartsWithoutTheirWholeAreFoundByTheirGroup(t *testing.T) {
 	} {
 		if got := componentsAlone(names, group); !slices.Equal(got, want) {
 			t.Errorf("%s: %q", group, got)
+		}
+	}
+}
+
+func TestDevicesAreOfTheirGroupsVolumes(t *testing.T) {
+	list := []devmapper.Entry{
+		{Name: "carve-cv1", Major: 253, Minor: 1}, {Name: "carve-cv--2", Major: 253, Minor: 2}, {Name: "carve-pool-tpool", Major: 253, Minor: 3},
+		{Name: "carve--more-cv4", Major: 253, Minor: 4}, {Name: "carve.crypt.cv5", Major: 253, Minor: 5}, {Name: "carve", Major: 253, Minor: 6},
+	}
+	encrypted := map[string]Number{"cv5": {253, 5}}
+	for group, want := range map[string]map[string]Number{
+		"carve":      {"cv1": {253, 1}, "cv-2": {253, 2}},
+		"carve-more": {"cv4": {253, 4}},
+		"none":       {},
+	} {
+		if got := numbersOf(group, list); !maps.Equal(got.Volumes, want) || !maps.Equal(got.Encrypted, encrypted) {
+			t.Errorf("%s: got %v, want %v and encrypted %v", group, got, want, encrypted)
 		}
 	}
 }

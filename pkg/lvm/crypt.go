@@ -183,13 +183,13 @@ func (h *Host) OpenCrypt(volume string) (Handle, error) {
 
 // Encrypted implements Crypt.
 func (h *Host) Encrypted() ([]string, error) {
-	all, err := dmNames()
+	all, err := dmList()
 	if err != nil {
 		return nil, err
 	}
 	var volumes []string
-	for _, name := range all {
-		if volume, ours := strings.CutPrefix(name, cryptPrefix); ours {
+	for _, device := range all {
+		if volume, ours := strings.CutPrefix(device.Name, cryptPrefix); ours {
 			volumes = append(volumes, volume)
 		}
 	}

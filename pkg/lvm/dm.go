@@ -70,10 +70,10 @@ func dmTableStatus(name string) (kind, params string, err error) {
 	return targets[0].Kind, targets[0].Params, nil
 }
 
-// dmNames lists the names of all device-mapper devices.
-func dmNames() ([]string, error) {
-	names, err := devmapper.Names()
-	return names, fromKernel(err)
+// dmList lists all device-mapper devices.
+func dmList() ([]devmapper.Entry, error) {
+	list, err := devmapper.List()
+	return list, fromKernel(err)
 }
 
 // dmRemove removes a device. ErrNotFound when there is none, ErrBusy while

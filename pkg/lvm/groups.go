@@ -73,6 +73,11 @@ type Groups interface {
 	// to its device; Activate helps against both.
 	Device(group, volume string) (Device, error)
 
+	// Numbers lists the active volumes of a group, and the encrypted devices of
+	// volumes of any group, by one question to the kernel, however many there are.
+	// What it lists Device and CryptDevice may not find yet, or any more.
+	Numbers(group string) (Numbers, error)
+
 	// Open opens a volume's device for the caller alone. ErrClaimed when it is
 	// mounted or mapped, ErrBusy when anyone else has it open. ErrNotFound when
 	// it is not active.
@@ -115,6 +120,15 @@ type Device struct {
 	// Suspended is true while the kernel holds back I/O.
 	Suspended bool
 }
+
+// Number is the kernel's number of a device.
+type Number struct{ Major, Minor uint32 }
+
+// Numbers are the numbers of volumes' devices, by the volumes' names.
+type Numbers struct{ Volumes, Encrypted map[string]Number }
+
+// Number is that of the device.
+func (d Device) Number() Number { return Number{d.Major, d.Minor} }
 
 // Handle is a volume's device opened for one user.
 type Handle interface {

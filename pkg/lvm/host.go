@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
 // Host is the machine's LVM.
@@ -317,6 +319,34 @@ func (h *Host) Device(group, volume string) (Device, error) {
 		OpenCount: d.OpenCount,
 		Suspended: d.Suspended,
 	}, nil
+}
+
+// Numbers implements Groups.
+func (h *Host) Numbers(group string) (Numbers, error) {
+	list, err := dmList()
+	if err != nil {
+		return Numbers{}, err
+	}
+	return numbersOf(group, list), nil
+}
+
+func numbersOf(group string, list []devmapper.Entry) Numbers {
+	n := Numbers{Volumes: map[string]Number{}, Encrypted: map[string]Number{}}
+	prefix := dmName(group, "")
+	for _, d := range list {
+		if volume, ours := strings.CutPrefix(d.Name, cryptPrefix); ours {
+			n.Encrypted[volume] = Number{d.Major, d.Minor}
+			continue
+		}
+		rest, ours := strings.CutPrefix(d.Name, prefix)
+		volume := strings.ReplaceAll(rest, "--", "-")
+		// A hyphen by itself is before what LVM calls a hidden layer of a volume, and
+		// two at the beginning are in the name of another group.
+		if ours && dmName(group, volume) == d.Name {
+			n.Volumes[volume] = Number{d.Major, d.Minor}
+		}
+	}
+	return n
 }
 
 // Open implements Groups. Exclusive opening fails while the device is mounted

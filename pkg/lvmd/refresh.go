@@ -2,6 +2,7 @@ package lvmd
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -34,7 +35,8 @@ func (s *Service) refreshLoop(ctx context.Context) {
 }
 
 // lookLoop notices what others did to a group: it compares the sequence number on
-// the disks with the model's. It runs a command only when something changed. A
+// the disks, and the numbers of the volumes' devices, with the model's. It runs a
+// command only when something changed. A
 // disk that answers late, or never, holds up its own group only.
 func (s *Service) lookLoop(ctx context.Context, g *group) {
 	for {
@@ -52,7 +54,7 @@ func (s *Service) lookLoop(ctx context.Context, g *group) {
 
 // refresh scans a group if it may not be what the model says.
 func (s *Service) refresh(ctx context.Context, g *group) {
-	if !s.differs(g) {
+	if !s.differs(g) && !s.renumbered(g) {
 		return
 	}
 	done, err := s.take(ctx, g)
@@ -61,7 +63,7 @@ func (s *Service) refresh(ctx context.Context, g *group) {
 	}
 	defer done()
 	// Our own command may have made the difference, and accounted for it.
-	if !s.differs(g) {
+	if !s.differs(g) && !s.renumbered(g) {
 		return
 	}
 	if err := s.rescan(g, nil); err != nil {
@@ -85,10 +87,8 @@ func (s *Service) differs(g *group) bool {
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	switch {
-	case !g.wedged.IsZero():
-		return false // whoever probes it scans it
-	case time.Since(g.scanned) < s.pollInterval/2:
-		return false // bursts of changes are scanned once, at the next tick
+	case s.waits(g):
+		return false
 	case g.stale || err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):
 		return true
 	case !g.present || g.info.MissingDevices > 0:
@@ -98,6 +98,52 @@ func (s *Service) differs(g *group) bool {
 		return true // what could not be mended is tried again
 	}
 	return err != nil && (!g.blind || g.recheck || time.Since(g.scanned) > blindInterval)
+}
+
+// waits tells whether a group is not to be scanned now. The caller holds the
+// model's lock.
+func (s *Service) waits(g *group) bool {
+	// Whoever probes a wedged group scans it; and bursts of changes are scanned
+	// once, at the next tick.
+	return !g.wedged.IsZero() || time.Since(g.scanned) < s.pollInterval/2
+}
+
+// renumbered tells whether a volume of a group has got a device, has lost the one
+// that it had, or has it with another number: the metadata says nothing of what an
+// administrator activates. It asks the kernel once for all volumes.
+func (s *Service) renumbered(g *group) bool {
+	numbers, err := s.lvm.Numbers(g.name)
+	if err != nil {
+		return false
+	}
+	var appeared []*volume
+	s.model.mu.Lock()
+	if !g.present || s.waits(g) {
+		s.model.mu.Unlock()
+		return false
+	}
+	for id, v := range s.model.volumes {
+		if v.group != g || v.op != nil || v.claimed || v.rec.Phase == deleting {
+			continue
+		}
+		of := numbers.Volumes
+		if v.isEncrypted() {
+			of = numbers.Encrypted
+		}
+		switch now, there := of[id]; {
+		case v.device.Path == "" && there:
+			appeared = append(appeared, v)
+		case v.device.Path != "" && (!there || now != v.device.Number()):
+			s.model.mu.Unlock()
+			return true
+		}
+	}
+	s.model.mu.Unlock()
+	return slices.ContainsFunc(appeared, func(v *volume) bool {
+		// It may have no table, or no right node: a scan would not find it then.
+		_, err := s.deviceOf(g.name, v.rec.ID, v.isEncrypted())
+		return err == nil
+	})
 }
 
 // wedge notes that LVM does not answer for a group, and has it probed until

@@ -465,6 +465,59 @@ func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
 	}
 }
 
+// TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen: the metadata says nothing
+// of them.
+func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v, other := d.create(request("pvc-1", 2)), d.create(sealed(request("pvc-2", 2)))
+	get := func(id string) *lvmdv1.Volume {
+		t.Helper()
+		r, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.GetVolume()
+	}
+	m.fake.Renumber(testGroup, v.GetId(), false)
+	eventually(t, "the volume has no device", func() bool {
+		now := get(v.GetId())
+		return now.GetDevicePath() == "" && len(now.GetConditions()) == 1 && now.GetConditions()[0].GetType() == "Inactive"
+	})
+	for range 2 { // The second time it has one already, and gets another number.
+		before := get(v.GetId()).GetDeviceMinor()
+		m.fake.Renumber(testGroup, v.GetId(), true)
+		eventually(t, "the volume has a device of another number", func() bool {
+			now := get(v.GetId())
+			return now.GetDevicePath() == v.GetDevicePath() && now.GetDeviceMinor() != before && len(now.GetConditions()) == 0
+		})
+		want, err := m.fake.Device(testGroup, v.GetId())
+		if got := get(v.GetId()).GetDeviceMinor(); err != nil || got != want.Minor {
+			t.Errorf("minor number %d, want %d, error %v", got, want.Minor, err)
+		}
+	}
+	if got := get(other.GetId()); got.GetDeviceMinor() != other.GetDeviceMinor() {
+		t.Errorf("an encrypted volume has now minor number %d, want %d", got.GetDeviceMinor(), other.GetDeviceMinor())
+	}
+	// Nothing is scanned again and again, whether there is a device or not.
+	m.fake.Renumber(testGroup, v.GetId(), false)
+	eventually(t, "the volume has no device", func() bool { return get(v.GetId()).GetDevicePath() == "" })
+	scans := m.fake.Commands(lvmfake.OpScan)
+	for range 2 {
+		for range 10 {
+			d.refresh(t.Context(), d.model.groups[testGroup])
+			time.Sleep(d.pollInterval)
+		}
+		if now := m.fake.Commands(lvmfake.OpScan); now != scans {
+			t.Errorf("%d scans while nothing happened", now-scans)
+		}
+		m.fake.Renumber(testGroup, v.GetId(), true)
+		eventually(t, "the volume has a device", func() bool { return get(v.GetId()).GetDevicePath() != "" })
+		scans = m.fake.Commands(lvmfake.OpScan)
+	}
+	d.checkModel()
+}
+
 func TestAMissingDeviceIsReportedAndEndsWithItsReturn(t *testing.T) {
 	m := newMachine(t)
 	events := make(chan struct{}, 1)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 )
 
 // extent is the unit of the fake's volume sizes, in bytes.
@@ -122,6 +123,9 @@ func (l *LVMD) CreateVolume(_ context.Context, r *lvmdv1.CreateVolumeRequest) (*
 		v.FsType = cmp.Or(v.GetFsType(), "ext4")
 		v.FsUuid = fmt.Sprintf("00000000-0000-4000-8000-%012d", l.minted)
 		v.Profile, v.FsSettings = r.GetProfile(), r.GetFsSettings()
+	}
+	if v.GetEncryption() == names.EncryptionEphemeral {
+		v.DevicePath = "/dev/mapper/carve.crypt." + id
 	}
 	if l.Created != nil {
 		l.Created(v)

@@ -89,6 +89,37 @@ func (f *Groups) Device(groupName, name string) (lvm.Device, error) {
 	}, nil
 }
 
+// Numbers implements lvm.Groups.
+func (f *Groups) Numbers(groupName string) (lvm.Numbers, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := lvm.Numbers{Volumes: map[string]lvm.Number{}, Encrypted: map[string]lvm.Number{}}
+	for of, g := range f.groups {
+		for name, v := range g.volumes {
+			if v.minor != 0 && of == groupName {
+				n.Volumes[name] = lvm.Number{Major: major, Minor: v.minor}
+			}
+			if v.cipher != nil {
+				n.Encrypted[name] = lvm.Number{Major: major, Minor: v.cipher.minor}
+			}
+		}
+	}
+	return n, nil
+}
+
+// Renumber takes the device of a volume away, as an administrator does by lvchange,
+// or makes it, with another number than it had. Nothing is written to the disks.
+func (f *Groups) Renumber(groupName, name string, active bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.groups[groupName].volumes[name]
+	v.minor = 0
+	if active {
+		f.minor++
+		v.minor = f.minor
+	}
+}
+
 // Open implements lvm.Groups.
 func (f *Groups) Open(groupName, name string) (lvm.Handle, error) {
 	f.mu.Lock()

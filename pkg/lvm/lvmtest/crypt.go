@@ -105,6 +105,13 @@ func encrypts(t *testing.T, e Env) {
 	if names, err := e.Groups.Encrypted(); err != nil || !slices.Contains(names, "cvcrypt1") {
 		t.Errorf("encrypted are %q, error %v", names, err)
 	}
+	d, err := e.Groups.CryptDevice("cvcrypt1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := e.Groups.Numbers(e.Group); err != nil || n.Encrypted["cvcrypt1"] != d.Number() || n.Volumes["cvcrypt1"] == d.Number() {
+		t.Errorf("numbers %v, error %v, want the encrypted device %v beside the volume's own", n, err, d.Number())
+	}
 }
 
 func keepsKey(t *testing.T, e Env) {

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -125,6 +126,13 @@ func created(t *testing.T, e Env) {
 	}
 	if d.Path != "/dev/"+e.Group+"/cv1" || d.OpenCount != 0 || d.Suspended || d.Major == 0 {
 		t.Errorf("device %+v", d)
+	}
+	numbers, err := e.Groups.Numbers(e.Group)
+	if want := map[string]lvm.Number{"cv1": d.Number()}; err != nil || !maps.Equal(numbers.Volumes, want) {
+		t.Errorf("numbers %v, error %v, want %v", numbers.Volumes, err, want)
+	}
+	if numbers, err = e.Groups.Numbers("carve-no-such-group"); err != nil || len(numbers.Volumes) > 0 {
+		t.Errorf("numbers of no group: %v, error %v", numbers.Volumes, err)
 	}
 }
 

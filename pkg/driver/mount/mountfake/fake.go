@@ -22,6 +22,7 @@ import (
 type Table struct {
 	mu     sync.Mutex
 	nodes  map[string]node
+	mapped map[mount.Device]mapping
 	busy   map[string]bool
 	dead   map[mount.Device]bool
 	layers []layer
@@ -35,6 +36,9 @@ type node struct {
 	size   int64
 }
 
+// mapping is what device-mapper calls a device.
+type mapping struct{ name, uuid string }
+
 type layer struct {
 	mount.Point
 	source   string
@@ -47,7 +51,8 @@ type layer struct {
 var _ mount.Interface = (*Table)(nil)
 
 // AddNode makes a device node of that size in bytes appear at a path, or
-// changes the one that is there.
+// changes the one that is there. One at a path that LVM or cryptsetup make is of a
+// device that device-mapper knows by that path from then on, as Mapped tells.
 func (t *Table) AddNode(path string, device mount.Device, size int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,6 +60,28 @@ func (t *Table) AddNode(path string, device mount.Device, size int64) {
 		t.nodes = map[string]node{}
 	}
 	t.nodes[path] = node{device, size}
+	if m := mappingAt(path); m != (mapping{}) {
+		if t.mapped == nil {
+			t.mapped = map[mount.Device]mapping{}
+		}
+		t.mapped[device] = m
+	}
+}
+
+// mappingAt is what device-mapper calls a device that has its node at a path:
+// /dev/carve/NAME is of logical volume NAME of group carve.
+func mappingAt(path string) mapping {
+	if base, ok := strings.CutPrefix(path, "/dev/carve/"); ok {
+		return mapping{"carve-" + base, "LVM-" + base}
+	}
+	base, ok := strings.CutPrefix(path, "/dev/mapper/")
+	switch {
+	case !ok:
+		return mapping{}
+	case strings.HasPrefix(base, "carve.luks."):
+		return mapping{base, "CRYPT-LUKS2-0-" + base}
+	}
+	return mapping{base, "CARVE-CRYPT-" + base}
 }
 
 // RemoveNode makes the node at the path disappear. Mounts of it stay.
@@ -297,23 +324,12 @@ func (t *Table) Shows(device mount.Device) bool {
 	return slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device })
 }
 
-// Mapped implements mount.Interface: what has a node /dev/carve/NAME is logical
-// volume NAME of group carve.
+// Mapped implements mount.Interface by what AddNode was told.
 func (t *Table) Mapped(device mount.Device) (name, uuid string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for path, n := range t.nodes {
-		if base, ok := strings.CutPrefix(path, "/dev/carve/"); ok && n.device == device {
-			return "carve-" + base, "LVM-" + base, nil
-		}
-		if base, ok := strings.CutPrefix(path, "/dev/mapper/"); ok && n.device == device && strings.HasPrefix(base, "carve.luks.") {
-			return base, "CRYPT-LUKS2-0-" + base, nil
-		}
-		if base, ok := strings.CutPrefix(path, "/dev/mapper/"); ok && n.device == device {
-			return base, "CARVE-CRYPT-" + base, nil
-		}
-	}
-	return "", "", nil
+	m := t.mapped[device]
+	return m.name, m.uuid, nil
 }
 
 // NodeSize implements mount.Interface.
