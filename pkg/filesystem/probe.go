@@ -37,3 +37,48 @@ func Probe(device string) (Info, error) {
 	}
 	return Info{}, fmt.Errorf("probe %s: %w", device, ErrUnformatted)
 }
+
+// signature is what tells that something is on a device.
+type signature struct {
+	name   string
+	offset int64
+	magic  string
+}
+
+// signatures are those, as libblkid knows them, that do not lie in the first 4 KiB,
+// nor come with anything there.
+var signatures = []signature{
+	{"btrfs", btrfsSuperblocks[0] + btrfsMagic, string(btrfsMagicValue)},
+	{"gfs2", 64 << 10, "\x01\x16\x19\x70"},
+	{"iso9660", 32<<10 + 1, "CD001"},
+	{"jfs", 32 << 10, "JFS1"},
+	{"ocfs2", 4 << 10, "OCFSV2"},
+	{"ocfs2", 8 << 10, "OCFSV2"},
+	{"reiserfs", 8<<10 + 52, "ReIsEr"},
+	{"reiserfs", 64<<10 + 52, "ReIsEr"},
+	{"reiser4", 64 << 10, "ReIsEr4"},
+	{"udf", 32<<10 + 1, "BEA01"},
+	{"ufs", 64<<10 + 1372, "\x19\x01\x54\x19"},
+	{"vmfs", 1 << 20, "\x0d\xd0\x01\xc0"},
+	{"vmfs", 2 << 20, "\x5e\xf1\xab\x2f"},
+	{"a part of a RAID", 4 << 10, "\xfc\x4e\x2b\xa9"},
+	{"bcache", 4<<10 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
+	{"bcachefs", 4<<10 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"},
+}
+
+// BehindZeroes names what is on a device that begins with 4 KiB of zeroes: not
+// only file systems that can be mounted, and not only whole ones. It returns an
+// empty name when it knows nothing of what is there.
+func BehindZeroes(r io.ReaderAt) (name string, err error) {
+	for _, s := range signatures {
+		found := make([]byte, len(s.magic))
+		n, err := r.ReadAt(found, s.offset)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return "", err
+		}
+		if string(found[:n]) == s.magic {
+			return s.name, nil
+		}
+	}
+	return "", nil
+}

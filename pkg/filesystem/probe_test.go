@@ -1,9 +1,11 @@
 package filesystem
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -198,4 +200,35 @@ func image(t *testing.T, content []byte) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+func TestWhatLiesBehindZeroesIsNamed(t *testing.T) {
+	for name, content := range map[string][]byte{
+		"nothing at all": nil, "zeroes": make([]byte, 4<<20), "less than a page": make([]byte, 512),
+		"half a signature at the end": append(make([]byte, 64<<10+0x40), "_BHR"...),
+		"noise": func() []byte {
+			b := make([]byte, 4<<20)
+			rand.NewChaCha8([32]byte{1}).Read(b[32<<10:])
+			return b
+		}(),
+	} {
+		if got, err := BehindZeroes(bytes.NewReader(content)); err != nil || got != "" {
+			t.Errorf("%s: got %q, error %v, want nothing", name, got, err)
+		}
+	}
+	for _, s := range signatures {
+		b := make([]byte, 4<<20)
+		copy(b[s.offset:], s.magic)
+		if got, err := BehindZeroes(bytes.NewReader(b)); err != nil || got != s.name {
+			t.Errorf("%s at %d: got %q, error %v", s.name, s.offset, got, err)
+		}
+		if s.offset < 4<<10 {
+			t.Errorf("%s at %d is not behind the first page", s.name, s.offset)
+		}
+	}
+	// What a mkfs that was killed left, or a superblock that is damaged, is one, too.
+	broken := btrfsStart(func(sb []byte) { sb[0] ^= 1 })
+	if got, err := BehindZeroes(bytes.NewReader(broken)); err != nil || got != "btrfs" {
+		t.Errorf("a btrfs with a wrong checksum: got %q, error %v", got, err)
+	}
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
 // HeaderBytes is how much of a device the header takes: what is left of it is
@@ -19,7 +21,7 @@ type State int
 
 // States.
 const (
-	// Blank: nothing was made of it yet.
+	// Blank: nothing was made of it yet, and nothing that is known is on it.
 	Blank State = iota
 	// Making: a header was made, whole or in part, and the volume has never been
 	// handed to anybody. It is made from the beginning.
@@ -32,9 +34,9 @@ const (
 func (s State) String() string { return [...]string{"blank", "making", "made"}[s] }
 
 var (
-	// ErrForeign is returned for a device with the header of another volume, or
-	// one that was not made here.
-	ErrForeign = errors.New("it carries an encrypted volume that is not its own")
+	// ErrForeign is returned for a device with the header of another volume, one
+	// that was not made here, or a file system.
+	ErrForeign = errors.New("it carries what is not its own")
 	// ErrDamaged is returned when there is something where the header should be,
 	// and no part of it can be trusted.
 	ErrDamaged = errors.New("the header of the encrypted volume is damaged")
@@ -113,7 +115,7 @@ func inspect(r io.ReaderAt, volume string) (State, error) {
 	}
 	switch {
 	case !best.valid && first.empty && empty:
-		return Blank, nil
+		return blank(r)
 	case !best.valid && first.begun && empty:
 		// Of a header that was completed once, there are two copies.
 		return Making, nil
@@ -127,6 +129,16 @@ func inspect(r io.ReaderAt, volume string) (State, error) {
 		return Made, nil
 	}
 	return Blank, fmt.Errorf("%w: its subsystem is %.48q", ErrForeign, best.subsystem)
+}
+
+// blank tells whether a device without a header may get one. What there is of key
+// slots is noise, which an interrupted making left.
+func blank(r io.ReaderAt) (State, error) {
+	carries, err := filesystem.BehindZeroes(r)
+	if err == nil && carries != "" {
+		err = fmt.Errorf("%w: it is %s", ErrForeign, carries)
+	}
+	return Blank, err
 }
 
 // headerCopy is what is found where a copy of the header may be.

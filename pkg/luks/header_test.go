@@ -83,6 +83,8 @@ func TestTheStateOfAVolumeIsInItsHeader(t *testing.T) {
 		"both copies are damaged":             {image: image(pair(2, volume, subsystemMade)...), spoil: func(b []byte) { b[20], b[0x4000+20] = 9, 9 }, err: ErrDamaged},
 		"something else is there":             {image: image(), spoil: func(b []byte) { copy(b[1024:], "a superblock") }, err: ErrDamaged},
 		"something else, and half a header":   {image: image(header{at: 0x4000, sequence: 1, label: volume, subsystem: subsystemMade}), spoil: func(b []byte) { b[0x4000+20] = 9 }, err: ErrDamaged},
+		"a btrfs":                             {image: image(), spoil: func(b []byte) { copy(b[0x10040:], "_BHRfS_M") }, err: ErrForeign},
+		"a btrfs behind half a header":        {image: image(header{sequence: 1, label: volume, subsystem: subsystemMaking}), spoil: func(b []byte) { clear(b[2048:]); copy(b[0x10040:], "_BHRfS_M") }, want: Making},
 		"the header of another volume":        {image: image(pair(2, "cvother", subsystemMade)...), err: ErrForeign},
 		"one that was made by hand":           {image: image(pair(2, volume, "")...), err: ErrForeign},
 		"one of the first version":            {image: image(header{version: 1}), err: ErrForeign},
