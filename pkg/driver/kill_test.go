@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
@@ -161,6 +162,47 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 			VolumeId: v.GetId(), VolumePath: f.target(v, "pod"), StagingTargetPath: f.staging(v),
 		}))
 	}
+	onMemory := func(f *fixture, v *lvmdv1.Volume) { f.alter(v, func(v *lvmdv1.Volume) { v.Dax = true }) }
+	clone := func(f *fixture, v *lvmdv1.Volume) {
+		f.alter(v, func(v *lvmdv1.Volume) { v.Source = &lvmdv1.VolumeSource{VolumeId: "cv1"} })
+		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, SizeBytes: v.GetSizeBytes() / 2})
+	}
+	scratch := func(f *fixture, v *lvmdv1.Volume) {
+		f.alter(v, func(v *lvmdv1.Volume) { v.Profile = string(filesystem.Scratch) })
+		unclean(f, v)
+	}
+	stageDAX := func(f *fixture, v *lvmdv1.Volume) error {
+		if err := f.stage(v, access(v)); err != nil {
+			return err
+		}
+		points, err := f.mounts.Below(f.machine.KubeletDir)
+		if err == nil && !slices.Contains(points[0].FSOptions, "dax=always") {
+			err = fmt.Errorf("it was staged with options %q", points[0].FSOptions)
+		}
+		return err
+	}
+	stageGrown := func(f *fixture, v *lvmdv1.Volume) error {
+		err := f.stage(v, access(v))
+		if err == nil && len(f.fileSystems.Grown(v.GetDevicePath())) == 0 {
+			err = errors.New("it was staged and not grown")
+		}
+		return err
+	}
+	leaked := func(f *fixture, v *lvmdv1.Volume) {
+		p := f.places(v)
+		f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+		f.must(f.mounts.Bind(p.staged, p.published, false))
+	}
+	// A sweep answers nobody: what it leaves tells that it was killed.
+	sweep := func(f *fixture, _ *lvmdv1.Volume) error {
+		f.Sweep(f.ctx())
+		left, _ := f.layers()
+		open, err := f.luks.Mappings()
+		if len(left) > 0 || len(open) > 0 {
+			err = fmt.Errorf("left are %q, open are %q", left, open)
+		}
+		return err
+	}
 	calls := []struct {
 		name, fsType string
 		before       func(*fixture, *lvmdv1.Volume)
@@ -206,6 +248,19 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 			keptKey(f, v)
 			published(f, v)
 		}, expand, 2, 2},
+		{"stage of a clone that is larger than its source", "ext4", clone, stageGrown, 1, 2},
+		{"stage of a scratch file system that is made anew", "ext4", scratch, stage, 1, 2},
+		{"stage on persistent memory", "xfs", onMemory, stageDAX, 1, 1},
+		{"sweep", "ext4", leaked, sweep, 0, 2},
+		{"sweep of a raw block volume", "", func(f *fixture, v *lvmdv1.Volume) {
+			f.must(f.mounts.Bind(v.GetDevicePath(), f.places(v).device, false))
+		}, sweep, 0, 1},
+		{"sweep of a volume with a kept key", "ext4", func(f *fixture, v *lvmdv1.Volume) {
+			keptKey(f, v)
+			staged(f, v)
+			f.must(f.mounts.Off(f.staging(v)))
+			f.must(f.mounts.Mount(luks.Path(v.GetId()), f.places(v).staged, "ext4", nil))
+		}, sweep, 0, 2},
 	}
 	for _, c := range calls {
 		t.Run(c.name, func(t *testing.T) {
@@ -238,6 +293,29 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestKilledBeforeItWasVerifiedThatThereIsDAX kills a plugin that mounted without, at
+// the step before and after the one that takes it off.
+func TestKilledBeforeItWasVerifiedThatThereIsDAX(t *testing.T) {
+	for at, after := range map[int]bool{1: true, 2: false} {
+		f, r := newMortal(t)
+		v := f.alter(f.volume("a", "xfs"), func(v *lvmdv1.Volume) { v.Dax = true })
+		f.mounts.DropOptionOnce("dax=always")
+		r.arm(at, after)
+		err := f.stage(v, access(v))
+		if _, died := r.disarm(); !died || err == nil {
+			t.Fatalf("died %t, error %v", died, err)
+		}
+		f.wantLayers(1)
+		f.Stop(t)
+		f.Plugin = f.machine.Start()
+		f.must(f.stage(v, access(v)))
+		f.wantLayers(1)
+		if points, err := f.mounts.Below(f.machine.KubeletDir); err != nil || !slices.Contains(points[0].FSOptions, "dax=always") {
+			t.Errorf("it was staged with options %q, error %v, want dax=always", points[0].FSOptions, err)
+		}
 	}
 }
 

@@ -97,7 +97,13 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 		if err := staged(v, path, at, want.readOnly); err != nil {
 			return err
 		}
-		return n.fill(v, device, path, options)
+		err := n.complete(v, device, path, options)
+		if !errors.Is(err, errNoDAX) {
+			return err
+		}
+		if err := n.takeOffSick(v, path, err); err != nil {
+			return err
+		}
 	}
 	// mount(2) would follow a symbolic link.
 	if info, err := os.Lstat(path); err != nil {
@@ -111,16 +117,21 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 	if err := n.options.Mounts.Mount(device, path, string(t), options); err != nil {
 		return fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)
 	}
-	if err := n.fill(v, device, path, options); err != nil {
-		return errors.Join(err, n.options.Mounts.Off(path))
-	}
-	if !slices.Contains(options, "dax=always") && !slices.Contains(options, "dax") {
-		return nil
-	}
-	if err := n.verifyDAX(v, path); err != nil {
+	if err := n.complete(v, device, path, options); err != nil {
 		return errors.Join(err, n.options.Mounts.Off(path))
 	}
 	return nil
+}
+
+// complete does what a mounted file system needs before anybody gets it. Whoever
+// mounted it may have been killed before that.
+func (n *Node) complete(v *lvmdv1.Volume, device, path string, options []string) error {
+	if slices.ContainsFunc(options, isDAX) {
+		if err := n.verifyDAX(v, path); err != nil {
+			return err
+		}
+	}
+	return n.fill(v, device, path, options)
 }
 
 // errSick marks a staged file system that has to be unmounted, checked and
@@ -177,6 +188,9 @@ func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error 
 	return nil
 }
 
+// errNoDAX marks a staged file system that nobody gets.
+var errNoDAX = errors.New("the kernel mounted it without DAX: see the node's kernel log")
+
 // verifyDAX asks the kernel: xfs mounts without DAX, where it cannot be had,
 // and says so only in the log.
 func (n *Node) verifyDAX(v *lvmdv1.Volume, path string) error {
@@ -185,13 +199,15 @@ func (n *Node) verifyDAX(v *lvmdv1.Volume, path string) error {
 		return err
 	}
 	for _, p := range points {
-		if p.Path == path && (slices.Contains(p.FSOptions, "dax=always") || slices.Contains(p.FSOptions, "dax")) {
+		if p.Path == path && slices.ContainsFunc(p.FSOptions, isDAX) {
 			return nil
 		}
 	}
 	return &failure{codes.FailedPrecondition,
-		fmt.Errorf("volume %s is on persistent memory, but the kernel mounted it without DAX: see the node's kernel log", v.GetId())}
+		fmt.Errorf("volume %s is on persistent memory, but %w", v.GetId(), errNoDAX)}
 }
+
+func isDAX(option string) bool { return option == "dax=always" || option == "dax" }
 
 // NodeUnstageVolume takes the volume's file system off the staging path, and
 // closes what staging has opened. It asks nobody: lvmd may be down, the volume gone and its device dead.

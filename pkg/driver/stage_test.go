@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -375,6 +376,27 @@ func TestDAXVolumes(t *testing.T) {
 		f.mounts.DropOption("dax=always")
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
 		f.wantLayers(0)
+	})
+	t.Run("are not accepted without from a plugin that was killed before it looked", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.alter(f.volume("a", "xfs"), dax)
+		leave := func() { f.must(f.mounts.Mount(v.GetDevicePath(), f.staging(v), "xfs", nil)) }
+		leave()
+		f.must(f.stage(v, filesystemAccess(writer)))
+		points, _ := f.mounts.Below(f.machine.KubeletDir)
+		if len(points) != 1 || !slices.Contains(points[0].FSOptions, "dax=always") {
+			t.Errorf("layers %+v, want one with dax=always", points)
+		}
+		f.must(f.unstage(v))
+		leave()
+		f.mounts.DropOption("dax=always")
+		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
+		f.wantLayers(0)
+		// Nobody is robbed of what is in use, and nobody new gets it.
+		leave()
+		f.must(f.mounts.Bind(f.staging(v), f.machine.MakeDir("elsewhere"), false))
+		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
+		f.wantLayers(2)
 	})
 }
 

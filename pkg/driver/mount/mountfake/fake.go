@@ -28,7 +28,8 @@ type Table struct {
 	layers []layer
 	errors map[mount.Device]int64
 	forced error
-	ignore []string
+	// ignore are options that Mount ignores, and once those that the next one does.
+	ignore, once []string
 }
 
 type node struct {
@@ -152,6 +153,13 @@ func (t *Table) DropOption(option string) {
 	t.ignore = append(t.ignore, option)
 }
 
+// DropOptionOnce is DropOption for the next mount alone.
+func (t *Table) DropOptionOnce(option string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.once = append(t.once, option)
+}
+
 // Mount implements mount.Interface.
 func (t *Table) Mount(device, path, fsType string, options []string) error {
 	t.mu.Lock()
@@ -174,7 +182,10 @@ func (t *Table) Mount(device, path, fsType string, options []string) error {
 		return pathError("mount", path, unix.EBUSY)
 	}
 	readOnly := slices.Contains(options, "ro")
-	options = slices.DeleteFunc(slices.Clone(options), func(o string) bool { return slices.Contains(t.ignore, o) })
+	options = slices.DeleteFunc(slices.Clone(options), func(o string) bool {
+		return slices.Contains(t.ignore, o) || slices.Contains(t.once, o)
+	})
+	t.once = nil
 	t.layers = append(t.layers, layer{
 		Point: mount.Point{
 			Path: path, Device: n.device, Root: "/", FSType: fsType,
