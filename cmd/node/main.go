@@ -67,7 +67,7 @@ func command(reduce func() error) *cobra.Command {
 	flags.StringVar(&o.kubeletSocketPath, "kubelet-socket-path", "/var/lib/kubelet/plugins/carve.csi.local/csi.sock", "path of the CSI socket as the kubelet sees it, on the host")
 	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: not registered")
 	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
-	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: no limit by number")
+	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: as many as the metadata of its volume groups could hold")
 	flags.BoolVar(&o.inlineVolumes, "inline-volumes", false, "let Pods define volumes in their own specification; the CSIDriver object must allow it, too")
 	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz and /metrics (HTTPS); empty: not served")
 	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")

@@ -30,11 +30,42 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	return answer, nil
 }
 
-// NodeGetInfo names the node and its place in the topology.
-func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+// NodeGetInfo names the node and its place in the topology. The kubelet asks for it
+// when it registers the plugin.
+func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{
 		NodeId:             n.options.NodeName,
-		MaxVolumesPerNode:  n.options.MaxVolumes,
+		MaxVolumesPerNode:  n.maxVolumes(ctx),
 		AccessibleTopology: &csi.Topology{Segments: map[string]string{names.TopologyNode: n.options.NodeName}},
 	}, nil
+}
+
+// maxVolumes is how many volumes the scheduler may place on the node: as
+// configured, or as many as the metadata of the volume groups could hold in all.
+// Zero is no limit, which is better than a wrong one: the answer stays in force
+// when groups come or lvmd does.
+func (n *Node) maxVolumes(ctx context.Context) int64 {
+	if n.options.MaxVolumes > 0 {
+		return n.options.MaxVolumes
+	}
+	classes, err := n.classes(ctx)
+	if err != nil {
+		n.options.Log.Warn("the scheduler is told no number of volumes: it is not known how many the volume groups can hold", "error", err)
+		return 0
+	}
+	most := map[string]int64{}
+	for _, class := range classes {
+		for _, g := range class.GetGroups() {
+			most[g.GetVgName()] = g.GetMostVolumes() // The same in each class.
+		}
+	}
+	var sum int64
+	for group, m := range most {
+		if m == 0 {
+			n.options.Log.Info("the scheduler is told no number of volumes: it is not known how many a volume group can hold", "group", group)
+			return 0
+		}
+		sum += m
+	}
+	return sum
 }

@@ -24,7 +24,7 @@ type Options struct {
 	// of its topology key.
 	NodeName string
 	// MaxVolumes is how many volumes the scheduler may place on the node; zero
-	// means that it is not limited by number.
+	// means as many as the metadata of the volume groups could hold.
 	MaxVolumes int64
 	// InlineVolumes lets Pods define volumes in their own specification. Those
 	// that exist are removed with their Pods in any case.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
@@ -81,16 +82,41 @@ func TestIdentityAndInfo(t *testing.T) {
 	}
 }
 
-func TestTheNumberOfVolumesIsToldAsConfigured(t *testing.T) {
-	for _, limit := range []int64{0, 7} {
-		n, err := driver.New(t.Context(), driver.Options{NodeName: "n", KubeletDir: "/var/lib/kubelet", MaxVolumes: limit})
-		if err != nil {
-			t.Fatal(err)
-		}
-		info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-		if err != nil || info.GetMaxVolumesPerNode() != limit {
-			t.Errorf("limit %d: got %v, %v", limit, info, err)
-		}
+func TestTheNumberOfVolumesIsAsConfiguredOrWhatTheGroupsCouldHold(t *testing.T) {
+	group := func(name string, most int64) *lvmdv1.ClassGroup {
+		return &lvmdv1.ClassGroup{VgName: name, VgUuid: "uuid-" + name, MostVolumes: most}
+	}
+	class := func(name string, groups ...*lvmdv1.ClassGroup) *lvmdv1.DeviceClass {
+		return &lvmdv1.DeviceClass{Name: name, Groups: groups}
+	}
+	local := class("local", group("a", 1500), group("b", 400))
+	for name, test := range map[string]struct {
+		configured int64
+		classes    []*lvmdv1.DeviceClass
+		down       bool
+		want       int64
+	}{
+		"the groups of a class add up":           {classes: []*lvmdv1.DeviceClass{local}, want: 1900},
+		"a group of several classes counts once": {classes: []*lvmdv1.DeviceClass{local, class("thin", group("a", 1500)), class("c", group("c", 7))}, want: 1907},
+		"a group that does not tell is no limit": {classes: []*lvmdv1.DeviceClass{local, class("c", group("c", 0))}},
+		"a node without classes has no limit":    {},
+		"nor has one whose lvmd does not answer": {classes: []*lvmdv1.DeviceClass{local}, down: true},
+		"what is configured counts":              {configured: 7, classes: []*lvmdv1.DeviceClass{local}, want: 7},
+		"whatever lvmd says":                     {configured: 7, down: true, want: 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := drivertest.NewFakeMachine(t)
+			m.MaxVolumes = test.configured
+			m.LVMD.SetClasses(test.classes...)
+			m.LVMD.SetDown(test.down)
+			p := m.Start()
+			for range 2 {
+				info, err := p.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+				if err != nil || info.GetMaxVolumesPerNode() != test.want {
+					t.Errorf("got %v, error %v, want %d volumes", info, err, test.want)
+				}
+			}
+		})
 	}
 }
 

@@ -22,6 +22,14 @@ const (
 	commandSlack = 4 << 10
 )
 
+// leastVolume is what a volume of ours takes at least, tags included, in bytes: with
+// names of one letter, and nothing said that can be left out.
+const leastVolume = 350
+
+// Most bounds how many volumes the metadata could hold, if there were no others,
+// from above. It does not change with what the group holds. Zero: it is not known.
+func (m Metadata) Most() int64 { return m.Limit / leastVolume }
+
 // Fits tells whether the metadata has room for one more linear volume with
 // tags of so many bytes in so many pieces. It errs on the side of no.
 func (m Metadata) Fits(tags []string, segments int64) bool {

@@ -149,7 +149,7 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 		add("VolumeGroupMissing", "volume group %q does not exist on this node%s", g.name, g.provided.absence())
 		return r
 	}
-	r.VgUuid = g.info.UUID
+	r.VgUuid, r.MostVolumes = g.info.UUID, g.metadata.Most()
 	r.TotalBytes = g.info.Extents * g.info.ExtentSize
 	if c.pool != nil {
 		r.TotalBytes = c.pool.limit() * g.info.ExtentSize

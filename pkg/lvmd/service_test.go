@@ -598,6 +598,7 @@ func TestAFullMetadataAreaLeavesNoRoom(t *testing.T) {
 	m := newMachine(t)
 	m.fake.SetMetadataLimit(testGroup, 24<<10)
 	d := m.start(t)
+	most := d.state().GetClasses()[0].GetGroups()[0].GetMostVolumes()
 	var ids []string
 	for {
 		c := d.state().GetClasses()[0]
@@ -616,6 +617,9 @@ func TestAFullMetadataAreaLeavesNoRoom(t *testing.T) {
 	}
 	if len(ids) < 10 || len(ids) == int(testTotal) {
 		t.Fatalf("%d volumes", len(ids))
+	}
+	if full := d.state().GetClasses()[0].GetGroups()[0].GetMostVolumes(); full != most || full < int64(len(ids)) || full > 6*int64(len(ids)) {
+		t.Errorf("a group with %d volumes that is full says that it could hold %d at most, an empty one %d", len(ids), full, most)
 	}
 	d.checkModel()
 	for _, id := range ids {

@@ -321,7 +321,8 @@ type Volume struct {
 	FsType string      `protobuf:"bytes,6,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
 	State  VolumeState `protobuf:"varint,7,opt,name=state,proto3,enum=carve.lvmd.v1.VolumeState" json:"state,omitempty"`
 	// The device node on the node, e.g. /dev/carve/cv…; check it against
-	// device_major and device_minor before use: nodes can be stale.
+	// device_major and device_minor before use: nodes can be stale. And ask the
+	// kernel whose device that is: who took it away may have had its number reused.
 	DevicePath  string                 `protobuf:"bytes,8,opt,name=device_path,json=devicePath,proto3" json:"device_path,omitempty"`
 	DeviceMajor uint32                 `protobuf:"varint,9,opt,name=device_major,json=deviceMajor,proto3" json:"device_major,omitempty"`
 	DeviceMinor uint32                 `protobuf:"varint,10,opt,name=device_minor,json=deviceMinor,proto3" json:"device_minor,omitempty"`
@@ -1029,8 +1030,12 @@ type ClassGroup struct {
 	TotalBytes             int64 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	AvailableBytes         int64 `protobuf:"varint,4,opt,name=available_bytes,json=availableBytes,proto3" json:"available_bytes,omitempty"`
 	MaximumVolumeSizeBytes int64 `protobuf:"varint,5,opt,name=maximum_volume_size_bytes,json=maximumVolumeSizeBytes,proto3" json:"maximum_volume_size_bytes,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// How many volumes the group's metadata could hold if there were none yet: not
+	// more than that, whatever their size, and of usual ones fewer. It does not
+	// change with what the group holds. 0 while it is not known.
+	MostVolumes   int64 `protobuf:"varint,6,opt,name=most_volumes,json=mostVolumes,proto3" json:"most_volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClassGroup) Reset() {
@@ -1094,6 +1099,13 @@ func (x *ClassGroup) GetAvailableBytes() int64 {
 func (x *ClassGroup) GetMaximumVolumeSizeBytes() int64 {
 	if x != nil {
 		return x.MaximumVolumeSizeBytes
+	}
+	return 0
+}
+
+func (x *ClassGroup) GetMostVolumes() int64 {
+	if x != nil {
+		return x.MostVolumes
 	}
 	return 0
 }
@@ -2450,7 +2462,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"conditions\x121\n" +
 	"\x06groups\x18\r \x03(\v2\x19.carve.lvmd.v1.ClassGroupR\x06groups\x12&\n" +
 	"\x0funit_cost_bytes\x18\x0e \x01(\x03R\runitCostBytes\x12*\n" +
-	"\x11volume_cost_bytes\x18\x0f \x01(\x03R\x0fvolumeCostBytes\"\xc3\x01\n" +
+	"\x11volume_cost_bytes\x18\x0f \x01(\x03R\x0fvolumeCostBytes\"\xe6\x01\n" +
 	"\n" +
 	"ClassGroup\x12\x17\n" +
 	"\avg_name\x18\x01 \x01(\tR\x06vgName\x12\x17\n" +
@@ -2458,7 +2470,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vtotal_bytes\x18\x03 \x01(\x03R\n" +
 	"totalBytes\x12'\n" +
 	"\x0favailable_bytes\x18\x04 \x01(\x03R\x0eavailableBytes\x129\n" +
-	"\x19maximum_volume_size_bytes\x18\x05 \x01(\x03R\x16maximumVolumeSizeBytes\"\xbc\x04\n" +
+	"\x19maximum_volume_size_bytes\x18\x05 \x01(\x03R\x16maximumVolumeSizeBytes\x12!\n" +
+	"\fmost_volumes\x18\x06 \x01(\x03R\vmostVolumes\"\xbc\x04\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fdevice_class\x18\x02 \x01(\tR\vdeviceClass\x12%\n" +

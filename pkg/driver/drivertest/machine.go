@@ -49,6 +49,8 @@ type Machine struct {
 	Controller bool
 	// InlineVolumes makes plugins allow them.
 	InlineVolumes bool
+	// MaxVolumes is what plugins are configured with.
+	MaxVolumes int64
 	// Log holds the lines of all plugins that ran.
 	Log *Buffer
 
@@ -201,7 +203,7 @@ func (m *Machine) Start() *Plugin {
 	metrics := driver.NewMetrics()
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
-		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes,
+		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, MaxVolumes: m.MaxVolumes,
 	})
 	if err != nil {
 		m.t.Fatal(err)
