@@ -32,20 +32,29 @@ func (text) canonical(given string) (string, bool) {
 }
 func (text) String() string { return "TEXT" }
 
-// powers is a power of two in a range, in bytes, perhaps with a suffix k, m or
-// g as the kernel reads it.
-type powers struct{ from, to int64 }
+// powers is a power of two in a range, perhaps with a suffix k, m or g, which
+// the kernel reads in few options only.
+type powers struct {
+	from, to int64
+	suffixes bool
+}
 
 func (p powers) canonical(given string) (string, bool) {
 	digits, shift := given, 0
-	if i := strings.IndexAny("kmg", strings.ToLower(given[max(len(given)-1, 0):])); i >= 0 && given != "" {
+	if i := strings.IndexAny("kmg", strings.ToLower(given[max(len(given)-1, 0):])); p.suffixes && i >= 0 && given != "" {
 		digits, shift = given[:len(given)-1], 10*(i+1)
 	}
 	n, err := strconv.ParseInt(digits, 10, 32)
 	n <<= shift
 	return given, err == nil && n >= p.from && n <= p.to && bits.OnesCount64(uint64(n)) == 1
 }
-func (p powers) String() string { return fmt.Sprintf("a power of 2 from %d to %d", p.from, p.to) }
+func (p powers) String() string {
+	s := fmt.Sprintf("a power of 2 from %d to %d", p.from, p.to)
+	if p.suffixes {
+		s += ", also with k, m or g"
+	}
+	return s
+}
 
 func flags(names ...string) map[string]values {
 	m := map[string]values{}
@@ -82,7 +91,7 @@ var commonOptions = merged(flags(
 // starts.
 var ownOptions = map[Type]map[string]values{
 	Ext4: merged(flags(
-		"acl", "noacl", "user_xattr", "nouser_xattr", "nobarrier", "delalloc", "nodelalloc",
+		"acl", "user_xattr", "nobarrier", "delalloc", "nodelalloc",
 		"discard", "nodiscard", "noinit_itable", "journal_async_commit", "journal_checksum",
 		"auto_da_alloc", "noauto_da_alloc", "dioread_lock", "dioread_nolock", "noquota",
 	), map[string]values{
@@ -90,14 +99,14 @@ var ownOptions = map[Type]map[string]values{
 		"data": words{"journal", "ordered", "writeback"}, "errors": words{"continue", "remount-ro"},
 		"commit": between{0, 86400, false}, "journal_ioprio": between{0, 7, false},
 		"max_batch_time": between{0, 1000000, false}, "min_batch_time": between{0, 1000000, false},
-		"inode_readahead_blks": powers{1, 1 << 30}, "max_dir_size_kb": between{0, 1 << 30, false},
+		"inode_readahead_blks": powers{1, 1 << 30, false}, "max_dir_size_kb": between{0, 1 << 30, false},
 		"stripe": between{0, 1 << 20, false},
 	}),
 	XFS: merged(flags(
 		"discard", "nodiscard", "inode32", "inode64", "largeio", "nolargeio", "noalign", "nouuid",
 		"swalloc", "wsync", "filestreams", "prjquota", "pquota", "pqnoenforce", "noquota",
 	), map[string]values{
-		"allocsize": powers{4096, 1 << 30}, "logbufs": between{2, 8, false},
+		"allocsize": powers{4096, 1 << 30, true}, "logbufs": between{2, 8, false},
 		// Smaller ones are refused where the log is striped.
 		"logbsize": words{"256k", "262144"},
 	}),
@@ -169,7 +178,7 @@ func MountOptions(u Use, given []string) ([]string, error) {
 	options := u.mountOptions()
 	length, daxGiven := 0, false
 	for _, element := range given {
-		for _, option := range splitOptions(element) {
+		for _, option := range SplitOptions(element) {
 			name, _, _ := strings.Cut(option, "=")
 			if !optionAllowed(option, allowed) {
 				return nil, &OptionError{Kind: "mount option", Name: name, Given: option, For: of, Allowed: listOptions(allowed)}
@@ -194,7 +203,7 @@ func MountOptions(u Use, given []string) ([]string, error) {
 func DiscardOption(given []string) string {
 	found := ""
 	for _, element := range given {
-		for _, option := range splitOptions(element) {
+		for _, option := range SplitOptions(element) {
 			switch name, _, _ := strings.Cut(option, "="); name {
 			case "discard":
 				found = option
@@ -266,9 +275,10 @@ func listOptions(allowed map[string]values) string {
 	return strings.Join(all, ", ")
 }
 
-// splitOptions splits at commas that are not within double quotes: SELinux
-// contexts contain commas.
-func splitOptions(element string) []string {
+// SplitOptions splits mount options, as they are given and as the kernel tells
+// them, at commas that are not within double quotes: SELinux contexts contain
+// commas.
+func SplitOptions(element string) []string {
 	var options []string
 	quoted := false
 	start := 0

@@ -1,0 +1,89 @@
+//go:build kernel
+
+package filesystem_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// optionsDisk is a spare disk of the test machine.
+const optionsDisk = "/dev/vdc"
+
+// TestTheKernelTakesEveryMountOption mounts each kind of file system with every
+// option that is allowed for it, as many at a time as go together.
+func TestTheKernelTakesEveryMountOption(t *testing.T) {
+	for _, use := range []filesystem.Use{
+		{Type: filesystem.Ext4}, {Type: filesystem.Ext4, Profile: filesystem.Scratch}, {Type: filesystem.XFS}, {Type: filesystem.Btrfs},
+	} {
+		t.Run(strings.TrimSpace(string(use.Type)+" "+string(use.Profile)), func(t *testing.T) {
+			if err := filesystem.Format(t.Context(), optionsDisk, filesystem.FormatOptions{
+				Type: use.Type, Profile: use.Profile, UUID: "01234567-89ab-cdef-0123-456789abcdef",
+			}); err != nil {
+				t.Fatal(err)
+			}
+			dir, system := t.TempDir(), mount.System{}
+			t.Cleanup(func() {
+				if err := system.Off(dir); err != nil {
+					t.Error(err)
+				}
+			})
+			for left := filesystem.EveryMountOption(use); len(left) > 0; {
+				var given, others []string
+				for _, option := range left {
+					if !goesWith(use, given, option) {
+						others = append(others, option)
+						continue
+					}
+					given = append(given, option)
+				}
+				if len(given) == 0 {
+					t.Fatalf("not even one of these goes alone: %q", others)
+				}
+				left = others
+				options, err := filesystem.MountOptions(use, given)
+				if err == nil {
+					err = system.Mount(optionsDisk, dir, string(use.Type), options)
+				}
+				if err != nil {
+					t.Errorf("with %q: %v; of these the kernel refuses by themselves %q", given, err, refused(t, use, given))
+				}
+				if err := system.Off(dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// goesWith tells whether an option is allowed together with others and gives
+// none of them another value.
+func goesWith(use filesystem.Use, others []string, option string) bool {
+	name, _, _ := strings.Cut(option, "=")
+	if slices.ContainsFunc(others, func(o string) bool { had, _, _ := strings.Cut(o, "="); return had == name }) {
+		return false
+	}
+	_, err := filesystem.MountOptions(use, append(slices.Clone(others), option))
+	return err == nil
+}
+
+// refused returns those of some options that the kernel refuses when one alone
+// is given.
+func refused(t *testing.T, use filesystem.Use, options []string) []string {
+	t.Helper()
+	dir, system := t.TempDir(), mount.System{}
+	var bad []string
+	for _, option := range options {
+		if system.Mount(optionsDisk, dir, string(use.Type), []string{option}) != nil {
+			bad = append(bad, option)
+		}
+		if err := system.Off(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return bad
+}
