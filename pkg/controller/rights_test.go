@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -153,5 +154,19 @@ func TestEveryRightOfTheControllerIsDocumentedAndNoOther(t *testing.T) {
 		if !given[r] {
 			t.Errorf("docs/security.md lists %s of %s, which the account does not have", r.verb, r.resource)
 		}
+	}
+}
+
+func TestTheKubeletMayMountVolumesWithTheLabelOfSELinux(t *testing.T) {
+	content, err := os.ReadFile("../../deploy/base/csidriver.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	driver := storagev1.CSIDriver{}
+	if err := yaml.UnmarshalStrict(content, &driver); err != nil {
+		t.Fatal(err)
+	}
+	if given := driver.Spec.SELinuxMount; given == nil || !*given {
+		t.Errorf("spec.seLinuxMount of %s: got %v, want true", driver.Name, given)
 	}
 }

@@ -131,7 +131,7 @@ func checkCapability(c *csi.VolumeCapability) (capability, error) {
 
 // readOnlyFlags tells whether mount flags mount read-only; the last one counts.
 func readOnlyFlags(flags []string) bool {
-	for _, o := range slices.Backward(strings.Split(strings.Join(flags, ","), ",")) {
+	for _, o := range slices.Backward(filesystem.SplitOptions(strings.Join(flags, ","))) {
 		if o == "ro" || o == "rw" {
 			return o == "ro"
 		}

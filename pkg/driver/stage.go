@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -97,6 +98,9 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 		if err := staged(v, path, at, want.readOnly); err != nil {
 			return err
 		}
+		if err := n.sameContext(v, path, options); err != nil {
+			return err
+		}
 		err := n.complete(v, device, path, options)
 		if !errors.Is(err, errNoDAX) {
 			return err
@@ -115,7 +119,12 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 		return err
 	}
 	if err := n.options.Mounts.Mount(device, path, string(t), options); err != nil {
-		return fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)
+		err = fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)
+		if errors.Is(err, syscall.EINVAL) {
+			// Such as context= on a node without SELinux.
+			err = fmt.Errorf("%w: the node's kernel log says why", err)
+		}
+		return err
 	}
 	if err := n.complete(v, device, path, options); err != nil {
 		return errors.Join(err, n.options.Mounts.Off(path))
@@ -191,17 +200,40 @@ func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error 
 // errNoDAX marks a staged file system that nobody gets.
 var errNoDAX = errors.New("the kernel mounted it without DAX: see the node's kernel log")
 
-// verifyDAX asks the kernel: xfs mounts without DAX, where it cannot be had,
-// and says so only in the log.
-func (n *Node) verifyDAX(v *lvmdv1.Volume, path string) error {
-	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+// sameContext refuses a volume whose files have another SELinux context than was
+// asked for: it belongs to the file system as long as that is mounted anywhere.
+func (n *Node) sameContext(v *lvmdv1.Volume, path string, options []string) error {
+	has, err := n.fsOptions(path)
 	if err != nil {
 		return err
 	}
-	for _, p := range points {
-		if p.Path == path && slices.ContainsFunc(p.FSOptions, isDAX) {
-			return nil
+	if is, want := filesystem.SELinuxContext(has), filesystem.SELinuxContext(options); is != want {
+		return &failure{codes.AlreadyExists,
+			fmt.Errorf("volume %s is staged at %s with the SELinux context %q already, %q was asked for", v.GetId(), path, is, want)}
+	}
+	return nil
+}
+
+// fsOptions returns the options of the file system that is seen at a path.
+func (n *Node) fsOptions(path string) ([]string, error) {
+	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range slices.Backward(points) {
+		if p.Path == path {
+			return p.FSOptions, nil
 		}
+	}
+	return nil, nil
+}
+
+// verifyDAX asks the kernel: xfs mounts without DAX, where it cannot be had,
+// and says so only in the log.
+func (n *Node) verifyDAX(v *lvmdv1.Volume, path string) error {
+	has, err := n.fsOptions(path)
+	if err != nil || slices.ContainsFunc(has, isDAX) {
+		return err
 	}
 	return &failure{codes.FailedPrecondition,
 		fmt.Errorf("volume %s is on persistent memory, but %w", v.GetId(), errNoDAX)}

@@ -400,6 +400,47 @@ func TestDAXVolumes(t *testing.T) {
 	})
 }
 
+func TestStageWithAnSELinuxContext(t *testing.T) {
+	label := func(categories string) *csi.VolumeCapability {
+		// As the kubelet adds it, after the options of the PersistentVolume.
+		return filesystemAccess(writer, "noatime", `context="system_u:object_r:container_file_t:s0:`+categories+`"`)
+	}
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.must(f.stage(v, label("c15,c25")))
+	points, err := f.mounts.Below(f.machine.KubeletDir)
+	f.must(err)
+	want := []string{"rw", "noatime", `context="system_u:object_r:container_file_t:s0:c15,c25"`}
+	if !slices.Equal(points[0].FSOptions, want) {
+		t.Errorf("options %q, want %q", points[0].FSOptions, want)
+	}
+	f.must(f.stage(v, label("c15,c25")))
+	f.must(f.stage(v, label("c25,c15")))
+	wantError(t, f.stage(v, label("c15,c26")), codes.AlreadyExists,
+		`with the SELinux context "system_u:object_r:container_file_t:s0:c15,c25" already, "system_u:object_r:container_file_t:s0:c15,c26" was asked for`)
+	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.AlreadyExists, `"" was asked for`)
+	f.must(f.publish(v, "pod", label("c15,c25"), false))
+	points, err = f.mounts.Below(f.machine.KubeletDir)
+	f.must(err)
+	for _, p := range points {
+		if !slices.Equal(p.FSOptions, want) {
+			t.Errorf("options at %s %q, want %q", p.Path, p.FSOptions, want)
+		}
+	}
+	f.wantLayers(2)
+	f.must(f.unpublish(v, "pod"))
+	f.must(f.unstage(v))
+	f.must(f.stage(v, label("c15,c26")))
+}
+
+func TestStageSaysWhereTheKernelSaysWhichOptionItRefuses(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.mounts.FailMounts(syscall.EINVAL)
+	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.Internal, `options "noatime": `)
+	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.Internal, "invalid argument: the node's kernel log says why")
+}
+
 // eventually repeats something that is to succeed soon.
 func eventually(t *testing.T, try func() error) {
 	t.Helper()

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
+	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
 // System is the running kernel, seen from the process's own mount namespace.
@@ -181,7 +182,7 @@ func (System) Below(dir string) ([]Point, error) {
 			Root:      i.Root,
 			FSType:    i.FSType,
 			Options:   strings.Split(i.Options, ","),
-			FSOptions: strings.Split(i.VFSOptions, ","),
+			FSOptions: filesystem.SplitOptions(i.VFSOptions),
 		})
 	}
 	slices.SortStableFunc(points, func(a, b Point) int { return cmp.Compare(a.Path, b.Path) })
