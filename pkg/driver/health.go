@@ -21,6 +21,9 @@ const (
 	// ReasonFileSystemErrors: the kernel found errors in the file system, which
 	// takes no more writes until it is checked when it is staged next.
 	ReasonFileSystemErrors = "FileSystemErrors"
+	// ReasonFileSystemWarnings: the kernel noticed errors, of input and output
+	// above all, and goes on with the file system.
+	ReasonFileSystemWarnings = "FileSystemWarnings"
 	// ReasonFileSystemFailed: the file system answers with I/O errors.
 	ReasonFileSystemFailed = "FileSystemFailed"
 )
@@ -80,7 +83,8 @@ func (n *Node) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.VolumeHe
 	return entries, err
 }
 
-// fileSystemHealth looks at the volume's layers, which share one file system:
+// fileSystemHealth tells the worst of what is wrong with a file system. It looks at
+// the volume's layers, which share one file system:
 // one that turned read-only by itself has layers that still say that they are
 // writable.
 func (n *Node) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.VolumeHealth_VolumeHealthEntry, error) {
@@ -100,6 +104,10 @@ func (n *Node) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.Vo
 		}, nil
 	}
 	found, err := n.options.Mounts.Errors(p.Device)
+	if err != nil {
+		return nil, err
+	}
+	warnings, err := n.options.Mounts.Warnings(p.Device)
 	switch {
 	case err != nil:
 		return nil, err
@@ -117,6 +125,12 @@ func (n *Node) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.Vo
 		return &csi.VolumeHealth_VolumeHealthEntry{
 			Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemReadOnly,
 			Message: fmt.Sprintf("the kernel made the file system at %s read-only after errors", p.Path),
+		}, nil
+	case warnings > 0:
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemWarnings,
+			Message: fmt.Sprintf("the kernel counted %d I/O errors or other warnings of the file system at %s, which works on: "+
+				"the node's kernel log says which; data may be lost", warnings, p.Path),
 		}, nil
 	}
 	return nil, nil

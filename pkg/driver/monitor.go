@@ -122,7 +122,7 @@ func (n *Node) list(ctx context.Context) ([]*lvmdv1.Volume, error) {
 
 // knownReasons are those that this plugin finds. The metrics always have them, so that
 // an alert can tell "none" from "not known".
-var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemFailed}
+var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed}
 
 // ailing sets the gauge of unhealthy volumes. Reasons that were there once stay
 // at zero.

@@ -30,6 +30,7 @@ func TestHealthIsWatched(t *testing.T) {
 	const healthy = `carve_node_volume_conditions{reason="FileSystemErrors"} 0
 carve_node_volume_conditions{reason="FileSystemFailed"} 0
 carve_node_volume_conditions{reason="FileSystemReadOnly"} 0
+carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 `
 	found := f.CheckHealth(context.Background(), driver.Ailments{})
 	wantGauge(healthy)
@@ -43,6 +44,7 @@ carve_node_volume_conditions{reason="FileSystemReadOnly"} 0
 carve_node_volume_conditions{reason="FileSystemErrors"} 0
 carve_node_volume_conditions{reason="FileSystemFailed"} 0
 carve_node_volume_conditions{reason="FileSystemReadOnly"} 1
+carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 `
 	wantGauge(sick)
 	if n := strings.Count(f.machine.Log.String(), "a volume is not healthy"); n != 2 {

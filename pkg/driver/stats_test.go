@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -185,6 +186,23 @@ func TestHealth(t *testing.T) {
 		got := health(f, v)
 		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED {
 			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("tells what the kernel noticed and went on with", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.volume("a", "ext4")
+		f.must(f.stage(v, filesystemAccess(writer)))
+		f.mounts.SetWarnings(deviceOf(v), 2)
+		got := health(f, v)
+		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemWarnings || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
+			!strings.Contains(got[0].GetMessage(), "2 I/O errors") {
+			t.Errorf("got %v", got)
+		}
+		// It is used as before, not taken off and repaired.
+		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+		f.mounts.SetErrors(deviceOf(v), 1)
+		if got := health(f, v); len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors {
+			t.Errorf("what is worse: got %v", got)
 		}
 	})
 	t.Run("of an unknown volume is not found", func(t *testing.T) {

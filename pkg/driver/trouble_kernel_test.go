@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -112,6 +113,91 @@ func TestRealDeadDevice(t *testing.T) {
 			r.must(r.unstage(v))
 			r.delete(v)
 		})
+	}
+	r.waitForRoom()
+}
+
+func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	content := strings.Repeat("of one block that the disk forgets\n", 200)[:4096]
+	for fsType, access := range map[string]func(path string) error{
+		// ext4 overwrites a file where it lies.
+		"ext4": func(path string) error {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			r.must(err)
+			defer f.Close()
+			_, err = f.WriteString(strings.ToUpper(content))
+			r.must(err)
+			return f.Sync()
+		},
+		"btrfs": func(path string) error {
+			_, err := os.ReadFile(path)
+			return err
+		},
+	} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.volume("part"+fsType, fsType)
+			r.must(r.stage(v, filesystemAccess(writer)))
+			path := filepath.Join(r.staging(v), "file")
+			r.write(path, content)
+			unix.Sync()
+			at := locate(t, v.GetDevicePath(), content) / 512
+			var start, sectors int64
+			var to string
+			table := drivertest.ByHand(t, "dmsetup", "table", dmName(v))
+			if _, err := fmt.Sscanf(strings.Replace(table, " linear ", " ", 1), "0 %d %s %d", &sectors, &to, &start); err != nil {
+				t.Fatalf("table %q: %v", table, err)
+			}
+			r.swapTable(v, fmt.Sprintf("0 %d linear %s %d\n%d 8 error\n%d %d linear %s %d",
+				at, to, start, at, at+8, sectors-at-8, to, start+at+8))
+			r.must(os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
+			if err := access(path); err == nil {
+				t.Error("what the disk forgot can be used")
+			}
+			health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
+			r.must(err)
+			got := health.GetVolumeHealth().GetHealthStatuses()
+			if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemWarnings {
+				t.Errorf("health %v, want %s", got, driver.ReasonFileSystemWarnings)
+			}
+			r.swapTable(v, strings.TrimSpace(table))
+			r.must(r.unstage(v))
+			r.delete(v)
+		})
+	}
+	r.waitForRoom()
+}
+
+// locate returns the place in bytes of a block on a device.
+func locate(t *testing.T, device, block string) int64 {
+	t.Helper()
+	f, err := os.Open(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	buffer := make([]byte, 4<<20)
+	for at := int64(0); ; at += int64(len(buffer)) {
+		n, err := f.ReadAt(buffer, at)
+		for i := 0; i+len(block) <= n; i += len(block) {
+			if string(buffer[i:i+len(block)]) == block {
+				return at + int64(i)
+			}
+		}
+		if err != nil {
+			t.Fatalf("the block is not on %s: %v", device, err)
+		}
+	}
+}
+
+func TestRealSELinuxContextWithoutSELinuxIsRefused(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		v := r.volume("labelled"+fsType, fsType)
+		err := r.stage(v, filesystemAccess(writer, `context="system_u:object_r:container_file_t:s0:c1,c2"`))
+		wantError(t, err, codes.Internal, "invalid argument: the node's kernel log says why")
+		r.wantLayers(0)
+		r.delete(v)
 	}
 	r.waitForRoom()
 }

@@ -2,7 +2,9 @@ package mount
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -61,6 +63,57 @@ func btrfsSource(source string, otherwise Device) Device {
 		return device
 	}
 	return otherwise
+}
+
+// btrfsFailures adds up what the btrfs mounted from a device has counted; zero
+// when there is none.
+func btrfsFailures(device Device) (int64, error) {
+	name, err := blockName(device)
+	if err != nil || name == "" {
+		return 0, err
+	}
+	mounted, err := filepath.Glob("/sys/fs/btrfs/*/devices/" + name)
+	if err != nil || len(mounted) == 0 {
+		return 0, err
+	}
+	counters, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(mounted[0])), "devinfo/*/error_stats"))
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for _, file := range counters {
+		content, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was just taken off
+		}
+		if err != nil {
+			return 0, err
+		}
+		n, err := addUp(string(content))
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", file, err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// addUp adds the numbers in lines of a name and a number. Other lines, such as
+// the kernel's word that it has none yet, do not count.
+func addUp(lines string) (int64, error) {
+	var sum int64
+	for line := range strings.Lines(lines) {
+		fields := strings.Fields(line)
+		if len(fields) != 2 {
+			continue
+		}
+		n, err := strconv.ParseInt(fields[1], 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
 }
 
 // parseDevice reads "major:minor".

@@ -100,6 +100,12 @@ type Interface interface {
 	// no more writes, unless its options say otherwise; newer kernels show that
 	// nowhere else. Zero for other file systems: xfs fails altogether instead.
 	Errors(device Device) (int64, error)
+	// Warnings returns how often the kernel complained of the file system mounted
+	// from the device and went on with it: the warnings of ext4 since it was
+	// mounted, such as of data that could not be written; of btrfs the reads,
+	// writes and flushes that failed and the checksums that were wrong, since the
+	// file system was made. Zero for xfs, which counts nothing.
+	Warnings(device Device) (int64, error)
 	// Mapped returns the name and the UUID by which device-mapper knows a device;
 	// both are empty when the device is not one of its own, or is gone.
 	Mapped(device Device) (name, uuid string, err error)

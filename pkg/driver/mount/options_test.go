@@ -6,6 +6,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+func TestAddUp(t *testing.T) {
+	for lines, want := range map[string]int64{
+		"write_errs 1\nread_errs 2\nflush_errs 0\ncorruption_errs 40\ngeneration_errs 0\n": 43,
+		"invalid\n": 0,
+		"":          0,
+	} {
+		if got, err := addUp(lines); err != nil || got != want {
+			t.Errorf("%q: got %d, %v, want %d", lines, got, err, want)
+		}
+	}
+	if got, err := addUp("write_errs many\n"); err == nil {
+		t.Errorf("got %d, want an error", got)
+	}
+}
+
 func TestSplit(t *testing.T) {
 	tests := []struct {
 		name    string

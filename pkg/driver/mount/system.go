@@ -220,14 +220,27 @@ func (System) Usage(path string) (Usage, error) {
 
 // Errors implements Interface by reading sysfs.
 func (System) Errors(device Device) (int64, error) {
-	link, err := os.Readlink("/sys/dev/block/" + device.String())
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
+	return ext4Count(device, "errors_count")
+}
+
+// Warnings implements Interface by reading sysfs.
+func (System) Warnings(device Device) (int64, error) {
+	warnings, err := ext4Count(device, "warning_count")
 	if err != nil {
 		return 0, err
 	}
-	content, err := os.ReadFile(filepath.Join("/sys/fs/ext4", filepath.Base(link), "errors_count"))
+	failed, err := btrfsFailures(device)
+	return warnings + failed, err
+}
+
+// ext4Count reads a counter of the ext4 mounted from the device; zero when there
+// is none.
+func ext4Count(device Device, counter string) (int64, error) {
+	name, err := blockName(device)
+	if err != nil || name == "" {
+		return 0, err
+	}
+	content, err := os.ReadFile(filepath.Join("/sys/fs/ext4", name, counter))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -235,6 +248,15 @@ func (System) Errors(device Device) (int64, error) {
 		return 0, err
 	}
 	return strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
+}
+
+// blockName is the kernel's name of a device, such as dm-3; empty when it is gone.
+func blockName(device Device) (string, error) {
+	link, err := os.Readlink("/sys/dev/block/" + device.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return filepath.Base(link), err
 }
 
 // Mapped implements Interface by reading sysfs.

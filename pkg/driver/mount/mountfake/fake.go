@@ -27,6 +27,7 @@ type Table struct {
 	dead   map[mount.Device]bool
 	layers []layer
 	errors map[mount.Device]int64
+	warned map[mount.Device]int64
 	forced error
 	// ignore are options that Mount ignores, and once those that the next one does.
 	ignore, once []string
@@ -122,6 +123,17 @@ func (t *Table) SetErrors(device mount.Device, n int64) {
 		t.errors = map[mount.Device]int64{}
 	}
 	t.errors[device] = n
+}
+
+// SetWarnings sets how often the kernel complained of the file system on the
+// device.
+func (t *Table) SetWarnings(device mount.Device, n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.warned == nil {
+		t.warned = map[mount.Device]int64{}
+	}
+	t.warned[device] = n
 }
 
 // TurnReadOnly makes the file systems on the device read-only, as older
@@ -315,6 +327,13 @@ func (t *Table) Errors(device mount.Device) (int64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.errors[device], nil
+}
+
+// Warnings implements mount.Interface.
+func (t *Table) Warnings(device mount.Device) (int64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.warned[device], nil
 }
 
 // Revive makes the device work again. A file system that failed with it stays
