@@ -50,10 +50,15 @@ type auditor struct {
 	orphans map[string]map[string]string
 	// ailing is what is wrong with volumes that are there.
 	ailing ailments
+	// emptied is when inline volumes were emptied of which their Pods were told,
+	// by volume id, and began since when that is remembered.
+	emptied map[string]time.Time
+	began   time.Time
 }
 
 func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *auditor {
-	return &auditor{core: c, remove: remove, every: auditPass, grace: grace, missing: missingGrace, busy: busy, told: map[string]absence{}}
+	return &auditor{core: c, remove: remove, every: auditPass, grace: grace, missing: missingGrace, busy: busy, told: map[string]absence{},
+		emptied: map[string]time.Time{}, began: c.now()}
 }
 
 // run works until ctx is done. The caches must have synced.

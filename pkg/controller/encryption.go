@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -79,42 +80,76 @@ func (e encryption) suits(source *dataSource) error {
 		Allowed: "none: volumes of a StorageClass with " + names.ParamEncryption + " begin empty"}
 }
 
+// emptiedMemory is how long before an auditor began the Pod of an inline volume may
+// have been told that the volume was emptied: as long as API servers usually keep
+// Events.
+const emptiedMemory = time.Hour
+
 // announceEmptied tells those who use a volume that what it held is lost, with
-// the key that it was encrypted with. That it was told is noted on the
-// PersistentVolume, so that it is told once, whoever leads.
+// the key that it was encrypted with: once for each time.
 func (a *auditor) announceEmptied(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) {
 	if vol.GetEmptiedAt() == nil {
 		return
 	}
+	when := vol.GetEmptiedAt().AsTime()
+	var tell []runtime.Object
+	if vol.GetOwner().GetPodUid() != "" {
+		if !a.inlineEmptied(vol.GetId(), when) {
+			return
+		}
+	} else {
+		pv := a.noteEmptied(ctx, vol, when)
+		if pv == nil {
+			return
+		}
+		tell = append(tell, pv)
+	}
+	message := fmt.Sprintf("volume %s is empty since %s: node %s was restarted, and the key that the volume was encrypted with is gone with what it held",
+		vol.GetId(), when.UTC().Format(time.RFC3339), node)
+	a.log.Warn("an encrypted volume was emptied", "volume", vol.GetName(), "volume_id", vol.GetId(), "node", node, "emptied", when)
+	for _, user := range append(tell, a.usersOfVolume(ctx, now, node, vol)...) {
+		a.recorder.Event(user, v1.EventTypeWarning, reasonVolumeEmptied, message)
+	}
+}
+
+// noteEmptied notes on a volume's PersistentVolume that it is told that the
+// volume was emptied, whoever leads, and returns it; nil when that was told, or
+// there is nobody to tell, or it cannot be noted now.
+func (a *auditor) noteEmptied(ctx context.Context, vol *lvmdv1.Volume, at time.Time) *v1.PersistentVolume {
 	objs, err := a.volumes.GetIndexer().ByIndex(byHandle, vol.GetId())
 	if err != nil || len(objs) == 0 {
-		return
+		return nil
 	}
 	pv, ok := objs[0].(*v1.PersistentVolume)
-	when := vol.GetEmptiedAt().AsTime().UTC().Format(time.RFC3339)
+	when := at.UTC().Format(time.RFC3339)
 	if !ok || pv.DeletionTimestamp != nil || pv.Annotations[names.AnnotationEmptied] >= when {
-		return
+		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"annotations": map[string]string{names.AnnotationEmptied: when}, "uid": pv.UID, "resourceVersion": pv.ResourceVersion,
 	}})
 	if err != nil {
-		return
+		return nil
 	}
 	callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	if _, err := a.client.CoreV1().PersistentVolumes().Patch(callCtx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		a.log.Info("that a volume was emptied is told later", "volume", pv.Name, "error", err)
-		return
+		return nil
 	}
-	message := fmt.Sprintf("volume %s is empty since %s: node %s was restarted, and the key that the volume was encrypted with is gone with what it held",
-		vol.GetId(), when, node)
-	a.log.Warn("an encrypted volume was emptied", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "emptied", when)
-	var claim *v1.PersistentVolumeClaim
-	if pv.Spec.ClaimRef != nil {
-		claim = a.claim(string(pv.Spec.ClaimRef.UID))
+	return pv
+}
+
+// inlineEmptied remembers that an inline volume was emptied, and tells whether its
+// Pod does not know. The volume has no PersistentVolume to note it on: what
+// happened before this auditor began was told by the one before it, unless that is
+// so short ago that it may have ended with the same node.
+func (a *auditor) inlineEmptied(id string, at time.Time) bool {
+	if !at.After(a.emptied[id]) || at.Before(a.began.Add(-emptiedMemory)) {
+		return false
 	}
-	a.tell(ctx, now, pv, claim, v1.EventTypeWarning, reasonVolumeEmptied, message)
+	a.emptied[id] = at
+	return true
 }
 
 // ownerPod is the Pod that a claim belongs to, if it is a generic ephemeral

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,7 +10,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 )
 
 // encrypted makes a StorageClass one of encrypted volumes.
@@ -127,41 +130,71 @@ func TestDiscardsThatEncryptionKeepsBackAreAnEventOnTheClaim(t *testing.T) {
 	}
 }
 
+// empty has a volume emptied, and waits until the controller knows.
+func (h *harness) empty(node *fakelvmd.Server, volume string, at time.Time) {
+	h.t.Helper()
+	node.Empty(volume, at)
+	h.eventually("it is reported", func() bool {
+		v, _ := h.c.core.fleet.View("n1")
+		return v.ByName[volume].GetEmptiedAt().AsTime().Equal(at)
+	})
+}
+
+// toldEmptied has an auditor make a pass, and returns the Events of it that say
+// that a volume was emptied.
+func (h *harness) toldEmptied(a *auditor) []string {
+	h.drain()
+	a.pass(h.t.Context())
+	return slices.DeleteFunc(h.drain(), func(e string) bool { return !strings.Contains(e, reasonVolumeEmptied) })
+}
+
 func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
-	h := newHarness(t)
-	node := h.node("n1", gib)
-	h.class("carve", encrypted)
-	h.run()
-	h.claim("c", "n1", ofPod)
-	h.eventually("claim is bound", h.bound("c"))
+	w := newAuditing(t, "")
+	// As a StatefulSet makes it: the Pod does not own the claim.
+	w.pod("user", "n1", "c", v1.PodPending)
+	w.pod("done", "n1", "c", v1.PodFailed)
+	w.pod("other", "n1", "another", v1.PodRunning)
 	when := time.Date(2030, 1, 2, 3, 4, 5, 678, time.UTC)
-	empty := func(at time.Time) {
-		t.Helper()
-		node.Empty("pvc-uid-c", at)
-		h.eventually("it is reported", func() bool {
-			v, _ := h.c.core.fleet.View("n1")
-			return v.ByName["pvc-uid-c"].GetEmptiedAt().AsTime().Equal(at)
-		})
-	}
-	empty(when)
-	h.audit(false)
-	for range 3 { // the volume, the claim and the Pod
-		h.event("Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z", "node n1 was restarted")
-	}
-	h.eventually("it is noted", func() bool {
-		obj, exists, err := h.c.core.volumes.GetStore().GetByKey("pvc-uid-c")
+	w.empty(w.node, "pvc-uid-c", when)
+	// The volume, the claim and the Pod.
+	wantEvents(t, "emptied", w.toldEmptied(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z", "node n1 was restarted")
+	w.eventually("it is noted", func() bool {
+		obj, exists, err := w.c.core.volumes.GetStore().GetByKey("pvc-uid-c")
 		pv, ok := obj.(*v1.PersistentVolume)
 		return err == nil && exists && ok && pv.Annotations[names.AnnotationEmptied] == "2030-01-02T03:04:05Z"
 	})
-	h.audit(false)
-	select {
-	case e := <-h.events.Events:
-		t.Errorf("told again: %s", e)
-	default:
+	wantEvents(t, "a pass later", w.toldEmptied(w.a), 0)
+	wantEvents(t, "by another leader", w.toldEmptied(newAuditor(w.c.core, false, DefaultOrphanGrace, w.a.busy)), 0)
+	w.empty(w.node, "pvc-uid-c", when.Add(time.Hour))
+	wantEvents(t, "emptied again", w.toldEmptied(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T04:04:05Z")
+}
+
+func TestThePodOfAnInlineVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
+	w := newAuditing(t, "")
+	name := "csi-" + strings.Repeat("0", 64)
+	_, err := w.node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+		Name: name, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, Encryption: names.EncryptionEphemeral,
+		Owner: &lvmdv1.Owner{PodNamespace: "default", PodName: "pod", PodUid: "uid-pod"},
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	empty(when.Add(time.Hour))
-	h.audit(false)
-	h.event("Warning VolumeEmptied", "is empty since 2030-01-02T04:04:05Z")
+	w.eventually("the volume is reported", func() bool {
+		v, _ := w.c.core.fleet.View("n1")
+		return v.ByName[name] != nil
+	})
+	began := w.a.began
+	w.empty(w.node, name, began.Add(-2*emptiedMemory))
+	wantEvents(t, "emptied long before this leader began", w.toldEmptied(w.a), 0)
+	w.empty(w.node, name, began.Add(-time.Minute))
+	wantEvents(t, "emptied with the node of the leader before", w.toldEmptied(w.a), 1, "Warning VolumeEmptied", "node n1 was restarted")
+	wantEvents(t, "a pass later", w.toldEmptied(w.a), 0)
+	w.empty(w.node, name, began.Add(24*time.Hour))
+	wantEvents(t, "emptied again", w.toldEmptied(w.a), 1, "Warning VolumeEmptied")
+	wantEvents(t, "a pass later again", w.toldEmptied(w.a), 0)
+	later := newAuditor(w.c.core, false, DefaultOrphanGrace, w.a.busy)
+	later.began = began.Add(48 * time.Hour)
+	wantEvents(t, "by a leader a day later", w.toldEmptied(later), 0)
 }
 
 func TestAPodThatUsesAVolumeIsToldThatItWasEmptied(t *testing.T) {
