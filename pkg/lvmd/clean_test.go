@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -195,6 +196,39 @@ func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing
 		n, _, err := m.fake.Traces(testGroup, v.GetId())
 		return err == nil && n == 0
 	})
+}
+
+// TestAWipeThatWasKilledGoesOnWhereTheJournalSays kills lvmd when two chunks of four
+// are wiped, of which the journal knows one.
+func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("a", testTotal))
+	m.fill(t, v.GetId(), 0x5a)
+	m.fake.BeforeZero = func(_, _ string, off, _ int64) error {
+		if off == wipeChunk {
+			d.gate.dieNext("delete: chunk wiped")
+		}
+		return nil
+	}
+	d.delete(v.GetId())
+	eventually(t, "it is dead", d.gate.dead.Load)
+	d.kill()
+	if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || int64(n)*4096 != testTotal*testExtent-2*wipeChunk {
+		t.Fatalf("%d blocks are left at the death, error %v; want two chunks", n, err)
+	}
+	var zeroed []int64 // where
+	m.fake.BeforeZero = func(_, _ string, off, _ int64) error {
+		zeroed = append(zeroed, off)
+		return nil
+	}
+	d = m.start(t, func(_ *daemon, o *Options) { o.wipeCheckpoint = 0 })
+	eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+	if want := []int64{wipeChunk, 2 * wipeChunk, 3 * wipeChunk}; !slices.Equal(zeroed, want) {
+		t.Errorf("zeroed at %d, want %d", zeroed, want)
+	}
+	all := d.create(request("b", testTotal))
+	d.traces(all.GetId())
 }
 
 // TestNoGenerationSeesAnEarlierOne makes, fills, grows and deletes raw volumes

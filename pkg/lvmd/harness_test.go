@@ -131,6 +131,7 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	o := Options{
 		Config: c, LVM: d.gate, StateDir: m.state, Format: format, Probe: m.probe,
 		Log: slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond, crashPoint: d.gate.pass,
+		wipeCheckpoint: wipeChunk, // The disks are small, and progress is to be journaled.
 	}
 	for _, a := range adjust {
 		a(d, &o)

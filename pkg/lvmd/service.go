@@ -57,6 +57,8 @@ type Options struct {
 	// providing is set by tests only, to change its intervals.
 	providing func(*provider)
 
+	// wipeCheckpoint is set by tests only; zero means the constant.
+	wipeCheckpoint int64
 	// crashPoint is set by tests only, see crash.
 	crashPoint func(point string)
 }
@@ -86,6 +88,8 @@ type Service struct {
 	failingFor time.Duration
 	formatting *semaphore.Weighted
 	copying    *semaphore.Weighted
+	// wipeCheckpoint is the constant but in tests.
+	wipeCheckpoint int64
 	// crashPoint is set by tests only.
 	crashPoint func(point string)
 
@@ -110,7 +114,7 @@ type Service struct {
 func New(ctx context.Context, o Options) (*Service, error) {
 	s := &Service{
 		lvm: o.LVM, format: o.Format, probe: o.Probe, inspect: o.Inspect, setUUID: o.SetUUID, log: o.Log, metrics: o.Metrics,
-		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, crashPoint: o.crashPoint,
+		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, wipeCheckpoint: o.wipeCheckpoint, crashPoint: o.crashPoint,
 		model: newModel(newID()), health: newHealth(),
 		copying:    semaphore.NewWeighted(maxCopying),
 		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval, failingFor: failingFor,
@@ -140,6 +144,9 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	}
 	if s.pollInterval == 0 {
 		s.pollInterval = 2 * time.Second
+	}
+	if s.wipeCheckpoint == 0 {
+		s.wipeCheckpoint = wipeCheckpoint
 	}
 	path := filepath.Join(o.StateDir, "journal.db")
 	j, found, aside, err := openJournal(path)

@@ -110,7 +110,7 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 		s.crash("delete: chunk wiped")
 	}
 	done := off >= size
-	checkpoint := off/wipeCheckpoint > v.rec.Wiped/wipeCheckpoint
+	checkpoint := off/s.wipeCheckpoint > v.rec.Wiped/s.wipeCheckpoint
 	if done || checkpoint {
 		// Zeroes must be on the disk before anything relies on them.
 		if err := h.Sync(); err != nil {
