@@ -15,14 +15,17 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// twoPolicies has a class that is wiped and one that is not, in one group.
-const twoPolicies = `
+// policies has a class that is wiped and two that may not be, in one group.
+const policies = `
 - name: local
   default: true
   volumeGroup: carve
 - name: careless
   volumeGroup: carve
   wipe: none
+- name: discarding
+  volumeGroup: carve
+  wipe: discard
 `
 
 // traces fails the test when a volume shows what it was not given.
@@ -90,12 +93,11 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			return d
 		}},
 		{"when a class of the group is not wiped", func(t *testing.T, m *machine, d *daemon) *daemon {
-			r := request("a", testTotal)
-			r.DeviceClass = "careless"
-			v := d.create(r)
-			m.fill(t, v.GetId(), 0x5a)
-			d.delete(v.GetId())
-			eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+			d.uses(m, "careless")
+			return d
+		}},
+		{"when a class of the group only discards", func(t *testing.T, m *machine, d *daemon) *daemon {
+			d.uses(m, "discarding")
 			return d
 		}},
 		{"when the journal was lost between deletion and wipe", func(t *testing.T, m *machine, d *daemon) *daemon {
@@ -115,7 +117,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
-			m.config = twoPolicies
+			m.config = policies
 			d := c.before(t, m, m.start(t))
 			half := d.create(request("b", testTotal/2))
 			d.traces(half.GetId())
@@ -125,6 +127,33 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			}
 			d.traces(resp.GetVolume().GetId())
 		})
+	}
+}
+
+// uses has all of the disk be used by a volume of a class, and given back.
+func (d *daemon) uses(m *machine, class string) {
+	d.t.Helper()
+	r := request("user", testTotal)
+	r.DeviceClass = class
+	v := d.create(r)
+	m.fill(d.t, v.GetId(), 0x5a)
+	d.delete(v.GetId())
+	eventually(d.t, "it is gone", func() bool { return d.available() == testTotal })
+}
+
+func TestWhatADeviceMakesOfADiscardIsItsOwn(t *testing.T) {
+	for _, zeroes := range []bool{true, false} {
+		m := newMachine(t)
+		m.fake.DiscardZeroes = zeroes
+		m.config = policies
+		d := m.start(t)
+		d.uses(m, "discarding")
+		again := request("a", testTotal)
+		again.DeviceClass = "discarding"
+		n, _, err := m.fake.Traces(testGroup, d.create(again).GetId())
+		if (n == 0) != zeroes || err != nil {
+			t.Errorf("devices zero what they discard: %t; the class that wants no more shows %d blocks, error %v", zeroes, n, err)
+		}
 	}
 }
 
@@ -245,7 +274,7 @@ func TestNoGenerationSeesAnEarlierOne(t *testing.T) {
 
 func generations(t *testing.T, r *rand.Rand) {
 	m := newMachine(t)
-	m.config = twoPolicies
+	m.config = policies
 	d := m.start(t)
 	type held struct {
 		id      string
@@ -259,7 +288,7 @@ func generations(t *testing.T, r *rand.Rand) {
 			req := request(fmt.Sprintf("v%d", i), 1+r.Int64N(12))
 			careful := r.IntN(4) > 0
 			if !careful {
-				req.DeviceClass = "careless"
+				req.DeviceClass = []string{"careless", "discarding"}[r.IntN(2)]
 			}
 			resp, err := d.client.CreateVolume(t.Context(), req)
 			if err != nil {

@@ -301,13 +301,18 @@ func (h *handle) Zero(off, length int64) error {
 	}
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
+	return h.clear(off, length, true)
+}
+
+// clear does what the device does to a range. The caller holds the fake's lock.
+func (h *handle) clear(off, length int64, zeroes bool) error {
 	if h.closed() {
 		return fmt.Errorf("%s/%s: handle is closed", h.groupName, h.name)
 	}
 	if err := h.works(); err != nil {
 		return err
 	}
-	for o := off; o < off+length; o += blockSize {
+	for o := off; zeroes && o < off+length; o += blockSize {
 		if err := h.write(o, 0); err != nil {
 			return fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
 		}
@@ -317,8 +322,12 @@ func (h *handle) Zero(off, length int64) error {
 
 func (h *handle) Overwrite(off, length int64) error { return h.Zero(off, length) }
 
-// Discard leaves what is there, as a device may.
-func (h *handle) Discard(int64, int64) error { return nil }
+// Discard zeroes, or leaves what is there: devices do either.
+func (h *handle) Discard(off, length int64) error {
+	h.fake.mu.Lock()
+	defer h.fake.mu.Unlock()
+	return h.clear(off, length, h.fake.DiscardZeroes)
+}
 
 func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 	h.fake.mu.Lock()

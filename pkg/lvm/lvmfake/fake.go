@@ -51,6 +51,9 @@ type Groups struct {
 	After func(op Op, group string) error
 	// BeforeZero, if set, runs before a range is zeroed.
 	BeforeZero func(group, volume string, off, length int64) error
+	// DiscardZeroes says that zeroes are read where devices were told to discard;
+	// what was there is, otherwise. It must be set before use.
+	DiscardZeroes bool
 }
 
 var _ lvm.Groups = (*Groups)(nil)

@@ -8,8 +8,15 @@ import (
 )
 
 func TestFakeIsAnLVM(t *testing.T) {
+	for name, zeroes := range map[string]bool{"of disks that zero what is discarded": true, "of disks that do not": false} {
+		t.Run(name, func(t *testing.T) { isAnLVM(t, zeroes) })
+	}
+}
+
+func isAnLVM(t *testing.T, discardZeroes bool) {
 	lvmtest.Run(t, func(t *testing.T) lvmtest.Env {
 		f := lvmfake.New()
+		f.DiscardZeroes = discardZeroes
 		f.AddGroup("carve", 4<<20, 32)
 		hold := func(group, volume string) (func(), error) {
 			return func() { f.Unmount(group, volume) }, f.Mount(group, volume)

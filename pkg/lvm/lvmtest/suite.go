@@ -7,6 +7,7 @@
 package lvmtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -330,15 +331,51 @@ func zeroed(t *testing.T, e Env) {
 	}
 	_, err = e.Groups.Open(e.Group, "cv1")
 	wantErr(t, "a second Open", err, lvm.ErrBusy)
-	if err := errors.Join(h.Zero(0, g.ExtentSize), h.Overwrite(g.ExtentSize, g.ExtentSize),
-		h.Discard(0, 2*g.ExtentSize), h.Sync()); err != nil {
-		t.Error(err)
+	half := g.ExtentSize / 2
+	for _, c := range []struct {
+		name  string
+		clear func(off, length int64) error
+		// may be read where it cleared.
+		may []byte
+	}{
+		{"Zero", h.Zero, []byte{0}},
+		{"Overwrite", h.Overwrite, []byte{0}},
+		{"Discard", h.Discard, []byte{0, 0x5a}},
+	} {
+		write(t, h, 0, h.Size(), 0x5a)
+		// In the middle of the first extent, and into the second.
+		if err := errors.Join(c.clear(half, g.ExtentSize), h.Sync()); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		reads(t, c.name+" before its range", h, 0, half, 0x5a)
+		reads(t, c.name, h, half, g.ExtentSize, c.may...)
+		reads(t, c.name+" after its range", h, half+g.ExtentSize, half, 0x5a)
 	}
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
 	if err := e.Groups.Remove(context.WithoutCancel(t.Context()), e.Group, []string{"cv1"}); err != nil {
 		t.Error(err)
+	}
+}
+
+// write fills a range with a pattern.
+func write(t *testing.T, h lvm.Handle, off, length int64, pattern byte) {
+	t.Helper()
+	if _, err := h.WriteAt(bytes.Repeat([]byte{pattern}, int(length)), off); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reads fails the test when something else is read of a range than may be.
+func reads(t *testing.T, what string, h lvm.Handle, off, length int64, may ...byte) {
+	t.Helper()
+	b := make([]byte, length)
+	if _, err := h.ReadAt(b, off); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if others := bytes.Trim(b, string(may)); len(others) > 0 {
+		t.Errorf("%s: %#x is read within %d bytes at %d, want one of %#x", what, others[0], length, off, may)
 	}
 }
 
