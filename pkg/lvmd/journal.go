@@ -36,11 +36,11 @@ type journal struct {
 var errJournal = errors.New("the journal cannot be written")
 
 // openJournal opens or makes the file. found is false when there was none
-// that could be used: it was absent, or it was damaged and has been moved
-// aside to the returned path.
+// that could be used: it was absent or empty, or it was damaged and has been
+// moved aside to the returned path.
 func openJournal(path string) (j *journal, found bool, aside string, err error) {
-	_, statErr := os.Stat(path)
-	found = statErr == nil
+	info, statErr := os.Stat(path)
+	found = statErr == nil && info.Size() > 0
 	j, err = tryOpen(path)
 	if err == nil || !found || errors.Is(err, bolterrors.ErrTimeout) || errors.Is(err, os.ErrPermission) {
 		return j, found, "", err

@@ -14,6 +14,32 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
+func TestAnAbsentOrEmptyJournalIsRebuiltWithAWarning(t *testing.T) {
+	for name, spoil := range map[string]func(path string) error{
+		"absent": os.Remove,
+		"empty":  func(path string) error { return os.Truncate(path, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			d := m.start(t)
+			id := d.create(request("pvc-1", 1)).GetId()
+			d.stop()
+			if err := spoil(filepath.Join(m.state, "journal.db")); err != nil {
+				t.Fatal(err)
+			}
+			var log bytes.Buffer
+			d = m.start(t, func(_ *daemon, o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+			if again := d.create(request("pvc-1", 1)); again.GetId() != id {
+				t.Errorf("volume %v, want id %s", again, id)
+			}
+			d.stop()
+			if !strings.Contains(log.String(), "rebuilt from the volumes' tags") {
+				t.Errorf("the log says nothing of it: %s", &log)
+			}
+		})
+	}
+}
+
 // TestAZeroedPageOfTheJournalIsNoticedWhereverItIs zeroes each page in turn, as a
 // disk does that loses a write, and holds what the next lvmd says against what
 // was there.
