@@ -75,6 +75,8 @@ func TestAPoolThatCannotBeIsARefusedConfiguration(t *testing.T) {
 		before         func(*testing.T, *lvmfake.Groups)
 		want           string
 	}{
+		{"a pool smaller than an extent", "size: 3Mi", nil, "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 4194304 bytes are needed"},
+		{"a share of the group that is smaller than the metadata", "size: 1%", nil, "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 12582912 bytes are needed"},
 		{"a pool larger than the group", "size: 1Gi", nil, "deviceClasses[0].thin.size: a pool of 1073741824 bytes, with 4194304 bytes of metadata and as much again for its repair, needs 1082130432 bytes of volume group \"carve\", of which 268435456 are free"},
 		{"a name that is taken", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
 			if err := f.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1}); err != nil {

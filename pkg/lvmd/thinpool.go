@@ -163,10 +163,18 @@ func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.G
 		return false, fmt.Errorf("volume group %q cannot be changed now: it is exported or read-only, or misses a device", g.Name)
 	}
 	o := poolOptions(t, g)
-	if need, free := o.Extents+2*(o.MetadataBytes/g.ExtentSize), g.Allocatable(); o.Extents < 1 || need > free {
+	if o.Extents < 1 {
+		least := g.ExtentSize
+		if t.Size.Percent > 0 {
+			least += 2 * o.MetadataBytes
+		}
+		return false, dc.Problem("thin.size", "", fmt.Sprintf(
+			"it leaves no extent for data: those of volume group %q have %d bytes; at least %d bytes are needed", g.Name, g.ExtentSize, least))
+	}
+	if need, free := o.Extents+2*(o.MetadataBytes/g.ExtentSize), g.Allocatable(); need > free {
 		return false, dc.Problem("thin.size", "", fmt.Sprintf(
 			"a pool of %d bytes, with %d bytes of metadata and as much again for its repair, needs %d bytes of volume group %q, of which %d are free",
-			max(1, o.Extents)*g.ExtentSize, o.MetadataBytes, max(need, 3)*g.ExtentSize, g.Name, free*g.ExtentSize))
+			o.Extents*g.ExtentSize, o.MetadataBytes, need*g.ExtentSize, g.Name, free*g.ExtentSize))
 	}
 	s.log.Info("making a thin pool", "group", g.Name, "pool", t.Pool, "bytes", o.Extents*g.ExtentSize, "metadata", o.MetadataBytes, "chunk", o.ChunkSize)
 	intent := intendPool(o, g)
