@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 	runtime.LockOSThread()
 	switch filepath.Base(os.Args[0]) {
 	case "mortal-lvmd":
-		fmt.Fprintln(os.Stderr, mortal(os.Args[1], os.Args[2]))
+		fmt.Fprintln(os.Stderr, mortal(os.Args[1], os.Args[2], os.Args[3]))
 		os.Exit(1)
 	case "lvm":
 		beLVM(filepath.Dir(os.Args[0]))
@@ -56,6 +57,9 @@ func beLVM(dir string) {
 	}
 	if slay(dir) {
 		return
+	}
+	if len(os.Args) == 1 {
+		slayLasting(dir)
 	}
 	path, err := exec.LookPath("lvm")
 	if err == nil {
@@ -117,8 +121,10 @@ type node struct {
 	keeps []string
 	// debug makes lvmd log every LVM command.
 	debug bool
-	// lvm is the program that lvmd runs; empty means the real one.
-	lvm string
+	// lvm is the program that lvmd runs; empty means the real one. It runs one for
+	// each command unless lasting is set.
+	lvm     string
+	lasting bool
 	// timeout is lvmd's deadline for LVM commands; zero means its default.
 	timeout time.Duration
 }
@@ -187,7 +193,7 @@ func (n *node) command() *exec.Cmd {
 		args = append(args, "--log-level=debug")
 	}
 	if n.lvm != "" {
-		args = append(args, "--lvm", n.lvm, "--lvm-lasting=false")
+		args = append(args, "--lvm", n.lvm, "--lvm-lasting="+strconv.FormatBool(n.lasting))
 	}
 	if n.timeout != 0 {
 		args = append(args, "--lvm-timeout", n.timeout.String())

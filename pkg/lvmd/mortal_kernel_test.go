@@ -3,6 +3,7 @@
 package lvmd_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -25,11 +26,12 @@ import (
 )
 
 // A mortal lvmd is the real one, in a process of its own, that kills itself with
-// SIGKILL at one place between two effects: the one of the given number.
+// SIGKILL at one place between two effects: the one of the given number, of all
+// places or of those of a name.
 //
-// Its arguments are the folder that node keeps for lvmd and the number; the place
-// is written to the folder's file "died".
-func mortal(dir, number string) error {
+// Its arguments are the folder that node keeps for lvmd, the number and the name, or
+// nothing; the place is written to the folder's file "died".
+func mortal(dir, number, name string) error {
 	dieAt, err := strconv.ParseInt(number, 10, 64)
 	if err != nil {
 		return err
@@ -54,8 +56,9 @@ func mortal(dir, number string) error {
 		Config: c, StateDir: state, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		LVM: host, Devices: host,
 	}
+	options.JournalEachWipedChunk()
 	options.DieAt(func(place string) {
-		if count.Add(1) == dieAt {
+		if (name == "" || name == place) && count.Add(1) == dieAt {
 			_ = os.WriteFile(filepath.Join(dir, "died"), []byte(place), 0o600)
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
@@ -83,89 +86,191 @@ func mortal(dir, number string) error {
 // and the file "slain" when it did not.
 // It tells whether the file was about this command.
 func slay(dir string) bool {
-	file := filepath.Join(dir, "slay")
-	b, err := os.ReadFile(file)
-	if err != nil || len(os.Args) < 2 {
+	if len(os.Args) < 2 {
 		return false
 	}
-	var command, whom string
-	var number int
-	if _, err := fmt.Sscan(string(b), &command, &number, &whom); err != nil || command != os.Args[1] {
+	d, ok := ordained(dir, os.Args[1])
+	if !ok {
 		return false
 	}
-	_ = os.Remove(file)
-	code, effects, err := trace(number)
+	effects := 0
+	code, err := trace(observer{entering: func(_ int, regs *unix.PtraceRegs) bool {
+		if isEffect(regs) {
+			effects++
+		}
+		return effects == d.number
+	}})
 	switch {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "slay:", err)
-	case effects < number:
-		_ = os.WriteFile(filepath.Join(dir, "effects"), []byte(strconv.Itoa(effects)), 0o600)
+	case effects < d.number:
+		d.ended(dir, effects)
 	default:
-		_ = os.WriteFile(filepath.Join(dir, "slain"), []byte(command), 0o600)
-		if whom == "lvmd" {
-			_ = syscall.Kill(os.Getppid(), syscall.SIGKILL)
-		}
+		d.done(dir, "")
 	}
 	os.Exit(code)
 	return true
 }
 
-// trace runs the real lvm with this process' arguments and kills it before the
-// effect of the number. It returns how many effects there were, with that one.
-func trace(number int) (code, effects int, err error) {
+// slayLasting is slay for an lvm that is given its commands one after the other. It
+// watches that lvm for all its life, and reads what it reads.
+func slayLasting(dir string) {
+	var line []byte
+	var d sentence
+	number, effects := 0, 0 // number is 0 while no command is to be killed
+	killed := false
+	code, err := trace(observer{
+		entering: func(_ int, regs *unix.PtraceRegs) bool {
+			switch {
+			case number == 0:
+			case isEffect(regs):
+				effects++
+				killed = effects == number
+			case isReadOfInput(regs): // The command is over.
+				d.ended(dir, effects)
+				number = 0
+			}
+			return killed
+		},
+		done: func(pid int, regs *unix.PtraceRegs) {
+			if !isReadOfInput(regs) || int64(regs.Rax) <= 0 {
+				return
+			}
+			b := make([]byte, regs.Rax)
+			if _, err := unix.PtracePeekData(pid, uintptr(regs.Rsi), b); err != nil {
+				fmt.Fprintln(os.Stderr, "slay:", err)
+				return
+			}
+			line = append(line, b...)
+			if !bytes.HasSuffix(line, []byte("\n")) {
+				return
+			}
+			command, _, _ := strings.Cut(strings.TrimSpace(string(line)), " ")
+			line = nil
+			var ok bool
+			if d, ok = ordained(dir, command); ok {
+				number, effects = d.number, 0
+			}
+		},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "slay:", err)
+	}
+	if killed {
+		d.done(dir, lastingOne)
+	}
+	os.Exit(code)
+}
+
+// lastingOne is what the file "slain" begins with when the lvm was a lasting one.
+const lastingOne = "lasting "
+
+// sentence is what the file "slay" holds.
+type sentence struct {
+	command, whom string
+	number        int
+}
+
+// ordained tells whether a command is to be killed, once.
+func ordained(dir, command string) (d sentence, ok bool) {
+	file := filepath.Join(dir, "slay")
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return d, false
+	}
+	if _, err := fmt.Sscan(string(b), &d.command, &d.number, &d.whom); err != nil || d.command != command {
+		return d, false
+	}
+	_ = os.Remove(file)
+	return d, true
+}
+
+// ended notes that the command came to its end.
+func (d sentence) ended(dir string, effects int) {
+	_ = os.WriteFile(filepath.Join(dir, "effects"), []byte(strconv.Itoa(effects)), 0o600)
+}
+
+// done notes that it was killed, and kills lvmd if it is to go with it.
+func (d sentence) done(dir, kind string) {
+	_ = os.WriteFile(filepath.Join(dir, "slain"), []byte(kind+d.command), 0o600)
+	if d.whom == "lvmd" {
+		_ = syscall.Kill(os.Getppid(), syscall.SIGKILL)
+	}
+}
+
+// observer is told of a process' system calls.
+type observer struct {
+	// entering is told before each one, and has the process killed instead.
+	entering func(pid int, regs *unix.PtraceRegs) (kill bool)
+	// done is told after each one; it may be nil.
+	done func(pid int, regs *unix.PtraceRegs)
+}
+
+// trace runs the real lvm with this process' arguments and files.
+func trace(o observer) (code int, err error) {
 	path, err := exec.LookPath("lvm")
 	if err != nil {
-		return 1, 0, err
+		return 1, err
 	}
 	cmd := exec.Command(path, os.Args[1:]...)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if fd, given := os.LookupEnv("LVM_REPORT_FD"); given && fd == "3" {
+		report := os.NewFile(3, "report")
+		defer report.Close()
+		cmd.ExtraFiles = []*os.File{report}
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
 	// Its thread started it, and only that thread may trace it.
 	if err := cmd.Start(); err != nil {
-		return 1, 0, err
+		return 1, err
 	}
 	pid := cmd.Process.Pid
 	var status unix.WaitStatus
 	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil {
-		return 1, 0, err
+		return 1, err
 	}
 	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_EXITKILL); err != nil {
-		return 1, 0, err
+		return 1, err
 	}
 	for entering, signal := true, 0; ; {
 		if err := unix.PtraceSyscall(pid, signal); err != nil {
-			return 1, effects, err
+			return 1, err
 		}
 		if _, err := unix.Wait4(pid, &status, 0, nil); err != nil {
-			return 1, effects, err
+			return 1, err
 		}
 		signal = 0
 		switch {
 		case status.Exited():
-			return status.ExitStatus(), effects, nil
+			return status.ExitStatus(), nil
 		case status.Signaled():
-			return 128 + int(status.Signal()), effects, nil
+			return 128 + int(status.Signal()), nil
 		case status.StopSignal() != unix.SIGTRAP|0x80:
 			if status.StopSignal() != unix.SIGTRAP {
 				signal = int(status.StopSignal())
 			}
 			continue
 		}
-		if entering {
+		if entering || o.done != nil {
 			var regs unix.PtraceRegs
 			if err := unix.PtraceGetRegs(pid, &regs); err != nil {
-				return 1, effects, err
+				return 1, err
 			}
-			if isEffect(&regs) {
-				if effects++; effects == number {
-					_ = unix.Kill(pid, unix.SIGKILL)
-					_, err := unix.Wait4(pid, &status, 0, nil)
-					return 128 + int(unix.SIGKILL), effects, err
-				}
+			if !entering {
+				o.done(pid, &regs)
+			} else if o.entering(pid, &regs) {
+				_ = unix.Kill(pid, unix.SIGKILL)
+				_, err := unix.Wait4(pid, &status, 0, nil)
+				return 128 + int(unix.SIGKILL), err
 			}
 		}
 		entering = !entering
 	}
+}
+
+// isReadOfInput tells whether a system call reads the standard input.
+func isReadOfInput(regs *unix.PtraceRegs) bool {
+	return regs.Orig_rax == unix.SYS_READ && regs.Rdi == 0
 }
 
 // isEffect tells whether a system call changes what outlives the command.
@@ -186,6 +291,12 @@ func isEffect(regs *unix.PtraceRegs) bool {
 // startMortal starts a mortal lvmd that dies at the place of the number.
 func (n *node) startMortal(number int) *process {
 	n.t.Helper()
+	return n.startMortalAt("", number)
+}
+
+// startMortalAt starts one that dies when it has come so often to the place of a name.
+func (n *node) startMortalAt(place string, times int) *process {
+	n.t.Helper()
 	n.writeConfig()
 	_ = os.Remove(filepath.Join(n.dir, "died"))
 	self, err := os.Executable()
@@ -193,7 +304,7 @@ func (n *node) startMortal(number int) *process {
 		n.t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Args = []string{"mortal-lvmd", n.dir, strconv.Itoa(number)}
+	cmd.Args = []string{"mortal-lvmd", n.dir, strconv.Itoa(times), place}
 	return n.launch(cmd)
 }
 

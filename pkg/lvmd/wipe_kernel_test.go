@@ -3,7 +3,10 @@
 package lvmd_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,6 +74,59 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	clean(t, v)
+}
+
+// TestAWipeThatWasKilledGoesOnWhereTheJournalSays kills lvmd when two chunks are
+// wiped, of which the journal knows one. What somebody writes into that one is there
+// when the wipe is over.
+func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
+	n := newNode(t)
+	p := n.startMortalAt("delete: chunk wiped", 2)
+	all := p.available()
+	const size = 160 << 20 // two and a half chunks
+	v := p.create(create("pvc", size, ""))
+	fill(t, v, 0xa1)
+	// It may be dead before it answers.
+	_, _ = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+	mark := bytes.Repeat([]byte{0x77}, 4096)
+	writeHead(t, v, mark)
+	p = n.start()
+	wait(t, "the space is back", func() bool { return p.available() == all })
+	v = p.create(create("next", size, ""))
+	if got := readHead(t, v, len(mark)); !bytes.Equal(got, mark) {
+		t.Errorf("%d of %d bytes are as they were written into what was wiped: it was wiped again", bytes.Count(got, mark[:1]), len(mark))
+	}
+	writeHead(t, v, make([]byte, len(mark)))
+	clean(t, v)
+}
+
+// writeHead writes to the beginning of a raw volume, durably.
+func writeHead(t *testing.T, v *lvmdv1.Volume, b []byte) {
+	t.Helper()
+	f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.Write(b)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readHead reads the beginning of a raw volume.
+func readHead(t *testing.T, v *lvmdv1.Volume, length int) []byte {
+	t.Helper()
+	f, err := os.Open(v.GetDevicePath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, length)
+	if _, err := io.ReadFull(f, b); err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 func TestAChangedFileIsTakenOver(t *testing.T) {
