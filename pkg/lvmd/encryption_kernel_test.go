@@ -311,7 +311,7 @@ func (p *process) volume(id string) *lvmdv1.Volume {
 	return resp.GetVolume()
 }
 
-func TestEncryptedVolumesSurviveADeathOfLvmdBetweenAnyTwoEffects(t *testing.T) {
+func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
 	all := p.available()
