@@ -44,8 +44,7 @@ func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 			second.Name = "second"
 			p.Spec.Volumes = append(p.Spec.Volumes, second)
 			p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "second", MountPath: "/second"})
-			_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, p, metav1.CreateOptions{})
-			s.must(err, "create "+p.Name)
+			s.create(p)
 			names = append(names, p.Name)
 		}
 		s.running(names...)

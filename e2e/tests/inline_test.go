@@ -119,8 +119,7 @@ func (s *scope) letIn() {
 // startInline creates a Pod with an inline volume on a node.
 func (s *scope) startInline(name, node string, bytes int64) {
 	s.Helper()
-	_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, inlinePod(name, node, bytes), metav1.CreateOptions{})
-	s.must(err, "create Pod "+name)
+	s.create(inlinePod(name, node, bytes))
 }
 
 // inlinePod is pod with an inline volume instead of a generic ephemeral one.

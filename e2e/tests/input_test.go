@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/e2e/carve"
@@ -77,20 +76,10 @@ func TestMistakesAreExplainedOnTheClaim(t *testing.T) {
 // claimAndPod makes a claim with an access mode and a Pod that uses it.
 func (s *scope) claimAndPod(name, class string, mode corev1.PersistentVolumeAccessMode) {
 	s.Helper()
-	_, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.ctx, &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{mode}, StorageClassName: &class,
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")}},
-		},
-	}, metav1.CreateOptions{})
-	s.must(err, "make the claim")
-	p := pod("pod-"+name, podOptions{})
-	p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
-		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
-	}}}
-	_, err = s.CoreV1().Pods(s.namespace).Create(s.ctx, p, metav1.CreateOptions{})
-	s.must(err, "make the Pod")
+	spec := claimSpec(podOptions{class: class, bytes: 64 << 20})
+	spec.AccessModes = []corev1.PersistentVolumeAccessMode{mode}
+	s.createClaim(name, spec)
+	s.create(podOf("pod-"+name, name, podOptions{}))
 }
 
 func TestClaimLargerThanAnyVolumeGroupIsExplained(t *testing.T) {

@@ -162,7 +162,7 @@ func (l *life) replace() {
 	l.holds(m)
 	l.remove(m.podName())
 	m.lives++
-	l.startWith(m.podName(), m.claim, "exec sleep 1000000")
+	l.startWith(m.podName(), m.claim, idle)
 }
 
 // holds checks that a member's volume has its name.

@@ -11,7 +11,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -131,7 +130,7 @@ func (s *scope) controllerArguments(arguments ...string) {
 func (s *scope) startSet(name, class string, bytes int64) {
 	s.Helper()
 	labels := map[string]string{"app": name}
-	template := pod(name, podOptions{bytes: bytes, script: "exec sleep 1000000"})
+	template := pod(name, podOptions{bytes: bytes, script: idle})
 	template.Spec.Volumes = nil
 	template.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: mountPath}}
 	_, err := s.AppsV1().StatefulSets(s.namespace).Create(s.ctx, &appsv1.StatefulSet{
@@ -141,12 +140,7 @@ func (s *scope) startSet(name, class string, bytes int64) {
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: template.Spec},
 			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{
 				ObjectMeta: metav1.ObjectMeta{Name: "data"},
-				Spec: corev1.PersistentVolumeClaimSpec{
-					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &class,
-					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
-						corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI),
-					}},
-				},
+				Spec:       claimSpec(podOptions{class: class, bytes: bytes}),
 			}},
 		},
 	}, metav1.CreateOptions{})

@@ -27,7 +27,9 @@ const (
 	patience = 4 * time.Minute
 	// workload is the image of the tests' Pods.
 	workload = "busybox:1.36"
-	extent   = int64(4 << 20)
+	// idle is the script of a Pod that does nothing.
+	idle   = "exec sleep 1000000"
+	extent = int64(4 << 20)
 )
 
 // scope is what one test works in.
@@ -191,31 +193,38 @@ const (
 	devicePath = "/dev/scratch"
 )
 
-// pod returns a Pod with one generic ephemeral volume named scratch.
-func pod(name string, o podOptions) *corev1.Pod {
+// claimSpec is what a Pod's volume is asked for with.
+func claimSpec(o podOptions) corev1.PersistentVolumeClaimSpec {
 	if o.class == "" {
 		o.class = "carve"
 	}
-	if o.script == "" {
-		o.script = "echo " + name + " > " + mountPath + "/marker && sync && exec sleep 1000000"
-		if o.block {
-			o.script = "exec sleep 1000000"
-		}
-	}
-	claim := corev1.PersistentVolumeClaimSpec{
+	spec := corev1.PersistentVolumeClaimSpec{
 		AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 		StorageClassName: &o.class,
 		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 			corev1.ResourceStorage: *resource.NewQuantity(o.bytes, resource.BinarySI),
 		}},
 	}
+	if o.block {
+		mode := corev1.PersistentVolumeBlock
+		spec.VolumeMode = &mode
+	}
+	return spec
+}
+
+// pod returns a Pod with one generic ephemeral volume named scratch.
+func pod(name string, o podOptions) *corev1.Pod {
+	if o.script == "" {
+		o.script = "echo " + name + " > " + mountPath + "/marker && sync && exec sleep 1000000"
+		if o.block {
+			o.script = idle
+		}
+	}
 	container := corev1.Container{
 		Name: "app", Image: workload, ImagePullPolicy: corev1.PullNever,
 		Command: []string{"sh", "-c", o.script},
 	}
 	if o.block {
-		mode := corev1.PersistentVolumeBlock
-		claim.VolumeMode = &mode
 		container.VolumeDevices = []corev1.VolumeDevice{{Name: "scratch", DevicePath: devicePath}}
 	} else {
 		container.VolumeMounts = []corev1.VolumeMount{{Name: "scratch", MountPath: mountPath}}
@@ -227,7 +236,7 @@ func pod(name string, o podOptions) *corev1.Pod {
 			TerminationGracePeriodSeconds: &grace,
 			Containers:                    []corev1.Container{container},
 			Volumes: []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
-				Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: claim}},
+				Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: claimSpec(o)}},
 			}}},
 		},
 	}
@@ -237,21 +246,49 @@ func pod(name string, o podOptions) *corev1.Pod {
 	return p
 }
 
-// start creates a Pod.
-func (s *scope) start(name string, o podOptions) {
-	s.Helper()
-	_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, pod(name, o), metav1.CreateOptions{})
-	s.must(err, "create Pod "+name)
+// podOf is pod with a claim that is there instead of an ephemeral volume.
+func podOf(name, claim string, o podOptions) *corev1.Pod {
+	p := pod(name, o)
+	p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
+	return p
 }
 
-// remove deletes a Pod and waits until it is gone.
-func (s *scope) remove(name string) {
+// start creates a Pod with an ephemeral volume.
+func (s *scope) start(name string, o podOptions) {
 	s.Helper()
-	s.must(s.CoreV1().Pods(s.namespace).Delete(s.ctx, name, metav1.DeleteOptions{}), "delete Pod "+name)
-	s.gone("Pod "+name, func(ctx context.Context) error {
-		_, err := s.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
-		return err
-	})
+	s.create(pod(name, o))
+}
+
+// create creates Pods.
+func (s *scope) create(pods ...*corev1.Pod) {
+	s.Helper()
+	for _, p := range pods {
+		_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, p, metav1.CreateOptions{})
+		s.must(err, "create Pod "+p.Name)
+	}
+}
+
+// createClaim makes a claim.
+func (s *scope) createClaim(name string, spec corev1.PersistentVolumeClaimSpec) {
+	s.Helper()
+	_, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec,
+	}, metav1.CreateOptions{})
+	s.must(err, "create claim "+name)
+}
+
+// remove deletes Pods and waits until they are gone.
+func (s *scope) remove(names ...string) {
+	s.Helper()
+	for _, name := range names {
+		s.must(s.CoreV1().Pods(s.namespace).Delete(s.ctx, name, metav1.DeleteOptions{}), "delete Pod "+name)
+	}
+	for _, name := range names {
+		s.gone("Pod "+name, func(ctx context.Context) error {
+			_, err := s.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
+			return err
+		})
+	}
 }
 
 // running waits until the Pods run.

@@ -9,9 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -69,7 +67,6 @@ func TestSnapshotsAndClonesOfAVolumeInUse(t *testing.T) {
 	s.exec("writer", "sh", "-c", "echo after > "+mountPath+"/after")
 
 	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/clone.yaml"), "apply the example")
-	const idle = "exec sleep 1000000"
 	s.startWith("cloned", "copy", idle)
 	s.running("cloned")
 	if got, want := s.list("cloned"), "after before"; got != want {
@@ -112,25 +109,13 @@ func TestSnapshotsAndClonesOfAVolumeInUse(t *testing.T) {
 // claim asks for a volume with a file system.
 func (s *scope) claim(name, class string, bytes int64) {
 	s.Helper()
-	_, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.ctx, &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &class,
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI),
-			}},
-		},
-	}, metav1.CreateOptions{})
-	s.must(err, "create claim "+name)
+	s.createClaim(name, claimSpec(podOptions{class: class, bytes: bytes}))
 }
 
 // startWith creates a Pod that uses a claim.
 func (s *scope) startWith(name, claim, script string) {
 	s.Helper()
-	p := pod(name, podOptions{script: script})
-	p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
-	_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, p, metav1.CreateOptions{})
-	s.must(err, "create Pod "+name)
+	s.create(podOf(name, claim, podOptions{script: script}))
 }
 
 // list returns the names of what is on a Pod's volume.
