@@ -36,7 +36,8 @@ type observation struct {
 	Guards  []string // the claim's finalizers
 	Volume  *volumeObservation
 	OnNodes map[string]int // volumes on each node
-	Events  []string       // types and reasons of the provisioner's Events
+	Events  []string       `json:",omitempty"` // types and reasons of the provisioner's Events on the claim
+	Told    []string       `json:",omitempty"` // and of those on its volume
 	Story   []string       // what else was seen on the way
 }
 
@@ -83,18 +84,26 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 		delete(spec.CSI.VolumeAttributes, identityKey)
 		out.Volume.Spec = spec
 	}
-	events, err := w.client.CoreV1().Events(w.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + claim.Name})
+	out.Events = w.eventsOn(t, w.namespace, claim.Name)
+	out.Told = w.eventsOn(t, metav1.NamespaceDefault, w.volumeOf(claim))
+	return out
+}
+
+// eventsOn are the types and reasons of the provisioner's Events on an object.
+func (w *world) eventsOn(t *testing.T, namespace, name string) (found []string) {
+	t.Helper()
+	events, err := w.client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range events.Items {
 		seen := e.Type + " " + e.Reason
-		if strings.HasPrefix(e.Source.Component, "carve") && !slices.Contains(out.Events, seen) {
-			out.Events = append(out.Events, seen)
+		if strings.HasPrefix(e.Source.Component, "carve") && !slices.Contains(found, seen) {
+			found = append(found, seen)
 		}
 	}
-	slices.Sort(out.Events)
-	return out
+	slices.Sort(found)
+	return found
 }
 
 // noSecret tells the annotations by which external-provisioner says that a
@@ -117,7 +126,7 @@ func (w *world) note(format string, args ...any) {
 type scenario struct {
 	name string
 	run  func(*testing.T, *world) *v1.PersistentVolumeClaim
-	// spared are Events that the upstream provisioner sends and ours does not.
+	// spared are Events that upstream sends and ours does not.
 	spared []string
 }
 
@@ -184,6 +193,37 @@ func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	})
 }
 
+// waitReleased waits until a claim is handed back to the scheduler.
+func (w *world) waitReleased(t *testing.T, claim *v1.PersistentVolumeClaim) {
+	t.Helper()
+	eventually(t, "selection is taken back", func() bool { return w.get(claim).Annotations[volume.AnnSelectedNode] == "" })
+}
+
+// selectNode does what the scheduler does.
+func (w *world) selectNode(t *testing.T, claim *v1.PersistentVolumeClaim, node string) {
+	t.Helper()
+	_, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, volume.AnnSelectedNode, node), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refuseDeletes has a node fail its first deletions.
+func (w *world) refuseDeletes(node string, times int32, with error) {
+	var calls atomic.Int32
+	w.nodes[node].SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+		if calls.Add(1) <= times {
+			return with
+		}
+		return nil
+	}})
+}
+
+func accessible(mode v1.PersistentVolumeAccessMode) func(*v1.PersistentVolumeClaim) {
+	return func(c *v1.PersistentVolumeClaim) { c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{mode} }
+}
+
 func (w *world) delete(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	if err := w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
@@ -220,6 +260,7 @@ var stories = []scenario{
 		return claim
 	}},
 	{name: "immediate binding", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		w.nodes["n2"].Resize("local", 8*mib) // which node is preferred is everybody's own
 		claim := w.claim(t, w.class(t, immediate), "", nil)
 		w.waitBound(t, claim)
 		return claim
@@ -232,21 +273,15 @@ var stories = []scenario{
 		return claim
 	}},
 	{name: "once-per-Pod access", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
-		claim := w.claim(t, w.class(t, nil), "n1", func(c *v1.PersistentVolumeClaim) {
-			c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
-		})
+		claim := w.claim(t, w.class(t, nil), "n1", accessible(v1.ReadWriteOncePod))
 		w.waitBound(t, claim)
 		return claim
 	}},
 	{name: "a full node, then another", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		w.nodes["n1"].Resize("local", 8*mib)
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
-		eventually(t, "selection is taken back", func() bool { return w.get(claim).Annotations[volume.AnnSelectedNode] == "" })
-		_, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
-			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"n2"}}}`, volume.AnnSelectedNode), metav1.PatchOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		w.waitReleased(t, claim)
+		w.selectNode(t, claim, "n2")
 		w.waitBound(t, claim)
 		return claim
 	}},
@@ -312,6 +347,49 @@ var stories = []scenario{
 		w.waitNothingLeft(t, claim)
 		return claim
 	}},
+	{name: "a node that cannot delete at first", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		w.refuseDeletes("n1", 2, fakelvmd.Error(codes.Internal, names.ReasonCommandFailed, "lvremove failed"))
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		w.waitBound(t, claim)
+		w.delete(t, claim)
+		w.waitNothingLeft(t, claim)
+		return claim
+	}},
+	{name: "a volume that is in use for a moment when its claim is deleted", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		w.refuseDeletes("n1", 2, fakelvmd.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "it is mounted"))
+		claim := w.claim(t, w.class(t, nil), "n1", nil)
+		w.waitBound(t, claim)
+		w.delete(t, claim)
+		w.waitNothingLeft(t, claim)
+		return claim
+	}, spared: []string{"Warning VolumeFailedDelete"}}, // ours lets the kubelet unmount it first
+	{name: "a selected node that is gone, then another", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "gone", nil)
+		w.waitReleased(t, claim)
+		w.selectNode(t, claim, "n2")
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{name: "a class for one node", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, onlyOn("n2")), "n2", nil)
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{name: "immediate binding of a class for one node", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, func(c *storagev1.StorageClass) { immediate(c); onlyOn("n2")(c) }), "", nil)
+		w.waitBound(t, claim)
+		return claim
+	}},
+	{name: "a volume for many writers", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "n1", accessible(v1.ReadWriteMany))
+		w.refused(t, claim)
+		return claim
+	}, spared: []string{"Normal Provisioning"}}, // ours refuses it first
+	{name: "a volume for many readers", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
+		claim := w.claim(t, w.class(t, nil), "n1", accessible(v1.ReadOnlyMany))
+		w.refused(t, claim)
+		return claim
+	}, spared: []string{"Normal Provisioning"}},
 	{name: "a claim deleted while its volume is made", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		entered, release := make(chan struct{}, 8), make(chan struct{})
 		w.nodes["n1"].SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
@@ -333,12 +411,13 @@ var stories = []scenario{
 // actors are those whose doings are compared, by name.
 type actors map[string]func(*testing.T, *world)
 
-// TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem tells every story twice.
+// TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem tells every story to ours and to
+// external-provisioner, which makes the PersistentVolume as it is made upstream.
 func TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem(t *testing.T) {
 	client := connectToAPIServer(t)
 	for i, story := range slices.Concat(stories, staticStories) {
 		t.Run(story.name, func(t *testing.T) {
-			story.tell(t, actors{"ours": oursActs, "upstream": upstreamActs}, func(t *testing.T, who string) *world {
+			story.tell(t, actors{"ours": oursActs, "upstream": sidecarActs}, func(t *testing.T, who string) *world {
 				w := newWorld(t, client)
 				w.namespace = fmt.Sprintf("story-%d-%s", i, who)
 				return w
@@ -363,7 +442,8 @@ func (s scenario) tell(t *testing.T, acting actors, newWorld func(t *testing.T, 
 			time.Sleep(time.Second) // Events are sent in the background
 			observed := w.observe(t, claim)
 			if who == "upstream" {
-				observed.Events = slices.DeleteFunc(observed.Events, func(e string) bool { return slices.Contains(s.spared, e) })
+				isSpared := func(e string) bool { return slices.Contains(s.spared, e) }
+				observed.Events, observed.Told = slices.DeleteFunc(observed.Events, isSpared), slices.DeleteFunc(observed.Told, isSpared)
 			}
 			text, err := json.MarshalIndent(observed, "", "  ")
 			if err != nil {

@@ -42,9 +42,10 @@ type nothingMigrates struct {
 
 func (nothingMigrates) IsPVMigratable(*v1.PersistentVolume) bool { return false }
 
-// sidecarActs runs external-provisioner in the world until the test ends: what
-// a claim is made of, and the protection of that, are not the library's but its
-// own. It provisions by our CSI service.
+// sidecarActs runs external-provisioner in the world until the test ends: it is the
+// upstream library with a driver that makes PersistentVolumes, reads topology, and knows
+// what claims can be made of. It provisions by our CSI service, while our provisioner
+// and what deletes volumes are off.
 func sidecarActs(t *testing.T, w *world) {
 	t.Helper()
 	for name := range w.nodes {

@@ -13,8 +13,6 @@ import (
 	"github.com/go-logr/logr"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -25,15 +23,13 @@ import (
 	"k8s.io/klog/v2"
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
-	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 )
 
 // world is a real API server with the real PV controller and scheduler (their
 // kubeconfig is in KUBECONFIG), and nodes whose lvmds are fake. One of the two
-// provisioners acts in it: ours, or the upstream library with a driver on the
-// same fake lvmds.
+// provisioners acts in it: ours, or upstream's on the same fake lvmds.
 type world struct {
 	client    kubernetes.Interface
 	snapshots snapshotclient.Interface // nil where there are none
@@ -209,13 +205,8 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 	}
 }
 
-// upstreamActs runs the upstream library in the world until the test ends.
-func upstreamActs(t *testing.T, w *world) {
-	t.Helper()
-	upstreamActsBy(t, w, &upstreamDriver{w: w})
-}
-
-// upstreamActsBy is upstreamActs with another driver.
+// upstreamActsBy runs the upstream library with a driver in the world until the test
+// ends.
 func upstreamActsBy(t *testing.T, w *world, driver upstream.Provisioner) {
 	t.Helper()
 	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
@@ -233,39 +224,4 @@ func runLibrary(ctx context.Context, w *world, driver upstream.Provisioner) {
 		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
 		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10), upstream.RateLimiter(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second))).Run(ctx)
-}
-
-// upstreamDriver is what external-provisioner is to the library: it calls the
-// node and describes the volume.
-type upstreamDriver struct{ w *world }
-
-func (d *upstreamDriver) SupportsBlock(context.Context) bool { return true }
-
-func (d *upstreamDriver) Provision(ctx context.Context, o upstream.ProvisionOptions) (*v1.PersistentVolume, upstream.ProvisioningState, error) {
-	r, err := parseClaim(o.PVC, o.StorageClass)
-	if err != nil {
-		return nil, upstream.ProvisioningFinished, err
-	}
-	node := o.SelectedNodeName
-	if node == "" {
-		node = "n1"
-	}
-	res, err := d.w.nodes[node].CreateVolume(ctx, r.create(o.PVC, "cluster"))
-	switch {
-	case status.Code(err) == codes.ResourceExhausted && o.SelectedNodeName != "":
-		return nil, upstream.ProvisioningReschedule, err
-	case status.Code(err) == codes.Unavailable:
-		return nil, upstream.ProvisioningInBackground, err
-	case err != nil:
-		return nil, upstream.ProvisioningFinished, err
-	}
-	pv := newPersistentVolume(o.PVC, o.StorageClass, node, res.GetVolume(), "upstream")
-	pv.Annotations, pv.Finalizers, pv.Spec.ClaimRef, pv.Spec.StorageClassName = nil, nil, nil, "" // the library's
-	return pv, upstream.ProvisioningFinished, nil
-}
-
-func (d *upstreamDriver) Delete(ctx context.Context, pv *v1.PersistentVolume) error {
-	node, _ := nodeOf(pv)
-	_, err := d.w.nodes[node].DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: pv.Spec.CSI.VolumeHandle})
-	return err
 }
