@@ -1,7 +1,8 @@
 // Command controlplane runs a command beside a bare control plane: etcd,
 // kube-apiserver, kube-controller-manager and kube-scheduler without nodes, in a
 // network namespace of their own. The command runs inside that namespace, with
-// KUBECONFIG set to the administrator's. When it ends, all of it is removed.
+// KUBECONFIG set to the administrator's, and KUBERNETES to the multi-call binary of the
+// components. When it ends, all of it is removed.
 //
 //	controlplane [--name NAME] COMMAND [ARGUMENT...]
 package main
@@ -67,7 +68,7 @@ func run(ctx context.Context, name string, arguments []string, progress io.Write
 	}
 	command := exec.CommandContext(ctx, arguments[0], arguments[1:]...)
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
-	command.Env = append(os.Environ(), "KUBECONFIG="+c.AdminKubeconfig())
+	command.Env = append(os.Environ(), "KUBECONFIG="+c.AdminKubeconfig(), "KUBERNETES="+binary)
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 10 * time.Second
 	if err := namespace.Run(command); err != nil {

@@ -1,0 +1,149 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	"sigs.k8s.io/yaml"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/scheduler/extender"
+)
+
+// extended is the scheduler that asks our extender. That of the control plane does not.
+const extended = "extended"
+
+// startScheduler runs a second kube-scheduler until the test ends, which is told of the
+// extender at address as the example says.
+func startScheduler(t *testing.T, address string, files extender.Files) {
+	t.Helper()
+	content, err := os.ReadFile("../../deploy/examples/kube-scheduler.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config schedulerv1.KubeSchedulerConfiguration
+	if err := yaml.UnmarshalStrict(content, &config); err != nil {
+		t.Fatal(err)
+	}
+	name, no := extended, false
+	config.Profiles = []schedulerv1.KubeSchedulerProfile{{SchedulerName: &name}}
+	config.LeaderElection.LeaderElect = &no
+	config.ClientConnection.Kubeconfig = os.Getenv("KUBECONFIG")
+	// The certificate is its own authority, for this name. Who asks shows none.
+	config.Extenders[0].URLPrefix = "https://" + address
+	config.Extenders[0].TLSConfig = &schedulerv1.ExtenderTLSConfig{ServerName: "example.com", CAFile: files.Certificate}
+	if content, err = yaml.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "scheduler.yaml")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	command := exec.Command(os.Getenv("KUBERNETES"), "kube-scheduler", "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")
+	command.Stdout, command.Stderr = &log, &log
+	// It does not outlive a test that is killed.
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+		if t.Failed() {
+			t.Logf("the scheduler's log:\n%s", log.String())
+		}
+	})
+}
+
+// TestTheSchedulerFollowsThePlacement has the real scheduler ask the extender about Pods
+// that both nodes could take.
+func TestTheSchedulerFollowsThePlacement(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	w.nodes["n2"] = fakelvmd.New("n2", fakelvmd.Class{Name: "local", Default: true, Bytes: 2 * gib})
+	const pods, crowd = 3, 20 // more than all that the Pods bring to n1
+	for i := range crowd {
+		if _, err := w.nodes["n2"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+			Name: fmt.Sprintf("crowd-%d", i), RequiredBytes: 4 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	address := freeAddress(t)
+	files, _ := servingPair(t)
+	c := actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true, ExtenderListen: address, ExtenderFiles: files})
+	serving, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- c.serveExtender(serving) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	startScheduler(t, address, files)
+	for _, test := range []struct {
+		placement scheduler.Policy
+		want      string
+	}{
+		{scheduler.MostFree, "n2"},
+		{scheduler.LeastFree, "n1"},
+		{scheduler.FewestVolumes, "n1"},
+	} {
+		t.Run(string(test.placement), func(t *testing.T) {
+			class := w.class(t, func(c *storagev1.StorageClass) {
+				c.Name, c.Parameters = string(test.placement), map[string]string{names.ParamPlacement: string(test.placement)}
+			})
+			for i := range pods {
+				name := fmt.Sprintf("%s-%d", test.placement, i)
+				if got := w.placedBy(t, extended, name, class); got != test.want {
+					t.Errorf("Pod %s: want it on %s, got %s", name, test.want, got)
+				}
+			}
+		})
+	}
+	eventually(t, "the volumes go with their Pods", func() bool {
+		return len(w.nodes["n1"].Volumes()) == 0 && len(w.nodes["n2"].Volumes()) == crowd
+	})
+}
+
+// placedBy makes a Pod with an ephemeral volume, and returns the node that a scheduler
+// brings it to. The Pod goes with the test.
+func (w *world) placedBy(t *testing.T, scheduler, name, class string) string {
+	t.Helper()
+	spec, _ := scheduledPod(true)
+	spec.SchedulerName = scheduler
+	spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
+	pods := w.client.CoreV1().Pods(w.namespace)
+	eventually(t, "the Pod is taken", func() bool { // once the namespace has its service account
+		_, err := pods.Create(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+		return err == nil
+	})
+	t.Cleanup(func() { _ = pods.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	var node string
+	eventually(t, "the Pod has a node", func() bool {
+		pod, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil {
+			node = pod.Spec.NodeName
+		}
+		return node != ""
+	})
+	return node
+}
