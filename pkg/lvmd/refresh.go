@@ -36,8 +36,8 @@ func (s *Service) refreshLoop(ctx context.Context) {
 
 // lookLoop notices what others did to a group: it compares the sequence number on
 // the disks, and the numbers of the volumes' devices, with the model's. It runs a
-// command only when something changed. A
-// disk that answers late, or never, holds up its own group only.
+// command only when something changed. A disk that answers late, or never, holds up
+// its own group only.
 func (s *Service) lookLoop(ctx context.Context, g *group) {
 	for {
 		select {
