@@ -71,11 +71,12 @@ func (r *real) swapTable(v *lvmdv1.Volume, table string) (before string) {
 	return before
 }
 
-// kill makes every access to the volume's device fail until revive is called.
+// kill makes every access to the logical volume fail until revive is called.
 func (r *real) kill(v *lvmdv1.Volume) (revive func()) {
 	r.t.Helper()
-	sectors := v.GetSizeBytes() / 512
-	before := r.swapTable(v, fmt.Sprintf("0 %d error", sectors))
+	size, err := r.machine.Mounts.NodeSize("/dev/mapper/" + dmName(v))
+	r.must(err)
+	before := r.swapTable(v, fmt.Sprintf("0 %d error", size/512))
 	return func() { r.swapTable(v, strings.TrimSpace(before)) }
 }
 

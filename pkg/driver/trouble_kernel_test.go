@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
@@ -59,9 +60,21 @@ func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
 
 func TestRealDeadDevice(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
-	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
-		t.Run("type "+fsType, func(t *testing.T) {
-			v := r.volume("dead"+fsType, fsType)
+	for _, c := range []struct{ fsType, encryption string }{
+		{"ext4", ""}, {"xfs", ""}, {"btrfs", ""}, {"", ""},
+		{"ext4", names.EncryptionEphemeral}, {"xfs", names.EncryptionEphemeral}, {"ext4", names.EncryptionLUKS}, {"xfs", names.EncryptionLUKS},
+	} {
+		t.Run("type "+c.fsType+", encryption "+c.encryption, func(t *testing.T) {
+			fsType := c.fsType
+			var v *lvmdv1.Volume
+			switch c.encryption {
+			case names.EncryptionEphemeral:
+				v = r.sealed(fsType, r.size)
+			case names.EncryptionLUKS:
+				v = r.locked("locked-"+fsType, fsType)
+			default:
+				v = r.volume("dead"+fsType, fsType)
+			}
 			access := filesystemAccess(multi)
 			if fsType == "" {
 				access = blockAccess(multi)
@@ -99,11 +112,13 @@ func TestRealDeadDevice(t *testing.T) {
 			r.must(r.unpublish(v, "one"))
 			r.must(r.unstage(v))
 			r.wantLayers(0)
+			r.wantLocked(v)
 			if fsType != "" {
 				if err := r.stage(v, access); err == nil {
 					t.Error("a dead volume was staged")
 				}
 				r.wantLayers(0)
+				r.wantLocked(v)
 			}
 			revive()
 			r.must(r.stage(v, access))
