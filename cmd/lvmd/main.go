@@ -14,6 +14,8 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/logging"
+	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/privilege"
 )
 
 // version is set by the build.
@@ -22,14 +24,16 @@ var version = "devel"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
+	if err := command(func() error { return privilege.Reduce(lvmd.Capabilities...) }).ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "lvmd: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func command() *cobra.Command {
-	var f flags
+// command is the command line; reduce gives up the rights that the daemon does not
+// need.
+func command(reduce func() error) *cobra.Command {
+	f := flags{reduce: reduce}
 	c := &cobra.Command{
 		Use:           "lvmd",
 		Short:         "Carve's storage daemon: owns the volume groups of this node",

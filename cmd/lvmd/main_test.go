@@ -12,7 +12,7 @@ import (
 // lvmdCommand runs the command line and returns what it printed and its error.
 func lvmdCommand(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	c := command()
+	c := command(func() error { return nil })
 	var out bytes.Buffer
 	c.SetOut(&out)
 	c.SetErr(&out)

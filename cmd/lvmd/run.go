@@ -41,6 +41,8 @@ type flags struct {
 	opsListen, metricsTokenFile, lvmPath string
 	commandTimeout                       time.Duration
 	lvmLasting                           bool
+	// reduce gives up the process's privileges that lvmd does not need.
+	reduce func() error
 }
 
 func (f *flags) add(s *pflag.FlagSet) {
@@ -68,6 +70,11 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 	if f.nodeName != "" {
 		log = log.With("node", f.nodeName)
+	}
+	// Before any program is run. Not every kernel and sandbox lets go; lvmd works as
+	// well then.
+	if err := f.reduce(); err != nil {
+		log.Warn("lvmd keeps all its privileges", "error", err)
 	}
 	starter, err := findManager()
 	if err != nil {

@@ -16,10 +16,10 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
-	"github.com/carve-csi/carve/pkg/driver/privilege"
 	"github.com/carve-csi/carve/pkg/logging"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/ops"
+	"github.com/carve-csi/carve/pkg/privilege"
 )
 
 // version is set by the linker.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -18,6 +19,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
 )
 
 const oneClass = "deviceClasses:\n- {name: local, default: true, volumeGroup: carve}\n"
@@ -113,14 +115,23 @@ func TestALifeOfTheService(t *testing.T) {
 }
 
 func testSandbox(t *testing.T) {
-	status, err := os.ReadFile("/proc/" + property(t, "MainPID") + "/status")
+	pid, err := strconv.Atoi(property(t, "MainPID"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"\nNoNewPrivs:\t1\n", "\nSeccomp:\t2\n"} {
-		if !strings.Contains(string(status), want) {
-			t.Errorf("the process has not %q:\n%s", want, status)
-		}
+	if err := privilegetest.Reduced(pid, lvmd.Capabilities); err != nil {
+		t.Error(err)
+	}
+	// lvmd has nothing left to give up there, which is no failure.
+	if out := journal(); strings.Contains(out, "privileges") {
+		t.Errorf("the journal complains:\n%s", out)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "\nSeccomp:\t2\n"; !strings.Contains(string(status), want) {
+		t.Errorf("the process has not %q:\n%s", want, status)
 	}
 	client := &http.Client{
 		Timeout:   patience,

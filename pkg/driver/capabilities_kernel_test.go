@@ -26,7 +26,8 @@ import (
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
-	"github.com/carve-csi/carve/pkg/driver/privilege"
+	"github.com/carve-csi/carve/pkg/privilege"
+	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
 )
 
 // Environment of a process that is to be a plugin instead of a test.
@@ -61,7 +62,7 @@ func bePlugin(dir, caps string) error {
 	if err := privilege.Reduce(keep...); err != nil {
 		return err
 	}
-	if err := reduced(keep); err != nil {
+	if err := privilegetest.Reduced(os.Getpid(), keep); err != nil {
 		return err
 	}
 	conn, err := driver.DialLVMD(filepath.Join(dir, "lvmd.sock"))
@@ -84,32 +85,6 @@ func bePlugin(dir, caps string) error {
 		Identity:     driver.NewIdentity("test", func(context.Context) error { return nil }),
 		Registration: driver.NewRegistration("", metrics, log),
 	}.Serve(ctx)
-}
-
-// reduced looks at every thread of the process.
-func reduced(keep []int) error {
-	var want uint64
-	for _, c := range keep {
-		want |= 1 << c
-	}
-	status, err := filepath.Glob("/proc/self/task/*/status")
-	if err != nil || len(status) < 2 {
-		return fmt.Errorf("threads %q, %w", status, err)
-	}
-	for _, file := range status {
-		content, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		for _, line := range []string{
-			fmt.Sprintf("CapEff:\t%016x", want), fmt.Sprintf("CapPrm:\t%016x", want), fmt.Sprintf("CapBnd:\t%016x", want), "NoNewPrivs:\t1",
-		} {
-			if !strings.Contains(string(content), line+"\n") {
-				return fmt.Errorf("%s has no %q:\n%s", file, line, content)
-			}
-		}
-	}
-	return nil
 }
 
 func TestRealReducedCapabilities(t *testing.T) {

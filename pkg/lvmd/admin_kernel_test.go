@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,12 +14,36 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
 )
 
 // has tells whether lvmd lists a volume.
 func (p *process) has(id string) bool {
 	p.t.Helper()
 	return slices.ContainsFunc(p.state().GetVolumes(), func(v *lvmdv1.Volume) bool { return v.GetId() == id })
+}
+
+func TestLvmdAndItsLVMHaveTheCapabilitiesThatAreKept(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	p.create(create("pvc-1", 8<<20, ""))
+	pids := []int{p.cmd.Process.Pid}
+	for _, child := range strings.Fields(byHand(t, "pgrep", "--parent", strconv.Itoa(pids[0]))) {
+		pid, err := strconv.Atoi(child)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	if len(pids) < 2 {
+		t.Error("lvmd has no lvm that lasts")
+	}
+	for _, pid := range pids {
+		if err := privilegetest.Reduced(pid, lvmd.Capabilities); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func TestAVolumeThatAnAdministratorRemovedIsGone(t *testing.T) {

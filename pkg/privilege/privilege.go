@@ -1,14 +1,16 @@
 // Package privilege gives up the rights that a program has and does not need,
 // for good: for all its threads, and for every program that it starts.
 //
-// The node plugin's container has to be privileged, as Kubernetes allows mounts
-// that other containers see to privileged ones only; the process need not stay
-// so. What it keeps, and why, is told in docs/security.md.
+// The containers of the node plugin and of lvmd have to be privileged, as
+// Kubernetes allows mounts that other containers see, and the host's devices, to
+// privileged ones only; the processes need not stay so. What they keep, and why, is
+// told in docs/security.md.
 //
-// cmd/node is the caller.
+// cmd/node and cmd/lvmd are the callers.
 package privilege
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 	"unsafe"
@@ -34,13 +36,20 @@ func Reduce(keep ...int) error {
 	for i, k := range kept {
 		data[i] = unix.CapUserData{Effective: k & data[i].Permitted, Permitted: k & data[i].Permitted}
 	}
-	// The bound first: it takes a capability to lower it.
+	// The bound first: it takes a capability to lower it, but none where a service
+	// manager did.
 	for c := 0; c <= unix.CAP_LAST_CAP; c++ {
 		if kept[c/32]&(1<<(c%32)) != 0 {
 			continue
 		}
-		// EINVAL: the running kernel does not know that one.
-		if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0, 0); errno != 0 && errno != unix.EINVAL {
+		within, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) || err == nil && within == 0 {
+			continue // The running kernel does not know that one, or it is gone.
+		}
+		if err != nil {
+			return fmt.Errorf("read the bound of capabilities: %w", err)
+		}
+		if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0, 0); errno != 0 {
 			return fmt.Errorf("lower the bound of capabilities by %d: %w", c, errno)
 		}
 	}
