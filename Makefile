@@ -7,8 +7,8 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 LDFLAGS   := -s -w -X main.version=$(VERSION)
 GOLANGCI  := $(TOOLS)/golangci-lint-v2.15.0
 PROGRAMS  := lvmd node controller
-# Packages whose tests need a kernel with device-mapper, LVM and real disks. The
-# one that takes longest is first: two machines share them.
+# Packages whose tests need a kernel with device-mapper, LVM and real disks. Two
+# machines share them, and the tests of each.
 VM_TESTS  := ../pkg/lvmd/... ../pkg/lvm/... ../pkg/filesystem/... ../pkg/driver/... ../pkg/luks ../pkg/devmapper
 # Name of a demo cluster that may live beside the one the tests use.
 DEMO      ?= demo
@@ -96,7 +96,7 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too
-	cd e2e && $(GO) run ./cmd/vmtest -machines 2 -timeout 30m -with lvmd,node $(VM_TESTS)
+	cd e2e && $(GO) run ./cmd/vmtest -machines 2 -parts 2 -timeout 30m -with lvmd,node $(VM_TESTS)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
 
 .PHONY: test-systemd

@@ -25,6 +25,18 @@ type testPackage struct {
 	XTestGoFiles []string
 	// binary is the name of its compiled tests in the build folder.
 	binary string
+	// tests are the names of those that are meant, where the package's tests are
+	// shared among several runs; part says which of them this is.
+	tests []string
+	part  string
+}
+
+// title is what the package's run is called.
+func (p testPackage) title() string {
+	if p.part == "" {
+		return p.ImportPath
+	}
+	return p.ImportPath + " " + p.part
 }
 
 // list resolves patterns, which are relative to the working directory, to
@@ -61,6 +73,37 @@ func list(ctx context.Context, root string, patterns []string) ([]testPackage, e
 
 // hasTests says whether there is something to compile.
 func (p testPackage) hasTests() bool { return len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 }
+
+// split shares a package's tests among so many runs: those that stand beside each
+// other, and often take as long as each other, go to different ones.
+func split(ctx context.Context, p testPackage, build string, parts int) ([]testPackage, error) {
+	if parts == 1 {
+		return []testPackage{p}, nil
+	}
+	command := exec.CommandContext(ctx, filepath.Join(build, p.binary), "-test.list=^Test")
+	command.Dir = p.Dir
+	output, err := command.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the tests of %s: %w", p.ImportPath, err)
+	}
+	return share(p, strings.Fields(string(output)), parts), nil
+}
+
+func share(p testPackage, tests []string, parts int) []testPackage {
+	if parts = min(parts, len(tests)); parts < 2 {
+		return []testPackage{p}
+	}
+	shared := make([]testPackage, parts)
+	for i := range shared {
+		shared[i] = p
+		shared[i].part = fmt.Sprintf("(part %d of %d)", i+1, parts)
+	}
+	for i, test := range tests {
+		one := &shared[i%parts]
+		one.tests = append(one.tests, test)
+	}
+	return shared
+}
 
 // compileTests compiles a package's tests into the folder out.
 func compileTests(ctx context.Context, root, out string, p testPackage, race bool) error {

@@ -83,7 +83,7 @@ func (w *worker) output(p testPackage) io.Writer {
 	if !w.named {
 		return os.Stdout
 	}
-	return &prefixer{prefix: path.Base(p.ImportPath) + ": ", out: os.Stdout}
+	return &prefixer{prefix: path.Base(p.title()) + ": ", out: os.Stdout}
 }
 
 // start starts a machine with new disks.

@@ -91,6 +91,7 @@ func parseAndRun(ctx context.Context, args []string) error {
 		return nil
 	})
 	flags.IntVar(&o.machines, "machines", 1, "how many machines, with disks of their own, test packages at the same time")
+	flags.IntVar(&o.parts, "parts", 1, "without -run, share the tests of each package among so many runs, which several machines can take")
 	flags.IntVar(&o.memory, "memory", 1536, "the machine's memory in `MiB`")
 	flags.IntVar(&o.pmem, "pmem-size", 512, "size of /dev/pmem0 in `MiB`, 0 for none")
 	flags.IntVar(&o.disk, "disk-size", 4, "size of each disk in `GiB`")
@@ -105,6 +106,9 @@ func parseAndRun(ctx context.Context, args []string) error {
 	}
 	if o.machines < 1 {
 		return fmt.Errorf("-machines %d: at least one is needed", o.machines)
+	}
+	if o.parts < 1 || o.parts > 1 && o.run+o.bench != "" {
+		return fmt.Errorf("-parts %d: at least one is needed, and no more than that with -run or -bench", o.parts)
 	}
 	return run(ctx, o)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +27,7 @@ type options struct {
 	race               bool
 	timeout            time.Duration
 	with, env          []string
-	machines           int
+	machines, parts    int
 	memory, pmem, disk int
 	udev, systemd      bool
 	durable            bool
@@ -127,7 +128,11 @@ func compileAll(ctx context.Context, o options, root, build string) ([]testPacka
 		if err := compileTests(ctx, root, build, p, o.race); err != nil {
 			return nil, err
 		}
-		packages = append(packages, p)
+		parts, err := split(ctx, p, build, o.parts)
+		if err != nil {
+			return nil, err
+		}
+		packages = append(packages, parts...)
 	}
 	return packages, nil
 }
@@ -155,22 +160,22 @@ func (w *worker) testAll(ctx context.Context, packages <-chan testPackage) (ok b
 		}
 		failures := new(failures)
 		out := io.MultiWriter(w.output(p), failures)
-		fmt.Fprintf(out, "=== PACKAGE %s\n", p.ImportPath)
+		fmt.Fprintf(out, "=== PACKAGE %s\n", p.title())
 		started := time.Now()
 		problems, err := w.test(ctx, machine, p, out)
 		if err != nil {
-			return false, fmt.Errorf("%s: %w", p.ImportPath, err)
+			return false, fmt.Errorf("%s: %w", p.title(), err)
 		}
 		if len(problems) == 0 {
-			fmt.Fprintf(out, "ok  \t%s\t%s\n", p.ImportPath, elapsed(started))
+			fmt.Fprintf(out, "ok  \t%s\t%s\n", p.title(), elapsed(started))
 			continue
 		}
 		ok = false
 		for _, problem := range problems {
 			fmt.Fprintf(out, "    %s\n", problem)
 		}
-		fmt.Fprintf(out, "FAIL\t%s\t%s\n", p.ImportPath, elapsed(started))
-		failures.report(&w.report, p.ImportPath, problems)
+		fmt.Fprintf(out, "FAIL\t%s\t%s\n", p.title(), elapsed(started))
+		failures.report(&w.report, p.title(), problems)
 		machine.Kill()
 		machine = nil
 	}
@@ -186,7 +191,7 @@ func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage, 
 	// The tests' own bound comes first, for it tells which test hangs and where.
 	bounded, cancel := context.WithTimeout(ctx, b.options.timeout+time.Minute)
 	defer cancel()
-	argv := append([]string{filepath.Join(buildFolder, p.binary)}, b.options.testArguments()...)
+	argv := append([]string{filepath.Join(buildFolder, p.binary)}, b.options.testArguments(p.tests)...)
 	code, err := machine.Agent().Run(bounded, agent.Command{
 		Argv: argv, Dir: p.Dir,
 		Env:    b.options.env,
@@ -206,10 +211,15 @@ func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage, 
 	return append(problems, residue.Compare(before, after)...), nil
 }
 
-// testArguments are those of a compiled test.
-func (o options) testArguments() []string {
+// testArguments are those of a compiled test, of which only some tests may be
+// meant.
+func (o options) testArguments(tests []string) []string {
+	run := o.run
+	if len(tests) > 0 {
+		run = "^(" + strings.Join(tests, "|") + ")$"
+	}
 	args := []string{"-test.v=true", "-test.timeout=" + o.timeout.String(), fmt.Sprintf("-test.count=%d", o.count)}
-	for flag, value := range map[string]string{"run": o.run, "skip": o.skip, "bench": o.bench} {
+	for flag, value := range map[string]string{"run": run, "skip": o.skip, "bench": o.bench} {
 		if value != "" {
 			args = append(args, "-test."+flag+"="+value)
 		}
