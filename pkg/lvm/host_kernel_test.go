@@ -12,11 +12,12 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
 )
 
+const handConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
+
 // lvmByHand runs an LVM command as an administrator would.
 func lvmByHand(t testing.TB, args ...string) {
 	t.Helper()
-	out, err := exec.Command("lvm", append(args, "--config",
-		"activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }")...).CombinedOutput()
+	out, err := exec.Command("lvm", append(args, "--config", handConfig)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("lvm %v: %v\n%s", args, err, out)
 	}
@@ -34,11 +35,17 @@ func group(t *testing.T, name string) {
 
 func host(t *testing.T) *lvm.Host {
 	t.Helper()
+	return hostOf(t, "lvm")
+}
+
+// hostOf runs the given program for lvm.
+func hostOf(t *testing.T, program string) *lvm.Host {
+	t.Helper()
 	dir := t.TempDir()
 	if err := lvm.MakeSystemDir(dir); err != nil {
 		t.Fatal(err)
 	}
-	return lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: dir})
+	return lvm.NewHost(&lvm.Runner{Binary: program, Timeout: time.Minute, SystemDir: dir})
 }
 
 func TestTheRealLVMIsAnLVM(t *testing.T) {

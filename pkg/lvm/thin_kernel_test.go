@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -132,15 +133,19 @@ func TestANewThinVolumeIsBlankWhateverIsInThePool(t *testing.T) {
 }
 
 // unacknowledge gives the kernel's pool the number that it had before the last
-// message.
-func (p *thinPool) unacknowledge() {
+// message. It returns what takes that back.
+func (p *thinPool) unacknowledge() (acknowledge func()) {
 	p.t.Helper()
 	device := strings.ReplaceAll(p.group, "-", "--") + "-pool-tpool"
 	number, err := strconv.Atoi(strings.Fields(dmsetup(p.t, "status", "--noflush", device))[3])
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	dmsetup(p.t, "message", device, "0", fmt.Sprintf("set_transaction_id %d %d", number, number-1))
+	set := func(from, to int) {
+		dmsetup(p.t, "message", device, "0", fmt.Sprintf("set_transaction_id %d %d", from, to))
+	}
+	set(number, number-1)
+	return func() { set(number-1, number) }
 }
 
 func (p *thinPool) snapshot(of, name string) {
@@ -203,4 +208,123 @@ func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
 			}
 		})
 	}
+}
+
+// wantError checks that something failed with a message that has the words.
+func (p *thinPool) wantError(what string, err error, words ...string) {
+	p.t.Helper()
+	for _, word := range words {
+		if err == nil || !strings.Contains(err.Error(), word) {
+			p.t.Errorf("%s: error %v, want one about %q", what, err, word)
+		}
+	}
+}
+
+// change does everything by which LVM would send what waits for the pool.
+func (p *thinPool) change() map[string]error {
+	return map[string]error{
+		"a creation": p.CreateThin(p.t.Context(), lvm.ThinOptions{Group: p.group, Pool: "pool", Volume: "new", Bytes: thinBytes}),
+		"a snapshot": p.Snapshot(p.t.Context(), lvm.SnapshotOptions{Group: p.group, Origin: "cv1", Volume: "new"}),
+		"a removal":  p.Remove(p.t.Context(), p.group, []string{"cv1"}),
+	}
+}
+
+func TestNothingIsDoneToAnInactivePoolThatHasMessages(t *testing.T) {
+	p := newThinPool(t, "carve-inactive")
+	p.create("cv1")
+	p.fill("cv1", 1)
+	p.leave("delete = 7")
+	lvmByHand(t, "vgchange", "--activate", "n", p.group)
+	p.scan()
+	for what, err := range p.change() {
+		p.wantError(what, err, `thin pool "pool"`, "messages that were not finished", "no such device-mapper device")
+	}
+	if err := p.Activate(t.Context(), []string{p.group}); err != nil {
+		t.Fatal(err)
+	}
+	p.create("cv2")
+	p.wantFilled("cv2", 0)
+	p.wantFilled("cv1", 1)
+}
+
+func TestNothingIsDoneToAPoolThatCarriedOutSomeOfItsMessages(t *testing.T) {
+	p := newThinPool(t, "carve-some")
+	p.create("cv1")
+	p.fill("cv1", 1)
+	p.snapshot("cv1", "snap")
+	p.leave("create = \"snap\"\n}\nmessage2 {\ndelete = 7")
+	acknowledge := p.unacknowledge()
+	for what, err := range p.change() {
+		p.wantError(what, err, `thin pool "pool"`, "some of 2 messages were sent")
+	}
+	p.wantFilled("snap", 1)
+	acknowledge()
+	p.create("cv2")
+	p.wantFilled("cv2", 0)
+}
+
+// TestLVMTellsThatAPoolFailedThatHasMessages has the disk below the metadata fail.
+func TestLVMTellsThatAPoolFailedThatHasMessages(t *testing.T) {
+	p := newThinPool(t, "carve-failed")
+	p.create("cv1")
+	p.leave("delete = 7")
+	device := strings.ReplaceAll(p.group, "-", "--") + "-pool"
+	table := dmsetup(t, "table", device+"_tmeta")
+	set := func(table string) {
+		dmsetup(t, "suspend", "--noflush", "--nolockfs", device+"_tmeta")
+		dmsetup(t, "load", device+"_tmeta", "--table", table)
+		dmsetup(t, "resume", device+"_tmeta")
+	}
+	set(strings.Join(append(strings.Fields(table)[:2], "error"), " "))
+	// The kernel finds out when it is to write.
+	_ = exec.Command("dmsetup", "message", device+"-tpool", "0", "create_thin 99").Run()
+	if status, err := p.PoolStatus(p.group, "pool"); err != nil || !status.Failed {
+		t.Errorf("pool %+v, error %v, want one that failed", status, err)
+	}
+	if err := p.CreateThin(t.Context(), lvm.ThinOptions{Group: p.group, Pool: "pool", Volume: "cv2", Bytes: thinBytes}); err == nil {
+		t.Error("a volume was made in a pool that failed")
+	}
+	set(table)
+	lvmByHand(t, "vgchange", "--activate", "n", p.group)
+	if err := p.Activate(t.Context(), []string{p.group}); err != nil {
+		t.Fatal(err)
+	}
+	p.scan()
+	p.create("cv3")
+	p.wantFilled("cv3", 0)
+}
+
+// TestAPoolThatIsAwayAfterARemovalIsToldLater has an administrator take the pool's
+// devices away in the moment in which LVM has removed a volume.
+func TestAPoolThatIsAwayAfterARemovalIsToldLater(t *testing.T) {
+	p := newThinPool(t, "carve-away")
+	p.create("cv1")
+	p.create("cv2")
+	p.fill("cv2", 2)
+	p.leave("delete = 7")
+	real, err := exec.LookPath("lvm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := filepath.Join(t.TempDir(), "lvm")
+	text := "#!/bin/sh\n" + real + ` "$@"; code=$?
+if [ "$1" = lvremove ]; then ` + real + " vgchange --activate n " + p.group + " --config '" + handConfig + `' >&2; fi
+exit $code
+`
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	before := p.Host
+	p.Host = hostOf(t, script)
+	p.scan()
+	p.wantError("the removal", p.Remove(t.Context(), p.group, []string{"cv2"}), `removed thin volume "cv2"`, "still in its pool")
+	p.Host = before
+	if err := p.Activate(t.Context(), []string{p.group}); err != nil {
+		t.Fatal(err)
+	}
+	if found := p.scan(); found.Volume("cv2") != nil {
+		t.Error("the volume is still there")
+	}
+	p.create("cv3") // It gets the number in the pool that cv2 had.
+	p.wantFilled("cv3", 0)
 }
