@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -15,7 +17,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/kubernetes-csi/csi-lib-utils/rpc"
 	sidecar "github.com/kubernetes-csi/external-provisioner/v6/pkg/controller"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"google.golang.org/grpc"
@@ -26,8 +27,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -46,6 +50,9 @@ func (nothingMigrates) IsPVMigratable(*v1.PersistentVolume) bool { return false 
 // upstream library with a driver that makes PersistentVolumes, reads topology, and knows
 // what claims can be made of. It provisions by our CSI service, while our provisioner
 // and what deletes volumes are off.
+//
+// It is a process of its own, for the library registers types in what all clients of a
+// process decode by.
 func sidecarActs(t *testing.T, w *world) {
 	t.Helper()
 	for name := range w.nodes {
@@ -56,23 +63,48 @@ func sidecarActs(t *testing.T, w *world) {
 		}
 		t.Cleanup(func() { _ = w.client.StorageV1().CSINodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	}
-	connection := serveCSIOn(t, w)
-	plugin, controller, err := sidecar.GetDriverCapabilities(connection, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
+	socket := serveCSIOn(t, w)
 	w.actsIn(t, func() func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { defer close(done); runSidecar(ctx, w, connection, plugin, controller) }()
-		return func() { cancel(); <-done }
+		command := exec.Command(os.Args[0])
+		command.Env, command.Stderr = append(os.Environ(), sidecarSocket+"="+socket), os.Stderr
+		lives, err := command.StdinPipe()
+		if err == nil {
+			err = command.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			_ = lives.Close()
+			if err := command.Wait(); err != nil {
+				t.Errorf("external-provisioner: %v", err)
+			}
+		}
 	})
 }
 
-// serveCSIOn runs our controller without its provisioner, and connects to its
+// sidecarSocket is set in the environment of a process of this program that is to be
+// external-provisioner on the CSI socket which it names, and to run no tests.
+const sidecarSocket = "CARVE_TEST_SIDECAR_SOCKET"
+
+func TestMain(m *testing.M) {
+	socket := os.Getenv(sidecarSocket)
+	if socket == "" {
+		os.Exit(m.Run())
+	}
+	// It ends with its standard input, so it does not outlive a test that is killed.
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { _, _ = io.Copy(io.Discard, os.Stdin); cancel() }()
+	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
+	if err := runSidecar(ctx, socket); err != nil {
+		fmt.Fprintln(os.Stderr, "external-provisioner:", err)
+		os.Exit(1)
+	}
+}
+
+// serveCSIOn runs our controller without its provisioner, and returns the socket of its
 // CSI service.
-func serveCSIOn(t *testing.T, w *world) *grpc.ClientConn {
+func serveCSIOn(t *testing.T, w *world) string {
 	t.Helper()
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	c := actWith(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default", CompleteBinding: true,
@@ -90,30 +122,45 @@ func serveCSIOn(t *testing.T, w *world) *grpc.ClientConn {
 			t.Error(err)
 		}
 	})
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = connection.Close() })
-	return connection
+	return socket
 }
 
 // runSidecar puts external-provisioner together as its main does.
-func runSidecar(ctx context.Context, w *world, connection *grpc.ClientConn, plugin rpc.PluginCapabilitySet, controller rpc.ControllerCapabilitySet) {
-	factory := informers.NewSharedInformerFactory(w.client, 0)
+func runSidecar(ctx context.Context, socket string) error {
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	client, snapshots := kubernetes.NewForConfigOrDie(config), snapshotclient.NewForConfigOrDie(config)
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	plugin, controller, err := sidecar.GetDriverCapabilities(connection, time.Minute)
+	if err != nil {
+		return err
+	}
+	factory := informers.NewSharedInformerFactory(client, 0)
 	claims := factory.Core().V1().PersistentVolumeClaims()
-	provisioner := sidecar.NewCSIProvisioner(w.client, 5*time.Minute, "upstream", "pvc", -1, connection, w.snapshots, names.Driver, plugin, controller, "",
+	provisioner := sidecar.NewCSIProvisioner(client, 5*time.Minute, "upstream", "pvc", -1, connection, snapshots, names.Driver, plugin, controller, "",
 		true, true, nothingMigrates{}, factory.Storage().V1().StorageClasses().Lister(), factory.Storage().V1().CSINodes().Lister(),
 		factory.Core().V1().Nodes().Lister(), claims.Lister(), nil, nil, true, "ext4", nil, false, true, sidecar.NewInMemoryStore())
-	protection := sidecar.NewCloningProtectionController(w.client, claims.Lister(), claims.Informer(),
+	library := upstream.NewProvisionController(ctx, client, names.Driver, provisioner,
+		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
+		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10), upstream.RateLimiter(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second)))
+	protection := sidecar.NewCloningProtectionController(client, claims.Lister(), claims.Informer(),
 		workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second)), controller)
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	var working sync.WaitGroup
 	working.Go(func() { protection.Run(ctx, 1, &working) })
-	runLibrary(ctx, w, provisioner)
+	library.Run(ctx)
 	working.Wait()
 	factory.Shutdown()
+	return nil
 }
 
 // held blocks the making of what has a source, until let go. The channel

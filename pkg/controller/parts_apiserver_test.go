@@ -6,23 +6,21 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestASidecarProvisionsOnARealAPIServer leaves claims to the upstream provisioner's
-// library over the CSI socket, on a real API server.
+// TestASidecarProvisionsOnARealAPIServer leaves claims to external-provisioner over the
+// CSI socket, on a real API server.
 func TestASidecarProvisionsOnARealAPIServer(t *testing.T) {
 	w := newWorld(t, connectToAPIServer(t))
 	w.namespace = "default"
-	connection := serveCSIOn(t, w)
-	upstreamActsBy(t, w, csiSidecar{csi.NewControllerClient(connection)})
+	sidecarActs(t, w)
 
 	claim := w.claim(t, w.class(t, nil), "n2", nil)
 	w.waitBound(t, claim)
 	v := w.nodes["n2"].Volumes()[volumeName(claim)]
-	if pv := w.pv(claim); v == nil || pv.Spec.CSI.VolumeHandle != v.GetId() || pv.Spec.CSI.VolumeAttributes[identityKey] != "" {
+	if pv := w.pv(claim); v == nil || pv.Spec.CSI.VolumeHandle != v.GetId() || pv.Spec.CSI.VolumeAttributes[identityKey] != "upstream" {
 		t.Errorf("PersistentVolume %+v, on the node %v", pv.Spec, v)
 	}
 	events, err := w.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(claim.UID)})

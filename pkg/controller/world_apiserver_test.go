@@ -4,13 +4,10 @@ package controller
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"os"
 	"testing"
-	"time"
 
-	"github.com/go-logr/logr"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
@@ -19,9 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
-	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
@@ -203,25 +197,4 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 		c.core.fleet.Close()
 		net.Close()
 	}
-}
-
-// upstreamActsBy runs the upstream library with a driver in the world until the test
-// ends.
-func upstreamActsBy(t *testing.T, w *world, driver upstream.Provisioner) {
-	t.Helper()
-	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
-	w.actsIn(t, func() func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { defer close(done); runLibrary(ctx, w, driver) }()
-		return func() { cancel(); <-done }
-	})
-}
-
-// runLibrary runs the upstream library until ctx is done.
-func runLibrary(ctx context.Context, w *world, driver upstream.Provisioner) {
-	upstream.NewProvisionController(ctx, w.client, names.Driver, driver,
-		upstream.LeaderElection(false), upstream.AddFinalizer(true), upstream.FailedProvisionThreshold(0),
-		upstream.FailedDeleteThreshold(0), upstream.Threadiness(10), upstream.RateLimiter(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, time.Second))).Run(ctx)
 }
