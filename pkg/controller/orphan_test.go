@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -156,59 +157,61 @@ func TestOnePassTriesToRemoveABoundedNumberOfOrphans(t *testing.T) {
 }
 
 func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
-	answer := func(h *harness, verb, resource string, obj runtime.Object, err error) {
-		h.client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, obj, err })
-	}
-	// The cache knows nothing of what these answer.
 	claim := func(uid, volume string) *v1.PersistentVolumeClaim {
 		return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gone", UID: types.UID(uid)},
 			Spec: v1.PersistentVolumeClaimSpec{VolumeName: volume}}
 	}
+	adopted := func(handle string) *v1.PersistentVolumeList {
+		return &v1.PersistentVolumeList{Items: []v1.PersistentVolume{{ObjectMeta: metav1.ObjectMeta{Name: "adopted"},
+			Spec: v1.PersistentVolumeSpec{PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
+				Driver: names.Driver, VolumeHandle: handle}}}}}}
+	}
+	const claims, volumes = "persistentvolumeclaims", "persistentvolumes"
+	noAnswer := func(string) (runtime.Object, error) { return nil, errors.New("no answer") }
 	for name, test := range map[string]struct {
-		knows  func(*harness, *lvmdv1.Volume)
+		asked  string // for what the API server answers differently from the caches
+		answer func(handle string) (runtime.Object, error)
 		result string
 		says   string
 	}{
-		"nothing is known": {result: orphanRemoved, knows: func(*harness, *lvmdv1.Volume) {}},
-		"its claim waits for it": {result: orphanKnown, says: "its claim is being provisioned after all",
-			knows: func(h *harness, _ *lvmdv1.Volume) {
-				answer(h, "get", "persistentvolumeclaims", claim("lost", ""), nil)
-			}},
-		"its claim has another volume": {result: orphanRemoved, knows: func(h *harness, _ *lvmdv1.Volume) {
-			answer(h, "get", "persistentvolumeclaims", claim("lost", "pvc-another"), nil)
-		}},
-		"another claim has its claim's name": {result: orphanRemoved, knows: func(h *harness, _ *lvmdv1.Volume) {
-			answer(h, "get", "persistentvolumeclaims", claim("later", ""), nil)
-		}},
-		"a PersistentVolume has its id": {result: orphanKnown, says: "PersistentVolume adopted speaks for it after all",
-			knows: func(h *harness, vol *lvmdv1.Volume) {
-				answer(h, "list", "persistentvolumes", &v1.PersistentVolumeList{Items: []v1.PersistentVolume{{ObjectMeta: metav1.ObjectMeta{Name: "adopted"},
-					Spec: v1.PersistentVolumeSpec{PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
-						Driver: names.Driver, VolumeHandle: vol.GetId()}}}}}}, nil)
-			}},
-		"claims cannot be asked for": {result: orphanUnconfirmed, says: "look for its claim: no answer",
-			knows: func(h *harness, _ *lvmdv1.Volume) {
-				answer(h, "get", "persistentvolumeclaims", nil, errors.New("no answer"))
-			}},
-		"PersistentVolumes cannot be asked for": {result: orphanUnconfirmed, says: "look for its PersistentVolume: no answer",
-			knows: func(h *harness, _ *lvmdv1.Volume) {
-				answer(h, "list", "persistentvolumes", nil, errors.New("no answer"))
-			}},
+		"nothing is known": {result: orphanRemoved},
+		"its claim waits for it": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("lost", ""), nil },
+			result: orphanKnown, says: "its claim is being provisioned after all"},
+		"its claim has another volume": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("lost", "pvc-another"), nil },
+			result: orphanRemoved},
+		"another claim has its claim's name": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("later", ""), nil },
+			result: orphanRemoved},
+		"a PersistentVolume has its id": {asked: volumes, answer: func(handle string) (runtime.Object, error) { return adopted(handle), nil },
+			result: orphanKnown, says: "PersistentVolume adopted speaks for it after all"},
+		"claims cannot be asked for": {asked: claims, answer: noAnswer,
+			result: orphanUnconfirmed, says: "look for its claim: no answer"},
+		"PersistentVolumes cannot be asked for": {asked: volumes, answer: noAnswer,
+			result: orphanUnconfirmed, says: "look for its PersistentVolume: no answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newAuditing(t, names.NodeLossKeep)
-			w.stray(w.node, "n1", "lost", "cluster")
-			test.knows(w.harness, w.node.Volumes()["pvc-lost"])
-			w.drain()
-			w.a.pass(t.Context())
-			if got := w.tried(test.result); got != 1 {
+			h := newHarness(t)
+			var handle atomic.Value // once the caches are filled
+			h.client.PrependReactor("*", test.asked, func(a k8stesting.Action) (bool, runtime.Object, error) {
+				if of, ok := handle.Load().(string); ok && (a.GetVerb() == "get" || a.GetVerb() == "list") {
+					obj, err := test.answer(of)
+					return true, obj, err
+				}
+				return false, nil, nil
+			})
+			node := h.node("n1", gib)
+			h.run()
+			h.stray(node, "n1", "lost", "cluster")
+			h.eventually("the caches are filled", h.c.core.synced)
+			handle.Store(node.Volumes()["pvc-lost"].GetId())
+			h.audit(true)
+			if got := testutil.ToFloat64(h.c.core.metrics.orphans.WithLabelValues(test.result)); got != 1 {
 				t.Errorf("carve_controller_orphans_total{result=%q}: want 1, got %v", test.result, got)
 			}
-			if removed, want := w.node.Volumes()["pvc-lost"] == nil, test.result == orphanRemoved; removed != want {
+			if removed, want := node.Volumes()["pvc-lost"] == nil, test.result == orphanRemoved; removed != want {
 				t.Errorf("removed: want %t, got %t", want, removed)
 			}
 			if test.says != "" {
-				w.event("Warning OrphanNotRemoved", test.says)
+				h.event("Warning OrphanNotRemoved", test.says)
 			}
 		})
 	}
