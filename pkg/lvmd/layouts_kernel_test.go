@@ -19,19 +19,33 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-const layoutClasses = `
-- {name: linear, default: true, volumeGroup: carve}
-- {name: striped, volumeGroup: carve, type: striped, stripes: 2, lvcreateOptions: [--readahead=none]}
-- {name: raid1, volumeGroup: carve, type: raid1, lvcreateOptions: [--regionsize=1m]}
-- {name: raid10, volumeGroup: carve, type: raid10, stripes: 2}
-- {name: raid5, volumeGroup: carve, type: raid5, stripes: 2}
-- {name: raid6, volumeGroup: carve, type: raid6, stripes: 3, reserve: 8Mi}
-`
+var layouts = map[string]string{
+	"linear":  "volumeGroup: carve",
+	"striped": "volumeGroup: carve, type: striped, stripes: 2, lvcreateOptions: [--readahead=none]",
+	"raid1":   "volumeGroup: carve, type: raid1, lvcreateOptions: [--regionsize=1m]",
+	"raid10":  "volumeGroup: carve, type: raid10, stripes: 2",
+	"raid5":   "volumeGroup: carve, type: raid5, stripes: 2",
+	"raid6":   "volumeGroup: carve, type: raid6, stripes: 3, reserve: 8Mi",
+}
 
 var layoutNames = []string{"linear", "striped", "raid1", "raid10", "raid5", "raid6"}
 
+// layoutClass is the entry of a class with the layout of its name, and more settings.
+func layoutClass(name, settings string) string {
+	return "- {name: " + name + ", " + settings + layouts[name] + "}\n"
+}
+
+// layoutClasses has all layouts; the default is linear.
+func layoutClasses() string {
+	all := layoutClass("linear", "default: true, ")
+	for _, name := range layoutNames[1:] {
+		all += layoutClass(name, "")
+	}
+	return all
+}
+
 // spares makes loop devices of so many MiB each, over files in memory.
-func spares(t *testing.T, sizes ...int64) []string {
+func spares(t testing.TB, sizes ...int64) []string {
 	t.Helper()
 	var devices []string
 	for i, size := range sizes {
@@ -69,7 +83,7 @@ func inClass(r *lvmdv1.CreateVolumeRequest, class string) *lvmdv1.CreateVolumeRe
 
 func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 	n := newNode(t, spares(t, 60, 52, 64, 72, 56)...)
-	n.config = layoutClasses
+	n.config = layoutClasses()
 	p := n.start()
 	all := p.available()
 	for _, class := range layoutNames[1:] { // linear ones have tests of their own
@@ -106,38 +120,6 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-}
-
-func TestNoLayoutShowsAByteOfAnEarlierVolume(t *testing.T) {
-	n := newNode(t, spares(t, 44, 44, 44, 44, 44)...)
-	n.config = layoutClasses
-	p := n.start()
-	all := p.available()
-	for generation := range 3 {
-		var ids []string
-		for i := range layoutNames {
-			// Another order every time: each finds what others left.
-			class := layoutNames[(i*(generation+1)+generation)%len(layoutNames)]
-			v, err := p.client.CreateVolume(t.Context(), inClass(create(fmt.Sprintf("pvc-%d-%d", generation, i), 12<<20, ""), class))
-			if status.Code(err) == codes.ResourceExhausted {
-				continue // The earlier ones of this generation took it.
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			clean(t, v.GetVolume())
-			fill(t, v.GetVolume(), byte(0xa1+16*generation+i))
-			ids = append(ids, v.GetVolume().GetId())
-		}
-		for _, id := range ids {
-			p.delete(id)
-		}
-		wait(t, "the space is back", func() bool { return p.available() == all })
-	}
-	v := p.create(create("pvc-all", all, ""))
-	clean(t, v)
-	p.delete(v.GetId())
-	wait(t, "the space is back", func() bool { return p.available() == all })
 }
 
 // leg puts a device-mapper device over a disk, which can then fail. It begins

@@ -1,0 +1,86 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// TestNoGenerationSeesAnEarlierOneWhateverItsLayout makes raw volumes of all layouts,
+// thin, and on persistent memory, generation after generation, each in the space of
+// the one before the last. Beside them live classes that are not wiped, whose volumes
+// may show what they like, and leave what they like.
+func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
+	n := newNode(t, spares(t, 128, 128, 128, 128, 128)...)
+	lvmByHand(t, "vgcreate", "--yes", "--physicalextentsize", "4m", "--dataalignment", "2m", "pmem", "/dev/pmem0")
+	t.Cleanup(func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "pmem")
+		lvmByHand(t, "pvremove", "--yes", "/dev/pmem0")
+	})
+	n.keeps = []string{"carve-pool"}
+	n.config = layoutClasses() +
+		"- {name: pmem, volumeGroup: pmem, medium: pmem}\n" +
+		"- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 32Mi}}\n" +
+		"- {name: discard, volumeGroup: carve, wipe: discard}\n" +
+		"- {name: none, volumeGroup: carve, wipe: none}\n"
+	p := n.start()
+	classes := []string{"pmem", "thin", "discard", "none"}
+	classes = append(classes, layoutNames...)
+	rooms := func() (all []int64) {
+		for _, c := range p.state().GetClasses() {
+			all = append(all, c.GetAvailableBytes())
+		}
+		return all
+	}
+	all := fmt.Sprint(rooms())
+	// What is slow to make, and what only leaves something to others, is not of every
+	// generation.
+	every := map[string]int{"raid10": 4, "raid6": 4, "discard": 2, "none": 2}
+	random := chance(t)
+	type filled struct {
+		*lvmdv1.Volume
+		pattern byte
+	}
+	var before []filled
+	for generation := range 8 {
+		var now []filled
+		for _, i := range random.Perm(len(classes)) {
+			if generation%max(1, every[classes[i]]) != 0 {
+				continue
+			}
+			name := fmt.Sprintf("pvc-%s-%d", classes[i], generation)
+			v := p.create(inClass(create(name, int64(2+generation%2)<<22, ""), classes[i]))
+			if classes[i] != "discard" && classes[i] != "none" {
+				clean(t, v)
+			}
+			now = append(now, filled{v, byte(1 + generation*len(classes) + i)})
+			fill(t, v, now[len(now)-1].pattern)
+		}
+		for _, v := range before {
+			checkFilled(t, v.Volume, v.pattern, v.GetSizeBytes())
+			p.delete(v.GetId())
+		}
+		wait(t, "what was deleted is gone", func() bool {
+			return !slices.ContainsFunc(before, func(v filled) bool {
+				_, err := os.Stat(v.GetDevicePath())
+				return err == nil
+			})
+		})
+		if t.Failed() {
+			t.FailNow()
+		}
+		before = now
+	}
+	for _, v := range before {
+		p.delete(v.GetId())
+	}
+	wait(t, "the space is back", func() bool { return fmt.Sprint(rooms()) == all })
+	for _, class := range []string{"linear", "pmem"} {
+		clean(t, p.create(inClass(create("pvc-all-"+class, p.classNamed(class).GetMaximumVolumeSizeBytes(), ""), class)))
+	}
+}
