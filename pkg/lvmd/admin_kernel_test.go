@@ -110,23 +110,47 @@ func TestAGroupThatAnAdministratorRenamedIsMissingUntilItHasItsNameBack(t *testi
 // commands counts the LVM commands that lvmd has run.
 func (p *process) commands() int { return strings.Count(p.log.String(), `"msg":"lvm"`) }
 
+// TestAnIdleLvmdRunsNothing, not even where it is asked what there is.
 func TestAnIdleLvmdRunsNothing(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t, "/dev/vdb", "/dev/vdc")
 	n.debug = true
+	n.config += "- {name: raid1, volumeGroup: carve, type: raid1}\n" +
+		"- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi}}\n"
 	p := n.start()
-	p.create(create("pvc-1", 8<<20, ""))
+	v := p.create(create("pvc-1", 8<<20, ""))
+	p.create(inClass(create("pvc-mirrored", 8<<20, ""), "raid1"))
+	thin := p.create(inClass(create("pvc-thin", 8<<20, ""), "thin"))
+	if _, err := p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: thin.GetId()}); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
 	before := p.commands()
 	if before == 0 {
 		t.Fatal("the commands are not in the log")
 	}
 	for range 5 {
 		p.state()
+		volumes, err := p.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
+		if err != nil || len(volumes.GetVolumes()) != 3 {
+			t.Errorf("volumes %v, error %v, want 3", volumes, err)
+		}
+		snapshots, err := p.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{})
+		if err != nil || len(snapshots.GetSnapshots()) != 1 {
+			t.Errorf("snapshots %v, error %v, want 1", snapshots, err)
+		}
+		classes, err := p.client.ListClasses(t.Context(), &lvmdv1.ListClassesRequest{})
+		if err != nil || len(classes.GetClasses()) != 3 {
+			t.Errorf("classes %v, error %v, want 3", classes, err)
+		}
+		if got := p.volume(v.GetId()); got.GetId() != v.GetId() {
+			t.Errorf("volume %v, want %v", got, v)
+		}
 		if p.dead(1e9) {
 			t.Fatal("lvmd ended")
 		}
 	}
 	if got := p.commands() - before; got > 0 {
-		t.Errorf("%d commands in 5 s of nothing to do", got)
+		t.Errorf("%d commands in 5 s of answers, want none", got)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -58,26 +59,6 @@ func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
 	}
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-func TestNoByteOfAnEarlierVolumeIsSeen(t *testing.T) {
-	n := newNode(t)
-	p := n.start()
-	all := p.available()
-	const size = 80 << 20 // more than what is wiped at a time
-	for generation := range 3 {
-		var ids []string
-		for _, name := range names("pvc", 2) {
-			v := p.create(create(name, size+int64(generation)<<22, ""))
-			clean(t, v)
-			fill(t, v, byte(0xa1+generation))
-			ids = append(ids, v.GetId())
-		}
-		for _, id := range ids {
-			p.delete(id)
-		}
-		wait(t, "the space is back", func() bool { return p.available() == all })
 	}
 }
 
@@ -141,10 +122,34 @@ func TestVolumesComeBackAfterAReboot(t *testing.T) {
 }
 
 func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t, "/dev/vdb", "/dev/vdc")
+	n.config += "- {name: raid1, volumeGroup: carve, type: raid1}\n" +
+		"- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi, overprovisioning: 4}}\n"
 	p := n.start()
-	fs := p.create(create("pvc-fs", 64<<20, "ext4"))
-	raw := p.create(create("pvc-raw", 8<<20, ""))
+	made := map[string]*lvmdv1.CreateVolumeRequest{} // by id
+	make := func(r *lvmdv1.CreateVolumeRequest) *lvmdv1.Volume {
+		v := p.create(r)
+		made[v.GetId()] = r
+		return v
+	}
+	make(create("pvc-fs", 64<<20, "ext4"))
+	make(create("pvc-raw", 8<<20, ""))
+	make(inClass(create("pvc-mirrored", 8<<20, ""), "raid1"))
+	thin := make(inClass(create("pvc-thin", 16<<20, ""), "thin"))
+	fill(t, thin, 0x5a)
+	ask := &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: thin.GetId()}
+	snapshot := p.snapshotAgain(ask)
+	restore := inClass(create("pvc-restored", 16<<20, ""), "thin")
+	restore.Source = &lvmdv1.VolumeSource{SnapshotId: snapshot.GetId()}
+	restored := make(restore)
+	wait(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
+	rooms := func() (all []int64) {
+		for _, c := range p.state().GetClasses() {
+			all = append(all, c.GetAvailableBytes())
+		}
+		return all
+	}
+	room := rooms()
 	path := filepath.Join(n.dir, "state", "journal.db")
 	for _, c := range []struct {
 		name  string
@@ -161,14 +166,21 @@ func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
 				t.Fatal(err)
 			}
 			p = n.start()
-			for name, r := range map[string]*lvmdv1.CreateVolumeRequest{
-				fs.GetId():  create("pvc-fs", 64<<20, "ext4"),
-				raw.GetId(): create("pvc-raw", 8<<20, ""),
-			} {
+			if !strings.Contains(p.log.String(), "rebuilt from the volumes' tags") {
+				t.Errorf("the log does not tell it:\n%s", p.log)
+			}
+			for id, r := range made {
 				got := p.create(r)
-				if got.GetId() != name || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
-					t.Errorf("volume %v, want id %s", got, name)
+				if got.GetId() != id || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || len(got.GetConditions()) > 0 {
+					t.Errorf("volume %v, want id %s", got, id)
 				}
+			}
+			if got := p.snapshotAgain(ask); got.GetId() != snapshot.GetId() || !got.GetReady() || got.GetSizeBytes() != snapshot.GetSizeBytes() {
+				t.Errorf("snapshot %v, want %v", got, snapshot)
+			}
+			checkFilled(t, restored, 0x5a, 16<<20)
+			if got := rooms(); !slices.Equal(got, room) {
+				t.Errorf("%d bytes are available, were %d", got, room)
 			}
 			_, err := p.client.CreateVolume(t.Context(), create("pvc-raw", 12<<20, ""))
 			if status.Code(err) != codes.AlreadyExists {
@@ -221,18 +233,33 @@ func TestStreamsEndWhenLvmdIsToldToStop(t *testing.T) {
 	}
 }
 
+// TestAnAdministratorsChangesAreSeen within seconds: by the next few looks at the
+// group, of which each is as slow as this machine is.
 func TestAnAdministratorsChangesAreSeen(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
 	all := p.available()
-	lvmByHand(t, "lvcreate", "--yes", "--size", "100m", "--name", "admins", n.group)
-	wait(t, "the room shrinks", func() bool { return p.available() == all-100<<20 })
-	lvmByHand(t, "vgextend", "--yes", n.group, "/dev/vdc")
-	wait(t, "the room grows", func() bool { return p.available() > all })
-	lvmByHand(t, "lvremove", "--yes", n.group+"/admins")
-	lvmByHand(t, "vgreduce", n.group, "/dev/vdc")
+	for _, c := range []struct {
+		does     []string
+		what     string
+		happened func(room int64) bool
+	}{
+		{[]string{"lvcreate", "--yes", "--size", "100m", "--name", "admins", n.group}, "the room shrinks",
+			func(room int64) bool { return room == all-100<<20 }},
+		{[]string{"vgextend", "--yes", n.group, "/dev/vdc"}, "the room grows", func(room int64) bool { return room > all }},
+		{[]string{"lvremove", "--yes", n.group + "/admins"}, "the room grows again", func(room int64) bool { return room > 2*all-100<<20 }},
+		{[]string{"vgreduce", n.group, "/dev/vdc"}, "all is as before", func(room int64) bool { return room == all }},
+	} {
+		started := time.Now()
+		lvmByHand(t, c.does...)
+		done := time.Now()
+		wait(t, c.what, func() bool { return c.happened(p.available()) })
+		const look = 2 * time.Second // how often lvmd looks
+		if by, most := time.Since(done), 3*look+10*done.Sub(started); by > most {
+			t.Errorf("%v: seen after %v, want at most %v: the command took %v", c.does, by, most, done.Sub(started))
+		}
+	}
 	lvmByHand(t, "pvremove", "/dev/vdc")
-	wait(t, "all is as before", func() bool { return p.available() == all })
 }
 
 func TestKilledAtAnyMomentNothingIsLostOrLeaked(t *testing.T) {
