@@ -74,17 +74,23 @@ func TestAVolumeThatExistsIsGivenToAClaim(t *testing.T) {
 	// is compared as always.
 }
 
-// lvmd runs a subcommand of lvmd in its container on a node.
-func (s *scope) lvmd(node string, arguments ...string) string {
+// agentOf returns the node agent's Pod on a node.
+func (s *scope) agentOf(node string) corev1.Pod {
 	s.Helper()
-	pods, err := s.ProgramPods(s.ctx, "app.kubernetes.io/name=carve-node")
+	pods, err := s.ProgramPods(s.ctx, agentPods)
 	s.must(err, "find the agent of "+node)
 	pods = slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return pod.Spec.NodeName != node })
 	if len(pods) != 1 {
 		s.Fatalf("agents of %s: want 1, got %d", node, len(pods))
 	}
+	return pods[0]
+}
+
+// lvmd runs a subcommand of lvmd in its container on a node.
+func (s *scope) lvmd(node string, arguments ...string) string {
+	s.Helper()
 	output, err := s.Kubectl(s.ctx, nil, append([]string{
-		"exec", "--namespace", carve.Namespace, pods[0].Name, "--container", "lvmd", "--", "carve-lvmd",
+		"exec", "--namespace", carve.Namespace, s.agentOf(node).Name, "--container", "lvmd", "--", "carve-lvmd",
 	}, arguments...)...)
 	s.must(err, "carve-lvmd "+strings.Join(arguments, " "))
 	return output

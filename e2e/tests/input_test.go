@@ -112,7 +112,7 @@ func TestMalformedConfigurationStopsLvmdWithItsLine(t *testing.T) {
 		{"a class that is there twice", head + "  - name: a\n    volumeGroup: carve\n  - name: a\n    volumeGroup: carve\n", []string{":6", `"a"`}},
 		{"a volume group that is missing", head + "  - name: a\n    volumeGroup: nowhere\n", []string{":5", "nowhere"}},
 	}
-	agents, err := s.ProgramPods(s.ctx, "app.kubernetes.io/name=carve-node")
+	agents, err := s.ProgramPods(s.ctx, agentPods)
 	s.must(err, "find a node agent")
 	const start = `cat > /tmp/lvmd.yaml && exec timeout 60 /usr/local/bin/carve-lvmd --config=/tmp/lvmd.yaml --socket=/tmp/lvmd.sock ` +
 		`--state-dir=/tmp/state --lock-dir=/tmp/locks --node-name=nobody --controller= --ops-listen=`

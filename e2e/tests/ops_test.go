@@ -28,8 +28,8 @@ func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
 		metric     string
 	}{
 		{"controller", "app.kubernetes.io/name=carve-controller", 9808, "carve_controller_connected_nodes"},
-		{"lvmd", "app.kubernetes.io/name=carve-node", 9808, "carve_lvmd_lvm_command_seconds"},
-		{"node", "app.kubernetes.io/name=carve-node", 9809, "carve_node_registered"},
+		{"lvmd", agentPods, 9808, "carve_lvmd_lvm_command_seconds"},
+		{"node", agentPods, 9809, "carve_node_registered"},
 	} {
 		t.Run(program.name, func(t *testing.T) {
 			pods, err := s.ProgramPods(s.ctx, program.pods)
