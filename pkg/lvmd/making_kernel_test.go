@@ -110,6 +110,45 @@ func (m *makers) killCommand(command string, number int, whom string) (ended boo
 	return ended
 }
 
+func TestLVMKilledWhileADiskGrows(t *testing.T) {
+	device, file := loopDisk(t, 64<<20)
+	n := bareNode(t, "{name: carve, devices: [{path: "+device+"}]}")
+	n.standIn()
+	p := n.start()
+	const more = 32 << 20
+	size, room := int64(64<<20), p.available()
+	// grow has pvresize killed. It returns true when that had fewer effects.
+	grow := func(number int, whom string) (ended bool) {
+		t.Logf("pvresize killed before effect %d, with %s", number, whom)
+		size, room = size+more, room+more
+		n.ordain("pvresize", number, whom)
+		if err := os.Truncate(file, size); err != nil {
+			t.Fatal(err)
+		}
+		byHand(t, "losetup", "--set-capacity", device)
+		wait(t, "the command ended, or was killed", func() bool { return n.read("effects") != "" || n.read("slain") != "" })
+		ended = n.read("effects") != ""
+		if !ended && whom == "lvmd" {
+			wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+			p = n.start()
+		}
+		wait(t, "the enlarged disk is used to its end", func() bool { return p.available() == room })
+		v := p.create(create("pvc-1", room, ""))
+		clean(t, v)
+		p.delete(v.GetId())
+		wait(t, "the volume is gone", func() bool { return p.available() == room })
+		return ended
+	}
+	if !soaking {
+		grow(2, anyOf(chance(t), "lvm", "lvmd"))
+		return
+	}
+	for _, whom := range []string{"lvm", "lvmd"} {
+		for number := 1; !grow(number, whom); number++ {
+		}
+	}
+}
+
 func TestLvmdKilledWhileAGroupIsMade(t *testing.T) {
 	m := newMakers(t)
 	for number := range places(chance(t), 1, 14) {
