@@ -110,9 +110,9 @@ DECKS     ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed everywhere, lvmd under systemd, a cluster's life (ROUNDS=n DECKS=n SEED=n)
+soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's life (ROUNDS=n DECKS=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
-	cd e2e && $(GO) run ./cmd/vmtest -timeout 3h -with lvmd -env CARVE_SOAK=1 -run 'Killed|Soak' ../pkg/lvmd
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines' ../pkg/lvmd
 	CARVE_SOAK=1 $(GO) test -count=1 -timeout 1h -run 'Cycles' ./pkg/lvmd
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 1h -v ./cluster
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 10h -v -run RandomLife ./tests -args -decks $(DECKS) -seed $(SEED)
