@@ -13,6 +13,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -49,6 +50,9 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 		}
 		var remove func(context.Context, string, metav1.DeleteOptions) error
 		switch o := object.(type) {
+		case *storagev1.CSIDriver:
+			_, err = client.StorageV1().CSIDrivers().Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.StorageV1().CSIDrivers().Delete
 		case *rbacv1.ClusterRole:
 			_, err = client.RbacV1().ClusterRoles().Create(t.Context(), o, metav1.CreateOptions{})
 			remove = client.RbacV1().ClusterRoles().Delete
@@ -95,13 +99,16 @@ func asController(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-// install makes our namespace with the rights that are shipped.
+// install makes our namespace with the rights that are shipped, and says what the driver
+// can do.
 func install(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	_, err := client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ours}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
+	// Without it the scheduler does not look at capacities.
+	apply(t, client, "../../deploy/base/csidriver.yaml")
 	apply(t, client, "../../deploy/base/rbac-controller.yaml")
 	apply(t, client, "../../deploy/base/policy-controller.yaml")
 }

@@ -3,18 +3,15 @@
 package controller
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 )
 
@@ -30,14 +27,6 @@ func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 	w := newWorld(t, client)
 	w.namespace = ours
 	install(t, client)
-	yes := true
-	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: names.Driver}, Spec: storagev1.CSIDriverSpec{StorageCapacity: &yes}}
-	if _, err := client.StorageV1().CSIDrivers().Create(t.Context(), driver, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = client.StorageV1().CSIDrivers().Delete(context.Background(), names.Driver, metav1.DeleteOptions{})
-	})
 	w.nodes["n2"] = fakelvmd.New("n2", fakelvmd.Class{Name: "local", Default: true, Bytes: 2 * gib})
 	cordon := func(yes string) {
 		t.Helper()

@@ -62,6 +62,10 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			if _, err := client.AppsV1().StatefulSets(ours).Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
+			// A test that failed leaves nothing in the next one's way.
+			t.Cleanup(func() {
+				_ = client.AppsV1().StatefulSets(ours).Delete(context.Background(), "db", metav1.DeleteOptions{})
+			})
 			first, before := w.running(t, test.claim, "")
 			node := first.Annotations[volume.AnnSelectedNode]
 
