@@ -18,8 +18,9 @@ import (
 // block volume, to the target path. An inline volume is made and mounted there.
 //
 // For a raw block volume, read-only shows in the mount table but does not stop
-// a writer that opens the node there; the kubelet hands the device to the Pod
-// without the right to write.
+// a writer that opens the node there. The container's device cgroup does, which
+// the kubelet lets only read the device; that of a privileged container lets it
+// write to every device of its node.
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	id, staging, target := req.GetVolumeId(), req.GetStagingTargetPath(), req.GetTargetPath()
 	if err := checkVolumeID(id); err != nil {

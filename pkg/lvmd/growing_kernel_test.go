@@ -3,11 +3,15 @@
 package lvmd_test
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
 // growing is a machine whose thin pool grows by itself, by a step of 64 MiB at a
@@ -100,6 +104,94 @@ func (g growing) exercise(p *process, number int, whom string) (*process, bool) 
 	return p, ended
 }
 
+// metadata is the size of the pool's metadata and how many percent of it are used,
+// by LVM's own account.
+func (g growing) metadata() (size int64, used float64) {
+	g.t.Helper()
+	out := lvmByHand(g.t, "lvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "lv_metadata_size,metadata_percent", "carve/carve-pool")
+	if _, err := fmt.Sscan(out, &size, &used); err != nil {
+		g.t.Fatalf("%q: %v", out, err)
+	}
+	return size, used
+}
+
+// exerciseMetadata has a pool pass the threshold of its metadata, which lvmd is told
+// of when it is passed, and the command killed that extends them. It returns the lvmd
+// that lives then, and true when the command had fewer effects.
+func (g growing) exerciseMetadata(number int, whom string) (p *process, ended bool) {
+	t := g.t
+	t.Helper()
+	t.Logf("%s: the metadata are extended, killed before effect %d, with %s", time.Now().UTC().Format(time.TimeOnly), number, whom)
+	config := func(threshold string) {
+		g.config = "- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi, " +
+			"metadataSize: 4Mi, metadataThreshold: " + threshold + ", dataThreshold: 100%, autoExtend: {step: 64Mi}}}\n"
+		g.writeConfig()
+	}
+	config("100%")
+	p = g.start()
+	all := p.available()
+	// Volumes that LVM knows nothing of, with a block each.
+	for number := range 120 {
+		if err := devmapper.Message("carve-carve--pool", fmt.Sprintf("create_thin %d", 1000+number)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, used := g.metadata()
+	if used < 20 || used > 30 {
+		t.Fatalf("%.2f %% of the metadata are used", used)
+	}
+	g.ordain("lvextend", number, whom)
+	config("20%")
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the command ended, or was killed", func() bool { return g.read("effects") != "" || g.read("slain") != "" })
+	ended = g.read("effects") != ""
+	if ended {
+		t.Logf("it had %s", g.read("effects"))
+	} else if whom == "lvmd" {
+		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		p = g.start()
+	}
+	wait(t, "the metadata are twice as large", func() bool {
+		size, _ := g.metadata()
+		return size == 2*before && !p.hasCondition("PoolMetadataHigh")
+	})
+	s := newSaga(g.node)
+	s.create(p, create("pvc-kept", 8<<20, ""))
+	s.snapshot(p, "snapshot", "pvc-kept")
+	s.check(p, all)
+	if size, _ := g.metadata(); size != 2*before {
+		t.Errorf("the metadata have %d bytes, want twice %d", size, before)
+	}
+	return p, ended
+}
+
+func TestLVMKilledWhileAThinPoolsMetadataGrow(t *testing.T) {
+	g := newGrowing(t)
+	if !soaking {
+		g.exerciseMetadata(5, anyOf(chance(t), "lvm", "lvmd"))
+		return
+	}
+	for _, whom := range []string{"lvm", "lvmd"} {
+		for number, ended := 1, false; !ended && !t.Failed(); number++ {
+			var p *process
+			p, ended = g.exerciseMetadata(number, whom)
+			p.kill()
+			g.removePool()
+		}
+	}
+}
+
+// removePool takes away the pool and what lvmd knows of it.
+func (g growing) removePool() {
+	g.t.Helper()
+	lvmByHand(g.t, "lvremove", "--yes", "carve")
+	if err := os.RemoveAll(g.dir + "/state"); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
 func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {
 	g := newGrowing(t)
 	p := g.start()
@@ -111,10 +203,7 @@ func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {
 		for number, ended := 1, false; !ended && !t.Failed(); number++ {
 			// A pool of its own, which is small.
 			p.kill()
-			lvmByHand(t, "lvremove", "--yes", "carve")
-			if err := os.RemoveAll(g.dir + "/state"); err != nil {
-				t.Fatal(err)
-			}
+			g.removePool()
 			p = g.start()
 			p, ended = g.exercise(p, number, whom)
 		}
