@@ -171,12 +171,13 @@ func (c *cluster) follow(ctx context.Context, namespace string, seen chan<- any)
 
 func (c *cluster) createPod(ctx context.Context, namespace string, i int, bytes int64) error {
 	class, none := storageClass, int64(0)
+	_, request := c.room()
 	_, err := c.client.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i)},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: &none,                                                      // there is no kubelet to confirm a deletion
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, // the nodes have no heartbeat
-			Containers:                    []corev1.Container{{Name: "c", Image: "none"}},
+			Containers:                    []corev1.Container{{Name: "c", Image: "none", Resources: corev1.ResourceRequirements{Requests: request}}},
 			Volumes: []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
 				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
 					StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},

@@ -84,6 +84,7 @@ type clusterOptions struct {
 	nodeBytes  int64
 	createTime time.Duration
 	clientRate int // of Kubernetes' own controllers; 0 for their defaults
+	packed     bool
 }
 
 // cluster is a control plane with a controller and fake nodes.
@@ -209,12 +210,25 @@ func (c *cluster) token(ctx context.Context, account string, request *authentica
 	return made.Status.Token, nil
 }
 
+// room is what a node has for Pods, and request what a Pod asks for: such that the
+// scheduler spreads the Pods over the nodes, or, packed, so little of so much that its
+// scores, which are whole numbers, let one node win until it has no room for a volume.
+func (o clusterOptions) room() (node, request corev1.ResourceList) {
+	resources := func(processors, memory string) corev1.ResourceList {
+		return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(processors), corev1.ResourceMemory: resource.MustParse(memory)}
+	}
+	node, request = resources("8", "32Gi"), resources("100m", "256Mi")
+	if o.packed {
+		node, request = resources("64", "256Gi"), nil
+	}
+	node[corev1.ResourcePods] = resource.MustParse("1000")
+	return node, request
+}
+
 // addNode makes a Node that Pods are scheduled to, the Pod of its agent, and
 // the token that is bound to that.
 func (c *cluster) addNode(ctx context.Context, name, tokens string) error {
-	room := corev1.ResourceList{
-		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("1000"),
-	}
+	room, _ := c.room()
 	_, err := c.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 		Labels: map[string]string{topologyKey: name, corev1.LabelHostname: name}}}, metav1.CreateOptions{})
 	if err != nil {

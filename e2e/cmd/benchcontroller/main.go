@@ -31,6 +31,7 @@ const singleRate = 0.5
 type setting struct {
 	createTime time.Duration // how long the fake nodes take to make a volume
 	clientRate int           // requests per second of the scheduler and the controller-manager; 0 for their defaults
+	packed     bool          // the scheduler fills one node after the other, and does not spread Pods
 }
 
 // rate tells the setting's clientRate in a table.
@@ -41,12 +42,20 @@ func (s setting) rate() string {
 	return strconv.Itoa(s.clientRate) + " per second"
 }
 
+// order tells in a table how the scheduler chooses nodes.
+func (s setting) order() string {
+	if s.packed {
+		return "one by one"
+	}
+	return "all alike"
+}
+
 // highRate is more than the scheduler and the controller-manager want.
 const highRate = 1000
 
 var (
 	burstSettings   = []setting{{}, {createTime: 200 * time.Millisecond}, {clientRate: highRate}}
-	fillingSettings = []setting{{}, {clientRate: highRate}}
+	fillingSettings = []setting{{}, {clientRate: highRate}, {clientRate: highRate, packed: true}}
 )
 
 // bursts are the measurements with one setting.
@@ -145,8 +154,9 @@ func measureFilling(ctx context.Context, p plan, s setting, programs *programs, 
 	var result *burst
 	err := withCluster(ctx, clusterOptions{
 		programs: programs, progress: progress, nodes: p.fillNodes, nodeBytes: perNode << 30, createTime: s.createTime, clientRate: s.clientRate,
+		packed: s.packed,
 	}, func(c *cluster) error {
-		fmt.Fprintf(progress, "filling %d nodes\n", p.fillNodes)
+		fmt.Fprintf(progress, "filling %d nodes, %s\n", p.fillNodes, s.order())
 		var err error
 		result, err = c.burst(ctx, p.fillNodes*perNode, 1<<30, p.fillRate)
 		return err

@@ -40,9 +40,9 @@ func printRow(w io.Writer, s setting, pods string, rounds []burst) {
 func printFilling(out io.Writer, p plan, results []filling) error {
 	fmt.Fprintf(out, "Filling nodes to the last byte:\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
-	header(w, "Kubernetes' own clients", "nodes", "Pods", "Pods per second", "all placed after", "provisioning failures", "PV controller's alarms", "API writes per volume")
+	header(w, "nodes become full", "Kubernetes' own clients", "nodes", "Pods", "Pods per second", "all placed after", "provisioning failures", "PV controller's alarms", "API writes per volume")
 	for _, f := range results {
-		row(w, f.rate(), p.fillNodes, f.pods, p.fillRate, short(f.all), f.failures, f.alarms, fmt.Sprintf("%.1f", f.writes))
+		row(w, f.order(), f.rate(), p.fillNodes, f.pods, p.fillRate, short(f.all), f.failures, f.alarms, fmt.Sprintf("%.1f", f.writes))
 	}
 	return w.Flush()
 }

@@ -14,7 +14,7 @@ func TestTablesAreMarkdown(t *testing.T) {
 	if err := printBursts(&out, p, []bursts{{single: &one, rounds: []burst{one}}, {setting: setting{createTime: 200 * time.Millisecond}, rounds: []burst{one}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := printFilling(&out, p, []filling{{burst: one}, {setting: setting{clientRate: highRate}, burst: one}}); err != nil {
+	if err := printFilling(&out, p, []filling{{burst: one}, {setting: setting{clientRate: highRate}, burst: one}, {setting: setting{packed: true}, burst: one}}); err != nil {
 		t.Fatal(err)
 	}
 	rows := 0
@@ -33,10 +33,10 @@ func TestTablesAreMarkdown(t *testing.T) {
 			t.Errorf("%d columns, want %d: %s", n-1, columns-1, line)
 		}
 	}
-	if rows != 2+3+2+2 {
+	if rows != 2+3+2+3 {
 		t.Errorf("%d rows:\n%s", rows, out.String())
 	}
-	for _, cell := range []string{"0.5 per second", "2 at once", "200ms", "7.2", "defaults", "1000 per second", "20ms", "1m0s"} {
+	for _, cell := range []string{"0.5 per second", "2 at once", "200ms", "7.2", "defaults", "1000 per second", "one by one", "all alike", "20ms", "1m0s"} {
 		if !strings.Contains(out.String(), cell) {
 			t.Errorf("no %q in\n%s", cell, out.String())
 		}
