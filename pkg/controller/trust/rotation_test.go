@@ -1,0 +1,175 @@
+package trust
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/client-go/kubernetes/fake"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/uplink"
+)
+
+// agent is what a node has: its lvmd, and the two files that the kubelet keeps current.
+type agent struct {
+	node      *fakelvmd.Server
+	ca, token string
+	address   string
+}
+
+// connect dials as an agent does that starts or renews its connection, until the
+// returned function is called.
+func (a agent) connect(t *testing.T) (stop func()) {
+	t.Helper()
+	server := grpc.NewServer(uplink.ServerOptions()...)
+	lvmdv1.RegisterLVMDServer(server, a.node)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- uplink.RunClient(ctx, uplink.ClientOptions{Addresses: a.address, ServerName: "carve-uplink.carve-system.svc", CAFile: a.ca,
+			TokenFile: a.token, NodeName: "n1", Version: "test", Serve: server.Serve, Log: slog.New(slog.DiscardHandler)})
+	}()
+	return sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the agent's end: %v", err)
+		}
+		server.Stop()
+	})
+}
+
+func put(t *testing.T, path string, content []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNoCreateIsLostWhileTheCARotates takes the store through all steps of a rotation,
+// with a new token at each, while volumes are made. The node renews its connection twice
+// after each: before the kubelet brought it the bundle of that step, and after.
+func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
+	client := fake.NewClientset()
+	store := newTestStore(client)
+	// The peers' clocks are right all the time; only the store's begins in the past.
+	var ago atomic.Int64
+	store.now = func() time.Time { return time.Now().Add(-time.Duration(ago.Load())) }
+	refresh := func(days float64) {
+		t.Helper()
+		ago.Store(int64(days * 24 * float64(time.Hour)))
+		if err := store.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refresh(280)
+	refresh(10) // for a certificate that is valid today
+
+	var accepted atomic.Value // the token that is good
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := fleet.New(fleet.Options{OnChange: func(*fleet.View) {}, Log: slog.New(slog.DiscardHandler)})
+	sessions := make(chan struct{}, 100)
+	server := uplink.NewServer(uplink.ServerConfig{
+		GetCertificate: store.GetCertificate, ClusterID: "cluster", Log: slog.New(slog.DiscardHandler),
+		Authenticate: func(_ context.Context, h *lvmdv1.Hello) (uplink.Grant, error) {
+			if h.GetToken() != accepted.Load() {
+				return uplink.Grant{}, &uplink.DeniedError{Reason: "token is not good"}
+			}
+			return uplink.Grant{ReauthenticateBy: time.Now().Add(time.Hour)}, nil
+		},
+		OnSession: func(s *uplink.Session) { nodes.Add(s); sessions <- struct{}{} },
+	})
+	serving, endServing := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(serving, lis) }()
+	t.Cleanup(func() {
+		nodes.Close()
+		endServing()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	n1 := agent{node: fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: 1 << 50}),
+		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), address: lis.Addr().String()}
+	stop := func() {}
+	t.Cleanup(func() { stop() })
+	renew := func(step string) {
+		t.Helper()
+		next := n1.connect(t)
+		select {
+		case <-sessions:
+		case <-time.After(30 * time.Second):
+			next()
+			t.Fatalf("%s: the node does not connect within 30s", step)
+		}
+		// The session before ends when its calls have; the agent keeps it as long.
+		old := stop
+		time.AfterFunc(2*time.Second, old)
+		stop = next
+	}
+	accepted.Store("token-0")
+	put(t, n1.token, []byte("token-0"))
+	put(t, n1.ca, published(t, client))
+	renew("the beginning")
+
+	creating, endCreating := context.WithCancel(t.Context())
+	var created atomic.Int64
+	var creators sync.WaitGroup
+	t.Cleanup(func() { endCreating(); creators.Wait() })
+	for who := range 4 {
+		creators.Go(func() {
+			for i := 0; creating.Err() == nil; i++ {
+				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				name := fmt.Sprintf("pvc-%d-%d", who, i)
+				if _, err := nodes.CreateVolume(ctx, "n1", &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: 1 << 20, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}); err != nil {
+					t.Errorf("create of %s: %v", name, err)
+				}
+				cancel()
+				created.Add(1)
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	first := published(t, client)
+	for i, step := range []struct {
+		name string
+		days float64
+	}{{"the next CA is published", 4}, {"it signs", 2.9}, {"the previous one is dropped", 1.8}} {
+		before := published(t, client)
+		refresh(step.days)
+		if string(published(t, client)) == string(before) && i != 1 {
+			t.Fatalf("%s: nothing was published", step.name)
+		}
+		token := fmt.Sprintf("token-%d", i+1)
+		put(t, n1.token, []byte(token))
+		accepted.Store(token)
+		renew(step.name)
+		put(t, n1.ca, published(t, client))
+		renew(step.name + ", with its bundle")
+		for from, deadline := created.Load(), time.Now().Add(30*time.Second); created.Load() < from+20; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: no creates any more", step.name)
+			}
+		}
+	}
+	if string(published(t, client)) == string(first) {
+		t.Error("the CA is the first one")
+	}
+	endCreating()
+	creators.Wait()
+	t.Logf("%d volumes were made", created.Load())
+}
