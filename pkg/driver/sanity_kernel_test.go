@@ -10,5 +10,6 @@ import (
 )
 
 func TestRealSanity(t *testing.T) {
-	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk", drivertest.Thin), "mount", 64*mib, "local", "thin")
+	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk", drivertest.Thin), conformance.Suite{
+		AccessType: "mount", Bytes: 64 * mib, Classes: []conformance.Class{{Name: "local"}, {Name: "thin", Snapshots: true}}, Shipped: true})
 }

@@ -1,5 +1,6 @@
 // Package conformance runs the CSI project's own suite, csi-sanity, against a
-// node plugin on a machine, whether its lvmd and its mounts are real or not.
+// node plugin on a machine, whether its lvmd and its mounts are real or not, and
+// against the controller beside it.
 package conformance
 
 import (
@@ -14,29 +15,63 @@ import (
 	"github.com/onsi/gomega"
 	"google.golang.org/grpc"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 )
 
-// Run starts a plugin and runs the suite's Identity and Node cases against it,
-// once for each device class, with volumes of that class from its lvmd, of that
-// access type, "mount" or "block", and that size in bytes. It can be called once
-// in a process, as Ginkgo can.
-func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64, classes ...string) {
+// Suite is what is run.
+type Suite struct {
+	// AccessType is that of the volumes: "mount" or "block".
+	AccessType string
+	// Bytes is their size.
+	Bytes int64
+	// Classes are the device classes that they are of, each with all cases.
+	Classes []Class
+	// Shipped has the controller that is shipped make them, and tests that, too.
+	// Otherwise a stand-in does, which can do no more.
+	Shipped bool
+}
+
+// Class is a device class of the machine.
+type Class struct {
+	Name string
+	// Snapshots is true where it has snapshots.
+	Snapshots bool
+}
+
+// Run starts a plugin and runs the suite against it. It can be called once in a
+// process, as Ginkgo can.
+func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 	t.Helper()
 	m.Controller = true
 	m.Start()
-	for _, class := range classes {
-		controller := controllerOf(t, m, class)
+	var skip []string
+	var controller string
+	if s.Shipped {
+		controller = shipped(t, m)
+	} else {
+		skip = append(skip, `\[(Group)?Controller `)
+	}
+	for _, class := range s.Classes {
 		config := sanity.NewTestConfig()
 		config.Address = "unix:" + m.CSISocket()
-		config.ControllerAddress = "unix:" + controller
+		if s.Shipped {
+			config.ControllerAddress = "unix:" + controller
+			config.TestVolumeParameters = map[string]string{names.ParamDeviceClass: class.Name}
+		} else {
+			config.ControllerAddress = "unix:" + standIn(t, m, class.Name)
+		}
 		config.StagingPath = m.Path("staging")
 		config.TargetPath = m.Path("targets")
-		config.TestVolumeSize = size
-		config.TestVolumeExpandSize = 2 * size
-		config.TestVolumeAccessType = accessType
-		ginkgo.Describe("class "+class, func() {
+		config.TestVolumeSize = s.Bytes
+		config.TestVolumeExpandSize = 2 * s.Bytes
+		config.TestVolumeAccessType = s.AccessType
+		if !class.Snapshots {
+			// What the service can do, it can do with some classes.
+			skip = append(skip, "class "+class.Name+" .*[sS]napshot")
+		}
+		ginkgo.Describe("class "+class.Name, func() {
 			suite := sanity.GinkgoTest(&config)
 			t.Cleanup(suite.Finalize)
 		})
@@ -44,10 +79,9 @@ func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64, cla
 
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
-	// The controller is a stand-in that only creates volumes.
-	suite.SkipStrings = []string{`\[(Group)?Controller `}
+	suite.SkipStrings = skip
 	reporter.Succinct, reporter.NoColor = true, true
-	if !ginkgo.RunSpecs(t, "CSI sanity: "+accessType, suite, reporter) {
+	if !ginkgo.RunSpecs(t, "CSI sanity: "+s.AccessType, suite, reporter) {
 		t.Error("the plugin does not conform")
 	}
 	if points, err := m.Mounts.Below(m.KubeletDir); err != nil || len(points) != 0 {
@@ -58,9 +92,8 @@ func Run(t *testing.T, m *drivertest.Machine, accessType string, size int64, cla
 	}
 }
 
-// controllerOf serves the stand-in of a controller that creates volumes of a
-// class, until the test's end, and returns its socket.
-func controllerOf(t *testing.T, m *drivertest.Machine, class string) string {
+// standIn serves the stand-in of a controller that creates volumes of a class, until the test's end, and returns its socket.
+func standIn(t *testing.T, m *drivertest.Machine, class string) string {
 	t.Helper()
 	socket := filepath.Join(m.Dir, "controller-"+class+".sock")
 	listener, err := net.Listen("unix", socket)

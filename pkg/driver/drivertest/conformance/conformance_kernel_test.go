@@ -12,5 +12,6 @@ import (
 // TestSanityOfBlock is apart from its counterpart for file systems, in package
 // driver, because Ginkgo runs one suite in a process.
 func TestSanityOfBlock(t *testing.T) {
-	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk", drivertest.Thin), "block", 64<<20, "local", "thin")
+	conformance.Run(t, drivertest.NewRealMachine(t, "/dev/vdb", "disk", drivertest.Thin), conformance.Suite{
+		AccessType: "block", Bytes: 64 << 20, Classes: []conformance.Class{{Name: "local"}, {Name: "thin", Snapshots: true}}, Shipped: true})
 }
