@@ -149,7 +149,12 @@ func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
 		}
 		return all
 	}
-	room := rooms()
+	var room []int64
+	wait(t, "lvmd has seen what was written to the pool", func() bool {
+		room = rooms()
+		// 32 MiB below the threshold of 80%, four times.
+		return room[2] == 128<<20
+	})
 	path := filepath.Join(n.dir, "state", "journal.db")
 	for _, c := range []struct {
 		name  string
