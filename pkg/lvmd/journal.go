@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -37,12 +38,15 @@ var errJournal = errors.New("the journal cannot be written")
 
 // openJournal opens or makes the file. found is false when there was none
 // that could be used: it was absent or empty, or it was damaged and has been
-// moved aside to the returned path.
+// moved aside to the returned path. What the kernel refuses (no space, an I/O
+// error, too many open files) says nothing of what is in the file: it stays, and
+// the error is returned.
 func openJournal(path string) (j *journal, found bool, aside string, err error) {
 	info, statErr := os.Stat(path)
 	found = statErr == nil && info.Size() > 0
 	j, err = tryOpen(path)
-	if err == nil || !found || errors.Is(err, bolterrors.ErrTimeout) || errors.Is(err, os.ErrPermission) {
+	var refused syscall.Errno
+	if err == nil || !found || errors.Is(err, bolterrors.ErrTimeout) || errors.As(err, &refused) {
 		return j, found, "", err
 	}
 	damage := err
@@ -72,24 +76,7 @@ func tryOpen(path string) (j *journal, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
-		if err != nil {
-			return err
-		}
-		if _, err := tx.CreateBucketIfNotExists(bucketVolumes); err != nil {
-			return err
-		}
-		switch format := meta.Get(keyFormat); string(format) {
-		case journalFormat:
-			return nil
-		case "":
-			return meta.Put(keyFormat, []byte(journalFormat))
-		default:
-			return fmt.Errorf("format %q is not known to this version", format)
-		}
-	})
-	if err != nil {
+	if err := prepare(db); err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
 	if err := db.View(readAll); err != nil {
@@ -100,6 +87,32 @@ func tryOpen(path string) (j *journal, err error) {
 		return nil, err
 	}
 	return j, nil
+}
+
+// prepare makes the buckets of a new file. It writes nothing to one that has them:
+// the disk may be full.
+func prepare(db *bbolt.DB) error {
+	var format string
+	err := db.View(func(tx *bbolt.Tx) error {
+		if meta := tx.Bucket(bucketMeta); meta != nil && tx.Bucket(bucketVolumes) != nil {
+			format = string(meta.Get(keyFormat))
+		}
+		return nil
+	})
+	if err != nil || format == journalFormat {
+		return err
+	}
+	if format != "" {
+		return fmt.Errorf("format %q is not known to this version", format)
+	}
+	return db.Update(func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{bucketMeta, bucketVolumes} {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket(bucketMeta).Put(keyFormat, []byte(journalFormat))
+	})
 }
 
 // readAll reads every page that is in use, and checks that each is used once:

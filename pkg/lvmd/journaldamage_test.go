@@ -4,11 +4,13 @@ package lvmd
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -99,4 +101,19 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 		t.Errorf("only %d of %d pages were missed", rebuilt, len(whole)/page)
 	}
 	t.Logf("%d of %d pages were missed", rebuilt, len(whole)/page)
+}
+
+// TestAJournalThatCannotBeOpenedIsNotTakenForDamaged has the kernel refuse the file.
+func TestAJournalThatCannotBeOpenedIsNotTakenForDamaged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal.db")
+	if err := os.MkdirAll(filepath.Join(path, "in it"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	j, _, aside, err := openJournal(path)
+	if !errors.Is(err, syscall.EISDIR) || aside != "" {
+		t.Errorf("opened %v, moved aside %q, error %v; want EISDIR", j, aside, err)
+	}
+	if _, err := os.Stat(filepath.Join(path, "in it")); err != nil {
+		t.Error(err)
+	}
 }
