@@ -168,6 +168,29 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	if got := len(p.state().GetVolumes()); got != made+1 || p.available() != all-int64(made+2)*4<<20 {
 		t.Errorf("%d volumes, %d bytes taken; %d were made", got, all-p.available(), made+1)
 	}
+	// What else is asked for is done, or refused for the journal; so it stays over a restart.
+	refused := func(what string, err error) bool {
+		if err != nil && (status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "journal")) {
+			t.Errorf("%s: %v, want a word of the journal", what, err)
+		}
+		return err != nil
+	}
+	size, count := int64(16<<20), made+1
+	if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: size}); refused("expand", err) {
+		size = 8 << 20
+	}
+	if _, err := p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-full-0"}); !refused("delete", err) {
+		count--
+	}
+	wait(t, "what was deleted is free", func() bool { return p.available() == all-size-int64(count-1)*4<<20 })
+	p.kill()
+	p = n.start()
+	if strings.Contains(p.log.String(), "journal") {
+		t.Errorf("the journal is taken for damaged:\n%s", p.log)
+	}
+	if got := len(p.state().GetVolumes()); got != count || p.available() != all-size-int64(count-1)*4<<20 {
+		t.Errorf("after a restart %d volumes, %d bytes taken; want %d, of which one has %d", got, all-p.available(), count, size)
+	}
 	if err := os.Remove(state + "/ballast"); err != nil {
 		t.Fatal(err)
 	}
