@@ -116,8 +116,8 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	metrics := lvmd.NewMetrics()
 	runner := &lvm.Runner{
 		Binary: f.lvmPath, Timeout: f.commandTimeout, SystemDir: systemDir, Lasting: f.lvmLasting,
-		Observe: func(r lvm.Result) {
-			metrics.ObserveCommand(r)
+		Observe: func(ctx context.Context, r lvm.Result) {
+			metrics.ObserveCommand(ctx, r)
 			log.Debug("lvm", "command", r.Command, "duration", r.Duration, "error", r.Err)
 		},
 	}

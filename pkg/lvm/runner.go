@@ -50,8 +50,9 @@ type Runner struct {
 	// Lasting has RunFor keep a process for each key. It needs SystemDir, and
 	// Close at the end.
 	Lasting bool
-	// Observe, if set, is called after each command.
-	Observe func(Result)
+	// Observe, if set, is called after each command, with the context that it was
+	// given.
+	Observe func(context.Context, Result)
 
 	stuck  atomic.Int64
 	shells shells
@@ -67,7 +68,7 @@ func (r *Runner) Run(ctx context.Context, command string, args ...string) ([]byt
 	start := time.Now()
 	out, err := r.run(ctx, command, args)
 	if r.Observe != nil {
-		r.Observe(Result{Command: command, Args: args, Duration: time.Since(start), Err: err})
+		r.Observe(ctx, Result{Command: command, Args: args, Duration: time.Since(start), Err: err})
 	}
 	return out, err
 }

@@ -139,7 +139,7 @@ func TestTheWholeProcessGroupIsKilled(t *testing.T) {
 	file := t.TempDir() + "/pid"
 	var seen Result
 	r := testRunner(500 * time.Millisecond)
-	r.Observe = func(result Result) { seen = result }
+	r.Observe = func(_ context.Context, result Result) { seen = result }
 	_, err := r.Run(t.Context(), "act-fork-and-hang", file)
 	if !errors.Is(err, ErrTimedOut) {
 		t.Errorf("error %v", err)

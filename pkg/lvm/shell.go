@@ -80,7 +80,7 @@ func (r *Runner) RunFor(ctx context.Context, key, command string, args ...string
 		return r.Run(ctx, command, args...)
 	}
 	if r.Observe != nil {
-		r.Observe(Result{Command: command, Args: args, Duration: time.Since(start), Err: err})
+		r.Observe(ctx, Result{Command: command, Args: args, Duration: time.Since(start), Err: err})
 	}
 	return nil, err
 }

@@ -137,7 +137,7 @@ func (s *Service) carveFrom(ctx context.Context, v *volume) error {
 	g, p := v.group, v.pool
 	err := s.changeBy(ctx, g, lvm.ThinSteps, 0,
 		func(ctx context.Context) error {
-			return s.lvm.Snapshot(ctx, lvm.SnapshotOptions{
+			return s.lvm.Snapshot(forClassOf(ctx, v), lvm.SnapshotOptions{
 				Group: g.name, Origin: from.source.rec.ID, Volume: v.rec.ID,
 				Tags: v.tags(), Inactive: v.rec.Ident.Snapshot,
 			})
@@ -232,7 +232,7 @@ func (s *Service) enlarge(ctx context.Context, v *volume, failed error) error {
 	err := errors.Join(failed, ctx.Err())
 	if err == nil && more > 0 {
 		err = s.changeBy(ctx, g, 1, 0,
-			func(ctx context.Context) error { return s.lvm.Extend(ctx, g.name, v.rec.ID, v.extents) },
+			func(ctx context.Context) error { return s.lvm.Extend(forClassOf(ctx, v), g.name, v.rec.ID, v.extents) },
 			func() []*volume {
 				p.expanding -= more
 				p.virtual += more

@@ -68,7 +68,7 @@ func (s *Service) copyFrom(ctx context.Context, v *volume) error {
 	g := v.group
 	// A copy may have taken hours: it is not given up for a long wait.
 	return s.change(onOwnBehalf(ctx), g, 0,
-		func(ctx context.Context) error { return s.lvm.Untag(ctx, g.name, v.rec.ID, tagCopying) },
+		func(ctx context.Context) error { return s.lvm.Untag(forClassOf(ctx, v), g.name, v.rec.ID, tagCopying) },
 		func() []*volume { return nil })
 }
 

@@ -176,7 +176,7 @@ func (s *Service) carve(ctx context.Context, v *volume) error {
 	}
 	err := s.changeBy(ctx, g, v.layout.Commits(), -v.takes(v.extents),
 		func(ctx context.Context) error {
-			err := s.lvm.Create(ctx, s.createOptions(v))
+			err := s.lvm.Create(forClassOf(ctx, v), s.createOptions(v))
 			if err == nil {
 				pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
 			}

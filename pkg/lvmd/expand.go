@@ -126,7 +126,7 @@ func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) er
 				s.model.mu.Lock()
 				on := v.planGrowth(more)
 				s.model.mu.Unlock()
-				err := s.lvm.Extend(ctx, g.name, v.rec.ID, extents, on...)
+				err := s.lvm.Extend(forClassOf(ctx, v), g.name, v.rec.ID, extents, on...)
 				if err == nil {
 					pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
 				}

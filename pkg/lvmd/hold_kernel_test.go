@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
 // newRoomyNode makes a volume group of two disks whose metadata has room for
@@ -107,7 +109,8 @@ func multiply(text, id string, volumes int) (string, error) {
 }
 
 // startMeasured starts an lvmd that also serves its metrics; metrics are the
-// number and the seconds of LVM commands, as in "lvcreate count".
+// number and the seconds of LVM commands, as in "lvcreate count", and those for a
+// device class, as in "lvcreate count fast".
 func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 	n.t.Helper()
 	const address, token = "127.0.0.1:9808", "let-me-read"
@@ -123,7 +126,7 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // on this machine's loopback
 	}}
 	n.t.Cleanup(client.CloseIdleConnections)
-	line := regexp.MustCompile(`(?m)^carve_lvmd_lvm_command_seconds_(sum|count)\{command="([a-z]+)",result="ok"\} (.*)$`)
+	line := regexp.MustCompile(`(?m)^carve_lvmd_lvm_command_seconds_(sum|count)\{class="([^"]*)",command="([a-z]+)",result="ok"\} (.*)$`)
 	return p, func() map[string]float64 {
 		r, err := http.NewRequestWithContext(n.t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
 		if err != nil {
@@ -141,12 +144,37 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 		}
 		found := map[string]float64{}
 		for _, m := range line.FindAllStringSubmatch(string(text), -1) {
-			value, err := strconv.ParseFloat(m[3], 64)
+			value, err := strconv.ParseFloat(m[4], 64)
 			if err != nil {
 				n.t.Fatal(err)
 			}
-			found[m[2]+" "+m[1]] = value
+			found[m[3]+" "+m[1]] += value
+			if m[2] != "" {
+				found[m[3]+" "+m[1]+" "+m[2]] = value
+			}
 		}
 		return found
+	}
+}
+
+func TestCommandsAreCountedForTheirDeviceClass(t *testing.T) {
+	n := newNode(t)
+	n.config += "- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi}}\n"
+	p, metrics := n.startMeasured()
+	thick, thin := p.create(create("pvc-thick", 8<<20, "")), p.create(inClass(create("pvc-thin", 8<<20, ""), "thin"))
+	p.create(create("pvc-more", 8<<20, ""))
+	for _, v := range []*lvmdv1.Volume{thick, thin} {
+		if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 16 << 20}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.delete(thick.GetId())
+	want := map[string]float64{"lvcreate count local": 2, "lvcreate count thin": 1, "lvextend count local": 1, "lvextend count thin": 1, "lvremove count local": 1}
+	wait(t, "the removal is counted", func() bool { return metrics()["lvremove count local"] > 0 })
+	got := metrics()
+	for name, count := range want {
+		if got[name] != count {
+			t.Errorf("%s: %v, want %v; all: %v", name, got[name], count, got)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package lvmd
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"sync/atomic"
@@ -59,9 +60,9 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		commands: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "carve_lvmd_lvm_command_seconds", Help: "Duration of LVM commands by how they ended.",
+			Name: "carve_lvmd_lvm_command_seconds", Help: "Duration of LVM commands by how they ended, and by the device class that they were for, empty for several or none.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 12),
-		}, []string{"command", "result"}),
+		}, []string{"command", "class", "result"}),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "carve_lvmd_rpc_seconds", Help: "Duration of calls by method and gRPC code.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
@@ -74,8 +75,8 @@ func NewMetrics() *Metrics {
 		Name: "carve_lvmd_volumes_emptied_total", Help: "Encrypted volumes that were made anew because their key was gone.",
 	})
 	m.exits = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "carve_lvmd_lvm_command_exits_total", Help: "LVM commands by their exit code; -1 for those that were killed or not started.",
-	}, []string{"command", "exit"})
+		Name: "carve_lvmd_lvm_command_exits_total", Help: "LVM commands by their exit code, -1 for those that were killed or not started, and by device class.",
+	}, []string{"command", "class", "exit"})
 	m.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "carve_lvmd_config_reloads_total", Help: "Changes of the configuration file by what became of them.",
 	}, []string{"result"})
@@ -88,15 +89,34 @@ func NewMetrics() *Metrics {
 
 func (m *Metrics) attach(s *Service) { m.service.Store(s) }
 
+type classKey struct{}
+
+// forClass is a context in which LVM commands count for a device class.
+func forClass(ctx context.Context, class string) context.Context {
+	return context.WithValue(ctx, classKey{}, class)
+}
+
+// forClassOf is forClass for volumes; those of several classes count for none.
+func forClassOf(ctx context.Context, volumes ...*volume) context.Context {
+	class := volumes[0].rec.Ident.Class
+	for _, v := range volumes {
+		if v.rec.Ident.Class != class {
+			return ctx
+		}
+	}
+	return forClass(ctx, class)
+}
+
 // ObserveCommand records an LVM command; it fits lvm.Runner.Observe.
-func (m *Metrics) ObserveCommand(r lvm.Result) {
-	m.commands.WithLabelValues(r.Command, resultLabel(r.Err)).Observe(r.Duration.Seconds())
+func (m *Metrics) ObserveCommand(ctx context.Context, r lvm.Result) {
+	class, _ := ctx.Value(classKey{}).(string)
+	m.commands.WithLabelValues(r.Command, class, resultLabel(r.Err)).Observe(r.Duration.Seconds())
 	exit := 0
 	var failed *lvm.CommandError
 	if errors.As(r.Err, &failed) {
 		exit = failed.ExitCode
 	}
-	m.exits.WithLabelValues(r.Command, strconv.Itoa(exit)).Inc()
+	m.exits.WithLabelValues(r.Command, class, strconv.Itoa(exit)).Inc()
 }
 
 func (m *Metrics) observeCall(method, code string, d time.Duration) {

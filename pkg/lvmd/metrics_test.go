@@ -98,6 +98,7 @@ func TestMetricsTellOfSizesVolumesAndTheJournal(t *testing.T) {
 
 func TestMetricsTellHowLVMsCommandsEnd(t *testing.T) {
 	m := NewMetrics()
+	m.ObserveCommand(forClass(t.Context(), "fast"), lvm.Result{Command: "lvcreate"})
 	for _, r := range []lvm.Result{
 		{Command: "lvcreate", Duration: time.Second},
 		{Command: "lvcreate", Duration: time.Second},
@@ -105,23 +106,25 @@ func TestMetricsTellHowLVMsCommandsEnd(t *testing.T) {
 		{Command: "lvremove", Err: &lvm.CommandError{ExitCode: -1, Err: lvm.ErrTimedOut}},
 		{Command: "lvremove", Err: &lvm.CommandError{ExitCode: 3}},
 	} {
-		m.ObserveCommand(r)
+		m.ObserveCommand(t.Context(), r)
 	}
 	for _, r := range []ReloadResult{ReloadApplied, ReloadApplied, ReloadRefused} {
 		m.ObserveReload(r)
 	}
 	wantSamples(t, &Service{metrics: m}, map[string]float64{
-		"lvm_command_seconds{command=lvcreate,result=ok}":        2,
-		"lvm_command_seconds{command=lvcreate,result=no_space}":  1,
-		"lvm_command_seconds{command=lvremove,result=timed_out}": 1,
-		"lvm_command_seconds{command=lvremove,result=failed}":    1,
-		"lvm_command_exits_total{command=lvcreate,exit=0}":       2,
-		"lvm_command_exits_total{command=lvcreate,exit=5}":       1,
-		"lvm_command_exits_total{command=lvremove,exit=-1}":      1,
-		"lvm_command_exits_total{command=lvremove,exit=3}":       1,
-		"config_reloads_total{result=applied}":                   2,
-		"config_reloads_total{result=refused}":                   1,
-		"config_reloads_total{result=invalid}":                   0,
+		"lvm_command_seconds{class=,command=lvcreate,result=ok}":        2,
+		"lvm_command_seconds{class=fast,command=lvcreate,result=ok}":    1,
+		"lvm_command_seconds{class=,command=lvcreate,result=no_space}":  1,
+		"lvm_command_seconds{class=,command=lvremove,result=timed_out}": 1,
+		"lvm_command_seconds{class=,command=lvremove,result=failed}":    1,
+		"lvm_command_exits_total{class=,command=lvcreate,exit=0}":       2,
+		"lvm_command_exits_total{class=fast,command=lvcreate,exit=0}":   1,
+		"lvm_command_exits_total{class=,command=lvcreate,exit=5}":       1,
+		"lvm_command_exits_total{class=,command=lvremove,exit=-1}":      1,
+		"lvm_command_exits_total{class=,command=lvremove,exit=3}":       1,
+		"config_reloads_total{result=applied}":                          2,
+		"config_reloads_total{result=refused}":                          1,
+		"config_reloads_total{result=invalid}":                          0,
 	})
 }
 

@@ -69,7 +69,7 @@ func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) er
 	}
 	s.model.mu.Unlock()
 	err := s.changeBy(ctx, g, steps, extents,
-		func(ctx context.Context) error { return s.lvm.Remove(ctx, g.name, ids) },
+		func(ctx context.Context) error { return s.lvm.Remove(forClassOf(ctx, batch...), g.name, ids) },
 		func() []*volume {
 			for _, v := range batch {
 				delete(g.exists, v.rec.ID)

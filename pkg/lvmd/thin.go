@@ -249,7 +249,7 @@ func (s *Service) carveThin(ctx context.Context, v *volume) error {
 	g, p := v.group, v.pool
 	err := s.changeBy(ctx, g, lvm.ThinSteps, 0,
 		func(ctx context.Context) error {
-			return s.lvm.CreateThin(ctx, lvm.ThinOptions{
+			return s.lvm.CreateThin(forClassOf(ctx, v), lvm.ThinOptions{
 				Group: g.name, Pool: p.name, Volume: v.rec.ID,
 				Bytes: v.extents * g.info.ExtentSize, Tags: v.tags(),
 			})
