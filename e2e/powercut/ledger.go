@@ -115,8 +115,9 @@ func (r *rig) load(ctx context.Context, l *ledger, seed uint64) error {
 // step does one thing to one of a worker's volumes.
 func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.Rand) error {
 	if len(*mine) < perWorker && len(*mine) > 0 && random.IntN(3) == 0 {
-		if of := (*mine)[random.IntN(len(*mine))]; of.class == "thin" && of.block && of.written {
-			return r.derive(ctx, l, mine, of)
+		if of := (*mine)[random.IntN(len(*mine))]; of.block && of.written {
+			// Only thin volumes have snapshots.
+			return r.derive(ctx, l, mine, of, of.class == "thin" && !of.snapshot && random.IntN(2) == 0)
 		}
 	}
 	if len(*mine) < perWorker && (len(*mine) == 0 || random.IntN(2) == 0) {
@@ -142,10 +143,11 @@ func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.
 	return r.remove(ctx, l, e)
 }
 
-// derive takes a snapshot of a volume, or makes a volume of a snapshot. Either has
-// what was written to its source.
-func (r *rig) derive(ctx context.Context, l *ledger, mine *[]*entry, of *entry) error {
-	e := l.open(&entry{class: of.class, block: true, snapshot: !of.snapshot, from: of, seed: of.seed})
+// derive takes a snapshot of a volume, or makes a volume of a snapshot or another
+// volume: of a thin one at once, of any other by copying it. Each has what was written
+// to its source.
+func (r *rig) derive(ctx context.Context, l *ledger, mine *[]*entry, of *entry, snapshot bool) error {
+	e := l.open(&entry{class: of.class, block: true, snapshot: snapshot, from: of, seed: of.seed})
 	if err := r.create(ctx, l, e); err != nil {
 		return err
 	}
@@ -158,8 +160,10 @@ func (r *rig) create(ctx context.Context, l *ledger, e *entry) error {
 	switch {
 	case e.snapshot:
 		args = []string{"snapshot", e.name, e.from.id}
-	case e.from != nil:
+	case e.from != nil && e.from.snapshot:
 		args = []string{"create", e.name, strconv.Itoa(volumeBytes), "--class", e.class, "--from-snapshot", e.from.id}
+	case e.from != nil:
+		args = []string{"create", e.name, strconv.FormatInt(e.from.bytes, 10), "--class", e.class, "--from-volume", e.from.id}
 	default:
 		args = []string{"create", e.name, strconv.Itoa(volumeBytes), "--class", e.class}
 	}
