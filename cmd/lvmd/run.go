@@ -105,8 +105,8 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		return err
 	}
 
-	events, err := lvm.WatchBlockDevices(ctx)
-	if err != nil {
+	events := make(chan struct{}, 1)
+	if err := lvm.WatchBlockDevices(ctx, events); err != nil {
 		return err
 	}
 	systemDir := filepath.Join(f.stateDir, "lvm")
@@ -123,6 +123,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 	defer runner.Close()
 	host := lvm.NewHost(runner)
+	host.Notify(events)
 	options := lvmd.Options{
 		LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
 	}

@@ -37,23 +37,30 @@ const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations
 
 // noCrypt keeps LVM from looking into encrypted volumes, which it would not know
 // for what they are, whoever has the key.
-const noCrypt = `global_filter=["r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"] }`
+const noCrypt = `"r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"`
 
 // lvmConfig is the argument of --config. With devices, only those are looked
 // at; without, all block devices but logical volumes.
 func lvmConfig(devices []string) string {
 	if len(devices) == 0 {
-		return baseConfig + noCrypt
+		return lvmConfigWithout(nil)
 	}
+	return baseConfig + "global_filter=[" + patterns("a", devices) + `"r|.*|"] }`
+}
+
+// lvmConfigWithout has all block devices looked at but logical volumes and these.
+func lvmConfigWithout(devices []string) string {
+	return baseConfig + "global_filter=[" + patterns("r", devices) + noCrypt + "] }"
+}
+
+// patterns accepts ("a") or rejects ("r") device paths in a filter.
+func patterns(what string, devices []string) string {
 	var b strings.Builder
-	b.WriteString(baseConfig)
-	b.WriteString("global_filter=[")
 	for _, d := range devices {
 		// A device path in a regular expression between '|' in a quoted string.
-		b.WriteString(`"a|^`)
+		b.WriteString(`"` + what + `|^`)
 		b.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`, `|`, `\\|`).Replace(regexp.QuoteMeta(d)))
 		b.WriteString(`$|",`)
 	}
-	b.WriteString(`"r|.*|"] }`)
 	return b.String()
 }

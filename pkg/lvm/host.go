@@ -34,14 +34,23 @@ type Host struct {
 	unsettled map[string]bool
 	// former are the paths where a group that is gone was last seen.
 	former map[string][]string
+	// patience is readTimeout but in tests.
+	patience time.Duration
+	// answers is told of devices that were silent and answer again, or nil.
+	answers chan<- struct{}
 }
 
 var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	return &Host{runner: r, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
+	return &Host{runner: r, patience: readTimeout, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
 }
+
+// Notify has events, which should hold an element, told of block devices that did not
+// answer and do again: that is no event of the kernel's. It is called before any
+// other method.
+func (h *Host) Notify(events chan<- struct{}) { h.answers = events }
 
 // Scan implements Groups with one command, or with a second one over all
 // devices when the known ones do not make every group whole; stale device
@@ -70,8 +79,14 @@ func whole(found []Group, want []string) bool {
 func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, error) {
 	// All groups that are seen are reported, and others dropped here: a name
 	// on the command line that does not exist would be an error.
+	configuration := lvmConfig(devices)
+	if len(devices) == 0 {
+		// LVM would wait for a disk that is silent, and whoever wants to know of other
+		// groups with it.
+		configuration = lvmConfigWithout(h.silent())
+	}
 	args := []string{
-		"--config", lvmConfig(devices),
+		"--config", configuration,
 		"--reportformat", "json", "--units", "b", "--nosuffix",
 	}
 	for _, r := range reportFields {

@@ -159,6 +159,9 @@ func TestTheFilterAcceptsTheDevicesAndNothingElse(t *testing.T) {
 	if got := lvmConfig(nil); !strings.Contains(got, `global_filter=["r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"]`) || strings.Contains(got, `"a|`) {
 		t.Errorf("without devices: %s", got)
 	}
+	if got, want := lvmConfigWithout([]string{"/dev/vdb", "/dev/mapper/a.b"}), `global_filter=["r|^/dev/vdb$|","r|^/dev/mapper/a\\.b$|","r|^/dev/mapper/carve`; !strings.Contains(got, want) {
+		t.Errorf("without some: %s does not hold %s", got, want)
+	}
 }
 
 func TestMetadataHeadsAreReadFromADisk(t *testing.T) {

@@ -10,28 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WatchBlockDevices sends on the returned channel, which holds one element,
-// after the kernel announced that block devices other than logical volumes
-// came, went or changed. Bursts are one event. It ends with ctx.
+// WatchBlockDevices sends on events, which should hold one element, after the
+// kernel announced that block devices other than logical volumes came, went or
+// changed. Bursts are one event. It ends with ctx.
 //
 // It listens to the kernel itself (NETLINK_KOBJECT_UEVENT), so no udev is
 // needed, and a container hears it too.
-func WatchBlockDevices(ctx context.Context) (<-chan struct{}, error) {
+func WatchBlockDevices(ctx context.Context, events chan<- struct{}) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
-		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
+		return fmt.Errorf("listening to the kernel's device events: %w", err)
 	}
 	// Group 1 is the kernel's; udev repeats events on group 2.
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}); err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
+		return fmt.Errorf("listening to the kernel's device events: %w", err)
 	}
 	// Reads wake up now and then to see whether ctx is done.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("listening to the kernel's device events: %w", err)
+		return fmt.Errorf("listening to the kernel's device events: %w", err)
 	}
-	events := make(chan struct{}, 1)
 	go func() {
 		defer func() { _ = unix.Close(fd) }()
 		buf := make([]byte, 16<<10)
@@ -52,7 +51,7 @@ func WatchBlockDevices(ctx context.Context) (<-chan struct{}, error) {
 			}
 		}
 	}()
-	return events, nil
+	return nil
 }
 
 // concernsBlockDevice reads an event: "ACTION@DEVPATH", then KEY=VALUE

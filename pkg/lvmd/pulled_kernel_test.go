@@ -153,3 +153,34 @@ func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
 	})
 	wait(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
+
+func TestADiskThatIsSilentAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
+	disk := newFrail(t, "/dev/vdc")
+	n := newNode(t)
+	n.otherGroup(t, disk.path())
+	p := n.start()
+	v := p.create(inClass(create("pvc-other", 8<<20, ""), "other"))
+	fill(t, v, 0x5a)
+	p.kill()
+	lvmByHand(t, "vgchange", "--activate", "n", "other") // as after a reboot
+	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", disk.name)
+	resume := func() { byHand(t, "dmsetup", "resume", "--noudevsync", disk.name) }
+	t.Cleanup(resume)
+
+	p = n.start()
+	if c := p.classNamed("other"); c.GetAvailableBytes() != 0 || len(c.GetConditions()) == 0 {
+		t.Errorf("the class of the silent disk's group is %v, want no room and a condition", c)
+	}
+	p.delete(p.create(create("pvc-local", 8<<20, "ext4")).GetId())
+
+	resume()
+	var resp *lvmdv1.GetVolumeResponse
+	wait(t, "the volume has its device", func() bool {
+		var err error
+		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
+		return err == nil && resp.GetVolume().GetDevicePath() != "" && len(resp.GetVolume().GetConditions()) == 0
+	})
+	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
+	p.delete(v.GetId())
+	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+}
