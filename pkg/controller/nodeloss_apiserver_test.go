@@ -3,11 +3,9 @@
 package controller
 
 import (
-	"context"
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,20 +35,7 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			w.class(t, test.class)
 			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true},
 				func(c *Controller) { c.core.losses.grace = 500 * time.Millisecond })
-			pod, claim := scheduledPod(test.ephemeral)
-			labels := map[string]string{"app": "db"}
-			set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
-				Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod}}}
-			if !test.ephemeral {
-				set.Spec.VolumeClaimTemplates = []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: claim}}
-			}
-			if _, err := client.AppsV1().StatefulSets(ours).Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			// A test that failed leaves nothing in the next one's way.
-			t.Cleanup(func() {
-				_ = client.AppsV1().StatefulSets(ours).Delete(context.Background(), "db", metav1.DeleteOptions{})
-			})
+			startSet(t, client, test.ephemeral)
 			first, before := w.running(t, test.claim, "")
 			node := first.Annotations[volume.AnnSelectedNode]
 

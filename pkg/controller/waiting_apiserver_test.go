@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
@@ -31,6 +32,25 @@ func scheduledPod(ephemeral bool) (v1.PodSpec, v1.PersistentVolumeClaimSpec) {
 			VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: claim}}}}}
 	}
 	return pod, claim
+}
+
+// startSet makes a StatefulSet of one Pod, db-0, which is removed at the test's end at the
+// latest: a test that failed leaves nothing in the next one's way.
+func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool) {
+	t.Helper()
+	pod, claim := scheduledPod(ephemeral)
+	labels := map[string]string{"app": "db"}
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod}}}
+	if !ephemeral {
+		set.Spec.VolumeClaimTemplates = []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: claim}}
+	}
+	if _, err := client.AppsV1().StatefulSets(ours).Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = client.AppsV1().StatefulSets(ours).Delete(context.Background(), "db", metav1.DeleteOptions{})
+	})
 }
 
 // TestWhatWaitsForLostDisksRunsAgain exchanges the disks of the node on which a
@@ -52,20 +72,7 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			install(t, client)
 			w.class(t, test.class)
 			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
-			pod, claim := scheduledPod(test.ephemeral)
-			labels := map[string]string{"app": "db"}
-			set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
-				Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod}}}
-			if !test.ephemeral {
-				set.Spec.VolumeClaimTemplates = []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: claim}}
-			}
-			if _, err := client.AppsV1().StatefulSets(ours).Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			// A test that failed leaves nothing in the next one's way.
-			t.Cleanup(func() {
-				_ = client.AppsV1().StatefulSets(ours).Delete(context.Background(), "db", metav1.DeleteOptions{})
-			})
+			startSet(t, client, test.ephemeral)
 			first, before := w.running(t, test.claim, "")
 			node := first.Annotations[volume.AnnSelectedNode]
 
