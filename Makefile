@@ -46,11 +46,15 @@ image: ## Build the OCI image into bin/carve-image.tar, without a container engi
 
 .PHONY: generate
 generate: deps ## Generate the gRPC code from api/
-	$(GO) build -o $(TOOLS)/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	$(GO) build -o $(TOOLS)/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc \
+	  github.com/planetscale/vtprotobuf/cmd/protoc-gen-go-vtproto
 	PATH="$(TOOLS):$$PATH" protoc \
 	  --go_out=. --go_opt=module=github.com/carve-csi/carve \
 	  --go-grpc_out=. --go-grpc_opt=module=github.com/carve-csi/carve \
 	  api/lvmd/v1/*.proto
+	PATH="$(TOOLS):$$PATH" protoc \
+	  --go-vtproto_out=. --go-vtproto_opt=module=github.com/carve-csi/carve,features=unmarshal_unsafe \
+	  api/lvmd/v1/lvmd.proto
 
 .PHONY: deps
 deps: ## Install the Debian packages that code generation and the race detector need

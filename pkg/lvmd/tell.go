@@ -90,8 +90,11 @@ type listed struct {
 	encoded  []byte
 }
 
-// volumesField is the number of ListVolumesResponse.volumes.
-const volumesField protowire.Number = 1
+// The numbers of ListVolumesResponse's fields.
+const (
+	volumesField       protowire.Number = 1
+	nextPageTokenField protowire.Number = 2
+)
 
 // add appends a volume. The caller holds the model's lock.
 func (l *listed) add(v *volume) error {
@@ -123,9 +126,13 @@ func (l *listed) append(entry []byte) {
 }
 
 // response is a message whose encoding is that of a response with the volumes.
-// Only its encoding has them: it is to be sent.
+// Only its encoding has them, and all else: it is to be sent.
 func (l *listed) response(nextPage string) *lvmdv1.ListVolumesResponse {
-	r := &lvmdv1.ListVolumesResponse{NextPageToken: nextPage}
+	if nextPage != "" {
+		l.encoded = protowire.AppendTag(l.encoded, nextPageTokenField, protowire.BytesType)
+		l.encoded = protowire.AppendString(l.encoded, nextPage)
+	}
+	r := &lvmdv1.ListVolumesResponse{}
 	r.ProtoReflect().SetUnknown(l.encoded)
 	return r
 }
