@@ -43,7 +43,7 @@ func serveConfig(t *testing.T, yaml string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(service.ServerOptions()...)
 	service.Register(server)
 	service.Start()
 	go server.Serve(l)

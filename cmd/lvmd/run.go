@@ -175,7 +175,7 @@ func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refuse
 	if err != nil {
 		return err
 	}
-	options := append(uplink.ServerOptions(), lvmd.ServerOptions()...)
+	options := append(uplink.ServerOptions(), service.ServerOptions()...)
 	server := grpc.NewServer(append(options, grpc.UnaryInterceptor(service.Interceptor()))...)
 	service.Register(server)
 	service.Start()

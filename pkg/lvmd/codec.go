@@ -1,6 +1,8 @@
 package lvmd
 
 import (
+	"sync"
+
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // the codec that those here add to
 	"google.golang.org/grpc/mem"
@@ -39,60 +41,81 @@ func (c answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	return m.UnmarshalVTUnsafe(own)
 }
 
-// readList reads a list into one piece of memory for all of its volumes: to find one
-// for each of their parts takes as long as to read them.
+// room is where a list's volume is read into, with what lvmd says of every volume:
+// whose it is and when it was made.
+type room struct {
+	volume  lvmdv1.Volume
+	owner   lvmdv1.Owner
+	created timestamppb.Timestamp
+}
+
+// rooms is how many are made at once. To find memory for each part of each volume
+// takes as long as to read them; what is larger than 32 KiB, Go makes slower again.
+const rooms = 32
+
+// readList reads a list of volumes.
 func readList(encoded []byte, list *lvmdv1.ListVolumesResponse) error {
-	count := 0
-	for rest := encoded; len(rest) > 0; {
-		number, _, length := protowire.ConsumeField(rest)
+	var free []room
+	for len(encoded) > 0 {
+		number, kind, tag := protowire.ConsumeTag(encoded)
+		if number != volumesField || kind != protowire.BytesType {
+			return list.UnmarshalVTUnsafe(encoded) // The volumes come first.
+		}
+		volume, length := protowire.ConsumeBytes(encoded[tag:])
 		if length < 0 {
 			return protowire.ParseError(length)
 		}
-		if number == volumesField {
-			count++
+		if list.Volumes == nil {
+			// The others are as long, but for a few bytes.
+			list.Volumes = make([]*lvmdv1.Volume, 0, len(encoded)/(tag+length)+1)
 		}
-		rest = rest[length:]
-	}
-	read := make([]struct {
-		volume lvmdv1.Volume
-		// lvmd says of every volume whose it is and when it was made.
-		owner   lvmdv1.Owner
-		created timestamppb.Timestamp
-	}, count)
-	list.Volumes = make([]*lvmdv1.Volume, 0, count)
-	for rest := encoded; len(rest) > 0; {
-		number, _, length := protowire.ConsumeField(rest)
-		field := rest[:length]
-		rest = rest[length:]
-		if number != volumesField {
-			if err := list.UnmarshalVTUnsafe(field); err != nil {
-				return err
-			}
-			continue
+		if len(free) == 0 {
+			free = make([]room, min(rooms, cap(list.Volumes)))
 		}
-		_, _, tag := protowire.ConsumeTag(field)
-		volume, length := protowire.ConsumeBytes(field[tag:])
-		if length < 0 {
-			return protowire.ParseError(length)
-		}
-		r := &read[len(list.Volumes)]
+		r := &free[0]
+		free = free[1:]
 		r.volume.Owner, r.volume.CreatedAt = &r.owner, &r.created
 		if err := r.volume.UnmarshalVTUnsafe(volume); err != nil {
 			return err
 		}
 		list.Volumes = append(list.Volumes, &r.volume)
+		encoded = encoded[tag+length:]
 	}
 	return nil
 }
 
 // answerWriter sends lists of volumes as they were encoded, see listed, without
 // another copy.
-type answerWriter struct{ encoding.CodecV2 }
+type answerWriter struct {
+	encoding.CodecV2
+	// sent is where the bytes of a list go when they were sent.
+	sent *listBuffers
+}
 
 // Marshal implements encoding.CodecV2.
 func (c answerWriter) Marshal(message any) (mem.BufferSlice, error) {
-	if r, ok := message.(*lvmdv1.ListVolumesResponse); ok && len(r.GetVolumes()) == 0 && r.GetNextPageToken() == "" {
-		return mem.BufferSlice{mem.SliceBuffer(r.ProtoReflect().GetUnknown())}, nil
+	r, ok := message.(*lvmdv1.ListVolumesResponse)
+	if !ok || len(r.GetVolumes()) > 0 || r.GetNextPageToken() != "" {
+		return c.CodecV2.Marshal(message)
 	}
-	return c.CodecV2.Marshal(message)
+	encoded := []byte(r.ProtoReflect().GetUnknown())
+	return mem.BufferSlice{mem.NewBuffer(&encoded, c.sent)}, nil
 }
+
+// listBuffers are the bytes of lists that were sent, for the next lists: a long one
+// would have the garbage collector go through everything every few times. It
+// implements mem.BufferPool; safe for concurrent use.
+type listBuffers struct{ free sync.Pool }
+
+// Get returns bytes that hold anything.
+func (b *listBuffers) Get(length int) *[]byte {
+	if buffer, ok := b.free.Get().(*[]byte); ok && cap(*buffer) >= length {
+		*buffer = (*buffer)[:length]
+		return buffer
+	}
+	buffer := make([]byte, length)
+	return &buffer
+}
+
+// Put takes back what nobody uses any more.
+func (b *listBuffers) Put(buffer *[]byte) { b.free.Put(buffer) }

@@ -114,7 +114,7 @@ func TestWhatIsNotAListIsWrittenAsUsual(t *testing.T) {
 		&lvmdv1.ListVolumesResponse{}, &lvmdv1.ListVolumesResponse{Volumes: []*lvmdv1.Volume{v}},
 		&lvmdv1.ListVolumesResponse{NextPageToken: "a"}, &lvmdv1.GetVolumeResponse{Volume: v},
 	} {
-		written, err := answerWriter{protoCodec()}.Marshal(want)
+		written, err := answerWriter{protoCodec(), &listBuffers{}}.Marshal(want)
 		if err != nil {
 			t.Fatal(err)
 		}

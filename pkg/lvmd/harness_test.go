@@ -17,7 +17,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -151,13 +150,10 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 		t.Fatal(err)
 	}
 	d.socket = l
-	d.server = grpc.NewServer(grpc.ChainUnaryInterceptor(d.Interceptor(), d.gate.called))
+	d.server = grpc.NewServer(append(d.ServerOptions(), grpc.ChainUnaryInterceptor(d.Interceptor(), d.gate.called))...)
 	d.Register(d.server)
 	go d.server.Serve(l)
-	d.conn, err = grpc.NewClient("passthrough:lvmd", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", l.Addr().String())
-		}))
+	d.conn, err = Dial(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

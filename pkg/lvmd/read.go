@@ -36,7 +36,7 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 	limit := clampPage(r.GetPageSize())
 	volumes := s.model.ordered()
 	after, _ := slices.BinarySearchFunc(volumes, r.GetPageToken()+"\x00", func(v *volume, id string) int { return strings.Compare(v.rec.ID, id) })
-	page := listed{expected: min(limit, len(volumes)-after)}
+	page := listed{expected: min(limit, len(volumes)-after), buffers: &s.lists}
 	count, last := 0, ""
 	for _, v := range volumes[after:] {
 		if v.rec.Phase == deleting || v.rec.Ident.Snapshot {

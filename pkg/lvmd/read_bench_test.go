@@ -61,7 +61,7 @@ func benchClient(b *testing.B, held int) lvmdv1.LVMDClient {
 	if err != nil {
 		b.Fatal(err)
 	}
-	server := grpc.NewServer(append(ServerOptions(), grpc.ChainUnaryInterceptor(s.Interceptor()))...)
+	server := grpc.NewServer(append(s.ServerOptions(), grpc.ChainUnaryInterceptor(s.Interceptor()))...)
 	s.Register(server)
 	s.Start()
 	go server.Serve(l)

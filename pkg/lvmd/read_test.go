@@ -3,11 +3,15 @@
 package lvmd
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -61,6 +65,49 @@ func TestAListCostsNoAllocationPerVolume(t *testing.T) {
 	if allocations > held/2 {
 		t.Errorf("%v allocations for %d volumes", allocations, held)
 	}
+}
+
+// TestListsAtTheSameTimeAreWhole: the bytes that one list was sent in are those of
+// another soon, also when its caller did not wait for it.
+func TestListsAtTheSameTimeAreWhole(t *testing.T) {
+	m := newMachine(t)
+	m.fake.RemoveGroup(testGroup)
+	m.fake.AddGroup(testGroup, testExtent, 400)
+	d := m.start(t)
+	want := map[string]*lvmdv1.Volume{}
+	for i := range 120 {
+		v := d.create(request(fmt.Sprintf("v-%d", i), 1))
+		want[v.GetId()] = v
+	}
+	var callers sync.WaitGroup
+	for caller := range 8 {
+		callers.Go(func() {
+			for i := range 60 {
+				ctx, cancel := context.WithCancel(t.Context())
+				if caller%2 == 0 {
+					time.AfterFunc(time.Duration(i)*20*time.Microsecond, cancel)
+				}
+				size := (caller + i) % 4 * 40 // 0 means all.
+				r, err := d.client.ListVolumes(ctx, &lvmdv1.ListVolumesRequest{PageSize: int32(size)})
+				cancel()
+				if status.Code(err) == codes.Canceled {
+					continue
+				}
+				if size == 0 {
+					size = len(want)
+				}
+				if err != nil || len(r.GetVolumes()) != size {
+					t.Errorf("%d volumes are listed instead of %d, error %v", len(r.GetVolumes()), size, err)
+				}
+				for _, v := range r.GetVolumes() {
+					if !proto.Equal(v, want[v.GetId()]) {
+						t.Errorf("listed as %v, was made as %v", v, want[v.GetId()])
+					}
+				}
+			}
+		})
+	}
+	callers.Wait()
 }
 
 func TestClassesAreListedAsWatchersAreToldThem(t *testing.T) {

@@ -78,6 +78,7 @@ type Service struct {
 	log     *slog.Logger
 	metrics *Metrics
 	health  *health
+	lists   listBuffers
 
 	provider     *provider
 	blockEvents  <-chan struct{}

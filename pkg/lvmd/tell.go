@@ -87,6 +87,7 @@ func (v *volume) told() (told, bool) {
 type listed struct {
 	// expected is how many volumes there will be, at most.
 	expected int
+	buffers  *listBuffers
 	encoded  []byte
 }
 
@@ -120,7 +121,7 @@ func (l *listed) add(v *volume) error {
 func (l *listed) append(entry []byte) {
 	if l.encoded == nil {
 		// The first is as long as the others, but for a few bytes.
-		l.encoded = make([]byte, 0, l.expected*(len(entry)+32))
+		l.encoded = (*l.buffers.Get(l.expected * (len(entry) + 32)))[:0]
 	}
 	l.encoded = append(l.encoded, entry...)
 }

@@ -21,13 +21,13 @@ const (
 	answerBuffer = 256 << 10
 )
 
-// ServerOptions are what a gRPC server for a Service is made with, besides what its
+// ServerOptions are what the gRPC server of the service is made with, besides what its
 // transport asks for.
-func ServerOptions() []grpc.ServerOption {
+func (s *Service) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.InitialWindowSize(requestWindow), grpc.InitialConnWindowSize(requestWindow),
 		grpc.WriteBufferSize(answerBuffer), // gRPC keeps none while there is nothing to write
-		grpc.ForceServerCodecV2(answerWriter{protoCodec()}),
+		grpc.ForceServerCodecV2(answerWriter{protoCodec(), &s.lists}),
 	}
 }
 
