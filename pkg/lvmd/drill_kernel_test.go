@@ -30,6 +30,7 @@ func keeping(s *saga, p *process)      { s.create(p, create("pvc-kept", 8<<20, "
 func snapshotting(s *saga, p *process) { s.snapshot(p, "snapshot", "pvc-kept") }
 func creating(s *saga, p *process)     { s.create(p, create("pvc-new", 8<<20, "")) }
 func expanding(s *saga, p *process)    { s.expand(p, "pvc-kept", 12<<20) }
+func expandingFar(s *saga, p *process) { s.expand(p, "pvc-kept", 30<<20) }
 func deleting(s *saga, p *process)     { s.delete(p, "pvc-kept") }
 func copying(s *saga, p *process)      { s.clone(p, "pvc-copy", "pvc-kept") }
 
@@ -59,6 +60,13 @@ var mirrorDrills = []drill{
 	{"a RAID volume is deleted", "lvremove", kept, deleting, 25},
 }
 
+// wideDrills are for volumes that lie on several devices, of which an extent is larger.
+var wideDrills = []drill{
+	{"a wide volume is created", "lvcreate", kept, creating, 80},
+	{"a wide volume is expanded", "lvextend", kept, expandingFar, 40},
+	{"a wide volume is deleted", "lvremove", kept, deleting, 60},
+}
+
 func TestLVMKilledInTheMiddleOfACommand(t *testing.T) { thickNode(t).killWithin(t, thickDrills) }
 
 func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
@@ -76,6 +84,18 @@ func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
 		// A table that was never committed is loaded, and its device and all parts of
 		// it are suspended.
 		death{mirrorDrills[1], 10, "lvmd"})
+}
+
+func TestLVMKilledInTheMiddleOfACommandOnWideVolumes(t *testing.T) {
+	layouts := []string{"raid5"}
+	if soaking {
+		layouts = []string{"striped", "raid5", "raid6", "raid10"}
+	}
+	for _, layout := range layouts {
+		t.Run(layout, func(t *testing.T) {
+			wideNode(t, layout).killWithin(t, wideDrills, death{wideDrills[0], 12, "lvm"}, death{wideDrills[1], 7, "lvmd"})
+		})
+	}
 }
 
 // death is of whom, before which effect, and in the middle of what.

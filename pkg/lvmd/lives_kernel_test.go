@@ -23,6 +23,13 @@ func mirrorNode(t *testing.T) *node {
 	return n
 }
 
+// wideNode has five disks, and one class with a layout over several of them.
+func wideNode(t *testing.T, layout string) *node {
+	n := newNode(t, spares(t, 64, 64, 64, 64, 64)...)
+	n.config = layoutClass(layout, "default: true, ")
+	return n
+}
+
 // live tells an lvmd everything that volumes go through.
 func (s *saga) live(p *process) {
 	s.create(p, create("pvc-fs", 16<<20, "ext4"))
