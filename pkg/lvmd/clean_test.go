@@ -345,3 +345,40 @@ func generations(t *testing.T, r *rand.Rand) {
 		}
 	}
 }
+
+func TestAClassSaysHowItsVolumesAreWiped(t *testing.T) {
+	for _, c := range []struct {
+		wipe  string
+		clean bool
+	}{{"auto", true}, {"zero", true}, {"discard", false}, {"none", false}} {
+		t.Run(c.wipe, func(t *testing.T) {
+			m := newMachine(t)
+			m.config = "- {name: local, default: true, volumeGroup: carve, wipe: " + c.wipe + "}\n"
+			d := m.start(t)
+			v := d.create(request("pvc-1", 8))
+			if err := m.fake.Fill(testGroup, v.GetId(), 0x77); err != nil {
+				t.Fatal(err)
+			}
+			d.delete(v.GetId())
+			eventually(t, "the space is back", func() bool { return d.available() == testTotal })
+			v = d.create(request("pvc-2", 8))
+			if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || (n == 0) != c.clean {
+				t.Errorf("%d blocks of the earlier volume, error %v", n, err)
+			}
+		})
+	}
+}
+
+func TestAWipeKeepsToItsRate(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: local, default: true, volumeGroup: carve, wipeRate: 64Mi}\n"
+	d := m.start(t)
+	start := time.Now()
+	d.delete(d.create(request("pvc-1", 8)).GetId())
+	eventually(t, "the space is back", func() bool { return d.available() == testTotal })
+	// 32 MiB, of which a burst of 6.4 MiB is free.
+	if took := time.Since(start); took < 350*time.Millisecond {
+		t.Errorf("it took %v", took)
+	}
+	d.checkClean()
+}

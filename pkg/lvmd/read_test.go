@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 )
 
 func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
@@ -139,4 +140,36 @@ func TestClassesAreListedAsWatchersAreToldThem(t *testing.T) {
 	d.delete(v.GetId())
 	eventually(t, "it is free", func() bool { return d.available() == testTotal })
 	check(testTotal)
+}
+
+func TestListingPagesInOrder(t *testing.T) {
+	d := newMachine(t).start(t)
+	for i := range 5 {
+		d.create(request(fmt.Sprintf("pvc-%d", i), 1))
+	}
+	var got []string
+	token := ""
+	for pages := 0; ; pages++ {
+		resp, err := d.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{PageSize: 2, PageToken: token})
+		if err != nil || pages > 3 {
+			t.Fatalf("page %d: error %v", pages, err)
+		}
+		for _, v := range resp.GetVolumes() {
+			got = append(got, v.GetId())
+		}
+		if token = resp.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	all := d.list()
+	if len(got) != 5 || len(all) != 5 {
+		t.Fatalf("%d by pages, %d at once", len(got), len(all))
+	}
+	for i, v := range all {
+		if got[i] != v.GetId() || i > 0 && got[i-1] >= got[i] {
+			t.Errorf("order %v", got)
+		}
+	}
+	_, err := d.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{PageToken: "x"})
+	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
 }

@@ -17,7 +17,6 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
-	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 )
 
@@ -413,136 +412,6 @@ func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheRoom(t *testing.T) {
 	d.checkModel()
 }
 
-func TestListingPagesInOrder(t *testing.T) {
-	d := newMachine(t).start(t)
-	for i := range 5 {
-		d.create(request(fmt.Sprintf("pvc-%d", i), 1))
-	}
-	var got []string
-	token := ""
-	for pages := 0; ; pages++ {
-		resp, err := d.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{PageSize: 2, PageToken: token})
-		if err != nil || pages > 3 {
-			t.Fatalf("page %d: error %v", pages, err)
-		}
-		for _, v := range resp.GetVolumes() {
-			got = append(got, v.GetId())
-		}
-		if token = resp.GetNextPageToken(); token == "" {
-			break
-		}
-	}
-	all := d.list()
-	if len(got) != 5 || len(all) != 5 {
-		t.Fatalf("%d by pages, %d at once", len(got), len(all))
-	}
-	for i, v := range all {
-		if got[i] != v.GetId() || i > 0 && got[i-1] >= got[i] {
-			t.Errorf("order %v", got)
-		}
-	}
-	_, err := d.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{PageToken: "x"})
-	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
-}
-
-func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
-	m := newMachine(t)
-	d := m.start(t)
-	v := d.create(request("pvc-1", 2))
-	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "admins", Extents: 10}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the room shrinks", func() bool { return d.available() == testTotal-12 })
-	if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the volume is gone", func() bool { return len(d.list()) == 0 })
-	d.checkModel()
-	scans := m.fake.Commands(lvmfake.OpScan)
-	time.Sleep(50 * time.Millisecond)
-	if now := m.fake.Commands(lvmfake.OpScan); now != scans {
-		t.Errorf("%d scans while nothing happened", now-scans)
-	}
-}
-
-// TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen: the metadata says nothing
-// of them.
-func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
-	m := newMachine(t)
-	d := m.start(t)
-	v, other := d.create(request("pvc-1", 2)), d.create(sealed(request("pvc-2", 2)))
-	get := func(id string) *lvmdv1.Volume {
-		t.Helper()
-		r, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: id})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.GetVolume()
-	}
-	m.fake.Renumber(testGroup, v.GetId(), false)
-	eventually(t, "the volume has no device", func() bool {
-		now := get(v.GetId())
-		return now.GetDevicePath() == "" && len(now.GetConditions()) == 1 && now.GetConditions()[0].GetType() == "Inactive"
-	})
-	for range 2 { // The second time it has one already, and gets another number.
-		before := get(v.GetId()).GetDeviceMinor()
-		m.fake.Renumber(testGroup, v.GetId(), true)
-		eventually(t, "the volume has a device of another number", func() bool {
-			now := get(v.GetId())
-			return now.GetDevicePath() == v.GetDevicePath() && now.GetDeviceMinor() != before && len(now.GetConditions()) == 0
-		})
-		want, err := m.fake.Device(testGroup, v.GetId())
-		if got := get(v.GetId()).GetDeviceMinor(); err != nil || got != want.Minor {
-			t.Errorf("minor number %d, want %d, error %v", got, want.Minor, err)
-		}
-	}
-	if got := get(other.GetId()); got.GetDeviceMinor() != other.GetDeviceMinor() {
-		t.Errorf("an encrypted volume has now minor number %d, want %d", got.GetDeviceMinor(), other.GetDeviceMinor())
-	}
-	// Nothing is scanned again and again, whether there is a device or not.
-	m.fake.Renumber(testGroup, v.GetId(), false)
-	eventually(t, "the volume has no device", func() bool { return get(v.GetId()).GetDevicePath() == "" })
-	scans := m.fake.Commands(lvmfake.OpScan)
-	for range 2 {
-		for range 10 {
-			d.refresh(t.Context(), d.model.groups[testGroup])
-			time.Sleep(d.pollInterval)
-		}
-		if now := m.fake.Commands(lvmfake.OpScan); now != scans {
-			t.Errorf("%d scans while nothing happened", now-scans)
-		}
-		m.fake.Renumber(testGroup, v.GetId(), true)
-		eventually(t, "the volume has a device", func() bool { return get(v.GetId()).GetDevicePath() != "" })
-		scans = m.fake.Commands(lvmfake.OpScan)
-	}
-	d.checkModel()
-}
-
-func TestAMissingDeviceIsReportedAndEndsWithItsReturn(t *testing.T) {
-	m := newMachine(t)
-	events := make(chan struct{}, 1)
-	d := m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
-	v := d.create(request("pvc-1", 2))
-	m.fake.SetMissing(testGroup, true)
-	eventually(t, "the class has a condition and no room", func() bool {
-		c := d.state().GetClasses()[0]
-		return len(c.GetConditions()) > 0 && c.GetAvailableBytes() == 0
-	})
-	_, err := d.client.CreateVolume(t.Context(), request("pvc-2", 1))
-	wantCode(t, err, codes.Unavailable, names.ReasonDeviceMissing)
-	if got := d.list(); len(got) != 1 || len(got[0].GetConditions()) == 0 {
-		t.Errorf("volumes %v", got)
-	}
-	m.fake.SetMissing(testGroup, false)
-	events <- struct{}{}
-	eventually(t, "all is well", func() bool {
-		s := d.state()
-		return len(s.GetClasses()[0].GetConditions()) == 0 && len(s.GetVolumes()[0].GetConditions()) == 0
-	})
-	d.delete(v.GetId())
-	d.checkClean()
-}
-
 func TestAMissingGroupIsAnErrorOfItsLineUnlessOptional(t *testing.T) {
 	m := newMachine(t)
 	m.config = "- {name: local, volumeGroup: nowhere}\n"
@@ -650,41 +519,4 @@ func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {
 	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "extents of 3145728 bytes") {
 		t.Errorf("error %v", err)
 	}
-}
-
-func TestAClassSaysHowItsVolumesAreWiped(t *testing.T) {
-	for _, c := range []struct {
-		wipe  string
-		clean bool
-	}{{"auto", true}, {"zero", true}, {"discard", false}, {"none", false}} {
-		t.Run(c.wipe, func(t *testing.T) {
-			m := newMachine(t)
-			m.config = "- {name: local, default: true, volumeGroup: carve, wipe: " + c.wipe + "}\n"
-			d := m.start(t)
-			v := d.create(request("pvc-1", 8))
-			if err := m.fake.Fill(testGroup, v.GetId(), 0x77); err != nil {
-				t.Fatal(err)
-			}
-			d.delete(v.GetId())
-			eventually(t, "the space is back", func() bool { return d.available() == testTotal })
-			v = d.create(request("pvc-2", 8))
-			if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || (n == 0) != c.clean {
-				t.Errorf("%d blocks of the earlier volume, error %v", n, err)
-			}
-		})
-	}
-}
-
-func TestAWipeKeepsToItsRate(t *testing.T) {
-	m := newMachine(t)
-	m.config = "- {name: local, default: true, volumeGroup: carve, wipeRate: 64Mi}\n"
-	d := m.start(t)
-	start := time.Now()
-	d.delete(d.create(request("pvc-1", 8)).GetId())
-	eventually(t, "the space is back", func() bool { return d.available() == testTotal })
-	// 32 MiB, of which a burst of 6.4 MiB is free.
-	if took := time.Since(start); took < 350*time.Millisecond {
-		t.Errorf("it took %v", took)
-	}
-	d.checkClean()
 }
