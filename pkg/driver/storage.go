@@ -3,7 +3,6 @@ package driver
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -49,16 +48,11 @@ func (n *Node) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHe
 	return answer, nil
 }
 
-// classes returns lvmd's device classes by name: the first message of a watch
-// has them all.
+// classes returns lvmd's device classes by name.
 func (n *Node) classes(ctx context.Context) ([]*lvmdv1.DeviceClass, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	var first *lvmdv1.WatchResponse
-	stream, err := n.options.LVMD.Watch(ctx, &lvmdv1.WatchRequest{}, grpc.WaitForReady(true))
-	if err == nil {
-		first, err = stream.Recv()
-	}
+	answer, err := n.options.LVMD.ListClasses(ctx, &lvmdv1.ListClassesRequest{}, grpc.WaitForReady(true))
 	switch code := status.Code(err); {
 	case err == nil:
 	case code == codes.DeadlineExceeded:
@@ -66,10 +60,7 @@ func (n *Node) classes(ctx context.Context) ([]*lvmdv1.DeviceClass, error) {
 	default:
 		return nil, &failure{code, fmt.Errorf("lvmd: %s", status.Convert(err).Message())}
 	}
-	if !first.GetFull() {
-		return nil, errors.New("the first message of lvmd's watch is not full")
-	}
-	classes := first.GetClasses()
+	classes := answer.GetClasses()
 	slices.SortFunc(classes, func(a, b *lvmdv1.DeviceClass) int { return cmp.Compare(a.GetName(), b.GetName()) })
 	return classes, nil
 }

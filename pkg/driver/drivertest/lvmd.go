@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sync"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -48,27 +47,21 @@ func (l *LVMD) SetDown(down bool) {
 	l.down = down
 }
 
-// SetClasses sets what Watch tells of device classes.
+// SetClasses sets what ListClasses tells.
 func (l *LVMD) SetClasses(classes ...*lvmdv1.DeviceClass) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.classes = classes
 }
 
-// Watch implements the service: it tells the classes once, and no changes.
-func (l *LVMD) Watch(_ *lvmdv1.WatchRequest, stream grpc.ServerStreamingServer[lvmdv1.WatchResponse]) error {
+// ListClasses implements the service.
+func (l *LVMD) ListClasses(context.Context, *lvmdv1.ListClassesRequest) (*lvmdv1.ListClassesResponse, error) {
 	l.mu.Lock()
-	first := &lvmdv1.WatchResponse{Epoch: "fake", Generation: 1, Full: true, Classes: l.classes}
-	down := l.down
-	l.mu.Unlock()
-	if down {
-		return status.Error(codes.Unavailable, "a disk is gone")
+	defer l.mu.Unlock()
+	if l.down {
+		return nil, status.Error(codes.Unavailable, "a disk is gone")
 	}
-	if err := stream.Send(first); err != nil {
-		return err
-	}
-	<-stream.Context().Done()
-	return nil
+	return &lvmdv1.ListClassesResponse{Classes: l.classes}, nil
 }
 
 // Put adds a volume, or replaces the one with its id.
