@@ -41,21 +41,21 @@ func (c answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	return m.UnmarshalVTUnsafe(own)
 }
 
-// room is where a list's volume is read into, with what lvmd says of every volume:
+// slot is where a list's volume is read into, with what lvmd says of every volume:
 // whose it is and when it was made.
-type room struct {
+type slot struct {
 	volume  lvmdv1.Volume
 	owner   lvmdv1.Owner
 	created timestamppb.Timestamp
 }
 
-// rooms is how many are made at once. To find memory for each part of each volume
+// slots is how many are made at once. To find memory for each part of each volume
 // takes as long as to read them; what is larger than 32 KiB, Go makes slower again.
-const rooms = 32
+const slots = 32
 
 // readList reads a list of volumes.
 func readList(encoded []byte, list *lvmdv1.ListVolumesResponse) error {
-	var free []room
+	var free []slot
 	for len(encoded) > 0 {
 		number, kind, tag := protowire.ConsumeTag(encoded)
 		if number != volumesField || kind != protowire.BytesType {
@@ -70,7 +70,7 @@ func readList(encoded []byte, list *lvmdv1.ListVolumesResponse) error {
 			list.Volumes = make([]*lvmdv1.Volume, 0, len(encoded)/(tag+length)+1)
 		}
 		if len(free) == 0 {
-			free = make([]room, min(rooms, cap(list.Volumes)))
+			free = make([]slot, min(slots, cap(list.Volumes)))
 		}
 		r := &free[0]
 		free = free[1:]
