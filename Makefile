@@ -1,5 +1,9 @@
 # Carve. `make help` explains every target.
 
+ifneq ($(shell uname -s),Linux)
+$(error Carve is built and tested on Linux; this is $(shell uname -s))
+endif
+
 GO        ?= go
 CACHE     := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/carve
 TOOLS     := $(CACHE)/tools
@@ -7,14 +11,17 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 LDFLAGS   := -s -w -X main.version=$(VERSION)
 GOLANGCI  := $(TOOLS)/golangci-lint-v2.15.0
 PROGRAMS  := lvmd node controller
-# Packages whose tests need a kernel with device-mapper, LVM and real disks. Two
-# machines share them, and the tests of each.
+# Packages whose tests need a kernel with device-mapper, LVM and real disks, and the
+# number of machines that share the tests.
 VM_TESTS  := ../pkg/lvmd/... ../pkg/lvm/... ../pkg/filesystem/... ../pkg/driver/... ../pkg/luks ../pkg/devmapper
+MACHINES  ?= 2
 # Name of a demo cluster that may live beside the one the tests use.
 DEMO      ?= demo
 
 # The programs are static, whatever the C library of the machine.
 export CGO_ENABLED ?= 0
+# What was compiled in one checkout serves all others.
+export GOFLAGS := $(strip -trimpath $(GOFLAGS))
 
 .DEFAULT_GOAL := help
 .PHONY: help
@@ -25,6 +32,7 @@ help: ## Show this list
 
 .PHONY: demo
 demo: ## Bring up a real cluster, install Carve, tell its story; leaves the cluster up
+	@cd e2e && $(GO) run ./cmd/preflight
 	cd e2e && $(GO) run ./cmd/demo --cluster $(DEMO)
 
 .PHONY: demo-down
@@ -38,51 +46,48 @@ build: $(addprefix bin/,$(PROGRAMS)) ## Build the programs into bin/
 
 .PHONY: $(addprefix bin/,$(PROGRAMS))
 $(addprefix bin/,$(PROGRAMS)): bin/%:
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/$*
+	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/$*
 
 .PHONY: image
 image: ## Build the OCI image into bin/carve-image.tar, without a container engine
 	cd e2e && $(GO) run ./cmd/image carve --output ../bin/carve-image.tar
 
 .PHONY: generate
-generate: deps ## Generate the gRPC code from api/
-	$(GO) build -o $(TOOLS)/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc \
-	  github.com/planetscale/vtprotobuf/cmd/protoc-gen-go-vtproto
-	PATH="$(TOOLS):$$PATH" protoc \
-	  --go_out=. --go_opt=module=github.com/carve-csi/carve \
-	  --go-grpc_out=. --go-grpc_opt=module=github.com/carve-csi/carve \
-	  api/lvmd/v1/*.proto
-	PATH="$(TOOLS):$$PATH" protoc \
-	  --go-vtproto_out=. --go-vtproto_opt=module=github.com/carve-csi/carve,features=unmarshal_unsafe \
-	  api/lvmd/v1/lvmd.proto
+generate: ## Generate the gRPC code from api/
+	cd tools && $(GO) run ./protogen ..
 
 .PHONY: deps
-deps: ## Install the Debian packages that code generation and the race detector need
-	@for package in gcc libc6-dev protobuf-compiler libprotobuf-dev; do \
+deps: ## Install the Debian packages that the race detector needs
+	@for package in gcc libc6-dev; do \
 	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; \
 	done; \
 	if [ -n "$$missing" ]; then apt-get update -q && apt-get install -q -y --no-install-recommends $$missing; fi
 
 ##### Check
 
+# Stages that run one after the other are a lane; lanes run beside each other. The first
+# lane needs processors, the others wait for emulated machines much of the time.
+STAGES    := cd e2e && $(GO) run ./cmd/stages -condense test-unit,test-race,test-harness
+
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster
-	@$(MAKE) --no-print-directory check-generated
-	@$(MAKE) --no-print-directory test-race
-	@$(MAKE) --no-print-directory test-apiserver
-	@$(MAKE) --no-print-directory test-vm
-	@$(MAKE) --no-print-directory test-e2e
+	@cd e2e && $(GO) run ./cmd/preflight
+	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-powercut,test-systemd,test-selinux,test-vm test-e2e
+
+.PHONY: test-quick
+test-quick: ## The inner loop: unit tests, and the controller against a real API server
+	@$(STAGES) test-unit,test-apiserver
 
 .PHONY: test-unit
 test-unit: ## Tests that run anywhere, in seconds
 	$(GO) vet ./...
-	$(GO) test ./...
-	cd e2e && $(GO) vet ./... && $(GO) test ./...
+	$(GO) test $(VERBOSE) ./...
+	cd e2e && $(GO) vet ./... && $(GO) test $(VERBOSE) ./...
 
 .PHONY: test-race
-test-race: deps ## The same with the race detector
-	CGO_ENABLED=1 $(GO) test -race ./...
-	cd e2e && CGO_ENABLED=1 $(GO) test -race ./...
+test-race: deps ## The same, with the race detector where the product is tested
+	CGO_ENABLED=1 $(GO) test -race $(VERBOSE) ./...
+	cd e2e && $(GO) test $(VERBOSE) ./...
 
 # Packages whose tests want a real API server beside fake nodes.
 APISERVER_TESTS := pkg/controller pkg/controller/trust
@@ -99,13 +104,25 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	done
 
 .PHONY: test-vm
-test-vm: ## Tests against real LVM, in a virtual machine; its power is cut, too
-	cd e2e && $(GO) run ./cmd/vmtest -machines 2 -parts 2 -timeout 30m -with lvmd,node $(VM_TESTS)
+test-vm: ## Tests against real LVM, in virtual machines (MACHINES=n)
+	cd e2e && $(GO) run ./cmd/vmtest -machines $(MACHINES) -timeout 30m -with lvmd,node $(VM_TESTS)
+
+.PHONY: test-powercut
+test-powercut: ## Cut the power of a virtual machine while lvmd changes volumes
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
 
+.PHONY: test-harness
+test-harness: ## Tests of what the other tests stand on: network namespaces, control plane, a cluster's beginning and end
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m $(VERBOSE) ./netns ./controlplane
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m $(VERBOSE) -skip '^TestARealCluster$$/power_cut' ./cluster
+
 .PHONY: test-systemd
-test-systemd: ## Tests of lvmd's systemd unit, in a virtual machine that systemd boots; a part of soak
+test-systemd: ## Tests of lvmd's systemd unit, in a virtual machine that systemd boots
 	cd e2e && $(GO) run ./cmd/vmtest -systemd -timeout 15m -with lvmd ../deploy/systemd
+
+.PHONY: test-selinux
+test-selinux: ## Tests of volumes' labels, in a virtual machine with SELinux in force
+	cd e2e && $(GO) run ./cmd/vmtest -selinux -timeout 10m -with lvmd,node ../pkg/driver
 
 # Rounds of power cuts in a soak, decks of cards of a cluster's random life, and what
 # orders them.
@@ -116,15 +133,15 @@ SEED      ?= $(shell date +%s)
 .PHONY: soak
 soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's life (ROUNDS=n DECKS=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
-	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines' ../pkg/lvmd
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealRoom' ../pkg/lvmd ../pkg/lvm
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver
 	CARVE_SOAK=1 $(GO) test -count=1 -timeout 1h -run 'Cycles' ./pkg/lvmd
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 1h -v ./cluster
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 10h -v -run RandomLife ./tests -args -decks $(DECKS) -seed $(SEED)
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
-	cd e2e && $(GO) test -tags e2e -count=1 ./netns ./controlplane
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
 bench: bench-lvmd bench-io bench-controller bench-pod ## All measurements, each a ratio within one run
@@ -150,13 +167,20 @@ bench-pod: bench-mount ## Measure stage and publish against a bare mount, then P
 	cd e2e && $(GO) run ./cmd/benchpod
 
 .PHONY: check-generated
-check-generated: generate ## Fail when generated code is not current
-	@git diff --exit-code -- '*.pb.go' || { echo "generated code is not current: run make generate"; exit 1; }
+check-generated: ## Fail when generated code is not current
+	cd tools && $(GO) run ./protogen -check ..
+
+# Packages with files that the build tag kernel leaves out.
+WITHOUT_KERNEL = $(shell grep -rl --include='*.go' '^//go:build !kernel' api cmd pkg deploy | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
 .PHONY: lint
-lint: $(GOLANGCI) ## Run golangci-lint with the committed configuration
-	$(GOLANGCI) run ./...
-	cd e2e && $(GOLANGCI) run --config ../.golangci.yml --build-tags e2e ./...
+lint: $(GOLANGCI) ## Run golangci-lint with the committed configuration, and go vet, over the files of every build tag
+	$(GO) vet -tags kernel,apiserver,selinux ./...
+	$(GO) vet $(WITHOUT_KERNEL)
+	$(GOLANGCI) run --build-tags kernel,apiserver,selinux ./...
+	$(GOLANGCI) run $(WITHOUT_KERNEL)
+	cd e2e && $(GO) vet -tags e2e ./... && $(GOLANGCI) run --config ../.golangci.yml --build-tags e2e ./...
+	cd tools && $(GO) vet ./... && $(GOLANGCI) run --config ../.golangci.yml ./...
 
 $(GOLANGCI):
 	GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0

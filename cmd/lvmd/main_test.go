@@ -63,7 +63,7 @@ func TestStartUpErrorsAreOneLineThatSaysWhatToDo(t *testing.T) {
 		{"a bad configuration", []string{"--controller=", "--config=" + file(t, "a: b\n")}, "unknown key"},
 		{"an unknown flag", []string{"--colour"}, "unknown flag: --colour"},
 		{"an argument", []string{"now"}, "now"},
-		{"no lvm", []string{"--controller=", "--config=" + file(t, valid), "--state-dir=" + t.TempDir(), "--lvm=/nonexistent/lvm"}, "/nonexistent/lvm"},
+		{"no lvm", []string{"--controller=", "--config=" + file(t, valid), "--state-dir=" + t.TempDir(), "--lock-dir=" + t.TempDir(), "--socket=" + filepath.Join(t.TempDir(), "socket"), "--lvm=/nonexistent/lvm"}, "/nonexistent/lvm"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := lvmdCommand(t, c.args...)

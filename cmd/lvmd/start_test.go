@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestMain lets the test binary be lvmd, and an lvm that never answers, when it is
@@ -26,9 +28,6 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(m.Run())
 }
-
-// patience bounds waits, on a busy machine.
-const patience = 2 * time.Minute
 
 // starting starts an lvmd that hangs in its start, until signals end it. The
 // returned function waits for that.
@@ -54,19 +53,15 @@ func starting(t *testing.T) (send func(syscall.Signal), wait func() error) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
-	deadline := time.After(patience)
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "asked")); err == nil {
-			break
-		}
+	waittest.Succeeds(t, "lvmd asks LVM for something", func() error {
 		select {
 		case err := <-ended:
 			t.Fatalf("lvmd ended: %v\n%s", err, &log)
-		case <-deadline:
-			t.Fatal("lvmd did not ask LVM for anything")
-		case <-time.After(10 * time.Millisecond):
+		default:
 		}
-	}
+		_, err := os.Stat(filepath.Join(dir, "asked"))
+		return err
+	})
 	send = func(s syscall.Signal) {
 		if err := c.Process.Signal(s); err != nil {
 			t.Fatal(err)

@@ -26,8 +26,17 @@ const (
 	TopologyNode = "topology.carve.csi.local/node"
 )
 
-// pollEvery is how often waits look again. The API server is on this machine.
-const pollEvery = 200 * time.Millisecond
+// A wait looks again after pollEvery, because the API server is on this machine. A look
+// that runs commands on emulated nodes keeps them busy: it is repeated after as long as it
+// took, at most pollSeldom.
+const (
+	pollEvery  = 200 * time.Millisecond
+	pollSeldom = 4 * time.Second
+)
+
+// longWait is how long a wait lasts that is printed: the sum of these is most of what tests
+// on a cluster cost.
+const longWait = 5 * time.Second
 
 // Client talks to a cluster that has, or is about to get, Carve. It is safe
 // for concurrent use.
@@ -127,8 +136,15 @@ func (c *Client) doing(node string) string {
 // the last complaint is then in the error.
 func Until(ctx context.Context, timeout time.Duration, what string, check func(context.Context) error) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, pollEvery, timeout, true, func(ctx context.Context) (bool, error) {
+	var took time.Duration
+	started := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	pause := wait.DelayFunc(func() time.Duration { return min(max(pollEvery, took), pollSeldom) })
+	err := pause.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		began := time.Now()
 		complaint := check(ctx)
+		took = time.Since(began)
 		// That the time was over in the middle of a check says less than the check before.
 		if last == nil || ctx.Err() == nil {
 			last = complaint
@@ -137,6 +153,9 @@ func Until(ctx context.Context, timeout time.Duration, what string, check func(c
 	})
 	if err != nil {
 		return fmt.Errorf("wait %v until %s: %w (last: %w)", timeout, what, err, last)
+	}
+	if waited := time.Since(started); waited > longWait {
+		fmt.Fprintf(os.Stderr, "waited %v until %s\n", waited.Round(time.Second), what)
 	}
 	return nil
 }

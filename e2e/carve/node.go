@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"path"
 	"slices"
 	"sort"
 	"strconv"
@@ -54,47 +55,52 @@ func (c *Client) LogicalVolumes(ctx context.Context, node string) ([]LogicalVolu
 	return volumes, nil
 }
 
-// mapperName is a group's or a volume's name as a part of a device-mapper name.
-func mapperName(name string) string { return strings.ReplaceAll(name, "-", "--") }
-
 // Footprint is all that volumes leave on a node, one line a thing: logical
-// volumes, device-mapper entries, mounts of our devices or below the kubelet's
-// folder of CSI volumes. Tests compare it before and after.
+// volumes, device-mapper entries, loop devices, mounts of our devices or below the
+// kubelet's folder of CSI volumes, and programs that only tests bring about. Tests compare it before
+// and after.
 func (c *Client) Footprint(ctx context.Context, node string) ([]string, error) {
-	volumes, err := c.LogicalVolumes(ctx, node)
+	snapshot, err := c.Cluster.Snapshot(ctx, node)
 	if err != nil {
 		return nil, err
 	}
-	var lines, pools []string
-	for _, volume := range volumes {
-		lines = append(lines, "logical volume "+volume.VolumeGroup+"/"+volume.Name)
-		if slices.Contains(volume.Tags, "carve.pool") {
-			// LVM renames the pool's entry when the first volume is made in it, puts one
-			// with the pool's name above, and leaves it at that.
-			name := mapperName(volume.VolumeGroup) + "-" + mapperName(volume.Name)
-			pools = append(pools, name, name+"-tpool")
+	var lines []string
+	add := func(what string, names []string) {
+		for _, name := range names {
+			lines = append(lines, what+" "+name)
 		}
 	}
-	entries, err := c.NodeExec(ctx, node, "dmsetup", "info", "--columns", "--noheadings", "-o", "name")
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range strings.Fields(entries) {
-		// With nothing there, dmsetup says "No devices found".
-		if !strings.HasPrefix(entries, "No devices") && !slices.Contains(pools, name) {
-			lines = append(lines, "device-mapper entry "+name)
-		}
-	}
-	mounts, err := c.NodeExec(ctx, node, "cat", "/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	for _, line := range strings.Split(mounts, "\n") {
-		if strings.Contains(line, "/dev/mapper/") || strings.Contains(line, "kubernetes.io~csi") || strings.Contains(line, "kubernetes.io/csi") {
-			fields := strings.Fields(line)
-			lines = append(lines, "mount at "+fields[4])
-		}
-	}
-	sort.Strings(lines)
+	add("logical volume", snapshot.Volumes)
+	add("device-mapper entry", snapshot.DeviceMapper)
+	add("loop device", snapshot.Loops)
+	add("mount at", slices.DeleteFunc(snapshot.Mounts, func(mount string) bool {
+		return !strings.Contains(mount, "/dev/mapper/") && !strings.Contains(mount, "kubernetes.io~csi") && !strings.Contains(mount, "kubernetes.io/csi")
+	}))
+	add("program", programs(snapshot.Processes))
 	return lines, nil
+}
+
+// watched are the programs that only a volume or a Pod of a test brings about: the tools
+// of file systems and encryption, and what the tests' containers run. Whatever else runs
+// on a node starts and ends with Kubernetes' own work.
+var watched = []string{
+	"mkfs*", "mke2fs", "*fsck*", "resize2fs", "tune2fs", "xfs_*", "btrfs*", "cryptsetup", "blkid", "mount", "umount", "dd",
+	"sh", "sleep", "busybox", "memcached",
+}
+
+// programs returns the names of the watched programs that run, each once: how many
+// processes a program has says nothing while a Pod of it goes.
+func programs(processes []string) []string {
+	var names []string
+	for _, process := range processes {
+		name := path.Base(strings.Fields(process)[0])
+		if slices.ContainsFunc(watched, func(pattern string) bool {
+			matches, err := path.Match(pattern, name)
+			return err == nil && matches
+		}) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

@@ -39,7 +39,7 @@ func prepare(ctx context.Context, progress io.Writer) (assets, error) {
 	if err := debian.Ensure(ctx, progress, packages...); err != nil {
 		return a, err
 	}
-	var pause, dns string
+	var pause, dns, workload string
 	group, together := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.prepareMachine(together, progress) })
 	group.Go(func() error { return a.prepareKubernetes(together, progress) })
@@ -51,11 +51,15 @@ func prepare(ctx context.Context, progress io.Writer) (assets, error) {
 		dns, err = image.CoreDNS(together, image.Options{Progress: progress})
 		return err
 	})
+	group.Go(func() (err error) {
+		workload, err = image.Workload(together, image.Options{Progress: progress})
+		return err
+	})
 	if err := group.Wait(); err != nil {
 		return a, err
 	}
 	var err error
-	a.state, err = goldenState(ctx, progress, a, []string{pause, dns})
+	a.state, err = goldenState(ctx, progress, a, []string{pause, dns, workload})
 	return a, err
 }
 
@@ -67,7 +71,7 @@ func (a *assets) prepareMachine(ctx context.Context, progress io.Writer) (err er
 	if a.initramfs, err = a.base.Initramfs(ctx); err != nil {
 		return err
 	}
-	a.accelerator, err = vm.Probe(ctx, a.base.Kernel, a.initramfs)
+	a.accelerator, err = vm.Probe(ctx, progress, a.base.Kernel, a.initramfs)
 	return err
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/e2e/cache"
 	"github.com/carve-csi/carve/e2e/controlplane"
 	"github.com/carve-csi/carve/e2e/netns"
+	"github.com/carve-csi/carve/e2e/preflight"
 )
 
 // Defaults of Options.
@@ -74,15 +75,15 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if os.Geteuid() != 0 {
-		return nil, errors.New("a cluster's network namespace and devices need root")
-	}
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 	if err := c.choose(o.Nodes); err != nil {
+		return nil, err
+	}
+	if err := preflight.Check(c.needs()); err != nil {
 		return nil, err
 	}
 	assets, err := prepare(ctx, c.progress)

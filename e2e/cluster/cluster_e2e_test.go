@@ -116,22 +116,24 @@ func killedUp(ctx context.Context, t *testing.T) {
 	if err := c.choose(1); err != nil {
 		t.Fatal(err)
 	}
-	for ctx.Err() == nil {
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait() }()
+	for machine := false; !machine; {
+		select {
+		case err := <-ended:
+			t.Fatalf("Up ended before it had a machine: %v", err)
+		case <-time.After(pollInterval):
+		}
 		if c.namespace, err = netns.Open(c.namespaceName()); err == nil {
-			running, err := c.running(c.nodes[0])
-			if err != nil {
+			if machine, err = c.running(c.nodes[0]); err != nil {
 				t.Fatal(err)
 			}
-			if running {
-				break
-			}
 		}
-		time.Sleep(pollInterval)
 	}
 	if err := command.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := command.Wait(); err == nil {
+	if err := <-ended; err == nil {
 		t.Fatal("Up was done before it could be killed")
 	}
 }
@@ -208,7 +210,9 @@ func powerCut(ctx context.Context, t *testing.T, c *Cluster, node string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before.Mounts, after.Mounts = nil, nil // Pods were started again.
+	// Pods were started again.
+	before.Mounts, after.Mounts = nil, nil
+	before.Processes, after.Processes = nil, nil
 	if left := residue.Compare(before, after); len(left) > 0 {
 		t.Errorf("the node is not as before: %q", left)
 	}

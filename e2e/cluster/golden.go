@@ -22,7 +22,7 @@ const (
 	stateSize = 16 << 30
 	// goldenRevision is part of the cache key; raise it when the way in which the
 	// disk is made changes.
-	goldenRevision = "2"
+	goldenRevision = "3"
 	// goldenBound bounds the making of the disk, on a busy host.
 	goldenBound = 5 * time.Minute
 )
@@ -53,18 +53,22 @@ func makeGolden(ctx context.Context, a assets, images []string, dir string) erro
 		return err
 	}
 	shared := filepath.Join(run, imagesTag)
-	var staged []string
+	staged := map[string]string{} // by their marks
 	for i, path := range images {
 		file, err := stage(ctx, path, shared, fmt.Sprint(i))
 		if err != nil {
 			return err
 		}
-		staged = append(staged, filepath.Base(file))
+		name, digest, err := identify(path)
+		if err != nil {
+			return err
+		}
+		staged[imageMark(name, digest)] = filepath.Base(file)
 	}
 	machine, err := vm.Start(vm.Config{
 		Name: "carve-golden", Dir: run,
 		Kernel: a.base.Kernel, Initramfs: a.initramfs, RootDisk: a.base.RootDisk,
-		CPUs: 2, MemoryMiB: 1024,
+		CPUs: a.accelerator.CPUs(), MemoryMiB: 1024,
 		Disks:       []vm.Disk{{Path: disk, Serial: "state", Volatile: true}},
 		Shares:      []vm.Share{{Tag: imagesTag, Path: shared, ReadOnly: true}},
 		Accelerator: a.accelerator,
@@ -83,11 +87,8 @@ func makeGolden(ctx context.Context, a assets, images []string, dir string) erro
 	if err := machine.WaitReady(ctx, nil); err != nil {
 		return err
 	}
-	if err := mountImages(ctx, machine.Agent()); err != nil {
-		return err
-	}
-	for _, file := range staged {
-		if err := importImage(ctx, machine.Agent(), file); err != nil {
+	for mark, file := range staged {
+		if err := importOnce(ctx, machine.Agent(), mark, file); err != nil {
 			return err
 		}
 	}

@@ -33,11 +33,7 @@ const (
 // complete: "docker.io/library/busybox:1.36". An image that was the last to be
 // loaded under its name is not loaded again.
 func (c *Cluster) LoadImage(ctx context.Context, path string, aliases ...string) error {
-	name, err := imageName(path)
-	if err != nil {
-		return err
-	}
-	digest, err := cache.FileKey(path)
+	name, digest, err := identify(path)
 	if err != nil {
 		return err
 	}
@@ -50,15 +46,28 @@ func (c *Cluster) LoadImage(ctx context.Context, path string, aliases ...string)
 	for _, n := range c.nodes {
 		group.Go(func() error {
 			client := c.client(n)
-			// A slash separates folders, and nothing else in an image's name would.
-			mark := loadedFolder + "/" + strings.ReplaceAll(name, "/", "~") + "@" + digest
-			if err := importOnce(together, client, mark, filepath.Base(staged)); err != nil {
+			if err := importOnce(together, client, imageMark(name, digest), filepath.Base(staged)); err != nil {
 				return fmt.Errorf("load the image %s into %s: %w", name, n.name(), err)
 			}
 			return tagImage(together, client, name, aliases)
 		})
 	}
 	return errors.Join(group.Wait(), os.Remove(staged))
+}
+
+// identify returns the name of the one image in a tar, and the tar's digest.
+func identify(path string) (name, digest string, err error) {
+	if name, err = imageName(path); err != nil {
+		return "", "", err
+	}
+	digest, err = cache.FileKey(path)
+	return name, digest, err
+}
+
+// imageMark is the file that a node has when it has the image.
+func imageMark(name, digest string) string {
+	// A slash separates folders, and nothing else in an image's name would.
+	return loadedFolder + "/" + strings.ReplaceAll(name, "/", "~") + "@" + digest
 }
 
 // stage puts a file into the folder that the machines share, under a name that no

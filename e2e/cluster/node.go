@@ -16,7 +16,6 @@ const MaxNodes = 8
 
 // Sizes of a node.
 const (
-	nodeCPUs      = 2
 	nodeMemoryMiB = 2048
 	nodePmemMiB   = 768
 	// diskSize is the size in bytes of each disk for volumes; it takes room as it
@@ -78,7 +77,7 @@ func (n node) machine(a assets) vm.Config {
 	return vm.Config{
 		Name: n.name(), Dir: n.dir,
 		Kernel: a.base.Kernel, Initramfs: a.initramfs, RootDisk: a.base.RootDisk,
-		CPUs: nodeCPUs, MemoryMiB: nodeMemoryMiB,
+		CPUs: a.accelerator.CPUs(), MemoryMiB: nodeMemoryMiB,
 		PmemMiB: nodePmemMiB, PmemFile: filepath.Join(n.dir, pmemFile),
 		Disks:       n.disks(a),
 		Shares:      []vm.Share{{Tag: imagesTag, Path: n.images(), ReadOnly: true}},

@@ -82,6 +82,10 @@ func (c *ControlPlane) Running(name string) (bool, error) {
 	return len(pids) > 0, err
 }
 
+// Processes returns the ids of the processes of the component called name: one, or none
+// if it does not run.
+func (c *ControlPlane) Processes(name string) ([]int, error) { return c.find(name) }
+
 // LogFile returns the path of the log of the component called name. Every start appends
 // to it.
 func (c *ControlPlane) LogFile(name string) string {

@@ -24,6 +24,10 @@ func TestRealControlPlane(t *testing.T) {
 		t.Fatal(err)
 	}
 	const name = "carve-test-controlplane"
+	// An aborted run may have left its own.
+	if err := netns.Remove(ctx, name); err != nil {
+		t.Fatal(err)
+	}
 	namespace, err := netns.Create(name, netns.DefaultGateway)
 	if err != nil {
 		t.Fatal(err)

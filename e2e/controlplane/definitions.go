@@ -120,6 +120,8 @@ func (c *ControlPlane) managerArguments() []string {
 		"--cluster-cidr="+PodSubnet,
 		"--node-cidr-mask-size="+strconv.Itoa(NodePodBits),
 		"--service-cluster-ip-range="+ServiceSubnet,
+		// A node that has lost its power is noticed in three heartbeats instead of five.
+		"--node-monitor-grace-period=30s",
 	)
 }
 

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -205,4 +206,23 @@ func TestRemoveEndsWhatIsInsideAndNothingElse(t *testing.T) {
 		t.Errorf("the process outside is gone: %v", err)
 	}
 	_ = outside.Wait()
+}
+
+func TestANamespaceWhoseProcessIsNoMoreIsRemoved(t *testing.T) {
+	const prefix = "carve-test-abandoned-"
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	abandoned := create(t, prefix+strconv.Itoa(ended.Process.Pid))
+	mine := create(t, NameOf(prefix))
+	other := create(t, prefix+"other")
+	if err := RemoveAbandoned(t.Context(), prefix); err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[Namespace]bool{abandoned: false, mine: true, other: true} {
+		if got, err := n.exists(); err != nil || got != want {
+			t.Errorf("%s is there: want %t, got %t, error %v", n.Name(), want, got, err)
+		}
+	}
 }

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/carve-csi/carve/e2e/vm/agent"
 )
 
 // settleBound is how long lvmd may take to wipe and remove what is deleted.
@@ -54,7 +57,10 @@ func (r *rig) checkOne(ctx context.Context, l *ledger, e *entry, v listed, there
 		}
 		e.bytes, e.device = v.SizeBytes, v.DevicePath
 		if e.written && !e.snapshot {
-			return r.verify(ctx, e)
+			if err := r.verify(ctx, e); err != nil {
+				return err
+			}
+			l.acknowledge(survival)
 		}
 	case deleting:
 		if there {
@@ -100,3 +106,39 @@ func (r *rig) checkEmpty(ctx context.Context, l *ledger, room map[string]int64) 
 		}
 	}
 }
+
+// readsAsZeroes fails where a device is shorter than size bytes, or one of those
+// bytes is not zero or cannot be read.
+func (r *rig) readsAsZeroes(ctx context.Context, device string, size int64) error {
+	out, err := r.run(ctx, "blockdev", "--getsize64", device)
+	if err != nil {
+		return err
+	}
+	have, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64)
+	if err != nil {
+		return fmt.Errorf("the size of %s: %w", device, err)
+	}
+	if have < size {
+		return fmt.Errorf("%w: %s has %d bytes, want %d", errShort, device, have, size)
+	}
+	var stdout, stderr strings.Builder
+	code, err := r.machine.Agent().Run(ctx, agent.Command{
+		Argv: []string{"cmp", "-n", strconv.FormatInt(size, 10), device, "/dev/zero"}, Stdout: &stdout, Stderr: &stderr,
+	})
+	switch {
+	case err != nil:
+		return err
+	case code == 1:
+		return fmt.Errorf("%w: %s", errNotZero, stdout.String())
+	case code != 0:
+		return fmt.Errorf("%w: %s: cmp ends with %d: %s", errRead, device, code, stderr.String())
+	}
+	return nil
+}
+
+// What readsAsZeroes finds.
+var (
+	errShort   = errors.New("the device is too short")
+	errNotZero = errors.New("the device holds something other than zeroes")
+	errRead    = errors.New("the device cannot be read")
+)

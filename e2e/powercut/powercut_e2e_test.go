@@ -3,7 +3,10 @@
 package powercut
 
 import (
+	"context"
+	"errors"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -16,6 +19,33 @@ var (
 	// mostLoad is the longest time from lvmd's start to the power cut.
 	mostLoad = flag.Duration("load", 10*time.Second, "the longest load before a cut")
 )
+
+// enoughBound is how long the last round's load may take to reach the numbers that
+// all rounds must have.
+const enoughBound = 4 * time.Minute
+
+// checkBound is how long the check of all volumes after a boot may take.
+const checkBound = 5 * time.Minute
+
+// loadUntilCut asks lvmd for this and that and cuts the power at the moment given, but
+// not before there is enough. It fails if there is not enough in time.
+func (r *rig) loadUntilCut(ctx context.Context, l *ledger, seed uint64, moment time.Duration, enough func() error) error {
+	machine := r.machine
+	timer := time.AfterFunc(moment, func() {
+		deadline := time.Now().Add(enoughBound)
+		for enough() != nil && time.Now().Before(deadline) {
+			time.Sleep(50 * time.Millisecond)
+		}
+		machine.Kill()
+	})
+	defer timer.Stop()
+	err := r.load(ctx, l, seed)
+	machine.Kill()
+	if short := enough(); short != nil {
+		err = errors.Join(err, fmt.Errorf("too little was acknowledged before the last cut: %w", short))
+	}
+	return err
+}
 
 func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 	if *seed == 0 {
@@ -46,18 +76,17 @@ func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 	l := &ledger{}
 	for round := range *rounds {
 		moment := time.Duration(random.Int64N(int64(*mostLoad)))
-		if random.IntN(4) == 0 {
+		last := round == *rounds-1
+		if !last && random.IntN(4) == 0 {
 			// In the middle of what lvmd finishes or undoes after its start.
 			time.Sleep(moment / 4)
-		} else {
-			done := make(chan error, 1)
-			machine := r.machine
-			time.AfterFunc(moment, machine.Kill)
-			go func() { done <- r.load(t.Context(), l, random.Uint64()) }()
-			if err := <-done; err != nil {
-				t.Errorf("round %d: %v", round, err)
+		} else if err := r.loadUntilCut(t.Context(), l, random.Uint64(), moment, func() error {
+			if !last {
+				return nil
 			}
-			machine.Kill()
+			return l.shortage(*rounds, survival)
+		}); err != nil {
+			t.Errorf("round %d: %v", round, err)
 		}
 		lost, err := r.cut()
 		if err != nil {
@@ -66,17 +95,23 @@ func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 		if err := r.boot(t.Context()); err != nil {
 			t.Fatalf("round %d: after a cut: %v", round, err)
 		}
-		if err := r.check(t.Context(), l); err != nil {
+		checking, cancel := context.WithTimeout(t.Context(), checkBound)
+		err = r.check(checking, l)
+		cancel()
+		if err != nil {
 			t.Fatalf("round %d: %s: %v\nlvmd's log:\n%s", round, lost, err, r.log())
 		}
 		if t.Failed() {
 			t.FailNow()
 		}
-		t.Logf("round %d: cut after %v; %s; %d volumes and %d acknowledgements so far", round, moment, lost, len(l.entries), l.acks)
+		t.Logf("round %d: cut after %v; %s; so far %d entries; %s", round, moment, lost, len(l.entries), l.acknowledged())
+	}
+	if err := l.shortage(*rounds); err != nil {
+		t.Errorf("lvmd acknowledged too little in %d rounds: %v\nlvmd's log:\n%s", *rounds, err, r.log())
 	}
 	if err := r.checkEmpty(t.Context(), l, room); err != nil {
 		t.Errorf("%v\nlvmd's log:\n%s", err, r.log())
 	}
-	t.Logf("%d volumes and snapshots, %d acknowledgements, %d, %d and %d flushes",
-		len(l.entries), l.acks, r.group.Flushes(), r.mirror.Flushes(), r.state.Flushes())
+	t.Logf("%d volumes and snapshots; %s; %d, %d and %d flushes",
+		len(l.entries), l.acknowledged(), r.group.Flushes(), r.mirror.Flushes(), r.state.Flushes())
 }

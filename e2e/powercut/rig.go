@@ -14,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/e2e/checkout"
 	"github.com/carve-csi/carve/e2e/debian"
 	"github.com/carve-csi/carve/e2e/gobuild"
+	"github.com/carve-csi/carve/e2e/preflight"
 	"github.com/carve-csi/carve/e2e/vm"
 	"github.com/carve-csi/carve/e2e/vm/frail"
 	"github.com/carve-csi/carve/e2e/vm/guest"
@@ -23,6 +24,7 @@ import (
 const (
 	groupBytes = 1 << 30
 	stateBytes = 256 << 20
+	memoryMiB  = 1024
 	// bootBound is how long a machine may take until lvmd serves, on a busy host.
 	bootBound = 4 * time.Minute
 
@@ -46,6 +48,9 @@ type rig struct {
 
 // newRig makes the disks in dir and builds lvmd; the machine is off.
 func newRig(ctx context.Context, dir string, seed uint64, progress io.Writer) (*rig, error) {
+	if err := preflight.Check(preflight.Machines(1, memoryMiB)); err != nil {
+		return nil, err
+	}
 	if err := debian.Ensure(ctx, progress, vm.Packages...); err != nil {
 		return nil, err
 	}
@@ -57,7 +62,7 @@ func newRig(ctx context.Context, dir string, seed uint64, progress io.Writer) (*
 	if err != nil {
 		return nil, err
 	}
-	accelerator, err := vm.Probe(ctx, base.Kernel, initramfs)
+	accelerator, err := vm.Probe(ctx, progress, base.Kernel, initramfs)
 	if err != nil {
 		return nil, err
 	}
@@ -88,24 +93,25 @@ func newRig(ctx context.Context, dir string, seed uint64, progress io.Writer) (*
 	r.config = vm.Config{
 		Name: "carve-powercut", Dir: dir,
 		Kernel: base.Kernel, Initramfs: initramfs, RootDisk: base.RootDisk,
-		CPUs: 2, MemoryMiB: 1024, Accelerator: accelerator,
+		CPUs: accelerator.CPUs(), MemoryMiB: memoryMiB, Accelerator: accelerator,
 		Disks: []vm.Disk{
 			{Socket: r.group.Socket(), Serial: "group"}, {Socket: r.state.Socket(), Serial: "state"},
 			{Socket: r.mirror.Socket(), Serial: "mirror"},
 		},
 		Shares: []vm.Share{{Tag: "build", Path: build, ReadOnly: true}},
-		Guest:  guestConfig(),
+		Guest:  guestConfig(config),
 	}
 	return r, nil
 }
 
-func guestConfig() guest.Config {
+// guestConfig is the machine's, with a configuration of lvmd.
+func guestConfig(lvmdConfig string) guest.Config {
 	return guest.Config{
 		Hostname: "powercut",
 		Modules:  []string{"dm_mod", "dm_thin_pool", "dm_raid", "raid1", "9p", "9pnet_virtio"},
 		Files: []guest.File{
 			{Path: "/etc/lvm/lvmlocal.conf", Mode: 0o644, Content: []byte(withoutUdev)},
-			{Path: "/etc/carve/lvmd.yaml", Mode: 0o644, Content: []byte(config)},
+			{Path: "/etc/carve/lvmd.yaml", Mode: 0o644, Content: []byte(lvmdConfig)},
 		},
 		Steps: []guest.Step{
 			{Name: "make folders", Argv: []string{"mkdir", "-p", "/run/build", "/var/lib/carve", "/run/carve"}},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,27 +16,112 @@ import (
 	"github.com/carve-csi/carve/e2e/carve"
 )
 
-// killed ends every process of a program on every node, as the out-of-memory
-// killer would.
-func (s *scope) killed(program string) {
+// process is a process of one of our programs on a node.
+type process struct {
+	node, program string
+	id            string
+}
+
+// containerOf is the name of the container that runs a program.
+var containerOf = map[string]string{"carve-controller": "controller", "carve-lvmd": "lvmd", "carve-node": "node"}
+
+// killExitCode is the exit code of a container whose process ended by SIGKILL.
+const killExitCode = 128 + 9
+
+// kill ends every process of a program on every node, as the out-of-memory killer would,
+// and returns when they are gone. Where the kubelet waits before it starts one again, kill
+// waits, too: there is one on every node, or somewhere if it is the controller.
+func (s *scope) kill(program string) (killed []process) {
 	s.Helper()
-	if s.kill(program) == 0 {
-		s.Fatalf("no node runs %s", program)
+	const script = `for p in $(pgrep -f "$0"); do
+		kill -KILL "$p" && while [ -e "/proc/$p" ]; do sleep 0.1; done && echo "$p"
+	done`
+	pending := slices.Clone(s.nodes)
+	s.must(carve.Until(s.ctx, recovery, program+" runs, to be killed", func(ctx context.Context) error {
+		pending = slices.DeleteFunc(pending, func(node string) bool {
+			// If a process has gone since it was found, the others count.
+			result, err := s.Cluster.Exec(ctx, node, "sh", "-c", script, "^/usr/local/bin/"+program)
+			if err != nil {
+				s.Logf("kill %s on %s: %v", program, node, err)
+			}
+			ids := strings.Fields(result.Stdout)
+			for _, id := range ids {
+				killed = append(killed, process{node: node, program: program, id: id})
+			}
+			return len(ids) > 0
+		})
+		if len(pending) == 0 || program == "carve-controller" && len(killed) > 0 {
+			return nil
+		}
+		return fmt.Errorf("not on %v", pending)
+	}), "kill "+program)
+	s.Logf("killed %v", killed)
+	return killed
+}
+
+// replaced waits until other processes run instead of those that were killed, and checks
+// that the kubelet saw them end by SIGKILL.
+func (s *scope) replaced(killed []process) {
+	s.Helper()
+	for _, old := range killed {
+		s.must(carve.Until(s.ctx, recovery, fmt.Sprintf("another process runs instead of %v", old), func(ctx context.Context) error {
+			if old.program == "carve-controller" {
+				// Its Pod may have been moved from a node without network.
+				return s.newControllers(ctx, killed)
+			}
+			result, err := s.Cluster.Exec(ctx, old.node, "pgrep", "-f", "^/usr/local/bin/"+old.program)
+			if err != nil {
+				return err
+			}
+			if ids := strings.Fields(result.Stdout); len(ids) == 0 || slices.Contains(ids, old.id) {
+				return fmt.Errorf("there are %v", ids)
+			}
+			return s.endedByKill(s.agentOf(old.node), containerOf[old.program])
+		}), "have "+old.program+" back")
 	}
 }
 
-// kill does so, and tells on how many nodes there was one: the kubelet may be
-// waiting before it starts one again.
-func (s *scope) kill(program string) (hit int) {
-	s.Helper()
+// newControllers reports an error unless every replica of the controller is a process that
+// was not killed.
+func (s *scope) newControllers(ctx context.Context, killed []process) error {
+	deployment, err := s.AppsV1().Deployments(carve.Namespace).Get(ctx, "carve-controller", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	running := 0
 	for _, node := range s.nodes {
-		result, err := s.Cluster.Exec(s.ctx, node, "pkill", "-KILL", "-f", "^/usr/local/bin/"+program)
-		s.must(err, "kill "+program+" on "+node)
-		if result.ExitCode == 0 {
-			hit++
+		result, err := s.Cluster.Exec(ctx, node, "pgrep", "-f", "^/usr/local/bin/carve-controller")
+		if err != nil {
+			return err
+		}
+		for _, id := range strings.Fields(result.Stdout) {
+			running++
+			if slices.Contains(killed, process{node: node, program: "carve-controller", id: id}) {
+				return fmt.Errorf("the process %s runs on %s, which was killed", id, node)
+			}
 		}
 	}
-	return hit
+	if want := int(*deployment.Spec.Replicas); running < want {
+		return fmt.Errorf("%d controllers run, want %d", running, want)
+	}
+	return nil
+}
+
+// endedByKill reports an error unless a container was started again after SIGKILL.
+func (s *scope) endedByKill(pod corev1.Pod, container string) error {
+	for i := range pod.Status.ContainerStatuses {
+		status := &pod.Status.ContainerStatuses[i]
+		if status.Name != container {
+			continue
+		}
+		last := status.LastTerminationState.Terminated
+		if status.RestartCount == 0 || last == nil || last.ExitCode != killExitCode {
+			return fmt.Errorf("container %s of %s: %d restarts, the last end was %+v, want one with exit code %d",
+				container, pod.Name, status.RestartCount, last, killExitCode)
+		}
+		return nil
+	}
+	return fmt.Errorf("the Pod %s has no status of its container %s", pod.Name, container)
 }
 
 // TestProcessesKilledInTheMiddleOfABurst kills the programs one after the other
@@ -44,6 +130,7 @@ func (s *scope) kill(program string) (hit int) {
 func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 	s := begin(t)
 	var names []string
+	var killed []process
 	for i := range 8 {
 		name := fmt.Sprintf("burst-%d", i)
 		s.start(name, podOptions{bytes: 32 * extent})
@@ -64,7 +151,7 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 			}
 			return fmt.Errorf("of %d claims, none that waits has a selected node", len(claims.Items))
 		}), "wait until "+program+" is needed")
-		s.killed(program)
+		killed = append(killed, s.kill(program)...)
 	}
 	s.running(names...)
 	for _, name := range names {
@@ -72,6 +159,7 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 			t.Errorf("%s: want its own marker, got %q", name, got)
 		}
 	}
+	s.replaced(killed)
 	s.must(s.Settled(s.ctx, patience), "Carve is well again")
 }
 
@@ -80,7 +168,7 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 	s := begin(t)
 	victim := s.nodes[1]
 	script := "[ -e " + mountPath + "/precious ] || { echo precious-data > " + mountPath + "/precious; sync; }; " +
-		"while true; do date >> " + mountPath + "/log; done"
+		"while true; do date >> " + mountPath + "/log; sleep 0.2; done"
 	s.start("writer", podOptions{bytes: 64 * extent, node: victim, script: script})
 	s.storageClass("e2e-forgetful", map[string]string{"carve.csi.local/encryption": "ephemeral"})
 	s.start("forgetful", podOptions{class: "e2e-forgetful", bytes: 16 * extent, node: victim,

@@ -85,7 +85,7 @@ func (s *scope) markBlock() {
 // TestVolumesGrowWhileTheirPodsUseThem grows all kinds at once: the kubelet
 // looks at a mounted volume's size only about once a minute.
 func TestVolumesGrowWhileTheirPodsUseThem(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	kinds := s.growthOf("e2e-grow-")
 	for _, k := range kinds {
 		s.start(k.name, podOptions{class: "e2e-grow-" + k.name, bytes: k.from, block: k.block})
@@ -104,7 +104,7 @@ func TestVolumesGrowWhileTheirPodsUseThem(t *testing.T) {
 // TestVolumesGrowWhileNoPodUsesThem grows claims between two Pods. The second finds
 // the new size from its start on: nothing is waited for once it runs.
 func TestVolumesGrowWhileNoPodUsesThem(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	kinds := s.growthOf("e2e-idle-")
 	for _, k := range kinds {
 		o := podOptions{class: "e2e-idle-" + k.name, bytes: k.from, block: k.block}
@@ -141,7 +141,7 @@ func TestVolumesGrowWhileNoPodUsesThem(t *testing.T) {
 }
 
 func TestGrowthThatTheNodeHasNoRoomForIsRefusedWithAnEvent(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	s.storageClass("e2e-grow-far", nil)
 	s.start("grower", podOptions{class: "e2e-grow-far", bytes: 64 * mebibyte, node: s.nodes[0]})
 	s.running("grower")

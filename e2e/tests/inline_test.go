@@ -24,14 +24,14 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 	s := begin(t)
 	example := filepath.Join(deployFolder, "examples/inline-pod.yaml")
 	t.Run("they are off by default", func(t *testing.T) {
-		s := begin(t)
+		s := within(t)
 		s.must(s.ApplyFile(s.ctx, s.namespace, example), "apply the example")
 		_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "inline", `volume mode "Ephemeral" not supported`)
 		s.must(err, "see why the Pod does not start")
 	})
 	s.withInlineVolumes()
 	t.Run("a namespace has to be let in", func(t *testing.T) {
-		s := begin(t)
+		s := within(t)
 		s.must(carve.Until(s.ctx, patience, "the policy is in force", func(ctx context.Context) error {
 			err := s.ApplyFile(ctx, s.namespace, example)
 			if err == nil || !strings.Contains(err.Error(), "use a generic ephemeral volume") {
@@ -41,7 +41,7 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 		}), "see the Pod refused")
 	})
 	t.Run("a volume is made with the Pod and goes with it", func(t *testing.T) {
-		s := begin(t)
+		s := within(t)
 		s.letIn()
 		before := map[string]int64{}
 		for _, node := range s.nodes {
@@ -74,7 +74,7 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 		// That the node is as before is checked when the test ends.
 	})
 	t.Run("more than the node has room for is told on the Pod", func(t *testing.T) {
-		s := begin(t)
+		s := within(t)
 		s.letIn()
 		s.startInline("large", s.nodes[0], 1<<40)
 		_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "large", "ResourceExhausted")

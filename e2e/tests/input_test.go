@@ -45,7 +45,7 @@ func TestMistakesAreExplainedOnTheClaim(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			s := begin(t)
+			s := beside(t)
 			class := "e2e-" + s.namespace[max(0, len(s.namespace)-40):]
 			s.storageClass(class, test.parameters)
 			s.start("wrong", podOptions{class: class, bytes: 64 << 20})
@@ -83,7 +83,7 @@ func (s *scope) claimAndPod(name, class string, mode corev1.PersistentVolumeAcce
 }
 
 func TestClaimLargerThanAnyVolumeGroupIsExplained(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	s.start("huge", podOptions{bytes: 1 << 50})
 	s.schedulerSays("huge", noRoom)
 	_, err := s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", "huge-scratch", "largest")
@@ -91,7 +91,7 @@ func TestClaimLargerThanAnyVolumeGroupIsExplained(t *testing.T) {
 }
 
 func TestClaimOfNothingIsRefused(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	_, err := s.CoreV1().Pods(s.namespace).Create(s.ctx, pod("nothing", podOptions{bytes: 0}), metav1.CreateOptions{})
 	if err == nil || !strings.Contains(err.Error(), "storage") {
 		t.Errorf("a claim of zero bytes: want an error that names the field, got %v", err)

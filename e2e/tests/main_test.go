@@ -4,16 +4,20 @@
 // controller-manager and kubelets, real LVM in real kernels. The cases read as
 // what users may rely on.
 //
-// Every test gets a namespace of its own and leaves nothing behind: the nodes'
-// logical volumes, device-mapper entries and mounts are compared before and
-// after it.
+// Every test gets a namespace of its own and leaves nothing behind. Tests that begin have
+// the cluster for themselves: the nodes' logical volumes, device-mapper entries, loop
+// devices, mounts and programs are compared before and after each. Tests that run beside
+// each other come after them; what each leaves is distinguished by its namespace, and the
+// nodes are compared when all have ended.
 package tests
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,10 +26,10 @@ import (
 )
 
 var (
-	keep  = flag.Bool("keep", false, "leave the cluster up afterwards")
+	keep  = flag.Bool("keep", false, "use the cluster that is up, and leave it up afterwards")
 	decks = flag.Int("decks", 1, "how many times the test of a random life plays all its cards")
 	seed  = flag.Uint64("seed", 1, "the order of its cards")
-	name  = flag.String("cluster", "test", "name of the cluster; one that is up is used as it is")
+	name  = flag.String("cluster", "test", "name of the cluster")
 )
 
 // client reaches the cluster that all tests share.
@@ -42,8 +46,14 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) (code int, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 25*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Minute)
 	defer cancel()
+	if !*keep {
+		// What an aborted run has left says nothing about this one.
+		if err := cluster.Down(ctx, *name, os.Stdout); err != nil {
+			return 1, err
+		}
+	}
 	c, err := cluster.Up(ctx, cluster.Options{Name: *name, Nodes: 2, Progress: os.Stdout})
 	if err != nil {
 		return 1, err
@@ -65,9 +75,33 @@ func run(m *testing.M) (code int, err error) {
 		client.Diagnose(context.Background(), os.Stdout)
 		return 1, err
 	}
+	before, err := footprints(ctx)
+	if err != nil {
+		return 1, err
+	}
 	code = m.Run()
+	if err := errors.Join(namespacesGone(context.Background()), nodesAsBefore(context.Background(), before)); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
 	if code != 0 {
 		client.Diagnose(context.Background(), os.Stdout)
 	}
 	return code, nil
+}
+
+// nodesAsBefore waits until the nodes are as they were before all tests.
+func nodesAsBefore(ctx context.Context, before map[string][]string) error {
+	return carve.Until(ctx, patience, "the nodes are as before all tests", func(ctx context.Context) error {
+		after, err := footprints(ctx)
+		if err != nil {
+			return err
+		}
+		for node := range before {
+			if !slices.Equal(before[node], after[node]) {
+				return fmt.Errorf("%s has %q, had %q", node, after[node], before[node])
+			}
+		}
+		return nil
+	})
 }

@@ -29,7 +29,7 @@ const (
 // TestPodsAreReachedByNameAddressAndThroughTheAPIServer holds the cluster
 // against what users expect of one: tests that need it would blame Carve.
 func TestPodsAreReachedByNameAddressAndThroughTheAPIServer(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	s.networkPod("server", s.nodes[0], fmt.Sprintf("echo serving; while true; do echo %q | nc -l -p %d; done", greeting, servicePort))
 	s.networkPod("client", s.nodes[1], "echo asking; exec sleep 1000000")
 	_, err := s.CoreV1().Services(s.namespace).Create(s.ctx, &corev1.Service{

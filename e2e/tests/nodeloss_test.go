@@ -6,8 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -49,9 +51,7 @@ func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 		}
 		return fmt.Errorf("%s still counts as ready", victim)
 	}), "wait")
-	if now := s.claimOf("data-" + member); now.UID != claim.UID || now.DeletionTimestamp != nil {
-		t.Errorf("a node that is merely not ready lost its claim: %+v", now.ObjectMeta)
-	}
+	s.claimStays(claim, notReadyTime, s.otherNode(victim))
 
 	_, err := s.Kubectl(s.ctx, nil, "taint", "node", victim, "node.kubernetes.io/out-of-service=gone:NoExecute")
 	s.must(err, "say that the node is lost")
@@ -88,6 +88,52 @@ func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 		}
 		return nil
 	}), "wait")
+}
+
+// notReadyTime is for how long a node that is merely not ready keeps its claims in the
+// test. The controller looks for lost nodes every 30 seconds, at least once in it.
+const notReadyTime = 35 * time.Second
+
+// claimStays checks for a time that a claim and its volume are left alone. Claims that are
+// made before and after it, on another node, show that a controller acts.
+func (s *scope) claimStays(claim *corev1.PersistentVolumeClaim, least time.Duration, other string) {
+	s.Helper()
+	pv, err := s.CoreV1().PersistentVolumes().Get(s.ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	s.must(err, "get the claim's PersistentVolume")
+	stays := func(ctx context.Context) {
+		s.Helper()
+		if now := s.claimOf(claim.Name); now.UID != claim.UID || now.DeletionTimestamp != nil || now.Status.Phase != corev1.ClaimBound {
+			s.Fatalf("the claim on a node that is merely not ready: want it as it was, got %+v, %+v", now.ObjectMeta, now.Status)
+		}
+		now, err := s.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+		if err != nil || now.UID != pv.UID || now.DeletionTimestamp != nil || now.Status.Phase != corev1.VolumeBound {
+			s.Fatalf("the volume on a node that is merely not ready: want it as it was, got %+v, %v", now, err)
+		}
+	}
+	bound := func(witness string) {
+		s.Helper()
+		s.start(witness, podOptions{bytes: extent, node: other, script: idle})
+		s.must(carve.Until(s.ctx, patience, "the claim of "+witness+" is bound", func(ctx context.Context) error {
+			stays(ctx)
+			_, _, err := s.EphemeralVolume(ctx, s.namespace, witness, "scratch")
+			return err
+		}), "see that a controller acts")
+	}
+	bound("witness-before")
+	began := time.Now()
+	s.must(carve.Until(s.ctx, least+patience, "the time is over", func(ctx context.Context) error {
+		stays(ctx)
+		if past := time.Since(began); past < least {
+			return fmt.Errorf("%v of %v have passed", past, least)
+		}
+		return nil
+	}), "wait")
+	bound("witness-after")
+}
+
+// otherNode returns a node that is not the one named.
+func (s *scope) otherNode(node string) string {
+	return s.nodes[slices.IndexFunc(s.nodes, func(other string) bool { return other != node })]
 }
 
 // switchOn gives a node its power back and lets Kubernetes use it.

@@ -20,7 +20,7 @@ import (
 // TestEveryProgramTellsItsHealthAndGuardsItsMetrics asks each Pod of Carve for
 // what an operator's monitoring asks of it.
 func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	web, token := s.monitor()
 	for _, program := range []struct {
 		name, pods string

@@ -16,7 +16,7 @@ import (
 // TestTheProgramsOfTheShippedPodsKeepOnlyTheRightsThatTheyNeed looks at the
 // processes as the nodes' kernels know them, whatever their containers may do.
 func TestTheProgramsOfTheShippedPodsKeepOnlyTheRightsThatTheyNeed(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	for _, program := range []struct {
 		name, pods string
 		keeps      []int

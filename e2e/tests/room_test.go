@@ -17,21 +17,33 @@ import (
 // noRoom is what kube-scheduler says of a node without enough capacity.
 const noRoom = "not have enough free storage"
 
+// TestPodThatAsksForMoreThanAnyNodeHasWaitsUntilRoomAppears has a Pod go to the one node
+// that has enough for it, once with each of the nodes.
 func TestPodThatAsksForMoreThanAnyNodeHasWaitsUntilRoomAppears(t *testing.T) {
 	s := begin(t)
+	fillers, free := make([]string, len(s.nodes)), make([]int64, len(s.nodes))
 	for i, node := range s.nodes {
-		s.start(fmt.Sprintf("filler-%d", i), podOptions{bytes: s.capacity(node) - 64*extent, node: node})
+		fillers[i], free[i] = fmt.Sprintf("filler-%d", i), s.capacity(node)
+		s.start(fillers[i], podOptions{bytes: free[i] - 64*extent, node: node})
 	}
-	s.running("filler-0", "filler-1")
-	s.start("late", podOptions{bytes: 128 * extent})
-	s.schedulerSays("late", noRoom)
-	if p, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, "late", metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodPending {
-		t.Fatalf("the Pod: want Pending, got %v, %v", p.Status.Phase, err)
-	}
-	s.remove("filler-1")
-	s.running("late")
-	if got := s.nodeOf("late"); got != s.nodes[1] {
-		t.Errorf("the Pod's node: want %s, where room appeared, got %s", s.nodes[1], got)
+	s.running(fillers...)
+	for i, node := range s.nodes {
+		late := fmt.Sprintf("late-%d", i)
+		s.start(late, podOptions{bytes: 128 * extent})
+		s.schedulerSays(late, noRoom)
+		if p, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, late, metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodPending {
+			t.Fatalf("the Pod %s: want Pending, got %v, %v", late, p.Status.Phase, err)
+		}
+		s.remove(fillers[i])
+		s.running(late)
+		if got := s.nodeOf(late); got != node {
+			t.Errorf("the node of %s: want %s, where room appeared, got %s", late, node, got)
+		}
+		// What is left there is too little for the next one.
+		if i < len(s.nodes)-1 {
+			s.start(fillers[i]+"-again", podOptions{bytes: free[i] - (128+64)*extent, node: node})
+			s.running(fillers[i] + "-again")
+		}
 	}
 }
 
@@ -54,21 +66,6 @@ func (s *scope) schedulerSays(pod, text string) {
 	}), "see the scheduler's message")
 }
 
-func TestPodGoesToTheOneNodeThatHasRoom(t *testing.T) {
-	for full := range 2 {
-		t.Run(fmt.Sprintf("node %d is full", full), func(t *testing.T) {
-			s := begin(t)
-			s.start("filler", podOptions{bytes: s.capacity(s.nodes[full]) - 64*extent, node: s.nodes[full]})
-			s.running("filler")
-			s.start("guest", podOptions{bytes: 128 * extent})
-			s.running("guest")
-			if got, want := s.nodeOf("guest"), s.nodes[1-full]; got != want {
-				t.Errorf("the Pod's node: want %s, which has room, got %s", want, got)
-			}
-		})
-	}
-}
-
 // TestBurstThatExactlyFillsTheNodesRunsWithoutAFailure starts 20 Pods at once
 // that need every extent of two nodes. A reservation made when the scheduler
 // selects a node keeps the next Pod from being sent to the same extents.
@@ -88,7 +85,9 @@ func TestBurstThatExactlyFillsTheNodesRunsWithoutAFailure(t *testing.T) {
 			t.Errorf("capacity of %s with all Pods running: want 0, got %d", node, got)
 		}
 	}
-	s.wantProvisioningFailures(pods / 5)
+	// The scheduler may place a Pod by the capacity of a moment ago, while the reservation
+	// of the last one is on its way to it. On average every second Pod may be placed anew.
+	s.wantProvisioningFailures(pods / 2)
 }
 
 // fillToMultipleOf leaves on each node exactly n times the size it returns.
@@ -119,22 +118,30 @@ func (s *scope) fillToMultipleOf(n int64) int64 {
 	return size
 }
 
-// wantProvisioningFailures allows that many ProvisioningFailed events in the
-// namespace. The scheduler goes on to the next Pod while the reservation of the
-// last one is on its way to it, and may place that Pod by the capacity of a
-// moment ago: the claim is then released at once and placed again, with one
-// event. How many Pods it places in that moment depends on how slow the
-// controller's node is; here it is an emulated one.
+// wantProvisioningFailures allows that many failed attempts at the claims of the
+// namespace. Repeated Events are one object with a count, so occurrences are added up,
+// not objects.
 func (s *scope) wantProvisioningFailures(most int) {
 	s.Helper()
 	events, err := s.CoreV1().Events(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "reason=ProvisioningFailed"})
 	s.must(err, "list events")
-	s.Logf("ProvisioningFailed events: %d", len(events.Items))
-	if len(events.Items) <= most {
-		return
+	failures := 0
+	for i := range events.Items {
+		event := &events.Items[i]
+		failures += occurrences(event)
+		s.Logf("ProvisioningFailed of %s, %d times: %s", event.InvolvedObject.Name, occurrences(event), event.Message)
 	}
-	for _, event := range events.Items {
-		s.Logf("event on %s: %s", event.InvolvedObject.Name, event.Message)
+	if failures > most {
+		s.Errorf("failed attempts at the namespace's claims: want at most %d, got %d in %d Events", most, failures, len(events.Items))
 	}
-	s.Errorf("ProvisioningFailed events: want at most %d, got %d", most, len(events.Items))
+}
+
+// occurrences returns how often something happened that an Event reports. Recorders of
+// the older kind count in the Event, those of the newer in its series.
+func occurrences(event *corev1.Event) int {
+	count := max(1, int(event.Count))
+	if event.Series != nil {
+		count = max(count, int(event.Series.Count))
+	}
+	return count
 }

@@ -9,12 +9,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -32,6 +33,24 @@ const (
 	extent = int64(4 << 20)
 )
 
+// testLabel is on the namespaces of the tests.
+const testLabel = "carve.csi.local/e2e"
+
+// namespacesGone waits until the namespaces of all tests are gone: an object that keeps a
+// finalizer would keep its namespace.
+func namespacesGone(ctx context.Context) error {
+	return carve.Until(ctx, patience, "the namespaces of the tests are gone", func(ctx context.Context) error {
+		list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: testLabel})
+		if err != nil {
+			return err
+		}
+		for _, namespace := range list.Items {
+			return fmt.Errorf("%s is there: %v", namespace.Name, namespace.Status.Conditions)
+		}
+		return nil
+	})
+}
+
 // scope is what one test works in.
 type scope struct {
 	*testing.T
@@ -39,35 +58,69 @@ type scope struct {
 	ctx       context.Context
 	namespace string
 	nodes     []string
+	started   time.Time
 }
 
 var notNamespace = regexp.MustCompile(`[^a-z0-9]+`)
 
-// begin makes a namespace for the test and, when the test ends, removes it
-// and checks that the nodes are as they were.
+// begin makes a namespace for a test that has the cluster for itself and, when the test
+// ends, removes it and checks that the nodes are as they were.
 func begin(t *testing.T) *scope {
+	t.Helper()
+	s := open(t)
+	before := s.footprint()
+	volumes := s.persistentVolumes()
+	s.Cleanup(func() {
+		s.clean(func(ctx context.Context) error { return s.asBefore(ctx, before, volumes) })
+	})
+	return s
+}
+
+// beside is begin for a test that others may run beside: it needs no exact capacity, and
+// replaces nothing that others use. What it leaves is distinguished by its namespace; all
+// that such tests leave together is compared when the last one has ended.
+func beside(t *testing.T) *scope {
+	t.Helper()
+	t.Parallel()
+	s := open(t)
+	s.Cleanup(func() {
+		mine, err := s.myVolumes(context.Background())
+		if err != nil {
+			s.Errorf("look at the nodes: %v", err)
+		}
+		s.clean(func(ctx context.Context) error { return s.noneOfMine(ctx, mine) })
+	})
+	return s
+}
+
+// within is begin for a part of a test that has begun: what the part leaves on the nodes is
+// found when the test ends.
+func within(t *testing.T) *scope {
+	t.Helper()
+	s := open(t)
+	s.Cleanup(func() { s.clean(func(context.Context) error { return nil }) })
+	return s
+}
+
+// open makes a namespace for the test.
+func open(t *testing.T) *scope {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	t.Cleanup(cancel)
-	s := &scope{T: t, Client: client, ctx: ctx, nodes: client.Cluster.NodeNames()}
+	s := &scope{T: t, Client: client, ctx: ctx, nodes: client.Cluster.NodeNames(), started: time.Now()}
 	s.namespace = strings.Trim(notNamespace.ReplaceAllString(strings.ToLower(t.Name()), "-"), "-")
 	if len(s.namespace) > 60 {
 		s.namespace = strings.Trim(s.namespace[:60], "-")
 	}
 	// The test before may have killed or replaced what this one is about to ask.
 	s.must(s.Settled(ctx, patience), "Carve is whole")
-	before := s.footprint()
-	volumes := s.persistentVolumes()
-	_, err := s.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
-	s.must(err, "make the namespace")
-	started := time.Now()
-	t.Cleanup(func() {
-		if t.Failed() {
-			s.describe()
-		}
-		s.clean(before, volumes)
-		t.Logf("%s took %v with cleaning up", t.Name(), time.Since(started).Round(time.Second))
-	})
+	s.must(carve.Until(ctx, patience, "the namespace is made", func(ctx context.Context) error {
+		// One of an earlier run of the same test may be on its way out.
+		_, err := s.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{Name: s.namespace, Labels: map[string]string{testLabel: "true"}},
+		}, metav1.CreateOptions{})
+		return err
+	}), "make the namespace")
 	return s
 }
 
@@ -80,13 +133,26 @@ func (s *scope) must(err error, what string) {
 
 func (s *scope) footprint() map[string][]string {
 	s.Helper()
-	all := map[string][]string{}
-	for _, node := range s.nodes {
-		lines, err := s.Footprint(s.ctx, node)
-		s.must(err, "look at "+node)
-		all[node] = lines
-	}
+	all, err := footprints(s.ctx)
+	s.must(err, "look at the nodes")
 	return all
+}
+
+// footprints looks at all nodes at once.
+func footprints(ctx context.Context) (map[string][]string, error) {
+	var mu sync.Mutex
+	all := map[string][]string{}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, node := range client.Cluster.NodeNames() {
+		group.Go(func() error {
+			lines, err := client.Footprint(ctx, node)
+			mu.Lock()
+			defer mu.Unlock()
+			all[node] = lines
+			return err
+		})
+	}
+	return all, group.Wait()
 }
 
 func (s *scope) persistentVolumes() []string {
@@ -100,10 +166,13 @@ func (s *scope) persistentVolumes() []string {
 	return names
 }
 
-// clean removes the namespace and waits until nodes and PersistentVolumes are
-// as they were before the test.
-func (s *scope) clean(before map[string][]string, volumes []string) {
+// clean removes the namespace and waits until check finds nothing that is left.
+func (s *scope) clean(check func(context.Context) error) {
 	s.Helper()
+	if s.Failed() {
+		s.describe()
+	}
+	defer func() { s.Logf("%s took %v with cleaning up", s.Name(), time.Since(s.started).Round(time.Second)) }()
 	ctx, cancel := context.WithTimeout(context.Background(), patience+time.Minute)
 	defer cancel()
 	s.ctx = ctx
@@ -116,44 +185,81 @@ func (s *scope) clean(before map[string][]string, volumes []string) {
 		s.Errorf("delete the namespace: %v", err)
 		return
 	}
-	err = carve.Until(ctx, patience, "the namespace is gone", func(ctx context.Context) error {
-		_, err := s.CoreV1().Namespaces().Get(ctx, s.namespace, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err == nil {
-			err = errors.New("it is still there")
-		}
+	// The Namespace object itself may stay for a while: namespacesGone looks at it.
+	if err := carve.Until(ctx, patience, "nothing is left", check); err != nil {
+		s.Errorf("%v", err)
+	}
+}
+
+// asBefore reports what differs on the nodes and among the PersistentVolumes from what
+// there was before.
+func (s *scope) asBefore(ctx context.Context, before map[string][]string, volumes []string) error {
+	list, err := s.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
 		return err
-	})
-	if err != nil {
-		s.Errorf("%v", err)
-		return
 	}
-	err = carve.Until(ctx, patience, "nothing is left", func(ctx context.Context) error {
-		list, err := s.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	for _, pv := range list.Items {
+		if !slices.Contains(volumes, pv.Name) {
+			return fmt.Errorf("PersistentVolume %s is %s", pv.Name, pv.Status.Phase)
+		}
+	}
+	after, err := footprints(ctx)
+	if err != nil {
+		return err
+	}
+	for _, node := range s.nodes {
+		if !slices.Equal(before[node], after[node]) {
+			return fmt.Errorf("%s has %q, had %q before", node, after[node], before[node])
+		}
+	}
+	return nil
+}
+
+// myVolumes returns the names of the logical volumes that Pods and claims of the test's
+// namespace have.
+func (s *scope) myVolumes(ctx context.Context) ([]string, error) {
+	var names []string
+	for _, node := range s.nodes {
+		volumes, err := s.LogicalVolumes(ctx, node)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for _, pv := range list.Items {
-			if !slices.Contains(volumes, pv.Name) {
-				return fmt.Errorf("PersistentVolume %s is %s", pv.Name, pv.Status.Phase)
+		for _, volume := range volumes {
+			if slices.Contains(volume.Tags, "carve.ns="+s.namespace) || slices.Contains(volume.Tags, "carve.podns="+s.namespace) {
+				names = append(names, volume.Name)
 			}
 		}
-		for _, node := range s.nodes {
-			after, err := s.Footprint(ctx, node)
-			if err != nil {
-				return err
-			}
-			if !slices.Equal(before[node], after) {
-				return fmt.Errorf("%s has %q, had %q before", node, after, before[node])
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		s.Errorf("%v", err)
 	}
+	return names, nil
+}
+
+// noneOfMine reports what is left of the test: PersistentVolumes of its claims, logical
+// volumes of its namespace, and whatever has the name of one that was there.
+func (s *scope) noneOfMine(ctx context.Context, mine []string) error {
+	list, err := s.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, pv := range list.Items {
+		if claim := pv.Spec.ClaimRef; claim != nil && claim.Namespace == s.namespace {
+			return fmt.Errorf("PersistentVolume %s of claim %s is %s", pv.Name, claim.Name, pv.Status.Phase)
+		}
+	}
+	if left, err := s.myVolumes(ctx); err != nil || len(left) > 0 {
+		return errors.Join(err, fmt.Errorf("there are logical volumes %q", left))
+	}
+	after, err := footprints(ctx)
+	if err != nil {
+		return err
+	}
+	for node, lines := range after {
+		for _, line := range lines {
+			if slices.ContainsFunc(mine, func(name string) bool { return strings.Contains(line, name) }) {
+				return fmt.Errorf("%s has %s", node, line)
+			}
+		}
+	}
+	return nil
 }
 
 // describe prints what a person would look at after a failure.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/e2e/carve"
@@ -75,7 +76,7 @@ func (s *scope) wantCapacity(ctx context.Context, node string, want int64) error
 }
 
 func TestStatefulSetKeepsItsScratchSpaceOverRestarts(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/statefulset.yaml"), "apply the example")
 	s.running("worker-0", "worker-1")
 	home := s.nodeOf("worker-0")
@@ -116,7 +117,7 @@ func (s *scope) restart(name string) {
 }
 
 func TestRawBlockVolumeIsADeviceOfTheSizeAskedFor(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	s.start("raw", podOptions{bytes: 64 << 20, block: true})
 	s.running("raw")
 	s.exec("raw", "sh", "-c", "printf carved-bytes | dd of="+devicePath+" bs=4096 seek=16383 conv=notrunc,sync 2>/dev/null")
@@ -131,7 +132,7 @@ func TestRawBlockVolumeIsADeviceOfTheSizeAskedFor(t *testing.T) {
 // TestStorageClassesChooseHowVolumesAreMade has Pods with each file system, the
 // profile scratch, and encryption, at the same time.
 func TestStorageClassesChooseHowVolumesAreMade(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	const secret = "a-secret-that-is-carved-nowhere"
 	script := "echo " + secret + " > " + mountPath + "/secret && sync && exec sleep 1000000"
 	const plain, encrypted = "plain", "encrypted"
@@ -182,7 +183,8 @@ func (s *scope) wantMount(pod, path, fsType string, options ...string) {
 	}
 }
 
-// diskHolds tells whether a text is on the logical volume of a Pod's scratch volume.
+// diskHolds reports whether a text is on the logical volume of a Pod's scratch volume.
+// The test fails when the volume cannot be read to its end.
 func (s *scope) diskHolds(pod, text string) bool {
 	s.Helper()
 	s.must(carve.Until(s.ctx, patience, "the Pod has written", func(ctx context.Context) error {
@@ -195,12 +197,23 @@ func (s *scope) diskHolds(pod, text string) bool {
 	s.exec(pod, "sync")
 	_, pv, err := s.EphemeralVolume(s.ctx, s.namespace, pod, "scratch")
 	s.must(err, "find the volume")
-	result, err := s.Cluster.Exec(s.ctx, s.nodeOf(pod), "grep", "--quiet", "--text", "--fixed-strings", text, "/dev/carve/"+pv.Spec.CSI.VolumeHandle)
+	// grep prints how many lines match and exits with 1 if none does. With --count it
+	// reads to the end; dd, which bypasses the cache, then says how many bytes there were.
+	const search = `set -o pipefail; export LC_ALL=C
+		blockdev --getsize64 "$0" &&
+		dd if="$0" bs=1M iflag=direct | { grep --count --text --fixed-strings "$1" || [ $? = 1 ]; }`
+	device := "/dev/carve/" + pv.Spec.CSI.VolumeHandle
+	result, err := s.Cluster.Exec(s.ctx, s.nodeOf(pod), "bash", "-c", search, device, text)
 	s.must(err, "read the logical volume")
-	if result.ExitCode > 1 {
-		s.Fatalf("reading the logical volume of %s failed: %+v", pod, result)
+	var size, lines int64
+	if n, err := fmt.Sscan(result.Stdout, &size, &lines); result.ExitCode != 0 || n != 2 {
+		s.Fatalf("reading the logical volume of %s failed: %v, %+v", pod, err, result)
 	}
-	return result.ExitCode == 0
+	want := pv.Spec.Capacity[corev1.ResourceStorage]
+	if size < want.Value() || !strings.Contains(result.Stderr, fmt.Sprintf("\n%d bytes ", size)) {
+		s.Fatalf("reading the logical volume of %s: it has %d bytes, its PersistentVolume %d, want all of them read, got %q", pod, size, want.Value(), result.Stderr)
+	}
+	return lines > 0
 }
 
 // exec runs a command in a Pod and returns what it printed.
@@ -212,7 +225,7 @@ func (s *scope) exec(pod string, argv ...string) string {
 }
 
 func TestMemcachedKeepsItsItemsInAFileInPersistentMemory(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/memcached-pmem.yaml"), "apply the example")
 	s.running("memcached")
 	mounts := s.exec("memcached", "cat", "/proc/mounts")

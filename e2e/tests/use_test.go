@@ -15,7 +15,7 @@ import (
 // Kubernetes knows: by subpaths, as a user without rights, read-only, as a raw block
 // device, and one Pod alone.
 func TestPodsOfANodeShareVolumesWithinTheirRights(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	// Two nodes are faster than one.
 	shared := podOptions{bytes: 16 * extent, node: s.nodes[0], script: idle}
 	single, disk := podOptions{bytes: 16 * extent, node: s.nodes[1], script: idle}, podOptions{bytes: extent, node: s.nodes[1], block: true}

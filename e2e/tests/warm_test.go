@@ -16,7 +16,7 @@ import (
 // TestMemcachedIsWarmAfterARestart deletes the Pod of a memcached whose items lie
 // in persistent memory; the next one has them.
 func TestMemcachedIsWarmAfterARestart(t *testing.T) {
-	s := begin(t)
+	s := beside(t)
 	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/memcached-warm.yaml"), "apply the example")
 	s.running("memcached-0")
 	const value = "kept-over-a-restart"

@@ -28,6 +28,8 @@ type Config struct {
 	Tap string
 	// MAC is eth0's address.
 	MAC string
+	// SELinux has the kernel ask SELinux, which allows everything until it has a policy.
+	SELinux bool
 	// Accelerator is KVM or TCG, see Probe.
 	Accelerator Accelerator
 	// Guest is handed to the machine's first process.

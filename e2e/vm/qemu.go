@@ -88,6 +88,9 @@ func (c Config) check() error {
 
 func (c Config) commandLine() string {
 	line := kernelArguments
+	if c.SELinux {
+		line += " lsm=capability,selinux" // the last one counts
+	}
 	if c.PmemMiB > 0 {
 		line += fmt.Sprintf(" numa=off memmap=%dM!%dM", c.PmemMiB, pmemStartMiB)
 	}

@@ -64,11 +64,27 @@ func groupsOf(view *fleet.View) map[string]string {
 	return out
 }
 
+// held names a volume on the node that reported it.
+type held struct{ node, id string }
+
 // present is what the connected nodes hold, at one pass.
 type present struct {
 	nodes   map[string]*fleet.View
+	away    map[string]bool   // nodes that are not connected or have not reported
 	holders map[string]string // nodes by volume id
 	pods    podLists
+}
+
+func newPresent() *present {
+	return &present{nodes: map[string]*fleet.View{}, away: map[string]bool{}, holders: map[string]string{}, pods: podLists{}}
+}
+
+// mayHold reports whether a volume is on its node, as far as is known.
+func (p *present) mayHold(vol held) bool {
+	if view := p.nodes[vol.node]; view != nil && view.Volumes[vol.id] != nil {
+		return true
+	}
+	return p.away[vol.node]
 }
 
 func (p *present) add(view *fleet.View) {

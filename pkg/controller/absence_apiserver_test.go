@@ -12,6 +12,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestOtherDisksWithTheRightsThatAreShipped exchanges a node's disks, puts the
@@ -34,7 +35,7 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	reboot := func(disks *fakelvmd.Server) {
 		net.Detach("n1")
 		net.Attach(disks)
-		eventually(t, "n1 is back with its disks", func() bool {
+		waittest.Until(t, "n1 is back with its disks", func() bool {
 			view, ok := c.core.fleet.View("n1")
 			return ok && view.Connected && view.Epoch == disks.Epoch()
 		})
@@ -56,7 +57,7 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	if !told() {
 		t.Fatalf("after other disks: claim %+v, volume %+v", w.get(claim).Status, w.pv(claim).Status)
 	}
-	eventually(t, "the cache has it", cached)
+	waittest.Until(t, "the cache has it", cached)
 
 	w.nodes["n1"].Restart("n1")
 	reboot(w.nodes["n1"])
@@ -64,19 +65,19 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	if now := w.get(claim); len(now.Status.Conditions) != 0 || now.Status.Phase != v1.ClaimBound || w.pv(claim).Status.Reason != "" {
 		t.Fatalf("with its own disks again: claim %+v, volume %+v", now.Status, w.pv(claim).Status)
 	}
-	eventually(t, "the cache has it", cached)
+	waittest.Until(t, "the cache has it", cached)
 
 	other.Restart("n1")
 	reboot(other)
 	a.pass(t.Context())
-	eventually(t, "the cache has it", cached)
+	waittest.Until(t, "the cache has it", cached)
 	if !told() {
 		t.Fatal("the second time was not told")
 	}
 	a.pass(t.Context())
-	eventually(t, "claim and volume are gone", func() bool { return w.get(claim) == nil && w.pv(claim) == nil })
+	waittest.Until(t, "claim and volume are gone", func() bool { return w.get(claim) == nil && w.pv(claim) == nil })
 	for _, reason := range []string{reasonVolumeMissing, reasonVolumeFound, reasonNodeLost} {
-		eventually(t, "the Event "+reason, func() bool {
+		waittest.Until(t, "the Event "+reason, func() bool {
 			events, err := client.CoreV1().Events(ours).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=data,reason=" + reason})
 			return err == nil && len(events.Items) > 0
 		})
@@ -88,11 +89,11 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	// The old disks, forgotten by now.
 	w.nodes["n1"].Restart("n1")
 	reboot(w.nodes["n1"])
-	eventually(t, "the forgotten volume is removed", func() bool {
+	waittest.Until(t, "the forgotten volume is removed", func() bool {
 		a.pass(t.Context())
 		return len(w.nodes["n1"].Volumes()) == 0
 	})
-	eventually(t, "the node's Event says so", func() bool {
+	waittest.Until(t, "the node's Event says so", func() bool {
 		events, err := client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(),
 			metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=n1,reason=" + reasonOrphanRemoved})
 		return err == nil && len(events.Items) > 0

@@ -13,6 +13,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // auditing is a harness with a node n1 that held the volume of claim c, and an
@@ -43,7 +44,7 @@ func newAuditing(t *testing.T, policy string) *auditing {
 func (w *auditing) reboot(disks *fakelvmd.Server) {
 	w.t.Helper()
 	w.net.Detach("n1")
-	w.eventually("n1 is off", func() bool { v, _ := w.c.core.fleet.View("n1"); return !v.Connected })
+	waittest.Until(w.t, "n1 is off", func() bool { v, _ := w.c.core.fleet.View("n1"); return !v.Connected })
 	w.attach(disks, "n1")
 }
 
@@ -55,7 +56,7 @@ func otherDisks() *fakelvmd.Server {
 func (w *auditing) pass() {
 	w.t.Helper()
 	w.a.pass(w.t.Context())
-	w.eventually("the caches have followed", func() bool {
+	waittest.Until(w.t, "the caches have followed", func() bool {
 		for _, obj := range w.c.core.volumes.GetStore().List() {
 			cached := obj.(*v1.PersistentVolume)
 			if now := w.pv(cached.Name); now == nil || now.Status.Reason != cached.Status.Reason || now.Status.Message != cached.Status.Message || now.Annotations[names.AnnotationVolumeGroup] != cached.Annotations[names.AnnotationVolumeGroup] {
@@ -122,7 +123,7 @@ func TestAVolumeThatItsNodeLacksIsToldByCauseAndKept(t *testing.T) {
 			if err != nil {
 				w.t.Fatal(err)
 			}
-			w.eventually("the note is gone", func() bool {
+			waittest.Until(w.t, "the note is gone", func() bool {
 				pv, err := w.c.core.volumeLister.Get("pvc-uid-c")
 				return err == nil && pv.Annotations[names.AnnotationVolumeGroup] == ""
 			})
@@ -195,7 +196,7 @@ func TestANodeWithOtherDisksTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 	}
 	w.a.pass(t.Context())
 	w.event("Warning NodeLost", "other disks", "made again elsewhere")
-	w.eventually("claim and volume are gone", func() bool { return w.claimIsGone("c") && w.volumes() == 1 })
+	waittest.Until(w.t, "claim and volume are gone", func() bool { return w.claimIsGone("c") && w.volumes() == 1 })
 	if disks.Creates() != 0 {
 		t.Error("the volume was made again by itself")
 	}
@@ -218,7 +219,7 @@ func TestANodeWithItsOldDisksServesItsVolumesAgain(t *testing.T) {
 		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"u","controller":true}]}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the claim has an owner", func() bool { return ownerPod(w.c.core.claim("uid-c")) != nil })
+	waittest.Until(w.t, "the claim has an owner", func() bool { return ownerPod(w.c.core.claim("uid-c")) != nil })
 	w.reboot(otherDisks())
 	w.pass()
 	if w.condition() == "" {
@@ -240,7 +241,7 @@ func TestANodeWithItsOldDisksServesItsVolumesAgain(t *testing.T) {
 		t.Fatal("the volume is gone")
 	}
 	w.deleteClaim("c")
-	w.eventually("the volume goes with its claim", func() bool { return w.volumes() == 0 && len(w.node.Volumes()) == 0 })
+	waittest.Until(w.t, "the volume goes with its claim", func() bool { return w.volumes() == 0 && len(w.node.Volumes()) == 0 })
 }
 
 func TestALostNodeThatReturnsWithOtherDisksIsTreatedByPolicyToo(t *testing.T) {
@@ -256,8 +257,8 @@ func TestALostNodeThatReturnsWithOtherDisksIsTreatedByPolicyToo(t *testing.T) {
 		[]byte(`{"metadata":{"annotations":{"carve.csi.local/on-node-loss":"recreate"}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the claim is given up once its volume says so", func() bool { w.a.pass(t.Context()); return w.claimIsGone("c") })
-	w.eventually("the volume is gone", func() bool { return w.volumes() == 0 })
+	waittest.Until(w.t, "the claim is given up once its volume says so", func() bool { w.a.pass(t.Context()); return w.claimIsGone("c") })
+	waittest.Until(w.t, "the volume is gone", func() bool { return w.volumes() == 0 })
 }
 
 func TestTheGroupOfAVolumeIsNotedAndFollowed(t *testing.T) {
@@ -272,7 +273,7 @@ func TestTheGroupOfAVolumeIsNotedAndFollowed(t *testing.T) {
 			[]byte(`{"metadata":{"annotations":{"carve.csi.local/volume-group":`+note+`}}}`), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually(name+" is noted", func() bool {
+		waittest.Until(w.t, name+" is noted", func() bool {
 			w.a.pass(t.Context())
 			return w.pv("pvc-uid-c").Annotations[names.AnnotationVolumeGroup] == want
 		})

@@ -22,6 +22,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestEveryRefusalOfANodeSaysWhereWhatAndWhatToDo(t *testing.T) {
@@ -95,7 +96,7 @@ func TestAVolumeThatCannotBeDeletedSaysWhereWhatAndWhatToDo(t *testing.T) {
 // resizeEvent waits for the resizer's Event on a claim.
 func (h *harness) resizeEvent(claim string, parts ...string) {
 	h.t.Helper()
-	h.eventually("an Event says why "+claim+" does not grow", func() bool {
+	waittest.Until(h.t, "an Event says why "+claim+" does not grow", func() bool {
 		events, err := h.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			h.t.Fatal(err)
@@ -124,7 +125,7 @@ func TestAClaimThatCannotGrowSaysWhereWhatAndWhatToDo(t *testing.T) {
 	h.grow("large", "5Gi")
 	h.resizeEvent("large", "node n1: ", "add some to its volume group, or lower the request")
 	h.net.Detach("n2")
-	h.eventually("n2 is away", func() bool { v, _ := h.c.core.fleet.View("n2"); return !v.Connected })
+	waittest.Until(h.t, "n2 is away", func() bool { v, _ := h.c.core.fleet.View("n2"); return !v.Connected })
 	h.grow("away", "200Mi")
 	h.resizeEvent("away", "node n2 is not connected", "DaemonSet carve-node")
 }
@@ -145,7 +146,7 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.net.Detach("away")
-	h.eventually("away is away", func() bool { v, _ := h.c.core.fleet.View("away"); return !v.Connected })
+	waittest.Until(h.t, "away is away", func() bool { v, _ := h.c.core.fleet.View("away"); return !v.Connected })
 	h.class("carve", func(c *storagev1.StorageClass) {
 		immediate(c)
 		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{
@@ -209,7 +210,7 @@ func TestAClaimThatNoNodeCanEverTakeIsToldWhy(t *testing.T) {
 				asked(c)
 				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(test.size)
 			})
-			h.eventually("the claim is seen", func() bool { return h.leader().provisioner.busy("uid-c") })
+			waittest.Until(h.t, "the claim is seen", func() bool { return h.leader().provisioner.busy("uid-c") })
 			skew.Store(int64(2 * complainAfter))
 			h.touch("c")
 			h.event(append([]string{"Warning ProvisioningFailed"}, test.expect...)...)
@@ -226,7 +227,7 @@ func TestAStorageClassWhoseDeviceClassNoNodeHasPublishesNothing(t *testing.T) {
 	h.class("fast", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "fast"} })
 	h.class("carve", nil)
 	h.run()
-	h.eventually("the other class is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "the other class is published", h.capacityIs("n1", gib))
 	if n := h.capacities(); n != 1 {
 		t.Errorf("%d objects, want 1", n)
 	}
@@ -253,7 +254,7 @@ func TestAPersistentVolumeThatCannotBeMadeIsToldUnlessTheNextAttemptSucceeds(t *
 			})
 			h.run()
 			h.claim("c", "n1", nil)
-			h.eventually("claim is bound", h.bound("c"))
+			waittest.Until(h.t, "claim is bound", h.bound("c"))
 			warnings := h.warnings()
 			if told := len(warnings) > 0; told != test.told {
 				t.Errorf("want a warning: %v, got %q", test.told, warnings)

@@ -25,10 +25,10 @@ var fleeting = []string{"Suspended", "Inactive"}
 // harmless are condition types that are a part of a volume's ordinary life.
 var harmless = []string{"OutOfSync"}
 
-// ailments are what is wrong with volumes, by volume id and condition type.
+// ailments are what is wrong with volumes, by volume and condition type.
 type ailments struct {
 	// seen is what the last pass saw, told what users were told of.
-	seen, told map[string]map[string]string
+	seen, told map[held]map[string]string
 }
 
 // ailmentsOf are the conditions that a volume has, of lvmd and of the node plugin.
@@ -45,34 +45,35 @@ func ailmentsOf(vol *lvmdv1.Volume) map[string]string {
 // announceAilments tells those who use volumes what came to be wrong with them, and
 // what is over. Volumes of nodes that are not connected are as they were.
 func (a *auditor) announceAilments(ctx context.Context, now *present) {
-	seen, told, changed := map[string]map[string]string{}, map[string]map[string]string{}, 0
-	for id, before := range a.ailing.told {
-		if now.holders[id] == "" {
-			told[id] = before
+	seen, told, changed := map[held]map[string]string{}, map[held]map[string]string{}, 0
+	for vol, before := range a.ailing.told {
+		if now.away[vol.node] {
+			told[vol] = before
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(now.nodes)) {
 		for id, vol := range now.nodes[node].Volumes {
-			found, before := ailmentsOf(vol), a.ailing.told[id]
+			at := held{node, id}
+			found, before := ailmentsOf(vol), a.ailing.told[at]
 			if len(found) == 0 && len(before) == 0 {
 				continue
 			}
-			seen[id] = maps.Clone(found)
+			seen[at] = maps.Clone(found)
 			for kind := range found {
 				_, toldBefore := before[kind]
-				if _, seenBefore := a.ailing.seen[id][kind]; !toldBefore && !seenBefore && slices.Contains(fleeting, kind) {
+				if _, seenBefore := a.ailing.seen[at][kind]; !toldBefore && !seenBefore && slices.Contains(fleeting, kind) {
 					delete(found, kind)
 				}
 			}
 			if maps.EqualFunc(found, before, func(string, string) bool { return true }) {
-				told[id] = before
+				told[at] = before
 				continue
 			}
 			if changed++; changed > ailingPerPass {
-				told[id] = before // at the next pass
+				told[at] = before // at the next pass
 				continue
 			}
-			told[id] = found
+			told[at] = found
 			a.tellOfAilments(ctx, now, node, vol, before, found)
 		}
 	}
@@ -118,12 +119,8 @@ func (a *auditor) usersOfVolume(ctx context.Context, now *present, node string, 
 			Namespace: owner.GetPodNamespace(), Name: owner.GetPodName(), UID: types.UID(owner.GetPodUid()),
 		}}}
 	}
-	pvs, err := a.volumes.GetIndexer().ByIndex(byHandle, vol.GetId())
-	if err != nil || len(pvs) == 0 {
-		return nil
-	}
-	pv, ok := pvs[0].(*v1.PersistentVolume)
-	if !ok || pv.Spec.ClaimRef == nil {
+	pv := a.volumeOn(node, vol.GetId())
+	if pv == nil || pv.Spec.ClaimRef == nil {
 		return nil
 	}
 	claim := a.claim(string(pv.Spec.ClaimRef.UID))

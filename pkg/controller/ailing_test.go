@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // pod makes a Pod on a node that uses a claim.
@@ -47,7 +48,7 @@ func (w *auditing) ail(conditions, found []*lvmdv1.Condition) []string {
 		id = vol.GetId()
 		w.node.SetHealth(id, conditions, found)
 	}
-	w.eventually("the controller knows", func() bool {
+	waittest.Until(w.t, "the controller knows", func() bool {
 		view, _ := w.c.core.fleet.View("n1")
 		vol := view.Volumes[id]
 		return vol != nil && len(vol.GetConditions()) == len(conditions) && len(vol.GetFound()) == len(found)
@@ -106,7 +107,7 @@ func TestTheHealthOfVolumesOnNodesThatAreAwayIsNotOver(t *testing.T) {
 	w := newAuditing(t, "")
 	wantEvents(t, "a lost disk", w.ail(of("MissingDevice"), nil), 1, "VolumeUnhealthy")
 	w.net.Detach("n1")
-	w.eventually("n1 is off", func() bool { v, _ := w.c.core.fleet.View("n1"); return !v.Connected })
+	waittest.Until(w.t, "n1 is off", func() bool { v, _ := w.c.core.fleet.View("n1"); return !v.Connected })
 	w.drain()
 	w.pass()
 	w.attach(w.node, "n1")

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"time"
 
@@ -51,14 +52,14 @@ type auditor struct {
 	// ailing is what is wrong with volumes that are there.
 	ailing ailments
 	// emptied is when inline volumes were emptied of which their Pods were told,
-	// by volume id, and began since when that is remembered.
-	emptied map[string]time.Time
+	// and began since when that is remembered.
+	emptied map[held]time.Time
 	began   time.Time
 }
 
 func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *auditor {
 	return &auditor{core: c, remove: remove, every: auditPass, grace: grace, missing: missingGrace, busy: busy, told: map[string]absence{},
-		emptied: map[string]time.Time{}, began: c.now()}
+		emptied: map[held]time.Time{}, began: c.now()}
 }
 
 // run works until ctx is done. The caches must have synced.
@@ -86,15 +87,19 @@ const (
 )
 
 // pass compares everything once.
-func (a *auditor) pass(ctx context.Context) {
+func (a *auditor) pass(ctx context.Context) { a.passOver(ctx, a.fleet.Views()) }
+
+// passOver is pass with these views of the nodes.
+func (a *auditor) passOver(ctx context.Context, views []*fleet.View) {
 	count := map[string]int{standingKnown: 0, standingYoung: 0, standingForeign: 0, standingOrphan: 0, standingInline: 0}
 	attempts, orphans := orphansPerPass, map[string]map[string]string{}
-	now := &present{nodes: map[string]*fleet.View{}, holders: map[string]string{}, pods: podLists{}}
+	now := newPresent()
 	// Nodes and volumes come in no order: orphans that cannot be removed do not use all
 	// attempts up for ever.
-	for _, view := range a.fleet.Views() {
+	for _, view := range views {
 		if !view.Connected || !view.Reported() {
 			orphans[view.Node] = a.orphans[view.Node]
+			now.away[view.Node] = true
 			continue // what it holds is not known now
 		}
 		now.add(view)
@@ -110,6 +115,7 @@ func (a *auditor) pass(ctx context.Context) {
 		orphans[view.Node] = a.dealWithOrphans(ctx, view.Node, found, &attempts)
 	}
 	a.orphans = orphans
+	maps.DeleteFunc(a.emptied, func(vol held, _ time.Time) bool { return !now.mayHold(vol) })
 	a.announceAilments(ctx, now)
 	for standing, n := range count {
 		a.metrics.audited.WithLabelValues(standing).Set(float64(n))
@@ -151,4 +157,21 @@ func handleIndexer() cache.Indexers {
 		}
 		return []string{pv.Spec.CSI.VolumeHandle}, nil
 	}}
+}
+
+// volumeOn returns the PersistentVolume of a volume that a node reports, if it names
+// that node. A node speaks for its own volumes only, whatever ids it reports.
+func (c *core) volumeOn(node, id string) *v1.PersistentVolume {
+	objs, err := c.volumes.GetIndexer().ByIndex(byHandle, id)
+	if err != nil {
+		return nil
+	}
+	for _, obj := range objs {
+		if pv, ok := obj.(*v1.PersistentVolume); ok {
+			if named, one := nodeOf(pv); one && named == node {
+				return pv
+			}
+		}
+	}
+	return nil
 }

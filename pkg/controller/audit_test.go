@@ -13,6 +13,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // stray makes a volume on a node behind the controller's back.
@@ -25,7 +26,7 @@ func (h *harness) stray(node *fakelvmd.Server, nodeName, uid, cluster string) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.eventually("volume is reported", func() bool {
+	waittest.Until(h.t, "volume is reported", func() bool {
 		v, _ := h.c.core.fleet.View(nodeName)
 		return v.ByName["pvc-"+uid] != nil
 	})
@@ -100,7 +101,7 @@ func TestAVolumeThatAPodDefinesItselfIsNoOrphan(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("it is reported", func() bool { v, _ := h.c.core.fleet.View("n1"); return v.ByName[name] != nil })
+	waittest.Until(h.t, "it is reported", func() bool { v, _ := h.c.core.fleet.View("n1"); return v.ByName[name] != nil })
 	h.audit(true)
 	if node.Volumes()[name] == nil {
 		t.Error("it was removed")
@@ -139,7 +140,7 @@ func TestAVolumeThatIsGoneFromItsNodeIsAnnouncedAndNotMadeAgain(t *testing.T) {
 	if _, err := node.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: pv.Name}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the node reports it gone", func() bool { v, _ := h.c.core.fleet.View("n1"); return len(v.Volumes) == 0 })
+	waittest.Until(h.t, "the node reports it gone", func() bool { v, _ := h.c.core.fleet.View("n1"); return len(v.Volumes) == 0 })
 	h.audit(true)
 	h.event("Warning VolumeMissing", "not on node n1")
 	h.event("Warning VolumeMissing", "Delete the claim")

@@ -67,13 +67,15 @@ type publisher struct {
 	withdraw bool
 
 	mu sync.Mutex
-	// keys tells which key an object's name stands for.
+	// keys are the keys of which something is, or may be, published, by the name
+	// of their object.
 	keys map[string]capacityKey
 	// written is what we wrote last, until the cache has it too.
 	written map[string]*storagev1.CSIStorageCapacity
-	// gone tells which object of a name was seen deleted last. The answer to a
-	// write of ours may come after that, and must not be believed then.
-	gone map[string]types.UID
+	// gone are the objects that were seen deleted since a write of ours began, by
+	// name, for as long as the write lasts. Its answer may come after that, and must
+	// not be believed then.
+	gone map[string][]types.UID
 	// risen is when an increase was first seen that is not written yet.
 	risen map[capacityKey]time.Time
 }
@@ -86,7 +88,7 @@ func newPublisher(c *core) *publisher {
 			workqueue.TypedRateLimitingQueueConfig[capacityKey]{Name: "capacities"}),
 		keys:    map[string]capacityKey{},
 		written: map[string]*storagev1.CSIStorageCapacity{},
-		gone:    map[string]types.UID{},
+		gone:    map[string][]types.UID{},
 		risen:   map[capacityKey]time.Time{},
 	}
 }
@@ -183,15 +185,8 @@ func (p *publisher) next(ctx context.Context) bool {
 // came or went.
 func (p *publisher) nodeChanged(node string) {
 	for _, class := range p.ourClasses() {
-		p.enqueue(capacityKey{node: node, class: class.Name})
+		p.queue.Add(capacityKey{node: node, class: class.Name})
 	}
-}
-
-func (p *publisher) enqueue(key capacityKey) {
-	p.mu.Lock()
-	p.keys[key.objectName()] = key
-	p.mu.Unlock()
-	p.queue.Add(key)
 }
 
 // nodeObjectChanged is about the Node in Kubernetes, not about its lvmd.
@@ -209,7 +204,7 @@ func (p *publisher) classChanged(obj any) {
 		return
 	}
 	for _, view := range p.fleet.Views() {
-		p.enqueue(capacityKey{node: view.Node, class: name})
+		p.queue.Add(capacityKey{node: view.Node, class: name})
 	}
 	for _, obj := range p.capacities.GetStore().List() { // of nodes that are not connected, too
 		if c, ok := obj.(*storagev1.CSIStorageCapacity); ok && c.StorageClassName == name {
@@ -241,10 +236,8 @@ func (p *publisher) objectChanged(obj any, deleted bool) {
 	if w := p.written[c.Name]; w != nil && (deleted && w.UID == c.UID || !older(c, w)) {
 		delete(p.written, c.Name)
 	}
-	if deleted {
-		p.gone[c.Name] = c.UID
-	} else {
-		delete(p.gone, c.Name)
+	if uids, writing := p.gone[c.Name]; deleted && writing {
+		p.gone[c.Name] = append(uids, c.UID)
 	}
 	key, known := p.keys[c.Name]
 	p.mu.Unlock()
@@ -252,7 +245,7 @@ func (p *publisher) objectChanged(obj any, deleted bool) {
 		key = capacityKey{node: topologyNode(c), class: c.StorageClassName}
 	}
 	if key.objectName() == c.Name {
-		p.enqueue(key)
+		p.queue.Add(key)
 		return
 	}
 	if !deleted {
@@ -305,6 +298,9 @@ func (p *publisher) desired(ctx context.Context, key capacityKey) (wish, schedul
 	if !ok || !view.Reported() {
 		return keep, scheduler.Room{}, nil
 	}
+	if view.Refused != "" {
+		return publish, scheduler.Room{}, nil // what it reported before is not what it has
+	}
 	room, ok := p.ledger.Room(key.node, params.deviceClass)
 	if !ok {
 		return remove, scheduler.Room{}, nil
@@ -326,6 +322,7 @@ func (p *publisher) sync(ctx context.Context, key capacityKey) (time.Duration, e
 		return 0, err
 	}
 	current := p.current(key.objectName())
+	p.remember(key, wish != remove || current != nil)
 	if current != nil && (topologyNode(current) != key.node || current.StorageClassName != key.class) {
 		// These fields cannot be changed: somebody made it.
 		return 0, p.remove(ctx, current)
@@ -350,6 +347,19 @@ func (p *publisher) sync(ctx context.Context, key capacityKey) (time.Duration, e
 		return left, nil
 	}
 	return 0, p.update(ctx, key, current, target)
+}
+
+// remember keeps a key for as long as there is anything to publish for it, or to
+// remove.
+func (p *publisher) remember(key capacityKey, wanted bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if wanted {
+		p.keys[key.objectName()] = key
+		return
+	}
+	delete(p.keys, key.objectName())
+	delete(p.risen, key)
 }
 
 // delay holds a mere increase back for a moment.
@@ -402,11 +412,24 @@ func (p *publisher) noteWritten(key capacityKey, object *storagev1.CSIStorageCap
 // believe takes object for what there is until the cache has it, unless it was
 // seen deleted already. The caller holds mu.
 func (p *publisher) believe(object *storagev1.CSIStorageCapacity) {
-	if uid, gone := p.gone[object.Name]; gone && uid == object.UID {
+	if slices.Contains(p.gone[object.Name], object.UID) {
 		delete(p.written, object.Name)
 		return
 	}
 	p.written[object.Name] = object
+}
+
+// beginWrite has deletions of a name noted until the write ends. One name is
+// written by one worker at a time.
+func (p *publisher) beginWrite(name string) (end func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gone[name] = nil
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.gone, name)
+	}
 }
 
 func (p *publisher) forgetWritten(name string) {
@@ -419,6 +442,7 @@ func (p *publisher) create(ctx context.Context, key capacityKey, object *storage
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	object.Namespace = p.namespace
+	defer p.beginWrite(object.Name)()
 	created, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Create(ctx, object, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return p.adopt(ctx, key, object)
@@ -467,6 +491,7 @@ func (p *publisher) update(ctx context.Context, key capacityKey, current, target
 		object.OwnerReferences = target.OwnerReferences
 	}
 	object.Capacity, object.MaximumVolumeSize = target.Capacity, target.MaximumVolumeSize
+	defer p.beginWrite(object.Name)()
 	updated, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Update(ctx, object, metav1.UpdateOptions{})
 	if err != nil {
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
@@ -520,4 +545,49 @@ func equalCapacity(current, target *storagev1.CSIStorageCapacity) bool {
 		return false
 	}
 	return current.Capacity.Cmp(*target.Capacity) == 0 && current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) == 0
+}
+
+// published returns nil if what should be published for a key is, and why not otherwise.
+func (p *publisher) published(ctx context.Context, key capacityKey) error {
+	wish, room, err := p.desired(ctx, key)
+	if err != nil {
+		return err
+	}
+	current := p.current(key.objectName())
+	switch {
+	case wish == keep:
+		return errors.New("the node has not reported its capacity")
+	case wish == remove && current != nil:
+		return errors.New("there is an object and should be none")
+	case wish == publish && current == nil:
+		return errors.New("there is no object yet")
+	case wish == publish && (topologyNode(current) != key.node || current.StorageClassName != key.class || !equalCapacity(current, describe(key, room))):
+		return errors.New("the object is of an earlier state")
+	}
+	return nil
+}
+
+// shown reports whether all that should be published for a node is, and our own watch
+// has delivered it.
+func (p *publisher) shown(ctx context.Context, node string) bool {
+	for _, class := range p.ourClasses() {
+		key := capacityKey{node: node, class: class.Name}
+		if p.published(ctx, key) != nil {
+			return false
+		}
+		if p.undelivered(key.objectName()) {
+			return false
+		}
+	}
+	return true
+}
+
+// undelivered reports whether our own watch has yet to deliver what we wrote last.
+func (p *publisher) undelivered(name string) bool {
+	obj, exists, err := p.capacities.GetStore().GetByKey(p.namespace + "/" + name)
+	cached, ok := obj.(*storagev1.CSIStorageCapacity)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.written[name]
+	return w != nil && (err != nil || !exists || !ok || older(cached, w))
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestCapacityHealsItselfOnARealServer edits, deletes, replaces and adds
@@ -50,7 +51,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 		}
 		return len(list.Items)
 	}
-	eventually(t, "both nodes are published", func() bool { return right() && count() == 2 })
+	waittest.Until(t, "both nodes are published", func() bool { return right() && count() == 2 })
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -106,7 +107,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 			if err := step.do(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "all is as it was", func() bool { return right() && count() == 2 })
+			waittest.Until(t, "all is as it was", func() bool { return right() && count() == 2 })
 		})
 	}
 	if c := get(); c != nil && c.Capacity.Cmp(resource.MustParse("1Gi")) != 0 {
@@ -128,7 +129,7 @@ func replaceDeployment(t *testing.T, client kubernetes.Interface) *appsv1.Deploy
 	remove()
 	labels := map[string]string{"app": "carve-controller"}
 	var made *appsv1.Deployment
-	eventually(t, "the Deployment can be made", func() (ok bool) {
+	waittest.Until(t, "the Deployment can be made", func() (ok bool) {
 		var err error
 		none := int32(0)
 		made, err = api.Create(context.Background(), &appsv1.Deployment{
@@ -157,7 +158,7 @@ func TestAClassThatNoNodeHasOnARealServer(t *testing.T) {
 	t.Cleanup(func() {
 		_ = client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(context.Background(), claim.Name, metav1.DeleteOptions{})
 	})
-	eventually(t, "the claim is told why it waits", func() bool {
+	waittest.Until(t, "an Event says why the claim waits", func() bool {
 		events, err := client.CoreV1().Events(claim.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + claim.Name})
 		if err != nil {
 			return false

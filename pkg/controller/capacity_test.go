@@ -19,6 +19,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func (h *harness) capacities() int {
@@ -35,7 +36,7 @@ func TestEveryNodeAndClassHasOneCapacityObject(t *testing.T) {
 	h.class("carve", nil)
 	h.class("other", func(c *storagev1.StorageClass) { c.Provisioner = "other.csi" })
 	h.run()
-	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 	c := h.capacity("n1")
 	if c.Labels[names.LabelManagedBy] != names.ManagedBy || c.Labels[labelDriver] != names.Driver || c.Labels[labelManager] == "" ||
 		c.NodeTopology.MatchLabels[names.TopologyNode] != "n1" || c.StorageClassName != "carve" {
@@ -43,7 +44,7 @@ func TestEveryNodeAndClassHasOneCapacityObject(t *testing.T) {
 	}
 	h.node("n2", 2*gib)
 	h.class("second", nil)
-	h.eventually("there are four objects", func() bool { return h.capacities() == 4 })
+	waittest.Until(h.t, "there are four objects", func() bool { return h.capacities() == 4 })
 }
 
 func TestCapacityFollowsReservationsAndVolumes(t *testing.T) {
@@ -57,12 +58,12 @@ func TestCapacityFollowsReservationsAndVolumes(t *testing.T) {
 		return nil
 	}})
 	h.run()
-	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 	h.claim("c", "n1", nil)
 	<-entered
-	h.eventually("the reservation is published before the volume exists", h.capacityIs("n1", gib-100*mib))
+	waittest.Until(h.t, "the reservation is published before the volume exists", h.capacityIs("n1", gib-100*mib))
 	close(release)
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 	if !h.capacityIs("n1", gib-100*mib)() {
 		t.Errorf("published %v with one volume of 100 MiB", h.capacity("n1").Capacity)
 	}
@@ -70,7 +71,7 @@ func TestCapacityFollowsReservationsAndVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.released("pvc-uid-c")
-	h.eventually("room is back", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "room is back", h.capacityIs("n1", gib))
 }
 
 func TestCapacityHealsItself(t *testing.T) {
@@ -79,26 +80,26 @@ func TestCapacityHealsItself(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	api := h.client.StorageV1().CSIStorageCapacities("carve-system")
-	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 	edited := h.capacity("n1").DeepCopy()
 	edited.Capacity = resource.NewQuantity(5, resource.BinarySI)
 	delete(edited.Labels, labelDriver)
 	if _, err := api.Update(t.Context(), edited, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the edit is undone", func() bool {
+	waittest.Until(h.t, "the edit is undone", func() bool {
 		return h.capacityIs("n1", gib)() && h.capacity("n1").Labels[labelDriver] == names.Driver
 	})
 	if err := api.Delete(t.Context(), edited.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("it is made again", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "it is made again", h.capacityIs("n1", gib))
 	stray := edited.DeepCopy()
 	stray.Name, stray.ResourceVersion = "stray", ""
 	if _, err := api.Create(t.Context(), stray, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("a stray object with our label is removed", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
+	waittest.Until(h.t, "a stray object with our label is removed", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
 }
 
 // The answer to a write may come after the news that its object was deleted.
@@ -129,42 +130,55 @@ func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T
 					obj, ok, _ := h.c.core.capacities.GetStore().GetByKey(written.Namespace + "/" + written.Name)
 					return ok && obj.(*storagev1.CSIStorageCapacity).Capacity.Equal(*written.Capacity)
 				}
-				h.eventually("the cache has it", cached)
+				waittest.Until(h.t, "the cache has it", cached)
 				if err := objects.Delete(gvr, written.Namespace, written.Name); err != nil {
 					return true, nil, err
 				}
-				h.eventually("the cache has it no more", func() bool { return !cached() })
+				waittest.Until(h.t, "the cache has it no more", func() bool { return !cached() })
 				time.Sleep(50 * time.Millisecond) // for the handlers, which hear of it after the cache
 				deleted.Store(true)
 				return true, written, nil
 			})
 			h.run()
 			if verb == "update" {
-				h.eventually("n1 is published", h.capacityIs("n1", gib))
+				waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 				node.Resize("local", 2*gib)
 			}
-			h.eventually("it was deleted", deleted.Load)
-			h.eventually("there is one again", func() bool { return h.capacities() == 1 })
+			waittest.Until(h.t, "it was deleted", deleted.Load)
+			waittest.Until(h.t, "there is one again", func() bool { return h.capacities() == 1 })
 		})
 	}
 }
 
 func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
 	h := newHarness(t)
+	var deletes atomic.Int32
+	h.client.PrependReactor("delete", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		deletes.Add(1)
+		return false, nil, nil
+	})
 	h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
-	h.eventually("n1 is published", h.capacityIs("n1", gib))
-	h.net.Detach("n1")
-	h.eventually("n1 is away", func() bool { v, _ := h.c.core.fleet.View("n1"); return !v.Connected })
-	time.Sleep(100 * time.Millisecond)
-	if h.capacity("n1") == nil {
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
+	h.cutOff("n1")
+	// It is looked at while the node is away, and kept as it was last known.
+	edited := h.capacity("n1").DeepCopy()
+	if edited == nil {
 		t.Fatal("the capacity went with the connection")
+	}
+	edited.Capacity = resource.NewQuantity(5, resource.BinarySI)
+	if _, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Update(t.Context(), edited, metav1.UpdateOptions{}); err != nil {
+		t.Fatalf("the capacity went with the connection: %v", err)
+	}
+	waittest.Until(h.t, "an edit is undone", h.capacityIs("n1", gib))
+	if n := deletes.Load(); n != 0 {
+		t.Errorf("the capacity was deleted %d times while the node was only away", n)
 	}
 	if err := h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the capacity is gone with the Node", func() bool { return h.capacity("n1") == nil })
+	waittest.Until(h.t, "the capacity is gone with the Node", func() bool { return h.capacity("n1") == nil })
 }
 
 func TestCapacityIsTakenAwayWhileANodeIsOutOfService(t *testing.T) {
@@ -174,14 +188,14 @@ func TestCapacityIsTakenAwayWhileANodeIsOutOfService(t *testing.T) {
 			h.node("n1", gib)
 			h.class("carve", nil)
 			h.run()
-			h.eventually("n1 is published", h.capacityIs("n1", gib))
+			waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 			if away {
 				h.cutOff("n1")
 			}
 			h.taint("n1", v1.TaintNodeOutOfService)
-			h.eventually("the capacity is gone", func() bool { return h.capacity("n1") == nil })
+			waittest.Until(h.t, "the capacity is gone", func() bool { return h.capacity("n1") == nil })
 			h.untaint("n1")
-			h.eventually("the capacity is back", h.capacityIs("n1", gib))
+			waittest.Until(h.t, "the capacity is back", h.capacityIs("n1", gib))
 		})
 	}
 }
@@ -192,16 +206,16 @@ func TestCapacityGoesWithItsClassOnTheNodeAndInTheCluster(t *testing.T) {
 	h.class("carve", nil)
 	h.class("second", nil)
 	h.run()
-	h.eventually("both are published", func() bool { return h.capacities() == 2 })
+	waittest.Until(h.t, "both are published", func() bool { return h.capacities() == 2 })
 	if err := h.client.StorageV1().StorageClasses().Delete(t.Context(), "second", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("one is left", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
+	waittest.Until(h.t, "one is left", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
 	node.Resize("local", 0)
-	h.eventually("none is left", func() bool { return h.capacities() == 0 })
+	waittest.Until(h.t, "none is left", func() bool { return h.capacities() == 0 })
 	node.Resize("local", 2*gib)
 	h.class("named", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "local"} })
-	h.eventually("a class that comes back is published", func() bool { return h.capacities() == 1 })
+	waittest.Until(h.t, "a class that comes back is published", func() bool { return h.capacities() == 1 })
 }
 
 func TestCapacityOfNodesThatDidNotConnectYetIsKept(t *testing.T) {
@@ -216,7 +230,7 @@ func TestCapacityOfNodesThatDidNotConnectYetIsKept(t *testing.T) {
 		}
 	}
 	h.run()
-	h.eventually("the one of a node that is gone is removed", func() bool { return h.capacities() == 1 })
+	waittest.Until(h.t, "the one of a node that is gone is removed", func() bool { return h.capacities() == 1 })
 	if !h.capacityIs("n1", 5*gib)() {
 		t.Error("what an earlier life published was lost")
 	}
@@ -231,30 +245,57 @@ func mustView(t *testing.T, h *harness, node string) *fleet.View {
 	return v
 }
 
+// The clock is the test's: what waits for more rises waits until the test lets time pass.
 func TestCapacityIsWrittenOnlyWhenItChangesAndRisesAreGathered(t *testing.T) {
-	h := newHarness(t)
-	node := h.node("n1", gib)
+	var clock testClock
+	clock.stop()
+	h := newHarness(t, clock.set)
+	n1, n2 := h.node("n1", gib), h.node("n2", gib)
 	h.class("carve", nil)
-	var writes atomic.Int32
+	var writes atomic.Int32 // for n1
 	h.client.PrependReactor("*", "csistoragecapacities", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		if a.GetVerb() == "create" || a.GetVerb() == "update" {
-			writes.Add(1)
+			if written, ok := a.(k8stesting.CreateAction).GetObject().(*storagev1.CSIStorageCapacity); ok && topologyNode(written) == "n1" {
+				writes.Add(1)
+			}
 		}
 		return false, nil, nil
 	})
+	wrote := func(want int32, what string) {
+		t.Helper()
+		if n := writes.Load(); n != want {
+			t.Errorf("%s: %d writes, want %d", what, n, want)
+		}
+	}
 	h.run()
-	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "n2 is published", h.capacityIs("n2", gib))
+	wrote(1, "it is created")
 	for i := range 10 {
-		node.Resize("local", gib+int64(i+1)*4*mib)
+		n1.Resize("local", gib+int64(i+1)*4*mib)
 	}
-	h.eventually("the last rise is published", h.capacityIs("n1", gib+40*mib))
-	for range 5 {
+	publisher := h.leader().publisher
+	waittest.Until(h.t, "the rises are seen", func() bool {
+		publisher.mu.Lock()
+		defer publisher.mu.Unlock()
+		_, waits := publisher.risen[capacityKey{node: "n1", class: "carve"}]
+		room, _ := h.c.core.ledger.Room("n1", "local")
+		return waits && room.Available == gib+40*mib
+	})
+	n2.Resize("local", gib-4*mib)
+	waittest.Until(h.t, "a fall is published at once", h.capacityIs("n2", gib-4*mib))
+	wrote(1, "the rises wait")
+	clock.advance(increaseDelay)
+	waittest.Until(h.t, "the last rise is published", h.capacityIs("n1", gib+40*mib))
+	for i := range 5 {
 		h.c.nodeChanged(mustView(t, h, "n1"))
+		n2.Resize("local", gib-int64(i+2)*4*mib)
+		waittest.Until(h.t, "what came after is published", h.capacityIs("n2", gib-int64(i+2)*4*mib))
 	}
-	time.Sleep(100 * time.Millisecond)
-	if n := writes.Load(); n > 3 {
-		t.Errorf("%d writes for one creation and ten rises at once", n)
-	}
+	wrote(2, "ten rises are one write, and what did not change is none")
+	n1.Resize("local", gib)
+	waittest.Until(h.t, "n1's fall is published", h.capacityIs("n1", gib))
+	wrote(3, "a fall")
 }
 
 func TestCapacityIsWrittenAgainAfterTheAPIServerFailed(t *testing.T) {
@@ -269,5 +310,5 @@ func TestCapacityIsWrittenAgainAfterTheAPIServerFailed(t *testing.T) {
 		return false, nil, nil
 	})
 	h.run()
-	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 }

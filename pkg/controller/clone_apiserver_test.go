@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // named gives a claim of a world another name than that of its only one.
@@ -59,7 +60,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 		if err := client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), "source", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "others let the source go", func() bool {
+		waittest.Until(t, "others let the source go", func() bool {
 			now := w.get(source)
 			return now != nil && slices.Equal(now.Finalizers, []string{cloneFinalizer})
 		})
@@ -74,7 +75,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	}
 	close(release)
 	w.waitBound(t, clone)
-	eventually(t, "the source is gone", func() bool { return w.get(source) == nil })
+	waittest.Until(t, "the source is gone", func() bool { return w.get(source) == nil })
 	w.waitNothingLeft(t, source)
 	if n := len(w.nodes["n2"].Volumes()); n != 1 {
 		t.Errorf("%d volumes on the node", n)
@@ -101,11 +102,11 @@ func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {
 			Volumes:     []v1.Volume{claimVolume(name)},
 		}}
 		pods := client.CoreV1().Pods(w.namespace)
-		eventually(t, name+": the Pod is taken", func() bool { // once the namespace has its service account
+		waittest.Until(t, name+": the Pod is taken", func() bool { // once the namespace has its service account
 			_, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
 			return err == nil
 		})
-		eventually(t, name+": the Pod has a node", func() bool {
+		waittest.Until(t, name+": the Pod has a node", func() bool {
 			now, err := pods.Get(t.Context(), name, metav1.GetOptions{})
 			return err == nil && now.Spec.NodeName != ""
 		})

@@ -17,6 +17,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // cloneOf makes a claim a clone of another one.
@@ -36,7 +37,7 @@ func (h *harness) source() (n1, n2 *fakelvmd.Server) {
 	h.class("carve", nil)
 	h.run()
 	h.claim("src", "n2", nil)
-	h.eventually("source is bound", h.bound("src"))
+	waittest.Until(h.t, "source is bound", h.bound("src"))
 	return n1, n2
 }
 
@@ -59,8 +60,8 @@ func TestACloneIsMadeOnItsSourcesNodeAndTheSourceIsProtectedMeanwhile(t *testing
 				return nil
 			}})
 			h.claim("c", selected, cloneOf("src"))
-			h.eventually("clone is bound", h.bound("c"))
-			h.eventually("source is not protected any more", func() bool { return !h.protected("src") })
+			waittest.Until(h.t, "clone is bound", h.bound("c"))
+			waittest.Until(h.t, "source is not protected any more", func() bool { return !h.protected("src") })
 			src, clone := n2.Volumes()["pvc-uid-src"], n2.Volumes()["pvc-uid-c"]
 			if clone.GetSource().GetVolumeId() != src.GetId() {
 				t.Errorf("clone %v of %v", clone, src)
@@ -90,11 +91,11 @@ func TestACloneThatBindsImmediatelyIsMadeOnItsSourcesNode(t *testing.T) {
 		c.Annotations[volume.AnnStorageProvisioner] = names.Driver
 		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("150Mi")
 	})
-	h.eventually("clone is bound", h.bound("c"))
+	waittest.Until(h.t, "clone is bound", h.bound("c"))
 	if v := n2.Volumes()["pvc-uid-c"]; v.GetSource() == nil || v.GetSizeBytes() != 152*mib {
 		t.Errorf("clone %v", v)
 	}
-	h.eventually("nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
+	waittest.Until(h.t, "nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
 }
 
 func TestACloneOfWhatIsNotThereYetWaitsForIt(t *testing.T) {
@@ -105,7 +106,7 @@ func TestACloneOfWhatIsNotThereYetWaitsForIt(t *testing.T) {
 	h.claim("c", "", cloneOf("src"))
 	h.claim("src", "", nil)
 	h.selectNode("src", "n2")
-	h.eventually("clone is bound", h.bound("c"))
+	waittest.Until(h.t, "clone is bound", h.bound("c"))
 	if n2.Volumes()["pvc-uid-c"].GetSource() == nil {
 		t.Error("it is no clone")
 	}
@@ -190,7 +191,7 @@ func (h *harness) foreignVolume() {
 	h.claim("foreign", "", func(c *v1.PersistentVolumeClaim) {
 		c.Spec.StorageClassName, c.Spec.VolumeName, c.Status.Phase = &other, "foreign", v1.ClaimBound
 	})
-	h.eventually("the controller sees it", func() bool {
+	waittest.Until(h.t, "the controller sees it", func() bool {
 		_, err := h.c.core.volumeLister.Get("foreign")
 		return err == nil && h.c.core.claim("uid-foreign") != nil
 	})
@@ -204,7 +205,7 @@ func TestAClaimForAPopulatorIsLeftAlone(t *testing.T) {
 		c.Spec.DataSourceRef = &v1.TypedObjectReference{APIGroup: &group, Kind: kindClaim, Name: "src"}
 	})
 	h.claim("d", "n2", nil)
-	h.eventually("the next claim is bound", h.bound("d"))
+	waittest.Until(h.t, "the next claim is bound", h.bound("d"))
 	if n2.Volumes()["pvc-uid-c"] != nil {
 		t.Error("a volume was made")
 	}
@@ -216,9 +217,9 @@ func TestACloneWaitsForRoomOnItsSourcesNode(t *testing.T) {
 	n2.Resize("local", 150*mib)
 	h.claim("c", "n2", cloneOf("src"))
 	h.event("Warning ProvisioningFailed", "node n2", "it can be on no other node: free space there")
-	h.eventually("source is not protected while nothing is made", func() bool { return !h.protected("src") })
+	waittest.Until(h.t, "source is not protected while nothing is made", func() bool { return !h.protected("src") })
 	n2.Resize("local", gib)
-	h.eventually("clone is bound", h.bound("c"))
+	waittest.Until(h.t, "clone is bound", h.bound("c"))
 	if n1.Creates() != 0 {
 		t.Error("it was tried elsewhere")
 	}
@@ -238,8 +239,8 @@ func TestACopyThatTakesLongIsReportedAndWaitedFor(t *testing.T) {
 	}})
 	h.claim("c", "", cloneOf("src"))
 	h.event("Normal Copying", "25Mi of 100Mi of claim src", "node n2")
-	h.eventually("clone is bound", h.bound("c"))
-	h.eventually("source is not protected any more", func() bool { return !h.protected("src") })
+	waittest.Until(h.t, "clone is bound", h.bound("c"))
+	waittest.Until(h.t, "source is not protected any more", func() bool { return !h.protected("src") })
 	if n2.Creates() != 2 {
 		t.Errorf("%d volumes were made", n2.Creates())
 	}
@@ -249,14 +250,14 @@ func TestAClonesNodeThatIsAwayIsWaitedFor(t *testing.T) {
 	h := newHarness(t)
 	_, n2 := h.source()
 	h.net.Detach("n2")
-	h.eventually("n2 is away", func() bool {
+	waittest.Until(h.t, "n2 is away", func() bool {
 		view, _ := h.c.core.fleet.View("n2")
 		return !view.Connected
 	})
 	h.claim("c", "n1", cloneOf("src"))
 	h.event("Normal SourceNodeSelected", "node n2")
 	h.attach(n2, "n2")
-	h.eventually("clone is bound", h.bound("c"))
+	waittest.Until(h.t, "clone is bound", h.bound("c"))
 }
 
 func TestASourceIsNotProtectedForACloneThatWasLostWithItsNode(t *testing.T) {
@@ -287,8 +288,8 @@ func TestASourceIsNotProtectedForACloneThatWasLostWithItsNode(t *testing.T) {
 				}
 				lose(h, "n2")
 				h.event("Warning ProvisioningFailed", "node n2, which held claim src", "delete this claim")
-				h.eventually("the source is not protected any more", func() bool { return !h.protected("src") })
-				h.eventually("nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
+				waittest.Until(h.t, "the source is not protected any more", func() bool { return !h.protected("src") })
+				waittest.Until(h.t, "nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
 			})
 		}
 	}
@@ -306,9 +307,9 @@ func TestACloneThatIsDeletedWhileItIsMadeLeavesNothing(t *testing.T) {
 	h.claim("c", "", cloneOf("src"))
 	<-entered
 	h.deleteClaim("c")
-	h.eventually("the controller knows", func() bool { return h.c.core.claim("uid-c") == nil })
+	waittest.Until(h.t, "the controller knows", func() bool { return h.c.core.claim("uid-c") == nil })
 	close(release)
-	h.eventually("source is not protected any more", func() bool { return !h.protected("src") })
+	waittest.Until(h.t, "source is not protected any more", func() bool { return !h.protected("src") })
 	if n2.Volumes()["pvc-uid-c"] != nil || h.pv("pvc-uid-c") != nil {
 		t.Error("something is left")
 	}
@@ -341,7 +342,7 @@ func TestAfterARestartASourceIsProtectedForAsLongAsItIsCloned(t *testing.T) {
 	next.attach(n2, "n2")
 	next.run()
 	<-entered // the clone is gone on with
-	next.eventually("the idle claim is free", func() bool { return !next.protected("idle") })
+	waittest.Until(next.t, "the idle claim is free", func() bool { return !next.protected("idle") })
 	if got := next.getClaim("idle").Finalizers; !slices.Equal(got, []string{"example.com/other"}) {
 		t.Errorf("finalizers %q", got)
 	}
@@ -349,6 +350,6 @@ func TestAfterARestartASourceIsProtectedForAsLongAsItIsCloned(t *testing.T) {
 		t.Error("the source is not protected while it is cloned")
 	}
 	close(release)
-	next.eventually("clone is bound", next.bound("c"))
-	next.eventually("source is not protected any more", func() bool { return !next.protected("src") })
+	waittest.Until(next.t, "clone is bound", next.bound("c"))
+	waittest.Until(next.t, "source is not protected any more", func() bool { return !next.protected("src") })
 }

@@ -13,6 +13,7 @@ import (
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -124,10 +125,11 @@ func New(o Options) (*Controller, error) {
 	c.core = &core{
 		client: o.Client, snapshots: o.Snapshots, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
 		ledger: scheduler.NewLedger(time.Now), pace: newPace(time.Now), losses: losses{grace: nodeLossGrace},
-		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, Log: o.Log}),
+		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, OnForget: c.nodeForgotten, Log: o.Log}),
 	}
 	c.core.metrics = newMetrics(o.Registerer,
 		func() float64 { return float64(c.core.fleet.Connected()) },
+		func() float64 { return float64(c.core.fleet.Refused()) },
 		func() float64 { return float64(c.core.ledger.Reservations()) })
 	c.all = informers.NewSharedInformerFactory(o.Client, 0)
 	c.own = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(o.Namespace),
@@ -248,6 +250,9 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	if a == nil {
 		return
 	}
+	if view.Refused != "" {
+		c.reportRefused(view)
+	}
 	a.publisher.nodeChanged(view.Node)
 	if a.untainter != nil {
 		a.untainter.nodeChanged(view.Node)
@@ -257,6 +262,18 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 		a.deleter.nodeChanged(view.Node)
 	}
 }
+
+// reportRefused writes an Event on a node whose report is not taken in.
+func (c *Controller) reportRefused(view *fleet.View) {
+	if node, err := c.core.nodeLister.Get(view.Node); err == nil {
+		c.core.recorder.Event(node, v1.EventTypeWarning, reasonReportRefused, view.Refused+
+			"; nothing is provisioned on the node until it reports less. Look for what made so many volumes there, or for an agent that is not Carve's")
+	}
+}
+
+// nodeForgotten drops a node's report from the ledger, too. The fleet calls it in
+// order with nodeChanged, so that it never drops the report of a node that came back.
+func (c *Controller) nodeForgotten(node string) { c.core.ledger.Forget(node) }
 
 func reportOf(view *fleet.View) scheduler.NodeReport {
 	report := scheduler.NodeReport{Epoch: view.Epoch, Generation: view.Generation, Volumes: make(map[string]struct{}, len(view.ByName))}
@@ -291,17 +308,20 @@ func (c *Controller) forgetGoneNodes(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if !c.core.synced() {
+		if c.core.synced() {
+			c.forgetNodes(ctx)
+		}
+	}
+}
+
+// forgetNodes looks at every node once.
+func (c *Controller) forgetNodes(ctx context.Context) {
+	for _, view := range c.core.fleet.Views() {
+		if view.Connected {
 			continue
 		}
-		for _, view := range c.core.fleet.Views() {
-			if view.Connected {
-				continue
-			}
-			if gone, err := c.core.nodeGone(ctx, view.Node); err == nil && gone {
-				c.core.fleet.Forget(view.Node)
-				c.core.ledger.Forget(view.Node)
-			}
+		if gone, err := c.core.nodeGone(ctx, view.Node); err == nil && gone {
+			c.core.fleet.Forget(view.Node)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,7 +25,9 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/logging/logtest"
 	"github.com/carve-csi/carve/pkg/uplink"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // replica is a whole Controller, run as cmd/controller does.
@@ -81,7 +84,7 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 		}
 	})
 	t.Cleanup(r.stop)
-	eventually(t, name+" is ready", func() bool { return c.Ready(context.Background()) == nil })
+	waittest.Until(t, name+" is ready", func() bool { return c.Ready(context.Background()) == nil })
 	return r
 }
 
@@ -89,15 +92,6 @@ func (r *replica) leads() bool {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	return r.c.acting != nil
-}
-
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(soon); !cond(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", soon, what)
-		}
-	}
 }
 
 // realisticClient accepts tokens that name the node that they are bound to.
@@ -118,12 +112,18 @@ func realisticClient(t *testing.T) *fake.Clientset {
 // connect runs a node's client against the replicas.
 func connect(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.Server, replicas ...*replica) {
 	t.Helper()
+	connectLogging(t, client, node, lvmd, slog.New(slog.DiscardHandler), replicas...)
+}
+
+// connectLogging is connect, with a log of what the node's client does.
+func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.Server, log *slog.Logger, replicas ...*replica) {
+	t.Helper()
 	ca, err := client.CoreV1().ConfigMaps("carve-system").Get(t.Context(), trust.CAName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d}`, time.Now().Add(time.Hour).Unix())) + ".c2ln"
+	token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d,"aud":["carve-uplink"],"sub":"system:serviceaccount:carve-system:carve-node"}`, time.Now().Add(time.Hour).Unix())) + ".c2ln"
 	for name, content := range map[string]string{"ca.crt": ca.Data[trust.CABundleKey], "token": token} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -138,7 +138,7 @@ func connect(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.S
 			defer close(done)
 			_ = uplink.RunClient(ctx, uplink.ClientOptions{
 				Addresses: r.uplink, ServerName: "carve-uplink.test", NodeName: node, Serve: server.Serve,
-				CAFile: filepath.Join(dir, "ca.crt"), TokenFile: filepath.Join(dir, "token"), Log: slog.New(slog.DiscardHandler),
+				CAFile: filepath.Join(dir, "ca.crt"), TokenFile: filepath.Join(dir, "token"), Log: log,
 			})
 		}()
 		t.Cleanup(func() { cancel(); <-done; server.Stop() })
@@ -149,18 +149,18 @@ func TestAStandByKnowsTheFleetAndTakesOverWhenTheLeaderStops(t *testing.T) {
 	client := realisticClient(t)
 	h := &harness{t: t, client: client}
 	first := startReplica(t, client, "first")
-	eventually(t, "the first leads", first.leads)
+	waittest.Until(t, "the first leads", first.leads)
 	second := startReplica(t, client, "second")
 	h.class("carve", nil)
 	lvmd := h.node("n1", 0)
 	lvmd.Resize("local", gib)
 	connect(t, client, "n1", lvmd, first, second)
 	for _, r := range []*replica{first, second} {
-		eventually(t, "the node is connected to both", func() bool { return r.c.core.fleet.Connected() == 1 })
+		waittest.Until(t, "the node is connected to both", func() bool { return r.c.core.fleet.Connected() == 1 })
 	}
 	h.claim("one", "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.Resources.Requests = nil })
 	h.claim("two", "n1", nil)
-	eventually(t, "a claim is served", h.bound("two"))
+	waittest.Until(t, "a claim is served", h.bound("two"))
 	if second.leads() {
 		t.Fatal("both lead")
 	}
@@ -168,19 +168,37 @@ func TestAStandByKnowsTheFleetAndTakesOverWhenTheLeaderStops(t *testing.T) {
 		t.Errorf("owner %v", owner)
 	}
 	first.stop()
-	eventually(t, "the second leads", second.leads)
+	waittest.Until(t, "the second leads", second.leads)
 	h.claim("three", "n1", nil)
-	eventually(t, "a claim is served by the second", h.bound("three"))
-	eventually(t, "capacity is published by the second", h.capacityIs("n1", gib-2*100*mib))
+	waittest.Until(t, "a claim is served by the second", h.bound("three"))
+	waittest.Until(t, "capacity is published by the second", h.capacityIs("n1", gib-2*100*mib))
 }
 
 func TestANodeCannotSpeakForAnother(t *testing.T) {
 	client := realisticClient(t)
-	r := startReplica(t, client, "only")
-	connect(t, client, "n2", fakelvmd.New("n2", fakelvmd.Class{Name: "local", Bytes: gib}), r) // its token is bound to n1
-	time.Sleep(500 * time.Millisecond)
-	if r.c.core.fleet.Connected() != 0 {
-		t.Error("a token of n1 let n2 in")
+	var controller, node logtest.Recorder
+	r := startReplica(t, client, "only", func(o *Options) { o.Log = controller.Logger() })
+	lvmd := fakelvmd.New("n2", fakelvmd.Class{Name: "local", Bytes: gib})
+	connectLogging(t, client, "n2", lvmd, node.Logger(), r) // its token is bound to n1
+	const why = `the token is bound to node "n1", the peer says that it is node "n2"`
+	var refused *uplink.RefusedError
+	waittest.Until(t, "the node is refused, and told why", func() bool {
+		return len(node.Find(func(l logtest.Record) bool { return errors.As(l.Error(), &refused) && refused.Reason == why })) != 0
+	}, func() any { return node.Find(func(logtest.Record) bool { return true }) })
+	waittest.Until(t, "the controller refuses each attempt for that reason", func() bool {
+		return len(controller.Find(func(l logtest.Record) bool {
+			var denied *uplink.DeniedError
+			return l.Message == "uplink refused" && errors.As(l.Error(), &denied) && denied.Reason == why
+		})) >= 2
+	}, func() any { return controller.Find(func(logtest.Record) bool { return true }) })
+	if views := r.c.core.fleet.Views(); r.c.core.fleet.Connected() != 0 || len(views) != 0 {
+		t.Errorf("a token of n1 let n2 in: %v", views)
+	}
+	// The same token is good for the node that it is bound to.
+	connect(t, client, "n1", fakelvmd.New("n1", fakelvmd.Class{Name: "local", Bytes: gib}), r)
+	waittest.Until(t, "n1 connects", func() bool { v, ok := r.c.core.fleet.View("n1"); return ok && v.Connected })
+	if _, known := r.c.core.fleet.View("n2"); known {
+		t.Error("n2 is known by now")
 	}
 }
 

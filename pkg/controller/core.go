@@ -203,6 +203,17 @@ func (w *waiters) wait(node, key string) {
 	w.byNode[node][key] = struct{}{}
 }
 
+// forget notes that key waits for no node any more: its work is done.
+func (w *waiters) forget(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for node, keys := range w.byNode {
+		if delete(keys, key); len(keys) == 0 {
+			delete(w.byNode, node)
+		}
+	}
+}
+
 // take returns the keys that wait for a node, and forgets them.
 func (w *waiters) take(node string) []string {
 	w.mu.Lock()

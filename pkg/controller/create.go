@@ -263,7 +263,7 @@ func (p *provisioner) release(ctx context.Context, a *attempt, claim *v1.Persist
 		next = "; the scheduler is asked for another node"
 	}
 	p.recorder.Event(claim, v1.EventTypeWarning, reasonFailed, why.Error()+next)
-	a.announced, a.unreachableSince = "", time.Time{}
+	a.announced, a.unreachableSince, a.misfitSince = "", time.Time{}, time.Time{}
 	if claim.Annotations[volume.AnnSelectedNode] != node {
 		a.full[node] = p.now()
 		p.mu.Lock()

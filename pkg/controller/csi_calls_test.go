@@ -18,6 +18,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // csiClient is a client of the CSI service of a harness.
@@ -123,7 +124,7 @@ func TestALostAnswerToCSIIsAskedForOnTheSameNode(t *testing.T) {
 		t.Fatalf("lost answer: %v", err)
 	}
 	n1.Resize("local", gib/2) // now n2 is the best
-	h.eventually("the ledger knows", func() bool { room, _ := h.c.core.ledger.Room("n1", ""); return room.Available <= gib/2 })
+	waittest.Until(h.t, "the ledger knows", func() bool { room, _ := h.c.core.ledger.Room("n1", ""); return room.Available <= gib/2 })
 	_, err := client.CreateVolume(t.Context(), volumeRequest("v", func(r *csi.CreateVolumeRequest) {
 		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n2")}
 	}))
@@ -156,7 +157,7 @@ func TestWhatAnAbsentNodeMayHoldIsNotCalledGone(t *testing.T) {
 	if _, err := h.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the controller sees it", func() bool { return slices.Equal(h.c.core.absentNodes(), []string{"late"}) })
+	waittest.Until(h.t, "the controller sees it", func() bool { return slices.Equal(h.c.core.absentNodes(), []string{"late"}) })
 	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "late") {
 		t.Errorf("delete what an absent node may have: %v", err)
 	}
@@ -178,7 +179,7 @@ func TestWhatAnAbsentNodeMayHoldIsNotCalledGone(t *testing.T) {
 	h.cutOff("late")
 	h.c.core.fleet.Forget("late")
 	h.taint("late", v1.TaintNodeOutOfService)
-	h.eventually("the controller sees it", func() bool { return len(h.c.core.absentNodes()) == 0 })
+	waittest.Until(h.t, "the controller sees it", func() bool { return len(h.c.core.absentNodes()) == 0 })
 	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); err != nil {
 		t.Errorf("delete a volume of a node that is out of service: %v", err)
 	}
@@ -211,7 +212,7 @@ func TestCSIListsEverythingOnceInPages(t *testing.T) {
 	}
 	slices.Sort(volumes)
 	slices.Sort(snapshots)
-	h.eventually("the nodes' reports are in", func() bool {
+	waittest.Until(h.t, "the nodes' reports are in", func() bool {
 		r, err := client.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		return err == nil && len(r.GetEntries()) == len(volumes)
 	})

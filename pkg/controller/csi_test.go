@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // socketDir is a directory for sockets, whose paths may have no more than 107
@@ -37,7 +38,7 @@ func socketDir(t *testing.T) string {
 // serveCSI serves the harness' controller's CSI service on a socket.
 func (h *harness) serveCSI() (socket string) {
 	h.t.Helper()
-	h.eventually("the view of the cluster is complete", h.c.core.synced)
+	waittest.Until(h.t, "the view of the cluster is complete", h.c.core.synced)
 	socket = filepath.Join(socketDir(h.t), "csi.sock")
 	listener, err := csisocket.Listen(h.t.Context(), socket)
 	if err != nil {

@@ -73,6 +73,11 @@ func (d *deleter) run(ctx context.Context) error {
 	volumes, err := d.volumes.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    enqueue,
 		UpdateFunc: func(_, obj any) { enqueue(obj) },
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				d.queue.Add(name)
+			}
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("watch volumes: %w", err)
@@ -124,6 +129,7 @@ func (d *deleter) nodeChanged(node string) {
 func (d *deleter) sync(ctx context.Context, name string) error {
 	pv, err := d.volumeLister.Get(name)
 	if err != nil || !isOurs(pv) {
+		d.forget(name)
 		return nil //nolint:nilerr // the lister's only error is that it is gone
 	}
 	if err := d.keepFinalizer(ctx, pv); err != nil {
@@ -140,6 +146,14 @@ func (d *deleter) sync(ctx context.Context, name string) error {
 		return err
 	}
 	return d.deletePersistentVolume(ctx, pv)
+}
+
+// forget drops what is remembered of a volume that is gone.
+func (d *deleter) forget(name string) {
+	d.waiting.forget(name)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.claimGone, name)
 }
 
 // claimDeleted notes the end of a claim. A deletion is final: no other claim

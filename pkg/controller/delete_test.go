@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func roomOf(bytes int64) scheduler.Room {
@@ -40,7 +41,7 @@ func (h *harness) released(name string) {
 func (h *harness) boundVolume(name, node string) *v1.PersistentVolume {
 	h.t.Helper()
 	h.claim(name, node, nil)
-	h.eventually("claim is bound", h.bound(name))
+	waittest.Until(h.t, "claim is bound", h.bound(name))
 	return h.pv("pvc-uid-" + name)
 }
 
@@ -51,7 +52,7 @@ func TestAReleasedVolumeIsDeletedFromItsNodeAndFromTheAPI(t *testing.T) {
 	h.run()
 	h.boundVolume("c", "n1")
 	h.deleteClaim("c") // its volume is marked as released by us
-	h.eventually("PersistentVolume is gone", func() bool { return h.volumes() == 0 })
+	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 })
 	if len(node.Volumes()) != 0 {
 		t.Error("the volume is still on the node")
 	}
@@ -70,7 +71,7 @@ func TestWithoutCompletionAVolumeIsDeletedOnceThePVControllerReleasedIt(t *testi
 		t.Error("the volume was not left to the PV controller")
 	}
 	h.released("pvc-uid-c")
-	h.eventually("PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
 }
 
 func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
@@ -83,7 +84,7 @@ func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
 	if _, err := h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("finalizer is gone", func() bool { return !slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
+	waittest.Until(h.t, "finalizer is gone", func() bool { return !slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
 	h.released(pv.Name)
 	time.Sleep(100 * time.Millisecond)
 	if h.volumes() != 1 || len(node.Volumes()) != 1 {
@@ -95,7 +96,7 @@ func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
 	if _, err := h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("finalizer is back", func() bool { return slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
+	waittest.Until(h.t, "finalizer is back", func() bool { return slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
 }
 
 func TestAVolumeInUseIsDeletedOnceItIsNot(t *testing.T) {
@@ -113,7 +114,7 @@ func TestAVolumeInUseIsDeletedOnceItIsNot(t *testing.T) {
 	}})
 	h.deleteClaim("c")
 	h.released("pvc-uid-c")
-	h.eventually("PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
 }
 
 func TestAVolumeOnANodeThatIsAwayIsDeletedWhenItComesBack(t *testing.T) {
@@ -127,7 +128,7 @@ func TestAVolumeOnANodeThatIsAwayIsDeletedWhenItComesBack(t *testing.T) {
 	h.released("pvc-uid-c")
 	h.event("Warning VolumeFailedDelete", "n1 is not connected")
 	h.attach(node, "n1")
-	h.eventually("PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
 }
 
 func TestAVolumeOnANodeThatLeftTheClusterDoesNotHang(t *testing.T) {
@@ -143,7 +144,7 @@ func TestAVolumeOnANodeThatLeftTheClusterDoesNotHang(t *testing.T) {
 	if err := h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("PersistentVolume is gone", func() bool { return h.volumes() == 0 })
+	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 })
 }
 
 func TestVolumesOfOthersAreLeftAlone(t *testing.T) {

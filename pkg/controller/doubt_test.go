@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestALostAnswerIsAskedForAgain(t *testing.T) {
@@ -29,7 +30,7 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	}})
 	h.run()
 	h.claim("c", "n1", nil)
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 	if node.Creates() != 1 || h.pv("pvc-uid-c").Spec.CSI.VolumeHandle != node.Volumes()["pvc-uid-c"].GetId() {
 		t.Errorf("%d volumes were made", node.Creates())
 	}
@@ -54,9 +55,9 @@ func TestAClaimThatMovesWhileACreateIsInDoubtLeavesNothingBehind(t *testing.T) {
 	}})
 	h.run()
 	h.claim("c", "n1", nil)
-	h.eventually("volume is made on n1", func() bool { return len(n1.Volumes()) == 1 })
+	waittest.Until(h.t, "volume is made on n1", func() bool { return len(n1.Volumes()) == 1 })
 	h.selectNode("c", "n2")
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
 		t.Errorf("pinned to %q", got)
 	}
@@ -84,7 +85,7 @@ func TestADoubtedNodeThatIsAwayHoldsTheClaimUntilItIsBackOrGone(t *testing.T) {
 			}})
 			h.run()
 			h.claim("c", "n1", nil)
-			h.eventually("volume is made on n1", func() bool { return len(n1.Volumes()) == 1 })
+			waittest.Until(h.t, "volume is made on n1", func() bool { return len(n1.Volumes()) == 1 })
 			h.net.Detach("n1")
 			h.selectNode("c", "n2")
 			h.event("Warning ProvisioningFailed", "a volume may have been left on node n1")
@@ -92,7 +93,7 @@ func TestADoubtedNodeThatIsAwayHoldsTheClaimUntilItIsBackOrGone(t *testing.T) {
 				t.Fatal("n2 was asked while n1 may hold the volume")
 			}
 			test(h, n1)
-			h.eventually("claim is bound", h.bound("c"))
+			waittest.Until(h.t, "claim is bound", h.bound("c"))
 			if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
 				t.Errorf("pinned to %q", got)
 			}
@@ -123,7 +124,7 @@ func TestAClaimIsNeverHandedBackWhileItsCreateIsInDoubtUnlessTheNodeIsLost(t *te
 				t.Fatal("the claim was handed back while the create is in doubt")
 			}
 			lose(h, "n1")
-			h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
+			waittest.Until(h.t, "the claim is handed back", func() bool { return h.handedBack("c") })
 		})
 	}
 }
@@ -176,11 +177,11 @@ func TestAClaimThatChoseANodeInAnEarlierLifeIsInDoubtThere(t *testing.T) {
 			}
 			test.then(h, n1)
 			if test.node == "" {
-				h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
+				waittest.Until(h.t, "the claim is handed back", func() bool { return h.handedBack("c") })
 				h.selectNode("c", "n2")
 				test.node = "n2"
 			}
-			h.eventually("claim is bound", h.bound("c"))
+			waittest.Until(h.t, "claim is bound", h.bound("c"))
 			if got, _ := nodeOf(h.pv("pvc-uid-c")); got != test.node {
 				t.Errorf("the volume is on %q, want %q", got, test.node)
 			}
@@ -201,8 +202,8 @@ func TestANewLifeDoesNotDoubtWhatItCanAsk(t *testing.T) {
 		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("5Gi")
 	})
 	h.run()
-	h.eventually("claim is bound", h.bound("c"))
-	h.eventually("the other is handed back", func() bool { return h.handedBack("gone-on") })
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
+	waittest.Until(h.t, "the other is handed back", func() bool { return h.handedBack("gone-on") })
 	for _, e := range h.warnings() {
 		if strings.Contains(e, "may have") {
 			t.Errorf("it was doubted: %s", e)
@@ -238,7 +239,7 @@ func TestANewLifeOfTheControllerGoesOnWhereTheOldOneStopped(t *testing.T) {
 		}
 	}
 	h.run()
-	h.eventually("both are bound", func() bool { return h.bound("made")() && h.bound("written")() })
+	waittest.Until(h.t, "both are bound", func() bool { return h.bound("made")() && h.bound("written")() })
 	if node.Creates() != 2 {
 		t.Errorf("%d volumes were made, want the 2 that were there", node.Creates())
 	}

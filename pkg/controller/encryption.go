@@ -94,11 +94,11 @@ func (a *auditor) announceEmptied(ctx context.Context, now *present, node string
 	when := vol.GetEmptiedAt().AsTime()
 	var tell []runtime.Object
 	if vol.GetOwner().GetPodUid() != "" {
-		if !a.inlineEmptied(vol.GetId(), when) {
+		if !a.inlineEmptied(held{node, vol.GetId()}, when) {
 			return
 		}
 	} else {
-		pv := a.noteEmptied(ctx, vol, when)
+		pv := a.noteEmptied(ctx, node, vol, when)
 		if pv == nil {
 			return
 		}
@@ -115,14 +115,10 @@ func (a *auditor) announceEmptied(ctx context.Context, now *present, node string
 // noteEmptied notes on a volume's PersistentVolume that it is told that the
 // volume was emptied, whoever leads, and returns it; nil when that was told, or
 // there is nobody to tell, or it cannot be noted now.
-func (a *auditor) noteEmptied(ctx context.Context, vol *lvmdv1.Volume, at time.Time) *v1.PersistentVolume {
-	objs, err := a.volumes.GetIndexer().ByIndex(byHandle, vol.GetId())
-	if err != nil || len(objs) == 0 {
-		return nil
-	}
-	pv, ok := objs[0].(*v1.PersistentVolume)
+func (a *auditor) noteEmptied(ctx context.Context, node string, vol *lvmdv1.Volume, at time.Time) *v1.PersistentVolume {
+	pv := a.volumeOn(node, vol.GetId())
 	when := at.UTC().Format(time.RFC3339)
-	if !ok || pv.DeletionTimestamp != nil || pv.Annotations[names.AnnotationEmptied] >= when {
+	if pv == nil || pv.DeletionTimestamp != nil || pv.Annotations[names.AnnotationEmptied] >= when {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
@@ -144,11 +140,11 @@ func (a *auditor) noteEmptied(ctx context.Context, vol *lvmdv1.Volume, at time.T
 // Pod does not know. The volume has no PersistentVolume to note it on: what
 // happened before this auditor began was told by the one before it, unless that is
 // so short ago that it may have ended with the same node.
-func (a *auditor) inlineEmptied(id string, at time.Time) bool {
-	if !at.After(a.emptied[id]) || at.Before(a.began.Add(-emptiedMemory)) {
+func (a *auditor) inlineEmptied(vol held, at time.Time) bool {
+	if !at.After(a.emptied[vol]) || at.Before(a.began.Add(-emptiedMemory)) {
 		return false
 	}
-	a.emptied[id] = at
+	a.emptied[vol] = at
 	return true
 }
 

@@ -13,6 +13,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // encrypted makes a StorageClass one of encrypted volumes.
@@ -134,7 +135,7 @@ func TestDiscardsThatEncryptionKeepsBackAreAnEventOnTheClaim(t *testing.T) {
 func (h *harness) empty(node *fakelvmd.Server, volume string, at time.Time) {
 	h.t.Helper()
 	node.Empty(volume, at)
-	h.eventually("it is reported", func() bool {
+	waittest.Until(h.t, "it is reported", func() bool {
 		v, _ := h.c.core.fleet.View("n1")
 		return v.ByName[volume].GetEmptiedAt().AsTime().Equal(at)
 	})
@@ -158,7 +159,7 @@ func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 	w.empty(w.node, "pvc-uid-c", when)
 	// The volume, the claim and the Pod.
 	wantEvents(t, "emptied", w.toldEmptied(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z", "node n1 was restarted")
-	w.eventually("it is noted", func() bool {
+	waittest.Until(w.t, "it is noted", func() bool {
 		obj, exists, err := w.c.core.volumes.GetStore().GetByKey("pvc-uid-c")
 		pv, ok := obj.(*v1.PersistentVolume)
 		return err == nil && exists && ok && pv.Annotations[names.AnnotationEmptied] == "2030-01-02T03:04:05Z"
@@ -179,7 +180,7 @@ func TestThePodOfAnInlineVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the volume is reported", func() bool {
+	waittest.Until(w.t, "the volume is reported", func() bool {
 		v, _ := w.c.core.fleet.View("n1")
 		return v.ByName[name] != nil
 	})
@@ -205,7 +206,7 @@ func TestAPodThatUsesAVolumeIsToldThatItWasEmptied(t *testing.T) {
 	h.boundVolume("c", "n1")
 	h.pod("user", "n1", "c", v1.PodRunning)
 	node.Empty("pvc-uid-c", time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
-	h.eventually("it is reported", func() bool {
+	waittest.Until(h.t, "it is reported", func() bool {
 		v, _ := h.c.core.fleet.View("n1")
 		return v.ByName["pvc-uid-c"].GetEmptiedAt() != nil
 	})

@@ -32,6 +32,8 @@ const (
 	reasonVolumeRecovered = "VolumeRecovered"
 	// reasonVolumeFound: it is there again.
 	reasonVolumeFound = "VolumeFound"
+	// reasonReportRefused: a node reports more than a node can hold.
+	reasonReportRefused = "ReportRefused"
 	// reasonOrphanFound: a node has volumes that nobody knows.
 	reasonOrphanFound = "OrphanFound"
 	// reasonOrphanRemoved: they were removed.

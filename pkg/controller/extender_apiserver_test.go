@@ -23,6 +23,7 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // extended is the scheduler that asks our extender. That of the control plane does not.
@@ -119,7 +120,7 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the volumes go with their Pods", func() bool {
+	waittest.Until(t, "the volumes go with their Pods", func() bool {
 		return len(w.nodes["n1"].Volumes()) == 0 && len(w.nodes["n2"].Volumes()) == crowd
 	})
 }
@@ -132,13 +133,13 @@ func (w *world) placedBy(t *testing.T, scheduler, name, class string) string {
 	spec.SchedulerName = scheduler
 	spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
 	pods := w.client.CoreV1().Pods(w.namespace)
-	eventually(t, "the Pod is taken", func() bool { // once the namespace has its service account
+	waittest.Until(t, "the Pod is taken", func() bool { // once the namespace has its service account
 		_, err := pods.Create(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
 		return err == nil
 	})
 	t.Cleanup(func() { _ = pods.Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	var node string
-	eventually(t, "the Pod has a node", func() bool {
+	waittest.Until(t, "the Pod has a node", func() bool {
 		pod, err := pods.Get(t.Context(), name, metav1.GetOptions{})
 		if err == nil {
 			node = pod.Spec.NodeName

@@ -28,6 +28,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func claimVolume(name string) v1.Volume {
@@ -62,7 +63,7 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 	})
 	h.run()
 	h.boundVolume("bound", "n1")
-	h.eventually("the controller sees it", func() bool {
+	waittest.Until(h.t, "the controller sees it", func() bool {
 		claim := h.c.core.claim("uid-bound")
 		return claim != nil && claim.Spec.VolumeName != ""
 	})
@@ -119,7 +120,7 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 		h.c.core.fleet.Close()
 		h.net.Close()
 	})
-	h.eventually("caches are complete", h.c.core.synced)
+	waittest.Until(h.t, "caches are complete", h.c.core.synced)
 	stop, err := h.c.shadowReservations()
 	if err != nil {
 		t.Fatal(err)
@@ -129,16 +130,16 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 	free := func(bytes int64) func() bool {
 		return func() bool { room, ok := h.c.core.ledger.Room("n1", ""); return ok && room.Available == bytes }
 	}
-	h.eventually("all is free", free(gib))
+	waittest.Until(h.t, "all is free", free(gib))
 	h.claim("a", "n1", nil)
 	h.claim("b", "", nil)
-	h.eventually("a is reserved", free(gib-100*mib))
+	waittest.Until(h.t, "a is reserved", free(gib-100*mib))
 	h.selectNode("b", "n1")
-	h.eventually("b is reserved", free(gib-200*mib))
+	waittest.Until(h.t, "b is reserved", free(gib-200*mib))
 	h.selectNode("b", "n2")
-	h.eventually("b went elsewhere", free(gib-100*mib))
+	waittest.Until(h.t, "b went elsewhere", free(gib-100*mib))
 	h.deleteClaim("a")
-	h.eventually("a is gone", free(gib))
+	waittest.Until(h.t, "a is gone", free(gib))
 	leading.Go(func() {
 		if err := h.c.lead(ctx); err != nil {
 			t.Error(err)
@@ -146,7 +147,7 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 	})
 	a := h.leader()
 	h.selectNode("b", "n1")
-	h.eventually("the leader's provisioner takes over", func() bool { return a.provisioner.busy("uid-b") || h.volumes() == 1 })
+	waittest.Until(h.t, "the leader's provisioner takes over", func() bool { return a.provisioner.busy("uid-b") || h.volumes() == 1 })
 }
 
 // servingPair writes a key pair for 127.0.0.1, and returns a client that trusts it.
@@ -183,7 +184,7 @@ func TestEveryReplicaAnswersTheScheduler(t *testing.T) {
 			t.Fatal(err)
 		}
 		var result extenderv1.ExtenderFilterResult
-		eventually(t, "replica "+name+" answers", func() bool {
+		waittest.Until(t, "replica "+name+" answers", func() bool {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address+"/filter", bytes.NewReader(body))
 			if err != nil {
 				t.Fatal(err)

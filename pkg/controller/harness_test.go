@@ -21,6 +21,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const (
@@ -157,7 +158,7 @@ func (h *harness) node(name string, bytes int64) *fakelvmd.Server {
 func (h *harness) attach(s *fakelvmd.Server, name string) {
 	h.t.Helper()
 	h.net.Attach(s)
-	h.eventually("node "+name+" connects", func() bool {
+	waittest.Until(h.t, "node "+name+" connects", func() bool {
 		v, ok := h.c.core.fleet.View(name)
 		return ok && v.Connected
 	})
@@ -254,15 +255,6 @@ func (h *harness) volumes() int {
 	return len(list.Items)
 }
 
-func (h *harness) eventually(what string, cond func() bool) {
-	h.t.Helper()
-	for deadline := time.Now().Add(soon); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			h.t.Fatalf("not within %s: %s", soon, what)
-		}
-	}
-}
-
 // event waits for an Event whose text has all the parts.
 func (h *harness) event(parts ...string) {
 	h.t.Helper()
@@ -327,7 +319,7 @@ func (h *harness) bound(name string) func() bool {
 func (h *harness) leader() *acting {
 	h.t.Helper()
 	var a *acting
-	h.eventually("the controller leads", func() bool {
+	waittest.Until(h.t, "the controller leads", func() bool {
 		h.c.mu.Lock()
 		defer h.c.mu.Unlock()
 		a = h.c.acting

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestInlineVolumesAreForNamespacesThatWereLetIn applies the policy that comes
@@ -37,11 +38,11 @@ func TestInlineVolumesAreForNamespacesThatWereLetIn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "Pods can be made in "+name, func() bool {
+		waittest.Until(t, "Pods can be made in "+name, func() bool {
 			return create(name, v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}) == nil
 		})
 	}
-	eventually(t, "the policy is in force", func() bool { return apierrors.IsInvalid(create("inline-no", inline(names.Driver))) })
+	waittest.Until(t, "the policy is in force", func() bool { return apierrors.IsInvalid(create("inline-no", inline(names.Driver))) })
 	if err := create("inline-no", inline(names.Driver)); err == nil || !strings.Contains(err.Error(), "use a generic ephemeral volume") {
 		t.Errorf("in a namespace that was not let in: %v", err)
 	}

@@ -29,7 +29,7 @@ type metrics struct {
 	extenderSeconds *prometheus.HistogramVec
 }
 
-func newMetrics(registerer prometheus.Registerer, connected, reservations func() float64) *metrics {
+func newMetrics(registerer prometheus.Registerer, connected, refused, reservations func() float64) *metrics {
 	const ns, sub = "carve", "controller"
 	buckets := []float64{.05, .1, .2, .4, .6, .8, 1, 1.5, 2, 3, 5, 10, 20, 60}
 	m := &metrics{
@@ -61,6 +61,8 @@ func newMetrics(registerer prometheus.Registerer, connected, reservations func()
 	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.audited, m.missing, m.orphans, m.tainted, m.untainted, m.extenderSeconds, m.leading,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "refused_nodes",
+			Help: "Nodes whose report this replica refuses, because it has more than a node can hold."}, refused),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",
 			Help: "Claims that chose a node and whose volume the node does not report yet."}, reservations))
 	return m

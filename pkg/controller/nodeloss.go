@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -111,6 +112,13 @@ func (l *losses) forget(node string) {
 	delete(l.since, node)
 }
 
+// retain forgets the nodes that do not matter any more.
+func (l *losses) retain(matters func(node string) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.since, func(node string, _ time.Time) bool { return !matters(node) })
+}
+
 // lasts notes that the Node object is gone, and tells whether it has been for
 // long enough.
 func (l *losses) lasts(node string, now time.Time) bool {
@@ -170,13 +178,18 @@ func (r *releaser) run(ctx context.Context) error {
 // pass looks at every bound volume of ours once.
 func (r *releaser) pass(ctx context.Context) {
 	lost, listed := map[string]bool{}, podLists{}
+	named, volumes := map[string]bool{}, map[string]bool{} // nodes that volumes name, and these
 	for _, obj := range r.volumes.GetStore().List() {
 		pv, ok := obj.(*v1.PersistentVolume)
-		if !ok || !isOurs(pv) || pv.Status.Phase != v1.VolumeBound || pv.Spec.ClaimRef == nil {
+		if !ok || !isOurs(pv) {
 			continue
 		}
 		node, ok := nodeOf(pv)
 		if !ok {
+			continue
+		}
+		named[node], volumes[pv.Name] = true, true
+		if pv.Status.Phase != v1.VolumeBound || pv.Spec.ClaimRef == nil {
 			continue
 		}
 		if _, known := lost[node]; !known {
@@ -195,6 +208,8 @@ func (r *releaser) pass(ctx context.Context) {
 			delete(r.told, pv.Name)
 		}
 	}
+	r.losses.retain(func(node string) bool { return named[node] })
+	maps.DeleteFunc(r.told, func(volume string, _ map[types.UID]struct{}) bool { return !volumes[volume] })
 }
 
 // give deletes the claim of a volume on a lost node, or says what becomes of it.

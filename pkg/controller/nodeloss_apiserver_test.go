@@ -10,6 +10,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestWhatWasOnALostNodeRunsElsewhere loses the node on which a StatefulSet's Pod is,
@@ -40,9 +42,9 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			node := first.Annotations[volume.AnnSelectedNode]
 
 			net.Detach(node)
-			eventually(t, "the node is away", func() bool { v, ok := c.core.fleet.View(node); return !ok || !v.Connected })
+			waittest.Until(t, "the node is away", func() bool { v, ok := c.core.fleet.View(node); return !ok || !v.Connected })
 			if test.taint {
-				eventually(t, "the node is tainted", func() bool {
+				waittest.Until(t, "the node is tainted", func() bool {
 					lost, err := client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
 					if err != nil {
 						return false
@@ -66,7 +68,7 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			if after.Spec.NodeName == node || second.Annotations[volume.AnnSelectedNode] == node {
 				t.Errorf("Pod on %s, claim on %s: that is the lost node", after.Spec.NodeName, second.Annotations[volume.AnnSelectedNode])
 			}
-			eventually(t, "nothing is published for the lost node", func() bool {
+			waittest.Until(t, "nothing is published for the lost node", func() bool {
 				published, err := client.StorageV1().CSIStorageCapacities(ours).List(t.Context(), metav1.ListOptions{})
 				if err != nil {
 					return false
@@ -81,14 +83,14 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			if err := client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the Pods are gone", func() bool {
+			waittest.Until(t, "the Pods are gone", func() bool {
 				pods, err := client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
 				return err == nil && len(pods.Items) == 0
 			})
 			if !test.ephemeral {
 				w.delete(t, second)
 			}
-			eventually(t, "no finalizer keeps what was on the lost node", func() bool { return w.pv(first) == nil })
+			waittest.Until(t, "no finalizer keeps what was on the lost node", func() bool { return w.pv(first) == nil })
 			w.waitNothingLeft(t, second)
 		})
 	}

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func recreate(c *storagev1.StorageClass) {
@@ -61,7 +63,7 @@ func (h *harness) untaint(name string) {
 func (h *harness) cutOff(name string) {
 	h.t.Helper()
 	h.net.Detach(name)
-	h.eventually(name+" is away", func() bool { v, _ := h.c.core.fleet.View(name); return !v.Connected })
+	waittest.Until(h.t, name+" is away", func() bool { v, _ := h.c.core.fleet.View(name); return !v.Connected })
 }
 
 // losing are the ways to lose a node for good.
@@ -82,7 +84,7 @@ func TestANodeThatIsLostTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 			h.net.Detach("n1")
 			lose(h, "n1")
 			h.event("Warning NodeLost", "n1", "made again elsewhere")
-			h.eventually("claim and volume are gone", func() bool { return h.claimIsGone("c") && h.volumes() == 0 })
+			waittest.Until(h.t, "claim and volume are gone", func() bool { return h.claimIsGone("c") && h.volumes() == 0 })
 		})
 	}
 }
@@ -100,45 +102,125 @@ func TestANodeThatIsLostLeavesOtherClaimsAndTheUserIsTold(t *testing.T) {
 		t.Fatal("a claim that is to be kept was given up")
 	}
 	h.deleteClaim("c")
-	h.eventually("volume is gone with its claim", func() bool { return h.volumes() == 0 })
+	waittest.Until(h.t, "volume is gone with its claim", func() bool { return h.volumes() == 0 })
+}
+
+// leftAlone is for how long, by the controller's clock, nothing is given up of a node that
+// is not lost: far longer than what gives a node up whose Node object is gone.
+const leftAlone = 20 * nodeLossGrace
+
+// testClock is a controller's clock that the test moves. From stop on, only the test does.
+type testClock struct {
+	ahead   atomic.Int64
+	stopped atomic.Pointer[time.Time]
+}
+
+func (c *testClock) advance(d time.Duration) { c.ahead.Add(int64(d)) }
+
+func (c *testClock) stop() { now := time.Now(); c.stopped.Store(&now) }
+
+func (c *testClock) set(to *Controller) {
+	to.core.now = func() time.Time {
+		now := time.Now()
+		if stopped := c.stopped.Load(); stopped != nil {
+			now = *stopped
+		}
+		return now.Add(time.Duration(c.ahead.Load()))
+	}
+}
+
+// doomed adds two nodes with a claim each, to be lost by proveAlive.
+func (h *harness) doomed() {
+	h.t.Helper()
+	class := h.class("given-up", recreate).Name
+	for _, name := range []string{"doomed-1", "doomed-2"} {
+		h.node(name, gib)
+		h.claim("on-"+name, name, func(c *v1.PersistentVolumeClaim) { c.Spec.StorageClassName = &class })
+		waittest.Until(h.t, "claim is bound", h.bound("on-"+name))
+	}
+}
+
+// proveAlive loses the doomed nodes one after the other, and waits until the controller
+// has given up what was on each: from the first to the second it has looked at all others.
+func (h *harness) proveAlive() {
+	h.t.Helper()
+	for _, name := range []string{"doomed-1", "doomed-2"} {
+		h.cutOff(name)
+		h.taint(name, v1.TaintNodeOutOfService)
+		waittest.Until(h.t, "what was on "+name+" is given up", func() bool { return h.claimIsGone("on-" + name) })
+	}
 }
 
 func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 	for name, test := range map[string]func(*harness){
-		"a node that is only disconnected":                func(h *harness) { h.net.Detach("n1") },
-		"a node that is not ready":                        func(h *harness) { h.net.Detach("n1"); h.taint("n1", v1.TaintNodeNotReady) },
+		"a node that is only disconnected": func(h *harness) { h.cutOff("n1") },
+		"a node that is not ready": func(h *harness) {
+			h.cutOff("n1")
+			h.taint("n1", v1.TaintNodeNotReady)
+			h.taint("n1", v1.TaintNodeUnreachable)
+		},
 		"a node without Node object whose lvmd is alive":  func(h *harness) { h.deleteNode("n1") },
 		"a node that is out of service and yet connected": func(h *harness) { h.taint("n1", v1.TaintNodeOutOfService) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := newHarness(t)
+			var clock testClock
+			h := newHarness(t, clock.set)
 			h.node("n1", gib)
 			h.class("carve", recreate)
 			h.run()
 			h.boundVolume("c", "n1")
+			h.doomed()
 			test(h)
-			time.Sleep(300 * time.Millisecond)
-			if h.claimIsGone("c") || h.volumes() != 1 {
-				t.Error("a claim was given up")
+			waittest.Until(h.t, "the controller knows what happened to the node", func() bool {
+				now, err := h.client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+				cached, cacheErr := h.c.core.nodeLister.Get("n1")
+				return apierrors.IsNotFound(err) && apierrors.IsNotFound(cacheErr) ||
+					err == nil && cacheErr == nil && len(now.Spec.Taints) == len(cached.Spec.Taints)
+			})
+			r := newReleaser(h.c.core)
+			for range 4 { // in steps, for what would begin to wait when it is looked at
+				r.pass(t.Context())
+				clock.advance(leftAlone / 4)
+			}
+			r.pass(t.Context())
+			h.proveAlive()
+			if h.claimIsGone("c") || h.pv("pvc-uid-c") == nil {
+				t.Errorf("a claim was given up within %v", leftAlone)
+			}
+			for _, warning := range h.warnings() {
+				if strings.Contains(warning, "NodeLost") && strings.Contains(warning, "node n1,") {
+					t.Errorf("the node is called lost: %s", warning)
+				}
 			}
 		})
 	}
 }
 
 func TestANodeThatIsRegisteredAnewIsNotLost(t *testing.T) {
-	h := newHarness(t)
-	h.c.core.losses.grace = 500 * time.Millisecond
+	var clock testClock
+	h := newHarness(t, clock.set)
 	h.node("n1", gib)
 	h.class("carve", recreate)
 	h.run()
 	h.boundVolume("c", "n1")
-	h.net.Detach("n1")
+	h.doomed()
+	clock.stop()
+	h.cutOff("n1")
 	h.deleteNode("n1")
-	time.Sleep(100 * time.Millisecond)
+	noted := func() bool {
+		h.c.core.losses.mu.Lock()
+		defer h.c.core.losses.mu.Unlock()
+		_, noted := h.c.core.losses.since["n1"]
+		return noted
+	}
+	waittest.Until(h.t, "the controller notes that the Node object is gone", noted)
+	clock.advance(h.c.core.losses.grace / 2)
 	h.node("n1", 0)
-	time.Sleep(700 * time.Millisecond)
-	if h.claimIsGone("c") || h.volumes() != 1 {
+	waittest.Until(h.t, "the controller notes that it is back", func() bool { return !noted() })
+	clock.advance(leftAlone)
+	h.proveAlive()
+	if h.claimIsGone("c") || h.pv("pvc-uid-c") == nil {
 		t.Error("a claim was given up")
 	}
 }
@@ -155,7 +237,7 @@ func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(
 				h.class("carve", class)
 				h.run()
 				h.claim("c", "n1", ofPod)
-				h.eventually("claim is bound", h.bound("c"))
+				waittest.Until(h.t, "claim is bound", h.bound("c"))
 				h.net.Detach("n1")
 				lose(h, "n1")
 				for range 2 { // the claim and the Pod
@@ -165,7 +247,7 @@ func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(
 					t.Fatal("the claim was deleted before its Pod")
 				}
 				h.deleteClaim("c")
-				h.eventually("the volume is gone with its claim", func() bool { return h.volumes() == 0 })
+				waittest.Until(h.t, "the volume is gone with its claim", func() bool { return h.volumes() == 0 })
 			})
 		}
 	}
@@ -180,6 +262,7 @@ func TestPodsThatUseAKeptVolumeOfALostNodeAreToldEachOnce(t *testing.T) {
 	h.pod("user", "n1", "c", v1.PodRunning)
 	h.pod("done", "n1", "c", v1.PodSucceeded)
 	h.pod("other", "n1", "another", v1.PodRunning)
+	h.doomed()
 	h.drain()
 	h.net.Detach("n1")
 	h.deleteNode("n1")
@@ -192,9 +275,9 @@ func TestPodsThatUseAKeptVolumeOfALostNodeAreToldEachOnce(t *testing.T) {
 	h.event(said...)
 	h.unscheduled("db-1", byName("c"))
 	h.event(said...)
-	time.Sleep(5 * h.c.core.losses.grace) // some passes
+	h.proveAlive() // for which it passes over n1 again
 	for _, e := range h.drain() {
-		if strings.Contains(e, "NodeLost") {
+		if strings.Contains(e, "NodeLost") && strings.Contains(e, "node n1,") {
 			t.Errorf("told again: %s", e)
 		}
 	}

@@ -26,6 +26,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // observation is what a user and the rest of Kubernetes see, without what
@@ -187,7 +188,7 @@ func (w *world) pv(claim *v1.PersistentVolumeClaim) *v1.PersistentVolume {
 
 func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	eventually(t, "claim is bound", func() bool {
+	waittest.Until(t, "claim is bound", func() bool {
 		now, pv := w.get(claim), w.pv(claim)
 		return now.Status.Phase == v1.ClaimBound && pv != nil && pv.Status.Phase == v1.VolumeBound
 	})
@@ -196,7 +197,7 @@ func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
 // waitReleased waits until a claim is handed back to the scheduler.
 func (w *world) waitReleased(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	eventually(t, "selection is taken back", func() bool { return w.get(claim).Annotations[volume.AnnSelectedNode] == "" })
+	waittest.Until(t, "selection is taken back", func() bool { return w.get(claim).Annotations[volume.AnnSelectedNode] == "" })
 }
 
 // selectNode does what the scheduler does.
@@ -229,7 +230,7 @@ func (w *world) delete(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	if err := w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "claim is gone", func() bool { return w.get(claim) == nil })
+	waittest.Until(t, "claim is gone", func() bool { return w.get(claim) == nil })
 }
 
 func (w *world) patchPV(t *testing.T, claim *v1.PersistentVolumeClaim, patch string) {
@@ -242,7 +243,7 @@ func (w *world) patchPV(t *testing.T, claim *v1.PersistentVolumeClaim, patch str
 
 func (w *world) waitNothingLeft(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	eventually(t, "nothing is left", func() bool { return w.pv(claim) == nil && w.observe(t, claim).volumes() == 0 })
+	waittest.Until(t, "nothing is left", func() bool { return w.pv(claim) == nil && w.observe(t, claim).volumes() == 0 })
 }
 
 func (o observation) volumes() int {
@@ -321,16 +322,16 @@ var stories = []scenario{
 		claim := w.claim(t, w.class(t, func(c *storagev1.StorageClass) { c.ReclaimPolicy = &retain }), "n1", nil)
 		w.waitBound(t, claim)
 		w.delete(t, claim)
-		eventually(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
+		waittest.Until(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
 		return claim
 	}},
 	{name: "a policy changed to Retain, and back", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		w.waitBound(t, claim)
 		w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
-		eventually(t, "finalizer is gone", func() bool { return !slices.Contains(w.pv(claim).Finalizers, finalizer) })
+		waittest.Until(t, "finalizer is gone", func() bool { return !slices.Contains(w.pv(claim).Finalizers, finalizer) })
 		w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
-		eventually(t, "finalizer is back", func() bool { return slices.Contains(w.pv(claim).Finalizers, finalizer) })
+		waittest.Until(t, "finalizer is back", func() bool { return slices.Contains(w.pv(claim).Finalizers, finalizer) })
 		return claim
 	}},
 	{name: "a volume deleted before its claim", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
@@ -402,7 +403,7 @@ var stories = []scenario{
 		w.delete(t, claim)
 		time.Sleep(300 * time.Millisecond)
 		close(release)
-		eventually(t, "volume was made", func() bool { return w.nodes["n1"].Creates() > 0 })
+		waittest.Until(t, "volume was made", func() bool { return w.nodes["n1"].Creates() > 0 })
 		w.waitNothingLeft(t, claim)
 		return claim
 	}},
@@ -439,17 +440,33 @@ func (s scenario) tell(t *testing.T, acting actors, newWorld func(t *testing.T, 
 			}
 			acts(t, w)
 			claim := s.run(t, w)
-			time.Sleep(time.Second) // Events are sent in the background
-			observed := w.observe(t, claim)
-			if who == "upstream" {
-				isSpared := func(e string) bool { return slices.Contains(s.spared, e) }
-				observed.Events, observed.Told = slices.DeleteFunc(observed.Events, isSpared), slices.DeleteFunc(observed.Told, isSpared)
+			look := func() string {
+				t.Helper()
+				observed := w.observe(t, claim)
+				if who == "upstream" {
+					isSpared := func(e string) bool { return slices.Contains(s.spared, e) }
+					observed.Events, observed.Told = slices.DeleteFunc(observed.Events, isSpared), slices.DeleteFunc(observed.Told, isSpared)
+				}
+				text, err := json.MarshalIndent(observed, "", "  ")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(text)
 			}
-			text, err := json.MarshalIndent(observed, "", "  ")
-			if err != nil {
-				t.Fatal(err)
+			// Events are sent in the background. There may be more than are expected, but once
+			// those are there of the one who acts second, there is less to wait for.
+			if len(seen) == 0 {
+				time.Sleep(time.Second)
+			} else {
+				var first string
+				for _, first = range seen {
+				}
+				for deadline := time.Now().Add(5 * time.Second); look() != first && time.Now().Before(deadline); {
+					time.Sleep(50 * time.Millisecond)
+				}
+				time.Sleep(300 * time.Millisecond)
 			}
-			seen[who] = string(text)
+			seen[who] = look()
 			w.tidy(t, claim)
 		})
 	}

@@ -37,6 +37,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // nothingMigrates is for drivers that never were a part of Kubernetes.
@@ -230,7 +231,7 @@ func sized(size string, change func(*v1.PersistentVolumeClaim)) func(*v1.Persist
 // refused waits until a claim was told that it cannot be.
 func (w *world) refused(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	eventually(t, "the claim is refused", func() bool { return slices.Contains(w.observe(t, claim).Events, "Warning ProvisioningFailed") })
+	waittest.Until(t, "the claim is refused", func() bool { return slices.Contains(w.observe(t, claim).Events, "Warning ProvisioningFailed") })
 }
 
 // sourceStories are those of claims that are made of something.
@@ -275,11 +276,11 @@ var sourceStories = []scenario{
 		if err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Delete(t.Context(), "source", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "others let the source go", func() bool { return !slices.Contains(w.guards(source), "kubernetes.io/pvc-protection") })
+		waittest.Until(t, "others let the source go", func() bool { return !slices.Contains(w.guards(source), "kubernetes.io/pvc-protection") })
 		w.noteProtection(t, source)
 		letGo()
 		w.waitBound(t, clone)
-		eventually(t, "the source is gone", func() bool { return w.get(source) == nil })
+		waittest.Until(t, "the source is gone", func() bool { return w.get(source) == nil })
 		w.waitNothingLeft(t, source)
 		return clone
 	}},
@@ -323,7 +324,7 @@ func (w *world) deleteSnapshot(t *testing.T) {
 // waitNoSnapshot waits until it is gone.
 func (w *world) waitNoSnapshot(t *testing.T) {
 	t.Helper()
-	eventually(t, "snapshot is gone", func() bool {
+	waittest.Until(t, "snapshot is gone", func() bool {
 		_, err := w.snapshots.SnapshotV1().VolumeSnapshots(w.namespace).Get(context.Background(), "s", metav1.GetOptions{})
 		return apierrors.IsNotFound(err) && len(w.nodes["n2"].Snapshots()) == 0
 	})

@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // adopt makes a volume by hand on n1, and gives it to a claim as
@@ -49,7 +50,7 @@ func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1
 // finalized waits for what follows the binding of a volume under Delete.
 func (w *world) finalized(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	eventually(t, "the volume has its finalizer", func() bool { return slices.Contains(w.pv(claim).Finalizers, finalizer) })
+	waittest.Until(t, "the volume has its finalizer", func() bool { return slices.Contains(w.pv(claim).Finalizers, finalizer) })
 }
 
 // staticStories are those of volumes that an administrator made.
@@ -69,10 +70,10 @@ var staticStories = []scenario{
 	{name: "an administrator's volume, deleted under Retain, and given to a claim again", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.adopt(t, v1.PersistentVolumeReclaimRetain)
 		w.delete(t, claim)
-		eventually(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
+		waittest.Until(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
 		w.note("released: %d volumes, finalizers %v", w.observe(t, claim).volumes(), w.pv(claim).Finalizers)
 		w.patchPV(t, claim, `{"spec":{"claimRef":null}}`)
-		eventually(t, "volume is available", func() bool { return w.pv(claim).Status.Phase == v1.VolumeAvailable })
+		waittest.Until(t, "volume is available", func() bool { return w.pv(claim).Status.Phase == v1.VolumeAvailable })
 		claim = w.claim(t, "story", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = w.volume })
 		w.waitBound(t, claim)
 		return claim

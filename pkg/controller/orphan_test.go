@@ -20,6 +20,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // refuseDeletes has a node answer every deletion with a reason; empty for none.
@@ -58,7 +59,7 @@ func (w *auditing) orphanPass() []string {
 // reported waits until the node's report has so many volumes.
 func (w *auditing) reported(volumes int) {
 	w.t.Helper()
-	w.eventually(fmt.Sprintf("%d volumes are reported", volumes), func() bool {
+	waittest.Until(w.t, fmt.Sprintf("%d volumes are reported", volumes), func() bool {
 		view, _ := w.c.core.fleet.View("n1")
 		return len(view.Volumes) == volumes
 	})
@@ -201,7 +202,7 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 			node := h.node("n1", gib)
 			h.run()
 			h.stray(node, "n1", "lost", "cluster")
-			h.eventually("the caches are filled", h.c.core.synced)
+			waittest.Until(h.t, "the caches are filled", h.c.core.synced)
 			handle.Store(node.Volumes()["pvc-lost"].GetId())
 			h.audit(true)
 			if got := testutil.ToFloat64(h.c.core.metrics.orphans.WithLabelValues(test.result)); got != 1 {
@@ -227,7 +228,7 @@ func TestEventsOfOrphansAreOnTheirNode(t *testing.T) {
 	h.run()
 	h.stray(node, "n1", "lost", "cluster")
 	h.audit(false)
-	h.eventually("the Event is there", func() bool {
+	waittest.Until(h.t, "the Event is there", func() bool {
 		events, err := h.client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 		return err == nil && slices.ContainsFunc(events.Items, func(e v1.Event) bool {
 			return e.Reason == reasonOrphanFound && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n1"

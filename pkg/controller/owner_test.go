@@ -9,6 +9,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // owned has the capacities belong to the Deployment carve-controller.
@@ -70,13 +72,13 @@ func TestCapacitiesBelongToTheDeployment(t *testing.T) {
 	}
 	h.deployment("first")
 	h.run()
-	h.eventually("both belong to it", h.ownedBy("first", 2))
+	waittest.Until(h.t, "both belong to it", h.ownedBy("first", 2))
 	h.change("n1", func(c *storagev1.CSIStorageCapacity) { c.OwnerReferences = nil })
-	h.eventually("one that somebody took from it belongs to it", h.ownedBy("first", 2))
+	waittest.Until(h.t, "one that somebody took from it belongs to it", h.ownedBy("first", 2))
 	h.change("n2", func(c *storagev1.CSIStorageCapacity) {
 		c.OwnerReferences = append(c.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "other", UID: "other"})
 	})
-	h.eventually("one that somebody gave another owner belongs to it alone", h.ownedBy("first", 2))
+	waittest.Until(h.t, "one that somebody gave another owner belongs to it alone", h.ownedBy("first", 2))
 }
 
 func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
@@ -85,12 +87,12 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 	h.class("carve", nil)
 	h.deployment("first")
 	h.run()
-	h.eventually("n1 is published", h.ownedBy("first", 1))
+	waittest.Until(h.t, "n1 is published", h.ownedBy("first", 1))
 	deployments, capacities := h.client.AppsV1().Deployments("carve-system"), h.client.StorageV1().CSIStorageCapacities("carve-system")
 	if err := deployments.Delete(t.Context(), "carve-controller", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("that is known", func() bool {
+	waittest.Until(h.t, "that is known", func() bool {
 		_, ended := h.c.core.owner.references()
 		return ended
 	})
@@ -99,7 +101,7 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	node.Resize("local", 2*gib)
-	h.eventually("n1 reports", func() bool {
+	waittest.Until(h.t, "n1 reports", func() bool {
 		room, known := h.c.core.ledger.Room("n1", "local")
 		return known && room.Available == 2*gib
 	})
@@ -107,7 +109,7 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 		t.Error("there is a capacity that nobody would take away")
 	}
 	h.deployment("second")
-	h.eventually("n1 is published for the new one", h.ownedBy("second", 1))
+	waittest.Until(h.t, "n1 is published for the new one", h.ownedBy("second", 1))
 	if !h.capacityIs("n1", 2*gib)() {
 		t.Error("what is published is not what the node has")
 	}
@@ -118,5 +120,5 @@ func TestCapacitiesOfAnInstallationWithoutTheDeploymentBelongToNobody(t *testing
 	h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
-	h.eventually("n1 is published", h.ownedBy("", 1))
+	waittest.Until(h.t, "n1 is published", h.ownedBy("", 1))
 }

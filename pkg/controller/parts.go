@@ -54,7 +54,7 @@ func (c *Controller) assemble() *acting {
 	a := &acting{publisher: publisher}
 	busy := func(string) bool { return false }
 	if !c.o.disabled(PartProvisioning) {
-		a.provisioner = newProvisioner(c.core, c.o.CompleteBinding, publisher.nodeChanged)
+		a.provisioner = newProvisioner(c.core, c.o.CompleteBinding, publisher)
 		a.deleter = newDeleter(c.core, c.o.CompleteBinding)
 		busy = a.provisioner.busy
 	}

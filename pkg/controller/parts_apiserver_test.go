@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestASidecarProvisionsOnARealAPIServer leaves claims to external-provisioner over the
@@ -28,5 +30,5 @@ func TestASidecarProvisionsOnARealAPIServer(t *testing.T) {
 		t.Errorf("ours has to do with it: %+v %v", events.Items, err)
 	}
 	w.delete(t, claim)
-	eventually(t, "the volume goes with its claim", func() bool { return w.pv(claim) == nil && len(w.nodes["n2"].Volumes()) == 0 })
+	waittest.Until(t, "the volume goes with its claim", func() bool { return w.pv(claim) == nil && len(w.nodes["n2"].Volumes()) == 0 })
 }

@@ -10,6 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func without(parts ...string) harnessOption {
@@ -46,7 +48,7 @@ func TestWithoutProvisioningClaimsAndVolumesAreLeftToASidecar(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	claim := h.claim("c", "n1", nil)
-	h.eventually("capacity is published all the same", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "capacity is published all the same", h.capacityIs("n1", gib))
 
 	// Released, as by the PV controller.
 	h.stray(node, "n1", "made-by-a-sidecar", "")
@@ -59,7 +61,7 @@ func TestWithoutProvisioningClaimsAndVolumesAreLeftToASidecar(t *testing.T) {
 	h.attach(node, "n1") // nobody stumbles over what there is not
 	// What it would have done it would have done by now: this comes after it.
 	h.node("n2", gib)
-	h.eventually("capacity of another node is published", h.capacityIs("n2", gib))
+	waittest.Until(h.t, "capacity of another node is published", h.capacityIs("n2", gib))
 	if h.volumes() != 1 || len(node.Volumes()) != 1 || h.getClaim("c").Spec.VolumeName != "" {
 		t.Errorf("%d volumes, on the node %v, claim %+v", h.volumes(), node.Volumes(), h.getClaim("c"))
 	}
@@ -70,12 +72,12 @@ func TestWithoutCapacityWhatWasPublishedIsTakenBack(t *testing.T) {
 	h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
-	h.eventually("it is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "it is published", h.capacityIs("n1", gib))
 	h.stop()
 
 	next := newHarnessOn(t, h.client, without(PartCapacity))
 	next.run()
-	next.eventually("it is taken back", func() bool { return next.capacity("n1") == nil })
+	waittest.Until(next.t, "it is taken back", func() bool { return next.capacity("n1") == nil })
 	next.node("n2", gib)
 	next.boundVolume("c", "n2")
 	if next.capacity("n2") != nil {
@@ -94,11 +96,11 @@ func TestWithoutResizingNothingIsGrown(t *testing.T) {
 			h.grow("c", "200Mi")
 			grown := func() bool { return node.Volumes()["pvc-uid-c"].GetSizeBytes() == 200*mib }
 			if !slices.Contains(parts, PartResizing) {
-				h.eventually("it grows", grown)
+				waittest.Until(h.t, "it grows", grown)
 				return
 			}
 			h.claim("c2", "n1", nil)
-			h.eventually("another claim is bound", h.bound("c2"))
+			waittest.Until(h.t, "another claim is bound", h.bound("c2"))
 			if grown() {
 				t.Error("it was grown")
 			}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // asked marks a claim as the PV controller does when it wants a volume from us.
@@ -28,7 +29,7 @@ func TestImmediateBindingPrefersTheNodeWithMostRoomThatTheClassAllows(t *testing
 	})
 	h.run()
 	h.claim("c", "", asked)
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
 		t.Errorf("placed on %q, want n2", got)
 	}
@@ -68,10 +69,10 @@ func TestImmediateBindingFollowsThePlacementOfTheClass(t *testing.T) {
 			for _, node := range []string{"small", "large"} {
 				name := "on-" + node
 				h.claim(name, node, func(c *v1.PersistentVolumeClaim) { c.Spec.StorageClassName = &late })
-				h.eventually("a volume is on "+node, h.bound(name))
+				waittest.Until(h.t, "a volume is on "+node, h.bound(name))
 			}
 			h.claim("c", "", asked)
-			h.eventually("claim is bound", h.bound("c"))
+			waittest.Until(h.t, "claim is bound", h.bound("c"))
 			if got, _ := nodeOf(h.pv("pvc-uid-c")); got != want {
 				t.Errorf("placed on %q, want %q", got, want)
 			}
@@ -99,7 +100,7 @@ func TestABurstOfImmediateClaimsIsSpreadAsThePlacementSays(t *testing.T) {
 			}
 			got := map[string]int{}
 			for i := range count {
-				h.eventually("claim is bound", h.bound(fmt.Sprint("c", i)))
+				waittest.Until(h.t, "claim is bound", h.bound(fmt.Sprint("c", i)))
 				node, _ := nodeOf(h.pv(fmt.Sprint("pvc-uid-c", i)))
 				got[node]++
 			}
@@ -126,9 +127,9 @@ func TestASelectedNodeThatTheClassDoesNotAllowIsHandedBack(t *testing.T) {
 	h.run()
 	h.claim("c", "n1", nil)
 	h.event("Warning ProvisioningFailed", "annotations[volume.kubernetes.io/selected-node]: node n1 is not allowed", "StorageClass carve", "allowedTopologies")
-	h.eventually("selected node is removed", func() bool { return h.getClaim("c").Annotations[volume.AnnSelectedNode] == "" })
+	waittest.Until(h.t, "selected node is removed", func() bool { return h.getClaim("c").Annotations[volume.AnnSelectedNode] == "" })
 	h.selectNode("c", "n2")
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" || n1.Creates() != 0 {
 		t.Errorf("the volume is on %q, want n2; %d were made on n1", got, n1.Creates())
 	}

@@ -51,10 +51,12 @@ type provisioner struct {
 	*core
 	completeBinding bool
 	roomChanged     func(node string) // told when a reservation came or went
-	queue           workqueue.TypedRateLimitingInterface[string]
-	waiting         waiters
-	protector       *protector
-	placing         sync.Mutex // serialises immediate binding's choices; taken before mu
+	// capacityShown reports whether the published capacity of a node is what it should be.
+	capacityShown func(ctx context.Context, node string) bool
+	queue         workqueue.TypedRateLimitingInterface[string]
+	waiting       waiters
+	protector     *protector
+	placing       sync.Mutex // serialises immediate binding's choices; taken before mu
 
 	mu       sync.Mutex
 	attempts map[string]*attempt // by claim UID
@@ -81,6 +83,9 @@ type attempt struct {
 	announced string
 	// unreachableSince is when the selected node was first found without uplink.
 	unreachableSince time.Time
+	// misfitSince is when the claims of its Pod were first found not to fit on the
+	// selected node together.
+	misfitSince time.Time
 	// unanswered counts creates in a row that left doubt.
 	unanswered int
 	// unsaved counts volumes in a row that were made and whose PersistentVolume
@@ -133,9 +138,9 @@ func (a *attempt) stale(claim *v1.PersistentVolumeClaim) bool {
 	return err == nil && order < 0
 }
 
-func newProvisioner(c *core, completeBinding bool, roomChanged func(string)) *provisioner {
+func newProvisioner(c *core, completeBinding bool, published *publisher) *provisioner {
 	p := &provisioner{
-		core: c, completeBinding: completeBinding, roomChanged: roomChanged,
+		core: c, completeBinding: completeBinding, roomChanged: published.nodeChanged, capacityShown: published.shown,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
@@ -464,6 +469,9 @@ func (p *provisioner) syncDelayed(ctx context.Context, a *attempt, claim *v1.Per
 			Allowed: fmt.Sprintf("nodes that StorageClass %s allows (allowedTopologies)", class.Name)})
 	}
 	if why := p.misfit(a, claim, view); why != nil {
+		if left := p.awaitLowered(ctx, a, node); left > 0 {
+			return left, nil
+		}
 		return 0, p.release(ctx, a, claim, node, why)
 	}
 	return p.provision(ctx, a, claim, class, r, node)
@@ -526,6 +534,7 @@ func (p *provisioner) busy(uid string) bool {
 
 func (p *provisioner) forget(a *attempt) {
 	p.letSourceGo(a)
+	p.waiting.forget(a.uid)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.attempts, a.uid)

@@ -20,6 +20,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
@@ -29,7 +30,7 @@ func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.claim("c", "n1", nil)
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 
 	pv := h.pv("pvc-uid-c")
 	vol := node.Volumes()["pvc-uid-c"]
@@ -65,7 +66,7 @@ func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
 	}
 	h.event("Normal Provisioning External provisioner is provisioning volume for claim \"default/c\"")
 	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
-	h.eventually("nothing is remembered", func() bool {
+	waittest.Until(h.t, "nothing is remembered", func() bool {
 		p := h.leader().provisioner
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -85,7 +86,7 @@ func TestRawBlockAndRetainAndXFS(t *testing.T) {
 	block := v1.PersistentVolumeBlock
 	h.claim("block", "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block })
 	h.claim("file", "n1", nil)
-	h.eventually("both are bound", func() bool { return h.bound("block")() && h.bound("file")() })
+	waittest.Until(h.t, "both are bound", func() bool { return h.bound("block")() && h.bound("file")() })
 	if pv := h.pv("pvc-uid-block"); pv.Spec.CSI.FSType != "" || *pv.Spec.VolumeMode != block || len(pv.Finalizers) != 0 {
 		t.Errorf("block volume: %+v", pv)
 	}
@@ -103,7 +104,7 @@ func TestWithoutCompletionTheBindingIsLeftToThePVController(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.claim("c", "n1", nil)
-	h.eventually("volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
+	waittest.Until(h.t, "volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
 	time.Sleep(completeAfter + 300*time.Millisecond)
 	if claim := h.getClaim("c"); claim.Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
 		t.Errorf("the controller bound the claim itself: %+v", claim)
@@ -168,7 +169,7 @@ func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
 			h.run()
 			h.claim("c", "n1", test.claim)
 			h.event(append([]string{"Warning ProvisioningFailed"}, test.expect...)...)
-			h.eventually("nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
+			waittest.Until(h.t, "nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
 			if node.Creates() != 0 || h.volumes() != 0 {
 				t.Errorf("%d creates, %d PersistentVolumes", node.Creates(), h.volumes())
 			}
@@ -184,13 +185,13 @@ func TestAFullNodeHandsTheClaimBackAtOnceAndAnotherOneServesIt(t *testing.T) {
 	h.run()
 	h.claim("c", "n1", nil)
 	h.event("Warning ProvisioningFailed", "node n1", "are needed")
-	h.eventually("selected node is removed", func() bool {
+	waittest.Until(h.t, "selected node is removed", func() bool {
 		_, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]
 		return !has
 	})
-	h.eventually("reservation is gone", func() bool { return h.c.core.ledger.Reservations() == 0 })
+	waittest.Until(h.t, "reservation is gone", func() bool { return h.c.core.ledger.Reservations() == 0 })
 	h.selectNode("c", "n2")
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 	if n2.Volumes()["pvc-uid-c"] == nil {
 		t.Error("no volume on n2")
 	}
@@ -214,13 +215,13 @@ func TestAClaimDeletedWhileItsVolumeIsMadeLeavesNothingBehind(t *testing.T) {
 	h.claim("c", "n1", nil)
 	<-entered
 	h.deleteClaim("c")
-	h.eventually("deletion is seen", func() bool { return h.c.core.claim("uid-c") == nil })
+	waittest.Until(h.t, "deletion is seen", func() bool { return h.c.core.claim("uid-c") == nil })
 	close(release)
-	h.eventually("volume is gone", func() bool { return len(node.Volumes()) == 0 })
+	waittest.Until(h.t, "volume is gone", func() bool { return len(node.Volumes()) == 0 })
 	if h.volumes() != 0 {
 		t.Error("a PersistentVolume was left")
 	}
-	h.eventually("capacity is back", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "capacity is back", h.capacityIs("n1", gib))
 }
 
 func TestANodeThatNeverConnectsIsNotAskedAndTheClaimWaitsForIt(t *testing.T) {
@@ -229,14 +230,14 @@ func TestANodeThatNeverConnectsIsNotAskedAndTheClaimWaitsForIt(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.claim("c", "n1", nil)
-	h.eventually("claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
+	waittest.Until(h.t, "claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
 	time.Sleep(100 * time.Millisecond)
 	if _, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]; !has {
 		t.Fatal("the claim was handed back at once")
 	}
 	s := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
 	h.attach(s, "n1")
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 }
 
 func TestAClaimOnANodeThatLeftTheClusterIsHandedBack(t *testing.T) {
@@ -245,7 +246,7 @@ func TestAClaimOnANodeThatLeftTheClusterIsHandedBack(t *testing.T) {
 	h.run()
 	h.claim("c", "never-was", nil)
 	h.event("Warning ProvisioningFailed", "node never-was is not in the cluster any more")
-	h.eventually("selected node is removed", func() bool {
+	waittest.Until(h.t, "selected node is removed", func() bool {
 		_, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]
 		return !has
 	})
@@ -261,7 +262,7 @@ func (h *harness) handedBack(name string) bool {
 // an Event with these parts is sent on the claim.
 func (h *harness) waitInVain(skew *atomic.Int64, claim string, parts ...string) {
 	h.t.Helper()
-	h.eventually("the claim waits in vain", func() bool {
+	waittest.Until(h.t, "the claim waits in vain", func() bool {
 		skew.Add(int64(releaseUnreachable + time.Second))
 		h.touch(claim)
 		time.Sleep(20 * time.Millisecond) // for it to be looked at
@@ -280,8 +281,8 @@ func TestAClaimIsHandedBackThatWaitedForANodeInVain(t *testing.T) {
 	h.leader()
 	h.claim("c", "n1", nil)
 	h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "node n1 is not connected", "30s", "another node")
-	h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
-	h.eventually("nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
+	waittest.Until(h.t, "the claim is handed back", func() bool { return h.handedBack("c") })
+	waittest.Until(h.t, "nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
 }
 
 func TestAClaimThatWaitsForANodeIsHandedBackWhenTheNodeIsLost(t *testing.T) {
@@ -293,10 +294,10 @@ func TestAClaimThatWaitsForANodeIsHandedBackWhenTheNodeIsLost(t *testing.T) {
 			h.class("carve", nil)
 			h.run()
 			h.claim("c", "n1", nil)
-			h.eventually("claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
+			waittest.Until(h.t, "claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
 			lose(h, "n1")
 			h.event("Warning ProvisioningFailed", "node n1 is not in the cluster any more, or out of service")
-			h.eventually("the claim is handed back", func() bool { return h.handedBack("c") })
+			waittest.Until(h.t, "the claim is handed back", func() bool { return h.handedBack("c") })
 		})
 	}
 }
@@ -319,7 +320,7 @@ func TestABurstNeverOverfillsANodeAndAllFitsExactly(t *testing.T) {
 	for i := range count {
 		h.claim(fmt.Sprint("c", i), "n1", nil)
 	}
-	h.eventually("all are bound", func() bool {
+	waittest.Until(h.t, "all are bound", func() bool {
 		for i := range count {
 			if !h.bound(fmt.Sprint("c", i))() {
 				return false
@@ -330,8 +331,8 @@ func TestABurstNeverOverfillsANodeAndAllFitsExactly(t *testing.T) {
 	if len(node.Volumes()) != count {
 		t.Errorf("%d volumes", len(node.Volumes()))
 	}
-	h.eventually("capacity is zero", h.capacityIs("n1", 0))
-	h.eventually("no reservation is left", func() bool { return h.c.core.ledger.Reservations() == 0 })
+	waittest.Until(h.t, "capacity is zero", h.capacityIs("n1", 0))
+	waittest.Until(h.t, "no reservation is left", func() bool { return h.c.core.ledger.Reservations() == 0 })
 }
 
 func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
@@ -364,14 +365,14 @@ func TestWhatIsReservedForAClaimThatWasJustForgottenEnds(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("c", "n1")
-	h.eventually("n1 is published", h.capacityIs("n1", gib-100*mib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib-100*mib))
 	p := h.leader().provisioner
 	for _, uid := range []string{"uid-c", "uid-of-one-that-is-gone"} {
-		h.eventually("nobody works on "+uid, func() bool { return !p.busy(uid) })
+		waittest.Until(h.t, "no attempt works on "+uid, func() bool { return !p.busy(uid) })
 		p.reserve(&attempt{uid: uid, name: "pvc-other-" + uid}, "n1", request{bytes: 100 * mib})
-		h.eventually("it is reserved for "+uid, h.capacityIs("n1", gib-200*mib))
+		waittest.Until(h.t, "it is reserved for "+uid, h.capacityIs("n1", gib-200*mib))
 		p.queue.Add(uid)
-		h.eventually("nothing is reserved for "+uid, h.capacityIs("n1", gib-100*mib))
+		waittest.Until(h.t, "nothing is reserved for "+uid, h.capacityIs("n1", gib-100*mib))
 	}
 }
 
@@ -389,13 +390,13 @@ func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
 		}
 	}
 	lose()
-	h.eventually("claim is bound again", h.bound("c"))
+	waittest.Until(h.t, "claim is bound again", h.bound("c"))
 
 	// Really lost: an administrator removed the PersistentVolume to keep the data.
 	if err := h.client.CoreV1().PersistentVolumes().Delete(t.Context(), "pvc-uid-c", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("deletion is seen", func() bool { _, err := h.c.core.volumeLister.Get("pvc-uid-c"); return err != nil })
+	waittest.Until(h.t, "deletion is seen", func() bool { _, err := h.c.core.volumeLister.Get("pvc-uid-c"); return err != nil })
 	lose()
 	time.Sleep(100 * time.Millisecond)
 	h.deleteClaim("c")
@@ -422,9 +423,9 @@ func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
 	h.leader()
 	h.boundVolume("first", "n1")
 	h.deleteClaim("other") // its volume is not Released yet
-	h.eventually("doubt arises", h.c.core.pace.doubt)
+	waittest.Until(h.t, "doubt arises", h.c.core.pace.doubt)
 	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver })
-	h.eventually("volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
+	waittest.Until(h.t, "volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
 	h.released("pv-other")
 	time.Sleep(completeAfter + 2*lookAgain)
 	if h.getClaim("c").Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
@@ -435,5 +436,5 @@ func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
 	if _, err := h.client.CoreV1().PersistentVolumes().UpdateStatus(t.Context(), taken, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 }

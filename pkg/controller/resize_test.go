@@ -8,6 +8,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // grow does what a user does who wants more.
@@ -32,13 +34,13 @@ func TestAClaimThatGrowsGrowsItsVolume(t *testing.T) {
 	h.run()
 	h.boundVolume("c", "n1")
 	h.grow("c", "200Mi")
-	h.eventually("volume and PersistentVolume have grown", func() bool {
+	waittest.Until(h.t, "volume and PersistentVolume have grown", func() bool {
 		return node.Volumes()["pvc-uid-c"].GetSizeBytes() == 200*mib && h.pv("pvc-uid-c").Spec.Capacity.Storage().Value() == 200*mib
 	})
-	h.eventually("the node is asked to grow the file system", func() bool {
+	waittest.Until(h.t, "the node is asked to grow the file system", func() bool {
 		return h.getClaim("c").Status.AllocatedResourceStatuses[v1.ResourceStorage] == v1.PersistentVolumeClaimNodeResizePending
 	})
-	h.eventually("capacity follows", h.capacityIs("n1", gib-200*mib))
+	waittest.Until(h.t, "capacity follows", h.capacityIs("n1", gib-200*mib))
 }
 
 func TestARawBlockVolumeHasGrownWhenTheNodeHasGrownIt(t *testing.T) {
@@ -48,9 +50,9 @@ func TestARawBlockVolumeHasGrownWhenTheNodeHasGrownIt(t *testing.T) {
 	h.run()
 	block := v1.PersistentVolumeBlock
 	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block })
-	h.eventually("claim is bound", h.bound("c"))
+	waittest.Until(h.t, "claim is bound", h.bound("c"))
 	h.grow("c", "200Mi")
-	h.eventually("claim has grown", func() bool { return h.getClaim("c").Status.Capacity.Storage().Value() == 200*mib })
+	waittest.Until(h.t, "claim has grown", func() bool { return h.getClaim("c").Status.Capacity.Storage().Value() == 200*mib })
 }
 
 func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsTold(t *testing.T) {
@@ -60,7 +62,7 @@ func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsTold(t *testing.T) {
 	h.run()
 	h.boundVolume("c", "n1")
 	h.grow("c", "5Gi")
-	h.eventually("an Event says why", func() bool {
+	waittest.Until(h.t, "an Event says why", func() bool {
 		events, err := h.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,6 +29,13 @@ const byClaim = "claim"
 // misfitHold is for how long a node seems too small for a Pod whose claims do
 // not fit there together: long enough for the scheduler to choose again.
 const misfitHold = time.Minute
+
+const (
+	// lowerWait is for how long a claim waits until the scheduler can see that its node
+	// is too small, before it is rescheduled anyway.
+	lowerWait = 3 * time.Second
+	lowerPoll = 10 * time.Millisecond
+)
 
 // unscheduledPods watches the Pods that have no node yet: a Pod gets one when all
 // its claims are bound, and leaves. Of each, no more is kept than which claims it
@@ -109,6 +117,21 @@ func (p *provisioner) misfit(a *attempt, claim *v1.PersistentVolumeClaim, view *
 		}
 	}
 	return nil
+}
+
+// awaitLowered returns after how long to look again whether a node's lowered capacity is
+// published, zero when it is. The scheduler watches capacities and claims apart: it must
+// see the lower capacity first, or it selects the same node again. The API server has
+// shown it to the scheduler, most likely, when it has shown it to us.
+func (p *provisioner) awaitLowered(ctx context.Context, a *attempt, node string) time.Duration {
+	now := p.now()
+	if a.misfitSince.IsZero() {
+		a.misfitSince = now
+	}
+	if p.capacityShown(ctx, node) || now.Sub(a.misfitSince) >= lowerWait {
+		return 0
+	}
+	return lowerPoll
 }
 
 // misfitOf tells why the claims of one Pod cannot be on a node together.

@@ -4,19 +4,25 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // ofWeb makes a claim one of Pod web's, of a size.
@@ -51,7 +57,7 @@ func (h *harness) unscheduled(name string, volumes ...v1.Volume) {
 	if _, err := h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		h.t.Fatal(err)
 	}
-	h.eventually("the controller sees the Pod", func() bool { return len(h.c.core.pods.GetStore().ListKeys()) > 0 })
+	waittest.Until(h.t, "the controller sees the Pod", func() bool { return len(h.c.core.pods.GetStore().ListKeys()) > 0 })
 }
 
 func TestClaimsThatDoNotFitTogetherAreHandedBackAfterARestart(t *testing.T) {
@@ -65,7 +71,7 @@ func TestClaimsThatDoNotFitTogetherAreHandedBackAfterARestart(t *testing.T) {
 	h.claim("a", "n1", ofSize("600Mi"))
 	h.claim("b", "n1", ofSize("600Mi"))
 	h.run()
-	h.eventually("both are handed back", func() bool { return h.handedBack("a") && h.handedBack("b") })
+	waittest.Until(h.t, "both are handed back", func() bool { return h.handedBack("a") && h.handedBack("b") })
 	if n1.Creates() != 0 {
 		t.Errorf("%d volumes were made", n1.Creates())
 	}
@@ -94,19 +100,19 @@ func TestClaimsOfAPodThatDoNotFitTogetherAreHandedBackBeforeOneIsMade(t *testing
 				other := "other"
 				claim.Spec.StorageClassName = &other
 			})
-			h.eventually("the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
+			waittest.Until(h.t, "the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
 			for _, name := range []string{"web-a", "web-b"} {
 				h.selectNode(name, "n1")
 			}
 			for _, name := range []string{"web-a", "web-b"} {
-				h.eventually(name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
+				waittest.Until(h.t, name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
 			}
 			h.event("Warning ProvisioningFailed", "web-a, web-b", "node n1 together", `"local" has 424Mi left`, "takes 600Mi", "another node")
-			h.eventually("the node seems too small for either", h.capacityIs("n1", 424*mib))
+			waittest.Until(h.t, "the node seems too small for either", h.capacityIs("n1", 424*mib))
 			for _, name := range []string{"web-a", "web-b"} {
 				h.selectNode(name, "n2")
 			}
-			h.eventually("both are bound", func() bool { return h.bound("web-a")() && h.bound("web-b")() })
+			waittest.Until(h.t, "both are bound", func() bool { return h.bound("web-a")() && h.bound("web-b")() })
 			if n1.Creates() != 0 || len(n2.Volumes()) != 2 {
 				t.Errorf("%d volumes were made on n1, and there are %d on n2", n1.Creates(), len(n2.Volumes()))
 			}
@@ -178,7 +184,7 @@ func TestClaimsOfAPodAreChargedWhatTheyTakeOfTheirGroup(t *testing.T) {
 					ofSize(c.claims[i].size)(claim)
 				})
 			}
-			h.eventually("the controller sees the claims", func() bool {
+			waittest.Until(h.t, "the controller sees the claims", func() bool {
 				return !slices.ContainsFunc(claims, func(name string) bool { return h.c.core.claim("uid-"+name) == nil })
 			})
 			made := func() bool { return !slices.ContainsFunc(claims, func(name string) bool { return !h.bound(name)() }) }
@@ -186,17 +192,17 @@ func TestClaimsOfAPodAreChargedWhatTheyTakeOfTheirGroup(t *testing.T) {
 				h.selectNode(name, "small")
 			}
 			if c.short == nil {
-				h.eventually("all are bound", made)
+				waittest.Until(h.t, "all are bound", made)
 				if n := small.Creates(); n != len(claims) {
 					t.Errorf("%d volumes were made, want %d", n, len(claims))
 				}
 				return
 			}
 			for _, name := range claims {
-				h.eventually(name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
+				waittest.Until(h.t, name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
 			}
 			h.event(append(c.short, "Warning ProvisioningFailed", "node small together", "another node")...)
-			h.eventually("the node seems too small for one of them", func() bool {
+			waittest.Until(h.t, "the node seems too small for one of them", func() bool {
 				return slices.ContainsFunc(c.claims, func(w wanted) bool {
 					largest := h.published("small", w.class)
 					return largest != nil && largest.Cmp(resource.MustParse(w.size)) < 0
@@ -205,7 +211,7 @@ func TestClaimsOfAPodAreChargedWhatTheyTakeOfTheirGroup(t *testing.T) {
 			for _, name := range claims {
 				h.selectNode(name, "large")
 			}
-			h.eventually("all are bound", made)
+			waittest.Until(h.t, "all are bound", made)
 			if small.Creates() != 0 || len(large.Volumes()) != len(claims) {
 				t.Errorf("%d volumes were made on the small node, and there are %d on the large one, want 0 and %d", small.Creates(), len(large.Volumes()), len(claims))
 			}
@@ -222,15 +228,15 @@ func TestEveryNodeThatIsTooSmallForAPodSeemsSoAtTheSameTime(t *testing.T) {
 	h.unscheduled("web", byName("web-a"), byName("web-b"))
 	h.claim("web-a", "", ofSize("600Mi"))
 	h.claim("web-b", "", ofSize("600Mi"))
-	h.eventually("the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
+	waittest.Until(h.t, "the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
 	for _, node := range []string{"n1", "n2"} {
 		for _, name := range []string{"web-a", "web-b"} {
 			h.selectNode(name, node)
-			h.eventually(name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
+			waittest.Until(h.t, name+" is handed back", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
 		}
 	}
 	for _, node := range []string{"n1", "n2"} {
-		h.eventually(node+" seems too small", h.capacityIs(node, 424*mib))
+		waittest.Until(h.t, node+" seems too small", h.capacityIs(node, 424*mib))
 	}
 }
 
@@ -243,14 +249,14 @@ func TestClaimsOfAPodThatMayFitTogetherAreMade(t *testing.T) {
 	h.unscheduled("web", inTemplate("first"), inTemplate("a"), inTemplate("b"))
 	// One that is bound holds the Pod to the node: the others can be nowhere else.
 	h.claim("web-first", "n1", ofWeb("100Mi"))
-	h.eventually("the first is bound", h.bound("web-first"))
+	waittest.Until(h.t, "the first is bound", h.bound("web-first"))
 	h.claim("web-a", "", ofWeb("500Mi"))
 	h.claim("web-b", "", ofWeb("500Mi"))
-	h.eventually("the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
+	waittest.Until(h.t, "the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
 	h.selectNode("web-a", "n1")
-	h.eventually("the next is bound", h.bound("web-a"))
+	waittest.Until(h.t, "the next is bound", h.bound("web-a"))
 	h.selectNode("web-b", "n1")
-	h.eventually("the last one is handed back by its node", func() bool { return h.getClaim("web-b").Annotations[volume.AnnSelectedNode] == "" })
+	waittest.Until(h.t, "the last one is handed back by its node", func() bool { return h.getClaim("web-b").Annotations[volume.AnnSelectedNode] == "" })
 	if n := n1.Creates(); n != 2 {
 		t.Errorf("%d volumes were made", n)
 	}
@@ -263,12 +269,12 @@ func TestClaimsOfSeveralPodsAreNotAddedUp(t *testing.T) {
 	h.run()
 	h.unscheduled("one", byName("a"))
 	h.unscheduled("other", byName("b"))
-	h.eventually("the controller sees both", func() bool { return len(h.c.core.pods.GetStore().ListKeys()) == 2 })
+	waittest.Until(h.t, "the controller sees both", func() bool { return len(h.c.core.pods.GetStore().ListKeys()) == 2 })
 	h.claim("a", "", ofSize("600Mi"))
 	h.claim("b", "", ofSize("600Mi"))
-	h.eventually("the controller sees the claims", func() bool { return h.c.core.claim("uid-a") != nil && h.c.core.claim("uid-b") != nil })
+	waittest.Until(h.t, "the controller sees the claims", func() bool { return h.c.core.claim("uid-a") != nil && h.c.core.claim("uid-b") != nil })
 	h.selectNode("a", "n1")
-	h.eventually("the first is bound", h.bound("a"))
+	waittest.Until(h.t, "the first is bound", h.bound("a"))
 }
 
 func TestOfAPodOnlyItsClaimsAreKept(t *testing.T) {
@@ -291,5 +297,43 @@ func TestOfAPodOnlyItsClaimsAreKept(t *testing.T) {
 		if keys, err := claimIndexer(pod); err != nil || !reflect.DeepEqual(keys, want) {
 			t.Errorf("%s: claims %q, error %v, want %q", what, keys, err, want)
 		}
+	}
+}
+
+// TestTheSchedulerCanSeeThatANodeIsTooSmallBeforeItChoosesAgain has the first writes of
+// the lower capacity fail.
+func TestTheSchedulerCanSeeThatANodeIsTooSmallBeforeItChoosesAgain(t *testing.T) {
+	h := newHarness(t)
+	h.mirrors("n1", gib)
+	h.class("carve", nil)
+	var armed atomic.Bool
+	var failed, early atomic.Int32
+	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if armed.Load() && failed.Add(1) <= 3 {
+			return true, nil, apierrors.NewServiceUnavailable("busy")
+		}
+		return false, nil, nil
+	})
+	h.client.PrependReactor("patch", "persistentvolumeclaims", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		if patch, ok := action.(k8stesting.PatchAction); ok && strings.Contains(string(patch.GetPatch()), "selected-node") && failed.Load() <= 3 {
+			early.Add(1)
+		}
+		return false, nil, nil
+	})
+	h.run()
+	h.leader()
+	h.unscheduled("web", byName("web-a"), byName("web-b"))
+	h.claim("web-a", "", ofSize("600Mi"))
+	h.claim("web-b", "", ofSize("600Mi"))
+	waittest.Until(t, "the controller sees the claims", func() bool { return h.c.core.claim("uid-web-a") != nil && h.c.core.claim("uid-web-b") != nil })
+	armed.Store(true)
+	for _, name := range []string{"web-a", "web-b"} {
+		h.selectNode(name, "n1")
+	}
+	for _, name := range []string{"web-a", "web-b"} {
+		waittest.Until(t, name+" is rescheduled", func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" })
+	}
+	if n := early.Load(); n > 0 || failed.Load() <= 3 {
+		t.Errorf("%d claims were rescheduled before the lower capacity was published (%d writes), want none", n, failed.Load())
 	}
 }

@@ -17,6 +17,7 @@ import (
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // csiSidecar is what external-provisioner is to its library: all that it knows
@@ -78,12 +79,12 @@ func TestASidecarProvisionsInsteadOfUs(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-done })
 
 	claim := h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver })
-	h.eventually("the PersistentVolume is there", func() bool { return h.pv("pvc-uid-c") != nil })
+	waittest.Until(h.t, "the PersistentVolume is there", func() bool { return h.pv("pvc-uid-c") != nil })
 	pv, made := h.pv("pvc-uid-c").DeepCopy(), node.Volumes()["pvc-uid-c"]
 	if on, _ := nodeOf(pv); made == nil || pv.Spec.CSI.VolumeHandle != made.GetId() || on != "n1" || !belongsTo(pv, claim) || pv.Spec.CSI.VolumeAttributes[identityKey] != "" {
 		t.Fatalf("PersistentVolume %+v, on the node %v", pv.Spec, made)
 	}
-	h.eventually("capacity follows", h.capacityIs("n1", gib-100*mib))
+	waittest.Until(h.t, "capacity follows", h.capacityIs("n1", gib-100*mib))
 
 	// What the PV controller does when the claim is deleted.
 	pv.Status.Phase = v1.VolumeReleased
@@ -91,8 +92,8 @@ func TestASidecarProvisionsInsteadOfUs(t *testing.T) {
 	if _, err := h.client.CoreV1().PersistentVolumes().UpdateStatus(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the volume is gone", func() bool { return len(node.Volumes()) == 0 })
-	h.eventually("capacity is back", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "the volume is gone", func() bool { return len(node.Volumes()) == 0 })
+	waittest.Until(h.t, "capacity is back", h.capacityIs("n1", gib))
 	select {
 	case e := <-h.events.Events:
 		t.Errorf("ours has to do with it: %s", e)

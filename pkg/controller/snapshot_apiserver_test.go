@@ -34,6 +34,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // snapshotClass is that of all snapshots.
@@ -48,7 +49,7 @@ func takeSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterfa
 	if _, err := snapshots.Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "snapshot is ready", func() bool {
+	waittest.Until(t, "snapshot is ready", func() bool {
 		now, err := snapshots.Get(t.Context(), "s", metav1.GetOptions{})
 		return err == nil && now.Status != nil && now.Status.ReadyToUse != nil && *now.Status.ReadyToUse
 	})
@@ -88,7 +89,7 @@ func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 		}
 	}
 	client := snapshotclient.NewForConfigOrDie(config)
-	eventually(t, "the definitions are in force", func() bool {
+	waittest.Until(t, "the definitions are in force", func() bool {
 		_, err := client.SnapshotV1().VolumeSnapshotContents().List(t.Context(), metav1.ListOptions{})
 		return err == nil
 	})
@@ -158,7 +159,7 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	if err := admin.VolumeSnapshots(ours).Delete(t.Context(), "s", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "snapshot is gone", func() bool {
+	waittest.Until(t, "snapshot is gone", func() bool {
 		_, err := admin.VolumeSnapshots(ours).Get(t.Context(), "s", metav1.GetOptions{})
 		contents, listErr := admin.VolumeSnapshotContents().List(t.Context(), metav1.ListOptions{})
 		return apierrors.IsNotFound(err) && listErr == nil && len(contents.Items) == 0 && len(w.nodes["n2"].Snapshots()) == 0

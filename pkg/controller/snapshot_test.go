@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // withSnapshots gives the controller a cluster that has snapshots. Their objects
@@ -77,7 +78,7 @@ func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.claim("src", "n2", nil)
-	h.eventually("source is bound", h.bound("src"))
+	waittest.Until(h.t, "source is bound", h.bound("src"))
 	handle, err := h.takeSnapshot("s", n2.Volumes()["pvc-uid-src"].GetId())
 	snapshot := n2.Snapshots()["snapshot-uid-s"]
 	if err != nil || handle != "n2/"+snapshot.GetId() {
@@ -91,7 +92,7 @@ func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
 		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("200Mi")
 	})
 	volumeSnapshot(t, client, "s", names.Driver, handle)
-	h.eventually("restore is bound", h.bound("c"))
+	waittest.Until(h.t, "restore is bound", h.bound("c"))
 	if v := n2.Volumes()["pvc-uid-c"]; v.GetSource().GetSnapshotId() != snapshot.GetId() || v.GetSizeBytes() != 200*mib {
 		t.Errorf("restored %v", v)
 	}
@@ -154,7 +155,7 @@ func TestRestoresThatCannotBeAreRefusedWithTheReason(t *testing.T) {
 			h.class("other", test.class)
 			h.run()
 			h.claim("src", "n1", nil)
-			h.eventually("source is bound", h.bound("src"))
+			waittest.Until(h.t, "source is bound", h.bound("src"))
 			driver := names.Driver
 			if test.driver != "" {
 				driver = test.driver

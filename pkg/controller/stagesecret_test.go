@@ -9,6 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // withKey makes a StorageClass one of volumes with a key in a Secret.
@@ -104,7 +105,7 @@ func TestRoomIsToldWithoutWhatHeadersTake(t *testing.T) {
 	h.node("n1", gib)
 	h.class("carve", withKey("key", "vault"))
 	h.run()
-	h.eventually("n1 is published", h.capacityIs("n1", gib-16*mib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib-16*mib))
 	room, err := h.csiClient().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{names.ParamEncryption: names.EncryptionLUKS}})
 	if err != nil || room.GetAvailableCapacity() != gib-16*mib || room.GetMaximumVolumeSize().GetValue() != gib-16*mib {
 		t.Errorf("room %v, %v", room, err)

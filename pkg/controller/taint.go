@@ -206,23 +206,3 @@ func (u *untainter) untaint(ctx context.Context, node *v1.Node) error {
 	}
 	return err
 }
-
-// published tells whether what should be published for a key is, or why not.
-func (p *publisher) published(ctx context.Context, key capacityKey) error {
-	wish, room, err := p.desired(ctx, key)
-	if err != nil {
-		return err
-	}
-	current := p.current(key.objectName())
-	switch {
-	case wish == keep:
-		return errors.New("nobody knows how much there is")
-	case wish == remove && current != nil:
-		return errors.New("there is an object and should be none")
-	case wish == publish && current == nil:
-		return errors.New("there is no object yet")
-	case wish == publish && (topologyNode(current) != key.node || current.StorageClassName != key.class || !equalCapacity(current, describe(key, room))):
-		return errors.New("the object is of an earlier state")
-	}
-	return nil
-}

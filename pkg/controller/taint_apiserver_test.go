@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func patchNode(client kubernetes.Interface, name, patch string) error {
@@ -45,7 +46,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 
 	apply(t, client, "../../deploy/components/startup-taint/rbac.yaml")
 	apply(t, client, "../../deploy/components/startup-taint/policy.yaml")
-	eventually(t, "the policy is in force", func() bool {
+	waittest.Until(t, "the policy is in force", func() bool {
 		return apierrors.IsInvalid(patchNode(limited, "n1", `{"metadata":{"labels":{"probe":"x"}}}`))
 	})
 	for name, patch := range map[string]string{
@@ -68,7 +69,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 
 	w.class(t, nil)
 	actWith(t, w, Options{Client: limited, Namespace: ours, CompleteBinding: true, RemoveStartupTaint: true})
-	eventually(t, "the taint is gone", func() bool { return !hasTaint(client, "n1") })
+	waittest.Until(t, "the taint is gone", func() bool { return !hasTaint(client, "n1") })
 	node, err := client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
 	if err != nil || len(node.Spec.Taints) == 0 || node.Spec.Taints[0].Key != "example.com/other" {
 		t.Errorf("another's taint went, too: %+v %v", node.Spec.Taints, err)

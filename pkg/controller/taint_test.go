@@ -17,6 +17,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func withUntainting(c *Controller) { c.o.RemoveStartupTaint = true }
@@ -93,7 +94,7 @@ func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *te
 	h.registered("n1")
 	h.staysTainted("n1", "nothing is published")
 	published.Store(true)
-	h.eventually("the taint is gone, other taints are not", h.onlyOthersTaintIsLeft("n1"))
+	waittest.Until(h.t, "the taint is gone, other taints are not", h.onlyOthersTaintIsLeft("n1"))
 	if h.capacity("n1") == nil {
 		t.Error("the taint went before the capacity came")
 	}
@@ -119,7 +120,7 @@ func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierLifeIsThere(t *testi
 	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	h.staysTainted("n1", "what is published is of an earlier life")
 	allowed.Store(true)
-	h.eventually("the taint is gone", h.onlyOthersTaintIsLeft("n1"))
+	waittest.Until(h.t, "the taint is gone", h.onlyOthersTaintIsLeft("n1"))
 	if !h.capacityIs("n1", gib)() {
 		t.Errorf("published %+v", h.capacity("n1"))
 	}
@@ -132,7 +133,7 @@ func TestTheStartupTaintGoesFromANodeThatHasNoDeviceClassToOffer(t *testing.T) {
 	h.registered("n1")
 	h.run()
 	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
-	h.eventually("the taint is gone", h.onlyOthersTaintIsLeft("n1"))
+	waittest.Until(h.t, "the taint is gone", h.onlyOthersTaintIsLeft("n1"))
 }
 
 func TestTheStartupTaintIsRemovedAgainWhenTheAPIServerRefusedAndWhenItComesBack(t *testing.T) {
@@ -149,9 +150,9 @@ func TestTheStartupTaintIsRemovedAgainWhenTheAPIServerRefusedAndWhenItComesBack(
 	h.registered("n1")
 	h.run()
 	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
-	h.eventually("the taint is gone", h.onlyOthersTaintIsLeft("n1"))
+	waittest.Until(h.t, "the taint is gone", h.onlyOthersTaintIsLeft("n1"))
 	h.taint("n1", names.TaintAgentNotReady)
-	h.eventually("the taint is gone again", h.onlyOthersTaintIsLeft("n1"))
+	waittest.Until(h.t, "the taint is gone again", h.onlyOthersTaintIsLeft("n1"))
 }
 
 func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
@@ -161,6 +162,6 @@ func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
 	h.registered("n1")
 	h.run()
 	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
-	h.eventually("n1 is published", h.capacityIs("n1", gib))
+	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 	h.staysTainted("n1", "nobody asked for it")
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // scheduledPod is a Pod that ends at once and tolerates everything, with a
@@ -79,14 +80,14 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			net.Detach(node)
 			other := fakelvmd.New(node, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
 			net.Attach(other)
-			eventually(t, "the node is back with other disks", func() bool {
+			waittest.Until(t, "the node is back with other disks", func() bool {
 				view, ok := c.core.fleet.View(node)
 				return ok && view.Connected && view.Epoch == other.Epoch()
 			})
 			w.nodes[node] = other
 			a := newAuditor(c.core, false, DefaultOrphanGrace, func(string) bool { return false })
 			a.missing = 0
-			eventually(t, "the Pod that waits is deleted", func() bool {
+			waittest.Until(t, "the Pod that waits is deleted", func() bool {
 				a.pass(t.Context())
 				now, err := client.CoreV1().Pods(ours).Get(t.Context(), "db-0", metav1.GetOptions{})
 				return err != nil || now.UID != before.UID
@@ -98,7 +99,7 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			if err := client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the Pods are gone", func() bool {
+			waittest.Until(t, "the Pods are gone", func() bool {
 				pods, err := client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
 				return err == nil && len(pods.Items) == 0
 			})
@@ -117,7 +118,7 @@ func (w *world) running(t *testing.T, claim, not string) (*v1.PersistentVolumeCl
 	t.Helper()
 	var bound *v1.PersistentVolumeClaim
 	var pod *v1.Pod
-	eventually(t, "the Pod has a node, and its claim a volume", func() bool {
+	waittest.Until(t, "the Pod has a node, and its claim a volume", func() bool {
 		var err, podErr error
 		bound, err = w.client.CoreV1().PersistentVolumeClaims(w.namespace).Get(t.Context(), claim, metav1.GetOptions{})
 		pod, podErr = w.client.CoreV1().Pods(w.namespace).Get(t.Context(), "db-0", metav1.GetOptions{})
@@ -139,7 +140,7 @@ func TestTheRightToDeletePodsIsNarrow(t *testing.T) {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: "example.com/v1", Kind: "Unknown", Name: "x", UID: "none", Controller: &yes}}}, Spec: spec}
 		change(pod)
-		eventually(t, "the Pod is taken", func() bool { // once the namespace has its service account
+		waittest.Until(t, "the Pod is taken", func() bool { // once the namespace has its service account
 			_, err := client.CoreV1().Pods(ours).Create(t.Context(), pod, metav1.CreateOptions{})
 			return err == nil
 		})
@@ -160,7 +161,7 @@ func TestTheRightToDeletePodsIsNarrow(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, "the policy is in force", func() bool {
+		waittest.Until(t, "the policy is in force", func() bool {
 			err := limited.Delete(t.Context(), id, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 			return err != nil && strings.Contains(err.Error(), name)
 		})

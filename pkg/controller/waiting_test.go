@@ -12,6 +12,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // waitingPod makes a Pod of a StatefulSet, on n1, that waits for claim c.
@@ -85,7 +86,7 @@ func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"uid-web","controller":true}]}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the claim has an owner", func() bool { return ownerPod(w.c.core.claim("uid-c")) != nil })
+	waittest.Until(w.t, "the claim has an owner", func() bool { return ownerPod(w.c.core.claim("uid-c")) != nil })
 	inPod := func(p *v1.Pod) {
 		p.Spec.Volumes = []v1.Volume{{Name: "scratch", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}}
 	}
@@ -104,10 +105,10 @@ func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 		yes := true
 		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "web", UID: "uid-web", Controller: &yes}}
 	})
-	w.eventually("the ephemeral claim is bound", w.bound("web-scratch"))
+	waittest.Until(w.t, "the ephemeral claim is bound", w.bound("web-scratch"))
 	w.waitingPod("web", inPod)
 	w.reboot(otherDisks())
-	w.eventually("the Pod is deleted", func() bool { w.pass(); return w.podIsGone("web") })
+	waittest.Until(w.t, "the Pod is deleted", func() bool { w.pass(); return w.podIsGone("web") })
 	if w.claimIsGone("web-scratch") || w.claimIsGone("c") {
 		t.Error("a claim was deleted, which is for its owner's deletion to do")
 	}
@@ -122,7 +123,7 @@ func TestPodsAreForOthersToDeleteWhereTheRightWasTakenAway(t *testing.T) {
 	w.reboot(otherDisks())
 	w.pass()
 	w.a.pass(t.Context())
-	w.eventually("the claim is given up", func() bool { return w.claimIsGone("c") })
+	waittest.Until(w.t, "the claim is given up", func() bool { return w.claimIsGone("c") })
 	if w.podIsGone("db-0") {
 		t.Error("a Pod was deleted")
 	}

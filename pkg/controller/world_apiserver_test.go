@@ -19,6 +19,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // world is a real API server with the real PV controller and scheduler (their
@@ -178,7 +179,7 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 	for _, node := range w.nodes {
 		net.Attach(node)
 	}
-	eventually(t, "nodes connect", func() bool { return c.core.fleet.Connected() == len(w.nodes) })
+	waittest.Until(t, "nodes connect", func() bool { return c.core.fleet.Connected() == len(w.nodes) })
 	ctx, cancel := context.WithCancel(context.Background())
 	c.all.Start(ctx.Done())
 	c.own.Start(ctx.Done())

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,6 +38,13 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if slices.Contains(tools, filepath.Base(os.Args[0])) {
+		os.Exit(beTool())
+	}
+	if dir := os.Getenv(crashEnv); dir != "" {
+		fmt.Fprintln(os.Stderr, beCrashingPlugin(dir))
+		os.Exit(1)
+	}
 	if dir := os.Getenv(pluginDir); dir != "" {
 		if err := bePlugin(dir, os.Getenv(pluginCaps)); err != nil {
 			fmt.Fprintln(os.Stderr, err)

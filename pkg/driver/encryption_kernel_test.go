@@ -4,6 +4,7 @@ package driver_test
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -75,10 +76,10 @@ func TestRealEncryptedVolumes(t *testing.T) {
 			r.must(r.unpublish(v, "one"))
 			r.must(r.unstage(v))
 			r.wantLayers(0)
-			if !r.holds(v.GetDevicePath(), secret[:4096]) {
+			if !r.holds(v.GetDevicePath(), v.GetSizeBytes(), secret[:4096]) {
 				t.Error("what was written is not on the volume")
 			}
-			if r.holds("/dev/"+v.GetVgName()+"/"+v.GetId(), secret[:4096]) {
+			if r.holds("/dev/"+v.GetVgName()+"/"+v.GetId(), v.GetSizeBytes(), secret[:4096]) {
 				t.Error("plain text is on the disk")
 			}
 			r.delete(v)
@@ -90,21 +91,27 @@ func TestRealEncryptedVolumes(t *testing.T) {
 	r.waitForRoom()
 }
 
-// holds tells whether a device has a text, in its first 304 MiB.
-func (r *real) holds(device string, text []byte) bool {
+// holds reports whether a device has a text, in its first 304 MiB. It fails the test
+// when these cannot be read, or the device ends before so many bytes as are to be there.
+func (r *real) holds(device string, size int64, text []byte) bool {
 	r.t.Helper()
 	f, err := os.Open(device)
 	r.must(err)
 	defer f.Close()
-	chunk := make([]byte, 8*mib)
+	chunk, read := make([]byte, 8*mib), int64(0)
 	for range 38 {
 		n, err := io.ReadFull(f, chunk)
 		if bytes.Contains(chunk[:n], text) {
 			return true
 		}
-		if err != nil {
-			break
+		read += int64(n)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			if read < size {
+				r.t.Errorf("%s has %d bytes, want at least %d", device, read, size)
+			}
+			return false
 		}
+		r.must(err)
 	}
 	return false
 }

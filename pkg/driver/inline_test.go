@@ -304,7 +304,7 @@ type mortalLVMD struct {
 
 // CreateVolume is a step.
 func (m mortalLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (answer *lvmdv1.CreateVolumeResponse, err error) {
-	err = m.step(func() error {
+	err = m.step("create", func() error {
 		answer, err = m.LVMDServer.CreateVolume(ctx, r)
 		return err
 	})
@@ -313,7 +313,7 @@ func (m mortalLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequ
 
 // DeleteVolume is a step.
 func (m mortalLVMD) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (answer *lvmdv1.DeleteVolumeResponse, err error) {
-	err = m.step(func() error {
+	err = m.step("delete", func() error {
 		answer, err = m.LVMDServer.DeleteVolume(ctx, r)
 		return err
 	})

@@ -53,7 +53,7 @@ func (r *reaper) disarm() (steps int, died bool) {
 	return r.steps, r.dead
 }
 
-func (r *reaper) step(do func() error) error {
+func (r *reaper) step(_ string, do func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.armed {
@@ -73,69 +73,74 @@ func (r *reaper) step(do func() error) error {
 	return errKilled
 }
 
+// stepper does what changes something, unless the plugin is killed there.
+type stepper interface {
+	step(name string, do func() error) error
+}
+
 // mortalMounts and mortalFileSystems are steps on the way to the real thing.
 type mortalMounts struct {
 	mount.Interface
-	*reaper
+	stepper
 }
 
 func (m mortalMounts) Mount(device, path, fsType string, options []string) error {
-	return m.step(func() error { return m.Interface.Mount(device, path, fsType, options) })
+	return m.step("mount", func() error { return m.Interface.Mount(device, path, fsType, options) })
 }
 
 func (m mortalMounts) Bind(source, path string, readOnly bool) error {
-	return m.step(func() error { return m.Interface.Bind(source, path, readOnly) })
+	return m.step("bind", func() error { return m.Interface.Bind(source, path, readOnly) })
 }
 
 func (m mortalMounts) Off(path string) error {
-	return m.step(func() error { return m.Interface.Off(path) })
+	return m.step("unmount", func() error { return m.Interface.Off(path) })
 }
 
 type mortalFileSystems struct {
 	driver.FileSystems
-	*reaper
+	stepper
 }
 
 func (m mortalFileSystems) Check(ctx context.Context, device string, t filesystem.Type) error {
-	return m.step(func() error { return m.FileSystems.Check(ctx, device, t) })
+	return m.step("check", func() error { return m.FileSystems.Check(ctx, device, t) })
 }
 
 func (m mortalFileSystems) Grow(ctx context.Context, device, path string, t filesystem.Type) error {
-	return m.step(func() error { return m.FileSystems.Grow(ctx, device, path, t) })
+	return m.step("grow", func() error { return m.FileSystems.Grow(ctx, device, path, t) })
 }
 
 func (m mortalFileSystems) Format(ctx context.Context, device string, o filesystem.FormatOptions) error {
-	return m.step(func() error { return m.FileSystems.Format(ctx, device, o) })
+	return m.step("mkfs", func() error { return m.FileSystems.Format(ctx, device, o) })
 }
 
 // mortalLUKS are steps on the way to what changes headers and mappings.
 type mortalLUKS struct {
 	luks.Interface
-	*reaper
+	stepper
 }
 
 func (m mortalLUKS) Format(ctx context.Context, device, volume string, key []byte) error {
-	return m.step(func() error { return m.Interface.Format(ctx, device, volume, key) })
+	return m.step("luksFormat", func() error { return m.Interface.Format(ctx, device, volume, key) })
 }
 
 func (m mortalLUKS) Open(ctx context.Context, device, volume string, key []byte, discards bool) error {
-	return m.step(func() error { return m.Interface.Open(ctx, device, volume, key, discards) })
+	return m.step("open", func() error { return m.Interface.Open(ctx, device, volume, key, discards) })
 }
 
 func (m mortalLUKS) Finish(ctx context.Context, device, volume string) error {
-	return m.step(func() error { return m.Interface.Finish(ctx, device, volume) })
+	return m.step("finish", func() error { return m.Interface.Finish(ctx, device, volume) })
 }
 
 func (m mortalLUKS) Resize(ctx context.Context, volume string) error {
-	return m.step(func() error { return m.Interface.Resize(ctx, volume) })
+	return m.step("resize", func() error { return m.Interface.Resize(ctx, volume) })
 }
 
 func (m mortalLUKS) Close(ctx context.Context, volume string) error {
-	return m.step(func() error { return m.Interface.Close(ctx, volume) })
+	return m.step("close", func() error { return m.Interface.Close(ctx, volume) })
 }
 
 func (m mortalLUKS) Clear(device string) error {
-	return m.step(func() error { return m.Interface.Clear(device) })
+	return m.step("clear", func() error { return m.Interface.Clear(device) })
 }
 
 func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {

@@ -74,7 +74,7 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 			r.must(r.stage(v, access))
 			r.must(r.publish(v, "one", access, false))
 			r.wantFile(file, string(plainText))
-			if r.holds(v.GetDevicePath(), plainText[:64]) {
+			if r.holds(v.GetDevicePath(), v.GetSizeBytes(), plainText[:64]) {
 				t.Error("plain text is on the disk")
 			}
 			r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v), r.unstage(v)))
@@ -120,12 +120,12 @@ func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 	wantError(t, r.unstage(v), codes.FailedPrecondition, "in use")
 	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
 	r.wantLocked(v)
-	if r.holds(v.GetDevicePath(), plainText[:64]) {
+	if r.holds(v.GetDevicePath(), v.GetSizeBytes(), plainText[:64]) {
 		t.Error("plain text is on the disk")
 	}
 	r.must(r.stage(v, access))
 	r.must(r.publish(v, "one", access, true))
-	if !r.holds(file, plainText) {
+	if !r.holds(file, v.GetSizeBytes(), plainText) {
 		t.Error("what was written is gone")
 	}
 	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
@@ -134,9 +134,10 @@ func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 	r.waitForRoom()
 }
 
-// TestRealMakingOfAVolumeWithAKeptKeyIsKilled ends the plugin, and what it has
-// started, in the middle of the first stage, ever later.
-func TestRealMakingOfAVolumeWithAKeptKeyIsKilled(t *testing.T) {
+// TestRealMakingOfAVolumeWithAKeptKeyIsStopped has the plugin stop, and kill what it has
+// started, in the middle of the first stage, ever later. TestRealPluginIsKilledAtEveryPoint
+// has it killed.
+func TestRealMakingOfAVolumeWithAKeptKeyIsStopped(t *testing.T) {
 	r := newRealLUKS(t)
 	v := r.locked("kept", "ext4")
 	for _, place := range []struct {
@@ -160,7 +161,10 @@ func TestRealMakingOfAVolumeWithAKeptKeyIsKilled(t *testing.T) {
 		r.Stop(t)
 		err := <-ended
 		state, inspectErr := r.machine.LUKS.Inspect(v.GetDevicePath(), v.GetId())
-		t.Logf("killed when %s: %v, the volume is %v, %v", place.name, err, state, inspectErr)
+		if err == nil || inspectErr != nil || state == luks.Made {
+			t.Errorf("stopped when %s: %v, the volume is %v, %v; want a stage that failed and a volume that is not made", place.name, err, state, inspectErr)
+		}
+		wantNoTool(t, tools...)
 		r.Plugin = r.machine.Start()
 	}
 	r.must(r.stage(v, access(v)))

@@ -5,6 +5,7 @@ package driver_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -280,7 +281,7 @@ func TestRealSwappedNumbers(t *testing.T) {
 		content := make([]byte, len(v.GetId()))
 		f, err := os.Open(r.target(v, "pod"))
 		r.must(err)
-		_, err = f.Read(content)
+		_, err = io.ReadFull(f, content)
 		r.must(errors.Join(err, f.Close()))
 		if string(content) != v.GetId() {
 			t.Errorf("volume %s was published with what is on %s", v.GetId(), content)

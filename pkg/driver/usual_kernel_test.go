@@ -4,6 +4,7 @@ package driver_test
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,7 +96,7 @@ func TestRealRawBlock(t *testing.T) {
 	got := make([]byte, len(want))
 	f, err := os.Open(v.GetDevicePath())
 	r.must(err)
-	_, err = f.Read(got)
+	_, err = io.ReadFull(f, got)
 	f.Close()
 	if err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the device holds %.20q, %v", got, err)

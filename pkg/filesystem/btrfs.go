@@ -31,6 +31,14 @@ const (
 	btrfsMinimumDeviceBytes   = 256 << 20
 )
 
+// btrfsFeatures of a new file system, see mkfs.btrfs(8). They are named one by one, because
+// those that mkfs.btrfs chooses change with its version, and a node's kernel may be older
+// than the image. Linux 5.12 mounts a file system with all of them.
+const (
+	btrfsFeatures        = "extref,skinny-metadata,no-holes"
+	btrfsRuntimeFeatures = "free-space-tree"
+)
+
 var (
 	btrfsMagicValue = []byte("_BHRfS_M")
 	// btrfsSuperblocks is where the superblock and its copies lie, as far as the
@@ -45,6 +53,7 @@ func (btrfs) mkfs(device string, _ int64, o FormatOptions) []string {
 		"-K", // no discard: the volume is clean
 		// Not -U: for it mkfs.btrfs reads every block device of the machine, to see
 		// whether the UUID is in use. SetUUID comes after it instead.
+		"-O", btrfsFeatures, "-R", btrfsRuntimeFeatures,
 	}
 	if v := o.Settings.value(SettingLabel); v != "" {
 		args = append(args, "-L", v)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -31,6 +32,10 @@ type Options struct {
 	// the loss of one. Calls for one node are in order and not concurrent;
 	// those for different nodes are concurrent. It must be quick.
 	OnChange func(*View)
+	// OnForget is called with every node that is forgotten, in order with the
+	// OnChange calls for that node: a report of a node that reconnects meanwhile
+	// comes after it. It must be quick; nil calls nothing.
+	OnForget func(node string)
 	// Log is where the fleet reports; nil means slog.Default().
 	Log *slog.Logger
 }
@@ -38,6 +43,7 @@ type Options struct {
 // Fleet holds the nodes. All methods may be called concurrently.
 type Fleet struct {
 	onChange func(*View)
+	onForget func(string)
 	log      *slog.Logger
 
 	ctx    context.Context // ends all watches
@@ -54,8 +60,8 @@ type Fleet struct {
 type node struct {
 	name string
 
-	// order serialises changes of view and the OnChange calls for them. It is
-	// taken before Fleet.mu.
+	// order serialises changes of view, and the OnChange and OnForget calls for
+	// them. It is taken before Fleet.mu.
 	order sync.Mutex
 
 	// Guarded by Fleet.mu:
@@ -70,7 +76,7 @@ func New(o Options) *Fleet {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Fleet{
-		onChange: o.OnChange, log: o.Log.With("component", "fleet"),
+		onChange: o.OnChange, onForget: o.OnForget, log: o.Log.With("component", "fleet"),
 		ctx: ctx, cancel: cancel,
 		nodes: map[string]*node{}, byName: map[string]map[string]struct{}{},
 	}
@@ -142,15 +148,30 @@ func (f *Fleet) attend(n *node, s *uplink.Session) {
 		}
 		pause = min(2*pause, watchRetryMax)
 	}
-	f.change(n, func() *View {
-		if n.session != s {
-			return nil // replaced: the new session speaks for the node
+	f.disconnect(n, s)
+}
+
+// disconnect ends a session's standing as the current one of its node, if it is: a
+// session that replaced it speaks for the node.
+func (f *Fleet) disconnect(n *node, s *uplink.Session) {
+	f.change(n, s, func(view *View) *View {
+		next := *view
+		next.Connected, next.Refused = false, ""
+		return &next
+	}, func() { n.session = nil })
+}
+
+// refuse notes on a node's view that its report is not taken in.
+func (f *Fleet) refuse(n *node, s *uplink.Session, why *ReportRefusedError) error {
+	f.change(n, s, func(view *View) *View {
+		if view.Refused == why.Error() {
+			return nil
 		}
-		n.session = nil
-		next := *n.view
-		next.Connected = false
+		next := *view
+		next.Connected, next.Refused = false, why.Error()
 		return &next
 	})
+	return why
 }
 
 // watch follows one stream until it breaks, and tells whether it brought anything.
@@ -159,12 +180,20 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 	defer cancel()
 	// The full state, always: a session that is lost loses no more than one such
 	// message, and a view that is whole each time cannot have missed anything.
-	stream, err := lvmdv1.NewLVMDClient(s).Watch(ctx, &lvmdv1.WatchRequest{})
+	reader := newBoundedReader(n.name)
+	stream, err := lvmdv1.NewLVMDClient(s).Watch(ctx, &lvmdv1.WatchRequest{},
+		grpc.ForceCodecV2(reader), grpc.MaxCallRecvMsgSize(maxReportBytes))
 	if err != nil {
 		return false, err
 	}
 	for first := true; ; first = false {
 		r, err := stream.Recv()
+		if reader.refused != nil {
+			return reported, f.refuse(n, s, reader.refused)
+		}
+		if status.Code(err) == codes.ResourceExhausted && Reason(err) == "" { // gRPC's own, not lvmd's
+			return reported, f.refuse(n, s, &ReportRefusedError{Node: n.name, What: "bytes in one message", Most: maxReportBytes})
+		}
 		if err != nil {
 			return reported, err
 		}
@@ -172,57 +201,86 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 			return reported, status.Error(codes.Internal, "lvmd's stream does not begin with its full state")
 		}
 		applied := true
-		f.change(n, func() *View {
-			if n.session != s {
-				return nil
-			}
-			next, ok := n.view.apply(r)
+		var refused *ReportRefusedError
+		f.change(n, s, func(view *View) *View {
+			next, ok := view.apply(r)
 			if !ok {
 				applied = false
 				return nil
 			}
-			next.Connected = true
+			if refused = next.exceeds(); refused != nil {
+				return nil
+			}
+			next.Connected, next.Refused = true, ""
 			return next
 		})
-		if !applied {
+		switch {
+		case !applied:
 			return reported, status.Error(codes.Internal, "lvmd's stream has a gap")
+		case refused != nil:
+			return reported, f.refuse(n, s, refused)
 		}
 		reported = true
 	}
 }
 
-// change replaces the node's view by the one that f returns, if any, and tells
-// OnChange. f is called with the fleet locked.
-func (f *Fleet) change(n *node, next func() *View) {
+// change replaces the node's view by the one that next makes of it, if any, and calls
+// OnChange, as long as s is the node's current session. The effects are applied in the
+// same instant, with the fleet locked. The new view is made without that lock: only
+// who holds n.order replaces a view, and a large one must not hold up other nodes.
+func (f *Fleet) change(n *node, s *uplink.Session, next func(*View) *View, effects ...func()) {
 	n.order.Lock()
 	defer n.order.Unlock()
 	f.mu.Lock()
-	view := next()
-	if view != nil {
-		f.reindex(n.view, view)
-		n.view = view
+	old, current := n.view, n.session == s
+	f.mu.Unlock()
+	if !current {
+		return
+	}
+	view := next(old)
+	if view == nil {
+		return
+	}
+	removed, added := missing(old.ByName, view.ByName), missing(view.ByName, old.ByName)
+	f.mu.Lock()
+	if n.session != s {
+		f.mu.Unlock()
+		return
+	}
+	f.reindex(n.name, removed, added)
+	n.view = view
+	for _, effect := range effects {
+		effect()
 	}
 	f.mu.Unlock()
-	if view != nil && f.onChange != nil {
+	if f.onChange != nil {
 		f.onChange(view)
 	}
 }
 
-// reindex keeps byName in step with a node's view.
-func (f *Fleet) reindex(old, next *View) {
-	for name := range old.ByName {
-		if _, still := next.ByName[name]; !still {
-			delete(f.byName[name], old.Node)
-			if len(f.byName[name]) == 0 {
-				delete(f.byName, name)
-			}
+// missing returns the names that are in one map and not in the other.
+func missing(from, in map[string]*lvmdv1.Volume) (names []string) {
+	for name := range from {
+		if _, there := in[name]; !there {
+			names = append(names, name)
 		}
 	}
-	for name := range next.ByName {
+	return names
+}
+
+// reindex keeps byName in step with a node's view. The caller holds f.mu.
+func (f *Fleet) reindex(node string, removed, added []string) {
+	for _, name := range removed {
+		delete(f.byName[name], node)
+		if len(f.byName[name]) == 0 {
+			delete(f.byName, name)
+		}
+	}
+	for _, name := range added {
 		if f.byName[name] == nil {
 			f.byName[name] = map[string]struct{}{}
 		}
-		f.byName[name][next.Node] = struct{}{}
+		f.byName[name][node] = struct{}{}
 	}
 }
 
@@ -280,17 +338,55 @@ func (f *Fleet) Connected() int {
 	return count
 }
 
-// Forget drops a node that is not connected. It is for nodes that left the
-// cluster; one that comes back is a new member.
-func (f *Fleet) Forget(name string) {
+// Refused is how many nodes report more than is taken in.
+func (f *Fleet) Refused() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	count := 0
+	for _, n := range f.nodes {
+		if n.view.Refused != "" {
+			count++
+		}
+	}
+	return count
+}
+
+// Forget drops what a node reported, unless the node is connected. It is for
+// nodes that left the cluster; one that comes back is a new member.
+func (f *Fleet) Forget(name string) {
+	f.mu.Lock()
 	n := f.nodes[name]
-	if n == nil || n.session != nil {
+	f.mu.Unlock()
+	if n == nil {
 		return
 	}
-	f.reindex(n.view, &View{Node: name})
-	delete(f.nodes, name)
+	n.order.Lock()
+	defer n.order.Unlock()
+	if !f.forgetView(n) {
+		return
+	}
+	if f.onForget != nil {
+		f.onForget(name)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	// A node that connected meanwhile stays: its first report waits for n.order.
+	if n.session == nil {
+		delete(f.nodes, name)
+	}
+}
+
+// forgetView empties the view of a member that is not connected, and reports
+// whether it did.
+func (f *Fleet) forgetView(n *node) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.nodes[n.name] != n || n.session != nil {
+		return false
+	}
+	f.reindex(n.name, missing(n.view.ByName, nil), nil)
+	n.view = &View{Node: n.name}
+	return true
 }
 
 // current returns the node's session.

@@ -15,6 +15,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const gib = 1 << 30
@@ -55,14 +56,13 @@ func (h *harness) node(t *testing.T, name string) *fakelvmd.Server {
 
 func (h *harness) eventually(t *testing.T, node string, cond func(*fleet.View) bool) *fleet.View {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Millisecond) {
-		if v, ok := h.View(node); ok && cond(v) {
-			return v
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the node's view did not become as expected within a minute")
-		}
-	}
+	var last *fleet.View
+	waittest.Until(t, "the view of node "+node+" is as expected", func() bool {
+		var ok bool
+		last, ok = h.View(node)
+		return ok && cond(last)
+	}, func() any { return last })
+	return last
 }
 
 func request(name string) *lvmdv1.CreateVolumeRequest {
@@ -191,11 +191,7 @@ func TestASecondConnectionOfANodeReplacesTheFirstWithoutCuttingCalls(t *testing.
 	}
 	before := seen()
 	h.net.Attach(s)
-	for deadline := time.Now().Add(time.Minute); seen() == before; time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the second connection brought no view")
-		}
-	}
+	waittest.Until(t, "the second connection brings a view", func() bool { return seen() != before })
 	if _, err := h.CreateVolume(testContext(t), "n", request("quick")); err != nil {
 		t.Error(err)
 	}
@@ -240,5 +236,49 @@ func TestMayHaveHappened(t *testing.T) {
 				t.Errorf("%v: got %v", test.err, got)
 			}
 		})
+	}
+}
+
+func TestAReportOfANodeThatReconnectsComesAfterItWasForgotten(t *testing.T) {
+	var mu sync.Mutex
+	var order []string
+	note := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		order = append(order, what)
+	}
+	forgetting, connected := make(chan struct{}), make(chan struct{})
+	h := &harness{}
+	h.Fleet = fleet.New(fleet.Options{Log: slog.New(slog.DiscardHandler),
+		OnChange: func(v *fleet.View) {
+			if v.Connected {
+				note("reported")
+			}
+		},
+		OnForget: func(string) {
+			close(forgetting)
+			<-connected
+			note("forgotten")
+		}})
+	net, err := fakelvmd.NewNetwork(t.TempDir(), h.Add)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close(); net.Close() })
+	h.net = net
+	s := h.node(t, "n")
+	net.Detach("n")
+	h.eventually(t, "n", func(v *fleet.View) bool { return !v.Connected })
+	forgot := make(chan struct{})
+	go func() { defer close(forgot); h.Forget("n") }()
+	<-forgetting
+	net.Attach(s)
+	waittest.Until(t, "the node has an uplink", func() bool { return h.Connected() == 1 })
+	close(connected)
+	<-forgot
+	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected })
+	waittest.Until(t, "both reports were handed out", func() bool { mu.Lock(); defer mu.Unlock(); return len(order) == 3 })
+	if want := []string{"reported", "forgotten", "reported"}; !slices.Equal(order, want) {
+		t.Errorf("order %q, want %q", order, want)
 	}
 }

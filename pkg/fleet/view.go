@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
@@ -15,6 +17,9 @@ type View struct {
 	Node string
 	// Connected says whether the node can be called now.
 	Connected bool
+	// Refused says why the node's report is not taken in, or is empty. The view is
+	// what the node reported before, and the node is not offered as connected.
+	Refused string
 	// Epoch and Generation name the report; a later one of the same epoch has
 	// a higher generation.
 	Epoch      string
@@ -23,6 +28,8 @@ type View struct {
 	Classes map[string]*lvmdv1.DeviceClass
 	// Volumes are the volumes by id, ByName the same ones by name.
 	Volumes, ByName map[string]*lvmdv1.Volume
+	// bytes is how much Classes and Volumes are, encoded.
+	bytes int
 }
 
 // Reported says whether the node ever told its state to this process.
@@ -56,6 +63,7 @@ func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
 		next.Classes = map[string]*lvmdv1.DeviceClass{}
 		next.Volumes = map[string]*lvmdv1.Volume{}
 		next.ByName = map[string]*lvmdv1.Volume{}
+		next.bytes = 0
 	} else {
 		if r.GetEpoch() != v.Epoch || r.GetGeneration() <= v.Generation {
 			return nil, false
@@ -68,13 +76,16 @@ func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
 		}
 	}
 	for _, c := range r.GetClasses() {
+		next.bytes += proto.Size(c) - proto.Size(next.Classes[c.GetName()])
 		next.Classes[c.GetName()] = c
 	}
 	for _, name := range r.GetRemovedClasses() {
+		next.bytes -= proto.Size(next.Classes[name])
 		delete(next.Classes, name)
 	}
 	for _, id := range r.GetRemovedVolumeIds() {
 		if old, ok := next.Volumes[id]; ok {
+			next.bytes -= proto.Size(old)
 			delete(next.Volumes, id)
 			if next.ByName[old.GetName()].GetId() == id {
 				delete(next.ByName, old.GetName())
@@ -82,6 +93,7 @@ func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
 		}
 	}
 	for _, vol := range r.GetVolumes() {
+		next.bytes += proto.Size(vol) - proto.Size(next.Volumes[vol.GetId()])
 		next.Volumes[vol.GetId()] = vol
 		if vol.GetName() != "" {
 			next.ByName[vol.GetName()] = vol

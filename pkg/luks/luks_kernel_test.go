@@ -119,7 +119,7 @@ func TestReal(t *testing.T) {
 // memory that it takes, while the volume is open, and looks for what was written
 // on the disk.
 func TestRealKeyIsChangedByHand(t *testing.T) {
-	newBelow(t)
+	disk := newBelow(t)
 	c, ctx := luks.New("cryptsetup", cheap), limited(t)
 	if err := errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Open(ctx, belowPath, lukstest.Volume, lukstest.Key, true)); err != nil {
 		t.Fatal(err)
@@ -152,8 +152,8 @@ func TestRealKeyIsChangedByHand(t *testing.T) {
 		t.Error(err)
 	}
 	raw, err := os.ReadFile(belowPath)
-	if err != nil || bytes.Contains(raw, text[:64]) || bytes.Contains(raw, lukstest.Key) || bytes.Contains(raw, another) {
-		t.Errorf("plain text, or a key, is on the disk; error %v", err)
+	if err != nil || int64(len(raw)) != disk.size || bytes.Contains(raw, text[:64]) || bytes.Contains(raw, lukstest.Key) || bytes.Contains(raw, another) {
+		t.Errorf("plain text, or a key, is on the disk, or not all of it is read: %d of %d bytes, error %v", len(raw), disk.size, err)
 	}
 }
 
@@ -171,13 +171,45 @@ func TestRealInterruptedFormatIsToldFromAVolumeThatHoldsData(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, dump)
 		}
 	}
-	blank(t, belowPath)
-	ctx, cancel := context.WithTimeout(limited(t), took/2)
-	defer cancel()
-	err := c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key)
-	state, inspectErr := luks.Inspect(belowPath, lukstest.Volume)
-	t.Logf("killed after %v of %v: %v, state %v", took/2, took, err, state)
-	if inspectErr != nil || state == luks.Made {
-		t.Errorf("state %v, error %v", state, inspectErr)
+	// The first one that is killed, and not in a moment when it had ended already.
+	killed := false
+	for share := time.Duration(2); share <= 16 && !killed; share *= 2 {
+		blank(t, belowPath)
+		ctx, cancel := context.WithTimeout(limited(t), took/share)
+		err := c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key)
+		cancel()
+		killed = errors.Is(err, context.DeadlineExceeded)
+		if err != nil && !killed {
+			t.Fatal(err)
+		}
+	}
+	if !killed {
+		t.Fatalf("it was never killed, in 1/16 of %v neither", took)
+	}
+	wantNoCryptsetup(t)
+	if state, err := luks.Inspect(belowPath, lukstest.Volume); err != nil || state == luks.Made {
+		t.Errorf("state %v, error %v", state, err)
+	}
+	ctx := limited(t)
+	if err := errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Finish(ctx, belowPath, lukstest.Volume)); err != nil {
+		t.Fatal(err)
+	}
+	if state, err := luks.Inspect(belowPath, lukstest.Volume); err != nil || state != luks.Made {
+		t.Errorf("made once more, it has the state %v, error %v", state, err)
+	}
+}
+
+// wantNoCryptsetup checks that a command that was killed does not go on.
+func wantNoCryptsetup(t *testing.T) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d processes, error %v", len(files), err)
+	}
+	for _, file := range files {
+		// A process that has ended meanwhile has no name.
+		if name, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(name)) == "cryptsetup" {
+			t.Errorf("cryptsetup goes on: %s", file)
+		}
 	}
 }

@@ -8,9 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
@@ -50,23 +50,33 @@ func groupOf(t *testing.T, name string, devices []string) {
 	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "--force", name) })
 }
 
-// TestRealRoomIsWhatTheArithmeticSays runs random histories against the real
-// LVM, for as long as a test may take there.
+// TestRealRoomIsWhatTheArithmeticSays runs random histories against the real LVM: a few,
+// or many with CARVE_SOAK. CARVE_SEED, which it prints, has it run the same ones again.
 func TestRealRoomIsWhatTheArithmeticSays(t *testing.T) {
+	rounds := 4
+	if os.Getenv("CARVE_SOAK") != "" {
+		rounds = 100
+	}
+	seed := rand.Uint64()
+	if given := os.Getenv("CARVE_SEED"); given != "" {
+		var err error
+		if seed, err = strconv.ParseUint(given, 10, 64); err != nil {
+			t.Fatalf("CARVE_SEED: %v", err)
+		}
+	}
+	t.Logf("CARVE_SEED=%d", seed)
 	for _, sizes := range [][]int{{30, 50, 20, 41, 25, 33}, {12, 40, 40}} {
 		t.Run(fmt.Sprintf("devices of %v MiB", sizes), func(t *testing.T) {
 			groupOf(t, "carve-room", loops(t, sizes...))
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
 			r := rand.New(rand.NewPCG(seed, 0))
-			end := time.Now().Add(25 * time.Second)
 			e := lvmtest.Env{Groups: host(t), Group: "carve-room"}
-			rounds := 0
-			for ; time.Now().Before(end) && !t.Failed(); rounds++ {
+			for range rounds {
 				lvmtest.Capacity(t, e, 4, r.IntN)
 				removeAll(t, e)
+				if t.Failed() {
+					return
+				}
 			}
-			t.Logf("%d steps", 4*rounds)
 		})
 	}
 }

@@ -3,13 +3,10 @@
 package lvmd_test
 
 import (
-	"context"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -103,8 +100,8 @@ func TestVolumesComeBackAfterAReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	unmount()
-	if took, err := p.stop(); err != nil || took > 5*time.Second {
-		t.Errorf("stopped with %v after %v", err, took)
+	if err := p.stop(); err != nil {
+		t.Errorf("stopped with %v", err)
 	}
 	lvmByHand(t, "vgchange", "--activate", "n", n.group)
 	if _, err := os.Stat(v.GetDevicePath()); err == nil {
@@ -230,18 +227,21 @@ func TestStreamsEndWhenLvmdIsToldToStop(t *testing.T) {
 	if _, err := w.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	if took, err := p.stop(); err != nil || took > 5*time.Second {
-		t.Errorf("stopped with %v after %v", err, took)
+	if err := p.stop(); err != nil {
+		t.Errorf("stopped with %v", err)
 	}
-	if _, err := w.Recv(); status.Code(err) != codes.Unavailable {
-		t.Errorf("the stream ended with %v", err)
+	// A stream that is cut off, when calls under way had their time, ends with the
+	// connection's error.
+	if _, err := w.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "lvmd is stopping") {
+		t.Errorf("the stream ended with %v, want lvmd's own word that it stops", err)
 	}
 }
 
-// TestAnAdministratorsChangesAreSeen within seconds: by the next few looks at the
-// group, of which each is as slow as this machine is.
+// TestAnAdministratorsChangesAreSeen by looking at the group's disks: a change is
+// scanned for once, or once more where a disk is new, and nothing is while there is none.
 func TestAnAdministratorsChangesAreSeen(t *testing.T) {
 	n := newNode(t)
+	n.debug = true
 	p := n.start()
 	all := p.available()
 	for _, c := range []struct {
@@ -255,83 +255,17 @@ func TestAnAdministratorsChangesAreSeen(t *testing.T) {
 		{[]string{"lvremove", "--yes", n.group + "/admins"}, "the room grows again", func(room int64) bool { return room > 2*all-100<<20 }},
 		{[]string{"vgreduce", n.group, "/dev/vdc"}, "all is as before", func(room int64) bool { return room == all }},
 	} {
-		started := time.Now()
+		before := p.commands()
 		lvmByHand(t, c.does...)
-		done := time.Now()
 		wait(t, c.what, func() bool { return c.happened(p.available()) })
-		const look = 2 * time.Second // how often lvmd looks
-		if by, most := time.Since(done), 3*look+10*done.Sub(started); by > most {
-			t.Errorf("%v: seen after %v, want at most %v: the command took %v", c.does, by, most, done.Sub(started))
+		if ran := p.commands() - before; ran < 1 || ran > 4 {
+			t.Errorf("%v: lvmd ran %d commands to see it, want 1 to 4", c.does, ran)
 		}
+	}
+	if strings.Contains(p.log.String(), "whether others change the group") {
+		t.Errorf("lvmd cannot tell from the disks whether others change the group:\n%s", p.log)
 	}
 	lvmByHand(t, "pvremove", "/dev/vdc")
-}
-
-func TestKilledAtAnyMomentNothingIsLostOrLeaked(t *testing.T) {
-	n := newNode(t)
-	p := n.start()
-	all := p.available()
-	acknowledged := map[string]string{} // id by name
-	var mu sync.Mutex
-	for round := range 6 {
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		for _, name := range names("pvc-"+string(rune('a'+round)), 4) {
-			wg.Go(func() {
-				resp, err := p.client.CreateVolume(ctx, create(name, 16<<20, "ext4"))
-				mu.Lock()
-				defer mu.Unlock()
-				if err == nil {
-					acknowledged[name] = resp.GetVolume().GetId()
-				}
-			})
-		}
-		wg.Go(func() {
-			mu.Lock()
-			var name, id string
-			for name, id = range acknowledged {
-				break
-			}
-			delete(acknowledged, name)
-			mu.Unlock()
-			if id != "" {
-				// Whether it was acknowledged or not: it may be gone or not.
-				_, _ = p.client.DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: id})
-				mu.Lock()
-				acknowledged[name] = ""
-				mu.Unlock()
-			}
-		})
-		time.Sleep(time.Duration(rand.IntN(2500)) * time.Millisecond)
-		p.kill()
-		cancel()
-		wg.Wait()
-		p = n.start()
-		for name, id := range acknowledged {
-			if id == "" {
-				continue
-			}
-			resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
-			if err != nil || resp.GetVolume().GetId() != id || resp.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
-				t.Errorf("round %d: acknowledged volume %s (%s): %v, error %v", round, name, id, resp, err)
-				continue
-			}
-			if info, err := filesystem.Probe(resp.GetVolume().GetDevicePath()); err != nil || info.Type != filesystem.Ext4 {
-				t.Errorf("round %d: acknowledged volume %s holds %+v, error %v", round, name, info, err)
-			}
-		}
-	}
-	list, err := p.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range list.GetVolumes() {
-		p.delete(v.GetId())
-	}
-	wait(t, "all space is back", func() bool { return p.available() == all })
-	if left := n.leftovers(); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
 }
 
 func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {

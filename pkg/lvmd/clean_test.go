@@ -220,7 +220,7 @@ func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing
 	go d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 8 * testExtent})
 	<-died
 	d.kill()
-	d = m.start(t)
+	m.start(t)
 	eventually(t, "it is clear", func() bool {
 		n, _, err := m.fake.Traces(testGroup, v.GetId())
 		return err == nil && n == 0
@@ -376,9 +376,11 @@ func TestAWipeKeepsToItsRate(t *testing.T) {
 	start := time.Now()
 	d.delete(d.create(request("pvc-1", 8)).GetId())
 	eventually(t, "the space is back", func() bool { return d.available() == testTotal })
-	// 32 MiB, of which a burst of 6.4 MiB is free.
-	if took := time.Since(start); took < 350*time.Millisecond {
-		t.Errorf("it took %v", took)
+	// A burst of a tenth of a second is free. It may take longer on a busy machine.
+	const rate = 64 << 20
+	want := time.Duration(8*testExtent*int64(time.Second)/rate) - time.Second/10
+	if took := time.Since(start); took < want {
+		t.Errorf("it took %v, and takes %v at its rate", took, want)
 	}
 	d.checkClean()
 }

@@ -3,10 +3,8 @@
 package lvmd_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"iter"
 	"math/rand/v2"
 	"os"
@@ -326,19 +324,4 @@ func (p *process) deleteAgain(r *lvmdv1.DeleteVolumeRequest) {
 		_, err := p.client.DeleteVolume(p.t.Context(), r)
 		return err
 	})
-}
-
-// checkFilled reads that the beginning of a raw volume holds a pattern.
-func checkFilled(t testing.TB, v *lvmdv1.Volume, pattern byte, length int64) {
-	t.Helper()
-	f, err := os.Open(v.GetDevicePath())
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, length))
-	if err != nil || int64(bytes.Count(b, []byte{pattern})) != length {
-		t.Errorf("acknowledged volume %s lost data: %d of %d bytes are right, error %v", v.GetName(), bytes.Count(b, []byte{pattern}), length, err)
-	}
 }

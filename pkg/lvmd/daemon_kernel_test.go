@@ -5,9 +5,7 @@ package lvmd_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -259,14 +257,17 @@ func (p *process) kill() {
 	p.exited <- err
 }
 
-// stop ends the process as kubelet does, and returns how it ended and when.
-func (p *process) stop() (time.Duration, error) {
-	start := time.Now()
-	p.cmd.Process.Signal(syscall.SIGTERM)
+// stop ends the process as kubelet does, and returns how it ended.
+func (p *process) stop() error {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Fatal(err)
+	}
+	wait(p.t, "lvmd ended when it was told to stop", func() bool { return p.dead(time.Millisecond) })
 	err := <-p.exited
 	p.exited <- err
 	p.conn.Close()
-	return time.Since(start), err
+	return err
 }
 
 func wait(t testing.TB, what string, ok func() bool) {
@@ -345,45 +346,6 @@ func mount(t testing.TB, v *lvmdv1.Volume) (dir string, unmount func()) {
 	return dir, unmount
 }
 
-// fill writes a pattern over a whole raw volume, durably.
-func fill(t testing.TB, v *lvmdv1.Volume, pattern byte) {
-	t.Helper()
-	f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	chunk := bytes.Repeat([]byte{pattern}, 1<<20)
-	for left := v.GetSizeBytes(); left > 0; left -= int64(len(chunk)) {
-		if _, err := f.Write(chunk[:min(left, int64(len(chunk)))]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// clean fails the test when a raw volume shows anything but zeroes.
-func clean(t testing.TB, v *lvmdv1.Volume) {
-	t.Helper()
-	f, err := os.Open(v.GetDevicePath())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	zero, chunk := make([]byte, 1<<20), make([]byte, 1<<20)
-	for off := int64(0); ; off += int64(len(chunk)) {
-		n, err := io.ReadFull(f, chunk)
-		if !bytes.Equal(chunk[:n], zero[:n]) {
-			t.Errorf("a byte of an earlier volume within 1 MiB of %d", off)
-			return
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
 // leftovers lists the group's volumes, by LVM's own account, the kernel's devices
 // that belong to none of them, and the nodes under /dev that lead to none of those.
 // What the node keeps, and the parts of it, is not listed.
@@ -441,12 +403,4 @@ func mappings(t testing.TB, options ...string) (list string) {
 		return err == nil
 	})
 	return list
-}
-
-func names(prefix string, n int) []string {
-	all := make([]string, n)
-	for i := range all {
-		all[i] = fmt.Sprintf("%s-%d", prefix, i)
-	}
-	return all
 }

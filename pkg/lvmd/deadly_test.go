@@ -39,7 +39,6 @@ func (r *register) note(what string) {
 // no test came past while dying, or a method that none called: whoever adds an
 // operation adds a story to crash_test.go.
 func TestMain(m *testing.M) {
-	fewHistories()
 	code := m.Run()
 	chosen := false
 	flag.Visit(func(f *flag.Flag) {

@@ -312,7 +312,7 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	if got := devices(); len(got) != 1 {
 		t.Errorf("the file is attached to %q", got)
 	}
-	if _, err := p.stop(); err != nil {
+	if err := p.stop(); err != nil {
 		t.Error(err)
 	}
 	// The machine boots: no devices are left. The file is to be larger now.

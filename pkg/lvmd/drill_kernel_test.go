@@ -4,10 +4,10 @@ package lvmd_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -22,8 +22,8 @@ type drill struct {
 	before []func(*saga, *process)
 	// do is what the command is for.
 	do func(*saga, *process)
-	// most is about how many effects the command has.
-	most int
+	// least is how many effects the command has at least.
+	least int
 }
 
 func keeping(s *saga, p *process)      { s.create(p, create("pvc-kept", 8<<20, "")) }
@@ -37,53 +37,63 @@ func copying(s *saga, p *process)      { s.clone(p, "pvc-copy", "pvc-kept") }
 var kept = []func(*saga, *process){keeping}
 
 var thickDrills = []drill{
-	{"a volume is created", "lvcreate", kept, creating, 9},
-	{"a volume is expanded", "lvextend", kept, expanding, 9},
-	{"a volume is deleted", "lvremove", kept, deleting, 7},
-	{"a volume is copied", "lvcreate", kept, copying, 9},
-	{"a copy is complete", "lvchange", kept, copying, 4},
+	{"a volume is created", "lvcreate", kept, creating, 6},
+	{"a volume is expanded", "lvextend", kept, expanding, 5},
+	{"a volume is deleted", "lvremove", kept, deleting, 4},
+	{"a volume is copied", "lvcreate", kept, copying, 6},
+	{"a copy is complete", "lvchange", kept, copying, 2},
 }
 
 var thinDrills = []drill{
-	{"a thin volume is created", "lvcreate", kept, creating, 15},
-	{"a thin volume is expanded", "lvextend", kept, expanding, 12},
-	{"a thin volume is deleted", "lvremove", kept, deleting, 8},
-	{"a snapshot is taken", "lvcreate", kept, snapshotting, 15},
-	{"a snapshot is deleted", "lvremove", []func(*saga, *process){keeping, snapshotting}, func(s *saga, p *process) { s.delete(p, "snapshot") }, 12},
-	{"a snapshot is restored", "lvcreate", []func(*saga, *process){keeping, snapshotting}, func(s *saga, p *process) { s.clone(p, "pvc-restored", "snapshot") }, 15},
-	{"a thin volume is cloned", "lvcreate", kept, copying, 15},
+	{"a thin volume is created", "lvcreate", kept, creating, 8},
+	{"a thin volume is expanded", "lvextend", kept, expanding, 6},
+	{"a thin volume is deleted", "lvremove", kept, deleting, 4},
+	{"a snapshot is taken", "lvcreate", kept, snapshotting, 8},
+	{"a snapshot is deleted", "lvremove", []func(*saga, *process){keeping, snapshotting}, func(s *saga, p *process) { s.delete(p, "snapshot") }, 5},
+	{"a snapshot is restored", "lvcreate", []func(*saga, *process){keeping, snapshotting}, func(s *saga, p *process) { s.clone(p, "pvc-restored", "snapshot") }, 8},
+	{"a thin volume is cloned", "lvcreate", kept, copying, 8},
 }
 
 var mirrorDrills = []drill{
-	{"a RAID volume is created", "lvcreate", kept, creating, 40},
-	{"a RAID volume is expanded", "lvextend", kept, expanding, 20},
-	{"a RAID volume is deleted", "lvremove", kept, deleting, 25},
+	{"a RAID volume is created", "lvcreate", kept, creating, 35},
+	{"a RAID volume is expanded", "lvextend", kept, expanding, 10},
+	{"a RAID volume is deleted", "lvremove", kept, deleting, 12},
 }
 
 // wideDrills are for volumes that lie on several devices, of which an extent is larger.
 var wideDrills = []drill{
-	{"a wide volume is created", "lvcreate", kept, creating, 80},
-	{"a wide volume is expanded", "lvextend", kept, expandingFar, 40},
-	{"a wide volume is deleted", "lvremove", kept, deleting, 60},
+	{"a wide volume is created", "lvcreate", kept, creating, 6},
+	{"a wide volume is expanded", "lvextend", kept, expandingFar, 5},
+	{"a wide volume is deleted", "lvremove", kept, deleting, 4},
 }
 
-func TestLVMKilledInTheMiddleOfACommand(t *testing.T) { thickNode(t).killWithin(t, thickDrills) }
+// TestLVMKilledInTheMiddleOfACommand and those like it kill LVM as lvmd runs it by
+// default, in a process that lasts, and as it runs it with --lvm-lasting=false.
+func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
+	thickNode(t).killWithin(t, thickDrills,
+		drillDeath{thickDrills[0], death{5, "lvm", true}}, drillDeath{thickDrills[1], death{4, "lvmd", true}},
+		drillDeath{thickDrills[4], death{2, "lvm", false}})
+}
 
 func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
-	poolNode(t).killWithin(t, thinDrills, death{thinDrills[5], 5, "lvm"}, death{thinDrills[4], 4, "lvm"}, death{thinDrills[3], 5, "lvm"},
+	poolNode(t).killWithin(t, thinDrills,
+		drillDeath{thinDrills[5], death{5, "lvm", true}},
 		// The pool is suspended, and its volume has a table that was never committed.
-		death{thinDrills[1], 5, "lvm"},
+		drillDeath{thinDrills[1], death{5, "lvm", true}},
 		// The volume is removed, and the pool was not told.
-		death{thinDrills[2], 3, "lvm"})
+		drillDeath{thinDrills[2], death{3, "lvm", true}},
+		drillDeath{thinDrills[4], death{4, "lvm", false}}, drillDeath{thinDrills[3], death{5, "lvm", false}})
 }
 
 func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
 	mirrorNode(t).killWithin(t, mirrorDrills,
-		// Its bookkeeping lies bare; a part of it has a device, which has no table.
-		death{mirrorDrills[0], 2, "lvm"}, death{mirrorDrills[0], 19, "lvm"},
+		// A part of it has a device, which has no table.
+		drillDeath{mirrorDrills[0], death{19, "lvm", true}},
 		// A table that was never committed is loaded, and its device and all parts of
 		// it are suspended.
-		death{mirrorDrills[1], 10, "lvmd"})
+		drillDeath{mirrorDrills[1], death{10, "lvmd", true}},
+		// Its bookkeeping lies bare.
+		drillDeath{mirrorDrills[0], death{2, "lvm", false}})
 }
 
 func TestLVMKilledInTheMiddleOfACommandOnWideVolumes(t *testing.T) {
@@ -93,35 +103,58 @@ func TestLVMKilledInTheMiddleOfACommandOnWideVolumes(t *testing.T) {
 	}
 	for _, layout := range layouts {
 		t.Run(layout, func(t *testing.T) {
-			wideNode(t, layout).killWithin(t, wideDrills, death{wideDrills[0], 12, "lvm"}, death{wideDrills[1], 7, "lvmd"})
+			wideNode(t, layout).killWithin(t, wideDrills,
+				drillDeath{wideDrills[1], death{7, "lvmd", true}}, drillDeath{wideDrills[0], death{12, "lvm", false}})
 		})
 	}
 }
 
-// death is of whom, before which effect, and in the middle of what.
+// death says where an LVM command is killed.
 type death struct {
-	drill  drill
+	// number is that of the effect before which it is killed.
 	number int
-	whom   string
+	// whom is "lvm", or "lvmd" if lvmd is killed in the same moment.
+	whom string
+	// lasting has the command run in an lvm that lasts, as it does by default.
+	lasting bool
+}
+
+func (d death) String() string {
+	kind, with := "an lvm of its own", ""
+	if d.lasting {
+		kind = "a lasting lvm"
+	}
+	if d.whom == "lvmd" {
+		with = " and lvmd with it"
+	}
+	return fmt.Sprintf("%s: %s is killed before effect %d%s", time.Now().UTC().Format(time.TimeOnly), kind, d.number, with)
+}
+
+// drillDeath says where the command of a drill is killed.
+type drillDeath struct {
+	drill drill
+	death death
 }
 
 // killWithin does drills: all of them, killed at all effects, with lvmd and
-// without, where that is wanted, otherwise those that are given, or a few.
-func (n *node) killWithin(t *testing.T, drills []drill, given ...death) {
+// without, in a lasting lvm and in others, where that is wanted, otherwise those that
+// are given.
+func (n *node) killWithin(t *testing.T, drills []drill, given ...drillDeath) {
 	t.Helper()
 	n.standIn()
 	if !soaking {
-		random := chance(t)
-		p := n.start()
-		all := p.available()
-		if len(given) == 0 {
-			for range 3 {
-				d := drills[random.IntN(len(drills))]
-				given = append(given, death{d, 1 + random.IntN(d.most), anyOf(random, "lvm", "lvmd")})
-			}
-		}
+		var p *process
 		for _, d := range given {
-			p, _ = n.exercise(t, p, d.drill, all, d.number, d.whom)
+			if p == nil || n.lasting != d.death.lasting {
+				if p != nil {
+					p.kill()
+				}
+				n.lasting = d.death.lasting
+				p = n.start()
+			}
+			var killed bool
+			p, killed = n.exercise(t, p, d.drill, d.death)
+			d.death.mustHit(t, killed)
 			if t.Failed() {
 				t.FailNow()
 			}
@@ -132,16 +165,18 @@ func (n *node) killWithin(t *testing.T, drills []drill, given ...death) {
 		t.Run(d.name, func(t *testing.T) {
 			n := *n
 			n.t = t
-			p := n.start()
-			all := p.available()
-			for _, whom := range []string{"lvm", "lvmd"} {
-				for number, ended := 1, false; !ended; number++ {
-					p, ended = n.exercise(t, p, d, all, number, whom)
-					if t.Failed() {
-						t.FailNow()
-					}
+			var p *process
+			everyDeath(t, d.least, func(lasting bool) func(death) bool {
+				if p != nil {
+					p.kill()
 				}
-			}
+				n.lasting = lasting
+				p = n.start()
+				return func(at death) (killed bool) {
+					p, killed = n.exercise(t, p, d, at)
+					return killed
+				}
+			})
 		})
 		if t.Failed() {
 			t.FailNow()
@@ -149,45 +184,99 @@ func (n *node) killWithin(t *testing.T, drills []drill, given ...death) {
 	}
 }
 
-func anyOf(random *rand.Rand, words ...string) string { return words[random.IntN(len(words))] }
-
-// exercise has one command killed before its effect of the number, and lvmd with it
-// if whom says so, and checks what becomes of it. It returns the lvmd that lives
-// then, and true when the command had fewer effects.
-func (n *node) exercise(t *testing.T, p *process, d drill, all int64, number int, whom string) (*process, bool) {
+// mustHit fails the test when a command came to its end that was to be killed.
+func (d death) mustHit(t *testing.T, killed bool) {
 	t.Helper()
-	t.Logf("%s: %s, killed before effect %d, with %s", time.Now().UTC().Format(time.TimeOnly), d.name, number, whom)
+	if !killed {
+		t.Errorf("%v: the command had fewer effects", d)
+	}
+}
+
+// everyDeath has a command killed before each of its effects, with lvmd and without,
+// in a lasting lvm and in others, and fails the test unless each of these came to the
+// least number of deaths. begin prepares deaths in one kind of lvm, and returns what
+// has the command killed, which returns false when the command had fewer effects.
+func everyDeath(t *testing.T, least int, begin func(lasting bool) func(death) (killed bool)) {
+	t.Helper()
+	for _, lasting := range []bool{true, false} {
+		kill := begin(lasting)
+		for _, whom := range []string{"lvm", "lvmd"} {
+			eachNumber(t, least, func(number int) bool { return kill(death{number, whom, lasting}) })
+		}
+	}
+}
+
+// eachNumber kills at 1, 2 and so on until nothing is killed, and fails the test when
+// that came too soon.
+func eachNumber(t *testing.T, least int, kill func(number int) (killed bool)) {
+	t.Helper()
+	for number := 1; ; number++ {
+		killed := kill(number)
+		if t.Failed() {
+			t.FailNow()
+		}
+		if killed {
+			continue
+		}
+		if number <= least {
+			t.Fatalf("%d deaths, want at least %d", number-1, least)
+		}
+		return
+	}
+}
+
+// exercise has one command of a drill killed, and checks what becomes of it. It
+// returns the lvmd that runs then, and false when the command had fewer effects.
+func (n *node) exercise(t *testing.T, p *process, d drill, at death) (_ *process, killed bool) {
+	t.Helper()
+	t.Logf("%s: %v", d.name, at)
+	all := p.available()
 	s := newSaga(n)
 	for _, before := range d.before {
 		before(s, p)
 	}
-	n.ordain(d.command, number, whom)
+	n.ordain(d.command, at)
 	d.do(s, p)
-	wait(t, "the command ended, or was killed", func() bool { return n.read("effects") != "" || n.read("slain") != "" })
-	ended := n.read("effects") != ""
-	if ended {
-		t.Logf("it had %s", n.read("effects"))
-	} else if whom == "lvmd" {
+	if killed = n.killed(at); killed && at.whom == "lvmd" {
 		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = n.start()
 	}
 	s.check(p, all)
-	return p, ended
+	return p, killed
 }
 
 // ordain has the next command of the name killed, see slay.
-func (n *node) ordain(command string, number int, whom string) {
+func (n *node) ordain(command string, d death) {
 	n.t.Helper()
 	for _, file := range []string{"effects", "slain"} {
 		_ = os.Remove(filepath.Join(n.dir, file))
 	}
 	// All at once: who reads it must not find half of it.
 	file := filepath.Join(n.dir, "slay")
-	err := os.WriteFile(file+".new", []byte(command+" "+strconv.Itoa(number)+" "+whom), 0o600)
+	err := os.WriteFile(file+".new", []byte(command+" "+strconv.Itoa(d.number)+" "+d.whom), 0o600)
 	if err == nil {
 		err = os.Rename(file+".new", file)
 	}
 	if err != nil {
 		n.t.Fatal(fmt.Errorf("ordaining a death: %w", err))
 	}
+}
+
+// killed waits until the command ended that ordain named, or was killed, and reports
+// which. It fails the test when the command ran in another kind of lvm than the death
+// is to be in.
+func (n *node) killed(d death) (killed bool) {
+	n.t.Helper()
+	var slain, effects string
+	wait(n.t, "the command ended, or was killed", func() bool {
+		slain, effects = n.read("slain"), n.read("effects")
+		return slain != "" || effects != ""
+	})
+	if lasting := strings.HasPrefix(slain+effects, lastingOne); lasting != d.lasting {
+		n.t.Fatalf("%v: the command ran in a lasting lvm is %t, want %t", d, lasting, d.lasting)
+	}
+	if slain == "" {
+		n.t.Logf("it had %s effects", strings.TrimPrefix(effects, lastingOne))
+	}
+	return slain != ""
 }

@@ -39,15 +39,19 @@ func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 	}
 	all := fmt.Sprint(rooms())
 	// What is slow to make, and what only leaves something to others, is not of every
-	// generation.
-	every := map[string]int{"raid10": 4, "raid6": 4, "discard": 2, "none": 2}
+	// generation. The space of each class comes to another generation of it all the same.
+	generations := 4
+	every := map[string]int{"raid10": 2, "raid6": 2, "discard": 2, "none": 2}
+	if soaking {
+		generations = 16
+	}
 	random := chance(t)
 	type filled struct {
 		*lvmdv1.Volume
 		pattern byte
 	}
 	var before []filled
-	for generation := range 8 {
+	for generation := range generations {
 		var now []filled
 		for _, i := range random.Perm(len(classes)) {
 			if generation%max(1, every[classes[i]]) != 0 {

@@ -53,30 +53,26 @@ func (g growing) mapped() int64 {
 }
 
 // exercise fills the pool to its threshold and has the command that extends it
-// killed before its effect of the number, or lvmd after the command when it has
-// fewer, and checks that the pool grows by one step all the same, and in a soak
-// again afterwards. It returns the lvmd that lives then, and true when the command
-// had fewer effects.
-func (g growing) exercise(p *process, number int, whom string) (*process, bool) {
+// killed, or lvmd after the command when it has fewer effects, and checks that the
+// pool grows by one step all the same, and in a soak again afterwards. It returns the
+// lvmd that runs then, and false when the command had fewer effects.
+func (g growing) exercise(p *process, at death) (_ *process, killed bool) {
 	t := g.t
 	t.Helper()
-	t.Logf("%s: the pool is extended, killed before effect %d, with %s", time.Now().UTC().Format(time.TimeOnly), number, whom)
+	t.Logf("the pool is extended: %v", at)
 	before := g.size()
 	s := newSaga(g.node)
-	g.ordain("lvextend", number, whom)
+	g.ordain("lvextend", at)
 	filled := make(chan struct{})
 	go func(p *process) {
 		defer close(filled)
 		// Writes may have to wait until the pool is resumed.
 		s.create(p, create("pvc-kept", before/10, "")) // It is filled, rounded up to 4 MiB.
 	}(p)
-	wait(t, "the command ended, or was killed", func() bool { return g.read("effects") != "" || g.read("slain") != "" })
-	ended := g.read("effects") != ""
-	if ended {
-		t.Logf("it had %s", g.read("effects"))
+	if killed = g.killed(at); !killed {
 		p.kill()
 		p = g.start()
-	} else if whom == "lvmd" {
+	} else if at.whom == "lvmd" {
 		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = g.start()
 	}
@@ -101,7 +97,7 @@ func (g growing) exercise(p *process, number int, whom string) (*process, bool) 
 		grown(now)
 	}
 	s.check(p, now)
-	return p, ended
+	return p, killed
 }
 
 // metadata is the size of the pool's metadata and how many percent of it are used,
@@ -117,11 +113,11 @@ func (g growing) metadata() (size int64, used float64) {
 
 // exerciseMetadata has a pool pass the threshold of its metadata, which lvmd is told
 // of when it is passed, and the command killed that extends them. It returns the lvmd
-// that lives then, and true when the command had fewer effects.
-func (g growing) exerciseMetadata(number int, whom string) (p *process, ended bool) {
+// that runs then, and false when the command had fewer effects.
+func (g growing) exerciseMetadata(at death) (p *process, killed bool) {
 	t := g.t
 	t.Helper()
-	t.Logf("%s: the metadata are extended, killed before effect %d, with %s", time.Now().UTC().Format(time.TimeOnly), number, whom)
+	t.Logf("the metadata are extended: %v", at)
 	config := func(threshold string) {
 		g.config = "- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi, " +
 			"metadataSize: 4Mi, metadataThreshold: " + threshold + ", dataThreshold: 100%, autoExtend: {step: 64Mi}}}\n"
@@ -140,16 +136,12 @@ func (g growing) exerciseMetadata(number int, whom string) (p *process, ended bo
 	if used < 20 || used > 30 {
 		t.Fatalf("%.2f %% of the metadata are used", used)
 	}
-	g.ordain("lvextend", number, whom)
+	g.ordain("lvextend", at)
 	config("20%")
 	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the command ended, or was killed", func() bool { return g.read("effects") != "" || g.read("slain") != "" })
-	ended = g.read("effects") != ""
-	if ended {
-		t.Logf("it had %s", g.read("effects"))
-	} else if whom == "lvmd" {
+	if killed = g.killed(at); killed && at.whom == "lvmd" {
 		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = g.start()
 	}
@@ -164,24 +156,35 @@ func (g growing) exerciseMetadata(number int, whom string) (p *process, ended bo
 	if size, _ := g.metadata(); size != 2*before {
 		t.Errorf("the metadata have %d bytes, want twice %d", size, before)
 	}
-	return p, ended
+	return p, killed
 }
 
 func TestLVMKilledWhileAThinPoolsMetadataGrow(t *testing.T) {
 	g := newGrowing(t)
 	if !soaking {
-		g.exerciseMetadata(5, anyOf(chance(t), "lvm", "lvmd"))
+		at := death{5, "lvm", true}
+		g.lasting = at.lasting
+		_, killed := g.exerciseMetadata(at)
+		at.mustHit(t, killed)
 		return
 	}
-	for _, whom := range []string{"lvm", "lvmd"} {
-		for number, ended := 1, false; !ended && !t.Failed(); number++ {
-			var p *process
-			p, ended = g.exerciseMetadata(number, whom)
+	everyDeath(t, leastMetadataEffects, func(lasting bool) func(death) bool {
+		g.lasting = lasting
+		return func(at death) bool {
+			p, killed := g.exerciseMetadata(at)
 			p.kill()
 			g.removePool()
+			return killed
 		}
-	}
+	})
 }
+
+// leastMetadataEffects and leastPoolEffects are how many effects the commands have at
+// least that extend a pool's metadata and the pool.
+const (
+	leastMetadataEffects = 10
+	leastPoolEffects     = 10
+)
 
 // removePool takes away the pool and what lvmd knows of it.
 func (g growing) removePool() {
@@ -194,18 +197,21 @@ func (g growing) removePool() {
 
 func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {
 	g := newGrowing(t)
-	p := g.start()
 	if !soaking {
-		g.exercise(p, 6, "lvmd")
+		at := death{6, "lvmd", false}
+		_, killed := g.exercise(g.start(), at)
+		at.mustHit(t, killed)
 		return
 	}
-	for _, whom := range []string{"lvm", "lvmd"} {
-		for number, ended := 1, false; !ended && !t.Failed(); number++ {
+	p := g.start()
+	everyDeath(t, leastPoolEffects, func(lasting bool) func(death) bool {
+		g.lasting = lasting
+		return func(at death) (killed bool) {
 			// A pool of its own, which is small.
 			p.kill()
 			g.removePool()
-			p = g.start()
-			p, ended = g.exercise(p, number, whom)
+			p, killed = g.exercise(g.start(), at)
+			return killed
 		}
-	}
+	})
 }

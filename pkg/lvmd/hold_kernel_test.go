@@ -53,7 +53,7 @@ func (n *node) hold(volumes int) {
 	}
 	p := n.start()
 	first := p.create(create("held-0", 4<<20, ""))
-	if _, err := p.stop(); err != nil {
+	if err := p.stop(); err != nil {
 		n.t.Fatal(err)
 	}
 	file := n.backup("held")

@@ -243,6 +243,7 @@ func TestAClassThatComesLaterKnowsWhatIsFreeWhere(t *testing.T) {
 // of random devices with a class of each layout, with an administrator between
 // them, and holds what each class reports against what can be made.
 func TestNoLayoutPromisesMoreThanItHolds(t *testing.T) {
+	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(2, 16), 1, 6).Draw(r, "devices")
 		m := newDisks(t, sizes...)

@@ -59,30 +59,36 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 	m := newMakers(t)
 	m.standIn()
 	if !soaking {
-		if chance(t).IntN(2) == 0 {
-			m.killCommand("vgcreate", 3, "lvm")
-		} else {
-			m.killCommand("lvcreate", 12, "lvmd") // of the thin pool
+		for _, c := range []struct {
+			command string
+			at      death
+		}{
+			{"vgcreate", death{3, "lvm", false}},
+			{"lvcreate", death{12, "lvmd", true}}, // of the thin pool
+		} {
+			m.lasting = c.at.lasting
+			c.at.mustHit(t, m.killCommand(c.command, c.at))
 		}
 		return
 	}
-	for _, command := range []string{"pvcreate", "vgcreate", "vgextend", "lvcreate"} {
+	// These change what is not yet a group, and never run in an lvm that lasts.
+	for command, least := range map[string]int{"pvcreate": 2, "vgcreate": 2, "vgextend": 2} {
 		for _, whom := range []string{"lvm", "lvmd"} {
-			for number := 1; !m.killCommand(command, number, whom); number++ {
-				if t.Failed() {
-					t.FailNow()
-				}
-			}
+			eachNumber(t, least, func(number int) bool { return m.killCommand(command, death{number, whom, false}) })
 		}
 	}
+	everyDeath(t, 12, func(lasting bool) func(death) bool {
+		m.lasting = lasting
+		return func(at death) bool { return m.killCommand("lvcreate", at) }
+	})
 }
 
-// killCommand has one command killed that a starting lvmd runs. It returns true
+// killCommand has one command killed that a starting lvmd runs. It returns false
 // when the command had fewer effects.
-func (m *makers) killCommand(command string, number int, whom string) (ended bool) {
+func (m *makers) killCommand(command string, at death) (killed bool) {
 	m.t.Helper()
-	m.t.Logf("%s killed before effect %d, with %s", command, number, whom)
-	m.ordain(command, number, whom)
+	m.t.Logf("%s: %v", command, at)
+	m.ordain(command, at)
 	first := m.command()
 	log := &output{}
 	first.Stdout, first.Stderr = log, log
@@ -94,7 +100,7 @@ func (m *makers) killCommand(command string, number int, whom string) (ended boo
 		_ = first.Wait()
 		close(exited)
 	}()
-	wait(m.t, "the command ended, or was killed", func() bool { return m.read("effects") != "" || m.read("slain") != "" })
+	killed = m.killed(at)
 	// It goes on as far as it can: it may have to give up.
 	select {
 	case <-exited:
@@ -102,12 +108,11 @@ func (m *makers) killCommand(command string, number int, whom string) (ended boo
 	}
 	_ = first.Process.Kill()
 	<-exited
-	ended = m.read("effects") != ""
 	m.check(m.start())
 	if m.t.Failed() {
 		m.t.Logf("the log of the first lvmd:\n%s", log)
 	}
-	return ended
+	return killed
 }
 
 func TestLVMKilledWhileADiskGrows(t *testing.T) {
@@ -117,18 +122,17 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 	p := n.start()
 	const more = 32 << 20
 	size, room := int64(64<<20), p.available()
-	// grow has pvresize killed. It returns true when that had fewer effects.
-	grow := func(number int, whom string) (ended bool) {
-		t.Logf("pvresize killed before effect %d, with %s", number, whom)
+	// grow has pvresize killed, which never runs in an lvm that lasts. It returns false
+	// when that had fewer effects.
+	grow := func(at death) (killed bool) {
+		t.Logf("pvresize: %v", at)
 		size, room = size+more, room+more
-		n.ordain("pvresize", number, whom)
+		n.ordain("pvresize", at)
 		if err := os.Truncate(file, size); err != nil {
 			t.Fatal(err)
 		}
 		byHand(t, "losetup", "--set-capacity", device)
-		wait(t, "the command ended, or was killed", func() bool { return n.read("effects") != "" || n.read("slain") != "" })
-		ended = n.read("effects") != ""
-		if !ended && whom == "lvmd" {
+		if killed = n.killed(at); killed && at.whom == "lvmd" {
 			wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 			p = n.start()
 		}
@@ -137,30 +141,31 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 		clean(t, v)
 		p.delete(v.GetId())
 		wait(t, "the volume is gone", func() bool { return p.available() == room })
-		return ended
+		return killed
 	}
 	if !soaking {
-		grow(2, anyOf(chance(t), "lvm", "lvmd"))
+		at := death{2, "lvmd", false}
+		at.mustHit(t, grow(at))
 		return
 	}
 	for _, whom := range []string{"lvm", "lvmd"} {
-		for number := 1; !grow(number, whom); number++ {
-		}
+		eachNumber(t, 2, func(number int) bool { return grow(death{number, whom, false}) })
 	}
 }
 
 func TestLvmdKilledWhileAGroupIsMade(t *testing.T) {
 	m := newMakers(t)
-	for number := range places(chance(t), 1, 14) {
+	const least = 13
+	for number := range places(chance(t), 1, least) {
 		p := m.startMortal(number)
-		place := m.read("died")
 		p.kill()
+		place := m.read("died")
 		t.Logf("place %d: %s", number, place)
 		m.check(m.start())
 		if t.Failed() {
 			t.FailNow()
 		}
-		if place == "" {
+		if noPlace(t, place, number, least) {
 			return
 		}
 	}

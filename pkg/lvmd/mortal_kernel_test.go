@@ -51,7 +51,7 @@ func mortal(dir, number, name string) error {
 		return err
 	}
 	var count atomic.Int64
-	host := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system})
+	host := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system, Lasting: true})
 	options := lvmd.Options{
 		Config: c, StateDir: state, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		LVM: host, Devices: host,
@@ -104,7 +104,7 @@ func slay(dir string) bool {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "slay:", err)
 	case effects < d.number:
-		d.ended(dir, effects)
+		d.ended(dir, "", effects)
 	default:
 		d.done(dir, "")
 	}
@@ -127,7 +127,7 @@ func slayLasting(dir string) {
 				effects++
 				killed = effects == number
 			case isReadOfInput(regs): // The command is over.
-				d.ended(dir, effects)
+				d.ended(dir, lastingOne, effects)
 				number = 0
 			}
 			return killed
@@ -162,7 +162,8 @@ func slayLasting(dir string) {
 	os.Exit(code)
 }
 
-// lastingOne is what the file "slain" begins with when the lvm was a lasting one.
+// lastingOne is what the files "slain" and "effects" begin with when the lvm was a
+// lasting one.
 const lastingOne = "lasting "
 
 // sentence is what the file "slay" holds.
@@ -186,8 +187,8 @@ func ordained(dir, command string) (d sentence, ok bool) {
 }
 
 // ended notes that the command came to its end.
-func (d sentence) ended(dir string, effects int) {
-	_ = os.WriteFile(filepath.Join(dir, "effects"), []byte(strconv.Itoa(effects)), 0o600)
+func (d sentence) ended(dir, kind string, effects int) {
+	_ = os.WriteFile(filepath.Join(dir, "effects"), []byte(kind+strconv.Itoa(effects)), 0o600)
 }
 
 // done notes that it was killed, and kills lvmd if it is to go with it.

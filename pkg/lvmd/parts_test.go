@@ -132,7 +132,7 @@ func expandRequest(id string, extents int64) *lvmdv1.ExpandVolumeRequest {
 // TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot carves and frees
 // at random in groups of random sizes.
 func TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot(t *testing.T) {
-	fewHistories()
+	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMachine(t)
 		sizes := map[string]int64{testGroup: testTotal}

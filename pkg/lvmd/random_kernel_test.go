@@ -4,8 +4,10 @@ package lvmd_test
 
 import (
 	"context"
-	"flag"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -17,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/rapidtest"
 )
 
 // checked is a test during one check of a property: what it makes is taken away when
@@ -43,28 +46,51 @@ func (c checked) TempDir() string {
 	return dir
 }
 
-// TestTheRoomOfRandomMachinesIsWhatLvmdSays makes groups of random disks with random
-// classes, and random volumes in them, which it deletes and expands. At the end of
-// each history, what lvmd says is what an lvmd says that scans anew, and what LVM
-// says, the largest volume of each class fits, and one that is larger does not.
+// TestTheRoomOfRandomMachinesIsWhatLvmdSays makes groups of random disks with a class
+// of each layout, and random volumes in them, which it deletes and expands, while an
+// administrator changes the group by hand. Then a disk is lost for a while. At the end
+// of each history, what lvmd says is what an lvmd says that scans anew, and what LVM
+// says, and each class gives as much as it said, to the last extent, and no more.
 func TestTheRoomOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
-	settings := map[string]string{"checks": "2", "shrinktime": "1ns", "nofailfile": "true"}
+	settings := map[string]string{"checks": "1", "shrinktime": "1ns", "nofailfile": "true", "seed": "1"}
+	if soaking || os.Getenv("CARVE_SEED") != "" {
+		settings["seed"] = strconv.FormatUint(max(1, chance(t).Uint64()), 10)
+	}
 	if soaking {
-		settings["checks"] = "60"
+		settings["checks"] = "20"
 	}
-	settings["seed"] = strconv.FormatUint(chance(t).Uint64(), 10)
-	for name, value := range settings {
-		if err := flag.Set("rapid."+name, value); err != nil {
-			t.Fatal(err)
-		}
-	}
+	rapidtest.Set(t, settings)
+	happened := map[string]int{}
 	rapid.Check(t, func(r *rapid.T) {
 		h := newRandomMachine(checked{t, r}, r)
-		for range rapid.IntRange(5, 10).Draw(r, "steps") {
+		h.happened = happened
+		for _, class := range h.classes {
+			h.create(class)
+		}
+		for range rapid.IntRange(4, 8).Draw(r, "steps") {
 			h.step()
 		}
+		h.create("linear") // which can be moved
+		for range rapid.IntRange(5, 6).Draw(r, "an administrator's changes") {
+			h.administer()
+		}
+		h.checkVolumes()
+		h.loseDisk()
 		h.checkRoom()
 	})
+	t.Logf("what happened, and how often: %v", happened)
+	want := []string{"lvcreate", "lvextend", "lvremove", "vgextend", "a RAID volume was degraded"}
+	if soaking { // One history may have no free extents to move a volume to.
+		want = append(want, "pvmove")
+	}
+	for _, class := range append([]string{"thin"}, layoutNames...) {
+		want = append(want, "a volume in "+class, "class "+class+" was filled")
+	}
+	for _, what := range want {
+		if happened[what] == 0 && !t.Failed() {
+			t.Errorf("never happened: %s", what)
+		}
+	}
 }
 
 // randomMachine is a machine, and what has happened on it.
@@ -74,43 +100,62 @@ type randomMachine struct {
 	classes []string
 	// keeps is what the linear class must leave, in bytes.
 	keeps   int64
-	volumes []*lvmdv1.Volume
+	volumes []randomVolume
 	made    int
+	// admins are an administrator's volumes, which are of no class.
+	admins []string
+	// disks are those of the group, frail the one that can be lost, and spare one that
+	// is in no group yet, or empty.
+	disks []string
+	frail *frail
+	spare string
+	// happened counts what happened, in all histories.
+	happened map[string]int
 }
 
+// randomVolume is a volume that holds 0x5a in its first bytes.
+type randomVolume struct {
+	*lvmdv1.Volume
+	filled int64
+}
+
+// isOnAllDisks reports whether a volume has a part on each of the first five disks.
+func isOnAllDisks(v randomVolume) bool { return v.GetDeviceClass() == "raid6" }
+
+// newRandomMachine makes a machine. Its thin pool is on the largest disk, and the
+// smallest disk is the one that can be lost.
 func newRandomMachine(t checked, r *rapid.T) *randomMachine {
-	disks := rapid.SliceOfN(rapid.Int64Range(24, 90), 2, 4).Draw(r, "disks in MiB")
-	n := newNode(t, spares(t, disks...)...)
-	h := &randomMachine{r: r, classes: []string{"linear"}}
+	sizes := rapid.SliceOfN(rapid.Int64Range(52, 72), 4, 4).Draw(r, "disks in MiB")
+	devices := spares(t, append([]int64{48, 24, 88}, sizes...)...)
+	h := &randomMachine{r: r, classes: append([]string{"thin"}, layoutNames...), frail: newFrail(t, devices[0]), spare: devices[1]}
+	h.disks = append([]string{h.frail.path()}, devices[2:]...)
+	n := newNode(t, h.disks...)
+	t.Cleanup(h.frail.work)
 	reserve := func(class string) int64 {
 		return rapid.SampledFrom([]int64{0, 5, 12}).Draw(r, class+"'s reserve in MiB")
 	}
 	keeps := reserve("linear")
 	h.keeps = keeps << 20
 	n.config = fmt.Sprintf("- {name: linear, default: true, volumeGroup: carve, reserve: %dMi}\n", keeps)
-	for _, class := range []string{"striped", "raid1"} {
-		if rapid.Bool().Draw(r, class) {
-			h.classes = append(h.classes, class)
-			n.config += layoutClass(class, fmt.Sprintf("reserve: %dMi, ", reserve(class)))
+	for _, class := range layoutNames[1:] {
+		if class == "raid6" { // which says itself what it leaves
+			n.config += layoutClass(class, "")
+			continue
 		}
+		n.config += layoutClass(class, fmt.Sprintf("reserve: %dMi, ", reserve(class)))
 	}
-	if rapid.Bool().Draw(r, "thin") {
-		h.classes = append(h.classes, "thin")
-		n.keeps = []string{"carve-pool"}
-		n.config += fmt.Sprintf("- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: %dMi, overprovisioning: %s}}\n",
-			rapid.Int64Range(4, 24).Draw(r, "pool in MiB"), rapid.SampledFrom([]string{"1", "150%", "3"}).Draw(r, "overprovisioning"))
-	}
+	n.keeps = []string{"carve-pool"}
+	n.config += fmt.Sprintf("- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: %dMi, overprovisioning: %s}}\n",
+		rapid.Int64Range(4, 16).Draw(r, "pool in MiB"), rapid.SampledFrom([]string{"1", "150%", "3"}).Draw(r, "overprovisioning"))
 	h.process = n.start()
 	return h
 }
 
 // step makes, deletes or expands a volume.
 func (h *randomMachine) step() {
-	what := rapid.SampledFrom([]string{"create", "create", "create", "delete", "delete", "expand"}).Draw(h.r, "step")
+	what := rapid.SampledFrom([]string{"create", "create", "delete", "delete", "expand"}).Draw(h.r, "step")
 	if what == "create" || len(h.volumes) == 0 {
-		class := rapid.SampledFrom(h.classes).Draw(h.r, "class")
-		h.made++
-		h.make(class, fmt.Sprintf("pvc-%d", h.made), rapid.Int64Range(1, 24<<20).Draw(h.r, "bytes"))
+		h.create(rapid.SampledFrom(h.classes).Draw(h.r, "class"))
 		return
 	}
 	i := rapid.IntRange(0, len(h.volumes)-1).Draw(h.r, "volume")
@@ -120,30 +165,195 @@ func (h *randomMachine) step() {
 		h.volumes = slices.Delete(h.volumes, i, i+1)
 		return
 	}
-	bytes := v.GetSizeBytes() + rapid.Int64Range(1, 16<<20).Draw(h.r, "bytes more")
+	bytes := v.GetSizeBytes() + rapid.Int64Range(1, 8<<20).Draw(h.r, "bytes more")
 	resp, err := h.client.ExpandVolume(h.t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: bytes})
 	switch {
 	case err == nil:
-		h.volumes[i] = resp.GetVolume()
+		h.volumes[i].Volume = resp.GetVolume()
 	case status.Code(err) != codes.ResourceExhausted:
 		h.r.Fatalf("expanding %v to %d bytes: %v", v, bytes, err)
 	}
 }
 
-// make makes a raw volume if there is room for it, and fills it.
-func (h *randomMachine) make(class, name string, bytes int64) {
-	resp, err := h.client.CreateVolume(h.t.Context(), inClass(create(name, bytes, ""), class))
+// create makes a raw volume if there is room for it, and fills it.
+func (h *randomMachine) create(class string) {
+	h.made++
+	bytes := rapid.Int64Range(1, 8<<20).Draw(h.r, "bytes")
+	resp, err := h.client.CreateVolume(h.t.Context(), inClass(create(fmt.Sprintf("pvc-%d", h.made), bytes, ""), class))
 	switch {
 	case status.Code(err) == codes.ResourceExhausted:
 	case err != nil:
 		h.r.Fatalf("creating %d bytes in class %s: %v", bytes, class, err)
 	default:
-		clean(h.t, resp.GetVolume())
+		v := randomVolume{Volume: resp.GetVolume()}
+		clean(h.t, v.Volume)
 		if class != "thin" { // A full pool is another matter.
-			fill(h.t, resp.GetVolume(), 0x5a)
+			fill(h.t, v.Volume, 0x5a)
+			v.filled = v.GetSizeBytes()
 		}
-		h.volumes = append(h.volumes, resp.GetVolume())
+		h.volumes = append(h.volumes, v)
+		h.happened["a volume in "+class]++
 	}
+}
+
+// administer has an administrator change the group by hand, while lvmd runs.
+func (h *randomMachine) administer() {
+	h.settle() // What is being deleted is not to be moved.
+	can := map[string]bool{
+		"lvcreate": h.freeExtents() > 0, "lvextend": len(h.admins) > 0 && h.freeExtents() > 0, "lvremove": len(h.admins) > 0,
+		"vgextend": h.spare != "", "pvmove": h.movable() != "",
+	}
+	// What happened least comes first: so all of it happens.
+	changes := slices.DeleteFunc([]string{"lvcreate", "vgextend", "pvmove", "lvextend", "lvremove"}, func(c string) bool { return !can[c] })
+	if len(changes) == 0 {
+		return
+	}
+	slices.SortStableFunc(changes, func(a, b string) int { return h.happened[a] - h.happened[b] })
+	change := changes[0]
+	h.happened[change]++
+	switch change {
+	case "lvcreate":
+		h.made++
+		name := fmt.Sprintf("admins-%d", h.made)
+		lvmByHand(h.t, "lvcreate", "--yes", "--zero=n", "--wipesignatures=n", "--extents", h.someExtents(), "--name", name, h.group)
+		h.admins = append(h.admins, name)
+		// Whoever gets these extents next may not see it.
+		overwriteDevice(h.t, "/dev/"+h.group+"/"+name, 0x77)
+	case "lvextend":
+		lvmByHand(h.t, "lvextend", "--extents", "+"+h.someExtents(), h.group+"/"+h.admins[0])
+	case "lvremove":
+		lvmByHand(h.t, "lvremove", "--yes", h.group+"/"+h.admins[0])
+		h.admins = h.admins[1:]
+	case "vgextend":
+		lvmByHand(h.t, "vgextend", "--yes", h.group, h.spare)
+		h.disks, h.spare = append(h.disks, h.spare), ""
+	case "pvmove":
+		source, name, _ := strings.Cut(h.movable(), " ")
+		lvmByHand(h.t, "pvmove", "--interval", "1", "--name", name, source)
+	}
+	h.settle()
+}
+
+// freeExtents is how many the group has, by LVM's account.
+func (h *randomMachine) freeExtents() (n int64) {
+	text := lvmByHand(h.t, "vgs", "--noheadings", "-o", "vg_free_count", h.group)
+	if _, err := fmt.Sscan(text, &n); err != nil {
+		h.r.Fatalf("%q: %v", text, err)
+	}
+	return n
+}
+
+func (h *randomMachine) someExtents() string {
+	return strconv.FormatInt(rapid.Int64Range(1, min(3, h.freeExtents())).Draw(h.r, "extents"), 10)
+}
+
+// movable names a disk and a linear volume of lvmd's with extents on it for which
+// there is room on one of the other disks, or nothing.
+func (h *randomMachine) movable() string {
+	free := map[string]int64{}
+	for line := range strings.Lines(lvmByHand(h.t, "pvs", "--noheadings", "--separator", " ", "-o", "pv_name,pv_pe_count,pv_pe_alloc_count", "--select", "vg_name="+h.group)) {
+		var device string
+		var all, used int64
+		if _, err := fmt.Sscan(line, &device, &all, &used); err != nil {
+			h.r.Fatalf("%q: %v", line, err)
+		}
+		free[device] = all - used
+	}
+	needs := map[string]int64{} // extents by disk and volume
+	for line := range strings.Lines(lvmByHand(h.t, "lvs", "--noheadings", "--separator", " ", "--segments", "-o", "lv_name,segtype,seg_size_pe,devices", h.group)) {
+		words := strings.Fields(line)
+		if len(words) != 4 || words[1] != "linear" || slices.Contains(h.admins, words[0]) {
+			continue
+		}
+		extents, err := strconv.ParseInt(words[2], 10, 64)
+		if err != nil {
+			h.r.Fatalf("%q: %v", line, err)
+		}
+		device, _, _ := strings.Cut(words[3], "(")
+		needs[device+" "+words[0]] += extents
+	}
+	for _, what := range slices.Sorted(maps.Keys(needs)) {
+		device, _, _ := strings.Cut(what, " ")
+		for other, n := range free {
+			if other != device && n >= needs[what] {
+				return what
+			}
+		}
+	}
+	return ""
+}
+
+// overwriteDevice writes a pattern over all of a device.
+func overwriteDevice(t testing.TB, path string, pattern byte) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, &lvmdv1.Volume{DevicePath: path, SizeBytes: size}, pattern)
+}
+
+// checkVolumes checks that all volumes are known, and reads what those hold that are
+// redundant or have no condition.
+func (h *randomMachine) checkVolumes() {
+	for _, v := range h.volumes {
+		resp, err := h.client.GetVolume(h.t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
+		got := resp.GetVolume()
+		if err != nil || got.GetId() != v.GetId() || got.GetSizeBytes() != v.GetSizeBytes() {
+			h.r.Fatalf("volume %v is %v, error %v", v.Volume, got, err)
+		}
+		if redundant := strings.HasPrefix(v.GetDeviceClass(), "raid"); !redundant && len(got.GetConditions()) > 0 {
+			continue
+		}
+		if got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+			h.r.Fatalf("volume %v is %v", v.Volume, got)
+		}
+		checkFilled(h.t, got, 0x5a, v.filled)
+	}
+}
+
+// loseDisk has a disk fail, and work again.
+func (h *randomMachine) loseDisk() {
+	if !slices.ContainsFunc(h.volumes, isOnAllDisks) {
+		h.create("raid6")
+	}
+	wait(h.t, "all images are in sync", func() bool { return h.conditions() == "" })
+	h.settle()
+	before := h.rooms()
+	h.frail.fail()
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
+		h.r.Fatal(err)
+	}
+	wait(h.t, "all classes have a condition and no room", func() bool {
+		return !slices.ContainsFunc(h.state().GetClasses(), func(c *lvmdv1.DeviceClass) bool {
+			return c.GetName() != "thin" && (len(c.GetConditions()) == 0 || c.GetAvailableBytes() > 0)
+		})
+	})
+	_, err := h.client.CreateVolume(h.t.Context(), create("pvc-refused", 1, ""))
+	if status.Code(err) != codes.Unavailable {
+		h.r.Fatalf("a creation while a disk is lost: %v", err)
+	}
+	h.checkVolumes() // What is redundant is whole, and its kernel notices the loss.
+	if slices.ContainsFunc(h.volumes, isOnAllDisks) {
+		wait(h.t, "a volume on all disks is degraded", func() bool { return strings.Contains(h.conditions(), "Degraded") })
+		h.happened["a RAID volume was degraded"]++
+	}
+	h.kill()
+	h.process = h.start()
+	h.checkVolumes()
+	h.frail.work()
+	for _, v := range h.volumes {
+		lvmByHand(h.t, "lvchange", "--refresh", h.group+"/"+v.GetId())
+	}
+	wait(h.t, "all is well again", func() bool {
+		return h.conditions() == "" && !slices.ContainsFunc(h.state().GetClasses(), func(c *lvmdv1.DeviceClass) bool { return len(c.GetConditions()) > 0 })
+	})
+	wait(h.t, "there is as much room as before: "+before, func() bool { return h.rooms() == before })
+	h.checkVolumes()
 }
 
 // rooms is what lvmd says of its classes.
@@ -157,7 +367,8 @@ func (h *randomMachine) rooms() string {
 
 // settle waits until what was deleted is gone.
 func (h *randomMachine) settle() {
-	wait(h.t, "what was deleted is gone", func() bool { return len(h.leftovers()) == len(h.volumes) })
+	h.t.Helper()
+	wait(h.t, "what was deleted is gone", func() bool { return len(h.leftovers()) == len(h.volumes)+len(h.admins) })
 	wait(h.t, "lvmd knows it", func() bool { return h.linear().GetAvailableBytes() == h.free() })
 }
 
@@ -173,6 +384,7 @@ func (h *randomMachine) free() int64 {
 	return max(0, free-(h.keeps+extent-1)/extent*extent)
 }
 
+// checkRoom holds what lvmd says against what the next one says, and fills each class.
 func (h *randomMachine) checkRoom() {
 	h.settle()
 	said := h.rooms()
@@ -182,23 +394,56 @@ func (h *randomMachine) checkRoom() {
 		h.r.Fatalf("lvmd says %q, and the next one %q", said, again)
 	}
 	for _, class := range h.classes {
-		c := h.classNamed(class)
-		most := c.GetMaximumVolumeSizeBytes()
-		_, err := h.client.CreateVolume(h.t.Context(), inClass(create("pvc-more", most+c.GetAllocationUnitBytes(), ""), class))
+		for _, v := range h.fillClass(class) {
+			h.delete(v.GetId())
+		}
+		h.settle()
+		if again := h.rooms(); again != said {
+			h.r.Fatalf("lvmd said %q, and after class %s gave and took back all it has %q", said, class, again)
+		}
+	}
+}
+
+// fillClass makes volumes in a class until it has no room, each as large as can be,
+// and checks at each that one unit more is refused.
+func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
+	c := h.classNamed(class)
+	unit := c.GetAllocationUnitBytes()
+	said, first, sum := c.GetAvailableBytes(), c.GetMaximumVolumeSizeBytes(), int64(0)
+	exact := class == "linear" || class == "thin" || class == "striped"
+	for {
+		available, most := c.GetAvailableBytes(), c.GetMaximumVolumeSizeBytes()
+		_, err := h.client.CreateVolume(h.t.Context(), inClass(create("pvc-more", most+unit, ""), class))
 		if status.Code(err) != codes.ResourceExhausted {
 			h.r.Fatalf("class %v: a volume that is larger than the maximum: %v", c, err)
 		}
 		if most == 0 {
-			continue
+			break
 		}
-		resp, err := h.client.CreateVolume(h.t.Context(), inClass(create("pvc-most", most, ""), class))
-		if err != nil || resp.GetVolume().GetSizeBytes() != most {
-			h.r.Fatalf("class %v: the largest volume: %v, error %v", c, resp, err)
+		size := most
+		if class == "striped" {
+			// All of it is used only by volumes of which each is on the freest disks.
+			size = unit
 		}
-		h.delete(resp.GetVolume().GetId())
-		h.settle()
-		if again := h.rooms(); again != said {
-			h.r.Fatalf("lvmd said %q, and after class %s gave and took back the largest volume %q", said, class, again)
+		resp, err := h.client.CreateVolume(h.t.Context(), inClass(create(fmt.Sprintf("pvc-%s-%d", class, len(filled)), size, ""), class))
+		v := resp.GetVolume()
+		if err != nil || v.GetSizeBytes() != size {
+			h.r.Fatalf("class %v: a volume of %d bytes: %v, error %v", c, size, resp, err)
+		}
+		filled, sum = append(filled, v), sum+size
+		wait(h.t, "lvmd says what the volume took", func() bool {
+			c = h.classNamed(class)
+			return c.GetAvailableBytes() <= available-size
+		})
+		if exact && c.GetAvailableBytes() != available-size {
+			h.r.Fatalf("%d bytes were available, and %d after a volume of %d bytes", available, c.GetAvailableBytes(), size)
 		}
 	}
+	if c.GetAvailableBytes() != 0 || sum > said || sum < first || exact && sum != said {
+		h.r.Fatalf("class %v: volumes of %d bytes in sum were made of %d that were available, in one volume %d", c, sum, said, first)
+	}
+	if said > 0 {
+		h.happened["class "+class+" was filled"]++
+	}
+	return filled
 }

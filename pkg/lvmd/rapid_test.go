@@ -3,7 +3,6 @@
 package lvmd
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,14 +15,14 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/rapidtest"
 )
 
-// fewHistories keeps the number of random histories small, unless the command
-// line says otherwise.
-func fewHistories() {
-	if err := flag.Set("rapid.checks", "25"); err != nil {
-		panic(err)
-	}
+// fewHistories keeps the number of random histories of a test small, unless the
+// command line says otherwise.
+func fewHistories(t *testing.T) {
+	t.Helper()
+	rapidtest.Set(t, map[string]string{"checks": "25"})
 }
 
 // TestAnySequenceOfCallsKeepsItsPromises runs random sequences of calls,
@@ -32,6 +31,7 @@ func fewHistories() {
 // volume of the maximum fits and one extent more does not, no volume shows
 // what another held, and the model is what a fresh scan gives.
 func TestAnySequenceOfCallsKeepsItsPromises(t *testing.T) {
+	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		h := &history{machine: newMachine(t), t: t, volumes: map[string]*lvmdv1.Volume{}, mounted: map[string]bool{}}
 		h.reserve = rapid.Int64Range(0, 5).Draw(r, "reserve")

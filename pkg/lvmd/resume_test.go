@@ -137,6 +137,7 @@ func TestRemovalsAreRememberedForAWhile(t *testing.T) {
 // TestWhoResumesAtRandomSeesWhatIsThere has a reader break off and go on anywhere
 // in a random life, and holds what it has in the end against the full state.
 func TestWhoResumesAtRandomSeesWhatIsThere(t *testing.T) {
+	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMachine(t)
 		m.fake.AddGroup("second", testExtent, testTotal)

@@ -21,6 +21,7 @@ import (
 // nothing shows what another held, the maximum fits and one extent more does
 // not, and the model is what a fresh scan gives.
 func TestAnySequenceOfThinCallsKeepsItsPromises(t *testing.T) {
+	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		h := &thinHistory{t: t, size: 10, volumes: map[string]*thinVolume{}, snapshots: map[string]*thinVolume{}}
 		h.ratio = rapid.SampledFrom([]int64{100, 150, 400}).Draw(r, "overprovisioning")

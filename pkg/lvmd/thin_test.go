@@ -244,8 +244,8 @@ func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
 func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	d := m.start(t)
-	p := d.Service.pools()[0]
-	done, err := d.Service.take(t.Context(), p.group)
+	p := d.pools()[0]
+	done, err := d.take(t.Context(), p.group)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	looked := make(chan struct{})
 	go func() {
 		defer close(looked)
-		d.Service.lookAtPool(p)
+		d.lookAtPool(p)
 	}()
 	eventually(t, "somebody waits for the command to end", func() bool { return p.group.turns.depth() > 0 })
 	if d.hasCondition("PoolInactive") || d.available() == 0 {

@@ -169,6 +169,7 @@ func TestOneVolumeThatAgreesSpeaksForItsClassWhenTheJournalIsLost(t *testing.T) 
 
 // TestAStartRefusesWhatAReloadRefuses changes configurations at random.
 func TestAStartRefusesWhatAReloadRefuses(t *testing.T) {
+	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		m := newDisks(t, 16, 16)
 		m.fake.AddGroupOf("second", testExtent, 16, 16)

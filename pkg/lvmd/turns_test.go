@@ -142,6 +142,7 @@ type lanesModel struct {
 }
 
 func TestTurnsAreSharedFairlyWhateverHappens(t *testing.T) {
+	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		const limit = 6
 		c := newCrowd(t, limit)

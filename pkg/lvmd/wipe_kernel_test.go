@@ -27,7 +27,15 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	const size = 40 << 20
-	again := func() *process { p.kill(); return n.start() }
+	// killed ends lvmd while a wipe is under way.
+	killed := func() {
+		t.Helper()
+		time.Sleep(time.Second)
+		p.kill()
+		if len(n.leftovers()) == 0 {
+			t.Fatal("the wipe was over before lvmd was killed")
+		}
+	}
 	for i, happens := range []struct {
 		what string
 		do   func(v *lvmdv1.Volume)
@@ -37,13 +45,12 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		}},
 		{"killed in the middle", func(v *lvmdv1.Volume) {
 			p.delete(v.GetId())
-			time.Sleep(time.Second)
-			p = again()
+			killed()
+			p = n.start()
 		}},
 		{"killed in the middle and the journal lost", func(v *lvmdv1.Volume) {
 			p.delete(v.GetId())
-			time.Sleep(time.Second)
-			p.kill()
+			killed()
 			if err := os.Remove(filepath.Join(n.dir, "state", "journal.db")); err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +88,8 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 // when the wipe is over.
 func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	n := newNode(t)
-	p := n.startMortalAt("delete: chunk wiped", 2)
+	const place = "delete: chunk wiped"
+	p := n.startMortalAt(place, 2)
 	all := p.available()
 	const size = 160 << 20 // two and a half chunks
 	v := p.create(create("pvc", size, ""))
@@ -89,6 +97,9 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	// It may be dead before it answers.
 	_, _ = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+	if died := n.read("died"); died != place {
+		t.Fatalf("lvmd died at %q, want %q", died, place)
+	}
 	mark := bytes.Repeat([]byte{0x77}, 4096)
 	writeHead(t, v, mark)
 	p = n.start()

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // start serves o on a loopback port and returns its address.
@@ -39,7 +41,7 @@ func start(t *testing.T, o Options) string {
 			if err != nil {
 				t.Errorf("serve: want a clean end, got %v", err)
 			}
-		case <-time.After(4 * time.Second):
+		case <-time.After(waittest.Limit):
 			t.Error("serve did not end after its context")
 		}
 	})
@@ -57,7 +59,7 @@ func get(t *testing.T, url, token string) (int, string) {
 	if token != "" {
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
-	response, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Do(request)
+	response, err := (&http.Client{Transport: transport, Timeout: waittest.Limit}).Do(request)
 	if err != nil {
 		t.Fatalf("GET %s: %v", url, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -19,8 +20,6 @@ import (
 const (
 	alpn = names.UplinkALPN
 
-	// maxHandshakes bounds the peers that are connected and not yet accepted.
-	maxHandshakes = 1024
 	// drainExpired is how long calls on a session may go on that ran out.
 	drainExpired = 30 * time.Second
 )
@@ -60,8 +59,9 @@ type ServerConfig struct {
 type Server struct {
 	c     ServerConfig
 	log   *slog.Logger
-	slots chan struct{}
 	grace time.Duration
+	// handshakes are those under way.
+	handshakes handshakes
 
 	mu       sync.Mutex
 	sessions map[*Session]struct{}
@@ -75,7 +75,6 @@ func NewServer(c ServerConfig) *Server {
 	}
 	return &Server{
 		c: c, log: c.Log.With("component", "uplink"),
-		slots:    make(chan struct{}, maxHandshakes),
 		grace:    ExpiryGrace,
 		sessions: map[*Session]struct{}{},
 	}
@@ -102,20 +101,19 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 			sleep(ctx, 100*time.Millisecond)
 			continue
 		}
-		select {
-		case s.slots <- struct{}{}:
-		default:
+		address := addressOf(conn.RemoteAddr())
+		if !s.handshakes.begin(address) {
 			conn.Close() // it will come back
 			continue
 		}
-		peers.Go(func() { s.welcome(ctx, conn) })
+		peers.Go(func() { s.welcome(ctx, conn, address) })
 	}
 }
 
 // welcome takes a connection from TCP to a session, and watches over its end.
-func (s *Server) welcome(ctx context.Context, raw net.Conn) {
+func (s *Server) welcome(ctx context.Context, raw net.Conn, address netip.Prefix) {
 	session, err := s.handshake(ctx, raw)
-	<-s.slots
+	s.handshakes.end(address)
 	if err != nil {
 		raw.Close()
 		if ctx.Err() == nil {

@@ -18,9 +18,9 @@ import (
 // cut off on its way returns a gRPC status instead, and may have had effect.
 var ErrSessionClosed = errors.New("uplink session is closed")
 
-// maxMessageBytes bounds one answer of lvmd: the full state of a node with
-// tens of thousands of volumes is some MiB.
-const maxMessageBytes = 64 << 20
+// maxMessageBytes bounds one answer of lvmd. A call whose answers may be larger says
+// so by a call option.
+const maxMessageBytes = 4 << 20
 
 // answerWindow is how much of an answer a node may send ahead of what was read, in
 // bytes: more than the state of a node with 1,000 volumes takes. Where windows grow,

@@ -3,6 +3,7 @@ package uplink
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -19,6 +20,8 @@ import (
 	"google.golang.org/grpc"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/logging/logtest"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const (
@@ -31,6 +34,7 @@ type controllerEnd struct {
 	addr     string
 	sessions chan *Session
 	server   *Server
+	log      logtest.Recorder
 	stop     func()
 
 	mu   sync.Mutex
@@ -60,7 +64,7 @@ func startController(t *testing.T, ca *testCA, addr string) *controllerEnd {
 			return e.auth(h)
 		},
 		OnSession: func(s *Session) { e.sessions <- s },
-		Log:       slog.New(slog.DiscardHandler),
+		Log:       e.log.Logger(),
 	})
 	lis, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -97,12 +101,58 @@ func (e *controllerEnd) session(t *testing.T) *Session {
 	}
 }
 
-func (e *controllerEnd) noSession(t *testing.T, within time.Duration) {
+// noSession fails where a session was accepted that session did not return.
+func (e *controllerEnd) noSession(t *testing.T) {
 	t.Helper()
 	select {
 	case s := <-e.sessions:
 		t.Fatalf("unexpected session of node %q", s.Node())
-	case <-time.After(within):
+	default:
+	}
+}
+
+// refusals waits until the controller has refused as many connections.
+func (e *controllerEnd) refusals(t *testing.T, n int) {
+	t.Helper()
+	waittest.Until(t, "the controller refuses connections", func() bool {
+		return len(e.log.Find(func(r logtest.Record) bool { return r.Message == "uplink refused" })) >= n
+	})
+}
+
+// introduceFrom connects from a local address and introduces node n by hand.
+func introduceFrom(t *testing.T, e *controllerEnd, ca *testCA, local string) (*lvmdv1.Welcome, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	dialer := &tls.Dialer{NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}},
+		Config: &tls.Config{MinVersion: tls.VersionTLS13, ServerName: testHost, RootCAs: roots, NextProtos: []string{alpn}}}
+	conn, err := dialer.DialContext(ctx, "tcp", e.addr)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { conn.Close() })
+	if err := writeFrame(conn, &lvmdv1.Hello{NodeName: "n", Token: testToken}); err != nil {
+		return nil, err
+	}
+	welcome := &lvmdv1.Welcome{}
+	return welcome, readFrame(conn, welcome)
+}
+
+func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	e := startController(t, ca, "127.0.0.1:0")
+	for range maxHandshakes {
+		conn, err := net.Dial("tcp", e.addr) // and says nothing
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	// The server accepts in order: it has seen all those before this one.
+	if welcome, err := introduceFrom(t, e, ca, "127.0.0.2"); err != nil || !welcome.GetAccepted() {
+		t.Errorf("a node at another address is not welcome: %v, %v", welcome, err)
 	}
 }
 
@@ -131,7 +181,20 @@ type nodeEnd struct {
 	lvmd     *nodeLVMD
 	ca, tok  string
 	welcomes atomic.Int32
+	log      logtest.Recorder
 	stop     func()
+}
+
+// failure waits until the node has logged that a dial failed with an error that matches,
+// and returns the error.
+func (n *nodeEnd) failure(t *testing.T, what string, match func(error) bool) error {
+	t.Helper()
+	var found []logtest.Record
+	waittest.Until(t, "the node says that its dial failed: "+what, func() bool {
+		found = n.log.Find(func(r logtest.Record) bool { return r.Error() != nil && match(r.Error()) })
+		return len(found) != 0
+	}, func() any { return n.log.Find(func(logtest.Record) bool { return true }) })
+	return found[0].Error()
 }
 
 // startNode connects to addr's port on the addresses that lookup returns
@@ -158,7 +221,7 @@ func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nod
 			}
 			n.welcomes.Add(1)
 		},
-		Log: slog.New(slog.DiscardHandler),
+		Log: n.log.Logger(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -234,8 +297,13 @@ func TestNodeRefusesAControllerOfAnotherCA(t *testing.T) {
 	ctrl.set(func() {
 		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) { sawToken.Store(true); return Grant{}, nil }
 	})
-	startNode(t, newTestCA(t, "theirs"), ctrl.addr, nil)
-	ctrl.noSession(t, 300*time.Millisecond)
+	node := startNode(t, newTestCA(t, "theirs"), ctrl.addr, nil)
+	node.failure(t, "its CA did not sign that", func(err error) bool {
+		var unknown x509.UnknownAuthorityError
+		return errors.As(err, &unknown)
+	})
+	ctrl.refusals(t, 2) // the node keeps trying, and each of its connections ends here
+	ctrl.noSession(t)
 	if sawToken.Load() {
 		t.Error("the node sent its token to a controller that it cannot verify")
 	}
@@ -244,9 +312,21 @@ func TestNodeRefusesAControllerOfAnotherCA(t *testing.T) {
 func TestNodeRefusesAControllerOfAnotherName(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	ctrl := startController(t, ca, "127.0.0.1:0")
-	ctrl.set(func() { ctrl.cert = ca.serving(t, "other.test") })
-	startNode(t, ca, ctrl.addr, nil)
-	ctrl.noSession(t, 300*time.Millisecond)
+	var sawToken atomic.Bool
+	ctrl.set(func() {
+		ctrl.cert = ca.serving(t, "other.test")
+		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) { sawToken.Store(true); return Grant{}, nil }
+	})
+	node := startNode(t, ca, ctrl.addr, nil)
+	node.failure(t, "the certificate is for another name", func(err error) bool {
+		var name x509.HostnameError
+		return errors.As(err, &name) && name.Host == testHost
+	})
+	ctrl.refusals(t, 2)
+	ctrl.noSession(t)
+	if sawToken.Load() {
+		t.Error("the node sent its token to a controller of another name")
+	}
 }
 
 func TestControllerRefusesPlaintextAndOldTLSAndStrangers(t *testing.T) {
@@ -297,28 +377,25 @@ func TestControllerRefusesPlaintextAndOldTLSAndStrangers(t *testing.T) {
 			t.Errorf("after an oversize frame: %v, want the connection closed", err)
 		}
 	})
-	ctrl.noSession(t, 0)
+	ctrl.refusals(t, 4) // each of those above
+	ctrl.noSession(t)
 }
 
 func TestRefusedNodeLearnsTheReasonAndTriesOn(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	ctrl := startController(t, ca, "127.0.0.1:0")
 	node := startNode(t, ca, ctrl.addr, nil)
-	ctrl.session(t).Close()
+	s := ctrl.session(t)
 	writeFile(t, node.tok, []byte("bad-token"))
-	for { // the token file is read again: sessions made before the change drain away
-		select {
-		case s := <-ctrl.sessions:
-			s.Close()
-			continue
-		case <-time.After(300 * time.Millisecond):
-		}
-		break
+	s.Close() // the token file is read again at the next dial
+	var refused *RefusedError
+	if err := node.failure(t, "it is told why", func(err error) bool { return errors.As(err, &refused) }); refused.Reason != "token is not good" {
+		t.Errorf("a dial with a bad token: %v, want the controller's reason", err)
 	}
+	ctrl.noSession(t)
 	l := newLink(node.client, ctrl.addr)
 	_, _, err := l.dial(context.Background())
-	var refused *RefusedError
-	if !errors.As(err, &refused) || refused.Reason != "token is not good" {
+	if refused = nil; !errors.As(err, &refused) || refused.Reason != "token is not good" {
 		t.Errorf("dial with a bad token: %v, want the controller's reason", err)
 	}
 	ctrl.set(func() {
@@ -458,11 +535,12 @@ func TestEveryAddressHasALinkAndALostOneIsDroppedOnlyWhenItBreaks(t *testing.T) 
 	_, port, _ := net.SplitHostPort(one.addr)
 	two := startController(t, ca, "127.0.0.2:"+port)
 	var mu sync.Mutex
-	hosts, lookupErr := []string{"127.0.0.1", "127.0.0.2"}, error(nil)
+	hosts, lookupErr, lookups := []string{"127.0.0.1", "127.0.0.2"}, error(nil), 0
 	node := startNode(t, ca, one.addr, func(c *client) {
 		c.lookup = func(context.Context, string) ([]string, error) {
 			mu.Lock()
 			defer mu.Unlock()
+			lookups++
 			return hosts, lookupErr
 		}
 	})
@@ -474,9 +552,13 @@ func TestEveryAddressHasALinkAndALostOneIsDroppedOnlyWhenItBreaks(t *testing.T) 
 	}
 
 	mu.Lock()
-	lookupErr = errors.New("no DNS")
+	lookupErr, lookups = errors.New("no DNS"), 0
 	mu.Unlock()
-	time.Sleep(100 * time.Millisecond)
+	waittest.Until(t, "two lookups fail", func() bool { // before the third begins, the second was judged
+		mu.Lock()
+		defer mu.Unlock()
+		return lookups >= 3
+	})
 	if n := node.client.linkCount(); n != 2 {
 		t.Errorf("%d links after a failed lookup, want both kept", n)
 	}
@@ -484,17 +566,17 @@ func TestEveryAddressHasALinkAndALostOneIsDroppedOnlyWhenItBreaks(t *testing.T) 
 	mu.Lock()
 	hosts, lookupErr = []string{"127.0.0.1"}, nil
 	mu.Unlock()
-	for deadline := time.Now().Add(time.Minute); node.client.linkCount() != 1; {
-		if time.Now().After(deadline) {
-			t.Fatal("the address that left DNS is still dialled")
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	waittest.Until(t, "the address that left DNS is not dialled any more", func() bool { return node.client.linkCount() == 1 })
 	if err := call(t, s2, "a"); err != nil {
 		t.Errorf("a standing connection was cut because its address left DNS: %v", err)
 	}
 	s2.Close()
-	two.noSession(t, 200*time.Millisecond)
+	waitDone(t, s2)
+	for range 5 { // while the other address is dialled again and again
+		s1.Close()
+		s1 = one.session(t)
+	}
+	two.noSession(t)
 }
 
 func (c *client) linkCount() int {

@@ -22,10 +22,14 @@ import (
 	"github.com/carve-csi/carve/e2e/controlplane"
 	"github.com/carve-csi/carve/e2e/kube"
 	"github.com/carve-csi/carve/e2e/netns"
+	"github.com/carve-csi/carve/e2e/preflight"
 )
 
+// prefix begins the names of the namespaces.
+const prefix = "carve-bare-"
+
 func main() {
-	name := flag.String("name", fmt.Sprintf("carve-bare-%d", os.Getpid()), "name of the network namespace, which must not be in use")
+	name := flag.String("name", netns.NameOf(prefix), "name of the network namespace, which must not be in use")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -43,6 +47,9 @@ func run(ctx context.Context, name string, arguments []string, progress io.Write
 	if len(arguments) == 0 {
 		return errors.New("no command to run")
 	}
+	if err := preflight.Check(preflight.ControlPlane()); err != nil {
+		return err
+	}
 	binary, err := kube.Build(ctx, progress)
 	if err != nil {
 		return err
@@ -52,6 +59,9 @@ func run(ctx context.Context, name string, arguments []string, progress io.Write
 		return fmt.Errorf("make a folder: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := netns.RemoveAbandoned(ctx, prefix); err != nil {
+		return err
+	}
 	namespace, err := netns.Create(name, netns.DefaultGateway)
 	if err != nil {
 		return err

@@ -6,10 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -25,24 +29,14 @@ type testPackage struct {
 	XTestGoFiles []string
 	// binary is the name of its compiled tests in the build folder.
 	binary string
-	// tests are the names of those that are meant, where the package's tests are
-	// shared among several runs; part says which of them this is.
+	// tests are the tests to run.
 	tests []string
-	part  string
-}
-
-// title is what the package's run is called.
-func (p testPackage) title() string {
-	if p.part == "" {
-		return p.ImportPath
-	}
-	return p.ImportPath + " " + p.part
 }
 
 // list resolves patterns, which are relative to the working directory, to
 // packages of the main module at root.
-func list(ctx context.Context, root string, patterns []string) ([]testPackage, error) {
-	args := []string{"list", "-tags", tag, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}
+func list(ctx context.Context, root string, patterns []string, tags string) ([]testPackage, error) {
+	args := []string{"list", "-tags", tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}
 	for _, pattern := range patterns {
 		absolute, err := filepath.Abs(pattern)
 		if err != nil {
@@ -71,43 +65,66 @@ func list(ctx context.Context, root string, patterns []string) ([]testPackage, e
 	}
 }
 
-// hasTests says whether there is something to compile.
-func (p testPackage) hasTests() bool { return len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 }
+// files are the package's test files.
+func (p testPackage) files() []string { return slices.Concat(p.TestGoFiles, p.XTestGoFiles) }
 
-// split shares a package's tests among so many runs: those that stand beside each
-// other, and often take as long as each other, go to different ones.
-func split(ctx context.Context, p testPackage, build string, parts int) ([]testPackage, error) {
-	if parts == 1 {
-		return []testPackage{p}, nil
+// withKernelTests returns the packages that have test files for such a machine only, each
+// with the tests in these files. All other tests run anywhere, and `make test-race` runs
+// them where a process costs a twentieth of what it costs here.
+func withKernelTests(packages, anywhere []testPackage) ([]testPackage, error) {
+	var found []testPackage
+	for _, p := range packages {
+		elsewhere := slices.IndexFunc(anywhere, func(a testPackage) bool { return a.ImportPath == p.ImportPath })
+		for _, file := range p.files() {
+			if elsewhere >= 0 && slices.Contains(anywhere[elsewhere].files(), file) {
+				continue
+			}
+			tests, err := testsIn(filepath.Join(p.Dir, file))
+			if err != nil {
+				return nil, err
+			}
+			p.tests = append(p.tests, tests...)
+		}
+		if len(p.tests) > 0 {
+			found = append(found, p)
+		}
 	}
-	command := exec.CommandContext(ctx, filepath.Join(build, p.binary), "-test.list=^Test")
+	return found, nil
+}
+
+// testsIn returns the names of the tests that a file declares, in its order.
+func testsIn(file string) ([]string, error) {
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, fmt.Errorf("find the tests of %s: %w", file, err)
+	}
+	var tests []string
+	for _, declaration := range parsed.Decls {
+		function, ok := declaration.(*ast.FuncDecl)
+		if ok && function.Recv == nil && strings.HasPrefix(function.Name.Name, "Test") && function.Name.Name != "TestMain" {
+			tests = append(tests, function.Name.Name)
+		}
+	}
+	return tests, nil
+}
+
+// chosen returns the package's tests that a -run expression means, as the compiled
+// tests themselves say.
+func chosen(ctx context.Context, p testPackage, build, run string) ([]string, error) {
+	// Only the part before the first slash is about tests, the rest is about their parts.
+	top, _, _ := strings.Cut(run, "/")
+	command := exec.CommandContext(ctx, filepath.Join(build, p.binary), "-test.list="+top)
 	command.Dir = p.Dir
 	output, err := command.Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the tests of %s: %w", p.ImportPath, err)
 	}
-	return share(p, strings.Fields(string(output)), parts), nil
-}
-
-func share(p testPackage, tests []string, parts int) []testPackage {
-	if parts = min(parts, len(tests)); parts < 2 {
-		return []testPackage{p}
-	}
-	shared := make([]testPackage, parts)
-	for i := range shared {
-		shared[i] = p
-		shared[i].part = fmt.Sprintf("(part %d of %d)", i+1, parts)
-	}
-	for i, test := range tests {
-		one := &shared[i%parts]
-		one.tests = append(one.tests, test)
-	}
-	return shared
+	return slices.DeleteFunc(strings.Fields(string(output)), func(name string) bool { return !strings.HasPrefix(name, "Test") }), nil
 }
 
 // compileTests compiles a package's tests into the folder out.
-func compileTests(ctx context.Context, root, out string, p testPackage, race bool) error {
-	args := []string{"test", "-c", "-tags", tag, "-o", filepath.Join(out, p.binary)}
+func compileTests(ctx context.Context, root, out string, p testPackage, tags string, race bool) error {
+	args := []string{"test", "-c", "-trimpath", "-tags", tags, "-o", filepath.Join(out, p.binary)}
 	if race {
 		args = append(args, "-race")
 	}
@@ -116,7 +133,7 @@ func compileTests(ctx context.Context, root, out string, p testPackage, race boo
 
 // compileCommand compiles ./cmd/NAME as carve-NAME into the folder out.
 func compileCommand(ctx context.Context, root, out, name string, race bool) error {
-	args := []string{"build", "-o", filepath.Join(out, "carve-"+name)}
+	args := []string{"build", "-trimpath", "-o", filepath.Join(out, "carve-"+name)}
 	if race {
 		args = append(args, "-race")
 	}

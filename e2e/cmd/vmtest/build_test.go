@@ -1,35 +1,59 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 )
 
-func TestPartsHaveEveryTestOnce(t *testing.T) {
-	p := testPackage{ImportPath: "example.org/p"}
-	tests := []string{"TestA", "TestB", "TestC", "TestD", "TestE"}
-	for parts, want := range map[int][]string{
-		1: {"example.org/p"},
-		2: {"example.org/p (part 1 of 2)", "example.org/p (part 2 of 2)"},
-		9: {"example.org/p (part 1 of 5)", "example.org/p (part 2 of 5)", "example.org/p (part 3 of 5)", "example.org/p (part 4 of 5)", "example.org/p (part 5 of 5)"},
+func TestOnlyTestsInFilesForARealKernelAreMeant(t *testing.T) {
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"real_test.go":   "package p\nfunc TestMain(m *testing.M) {}\nfunc TestB(t *testing.T) {}\nfunc helper() {}\nfunc TestA(t *testing.T) {}\n",
+		"outer_test.go":  "package p_test\nfunc TestC(t *testing.T) {}\n",
+		"common_test.go": "package p\nfunc TestAnywhere(t *testing.T) {}\n",
 	} {
-		var titles, all []string
-		for _, part := range share(p, tests, parts) {
-			titles = append(titles, part.title())
-			all = append(all, part.tests...)
-		}
-		if !slices.Equal(titles, want) {
-			t.Errorf("%d parts: got %q, want %q", parts, titles, want)
-		}
-		slices.Sort(all)
-		if parts > 1 && !slices.Equal(all, tests) {
-			t.Errorf("%d parts have the tests %q, want %q", parts, all, tests)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if parts := share(p, nil, 2); len(parts) != 1 || parts[0].tests != nil {
-		t.Errorf("a package of benchmarks alone has the parts %v, want itself", parts)
+	packages := []testPackage{
+		{ImportPath: "example.org/p", Dir: dir, TestGoFiles: []string{"common_test.go", "real_test.go"}, XTestGoFiles: []string{"outer_test.go"}},
+		{ImportPath: "example.org/q", Dir: dir, TestGoFiles: []string{"common_test.go"}},
 	}
-	if got, want := (options{}).testArguments([]string{"TestA", "TestC"}), "-test.run=^(TestA|TestC)$"; !slices.Contains(got, want) {
-		t.Errorf("the arguments of a part are %q, want %s among them", got, want)
+	anywhere := []testPackage{
+		{ImportPath: "example.org/p", Dir: dir, TestGoFiles: []string{"common_test.go"}},
+		{ImportPath: "example.org/q", Dir: dir, TestGoFiles: []string{"common_test.go"}},
+	}
+	got, err := withKernelTests(packages, anywhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 1 || !slices.Equal(got[0].tests, []string{"TestB", "TestA", "TestC"}) {
+		t.Errorf("want example.org/p with TestB, TestA and TestC, got %+v", got)
+	}
+}
+
+func TestEachTestIsAJobOfItsOwn(t *testing.T) {
+	p := testPackage{ImportPath: "example.org/p", tests: []string{"TestA", "TestC"}}
+	for _, c := range []struct {
+		o    options
+		want []string
+	}{
+		{options{}, []string{"-test.run=^TestA$", "-test.run=^TestC$"}},
+		{options{run: "Test[AC]/part"}, []string{"-test.run=^TestA$/part", "-test.run=^TestC$/part"}},
+	} {
+		var got []string
+		for _, j := range c.o.jobs(p) {
+			got = append(got, j.arguments[0])
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("jobs with -run %q: want %q, got %q", c.o.run, c.want, got)
+		}
+	}
+	jobs := options{bench: "."}.jobs(testPackage{})
+	if len(jobs) != 1 || !slices.Contains(jobs[0].arguments, "-test.bench=.") || !slices.Contains(jobs[0].arguments, "-test.run=^$") {
+		t.Errorf("jobs with -bench: want one without tests, got %+v", jobs)
 	}
 }

@@ -53,7 +53,7 @@ func newBuilder(ctx context.Context, o options, root, dir string) (*builder, err
 	if err != nil {
 		return nil, err
 	}
-	accelerator, err := vm.Probe(ctx, base.Kernel, initramfs)
+	accelerator, err := vm.Probe(ctx, os.Stderr, base.Kernel, initramfs)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (w *worker) output(p testPackage) io.Writer {
 	if !w.named {
 		return os.Stdout
 	}
-	return &prefixer{prefix: path.Base(p.title()) + ": ", out: os.Stdout}
+	return &prefixer{prefix: path.Base(p.ImportPath) + ": ", out: os.Stdout}
 }
 
 // start starts a machine with new disks.
@@ -102,13 +102,13 @@ func (w *worker) start(ctx context.Context) (*vm.Machine, error) {
 	machine, err := vm.Start(vm.Config{
 		Name: "carve-vmtest", Dir: w.folder,
 		Kernel: w.base.Kernel, Initramfs: w.initramfs, RootDisk: w.base.RootDisk,
-		CPUs: 2, MemoryMiB: w.options.memory, PmemMiB: w.options.pmem,
+		CPUs: w.accelerator.CPUs(), MemoryMiB: w.options.memory, PmemMiB: w.options.pmem,
 		Disks: disks,
 		Shares: []vm.Share{
 			{Tag: "source", Path: w.root, ReadOnly: true},
 			{Tag: "build", Path: filepath.Join(w.dir, "build"), ReadOnly: true},
 		},
-		Accelerator: w.accelerator,
+		Accelerator: w.accelerator, SELinux: w.options.selinux,
 		Guest: guest.Config{
 			Hostname: "vmtest", Modules: modules, Files: w.files(), Steps: w.steps(), Services: w.services(), Init: w.init(),
 		},
@@ -141,6 +141,9 @@ func (b *builder) steps() []guest.Step {
 		{Name: "mount the source tree", Argv: []string{"mount", "-t", "9p", "-o", options, "source", b.root}},
 		{Name: "mount the build folder", Argv: []string{"mount", "-t", "9p", "-o", options, "build", buildFolder}},
 	}
+	if b.options.selinux {
+		steps = append(steps, selinuxSteps...)
+	}
 	for _, name := range b.options.with {
 		steps = append(steps, guest.Step{
 			Name: "install carve-" + name,
@@ -158,10 +161,15 @@ func (b *builder) files() []guest.File {
 	if b.options.udev {
 		return nil
 	}
-	return []guest.File{{
+	var files []guest.File
+	if b.options.selinux {
+		files = selinuxFiles
+	}
+	return append(files, guest.File{
 		Path: "/etc/lvm/lvmlocal.conf", Mode: 0o644,
-		Content: []byte("activation {\n\tudev_sync = 0\n\tudev_rules = 0\n}\ndevices {\n\tobtain_device_list_from_udev = 0\n\texternal_device_info_source = \"none\"\n}\n"),
-	}}
+		// Without monitoring = 0, commands that tests run by hand start a dmeventd.
+		Content: []byte("activation {\n\tudev_sync = 0\n\tudev_rules = 0\n\tmonitoring = 0\n}\ndevices {\n\tobtain_device_list_from_udev = 0\n\texternal_device_info_source = \"none\"\n}\n"),
+	})
 }
 
 func (b *builder) services() []guest.Service {

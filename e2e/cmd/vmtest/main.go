@@ -40,13 +40,14 @@ What tests find in the machine:
 The machine is emulated: a forked command costs twenty times what it costs on the
 host. Tests assert ratios or orders, never absolute times.
 
-All packages share one machine, one after the other, or so many as -machines says,
-which take the packages in the order given; what is printed then begins with the
-package's name. Before and after each one its
-LVs, VGs, device-mapper entries, loop devices and mounts are compared; what is left
-behind fails the package, and the next starts in a new machine. A package passes as
-"ok" and fails as "FAIL", as with go test, and the exit code is 1 if one failed, 2 if
-something else went wrong.`
+Without -run and -bench, only the tests in files of that build tag run: the others
+run anywhere. With -selinux those run that carry the tag "selinux", too. Each test runs in a process of its own, one after the other in one
+machine, or in so many machines as -machines says, in the order of the packages; what
+is printed then begins with the package's name. Before and after each test the
+machine's LVs, VGs, device-mapper entries, loop devices, mounts and processes are
+compared; what is left behind fails the test, and the next one starts in a new
+machine. At the end a package is "ok" or "FAIL", as with go test, and the exit code is
+1 if one failed, 2 if something else went wrong.`
 
 // exitError carries an exit code other than 2.
 type exitError struct{ code int }
@@ -76,12 +77,12 @@ func parseAndRun(ctx context.Context, args []string) error {
 		fmt.Fprintf(flags.Output(), "usage: vmtest [flags] PACKAGE...\n\n%s\n\nflags:\n", long)
 		flags.PrintDefaults()
 	}
-	flags.StringVar(&o.run, "run", "", "run only the tests that match this `regexp`")
+	flags.StringVar(&o.run, "run", "", "run the tests that match this `regexp`, whatever file they are in")
 	flags.StringVar(&o.skip, "skip", "", "leave out the tests that match this `regexp`")
-	flags.StringVar(&o.bench, "bench", "", "run the benchmarks that match this `regexp`, too")
+	flags.StringVar(&o.bench, "bench", "", "run the benchmarks that match this `regexp`")
 	flags.IntVar(&o.count, "count", 1, "run each test this often")
 	flags.BoolVar(&o.race, "race", false, "build with the race detector")
-	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "bound for each package")
+	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "bound for each test")
 	flags.Func("with", "`name` of a command of the main module (or several, with commas) to put into the PATH as carve-NAME", func(value string) error {
 		o.with = append(o.with, strings.Split(value, ",")...)
 		return nil
@@ -91,12 +92,12 @@ func parseAndRun(ctx context.Context, args []string) error {
 		return nil
 	})
 	flags.IntVar(&o.machines, "machines", 1, "how many machines, with disks of their own, test packages at the same time")
-	flags.IntVar(&o.parts, "parts", 1, "without -run, share the tests of each package among so many runs, which several machines can take")
 	flags.IntVar(&o.memory, "memory", 1536, "the machine's memory in `MiB`")
 	flags.IntVar(&o.pmem, "pmem-size", 512, "size of /dev/pmem0 in `MiB`, 0 for none")
 	flags.IntVar(&o.disk, "disk-size", 4, "size of each disk in `GiB`")
 	flags.BoolVar(&o.udev, "udev", false, "run udevd in the machine")
 	flags.BoolVar(&o.systemd, "systemd", false, "have systemd be the machine's first process, with all that Debian starts")
+	flags.BoolVar(&o.selinux, "selinux", false, "have SELinux in force, with a small policy of base_t, container_t and container_file_t, and run the tests of the tag selinux")
 	flags.BoolVar(&o.durable, "durable", false, "make flushes real on the disks, for tests of what they cost")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -106,9 +107,6 @@ func parseAndRun(ctx context.Context, args []string) error {
 	}
 	if o.machines < 1 {
 		return fmt.Errorf("-machines %d: at least one is needed", o.machines)
-	}
-	if o.parts < 1 || o.parts > 1 && o.run+o.bench != "" {
-		return fmt.Errorf("-parts %d: at least one is needed, and no more than that with -run or -bench", o.parts)
 	}
 	return run(ctx, o)
 }

@@ -8,12 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/carve-csi/carve/e2e/checkout"
+	"github.com/carve-csi/carve/e2e/preflight"
 	"github.com/carve-csi/carve/e2e/vm"
 	"github.com/carve-csi/carve/e2e/vm/agent"
 	"github.com/carve-csi/carve/e2e/vm/residue"
@@ -27,17 +28,26 @@ type options struct {
 	race               bool
 	timeout            time.Duration
 	with, env          []string
-	machines, parts    int
+	machines           int
 	memory, pmem, disk int
 	udev, systemd      bool
+	selinux            bool
 	durable            bool
+}
+
+// tags are the build tags of the tests that can run, with commas between them.
+func (o options) tags() string {
+	if o.selinux {
+		return tag + ",selinux"
+	}
+	return tag
 }
 
 // run compiles, boots, tests. It returns an exitError when a test failed.
 func run(ctx context.Context, o options) (err error) {
 	started := time.Now()
-	if os.Geteuid() != 0 {
-		return errors.New("the machine's disks and folders need root")
+	if err := preflight.Check(preflight.Machines(o.machines, o.memory+o.pmem)); err != nil {
+		return err
 	}
 	root, err := checkout.Root()
 	if err != nil {
@@ -57,60 +67,24 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	if len(packages) == 0 {
-		return errors.New("none of the packages has tests")
+		return errors.New("none of the packages has tests that are meant")
 	}
 	fmt.Fprintf(os.Stderr, "vmtest: compiled in %s, booting\n", elapsed(started))
 	builder, err := newBuilder(ctx, o, root, dir)
 	if err != nil {
 		return err
 	}
+	if o.selinux {
+		if err := compilePolicy(ctx, build); err != nil {
+			return err
+		}
+	}
 	return testAll(ctx, builder, packages)
 }
 
-// testAll shares the packages among the machines. An error in one ends the others'
-// tests, too; a failed test does not.
-func testAll(ctx context.Context, b *builder, packages []testPackage) error {
-	machines := min(b.options.machines, len(packages))
-	queue := make(chan testPackage, len(packages))
-	for _, p := range packages {
-		queue <- p
-	}
-	close(queue)
-	var workers []*worker
-	for i := range machines {
-		w, err := b.worker(i, machines > 1)
-		if err != nil {
-			return err
-		}
-		workers = append(workers, w)
-	}
-	var failed atomic.Bool
-	group, ctx := errgroup.WithContext(ctx)
-	for _, w := range workers {
-		group.Go(func() error {
-			ok, err := w.testAll(ctx, queue)
-			if !ok {
-				failed.Store(true)
-			}
-			return err
-		})
-	}
-	err := group.Wait()
-	// Last of all, where the reader of a long log looks first.
-	for _, w := range workers {
-		_, _ = w.report.WriteTo(os.Stdout)
-	}
-	if err != nil {
-		return err
-	}
-	if failed.Load() {
-		return exitError{1}
-	}
-	return nil
-}
-
+// compileAll compiles the packages that have tests which are meant.
 func compileAll(ctx context.Context, o options, root, build string) ([]testPackage, error) {
-	listed, err := list(ctx, root, o.packages)
+	packages, err := list(ctx, root, o.packages, o.tags())
 	if err != nil {
 		return nil, err
 	}
@@ -119,28 +93,163 @@ func compileAll(ctx context.Context, o options, root, build string) ([]testPacka
 			return nil, err
 		}
 	}
-	var packages []testPackage
-	for _, p := range listed {
-		if !p.hasTests() {
-			fmt.Printf("?   \t%s\t[no test files]\n", p.ImportPath)
-			continue
+	if o.run == "" && o.bench == "" {
+		elsewhere := ""
+		if o.selinux {
+			elsewhere = tag
 		}
-		if err := compileTests(ctx, root, build, p, o.race); err != nil {
-			return nil, err
-		}
-		parts, err := split(ctx, p, build, o.parts)
+		anywhere, err := list(ctx, root, o.packages, elsewhere)
 		if err != nil {
 			return nil, err
 		}
-		packages = append(packages, parts...)
+		if packages, err = withKernelTests(packages, anywhere); err != nil {
+			return nil, err
+		}
 	}
-	return packages, nil
+	var compiled []testPackage
+	for _, p := range packages {
+		if len(p.files()) == 0 {
+			continue
+		}
+		if err := compileTests(ctx, root, build, p, o.tags(), o.race); err != nil {
+			return nil, err
+		}
+		if o.run != "" {
+			if p.tests, err = chosen(ctx, p, build, o.run); err != nil {
+				return nil, err
+			}
+		}
+		if len(p.tests) > 0 || o.bench != "" {
+			compiled = append(compiled, p)
+		}
+	}
+	return compiled, nil
 }
 
-// testAll runs the tests of packages as long as there are any, in a new machine
-// where there is none or the last one was left dirty. It tells whether all passed.
-func (w *worker) testAll(ctx context.Context, packages <-chan testPackage) (ok bool, err error) {
+// job is one run of a package's compiled tests.
+type job struct {
+	testPackage
+	// arguments say which test, or which benchmarks, run.
+	arguments []string
+}
+
+// jobs are the runs of a package: one for each test, so that what a test leaves behind is
+// found and named, and one for benchmarks.
+func (o options) jobs(p testPackage) []job {
+	common := []string{"-test.v=true", "-test.timeout=" + o.timeout.String(), fmt.Sprintf("-test.count=%d", o.count)}
+	if o.skip != "" {
+		common = append(common, "-test.skip="+o.skip)
+	}
+	var jobs []job
+	_, parts, _ := strings.Cut(o.run, "/")
+	for _, test := range p.tests {
+		run := "^" + test + "$"
+		if parts != "" {
+			run += "/" + parts
+		}
+		jobs = append(jobs, job{p, append([]string{"-test.run=" + run}, common...)})
+	}
+	if o.bench != "" {
+		jobs = append(jobs, job{p, append([]string{"-test.run=^$", "-test.bench=" + o.bench}, common...)})
+	}
+	return jobs
+}
+
+// testAll shares the tests among the machines. An error in one ends the others'
+// tests, too; a failed test does not.
+func testAll(ctx context.Context, b *builder, packages []testPackage) error {
+	var jobs []job
+	for _, p := range packages {
+		jobs = append(jobs, b.options.jobs(p)...)
+	}
+	queue := make(chan job, len(jobs))
+	for _, j := range jobs {
+		queue <- j
+	}
+	close(queue)
+	var workers []*worker
+	machines := min(b.options.machines, len(jobs))
+	for i := range machines {
+		w, err := b.worker(i, machines > 1)
+		if err != nil {
+			return err
+		}
+		workers = append(workers, w)
+	}
+	results := &results{}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, w := range workers {
+		group.Go(func() error { return w.testAll(ctx, queue, results) })
+	}
+	err := group.Wait()
+	// Last of all, where the reader of a long log looks first.
+	for _, w := range workers {
+		_, _ = w.report.WriteTo(os.Stdout)
+	}
+	failed := results.print(os.Stdout, packages)
+	if err != nil {
+		return err
+	}
+	if failed {
+		return exitError{1}
+	}
+	return nil
+}
+
+// results are what became of the packages' tests. They may be added to from several
+// goroutines.
+type results struct {
+	mu  sync.Mutex
+	all map[string]*result
+}
+
+type result struct {
+	passed, failed int
+	took           time.Duration
+}
+
+func (r *results) add(p testPackage, ok bool, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == nil {
+		r.all = map[string]*result{}
+	}
+	one := r.all[p.ImportPath]
+	if one == nil {
+		one = &result{}
+		r.all[p.ImportPath] = one
+	}
+	if one.took += took; ok {
+		one.passed++
+	} else {
+		one.failed++
+	}
+}
+
+// print prints a line for each package, as go test does, and reports whether one failed.
+// A package whose tests did not come to their turn has none.
+func (r *results) print(out io.Writer, packages []testPackage) (failed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range packages {
+		one := r.all[p.ImportPath]
+		if one == nil {
+			continue
+		}
+		word := "ok  "
+		if one.failed > 0 {
+			word, failed = "FAIL", true
+		}
+		fmt.Fprintf(out, "%s\t%s\t%.1fs\t(%d passed, %d failed)\n", word, p.ImportPath, one.took.Seconds(), one.passed, one.failed)
+	}
+	return failed
+}
+
+// testAll runs tests as long as there are any, in a new machine where there is none
+// or the last one was left dirty.
+func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results) (err error) {
 	var machine *vm.Machine
+	var before residue.Snapshot
 	defer func() {
 		if machine != nil {
 			// An interrupt ends the tests, not the good order.
@@ -149,51 +258,49 @@ func (w *worker) testAll(ctx context.Context, packages <-chan testPackage) (ok b
 			err = errors.Join(err, machine.PowerOff(off))
 		}
 	}()
-	ok = true
-	for p := range packages {
+	for j := range queue {
 		if machine == nil {
 			started := time.Now()
 			if machine, err = w.start(ctx); err != nil {
-				return false, err
+				return err
+			}
+			if before, err = residue.Take(ctx, machine.Agent()); err != nil {
+				return err
+			}
+			if w.options.systemd || w.options.udev {
+				before.Processes = nil
 			}
 			fmt.Fprintf(os.Stderr, "vmtest: the machine is up after %s (%s)\n", elapsed(started), w.accelerator)
 		}
 		failures := new(failures)
-		out := io.MultiWriter(w.output(p), failures)
-		fmt.Fprintf(out, "=== PACKAGE %s\n", p.title())
+		out := io.MultiWriter(w.output(j.testPackage), failures)
 		started := time.Now()
-		problems, err := w.test(ctx, machine, p, out)
+		problems, err := w.test(ctx, machine, j, before, out)
 		if err != nil {
-			return false, fmt.Errorf("%s: %w", p.title(), err)
+			return fmt.Errorf("%s %s: %w", j.ImportPath, j.arguments[0], err)
 		}
+		results.add(j.testPackage, len(problems) == 0, time.Since(started))
 		if len(problems) == 0 {
-			fmt.Fprintf(out, "ok  \t%s\t%s\n", p.title(), elapsed(started))
 			continue
 		}
-		ok = false
 		for _, problem := range problems {
 			fmt.Fprintf(out, "    %s\n", problem)
 		}
-		fmt.Fprintf(out, "FAIL\t%s\t%s\n", p.title(), elapsed(started))
-		failures.report(&w.report, p.title(), problems)
+		failures.report(&w.report, j.ImportPath, problems)
 		machine.Kill()
 		machine = nil
 	}
-	return ok, nil
+	return nil
 }
 
-// test runs the tests of one package and says what is wrong.
-func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage, out io.Writer) ([]string, error) {
-	before, err := residue.Take(ctx, machine.Agent())
-	if err != nil {
-		return nil, err
-	}
+// test runs a job and says what is wrong. What there was in the machine before is there
+// after it, and nothing else.
+func (b *builder) test(ctx context.Context, machine *vm.Machine, j job, before residue.Snapshot, out io.Writer) ([]string, error) {
 	// The tests' own bound comes first, for it tells which test hangs and where.
 	bounded, cancel := context.WithTimeout(ctx, b.options.timeout+time.Minute)
 	defer cancel()
-	argv := append([]string{filepath.Join(buildFolder, p.binary)}, b.options.testArguments(p.tests)...)
 	code, err := machine.Agent().Run(bounded, agent.Command{
-		Argv: argv, Dir: p.Dir,
+		Argv: append([]string{filepath.Join(buildFolder, j.binary)}, j.arguments...), Dir: j.Dir,
 		Env:    b.options.env,
 		Stdout: out, Stderr: out,
 	})
@@ -204,25 +311,9 @@ func (b *builder) test(ctx context.Context, machine *vm.Machine, p testPackage, 
 	if code != 0 {
 		problems = append(problems, fmt.Sprintf("exit code %d", code))
 	}
-	after, err := residue.Take(ctx, machine.Agent())
+	left, err := residue.Left(ctx, machine.Agent(), before)
 	if err != nil {
 		return nil, err
 	}
-	return append(problems, residue.Compare(before, after)...), nil
-}
-
-// testArguments are those of a compiled test, of which only some tests may be
-// meant.
-func (o options) testArguments(tests []string) []string {
-	run := o.run
-	if len(tests) > 0 {
-		run = "^(" + strings.Join(tests, "|") + ")$"
-	}
-	args := []string{"-test.v=true", "-test.timeout=" + o.timeout.String(), fmt.Sprintf("-test.count=%d", o.count)}
-	for flag, value := range map[string]string{"run": run, "skip": o.skip, "bench": o.bench} {
-		if value != "" {
-			args = append(args, "-test."+flag+"="+value)
-		}
-	}
-	return args
+	return append(problems, left...), nil
 }

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -72,28 +75,65 @@ func TestASignalIsTheExitCode(t *testing.T) {
 
 func TestTheEndOfTheContextKillsWhatRuns(t *testing.T) {
 	client := connect(t, &Server{Environment: os.Environ()})
-	file := filepath.Join(t.TempDir(), "alive")
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, err := client.Run(ctx, Command{Argv: []string{"sh", "-c", "sleep 2; touch " + file}})
-	if !errors.Is(err, context.DeadlineExceeded) {
+	output, written := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := client.Run(ctx, Command{Argv: []string{"sh", "-c", "sleep 3600 & echo $$ $!; wait"}, Stdout: written})
+		ended <- err
+	}()
+	var shell, child int
+	if _, err := fmt.Fscan(output, &shell, &child); err != nil {
+		t.Fatal(err)
+	}
+	for what, pid := range map[string]int{"command": shell, "child": child} {
+		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) }) // if it still runs
+		if !runs(pid) {
+			t.Fatalf("the %s does not run: the test proves nothing", what)
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("Run: %v, want the context's error", err)
 	}
-	time.Sleep(2500 * time.Millisecond)
-	if _, err := os.Stat(file); err == nil {
-		t.Error("the command went on")
+	until(t, "the command and its child have ended", func() bool { return !runs(shell) && !runs(child) })
+}
+
+// limit bounds every wait: far more than anything takes here, on a loaded machine, too.
+const limit = 2 * time.Minute
+
+// until waits until cond reports true, or fails the test.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !cond(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", limit, what)
+		}
 	}
+}
+
+// runs reports whether there is such a process. One that ended may be a zombie until init
+// reaps it.
+func runs(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(status), ") Z ")
 }
 
 func TestWhatACommandLeavesBehindDoesNotHoldItsResult(t *testing.T) {
 	client := connect(t, &Server{Environment: os.Environ()})
-	started := time.Now()
-	if _, err := client.Run(t.Context(), Command{Argv: []string{"sh", "-c", "sleep 30 & exit 0"}}); err != nil {
-		t.Error(err)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	var stdout bytes.Buffer
+	if _, err := client.Run(ctx, Command{Argv: []string{"sh", "-c", "sleep 3600 & echo $!"}, Stdout: &stdout}); err != nil {
+		t.Fatal(err)
 	}
-	if took := time.Since(started); took > 10*time.Second {
-		t.Errorf("Run took %v", took)
+	var left int
+	if _, err := fmt.Sscan(stdout.String(), &left); err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) }) // if it still runs
+	until(t, "what it left behind has ended", func() bool { return !runs(left) })
 }
 
 func TestPutWritesTheFileWhole(t *testing.T) {
@@ -117,8 +157,10 @@ func TestATerminalIsOne(t *testing.T) {
 	sizes := make(chan [2]uint16, 1)
 	sizes <- [2]uint16{33, 44}
 	var stdout bytes.Buffer
-	code, err := client.Run(t.Context(), Command{
-		Argv: []string{"sh", "-c", "sleep 0.3; stty size; read line; echo got $line"}, TTY: true, Resize: sizes,
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	code, err := client.Run(ctx, Command{
+		Argv: []string{"sh", "-c", `until test "$(stty size)" = "33 44"; do sleep 0.01; done; stty size; read line; echo got $line`}, TTY: true, Resize: sizes,
 		Stdin: strings.NewReader("hello\n"), Stdout: &stdout,
 	})
 	if err != nil || code != 0 || !strings.Contains(stdout.String(), "33 44") || !strings.Contains(stdout.String(), "got hello") {
@@ -181,8 +223,8 @@ func TestAMachineThatGoesAwayIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		time.Sleep(100 * time.Millisecond)
+	go func() { // it goes when it has begun to read what it is asked for
+		_, _ = io.ReadFull(theirs, make([]byte, 1))
 		_ = theirs.Close()
 	}()
 	if _, err := client.Output(t.Context(), "true"); !errors.Is(err, ErrGone) {

@@ -1,6 +1,6 @@
 // Package residue finds what storage code leaves behind in a machine: it takes
 // snapshots of the volume groups, logical volumes, device-mapper entries, loop
-// devices and mounts, and compares two of them. It only looks, with the
+// devices, mounts and processes, and compares two of them. It only looks, with the
 // administrator's commands, and never cleans up.
 package residue
 
@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Runner runs a command in the machine and returns what it wrote to stdout; an
@@ -26,50 +27,129 @@ type Snapshot struct {
 	VolumeGroups []string
 	// Volumes has "VG/LV".
 	Volumes []string
-	// DeviceMapper has the names of all device-mapper entries.
+	// DeviceMapper has the names of device-mapper entries. Those of a thin pool that is
+	// among the volumes are left out: LVM renames the pool's entry when the first volume
+	// is made in it, puts one with the pool's name above, and keeps both.
 	DeviceMapper []string
 	// Loops has "DEVICE on FILE".
 	Loops []string
 	// Mounts has "TARGET (TYPE of SOURCE)"; mounts stacked on one target are
 	// entries each.
 	Mounts []string
+	// Processes has the arguments of all processes but the kernel's own.
+	Processes []string
 }
 
 // lvmConfig makes LVM look at the disks themselves and leave no trace of it.
 const lvmConfig = `activation{udev_sync=0 udev_rules=0} devices{use_devicesfile=0 obtain_device_list_from_udev=0 external_device_info_source="none" scan_lvs=0} backup{backup=0 archive=0}`
 
+// marker begins the line before the output of each of the script's commands.
+const marker = "==== "
+
+// look is one script for all, because a machine may take longer to start a command than
+// to run it. Its own processes are those whose parent is the script or that are it.
+const look = `set -e
+echo "` + marker + `pvs"; pvs --noheadings --separator " on " -o vg_name,pv_name --config "$1"
+echo "` + marker + `lvs"; lvs --noheadings --separator / -o vg_name,lv_name,lv_attr --config "$1"
+echo "` + marker + `dmsetup"; dmsetup info -c --noheadings -o name
+echo "` + marker + `losetup"; losetup --noheadings --raw -O NAME,BACK-FILE
+echo "` + marker + `mountinfo"; cat /proc/self/mountinfo
+echo "` + marker + `ps $$"; ps -ww -e -o pid=,ppid=,stat=,args=`
+
 // Take takes a snapshot. Mounts are those at or below one of the folders below,
 // all where none is given.
 func Take(ctx context.Context, run Runner, below ...string) (Snapshot, error) {
 	var s Snapshot
-	groups, err := run.Output(ctx, "pvs", "--noheadings", "--separator", " on ", "-o", "vg_name,pv_name", "--config", lvmConfig)
+	output, err := run.Output(ctx, "sh", "-c", look, "sh", lvmConfig)
 	if err != nil {
-		return s, fmt.Errorf("list the physical volumes: %w", err)
+		return s, fmt.Errorf("look at the machine: %w", err)
 	}
-	volumes, err := run.Output(ctx, "lvs", "--noheadings", "--separator", "/", "-o", "vg_name,lv_name", "--config", lvmConfig)
-	if err != nil {
-		return s, fmt.Errorf("list the logical volumes: %w", err)
+	parts := map[string]string{}
+	var script string
+	for _, part := range strings.Split("\n"+output, "\n"+marker)[1:] {
+		title, content, _ := strings.Cut(part, "\n")
+		name, pid, _ := strings.Cut(title, " ")
+		parts[name], script = content, pid
 	}
-	entries, err := run.Output(ctx, "dmsetup", "info", "-c", "--noheadings", "-o", "name")
-	if err != nil {
-		return s, fmt.Errorf("list the device-mapper entries: %w", err)
+	for _, name := range []string{"pvs", "lvs", "dmsetup", "losetup", "mountinfo", "ps"} {
+		if _, ok := parts[name]; !ok {
+			return s, fmt.Errorf("look at the machine: there is no output of %s in %q", name, output)
+		}
 	}
-	loops, err := run.Output(ctx, "losetup", "--noheadings", "--raw", "-O", "NAME,BACK-FILE")
-	if err != nil {
-		return s, fmt.Errorf("list the loop devices: %w", err)
-	}
-	mounts, err := run.Output(ctx, "cat", "/proc/self/mountinfo")
-	if err != nil {
-		return s, fmt.Errorf("list the mounts: %w", err)
-	}
-	s.VolumeGroups = lines(groups)
-	s.Volumes = lines(volumes)
-	s.DeviceMapper = slices.DeleteFunc(lines(entries), func(name string) bool { return name == "No devices found" })
-	for _, line := range lines(loops) {
+	s.VolumeGroups = lines(parts["pvs"])
+	pools := s.readVolumes(parts["lvs"])
+	s.DeviceMapper = slices.DeleteFunc(lines(parts["dmsetup"]), func(name string) bool {
+		return name == "No devices found" || slices.Contains(pools, strings.TrimSuffix(name, "-tpool"))
+	})
+	for _, line := range lines(parts["losetup"]) {
 		s.Loops = append(s.Loops, strings.Replace(line, " ", " on ", 1))
 	}
-	s.Mounts, err = parseMounts(mounts, below)
+	s.Processes = readProcesses(parts["ps"], script)
+	s.Mounts, err = parseMounts(parts["mountinfo"], below)
 	return s, err
+}
+
+// readVolumes reads lines of "VG/LV/ATTRIBUTES", and returns the device-mapper names of
+// the thin pools among them.
+func (s *Snapshot) readVolumes(text string) (pools []string) {
+	escape := func(name string) string { return strings.ReplaceAll(name, "-", "--") }
+	for _, line := range lines(text) {
+		group, rest, _ := strings.Cut(line, "/")
+		volume, attributes, _ := strings.Cut(rest, "/")
+		s.Volumes = append(s.Volumes, group+"/"+volume)
+		if strings.HasPrefix(attributes, "t") { // See lvs(8), lv_attr.
+			pools = append(pools, escape(group)+"-"+escape(volume))
+		}
+	}
+	return pools
+}
+
+// readProcesses reads lines of "PID PARENT STATE ARGUMENTS". It leaves out the kernel's
+// threads, the script with what it started, and processes that have ended.
+func readProcesses(text, script string) []string {
+	const kernel = "2" // kthreadd
+	var processes []string
+	for _, line := range lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 4 || strings.HasPrefix(fields[2], "Z") {
+			continue
+		}
+		pid, parent := fields[0], fields[1]
+		if pid != kernel && parent != kernel && pid != script && parent != script {
+			processes = append(processes, strings.Join(fields[3:], " "))
+		}
+	}
+	slices.Sort(processes)
+	return processes
+}
+
+// leaving is how long Left waits for what is on its way out: a process that was killed is
+// there until the kernel has freed its memory.
+const leaving = 10 * time.Second
+
+// Left compares what there is in the machine with what there was before. Where they
+// differ it looks again for a while, and returns the differences that stay. Where before
+// has no processes, they are not compared: systemd and udevd start and end theirs at any
+// time.
+func Left(ctx context.Context, run Runner, before Snapshot, below ...string) ([]string, error) {
+	for end := time.Now().Add(leaving); ; {
+		after, err := Take(ctx, run, below...)
+		if err != nil {
+			return nil, err
+		}
+		if before.Processes == nil {
+			after.Processes = nil
+		}
+		differences := Compare(before, after)
+		if len(differences) == 0 || time.Now().After(end) {
+			return differences, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
 }
 
 // lines returns the trimmed, sorted lines that are not empty.
@@ -132,6 +212,7 @@ func Compare(before, after Snapshot) []string {
 	compare("device-mapper entry", before.DeviceMapper, after.DeviceMapper)
 	compare("loop device", before.Loops, after.Loops)
 	compare("mount", before.Mounts, after.Mounts)
+	compare("process", before.Processes, after.Processes)
 	return differences
 }
 

@@ -33,7 +33,7 @@ var packages = []string{
 	// What ordinary machines boot with; nodes have an init of their own.
 	"systemd",
 	// Containers and their network.
-	"containerd", "runc", "containernetworking-plugins", "iptables", "nftables", "conntrack", "ethtool", "socat",
+	"containerd", "runc", "crun", "containernetworking-plugins", "iptables", "nftables", "conntrack", "ethtool", "socat",
 	// For people who look around in a node.
 	"strace", "less", "busybox-static", "memcached", "ca-certificates",
 }

@@ -36,13 +36,14 @@ func (s *Service) connected() []string {
 
 // askAll asks every connected node for something that at most one of them has.
 // It returns the zero values when none has it, and an error when one could not
-// say.
+// say, or several say they have it: then it is not known which to believe.
 func askAll[T any](ctx context.Context, s *Service, ask func(ctx context.Context, node string) (*T, error)) (node string, found *T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(askAtOnce)
 	var mu sync.Mutex
+	var holders []string
 	for _, n := range s.connected() {
 		group.Go(func() error {
 			got, err := ask(ctx, n)
@@ -55,29 +56,38 @@ func askAll[T any](ctx context.Context, s *Service, ask func(ctx context.Context
 			mu.Lock()
 			defer mu.Unlock()
 			node, found = n, got
+			holders = append(holders, n)
 			return nil
 		})
 	}
 	err = group.Wait()
+	if len(holders) > 1 {
+		return "", nil, ambiguous(holders)
+	}
 	if found != nil {
 		return node, found, nil
 	}
 	return "", nil, err
 }
 
-// locate finds a volume: by the nodes' reports, by what the cluster knows, and
-// at last by asking every node. Not finding it is a NotFound, unless it may be
-// on a node that cannot be asked, which is Unavailable.
+// ambiguous refuses to choose between nodes that all claim to have something.
+func ambiguous(nodes []string) error {
+	slices.Sort(nodes)
+	return fail(codes.FailedPrecondition, "several nodes report it, and the cluster does not say which of them has it: %s", strings.Join(nodes, ", "))
+}
+
+// locate finds a volume: by what the cluster knows, by the nodes' reports, and at
+// last by asking every node. What the cluster knows comes first because any node can
+// report any id. Not finding it is a NotFound, unless it may be on a node that
+// cannot be asked, which is Unavailable.
 func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume, error) {
 	if id == "" {
 		return "", nil, invalid("volume_id", "a value is required")
 	}
-	for _, view := range s.o.Fleet.Views() {
-		if vol, ok := view.Volumes[id]; ok {
-			return view.Node, vol, nil
-		}
-	}
 	if node, ok := s.o.NodeOf(id); ok {
+		if view, known := s.o.Fleet.View(node); known && view.Volumes[id] != nil {
+			return node, view.Volumes[id], nil
+		}
 		vol, err := s.o.Fleet.GetVolumeByID(ctx, node, id)
 		if !fleet.IsNotConnected(err) {
 			return node, vol, onNode(node, err)
@@ -91,6 +101,9 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 		}
 		return "", nil, onNode(node, err)
 	}
+	if node, vol, err := s.reported(id); err != nil || vol != nil {
+		return node, vol, err
+	}
 	node, vol, err := askAll(ctx, s, func(ctx context.Context, node string) (*lvmdv1.Volume, error) {
 		return s.o.Fleet.GetVolumeByID(ctx, node, id)
 	})
@@ -101,6 +114,22 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 		return "", nil, fail(codes.Unavailable, "no connected node has volume %s; these cannot be asked: %s", id, strings.Join(absent, ", "))
 	}
 	return "", nil, fail(codes.NotFound, "no node has volume %s", id)
+}
+
+// reported returns the node that reports a volume, the zero values when none does,
+// and an error when several do.
+func (s *Service) reported(id string) (node string, vol *lvmdv1.Volume, err error) {
+	var holders []string
+	for _, view := range s.o.Fleet.Views() {
+		if found, ok := view.Volumes[id]; ok {
+			node, vol = view.Node, found
+			holders = append(holders, view.Node)
+		}
+	}
+	if len(holders) > 1 {
+		return "", nil, ambiguous(holders)
+	}
+	return node, vol, nil
 }
 
 func isNotFound(err error) bool { return status.Code(Status(err)) == codes.NotFound }

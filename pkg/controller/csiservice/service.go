@@ -39,7 +39,8 @@ type Options struct {
 	// parameters, and says how nodes are preferred. Its errors are about the
 	// wish.
 	Request func(Wish) (*lvmdv1.CreateVolumeRequest, scheduler.Policy, error)
-	// NodeOf returns the node of a volume that the cluster knows.
+	// NodeOf returns the node that the cluster names for a volume. It is believed
+	// before any node's report.
 	NodeOf func(volumeID string) (node string, ok bool)
 	// Absent returns the nodes that may hold volumes and are not connected.
 	Absent func() []string

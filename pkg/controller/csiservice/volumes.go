@@ -72,6 +72,9 @@ func (s *Service) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*cs
 	var all []held
 	for _, view := range s.o.Fleet.Views() {
 		for id, vol := range view.Volumes {
+			if node, known := s.o.NodeOf(id); known && node != view.Node {
+				continue // it speaks for another node's volume
+			}
 			if id > after && vol.GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY {
 				all = append(all, held{view.Node, vol})
 			}

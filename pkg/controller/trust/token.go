@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -54,6 +55,13 @@ func (a *Authenticator) Authenticate(ctx context.Context, hello *lvmdv1.Hello) (
 	if hello.GetToken() == "" || hello.GetNodeName() == "" {
 		return uplink.Grant{}, &uplink.DeniedError{Reason: "node_name and token are required"}
 	}
+	claims, err := readToken(hello.GetToken())
+	if err != nil {
+		return uplink.Grant{}, &uplink.DeniedError{Reason: "token: " + err.Error()}
+	}
+	if err := a.precheck(claims, hello.GetNodeName()); err != nil {
+		return uplink.Grant{}, err
+	}
 	select {
 	case a.slots <- struct{}{}:
 		defer func() { <-a.slots }()
@@ -69,14 +77,25 @@ func (a *Authenticator) Authenticate(ctx context.Context, hello *lvmdv1.Hello) (
 	if err := a.check(&review.Status, hello.GetNodeName()); err != nil {
 		return uplink.Grant{}, err
 	}
-	expiry, err := tokenExpiry(hello.GetToken())
-	if err != nil {
-		return uplink.Grant{}, &uplink.DeniedError{Reason: "token: " + err.Error()}
+	if err := claims.expired(); err != nil { // should the review have been an old one
+		return uplink.Grant{}, err
 	}
-	if !time.Now().Before(expiry) { // should the review have been an old one
-		return uplink.Grant{}, &uplink.DeniedError{Reason: "the token expired at " + expiry.UTC().Format(time.RFC3339)}
+	return uplink.Grant{ReauthenticateBy: claims.expiry().Add(-expiryMargin)}, nil
+}
+
+// precheck refuses a token by what it says about itself, so that the API server is not
+// asked about tokens that no review could accept. It accepts nothing: a token may say
+// what it likes.
+func (a *Authenticator) precheck(c *tokenClaims, node string) error {
+	switch {
+	case !slices.Contains(c.Audience, names.UplinkAudience):
+		return &uplink.DeniedError{Reason: fmt.Sprintf("the token is not for audience %q", names.UplinkAudience)}
+	case c.Subject != a.user:
+		return &uplink.DeniedError{Reason: fmt.Sprintf("the token is of %q, only %q may connect", c.Subject, a.user)}
+	case c.Kubernetes.Node.Name != "" && c.Kubernetes.Node.Name != node:
+		return &uplink.DeniedError{Reason: fmt.Sprintf("the token is bound to node %q, the peer says that it is node %q", c.Kubernetes.Node.Name, node)}
 	}
-	return uplink.Grant{ReauthenticateBy: expiry.Add(-expiryMargin)}, nil
+	return c.expired()
 }
 
 func (a *Authenticator) check(s *authenticationv1.TokenReviewStatus, node string) error {
@@ -95,25 +114,43 @@ func (a *Authenticator) check(s *authenticationv1.TokenReviewStatus, node string
 	return nil
 }
 
-// tokenExpiry reads the end of a JSON web token without verifying it: the API
-// server has done that.
-func tokenExpiry(token string) (time.Time, error) {
+// tokenClaims is what a service-account token says about itself.
+type tokenClaims struct {
+	Expiry     float64  `json:"exp"`
+	Subject    string   `json:"sub"`
+	Audience   []string `json:"aud"`
+	Kubernetes struct {
+		Node struct {
+			Name string `json:"name"`
+		} `json:"node"`
+	} `json:"kubernetes.io"`
+}
+
+func (c *tokenClaims) expiry() time.Time { return time.Unix(int64(c.Expiry), 0) }
+
+func (c *tokenClaims) expired() error {
+	if !time.Now().Before(c.expiry()) {
+		return &uplink.DeniedError{Reason: "the token expired at " + c.expiry().UTC().Format(time.RFC3339)}
+	}
+	return nil
+}
+
+// readToken reads a JSON web token without verifying it: that is for the API server.
+func readToken(token string) (*tokenClaims, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
-		return time.Time{}, fmt.Errorf("it has %d parts, a JSON web token has 3", len(parts))
+		return nil, fmt.Errorf("it has %d parts, a JSON web token has 3", len(parts))
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
 	if err != nil {
-		return time.Time{}, fmt.Errorf("its payload is not base64: %w", err)
+		return nil, fmt.Errorf("its payload is not base64: %w", err)
 	}
-	var claims struct {
-		Expiry float64 `json:"exp"`
-	}
-	if err := json.Unmarshal(payload, &claims); err != nil {
-		return time.Time{}, fmt.Errorf("its payload is not JSON: %w", err)
+	claims := &tokenClaims{}
+	if err := json.Unmarshal(payload, claims); err != nil {
+		return nil, fmt.Errorf("its payload is not that of a service account's token: %w", err)
 	}
 	if claims.Expiry <= 0 {
-		return time.Time{}, fmt.Errorf("it never expires, which a projected token does")
+		return nil, errors.New("it never expires, which a projected token does")
 	}
-	return time.Unix(int64(claims.Expiry), 0), nil
+	return claims, nil
 }

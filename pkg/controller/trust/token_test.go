@@ -23,7 +23,11 @@ func jwt(payload string) string {
 
 func TestAuthenticate(t *testing.T) {
 	expiry := time.Now().Add(time.Hour).Truncate(time.Second)
-	goodToken := jwt(fmt.Sprintf(`{"exp":%d}`, expiry.Unix()))
+	tokenOf := func(account, audience, node string, expiry time.Time) string {
+		return jwt(fmt.Sprintf(`{"exp":%d,"sub":"system:serviceaccount:%s","aud":["%s"],"kubernetes.io":{"node":{"name":"%s"}}}`,
+			expiry.Unix(), account, audience, node))
+	}
+	goodToken := tokenOf("carve-system:carve-node", "carve-uplink", "node-1", expiry)
 	good := authenticationv1.TokenReviewStatus{
 		Authenticated: true, Audiences: []string{"carve-uplink"},
 		User: authenticationv1.UserInfo{Username: "system:serviceaccount:carve-system:carve-node",
@@ -35,10 +39,18 @@ func TestAuthenticate(t *testing.T) {
 		review func(*authenticationv1.TokenReviewStatus)
 		fails  error
 		denied string // part of the reason; empty when accepted
+		// unasked says that the API server is not bothered.
+		unasked bool
 	}{
+		"a token of another account is refused unasked": {token: tokenOf("default:default", "carve-uplink", "node-1", expiry), node: "node-1",
+			denied: "only", unasked: true},
+		"a token for another audience is refused unasked": {token: tokenOf("carve-system:carve-node", "api", "node-1", expiry), node: "node-1",
+			denied: "audience", unasked: true},
+		"a token of another node is refused unasked": {token: tokenOf("carve-system:carve-node", "carve-uplink", "node-2", expiry), node: "node-1",
+			denied: "bound to node", unasked: true},
 		"a token bound to the node is accepted": {token: goodToken, node: "node-1"},
 		"a node cannot speak for another": {token: goodToken, node: "node-2",
-			denied: "bound to node"},
+			denied: "bound to node", unasked: true},
 		"a token that the API server refuses is refused": {token: goodToken, node: "node-1",
 			review: func(s *authenticationv1.TokenReviewStatus) { s.Authenticated = false }, denied: "does not accept"},
 		"a token for another audience is refused": {token: goodToken, node: "node-1",
@@ -49,16 +61,18 @@ func TestAuthenticate(t *testing.T) {
 			}, denied: "only"},
 		"a token that is bound to no node is refused": {token: goodToken, node: "node-1",
 			review: func(s *authenticationv1.TokenReviewStatus) { s.User.Extra = nil }, denied: "bound to node"},
-		"a token that expired is refused":          {token: jwt(fmt.Sprintf(`{"exp":%d}`, expiry.Add(-2*time.Hour).Unix())), node: "node-1", denied: "expired at"},
-		"a token that never expires is refused":    {token: jwt(`{}`), node: "node-1", denied: "never expires"},
-		"a token that is no JWT is refused":        {token: "opaque", node: "node-1", denied: "parts"},
-		"a Hello without a token is refused":       {token: "", node: "node-1", denied: "required"},
-		"a Hello without a node name is refused":   {token: goodToken, node: "", denied: "required"},
+		"a token that expired is refused":          {token: tokenOf("carve-system:carve-node", "carve-uplink", "node-1", expiry.Add(-2*time.Hour)), node: "node-1", denied: "expired at", unasked: true},
+		"a token that never expires is refused":    {token: jwt(`{}`), node: "node-1", denied: "never expires", unasked: true},
+		"a token that is no JWT is refused":        {token: "opaque", node: "node-1", denied: "parts", unasked: true},
+		"a Hello without a token is refused":       {token: "", node: "node-1", denied: "required", unasked: true},
+		"a Hello without a node name is refused":   {token: goodToken, node: "", denied: "required", unasked: true},
 		"an API server that fails is not a denial": {token: goodToken, node: "node-1", fails: errors.New("down")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset()
+			asked := false
 			client.PrependReactor("create", "tokenreviews", func(a k8stesting.Action) (bool, runtime.Object, error) {
+				asked = true
 				review := a.(k8stesting.CreateAction).GetObject().(*authenticationv1.TokenReview)
 				if review.Spec.Token != test.token || strings.Join(review.Spec.Audiences, ",") != "carve-uplink" {
 					t.Errorf("reviewed %+v", review.Spec)
@@ -71,6 +85,9 @@ func TestAuthenticate(t *testing.T) {
 			})
 			a := NewAuthenticator(client, "carve-system", "carve-node")
 			grant, err := a.Authenticate(t.Context(), &lvmdv1.Hello{NodeName: test.node, Token: test.token})
+			if asked == test.unasked {
+				t.Errorf("the API server was asked: %t", asked)
+			}
 			var denied *uplink.DeniedError
 			switch {
 			case test.denied != "":

@@ -351,6 +351,15 @@ func (s *Server) SetHealth(id string, conditions, found []*lvmdv1.Condition) {
 	s.publish(&lvmdv1.WatchResponse{Volumes: []*lvmdv1.Volume{v}})
 }
 
+// Pretend has the node report a volume that was not made on it, as a compromised
+// one may.
+func (s *Server) Pretend(vol *lvmdv1.Volume) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.volumes[vol.GetId()] = vol
+	s.publish(&lvmdv1.WatchResponse{Volumes: []*lvmdv1.Volume{vol}})
+}
+
 func (s *Server) class(name string) *Class {
 	if name != "" {
 		return s.classes[name]

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -169,36 +170,43 @@ func TestRequestsThatCannotBeAnsweredSayWhy(t *testing.T) {
 }
 
 func TestTooManyRequestsAtOnceAreTurnedAwayAndSlowOnesEnd(t *testing.T) {
-	entered := make(chan struct{}, maximumWaiting)
-	server := httptest.NewServer(newHandler(func(ctx context.Context, _ *v1.Pod) ([]scheduler.Demand, error) {
-		entered <- struct{}{}
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}))
-	defer server.Close()
-	args := extenderv1.ExtenderArgs{Pod: podOf(""), NodeNames: &[]string{"small"}}
-	began := time.Now()
-	codes := make(chan int, maximumWaiting)
-	for range maximumWaiting {
-		go func() {
-			code, _ := ask(t, server.Client(), server.URL+"/filter", args, nil)
-			codes <- code
-		}()
+	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: podOf(""), NodeNames: &[]string{"small"}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	for range maximumWaiting {
-		<-entered
-	}
-	if code, text := ask(t, server.Client(), server.URL+"/filter", args, nil); code != http.StatusServiceUnavailable || !strings.Contains(text, "too many") {
-		t.Errorf("one more: %d %q", code, text)
-	}
-	for range maximumWaiting {
-		if code := <-codes; code != http.StatusServiceUnavailable {
-			t.Errorf("a slow one: %d", code)
+	synctest.Test(t, func(t *testing.T) { // time passes when all requests wait
+		handler := newHandler(func(ctx context.Context, _ *v1.Pod) ([]scheduler.Demand, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		ask := func() (code int, text string) {
+			answer := httptest.NewRecorder()
+			request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/filter", bytes.NewReader(body))
+			request.Header.Set("Content-Type", "application/json")
+			handler.ServeHTTP(answer, request)
+			return answer.Code, answer.Body.String()
 		}
-	}
-	if took := time.Since(began); took > 2*requestTimeout {
-		t.Errorf("took %s", took)
-	}
+		began := time.Now()
+		codes := make(chan int, maximumWaiting)
+		for range maximumWaiting {
+			go func() {
+				code, _ := ask()
+				codes <- code
+			}()
+		}
+		synctest.Wait() // until each of them waits
+		if code, text := ask(); code != http.StatusServiceUnavailable || !strings.Contains(text, "too many") || time.Since(began) != 0 {
+			t.Errorf("one more: %d %q after %v", code, text, time.Since(began))
+		}
+		for range maximumWaiting {
+			if code := <-codes; code != http.StatusServiceUnavailable {
+				t.Errorf("a slow one: %d", code)
+			}
+		}
+		if took := time.Since(began); took != requestTimeout {
+			t.Errorf("the slow ones took %v, want %v", took, requestTimeout)
+		}
+	})
 }
 
 // pki is a CA that signs for both sides.

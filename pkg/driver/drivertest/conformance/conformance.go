@@ -26,7 +26,7 @@ type Suite struct {
 	AccessType string
 	// Bytes is their size.
 	Bytes int64
-	// Classes are the device classes that they are of, each with all cases.
+	// Classes are the device classes that they are of, each with all of the node's cases.
 	Classes []Class
 	// Shipped has the controller that is shipped make them, and tests that, too.
 	// Otherwise a stand-in does, which can do no more.
@@ -36,8 +36,11 @@ type Suite struct {
 // Class is a device class of the machine.
 type Class struct {
 	Name string
-	// Snapshots is true where it has snapshots.
-	Snapshots bool
+	// Controller has the controller's cases run with this class, too, of which some
+	// need snapshots. What they prove does not depend on how volumes are used on a node.
+	Controller bool
+	// Floor is how many cases have to run, at least.
+	Floor Cases
 }
 
 // Run starts a plugin and runs the suite against it. It can be called once in a
@@ -45,13 +48,12 @@ type Class struct {
 func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 	t.Helper()
 	m.Controller = true
-	m.Start()
+	plugin := m.Start()
+	checkNode(t, plugin.IdentityClient, plugin.NodeClient)
 	var skip []string
 	var controller string
 	if s.Shipped {
 		controller = shipped(t, m)
-	} else {
-		skip = append(skip, `\[(Group)?Controller `)
 	}
 	for _, class := range s.Classes {
 		config := sanity.NewTestConfig()
@@ -67,9 +69,8 @@ func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 		config.TestVolumeSize = s.Bytes
 		config.TestVolumeExpandSize = 2 * s.Bytes
 		config.TestVolumeAccessType = s.AccessType
-		if !class.Snapshots {
-			// What the service can do, it can do with some classes.
-			skip = append(skip, "class "+class.Name+" .*[sS]napshot")
+		if !class.Controller {
+			skip = append(skip, "class "+class.Name+` .*\[(Group)?Controller `)
 		}
 		ginkgo.Describe("class "+class.Name, func() {
 			suite := sanity.GinkgoTest(&config)
@@ -77,12 +78,17 @@ func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 		})
 	}
 
+	var ran map[string]Cases
+	ginkgo.ReportAfterSuite("count the cases", func(report ginkgo.Report) { ran = count(report) })
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
 	suite.SkipStrings = skip
 	reporter.Succinct, reporter.NoColor = true, true
 	if !ginkgo.RunSpecs(t, "CSI sanity: "+s.AccessType, suite, reporter) {
 		t.Error("the plugin does not conform")
+	}
+	for _, class := range s.Classes {
+		ran["class "+class.Name].check(t, s.AccessType+", class "+class.Name, class.Floor)
 	}
 	if points, err := m.Mounts.Below(m.KubeletDir); err != nil || len(points) != 0 {
 		t.Errorf("mounts are left: %v, %v", points, err)

@@ -12,5 +12,5 @@ import (
 // TestSanityOfBlockOnFakes is apart from its counterpart for file systems, in
 // package driver, because Ginkgo runs one suite in a process.
 func TestSanityOfBlockOnFakes(t *testing.T) {
-	conformance.Run(t, drivertest.NewFakeMachine(t).Machine, conformance.Suite{AccessType: "block", Bytes: 64 << 20, Classes: []conformance.Class{{Name: "local"}}})
+	conformance.Run(t, drivertest.NewFakeMachine(t).Machine, conformance.Suite{AccessType: "block", Bytes: 64 << 20, Classes: []conformance.Class{{Name: "local", Floor: conformance.Cases{Identity: 3, Node: 27}}}})
 }

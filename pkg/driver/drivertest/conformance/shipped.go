@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -39,10 +40,31 @@ const (
 	patience = 2 * time.Minute
 )
 
-// shipped runs the controller as it is shipped, until the test's end: its CSI service,
-// and its uplink, over which the machine's lvmd connects to it. Only the API server is
-// a fake. It returns the service's socket.
+// Controller is the controller as it is shipped. Only the API server is a fake.
+type Controller struct {
+	// Client is that of the API server.
+	Client *fake.Clientset
+	// Socket is where the CSI service listens, CSI a client of it.
+	Socket string
+	CSI    csi.ControllerClient
+
+	address, ca, token string
+	log                *slog.Logger
+	conn               *grpc.ClientConn
+}
+
+// shipped runs the controller until the test's end, connects the machine's lvmd to it,
+// and returns the socket of its CSI service.
 func shipped(t *testing.T, m *drivertest.Machine) string {
+	t.Helper()
+	c := StartController(t, m.Log)
+	t.Cleanup(c.Connect(t, m.LVMD))
+	checkController(t, c.conn)
+	return c.Socket
+}
+
+// StartController runs the controller until the test's end. Its log goes to w.
+func StartController(t *testing.T, w io.Writer) *Controller {
 	t.Helper()
 	client := fake.NewClientset(
 		&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "cluster"}},
@@ -55,57 +77,76 @@ func shipped(t *testing.T, m *drivertest.Machine) string {
 				Extra: map[string]authenticationv1.ExtraValue{"authentication.kubernetes.io/node-name": {drivertest.NodeName}}},
 		}}, nil
 	})
-	log := slog.New(slog.NewTextHandler(m.Log, nil))
-	address, socket := freeAddress(t), filepath.Join(m.Dir, "controller.sock")
+	// Not t.TempDir: a socket's path may have no more than 107 bytes.
+	dir, err := os.MkdirTemp("", "carve")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	log := slog.New(slog.NewTextHandler(w, nil))
+	out := &Controller{Client: client, Socket: filepath.Join(dir, "controller.sock"), address: freeAddress(t),
+		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), log: log}
 	c, err := controller.New(controller.Options{
-		Client: client, Namespace: namespace, UplinkListen: address, UplinkHost: uplinkHost, NodeServiceAccount: account,
-		Identity: "test", CSISocket: socket, Version: "test", Registerer: prometheus.NewRegistry(), Log: log,
+		Client: client, Namespace: namespace, UplinkListen: out.address, UplinkHost: uplinkHost, NodeServiceAccount: account,
+		Identity: "test", CSISocket: out.Socket, Version: "test", CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
+	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	server := grpc.NewServer(uplink.ServerOptions()...)
-	lvmdv1.RegisterLVMDServer(server, m.LVMD)
-	ca, token := filepath.Join(m.Dir, "ca.crt"), filepath.Join(m.Dir, "token")
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 	wait(t, "the controller is ready", func() error { return c.Ready(ctx) })
 	published, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, trust.CAName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, content := range map[string]string{ca: published.Data[trust.CABundleKey], token: tokenFor(time.Hour)} {
+	for path, content := range map[string]string{out.ca: published.Data[trust.CABundleKey], out.token: tokenFor(time.Hour)} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	go func() {
-		done <- uplink.RunClient(ctx, uplink.ClientOptions{Addresses: address, ServerName: uplinkHost, CAFile: ca, TokenFile: token,
-			NodeName: drivertest.NodeName, Version: "test", Serve: server.Serve, Log: log})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		for range cap(done) {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-		server.Stop()
-	})
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+out.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(func() { _ = conn.Close() })
+	out.conn, out.CSI = conn, csi.NewControllerClient(conn)
+	return out
+}
+
+// Connect connects the node to the controller, with an lvmd, until disconnect is called
+// once, which cuts the calls under way off.
+func (c *Controller) Connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	server := grpc.NewServer(uplink.ServerOptions()...)
+	lvmdv1.RegisterLVMDServer(server, lvmd)
+	done := make(chan error, 1)
+	go func() {
+		done <- uplink.RunClient(ctx, uplink.ClientOptions{Addresses: c.address, ServerName: uplinkHost, CAFile: c.ca, TokenFile: c.token,
+			NodeName: drivertest.NodeName, Version: "test", Serve: server.Serve, Log: c.log})
+	}()
 	wait(t, "the controller knows the node's room", func() error {
-		answer, err := csi.NewControllerClient(conn).GetCapacity(ctx, &csi.GetCapacityRequest{})
+		answer, err := c.CSI.GetCapacity(ctx, &csi.GetCapacityRequest{})
 		if err == nil && answer.GetAvailableCapacity() == 0 {
 			err = errors.New("no node has any")
 		}
 		return err
 	})
-	return socket
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		server.Stop()
+	}
 }
 
 // freeAddress is one of this machine that nobody listens at.
@@ -119,10 +160,12 @@ func freeAddress(t *testing.T) string {
 	return lis.Addr().String()
 }
 
-// tokenFor is a JSON web token that ends after a while, which nobody signed.
+// tokenFor is an unsigned JSON web token of the node agent's service account that ends
+// after a while.
 func tokenFor(life time.Duration) string {
 	part := func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
-	return part(`{"alg":"none"}`) + "." + part(fmt.Sprintf(`{"exp":%d}`, time.Now().Add(life).Unix())) + "." + part("x")
+	return part(`{"alg":"none"}`) + "." + part(fmt.Sprintf(`{"exp":%d,"aud":[%q],"sub":"system:serviceaccount:%s:%s"}`,
+		time.Now().Add(life).Unix(), names.UplinkAudience, namespace, account)) + "." + part("x")
 }
 
 func wait(t *testing.T, what string, check func() error) {

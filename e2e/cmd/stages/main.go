@@ -1,0 +1,153 @@
+// Command stages runs targets of make as the stages of one proof, and ends with a table
+// of their times and numbers of tests:
+//
+//	stages [-condense TARGET,...] LANE...
+//
+// A lane is a list of targets with commas between them, which run one after the other.
+// The lanes run beside each other. Each line that is printed begins with its target. When
+// a target fails, the lanes go on: one run shows all that is wrong. The exit code is 1
+// then.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/carve-csi/carve/e2e/checkout"
+)
+
+// killDelay is how long make and its children have to clean up after an interrupt.
+const killDelay = time.Minute
+
+var errFailed = errors.New("a stage failed")
+
+func main() {
+	condense := flag.String("condense", "", "`targets`, with commas between them, of whose packages with passed tests only the result is printed")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Stdout, flag.Args(), strings.Split(*condense, ",")); err != nil {
+		fmt.Fprintln(os.Stderr, "stages:", err)
+		os.Exit(1)
+	}
+}
+
+// run runs the lanes beside each other.
+func run(ctx context.Context, out io.Writer, lanes, condensed []string) error {
+	if len(lanes) == 0 {
+		return errors.New("no lane of targets to run")
+	}
+	root, err := checkout.Root()
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	idle, err := readIdle()
+	if err != nil {
+		return err
+	}
+	var all []*stage
+	var group sync.WaitGroup
+	shared := &lockedWriter{out: out}
+	for _, lane := range lanes {
+		var stages []*stage
+		for _, target := range strings.Split(lane, ",") {
+			stages = append(stages, newStage(target, shared, slices.Contains(condensed, target)))
+		}
+		all = append(all, stages...)
+		group.Go(func() {
+			for _, s := range stages {
+				s.run(ctx, root)
+			}
+		})
+	}
+	group.Wait()
+	took := time.Since(started)
+	share, err := idle.since()
+	if err != nil {
+		return err
+	}
+	return printTable(out, all, took, share)
+}
+
+// lockedWriter writes one line of one stage at a time.
+type lockedWriter struct {
+	mu  sync.Mutex
+	out io.Writer
+}
+
+func (w *lockedWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.out.Write(b)
+}
+
+// stage is one target of make, and what became of it. One goroutine uses it at a time.
+type stage struct {
+	target string
+	// print prints a line of the stage; lines passes on what make prints.
+	print func(string)
+	lines *lineReader
+	// held passes on what is held back until a package's result is known.
+	held  func()
+	tests counter
+	// failures is what the tests that failed wrote to their logs.
+	failures excerpts
+	// took is how long the stage ran, processor how long it and its children kept a processor.
+	took, processor time.Duration
+	err             error
+}
+
+func newStage(target string, out io.Writer, condensed bool) *stage {
+	s := &stage{target: target, held: func() {}}
+	s.print = func(line string) { fmt.Fprintf(out, "%s │ %s\n", target, line) }
+	pass := s.print
+	if condensed {
+		c := &condenser{print: s.print}
+		pass, s.held = c.line, c.flush
+	}
+	s.lines = &lineReader{line: func(line string) {
+		s.tests.line(line)
+		s.failures.line(line)
+		pass(line)
+	}}
+	return s
+}
+
+// run runs the target in the folder of the Makefile.
+func (s *stage) run(ctx context.Context, root string) {
+	if ctx.Err() != nil {
+		s.err = context.Cause(ctx)
+		return
+	}
+	started := time.Now()
+	// The tests' names are counted, so they must be printed.
+	command := exec.CommandContext(ctx, "make", "--no-print-directory", s.target, "VERBOSE=-v")
+	command.Dir = root
+	command.Stdout, command.Stderr = s.lines, s.lines
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+	command.WaitDelay = killDelay
+	s.err = command.Run()
+	s.lines.flush()
+	s.took = time.Since(started)
+	if state := command.ProcessState; state != nil {
+		s.processor = state.UserTime() + state.SystemTime()
+	}
+	result := "passed"
+	if s.err != nil {
+		s.held()
+		result = "failed: " + s.err.Error()
+	}
+	s.print(fmt.Sprintf("=== %s %s after %s", s.target, result, s.took.Round(time.Second)))
+}

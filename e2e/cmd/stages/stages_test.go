@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestTestsAreCountedWithoutTheirParts(t *testing.T) {
+	s := newStage("target", new(strings.Builder), false)
+	fmt.Fprint(s.lines, "=== RUN   TestA\n--- PASS: TestA (0.10s)\n    --- PASS: TestA/part (0.1s)\nlvmd: --- FAIL: TestB (1.0s)\n--- SK", "IP: TestC (0.0s)")
+	s.lines.flush()
+	if got := s.tests; got.passed != 1 || got.failed != 1 || got.skipped != 1 || !slices.Equal(got.broken, []string{"TestB"}) {
+		t.Errorf("want one test each passed, failed (TestB) and skipped, got %+v", got)
+	}
+}
+
+func TestOnlyTheResultOfAPackageThatPassedIsPrinted(t *testing.T) {
+	var out strings.Builder
+	s := newStage("t", &out, true)
+	fmt.Fprint(s.lines, "=== RUN   TestA\n--- PASS: TestA (0.10s)\nPASS\nok  \tp\t0.1s\n?   \tq\t[no test files]\n"+
+		"=== RUN   TestB\n    b_test.go:3: wrong\n--- FAIL: TestB (0.10s)\nFAIL\nFAIL\tr\t0.1s\n")
+	want := "t │ ok  \tp\t0.1s\nt │ ?   \tq\t[no test files]\n" +
+		"t │ === RUN   TestB\nt │     b_test.go:3: wrong\nt │ --- FAIL: TestB (0.10s)\nt │ FAIL\nt │ FAIL\tr\t0.1s\n"
+	if got := out.String(); got != want {
+		t.Errorf("want\n%sgot\n%s", want, got)
+	}
+}
+
+func TestTheTableHasEveryStageAndEndsWithTheSum(t *testing.T) {
+	stages := []*stage{
+		{target: "a", tests: counter{passed: 3, times: []timed{{"TestSlow", 7 * time.Second}}}, took: 61 * time.Second, processor: 30 * time.Second},
+		{target: "b", tests: counter{passed: 1, failed: 1, broken: []string{"TestB"}}, err: errors.New("exit status 1"),
+			failures: excerpts{found: []string{"--- FAIL: TestB (1.00s)\n    b_test.go:1: why"}}},
+	}
+	var out strings.Builder
+	if err := printTable(&out, stages, 2*time.Minute, 0.25); !errors.Is(err, errFailed) {
+		t.Errorf("the error of a table with a failed stage: %v", err)
+	}
+	for _, want := range []string{"a      passed  1:01  0:30       3", "b      FAILED  0:00  0:00       2      TestB", "0:07  TestSlow", "=== FAILED in b\n--- FAIL: TestB (1.00s)\n    b_test.go:1: why\n", "idle for 25 %", "\n4 passed, 1 failed, 0 skipped\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the table has no %q:\n%s", want, out.String())
+		}
+	}
+	if err := printTable(&out, stages[:1], time.Minute, 0); err != nil {
+		t.Errorf("the error of a table without a failed stage: %v", err)
+	}
+}
+
+func TestIdleTimeIsReadFromTheLineOfAllProcessors(t *testing.T) {
+	got, err := parseIdle("cpu  10 1 20 60 9 0 0 0 0 0\ncpu0 1 1 1 1 1\n")
+	if err != nil || got != (processors{idle: 69, all: 100}) {
+		t.Errorf("want 69 of 100, got %+v, error %v", got, err)
+	}
+	if _, err := parseIdle("intr 5\n"); err == nil {
+		t.Error("a text without that line: want an error")
+	}
+}
+
+func TestAFailedTestsOwnLinesAreKept(t *testing.T) {
+	s := newStage("target", new(strings.Builder), false)
+	fmt.Fprint(s.lines, "=== RUN   TestA\n=== PAUSE TestA\n=== RUN   TestB\n    b_test.go:1: of B\n=== RUN   TestB/part\n    b_test.go:2: of its part\n        more\nnoise\n"+
+		"=== NAME  TestA\n    a_test.go:1: of A\n--- PASS: TestA (0.1s)\n=== CONT  TestB\n    b_test.go:3: the end\n--- FAIL: TestB (0.2s)\n    --- FAIL: TestB/part (0.2s)\n")
+	want := []string{"--- FAIL: TestB (0.2s)\n    b_test.go:1: of B\n    b_test.go:2: of its part\n        more\n    b_test.go:3: the end"}
+	if got := s.failures.found; !slices.Equal(got, want) {
+		t.Errorf("want %q, got %q", want, got)
+	}
+}

@@ -1,0 +1,9 @@
+//go:build !linux
+
+package preflight
+
+import "runtime"
+
+func look(Needs) (host, error) {
+	return host{system: runtime.GOOS, processor: runtime.GOARCH}, nil
+}

@@ -1,0 +1,148 @@
+// Package preflight checks that this machine can run the harness, before anything is
+// downloaded or built, and names everything that is missing at once.
+//
+// It needs nothing but the standard library, so that it is built in a moment, and it
+// can be built for every system.
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// The only system and processor that the virtual machines and images are made for.
+const (
+	system    = "linux"
+	processor = "amd64"
+)
+
+// Free space that is needed in the folder of the cache (which also has the disks of
+// clusters), and more while the cache is empty; and for temporary files.
+const (
+	warmDiskMiB = 4 << 10
+	coldDiskMiB = 14 << 10
+	tempDiskMiB = 1 << 10
+)
+
+// baseMemoryMiB is for what runs beside virtual machines: builds, a control plane,
+// tests.
+const baseMemoryMiB = 1536
+
+// Needs is what a command needs beside the right system, root, space on the disk and
+// the programs of a Debian machine.
+type Needs struct {
+	// MemoryMiB must be available; 0 when what needs it runs already.
+	MemoryMiB int
+	// Network means network namespaces and TAP devices.
+	Network bool
+}
+
+// Cluster is what a cluster of so many nodes needs.
+func Cluster(nodes int) Needs { return Machines(nodes, 2048).withNetwork() }
+
+// Machines is what virtual machines need that have so much memory each.
+func Machines(count, memoryMiB int) Needs { return Needs{MemoryMiB: baseMemoryMiB + count*memoryMiB} }
+
+// ControlPlane is what a Kubernetes control plane without nodes needs.
+func ControlPlane() Needs { return Needs{MemoryMiB: baseMemoryMiB}.withNetwork() }
+
+func (n Needs) withNetwork() Needs {
+	n.Network = true
+	return n
+}
+
+// host is what was found on this machine.
+type host struct {
+	system, processor string
+	root              bool
+	// memoryMiB is what processes may still take.
+	memoryMiB int
+	cache     space
+	temp      space
+	// cold means that the cache has no Kubernetes.
+	cold bool
+	// namespaces and tun say why there are none; empty when there are.
+	namespaces, tun string
+	// absent are the programs that are not in the PATH.
+	absent []string
+}
+
+// space is what is free in a folder.
+type space struct {
+	folder  string
+	freeMiB int
+}
+
+// programs must be in the PATH, and say what each does.
+var programs = map[string]string{
+	"git":        "names the version of what is built",
+	"apt-get":    "installs Debian packages",
+	"dpkg-query": "knows which Debian packages are installed",
+}
+
+// Check returns an error that says, a line each, what this machine lacks.
+func Check(needs Needs) error {
+	h, err := look(needs)
+	if err != nil {
+		return fmt.Errorf("look at this machine: %w", err)
+	}
+	if lines := missing(needs, h); len(lines) > 0 {
+		return errors.New("this machine cannot run it:\n  " + strings.Join(lines, "\n  "))
+	}
+	return nil
+}
+
+// missing says, a line each, what a host lacks.
+func missing(needs Needs, h host) []string {
+	var lines []string
+	lack := func(format string, arguments ...any) { lines = append(lines, fmt.Sprintf(format, arguments...)) }
+	if h.system != system {
+		// Nothing else can be asked there.
+		return []string{fmt.Sprintf("system: this is %s, Linux is needed", h.system)}
+	}
+	if h.processor != processor {
+		lack("processor: this is %s, amd64 (x86-64) is needed: virtual machines and images are made for it only", h.processor)
+	}
+	if !h.root {
+		lack("rights: run it as root, for network namespaces, mounts and the installation of packages")
+	}
+	if needs.Network && h.namespaces != "" {
+		lack("network namespaces: %s", h.namespaces)
+	}
+	if needs.Network && h.tun != "" {
+		lack("TUN/TAP devices: %s", h.tun)
+	}
+	if h.memoryMiB < needs.MemoryMiB {
+		lack("memory: %s available, %s needed", gib(h.memoryMiB), gib(needs.MemoryMiB))
+	}
+	disk := warmDiskMiB
+	if h.cold {
+		disk = coldDiskMiB
+	}
+	if h.cache.freeMiB < disk {
+		lack("disk: %s free in %s, %s needed", gib(h.cache.freeMiB), h.cache.folder, gib(disk))
+	}
+	if h.temp.freeMiB < tempDiskMiB {
+		lack("disk: %s free in %s, %s needed", gib(h.temp.freeMiB), h.temp.folder, gib(tempDiskMiB))
+	}
+	for _, program := range h.absent {
+		lack("%s, which %s, is not in the PATH", program, programs[program])
+	}
+	return lines
+}
+
+func gib(mib int) string { return fmt.Sprintf("%.1f GiB", float64(mib)/1024) }
+
+// nearest returns the nearest folder at or above path that is there.
+func nearest(path string) string {
+	for path != filepath.Dir(path) {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+		path = filepath.Dir(path)
+	}
+	return path
+}

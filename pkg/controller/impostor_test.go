@@ -1,0 +1,112 @@
+package controller
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	v1 "k8s.io/api/core/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// stolen has impostor report the volume of that name of node, and waits until the
+// controller has seen that.
+func (h *harness) stolen(node, impostor *fakelvmd.Server, name string) *lvmdv1.Volume {
+	h.t.Helper()
+	vol := node.Volumes()[name]
+	claimed := proto.CloneOf(vol)
+	claimed.EmptiedAt = timestamppb.New(time.Now())
+	claimed.Conditions = []*lvmdv1.Condition{{Type: "Degraded", Message: "so says another node"}}
+	impostor.Pretend(claimed)
+	for _, n := range []string{node.Node(), impostor.Node()} {
+		waittest.Until(h.t, n+" reports the volume", func() bool {
+			view, _ := h.c.core.fleet.View(n)
+			return view.Volumes[vol.GetId()] != nil
+		})
+	}
+	return vol
+}
+
+// Whether a report is found first is up to the order of a map: the test tries often.
+const impostorRounds = 20
+
+func TestACallAboutAVolumeGoesToTheNodeThatItsPersistentVolumeNames(t *testing.T) {
+	h := newHarness(t)
+	node, impostor := h.node("n1", gib), h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	vol := h.stolen(node, impostor, "pvc-uid-c")
+	client := h.csiClient()
+	for range impostorRounds {
+		got, err := client.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: vol.GetId()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if on := nodeOfVolume(got.GetVolume()); on != "n1" {
+			t.Fatalf("the volume is on %s by the service, and on n1 by its PersistentVolume", on)
+		}
+	}
+	list, err := client.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if entries := list.GetEntries(); err != nil || len(entries) != 1 || nodeOfVolume(entries[0].GetVolume()) != "n1" {
+		t.Errorf("listed: %v, %v", entries, err)
+	}
+	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: vol.GetId()}); err != nil {
+		t.Fatal(err)
+	}
+	if left := node.Volumes(); len(left) != 0 {
+		t.Errorf("the deletion was answered, and the volume is on its node: %v", left)
+	}
+	if left := impostor.Volumes(); len(left) != 1 {
+		t.Errorf("the other node was asked to delete: it has %v", left)
+	}
+}
+
+func TestAVolumeThatSeveralNodesReportAndNoPersistentVolumeNamesIsLeftAlone(t *testing.T) {
+	h := newHarness(t)
+	node, impostor := h.node("n1", gib), h.node("n2", gib)
+	h.run()
+	client := h.csiClient()
+	made, err := client.CreateVolume(t.Context(), volumeRequest("pvc-x", func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: on("n1")}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.stolen(node, impostor, "pvc-x")
+	_, err = client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: made.GetVolume().GetVolumeId()})
+	if message := status.Convert(err).Message(); status.Code(err) != codes.FailedPrecondition || !strings.Contains(message, "n1, n2") {
+		t.Errorf("delete: %v, want FailedPrecondition that names both nodes", err)
+	}
+	if len(node.Volumes()) != 1 || len(impostor.Volumes()) != 1 {
+		t.Error("a node was asked to delete")
+	}
+}
+
+func TestOnlyItsOwnNodeSpeaksForAVolume(t *testing.T) {
+	h := newHarness(t)
+	node, impostor := h.node("n1", gib), h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.stolen(node, impostor, "pvc-uid-c")
+	h.leader().auditor.pass(t.Context())
+	if heard := slices.DeleteFunc(h.warnings(), func(e string) bool {
+		return !strings.Contains(e, reasonVolumeUnhealthy) && !strings.Contains(e, reasonVolumeEmptied)
+	}); len(heard) > 0 {
+		t.Errorf("users were told what another node says: %q", heard)
+	}
+	if pv := h.pv("pvc-uid-c"); pv.Annotations[names.AnnotationEmptied] != "" || pv.Status.Phase != v1.VolumeBound {
+		t.Errorf("the PersistentVolume was changed for another node: %v, %s", pv.Annotations, pv.Status.Phase)
+	}
+}

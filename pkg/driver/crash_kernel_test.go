@@ -1,0 +1,299 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// crashEnv names the directory of the machine on which this process is to be a
+// plugin that crashes, instead of a test.
+const crashEnv = "CARVE_TEST_CRASHING_PLUGIN"
+
+// Files in the machine's directory. crashFile holds where a plugin is to be killed,
+// crashedFile where it was. effectsFile holds the number of effects of a tool that
+// came to its end.
+const (
+	crashFile   = "crash"
+	crashedFile = "crashed"
+	effectsFile = "effects"
+)
+
+// answered is the crash point between the last effect of a call and its answer.
+const answered = "answer"
+
+// crashPoint is where a plugin is killed with SIGKILL: in a call of the kubelet,
+// before the effect of that name or before the answer; or, where tool is set,
+// before the tool's system call of that number that changes something, and the tool
+// is killed in the same moment.
+type crashPoint struct {
+	call, effect string
+	tool         string
+	number       int
+}
+
+func (c crashPoint) String() string {
+	if c.tool != "" {
+		return fmt.Sprintf("%s %s %d", c.call, c.tool, c.number)
+	}
+	return c.call + " " + c.effect
+}
+
+// crasher kills its own process at a point of a call.
+type crasher struct {
+	dir, point string
+	// call is the one that is served, and reached are its effects so far. There is one
+	// call at a time.
+	call    string
+	reached []string
+}
+
+func (c *crasher) reach(effect string) {
+	if point := c.call + " " + effect; point == c.point {
+		crash(c.dir, point+": "+strings.Join(c.reached, " "), os.Getpid())
+		select {}
+	}
+	c.reached = append(c.reached, effect)
+}
+
+// crash notes where a process is killed, and kills it.
+func crash(dir, note string, pid int) {
+	if err := os.WriteFile(filepath.Join(dir, crashedFile), []byte(note), 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, "crash:", err)
+		return
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+}
+
+// step implements stepper. An unmount has a point behind it, too: the path is
+// removed then.
+func (c *crasher) step(name string, do func() error) error {
+	c.reach(name)
+	err := do()
+	if name == "unmount" {
+		c.reach("unmounted")
+	}
+	return err
+}
+
+// crashingNode has each call begin and end at the crasher.
+type crashingNode struct {
+	csi.NodeServer
+	*crasher
+}
+
+func (n crashingNode) begin(call string) (end func()) {
+	n.call, n.reached = call, nil
+	return func() { n.reach(answered) }
+}
+
+func (n crashingNode) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	defer n.begin("stage")()
+	return n.NodeServer.NodeStageVolume(ctx, r)
+}
+
+func (n crashingNode) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	defer n.begin("publish")()
+	return n.NodeServer.NodePublishVolume(ctx, r)
+}
+
+func (n crashingNode) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	defer n.begin("expand")()
+	return n.NodeServer.NodeExpandVolume(ctx, r)
+}
+
+func (n crashingNode) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	defer n.begin("unpublish")()
+	return n.NodeServer.NodeUnpublishVolume(ctx, r)
+}
+
+func (n crashingNode) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	defer n.begin("unstage")()
+	return n.NodeServer.NodeUnstageVolume(ctx, r)
+}
+
+// beCrashingPlugin is the node plugin on the machine of that directory, as cmd/node
+// puts it together, but for what kills it.
+func beCrashingPlugin(dir string) error {
+	point, err := os.ReadFile(filepath.Join(dir, crashFile))
+	if err != nil {
+		return err
+	}
+	conn, err := driver.DialLVMD(filepath.Join(dir, "lvmd.sock"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, kubelet := context.Background(), filepath.Join(dir, "kubelet")
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	metrics := driver.NewMetrics()
+	c := &crasher{dir: dir, point: string(point)}
+	node, err := driver.New(ctx, driver.Options{
+		NodeName: drivertest.NodeName, KubeletDir: kubelet, LVMD: lvmdv1.NewLVMDClient(conn),
+		Mounts:      mortalMounts{mount.System{Trusted: kubelet}, c},
+		FileSystems: mortalFileSystems{driver.SystemFileSystems{}, c},
+		LUKS:        mortalLUKS{drivertest.Cryptsetup(), c},
+		Metrics:     metrics, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	node.Sweep(ctx)
+	return driver.Plugin{
+		CSISocket: filepath.Join(dir, "csi.sock"), Node: crashingNode{node, c}, Metrics: metrics, Log: log,
+		Identity:     driver.NewIdentity("test", func(ctx context.Context) error { return driver.LVMDAnswers(ctx, conn) }),
+		Registration: driver.NewRegistration("", metrics, log),
+	}.Serve(ctx)
+}
+
+// pluginProcess is a plugin in a process of its own.
+type pluginProcess struct {
+	*drivertest.Plugin
+	cmd    *exec.Cmd
+	conn   *grpc.ClientConn
+	exited chan struct{}
+}
+
+// launch starts a plugin on the machine, whose directory is its working directory.
+func launch(t testing.TB, m *drivertest.Machine, cmd *exec.Cmd) *pluginProcess {
+	t.Helper()
+	cmd.Dir, cmd.Stdout, cmd.Stderr = m.Dir, m.Log, m.Log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &pluginProcess{cmd: cmd, exited: make(chan struct{})}
+	go func() {
+		defer close(p.exited)
+		_ = cmd.Wait()
+	}()
+	var err error
+	p.conn, err = grpc.NewClient("unix:"+m.CSISocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 2, MaxDelay: 50 * time.Millisecond},
+			MinConnectTimeout: 10 * time.Second,
+		}))
+	t.Cleanup(func() { p.end(t) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Plugin = &drivertest.Plugin{NodeClient: csi.NewNodeClient(p.conn), IdentityClient: csi.NewIdentityClient(p.conn)}
+	return p
+}
+
+// end kills the plugin, if it is still there.
+func (p *pluginProcess) end(t testing.TB) {
+	t.Helper()
+	_ = p.cmd.Process.Kill()
+	select {
+	case <-p.exited:
+	case <-time.After(time.Minute):
+		t.Error("a plugin that was killed goes on")
+	}
+	if p.conn != nil {
+		_ = p.conn.Close()
+	}
+}
+
+// launchCrashing starts a plugin that is killed at a point.
+func launchCrashing(t testing.TB, m *drivertest.Machine, point crashPoint) *pluginProcess {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(m.Dir, crashFile), []byte(point.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{crashedFile, effectsFile} {
+		if err := os.RemoveAll(filepath.Join(m.Dir, file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), crashEnv+"="+m.Dir, "PATH="+standIns(t, m)+":"+os.Getenv("PATH"))
+	return launch(t, m, cmd)
+}
+
+// launchReal starts the node plugin as it is shipped.
+func launchReal(t testing.TB, m *drivertest.Machine) *pluginProcess {
+	t.Helper()
+	return launch(t, m, exec.Command("carve-node", "--node-name="+drivertest.NodeName, "--kubelet-dir="+m.KubeletDir,
+		"--csi-socket="+m.CSISocket(), "--kubelet-socket-path="+m.CSISocket(), "--registration-dir="+filepath.Dir(m.RegistrationSocket()),
+		"--lvmd-socket="+m.LVMDSocket(), "--ops-listen="))
+}
+
+// wantCrashed waits for the plugin's end, checks that it was killed at the point of a call
+// that returned an error, and returns the effects of the call before it.
+func (p *pluginProcess) wantCrashed(t testing.TB, m *drivertest.Machine, point crashPoint, err error) (effects []string) {
+	t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(time.Minute):
+		t.Fatalf("a plugin that was to be killed at %q goes on, and returned %v", point, err)
+	}
+	note, err := os.ReadFile(filepath.Join(m.Dir, crashedFile))
+	at, reached, _ := strings.Cut(string(note), ": ")
+	if err != nil || at != point.String() {
+		t.Fatalf("the plugin was killed at %q, error %v, want %q", at, err, point)
+	}
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("the plugin ended with %v, want SIGKILL", p.cmd.ProcessState)
+	}
+	return strings.Fields(reached)
+}
+
+// tools are the programs that the plugin starts, and that stand-ins replace.
+var tools = []string{"cryptsetup", "mkfs.ext4", "mkfs.xfs", "resize2fs", "xfs_growfs"}
+
+// standIns makes the directory with programs that run the real tools under a
+// tracer, see beTool.
+func standIns(t testing.TB, m *drivertest.Machine) string {
+	t.Helper()
+	dir := filepath.Join(m.Dir, "tools")
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	self, err := os.Executable()
+	if err == nil {
+		err = os.Mkdir(dir, 0o700)
+	}
+	for _, tool := range tools {
+		if err == nil {
+			err = os.Symlink(self, filepath.Join(dir, tool))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// toolName names what a tool does: of cryptsetup, its first argument is a part of it.
+func toolName(args []string) string {
+	name := filepath.Base(args[0])
+	if name == "cryptsetup" && len(args) > 1 {
+		name += "-" + args[1]
+	}
+	return name
+}

@@ -1,0 +1,87 @@
+//go:build kernel && selinux
+
+package driver_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// Labels of two containers and of their files, as a container runtime chooses them.
+const (
+	oneContainer     = "system_u:system_r:container_t:s0:c1,c2"
+	oneLabel         = "system_u:object_r:container_file_t:s0:c1,c2"
+	anotherContainer = "system_u:system_r:container_t:s0:c3,c4"
+	anotherLabel     = "system_u:object_r:container_file_t:s0:c3,c4"
+)
+
+// inContainer runs a shell script as a container that has the label.
+func inContainer(t *testing.T, label, script string) (string, error) {
+	t.Helper()
+	output, err := exec.CommandContext(t.Context(), "runcon", label, "sh", "-c", script).CombinedOutput()
+	return strings.TrimSpace(string(output)), err
+}
+
+// TestRealSELinuxKeepsContainersApart mounts volumes as the kubelet asks for it where
+// SELinux is in force and the driver says seLinuxMount: all files have the Pod's label at
+// once, and containers with other categories reach none of them.
+func TestRealSELinuxKeepsContainersApart(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	labelled := filesystemAccess(writer, `context="`+oneLabel+`"`)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.volume("labelled-"+fsType, fsType)
+			r.must(r.stage(v, labelled))
+			first, second := r.target(v, "one"), r.target(v, "two")
+			r.must(r.publish(v, "one", labelled, false))
+
+			label := make([]byte, 256)
+			n, err := unix.Getxattr(first, "security.selinux", label)
+			r.must(err)
+			if got := strings.TrimRight(string(label[:n]), "\x00"); got != oneLabel {
+				t.Errorf("the label of the file system's root: got %q, want %q", got, oneLabel)
+			}
+			if output, err := inContainer(t, oneContainer, "echo kept > "+first+"/file"); err != nil {
+				t.Errorf("the Pod's container writes to its volume: %v: %s", err, output)
+			}
+
+			// A second Pod of the same label on the same node.
+			r.must(r.publish(v, "two", labelled, false))
+			if got, err := inContainer(t, oneContainer, "cat "+second+"/file"); err != nil || got != "kept" {
+				t.Errorf("a second container of the label reads the file: got %q, %v, want %q", got, err, "kept")
+			}
+			got, err := inContainer(t, anotherContainer, "cat "+first+"/file")
+			if err == nil || !strings.Contains(got, "Permission denied") {
+				t.Errorf("a container of other categories reads the file: got %q, %v, want it to be denied", got, err)
+			}
+			if got, err := inContainer(t, anotherContainer, "echo spoilt > "+first+"/file"); err == nil {
+				t.Errorf("a container of other categories writes to the file: got %q, want it to be denied", got)
+			}
+
+			// A Pod of another label cannot have the volume while it is mounted.
+			wantError(t, r.stage(v, filesystemAccess(writer, `context="`+anotherLabel+`"`)), codes.AlreadyExists, anotherLabel)
+			wantError(t, r.stage(v, filesystemAccess(writer)), codes.AlreadyExists, oneLabel)
+
+			r.must(r.unpublish(v, "two"))
+			r.must(r.unpublish(v, "one"))
+			r.must(r.unstage(v))
+
+			// The label was the mount's, not the files'.
+			r.must(r.stage(v, filesystemAccess(writer, `context="`+anotherLabel+`"`)))
+			if got, err := inContainer(t, anotherContainer, "cat "+filepath.Join(r.staging(v), "file")); err != nil || got != "kept" {
+				t.Errorf("a container of the second label reads the file later: got %q, %v, want %q", got, err, "kept")
+			}
+			r.must(r.unstage(v))
+
+			wantError(t, r.stage(v, filesystemAccess(writer, `context="system_u:object_r:no_such_t:s0"`)), codes.Internal, "invalid argument: the node's kernel log says why")
+			r.wantLayers(0)
+			r.delete(v)
+		})
+	}
+	r.waitForRoom()
+}

@@ -1,0 +1,91 @@
+package fleet_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+)
+
+// pretend has a node report so many volumes.
+func pretend(s *fakelvmd.Server, volumes int) {
+	for i := range volumes {
+		s.Pretend(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
+	}
+}
+
+func TestTheReportOfANodeThatHasMoreThanANodeCanHoldIsRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		pretend func(*fakelvmd.Server)
+		want    string
+	}{
+		"volumes": {func(s *fakelvmd.Server) { pretend(s, fleet.MaxVolumes+1) }, "more volumes than the 20000"},
+		"bytes in one message": {func(s *fakelvmd.Server) {
+			s.Pretend(&lvmdv1.Volume{Id: "v", Name: strings.Repeat("x", 17<<20)})
+		}, "more bytes in one message than"},
+		"fields, which take much more memory than they are long": {func(s *fakelvmd.Server) {
+			s.Pretend(&lvmdv1.Volume{Id: "v", Conditions: make([]*lvmdv1.Condition, 2_000_000)})
+		}, "more fields than"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			h.node(t, "honest")
+			s := fakelvmd.New("n", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+			test.pretend(s)
+			h.net.Attach(s)
+			view := h.eventually(t, "n", func(v *fleet.View) bool { return v.Refused != "" || v.Reported() })
+			if !strings.Contains(view.Refused, test.want) || view.Connected || view.Reported() {
+				t.Errorf("refused %q, connected %t, reported %t with %d volumes; want it refused for %q",
+					view.Refused, view.Connected, view.Reported(), len(view.Volumes), test.want)
+			}
+			if honest, _ := h.View("honest"); !honest.Connected {
+				t.Error("another node is not connected")
+			}
+		})
+	}
+}
+
+func TestANodeThatCameToReportTooMuchIsTakenInAgainWhenItReportsLess(t *testing.T) {
+	h := newHarness(t)
+	s := fakelvmd.New("n", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	pretend(s, fleet.MaxVolumes)
+	h.net.Attach(s)
+	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected && len(v.Volumes) == fleet.MaxVolumes })
+	s.Pretend(&lvmdv1.Volume{Id: "one too many", DeviceClass: "local"})
+	view := h.eventually(t, "n", func(v *fleet.View) bool { return v.Refused != "" })
+	if view.Connected || len(view.Volumes) != fleet.MaxVolumes {
+		t.Errorf("connected %t with %d volumes", view.Connected, len(view.Volumes))
+	}
+	if err := h.DeleteVolumeByID(testContext(t), "n", "one too many"); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected && v.Refused == "" && len(v.Volumes) == fleet.MaxVolumes })
+}
+
+// What a node reports counts as a whole, however it is cut into messages.
+func TestWhatANodeReportsIsBoundedInAllThatItReported(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	const large = 1 << 20
+	for i := range 17 {
+		s.Pretend(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), Name: fmt.Sprint(i) + strings.Repeat("x", large)})
+	}
+	view := h.eventually(t, "n", func(v *fleet.View) bool { return v.Refused != "" || len(v.Volumes) == 17 })
+	if view.Refused == "" {
+		t.Errorf("%d MiB of volumes were taken in", len(view.Volumes))
+	}
+	// Replaced by small ones, they are not counted any more.
+	for i := range 17 {
+		s.Pretend(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
+	}
+	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected && len(v.Volumes) == 17 })
+	for i := range 40 {
+		s.Pretend(&lvmdv1.Volume{Id: "again", Name: fmt.Sprint(i) + strings.Repeat("x", large)})
+	}
+	h.eventually(t, "n", func(v *fleet.View) bool {
+		return v.Connected && v.Refused == "" && strings.HasPrefix(v.Volumes["again"].GetName(), "39")
+	})
+}

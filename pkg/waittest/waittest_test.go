@@ -1,0 +1,44 @@
+package waittest
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestAWaitEndsWithItsCondition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, asked := time.Now(), 0
+		Until(t, "the third question", func() bool { asked++; return asked == 3 })
+		if took := time.Since(begin); asked != 3 || took != 2*pause {
+			t.Errorf("asked %d times within %v", asked, took)
+		}
+		asked = 0
+		Succeeds(t, "the second question", func() error {
+			if asked++; asked < 2 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		if asked != 2 {
+			t.Errorf("asked %d times", asked)
+		}
+	})
+}
+
+func TestAWaitThatEndsInVainSaysForWhatAndTheLastState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, asked := time.Now(), 0
+		got := within(Limit, "the impossible", func() bool { asked++; return false }, func() any { return asked }, func() any { return "and more" })
+		if took := time.Since(begin); took < Limit || took > Limit+pause {
+			t.Errorf("it took %v", took)
+		}
+		for _, want := range []string{"not within 2m0s", "the impossible", "at last: 24001", "at last: and more"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%q does not say %q", got, want)
+			}
+		}
+	})
+}
