@@ -71,7 +71,7 @@ func (a *assets) prepareMachine(ctx context.Context, progress io.Writer) (err er
 	if a.initramfs, err = a.base.Initramfs(ctx); err != nil {
 		return err
 	}
-	a.accelerator, err = vm.Probe(ctx, progress, a.base.Kernel, a.initramfs)
+	a.accelerator, err = vm.Probe(ctx, progress, a.base.Kernel, a.initramfs, vm.UserMode{}, true)
 	return err
 }
 

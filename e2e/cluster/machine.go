@@ -222,14 +222,10 @@ func (n node) owns(pid int) bool {
 		return false // It has ended.
 	}
 	arguments := strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
-	switch {
-	case arguments[0] == hostProgram:
+	if arguments[0] == hostProgram {
 		return len(arguments) == 2 && arguments[1] == filepath.Join(n.dir, machineFile)
-	case filepath.Base(arguments[0]) == vm.Binary:
-		return len(arguments) > 2 && arguments[1] == "-name" && arguments[2] == n.name()
-	default:
-		return false
 	}
+	return vm.IsMachine(arguments, n.name(), n.dir)
 }
 
 func (c *Cluster) running(n node) (bool, error) {

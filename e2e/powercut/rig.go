@@ -62,7 +62,7 @@ func newRig(ctx context.Context, dir string, seed uint64, progress io.Writer) (*
 	if err != nil {
 		return nil, err
 	}
-	accelerator, err := vm.Probe(ctx, progress, base.Kernel, initramfs)
+	accelerator, err := vm.Probe(ctx, progress, base.Kernel, initramfs, vm.UserMode{}, true)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package vm
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -19,18 +19,21 @@ import (
 	"github.com/carve-csi/carve/e2e/vm/guest"
 )
 
-// Accelerator is how QEMU runs the machine's instructions.
+// Accelerator is how the machine's instructions are run.
 type Accelerator string
 
 const (
-	// KVM has the processor run them.
+	// KVM has the processor run them, in QEMU.
 	KVM Accelerator = "kvm"
-	// TCG translates them, which is about twenty times slower and works anywhere.
+	// UML has the processor run them, in a kernel that is a program on the host. There is
+	// no persistent memory, and no SELinux, in such a machine.
+	UML Accelerator = "uml"
+	// TCG has QEMU translate them, which is about twenty times slower and works anywhere.
 	TCG Accelerator = "tcg"
 )
 
-// probeBound is how long a machine may take to boot with KVM; it takes less than
-// two seconds where KVM works.
+// probeBound is how long a machine may take to boot with KVM or UML; it takes less than
+// two seconds where they work.
 const probeBound = 8 * time.Second
 
 func (a Accelerator) arguments() []string {
@@ -56,23 +59,37 @@ const kvmDevice = "/dev/kvm"
 // probed is what a probe found.
 type probed struct {
 	Accelerator Accelerator
-	// Reason says why KVM is not used.
+	// Reason says why nothing faster is used.
 	Reason string
 }
 
 func (p probed) String() string {
-	if p.Accelerator == KVM {
+	switch p.Accelerator {
+	case KVM:
 		return "virtual machines run with KVM"
+	case UML:
+		return "machines run as programs, User Mode Linux, not with KVM: " + p.Reason
+	default:
+		return "virtual machines are emulated, about twenty times slower than with KVM: " + p.Reason
 	}
-	return "virtual machines are emulated, about twenty times slower than with KVM: " + p.Reason
 }
 
-// Probe finds out whether KVM can be used, by booting the kernel with it: a /dev/kvm
-// may be there, take all its calls and never run a machine. The answer is kept
-// until the host boots again. Progress, which may be nil, gets a line that says which
-// of KVM and emulation is used, and why not KVM.
-func Probe(ctx context.Context, progress io.Writer, kernel, initramfs string) (Accelerator, error) {
-	found, err := keptProbe(ctx, kernel, initramfs)
+// Probe finds out which is the fastest accelerator that can be used, by booting with each:
+// a /dev/kvm may be there, take all its calls and never run a machine, and a kernel in user
+// mode may not know the host's processor. hardware says that the machine is to have
+// persistent memory or SELinux, which UML does not have. The answer is kept until the host
+// boots again. Progress, which may be nil, gets a line that says which one is used, and why
+// no other.
+func Probe(ctx context.Context, progress io.Writer, kernel, initramfs string, userMode UserMode, hardware bool) (Accelerator, error) {
+	candidates := []candidate{{KVM, unusable(kvmDevice), kvmCommand(kernel, initramfs)}}
+	if !hardware {
+		missing := ""
+		if userMode.Kernel == "" {
+			missing = "there is no such kernel for " + runtime.GOARCH
+		}
+		candidates = append(candidates, candidate{UML, missing, userModeProbe(userMode)})
+	}
+	found, err := choose(ctx, candidates)
 	if err != nil {
 		return "", err
 	}
@@ -82,38 +99,56 @@ func Probe(ctx context.Context, progress io.Writer, kernel, initramfs string) (A
 	return found.Accelerator, nil
 }
 
-func keptProbe(ctx context.Context, kernel, initramfs string) (probed, error) {
-	if reason := unusable(kvmDevice); reason != "" {
-		return probed{TCG, reason}, nil
+// candidate is an accelerator that may work.
+type candidate struct {
+	accelerator Accelerator
+	// unusable says why it need not be tried.
+	unusable string
+	// command returns what boots a machine that says on its console, the file, that it runs.
+	command func(ctx context.Context, dir, console string) *exec.Cmd
+}
+
+// choose returns the first candidate that works, or TCG, with why the others do not.
+func choose(ctx context.Context, candidates []candidate) (probed, error) {
+	var reasons []string
+	for _, c := range candidates {
+		reason := c.unusable
+		if reason == "" {
+			var err error
+			if reason, err = c.keptProbe(ctx); err != nil {
+				return probed{}, err
+			}
+		}
+		if reason == "" {
+			return probed{c.accelerator, strings.Join(reasons, "; ")}, nil
+		}
+		reasons = append(reasons, reason)
 	}
+	return probed{TCG, strings.Join(reasons, "; ")}, nil
+}
+
+// keptProbe returns why the accelerator does not work, or nothing.
+func (c candidate) keptProbe(ctx context.Context) (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return probed{}, fmt.Errorf("read which boot of the host this is: %w", err)
+		return "", fmt.Errorf("read which boot of the host this is: %w", err)
 	}
-	const file = "probed.json"
-	dir, err := cache.Entry(ctx, "accelerator", cache.Key(string(boot), file), func(ctx context.Context, dir string) error {
-		found := probe(ctx, dir, kernel, initramfs, probeBound)
+	const file = "reason"
+	dir, err := cache.Entry(ctx, "accelerator", cache.Key(string(boot), file, string(c.accelerator)), func(ctx context.Context, dir string) error {
+		reason := c.probe(ctx, dir, probeBound)
 		if ctx.Err() != nil {
 			return ctx.Err() // The probe was cut short and says nothing.
 		}
-		content, err := json.Marshal(found)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(filepath.Join(dir, file), content, 0o644)
+		return os.WriteFile(filepath.Join(dir, file), []byte(reason), 0o644)
 	})
 	if err != nil {
-		return probed{}, err
+		return "", err
 	}
 	content, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
-		return probed{}, err
+		return "", fmt.Errorf("read what an earlier probe of %s found: %w", c.accelerator, err)
 	}
-	var found probed
-	if err := json.Unmarshal(content, &found); err != nil {
-		return probed{}, fmt.Errorf("read what an earlier probe of KVM found: %w", err)
-	}
-	return found, nil
+	return string(content), nil
 }
 
 // unusable says why a device cannot be opened; nothing if it can.
@@ -129,33 +164,54 @@ func unusable(device string) string {
 	return ""
 }
 
-// probe boots a machine with KVM that says on its console that it runs.
-func probe(ctx context.Context, dir, kernel, initramfs string, bound time.Duration) probed {
+// kvmCommand boots the kernel with KVM.
+func kvmCommand(kernel, initramfs string) func(ctx context.Context, dir, console string) *exec.Cmd {
+	return func(ctx context.Context, _, console string) *exec.Cmd {
+		return exec.CommandContext(ctx, Binary, append([]string{
+			"-M", "pc", "-m", "256M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+			"-serial", "file:" + console, "-kernel", kernel, "-initrd", initramfs,
+			"-append", kernelArguments + " " + guest.ProbeArgument,
+		}, KVM.arguments()...)...)
+	}
+}
+
+// userModeProbe boots the kernel that is a program.
+func userModeProbe(u UserMode) func(ctx context.Context, dir, console string) *exec.Cmd {
+	return func(ctx context.Context, dir, console string) *exec.Cmd {
+		// The console is the kernel's stdout. The shell is not to have the kernel's libraries.
+		arguments := append([]string{
+			"-c", loaderVariable + ` exec "$@" > "$0"`, console, u.Kernel,
+			"umid=probe", folderOption + dir, "mem=256M", "initrd=" + u.Initramfs, guest.ProbeArgument,
+		}, strings.Fields(userModeArguments)...)
+		command := exec.CommandContext(ctx, "sh", arguments...)
+		command.Dir = u.Libraries
+		return command
+	}
+}
+
+// probe boots a machine that says on its console that it runs. It returns why that did not
+// work, or nothing.
+func (c candidate) probe(ctx context.Context, dir string, bound time.Duration) string {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	console := filepath.Join(dir, consoleLog)
-	args := append([]string{
-		"-M", "pc", "-m", "256M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-		"-serial", "file:" + console, "-kernel", kernel, "-initrd", initramfs,
-		"-append", kernelArguments + " " + guest.ProbeArgument,
-	}, KVM.arguments()...)
 	var stderr bytes.Buffer
-	command := exec.CommandContext(ctx, Binary, args...)
+	command := c.command(ctx, dir, console)
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	command.Stderr = &stderr
-	// What QEMU started may hold its stderr open.
+	// What was started may hold its stderr open.
 	command.WaitDelay = time.Second
 	err := command.Run()
 	// The exit code says less than the console.
 	content, readErr := os.ReadFile(console)
 	if readErr == nil && strings.Contains(string(content), guest.ProbeReply) {
-		return probed{Accelerator: KVM}
+		return ""
 	}
 	switch lines := strings.Split(strings.TrimSpace(stderr.String()), "\n"); {
 	case ctx.Err() != nil:
-		return probed{TCG, fmt.Sprintf("a machine did not boot with it within %v", bound)}
+		return fmt.Sprintf("a machine did not boot with %s within %v", c.accelerator, bound)
 	case err != nil:
-		return probed{TCG, strings.TrimSuffix(fmt.Sprintf("%s ends with %v: %s", Binary, err, lines[len(lines)-1]), ": ")}
+		return strings.TrimSuffix(fmt.Sprintf("%s ends with %v: %s", filepath.Base(command.Path), err, lines[len(lines)-1]), ": ")
 	}
-	return probed{TCG, "a machine went off before it had booted with it"}
+	return fmt.Sprintf("a machine went off before it had booted with %s", c.accelerator)
 }

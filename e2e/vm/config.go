@@ -4,7 +4,7 @@ import "github.com/carve-csi/carve/e2e/vm/guest"
 
 // Config describes a machine. It can be written as JSON.
 type Config struct {
-	// Name is the QEMU process' name, visible in ps, and the default host name.
+	// Name is the machine's name, visible in ps, and the default host name.
 	Name string
 	// Dir is a folder of the caller's that takes the machine's console log
 	// ("console.log") and its configuration.
@@ -30,8 +30,14 @@ type Config struct {
 	MAC string
 	// SELinux has the kernel ask SELinux, which allows everything until it has a policy.
 	SELinux bool
-	// Accelerator is KVM or TCG, see Probe.
+	// Accelerator is KVM, UML or TCG, see Probe. UML takes the kernel from UserMode in
+	// place of Kernel and Initramfs.
 	Accelerator Accelerator
+	UserMode    UserMode
+	// Processor numbers, from 0, the machines that run at the same time. A machine with
+	// one processor stays on one of the host's, and machines of different numbers on
+	// different ones as far as they go.
+	Processor int
 	// Guest is handed to the machine's first process.
 	Guest guest.Config
 }
@@ -55,9 +61,28 @@ type Disk struct {
 type Share struct {
 	Tag, Path string
 	ReadOnly  bool
+	// Changes says that the host puts files there while the machine runs.
+	Changes bool
 }
 
 // pmemStartMiB is where the persistent memory lies in the machine's memory. The
 // memory above and below it is the kernel's. The top of the memory will not do:
 // the firmware keeps its tables there.
 const pmemStartMiB = 1024
+
+// MountSteps mount the share, at a folder that they make, in a machine with that
+// accelerator.
+func (s Share) MountSteps(accelerator Accelerator, folder string) []guest.Step {
+	options := "trans=virtio,version=9p2000.L,ro,msize=512000"
+	if !s.Changes {
+		options += ",cache=loose" // What is read stays in the machine's memory.
+	}
+	mount := []string{"mount", "-t", "9p", "-o", options, s.Tag, folder}
+	if accelerator == UML {
+		mount = []string{"mount", "-t", "hostfs", "-o", "ro," + s.Path, "none", folder}
+	}
+	return []guest.Step{
+		{Name: "make " + folder, Argv: []string{"mkdir", "-p", folder}},
+		{Name: "mount the share " + s.Tag, Argv: mount},
+	}
+}

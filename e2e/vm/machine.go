@@ -15,13 +15,14 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/e2e/vm/agent"
+	"github.com/carve-csi/carve/e2e/vm/guest"
 	"golang.org/x/sys/unix"
 )
 
 // Files in a machine's folder.
 const (
 	consoleLog = "console.log"
-	configFile = "guest.json"
+	configFile = guest.ConfigFile
 	qemuLog    = "qemu.log"
 )
 
@@ -34,13 +35,9 @@ type Machine struct {
 	err    error // valid once ended is closed
 }
 
-// Start switches a machine on. It returns when QEMU runs; WaitReady tells when the
-// machine is set up.
+// Start switches a machine on. It returns when its processes run; WaitReady returns when
+// the machine is set up.
 func Start(config Config) (*Machine, error) {
-	args, err := config.arguments()
-	if err != nil {
-		return nil, fmt.Errorf("machine %s: %w", config.Name, err)
-	}
 	if config.Guest.Hostname == "" {
 		config.Guest.Hostname = config.Name
 	}
@@ -61,42 +58,127 @@ func Start(config Config) (*Machine, error) {
 		return nil, fmt.Errorf("make the agent's socket: %w", err)
 	}
 	defer theirs.Close()
-	command := exec.Command(Binary, args...)
-	command.Stdout, command.Stderr = log, log
-	command.ExtraFiles = []*os.File{theirs}
+	commands, err := config.commands(theirs)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("machine %s: %w", config.Name, err), ours.Close())
+	}
+	if config.Accelerator == UML {
+		ours = newGreeted(ours)
+	}
 	client, err := agent.NewClient(ours)
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
 	machine := &Machine{config: config, agent: client, ended: make(chan struct{})}
-	if err := machine.launch(command); err != nil {
+	if err := machine.launch(commands, log); err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", config.Name, err), client.Close())
 	}
 	return machine, nil
 }
 
-// launch starts QEMU such that the kernel kills it when this process ends. The
-// kernel goes by the thread that started it, so that thread is kept, waiting.
-func (m *Machine) launch(command *exec.Cmd) error {
-	// A session of its own keeps the user's Ctrl-C away: we decide how to stop.
-	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+// commands returns the commands that run the machine, in the order in which they are
+// started. The last one is the machine: when it ends, the others have no more to do.
+func (c Config) commands(agent *os.File) ([]*exec.Cmd, error) {
+	if c.Accelerator != UML {
+		args, err := c.arguments()
+		if err != nil {
+			return nil, err
+		}
+		command := exec.Command(Binary, args...)
+		command.ExtraFiles = []*os.File{agent}
+		return []*exec.Cmd{command}, nil
+	}
+	storage, kernel, err := c.userModeCommands(agent)
+	if err != nil {
+		return nil, err
+	}
+	console, err := os.Create(filepath.Join(c.Dir, consoleLog))
+	if err != nil {
+		return nil, errors.Join(err, closeAll(storage.ExtraFiles))
+	}
+	kernel.Stdout = console
+	return []*exec.Cmd{storage, kernel}, nil
+}
+
+// launch starts the machine's processes such that the kernel kills them when this process
+// ends. The kernel goes by the thread that started them, so that thread is kept, waiting.
+func (m *Machine) launch(commands []*exec.Cmd, log *os.File) error {
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := command.Start()
+		runtime.LockOSThread() // For good: the thread's processors are changed, too.
+		err := m.stayOnOneProcessor()
+		for i, command := range commands {
+			// A session of its own keeps the user's Ctrl-C away: we decide how to stop.
+			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+			command.Stderr = log
+			if command.Stdout == nil {
+				command.Stdout = log
+			}
+			if err == nil {
+				if err = command.Start(); err != nil {
+					stop(commands[:i])
+				}
+			}
+		}
+		last := len(commands) - 1
+		for _, command := range commands {
+			if console, ok := command.Stdout.(*os.File); ok && console != log {
+				_ = console.Close()
+			}
+		}
+		for _, command := range commands[:last] {
+			_ = closeAll(command.ExtraFiles)
+		}
 		if err == nil {
-			m.pid = command.Process.Pid
+			m.pid = commands[last].Process.Pid
 		}
 		started <- err
 		if err != nil {
 			return
 		}
-		m.err = command.Wait()
+		m.err = commands[last].Wait()
+		stop(commands[:last])
 		_ = m.agent.Close()
 		close(m.ended)
 	}()
 	return <-started
+}
+
+// stop kills what was started, and waits for it.
+func stop(commands []*exec.Cmd) {
+	for _, command := range commands {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	}
+}
+
+// stayOnOneProcessor has the calling thread, and what it starts, run on one of the host's
+// processors unless the machine has several of its own. Its processes take turns and wake
+// each other; where the host is a virtual machine itself, waking another processor costs
+// more than waiting for one's own.
+func (m *Machine) stayOnOneProcessor() error {
+	if m.config.CPUs > 1 {
+		return nil
+	}
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return fmt.Errorf("read the processors to run on: %w", err)
+	}
+	skip := m.config.Processor % all.Count()
+	for processor := 0; ; processor++ {
+		if !all.IsSet(processor) {
+			continue
+		}
+		if skip == 0 {
+			one.Set(processor)
+			break
+		}
+		skip--
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("choose a processor to run on: %w", err)
+	}
+	return nil
 }
 
 // socketPair returns a connection and the file of its other end.
@@ -118,7 +200,7 @@ func socketPair() (net.Conn, *os.File, error) {
 // Agent runs commands inside. Requests wait for the machine to be up.
 func (m *Machine) Agent() *agent.Client { return m.agent }
 
-// PID is the process id of QEMU.
+// PID is the process id of QEMU, or of the kernel in user mode.
 func (m *Machine) PID() int { return m.pid }
 
 // Done is closed when the machine is off.
@@ -154,7 +236,7 @@ func (m *Machine) WaitReady(ctx context.Context, progress func(phase string)) er
 	}
 }
 
-// Kill cuts the power and waits for QEMU's end.
+// Kill cuts the power and waits for the end of the machine's processes.
 func (m *Machine) Kill() {
 	select {
 	case <-m.ended:

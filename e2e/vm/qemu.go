@@ -43,8 +43,7 @@ func (c Config) arguments() ([]string, error) {
 	}
 	args = append(args, c.Accelerator.arguments()...)
 	args = append(args, c.memoryArguments()...)
-	disks := append([]Disk{{Path: c.RootDisk, Serial: "root", ReadOnly: true, Volatile: true}}, c.Disks...)
-	for i, disk := range disks {
+	for i, disk := range c.allDisks() {
 		args = append(args, disk.arguments(i)...)
 	}
 	for _, share := range c.Shares {
@@ -56,6 +55,11 @@ func (c Config) arguments() ([]string, error) {
 			"-device", "virtio-net-pci,netdev=net,romfile=,mac="+c.MAC)
 	}
 	return args, nil
+}
+
+// allDisks are the root's disk, /dev/vda, and the others.
+func (c Config) allDisks() []Disk {
+	return append([]Disk{{Path: c.RootDisk, Serial: "root", ReadOnly: true, Volatile: true}}, c.Disks...)
 }
 
 // check finds what QEMU would misread or only complain about late. QEMU separates

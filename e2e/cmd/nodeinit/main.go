@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -88,7 +87,11 @@ func boot() error {
 	if err := mountAll(earlyMounts); err != nil {
 		return err
 	}
-	if commandLine, err := os.ReadFile("/proc/cmdline"); err == nil && strings.Contains(string(commandLine), guest.ProbeArgument) {
+	line, err := readCommandLine()
+	if err != nil {
+		return err
+	}
+	if line.probe {
 		fmt.Println(guest.ProbeReply)
 		return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
@@ -127,6 +130,9 @@ func boot() error {
 		return fmt.Errorf("share the root: %w", err)
 	}
 	if err := mountAll(lateMounts); err != nil {
+		return err
+	}
+	if err := line.mountModules(); err != nil {
 		return err
 	}
 	return os.WriteFile(selfPath, self, 0o755)

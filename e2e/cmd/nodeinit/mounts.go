@@ -13,37 +13,39 @@ type mountPoint struct {
 	source, target, kind string
 	flags                uintptr
 	data                 string
+	// optional is a file system that not every kernel has.
+	optional bool
 }
 
 // earlyMounts are needed to load drivers; they move to the root later.
 var earlyMounts = []mountPoint{
-	{"proc", "/proc", "proc", 0, ""},
-	{"sysfs", "/sys", "sysfs", 0, ""},
-	{"devtmpfs", "/dev", "devtmpfs", 0, ""},
+	{"proc", "/proc", "proc", 0, "", false},
+	{"sysfs", "/sys", "sysfs", 0, "", false},
+	{"devtmpfs", "/dev", "devtmpfs", 0, "", false},
 }
 
 // rootMounts lay a RAM file system over the root disk.
 var rootMounts = []mountPoint{
-	{"/dev/vda", "/lower", "ext4", unix.MS_RDONLY, ""},
-	{"tmpfs", "/upper", "tmpfs", 0, "size=75%"},
-	{"overlay", "/new", "overlay", 0, "lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work"},
+	{"/dev/vda", "/lower", "ext4", unix.MS_RDONLY, "", false},
+	{"tmpfs", "/upper", "tmpfs", 0, "size=75%", false},
+	{"overlay", "/new", "overlay", 0, "lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work", false},
 }
 
 // lateMounts are those that every Linux machine has.
 var lateMounts = []mountPoint{
-	{"devpts", "/dev/pts", "devpts", 0, "ptmxmode=0666"},
-	{"tmpfs", "/dev/shm", "tmpfs", 0, ""},
-	{"mqueue", "/dev/mqueue", "mqueue", 0, ""},
-	{"tmpfs", "/run", "tmpfs", 0, "mode=755"},
-	{"tmpfs", "/tmp", "tmpfs", 0, "mode=1777"},
-	{"cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "nsdelegate"},
-	{"bpf", "/sys/fs/bpf", "bpf", 0, ""},
-	{"tracefs", "/sys/kernel/tracing", "tracefs", 0, ""},
+	{"devpts", "/dev/pts", "devpts", 0, "ptmxmode=0666", false},
+	{"tmpfs", "/dev/shm", "tmpfs", 0, "", false},
+	{"mqueue", "/dev/mqueue", "mqueue", 0, "", false},
+	{"tmpfs", "/run", "tmpfs", 0, "mode=755", false},
+	{"tmpfs", "/tmp", "tmpfs", 0, "mode=1777", false},
+	{"cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "nsdelegate", false},
+	{"bpf", "/sys/fs/bpf", "bpf", 0, "", true},
+	{"tracefs", "/sys/kernel/tracing", "tracefs", 0, "", true},
 }
 
 func mountAll(mounts []mountPoint) error {
 	for _, m := range mounts {
-		if err := os.MkdirAll(m.target, 0o755); err != nil {
+		if err := os.MkdirAll(m.target, 0o755); err != nil && !m.optional {
 			return err
 		}
 		if m.target == "/new" {
@@ -51,7 +53,7 @@ func mountAll(mounts []mountPoint) error {
 				return err
 			}
 		}
-		if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
+		if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil && !m.optional {
 			return fmt.Errorf("mount %s: %w", m.target, err)
 		}
 	}

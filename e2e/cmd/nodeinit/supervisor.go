@@ -42,8 +42,12 @@ func newSupervisor() *supervisor {
 // run never returns.
 func (s *supervisor) run() {
 	s.phase("starting the agent")
-	go s.serveAgent()
-	if err := s.setUp(); err != nil {
+	line, err := readCommandLine()
+	go s.serveAgent(line)
+	if err == nil {
+		err = s.setUp(line)
+	}
+	if err != nil {
 		fmt.Printf("nodeinit: %v\n", err)
 		s.mu.Lock()
 		s.status.Error = err.Error()
@@ -70,10 +74,14 @@ func (s *supervisor) report() guest.Status {
 }
 
 // serveAgent serves the serial port as long as the machine is on.
-func (s *supervisor) serveAgent() {
+func (s *supervisor) serveAgent(line commandLine) {
 	server := &agent.Server{Status: s.report, PowerOff: s.powerOff, Environment: environment}
+	open := func() (*os.File, error) { return openPort(guest.AgentPort) }
+	if line.userMode() {
+		open = func() (*os.File, error) { return openTerminal(guest.AgentTerminal) }
+	}
 	for {
-		port, err := openPort(guest.AgentPort)
+		port, err := open()
 		if err == nil {
 			err = server.Serve(port)
 			_ = port.Close()
@@ -123,8 +131,8 @@ func awaitHost(descriptor int) error {
 	}
 }
 
-func (s *supervisor) setUp() error {
-	config, err := readConfig()
+func (s *supervisor) setUp(line commandLine) error {
+	config, err := readConfig(line)
 	if err != nil {
 		return err
 	}
@@ -132,7 +140,13 @@ func (s *supervisor) setUp() error {
 		return fmt.Errorf("set the host name: %w", err)
 	}
 	clock := make(chan error, 1)
-	go func() { clock <- keepTime() }()
+	go func() {
+		if line.userMode() {
+			clock <- nil // The clock is the host's.
+			return
+		}
+		clock <- keepTime()
+	}()
 	s.phase("loading modules")
 	for _, module := range config.Modules {
 		// Debian's ndctl hooks itself into libnvdimm and then wants a key file;
@@ -145,7 +159,7 @@ func (s *supervisor) setUp() error {
 		return err
 	}
 	s.phase("setting up the network")
-	if err := setUpNetwork(config.Network); err != nil {
+	if err := setUpNetwork(config.Network, line); err != nil {
 		return err
 	}
 	for _, step := range config.Steps {
@@ -182,9 +196,9 @@ func (s *supervisor) setUp() error {
 	return nil
 }
 
-func readConfig() (guest.Config, error) {
+func readConfig(line commandLine) (guest.Config, error) {
 	var config guest.Config
-	content, err := os.ReadFile("/sys/firmware/qemu_fw_cfg/by_name/" + guest.FirmwareItem + "/raw")
+	content, err := line.config()
 	if err != nil {
 		return config, fmt.Errorf("read the machine's configuration: %w", err)
 	}
@@ -220,11 +234,14 @@ func run(argv ...string) error {
 	return nil
 }
 
-func setUpNetwork(network *guest.Network) error {
+func setUpNetwork(network *guest.Network, line commandLine) error {
 	commands := [][]string{{"ip", "link", "set", "lo", "up"}}
 	if network != nil {
-		commands = append(commands,
-			[]string{"modprobe", "virtio_net"},
+		driver := []string{"modprobe", "virtio_net"}
+		if line.userMode() {
+			driver = []string{"ip", "link", "set", "vec0", "name", "eth0"}
+		}
+		commands = append(commands, driver,
 			[]string{"ip", "address", "add", network.Address, "dev", "eth0"},
 			[]string{"ip", "link", "set", "eth0", "up"})
 		if network.Gateway != "" {

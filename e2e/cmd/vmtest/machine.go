@@ -10,20 +10,23 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"time"
 
-	"github.com/carve-csi/carve/e2e/debian"
 	"github.com/carve-csi/carve/e2e/vm"
 	"github.com/carve-csi/carve/e2e/vm/guest"
-	"github.com/carve-csi/carve/e2e/vm/rootfs"
+	"github.com/carve-csi/carve/e2e/vm/platform"
 )
 
 // modules are loaded at boot, so that tests measure and see no loading.
 var modules = []string{
 	"dm_mod", "dm_snapshot", "dm_thin_pool", "dm_raid", "dm_mirror", "raid0", "raid1", "raid10", "raid456",
 	"dm_crypt", "dm_cache", "dm_cache_smq", "dm_writecache", "dm_flakey", "dm_delay", "dm_log_writes", "dm_zero",
-	"loop", "xfs", "btrfs", "nd_pmem", "nd_e820", "9p", "9pnet_virtio",
+	"loop", "xfs", "btrfs",
 }
+
+// hardwareModules drive what only a virtual machine has.
+var hardwareModules = []string{"nd_pmem", "nd_e820", "9p", "9pnet_virtio"}
 
 // bootBound is how long a machine may take to come up, on a busy host; systemdBound
 // where systemd starts what it starts on any machine.
@@ -34,35 +37,23 @@ const (
 
 // builder starts machines for the tests.
 type builder struct {
-	options     options
-	root, dir   string // the source tree; our own folder
-	base        rootfs.Base
-	initramfs   string
-	accelerator vm.Accelerator
+	options   options
+	root, dir string // the source tree; our own folder
+	platform  platform.Platform
 }
 
 func newBuilder(ctx context.Context, o options, root, dir string) (*builder, error) {
-	if err := debian.Ensure(ctx, os.Stderr, vm.Packages...); err != nil {
-		return nil, err
-	}
-	base, err := rootfs.Make(ctx, os.Stderr)
+	p, err := platform.Make(ctx, os.Stderr, o.hardware())
 	if err != nil {
 		return nil, err
 	}
-	initramfs, err := base.Initramfs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	accelerator, err := vm.Probe(ctx, os.Stderr, base.Kernel, initramfs)
-	if err != nil {
-		return nil, err
-	}
-	return &builder{options: o, root: root, dir: dir, base: base, initramfs: initramfs, accelerator: accelerator}, nil
+	return &builder{options: o, root: root, dir: dir, platform: p}, nil
 }
 
 // worker has a machine of its own, in a folder of its own.
 type worker struct {
 	*builder
+	number int
 	folder string
 	// named has each line that is printed begin with the package's name.
 	named bool
@@ -75,7 +66,7 @@ func (b *builder) worker(number int, named bool) (*worker, error) {
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		return nil, err
 	}
-	return &worker{builder: b, folder: folder, named: named}, nil
+	return &worker{builder: b, number: number, folder: folder, named: named}, nil
 }
 
 // output is where what the tests of a package print goes.
@@ -99,20 +90,15 @@ func (w *worker) start(ctx context.Context) (*vm.Machine, error) {
 		}
 		disks = append(disks, vm.Disk{Path: file, Serial: name, Volatile: !w.options.durable})
 	}
-	machine, err := vm.Start(vm.Config{
-		Name: "carve-vmtest", Dir: w.folder,
-		Kernel: w.base.Kernel, Initramfs: w.initramfs, RootDisk: w.base.RootDisk,
-		CPUs: w.accelerator.CPUs(), MemoryMiB: w.options.memory, PmemMiB: w.options.pmem,
-		Disks: disks,
-		Shares: []vm.Share{
-			{Tag: "source", Path: w.root, ReadOnly: true},
-			{Tag: "build", Path: filepath.Join(w.dir, "build"), ReadOnly: true},
-		},
-		Accelerator: w.accelerator, SELinux: w.options.selinux,
+	config := vm.Config{
+		Name: "carve-vmtest", Dir: w.folder, MemoryMiB: w.options.memory, PmemMiB: w.options.pmem,
+		Disks: disks, Shares: w.shares(), SELinux: w.options.selinux, Processor: w.number,
 		Guest: guest.Config{
-			Hostname: "vmtest", Modules: modules, Files: w.files(), Steps: w.steps(), Services: w.services(), Init: w.init(),
+			Hostname: "vmtest", Modules: w.modules(), Files: w.files(), Steps: w.steps(), Services: w.services(), Init: w.init(),
 		},
-	})
+	}
+	w.platform.Apply(&config)
+	machine, err := vm.Start(config)
 	if err != nil {
 		return nil, err
 	}
@@ -133,14 +119,24 @@ func (w *worker) start(ctx context.Context) (*vm.Machine, error) {
 	return machine, nil
 }
 
-func (b *builder) steps() []guest.Step {
-	// What is read stays in the machine's cache, for the host does not change it.
-	const options = "trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144"
-	steps := []guest.Step{
-		{Name: "make folders", Argv: []string{"mkdir", "-p", b.root, buildFolder}},
-		{Name: "mount the source tree", Argv: []string{"mount", "-t", "9p", "-o", options, "source", b.root}},
-		{Name: "mount the build folder", Argv: []string{"mount", "-t", "9p", "-o", options, "build", buildFolder}},
+// shares are the source tree, and what was compiled.
+func (b *builder) shares() []vm.Share {
+	return []vm.Share{
+		{Tag: "source", Path: b.root, ReadOnly: true},
+		{Tag: "build", Path: filepath.Join(b.dir, "build"), ReadOnly: true},
 	}
+}
+
+func (b *builder) modules() []string {
+	if b.platform.Accelerator == vm.UML {
+		return modules
+	}
+	return append(slices.Clone(modules), hardwareModules...)
+}
+
+func (b *builder) steps() []guest.Step {
+	shares := b.shares()
+	steps := append(shares[0].MountSteps(b.platform.Accelerator, b.root), shares[1].MountSteps(b.platform.Accelerator, buildFolder)...)
 	if b.options.selinux {
 		steps = append(steps, selinuxSteps...)
 	}

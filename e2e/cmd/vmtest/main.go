@@ -93,11 +93,12 @@ func parseAndRun(ctx context.Context, args []string) error {
 	})
 	flags.IntVar(&o.machines, "machines", 1, "how many machines, with disks of their own, test packages at the same time")
 	flags.IntVar(&o.memory, "memory", 1536, "the machine's memory in `MiB`")
-	flags.IntVar(&o.pmem, "pmem-size", 512, "size of /dev/pmem0 in `MiB`, 0 for none")
+	flags.IntVar(&o.pmem, "pmem-size", 0, "size of /dev/pmem0 in `MiB`, 0 for none; some give a virtual machine, and have the tests of the tag pmem run")
 	flags.IntVar(&o.disk, "disk-size", 4, "size of each disk in `GiB`")
 	flags.BoolVar(&o.udev, "udev", false, "run udevd in the machine")
 	flags.BoolVar(&o.systemd, "systemd", false, "have systemd be the machine's first process, with all that Debian starts")
 	flags.BoolVar(&o.selinux, "selinux", false, "have SELinux in force, with a small policy of base_t, container_t and container_file_t, and run the tests of the tag selinux")
+	flags.BoolVar(&o.emulate, "virtual", false, "have a virtual machine also where a kernel in user mode would do")
 	flags.BoolVar(&o.durable, "durable", false, "make flushes real on the disks, for tests of what they cost")
 	if err := flags.Parse(args); err != nil {
 		return err

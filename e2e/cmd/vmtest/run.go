@@ -32,15 +32,24 @@ type options struct {
 	memory, pmem, disk int
 	udev, systemd      bool
 	selinux            bool
-	durable            bool
+	durable, emulate   bool
+}
+
+// hardware reports whether the machine needs what only a virtual one has, or is to be one.
+func (o options) hardware() bool {
+	return o.pmem > 0 || o.selinux || o.systemd || o.durable || o.emulate
 }
 
 // tags are the build tags of the tests that can run, with commas between them.
 func (o options) tags() string {
+	tags := []string{tag}
 	if o.selinux {
-		return tag + ",selinux"
+		tags = append(tags, "selinux")
 	}
-	return tag
+	if o.pmem > 0 {
+		tags = append(tags, "pmem")
+	}
+	return strings.Join(tags, ",")
 }
 
 // run compiles, boots, tests. It returns an exitError when a test failed.
@@ -95,7 +104,7 @@ func compileAll(ctx context.Context, o options, root, build string) ([]testPacka
 	}
 	if o.run == "" && o.bench == "" {
 		elsewhere := ""
-		if o.selinux {
+		if o.tags() != tag {
 			elsewhere = tag
 		}
 		anywhere, err := list(ctx, root, o.packages, elsewhere)
@@ -270,7 +279,7 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 			if w.options.systemd || w.options.udev {
 				before.Processes = nil
 			}
-			fmt.Fprintf(os.Stderr, "vmtest: the machine is up after %s (%s)\n", elapsed(started), w.accelerator)
+			fmt.Fprintf(os.Stderr, "vmtest: the machine is up after %s (%s)\n", elapsed(started), w.platform.Accelerator)
 		}
 		failures := new(failures)
 		out := io.MultiWriter(w.output(j.testPackage), failures)

@@ -1,7 +1,7 @@
 // Package guest is the contract between the host and the first process of a
 // test machine (cmd/nodeinit): one JSON document that says what the machine is
-// to be. QEMU hands it over as a firmware configuration item, so that neither a
-// disk nor a network has to be there first.
+// to be. QEMU hands it over as a firmware configuration item, a kernel in user mode reads
+// it from the host, so that neither a disk nor a network has to be there first.
 //
 // The order in which a machine comes up is fixed: host name and loopback,
 // modules, files, network, steps (which may make and mount file systems), files
@@ -22,6 +22,20 @@ const AgentPort = "carve.agent"
 const (
 	ProbeArgument = "carve.probe"
 	ProbeReply    = "carve: the probe booted"
+)
+
+// What replaces the firmware and the port on the command line of a kernel that runs as a
+// program on the host.
+const (
+	// FolderArgument names the host's folder that has the configuration in ConfigFile.
+	FolderArgument = "carve.folder"
+	ConfigFile     = "guest.json"
+	// ModulesArgument names the host's folder with the kernel's modules.
+	ModulesArgument = "carve.modules"
+	// AgentTerminal is the terminal that the agent serves. Greeting is what the agent
+	// writes once the terminal passes on all bytes as they are.
+	AgentTerminal = "/dev/ttyS0"
+	Greeting      = "carve: the agent listens\n"
 )
 
 // Config says what a machine is to be.

@@ -1,0 +1,48 @@
+// Package platform brings together what machines boot from and how they run.
+package platform
+
+import (
+	"context"
+	"io"
+
+	"github.com/carve-csi/carve/e2e/debian"
+	"github.com/carve-csi/carve/e2e/vm"
+	"github.com/carve-csi/carve/e2e/vm/rootfs"
+)
+
+// Platform is what all machines of a kind share.
+type Platform struct {
+	Base        rootfs.Base
+	Initramfs   string
+	UserMode    vm.UserMode
+	Accelerator vm.Accelerator
+}
+
+// Make makes what the cache does not have, and chooses the fastest accelerator. hardware
+// says that the machines are to have persistent memory, SELinux or disks that are not
+// files. It needs root.
+func Make(ctx context.Context, progress io.Writer, hardware bool) (p Platform, err error) {
+	if err := debian.Ensure(ctx, progress, vm.Packages...); err != nil {
+		return p, err
+	}
+	if p.Base, err = rootfs.Make(ctx, progress); err != nil {
+		return p, err
+	}
+	if p.Initramfs, err = p.Base.Initramfs(ctx); err != nil {
+		return p, err
+	}
+	if !hardware {
+		if p.UserMode, err = rootfs.MakeUserMode(ctx, progress); err != nil {
+			return p, err
+		}
+	}
+	p.Accelerator, err = vm.Probe(ctx, progress, p.Base.Kernel, p.Initramfs, p.UserMode, hardware)
+	return p, err
+}
+
+// Apply has a machine boot from the platform.
+func (p Platform) Apply(config *vm.Config) {
+	config.Kernel, config.Initramfs, config.RootDisk = p.Base.Kernel, p.Initramfs, p.Base.RootDisk
+	config.UserMode = p.UserMode
+	config.Accelerator, config.CPUs = p.Accelerator, p.Accelerator.CPUs()
+}
