@@ -1,4 +1,4 @@
-//go:build kernel
+//go:build kernel && pmem
 
 package driver_test
 
@@ -55,4 +55,16 @@ func TestRealDAX(t *testing.T) {
 			r.waitForRoom()
 		})
 	}
+}
+
+// TestRealInlineVolumesOnPersistentMemory are mapped directly, too.
+func TestRealInlineVolumesOnPersistentMemory(t *testing.T) {
+	r := newRealInline(t, "/dev/pmem0", "pmem")
+	i := r.inline("pod", "")
+	r.must(r.publishInline(i))
+	if _, fs := r.options(r.inlineTarget(i)); !slices.Contains(fs, "dax=always") {
+		t.Errorf("options %q", fs)
+	}
+	r.must(r.unpublishInline(i))
+	r.waitForRoom()
 }

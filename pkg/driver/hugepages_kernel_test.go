@@ -1,4 +1,4 @@
-//go:build kernel
+//go:build kernel && pmem
 
 package driver_test
 

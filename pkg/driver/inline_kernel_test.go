@@ -5,7 +5,6 @@ package driver_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -130,17 +129,5 @@ func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 		t.Errorf("known %v", known)
 	}
 	r.must(r.unpublishInline(kept))
-	r.waitForRoom()
-}
-
-// TestRealInlineVolumesOnPersistentMemory are mapped directly, too.
-func TestRealInlineVolumesOnPersistentMemory(t *testing.T) {
-	r := newRealInline(t, "/dev/pmem0", "pmem")
-	i := r.inline("pod", "")
-	r.must(r.publishInline(i))
-	if _, fs := r.options(r.inlineTarget(i)); !slices.Contains(fs, "dax=always") {
-		t.Errorf("options %q", fs)
-	}
-	r.must(r.unpublishInline(i))
 	r.waitForRoom()
 }

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -237,28 +236,6 @@ func TestAClassSpansTwoGroupsThatLvmdMade(t *testing.T) {
 	list, err := p.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
 	if err != nil || len(list.GetVolumes()) != 3 {
 		t.Errorf("volumes %v, error %v", list, err)
-	}
-	p.kill()
-}
-
-func TestAGroupOnPersistentMemoryIsMadeForHugePages(t *testing.T) {
-	n := bareNode(t, "{name: carve, medium: pmem, devices: [{path: '/dev/pmem*'}, {path: /dev/vdb}]}", "/dev/pmem0", "/dev/vdb")
-	n.config = strings.Replace(n.config, "volumeGroup: carve", "volumeGroup: carve, medium: pmem", 1)
-	p := n.start()
-	if got := n.physicalVolumes(); got != "/dev/pmem0 carve" || !strings.Contains(p.log.String(), "it cannot be mapped directly into memory") {
-		t.Errorf("physical volumes %q", got)
-	}
-	got := strings.Fields(lvmByHand(t, "pvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "vg_extent_size,pe_start", "/dev/pmem0"))
-	if start, err := strconv.ParseInt(got[1], 10, 64); err != nil || got[0] != "2097152" || start%(2<<20) != 0 {
-		t.Errorf("extent size and start of data: %q", got)
-	}
-	v := p.create(create("v", 64<<20, "ext4"))
-	dir := t.TempDir()
-	if err := syscall.Mount(v.GetDevicePath(), dir, "ext4", 0, "dax=always"); err != nil {
-		t.Fatalf("mount with DAX: %v", err)
-	}
-	if err := syscall.Unmount(dir, 0); err != nil {
-		t.Error(err)
 	}
 	p.kill()
 }

@@ -201,35 +201,3 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	}
 	wait(t, "all is free", func() bool { return p.available() == all })
 }
-
-func TestPersistentMemoryIsMappedAndAligned(t *testing.T) {
-	n := newNode(t, "/dev/vdb")
-	lvmByHand(t, "vgcreate", "--yes", "--physicalextentsize", "4m", "--dataalignment", "2m", "pmem", "/dev/pmem0")
-	t.Cleanup(func() {
-		lvmByHand(t, "vgremove", "--yes", "--force", "pmem")
-		lvmByHand(t, "pvremove", "--yes", "/dev/pmem0")
-	})
-	n.config += "- {name: pmem, volumeGroup: pmem, medium: pmem}\n"
-	p := n.start()
-	ask := create("pvc-pmem", 64<<20, "ext4")
-	ask.DeviceClass = "pmem"
-	v := p.create(ask)
-	if !v.GetDax() {
-		t.Errorf("volume %v", v)
-	}
-	dir := t.TempDir()
-	if err := unix.Mount(v.GetDevicePath(), dir, "ext4", 0, "dax=always"); err != nil {
-		t.Errorf("mounting with DAX: %v", err)
-	} else if err := unix.Unmount(dir, 0); err != nil {
-		t.Error(err)
-	}
-	p.delete(v.GetId())
-	wait(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
-
-	p.stop()
-	n.config = "- {name: local, volumeGroup: carve, medium: pmem}\n"
-	out, err := n.command().CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "cannot be mapped directly into memory") {
-		t.Errorf("a disk as pmem: %v, %s", err, out)
-	}
-}

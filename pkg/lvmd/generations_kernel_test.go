@@ -12,25 +12,24 @@ import (
 )
 
 // TestNoGenerationSeesAnEarlierOneWhateverItsLayout makes raw volumes of all layouts,
-// thin, and on persistent memory, generation after generation, each in the space of
-// the one before the last. Beside them live classes that are not wiped, whose volumes
+// and thin ones, generation after generation, each in the space of the one before the
+// last. Beside them live classes that are not wiped, whose volumes
 // may show what they like, and leave what they like.
 func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 	n := newNode(t, spares(t, 128, 128, 128, 128, 128)...)
-	lvmByHand(t, "vgcreate", "--yes", "--physicalextentsize", "4m", "--dataalignment", "2m", "pmem", "/dev/pmem0")
-	t.Cleanup(func() {
-		lvmByHand(t, "vgremove", "--yes", "--force", "pmem")
-		lvmByHand(t, "pvremove", "--yes", "/dev/pmem0")
-	})
 	n.keeps = []string{"carve-pool"}
 	n.config = layoutClasses() +
-		"- {name: pmem, volumeGroup: pmem, medium: pmem}\n" +
 		"- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 32Mi}}\n" +
 		"- {name: discard, volumeGroup: carve, wipe: discard}\n" +
 		"- {name: none, volumeGroup: carve, wipe: none}\n"
+	noGenerationSeesAnEarlierOne(t, n, append([]string{"thin", "discard", "none"}, layoutNames...), "linear")
+}
+
+// noGenerationSeesAnEarlierOne makes and fills volumes of the node's classes. At the end
+// a volume takes all of the class whole.
+func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole string) {
+	t.Helper()
 	p := n.start()
-	classes := []string{"pmem", "thin", "discard", "none"}
-	classes = append(classes, layoutNames...)
 	rooms := func() (all []int64) {
 		for _, c := range p.state().GetClasses() {
 			all = append(all, c.GetAvailableBytes())
@@ -84,7 +83,5 @@ func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 		p.delete(v.GetId())
 	}
 	wait(t, "the space is back", func() bool { return fmt.Sprint(rooms()) == all })
-	for _, class := range []string{"linear", "pmem"} {
-		clean(t, p.create(inClass(create("pvc-all-"+class, p.classNamed(class).GetMaximumVolumeSizeBytes(), ""), class)))
-	}
+	clean(t, p.create(inClass(create("pvc-all-"+whole, p.classNamed(whole).GetMaximumVolumeSizeBytes(), ""), whole)))
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -225,42 +224,6 @@ func TestADeadDiskOfARAIDClassIsReplaced(t *testing.T) {
 	unmount()
 	p.delete(v.GetId())
 	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
-}
-
-func TestStripedPersistentMemoryIsMapped(t *testing.T) {
-	var slices []string
-	for i := range 2 {
-		name := fmt.Sprintf("carve-pmem-%d", i)
-		// 100 MiB each, beginning at multiples of 2 MiB, and not with the device:
-		// it would look like a second one with the same contents.
-		byHand(t, "dmsetup", "create", name, "--noudevsync", "--table", fmt.Sprintf("0 204800 linear /dev/pmem0 %d", 4096+i*204800))
-		t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", name) })
-		slices = append(slices, "/dev/mapper/"+name)
-	}
-	n := newNode(t)
-	lvmByHand(t, "vgcreate", "--yes", "--physicalextentsize", "4m", "--dataalignment", "2m", "pmem", slices[0], slices[1])
-	t.Cleanup(func() {
-		lvmByHand(t, "vgremove", "--yes", "--force", "pmem")
-		lvmByHand(t, "pvremove", "--yes", slices[0], slices[1])
-	})
-	n.config += "- {name: pmem, volumeGroup: pmem, medium: pmem, type: striped, stripes: 2}\n"
-	p := n.start()
-	v := p.create(inClass(create("pvc-pmem", 64<<20, "ext4"), "pmem"))
-	dir := t.TempDir()
-	if err := unix.Mount(v.GetDevicePath(), dir, "ext4", 0, "dax=always"); err != nil {
-		t.Errorf("mounting with DAX: %v", err)
-	} else {
-		file := filepath.Join(dir, "data")
-		overwrite(t, file, "mapped")
-		if b, err := os.ReadFile(file); err != nil || string(b) != "mapped" {
-			t.Errorf("%q, error %v", b, err)
-		}
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	}
-	p.delete(v.GetId())
-	wait(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
 }
 
 // TestWhatIsReadOfExtraOptionsIsWhatLVMTakes holds the check of lvcreateOptions
