@@ -7,7 +7,7 @@ import (
 )
 
 // Packages are the Debian packages that this package needs on the host.
-var Packages = []string{"qemu-system-x86", "qemu-utils"}
+var Packages = []string{"qemu-system-x86"}
 
 // MakeSparse makes a file of the given size, in bytes, that takes no room yet. It
 // is an error if the file is there.

@@ -58,98 +58,67 @@ func Start(config Config) (*Machine, error) {
 		return nil, fmt.Errorf("make the agent's socket: %w", err)
 	}
 	defer theirs.Close()
-	commands, err := config.commands(theirs)
+	command, err := config.command()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("machine %s: %w", config.Name, err), ours.Close())
 	}
+	command.Stdout, command.Stderr = log, log
+	command.ExtraFiles = []*os.File{theirs}
 	if config.Accelerator == UML {
-		ours = newGreeted(ours)
+		console, err := os.Create(filepath.Join(config.Dir, consoleLog))
+		if err != nil {
+			return nil, errors.Join(err, ours.Close())
+		}
+		defer console.Close()
+		command.Stdout, ours = console, newGreeted(ours)
 	}
 	client, err := agent.NewClient(ours)
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
 	machine := &Machine{config: config, agent: client, ended: make(chan struct{})}
-	if err := machine.launch(commands, log); err != nil {
+	if err := machine.launch(command); err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", config.Name, err), client.Close())
 	}
 	return machine, nil
 }
 
-// commands returns the commands that run the machine, in the order in which they are
-// started. The last one is the machine: when it ends, the others have no more to do.
-func (c Config) commands(agent *os.File) ([]*exec.Cmd, error) {
-	if c.Accelerator != UML {
-		args, err := c.arguments()
-		if err != nil {
-			return nil, err
-		}
-		command := exec.Command(Binary, args...)
-		command.ExtraFiles = []*os.File{agent}
-		return []*exec.Cmd{command}, nil
+// command returns the command that is the machine.
+func (c Config) command() (*exec.Cmd, error) {
+	if c.Accelerator == UML {
+		return c.userModeCommand()
 	}
-	storage, kernel, err := c.userModeCommands(agent)
+	args, err := c.arguments()
 	if err != nil {
 		return nil, err
 	}
-	console, err := os.Create(filepath.Join(c.Dir, consoleLog))
-	if err != nil {
-		return nil, errors.Join(err, closeAll(storage.ExtraFiles))
-	}
-	kernel.Stdout = console
-	return []*exec.Cmd{storage, kernel}, nil
+	return exec.Command(Binary, args...), nil
 }
 
-// launch starts the machine's processes such that the kernel kills them when this process
-// ends. The kernel goes by the thread that started them, so that thread is kept, waiting.
-func (m *Machine) launch(commands []*exec.Cmd, log *os.File) error {
+// launch starts the machine's process such that the kernel kills it when this process
+// ends. The kernel goes by the thread that started it, so that thread is kept, waiting.
+func (m *Machine) launch(command *exec.Cmd) error {
+	// A session of its own keeps the user's Ctrl-C away: we decide how to stop.
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // For good: the thread's processors are changed, too.
 		err := m.stayOnOneProcessor()
-		for i, command := range commands {
-			// A session of its own keeps the user's Ctrl-C away: we decide how to stop.
-			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-			command.Stderr = log
-			if command.Stdout == nil {
-				command.Stdout = log
-			}
-			if err == nil {
-				if err = command.Start(); err != nil {
-					stop(commands[:i])
-				}
-			}
-		}
-		last := len(commands) - 1
-		for _, command := range commands {
-			if console, ok := command.Stdout.(*os.File); ok && console != log {
-				_ = console.Close()
-			}
-		}
-		for _, command := range commands[:last] {
-			_ = closeAll(command.ExtraFiles)
+		if err == nil {
+			err = command.Start()
 		}
 		if err == nil {
-			m.pid = commands[last].Process.Pid
+			m.pid = command.Process.Pid
 		}
 		started <- err
 		if err != nil {
 			return
 		}
-		m.err = commands[last].Wait()
-		stop(commands[:last])
+		m.err = command.Wait()
 		_ = m.agent.Close()
 		close(m.ended)
 	}()
 	return <-started
-}
-
-// stop kills what was started, and waits for it.
-func stop(commands []*exec.Cmd) {
-	for _, command := range commands {
-		_ = command.Process.Kill()
-		_ = command.Wait()
-	}
 }
 
 // stayOnOneProcessor has the calling thread, and what it starts, run on one of the host's

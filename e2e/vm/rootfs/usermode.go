@@ -20,7 +20,7 @@ import (
 const (
 	// userModeRevision is part of the cache key; raise it when the way the kernel is
 	// made ready changes.
-	userModeRevision = "1"
+	userModeRevision = "2"
 	// userModeSuite has the first release of Debian whose kernel in user mode knows
 	// processors with large registers (Linux 6.13) and filters system calls in place of
 	// tracing them (6.16), which halves their cost.
@@ -28,7 +28,7 @@ const (
 )
 
 // userModeModules are loaded before the root disk can be mounted.
-var userModeModules = []string{"virtio_blk", "overlay"}
+var userModeModules = []string{"overlay"}
 
 // MakeUserMode returns the kernel that runs as a program, with the first process built
 // from this source tree. It is empty where Debian has none for the host's processor.
@@ -69,7 +69,8 @@ func fetchUserMode(ctx context.Context, progress io.Writer, dir string) error {
 	if err := runCommand(command); err != nil {
 		return err
 	}
-	if err := loadFromFolder(userModeKernel(dir)); err != nil {
+	kernel := userModeKernel(dir)
+	if err := errors.Join(loadFromFolder(kernel), nameDisks(kernel)); err != nil {
 		return err
 	}
 	modules, err := userModeFolder(dir)
@@ -112,6 +113,20 @@ func loadFromFolder(path string) error {
 		return errors.Join(err, file.Close())
 	}
 	return fmt.Errorf("%s has no dynamic loader", path)
+}
+
+// nameDisks has the kernel call its disks vda and so on, as a virtual machine's are, in
+// place of ubda.
+func nameDisks(path string) error {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	old, name := []byte("\x00ubd%c\x00"), []byte("\x00vd%c\x00\x00")
+	if n := bytes.Count(content, old); n != 1 {
+		return fmt.Errorf("%s has the format of disks' names %d times, want once", path, n)
+	}
+	return os.WriteFile(path, bytes.Replace(content, old, name, 1), 0o755)
 }
 
 // userModeFolder finds the modules of the one kernel.
