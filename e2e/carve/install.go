@@ -65,6 +65,14 @@ func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 	return c.Settled(ctx, installPatience)
 }
 
+// StorageClasses are those of which every node publishes capacity.
+func (c *Client) StorageClasses() []string {
+	if c.Cluster.PersistentMemory() {
+		return []string{"carve", "carve-pmem"}
+	}
+	return []string{"carve"}
+}
+
 // Settled waits until Carve is whole: every program ready, none on its way out,
 // and each node's capacity published.
 func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
@@ -95,7 +103,7 @@ func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
 			return fmt.Errorf("%d of %d node agents are ready", agents.Status.NumberReady, len(nodes))
 		}
 		for _, node := range nodes {
-			for _, class := range []string{"carve", "carve-pmem"} {
+			for _, class := range c.StorageClasses() {
 				if _, err := c.Capacity(ctx, node, class); err != nil {
 					return err
 				}

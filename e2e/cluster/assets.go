@@ -16,32 +16,32 @@ import (
 	"github.com/carve-csi/carve/e2e/gobuild"
 	"github.com/carve-csi/carve/e2e/image"
 	"github.com/carve-csi/carve/e2e/kube"
-	"github.com/carve-csi/carve/e2e/vm"
+	"github.com/carve-csi/carve/e2e/vm/platform"
 	"github.com/carve-csi/carve/e2e/vm/rootfs"
 )
 
 // assets are the things that all clusters share, kept in the cache. All are paths
 // of files unless said otherwise.
 type assets struct {
-	kube        string // the Kubernetes binary
-	base        rootfs.Base
-	initramfs   string
-	accelerator vm.Accelerator // not a path
-	tools       string         // a disk with the Kubernetes binary for the nodes
-	state       string         // a node's state disk as it is at first, images in it
+	kube     string            // the Kubernetes binary
+	platform platform.Platform // not a path
+	tools    string            // a disk with the Kubernetes binary for the nodes
+	state    string            // a node's state disk as it is at first, images in it
 }
 
-// prepare makes what the cache does not have. From an empty cache that takes
-// about ten minutes.
-func prepare(ctx context.Context, progress io.Writer) (assets, error) {
+// prepare makes what the cache does not have, which takes about ten minutes where it is
+// empty. hardware is as in platform.Make.
+func prepare(ctx context.Context, progress io.Writer, hardware bool) (assets, error) {
 	var a assets
-	packages := append([]string{"e2fsprogs"}, vm.Packages...)
-	if err := debian.Ensure(ctx, progress, packages...); err != nil {
+	if err := debian.Ensure(ctx, progress, "e2fsprogs"); err != nil {
 		return a, err
 	}
 	var pause, dns, workload string
 	group, together := errgroup.WithContext(ctx)
-	group.Go(func() error { return a.prepareMachine(together, progress) })
+	group.Go(func() (err error) {
+		a.platform, err = platform.Make(together, progress, hardware)
+		return err
+	})
 	group.Go(func() error { return a.prepareKubernetes(together, progress) })
 	group.Go(func() (err error) {
 		pause, err = image.Pause(together, image.Options{Progress: progress})
@@ -61,18 +61,6 @@ func prepare(ctx context.Context, progress io.Writer) (assets, error) {
 	var err error
 	a.state, err = goldenState(ctx, progress, a, []string{pause, dns, workload})
 	return a, err
-}
-
-// prepareMachine makes what a node boots from.
-func (a *assets) prepareMachine(ctx context.Context, progress io.Writer) (err error) {
-	if a.base, err = rootfs.Make(ctx, progress); err != nil {
-		return err
-	}
-	if a.initramfs, err = a.base.Initramfs(ctx); err != nil {
-		return err
-	}
-	a.accelerator, err = vm.Probe(ctx, progress, a.base.Kernel, a.initramfs, vm.UserMode{}, true)
-	return err
 }
 
 // prepareKubernetes makes the Kubernetes binary and the disk that takes it to the

@@ -38,6 +38,9 @@ type Options struct {
 	// Nodes is the number of nodes, 1 to MaxNodes; 0 means as many as the cluster
 	// has, or DefaultNodes.
 	Nodes int
+	// PersistentMemory gives each node persistent memory, /dev/pmem0, and the volume group
+	// carve-pmem on it. The nodes are virtual machines then, never programs.
+	PersistentMemory bool
 	// Progress is told, a line at a time, what is done. It may be nil.
 	Progress io.Writer
 }
@@ -51,13 +54,15 @@ type Cluster struct {
 	controlPlane *controlplane.ControlPlane
 	kube         string
 	nodes        []node
+	pmem         bool
 	progress     *progress
 }
 
 // description is what is kept of a cluster in its folder.
 type description struct {
-	Nodes int    `json:"nodes"`
-	Kube  string `json:"kube"`
+	Nodes            int    `json:"nodes"`
+	PersistentMemory bool   `json:"persistentMemory"`
+	Kube             string `json:"kube"`
 }
 
 const descriptionFile = "cluster.json"
@@ -80,13 +85,13 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, err
 	}
 	defer unlock()
-	if err := c.choose(o.Nodes); err != nil {
+	if err := c.choose(o); err != nil {
 		return nil, err
 	}
 	if err := preflight.Check(c.needs()); err != nil {
 		return nil, err
 	}
-	assets, err := prepare(ctx, c.progress)
+	assets, err := prepare(ctx, c.progress, c.pmem)
 	if err != nil {
 		return nil, fmt.Errorf("prepare cluster %s: %w", c.name, err)
 	}
@@ -134,6 +139,9 @@ func Down(ctx context.Context, name string, progress io.Writer) error {
 // Down removes the cluster with all that it holds.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.name, c.progress.output) }
 
+// PersistentMemory reports whether the nodes have persistent memory.
+func (c *Cluster) PersistentMemory() bool { return c.pmem }
+
 // Name returns the cluster's name.
 func (c *Cluster) Name() string { return c.name }
 
@@ -165,8 +173,10 @@ func named(name string, output io.Writer) (*Cluster, error) {
 
 func (c *Cluster) namespaceName() string { return "carve-" + c.name }
 
-// choose settles how many nodes there are.
-func (c *Cluster) choose(wanted int) error {
+// choose settles how many nodes there are, and what they have.
+func (c *Cluster) choose(o Options) error {
+	wanted := o.Nodes
+	c.pmem = o.PersistentMemory
 	d, err := c.describe()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -175,11 +185,14 @@ func (c *Cluster) choose(wanted int) error {
 		}
 	case err != nil:
 		return err
+	case o.PersistentMemory && !d.PersistentMemory:
+		return fmt.Errorf("the nodes of cluster %s have no persistent memory and cannot be given it; take it down first", c.name)
 	case wanted == 0:
 		wanted = d.Nodes
 	case wanted != d.Nodes:
 		return fmt.Errorf("cluster %s has %d nodes and cannot be given %d; take it down first", c.name, d.Nodes, wanted)
 	}
+	c.pmem = c.pmem || d.PersistentMemory
 	if wanted < 1 || wanted > MaxNodes {
 		return fmt.Errorf("nodes: got %d, allowed are 1 to %d", wanted, MaxNodes)
 	}
@@ -190,7 +203,7 @@ func (c *Cluster) choose(wanted int) error {
 func (c *Cluster) setNodes(count int) {
 	c.nodes = nil
 	for number := 1; number <= count; number++ {
-		c.nodes = append(c.nodes, node{number: number, dir: filepath.Join(c.dir, "nodes", nodeName(number))})
+		c.nodes = append(c.nodes, node{number: number, pmem: c.pmem, dir: filepath.Join(c.dir, "nodes", nodeName(number))})
 	}
 }
 
@@ -212,6 +225,7 @@ func (c *Cluster) open() error {
 	if err != nil {
 		return err
 	}
+	c.pmem = d.PersistentMemory
 	c.setNodes(d.Nodes)
 	c.kube = d.Kube
 	if c.namespace, err = netns.Open(c.namespaceName()); err != nil {
@@ -236,7 +250,7 @@ func (c *Cluster) up(ctx context.Context, a assets) (err error) {
 		return err
 	}
 	c.kube = a.kube
-	if err := c.writeDescription(description{Nodes: len(c.nodes), Kube: a.kube}); err != nil {
+	if err := c.writeDescription(description{Nodes: len(c.nodes), PersistentMemory: c.pmem, Kube: a.kube}); err != nil {
 		return err
 	}
 	hostBinary, err := buildHost(ctx, c.dir)

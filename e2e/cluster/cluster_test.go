@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/e2e/vm"
+	"github.com/carve-csi/carve/e2e/vm/platform"
 )
 
 // sandbox points the cache at an empty folder.
@@ -34,8 +35,8 @@ func TestNodesHaveAddressesOfTheirOwn(t *testing.T) {
 }
 
 func TestAMachinesDescriptionSurvivesJSON(t *testing.T) {
-	n := node{number: 1, dir: "/c/nodes/node-1"}
-	content, err := json.Marshal(n.machine(assets{accelerator: vm.TCG}))
+	n := node{number: 1, pmem: true, dir: "/c/nodes/node-1"}
+	content, err := json.Marshal(n.machine(assets{platform: platform.Platform{Accelerator: vm.TCG}}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // Package cluster runs a real Kubernetes cluster on this machine: the control
-// plane as processes of the host (package controlplane), the nodes as virtual
-// machines (package vm), each with containerd, kubelet, kube-proxy, a Pod network
+// plane as processes of the host (package controlplane), the nodes as machines
+// (package vm), each with containerd, kubelet, kube-proxy, a Pod network
 // and disks of its own. Everything is in one network namespace; nothing of it
 // listens, or can be reached, outside.
 //
@@ -15,7 +15,7 @@
 // file system is made anew at every start.
 //
 // What an administrator would have prepared on each node is there: the volume
-// group carve on /dev/vdb and the volume group carve-pmem on /dev/pmem0. /dev/vdc
-// is left empty for tests. Volumes are not activated at a node's start: that is the
+// group carve on /dev/vdb and, where nodes have persistent memory, the volume group
+// carve-pmem on /dev/pmem0. /dev/vdc is left empty for tests. Volumes are not activated at a node's start: that is the
 // storage driver's business.
 package cluster

@@ -35,7 +35,7 @@ func goldenState(ctx context.Context, progress io.Writer, a assets, images []str
 	if err != nil {
 		return "", err
 	}
-	key := cache.Key(goldenRevision, digest, a.base.RootDisk, containerdConfig)
+	key := cache.Key(goldenRevision, digest, a.platform.Base.RootDisk, containerdConfig)
 	dir, err := cache.Entry(ctx, "node-state", key, func(ctx context.Context, dir string) error {
 		fmt.Fprintln(progress, "making a node's state disk with the cluster's images")
 		return makeGolden(ctx, a, images, dir)
@@ -65,19 +65,20 @@ func makeGolden(ctx context.Context, a assets, images []string, dir string) erro
 		}
 		staged[imageMark(name, digest)] = filepath.Base(file)
 	}
-	machine, err := vm.Start(vm.Config{
-		Name: "carve-golden", Dir: run,
-		Kernel: a.base.Kernel, Initramfs: a.initramfs, RootDisk: a.base.RootDisk,
-		CPUs: a.accelerator.CPUs(), MemoryMiB: 1024,
-		Disks:       []vm.Disk{{Path: disk, Serial: "state", Volatile: true}},
-		Shares:      []vm.Share{{Tag: imagesTag, Path: shared, ReadOnly: true}},
-		Accelerator: a.accelerator,
+	share := vm.Share{Tag: imagesTag, Path: shared, ReadOnly: true}
+	config := vm.Config{
+		Name: "carve-golden", Dir: run, MemoryMiB: 1024,
+		Disks:  []vm.Disk{{Path: disk, Serial: "state", Volatile: true}},
+		Shares: []vm.Share{share},
 		Guest: guest.Config{
-			Modules: []string{"loop"},
-			Files:   []guest.File{containerdFile()},
-			Steps:   stateSteps("/dev/vdb"), Services: []guest.Service{containerdService()},
+			Modules:  []string{"loop"},
+			Files:    []guest.File{containerdFile()},
+			Steps:    append(stateSteps("/dev/vdb"), share.MountSteps(a.platform.Accelerator, imagesFolder)...),
+			Services: []guest.Service{containerdService()},
 		},
-	})
+	}
+	a.platform.Apply(&config)
+	machine, err := vm.Start(config)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 // modules are those that something needs before the kernel loads it by itself, or
 // that cost time when a test first needs them.
 var modules = []string{
-	"dm_mod", "loop", "nd_pmem", "nd_e820", "br_netfilter",
+	"dm_mod", "loop", "br_netfilter",
 }
 
 // Paths on a node.
@@ -88,14 +88,16 @@ func (n node) steps() []guest.Step {
 		guest.Step{
 			Name: "make the volume group carve", Argv: []string{"vgcreate", "-q", "carve", "/dev/vdb"},
 			Unless: []string{"vgs", "carve"},
-		},
-		// DAX mappings can only use huge pages where everything is aligned to 2 MiB.
-		guest.Step{
-			Name:   "make the volume group carve-pmem",
-			Argv:   []string{"vgcreate", "-q", "--dataalignment", "2m", "--physicalextentsize", "2m", "carve-pmem", "/dev/pmem0"},
-			Unless: []string{"vgs", "carve-pmem"},
 		})
-	return steps
+	if !n.pmem {
+		return steps
+	}
+	// DAX mappings can only use huge pages where everything is aligned to 2 MiB.
+	return append(steps, guest.Step{
+		Name:   "make the volume group carve-pmem",
+		Argv:   []string{"vgcreate", "-q", "--dataalignment", "2m", "--physicalextentsize", "2m", "carve-pmem", "/dev/pmem0"},
+		Unless: []string{"vgs", "carve-pmem"},
+	})
 }
 
 // files are those of the node's configuration. There is no udevd, which LVM is told.

@@ -21,7 +21,7 @@ const (
 	// imagesTag is the tag of the share through which images come to a machine. The
 	// agent's stream would do, but takes an emulated machine ten times as long.
 	imagesTag = "images"
-	// imagesFolder is where a machine has that share, once it was needed.
+	// imagesFolder is where a machine has that share.
 	imagesFolder = "/run/images"
 	// loadedFolder has an empty file on a node for each image loaded, on the same
 	// disk as the images.
@@ -94,9 +94,6 @@ func importOnce(ctx context.Context, client *agent.Client, mark, file string) er
 	if _, err := client.Output(ctx, "test", "-e", mark); err == nil {
 		return nil
 	}
-	if err := mountImages(ctx, client); err != nil {
-		return err
-	}
 	if err := importImage(ctx, client, file); err != nil {
 		return err
 	}
@@ -112,23 +109,6 @@ func importOnce(ctx context.Context, client *agent.Client, mark, file string) er
 		}
 	}
 	return client.Put(ctx, mark, 0o644, strings.NewReader(""))
-}
-
-// mountImages mounts the share of images in a machine, unless it is.
-func mountImages(ctx context.Context, client *agent.Client) error {
-	if _, err := client.Output(ctx, "mountpoint", "-q", imagesFolder); err == nil {
-		return nil
-	}
-	for _, argv := range [][]string{
-		{"modprobe", "9pnet_virtio"},
-		{"mkdir", "-p", imagesFolder},
-		{"mount", "-t", "9p", "-o", "trans=virtio,version=9p2000.L,ro,msize=512000", imagesTag, imagesFolder},
-	} {
-		if _, err := client.Output(ctx, argv...); err != nil {
-			return fmt.Errorf("mount the share of images: %w", err)
-		}
-	}
-	return nil
 }
 
 // importImage imports the image in a file of the shared folder.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 
 	"github.com/carve-csi/carve/e2e/controlplane"
 	"github.com/carve-csi/carve/e2e/vm"
@@ -36,6 +37,8 @@ const (
 type node struct {
 	number int
 	dir    string
+	// pmem says that it has persistent memory.
+	pmem bool
 }
 
 func (n node) name() string { return nodeName(n.number) }
@@ -57,7 +60,7 @@ func (n node) podSubnet() netip.Prefix {
 }
 
 // images is the folder that all nodes of the cluster share.
-func (n node) images() string { return filepath.Join(n.dir, "..", "..", imagesTag) }
+func (n node) images() string { return filepath.Clean(filepath.Join(n.dir, "..", "..", imagesTag)) }
 
 // tap is the name of the node's tap device in the cluster's namespace.
 func (n node) tap() string { return fmt.Sprintf("tap%d", n.number) }
@@ -74,25 +77,32 @@ func (n node) disks(a assets) []vm.Disk {
 
 // machine describes the node's machine.
 func (n node) machine(a assets) vm.Config {
-	return vm.Config{
-		Name: n.name(), Dir: n.dir,
-		Kernel: a.base.Kernel, Initramfs: a.initramfs, RootDisk: a.base.RootDisk,
-		CPUs: a.accelerator.CPUs(), MemoryMiB: nodeMemoryMiB,
-		PmemMiB: nodePmemMiB, PmemFile: filepath.Join(n.dir, pmemFile),
-		Disks:       n.disks(a),
-		Shares:      []vm.Share{{Tag: imagesTag, Path: n.images(), ReadOnly: true}},
-		Tap:         n.tap(),
-		MAC:         fmt.Sprintf("52:54:00:80:00:%02x", 10+n.number),
-		Accelerator: a.accelerator,
+	config := vm.Config{
+		Name: n.name(), Dir: n.dir, MemoryMiB: nodeMemoryMiB, Processor: n.number,
+		Disks:  n.disks(a),
+		Shares: []vm.Share{n.share()},
+		Tap:    n.tap(),
+		MAC:    fmt.Sprintf("52:54:00:80:00:%02x", 10+n.number),
 		Guest: guest.Config{
 			Hostname: n.name(),
 			Modules:  modules,
 			Network:  n.network(),
 			Files:    n.files(),
-			Steps:    n.steps(),
+			Steps:    append(n.steps(), n.share().MountSteps(a.platform.Accelerator, imagesFolder)...),
 			Services: n.services(),
 		},
 	}
+	if n.pmem {
+		config.PmemMiB, config.PmemFile = nodePmemMiB, filepath.Join(n.dir, pmemFile)
+		config.Guest.Modules = append(slices.Clone(modules), "nd_pmem", "nd_e820")
+	}
+	a.platform.Apply(&config)
+	return config
+}
+
+// share is the folder through which images come to the node.
+func (n node) share() vm.Share {
+	return vm.Share{Tag: imagesTag, Path: n.images(), ReadOnly: true, Changes: true}
 }
 
 func (n node) network() *guest.Network {

@@ -87,6 +87,7 @@ func TestARandomLifeLosesAndLeaksNothing(t *testing.T) {
 	t.Cleanup(cancel)
 	s.ctx = ctx
 	t.Logf("-args -seed %d -decks %d", *seed, *decks)
+	s.storageClass("carve-thin", map[string]string{"carve.csi.local/device-class": "thin", "csi.storage.k8s.io/fstype": "ext4"})
 	l := &life{scope: s, random: rand.New(rand.NewPCG(*seed, 0)), monitoring: s.monitoring()} //nolint:gosec // to be repeatable
 	t.Cleanup(func() {
 		for _, node := range s.nodes {
@@ -123,7 +124,7 @@ func (l *life) bear(claim string) {
 	m := &member{name: fmt.Sprintf("m%d", l.born), lives: 1}
 	l.born++
 	l.members = append(l.members, m)
-	class := []string{"carve", "carve-pmem"}[l.random.IntN(2)]
+	class := []string{"carve", "carve-thin"}[l.random.IntN(2)]
 	script := "[ -e " + mountPath + "/marker ] || { echo " + m.name + " > " + mountPath + "/marker && sync; }; exec sleep 1000000"
 	if claim == "" {
 		l.start(m.name, podOptions{class: class, bytes: int64(8+l.random.IntN(8)) * extent, script: script})

@@ -17,15 +17,15 @@ import (
 )
 
 const long = `cluster runs upstream Kubernetes on this machine: the control plane as processes,
-each node as a virtual machine with containerd, kubelet, kube-proxy, disks for
-volume groups (carve on /dev/vdb, /dev/vdc left empty) and persistent memory
-(carve-pmem on /dev/pmem0). Everything lives in a network namespace, carve-NAME;
+each node as a machine of its own with containerd, kubelet, kube-proxy and disks for
+volume groups (carve on /dev/vdb, /dev/vdc left empty). Everything lives in a network namespace, carve-NAME;
 nothing listens outside it.
 
 It needs root and Debian, installs the packages it uses, and keeps what is slow to
 make in the user's cache folder (XDG_CACHE_HOME or ~/.cache, there in carve): from
-an empty cache "up" takes about ten minutes, afterwards about one. KVM is used where
-it works; without it nodes are emulated, twenty times slower than this machine.`
+an empty cache "up" takes about ten minutes, afterwards less than one. Nodes are virtual
+machines where KVM works, and otherwise kernels that run as programs (User Mode Linux).
+With --pmem and without KVM they are emulated, twenty times slower than this machine.`
 
 // exitCode is an error that carries the exit code of what was run.
 type exitCode int
@@ -65,15 +65,17 @@ func newCommand() *cobra.Command {
 
 func upCommand(name *string) *cobra.Command {
 	var nodes int
+	var pmem bool
 	command := &cobra.Command{
 		Use: "up", Short: "Bring the cluster up, or complete it", Args: cobra.NoArgs,
 		Long: "Bring the cluster up and return when every node is Ready and the cluster's names are\n" +
 			"served. What is up already stays as it is.",
 		RunE: func(command *cobra.Command, _ []string) error {
-			_, err := cluster.Up(command.Context(), cluster.Options{Name: *name, Nodes: nodes, Progress: os.Stderr})
+			_, err := cluster.Up(command.Context(), cluster.Options{Name: *name, Nodes: nodes, PersistentMemory: pmem, Progress: os.Stderr})
 			return err
 		},
 	}
+	command.Flags().BoolVar(&pmem, "pmem", false, "give each node persistent memory (carve-pmem on /dev/pmem0), which only virtual machines have")
 	command.Flags().IntVar(&nodes, "nodes", 0, fmt.Sprintf("number of nodes, at most %d (default %d)", cluster.MaxNodes, cluster.DefaultNodes))
 	return command
 }

@@ -33,7 +33,7 @@ func run(ctx context.Context, name string, nodes int) error {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Minute)
 	defer cancel()
 	started := time.Now()
-	title("1. A cluster: upstream Kubernetes, %d nodes in virtual machines, each with a disk and persistent memory", nodes)
+	title("1. A cluster: upstream Kubernetes, %d nodes, each with a kernel and disks of its own", nodes)
 	c, err := cluster.Up(ctx, cluster.Options{Name: name, Nodes: nodes, Progress: os.Stdout})
 	if err != nil {
 		return err

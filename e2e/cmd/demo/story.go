@@ -56,7 +56,7 @@ func (s *story) showCapacity(ctx context.Context, heading string) (map[string]in
 	title("%s", heading)
 	offered := map[string]int64{}
 	for _, node := range s.nodes {
-		for _, class := range []string{class, "carve-pmem"} {
+		for _, class := range s.client.StorageClasses() {
 			object, err := s.client.Capacity(ctx, node, class)
 			if err != nil {
 				return nil, err
