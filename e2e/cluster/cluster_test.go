@@ -72,11 +72,11 @@ func TestTheNumberOfNodesIsSettledByTheFirstUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, wanted := range []int{-1, MaxNodes + 1} {
-		if err := c.choose(wanted); err == nil {
+		if err := c.choose(Options{Nodes: wanted}); err == nil {
 			t.Errorf("choose(%d): want an error", wanted)
 		}
 	}
-	if err := c.choose(0); err != nil || len(c.nodes) != DefaultNodes {
+	if err := c.choose(Options{}); err != nil || len(c.nodes) != DefaultNodes {
 		t.Errorf("choose(0): %d nodes, %v", len(c.nodes), err)
 	}
 	if err := os.MkdirAll(c.dir, 0o755); err != nil {
@@ -85,10 +85,10 @@ func TestTheNumberOfNodesIsSettledByTheFirstUp(t *testing.T) {
 	if err := c.writeDescription(description{Nodes: 3}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.choose(0); err != nil || len(c.nodes) != 3 {
+	if err := c.choose(Options{}); err != nil || len(c.nodes) != 3 {
 		t.Errorf("choose(0) of a cluster of three: %d nodes, %v", len(c.nodes), err)
 	}
-	if err := c.choose(2); err == nil {
+	if err := c.choose(Options{Nodes: 2}); err == nil {
 		t.Error("choose(2) of a cluster of three: want an error")
 	}
 }

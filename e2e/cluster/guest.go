@@ -75,6 +75,15 @@ func stateSteps(device string) []guest.Step {
 	return steps
 }
 
+// processorFile has what a kubelet wants to know of the processor, which a kernel in user
+// mode does not say: its speed, see proc(5).
+const processorFile = "/run/cpuinfo"
+
+// userModeSteps have a kubelet run on a kernel in user mode.
+func userModeSteps() []guest.Step {
+	return []guest.Step{{Name: "describe the processor", Argv: []string{"mount", "--bind", processorFile, "/proc/cpuinfo"}}}
+}
+
 func (n node) steps() []guest.Step {
 	steps := stateSteps("/dev/vdd")
 	steps = append(steps,
@@ -107,6 +116,7 @@ func (n node) files() []guest.File {
 	}
 	return []guest.File{
 		containerdFile(),
+		file(processorFile, "processor\t: 0\nvendor_id\t: User Mode Linux\ncpu MHz\t\t: 1000.000\nphysical id\t: 0\ncore id\t\t: 0\n\n"),
 		file("/etc/lvm/lvmlocal.conf", lvmConfig),
 		file("/etc/cni/net.d/10-bridge.conflist", fmt.Sprintf(networkConfig, n.podSubnet())),
 		file("/etc/kubernetes/kubelet.yaml", kubeletConfig()),

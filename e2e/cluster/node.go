@@ -92,6 +92,9 @@ func (n node) machine(a assets) vm.Config {
 			Services: n.services(),
 		},
 	}
+	if a.platform.Accelerator == vm.UML {
+		config.Guest.Steps = append(userModeSteps(), config.Guest.Steps...)
+	}
 	if n.pmem {
 		config.PmemMiB, config.PmemFile = nodePmemMiB, filepath.Join(n.dir, pmemFile)
 		config.Guest.Modules = append(slices.Clone(modules), "nd_pmem", "nd_e820")
