@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/e2e/coredns"
+	"github.com/carve-csi/carve/e2e/kube"
 )
 
 // readyBound bounds the time from a node's admission to its being Ready, and the
@@ -43,6 +44,9 @@ func (c *Cluster) upNodes(ctx context.Context) error {
 		return nil
 	})
 	if err := group.Wait(); err != nil {
+		return err
+	}
+	if err := c.controlPlane.StartComponent(ctx, kube.Proxy); err != nil {
 		return err
 	}
 	return c.waitDNS(ctx, client)
@@ -85,16 +89,11 @@ func (c *Cluster) hand(ctx context.Context, n node) error {
 	if err != nil {
 		return err
 	}
-	proxy, err := c.controlPlane.ProxyKubeconfig()
-	if err != nil {
-		return err
-	}
 	for _, file := range []struct {
 		path    string
 		content []byte
 	}{
 		{clientAuthority, c.controlPlane.CA()},
-		{proxyKubeconfig, proxy},
 		{kubeletKubeconfig, kubelet},
 	} {
 		if err := agent.Put(ctx, file.path, 0o600, bytes.NewReader(file.content)); err != nil {

@@ -33,7 +33,7 @@ type assets struct {
 // empty. hardware is as in platform.Make.
 func prepare(ctx context.Context, progress io.Writer, hardware bool) (assets, error) {
 	var a assets
-	if err := debian.Ensure(ctx, progress, "e2fsprogs"); err != nil {
+	if err := debian.Ensure(ctx, progress, "e2fsprogs", "nftables"); err != nil {
 		return a, err
 	}
 	var pause, dns, workload string
@@ -79,7 +79,7 @@ func (a *assets) prepareKubernetes(ctx context.Context, progress io.Writer) (err
 		if err := os.Link(a.kube, binary); err != nil {
 			return err
 		}
-		for _, applet := range []string{kube.Kubelet, kube.Proxy, kube.Kubectl} {
+		for _, applet := range []string{kube.Kubelet, kube.Kubectl} {
 			if err := os.Symlink("kubernetes", filepath.Join(tree, applet)); err != nil {
 				return err
 			}

@@ -237,7 +237,7 @@ func (c *Cluster) open() error {
 
 func (c *Cluster) controlPlaneOptions() controlplane.Options {
 	return controlplane.Options{
-		Dir: filepath.Join(c.dir, "control-plane"), Namespace: c.namespace, Kube: c.kube, Progress: c.progress,
+		Dir: filepath.Join(c.dir, "control-plane"), Namespace: c.namespace, Kube: c.kube, ProxyNode: nodeName(1), Progress: c.progress,
 	}
 }
 

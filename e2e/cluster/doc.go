@@ -1,6 +1,6 @@
 // Package cluster runs a real Kubernetes cluster on this machine: the control
 // plane as processes of the host (package controlplane), the nodes as machines
-// (package vm), each with containerd, kubelet, kube-proxy, a Pod network
+// (package vm), each with containerd, kubelet, a Pod network
 // and disks of its own. Everything is in one network namespace; nothing of it
 // listens, or can be reached, outside.
 //

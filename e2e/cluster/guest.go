@@ -21,7 +21,6 @@ const (
 	// The folder of what the harness puts there once the control plane knows the node.
 	credentials       = "/run/kubernetes"
 	clientAuthority   = credentials + "/ca.crt"
-	proxyKubeconfig   = credentials + "/kube-proxy.kubeconfig"
 	kubeletKubeconfig = credentials + "/kubelet.kubeconfig"
 	containerdSocket  = "/run/containerd/containerd.sock"
 	serviceLogs       = "/var/log/services"
@@ -189,14 +188,6 @@ func (n node) services() []guest.Service {
 				"--hostname-override=" + n.name(), "--node-ip=" + n.address().String(), "--housekeeping-interval=30s",
 			},
 			Env: []string{path, lazyCollector}, Log: serviceLogs + "/kubelet.log", StartPath: kubeletKubeconfig,
-		},
-		{
-			Name: "kube-proxy",
-			Argv: []string{
-				toolsFolder + "/kube-proxy", "--kubeconfig=" + proxyKubeconfig, "--hostname-override=" + n.name(),
-				"--proxy-mode=nftables", "--cluster-cidr=" + controlplane.PodSubnet, "--conntrack-max-per-core=0",
-			},
-			Env: []string{path, lazyCollector}, Log: serviceLogs + "/kube-proxy.log", StartPath: proxyKubeconfig,
 		},
 	}
 }

@@ -108,7 +108,7 @@ func (c *Cluster) launch(n node, hostBinary string) error {
 		return err
 	}
 	if n.number == 1 {
-		// The machine of the control plane has no kube-proxy; this node's will do.
+		// The proxy on this machine changes where it goes; what it does not know comes back.
 		if err := c.namespace.SetRoute(netip.MustParsePrefix(controlplane.ServiceSubnet), n.address()); err != nil {
 			return err
 		}

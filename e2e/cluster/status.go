@@ -18,10 +18,10 @@ import (
 )
 
 // components are those of the control plane.
-var components = []string{kube.Etcd, kube.APIServer, kube.ControllerManager, kube.Scheduler}
+var components = []string{kube.Etcd, kube.APIServer, kube.ControllerManager, kube.Scheduler, kube.Proxy}
 
 // nodeServices are those of a node that have a log.
-var nodeServices = []string{"containerd", kube.Kubelet, kube.Proxy}
+var nodeServices = []string{"containerd", kube.Kubelet}
 
 // statusBound bounds each question that Status asks.
 const statusBound = 5 * time.Second

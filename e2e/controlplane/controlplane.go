@@ -28,6 +28,9 @@ type Options struct {
 	// scheduler may each make of the API server; 0 leaves them at their defaults. What
 	// Open returns starts them with its own.
 	ClientRate int
+	// ProxyNode names the node that the proxy of Services takes for its own. Start does
+	// not start the proxy, which waits for that node; StartComponent does.
+	ProxyNode string
 	// Progress is told what is waited for. It may be nil.
 	Progress io.Writer
 }
@@ -40,6 +43,7 @@ type ControlPlane struct {
 	namespace  netns.Namespace
 	kube       string
 	clientRate int
+	proxyNode  string
 	progress   io.Writer
 	identities *identities
 }
@@ -84,7 +88,7 @@ func load(o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the folder %s: %w", o.Dir, err)
 	}
-	c := &ControlPlane{dir: dir, namespace: o.Namespace, kube: o.Kube, clientRate: o.ClientRate, progress: o.Progress}
+	c := &ControlPlane{dir: dir, namespace: o.Namespace, kube: o.Kube, clientRate: o.ClientRate, proxyNode: o.ProxyNode, progress: o.Progress}
 	if err := os.MkdirAll(filepath.Join(dir, logFolder), 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder of logs: %w", err)
 	}
@@ -105,6 +109,7 @@ func (c *ControlPlane) writeConfiguration() error {
 	for _, one := range []struct{ file, pair string }{
 		{managerConfig, managerPair},
 		{schedulerConfig, schedulerPair},
+		{proxyConfig, proxyPair},
 		{adminConfig, adminPair},
 	} {
 		path := filepath.Join(c.dir, one.file)
@@ -130,7 +135,7 @@ func (c *ControlPlane) writeConfiguration() error {
 // they are gone. What does not run is no error. The state stays: Start goes on with it.
 func (c *ControlPlane) Stop(ctx context.Context) error {
 	group, together := errgroup.WithContext(ctx)
-	for _, name := range []string{kube.ControllerManager, kube.Scheduler} {
+	for _, name := range []string{kube.ControllerManager, kube.Scheduler, kube.Proxy} {
 		group.Go(func() error { return c.StopComponent(together, name) })
 	}
 	return errors.Join(

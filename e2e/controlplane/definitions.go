@@ -15,6 +15,7 @@ const (
 	etcdConfig      = "etcd.yaml"
 	managerConfig   = "controller-manager.kubeconfig"
 	schedulerConfig = "scheduler.kubeconfig"
+	proxyConfig     = "proxy.kubeconfig"
 )
 
 // Where components listen that only components, or a person who looks into the
@@ -24,6 +25,7 @@ const (
 	etcdPeerURL   = "http://127.0.0.1:2380"
 	managerURL    = "https://127.0.0.1:10257"
 	schedulerURL  = "https://127.0.0.1:10259"
+	proxyAddress  = "127.0.0.1:10256"
 )
 
 // definition is what makes a component.
@@ -33,7 +35,7 @@ type definition struct {
 	health string
 }
 
-// definitions returns the four components by name.
+// definitions returns the components by name.
 func (c *ControlPlane) definitions() map[string]definition {
 	return map[string]definition{
 		kube.Etcd: {
@@ -51,6 +53,10 @@ func (c *ControlPlane) definitions() map[string]definition {
 		kube.Scheduler: {
 			arguments: c.schedulerArguments(),
 			health:    schedulerURL + "/readyz",
+		},
+		kube.Proxy: {
+			arguments: c.proxyArguments(),
+			health:    "http://" + proxyAddress + "/healthz",
 		},
 	}
 }
@@ -123,6 +129,24 @@ func (c *ControlPlane) managerArguments() []string {
 		// A node that has lost its power is noticed in three heartbeats instead of five.
 		"--node-monitor-grace-period=30s",
 	)
+}
+
+// proxyArguments are those of the one proxy of the cluster. The nodes' kernels need not
+// know nftables: what they send to a Service goes to the gateway, as all that is not
+// theirs does, and comes back from there, because the gateway takes the sender's place.
+func (c *ControlPlane) proxyArguments() []string {
+	return []string{
+		"--kubeconfig=" + filepath.Join(c.dir, proxyConfig),
+		// Its own node, of which it wants to know the addresses. Any will do.
+		"--hostname-override=" + c.proxyNode,
+		"--bind-address=" + Address().String(),
+		"--healthz-bind-address=" + proxyAddress,
+		"--metrics-bind-address=127.0.0.1:10249",
+		"--proxy-mode=nftables",
+		"--masquerade-all",
+		"--cluster-cidr=" + PodSubnet,
+		"--conntrack-max-per-core=0",
+	}
 }
 
 // clientArguments are those that the controller-manager and the scheduler share. There

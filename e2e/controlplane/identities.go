@@ -16,6 +16,7 @@ const (
 	adminPair         = "admin"
 	managerPair       = "controller-manager"
 	schedulerPair     = "scheduler"
+	proxyPair         = "proxy"
 )
 
 // identities holds the cluster's authority and the pairs that later steps embed; every
@@ -56,6 +57,7 @@ func loadIdentities(dir string) (*identities, error) {
 		{adminPair, cluster, identity{name: "kubernetes-admin", groups: []string{"system:masters"}}},
 		{managerPair, cluster, identity{name: "system:kube-controller-manager"}},
 		{schedulerPair, cluster, identity{name: "system:kube-scheduler"}},
+		{proxyPair, cluster, identity{name: "system:kube-proxy"}},
 	} {
 		p, err := loadOrMake(dir, one.pair, func() (pair, error) { return one.issuer.issue(one.who) })
 		if err != nil {

@@ -40,12 +40,6 @@ func (c *ControlPlane) NodeKubeconfig(name string) ([]byte, error) {
 	return c.issueKubeconfig(identity{name: "system:node:" + name, groups: []string{"system:nodes"}})
 }
 
-// ProxyKubeconfig returns a kubeconfig for kube-proxy, good on any node, with a new
-// certificate at each call.
-func (c *ControlPlane) ProxyKubeconfig() ([]byte, error) {
-	return c.issueKubeconfig(identity{name: "system:kube-proxy"})
-}
-
 func (c *ControlPlane) issueKubeconfig(who identity) ([]byte, error) {
 	p, err := c.identities.cluster.issue(who)
 	if err != nil {

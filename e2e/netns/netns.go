@@ -114,6 +114,10 @@ func (n Namespace) make() error {
 
 // configure runs inside the namespace.
 func configure(gateway netip.Prefix) error {
+	// What machines send to each other's networks goes through here.
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		return fmt.Errorf("have the namespace forward packets: %w", err)
+	}
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find the loopback interface: %w", err)

@@ -17,7 +17,7 @@ import (
 )
 
 const long = `cluster runs upstream Kubernetes on this machine: the control plane as processes,
-each node as a machine of its own with containerd, kubelet, kube-proxy and disks for
+each node as a machine of its own with containerd, kubelet and disks for
 volume groups (carve on /dev/vdb, /dev/vdc left empty). Everything lives in a network namespace, carve-NAME;
 nothing listens outside it.
 

@@ -110,7 +110,7 @@ func logsCommand(name *string) *cobra.Command {
 		Args: cobra.RangeArgs(1, 2),
 		Long: "Print a log: of a component of the control plane (etcd, kube-apiserver,\n" +
 			"kube-controller-manager, kube-scheduler), of a node's console (NODE alone), or of a service on\n" +
-			"a node (containerd, kubelet, kube-proxy).",
+			"a node (containerd, kubelet).",
 		RunE: func(command *cobra.Command, args []string) error {
 			c, err := cluster.Attach(*name)
 			if err != nil {
