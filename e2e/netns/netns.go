@@ -118,6 +118,12 @@ func configure(gateway netip.Prefix) error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		return fmt.Errorf("have the namespace forward packets: %w", err)
 	}
+	// A bridge that looks into packets would turn down those that come back to the machine
+	// that sent them, by way of a Service's address. The file is there where the kernel can.
+	err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("have the bridge pass on packets: %w", err)
+	}
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find the loopback interface: %w", err)
