@@ -72,7 +72,7 @@ STAGES    := cd e2e && $(GO) run ./cmd/stages -condense test-unit,test-race,test
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster
 	@cd e2e && $(GO) run ./cmd/preflight
-	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-powercut,test-systemd,test-selinux,test-vm test-e2e
+	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-powercut,test-systemd,test-selinux,test-virtual,test-vm test-e2e,test-pmem
 
 .PHONY: test-quick
 test-quick: ## The inner loop: unit tests, and the controller against a real API server
@@ -123,6 +123,14 @@ test-systemd: ## Tests of lvmd's systemd unit, in a virtual machine that systemd
 .PHONY: test-selinux
 test-selinux: ## Tests of volumes' labels, in a virtual machine with SELinux in force
 	cd e2e && $(GO) run ./cmd/vmtest -selinux -timeout 10m -with lvmd,node ../pkg/driver
+
+.PHONY: test-virtual
+test-virtual: ## Tests that need what only a virtual machine has: persistent memory, disks that are unplugged, Debian's kernel
+	cd e2e && $(GO) run ./cmd/vmtest -virtual -timeout 15m -with lvmd,node ../pkg/lvmd ../pkg/lvm ../pkg/driver
+
+.PHONY: test-pmem
+test-pmem: ## Carve on a Kubernetes node with persistent memory
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v ./pmem
 
 # Rounds of power cuts in a soak, decks of cards of a cluster's random life, and what
 # orders them.
@@ -175,9 +183,9 @@ WITHOUT_KERNEL = $(shell grep -rl --include='*.go' '^//go:build !kernel' api cmd
 
 .PHONY: lint
 lint: $(GOLANGCI) ## Run golangci-lint with the committed configuration, and go vet, over the files of every build tag
-	$(GO) vet -tags kernel,apiserver,selinux ./...
+	$(GO) vet -tags kernel,apiserver,selinux,virtual ./...
 	$(GO) vet $(WITHOUT_KERNEL)
-	$(GOLANGCI) run --build-tags kernel,apiserver,selinux ./...
+	$(GOLANGCI) run --build-tags kernel,apiserver,selinux,virtual ./...
 	$(GOLANGCI) run $(WITHOUT_KERNEL)
 	cd e2e && $(GO) vet -tags e2e ./... && $(GOLANGCI) run --config ../.golangci.yml --build-tags e2e ./...
 	cd tools && $(GO) vet ./... && $(GOLANGCI) run --config ../.golangci.yml ./...

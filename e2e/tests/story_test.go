@@ -223,24 +223,3 @@ func (s *scope) exec(pod string, argv ...string) string {
 	s.must(err, "run a command in Pod "+pod)
 	return output
 }
-
-func TestMemcachedKeepsItsItemsInAFileInPersistentMemory(t *testing.T) {
-	s := beside(t)
-	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/memcached-pmem.yaml"), "apply the example")
-	s.running("memcached")
-	mounts := s.exec("memcached", "cat", "/proc/mounts")
-	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
-		return strings.Contains(line, " /cache ext4 ") && strings.Contains(line, "dax=always")
-	}) {
-		t.Errorf("mounts in the Pod: want /cache with dax=always, got\n%s", mounts)
-	}
-	const value = "carved-into-persistent-memory"
-	reply := s.exec("memcached", "sh", "-c",
-		fmt.Sprintf(`printf 'set key 0 0 %d\r\n%s\r\nget key\r\nquit\r\n' | nc -w 10 127.0.0.1 11211`, len(value), value))
-	if !strings.Contains(reply, "STORED") || !strings.Contains(reply, value) {
-		t.Fatalf("memcached: want STORED and the value, got %q", reply)
-	}
-	if got := strings.TrimSpace(s.exec("memcached", "grep", "-c", "-a", value, "/cache/items")); got == "0" {
-		t.Error("the value is not in the file on the volume")
-	}
-}

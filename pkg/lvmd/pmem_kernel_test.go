@@ -1,4 +1,4 @@
-//go:build kernel && pmem
+//go:build kernel && virtual
 
 package lvmd_test
 

@@ -3,51 +3,11 @@
 package lvmd_test
 
 import (
-	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
-
-// pull takes a disk out of the machine, and returns what puts it in again. It is
-// in again at the end of the test.
-func pull(t *testing.T, disk string) (putBack func()) {
-	t.Helper()
-	const driver = "/sys/bus/virtio/drivers/virtio_blk/"
-	link, err := filepath.EvalSymlinks("/sys/block/" + filepath.Base(disk) + "/device")
-	if err != nil {
-		t.Fatal(err)
-	}
-	device := []byte(filepath.Base(link))
-	if err := os.WriteFile(driver+"unbind", device, 0); err != nil {
-		t.Fatal(err)
-	}
-	putBack = func() {
-		t.Helper()
-		if _, err := os.Stat(disk); err == nil {
-			return
-		}
-		if err := os.WriteFile(driver+"bind", device, 0); err != nil {
-			t.Fatal(err)
-		}
-		wait(t, disk+" is there again", func() bool {
-			_, err := os.Stat(disk)
-			return err == nil
-		})
-	}
-	t.Cleanup(putBack)
-	wait(t, disk+" is gone", func() bool {
-		_, err := os.Stat(disk)
-		return errors.Is(err, os.ErrNotExist)
-	})
-	return putBack
-}
 
 // otherGroup makes a second group, and a class in it.
 func (n *node) otherGroup(t *testing.T, device string) {
@@ -58,74 +18,6 @@ func (n *node) otherGroup(t *testing.T, device string) {
 		lvmByHand(t, "pvremove", "--yes", device)
 	})
 	n.config += "- {name: other, volumeGroup: other}\n"
-}
-
-func TestADiskThatIsPulledIsToldAndOthersServe(t *testing.T) {
-	n := newNode(t)
-	n.otherGroup(t, "/dev/vdc")
-	p := n.start()
-	v := p.create(inClass(create("pvc-other", 8<<20, ""), "other"))
-	fill(t, v, 0x5a)
-	room := p.classNamed("other").GetAvailableBytes()
-
-	putBack := pull(t, "/dev/vdc")
-	wait(t, "the class has no room and a condition", func() bool {
-		c := p.classNamed("other")
-		return c.GetAvailableBytes() == 0 && len(c.GetConditions()) > 0
-	})
-	_, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-more", 8<<20, ""), "other"))
-	if status.Code(err) != codes.Unavailable {
-		t.Errorf("a create there: %v", err)
-	}
-	resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
-	if err != nil || len(resp.GetVolume().GetConditions()) == 0 {
-		t.Errorf("its volume is %v, error %v", resp, err)
-	}
-	local := p.create(create("pvc-local", 8<<20, "ext4"))
-	p.delete(local.GetId())
-
-	// What the kernel still maps is a disk that is no more.
-	byHand(t, "dmsetup", "remove", "--retry", "other-"+v.GetId())
-	putBack()
-	wait(t, "the class is well", func() bool {
-		c := p.classNamed("other")
-		return c.GetAvailableBytes() == room && len(c.GetConditions()) == 0
-	})
-	wait(t, "the volume has its device again", func() bool {
-		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
-		return err == nil && len(resp.GetVolume().GetConditions()) == 0
-	})
-	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
-	p.delete(v.GetId())
-	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
-}
-
-func TestADiskThatIsLateAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
-	n := newNode(t)
-	n.otherGroup(t, "/dev/vdc")
-	p := n.start()
-	v := p.create(inClass(create("pvc-other", 8<<20, ""), "other"))
-	fill(t, v, 0x5a)
-	p.kill()
-	lvmByHand(t, "vgchange", "--activate", "n", "other") // as after a reboot
-	putBack := pull(t, "/dev/vdc")
-
-	p = n.start()
-	if c := p.classNamed("other"); c.GetAvailableBytes() != 0 || len(c.GetConditions()) == 0 {
-		t.Errorf("the class of the group that is not there is %v, want no room and a condition", c)
-	}
-	p.delete(p.create(create("pvc-local", 8<<20, "ext4")).GetId())
-
-	putBack()
-	var resp *lvmdv1.GetVolumeResponse
-	wait(t, "the volume has its device again", func() (well bool) {
-		var err error
-		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
-		return err == nil && len(resp.GetVolume().GetConditions()) == 0
-	})
-	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
-	p.delete(v.GetId())
-	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
 func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {

@@ -91,7 +91,7 @@ func (w *worker) start(ctx context.Context) (*vm.Machine, error) {
 		disks = append(disks, vm.Disk{Path: file, Serial: name, Volatile: !w.options.durable})
 	}
 	config := vm.Config{
-		Name: "carve-vmtest", Dir: w.folder, MemoryMiB: w.options.memory, PmemMiB: w.options.pmem,
+		Name: "carve-vmtest", Dir: w.folder, MemoryMiB: w.options.memory, PmemMiB: w.options.pmemMiB(),
 		Disks: disks, Shares: w.shares(), SELinux: w.options.selinux, Processor: w.number,
 		Guest: guest.Config{
 			Hostname: "vmtest", Modules: w.modules(), Files: w.files(), Steps: w.steps(), Services: w.services(), Init: w.init(),

@@ -15,8 +15,9 @@ import (
 )
 
 const long = `vmtest runs the tests of packages of the main module that carry the build tag
-"kernel", as root, in a virtual machine of Debian's kernel. It needs root itself,
-Debian packages (which it installs) and no KVM.
+"kernel", as root, in a machine made for them: a virtual machine of Debian's kernel
+where KVM works, or else a kernel that runs as a program (User Mode Linux). It needs
+root itself, Debian packages (which it installs) and no KVM.
 
   go run ./cmd/vmtest ../pkg/lvm ../pkg/lvmd
   go run ./cmd/vmtest -run 'Real/linear' ../pkg/lvm
@@ -25,7 +26,8 @@ Debian packages (which it installs) and no KVM.
 What tests find in the machine:
 
   /dev/vdb /dev/vdc     two empty disks (-disk-size each), no partition, no LVM
-  /dev/pmem0            persistent memory of -pmem-size, fsdax: DAX mounts work
+  /dev/pmem0            persistent memory of -pmem-size, fsdax: DAX mounts work; only
+                        virtual machines have it, see -virtual
   device mapper         linear, snapshot, thin, raid, crypt, cache, writecache,
                         flakey, delay, log-writes; loop devices; ext4, xfs, btrfs
   no udevd              device nodes come from the kernel (devtmpfs) and from LVM
@@ -37,12 +39,13 @@ What tests find in the machine:
   the source tree       read-only; a test starts in its package's folder, so testdata
                         is there. Write to t.TempDir(), which is memory
 
-The machine is emulated: a forked command costs twenty times what it costs on the
-host. Tests assert ratios or orders, never absolute times.
+-virtual, -selinux, -systemd and -durable ask for a virtual machine, which is emulated
+where there is no KVM: a forked command costs twenty times what it costs on the host.
+Tests assert ratios or orders, never absolute times.
 
 Without -run and -bench, only the tests in files of that build tag run: the others
-run anywhere. With -selinux those run that carry the tag "selinux", too. Each test runs in a process of its own, one after the other in one
-machine, or in so many machines as -machines says, in the order of the packages; what
+run anywhere. With -virtual or -selinux only those run whose tag is that. Each test
+runs in a process of its own, one after the other in one machine, or in so many machines as -machines says, in the order of the packages; what
 is printed then begins with the package's name. Before and after each test the
 machine's LVs, VGs, device-mapper entries, loop devices, mounts and processes are
 compared; what is left behind fails the test, and the next one starts in a new
@@ -93,12 +96,12 @@ func parseAndRun(ctx context.Context, args []string) error {
 	})
 	flags.IntVar(&o.machines, "machines", 1, "how many machines, with disks of their own, test packages at the same time")
 	flags.IntVar(&o.memory, "memory", 1536, "the machine's memory in `MiB`")
-	flags.IntVar(&o.pmem, "pmem-size", 0, "size of /dev/pmem0 in `MiB`, 0 for none; some give a virtual machine, and have the tests of the tag pmem run")
+	flags.IntVar(&o.pmem, "pmem-size", 512, "size of /dev/pmem0 of a virtual machine in `MiB`, 0 for none")
 	flags.IntVar(&o.disk, "disk-size", 4, "size of each disk in `GiB`")
 	flags.BoolVar(&o.udev, "udev", false, "run udevd in the machine")
 	flags.BoolVar(&o.systemd, "systemd", false, "have systemd be the machine's first process, with all that Debian starts")
 	flags.BoolVar(&o.selinux, "selinux", false, "have SELinux in force, with a small policy of base_t, container_t and container_file_t, and run the tests of the tag selinux")
-	flags.BoolVar(&o.emulate, "virtual", false, "have a virtual machine also where a kernel in user mode would do")
+	flags.BoolVar(&o.virtual, "virtual", false, "have a virtual machine also where a kernel in user mode would do, and run the tests of the tag virtual")
 	flags.BoolVar(&o.durable, "durable", false, "make flushes real on the disks, for tests of what they cost")
 	if err := flags.Parse(args); err != nil {
 		return err

@@ -32,12 +32,20 @@ type options struct {
 	memory, pmem, disk int
 	udev, systemd      bool
 	selinux            bool
-	durable, emulate   bool
+	durable, virtual   bool
 }
 
-// hardware reports whether the machine needs what only a virtual one has, or is to be one.
+// hardware reports whether the machine must be a virtual one, which has persistent memory.
 func (o options) hardware() bool {
-	return o.pmem > 0 || o.selinux || o.systemd || o.durable || o.emulate
+	return o.virtual || o.selinux || o.systemd || o.durable
+}
+
+// pmemMiB is the size of the machine's persistent memory.
+func (o options) pmemMiB() int {
+	if o.hardware() {
+		return o.pmem
+	}
+	return 0
 }
 
 // tags are the build tags of the tests that can run, with commas between them.
@@ -46,8 +54,8 @@ func (o options) tags() string {
 	if o.selinux {
 		tags = append(tags, "selinux")
 	}
-	if o.pmem > 0 {
-		tags = append(tags, "pmem")
+	if o.virtual {
+		tags = append(tags, "virtual")
 	}
 	return strings.Join(tags, ",")
 }
@@ -55,7 +63,7 @@ func (o options) tags() string {
 // run compiles, boots, tests. It returns an exitError when a test failed.
 func run(ctx context.Context, o options) (err error) {
 	started := time.Now()
-	if err := preflight.Check(preflight.Machines(o.machines, o.memory+o.pmem)); err != nil {
+	if err := preflight.Check(preflight.Machines(o.machines, o.memory+o.pmemMiB())); err != nil {
 		return err
 	}
 	root, err := checkout.Root()

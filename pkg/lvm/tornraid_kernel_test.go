@@ -1,0 +1,78 @@
+//go:build kernel && virtual
+
+package lvm_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+func TestRAIDVolumesAreMendedWhateverAKilledExtensionLeft(t *testing.T) {
+	group(t, "carve-torn")
+	h := host(t)
+	found, err := h.Scan(t.Context(), []string{"carve-torn"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout := lvm.Layout{Type: lvm.RAID1, Mirrors: 1}
+	o := lvm.CreateOptions{Group: "carve-torn", Volume: "cv1", Layout: layout, Extents: 2, On: layout.Place(found[0].Free(), 2)}
+	if err := h.Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	const whole = "carve--torn-cv1"
+	for _, tear := range []struct {
+		name string
+		do   func()
+		torn int
+	}{
+		{"an image has a table that was not taken into use", func() { load(t, whole+"_rimage_0", 8192) }, 1},
+		{"an image is longer", func() {
+			load(t, whole+"_rimage_1", 8192)
+			dmsetup(t, "suspend", whole+"_rimage_1")
+			dmsetup(t, "resume", whole+"_rimage_1")
+		}, 1},
+		// Its loaded table must never come into use: it is longer than what is committed.
+		{"its images are longer, and it is suspended with a table that was not taken into use", func() {
+			for i := range 2 {
+				image := fmt.Sprintf("%s_rimage_%d", whole, i)
+				load(t, image, 8192)
+				dmsetup(t, "suspend", image)
+				dmsetup(t, "resume", image)
+			}
+			load(t, whole, 8192)
+			dmsetup(t, "suspend", "--noflush", whole)
+		}, 3},
+		// Whoever drops the table before its parts are resumed never comes back.
+		{"all of it is suspended, and it has a table that was not taken into use", func() {
+			load(t, whole+"_rimage_1", 8192)
+			load(t, whole+"_rimage_0", 8192)
+			load(t, whole, 0)
+			for _, part := range []string{"", "_rimage_0", "_rmeta_0", "_rimage_1", "_rmeta_1"} {
+				dmsetup(t, "suspend", "--noflush", whole+part)
+			}
+		}, 5},
+	} {
+		t.Run(tear.name, func(t *testing.T) {
+			tear.do()
+			if torn, err := h.Torn("carve-torn"); err != nil || len(torn) != tear.torn {
+				t.Errorf("torn: %q, want %d, error %v", torn, tear.torn, err)
+			}
+			if err := h.Mend(t.Context(), "carve-torn", []string{"cv1"}); err != nil {
+				t.Fatal(err)
+			}
+			if torn, err := h.Torn("carve-torn"); err != nil || len(torn) != 0 {
+				t.Errorf("left torn: %q, error %v\n%s", torn, err, dmsetup(t, "table"))
+			}
+			dev, err := h.Open("carve-torn", "cv1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dev.Close()
+			if err := dev.Overwrite(0, dev.Size()); err != nil || dev.Size() != 8<<20 {
+				t.Errorf("writing all of its %d bytes: %v", dev.Size(), err)
+			}
+		})
+	}
+}
