@@ -30,7 +30,7 @@ func TestMistakesAreExplainedOnTheClaim(t *testing.T) {
 		{
 			name:       "an unknown device class",
 			parameters: map[string]string{"carve.csi.local/device-class": "floppy"},
-			want:       []string{"floppy", "local", "pmem"},
+			want:       []string{"floppy", "local", "thin"},
 		},
 		{
 			name:       "a file system that is not offered",

@@ -134,6 +134,7 @@ func (s *scope) withoutOverlays() {
 				for device in $(losetup --noheadings --output NAME --associated $file); do losetup --detach $device; done
 				rm -f $file
 			done
+			vgmknodes # takes away what an agent that was killed left in /dev
 			vgrename carve-kept carve
 		fi`, loopFile, extraDisk))
 	_, err := s.Kubectl(ctx, nil, "apply", "--kustomize", "../deploy")

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/carve-csi/carve/e2e/cache"
 	"github.com/carve-csi/carve/e2e/vm/guest"
 )
@@ -83,11 +85,7 @@ func (p probed) String() string {
 func Probe(ctx context.Context, progress io.Writer, kernel, initramfs string, userMode UserMode, hardware bool) (Accelerator, error) {
 	candidates := []candidate{{KVM, unusable(kvmDevice), kvmCommand(kernel, initramfs)}}
 	if !hardware {
-		missing := ""
-		if userMode.Kernel == "" {
-			missing = "there is no such kernel for " + runtime.GOARCH
-		}
-		candidates = append(candidates, candidate{UML, missing, userModeProbe(userMode)})
+		candidates = append(candidates, candidate{UML, userMode.unusable(memoryFolder), userModeProbe(userMode)})
 	}
 	found, err := choose(ctx, candidates)
 	if err != nil {
@@ -97,6 +95,27 @@ func Probe(ctx context.Context, progress io.Writer, kernel, initramfs string, us
 		fmt.Fprintln(progress, found)
 	}
 	return found.Accelerator, nil
+}
+
+const (
+	// memoryFolder is where a kernel in user mode keeps its machine's memory.
+	memoryFolder = "/dev/shm"
+	// memoryBytes is what must be free there, for a few machines.
+	memoryBytes = 5 << 30
+)
+
+// unusable says why no machine can run in user mode; nothing if it may.
+func (u UserMode) unusable(folder string) string {
+	var stat unix.Statfs_t
+	switch err := unix.Statfs(folder, &stat); {
+	case u.Kernel == "":
+		return "there is no such kernel for " + runtime.GOARCH
+	case err != nil:
+		return fmt.Sprintf("measure %s: %v", folder, err)
+	case int64(stat.Bavail)*stat.Bsize < memoryBytes:
+		return fmt.Sprintf("%s has %d MiB free, want %d", folder, int64(stat.Bavail)*stat.Bsize>>20, memoryBytes>>20)
+	}
+	return ""
 }
 
 // candidate is an accelerator that may work.

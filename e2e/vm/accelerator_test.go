@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -84,6 +85,16 @@ func TestTheFirstAcceleratorThatWorksIsChosenAndTheReasonsAreSaid(t *testing.T) 
 		if got := found.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+func TestAKernelInUserModeWantsRoomForItsMachinesMemory(t *testing.T) {
+	if got, want := (UserMode{}).unusable(t.TempDir()), "there is no such kernel for "+runtime.GOARCH; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	// A file system that has no blocks at all.
+	if got, want := (UserMode{Kernel: "/k"}).unusable("/proc"), "/proc has 0 MiB free, want 5120"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

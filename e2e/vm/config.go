@@ -77,12 +77,15 @@ func (s Share) MountSteps(accelerator Accelerator, folder string) []guest.Step {
 	if !s.Changes {
 		options += ",cache=loose" // What is read stays in the machine's memory.
 	}
-	mount := []string{"mount", "-t", "9p", "-o", options, s.Tag, folder}
-	if accelerator == UML {
-		mount = []string{"mount", "-t", "hostfs", "-o", "ro," + s.Path, "none", folder}
-	}
-	return []guest.Step{
+	steps := []guest.Step{
 		{Name: "make " + folder, Argv: []string{"mkdir", "-p", folder}},
-		{Name: "mount the share " + s.Tag, Argv: mount},
+		{Name: "load the driver of shares", Argv: []string{"modprobe", "9pnet_virtio"}},
+		{Name: "mount the share " + s.Tag, Argv: []string{"mount", "-t", "9p", "-o", options, s.Tag, folder}},
 	}
+	if accelerator == UML {
+		steps = append(steps[:1], guest.Step{
+			Name: "mount the share " + s.Tag, Argv: []string{"mount", "-t", "hostfs", "-o", "ro," + s.Path, "none", folder},
+		})
+	}
+	return steps
 }

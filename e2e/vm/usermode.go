@@ -56,7 +56,7 @@ func (c Config) userModeCommand() (*exec.Cmd, error) {
 func (d Disk) userModeArgument(index int) string {
 	flags := ""
 	if d.ReadOnly {
-		flags = "r"
+		flags = "rc" // Others read it, too: it is not locked.
 	}
 	return fmt.Sprintf("ubd%d%s=%s,,%s", index, flags, d.Path, d.Serial)
 }
