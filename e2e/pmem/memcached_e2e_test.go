@@ -24,59 +24,46 @@ const (
 	patience = 5 * time.Minute
 )
 
-func TestMemcachedKeepsItsItemsInAFileInPersistentMemory(t *testing.T) {
+// rig is Carve on a cluster whose one node has persistent memory.
+type rig struct {
+	*testing.T
+	*carve.Client
+	ctx context.Context
+}
+
+func TestMemcachedOnPersistentMemory(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 25*time.Minute)
 	defer cancel()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(cluster.Down(ctx, clusterName, t.Output())) // What an aborted run has left.
+	r := &rig{T: t, ctx: ctx}
+	r.must(cluster.Down(ctx, clusterName, t.Output())) // What an aborted run has left.
 	c, err := cluster.Up(ctx, cluster.Options{Name: clusterName, Nodes: 1, PersistentMemory: true, Progress: t.Output()})
 	t.Cleanup(func() {
 		if err := cluster.Down(context.Background(), clusterName, t.Output()); err != nil {
 			t.Error(err)
 		}
 	})
-	must(err)
-	client, err := carve.NewClient(c)
-	must(err)
+	r.must(err)
+	r.Client, err = carve.NewClient(c)
+	r.must(err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			client.Diagnose(context.Background(), t.Output())
+			r.Diagnose(context.Background(), t.Output())
 		}
 	})
-	must(client.Install(ctx, t.Output()))
+	r.must(r.Install(ctx, t.Output()))
 	node := c.NodeNames()[0]
 	before, err := c.Snapshot(ctx, node)
-	must(err)
+	r.must(err)
+	// Both run on the one node at the same time: it is emulated, and waits are long.
+	r.must(r.ApplyFile(ctx, namespace, "../../deploy/examples/memcached-pmem.yaml"))
+	r.must(r.ApplyFile(ctx, namespace, "../../deploy/examples/memcached-warm.yaml"))
+	t.Run("items are in a file on the volume", func(t *testing.T) { r.on(t).itemsAreInAFile() })
+	t.Run("items are there after a restart", func(t *testing.T) { r.on(t).itemsSurvive() })
 
-	must(client.ApplyFile(ctx, namespace, "../../deploy/examples/memcached-pmem.yaml"))
-	must(client.PodsRunning(ctx, patience, namespace, "memcached"))
-	mounts, err := client.PodExec(ctx, namespace, "memcached", "cat", "/proc/mounts")
-	must(err)
-	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
-		return strings.Contains(line, " /cache ext4 ") && strings.Contains(line, "dax=always")
-	}) {
-		t.Errorf("mounts in the Pod: want /cache with dax=always, got\n%s", mounts)
-	}
-	const value = "carved-into-persistent-memory"
-	reply, err := client.PodExec(ctx, namespace, "memcached", "sh", "-c",
-		fmt.Sprintf(`printf 'set key 0 0 %d\r\n%s\r\nget key\r\nquit\r\n' | nc -w 10 127.0.0.1 11211`, len(value), value))
-	must(err)
-	if !strings.Contains(reply, "STORED") || !strings.Contains(reply, value) {
-		t.Fatalf("memcached: want STORED and the value, got %q", reply)
-	}
-	found, err := client.PodExec(ctx, namespace, "memcached", "grep", "-c", "-a", value, "/cache/items")
-	must(err)
-	if strings.TrimSpace(found) == "0" {
-		t.Error("the value is not in the file on the volume")
-	}
-
-	must(client.CoreV1().Pods(namespace).Delete(ctx, "memcached", metav1.DeleteOptions{}))
-	must(carve.Until(ctx, patience, "nothing is left on the node", func(ctx context.Context) error {
+	r.must(r.CoreV1().Pods(namespace).Delete(ctx, "memcached", metav1.DeleteOptions{}))
+	r.must(r.AppsV1().StatefulSets(namespace).Delete(ctx, "memcached", metav1.DeleteOptions{}))
+	r.must(r.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	r.must(carve.Until(ctx, patience, "nothing is left on the node", func(ctx context.Context) error {
 		after, err := c.Snapshot(ctx, node)
 		if err != nil {
 			return err
@@ -86,4 +73,72 @@ func TestMemcachedKeepsItsItemsInAFileInPersistentMemory(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// on is the rig for a part of the test.
+func (r *rig) on(t *testing.T) *rig { return &rig{T: t, Client: r.Client, ctx: r.ctx} }
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// ask has the memcached in a Pod carry out commands of its text protocol.
+func (r *rig) ask(pod, commands string) string {
+	r.Helper()
+	reply, err := r.PodExec(r.ctx, namespace, pod, "sh", "-c", fmt.Sprintf(`printf '%s\r\nquit\r\n' | nc -w 10 127.0.0.1 11211`, commands))
+	r.must(err)
+	return reply
+}
+
+// store has it keep the value, and return it.
+func (r *rig) store(pod, value string) {
+	r.Helper()
+	reply := r.ask(pod, fmt.Sprintf(`set key 0 0 %d\r\n%s\r\nget key`, len(value), value))
+	if !strings.Contains(reply, "STORED") || !strings.Contains(reply, value) {
+		r.Fatalf("memcached: want STORED and the value, got %q", reply)
+	}
+}
+
+func (r *rig) itemsAreInAFile() {
+	r.must(r.PodsRunning(r.ctx, patience, namespace, "memcached"))
+	mounts, err := r.PodExec(r.ctx, namespace, "memcached", "cat", "/proc/mounts")
+	r.must(err)
+	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
+		return strings.Contains(line, " /cache ext4 ") && strings.Contains(line, "dax=always")
+	}) {
+		r.Errorf("mounts in the Pod: want /cache with dax=always, got\n%s", mounts)
+	}
+	const value = "carved-into-persistent-memory"
+	r.store("memcached", value)
+	found, err := r.PodExec(r.ctx, namespace, "memcached", "grep", "-c", "-a", value, "/cache/items")
+	r.must(err)
+	if strings.TrimSpace(found) == "0" {
+		r.Error("the value is not in the file on the volume")
+	}
+}
+
+// itemsSurvive deletes the Pod of a memcached whose items lie in persistent memory; the
+// next one has them.
+func (r *rig) itemsSurvive() {
+	const pod, value = "memcached-0", "kept-over-a-restart"
+	r.must(r.PodsRunning(r.ctx, patience, namespace, pod))
+	r.store(pod, value)
+	before, err := r.CoreV1().Pods(namespace).Get(r.ctx, pod, metav1.GetOptions{})
+	r.must(err)
+	r.must(r.CoreV1().Pods(namespace).Delete(r.ctx, pod, metav1.DeleteOptions{}))
+	r.must(carve.Until(r.ctx, patience, "there is another Pod", func(ctx context.Context) error {
+		p, err := r.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+		if err == nil && p.UID == before.UID {
+			err = fmt.Errorf("it is the same Pod")
+		}
+		return err
+	}))
+	r.must(r.PodsRunning(r.ctx, patience, namespace, pod))
+	if reply := r.ask(pod, "get key"); !strings.Contains(reply, value) {
+		logs, _ := r.Kubectl(r.ctx, nil, "logs", "--namespace", namespace, pod)
+		r.Errorf("after the restart: want the value, got %q; memcached says\n%s", reply, logs)
+	}
 }
