@@ -66,13 +66,13 @@ deps: ## Install the Debian packages that the race detector needs
 ##### Check
 
 # Stages that run one after the other are a lane; lanes run beside each other. The first
-# lane needs processors, the others wait for emulated machines much of the time.
+# lane needs processors, the second waits for Pods much of the time.
 STAGES    := cd e2e && $(GO) run ./cmd/stages -condense test-unit,test-race,test-harness
 
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster
 	@cd e2e && $(GO) run ./cmd/preflight
-	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-powercut,test-systemd,test-selinux,test-virtual,test-vm test-e2e,test-pmem
+	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-selinux,test-virtual,test-vm test-e2e,test-pmem,test-powercut,test-systemd
 
 .PHONY: test-quick
 test-quick: ## The inner loop: unit tests, and the controller against a real API server
