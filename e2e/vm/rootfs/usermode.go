@@ -94,7 +94,7 @@ func loadFromFolder(path string) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
-	defer program.Close()
+	defer func() { _ = program.Close() }()
 	for _, header := range program.Progs {
 		if header.Type != elf.PT_INTERP {
 			continue
