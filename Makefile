@@ -125,8 +125,8 @@ test-selinux: ## Tests of volumes' labels, in a virtual machine with SELinux in 
 	cd e2e && $(GO) run ./cmd/vmtest -selinux -timeout 10m -with lvmd,node ../pkg/driver
 
 .PHONY: test-virtual
-test-virtual: ## Tests that need what only a virtual machine has: persistent memory, disks that are unplugged, Debian's kernel
-	cd e2e && $(GO) run ./cmd/vmtest -virtual -timeout 15m -with lvmd,node ../pkg/lvmd ../pkg/lvm ../pkg/driver
+test-virtual: ## Tests that need what only a virtual machine has: persistent memory, disks that are unplugged
+	cd e2e && $(GO) run ./cmd/vmtest -virtual -timeout 15m -with lvmd,node ../pkg/lvmd ../pkg/driver
 
 .PHONY: test-pmem
 test-pmem: ## Carve on a Kubernetes node with persistent memory

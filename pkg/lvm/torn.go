@@ -134,7 +134,38 @@ func (h *Host) Mend(ctx context.Context, group string, volumes []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return h.change(ctx, []string{group}, "lvchange", append([]string{"--refresh"}, args...)...)
+	if err := h.change(ctx, []string{group}, "lvchange", append([]string{"--refresh"}, args...)...); err != nil {
+		return err
+	}
+	return h.reactivate(ctx, group, volumes)
+}
+
+// reactivate gives new devices to those of the volumes that are still not what the metadata
+// says: Linux 7.2 keeps the size of a RAID device that was given a shorter table. A volume
+// that is open keeps its device, and is repaired when Mend is called after it was closed.
+func (h *Host) reactivate(ctx context.Context, group string, volumes []string) error {
+	torn, err := h.Torn(group)
+	if err != nil {
+		return err
+	}
+	var closed []string
+	for _, v := range volumes {
+		if !slices.Contains(torn, v) {
+			continue
+		}
+		if d, err := dmStatus(dmName(group, v)); err == nil && d.OpenCount == 0 {
+			closed = append(closed, group+"/"+v)
+		}
+	}
+	if len(closed) == 0 {
+		return nil
+	}
+	for _, activate := range []string{"n", "y"} {
+		if err := h.change(ctx, []string{group}, "lvchange", append([]string{"--activate", activate}, closed...)...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // disarmWithin is disarm for who can wait no longer than for a command: a disk that

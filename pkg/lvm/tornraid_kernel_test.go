@@ -1,4 +1,4 @@
-//go:build kernel && virtual
+//go:build kernel
 
 package lvm_test
 
