@@ -72,7 +72,7 @@ STAGES    := cd e2e && $(GO) run ./cmd/stages -condense test-unit,test-race,test
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster
 	@cd e2e && $(GO) run ./cmd/preflight
-	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-selinux,test-virtual,test-vm test-e2e,test-pmem,test-powercut,test-systemd
+	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-selinux,test-virtual,test-vm test-e2e,test-powercut,test-systemd
 
 .PHONY: test-quick
 test-quick: ## The inner loop: unit tests, and the controller against a real API server
@@ -129,7 +129,7 @@ test-virtual: ## Tests that need what only a virtual machine has: persistent mem
 	cd e2e && $(GO) run ./cmd/vmtest -virtual -timeout 15m -with lvmd,node ../pkg/lvmd ../pkg/driver
 
 .PHONY: test-pmem
-test-pmem: ## Carve on a Kubernetes node with persistent memory
+test-pmem: ## Memcached on a Kubernetes node with persistent memory, emulated where there is no KVM; part of soak
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v ./pmem
 
 # Rounds of power cuts in a soak, decks of cards of a cluster's random life, and what
@@ -139,7 +139,7 @@ DECKS     ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's life (ROUNDS=n DECKS=n SEED=n)
+soak: test-systemd test-pmem ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's life (ROUNDS=n DECKS=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealRoom' ../pkg/lvmd ../pkg/lvm
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver

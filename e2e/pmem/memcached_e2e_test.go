@@ -85,11 +85,14 @@ func (r *rig) must(err error) {
 	}
 }
 
-// ask has the memcached in a Pod carry out commands of its text protocol.
-func (r *rig) ask(pod, commands string) string {
+// ask has the memcached in a Pod carry out commands of its text protocol, once it listens.
+func (r *rig) ask(pod, commands string) (reply string) {
 	r.Helper()
-	reply, err := r.PodExec(r.ctx, namespace, pod, "sh", "-c", fmt.Sprintf(`printf '%s\r\nquit\r\n' | nc -w 10 127.0.0.1 11211`, commands))
-	r.must(err)
+	command := fmt.Sprintf(`printf '%s\r\nquit\r\n' | nc -w 10 127.0.0.1 11211`, commands)
+	r.must(carve.Until(r.ctx, patience, pod+" answers", func(ctx context.Context) (err error) {
+		reply, err = r.PodExec(ctx, namespace, pod, "sh", "-c", command)
+		return err
+	}))
 	return reply
 }
 
