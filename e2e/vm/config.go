@@ -34,9 +34,9 @@ type Config struct {
 	// place of Kernel and Initramfs.
 	Accelerator Accelerator
 	UserMode    UserMode
-	// Processor numbers, from 0, the machines that run at the same time. A machine with
-	// one processor stays on one of the host's, and machines of different numbers on
-	// different ones as far as they go.
+	// Processor numbers, from 0, the machines that run at the same time. With UML a machine
+	// stays on one of the host's processors, and machines of different numbers on different
+	// ones as far as they go.
 	Processor int
 	// Guest is handed to the machine's first process.
 	Guest guest.Config

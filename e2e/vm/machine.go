@@ -122,11 +122,11 @@ func (m *Machine) launch(command *exec.Cmd) error {
 }
 
 // stayOnOneProcessor has the calling thread, and what it starts, run on one of the host's
-// processors unless the machine has several of its own. Its processes take turns and wake
+// processors where the machine is a kernel in user mode. Its processes take turns and wake
 // each other; where the host is a virtual machine itself, waking another processor costs
 // more than waiting for one's own.
 func (m *Machine) stayOnOneProcessor() error {
-	if m.config.CPUs > 1 {
+	if m.config.Accelerator != UML {
 		return nil
 	}
 	var all, one unix.CPUSet
