@@ -60,11 +60,16 @@ func startMemcached(t *testing.T, file string) (stop func()) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	command := exec.Command("memcached", "--user=root", "--memory-file="+file, "--memory-limit=16", "--listen=127.0.0.1", "--port="+port)
+	command := exec.Command("memcached", "--user=root", "--memory-file="+file, "--memory-limit=64", "--listen=127.0.0.1", "--port="+port)
 	command.Stdout, command.Stderr = &log, &log
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("memcached: %s", log.String())
+		}
+	})
 	return func() {
 		t.Helper()
 		// With SIGTERM it would forget everything, see --memory-file in memcached(1).
