@@ -44,7 +44,7 @@ func TestRAIDVolumesAreMendedWhateverAKilledExtensionLeft(t *testing.T) {
 			load(t, whole, 8192)
 			dmsetup(t, "suspend", "--noflush", whole)
 		}, 3},
-		// Whoever drops the table before its parts are resumed never comes back.
+		// Dropping the table before its parts are resumed never returns.
 		{"all of it is suspended, and it has a table that was not taken into use", func() {
 			load(t, whole+"_rimage_1", 8192)
 			load(t, whole+"_rimage_0", 8192)

@@ -217,7 +217,7 @@ func (h *randomMachine) administer() {
 		name := fmt.Sprintf("admins-%d", h.made)
 		lvmByHand(h.t, "lvcreate", "--yes", "--zero=n", "--wipesignatures=n", "--extents", h.someExtents(), "--name", name, h.group)
 		h.admins = append(h.admins, name)
-		// Whoever gets these extents next may not see it.
+		// The next volume on these extents may not see it.
 		overwriteDevice(h.t, "/dev/"+h.group+"/"+name, 0x77)
 	case "lvextend":
 		lvmByHand(h.t, "lvextend", "--extents", "+"+h.someExtents(), h.group+"/"+h.admins[0])

@@ -65,7 +65,7 @@ func fetchUserMode(ctx context.Context, progress io.Writer, dir string) error {
 		`--aptopt=Acquire::Retries "3"`,
 		// A mirror of a release that is not out yet may be some weeks old. Its signature counts.
 		`--aptopt=Acquire::Check-Valid-Until "false"`,
-		userModeSuite, filepath.Join(dir, "tree"), "deb http://deb.debian.org/debian "+userModeSuite+" main")
+		userModeSuite, filepath.Join(dir, "tree"))
 	if err := runCommand(command); err != nil {
 		return err
 	}
