@@ -3,6 +3,7 @@ package platform
 
 import (
 	"context"
+	"fmt"
 	"io"
 
 	"github.com/carve-csi/carve/e2e/debian"
@@ -32,8 +33,14 @@ func Make(ctx context.Context, progress io.Writer, hardware bool) (p Platform, e
 		return p, err
 	}
 	if !hardware {
-		if p.UserMode, err = rootfs.MakeUserMode(ctx, progress); err != nil {
-			return p, err
+		p.UserMode, err = rootfs.MakeUserMode(ctx, progress)
+		if ctx.Err() != nil {
+			return p, ctx.Err()
+		}
+		if err != nil {
+			// Machines are slow without it, and run all the same.
+			fmt.Fprintf(progress, "User Mode Linux cannot be had: %v\n", err)
+			p.UserMode = vm.UserMode{}
 		}
 	}
 	p.Accelerator, err = vm.Probe(ctx, progress, p.Base.Kernel, p.Initramfs, p.UserMode, hardware)
