@@ -127,14 +127,15 @@ func (s *scope) withoutOverlays() {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	s.withoutAgents(ctx)
-	s.everyNode(ctx, fmt.Sprintf(`set -e
+	s.everyNode(ctx, fmt.Sprintf(`set -ex
 		if vgs carve-kept; then
 			if vgs carve; then vgremove --force --yes carve; fi
 			for file in %s %s*; do
 				for device in $(losetup --noheadings --output NAME --associated $file); do losetup --detach $device; done
 				rm -f $file
 			done
-			vgmknodes # takes away what an agent that was killed left in /dev
+			# Links that an agent that was killed left keep vgrename from moving the folder.
+			rm -rf /dev/carve /dev/carve-kept
 			vgrename carve-kept carve
 		fi`, loopFile, extraDisk))
 	_, err := s.Kubectl(ctx, nil, "apply", "--kustomize", "../deploy")
@@ -199,7 +200,8 @@ func (s *scope) wantMarker(pod string) {
 	}), "use the volume")
 }
 
-// noVolumes waits until there is no PersistentVolume of the test.
+// noVolumes waits until there is no PersistentVolume of the test, and no logical volume:
+// lvmd may still clear one whose PersistentVolume is gone.
 func (s *scope) noVolumes() {
 	s.Helper()
 	s.must(carve.Until(s.ctx, patience, "the volumes are gone", func(ctx context.Context) error {
@@ -211,6 +213,9 @@ func (s *scope) noVolumes() {
 			if ref := list.Items[i].Spec.ClaimRef; ref != nil && ref.Namespace == s.namespace {
 				return errors.New("there is " + list.Items[i].Name)
 			}
+		}
+		if left, err := s.myVolumes(ctx); err != nil || len(left) > 0 {
+			return errors.Join(err, fmt.Errorf("there are logical volumes %q", left))
 		}
 		return nil
 	}), "remove the volumes")

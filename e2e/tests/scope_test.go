@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +51,10 @@ func namespacesGone(ctx context.Context) error {
 		return nil
 	})
 }
+
+// notWhole is the name of the first test that did not find Carve whole. Those after it fail
+// at once: each would wait as long, and say no more.
+var notWhole atomic.Pointer[string]
 
 // scope is what one test works in.
 type scope struct {
@@ -113,7 +118,14 @@ func open(t *testing.T) *scope {
 		s.namespace = strings.Trim(s.namespace[:60], "-")
 	}
 	// The test before may have killed or replaced what this one is about to ask.
-	s.must(s.Settled(ctx, patience), "Carve is whole")
+	if test := notWhole.Load(); test != nil {
+		t.Fatalf("Carve has not been whole since before %s", *test)
+	}
+	if err := s.Settled(ctx, patience); err != nil {
+		name := t.Name()
+		notWhole.Store(&name)
+		t.Fatalf("Carve is not whole: %v", err)
+	}
 	s.must(carve.Until(ctx, patience, "the namespace is made", func(ctx context.Context) error {
 		// One of an earlier run of the same test may be on its way out.
 		_, err := s.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{

@@ -321,7 +321,7 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	p.kill()
-	const least = 25
+	const least = 22
 	for number := range places(chance(t), 1, least) {
 		s := newSaga(n)
 		p := n.startMortal(number)

@@ -155,7 +155,7 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 
 func TestLvmdKilledWhileAGroupIsMade(t *testing.T) {
 	m := newMakers(t)
-	const least = 13
+	const least = 12
 	for number := range places(chance(t), 1, least) {
 		p := m.startMortal(number)
 		p.kill()

@@ -11,23 +11,26 @@ import (
 const keptLines = 60
 
 // begins is the line with which go test says which test prints what follows. What several
-// machines print begins with a name and a colon.
-var begins = regexp.MustCompile(`^(?:[\w.-]+: )?=== (?:RUN|CONT|NAME)\s+([^/\s]+)`)
+// machines print begins with the machine's name and a colon.
+var begins = regexp.MustCompile(`^([\w.-]+: )?=== (?:RUN|CONT|NAME)\s+([^/\s]+)`)
 
 // logged is a line that a test wrote to its log, or the continuation of one.
-var logged = regexp.MustCompile(`^(?:[\w.-]+: )?(?: {4}|panic:|WARNING: DATA RACE)`)
+var logged = regexp.MustCompile(`^([\w.-]+: )?(?: {4}|panic:|WARNING: DATA RACE)`)
 
 // excerpts keeps what failed tests wrote to their logs, so that the end of a long output
 // says what went wrong. It is not safe for concurrent use.
 type excerpts struct {
-	current string
+	current map[string]string // the test that prints now, by the machine
 	lines   map[string][]string
 	found   []string
 }
 
 func (e *excerpts) line(line string) {
 	if match := begins.FindStringSubmatch(line); match != nil {
-		e.current = match[1]
+		if e.current == nil {
+			e.current = map[string]string{}
+		}
+		e.current[match[1]] = match[2]
 		return
 	}
 	if match := result.FindStringSubmatch(line); match != nil {
@@ -37,15 +40,17 @@ func (e *excerpts) line(line string) {
 		delete(e.lines, match[2])
 		return
 	}
-	if !logged.MatchString(line) {
+	match := logged.FindStringSubmatch(line)
+	if match == nil {
 		return
 	}
+	test := e.current[match[1]]
 	if e.lines == nil {
 		e.lines = map[string][]string{}
 	}
-	if kept := e.lines[e.current]; len(kept) < keptLines {
-		e.lines[e.current] = append(kept, line)
+	if kept := e.lines[test]; len(kept) < keptLines {
+		e.lines[test] = append(kept, line)
 	} else if len(kept) == keptLines {
-		e.lines[e.current] = append(kept, fmt.Sprintf("    (more than %d lines)", keptLines))
+		e.lines[test] = append(kept, fmt.Sprintf("    (more than %d lines)", keptLines))
 	}
 }

@@ -64,7 +64,11 @@ func TestAFailedTestsOwnLinesAreKept(t *testing.T) {
 	s := newStage("target", new(strings.Builder), false)
 	fmt.Fprint(s.lines, "=== RUN   TestA\n=== PAUSE TestA\n=== RUN   TestB\n    b_test.go:1: of B\n=== RUN   TestB/part\n    b_test.go:2: of its part\n        more\nnoise\n"+
 		"=== NAME  TestA\n    a_test.go:1: of A\n--- PASS: TestA (0.1s)\n=== CONT  TestB\n    b_test.go:3: the end\n--- FAIL: TestB (0.2s)\n    --- FAIL: TestB/part (0.2s)\n")
-	want := []string{"--- FAIL: TestB (0.2s)\n    b_test.go:1: of B\n    b_test.go:2: of its part\n        more\n    b_test.go:3: the end"}
+	fmt.Fprint(s.lines, "x-0: === RUN   TestC\nx-1: === RUN   TestD\nx-0:     c_test.go:1: of C\nx-0: --- FAIL: TestC (0.1s)\n")
+	want := []string{
+		"--- FAIL: TestB (0.2s)\n    b_test.go:1: of B\n    b_test.go:2: of its part\n        more\n    b_test.go:3: the end",
+		"x-0: --- FAIL: TestC (0.1s)\nx-0:     c_test.go:1: of C",
+	}
 	if got := s.failures.found; !slices.Equal(got, want) {
 		t.Errorf("want %q, got %q", want, got)
 	}

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// keptLines is how much of what was printed before a test's failure is repeated at
-// the end.
-const keptLines = 25
+// keptLines bounds what is repeated at the end of what a failed test printed. The first
+// lines are kept: they say what went wrong, and what follows describes the state of things.
+const keptLines = 40
 
 // failures finds the failed tests in what go test prints with -test.v, and what was
 // printed before each, so that the end of a long log tells what went wrong. It may
@@ -18,7 +18,7 @@ const keptLines = 25
 type failures struct {
 	mu    sync.Mutex
 	rest  []byte
-	lines []string // of the test that runs, the last keptLines
+	lines []string // of the test that runs, the first keptLines
 	found []string // a failed test each, several lines
 }
 
@@ -47,8 +47,8 @@ func (f *failures) line(line string) {
 		f.lines = nil
 		return
 	}
-	if f.lines = append(f.lines, line); len(f.lines) > keptLines {
-		f.lines = f.lines[1:]
+	if len(f.lines) < keptLines {
+		f.lines = append(f.lines, line)
 	}
 }
 

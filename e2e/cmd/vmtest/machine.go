@@ -69,12 +69,13 @@ func (b *builder) worker(number int, named bool) (*worker, error) {
 	return &worker{builder: b, number: number, folder: folder, named: named}, nil
 }
 
-// output is where what the tests of a package print goes.
+// output is where what the tests of a package print goes. The prefix tells machines apart
+// that run tests of the same package at the same time.
 func (w *worker) output(p testPackage) io.Writer {
 	if !w.named {
 		return os.Stdout
 	}
-	return &prefixer{prefix: path.Base(p.ImportPath) + ": ", out: os.Stdout}
+	return &prefixer{prefix: fmt.Sprintf("%s-%d: ", path.Base(p.ImportPath), w.number), out: os.Stdout}
 }
 
 // start starts a machine with new disks.
