@@ -62,7 +62,7 @@ deviceClasses:
 	t.Cleanup(func() {
 		run(t, "systemctl", "stop", unitName)
 		removeGroup(t, "made", "/dev/vdc")
-		loop := run(t, "losetup", "--noheadings", "--output=NAME", "--associated=/var/lib/carve/loop/carve.img")
+		loop := run(t, "pvs", "--noheadings", "--options=pv_name", "--select=vg_name=loop")
 		removeGroup(t, "loop", loop)
 		run(t, "losetup", "--detach", loop)
 	})
