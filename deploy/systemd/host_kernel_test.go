@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const (
@@ -57,6 +59,9 @@ func journal() string {
 	}
 	return out
 }
+
+// journalNow has a wait that failed print the journal.
+func journalNow() any { return journal() }
 
 // install puts the unit and a configuration in place, and takes all away at the end
 // of the test. It does not start the unit. An empty configuration is none.
@@ -125,15 +130,6 @@ func is(t *testing.T, name, want string) {
 	}
 }
 
-func wait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s\n%s", patience, what, journal())
-		}
-	}
-}
-
 // made runs one of lvmd's commands that make something, and returns the id of what
 // it made.
 func made(t *testing.T, args ...string) string {
@@ -151,7 +147,7 @@ func remove(t *testing.T, ids ...string) {
 	for _, id := range ids {
 		run(t, "carve-lvmd", "delete", id)
 	}
-	wait(t, "the volumes are gone", func() bool { return !strings.Contains(run(t, "carve-lvmd", "volumes"), "\n") })
+	waittest.Until(t, "the volumes are gone", func() bool { return !strings.Contains(run(t, "carve-lvmd", "volumes"), "\n") })
 }
 
 // mount mounts a device and returns how to unmount it, which happens at the end of

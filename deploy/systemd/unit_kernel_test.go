@@ -20,6 +20,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const oneClass = "deviceClasses:\n- {name: local, default: true, volumeGroup: carve}\n"
@@ -45,7 +46,7 @@ func TestWithoutAUsableConfigurationTheStartFailsAndSaysWhy(t *testing.T) {
 	if out, err := try("systemctl", "start", unitName); err == nil {
 		t.Errorf("systemctl start succeeded with a mistake in the configuration: %s", out)
 	}
-	wait(t, "the journal names the line", func() bool { return strings.Contains(journal(), configPath+":4") })
+	waittest.Until(t, "the journal names the line", func() bool { return strings.Contains(journal(), configPath+":4") }, journalNow)
 }
 
 func TestEveryKindOfVolumeIsMadeAndDeletedInTheSandbox(t *testing.T) {
@@ -138,7 +139,7 @@ func testSandbox(t *testing.T) {
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
 	}
 	var answer string
-	wait(t, "https://127.0.0.1:9808/readyz answers", func() bool {
+	waittest.Until(t, "https://127.0.0.1:9808/readyz answers", func() bool {
 		response, err := client.Get("https://127.0.0.1:9808/readyz")
 		if err != nil {
 			return false
@@ -173,12 +174,12 @@ func testReload(t *testing.T) {
 	configure(t, oneClass+"- {name: second, volumeGroup: carve}\n")
 	run(t, "systemctl", "reload", unitName)
 	offered := func() bool { return strings.Contains(run(t, "carve-lvmd", "classes"), "\nsecond") }
-	wait(t, "the second class is offered", offered)
+	waittest.Until(t, "the second class is offered", offered, journalNow)
 	configure(t, oneClass+"- {name: second, colour: red}\n")
 	if out, err := try("systemctl", "reload", unitName); err == nil {
 		t.Errorf("systemctl reload succeeded with a mistake in the file: %s", out)
 	}
-	wait(t, "the journal names the line", func() bool { return strings.Contains(journal(), configPath+":5") })
+	waittest.Until(t, "the journal names the line", func() bool { return strings.Contains(journal(), configPath+":5") }, journalNow)
 	if !offered() {
 		t.Error("the configuration before is not in force")
 	}
@@ -195,7 +196,7 @@ func testCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the unit is started again", func() bool {
+	waittest.Until(t, "the unit is started again", func() bool {
 		return property(t, "NRestarts") == "1" && property(t, "ActiveState") == "active"
 	})
 	run(t, "carve-lvmd", "volumes")

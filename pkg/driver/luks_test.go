@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // locked creates a volume that is encrypted with the key in the secrets that come
@@ -293,7 +294,7 @@ func TestARetryDuringALongMakingIsAbortedAndDoesNotBeginAnother(t *testing.T) {
 	wantError(t, f.stage(v, access(v)), codes.Aborted, "another operation")
 	f.must(f.stage(other, access(other)))
 	close(goOn)
-	eventually(t, func() error { return f.stage(v, access(v)) })
+	waittest.Succeeds(t, "the volume is staged", func() error { return f.stage(v, access(v)) })
 	f.wantCalls("Format Open Finish Format Open Finish")
 	f.wantLayers(2)
 }

@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestHealthIsWatched(t *testing.T) {
@@ -61,7 +62,7 @@ carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 
 	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = nil })
 	f.must(f.unstage(v))
-	eventually(t, func() error {
+	waittest.Succeeds(t, "nothing is wrong any more", func() error {
 		found = f.CheckHealth(context.Background(), found)
 		return testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(
 			"# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by reason.\n"+

@@ -2,7 +2,6 @@ package driver_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestStageMountsOnce(t *testing.T) {
@@ -288,7 +288,7 @@ func TestALongCheckDelaysNobodyElse(t *testing.T) {
 	f.must(f.stage(quick, filesystemAccess(writer)))
 
 	close(proceed)
-	eventually(t, func() error { return f.stage(slow, filesystemAccess(writer)) })
+	waittest.Succeeds(t, "the slow volume is staged", func() error { return f.stage(slow, filesystemAccess(writer)) })
 	if n := f.fileSystems.Checks(slow.GetDevicePath()); n != 1 {
 		t.Errorf("checked %d times", n)
 	}
@@ -439,17 +439,4 @@ func TestStageSaysWhereTheKernelSaysWhichOptionItRefuses(t *testing.T) {
 	f.mounts.FailMounts(syscall.EINVAL)
 	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.Internal, `options "noatime": `)
 	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.Internal, "invalid argument: the node's kernel log says why")
-}
-
-// eventually repeats something that is to succeed soon.
-func eventually(t *testing.T, try func() error) {
-	t.Helper()
-	err := errors.New("not tried")
-	for range 6000 {
-		if err = try(); err == nil {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatal(err)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
@@ -277,7 +278,7 @@ func TestRealSwappedNumbers(t *testing.T) {
 			t.Fatalf("%s is %v, error %v, want %v: they were not swapped", v.GetId(), now, err, deviceOf(other))
 		}
 		// Until lvmd has noticed there is none; there is never the other's.
-		eventually(t, func() error { return r.publish(v, "pod", access(v), false) })
+		waittest.Succeeds(t, "the volume is published", func() error { return r.publish(v, "pod", access(v), false) })
 		content := make([]byte, len(v.GetId()))
 		f, err := os.Open(r.target(v, "pod"))
 		r.must(err)

@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // has tells whether lvmd lists a volume.
@@ -52,7 +53,7 @@ func TestAVolumeThatAnAdministratorRemovedIsGone(t *testing.T) {
 	all := p.available()
 	v := p.create(create("pvc-1", 8<<20, ""))
 	lvmByHand(t, "lvremove", "--yes", n.group+"/"+v.GetId())
-	wait(t, "it is gone and its room is back", func() bool { return !p.has(v.GetId()) && p.available() == all })
+	waittest.Until(t, "it is gone and its room is back", func() bool { return !p.has(v.GetId()) && p.available() == all })
 	again := p.create(create("pvc-1", 8<<20, ""))
 	if again.GetId() == v.GetId() {
 		t.Errorf("volume %v", again)
@@ -67,12 +68,12 @@ func TestAVolumeThatAnAdministratorRenamedIsGoneUntilItHasItsNameBack(t *testing
 	v := p.create(create("pvc-1", 8<<20, ""))
 	fill(t, v, 0x5a)
 	lvmByHand(t, "lvrename", n.group, v.GetId(), "renamed")
-	wait(t, "it is gone", func() bool { return !p.has(v.GetId()) })
+	waittest.Until(t, "it is gone", func() bool { return !p.has(v.GetId()) })
 	if got := p.available(); got != all-8<<20 {
 		t.Errorf("%d bytes are available, and its room is taken", got)
 	}
 	lvmByHand(t, "lvrename", n.group, "renamed", v.GetId())
-	wait(t, "it is back", func() bool { return p.has(v.GetId()) })
+	waittest.Until(t, "it is back", func() bool { return p.has(v.GetId()) })
 	if got := p.create(create("pvc-1", 8<<20, "")); got.GetId() != v.GetId() {
 		t.Errorf("volume %v", got)
 	}
@@ -91,7 +92,7 @@ func TestAGroupThatAnAdministratorRenamedIsMissingUntilItHasItsNameBack(t *testi
 			lvmByHand(t, "vgrename", "renamed", n.group)
 		}
 	})
-	wait(t, "the class has no room and a condition", func() bool {
+	waittest.Until(t, "the class has no room and a condition", func() bool {
 		return p.available() == 0 && len(p.state().GetClasses()[0].GetConditions()) > 0
 	})
 	if _, err := p.client.CreateVolume(t.Context(), create("pvc-2", 8<<20, "")); status.Code(err) != codes.Unavailable {
@@ -102,9 +103,9 @@ func TestAGroupThatAnAdministratorRenamedIsMissingUntilItHasItsNameBack(t *testi
 	}
 	lvmByHand(t, "vgrename", "renamed", n.group)
 	restored = true
-	wait(t, "all is as before", func() bool { return p.available() == all && len(p.state().GetClasses()[0].GetConditions()) == 0 })
+	waittest.Until(t, "all is as before", func() bool { return p.available() == all && len(p.state().GetClasses()[0].GetConditions()) == 0 })
 	p.delete(v.GetId())
-	wait(t, "it can be deleted", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "it can be deleted", func() bool { return len(n.leftovers()) == 0 })
 }
 
 // commands counts the LVM commands that lvmd has run.
@@ -123,7 +124,7 @@ func TestAnIdleLvmdRunsNothing(t *testing.T) {
 	if _, err := p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: thin.GetId()}); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
+	waittest.Until(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
 	before := p.commands()
 	if before == 0 {
 		t.Fatal("the commands are not in the log")
@@ -162,7 +163,7 @@ func TestAMegabyteOfComplaintsIsNoHindrance(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.delete(p.create(create("pvc-1", 8<<20, "")).GetId())
-	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 	if len(p.log.String()) > 1<<18 {
 		t.Errorf("lvmd's log has %d bytes", len(p.log.String()))
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
@@ -21,11 +22,11 @@ func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
 	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "admins", Extents: 10}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the room shrinks", func() bool { return d.available() == testTotal-12 })
+	waittest.Until(t, "the room shrinks", func() bool { return d.available() == testTotal-12 })
 	if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the volume is gone", func() bool { return len(d.list()) == 0 })
+	waittest.Until(t, "the volume is gone", func() bool { return len(d.list()) == 0 })
 	d.checkModel()
 	scans := m.fake.Commands(lvmfake.OpScan)
 	time.Sleep(50 * time.Millisecond)
@@ -49,14 +50,14 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 		return r.GetVolume()
 	}
 	m.fake.Renumber(testGroup, v.GetId(), false)
-	eventually(t, "the volume has no device", func() bool {
+	waittest.Until(t, "the volume has no device", func() bool {
 		now := get(v.GetId())
 		return now.GetDevicePath() == "" && len(now.GetConditions()) == 1 && now.GetConditions()[0].GetType() == "Inactive"
 	})
 	for range 2 { // The second time it has one already, and gets another number.
 		before := get(v.GetId()).GetDeviceMinor()
 		m.fake.Renumber(testGroup, v.GetId(), true)
-		eventually(t, "the volume has a device of another number", func() bool {
+		waittest.Until(t, "the volume has a device of another number", func() bool {
 			now := get(v.GetId())
 			return now.GetDevicePath() == v.GetDevicePath() && now.GetDeviceMinor() != before && len(now.GetConditions()) == 0
 		})
@@ -70,7 +71,7 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 	}
 	// Nothing is scanned again and again, whether there is a device or not.
 	m.fake.Renumber(testGroup, v.GetId(), false)
-	eventually(t, "the volume has no device", func() bool { return get(v.GetId()).GetDevicePath() == "" })
+	waittest.Until(t, "the volume has no device", func() bool { return get(v.GetId()).GetDevicePath() == "" })
 	scans := m.fake.Commands(lvmfake.OpScan)
 	for range 2 {
 		for range 10 {
@@ -81,7 +82,7 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 			t.Errorf("%d scans while nothing happened", now-scans)
 		}
 		m.fake.Renumber(testGroup, v.GetId(), true)
-		eventually(t, "the volume has a device", func() bool { return get(v.GetId()).GetDevicePath() != "" })
+		waittest.Until(t, "the volume has a device", func() bool { return get(v.GetId()).GetDevicePath() != "" })
 		scans = m.fake.Commands(lvmfake.OpScan)
 	}
 	d.checkModel()
@@ -93,7 +94,7 @@ func TestAMissingDeviceIsReportedAndEndsWithItsReturn(t *testing.T) {
 	d := m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
 	v := d.create(request("pvc-1", 2))
 	m.fake.SetMissing(testGroup, true)
-	eventually(t, "the class has a condition and no room", func() bool {
+	waittest.Until(t, "the class has a condition and no room", func() bool {
 		c := d.state().GetClasses()[0]
 		return len(c.GetConditions()) > 0 && c.GetAvailableBytes() == 0
 	})
@@ -104,7 +105,7 @@ func TestAMissingDeviceIsReportedAndEndsWithItsReturn(t *testing.T) {
 	}
 	m.fake.SetMissing(testGroup, false)
 	events <- struct{}{}
-	eventually(t, "all is well", func() bool {
+	waittest.Until(t, "all is well", func() bool {
 		s := d.state()
 		return len(s.GetClasses()[0].GetConditions()) == 0 && len(s.GetVolumes()[0].GetConditions()) == 0
 	})

@@ -15,6 +15,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
@@ -51,7 +52,7 @@ func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
 			}
 			unmount()
 			p.delete(v.GetId())
-			wait(t, "the space is back", func() bool { return p.available() == all })
+			waittest.Until(t, "the space is back", func() bool { return p.available() == all })
 		})
 	}
 	if left := n.leftovers(); len(left) > 0 {
@@ -73,7 +74,7 @@ func TestAnOpenRawVolumeIsNotDeleted(t *testing.T) {
 	}
 	f.Close()
 	p.delete(v.GetId())
-	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
 func TestTheMaximumFitsAndAByteMoreDoesNot(t *testing.T) {
@@ -139,7 +140,7 @@ func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
 	restore := inClass(create("pvc-restored", 16<<20, ""), "thin")
 	restore.Source = &lvmdv1.VolumeSource{SnapshotId: snapshot.GetId()}
 	restored := make(restore)
-	wait(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
+	waittest.Until(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
 	rooms := func() (all []int64) {
 		for _, c := range p.state().GetClasses() {
 			all = append(all, c.GetAvailableBytes())
@@ -147,7 +148,7 @@ func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
 		return all
 	}
 	var room []int64
-	wait(t, "lvmd has seen what was written to the pool", func() bool {
+	waittest.Until(t, "lvmd has seen what was written to the pool", func() bool {
 		room = rooms()
 		// 32 MiB below the threshold of 80%, four times.
 		return room[2] == 128<<20
@@ -257,7 +258,7 @@ func TestAnAdministratorsChangesAreSeen(t *testing.T) {
 	} {
 		before := p.commands()
 		lvmByHand(t, c.does...)
-		wait(t, c.what, func() bool { return c.happened(p.available()) })
+		waittest.Until(t, c.what, func() bool { return c.happened(p.available()) })
 		if ran := p.commands() - before; ran < 1 || ran > 4 {
 			t.Errorf("%v: lvmd ran %d commands to see it, want 1 to 4", c.does, ran)
 		}
@@ -290,6 +291,6 @@ func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
 	if err := os.Remove(hang); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the health service says SERVING", p.serving)
+	waittest.Until(t, "the health service says SERVING", p.serving)
 	p.create(create("pvc-2", 8<<20, ""))
 }

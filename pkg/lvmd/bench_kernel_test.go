@@ -15,6 +15,7 @@ import (
 	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // BenchmarkLvmd compares lvmd with LVM's commands run one by one by hand, in
@@ -83,14 +84,14 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 						byHandDefault(b, "lvremove", "--yes", fmt.Sprintf("%s/hand%d", p.group, i))
 					}))
 				}
-				wait(b, "lvmd has seen it", func() bool { return p.room() == free })
+				waittest.Until(b, "lvmd has seen it", func() bool { return p.room() == free })
 				ids := make([]string, batch)
 				lvmdCreate[k] += timed(func() {
 					concurrently(callers, func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
 				})
 				lvmdDelete[k] += timed(func() {
 					lvmdWaited[k] += timed(func() { concurrently(callers, func(i int) { p.delete(ids[i]) }) })
-					wait(b, "all is free", func() bool { return p.room() == free })
+					waittest.Until(b, "all is free", func() bool { return p.room() == free })
 				})
 				for range reads {
 					for i, q := range questions {

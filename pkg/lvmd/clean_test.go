@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // policies has a class that is wiped and two that may not be, in one group.
@@ -75,7 +76,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "it was noticed", func() bool { return d.available() == testTotal })
+			waittest.Until(t, "it was noticed", func() bool { return d.available() == testTotal })
 			return d
 		}},
 		{"when a volume was removed while lvmd was away", func(t *testing.T, m *machine, d *daemon) *daemon {
@@ -89,7 +90,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 		}},
 		{"when somebody else used the space and gave it back", func(t *testing.T, m *machine, d *daemon) *daemon {
 			m.dirty(t)
-			eventually(t, "it was noticed", func() bool { return d.available() == testTotal })
+			waittest.Until(t, "it was noticed", func() bool { return d.available() == testTotal })
 			return d
 		}},
 		{"when a class of the group is not wiped", func(t *testing.T, m *machine, d *daemon) *daemon {
@@ -111,7 +112,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			d = m.start(t)
 			// It is a volume again, and nothing of it was lost.
 			d.delete(v.GetId())
-			eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+			waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 			return d
 		}},
 	} {
@@ -138,7 +139,7 @@ func (d *daemon) uses(m *machine, class string) {
 	v := d.create(r)
 	m.fill(d.t, v.GetId(), 0x5a)
 	d.delete(v.GetId())
-	eventually(d.t, "it is gone", func() bool { return d.available() == testTotal })
+	waittest.Until(d.t, "it is gone", func() bool { return d.available() == testTotal })
 }
 
 func TestWhatADeviceMakesOfADiscardIsItsOwn(t *testing.T) {
@@ -174,7 +175,7 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 	d := m.start(t)
 	v := d.create(request("a", testTotal))
 	d.delete(v.GetId())
-	eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 	n := m.zeroed()
 	v = d.create(request("b", testTotal/2))
 	if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}); err != nil {
@@ -184,7 +185,7 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 		t.Errorf("%d bytes were zeroed of what is known to be clean", *n)
 	}
 	d.delete(v.GetId())
-	eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 	for _, how := range []struct {
 		name string
 		end  func()
@@ -202,8 +203,8 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 				t.Errorf("%d bytes were zeroed of what is known to be clean", *n)
 			}
 			d.delete(v.GetId())
-			eventually(t, "it is gone", func() bool { return d.available() == testTotal })
-			eventually(t, "the journal has forgotten it", func() bool {
+			waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
+			waittest.Until(t, "the journal has forgotten it", func() bool {
 				records, err := d.journal.all()
 				return err == nil && len(records) == 0
 			})
@@ -221,7 +222,7 @@ func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing
 	<-died
 	d.kill()
 	m.start(t)
-	eventually(t, "it is clear", func() bool {
+	waittest.Until(t, "it is clear", func() bool {
 		n, _, err := m.fake.Traces(testGroup, v.GetId())
 		return err == nil && n == 0
 	})
@@ -241,7 +242,7 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 		return nil
 	}
 	d.delete(v.GetId())
-	eventually(t, "it is dead", d.gate.dead.Load)
+	waittest.Until(t, "it is dead", d.gate.dead.Load)
 	d.kill()
 	if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || int64(n)*4096 != testTotal*testExtent-2*wipeChunk {
 		t.Fatalf("%d blocks are left at the death, error %v; want two chunks", n, err)
@@ -252,7 +253,7 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 		return nil
 	}
 	d = m.start(t, func(_ *daemon, o *Options) { o.wipeCheckpoint = 0 })
-	eventually(t, "it is gone", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 	if want := []int64{wipeChunk, 2 * wipeChunk, 3 * wipeChunk}; !slices.Equal(zeroed, want) {
 		t.Errorf("zeroed at %d, want %d", zeroed, want)
 	}
@@ -360,7 +361,7 @@ func TestAClassSaysHowItsVolumesAreWiped(t *testing.T) {
 				t.Fatal(err)
 			}
 			d.delete(v.GetId())
-			eventually(t, "the space is back", func() bool { return d.available() == testTotal })
+			waittest.Until(t, "the space is back", func() bool { return d.available() == testTotal })
 			v = d.create(request("pvc-2", 8))
 			if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || (n == 0) != c.clean {
 				t.Errorf("%d blocks of the earlier volume, error %v", n, err)
@@ -375,7 +376,7 @@ func TestAWipeKeepsToItsRate(t *testing.T) {
 	d := m.start(t)
 	start := time.Now()
 	d.delete(d.create(request("pvc-1", 8)).GetId())
-	eventually(t, "the space is back", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "the space is back", func() bool { return d.available() == testTotal })
 	// A burst of a tenth of a second is free. It may take longer on a busy machine.
 	const rate = 64 << 20
 	want := time.Duration(8*testExtent*int64(time.Second)/rate) - time.Second/10

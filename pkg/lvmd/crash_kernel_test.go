@@ -20,6 +20,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // soaking tells whether every place is wanted; otherwise a few are taken, others
@@ -166,7 +167,7 @@ func (s *saga) check(p *process, all int64) {
 	t := s.n.t
 	t.Helper()
 	// What lvmd does in the background suspends devices for a moment, too.
-	wait(t, "no device is suspended", func() bool {
+	waittest.Until(t, "no device is suspended", func() bool {
 		return !strings.Contains(mappings(t, "-o", "name", "-S", "suspended=Suspended"), s.n.group+"-")
 	})
 	s.n.checkDevices()
@@ -220,7 +221,7 @@ func (s *saga) check(p *process, all int64) {
 	for _, v := range p.state().GetVolumes() {
 		p.deleteAgain(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	}
-	wait(t, "all space is back", func() bool { return p.available() == all })
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all })
 	if left := s.n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -236,7 +237,7 @@ func (n *node) checkDevices() {
 			n.t.Log(torn)
 		}
 	}()
-	wait(n.t, "devices are what the metadata says", func() bool {
+	waittest.Until(n.t, "devices are what the metadata says", func() bool {
 		torn = n.torn()
 		return torn == ""
 	})
@@ -289,7 +290,7 @@ func isTrouble(c *lvmdv1.Condition) bool { return c.GetType() != "OutOfSync" }
 // again asks until what is under way is done.
 func (p *process) again(what string, ask func() error) {
 	p.t.Helper()
-	wait(p.t, what, func() bool {
+	waittest.Until(p.t, what, func() bool {
 		err := ask()
 		if err != nil && status.Code(err) != codes.Aborted {
 			p.t.Fatalf("%s: %v", what, err)

@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // A story is a sequence of calls whose every effect is a place to die at.
@@ -283,7 +284,7 @@ func checkStory(t *testing.T, m *machine, told *telling) {
 // after a start it may be.
 func (d *daemon) deletePatiently(r *lvmdv1.DeleteVolumeRequest) {
 	d.t.Helper()
-	eventually(d.t, "the volume can be deleted", func() bool {
+	waittest.Until(d.t, "the volume can be deleted", func() bool {
 		_, err := d.client.DeleteVolume(d.t.Context(), r)
 		if err != nil && status.Code(err) != codes.Aborted {
 			d.t.Fatalf("deleting %v: %v", r, err)

@@ -23,6 +23,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestMain lets the test binary, called lvm, stand in for the real program, see
@@ -227,7 +228,7 @@ func (n *node) launch(cmd *exec.Cmd) *process {
 		n.t.Fatal(err)
 	}
 	p.client = lvmdv1.NewLVMDClient(p.conn)
-	wait(n.t, "lvmd serves", func() bool {
+	waittest.Until(n.t, "lvmd serves", func() bool {
 		select {
 		case err := <-p.exited:
 			p.exited <- err
@@ -263,22 +264,11 @@ func (p *process) stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.t.Fatal(err)
 	}
-	wait(p.t, "lvmd ended when it was told to stop", func() bool { return p.dead(time.Millisecond) })
+	waittest.Until(p.t, "lvmd ended when it was told to stop", func() bool { return p.dead(time.Millisecond) })
 	err := <-p.exited
 	p.exited <- err
 	p.conn.Close()
 	return err
-}
-
-func wait(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }
 
 func create(name string, bytes int64, fs string) *lvmdv1.CreateVolumeRequest {
@@ -393,7 +383,7 @@ func (n *node) leftovers() []string {
 // while it looks at them one by one.
 func mappings(t testing.TB, options ...string) (list string) {
 	t.Helper()
-	wait(t, "devices are listed", func() bool {
+	waittest.Until(t, "devices are listed", func() bool {
 		cmd := exec.Command("dmsetup", append([]string{"info", "--columns", "--noheadings"}, options...)...)
 		out, err := cmd.CombinedOutput()
 		if err != nil && !strings.Contains(string(out), "Device does not exist") {

@@ -16,6 +16,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // bareNode is a machine whose two disks are blank, on which lvmd is to make
@@ -108,12 +109,12 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 	byHand(t, "wipefs", "--all", "--quiet", "/dev/vdc")
 	blankDisks(t, "/dev/vdc")
 	announce(t, "/dev/vdc")
-	wait(t, "the second disk is added", func() bool { return p.available() > first })
+	waittest.Until(t, "the second disk is added", func() bool { return p.available() > first })
 	second := p.available()
 	// A disk is enlarged.
 	byHand(t, "fallocate", "--length", "128MiB", file)
 	byHand(t, "losetup", "--set-capacity", growing)
-	wait(t, "the enlarged disk is used to its end", func() bool { return p.available() == second+64<<20 })
+	waittest.Until(t, "the enlarged disk is used to its end", func() bool { return p.available() == second+64<<20 })
 	// A volume lies on all of the disks, the new one among them.
 	large := p.create(create("large", p.available(), "ext4"))
 	if got := p.available(); got != 0 {
@@ -125,13 +126,13 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 		t.Errorf("%d bytes available after a restart", got)
 	}
 	lvmByHand(t, "lvremove", "--yes", n.group+"/"+large.GetId())
-	wait(t, "the space is back", func() bool { return p.available() == second+64<<20 })
+	waittest.Until(t, "the space is back", func() bool { return p.available() == second+64<<20 })
 	if b, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(b) != "data" {
 		t.Errorf("the volume holds %q, error %v", b, err)
 	}
 	unmount()
 	p.delete(v.GetId())
-	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
 func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
@@ -316,7 +317,7 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	}
 	// Wiping may not give blocks of the file back for good.
 	p.delete(v.GetId())
-	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 	p.kill()
 	p = n.start()
 	var st syscall.Stat_t
@@ -337,7 +338,7 @@ func TestAnLvmdThatDiedBeforeTheGroupWasMadeHasASuccessor(t *testing.T) {
 	// The label appears before the command that made it ends; the group is
 	// looked for on all disks before it is made.
 	label := make([]byte, 8)
-	wait(t, "the first disk is a physical volume", func() bool {
+	waittest.Until(t, "the first disk is a physical volume", func() bool {
 		f, err := os.OpenFile("/dev/vdb", os.O_RDONLY|syscall.O_DIRECT, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -354,7 +355,7 @@ func TestAnLvmdThatDiedBeforeTheGroupWasMadeHasASuccessor(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = command.Wait()
-	wait(t, "its last LVM command has ended", func() bool { return n.physicalVolumes() != "" })
+	waittest.Until(t, "its last LVM command has ended", func() bool { return n.physicalVolumes() != "" })
 	t.Logf("left behind: %s", n.physicalVolumes())
 	p := n.start()
 	if got := n.physicalVolumes(); got != "/dev/vdb carve /dev/vdc carve" {

@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // deviceGate lets a daemon die before and after each step of making groups.
@@ -225,7 +226,7 @@ func TestWhyThereIsNoGroupIsReportedUntilThereIsOne(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, names.ReasonDeviceMissing)
 	m.fake.WipeDisk("vdb")
 	events <- struct{}{}
-	eventually(t, "the group is made", func() bool { return d.available() == 63 })
+	waittest.Until(t, "the group is made", func() bool { return d.available() == 63 })
 	if c := d.state().GetClasses()[0]; len(c.GetConditions()) != 0 {
 		t.Errorf("class %v", c)
 	}
@@ -242,7 +243,7 @@ func TestAThinClassGetsItsPoolInAGroupThatIsMadeLater(t *testing.T) {
 	}
 	m.fake.AddDisk(disk("vdb"))
 	events <- struct{}{}
-	eventually(t, "the pool is there", func() bool { return d.available() == 10 })
+	waittest.Until(t, "the pool is there", func() bool { return d.available() == 10 })
 	d.create(request("v", 1))
 }
 
@@ -256,7 +257,7 @@ func TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent(t *testing.T) {
 		t.Errorf("examined %d times without an event", n)
 	}
 	events <- struct{}{}
-	eventually(t, "the device is examined again", func() bool { return m.fake.Commands("examine") == 2 })
+	waittest.Until(t, "the device is examined again", func() bool { return m.fake.Commands("examine") == 2 })
 	if why := d.refusedFor("/dev/vdb"); why != "signature" {
 		t.Errorf("refused for %q", why)
 	}
@@ -270,10 +271,10 @@ func TestADiskThatAppearsIsAddedAndOneThatGrowsIsUsed(t *testing.T) {
 	d.create(request("v", 60))
 	m.fake.AddDisk(disk("vdc"))
 	events <- struct{}{}
-	eventually(t, "the disk is added", func() bool { return d.available() == 3+63 })
+	waittest.Until(t, "the disk is added", func() bool { return d.available() == 3+63 })
 	m.fake.ChangeDisk("vdc", func(b *lvm.BlockDevice) { b.Size += 10 * testExtent })
 	events <- struct{}{}
-	eventually(t, "the disk is used to its end", func() bool { return d.available() == 3+73 })
+	waittest.Until(t, "the disk is used to its end", func() bool { return d.available() == 3+73 })
 	d.create(request("w", 76))
 	d.checkModel()
 	scans := m.fake.Commands(lvmfake.OpScan)
@@ -303,7 +304,7 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAnew(t *testing.T) {
 	}
 	m.fake.PlugDisk("vdb", true)
 	events <- struct{}{}
-	eventually(t, "the group is back, with the new disk", func() bool { return d.available() == 62+63 })
+	waittest.Until(t, "the group is back, with the new disk", func() bool { return d.available() == 62+63 })
 	if got := d.list(); len(got) != 1 || got[0].GetVgUuid() != uuid {
 		t.Errorf("volumes %v", got)
 	}
@@ -315,7 +316,7 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAnew(t *testing.T) {
 	d = m.start(t, withDevices(events), func(_ *daemon, o *Options) {
 		o.providing = func(p *provider) { p.returnGrace = 20 * time.Millisecond }
 	})
-	eventually(t, "a new group is made", func() bool { return d.available() == 63 })
+	waittest.Until(t, "a new group is made", func() bool { return d.available() == 63 })
 	if c := d.state().GetClasses()[0]; c.GetVgUuid() == uuid || len(d.list()) != 0 {
 		t.Errorf("class %v, volumes %v", c, d.list())
 	}
@@ -374,7 +375,7 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	r := request("v", 1)
 	r.DeviceClass = "second"
 	d.create(r)
-	eventually(t, "the group is made by another attempt", func() bool {
+	waittest.Until(t, "the group is made by another attempt", func() bool {
 		return d.state().GetClasses()[1].GetAvailableBytes() == 2*63*testExtent
 	})
 	if got := d.devices(); !slices.Equal(got, []string{"/dev/vdc", "/dev/vdb"}) {

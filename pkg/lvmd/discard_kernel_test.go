@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // trim has a mounted file system tell the device below of all its free space
@@ -106,7 +107,7 @@ func (n *node) freesRoom(t *testing.T, dir string, let bool) {
 	}
 	syscall.Sync()
 	if let {
-		wait(t, "the pool has the room back", func() bool { return n.poolUse() < full-20 })
+		waittest.Until(t, "the pool has the room back", func() bool { return n.poolUse() < full-20 })
 	} else if now := n.poolUse(); now < full {
 		t.Errorf("%.2f %% of the pool were in use, now %.2f: something was discarded", full, now)
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // drill is something that lvmd is asked for, in the middle of which an LVM command
@@ -238,7 +240,7 @@ func (n *node) exercise(t *testing.T, p *process, d drill, at death) (_ *process
 	n.ordain(d.command, at)
 	d.do(s, p)
 	if killed = n.killed(at); killed && at.whom == "lvmd" {
-		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = n.start()
 	}
 	s.check(p, all)
@@ -268,7 +270,7 @@ func (n *node) ordain(command string, d death) {
 func (n *node) killed(d death) (killed bool) {
 	n.t.Helper()
 	var slain, effects string
-	wait(n.t, "the command ended, or was killed", func() bool {
+	waittest.Until(n.t, "the command ended, or was killed", func() bool {
 		slain, effects = n.read("slain"), n.read("effects")
 		return slain != "" || effects != ""
 	})

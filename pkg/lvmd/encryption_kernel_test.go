@@ -18,6 +18,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // plainText is what is looked for where it must not be.
@@ -151,7 +152,7 @@ func TestNoPlainTextOfAnEncryptedVolumeIsOnTheDisk(t *testing.T) {
 			}
 		})
 	}
-	wait(t, "all space is back", func() bool { return p.available() == all })
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all })
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -277,7 +278,7 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 	n.reboot()
 	p = n.start()
 	for _, was := range []*lvmdv1.Volume{fs, raw} {
-		wait(t, was.GetName()+" is ready again", func() bool {
+		waittest.Until(t, was.GetName()+" is ready again", func() bool {
 			return p.volume(was.GetId()).GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY && p.volume(was.GetId()).GetDevicePath() != ""
 		})
 		v := p.volume(was.GetId())
@@ -304,7 +305,7 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 	for _, v := range []*lvmdv1.Volume{fs, raw, plain} {
 		p.deleteAgain(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	}
-	wait(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
 }
 
 func (p *process) volume(id string) *lvmdv1.Volume {
@@ -341,7 +342,7 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 			// It comes past eight places when it recovers a volume.
 			p = n.startMortal(1 + number%8/2)
 			if len(s.kept) > 0 {
-				wait(t, "the successor is dead", func() bool { return p.dead(time.Millisecond) && n.read("died") != "" })
+				waittest.Until(t, "the successor is dead", func() bool { return p.dead(time.Millisecond) && n.read("died") != "" })
 			}
 			p.kill()
 			n.reboot()
@@ -349,7 +350,7 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 		p = n.start()
 		if rebooted {
 			for name := range s.kept {
-				wait(t, name+" is made anew", func() bool {
+				waittest.Until(t, name+" is made anew", func() bool {
 					resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
 					return err == nil && resp.GetVolume().GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY && resp.GetVolume().GetEmptiedAt() != nil
 				})
@@ -375,9 +376,9 @@ func TestAnEncryptedVolumeThatWasRenamedComesBackWithWhatItHolds(t *testing.T) {
 	v := p.create(sealed(create("pvc-fs", 16<<20, "ext4")))
 	before := key(t, v)
 	lvmByHand(t, "lvrename", n.group, v.GetId(), "another")
-	wait(t, "it is gone", func() bool { return !p.has(v.GetId()) })
+	waittest.Until(t, "it is gone", func() bool { return !p.has(v.GetId()) })
 	lvmByHand(t, "lvrename", n.group, "another", v.GetId())
-	wait(t, "it is back", func() bool {
+	waittest.Until(t, "it is back", func() bool {
 		return p.has(v.GetId()) && p.volume(v.GetId()).GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY
 	})
 	if again := p.volume(v.GetId()); again.GetEmptiedAt() != nil || again.GetDeviceMinor() != v.GetDeviceMinor() || key(t, again) != before {
@@ -387,7 +388,7 @@ func TestAnEncryptedVolumeThatWasRenamedComesBackWithWhatItHolds(t *testing.T) {
 		t.Errorf("the log does not tell what is left:\n%s", p.log)
 	}
 	p.delete(v.GetId())
-	wait(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
 }
 
 func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
@@ -403,5 +404,5 @@ func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
 		t.Errorf("found %+v, error %v", found, err)
 	}
 	p.delete(v.GetId())
-	wait(t, "all space is back", func() bool { return p.available() == all })
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all })
 }

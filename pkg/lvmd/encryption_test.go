@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // sealed makes a request one for an encrypted volume.
@@ -33,7 +34,7 @@ func (d *daemon) reboot() {
 // ready waits until a volume is ready and returns it.
 func (d *daemon) ready(name string) (v *lvmdv1.Volume) {
 	d.t.Helper()
-	eventually(d.t, "volume "+name+" is ready", func() bool {
+	waittest.Until(d.t, "volume "+name+" is ready", func() bool {
 		resp, err := d.client.GetVolume(d.t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
 		v = resp.GetVolume()
 		return err == nil && v.GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY && v.GetDevicePath() != ""
@@ -114,7 +115,7 @@ func TestAnEncryptedThinVolumeHasNoSnapshotsAndTakesTheKeyAlong(t *testing.T) {
 	_, err := d.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.GetId()})
 	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
 	d.delete(v.GetId())
-	eventually(t, "it is removed", func() bool { return m.fake.Commands(lvmfake.OpRemove) > 0 })
+	waittest.Until(t, "it is removed", func() bool { return m.fake.Commands(lvmfake.OpRemove) > 0 })
 	d.checkModel()
 }
 
@@ -133,7 +134,7 @@ func TestTheKeyOfADeletedVolumeIsGoneBeforeTheAnswer(t *testing.T) {
 	if left, err := m.fake.Encrypted(); err != nil || len(left) > 0 {
 		t.Errorf("encrypted are %q still, error %v", left, err)
 	}
-	eventually(t, "all space is back", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
 	m.fake.BeforeZero = nil
 	// What it leaves is no zeroes: a raw volume there must be cleared.
 	raw := d.create(request("pvc-2", testTotal))
@@ -200,7 +201,7 @@ func TestAnEncryptedVolumeGrowsAsItsDeviceDoes(t *testing.T) {
 	}
 	d.stop()
 	m.start(t)
-	eventually(t, "the device has grown", func() bool {
+	waittest.Until(t, "the device has grown", func() bool {
 		h, err := m.fake.OpenCrypt(v.GetId())
 		if err != nil {
 			return false
@@ -292,7 +293,7 @@ func TestAVolumeThatCannotBeMadeAnewIsNotGivenOutUntilItCan(t *testing.T) {
 		}
 	}
 	d = m.start(t)
-	eventually(t, "it is known to be lost", func() bool {
+	waittest.Until(t, "it is known to be lost", func() bool {
 		resp, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
 		return err == nil && resp.GetVolume().GetState() == lvmdv1.VolumeState_VOLUME_STATE_CREATING
 	})

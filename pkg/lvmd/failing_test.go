@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestADiskThatFailsACommandIsToldUntilOneGoesWellOrAWhilePassed(t *testing.T) {
@@ -72,7 +73,7 @@ func TestADiskThatFailsACommandIsToldUntilOneGoesWellOrAWhilePassed(t *testing.T
 			d.model.mu.Lock()
 			d.failingFor = time.Millisecond
 			d.model.mu.Unlock()
-			eventually(t, "it is forgiven", func() bool { return !told() })
+			waittest.Until(t, "it is forgiven", func() bool { return !told() })
 			d.checkClean()
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
@@ -42,7 +43,7 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 		}
 	}
 	slow.Store(false)
-	eventually(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 597 })
+	waittest.Until(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 597 })
 	if n := m.fake.Commands(lvmfake.OpRemove); n > len(ids)/4 {
 		t.Errorf("%d commands removed %d volumes", n, len(ids))
 	}

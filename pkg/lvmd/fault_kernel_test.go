@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // frailStart is where a frail disk lies on the disk below, in sectors, so that
@@ -79,7 +80,7 @@ func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 	disk.fail()
 	t.Cleanup(disk.work)
 	class := func() *lvmdv1.DeviceClass { return p.state().GetClasses()[1] }
-	wait(t, "the class has no room and a condition", func() bool {
+	waittest.Until(t, "the class has no room and a condition", func() bool {
 		return class().GetAvailableBytes() == 0 && len(class().GetConditions()) > 0
 	})
 	ask.Name = "pvc-more"
@@ -98,7 +99,7 @@ func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 	}
 
 	disk.work()
-	wait(t, "the class is well", func() bool { return class().GetAvailableBytes() > 0 && len(class().GetConditions()) == 0 })
+	waittest.Until(t, "the class is well", func() bool { return class().GetAvailableBytes() > 0 && len(class().GetConditions()) == 0 })
 	p.create(ask)
 	p.delete(v.GetId())
 	resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "pvc-more"})
@@ -106,7 +107,7 @@ func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.delete(resp.GetVolume().GetId())
-	wait(t, "nothing is left", func() bool {
+	waittest.Until(t, "nothing is left", func() bool {
 		return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == ""
 	})
 }
@@ -119,10 +120,10 @@ func TestADeletionWaitsWhileADiskOfTheGroupIsAway(t *testing.T) {
 	v := p.create(create("pvc-1", 8<<20, ""))
 	disk.fail()
 	t.Cleanup(disk.work)
-	wait(t, "the class has a condition", func() bool { return len(p.state().GetClasses()[0].GetConditions()) > 0 })
+	waittest.Until(t, "the class has a condition", func() bool { return len(p.state().GetClasses()[0].GetConditions()) > 0 })
 	p.delete(v.GetId())
 	disk.work()
-	wait(t, "all is well, without anybody's help", func() bool { return p.available() == all })
+	waittest.Until(t, "all is well, without anybody's help", func() bool { return p.available() == all })
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -182,7 +183,7 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	if _, err := p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-full-0"}); !refused("delete", err) {
 		count--
 	}
-	wait(t, "what was deleted is free", func() bool { return p.available() == all-size-int64(count-1)*4<<20 })
+	waittest.Until(t, "what was deleted is free", func() bool { return p.available() == all-size-int64(count-1)*4<<20 })
 	p.kill()
 	p = n.start()
 	if strings.Contains(p.log.String(), "journal") {
@@ -199,5 +200,5 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	for _, v := range p.state().GetVolumes() {
 		p.delete(v.GetId())
 	}
-	wait(t, "all is free", func() bool { return p.available() == all })
+	waittest.Until(t, "all is free", func() bool { return p.available() == all })
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func (d *daemon) serving() bool {
@@ -70,7 +71,7 @@ func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
 		t.Error("one more command was sent to an LVM that does not answer")
 	}
 	wedged.Store(false)
-	eventually(t, "it serves again", d.serving)
+	waittest.Until(t, "it serves again", d.serving)
 	d.checkClean()
 	wantSamples(t, d.Service, map[string]float64{
 		"lvm_responding{group=carve}": 1, "volumes{class=local,state=deleting}": 0, "wipe_backlog_bytes{group=carve}": 0,
@@ -105,11 +106,11 @@ func TestACommandThatActedAndFailedLeavesNoDoubt(t *testing.T) {
 					if err == nil {
 						t.Error("no error")
 					}
-					eventually(t, "the new size is seen", func() bool { return d.list()[0].GetSizeBytes() == 5*testExtent })
+					waittest.Until(t, "the new size is seen", func() bool { return d.list()[0].GetSizeBytes() == 5*testExtent })
 				default:
 					// The deletion below is the call that fails.
 				}
-				eventually(t, "it serves", d.serving)
+				waittest.Until(t, "it serves", d.serving)
 				d.checkModelEventually()
 				d.delete(v.GetId())
 				d.checkClean()
@@ -121,7 +122,7 @@ func TestACommandThatActedAndFailedLeavesNoDoubt(t *testing.T) {
 // checkModelEventually is checkModel where tombstones may be on their way.
 func (d *daemon) checkModelEventually() {
 	d.t.Helper()
-	eventually(d.t, "nothing is under way", d.isIdle)
+	waittest.Until(d.t, "nothing is under way", d.isIdle)
 	d.checkModel()
 }
 
@@ -243,7 +244,7 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 	for i := range cycles {
 		r := request(fmt.Sprintf("pvc-%d", i), 1)
 		// The reaper may be behind: what is deleted takes room until it is clean.
-		eventually(t, "there is room", func() bool {
+		waittest.Until(t, "there is room", func() bool {
 			_, err := d.client.CreateVolume(t.Context(), r)
 			if err != nil && status.Code(err) != codes.ResourceExhausted {
 				t.Fatal(err)

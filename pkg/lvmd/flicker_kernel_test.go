@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // flicker makes the disk work for some seconds and fail for some, in turns. What
@@ -116,7 +117,7 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 			disk.flicker(c.features)
 			t.Cleanup(disk.work)
 			round := 0
-			wait(t, "something went well, something failed, and that is told", func() bool {
+			waittest.Until(t, "something went well, something failed, and that is told", func() bool {
 				round++
 				f.ask(round)
 				return f.made > 1 && f.refused > 1 && f.told
@@ -124,11 +125,11 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 			t.Logf("after %d rounds: %d made, %d refused", round, f.made, f.refused)
 			p.delete(p.create(inClass(create("pvc-steady", 8<<20, "ext4"), "other")).GetId())
 			disk.work()
-			wait(t, "volumes are made again", func() bool {
+			waittest.Until(t, "volumes are made again", func() bool {
 				f.ask(round)
 				return f.lastly == nil
 			})
-			wait(t, "nothing is wrong any more", func() bool {
+			waittest.Until(t, "nothing is wrong any more", func() bool {
 				state := p.state()
 				return len(state.GetClasses()[0].GetConditions()) == 0 &&
 					!slices.ContainsFunc(state.GetVolumes(), func(v *lvmdv1.Volume) bool { return len(v.GetConditions()) > 0 })

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestNoGenerationSeesAnEarlierOneWhateverItsLayout makes raw volumes of all layouts,
@@ -68,7 +69,7 @@ func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole
 			checkFilled(t, v.Volume, v.pattern, v.GetSizeBytes())
 			p.delete(v.GetId())
 		}
-		wait(t, "what was deleted is gone", func() bool {
+		waittest.Until(t, "what was deleted is gone", func() bool {
 			return !slices.ContainsFunc(before, func(v filled) bool {
 				_, err := os.Stat(v.GetDevicePath())
 				return err == nil
@@ -82,6 +83,6 @@ func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole
 	for _, v := range before {
 		p.delete(v.GetId())
 	}
-	wait(t, "the space is back", func() bool { return fmt.Sprint(rooms()) == all })
+	waittest.Until(t, "the space is back", func() bool { return fmt.Sprint(rooms()) == all })
 	clean(t, p.create(inClass(create("pvc-all-"+whole, p.classNamed(whole).GetMaximumVolumeSizeBytes(), ""), whole)))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/devmapper"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // growing is a machine whose thin pool grows by itself, by a step of 64 MiB at a
@@ -73,13 +74,13 @@ func (g growing) exercise(p *process, at death) (_ *process, killed bool) {
 		p.kill()
 		p = g.start()
 	} else if at.whom == "lvmd" {
-		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = g.start()
 	}
 	<-filled
 	grown := func(to int64) {
 		t.Helper()
-		wait(t, "the pool has grown", func() bool {
+		waittest.Until(t, "the pool has grown", func() bool {
 			return p.state().GetClasses()[0].GetTotalBytes() == 4*to && !p.hasCondition("PoolDataHigh")
 		})
 		if size, mapped := g.size(), g.mapped(); size != to || mapped != to {
@@ -142,10 +143,10 @@ func (g growing) exerciseMetadata(at death) (p *process, killed bool) {
 		t.Fatal(err)
 	}
 	if killed = g.killed(at); killed && at.whom == "lvmd" {
-		wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = g.start()
 	}
-	wait(t, "the metadata are twice as large", func() bool {
+	waittest.Until(t, "the metadata are twice as large", func() bool {
 		size, _ := g.metadata()
 		return size == 2*before && !p.hasCondition("PoolMetadataHigh")
 	})

@@ -27,6 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const (
@@ -249,17 +250,6 @@ func (d *daemon) available() int64 {
 	return d.state().GetClasses()[0].GetAvailableBytes() / testExtent
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 func wantCode(t *testing.T, err error, code codes.Code, reason string) {
 	t.Helper()
 	s := status.Convert(err)
@@ -278,9 +268,9 @@ func wantCode(t *testing.T, err error, code codes.Code, reason string) {
 // journal, not on the disk.
 func (d *daemon) checkClean() {
 	d.t.Helper()
-	eventually(d.t, "all space is back", func() bool { return d.available() == testTotal })
+	waittest.Until(d.t, "all space is back", func() bool { return d.available() == testTotal })
 	d.checkModel()
-	eventually(d.t, "the journal is empty", func() bool {
+	waittest.Until(d.t, "the journal is empty", func() bool {
 		records, err := d.journal.all()
 		return err == nil && len(records) == 0
 	})
@@ -294,7 +284,7 @@ func (d *daemon) checkClean() {
 	if err := d.machine.fake.Remove(d.t.Context(), testGroup, []string{"inspect"}); err != nil {
 		d.t.Fatal(err)
 	}
-	eventually(d.t, "all space is back again", func() bool { return d.available() == testTotal })
+	waittest.Until(d.t, "all space is back again", func() bool { return d.available() == testTotal })
 }
 
 // checkModel compares the model with a fresh scan, once nothing is under way.

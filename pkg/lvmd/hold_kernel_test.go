@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // newRoomyNode makes a volume group of two disks whose metadata has room for
@@ -170,7 +171,7 @@ func TestCommandsAreCountedForTheirDeviceClass(t *testing.T) {
 	}
 	p.delete(thick.GetId())
 	want := map[string]float64{"lvcreate count local": 2, "lvcreate count thin": 1, "lvextend count local": 1, "lvextend count thin": 1, "lvremove count local": 1}
-	wait(t, "the removal is counted", func() bool { return metrics()["lvremove count local"] > 0 })
+	waittest.Until(t, "the removal is counted", func() bool { return metrics()["lvremove count local"] > 0 })
 	got := metrics()
 	for name, count := range want {
 		if got[name] != count {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestAnAbsentOrEmptyJournalIsRebuiltWithAWarning(t *testing.T) {
@@ -81,7 +82,7 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 		// It can be written, too.
 		room := d.available()
 		d.delete(d.create(request("pvc-more", 1)).GetId())
-		eventually(t, "the volume is gone", func() bool { return d.available() == room })
+		waittest.Until(t, "the volume is gone", func() bool { return d.available() == room })
 		d.stop()
 		aside, err := filepath.Glob(path + ".damaged-*")
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 var layouts = map[string]string{
@@ -113,7 +114,7 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 			}
 			p.delete(largest.GetId())
 			p.delete(v.GetId())
-			wait(t, "the space is back", func() bool { return p.available() == all })
+			waittest.Until(t, "the space is back", func() bool { return p.available() == all })
 		})
 	}
 	if left := n.leftovers(); len(left) > 0 {
@@ -173,21 +174,21 @@ func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	p := n.start()
 	v := p.create(create("pvc-1", 24<<20, "ext4"))
 	dir, unmount := mount(t, v)
-	wait(t, "the parity is true", func() bool { return p.conditions() == "" })
+	waittest.Until(t, "the parity is true", func() bool { return p.conditions() == "" })
 	file := filepath.Join(dir, "data")
 	overwrite(t, file, "before")
 	fail()
 	overwrite(t, file, "behind")
-	wait(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
+	waittest.Until(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
 	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
 		t.Errorf("%q, error %v", b, err)
 	}
 	unmount()
 	work()
 	lvmByHand(t, "lvchange", "--refresh", "carve/"+v.GetId())
-	wait(t, "the disk is back", func() bool { return p.conditions() == "" })
+	waittest.Until(t, "the disk is back", func() bool { return p.conditions() == "" })
 	p.delete(v.GetId())
-	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
 // TestADeadDiskOfARAIDClassIsReplaced goes the way that docs/operations.md
@@ -210,11 +211,11 @@ func TestADeadDiskOfARAIDClassIsReplaced(t *testing.T) {
 	overwrite(t, file, "before")
 	fail()
 	overwrite(t, file, "behind")
-	wait(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
+	waittest.Until(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
 	lvmByHand(t, "vgreduce", "--yes", "--removemissing", "--force", "carve")
 	lvmByHand(t, "vgextend", "--yes", "carve", devices[2])
 	lvmByHand(t, "lvconvert", "--yes", "--repair", "carve/"+v.GetId(), devices[2])
-	wait(t, "the volume is whole", func() bool { return p.conditions() == "" })
+	waittest.Until(t, "the volume is whole", func() bool { return p.conditions() == "" })
 	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
 		t.Errorf("%q, error %v", b, err)
 	}
@@ -223,7 +224,7 @@ func TestADeadDiskOfARAIDClassIsReplaced(t *testing.T) {
 	}
 	unmount()
 	p.delete(v.GetId())
-	wait(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
 // TestWhatIsReadOfExtraOptionsIsWhatLVMTakes holds the check of lvcreateOptions
@@ -284,5 +285,5 @@ func TestExtraOptionsReachTheVolume(t *testing.T) {
 		t.Errorf("tags %q, want team=a and b beside Carve's", tags)
 	}
 	p.delete(v.GetId())
-	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const layoutClasses = `
@@ -116,7 +117,7 @@ func TestMakingAndGrowingOneOfAnyLayoutTakesOneCommandAndNoScan(t *testing.T) {
 			t.Errorf("%s: %d creates", class, n)
 		}
 		d.delete(v.GetId())
-		eventually(t, "it is gone", func() bool { return d.isIdle() && len(d.list()) == 0 })
+		waittest.Until(t, "it is gone", func() bool { return d.isIdle() && len(d.list()) == 0 })
 		if n := m.fake.Commands(lvmfake.OpScan); n != scans {
 			t.Errorf("%s: %d scans", class, n-scans)
 		}
@@ -172,7 +173,7 @@ func TestRAIDTellsWhatBecomesOfItsImages(t *testing.T) {
 		{lvm.RAIDStatus{Images: 3, Action: "check"}, ""},
 	} {
 		m.fake.SetRAIDStatus(testGroup, v.GetId(), c.status)
-		eventually(t, "conditions "+c.want, func() bool { return conditions() == c.want })
+		waittest.Until(t, "conditions "+c.want, func() bool { return conditions() == c.want })
 		metric, told := "unhealthy_volumes{class=raid5,condition="+c.want+"}", samples(t, d.Service)
 		if c.want != "" && told[metric] != 1 {
 			t.Errorf("%s is %v", metric, told[metric])
@@ -211,7 +212,7 @@ func TestAVolumeKeepsItsLayoutWhenItsClassChanges(t *testing.T) {
 		t.Errorf("%v, error %v", resp, err)
 	}
 	d.delete(v.GetId())
-	eventually(t, "all space is back", func() bool { return d.available() == 48 })
+	waittest.Until(t, "all space is back", func() bool { return d.available() == 48 })
 	d.checkModel()
 }
 
@@ -252,7 +253,7 @@ func TestNoLayoutPromisesMoreThanItHolds(t *testing.T) {
 		classes := []string{"linear", "striped", "raid1", "raid10", "raid5", "raid6"}
 		volumes, admins, next := map[string]*lvmdv1.Volume{}, 0, 0
 		for range rapid.IntRange(3, 12).Draw(r, "steps") {
-			eventually(t, "nothing is under way", d.isIdle)
+			waittest.Until(t, "nothing is under way", d.isIdle)
 			d.checkModel()
 			class := d.classNamed(rapid.SampledFrom(classes).Draw(r, "class"))
 			unit, most := class.GetAllocationUnitBytes(), class.GetMaximumVolumeSizeBytes()
@@ -273,7 +274,7 @@ func TestNoLayoutPromisesMoreThanItHolds(t *testing.T) {
 				}
 				size := unit * rapid.Int64Range(1, most/unit).Draw(r, "units")
 				volumes[name] = d.create(inClass(request(name, size/testExtent), class.GetName()))
-				eventually(t, "nothing is under way", d.isIdle)
+				waittest.Until(t, "nothing is under way", d.isIdle)
 				if now := d.classNamed(class.GetName()).GetAvailableBytes(); now > class.GetAvailableBytes()-size {
 					r.Fatalf("%s: %d available, then %d after %d", class.GetName(), class.GetAvailableBytes(), now, size)
 				}

@@ -12,6 +12,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // headerExtents is how many extents the header takes.
@@ -108,7 +109,7 @@ func TestWhereTheHeaderWillBeNothingOfAnEarlierTenantIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.delete(old.GetId())
-	eventually(t, "the space is back", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "the space is back", func() bool { return d.available() == testTotal })
 	v := d.create(kept(fsRequest("pvc-2", 8, "ext4")))
 	end := v.GetSizeBytes() + luks.HeaderBytes
 	for at, want := range map[int64]bool{0: false, luks.HeaderBytes - 4096: false, luks.HeaderBytes + 4096: true, end - 4096: false} {
@@ -146,7 +147,7 @@ func TestTheHeaderOfADeletedVolumeIsErasedFirstWhateverItsClassSays(t *testing.T
 			if first := <-erased; first != [2]int64{0, luks.HeaderBytes} {
 				t.Errorf("the first that is overwritten is %v", first)
 			}
-			eventually(t, "it is gone", func() bool { return len(d.list()) == 0 })
+			waittest.Until(t, "it is gone", func() bool { return len(d.list()) == 0 })
 			d.checkModel()
 		})
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // makers is a machine whose lvmd makes a volume group of two disks, and a thin
@@ -43,7 +45,7 @@ func (m *makers) check(p *process) {
 	v := p.create(create("pvc-1", 8<<20, ""))
 	clean(m.t, v)
 	p.delete(v.GetId())
-	wait(m.t, "the volume is gone", func() bool { return p.available() == m.all })
+	waittest.Until(m.t, "the volume is gone", func() bool { return p.available() == m.all })
 	p.kill()
 	if left := m.leftovers(); len(left) > 0 {
 		m.t.Errorf("left: %v", left)
@@ -133,14 +135,14 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 		}
 		byHand(t, "losetup", "--set-capacity", device)
 		if killed = n.killed(at); killed && at.whom == "lvmd" {
-			wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+			waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 			p = n.start()
 		}
-		wait(t, "the enlarged disk is used to its end", func() bool { return p.available() == room })
+		waittest.Until(t, "the enlarged disk is used to its end", func() bool { return p.available() == room })
 		v := p.create(create("pvc-1", room, ""))
 		clean(t, v)
 		p.delete(v.GetId())
-		wait(t, "the volume is gone", func() bool { return p.available() == room })
+		waittest.Until(t, "the volume is gone", func() bool { return p.available() == room })
 		return killed
 	}
 	if !soaking {

@@ -12,6 +12,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestWhatAKilledExpansionLeftTornIsMendedBeforeAnythingElse(t *testing.T) {
@@ -68,7 +69,7 @@ func TestWhatAKilledExpansionLeftTornIsMendedBeforeAnythingElse(t *testing.T) {
 			if torn, err := m.fake.Torn(testGroup); err != nil || (len(torn) > 0) != (c.refused > 0) {
 				t.Errorf("left when the expansion is answered: %q, error %v", torn, err)
 			}
-			eventually(t, "the devices are mended", func() bool {
+			waittest.Until(t, "the devices are mended", func() bool {
 				torn, err := m.fake.Torn(testGroup)
 				return err == nil && len(torn) == 0
 			})

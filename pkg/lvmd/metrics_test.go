@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // samples are the metrics at this moment, as "name{label=value,…}" without the
@@ -89,11 +90,8 @@ func TestMetricsTellOfSizesVolumesAndTheJournal(t *testing.T) {
 		}
 	}
 	m.fake.SetMissing(testGroup, true)
-	wait := func(name string, value float64) {
-		t.Helper()
-		eventually(t, name, func() bool { return samples(t, d.Service)[name] == value })
-	}
-	wait("group_missing_devices{group=carve}", 1)
+	const missing = "group_missing_devices{group=carve}"
+	waittest.Until(t, missing, func() bool { return samples(t, d.Service)[missing] == 1 })
 }
 
 func TestMetricsTellHowLVMsCommandsEnd(t *testing.T) {
@@ -135,7 +133,7 @@ func TestMetricsTellOfThinPools(t *testing.T) {
 	d.snapshot("s", v.GetId())
 	d.fill(v.GetId(), 0x11)
 	m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{MetadataUsed: 256}) // of 1,024 blocks
-	eventually(t, "the pool's use is seen", func() bool {
+	waittest.Until(t, "the pool's use is seen", func() bool {
 		told := samples(t, d.Service)
 		return told["thin_data_percent{group=carve,pool=pool}"] == 20 && told["thin_metadata_percent{group=carve,pool=pool}"] == 25
 	})

@@ -12,6 +12,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // twoGroups is a machine with a class over a small and a large volume group,
@@ -99,7 +100,7 @@ func TestAGroupThatIsOutOfOrderLeavesTheClassTheOthers(t *testing.T) {
 	d.model.mu.Lock()
 	d.model.groups["large"].stale = true
 	d.model.mu.Unlock()
-	eventually(t, "the missing device is reported", func() bool {
+	waittest.Until(t, "the missing device is reported", func() bool {
 		c := d.state().GetClasses()[0]
 		return len(c.GetConditions()) == 1 && c.GetMaximumVolumeSizeBytes() == testTotal*testExtent
 	})
@@ -152,7 +153,7 @@ func TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot(t *testing.T) {
 			for _, f := range free {
 				sum, most = sum+f, max(most, f)
 			}
-			eventually(t, "what is free adds up", func() bool {
+			waittest.Until(t, "what is free adds up", func() bool {
 				c := d.state().GetClasses()[0]
 				return c.GetAvailableBytes() == sum*testExtent && c.GetMaximumVolumeSizeBytes() == most*testExtent
 			})

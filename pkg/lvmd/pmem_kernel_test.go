@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // groupOnPersistentMemory makes the volume group pmem for the test.
@@ -72,7 +74,7 @@ func TestPersistentMemoryIsMappedAndAligned(t *testing.T) {
 		t.Error(err)
 	}
 	p.delete(v.GetId())
-	wait(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
+	waittest.Until(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
 
 	p.stop()
 	n.config = "- {name: local, volumeGroup: carve, medium: pmem}\n"
@@ -111,5 +113,5 @@ func TestStripedPersistentMemoryIsMapped(t *testing.T) {
 		}
 	}
 	p.delete(v.GetId())
-	wait(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
+	waittest.Until(t, "it is gone", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "pmem")) == "" })
 }

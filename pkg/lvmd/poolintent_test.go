@@ -13,6 +13,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // volumeNames are those of everything in the test group.
@@ -155,7 +156,7 @@ func TestAPoolThatCannotBeMadeAtTheStartStopsNoOtherClassAndIsTriedAgain(t *test
 		d.delete(d.create(r).GetId())
 	}
 	failing.Store(false)
-	eventually(t, "the pool is there", func() bool { return d.available() == 10 && len(d.class().GetConditions()) == 0 })
+	waittest.Until(t, "the pool is there", func() bool { return d.available() == 10 && len(d.class().GetConditions()) == 0 })
 	d.delete(d.create(request("pvc-1", 3)).GetId())
 }
 
@@ -173,7 +174,7 @@ func TestAPoolThatCouldNotBeMadeInANewGroupIsTriedAgain(t *testing.T) {
 	d := m.start(t, withDevices(events))
 	m.fake.AddDisk(disk("vdb"))
 	events <- struct{}{}
-	eventually(t, "the pool is there", func() bool { return d.available() == 10 })
+	waittest.Until(t, "the pool is there", func() bool { return d.available() == 10 })
 	if n := tried.Load(); n != 3 {
 		t.Errorf("it was tried %d times", n)
 	}

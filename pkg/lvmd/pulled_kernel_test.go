@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // otherGroup makes a second group, and a class in it.
@@ -32,18 +33,18 @@ func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
 	// LVM, too, would wait for the silent disk if it were to look at it.
 	only := strings.Replace(handConfig, "devices {", `devices { global_filter=["a|^/dev/vdb$|","r|.*|"]`, 1)
 	byHand(t, "lvm", "lvcreate", "--yes", "--size", "8m", "--name", "theirs", "carve", "--config", only)
-	wait(t, "what others did to the other group is noticed", func() bool { return p.available() == all-8<<20 })
+	waittest.Until(t, "what others did to the other group is noticed", func() bool { return p.available() == all-8<<20 })
 	p.delete(p.create(create("pvc-1", 8<<20, "ext4")).GetId())
-	wait(t, "the room is back", func() bool { return p.available() == all-8<<20 })
+	waittest.Until(t, "the room is back", func() bool { return p.available() == all-8<<20 })
 	resume()
-	wait(t, "the disk's group serves", func() bool {
+	waittest.Until(t, "the disk's group serves", func() bool {
 		v, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-2", 8<<20, ""), "other"))
 		if err == nil {
 			p.delete(v.GetVolume().GetId())
 		}
 		return err == nil
 	})
-	wait(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+	waittest.Until(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
 func TestADiskThatIsSilentAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
@@ -67,12 +68,12 @@ func TestADiskThatIsSilentAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
 
 	resume()
 	var resp *lvmdv1.GetVolumeResponse
-	wait(t, "the volume has its device", func() bool {
+	waittest.Until(t, "the volume has its device", func() bool {
 		var err error
 		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
 		return err == nil && resp.GetVolume().GetDevicePath() != "" && len(resp.GetVolume().GetConditions()) == 0
 	})
 	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
 	p.delete(v.GetId())
-	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+	waittest.Until(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }

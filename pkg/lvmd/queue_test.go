@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // depth counts those who wait.
@@ -40,7 +41,7 @@ func TestTurnsComeInTheOrderOfAsking(t *testing.T) {
 			mu.Unlock()
 			done()
 		})
-		eventually(t, "it waits", func() bool { return q.depth() == i+1 })
+		waittest.Until(t, "it waits", func() bool { return q.depth() == i+1 })
 	}
 	first()
 	wg.Wait()
@@ -61,7 +62,7 @@ func TestWhoeverGivesUpWaitingIsPassedOver(t *testing.T) {
 		_, err := q.take(ctx)
 		gaveUp <- err
 	}()
-	eventually(t, "it waits", func() bool { return q.depth() == 1 })
+	waittest.Until(t, "it waits", func() bool { return q.depth() == 1 })
 	cancel()
 	if err := <-gaveUp; !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
@@ -88,7 +89,7 @@ func TestTooManyWaitersAreRefusedAtOnce(t *testing.T) {
 			second()
 		}
 	}()
-	eventually(t, "one waits", func() bool { return q.depth() == 1 })
+	waittest.Until(t, "one waits", func() bool { return q.depth() == 1 })
 	if _, err := q.take(t.Context()); !errors.Is(err, errQueueFull) {
 		t.Errorf("error %v", err)
 	}
@@ -144,7 +145,7 @@ func TestAWaitThatSomebodyAskedForEndsInTheEnd(t *testing.T) {
 		}
 		own <- err
 	}()
-	eventually(t, "lvmd itself waits", func() bool { return q.depth() == 1 })
+	waittest.Until(t, "lvmd itself waits", func() bool { return q.depth() == 1 })
 	_, err = q.take(namespace(t.Context(), "patient"))
 	if !errors.Is(err, errWaitedTooLong) {
 		t.Errorf("error %v", err)

@@ -20,6 +20,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/rapidtest"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // checked is a test during one check of a property: what it makes is taken away when
@@ -321,14 +322,14 @@ func (h *randomMachine) loseDisk() {
 	if !slices.ContainsFunc(h.volumes, isOnAllDisks) {
 		h.create("raid6")
 	}
-	wait(h.t, "all images are in sync", func() bool { return h.conditions() == "" })
+	waittest.Until(h.t, "all images are in sync", func() bool { return h.conditions() == "" })
 	h.settle()
 	before := h.rooms()
 	h.frail.fail()
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
 		h.r.Fatal(err)
 	}
-	wait(h.t, "all classes have a condition and no room", func() bool {
+	waittest.Until(h.t, "all classes have a condition and no room", func() bool {
 		return !slices.ContainsFunc(h.state().GetClasses(), func(c *lvmdv1.DeviceClass) bool {
 			return c.GetName() != "thin" && (len(c.GetConditions()) == 0 || c.GetAvailableBytes() > 0)
 		})
@@ -339,7 +340,7 @@ func (h *randomMachine) loseDisk() {
 	}
 	h.checkVolumes() // What is redundant is whole, and its kernel notices the loss.
 	if slices.ContainsFunc(h.volumes, isOnAllDisks) {
-		wait(h.t, "a volume on all disks is degraded", func() bool { return strings.Contains(h.conditions(), "Degraded") })
+		waittest.Until(h.t, "a volume on all disks is degraded", func() bool { return strings.Contains(h.conditions(), "Degraded") })
 		h.happened["a RAID volume was degraded"]++
 	}
 	h.kill()
@@ -349,10 +350,10 @@ func (h *randomMachine) loseDisk() {
 	for _, v := range h.volumes {
 		lvmByHand(h.t, "lvchange", "--refresh", h.group+"/"+v.GetId())
 	}
-	wait(h.t, "all is well again", func() bool {
+	waittest.Until(h.t, "all is well again", func() bool {
 		return h.conditions() == "" && !slices.ContainsFunc(h.state().GetClasses(), func(c *lvmdv1.DeviceClass) bool { return len(c.GetConditions()) > 0 })
 	})
-	wait(h.t, "there is as much room as before: "+before, func() bool { return h.rooms() == before })
+	waittest.Until(h.t, "there is as much room as before: "+before, func() bool { return h.rooms() == before })
 	h.checkVolumes()
 }
 
@@ -368,8 +369,8 @@ func (h *randomMachine) rooms() string {
 // settle waits until what was deleted is gone.
 func (h *randomMachine) settle() {
 	h.t.Helper()
-	wait(h.t, "what was deleted is gone", func() bool { return len(h.leftovers()) == len(h.volumes)+len(h.admins) })
-	wait(h.t, "lvmd knows it", func() bool { return h.linear().GetAvailableBytes() == h.free() })
+	waittest.Until(h.t, "what was deleted is gone", func() bool { return len(h.leftovers()) == len(h.volumes)+len(h.admins) })
+	waittest.Until(h.t, "lvmd knows it", func() bool { return h.linear().GetAvailableBytes() == h.free() })
 }
 
 func (h *randomMachine) linear() *lvmdv1.DeviceClass { return h.state().GetClasses()[0] }
@@ -431,7 +432,7 @@ func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 			h.r.Fatalf("class %v: a volume of %d bytes: %v, error %v", c, size, resp, err)
 		}
 		filled, sum = append(filled, v), sum+size
-		wait(h.t, "lvmd says what the volume took", func() bool {
+		waittest.Until(h.t, "lvmd says what the volume took", func() bool {
 			c = h.classNamed(class)
 			return c.GetAvailableBytes() <= available-size
 		})

@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/rapidtest"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // fewHistories keeps the number of random histories of a test small, unless the
@@ -74,7 +75,7 @@ func (h *history) pick(r *rapid.T) string {
 // settled waits until wipes and removals are over, and returns the room.
 func (h *history) settled() int64 {
 	h.daemon.t = h.t
-	eventually(h.t, "nothing is under way", h.daemon.isIdle)
+	waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
 	h.daemon.checkModel()
 	return h.daemon.available()
 }

@@ -16,6 +16,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
@@ -25,7 +26,7 @@ func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
 	d.create(fsRequest("two", 4, "ext4"))
 	same := func() {
 		t.Helper()
-		eventually(t, "the list is right", func() bool { return d.listDiffers() == "" })
+		waittest.Until(t, "the list is right", func() bool { return d.listDiffers() == "" })
 	}
 	same()
 	r, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 5 * testExtent})
@@ -38,7 +39,7 @@ func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
 		t.Errorf("listed as %v, is %v", listed, r.GetVolume())
 	}
 	m.fake.RemoveGroup(testGroup)
-	eventually(t, "all volumes are known to miss their group", func() bool {
+	waittest.Until(t, "all volumes are known to miss their group", func() bool {
 		for _, v := range d.list() {
 			if len(v.GetConditions()) != 1 || v.GetConditions()[0].GetType() != "VolumeGroupMissing" {
 				return false
@@ -138,7 +139,7 @@ func TestClassesAreListedAsWatchersAreToldThem(t *testing.T) {
 	v := d.create(request("one", 3))
 	check(testTotal - 3)
 	d.delete(v.GetId())
-	eventually(t, "it is free", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "it is free", func() bool { return d.available() == testTotal })
 	check(testTotal)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func parse(t *testing.T, classes string) *config.Config {
@@ -48,7 +49,7 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 		t.Errorf("made in class %q, the default is other", b.GetDeviceClass())
 	}
 	d.delete(v.GetId())
-	eventually(t, "it is gone", func() bool { return len(d.list()) == 1 })
+	waittest.Until(t, "it is gone", func() bool { return len(d.list()) == 1 })
 	// Now that no volume is in it any more, the class can go.
 	if err := d.Reload(parse(t, "- {name: other, default: true, volumeGroup: carve}\n")); err != nil {
 		t.Error(err)

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // resume begins a stream where the mirror's ended.
@@ -59,7 +60,7 @@ func TestAResumedStreamBeginsWithWhatChangedMeanwhile(t *testing.T) {
 	d.delete(gone.GetId())
 	short := d.create(request("short", 1))
 	d.delete(short.GetId())
-	eventually(t, "all is removed", func() bool { return d.available() == testTotal-5 })
+	waittest.Until(t, "all is removed", func() bool { return d.available() == testTotal-5 })
 	r := d.first(before.GetEpoch(), before.GetGeneration())
 	changed := map[string]int64{}
 	for _, v := range r.GetVolumes() {
@@ -213,7 +214,7 @@ func TestWhoResumesAtRandomSeesWhatIsThere(t *testing.T) {
 		stream = nil
 		receive()
 		var now *lvmdv1.WatchResponse
-		eventually(t, "nothing is under way, and the reader has the last word", func() bool {
+		waittest.Until(t, "nothing is under way, and the reader has the last word", func() bool {
 			now = d.state()
 			for seen.epoch != now.GetEpoch() || seen.generation < now.GetGeneration() {
 				receive()

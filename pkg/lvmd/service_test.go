@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestACreatedVolumeIsCarvedFormattedAndReported(t *testing.T) {
@@ -258,7 +259,7 @@ func TestACancelledCreateIsUndone(t *testing.T) {
 	wantCode(t, <-result, codes.Canceled, "")
 	d.checkClean()
 	m.formatHook = nil
-	eventually(t, "the name is free again", func() bool {
+	waittest.Until(t, "the name is free again", func() bool {
 		_, err := d.client.CreateVolume(t.Context(), fsRequest("pvc-1", 8, ""))
 		return err == nil
 	})
@@ -284,7 +285,7 @@ func TestACallerThatLeavesDoesNotEndTheCreationOfAnother(t *testing.T) {
 		_, err := d.client.CreateVolume(t.Context(), fsRequest("pvc-1", 8, ""))
 		second <- err
 	}()
-	eventually(t, "the second caller has joined", func() bool {
+	waittest.Until(t, "the second caller has joined", func() bool {
 		d.model.mu.Lock()
 		defer d.model.mu.Unlock()
 		return d.model.names["pvc-1"].op.waiters == 2
@@ -427,7 +428,7 @@ func TestAMissingGroupIsAnErrorOfItsLineUnlessOptional(t *testing.T) {
 	}
 	m.fake.AddGroup("nowhere", testExtent, 4)
 	events <- struct{}{}
-	eventually(t, "the class is offered", func() bool { return len(d.state().GetClasses()) == 2 })
+	waittest.Until(t, "the class is offered", func() bool { return len(d.state().GetClasses()) == 2 })
 }
 
 func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.T) {
@@ -455,7 +456,7 @@ func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.
 
 	m.fake.PlugGroup("other", true)
 	events <- struct{}{}
-	eventually(t, "the class and its volume are well, and the volume has a device", func() bool {
+	waittest.Until(t, "the class and its volume are well, and the volume has a device", func() bool {
 		got := d.list()
 		return len(other().GetConditions()) == 0 && len(got) == 1 && len(got[0].GetConditions()) == 0 && got[0].GetDevicePath() != ""
 	})
@@ -494,7 +495,7 @@ func TestAFullMetadataAreaLeavesNoRoom(t *testing.T) {
 	for _, id := range ids {
 		d.delete(id)
 	}
-	eventually(t, "all is free", func() bool { return d.available() == testTotal })
+	waittest.Until(t, "all is free", func() bool { return d.available() == testTotal })
 }
 
 func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {

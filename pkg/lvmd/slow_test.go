@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // silentDisk is an LVM with a group on a disk that can stop to answer.
@@ -39,11 +40,11 @@ func TestADiskThatDoesNotAnswerHoldsUpNoOtherGroup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "what others did to the other group is noticed", func() bool { return room(1) == 0 })
+	waittest.Until(t, "what others did to the other group is noticed", func() bool { return room(1) == 0 })
 	if got := room(0); got != 2*testTotal*testExtent {
 		t.Errorf("%d bytes available in both; of the silent disk nothing can be known", got)
 	}
 	disk.silent.Store(false)
 	close(disk.answers)
-	eventually(t, "the disk's group is looked at, too", func() bool { return room(0) == testTotal*testExtent })
+	waittest.Until(t, "the disk's group is looked at, too", func() bool { return room(0) == testTotal*testExtent })
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // lineage is one run of a story about volumes that are made of others, against
@@ -188,7 +189,7 @@ func (l *lineage) check(t *testing.T, m *machine) {
 			continue
 		}
 		// What was not acknowledged is completed by a retry.
-		eventually(t, "a retry succeeds", func() bool {
+		waittest.Until(t, "a retry succeeds", func() bool {
 			resp, err := d.client.CreateVolume(t.Context(), r)
 			if err == nil {
 				d.shows(resp.GetVolume().GetId(), 4, lineagePattern)
@@ -199,7 +200,7 @@ func (l *lineage) check(t *testing.T, m *machine) {
 		})
 	}
 	for name := range l.gone {
-		eventually(t, "it can be deleted", func() bool {
+		waittest.Until(t, "it can be deleted", func() bool {
 			_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: name})
 			_, snapErr := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Name: name})
 			return err == nil && snapErr == nil
@@ -213,12 +214,12 @@ func (l *lineage) check(t *testing.T, m *machine) {
 		t.Fatal(err)
 	}
 	for _, s := range snapshots.GetSnapshots() {
-		eventually(t, "the snapshot can be deleted", func() bool {
+		waittest.Until(t, "the snapshot can be deleted", func() bool {
 			_, err := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Id: s.GetId()})
 			return err == nil
 		})
 	}
-	eventually(t, "nothing is left", func() bool {
+	waittest.Until(t, "nothing is left", func() bool {
 		d.model.mu.Lock()
 		left := len(d.model.volumes)
 		d.model.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // mountBeside mounts a volume whose file system may have the UUID of another
@@ -95,7 +96,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 			if _, err := p.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Id: s.GetId()}); err != nil {
 				t.Error(err)
 			}
-			wait(t, "the sources are gone", func() bool { return len(n.leftovers()) == 3 })
+			waittest.Until(t, "the sources are gone", func() bool { return len(n.leftovers()) == 3 })
 			restored, unmountRestored = mountBeside(t, r)
 			if got := contents(t, restored); got != "before" {
 				t.Errorf("contents %q", got)
@@ -106,7 +107,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 			}
 			p.delete(r.GetId())
 			p.delete(c.GetId())
-			wait(t, "all room is back", func() bool { return p.available() == all && len(n.leftovers()) == 1 })
+			waittest.Until(t, "all room is back", func() bool { return p.available() == all && len(n.leftovers()) == 1 })
 		})
 	}
 }

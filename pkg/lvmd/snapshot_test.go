@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func (g *gate) Untag(ctx context.Context, group, volume, tag string) error {
@@ -121,7 +122,7 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	// Sources go first.
 	d.delete(v.GetId())
 	d.deleteSnapshot(s.GetId())
-	eventually(t, "they are gone", d.isIdle)
+	waittest.Until(t, "they are gone", d.isIdle)
 	d.shows(r.GetId(), 4, 0x11)
 	if again := d.create(from(request("r", 4), s.GetId())); again.GetId() != r.GetId() {
 		t.Errorf("a retry gives %v", again)
@@ -129,7 +130,7 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	d.delete(r.GetId())
 	d.delete(large.GetId())
 	d.delete(other.GetId())
-	eventually(t, "all room is back", func() bool { return d.available() == 60 })
+	waittest.Until(t, "all room is back", func() bool { return d.available() == 60 })
 	if st, err := m.fake.PoolStatus(testGroup, "pool"); err != nil || st.DataUsed != 0 {
 		t.Errorf("pool %+v, error %v", st, err)
 	}
@@ -331,14 +332,14 @@ func TestACopyGoesOnWithoutItsCallerAndIsCancelledByADeletion(t *testing.T) {
 	}
 	hold <- struct{}{}
 	<-reached
-	eventually(t, "there is progress", func() bool {
+	waittest.Until(t, "there is progress", func() bool {
 		got, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"})
 		return err == nil && got.GetVolume().GetCopiedBytes() == testExtent
 	})
 	_, err = d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "c"})
 	wantCode(t, err, codes.Aborted, "OPERATION_PENDING")
 	close(hold)
-	eventually(t, "it is undone", func() bool { return d.available() == testTotal-8 && d.isIdle() })
+	waittest.Until(t, "it is undone", func() bool { return d.available() == testTotal-8 && d.isIdle() })
 	if c := d.create(ask); c.GetSizeBytes() != 8*testExtent {
 		t.Errorf("volume %v", c)
 	}
@@ -396,7 +397,7 @@ func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 	d.kill()
 	m.loseJournal(t)
 	d = m.start(t)
-	eventually(t, "what was copied is gone", func() bool { return d.available() == testTotal-4 && d.isIdle() })
+	waittest.Until(t, "what was copied is gone", func() bool { return d.available() == testTotal-4 && d.isIdle() })
 	c := d.create(from(request("c", 4), v.GetId()))
 	d.shows(c.GetId(), 4, 0x55)
 	// A finished one is not.
@@ -423,7 +424,7 @@ func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsEnlargedWhenAskedFor(t *
 	dead.Store(true)
 	ask := from(request("c", 8), v.GetId())
 	go d.client.CreateVolume(context.Background(), ask)
-	eventually(t, "the clone is there", func() bool {
+	waittest.Until(t, "the clone is there", func() bool {
 		found, err := m.fake.Scan(t.Context(), []string{testGroup})
 		return err == nil && len(found[0].Volumes) == 3 && m.fake.Commands(lvmfake.OpExtend) == 1
 	})

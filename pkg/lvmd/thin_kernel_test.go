@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // thinNode has a class whose pool has 64 MiB of data.
@@ -43,7 +44,7 @@ func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
 		clean(t, v)
 		fill(t, v, byte(0xa1+generation))
 		p.delete(v.GetId())
-		wait(t, "the space is back", func() bool { return p.available() == most })
+		waittest.Until(t, "the space is back", func() bool { return p.available() == most })
 	}
 	fs := p.create(create("pvc-fs", 64<<20, "ext4"))
 	dir, unmount := mount(t, fs)
@@ -63,7 +64,7 @@ func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
 	}
 	unmount()
 	p.delete(again.GetId())
-	wait(t, "the space is back", func() bool { return p.available() == most })
+	waittest.Until(t, "the space is back", func() bool { return p.available() == most })
 	if left := strings.Fields(lvmByHand(t, "lvs", "--noheadings", "-o", "lv_name", n.group)); len(left) != 1 {
 		t.Errorf("left: %v", left)
 	}
@@ -91,13 +92,13 @@ func TestAFullPoolFailsWritesAndIsTold(t *testing.T) {
 	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EIO) {
 		t.Errorf("writing more than the pool holds: %v", err)
 	}
-	wait(t, "the condition is told", func() bool { return p.hasCondition("PoolFull") && p.available() == 0 })
+	waittest.Until(t, "the condition is told", func() bool { return p.hasCondition("PoolFull") && p.available() == 0 })
 	_, err = p.client.CreateVolume(t.Context(), create("pvc-2", 4<<20, ""))
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "full") {
 		t.Errorf("error %v", err)
 	}
 	p.delete(v.GetId())
-	wait(t, "all is well", func() bool { return len(p.state().GetClasses()[0].GetConditions()) == 0 && p.available() > 0 })
+	waittest.Until(t, "all is well", func() bool { return len(p.state().GetClasses()[0].GetConditions()) == 0 && p.available() > 0 })
 	clean(t, p.create(create("pvc-3", 64<<20, "")))
 }
 
@@ -110,5 +111,5 @@ func TestARealPoolGrowsBeforeItIsFull(t *testing.T) {
 		t.Errorf("%d bytes at first", total())
 	}
 	fill(t, v, 0x5a)
-	wait(t, "the pool has grown", func() bool { return total() == 128<<20 && len(p.state().GetClasses()[0].GetConditions()) == 0 })
+	waittest.Until(t, "the pool has grown", func() bool { return total() == 128<<20 && len(p.state().GetClasses()[0].GetConditions()) == 0 })
 }

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestAnySequenceOfThinCallsKeepsItsPromises runs random sequences of calls on
@@ -76,7 +77,7 @@ func (h *thinHistory) pick(r *rapid.T, of map[string]*thinVolume) string {
 // returns the room, which it holds against the definition.
 func (h *thinHistory) settled(r *rapid.T) int64 {
 	h.daemon.t = h.t
-	eventually(h.t, "nothing is under way", h.daemon.isIdle)
+	waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
 	h.daemon.checkModel()
 	for _, p := range h.daemon.pools() {
 		h.daemon.lookAtPool(p)
@@ -209,7 +210,7 @@ func (h *thinHistory) restart(r *rapid.T) {
 		h.daemon.kill()
 	default:
 		h.daemon.t = h.t
-		eventually(h.t, "nothing is under way", h.daemon.isIdle)
+		waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
 		h.daemon.stop()
 	}
 	switch how {

@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // thinClass makes a class whose pool has so many extents of data and one of
@@ -115,7 +116,7 @@ func TestThinVolumesCostOneCommandAndNoWipe(t *testing.T) {
 	_, err := d.client.CreateVolume(t.Context(), request("c", 1))
 	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
 	d.delete(b.GetId())
-	eventually(t, "the room is back", func() bool { return d.available() == 12 })
+	waittest.Until(t, "the room is back", func() bool { return d.available() == 12 })
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 21 * testExtent})
 	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
 	if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 20 * testExtent}); err != nil {
@@ -147,9 +148,9 @@ func TestNoThinVolumeShowsWhatAnEarlierOneHeld(t *testing.T) {
 		if err := m.fake.Fill(testGroup, v.GetId(), byte(0xa0+generation)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the pool's fullness is seen", func() bool { return d.hasCondition("PoolFull") })
+		waittest.Until(t, "the pool's fullness is seen", func() bool { return d.hasCondition("PoolFull") })
 		d.delete(v.GetId())
-		eventually(t, "the room is back", func() bool { return d.available() == 10 })
+		waittest.Until(t, "the room is back", func() bool { return d.available() == 10 })
 	}
 }
 
@@ -165,7 +166,7 @@ func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
 	}
 	// 4 of 10 are used: one is left below the threshold, or 6 that could be
 	// written full.
-	eventually(t, "the use is seen", func() bool { return d.available() == 6 })
+	waittest.Until(t, "the use is seen", func() bool { return d.available() == 6 })
 	b := d.create(request("b", 6))
 	if got := d.available(); got != 3 {
 		t.Errorf("%d extents are available, want 3 times one", got)
@@ -179,7 +180,7 @@ func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
 	if err := m.fake.Fill(testGroup, b.GetId(), 1); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "there is a condition", func() bool { return d.hasCondition("PoolDataHigh") && d.hasCondition("PoolFull") })
+	waittest.Until(t, "there is a condition", func() bool { return d.hasCondition("PoolDataHigh") && d.hasCondition("PoolFull") })
 	if got := d.available(); got != 0 {
 		t.Errorf("%d extents are available", got)
 	}
@@ -193,7 +194,7 @@ func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
 		t.Errorf("the reason is not told: %v", err)
 	}
 	d.delete(b.GetId())
-	eventually(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 && d.available() == 3 })
+	waittest.Until(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 && d.available() == 3 })
 }
 
 func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
@@ -210,32 +211,32 @@ func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
 			m := thinMachine(t, "size: 40Mi")
 			d := m.start(t)
 			m.fake.SetPool(testGroup, "pool", c.status)
-			eventually(t, "the condition is told", func() bool { return d.hasCondition(c.condition) && d.available() == 0 })
+			waittest.Until(t, "the condition is told", func() bool { return d.hasCondition(c.condition) && d.available() == 0 })
 			_, err := d.client.CreateVolume(t.Context(), request("a", 1))
 			wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
 			m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{})
-			eventually(t, "all is well", func() bool { return d.available() == 10 })
+			waittest.Until(t, "all is well", func() bool { return d.available() == 10 })
 		})
 	}
 	t.Run("PoolQueuesWhenFull", func(t *testing.T) {
 		m := thinMachine(t, "size: 40Mi")
 		d := m.start(t)
 		m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{QueuesWhenFull: true})
-		eventually(t, "the condition is told", func() bool { return d.hasCondition("PoolQueuesWhenFull") })
+		waittest.Until(t, "the condition is told", func() bool { return d.hasCondition("PoolQueuesWhenFull") })
 		d.create(request("a", 1))
 	})
 	t.Run("PoolKeepsOldData", func(t *testing.T) {
 		m := thinMachine(t, "size: 40Mi")
 		d := m.start(t)
 		m.fake.SetPoolZeroing(testGroup, "pool", false)
-		eventually(t, "the condition is told", func() bool { return d.hasCondition("PoolKeepsOldData") && d.available() == 0 })
+		waittest.Until(t, "the condition is told", func() bool { return d.hasCondition("PoolKeepsOldData") && d.available() == 0 })
 	})
 	t.Run("PoolMissing", func(t *testing.T) {
 		m := thinMachine(t, "size: 40Mi")
 		d := m.start(t)
 		d.create(request("a", 1))
 		m.fake.RemovePool(testGroup, "pool")
-		eventually(t, "the condition is told", func() bool { return d.hasCondition("PoolMissing") && d.available() == 0 && len(d.list()) == 0 })
+		waittest.Until(t, "the condition is told", func() bool { return d.hasCondition("PoolMissing") && d.available() == 0 && len(d.list()) == 0 })
 	})
 }
 
@@ -255,7 +256,7 @@ func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 		defer close(looked)
 		d.lookAtPool(p)
 	}()
-	eventually(t, "somebody waits for the command to end", func() bool { return p.group.turns.depth() > 0 })
+	waittest.Until(t, "somebody waits for the command to end", func() bool { return p.group.turns.depth() > 0 })
 	if d.hasCondition("PoolInactive") || d.available() == 0 {
 		t.Error("it is called missing")
 	}
@@ -269,7 +270,7 @@ func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	}
 	d.create(request("a", 1))
 	m.fake.Deactivate()
-	eventually(t, "one that stays away is called missing", func() bool { return d.hasCondition("PoolInactive") })
+	waittest.Until(t, "one that stays away is called missing", func() bool { return d.hasCondition("PoolInactive") })
 }
 
 func TestAPoolGrowsWhenItFillsUpAndSaysWhenItCannot(t *testing.T) {
@@ -290,12 +291,12 @@ func TestAPoolGrowsWhenItFillsUpAndSaysWhenItCannot(t *testing.T) {
 	}
 	size := func() int64 { return d.class().GetTotalBytes() / 3 / testExtent }
 	write(5)
-	eventually(t, "it grows by a step, which is enough", func() bool { return size() == 12 })
+	waittest.Until(t, "it grows by a step, which is enough", func() bool { return size() == 12 })
 	write(8)
-	eventually(t, "it grows to its limit", func() bool { return size() == 16 && d.hasCondition("PoolCannotGrow") })
+	waittest.Until(t, "it grows to its limit", func() bool { return size() == 16 && d.hasCondition("PoolCannotGrow") })
 	d.checkModel()
 	d.delete2(h, v.GetId())
-	eventually(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 })
+	waittest.Until(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 })
 }
 
 func TestAPoolThatCouldNotGrowIsTriedAgainSoon(t *testing.T) {
@@ -312,7 +313,7 @@ func TestAPoolThatCouldNotGrowIsTriedAgainSoon(t *testing.T) {
 	if err := m.fake.Fill(testGroup, v.GetId(), 1); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it has grown all the same", func() bool { return d.class().GetTotalBytes() > 3*10*testExtent })
+	waittest.Until(t, "it has grown all the same", func() bool { return d.class().GetTotalBytes() > 3*10*testExtent })
 	d.checkModel()
 }
 
@@ -329,11 +330,11 @@ func TestAPoolsMetadataGrows(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, autoExtend: {}")
 	d := m.start(t)
 	m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{MetadataUsed: 900})
-	eventually(t, "the metadata is doubled", func() bool {
+	waittest.Until(t, "the metadata is doubled", func() bool {
 		found, err := m.fake.Scan(t.Context(), []string{testGroup})
 		return err == nil && found[0].Volume("pool").MetadataSize == 2*testExtent
 	})
-	eventually(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 && d.available() == 10 })
+	waittest.Until(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 && d.available() == 10 })
 	d.checkModel()
 }
 
@@ -353,7 +354,7 @@ func TestAThinAndALinearClassShareAGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Seven are free, four of them reserved.
-	eventually(t, "the pool takes what the reserve leaves", func() bool { return linear() == 4 && d.class().GetTotalBytes() == 26*testExtent })
+	waittest.Until(t, "the pool takes what the reserve leaves", func() bool { return linear() == 4 && d.class().GetTotalBytes() == 26*testExtent })
 	d.checkModel()
 }
 
@@ -374,7 +375,7 @@ func TestPoolsAndTheirVolumesComeBackAfterAReboot(t *testing.T) {
 		t.Errorf("%d extents are available", got)
 	}
 	d.delete(v.GetId())
-	eventually(t, "the room is back", func() bool { return d.available() == 10 })
+	waittest.Until(t, "the room is back", func() bool { return d.available() == 10 })
 	d.stop()
 	m.fake.Deactivate()
 	if d = m.start(t); d.available() != 10 {

@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestAStartRefusesAConfigurationThatWouldOrphanVolumes(t *testing.T) {
@@ -47,7 +48,7 @@ func TestAStartRefusesAConfigurationThatWouldOrphanVolumes(t *testing.T) {
 				d.delete(ids[2])
 				if !journaled {
 					// What is left of it would come back without its tombstone.
-					eventually(t, "it is gone", d.isIdle)
+					waittest.Until(t, "it is gone", d.isIdle)
 				}
 				d.stop()
 				if !journaled {
@@ -139,7 +140,7 @@ func TestWhatWasTakenOnceIsTakenAgain(t *testing.T) {
 	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: newID(), Extents: 1, Tags: ident.tags()}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is noticed", func() bool { return len(d.list()) == 1 })
+	waittest.Until(t, "it is noticed", func() bool { return len(d.list()) == 1 })
 	reserved := "- {name: local, volumeGroup: carve, reserve: 10Mi}\n"
 	if err := d.Reload(parse(t, reserved)); err != nil {
 		t.Errorf("reload: %v", err)

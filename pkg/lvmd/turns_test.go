@@ -10,12 +10,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // namespace is a context of a caller.
@@ -56,22 +56,13 @@ func (c *crowd) ask(ctx context.Context, label string) {
 		c.came <- label
 	}()
 	// When it is full, somebody is turned away instead.
-	until(c.t, "it waits", func() bool { return c.queue.depth() > before || len(c.err) > 0 })
+	waittest.Until(c.t, "it waits", func() bool { return c.queue.depth() > before || len(c.err) > 0 })
 }
 
 // turn passes the turn on, and tells to whom.
 func (c *crowd) turn() string {
 	c.next()
 	return <-c.came
-}
-
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Microsecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }
 
 func TestCallersTakeTurnsHoweverMuchOneAsksFor(t *testing.T) {
@@ -277,7 +268,7 @@ func TestANamespaceDoesNotWaitForAllThatAnotherAsksFor(t *testing.T) {
 	waits := func(namespace string, want int) {
 		t.Helper()
 		q := d.model.groups[testGroup].turns
-		eventually(t, namespace+" waits", func() bool {
+		waittest.Until(t, namespace+" waits", func() bool {
 			q.mu.Lock()
 			defer q.mu.Unlock()
 			l := q.lanes[caller{cluster: "cluster", namespace: namespace, outside: true}]

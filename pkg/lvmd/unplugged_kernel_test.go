@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // pull takes a disk out of the machine, and returns what puts it in again. It is
@@ -36,13 +37,13 @@ func pull(t *testing.T, disk string) (putBack func()) {
 		if err := os.WriteFile(driver+"bind", device, 0); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, disk+" is there again", func() bool {
+		waittest.Until(t, disk+" is there again", func() bool {
 			_, err := os.Stat(disk)
 			return err == nil
 		})
 	}
 	t.Cleanup(putBack)
-	wait(t, disk+" is gone", func() bool {
+	waittest.Until(t, disk+" is gone", func() bool {
 		_, err := os.Stat(disk)
 		return errors.Is(err, os.ErrNotExist)
 	})
@@ -58,7 +59,7 @@ func TestADiskThatIsPulledIsToldAndOthersServe(t *testing.T) {
 	room := p.classNamed("other").GetAvailableBytes()
 
 	putBack := pull(t, "/dev/vdc")
-	wait(t, "the class has no room and a condition", func() bool {
+	waittest.Until(t, "the class has no room and a condition", func() bool {
 		c := p.classNamed("other")
 		return c.GetAvailableBytes() == 0 && len(c.GetConditions()) > 0
 	})
@@ -76,17 +77,17 @@ func TestADiskThatIsPulledIsToldAndOthersServe(t *testing.T) {
 	// What the kernel still maps is a disk that is no more.
 	byHand(t, "dmsetup", "remove", "--retry", "other-"+v.GetId())
 	putBack()
-	wait(t, "the class is well", func() bool {
+	waittest.Until(t, "the class is well", func() bool {
 		c := p.classNamed("other")
 		return c.GetAvailableBytes() == room && len(c.GetConditions()) == 0
 	})
-	wait(t, "the volume has its device again", func() bool {
+	waittest.Until(t, "the volume has its device again", func() bool {
 		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
 		return err == nil && len(resp.GetVolume().GetConditions()) == 0
 	})
 	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
 	p.delete(v.GetId())
-	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+	waittest.Until(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
 func TestADiskThatIsLateAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
@@ -107,12 +108,12 @@ func TestADiskThatIsLateAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
 
 	putBack()
 	var resp *lvmdv1.GetVolumeResponse
-	wait(t, "the volume has its device again", func() (well bool) {
+	waittest.Until(t, "the volume has its device again", func() (well bool) {
 		var err error
 		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
 		return err == nil && len(resp.GetVolume().GetConditions()) == 0
 	})
 	checkFilled(t, resp.GetVolume(), 0x5a, 8<<20)
 	p.delete(v.GetId())
-	wait(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+	waittest.Until(t, "nothing is left", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }

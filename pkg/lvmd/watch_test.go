@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // mirror is a reader's copy of the state, kept by the messages of a stream.
@@ -112,7 +113,7 @@ func TestASlowReaderGetsWhatIsNowNotWhatWas(t *testing.T) {
 	for i := range 10 {
 		d.delete(d.create(request(fmt.Sprintf("gone-%d", i), 1)).GetId())
 	}
-	eventually(t, "all is removed", func() bool { return d.available() == testTotal-2 })
+	waittest.Until(t, "all is removed", func() bool { return d.available() == testTotal-2 })
 	<-w.wake
 	r := d.model.next(w)
 	if r.GetFull() || len(r.GetVolumes()) != 1 || r.GetVolumes()[0].GetId() != kept.GetId() || len(r.GetClasses()) != 1 {

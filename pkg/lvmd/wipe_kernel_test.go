@@ -16,6 +16,7 @@ import (
 	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestNothingShowsWhateverHappensToAWipe fills raw volumes, and ends their
@@ -73,7 +74,7 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		}
 		fill(t, v, byte(0xa1+i))
 		happens.do(v)
-		wait(t, "the space is back: "+happens.what, func() bool { return p.available() == all })
+		waittest.Until(t, "the space is back: "+happens.what, func() bool { return p.available() == all })
 	}
 	v := p.create(create("last", size/2, ""))
 	clean(t, v)
@@ -96,14 +97,14 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	fill(t, v, 0xa1)
 	// It may be dead before it answers.
 	_, _ = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-	wait(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+	waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 	if died := n.read("died"); died != place {
 		t.Fatalf("lvmd died at %q, want %q", died, place)
 	}
 	mark := bytes.Repeat([]byte{0x77}, 4096)
 	writeHead(t, v, mark)
 	p = n.start()
-	wait(t, "the space is back", func() bool { return p.available() == all })
+	waittest.Until(t, "the space is back", func() bool { return p.available() == all })
 	v = p.create(create("next", size, ""))
 	if got := readHead(t, v, len(mark)); !bytes.Equal(got, mark) {
 		t.Errorf("%d of %d bytes are as they were written into what was wiped: it was wiped again", bytes.Count(got, mark[:1]), len(mark))
@@ -160,12 +161,12 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 	}
 	const local = "- {name: local, default: true, volumeGroup: carve}\n"
 	change("- {name: other, volumeGroup: carve}\n")
-	wait(t, "it is refused", func() bool {
+	waittest.Until(t, "it is refused", func() bool {
 		c := p.state().GetClasses()
 		return len(c) == 1 && len(c[0].GetConditions()) == 1 && c[0].GetConditions()[0].GetType() == "ConfigurationRefused"
 	})
 	change(local + "- {name: other, volumeGroup: carve}\n")
-	wait(t, "there is another class", func() bool { return len(p.state().GetClasses()) == 2 })
+	waittest.Until(t, "there is another class", func() bool { return len(p.state().GetClasses()) == 2 })
 
 	lvmByHand(t, "vgcreate", "--yes", "carve2", "/dev/vdc")
 	t.Cleanup(func() {
@@ -173,7 +174,7 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 		lvmByHand(t, "pvremove", "--yes", "/dev/vdc")
 	})
 	change(local + "- {name: second, volumeGroup: carve2}\n")
-	wait(t, "there is a class in another group", func() bool {
+	waittest.Until(t, "there is a class in another group", func() bool {
 		c := p.classes()
 		return len(c) == 2 && c[1].GetName() == "second"
 	})
@@ -182,13 +183,13 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 		t.Errorf("%v, error %v", r, err)
 	}
 	change(local + "- {name: third, volumeGroup: carve-no-such-group}\n")
-	wait(t, "the configuration before is back", func() bool {
+	waittest.Until(t, "the configuration before is back", func() bool {
 		c := p.classes()
 		return len(c) == 2 && len(c[0].GetConditions()) == 1
 	})
-	wait(t, "lvmd serves", p.serving)
+	waittest.Until(t, "lvmd serves", p.serving)
 	p.delete(v.GetId())
-	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
 // classes are what a watcher is told first, or nothing while lvmd cannot tell.
@@ -230,7 +231,7 @@ func TestAVolumesLifeByHand(t *testing.T) {
 	if out := hand("volumes"); contains(out, id) {
 		t.Errorf("volumes:\n%s", out)
 	}
-	wait(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
+	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
 // contains tells whether a text has all the words.

@@ -30,6 +30,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/uplink"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const (
@@ -102,7 +103,7 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 			t.Error(err)
 		}
 	})
-	wait(t, "the controller is ready", func() error { return c.Ready(ctx) })
+	waittest.Succeeds(t, "the controller is ready", func() error { return c.Ready(ctx) })
 	published, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, trust.CAName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +134,7 @@ func (c *Controller) Connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect f
 		done <- uplink.RunClient(ctx, uplink.ClientOptions{Addresses: c.address, ServerName: uplinkHost, CAFile: c.ca, TokenFile: c.token,
 			NodeName: drivertest.NodeName, Version: "test", Serve: server.Serve, Log: c.log})
 	}()
-	wait(t, "the controller knows the node's room", func() error {
+	waittest.Succeeds(t, "the controller knows the node's room", func() error {
 		answer, err := c.CSI.GetCapacity(ctx, &csi.GetCapacityRequest{})
 		if err == nil && answer.GetAvailableCapacity() == 0 {
 			err = errors.New("no node has any")
@@ -166,19 +167,4 @@ func tokenFor(life time.Duration) string {
 	part := func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
 	return part(`{"alg":"none"}`) + "." + part(fmt.Sprintf(`{"exp":%d,"aud":[%q],"sub":"system:serviceaccount:%s:%s"}`,
 		time.Now().Add(life).Unix(), names.UplinkAudience, namespace, account)) + "." + part("x")
-}
-
-func wait(t *testing.T, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v: %v", what, patience, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }
