@@ -30,6 +30,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/luks/luksfake"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // NodeName is the name of the node that machines play.
@@ -246,15 +247,15 @@ func (m *Machine) Start() *Plugin {
 	return p
 }
 
-// Stop stops the plugin and fails the test when that takes too long or does
-// not end cleanly.
+// Stop stops the plugin and fails the test when that takes longer than any wait of a
+// test, or does not end cleanly.
 func (p *Plugin) Stop(t testing.TB) {
 	t.Helper()
 	begin := time.Now()
 	if err := p.stop(); err != nil {
 		t.Errorf("the plugin ended with %v", err)
 	}
-	if took := time.Since(begin); took > 5*time.Second {
+	if took := time.Since(begin); took > waittest.Limit {
 		t.Errorf("the plugin took %v to stop", took)
 	}
 }
