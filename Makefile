@@ -117,7 +117,7 @@ test-harness: ## Tests of what the other tests stand on: network namespaces, con
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m $(VERBOSE) -skip '^TestARealCluster$$/power_cut' ./cluster
 
 .PHONY: test-systemd
-test-systemd: ## Tests of lvmd's systemd unit, in a virtual machine that systemd boots
+test-systemd: ## Tests of lvmd's systemd unit, in a machine that systemd boots
 	cd e2e && $(GO) run ./cmd/vmtest -systemd -timeout 15m -with lvmd ../deploy/systemd
 
 .PHONY: test-selinux

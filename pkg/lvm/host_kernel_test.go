@@ -12,7 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
 )
 
-const handConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
+const handConfig = "activation { udev_sync=0 udev_rules=0 monitoring=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
 
 // lvmByHand runs an LVM command as an administrator would.
 func lvmByHand(t testing.TB, args ...string) {

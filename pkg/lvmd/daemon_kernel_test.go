@@ -103,7 +103,7 @@ func byHand(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-const handConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
+const handConfig = "activation { udev_sync=0 udev_rules=0 monitoring=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
 
 func lvmByHand(t testing.TB, args ...string) string {
 	t.Helper()

@@ -39,7 +39,7 @@ What tests find in the machine:
   the source tree       read-only; a test starts in its package's folder, so testdata
                         is there. Write to t.TempDir(), which is memory
 
--virtual, -selinux, -systemd and -durable ask for a virtual machine, which is emulated
+-virtual, -selinux and -durable ask for a virtual machine, which is emulated
 where there is no KVM: a forked command costs twenty times what it costs on the host.
 Tests assert ratios or orders, never absolute times.
 

@@ -37,7 +37,7 @@ type options struct {
 
 // hardware reports whether the machine must be a virtual one, which has persistent memory.
 func (o options) hardware() bool {
-	return o.virtual || o.selinux || o.systemd || o.durable
+	return o.virtual || o.selinux || o.durable
 }
 
 // pmemMiB is the size of the machine's persistent memory.
@@ -146,6 +146,8 @@ func compileAll(ctx context.Context, o options, root, build string) ([]testPacka
 // job is one run of a package's compiled tests.
 type job struct {
 	testPackage
+	// test is the name of the test that runs, or "" for benchmarks.
+	test string
 	// arguments say which test, or which benchmarks, run.
 	arguments []string
 }
@@ -164,10 +166,10 @@ func (o options) jobs(p testPackage) []job {
 		if parts != "" {
 			run += "/" + parts
 		}
-		jobs = append(jobs, job{p, append([]string{"-test.run=" + run}, common...)})
+		jobs = append(jobs, job{p, test, append([]string{"-test.run=" + run}, common...)})
 	}
 	if o.bench != "" {
-		jobs = append(jobs, job{p, append([]string{"-test.run=^$", "-test.bench=" + o.bench}, common...)})
+		jobs = append(jobs, job{p, "", append([]string{"-test.run=^$", "-test.bench=" + o.bench}, common...)})
 	}
 	return jobs
 }
@@ -292,16 +294,22 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 		failures := new(failures)
 		out := io.MultiWriter(w.output(j.testPackage), failures)
 		started := time.Now()
-		problems, err := w.test(ctx, machine, j, before, out)
+		code, problems, err := w.test(ctx, machine, j, before, out)
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", j.ImportPath, j.arguments[0], err)
 		}
-		results.add(j.testPackage, len(problems) == 0, time.Since(started))
-		if len(problems) == 0 {
+		results.add(j.testPackage, code == 0 && len(problems) == 0, time.Since(started))
+		if code == 0 && len(problems) == 0 {
 			continue
 		}
 		for _, problem := range problems {
 			fmt.Fprintf(out, "    %s\n", problem)
+		}
+		if code != 0 {
+			problems = append(problems, fmt.Sprintf("exit code %d", code))
+		} else if j.test != "" {
+			// For itself, the test passed.
+			fmt.Fprintf(out, "--- FAIL: %s (%.2fs)\n", j.test, time.Since(started).Seconds())
 		}
 		failures.report(&w.report, j.ImportPath, problems)
 		machine.Kill()
@@ -310,27 +318,20 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 	return nil
 }
 
-// test runs a job and says what is wrong. What there was in the machine before is there
-// after it, and nothing else.
-func (b *builder) test(ctx context.Context, machine *vm.Machine, j job, before residue.Snapshot, out io.Writer) ([]string, error) {
+// test runs a job, and returns its exit code and what it left behind. What there was in
+// the machine before is to be there after it, and nothing else.
+func (b *builder) test(ctx context.Context, machine *vm.Machine, j job, before residue.Snapshot, out io.Writer) (code int, left []string, err error) {
 	// The tests' own bound comes first, for it tells which test hangs and where.
 	bounded, cancel := context.WithTimeout(ctx, b.options.timeout+time.Minute)
 	defer cancel()
-	code, err := machine.Agent().Run(bounded, agent.Command{
+	code, err = machine.Agent().Run(bounded, agent.Command{
 		Argv: append([]string{filepath.Join(buildFolder, j.binary)}, j.arguments...), Dir: j.Dir,
 		Env:    b.options.env,
 		Stdout: out, Stderr: out,
 	})
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	var problems []string
-	if code != 0 {
-		problems = append(problems, fmt.Sprintf("exit code %d", code))
-	}
-	left, err := residue.Left(ctx, machine.Agent(), before)
-	if err != nil {
-		return nil, err
-	}
-	return append(problems, left...), nil
+	left, err = residue.Left(ctx, machine.Agent(), before)
+	return code, left, err
 }

@@ -28,7 +28,7 @@ const Group = "carvedriver"
 const Thin = "name: thin, type: thin, thin: {pool: pool, size: 1Gi}"
 
 // HandConfig is what an administrator without udev gives to LVM's commands.
-const HandConfig = "activation { udev_sync=0 udev_rules=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
+const HandConfig = "activation { udev_sync=0 udev_rules=0 monitoring=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
 
 // Cryptsetup is the real one, with headers that cost an emulated machine little.
 func Cryptsetup() *luks.Cryptsetup {
