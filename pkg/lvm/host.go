@@ -377,7 +377,15 @@ func openAlone(name, what string) (Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	dev, err := openExclusive("/dev/mapper/"+name, before.Major, before.Minor)
+	path := "/dev/mapper/" + name
+	dev, err := openExclusive(path, before.Major, before.Minor)
+	if errors.Is(err, ErrNotFound) && before.Active {
+		// The kernel has the device, and it may be mounted: a caller must not take a missing
+		// or stale node for a missing device.
+		if err = makeNode(path, before); err == nil {
+			dev, err = openExclusive(path, before.Major, before.Minor)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package lvmd_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,6 +58,44 @@ func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
 	}
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes has the kernel's count of those who
+// have the device open decide, not its nodes in /dev.
+func TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	for name, change := range map[string]func(path string) error{
+		"missing": os.Remove,
+		"stale": func(path string) error {
+			// Of the machine's own disk.
+			return errors.Join(os.Remove(path), os.Symlink("/dev/vdc", path))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := p.create(create("pvc-"+name, 32<<20, "ext4"))
+			dir, unmount := mount(t, v)
+			file := filepath.Join(dir, "data")
+			if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range []string{v.GetDevicePath(), "/dev/mapper/" + n.group + "-" + v.GetId()} {
+				if err := change(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err := p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+			if status.Code(err) != codes.FailedPrecondition {
+				t.Errorf("deleting a mounted volume: want FailedPrecondition, got %v", err)
+			}
+			if b, err := os.ReadFile(file); err != nil || string(b) != "kept" {
+				t.Errorf("the file holds %q, error %v", b, err)
+			}
+			unmount()
+			p.delete(v.GetId())
+			waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
+		})
 	}
 }
 

@@ -11,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -226,6 +230,35 @@ func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing
 		n, _, err := m.fake.Traces(testGroup, v.GetId())
 		return err == nil && n == 0
 	})
+}
+
+// TestAnExpansionThatChangesNothingLeavesOneBesideItAlone asks for sizes that the volume has
+// while it grows. With the race detector, it fails where the first reads what the other
+// writes, and would clear what is in use.
+func TestAnExpansionThatChangesNothingLeavesOneBesideItAlone(t *testing.T) {
+	m := newMachine(t)
+	m.dirty(t)
+	d := m.start(t)
+	v := d.create(request("a", 1))
+	expand := func(extents int64) error {
+		_, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: extents * testExtent})
+		if status.Code(err) == codes.Aborted { // The other one is under way.
+			return nil
+		}
+		return err
+	}
+	for extents := int64(2); extents <= testTotal; extents++ {
+		var group errgroup.Group
+		group.Go(func() error { return expand(1) })
+		group.Go(func() error { return expand(extents) })
+		if err := group.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n, _, err := m.fake.Traces(testGroup, v.GetId())
+	if n != 0 || err != nil {
+		t.Errorf("the volume shows %d blocks of another one, error %v", n, err)
+	}
 }
 
 // TestAWipeThatWasKilledGoesOnWhereTheJournalSays kills lvmd when two chunks of four

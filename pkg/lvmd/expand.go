@@ -20,15 +20,15 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 	if l := r.GetLimitBytes(); l < 0 || l != 0 && l < r.GetRequiredBytes() {
 		return nil, invalidField("limit_bytes", "%d is neither 0, for no limit, nor at least required_bytes, %d", l, r.GetRequiredBytes())
 	}
-	v, extents, more, err := s.admitExpansion(r)
+	v, extents, more, unclean, err := s.admitExpansion(r)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case more > 0:
 		err = s.extend(ctx, v, extents, more)
-	case v.rec.ClearFrom != 0:
-		err = s.clearGrown(ctx, v, spans{}.plus(span{v.rec.ClearFrom, v.extents * v.group.info.ExtentSize}))
+	case len(unclean) > 0:
+		err = s.clearGrown(ctx, v, unclean)
 		s.unclaim(v)
 	}
 	if err == nil {
@@ -44,35 +44,39 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 
 // admitExpansion promises the room and claims the volume. It returns how many
 // extents the volume is to have in all, and how many more that is; when it has
-// enough, more is zero and nothing was claimed unless something is to be cleared.
-func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, extents, more int64, err error) {
+// enough, more is zero, and nothing was claimed unless an earlier expansion left
+// something to clear, which is unclean then.
+func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, extents, more int64, unclean spans, err error) {
 	m := s.model
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s.isStopping() {
-		return nil, 0, 0, errStopping
+		return nil, 0, 0, nil, errStopping
 	}
 	v, err = m.lookup(r.GetId(), "")
 	if err != nil {
-		return nil, 0, 0, err
+		return nil, 0, 0, nil, err
 	}
 	g := v.group
 	switch {
 	case v.op != nil || v.claimed || v.pins > 0:
-		return nil, 0, 0, operationPending("another operation on volume %s is under way", v.rec.ID)
+		return nil, 0, 0, nil, operationPending("another operation on volume %s is under way", v.rec.ID)
 	case v.rec.Phase != ready:
-		return nil, 0, 0, operationPending("the creation of volume %s is not finished", v.rec.ID)
+		return nil, 0, 0, nil, operationPending("the creation of volume %s is not finished", v.rec.ID)
 	case !g.present || g.info.MissingDevices > 0:
-		return nil, 0, 0, deviceMissing("volume group %q, or a device of it, is missing", g.name)
+		return nil, 0, 0, nil, deviceMissing("volume group %q, or a device of it, is missing", g.name)
 	}
 	extents, err = v.rec.Ident.extentsWithin(r.GetRequiredBytes(), r.GetLimitBytes(), g.info.ExtentSize*v.layout.Unit())
 	if err != nil {
-		return nil, 0, 0, err
+		return nil, 0, 0, nil, err
 	}
 	extents *= v.layout.Unit()
 	if extents <= v.extents {
-		v.claimed = v.rec.ClearFrom != 0
-		return v, 0, 0, nil
+		if v.rec.ClearFrom != 0 {
+			v.claimed = true
+			unclean = spans{}.plus(span{v.rec.ClearFrom, v.extents * g.info.ExtentSize})
+		}
+		return v, 0, 0, unclean, nil
 	}
 	// A class that is not configured any more keeps no reserve.
 	room := max(0, g.allocatable-g.creating-g.expanding)
@@ -88,15 +92,15 @@ func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, exte
 	}
 	more = extents - v.extents
 	if more > room {
-		return nil, 0, 0, noSpace("expanding volume %s by %d bytes: %d available", v.rec.ID, more*g.info.ExtentSize, room*g.info.ExtentSize)
+		return nil, 0, 0, nil, noSpace("expanding volume %s by %d bytes: %d available", v.rec.ID, more*g.info.ExtentSize, room*g.info.ExtentSize)
 	}
 	if !g.hasText(lvm.VolumeText(nil, v.layout.Segments(max(1, min(more, g.fragments))))) {
-		return nil, 0, 0, noSpace("expanding volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
+		return nil, 0, 0, nil, noSpace("expanding volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
 			v.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
 	}
 	v.promiseMore(more)
 	v.claimed = true
-	return v, extents, more, nil
+	return v, extents, more, nil, nil
 }
 
 func (s *Service) extend(ctx context.Context, v *volume, extents, more int64) error {
