@@ -73,7 +73,7 @@ func (s *Service) changeBy(ctx context.Context, g *group, steps uint64, delta in
 		return nil
 	}
 	s.model.mu.Lock()
-	g.clean = clean{}
+	s.model.distrust(g)
 	s.model.mu.Unlock()
 	if err := s.rescan(g, applied); err != nil {
 		s.log.Error("scanning after a change", "group", g.name, "error", err)

@@ -56,6 +56,19 @@ func (c clean) holds(p lvm.Piece) bool {
 	return true
 }
 
+// distrust forgets what is known to hold zeroes in a group that was changed by another
+// program: that may have used any of its space and given it back, and moved wiped volumes
+// away from where they were. The caller holds the model's lock.
+func (m *model) distrust(g *group) {
+	g.clean = clean{}
+	g.distrusted++
+	for _, v := range m.volumes {
+		if v.group == g {
+			v.pieces = nil
+		}
+	}
+}
+
 // size counts the bytes.
 func (c clean) size() int64 {
 	var n int64

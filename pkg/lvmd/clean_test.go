@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -230,6 +231,51 @@ func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing
 		n, _, err := m.fake.Traces(testGroup, v.GetId())
 		return err == nil && n == 0
 	})
+}
+
+// meddler is an LVM that an administrator uses, too: when lvmd has seen where a wiped volume
+// lies, the volume is moved, and where it was, another one is written and removed.
+type meddler struct {
+	lvm.Groups
+	d     *daemon
+	armed atomic.Bool
+}
+
+func (f *meddler) Mapping(group, volume string) ([]lvm.Piece, error) {
+	pieces, err := f.Groups.Mapping(group, volume)
+	if !f.armed.CompareAndSwap(true, false) {
+		return pieces, err
+	}
+	t, fake := f.d.t, f.d.machine.fake
+	if err := fake.Move(group, volume); err != nil {
+		t.Error(err)
+	}
+	if err := fake.Create(t.Context(), lvm.CreateOptions{Group: group, Volume: "theirs", Extents: testTotal / 2}); err != nil {
+		t.Error(err)
+	}
+	f.d.machine.fill(t, "theirs", 0x77)
+	if err := fake.Remove(t.Context(), group, []string{"theirs"}); err != nil {
+		t.Error(err)
+	}
+	waittest.Until(t, "lvmd has noticed", func() bool {
+		now, err := fake.Metadata(group)
+		f.d.model.mu.Lock()
+		defer f.d.model.mu.Unlock()
+		return err == nil && f.d.model.groups[group].metadata.Seqno == now.Seqno
+	})
+	return pieces, err
+}
+
+func TestWhereAWipedVolumeWasBeforeItWasMovedIsNotKnownToBeZero(t *testing.T) {
+	m := newMachine(t)
+	lvm := &meddler{}
+	d := m.start(t, func(d *daemon, o *Options) { lvm.Groups, lvm.d, o.LVM = o.LVM, d, lvm })
+	v := d.create(request("a", testTotal/2))
+	m.fill(t, v.GetId(), 0x5a)
+	lvm.armed.Store(true)
+	d.delete(v.GetId())
+	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
+	d.traces(d.create(request("b", testTotal)).GetId())
 }
 
 // TestAnExpansionThatChangesNothingLeavesOneBesideItAlone asks for sizes that the volume has

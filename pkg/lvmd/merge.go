@@ -68,8 +68,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 		s.log.Warn("volume group was replaced by another of the same name", "group", g.name, "was", g.info.UUID, "is", scan.UUID)
 	}
 	if scan.UUID != g.info.UUID || scan.Seqno != g.metadata.Seqno {
-		// Whoever changed it may have used any of its space and given it back.
-		g.clean = clean{}
+		s.model.distrust(g)
 	}
 	g.present = true
 	g.info = *scan

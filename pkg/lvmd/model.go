@@ -97,8 +97,11 @@ type group struct {
 	metadata lvm.Metadata
 	// clean is what of the group's free space is known to hold zeroes.
 	// accounted is set when the change under way said what it took.
-	clean     clean
-	accounted bool
+	clean clean
+	// distrusted counts how often all that was known of it was forgotten: what was
+	// read of the group before says nothing of it afterwards.
+	distrusted int
+	accounted  bool
 	// fragments is in how many pieces a volume of all free extents would lie,
 	// at most.
 	fragments int64

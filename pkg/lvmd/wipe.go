@@ -120,7 +120,7 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	s.model.mu.Lock()
 	v.rec.Wiped = off
 	v.failures = 0
-	rec := v.rec
+	rec, distrusted := v.rec, v.group.distrusted
 	s.model.mu.Unlock()
 	if !done {
 		if checkpoint {
@@ -140,6 +140,9 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 	}
 	s.crash("delete: wiped")
 	s.model.mu.Lock()
+	if v.group.distrusted != distrusted {
+		pieces = nil
+	}
 	v.handle, v.wiped, v.pieces = nil, true, pieces
 	s.model.mu.Unlock()
 	v.group.wakeRemover()
