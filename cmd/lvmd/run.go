@@ -124,6 +124,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	defer runner.Close()
 	host := lvm.NewHost(runner)
 	host.Notify(events)
+	metrics.ObserveStuck(host.Stuck)
 	options := lvmd.Options{
 		LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
 	}

@@ -38,13 +38,42 @@ type Host struct {
 	patience time.Duration
 	// answers is told of devices that were silent and answer again, or nil.
 	answers chan<- struct{}
+	flushes flushes
 }
 
 var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	return &Host{runner: r, patience: readTimeout, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
+	h := &Host{runner: r, patience: readTimeout, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
+	h.flushes = flushes{device: flushDevice, answered: h.answered, abandoned: map[string]int{}}
+	return h
+}
+
+// Stuck counts what was given up and still waits in the kernel for a device that does not
+// answer: commands that were killed, reads, and flushes. Each keeps a thread or a process.
+// It is safe for concurrent use.
+func (h *Host) Stuck() int {
+	h.mu.Lock()
+	reads := 0
+	for _, since := range h.reading {
+		if time.Since(since) >= h.patience {
+			reads++
+		}
+	}
+	h.mu.Unlock()
+	return h.runner.Stuck() + reads + h.flushes.stuck()
+}
+
+// answered passes on that a device answers on which nothing waited any more.
+func (h *Host) answered() {
+	if h.answers == nil {
+		return
+	}
+	select {
+	case h.answers <- struct{}{}:
+	default:
+	}
 }
 
 // Notify has events, which should hold an element, told of block devices that did not
@@ -115,7 +144,7 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
 	defer cancel()
 	for _, g := range found {
-		err := flush(ctx, h.known(g.Name))
+		err := h.flushes.flush(ctx, h.known(g.Name))
 		if errors.Is(err, ErrTimedOut) {
 			return nil, err
 		}
@@ -306,7 +335,7 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
 	defer cancel()
-	return flush(ctx, devices)
+	return h.flushes.flush(ctx, devices)
 }
 
 // Device implements Groups by asking the kernel's device mapper, and holding

@@ -46,11 +46,8 @@ func patiently[T any](h *Host, device string, read func(device string) (T, error
 			h.mu.Unlock()
 		}
 		done <- result{value, err}
-		if late.Load() && h.answers != nil {
-			select {
-			case h.answers <- struct{}{}:
-			default:
-			}
+		if late.Load() {
+			h.answered()
 		}
 	}()
 	timeout := time.NewTimer(h.patience)

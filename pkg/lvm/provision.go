@@ -161,7 +161,7 @@ func (h *Host) ExtendGroup(ctx context.Context, group string, devices []string) 
 func (h *Host) flushed(ctx context.Context, devices []string) error {
 	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
 	defer cancel()
-	return flush(ctx, devices)
+	return h.flushes.flush(ctx, devices)
 }
 
 // ResizeDevice implements Devices. A process of its own is sure to ask the

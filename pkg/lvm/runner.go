@@ -101,10 +101,7 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 		if err != nil {
 			return
 		}
-		r.stuck.Add(1)
-		err = cmd.Wait()
-		r.stuck.Add(-1)
-		done <- err
+		done <- cmd.Wait()
 	}()
 	if err := <-started; err != nil {
 		return nil, &CommandError{Command: command, ExitCode: -1, Message: err.Error(), Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
@@ -125,6 +122,11 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 			kill.Message += ": " + words
 		}
 	case <-time.After(reapGrace):
+		r.stuck.Add(1)
+		go func() {
+			<-done
+			r.stuck.Add(-1)
+		}()
 		// Wait still writes to the buffers: they must not be read.
 		kill.Message = fmt.Sprintf("killed, but it hangs in the kernel: %v", ctx.Err())
 	}

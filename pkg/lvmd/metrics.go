@@ -89,6 +89,15 @@ func NewMetrics() *Metrics {
 
 func (m *Metrics) attach(s *Service) { m.service.Store(s) }
 
+// ObserveStuck has the metrics ask stuck, at each collection, how many commands, reads and
+// flushes were given up and still wait in the kernel for a device; lvm.Host.Stuck fits. It
+// is called once.
+func (m *Metrics) ObserveStuck(stuck func() int) {
+	m.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "carve_lvmd_stuck", Help: "LVM commands, reads and flushes that were given up and still wait in the kernel for a device that does not answer.",
+	}, func() float64 { return float64(stuck()) }))
+}
+
 type classKey struct{}
 
 // forClass is a context in which LVM commands count for a device class.
