@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -446,6 +447,61 @@ func TestAClassSaysHowItsVolumesAreWiped(t *testing.T) {
 				t.Errorf("%d blocks of the earlier volume, error %v", n, err)
 			}
 		})
+	}
+}
+
+func TestAClassAtItsRateHoldsUpNoOther(t *testing.T) {
+	m := newMachine(t)
+	m.fake.RemoveGroup(testGroup)
+	m.fake.AddGroup(testGroup, testExtent, 256)
+	m.config = "- {name: local, default: true, volumeGroup: carve}\n- {name: slow, volumeGroup: carve, wipeRate: 1Mi}\n"
+	d := m.start(t)
+	// Longer than a test waits.
+	throttled := request("throttled", 2*int64(waittest.Limit/time.Second)*(1<<20)/testExtent)
+	throttled.DeviceClass = "slow"
+	first, second := d.create(throttled), d.create(request("large", 100))
+	d.delete(first.GetId())
+	d.delete(second.GetId())
+	waittest.Until(t, "the other class' volume is gone, and the slow one is still wiped", func() bool {
+		return d.available() >= 256-throttled.GetRequiredBytes()/testExtent
+	})
+	if got := d.available(); got == 256 {
+		t.Error("the slow class' volume is gone already")
+	}
+}
+
+func TestALargeVolumeIsWipedBetweenSmallOnes(t *testing.T) {
+	m := newMachine(t)
+	proceed := make(chan struct{})
+	var deleting atomic.Bool
+	var mu sync.Mutex
+	var order []string
+	m.fake.BeforeZero = func(_, volume string, _, _ int64) error {
+		if !deleting.Load() {
+			return nil
+		}
+		<-proceed
+		mu.Lock()
+		defer mu.Unlock()
+		order = append(order, volume)
+		return nil
+	}
+	d := m.start(t)
+	const small = 24
+	large := d.create(request("large", 40)).GetId()
+	var ids []string
+	for i := range small {
+		ids = append(ids, d.create(request(fmt.Sprint("small-", i), 1)).GetId())
+	}
+	deleting.Store(true)
+	for _, id := range slices.Insert(ids, 1, large) {
+		d.delete(id)
+	}
+	close(proceed)
+	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
+	// The first chunks may be chosen before the large volume is deleted.
+	if first := slices.Index(order, large); first > 2*fairEvery {
+		t.Errorf("the large volume's turn comes as number %d of %d", first, len(order))
 	}
 }
 

@@ -101,6 +101,8 @@ type group struct {
 	// distrusted counts how often all that was known of it was forgotten: what was
 	// read of the group before says nothing of it afterwards.
 	distrusted int
+	// chunks counts those of its tombstones that were chosen to be wiped.
+	chunks int64
 	accounted  bool
 	// fragments is in how many pieces a volume of all free extents would lie,
 	// at most.
@@ -177,6 +179,9 @@ type volume struct {
 	// the volume lies, if that is known to hold zeroes.
 	wiped  bool
 	pieces []lvm.Piece
+	// waitsSince counts the group's chunks up to its own last one, or to its deletion;
+	// zero means that it was not looked at yet.
+	waitsSince int64
 	// retryAt delays the next attempt after a failure; failures counts them.
 	retryAt  time.Time
 	failures int

@@ -22,11 +22,17 @@ const (
 	// A failed wipe or removal is tried again after a delay that doubles.
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = time.Minute
+	// Of so many chunks, one is of the volume that has waited longest.
+	fairEvery = 4
 )
 
-// wipeLoop wipes the group's tombstones until ctx is done, chunk by chunk,
-// always the one with the least left to do: small volumes do not wait for
-// large ones, and the mean wait is the least possible.
+// errThrottled is returned for a chunk that the rate of its class does not allow yet.
+var errThrottled = errors.New("its class is wiped at a lower rate")
+
+// wipeLoop wipes the group's tombstones until ctx is done, chunk by chunk. Small volumes do
+// not wait for large ones: most chunks are of the volume with the least left to do, which
+// makes the mean wait the least possible. One of fairEvery is of the volume that has waited
+// longest, and of these the largest, so that large ones end, too. A class that is at its rate holds up no other class.
 func (s *Service) wipeLoop(ctx context.Context, g *group) {
 	for ctx.Err() == nil {
 		v, retry := s.nextToWipe(g)
@@ -36,7 +42,7 @@ func (s *Service) wipeLoop(ctx context.Context, g *group) {
 			}
 			continue
 		}
-		if err := s.wipeChunk(ctx, v); err != nil && ctx.Err() == nil {
+		if err := s.wipeChunk(ctx, v); err != nil && !errors.Is(err, errThrottled) && ctx.Err() == nil {
 			s.log.Warn("wiping failed and will be tried again", "volume", v.rec.ID, "error", err)
 			s.postpone(v)
 		}
@@ -53,14 +59,29 @@ func (s *Service) nextToWipe(g *group) (best *volume, retry time.Time) {
 		return nil, time.Time{}
 	}
 	left := func(v *volume) int64 { return v.extents*g.info.ExtentSize - v.rec.Wiped }
+	before := func(a, b *volume) bool {
+		if g.chunks%fairEvery == 0 {
+			return a.waitsSince < b.waitsSince || a.waitsSince == b.waitsSince && left(a) > left(b)
+		}
+		return left(a) < left(b)
+	}
 	for _, v := range s.model.volumes {
+		if v.group != g || v.rec.Phase != deleting || v.wiped {
+			continue
+		}
+		if v.waitsSince == 0 {
+			v.waitsSince = g.chunks + 1
+		}
 		switch {
-		case v.group != g || v.rec.Phase != deleting || v.wiped:
 		case v.retryAt.After(now):
 			retry = earlier(retry, v.retryAt)
-		case best == nil || left(v) < left(best):
+		case best == nil || before(v, best):
 			best = v
 		}
+	}
+	if best != nil {
+		g.chunks++
+		best.waitsSince = g.chunks + 1
 	}
 	return best, retry
 }
@@ -102,7 +123,7 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 		return err
 	}
 	if off < size {
-		n, err := s.clear(ctx, v, h, off, size)
+		n, err := s.clear(v, h, off, size)
 		if err != nil {
 			return err
 		}
@@ -166,8 +187,9 @@ func (s *Service) checkLength(v *volume, size int64) error {
 }
 
 // clear does to the next chunk what the volume's class wants, and returns how
-// many bytes that were. A class that is not configured any more wipes.
-func (s *Service) clear(ctx context.Context, v *volume, h lvm.Handle, off, size int64) (int64, error) {
+// many bytes that were. A class that is not configured any more wipes. Where the class is
+// at its rate, clear does nothing, notes when it may, and returns errThrottled.
+func (s *Service) clear(v *volume, h lvm.Handle, off, size int64) (int64, error) {
 	how, limit := config.WipeAuto, (*rate.Limiter)(nil)
 	s.model.mu.Lock()
 	if c := s.model.class(v.rec.Ident.Class); c != nil {
@@ -180,8 +202,13 @@ func (s *Service) clear(ctx context.Context, v *volume, h lvm.Handle, off, size 
 	n := min(int64(wipeChunk), size-off)
 	if limit != nil && how != config.WipeNone {
 		n = min(n, int64(limit.Burst()))
-		if err := limit.WaitN(ctx, int(n)); err != nil {
-			return 0, err
+		reservation := limit.ReserveN(time.Now(), int(n))
+		if wait := reservation.Delay(); wait > 0 {
+			reservation.Cancel()
+			s.model.mu.Lock()
+			v.retryAt = time.Now().Add(wait)
+			s.model.mu.Unlock()
+			return 0, errThrottled
 		}
 	}
 	switch how {
