@@ -102,8 +102,8 @@ type group struct {
 	// read of the group before says nothing of it afterwards.
 	distrusted int
 	// chunks counts those of its tombstones that were chosen to be wiped.
-	chunks int64
-	accounted  bool
+	chunks    int64
+	accounted bool
 	// fragments is in how many pieces a volume of all free extents would lie,
 	// at most.
 	fragments int64
