@@ -13,10 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -279,32 +275,50 @@ func TestWhereAWipedVolumeWasBeforeItWasMovedIsNotKnownToBeZero(t *testing.T) {
 	d.traces(d.create(request("b", testTotal)).GetId())
 }
 
-// TestAnExpansionThatChangesNothingLeavesOneBesideItAlone asks for sizes that the volume has
-// while it grows. With the race detector, it fails where the first reads what the other
-// writes, and would clear what is in use.
+// TestAnExpansionThatChangesNothingLeavesOneBesideItAlone has an expansion to the size that
+// the volume has go on in the middle of another one, when the user sees the new space already.
 func TestAnExpansionThatChangesNothingLeavesOneBesideItAlone(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)
-	d := m.start(t)
-	v := d.create(request("a", 1))
-	expand := func(extents int64) error {
-		_, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: extents * testExtent})
-		if status.Code(err) == codes.Aborted { // The other one is under way.
-			return nil
+	// The expansions wait at these: both when they are admitted, one when it has grown.
+	waits := []chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{})}
+	reached := make(chan string)
+	var next atomic.Int32
+	d := m.start(t, func(_ *daemon, o *Options) {
+		pass := o.crashPoint
+		o.crashPoint = func(point string) {
+			if pass(point); point == "expand: admitted" || point == "expand: grown" {
+				proceed := waits[next.Add(1)-1]
+				reached <- point
+				<-proceed
+			}
 		}
-		return err
+	})
+	v := d.create(request("a", 4))
+	expand := func(extents int64) <-chan error {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: extents * testExtent})
+			ended <- err
+		}()
+		return ended
 	}
-	for extents := int64(2); extents <= testTotal; extents++ {
-		var group errgroup.Group
-		group.Go(func() error { return expand(1) })
-		group.Go(func() error { return expand(extents) })
-		if err := group.Wait(); err != nil {
-			t.Fatal(err)
-		}
+	zeroed := m.zeroed()
+	nothing := expand(4)
+	<-reached
+	more := expand(8)
+	<-reached
+	close(waits[1])
+	if point := <-reached; point != "expand: grown" {
+		t.Fatalf("the larger expansion is at %q", point)
 	}
-	n, _, err := m.fake.Traces(testGroup, v.GetId())
-	if n != 0 || err != nil {
-		t.Errorf("the volume shows %d blocks of another one, error %v", n, err)
+	close(waits[0])
+	if err := <-nothing; err != nil || *zeroed != 0 {
+		t.Errorf("the expansion to the same size: %v; it zeroed %d bytes, want 0", err, *zeroed)
+	}
+	close(waits[2])
+	if err := <-more; err != nil || *zeroed != 4*testExtent {
+		t.Errorf("the expansion by 4 extents: %v; zeroed are %d bytes, want %d", err, *zeroed, 4*testExtent)
 	}
 }
 

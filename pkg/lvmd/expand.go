@@ -24,6 +24,7 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 	if err != nil {
 		return nil, err
 	}
+	s.crash("expand: admitted")
 	switch {
 	case more > 0:
 		err = s.extend(ctx, v, extents, more)
