@@ -24,6 +24,7 @@ type Metrics struct {
 	emptied  prometheus.Counter
 	reloads  *prometheus.CounterVec
 	service  atomic.Pointer[Service]
+	stuck    atomic.Pointer[func() int]
 }
 
 var (
@@ -83,20 +84,23 @@ func NewMetrics() *Metrics {
 	for _, result := range []ReloadResult{ReloadApplied, ReloadRefused, ReloadInvalid} {
 		m.reloads.WithLabelValues(string(result))
 	}
-	m.Registry.MustRegister(m.exits, m.reloads, m.commands, m.calls, m.cleared, m.emptied, m)
+	stuck := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "carve_lvmd_stuck", Help: "LVM commands, reads and flushes that were given up and still wait in the kernel for a device that does not answer.",
+	}, func() float64 {
+		if count := m.stuck.Load(); count != nil {
+			return float64((*count)())
+		}
+		return 0
+	})
+	m.Registry.MustRegister(stuck, m.exits, m.reloads, m.commands, m.calls, m.cleared, m.emptied, m)
 	return m
 }
 
 func (m *Metrics) attach(s *Service) { m.service.Store(s) }
 
 // ObserveStuck has the metrics ask stuck, at each collection, how many commands, reads and
-// flushes were given up and still wait in the kernel for a device; lvm.Host.Stuck fits. It
-// is called once.
-func (m *Metrics) ObserveStuck(stuck func() int) {
-	m.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "carve_lvmd_stuck", Help: "LVM commands, reads and flushes that were given up and still wait in the kernel for a device that does not answer.",
-	}, func() float64 { return float64(stuck()) }))
-}
+// flushes were given up and still wait in the kernel for a device; lvm.Host.Stuck fits.
+func (m *Metrics) ObserveStuck(stuck func() int) { m.stuck.Store(&stuck) }
 
 type classKey struct{}
 
