@@ -86,8 +86,8 @@ func TestBurstThatExactlyFillsTheNodesRunsWithoutAFailure(t *testing.T) {
 		}
 	}
 	// The scheduler may place a Pod by the capacity of a moment ago, while the reservation
-	// of the last one is on its way to it. On average every second Pod may be placed anew.
-	s.wantProvisioningFailures(pods / 2)
+	// of the last one is on its way to it. Two of the Pods usually are; a quarter may be.
+	s.wantProvisioningFailures(pods / 4)
 }
 
 // fillToMultipleOf leaves on each node exactly n times the size it returns.

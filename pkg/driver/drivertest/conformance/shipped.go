@@ -37,8 +37,6 @@ const (
 	namespace  = "carve-system"
 	account    = "carve-node"
 	uplinkHost = "carve-uplink"
-	// patience bounds what an emulated machine takes to begin.
-	patience = 2 * time.Minute
 )
 
 // Controller is the controller as it is shipped. Only the API server is a fake.
