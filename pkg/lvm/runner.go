@@ -124,7 +124,7 @@ func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte
 	case <-time.After(reapGrace):
 		r.stuck.Add(1)
 		go func() {
-			_ = <-done // What it says was given up.
+			<-done //nolint:errcheck // What it says was given up.
 			r.stuck.Add(-1)
 		}()
 		// Wait still writes to the buffers: they must not be read.
