@@ -3,6 +3,8 @@
 package lvmd
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,6 +17,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -320,6 +323,35 @@ func TestAnExpansionThatChangesNothingLeavesOneBesideItAlone(t *testing.T) {
 	if err := <-more; err != nil || *zeroed != 4*testExtent {
 		t.Errorf("the expansion by 4 extents: %v; zeroed are %d bytes, want %d", err, *zeroed, 4*testExtent)
 	}
+}
+
+// TestAnExpansionThatFailedLeavesTheVolumeFree asks for the old size after LVM refused a
+// larger one, when the journal has noted from where on there would be something to clear.
+func TestAnExpansionThatFailedLeavesTheVolumeFree(t *testing.T) {
+	m := newMachine(t)
+	m.dirty(t)
+	d := m.start(t)
+	v := d.create(request("a", 4))
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpExtend {
+			return errors.New("no")
+		}
+		return nil
+	}
+	expand := func(extents int64) error {
+		_, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: extents * testExtent})
+		return err
+	}
+	if err := expand(8); err == nil {
+		t.Error("the expansion that LVM refuses: want an error")
+	}
+	for range 2 {
+		if err := expand(4); err != nil {
+			t.Errorf("an expansion to the size that it has: %v", err)
+		}
+	}
+	d.delete(v.GetId())
+	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
 }
 
 // TestAWipeThatWasKilledGoesOnWhereTheJournalSays kills lvmd when two chunks of four

@@ -28,7 +28,7 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 	switch {
 	case more > 0:
 		err = s.extend(ctx, v, extents, more)
-	case len(unclean) > 0:
+	case unclean != nil:
 		err = s.clearGrown(ctx, v, unclean)
 		s.unclaim(v)
 	}
@@ -45,8 +45,8 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 
 // admitExpansion promises the room and claims the volume. It returns how many
 // extents the volume is to have in all, and how many more that is; when it has
-// enough, more is zero, and nothing was claimed unless an earlier expansion left
-// something to clear, which is unclean then.
+// enough, more is zero, and nothing was claimed unless the journal has an earlier expansion
+// that did not end: unclean is then what that left to clear, not nil even where it is nothing.
 func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (v *volume, extents, more int64, unclean spans, err error) {
 	m := s.model
 	m.mu.Lock()

@@ -32,7 +32,8 @@ var errThrottled = errors.New("its class is wiped at a lower rate")
 // wipeLoop wipes the group's tombstones until ctx is done, chunk by chunk. Small volumes do
 // not wait for large ones: most chunks are of the volume with the least left to do, which
 // makes the mean wait the least possible. One of fairEvery is of the volume that has waited
-// longest, and of these the largest, so that large ones end, too. A class that is at its rate holds up no other class.
+// longest, and of these the largest, so that large ones end, too. A class that is at its
+// rate holds up no other class.
 func (s *Service) wipeLoop(ctx context.Context, g *group) {
 	for ctx.Err() == nil {
 		v, retry := s.nextToWipe(g)
