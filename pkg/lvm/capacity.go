@@ -178,6 +178,67 @@ func (l Layout) PlaceGrowth(free []Free, on []string, more int64) []Share {
 	return l.place(free, more, 0)
 }
 
+// PlaceGrowthExactly is PlaceGrowth with every extent named. ends says for devices where the
+// volume ends on them: free extents from there on are taken first, so that the volume lies in
+// few pieces.
+func (l Layout) PlaceGrowthExactly(free []Free, on []string, more int64, ends map[string]int64) []Share {
+	var shares []Share
+	if l.IsLinear() {
+		for device, end := range ends {
+			i := slices.IndexFunc(free, func(f Free) bool { return f.Device == device })
+			if i < 0 {
+				continue
+			}
+			if r := runFrom(free[i].Runs, end, more); r.Length > 0 {
+				shares = append(shares, Share{Device: device, Extents: r.Length, Runs: []Run{r}})
+				more -= r.Length
+			}
+		}
+		free = Without(free, shares)
+		if more == 0 {
+			return shares
+		}
+	}
+	rest := l.PlaceGrowth(free, on, more)
+	if rest == nil {
+		return nil
+	}
+	for _, s := range rest {
+		runs := free[slices.IndexFunc(free, func(f Free) bool { return f.Device == s.Device })].Runs
+		if end, ok := ends[s.Device]; ok {
+			if r := runFrom(runs, end, s.Extents); r.Length > 0 {
+				shares = Join(shares, Share{Device: s.Device, Extents: r.Length, Runs: []Run{r}})
+				runs, s.Extents = cut(runs, r), s.Extents-r.Length
+			}
+		}
+		if s.Runs = firstOf(runs, s.Extents); s.Extents > 0 {
+			shares = Join(shares, s)
+		}
+	}
+	return shares
+}
+
+// runFrom is the part of a free run that begins at start, at most so many extents of it.
+func runFrom(runs []Run, start, most int64) Run {
+	for _, r := range runs {
+		if r.Start == start {
+			return Run{start, min(r.Length, most)}
+		}
+	}
+	return Run{}
+}
+
+// Join adds a share, whose runs are named, to those of its device.
+func Join(shares []Share, s Share) []Share {
+	i := slices.IndexFunc(shares, func(o Share) bool { return o.Device == s.Device })
+	if i < 0 {
+		return append(shares, s)
+	}
+	shares[i].Extents += s.Extents
+	shares[i].Runs = slices.Concat(shares[i].Runs, s.Runs)
+	return shares
+}
+
 // own picks the devices of a RAID volume; nothing when there is not one for
 // each image.
 func (l Layout) own(free []Free, on []string) []Free {

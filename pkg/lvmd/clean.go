@@ -3,7 +3,6 @@ package lvmd
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"go.etcd.io/bbolt"
@@ -150,46 +149,6 @@ func (s *Service) zero(ctx context.Context, h lvm.Handle, stretches spans) error
 		return nil
 	}
 	return h.Sync()
-}
-
-// clearGrown clears what a raw volume grew by, which somebody may have open.
-// The caller has claimed the volume.
-func (s *Service) clearGrown(ctx context.Context, v *volume, unclean spans) error {
-	h, err := s.lvm.OpenInUse(v.group.name, v.rec.ID)
-	if err != nil {
-		return err
-	}
-	err = s.zero(ctx, h, unclean)
-	if err = errors.Join(err, h.Close()); err != nil {
-		return fmt.Errorf("clearing what the volume grew by: %w", err)
-	}
-	done := v.rec
-	done.ClearFrom = 0
-	if err := s.journal.put(done, s.remember(v.group)); err != nil {
-		return err
-	}
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	v.rec.ClearFrom = 0
-	return nil
-}
-
-// finishGrowing clears what volumes had grown by when lvmd ended. The caller
-// holds the model's lock.
-func (s *Service) finishGrowing() {
-	for _, v := range s.model.volumes {
-		if v.rec.ClearFrom == 0 || v.rec.Phase != ready || v.claimed || v.op != nil || !v.group.exists[v.rec.ID] {
-			continue
-		}
-		v.claimed = true
-		grown := spans{}.plus(span{v.rec.ClearFrom, v.extents * v.group.info.ExtentSize})
-		s.spawn(func() {
-			defer s.unclaim(v)
-			if err := s.clearGrown(s.work, v, grown); err != nil {
-				s.log.Error("it is cleared when the expansion is asked for again", "volume", v.rec.ID, "error", err)
-			}
-		})
-	}
 }
 
 // bucketGroups has what is remembered of each group, by name.

@@ -15,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
@@ -217,20 +220,148 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 	}
 }
 
-func TestAnExpansionThatDiedBeforeItWasClearedIsClearedAtTheNextStart(t *testing.T) {
+// growthWatch counts what lvmd zeroes while a volume grows.
+type growthWatch struct {
+	// toVolume counts the bytes that lvmd wrote to the volume itself.
+	toVolume atomic.Int64
+	// toOthers counts those that it wrote to other volumes.
+	toOthers atomic.Int64
+}
+
+// watchGrowth counts what lvmd zeroes of a volume, and of others.
+func (m *machine) watchGrowth(id string) *growthWatch {
+	w := &growthWatch{}
+	m.fake.BeforeZero = func(_, volume string, _, length int64) error {
+		if volume == id {
+			w.toVolume.Add(length)
+		} else {
+			w.toOthers.Add(length)
+		}
+		return nil
+	}
+	return w
+}
+
+// TestAnExpansionThatWasKilledLeavesNothingBehind kills lvmd at every step of an expansion
+// whose new extents must be zeroed.
+func TestAnExpansionThatWasKilledLeavesNothingBehind(t *testing.T) {
+	for _, point := range []string{
+		"expand: admitted", "expand: extension made", "expand: extension zeroed", "expand: extension removed", "expand: grown",
+	} {
+		t.Run(point, func(t *testing.T) {
+			m := newMachine(t)
+			m.dirty(t)
+			d := m.start(t)
+			v := d.create(request("a", 4))
+			w := m.watchGrowth(v.GetId())
+			died := d.gate.dieNext(point)
+			go d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 8))
+			<-died
+			d.kill()
+			d = m.start(t)
+			want := int64(4)
+			if point == "expand: grown" {
+				want = 8
+			}
+			waittest.Until(t, "only the volume takes space", func() bool { return d.available() == testTotal-want })
+			if volumes, err := m.fake.Scan(t.Context(), []string{testGroup}); err != nil || len(volumes[0].Volumes) != 1 {
+				t.Errorf("volumes: %+v, error %v; want one", volumes, err)
+			}
+			got, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 8))
+			if err != nil || got.GetVolume().GetSizeBytes() != 8*testExtent {
+				t.Errorf("the same expansion again: %v, error %v", got, err)
+			}
+			d.traces(v.GetId())
+			if n := w.toVolume.Load(); n != 0 {
+				t.Errorf("%d bytes were written to the volume, which its user sees", n)
+			}
+		})
+	}
+}
+
+// TestAnExpansionOutlivesItsCallers has the caller of an expansion leave while the new extents
+// are zeroed, and another one come.
+func TestAnExpansionOutlivesItsCallers(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)
 	d := m.start(t)
 	v := d.create(request("a", 4))
-	died := d.gate.dieNext("expand: grown")
-	go d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 8 * testExtent})
-	<-died
-	d.kill()
-	m.start(t)
-	waittest.Until(t, "it is clear", func() bool {
-		n, _, err := m.fake.Traces(testGroup, v.GetId())
-		return err == nil && n == 0
+	zeroing, proceed := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	var zeroed atomic.Int64
+	m.fake.BeforeZero = func(_, _ string, _, length int64) error {
+		once.Do(func() { close(zeroing); <-proceed })
+		zeroed.Add(length)
+		return nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := d.client.ExpandVolume(ctx, expandRequest(v.GetId(), 8))
+		left <- err
+	}()
+	<-zeroing
+	cancel()
+	if err := <-left; status.Code(err) != codes.Canceled {
+		t.Errorf("the caller who left: %v", err)
+	}
+	t.Run("an expansion to the size that the volume has changes nothing", func(t *testing.T) {
+		got, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 4))
+		if err != nil || got.GetVolume().GetSizeBytes() != 4*testExtent {
+			t.Errorf("got %v, error %v; want 4 extents", got, err)
+		}
 	})
+	t.Run("an expansion to another size waits", func(t *testing.T) {
+		if _, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 9)); status.Code(err) != codes.Aborted {
+			t.Errorf("error %v, want Aborted", err)
+		}
+	})
+	joined := make(chan error, 1)
+	go func() {
+		_, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 8))
+		joined <- err
+	}()
+	close(proceed)
+	if err := <-joined; err != nil {
+		t.Error("the caller who came later:", err)
+	}
+	if n := zeroed.Load(); n != 4*testExtent {
+		t.Errorf("%d bytes were zeroed, want %d", n, 4*testExtent)
+	}
+	d.traces(v.GetId())
+}
+
+// TestADeletionCancelsAnExpansion deletes a volume whose new extents take long to zero.
+func TestADeletionCancelsAnExpansion(t *testing.T) {
+	m := newMachine(t)
+	m.dirty(t)
+	d := m.start(t)
+	v := d.create(request("a", 4))
+	zeroing, proceed := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	m.fake.BeforeZero = func(_, _ string, _, _ int64) error {
+		once.Do(func() { close(zeroing); <-proceed })
+		return nil
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), testTotal))
+		ended <- err
+	}()
+	<-zeroing
+	remove := func() error {
+		_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+		return err
+	}
+	if err := remove(); status.Code(err) != codes.Aborted {
+		t.Errorf("the deletion: %v, want Aborted", err)
+	}
+	close(proceed)
+	if err := <-ended; err == nil {
+		t.Error("the expansion succeeded, want it cancelled")
+	}
+	waittest.Until(t, "the volume is deleted", func() bool { return remove() == nil })
+	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
 }
 
 // meddler is an LVM that an administrator uses, too: when lvmd has seen where a wiped volume
@@ -278,55 +409,8 @@ func TestWhereAWipedVolumeWasBeforeItWasMovedIsNotKnownToBeZero(t *testing.T) {
 	d.traces(d.create(request("b", testTotal)).GetId())
 }
 
-// TestAnExpansionThatChangesNothingLeavesOneBesideItAlone has an expansion to the size that
-// the volume has go on in the middle of another one, when the user sees the new space already.
-func TestAnExpansionThatChangesNothingLeavesOneBesideItAlone(t *testing.T) {
-	m := newMachine(t)
-	m.dirty(t)
-	// The expansions wait at these: both when they are admitted, one when it has grown.
-	waits := []chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{})}
-	reached := make(chan string)
-	var next atomic.Int32
-	d := m.start(t, func(_ *daemon, o *Options) {
-		pass := o.crashPoint
-		o.crashPoint = func(point string) {
-			if pass(point); point == "expand: admitted" || point == "expand: grown" {
-				proceed := waits[next.Add(1)-1]
-				reached <- point
-				<-proceed
-			}
-		}
-	})
-	v := d.create(request("a", 4))
-	expand := func(extents int64) <-chan error {
-		ended := make(chan error, 1)
-		go func() {
-			_, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: extents * testExtent})
-			ended <- err
-		}()
-		return ended
-	}
-	zeroed := m.zeroed()
-	nothing := expand(4)
-	<-reached
-	more := expand(8)
-	<-reached
-	close(waits[1])
-	if point := <-reached; point != "expand: grown" {
-		t.Fatalf("the larger expansion is at %q", point)
-	}
-	close(waits[0])
-	if err := <-nothing; err != nil || *zeroed != 0 {
-		t.Errorf("the expansion to the same size: %v; it zeroed %d bytes, want 0", err, *zeroed)
-	}
-	close(waits[2])
-	if err := <-more; err != nil || *zeroed != 4*testExtent {
-		t.Errorf("the expansion by 4 extents: %v; zeroed are %d bytes, want %d", err, *zeroed, 4*testExtent)
-	}
-}
-
 // TestAnExpansionThatFailedLeavesTheVolumeFree asks for the old size after LVM refused a
-// larger one, when the journal has noted from where on there would be something to clear.
+// larger one.
 func TestAnExpansionThatFailedLeavesTheVolumeFree(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)

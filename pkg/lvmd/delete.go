@@ -72,6 +72,9 @@ func (s *Service) claimForDeletion(r *lvmdv1.DeleteVolumeRequest) (*volume, erro
 		v.op.cancelled = true
 		v.op.cancel()
 		return nil, operationPending("volume %s is being copied, which is cancelled now", v.rec.ID)
+	case v.expansion != nil && v.expansion.cancel != nil:
+		v.expansion.cancel()
+		return nil, operationPending("volume %s is being expanded, which is cancelled now", v.rec.ID)
 	case v.op != nil || v.claimed || v.pins > 0:
 		return nil, operationPending("another operation on volume %s is under way", v.rec.ID)
 	}

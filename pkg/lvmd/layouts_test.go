@@ -109,7 +109,7 @@ func TestMakingAndGrowingOneOfAnyLayoutTakesOneCommandAndNoScan(t *testing.T) {
 	d := m.start(t)
 	for i, class := range []string{"striped", "raid1", "raid10", "raid5", "raid6", "linear"} {
 		scans := m.fake.Commands(lvmfake.OpScan)
-		v := d.create(inClass(request("pvc-"+class, 3), class))
+		v := d.create(inClass(fsRequest("pvc-"+class, 3, "ext4"), class))
 		if _, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 7)); err != nil {
 			t.Fatalf("%s: %v", class, err)
 		}

@@ -120,7 +120,7 @@ func newGroup(name string) *group {
 	return &group{
 		name: name, turns: newQueue(maxWaiting, maxWait),
 		reap: make(chan struct{}, 1), remove: make(chan struct{}, 1), look: make(chan struct{}, 1),
-		exists: map[string]bool{}, clean: clean{}, plans: map[*volume]plan{},
+		exists: map[string]bool{}, extensions: map[string]bool{}, clean: clean{}, plans: map[*volume]plan{},
 		info: lvm.Group{ExtentSize: 1},
 	}
 }

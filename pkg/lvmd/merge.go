@@ -86,7 +86,10 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 		g.exists[lv.Name] = true
 		v := s.model.volumes[lv.Name]
 		if v == nil {
-			if v = s.adopt(g, lv); v == nil {
+			if !g.extensions[lv.Name] {
+				v = s.adopt(g, lv)
+			}
+			if v == nil {
 				g.foreign += lv.Segments
 				continue
 			}
@@ -191,8 +194,8 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 		group: g, extents: lv.Size / g.info.ExtentSize, segments: lv.Segments,
 		rec: record{ID: lv.Name, Group: g.name, Phase: ready, Ident: ident, Created: lv.Created},
 	}
-	if slices.Contains(lv.Tags, tagCopying) {
-		// How much of it was copied is not known: nobody was told of it.
+	if slices.Contains(lv.Tags, tagCopying) || isExtension(lv.Tags) {
+		// How much of it was copied or zeroed is not known: nobody was told of it.
 		v.rec.Phase = creating
 	}
 	s.log.Warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name)

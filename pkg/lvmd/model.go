@@ -83,6 +83,9 @@ type group struct {
 	pools map[string]*pool
 	// exists names all logical volumes of the group, ours or not.
 	exists map[string]bool
+	// extensions are the logical volumes that hold what volumes are growing by: see
+	// extension.go.
+	extensions map[string]bool
 	// allocatable is how many extents LVM could give now.
 	allocatable int64
 	// creating and expanding are extents promised to operations that LVM has
@@ -162,6 +165,8 @@ type volume struct {
 	promisedText int64
 	// claimed is true while an expansion or a deletion has the volume.
 	claimed bool
+	// expansion is the one under way that others can join, or nil.
+	expansion *expansion
 	// pins counts the snapshots and volumes that are being made of this one.
 	pins int
 	// making is set while the volume is made of another one.

@@ -40,9 +40,6 @@ type record struct {
 	Wiped int64 `json:"wiped,omitempty"`
 	// Soiled is true when something was left unwiped on purpose.
 	Soiled bool `json:"soiled,omitempty"`
-	// ClearFrom is not zero while what a raw volume grew by, from there on, is
-	// yet to be cleared.
-	ClearFrom int64 `json:"clearFrom,omitempty"`
 	// Created is when the volume was asked for.
 	Created time.Time `json:"created"`
 	// Emptied is when an encrypted volume was last made anew, or zero.

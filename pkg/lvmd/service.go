@@ -185,7 +185,6 @@ func (s *Service) Start() {
 		s.spawn(func() { s.lookLoop(s.work, g) })
 		s.spawn(func() { s.poolLoop(s.work, g) })
 	}
-	s.finishGrowing()
 	s.spawn(func() { s.refreshLoop(s.work) })
 	s.spawn(func() { s.keyLoop(s.work) })
 	s.spawn(func() { s.provideLoop(s.work) })

@@ -262,7 +262,7 @@ func TestANamespaceDoesNotWaitForAllThatAnotherAsksFor(t *testing.T) {
 		turns.Groups = o.LVM
 		o.LVM = turns
 	})
-	grown := d.create(request("grown", 1))
+	grown := d.create(fsRequest("grown", 1, "ext4"))
 	owners := map[string]string{grown.GetId(): "ns"}
 	turns.on.Store(true)
 	waits := func(namespace string, want int) {

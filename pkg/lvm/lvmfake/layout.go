@@ -55,12 +55,15 @@ func (f *Groups) AddGroupOf(name string, extentSize int64, devices ...int64) {
 // in order.
 type device struct {
 	path, uuid string
+	// dataOffset is where its first extent begins, in bytes; members are the group's extents
+	// that it holds, in order.
+	dataOffset int64
 	members    []int64
 }
 
 func (g *group) devices(name string) []device {
 	if g.disks == nil {
-		d := device{path: "/dev/fake-" + name, uuid: "fake-pv-" + name, members: make([]int64, g.extents)}
+		d := device{path: "/dev/fake-" + name, uuid: "fake-pv-" + name, dataOffset: g.dataOffset, members: make([]int64, g.extents)}
 		for i := range d.members {
 			d.members[i] = int64(i)
 		}
@@ -68,7 +71,7 @@ func (g *group) devices(name string) []device {
 	}
 	var all []device
 	for _, d := range g.disks {
-		all = append(all, device{path: d.Path, uuid: d.contents.Label.UUID, members: d.members})
+		all = append(all, device{path: d.Path, uuid: d.contents.Label.UUID, dataOffset: d.dataOffset, members: d.members})
 	}
 	return all
 }
