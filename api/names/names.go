@@ -33,6 +33,10 @@ const (
 	// the volume lies in: NAME/UUID. By it a node that comes back with other disks
 	// is told from one that comes back with its own.
 	AnnotationVolumeGroup = Prefix + "volume-group"
+	// AnnotationHeldBack is on CSIStorageCapacity objects whose capacity is zero because
+	// creating volumes failed on the node, and has until when, RFC 3339. By it the other
+	// replicas know.
+	AnnotationHeldBack = Prefix + "held-back-until"
 	// ConditionVolumeMissing is the type of the condition of a claim whose volume
 	// its node does not have.
 	ConditionVolumeMissing = Prefix + "VolumeMissing"

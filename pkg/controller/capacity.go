@@ -291,12 +291,18 @@ func (p *publisher) desired(ctx context.Context, key capacityKey) (wish, schedul
 	if err != nil {
 		return keep, scheduler.Room{}, err
 	}
+	view, ok := p.fleet.View(key.node)
 	if gone {
+		if !ok {
+			p.available.forget(key.node)
+		}
 		return remove, scheduler.Room{}, nil
 	}
-	view, ok := p.fleet.View(key.node)
 	if !ok || !view.Reported() {
-		return keep, scheduler.Room{}, nil
+		return p.unreported(key), scheduler.Room{}, nil
+	}
+	if !view.Connected {
+		p.available.noteAway(key.node) // from then on the ledger has no room for it
 	}
 	if view.Refused != "" {
 		return publish, scheduler.Room{}, nil // what it reported before is not what it has
@@ -306,6 +312,16 @@ func (p *publisher) desired(ctx context.Context, key capacityKey) (wish, schedul
 		return remove, scheduler.Room{}, nil
 	}
 	return publish, room.Besides(params.encryption.headerBytes()), nil
+}
+
+// unreported decides what should be published for a node that this process never heard
+// of: what an earlier leader published, until the node has had time to connect, and then
+// no capacity.
+func (p *publisher) unreported(key capacityKey) wish {
+	if p.current(key.objectName()) != nil && p.available.noteAway(key.node) {
+		return publish
+	}
+	return keep
 }
 
 // sync makes the object what it should be, and returns when to look again.
@@ -334,7 +350,7 @@ func (p *publisher) sync(ctx context.Context, key capacityKey) (time.Duration, e
 	case wish != publish || ended:
 		return 0, nil
 	}
-	target := describe(key, room)
+	target := p.describe(key, room)
 	target.OwnerReferences = owners
 	if current == nil {
 		return 0, p.create(ctx, key, target)
@@ -490,6 +506,11 @@ func (p *publisher) update(ctx context.Context, key capacityKey, current, target
 	if len(target.OwnerReferences) > 0 {
 		object.OwnerReferences = target.OwnerReferences
 	}
+	if until := target.Annotations[names.AnnotationHeldBack]; until == "" {
+		delete(object.Annotations, names.AnnotationHeldBack)
+	} else {
+		metav1.SetMetaDataAnnotation(&object.ObjectMeta, names.AnnotationHeldBack, until)
+	}
 	object.Capacity, object.MaximumVolumeSize = target.Capacity, target.MaximumVolumeSize
 	defer p.beginWrite(object.Name)()
 	updated, err := p.client.StorageV1().CSIStorageCapacities(p.namespace).Update(ctx, object, metav1.UpdateOptions{})
@@ -516,6 +537,17 @@ func (p *publisher) remove(ctx context.Context, object *storagev1.CSIStorageCapa
 	return nil
 }
 
+// describe is the object for a room, with a note of whether that is held back.
+func (p *publisher) describe(key capacityKey, room scheduler.Room) *storagev1.CSIStorageCapacity {
+	object := describe(key, room)
+	if class, ok := p.deviceClassOf(key); ok {
+		if until := p.available.heldUntil(key.node, class); !until.IsZero() {
+			object.Annotations = map[string]string{names.AnnotationHeldBack: until.UTC().Format(time.RFC3339Nano)}
+		}
+	}
+	return object
+}
+
 // describe is the object for a room.
 func describe(key capacityKey, room scheduler.Room) *storagev1.CSIStorageCapacity {
 	return &storagev1.CSIStorageCapacity{
@@ -533,7 +565,8 @@ func describe(key capacityKey, room scheduler.Room) *storagev1.CSIStorageCapacit
 
 // equalCapacity tells whether everything that we write is as it should be.
 func equalCapacity(current, target *storagev1.CSIStorageCapacity) bool {
-	if current.Capacity == nil || current.MaximumVolumeSize == nil {
+	if current.Capacity == nil || current.MaximumVolumeSize == nil ||
+		current.Annotations[names.AnnotationHeldBack] != target.Annotations[names.AnnotationHeldBack] {
 		return false
 	}
 	for k, v := range target.Labels {
@@ -561,7 +594,7 @@ func (p *publisher) published(ctx context.Context, key capacityKey) error {
 		return errors.New("there is an object and should be none")
 	case wish == publish && current == nil:
 		return errors.New("there is no object yet")
-	case wish == publish && (topologyNode(current) != key.node || current.StorageClassName != key.class || !equalCapacity(current, describe(key, room))):
+	case wish == publish && (topologyNode(current) != key.node || current.StorageClassName != key.class || !equalCapacity(current, p.describe(key, room))):
 		return errors.New("the object is of an earlier state")
 	}
 	return nil

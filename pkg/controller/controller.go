@@ -127,10 +127,12 @@ func New(o Options) (*Controller, error) {
 		ledger: scheduler.NewLedger(time.Now), pace: newPace(time.Now), losses: losses{grace: nodeLossGrace},
 		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, OnForget: c.nodeForgotten, Log: o.Log}),
 	}
+	c.core.available = c.newAvailability()
 	c.core.metrics = newMetrics(o.Registerer,
 		func() float64 { return float64(c.core.fleet.Connected()) },
 		func() float64 { return float64(c.core.fleet.Refused()) },
-		func() float64 { return float64(c.core.ledger.Reservations()) })
+		func() float64 { return float64(c.core.ledger.Reservations()) },
+		c.core.available.count)
 	c.all = informers.NewSharedInformerFactory(o.Client, 0)
 	c.own = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(o.Namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = names.LabelManagedBy + "=" + names.ManagedBy }))
@@ -138,6 +140,9 @@ func New(o Options) (*Controller, error) {
 		return nil, err
 	}
 	if err := c.core.pace.watch(c.core); err != nil {
+		return nil, err
+	}
+	if err := c.followHolds(); err != nil {
 		return nil, err
 	}
 	var err error
@@ -244,6 +249,11 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	if view.Reported() {
 		c.core.ledger.Report(view.Node, reportOf(view))
 	}
+	if view.Connected {
+		c.core.available.noteConnected(view.Node)
+	} else {
+		c.core.available.noteAway(view.Node)
+	}
 	c.mu.Lock()
 	a := c.acting
 	c.mu.Unlock()
@@ -273,7 +283,10 @@ func (c *Controller) reportRefused(view *fleet.View) {
 
 // nodeForgotten drops a node's report from the ledger, too. The fleet calls it in
 // order with nodeChanged, so that it never drops the report of a node that came back.
-func (c *Controller) nodeForgotten(node string) { c.core.ledger.Forget(node) }
+func (c *Controller) nodeForgotten(node string) {
+	c.core.ledger.Forget(node)
+	c.core.available.forget(node)
+}
 
 func reportOf(view *fleet.View) scheduler.NodeReport {
 	report := scheduler.NodeReport{Epoch: view.Epoch, Generation: view.Generation, Volumes: make(map[string]struct{}, len(view.ByName))}

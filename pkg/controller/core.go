@@ -54,6 +54,7 @@ type core struct {
 	identity  string
 	now       func() time.Time
 	pace      *pace
+	available *availability
 	losses    losses
 	owner     *capacityOwner // nil for none
 

@@ -53,8 +53,10 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 		delete(a.doubts, node) // it was not sent
 	}
 	if err != nil {
+		p.noteFailure(ctx, a, r, node, began, err)
 		return p.createFailed(ctx, a, claim, r, node, err)
 	}
+	p.noteSuccess(node, vol.GetDeviceClass())
 	a.internalErrors, a.unanswered = 0, 0
 	p.metrics.createSeconds.Observe(p.now().Sub(began).Seconds())
 	if vol.GetSizeBytes() < r.bytes || vol.GetName() != a.name {
@@ -134,7 +136,12 @@ func (p *provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 		return 0, cause
 	}
 	a.internalErrors = 0
-	return 0, p.release(ctx, a, claim, node, errors.New(refusal(node, cause)))
+	why := errors.New(refusal(node, cause))
+	if fault, _ := nodesFault(cause); fault && claim.Annotations[volume.AnnSelectedNode] == node {
+		a.leaving = &departure{node, why} // when the scheduler can see that the node is held back
+		return time.Millisecond, nil
+	}
+	return 0, p.release(ctx, a, claim, node, why)
 }
 
 // unanswered says that a node did not get to say yes or no.
@@ -263,7 +270,7 @@ func (p *provisioner) release(ctx context.Context, a *attempt, claim *v1.Persist
 		next = "; the scheduler is asked for another node"
 	}
 	p.recorder.Event(claim, v1.EventTypeWarning, reasonFailed, why.Error()+next)
-	a.announced, a.unreachableSince, a.misfitSince = "", time.Time{}, time.Time{}
+	a.announced, a.unreachableSince, a.misfitSince, a.leaving = "", time.Time{}, time.Time{}, nil
 	if claim.Annotations[volume.AnnSelectedNode] != node {
 		a.full[node] = p.now()
 		p.mu.Lock()

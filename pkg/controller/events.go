@@ -34,6 +34,10 @@ const (
 	reasonVolumeFound = "VolumeFound"
 	// reasonReportRefused: a node reports more than a node can hold.
 	reasonReportRefused = "ReportRefused"
+	// reasonHeldBack: creates fail on a node, whose capacity is held back for a while.
+	reasonHeldBack = "CapacityHeldBack"
+	// reasonOffered: a create succeeded there, and that is over.
+	reasonOffered = "CapacityOfferedAgain"
 	// reasonOrphanFound: a node has volumes that nobody knows.
 	reasonOrphanFound = "OrphanFound"
 	// reasonOrphanRemoved: they were removed.

@@ -100,6 +100,7 @@ func (c *Controller) act(ctx context.Context) error {
 	if err := awaitLibraries(); err != nil {
 		return err
 	}
+	c.adoptHolds()
 	a := c.assemble()
 	if a.provisioner != nil {
 		// Reservations first: room that claims chose already must not be published.

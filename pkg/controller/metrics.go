@@ -29,7 +29,7 @@ type metrics struct {
 	extenderSeconds *prometheus.HistogramVec
 }
 
-func newMetrics(registerer prometheus.Registerer, connected, refused, reservations func() float64) *metrics {
+func newMetrics(registerer prometheus.Registerer, connected, refused, reservations func() float64, heldBack func(cause string) float64) *metrics {
 	const ns, sub = "carve", "controller"
 	buckets := []float64{.05, .1, .2, .4, .6, .8, 1, 1.5, 2, 3, 5, 10, 20, 60}
 	m := &metrics{
@@ -65,5 +65,10 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 			Help: "Nodes whose report this replica refuses, because it has more than a node can hold."}, refused),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",
 			Help: "Claims that chose a node and whose volume the node does not report yet."}, reservations))
+	for _, cause := range []string{causeAway, causeFailing} {
+		registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "held_back_nodes",
+			Help: "Nodes whose capacity is held back, all or some of it, by cause (away, failing).", ConstLabels: prometheus.Labels{"cause": cause}},
+			func() float64 { return heldBack(cause) }))
+	}
 	return m
 }

@@ -81,6 +81,8 @@ func (p *provisioner) choose(a *attempt, class *storagev1.StorageClass, r reques
 			passed.forbidden++
 		case node.Spec.Unschedulable || outOfService(node):
 			passed.cordoned++
+		case c.Held:
+			passed.held++
 		case now.Sub(a.full[c.Node]) < fullMemory:
 			passed.full++
 		default:
@@ -107,15 +109,15 @@ func (p *provisioner) choose(a *attempt, class *storagev1.StorageClass, r reques
 
 // passedOver counts why nodes that have the device class were not chosen.
 type passedOver struct {
-	away, forbidden, cordoned, full int
-	largest                         int64 // that could be made on any that is just too full
+	away, forbidden, cordoned, held, full int
+	largest                               int64 // that could be made on any that is just too full
 }
 
 func (o passedOver) explain(class *storagev1.StorageClass, r request) error {
 	return fmt.Errorf("no connected node that StorageClass %s allows has %s free in device class %q: of those that have the class, "+
-		"%d are not connected, %d are excluded by allowedTopologies, %d are cordoned or out of service, %d are too full (the largest volume would be %s); trying on",
+		"%d are not connected, %d are excluded by allowedTopologies, %d are cordoned or out of service, %d are held back because creating volumes failed there, %d are too full (the largest volume would be %s); trying on",
 		class.Name, resource.NewQuantity(r.bytes, resource.BinarySI), r.deviceClass,
-		o.away, o.forbidden, o.cordoned, o.full, resource.NewQuantity(o.largest, resource.BinarySI))
+		o.away, o.forbidden, o.cordoned, o.held, o.full, resource.NewQuantity(o.largest, resource.BinarySI))
 }
 
 // allowedBy tells whether a StorageClass' allowedTopologies, of which one term

@@ -93,6 +93,12 @@ type attempt struct {
 	unsaved int
 	// internalErrors counts failures of the selected node in a row.
 	internalErrors int
+	// leaving is why the claim is to be rescheduled from the node that it selected, once
+	// the node's lowered capacity can be seen; nil for not at all.
+	leaving *departure
+	// blamed is the node against which the claim's failures count: one that fails on
+	// several nodes says nothing about the others.
+	blamed string
 	// full are nodes that had no room, for immediate binding.
 	full map[string]time.Time
 	// protects is the claim (namespace/name) that is protected while this one is
@@ -115,6 +121,12 @@ type attempt struct {
 
 	complaint    string
 	complainedAt time.Time
+}
+
+// departure is that a claim is to be rescheduled from a node.
+type departure struct {
+	node string
+	why  error
 }
 
 // inDoubt tells whether a node was asked for the volume in this life and it is not
@@ -460,6 +472,13 @@ func (p *provisioner) syncDelayed(ctx context.Context, a *attempt, claim *v1.Per
 		return p.awaitNode(ctx, a, claim, node)
 	}
 	a.unreachableSince = time.Time{}
+	if a.leaving != nil && a.leaving.node == node {
+		if left := p.awaitLowered(ctx, a, node); left > 0 {
+			return left, nil
+		}
+		return 0, p.release(ctx, a, claim, node, a.leaving.why)
+	}
+	a.leaving = nil
 	if _, ok := view.Class(r.deviceClass); !ok {
 		return 0, p.release(ctx, a, claim, node, noSuchClass(class, r.deviceClass, view))
 	}

@@ -36,15 +36,27 @@ func (e *ShortError) Error() string {
 		e.Node, e.Class, e.Left, e.Bytes)
 }
 
+// HeldError says that nothing new is to be placed in a device class of a node.
+type HeldError struct {
+	Node, Class string
+	// Why is what Hold was called with.
+	Why string
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("nothing is placed on node %s in device class %q at present: %s", e.Node, e.Class, e.Why)
+}
+
 // Fit returns nil when a node can take all of the demands together, in whatever
 // order they come, or else why not: a *ShortError when it is for want of room.
 // What the claims have reserved on the node already is not counted against them,
-// nor is a volume that exists there.
+// nor is a volume that exists there; these also do not suffer from Hold, which is
+// otherwise a *HeldError.
 func (l *Ledger) Fit(name string, demands []Demand) error {
 	return l.fit(name, demands, false)
 }
 
-// FitAlone is Fit as though nobody else had reserved anything.
+// FitAlone is Fit as though nobody else had reserved anything, and nothing were held.
 func (l *Ledger) FitAlone(name string, demands []Demand) error {
 	return l.fit(name, demands, true)
 }
@@ -76,6 +88,9 @@ func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
 		c, ok := findClass(n.report.Classes, d.Class)
 		if !ok {
 			return fmt.Errorf("node %s does not have device class %q", name, d.Class)
+		}
+		if why := l.holds(name, c.Name); why != "" && n.claims[d.Claim] == nil && !alone {
+			return &HeldError{Node: name, Class: c.Name, Why: why}
 		}
 		open = append(open, volume{d, c, c.size(d.Bytes), c.cost(d.Bytes)})
 		if e := n.claims[d.Claim]; e != nil && e.charged && !alone {

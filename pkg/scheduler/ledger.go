@@ -136,6 +136,9 @@ type Ledger struct {
 	// lapsed are nodes whose room grew because reservations were found to be
 	// past their deadline, and that Expire is still to tell of.
 	lapsed map[string]struct{}
+	// held says why nothing new is to be placed on a node, by node and device class;
+	// an empty class stands for all of the node.
+	held map[string]map[string]string
 }
 
 // node is what is known of one node. It exists while there is a report or a
@@ -161,7 +164,7 @@ type entry struct {
 
 // NewLedger makes an empty ledger that asks now for the time.
 func NewLedger(now func() time.Time) *Ledger {
-	return &Ledger{now: now, nodes: map[string]*node{}, claims: map[string]*entry{}, lapsed: map[string]struct{}{}}
+	return &Ledger{now: now, nodes: map[string]*node{}, claims: map[string]*entry{}, lapsed: map[string]struct{}{}, held: map[string]map[string]string{}}
 }
 
 // Report replaces what is known of a node and, in the same instant, ends the
@@ -201,6 +204,33 @@ func (l *Ledger) Forget(name string) {
 		e.charged = false
 	}
 	l.tidy(name, n)
+}
+
+// Hold makes a device class of a node, or with an empty class all of the node, seem
+// full to all that is to be placed anew, until it is called with an empty why. What is
+// reserved there stays reserved. A node may be held that has not reported.
+func (l *Ledger) Hold(name, class, why string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if why != "" {
+		if l.held[name] == nil {
+			l.held[name] = map[string]string{}
+		}
+		l.held[name][class] = why
+		return
+	}
+	if delete(l.held[name], class); len(l.held[name]) == 0 {
+		delete(l.held, name)
+	}
+}
+
+// holds returns why nothing is to be placed in a class of a node, or "". The caller
+// holds l.mu.
+func (l *Ledger) holds(name, class string) string {
+	if why := l.held[name][""]; why != "" {
+		return why
+	}
+	return l.held[name][class]
 }
 
 // Reserve makes, renews, resizes or moves the reservation of a claim. Where
@@ -296,7 +326,8 @@ func (l *Ledger) Candidates(class string) []Candidate {
 	var out []Candidate
 	for name, n := range l.nodes {
 		if room, ok := l.room(name, class); ok {
-			out = append(out, Candidate{Node: name, Room: room, Volumes: len(n.report.Volumes) + len(n.claims)})
+			c, _ := findClass(n.report.Classes, class)
+			out = append(out, Candidate{Node: name, Room: room, Volumes: len(n.report.Volumes) + len(n.claims), Held: l.holds(name, c.Name) != ""})
 		}
 	}
 	return out
@@ -316,7 +347,11 @@ func (l *Ledger) room(name, class string) (Room, bool) {
 	if s := n.reserved[c.Group]; s != nil {
 		taken = s.saturated()
 	}
-	return c.room(taken), true
+	room := c.room(taken)
+	if l.holds(name, c.Name) != "" {
+		room.Available, room.MaximumVolume = 0, 0
+	}
+	return room, true
 }
 
 // node returns the node, made if need be.

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -198,4 +199,41 @@ func TestNothingIsLeftOfANodeThatIsForgottenAndHasNoReservations(t *testing.T) {
 	if len(l.nodes) != 0 {
 		t.Errorf("%d nodes are left", len(l.nodes))
 	}
+}
+
+func TestWhatIsHeldSeemsFullToWhatIsPlacedAnew(t *testing.T) {
+	l := NewLedger(time.Now)
+	l.Report("n1", NodeReport{Classes: []ClassReport{
+		{Name: "fast", Default: true, Group: "a", Total: 100, Available: 100, MaximumVolume: 100},
+		{Name: "slow", Group: "b", Total: 100, Available: 100, MaximumVolume: 100},
+	}, Volumes: map[string]struct{}{"made": {}}})
+	l.Reserve(Reservation{Claim: "chose", Volume: "v", Node: "n1", Bytes: 10, Deadline: time.Now().Add(time.Hour)})
+	room := func(class string) int64 { r, _ := l.Room("n1", class); return r.Available + r.MaximumVolume }
+	fits := func(claim, volume, class string) error {
+		return l.Fit("n1", []Demand{{Claim: claim, Volume: volume, Class: class, Bytes: 10}})
+	}
+	check := func(what string, fast, slow bool) {
+		t.Helper()
+		if (room("") > 0) != fast || (room("slow") > 0) != slow || (fits("new", "w", "") == nil) != fast || (fits("new", "w", "slow") == nil) != slow {
+			t.Errorf("%s: room %d and %d, fits %v and %v", what, room(""), room("slow"), fits("new", "w", ""), fits("new", "w", "slow"))
+		}
+		if err := errors.Join(fits("chose", "v", ""), fits("", "made", ""), l.FitAlone("n1", []Demand{{Claim: "new", Bytes: 10}})); err != nil {
+			t.Errorf("%s: what is there already does not fit: %v", what, err)
+		}
+		if c := l.Candidates(""); len(c) != 1 || c[0].Held == fast {
+			t.Errorf("%s: candidates %+v", what, c)
+		}
+	}
+	check("at first", true, true)
+	l.Hold("n1", "fast", "it fails")
+	check("with one class held", false, true)
+	var held *HeldError
+	if err := fits("new", "w", ""); !errors.As(err, &held) || held.Class != "fast" || held.Why != "it fails" {
+		t.Errorf("refused with %v", err)
+	}
+	l.Hold("n1", "", "it is away")
+	l.Hold("n1", "fast", "")
+	check("with the node held", false, false)
+	l.Hold("n1", "", "")
+	check("when nothing is held any more", true, true)
 }

@@ -13,6 +13,8 @@ type Candidate struct {
 	Room Room
 	// Volumes is how many it holds or is about to hold.
 	Volumes int
+	// Held says that nothing is to be placed on it: see Ledger.Hold. Its room is none then.
+	Held bool
 }
 
 // Policy says which of several nodes that fit is to be preferred.

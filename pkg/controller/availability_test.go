@@ -1,0 +1,354 @@
+package controller
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/component-helpers/storage/volume"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// grace makes nodes count as away after so long.
+func grace(d time.Duration) harnessOption {
+	return func(c *Controller) { c.core.available.grace = d }
+}
+
+// backoff makes nodes be held back for so long after failures, at first and at most.
+func backoff(d time.Duration) harnessOption {
+	return func(c *Controller) { c.core.available.least, c.core.available.most = d, d }
+}
+
+// failCreates makes creates on a node fail while the switch is on.
+func failCreates(node *fakelvmd.Server, code codes.Code, reason string) *atomic.Bool {
+	failing := &atomic.Bool{}
+	failing.Store(true)
+	node.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		if failing.Load() {
+			return fakelvmd.Error(code, reason, "lvcreate failed")
+		}
+		return nil
+	}})
+	return failing
+}
+
+// unselected reports whether a claim has no selected node any more.
+func (h *harness) unselected(name string) func() bool {
+	return func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" }
+}
+
+func TestANodeThatIsAwayHasNoCapacityUntilItIsBack(t *testing.T) {
+	h := newHarness(t, grace(50*time.Millisecond))
+	var deletes atomic.Int32
+	h.client.PrependReactor("delete", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		deletes.Add(1)
+		return false, nil, nil
+	})
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
+	h.cutOff("n1")
+	waittest.Until(t, "no capacity is published for n1", h.capacityIs("n1", 0))
+	if n := h.c.core.available.count(causeAway); n != 1 {
+		t.Errorf("%v nodes are held back because they are away", n)
+	}
+	if err := h.c.core.ledger.Fit("n1", []scheduler.Demand{{Claim: "c", Volume: "pvc-c", Bytes: mib}}); err == nil {
+		t.Error("the extender would choose it")
+	}
+	h.attach(node, "n1")
+	waittest.Until(t, "n1 is published again", h.capacityIs("n1", gib))
+	if n := deletes.Load(); n != 0 {
+		t.Errorf("its object was deleted %d times", n)
+	}
+	if n := h.c.core.available.count(causeAway); n != 0 {
+		t.Errorf("%v nodes are still held back", n)
+	}
+}
+
+func TestANodeIsAwayThatNeverConnectedToTheNewLeader(t *testing.T) {
+	before := newHarness(t)
+	before.node("n1", gib)
+	before.class("carve", nil)
+	before.run()
+	waittest.Until(t, "n1 is published", before.capacityIs("n1", gib))
+	before.stop()
+	h := newHarnessOn(t, before.client, grace(50*time.Millisecond))
+	h.run()
+	waittest.Until(t, "no capacity is published for n1", h.capacityIs("n1", 0))
+	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	waittest.Until(t, "n1 is published again", h.capacityIs("n1", gib))
+}
+
+func TestAReconnectWithinTheGraceChangesNoCapacity(t *testing.T) {
+	h := newHarness(t, grace(time.Hour))
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
+	var writes atomic.Int32
+	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		writes.Add(1)
+		return false, nil, nil
+	})
+	for range 3 {
+		h.cutOff("n1")
+		h.attach(node, "n1")
+	}
+	node.Resize("local", 2*gib) // what is written next is of this
+	waittest.Until(t, "n1 has grown", h.capacityIs("n1", 2*gib))
+	if n := writes.Load(); n != 1 {
+		t.Errorf("capacity was written %d times for one change", n)
+	}
+}
+
+// The end of an earlier grace must not hold a node back that has been back since.
+func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
+	a, held := newTestAvailability()
+	first := a.now()
+	a.noteAway("n1")
+	a.noteConnected("n1")
+	a.endGrace("n1", first)
+	if len(held) != 0 || a.count(causeAway) != 0 {
+		t.Fatalf("held back: %v", held)
+	}
+	// One that a view took for away which was old by then.
+	a.connected = func(string) bool { return true }
+	a.noteAway("n1")
+	a.endGrace("n1", first)
+	if len(held) != 0 || a.noteAway("n1") {
+		t.Fatalf("held back though connected: %v", held)
+	}
+}
+
+// newTestAvailability makes one whose clock stands and whose timers never end, and
+// which notes what it holds.
+func newTestAvailability() (a *availability, held map[string]string) {
+	now := time.Unix(1000, 0)
+	held = map[string]string{}
+	return &availability{
+		connected: func(string) bool { return false }, changed: func(string) {},
+		hold: func(node, class, why string) {
+			if delete(held, node+"/"+class); why != "" {
+				held[node+"/"+class] = why
+			}
+		},
+		now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler),
+		grace: time.Hour, least: time.Hour, most: 5 * time.Hour, nodes: map[string]*standing{},
+	}, held
+}
+
+func TestFailuresInARowHoldAClassBackForLongerEachTime(t *testing.T) {
+	a, held := newTestAvailability()
+	now := a.now()
+	a.now = func() time.Time { return now }
+	fail := func() time.Duration { return a.failed("n1", "fast", now, false) }
+	for range failuresToHold - 1 {
+		if d := fail(); d != 0 {
+			t.Fatalf("held back for %v too early", d)
+		}
+	}
+	for _, want := range []time.Duration{time.Hour, 2 * time.Hour, 4 * time.Hour, 5 * time.Hour, 5 * time.Hour} {
+		if d := fail(); d != want || held["n1/fast"] == "" {
+			t.Fatalf("held back for %v (%v), want %v", d, held, want)
+		}
+		sent := now
+		now = now.Add(time.Minute)
+		if d := a.failed("n1", "fast", sent, false); d != 0 {
+			t.Fatalf("a create of before counts again: %v", d)
+		}
+		until := a.heldUntil("n1", "fast")
+		now = until
+		a.endHold("n1", "fast", until)
+		if len(held) != 0 {
+			t.Fatalf("still held back: %v", held)
+		}
+	}
+	if !a.succeeded("n1", "fast") || len(held) != 0 {
+		t.Fatalf("a success changes nothing: %v", held)
+	}
+	if d := fail(); d != 0 {
+		t.Fatalf("the first failure after a success holds it back for %v", d)
+	}
+	if d := a.failed("n1", "fast", now, true); d != time.Hour {
+		t.Fatalf("a definite one holds it back for %v", d)
+	}
+	if a.failed("n1", "slow", now, false) != 0 || held["n1/slow"] != "" {
+		t.Error("the failures count against another class")
+	}
+}
+
+func TestANodeOnWhichCreatesFailIsNotOfferedAgainAtOnce(t *testing.T) {
+	for name, way := range map[string]struct {
+		code   codes.Code
+		reason string
+	}{
+		"LVM fails":         {codes.Internal, names.ReasonCommandFailed},
+		"a disk is missing": {codes.Unavailable, names.ReasonDeviceMissing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t, backoff(time.Hour))
+			node := h.node("n1", gib)
+			h.class("carve", nil)
+			failing := failCreates(node, way.code, way.reason)
+			h.run()
+			waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
+			h.claim("c", "n1", nil)
+			waittest.Until(t, "the claim is released", h.unselected("c"))
+			// At that instant, not some time later: the scheduler must see it first.
+			if !h.capacityIs("n1", 0)() {
+				t.Fatalf("published %v when the claim was released", h.capacity("n1").Capacity)
+			}
+			h.event(reasonHeldBack, "local", "lvcreate failed")
+			if n := h.c.core.available.count(causeFailing); n != 1 {
+				t.Errorf("%v nodes are held back for failures", n)
+			}
+			failing.Store(false)
+			h.claim("d", "n1", nil) // its class was changed by hand, say
+			waittest.Until(t, "claim is bound", h.bound("d"))
+			waittest.Until(t, "a success restores the capacity", h.capacityIs("n1", gib-100*mib))
+			h.event(reasonOffered, "local")
+		})
+	}
+}
+
+func TestANodeIsOfferedAgainAfterItsBackOff(t *testing.T) {
+	h := newHarness(t, backoff(50*time.Millisecond))
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	failCreates(node, codes.Internal, names.ReasonCommandFailed)
+	h.run()
+	h.claim("c", "n1", nil)
+	h.event(reasonHeldBack, "local")
+	waittest.Until(t, "the claim is released", h.unselected("c"))
+	waittest.Until(t, "n1 is offered again", h.capacityIs("n1", gib))
+}
+
+func TestWhatIsNotTheNodesFaultHoldsNothingBack(t *testing.T) {
+	h := newHarness(t, backoff(time.Hour))
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	failCreates(node, codes.ResourceExhausted, names.ReasonNoSpace)
+	h.run()
+	for _, name := range []string{"a", "b", "c", "d"} {
+		h.claim(name, "n1", nil)
+		waittest.Until(t, "the claim is released", h.unselected(name))
+	}
+	if n := h.c.core.available.count(causeFailing); n != 0 {
+		t.Errorf("%v nodes are held back", n)
+	}
+	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
+}
+
+// A claim that no node can serve must not hold back one after the other.
+func TestAClaimThatFailsEverywhereHoldsOneNodeBack(t *testing.T) {
+	h := newHarness(t, backoff(time.Hour))
+	nodes := []string{"n1", "n2", "n3"}
+	for _, name := range nodes {
+		failCreates(h.node(name, gib), codes.Internal, names.ReasonCommandFailed)
+	}
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "", nil)
+	for _, name := range nodes {
+		h.selectNode("c", name)
+		waittest.Until(t, "the claim is released", h.unselected("c"))
+	}
+	if n := h.c.core.available.count(causeFailing); n != 1 {
+		t.Errorf("%v nodes are held back", n)
+	}
+}
+
+func TestImmediateBindingAvoidsNodesThatAreHeldBack(t *testing.T) {
+	h := newHarness(t, backoff(time.Hour))
+	bad := h.node("n1", 8*gib)
+	h.node("n2", gib)
+	var asked atomic.Int32
+	bad.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		asked.Add(1)
+		return fakelvmd.Error(codes.Unavailable, names.ReasonDeviceMissing, "a disk is missing")
+	}})
+	h.class("carve", immediate)
+	h.run()
+	ask := func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver }
+	h.claim("first", "", ask)
+	waittest.Until(t, "claim is bound", h.bound("first"))
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the larger node was asked %d times for the first", n)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		h.claim(name, "", ask)
+		waittest.Until(t, "claim is bound", h.bound(name))
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the node was asked %d times, %d of them after it was held back", n, n-1)
+	}
+}
+
+func TestAStandbyKnowsWhatTheLeaderHoldsBack(t *testing.T) {
+	h := newHarness(t, backoff(time.Hour))
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	failing := failCreates(node, codes.Unavailable, names.ReasonDeviceMissing)
+	h.run()
+	// It watches, and never leads.
+	standby := newHarnessOn(t, h.client)
+	ctx, cancel := context.WithCancel(t.Context())
+	standby.c.all.Start(ctx.Done())
+	standby.c.own.Start(ctx.Done())
+	t.Cleanup(func() {
+		cancel()
+		standby.c.all.Shutdown()
+		standby.c.own.Shutdown()
+		standby.c.core.fleet.Close()
+		standby.net.Close()
+	})
+	standby.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	fits := func() bool {
+		return standby.c.core.ledger.Fit("n1", []scheduler.Demand{{Claim: "x", Volume: "pvc-x", Bytes: mib}}) == nil
+	}
+	waittest.Until(t, "the standby has n1's report", fits)
+	h.claim("c", "n1", nil)
+	waittest.Until(t, "the standby holds n1 back", func() bool { return !fits() })
+	failing.Store(false)
+	h.claim("d", "n1", nil)
+	waittest.Until(t, "claim is bound", h.bound("d"))
+	waittest.Until(t, "the standby offers n1 again", fits)
+}
+
+func TestTheNextLeaderKnowsWhatIsHeldBack(t *testing.T) {
+	before := newHarness(t, backoff(time.Hour))
+	node := before.node("n1", gib)
+	before.class("carve", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "local"} })
+	failCreates(node, codes.Unavailable, names.ReasonDeviceMissing)
+	before.run()
+	waittest.Until(t, "n1 is published", before.capacityIs("n1", gib))
+	before.claim("c", "n1", nil)
+	waittest.Until(t, "n1 is held back", before.capacityIs("n1", 0))
+	before.stop()
+	h := newHarnessOn(t, before.client)
+	h.run()
+	again := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	failCreates(again, codes.Unavailable, names.ReasonDeviceMissing)
+	h.attach(again, "n1")
+	h.leader()
+	if until := h.c.core.available.heldUntil("n1", "local"); until.IsZero() {
+		t.Error("it forgot that n1 is held back")
+	}
+	if room, ok := h.c.core.ledger.Room("n1", "local"); !ok || room.Available != 0 {
+		t.Errorf("it would place on n1: %+v", room)
+	}
+}
