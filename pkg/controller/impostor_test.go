@@ -20,9 +20,11 @@ import (
 )
 
 // stolen has impostor report the volume of that name of node, and waits until the
-// controller has seen that.
+// controller has seen that. A claim that is still carried out would have it removed from
+// there.
 func (h *harness) stolen(node, impostor *fakelvmd.Server, name string) *lvmdv1.Volume {
 	h.t.Helper()
+	h.idle()
 	vol := node.Volumes()[name]
 	claimed := proto.CloneOf(vol)
 	claimed.EmptiedAt = timestamppb.New(time.Now())

@@ -66,8 +66,14 @@ func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
 	}
 	h.event("Normal Provisioning External provisioner is provisioning volume for claim \"default/c\"")
 	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
-	waittest.Until(h.t, "nothing is remembered", func() bool {
-		p := h.leader().provisioner
+	h.idle()
+}
+
+// idle waits until the leader carries out no claim.
+func (h *harness) idle() {
+	h.t.Helper()
+	p := h.leader().provisioner
+	waittest.Until(h.t, "no claim is carried out", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return len(p.attempts) == 0
