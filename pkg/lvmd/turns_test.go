@@ -298,7 +298,7 @@ func TestANamespaceDoesNotWaitForAllThatAnotherAsksFor(t *testing.T) {
 	in("other", "other-1")
 	waits("other", 2)
 	wg.Go(func() {
-		if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: grown.GetId(), RequiredBytes: 2 * testExtent}); err != nil {
+		if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: grown.GetId(), RequiredBytes: grown.GetSizeBytes() + testExtent}); err != nil {
 			t.Error(err)
 		}
 	})
