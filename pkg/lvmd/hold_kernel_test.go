@@ -162,10 +162,10 @@ func TestCommandsAreCountedForTheirDeviceClass(t *testing.T) {
 	n := newNode(t)
 	n.config += "- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi}}\n"
 	p, metrics := n.startMeasured()
-	thick, thin := p.create(create("pvc-thick", 8<<20, "")), p.create(inClass(create("pvc-thin", 8<<20, ""), "thin"))
+	thick, thin := p.create(create("pvc-thick", 20<<20, "ext4")), p.create(inClass(create("pvc-thin", 8<<20, ""), "thin"))
 	p.create(create("pvc-more", 8<<20, ""))
 	for _, v := range []*lvmdv1.Volume{thick, thin} {
-		if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 16 << 20}); err != nil {
+		if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 40 << 20}); err != nil {
 			t.Fatal(err)
 		}
 	}
