@@ -5,12 +5,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const head = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"
 
 func TestAValidFileIsReadWithItsDefaults(t *testing.T) {
-	c, err := Parse("f", []byte(head+`
+	c := must.Get(Parse("f", []byte(head+`
 - name: local
   default: true
   volumeGroup: carve
@@ -20,10 +22,7 @@ func TestAValidFileIsReadWithItsDefaults(t *testing.T) {
   reserve: 3Gi
   wipe: zero
   wipeRate: 5Mi
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)))(t)
 	if len(c.Classes) != 3 {
 		t.Fatalf("%d classes", len(c.Classes))
 	}
@@ -102,18 +101,12 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 }
 
 func TestAProblemFoundLaterPointsIntoTheFile(t *testing.T) {
-	c, err := Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroup: g\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroup: g\n")))(t)
 	got := c.Classes[0].GroupProblem(0, "does not exist").Error()
 	if want := `lvmd.yaml:5:16: deviceClasses[0].volumeGroup: "g": does not exist`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	c, err = Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroups: [g, h]\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c = must.Get(Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroups: [g, h]\n")))(t)
 	got = c.Classes[0].GroupProblem(1, "does not exist").Error()
 	if want := `lvmd.yaml:5:21: deviceClasses[0].volumeGroups[1]: "h": does not exist`; got != want {
 		t.Errorf("got %s, want %s", got, want)

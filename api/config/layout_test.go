@@ -4,10 +4,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestLayoutsAreReadWithTheirDefaults(t *testing.T) {
-	c, err := Parse("f", []byte(head+`
+	c := must.Get(Parse("f", []byte(head+`
 - {name: a, volumeGroup: g, type: striped, stripes: 4, stripeSize: 128Ki, lvcreateOptions: [--readahead=none, --addtag=team=a, --addtag=b]}
 - {name: b, volumeGroup: g, type: raid1}
 - {name: c, volumeGroup: g, type: raid1, mirrors: 2}
@@ -17,10 +19,7 @@ func TestLayoutsAreReadWithTheirDefaults(t *testing.T) {
 - {name: g, volumeGroup: g, type: striped, stripes: 2, medium: pmem}
 - {name: h, volumeGroup: g, type: raid5, stripes: 2, lvcreateOptions: [--regionsize=4M, --minrecoveryrate=2048, --maxrecoveryrate=2m]}
 - {name: i, volumeGroup: g, type: raid1, lvcreateOptions: [--regionsize=1024G, --minrecoveryrate=0]}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)))(t)
 	type measures struct {
 		layout     Layout
 		stripes    int

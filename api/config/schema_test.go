@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 type schemaNode struct {
@@ -57,9 +59,7 @@ func (p place) item() place {
 
 func TestTheSchemaKnowsWhatTheParserKnows(t *testing.T) {
 	var root schemaNode
-	if err := json.Unmarshal(Schema(), &root); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(Schema(), &root))
 	compare(t, &root, place{})
 }
 

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestAThinClassIsReadWithItsDefaults(t *testing.T) {
-	c, err := Parse("f", []byte(head+`
+	c := must.Get(Parse("f", []byte(head+`
 - name: a
   volumeGroup: g
   type: thin
@@ -27,10 +29,7 @@ func TestAThinClassIsReadWithItsDefaults(t *testing.T) {
   volumeGroup: h
   type: thin
   thin: {pool: q, size: 1Gi, overprovisioning: 300%, autoExtend: {}}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)))(t)
 	a, b, third := c.Classes[0].Thin, c.Classes[1].Thin, c.Classes[2].Thin
 	if *a != (ThinPool{Pool: "p", Size: Amount{Percent: 90}, Overprovisioning: 100, DataThreshold: 80, MetadataThreshold: 80}) {
 		t.Errorf("first %+v", a)

@@ -3,12 +3,14 @@ package config
 import (
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const groupsHead = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: a, volumeGroups: [carve, tmp, g, h]}\nvolumeGroups:\n"
 
 func TestVolumeGroupsAreRead(t *testing.T) {
-	c, err := Parse("f", []byte(groupsHead+`
+	c := must.Get(Parse("f", []byte(groupsHead+`
 - name: carve
   medium: pmem
   devices:
@@ -20,10 +22,7 @@ func TestVolumeGroupsAreRead(t *testing.T) {
   allowSignatures: [/dev/disk/by-id/wwn-0x1]
 - name: tmp
   loopFile: {path: /var/lib/carve/loop.img, size: 20Gi}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)))(t)
 	g := c.Group("carve")
 	if g == nil || g.Medium != PMEM || len(g.Devices) != 3 || len(g.AllowSignatures) != 1 || g.LoopFile != nil {
 		t.Fatalf("group %+v", g)

@@ -15,6 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // serveFake runs lvmd's service over an LVM in memory and returns its socket.
@@ -27,22 +28,13 @@ func serveConfig(t *testing.T, yaml string) string {
 	t.Helper()
 	fake := lvmfake.New()
 	fake.AddGroup("carve", 4<<20, 32)
-	c, err := config.Parse("lvmd.yaml", []byte(yaml))
-	if err != nil {
-		t.Fatal(err)
-	}
-	service, err := lvmd.New(t.Context(), lvmd.Options{
+	c := must.Get(config.Parse("lvmd.yaml", []byte(yaml)))(t)
+	service := must.Get(lvmd.New(t.Context(), lvmd.Options{
 		Config: c, LVM: fake, StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler),
 		Format: func(context.Context, string, filesystem.FormatOptions) error { return nil },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	socket := filepath.Join(t.TempDir(), "lvmd.sock")
-	l, err := lvmd.Listen(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(lvmd.Listen(socket))(t)
 	server := grpc.NewServer(service.ServerOptions()...)
 	service.Register(server)
 	service.Start()
@@ -92,12 +84,10 @@ func TestARunningLvmdIsAskedByHand(t *testing.T) {
 
 func TestVolumesAreListedWithWhoTheyAreFor(t *testing.T) {
 	var out strings.Builder
-	if err := new(client).printVolumes(&out,
+	must.Succeed(t, new(client).printVolumes(&out,
 		&lvmdv1.Volume{Id: "a", Owner: &lvmdv1.Owner{ClaimNamespace: "shop", ClaimName: "data"}},
 		&lvmdv1.Volume{Id: "b", Owner: &lvmdv1.Owner{PodNamespace: "shop", PodName: "web", PodUid: "uid"}},
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	if !regexp.MustCompile(`\na .* shop/data *\nb .* Pod shop/web *\n$`).MatchString(out.String()) {
 		t.Errorf("got %q", out.String())
 	}

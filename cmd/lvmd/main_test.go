@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // lvmdCommand runs the command line and returns what it printed and its error.
@@ -24,9 +26,7 @@ func lvmdCommand(t *testing.T, args ...string) (string, error) {
 func file(t *testing.T, contents string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "lvmd.yaml")
-	if err := os.WriteFile(path, []byte(contents), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(contents), 0o600))
 	return path
 }
 

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestAServiceManagerIsToldInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
@@ -26,9 +28,7 @@ func TestAServiceManagerIsToldInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
 			if got, there := os.LookupEnv(notifySocket); there {
 				t.Errorf("%s=%s is still in the environment", notifySocket, got)
 			}
-			if err := m.tell("READY=1", "STATUS=serving"); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.tell("READY=1", "STATUS=serving"))
 			b := make([]byte, 100)
 			n, err := l.Read(b)
 			if got := string(b[:n]); err != nil || got != "READY=1\nSTATUS=serving" {
@@ -40,10 +40,7 @@ func TestAServiceManagerIsToldInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
 
 func TestWithoutAServiceManagerNobodyIsTold(t *testing.T) {
 	t.Setenv(notifySocket, "")
-	m, err := findManager()
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(findManager())(t)
 	if err := m.tell("READY=1"); err != nil {
 		t.Error(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -34,23 +35,16 @@ func TestMain(m *testing.M) {
 func starting(t *testing.T) (send func(syscall.Signal), wait func() error) {
 	t.Helper()
 	dir := t.TempDir()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	for _, name := range []string{"carve-lvmd", "lvm"} {
-		if err := os.Symlink(self, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Symlink(self, filepath.Join(dir, name)))
 	}
 	var log bytes.Buffer
 	c := exec.CommandContext(t.Context(), filepath.Join(dir, "carve-lvmd"),
 		"--config", file(t, valid), "--socket", filepath.Join(dir, "socket"), "--state-dir", filepath.Join(dir, "state"), "--lock-dir", filepath.Join(dir, "locks"),
 		"--controller=", "--ops-listen=", "--lvm", filepath.Join(dir, "lvm"), "--lvm-lasting=false")
 	c.Stdout, c.Stderr = &log, &log
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	waittest.Succeeds(t, "lvmd asks LVM for something", func() error {
@@ -63,9 +57,7 @@ func starting(t *testing.T) (send func(syscall.Signal), wait func() error) {
 		return err
 	})
 	send = func(s syscall.Signal) {
-		if err := c.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Process.Signal(s))
 	}
 	wait = func() error {
 		err := <-ended

@@ -18,6 +18,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -62,22 +63,14 @@ func TestItIsReadyOnceRegisteredAndStops(t *testing.T) {
 
 	wantAnswer(t, address, "/healthz", http.StatusOK, "ok")
 	wantReady(t, address, http.StatusServiceUnavailable, "has not registered the plugin yet")
-	conn, err := grpc.NewClient("unix:"+m.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(grpc.NewClient("unix:"+m.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
-	_, err = registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}))(t)
 	wantReady(t, address, http.StatusOK, "ok")
 	m.StopLVMD()
 	wantReady(t, address, http.StatusServiceUnavailable, "lvmd does not answer")
 
-	if err := os.Remove(m.RegistrationSocket()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(m.RegistrationSocket()))
 	wantAnswer(t, address, "/healthz", http.StatusServiceUnavailable, "no such file")
 
 	stop() // though this test's connections are open
@@ -118,10 +111,7 @@ func wantAnswer(t *testing.T, address, path string, code int, words string) {
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().String()
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // capabilities are those that the unit may name.
@@ -19,10 +20,7 @@ var capabilities = map[string]int{
 }
 
 func TestTheUnitHasTheCapabilitiesThatLvmdKeeps(t *testing.T) {
-	unit, err := os.ReadFile("carve-lvmd.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unit := must.Get(os.ReadFile("carve-lvmd.service"))(t)
 	var given []int
 	for line := range strings.Lines(string(unit)) {
 		list, ok := strings.CutPrefix(line, "CapabilityBoundingSet=")

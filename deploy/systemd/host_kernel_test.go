@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -68,10 +69,7 @@ func journalNow() any { return journal() }
 func install(t *testing.T, config string) {
 	t.Helper()
 	installed = time.Now()
-	unit, err := os.ReadFile(unitName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unit := must.Get(os.ReadFile(unitName))(t)
 	t.Cleanup(func() {
 		run(t, "systemctl", "stop", unitName)
 		for _, path := range []string{filepath.Dir(configPath), unitPath, stateDir} {
@@ -85,9 +83,7 @@ func install(t *testing.T, config string) {
 	if config != "" {
 		configure(t, config)
 	}
-	if err := os.WriteFile(unitPath, unit, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(unitPath, unit, 0o644))
 	run(t, "systemctl", "daemon-reload")
 }
 

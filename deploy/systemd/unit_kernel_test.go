@@ -19,6 +19,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -94,9 +95,7 @@ func TestALifeOfTheService(t *testing.T) {
 	is(t, "StatusText", "Serving on "+socketPath)
 	dir, unmount := mount(t, "/dev/carve/"+id, "ext4")
 	kept := filepath.Join(dir, "kept")
-	if err := os.WriteFile(kept, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(kept, []byte("kept"), 0o600))
 	t.Run("the sandbox is closed, but for health and metrics on this machine", testSandbox)
 	t.Run("a second lvmd refuses to start", testSecond)
 	t.Run("a reload takes the configuration over, or says why not", testReload)
@@ -116,10 +115,7 @@ func TestALifeOfTheService(t *testing.T) {
 }
 
 func testSandbox(t *testing.T) {
-	pid, err := strconv.Atoi(property(t, "MainPID"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := must.Get(strconv.Atoi(property(t, "MainPID")))(t)
 	if err := privilegetest.Reduced(pid, lvmd.Capabilities); err != nil {
 		t.Error(err)
 	}
@@ -127,10 +123,7 @@ func testSandbox(t *testing.T) {
 	if out := journal(); strings.Contains(out, "privileges") {
 		t.Errorf("the journal complains:\n%s", out)
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	if want := "\nSeccomp:\t2\n"; !strings.Contains(string(status), want) {
 		t.Errorf("the process has not %q:\n%s", want, status)
 	}

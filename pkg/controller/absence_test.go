@@ -13,6 +13,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -99,10 +100,7 @@ func TestAVolumeThatItsNodeLacksIsToldByCauseAndKept(t *testing.T) {
 		"it was removed by hand": {policy: names.NodeLossRecreate, cause: causeRemoved, lose: func(w *auditing) {
 			w.net.Detach("n1")
 			w.node.Restart("n1")
-			_, err := w.node.DeleteVolume(w.t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-uid-c"})
-			if err != nil {
-				w.t.Fatal(err)
-			}
+			must.Get(w.node.DeleteVolume(w.t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-uid-c"}))(w.t)
 			w.reboot(w.node)
 		}, says: []string{"not on node n1", "data is lost", "Delete the claim"}},
 		"its volume group is not there": {policy: names.NodeLossRecreate, cause: causeNoGroup, lose: func(w *auditing) {
@@ -118,11 +116,8 @@ func TestAVolumeThatItsNodeLacksIsToldByCauseAndKept(t *testing.T) {
 			w.attach(w.node, "n2")
 		}, says: []string{"not on node n1", "but on node n2"}},
 		"nothing was noted of its group": {policy: names.NodeLossRecreate, cause: causeUnknown, lose: func(w *auditing) {
-			_, err := w.client.CoreV1().PersistentVolumes().Patch(w.t.Context(), "pvc-uid-c", types.MergePatchType,
-				[]byte(`{"metadata":{"annotations":{"carve.csi.local/volume-group":null}}}`), metav1.PatchOptions{})
-			if err != nil {
-				w.t.Fatal(err)
-			}
+			must.Get(w.client.CoreV1().PersistentVolumes().Patch(w.t.Context(), "pvc-uid-c", types.MergePatchType,
+				[]byte(`{"metadata":{"annotations":{"carve.csi.local/volume-group":null}}}`), metav1.PatchOptions{}))(w.t)
 			waittest.Until(w.t, "the note is gone", func() bool {
 				pv, err := w.c.core.volumeLister.Get("pvc-uid-c")
 				return err == nil && pv.Annotations[names.AnnotationVolumeGroup] == ""
@@ -215,10 +210,8 @@ func TestANodeWithOtherDisksTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 
 func TestANodeWithItsOldDisksServesItsVolumesAgain(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
-	if _, err := w.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), "c", types.MergePatchType, []byte(
-		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"u","controller":true}]}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), "c", types.MergePatchType, []byte(
+		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"u","controller":true}]}}`), metav1.PatchOptions{}))(t)
 	waittest.Until(w.t, "the claim has an owner", func() bool { return ownerPod(w.c.core.claim("uid-c")) != nil })
 	w.reboot(otherDisks())
 	w.pass()
@@ -253,10 +246,8 @@ func TestALostNodeThatReturnsWithOtherDisksIsTreatedByPolicyToo(t *testing.T) {
 	w.attach(otherDisks(), "n1")
 	w.pass()
 	w.event("Warning VolumeMissing", "another one", "kept")
-	if _, err := w.client.CoreV1().PersistentVolumes().Patch(t.Context(), "pvc-uid-c", types.MergePatchType,
-		[]byte(`{"metadata":{"annotations":{"carve.csi.local/on-node-loss":"recreate"}}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.client.CoreV1().PersistentVolumes().Patch(t.Context(), "pvc-uid-c", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"carve.csi.local/on-node-loss":"recreate"}}}`), metav1.PatchOptions{}))(t)
 	waittest.Until(w.t, "the claim is given up once its volume says so", func() bool { w.a.pass(t.Context()); return w.claimIsGone("c") })
 	waittest.Until(w.t, "the volume is gone", func() bool { return w.volumes() == 0 })
 }
@@ -269,10 +260,8 @@ func TestTheGroupOfAVolumeIsNotedAndFollowed(t *testing.T) {
 		t.Errorf("a new volume has the note %q, want %q", got, want)
 	}
 	for name, note := range map[string]string{"an older volume": "null", "a group that was renamed": `"old/` + made.GetVgUuid() + `"`} {
-		if _, err := w.client.CoreV1().PersistentVolumes().Patch(t.Context(), "pvc-uid-c", types.MergePatchType,
-			[]byte(`{"metadata":{"annotations":{"carve.csi.local/volume-group":`+note+`}}}`), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.client.CoreV1().PersistentVolumes().Patch(t.Context(), "pvc-uid-c", types.MergePatchType,
+			[]byte(`{"metadata":{"annotations":{"carve.csi.local/volume-group":`+note+`}}}`), metav1.PatchOptions{}))(t)
 		waittest.Until(w.t, name+" is noted", func() bool {
 			w.a.pass(t.Context())
 			return w.pv("pvc-uid-c").Annotations[names.AnnotationVolumeGroup] == want

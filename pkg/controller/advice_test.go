@@ -22,6 +22,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -97,10 +98,7 @@ func TestAVolumeThatCannotBeDeletedSaysWhereWhatAndWhatToDo(t *testing.T) {
 func (h *harness) resizeEvent(claim string, parts ...string) {
 	h.t.Helper()
 	waittest.Until(h.t, "an Event says why "+claim+" does not grow", func() bool {
-		events, err := h.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{})
-		if err != nil {
-			h.t.Fatal(err)
-		}
+		events := must.Get(h.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{}))(h.t)
 		for _, e := range events.Items {
 			found := e.Reason == "VolumeResizeFailed" && e.InvolvedObject.Name == claim && e.Type == v1.EventTypeWarning
 			for _, part := range parts {
@@ -136,15 +134,10 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 		h.node(node, gib)
 	}
 	h.taint("out", v1.TaintNodeOutOfService)
-	cordoned, err := h.client.CoreV1().Nodes().Get(t.Context(), "cordoned", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cordoned := must.Get(h.client.CoreV1().Nodes().Get(t.Context(), "cordoned", metav1.GetOptions{}))(t)
 	cordoned = cordoned.DeepCopy()
 	cordoned.Spec.Unschedulable = true
-	if _, err := h.client.CoreV1().Nodes().Update(t.Context(), cordoned, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Nodes().Update(t.Context(), cordoned, metav1.UpdateOptions{}))(t)
 	h.net.Detach("away")
 	waittest.Until(h.t, "away is away", func() bool { v, _ := h.c.core.fleet.View("away"); return !v.Connected })
 	h.class("carve", func(c *storagev1.StorageClass) {
@@ -171,11 +164,8 @@ func skewedBy(skew *atomic.Int64) harnessOption {
 // touch changes a claim, so that it is looked at.
 func (h *harness) touch(name string) {
 	h.t.Helper()
-	_, err := h.client.CoreV1().PersistentVolumeClaims("default").Patch(context.Background(), name, types.MergePatchType,
-		fmt.Appendf(nil, `{"metadata":{"labels":{"touched":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Patch(context.Background(), name, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"labels":{"touched":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{}))(h.t)
 }
 
 // A claim that waits for a node in vain is told why once it has waited for

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -21,9 +22,7 @@ func (h *harness) pod(name, node, claim string, phase v1.PodPhase) {
 			PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}},
 		Status: v1.PodStatus{Phase: phase},
 	}
-	if _, err := h.client.CoreV1().Pods("default").Create(h.t.Context(), p, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Pods("default").Create(h.t.Context(), p, metav1.CreateOptions{}))(h.t)
 }
 
 // drain returns the Events since the last time.

@@ -13,19 +13,17 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // stray makes a volume on a node behind the controller's back.
 func (h *harness) stray(node *fakelvmd.Server, nodeName, uid, cluster string) {
 	h.t.Helper()
-	_, err := node.CreateVolume(h.t.Context(), &lvmdv1.CreateVolumeRequest{
+	must.Get(node.CreateVolume(h.t.Context(), &lvmdv1.CreateVolumeRequest{
 		Name: "pvc-" + uid, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
 		Owner: &lvmdv1.Owner{ClusterId: cluster, ClaimNamespace: "default", ClaimName: "gone", ClaimUid: uid},
-	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	}))(h.t)
 	waittest.Until(h.t, "volume is reported", func() bool {
 		v, _ := h.c.core.fleet.View(nodeName)
 		return v.ByName["pvc-"+uid] != nil
@@ -79,9 +77,7 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	// The cache knows nothing of it, the API server does.
 	pv := newPersistentVolume(h.claim("x", "", nil), mustClass(t, h), "n1", node.Volumes()["pvc-young"], "x")
 	pv.Name, pv.Spec.CSI.Driver = "adopted", "hidden.from.the.index"
-	if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.audit(true)
 	if node.Volumes()["pvc-young"] == nil {
 		t.Error("a volume was removed that a PersistentVolume speaks for")
@@ -134,12 +130,8 @@ func TestAVolumeThatIsGoneFromItsNodeIsAnnouncedAndNotMadeAgain(t *testing.T) {
 	h.run()
 	pv := h.boundVolume("c", "n1").DeepCopy()
 	pv.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
-	if _, err := h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := node.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: pv.Name}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}))(t)
+	must.Get(node.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: pv.Name}))(t)
 	waittest.Until(h.t, "the node reports it gone", func() bool { v, _ := h.c.core.fleet.View("n1"); return len(v.Volumes) == 0 })
 	h.audit(true)
 	h.event("Warning VolumeMissing", "not on node n1")

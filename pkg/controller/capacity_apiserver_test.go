@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -104,9 +105,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 		}},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			if err := step.do(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, step.do())
 			waittest.Until(t, "all is as it was", func() bool { return right() && count() == 2 })
 		})
 	}

@@ -19,14 +19,12 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func (h *harness) capacities() int {
-	list, err := h.client.StorageV1().CSIStorageCapacities("carve-system").List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	list := must.Get(h.client.StorageV1().CSIStorageCapacities("carve-system").List(context.Background(), metav1.ListOptions{}))(h.t)
 	return len(list.Items)
 }
 
@@ -67,9 +65,7 @@ func TestCapacityFollowsReservationsAndVolumes(t *testing.T) {
 	if !h.capacityIs("n1", gib-100*mib)() {
 		t.Errorf("published %v with one volume of 100 MiB", h.capacity("n1").Capacity)
 	}
-	if err := h.client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), "c", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), "c", metav1.DeleteOptions{}))
 	h.released("pvc-uid-c")
 	waittest.Until(h.t, "room is back", h.capacityIs("n1", gib))
 }
@@ -84,21 +80,15 @@ func TestCapacityHealsItself(t *testing.T) {
 	edited := h.capacity("n1").DeepCopy()
 	edited.Capacity = resource.NewQuantity(5, resource.BinarySI)
 	delete(edited.Labels, labelDriver)
-	if _, err := api.Update(t.Context(), edited, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.Update(t.Context(), edited, metav1.UpdateOptions{}))(t)
 	waittest.Until(h.t, "the edit is undone", func() bool {
 		return h.capacityIs("n1", gib)() && h.capacity("n1").Labels[labelDriver] == names.Driver
 	})
-	if err := api.Delete(t.Context(), edited.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, api.Delete(t.Context(), edited.Name, metav1.DeleteOptions{}))
 	waittest.Until(h.t, "it is made again", h.capacityIs("n1", gib))
 	stray := edited.DeepCopy()
 	stray.Name, stray.ResourceVersion = "stray", ""
-	if _, err := api.Create(t.Context(), stray, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.Create(t.Context(), stray, metav1.CreateOptions{}))(t)
 	waittest.Until(h.t, "a stray object with our label is removed", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
 }
 
@@ -175,9 +165,7 @@ func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
 	if n := deletes.Load(); n != 0 {
 		t.Errorf("the capacity was deleted %d times while the node was only away", n)
 	}
-	if err := h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
 	waittest.Until(h.t, "the capacity is gone with the Node", func() bool { return h.capacity("n1") == nil })
 }
 
@@ -207,9 +195,7 @@ func TestCapacityGoesWithItsClassOnTheNodeAndInTheCluster(t *testing.T) {
 	h.class("second", nil)
 	h.run()
 	waittest.Until(h.t, "both are published", func() bool { return h.capacities() == 2 })
-	if err := h.client.StorageV1().StorageClasses().Delete(t.Context(), "second", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.client.StorageV1().StorageClasses().Delete(t.Context(), "second", metav1.DeleteOptions{}))
 	waittest.Until(h.t, "one is left", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
 	node.Resize("local", 0)
 	waittest.Until(h.t, "none is left", func() bool { return h.capacities() == 0 })
@@ -225,9 +211,7 @@ func TestCapacityOfNodesThatDidNotConnectYetIsKept(t *testing.T) {
 	earlier := describe(capacityKey{node: "n1", class: "carve"}, roomOf(5*gib))
 	gone := describe(capacityKey{node: "gone", class: "carve"}, roomOf(5*gib))
 	for _, c := range []*storagev1.CSIStorageCapacity{earlier, gone} {
-		if _, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), c, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), c, metav1.CreateOptions{}))(t)
 	}
 	h.run()
 	waittest.Until(h.t, "the one of a node that is gone is removed", func() bool { return h.capacities() == 1 })

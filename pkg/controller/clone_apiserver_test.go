@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -57,9 +58,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 		w.waitBound(t, source)
 		clone = w.claim(t, class, "n1", named("clone", cloneOf("source")))
 		<-entered
-		if err := client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), "source", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), "source", metav1.DeleteOptions{}))
 		waittest.Until(t, "others let the source go", func() bool {
 			now := w.get(source)
 			return now != nil && slices.Equal(now.Finalizers, []string{cloneFinalizer})
@@ -118,9 +117,7 @@ func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {
 			t.Errorf("%s: selected node %q", name, node)
 		}
 		atOnce := int64(0)
-		if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &atOnce}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, pods.Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &atOnce}))
 		w.delete(t, clone)
 		w.waitNothingLeft(t, clone)
 	}

@@ -17,6 +17,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -184,9 +185,7 @@ func (h *harness) foreignVolume() {
 	h.t.Helper()
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "foreign"}}
 	pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "example.com", VolumeHandle: "x"}
-	if _, err := h.client.CoreV1().PersistentVolumes().Create(h.t.Context(), pv, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().Create(h.t.Context(), pv, metav1.CreateOptions{}))(h.t)
 	other := "others"
 	h.claim("foreign", "", func(c *v1.PersistentVolumeClaim) {
 		c.Spec.StorageClassName, c.Spec.VolumeName, c.Status.Phase = &other, "foreign", v1.ClaimBound

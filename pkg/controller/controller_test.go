@@ -26,6 +26,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 	"github.com/carve-csi/carve/pkg/logging/logtest"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -40,10 +41,7 @@ type replica struct {
 // freeAddress finds an address that nobody listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer lis.Close()
 	return lis.Addr().String()
 }
@@ -59,15 +57,10 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 	for _, change := range changes {
 		change(&o)
 	}
-	c, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(New(o))(t)
 	r.c = c
 	for _, informer := range c.core.informers() {
-		if err := informer.SetTransform(func(obj any) (any, error) { return obj, nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, informer.SetTransform(func(obj any) (any, error) { return obj, nil }))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -118,16 +111,11 @@ func connect(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.S
 // connectLogging is connect, with a log of what the node's client does.
 func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.Server, log *slog.Logger, replicas ...*replica) {
 	t.Helper()
-	ca, err := client.CoreV1().ConfigMaps("carve-system").Get(t.Context(), trust.CAName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Get(client.CoreV1().ConfigMaps("carve-system").Get(t.Context(), trust.CAName, metav1.GetOptions{}))(t)
 	dir := t.TempDir()
 	token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d,"aud":["carve-uplink"],"sub":"system:serviceaccount:carve-system:carve-node"}`, time.Now().Add(time.Hour).Unix())) + ".c2ln"
 	for name, content := range map[string]string{"ca.crt": ca.Data[trust.CABundleKey], "token": token} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	for _, r := range replicas {
 		server := grpc.NewServer(uplink.ServerOptions()...)

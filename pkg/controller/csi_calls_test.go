@@ -18,16 +18,14 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // csiClient is a client of the CSI service of a harness.
 func (h *harness) csiClient() csi.ControllerClient {
 	h.t.Helper()
-	conn, err := grpc.NewClient("unix:"+h.serveCSI(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	conn := must.Get(grpc.NewClient("unix:"+h.serveCSI(), grpc.WithTransportCredentials(insecure.NewCredentials())))(h.t)
 	h.t.Cleanup(func() { _ = conn.Close() })
 	return csi.NewControllerClient(conn)
 }
@@ -148,15 +146,10 @@ func TestWhatAnAbsentNodeMayHoldIsNotCalledGone(t *testing.T) {
 		t.Errorf("delete what no node has: %v", err)
 	}
 	late := h.node("late", 0)
-	node, err := h.client.CoreV1().Nodes().Get(t.Context(), "late", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Get(h.client.CoreV1().Nodes().Get(t.Context(), "late", metav1.GetOptions{}))(t)
 	node = node.DeepCopy()
 	node.Annotations = map[string]string{nodeIDAnnotation: `{"carve.csi.local":"late","example.com":"x"}`}
-	if _, err := h.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}))(t)
 	waittest.Until(h.t, "the controller sees it", func() bool { return slices.Equal(h.c.core.absentNodes(), []string{"late"}) })
 	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "late") {
 		t.Errorf("delete what an absent node may have: %v", err)
@@ -198,16 +191,10 @@ func TestCSIListsEverythingOnceInPages(t *testing.T) {
 	var volumes, snapshots []string
 	for i, node := range []string{"a", "a", "a", "c", "c", "d"} {
 		name := string(rune('p' + i))
-		v, err := client.CreateVolume(t.Context(), volumeRequest(name, func(r *csi.CreateVolumeRequest) {
+		v := must.Get(client.CreateVolume(t.Context(), volumeRequest(name, func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on(node)}
-		}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := client.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "snapshot-" + name, SourceVolumeId: v.GetVolume().GetVolumeId()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		})))(t)
+		s := must.Get(client.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "snapshot-" + name, SourceVolumeId: v.GetVolume().GetVolumeId()}))(t)
 		volumes, snapshots = append(volumes, v.GetVolume().GetVolumeId()), append(snapshots, s.GetSnapshot().GetSnapshotId())
 	}
 	slices.Sort(volumes)
@@ -253,17 +240,11 @@ func TestCSIClonesAndRestoresComeToTheirSourcesNode(t *testing.T) {
 	_, n2 := h.thinNode("n1", 4*gib), h.thinNode("n2", gib)
 	h.run()
 	client := h.csiClient()
-	source, err := client.CreateVolume(t.Context(), volumeRequest("source", func(r *csi.CreateVolumeRequest) {
+	source := must.Get(client.CreateVolume(t.Context(), volumeRequest("source", func(r *csi.CreateVolumeRequest) {
 		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n2")}
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	})))(t)
 	id := source.GetVolume().GetVolumeId()
-	snapshot, err := client.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	snapshot := must.Get(client.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id}))(t)
 	for name, from := range map[string]*csi.VolumeContentSource{
 		"clone":   {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}},
 		"restore": {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()}}},

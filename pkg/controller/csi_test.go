@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -23,10 +24,7 @@ import (
 // bytes.
 func socketDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "carve")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "carve"))(t)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -40,10 +38,7 @@ func (h *harness) serveCSI() (socket string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the view of the cluster is complete", h.c.core.synced)
 	socket = filepath.Join(socketDir(h.t), "csi.sock")
-	listener, err := csisocket.Listen(h.t.Context(), socket)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	listener := must.Get(csisocket.Listen(h.t.Context(), socket))(h.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.c.csiService().Serve(ctx, listener) }()
@@ -76,10 +71,7 @@ func (bareNode) NodeUnpublishVolume(context.Context, *csi.NodeUnpublishVolumeReq
 func (h *harness) serveBareNode() (socket string) {
 	h.t.Helper()
 	socket = filepath.Join(socketDir(h.t), "node.sock")
-	listener, err := csisocket.Listen(h.t.Context(), socket)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	listener := must.Get(csisocket.Listen(h.t.Context(), socket))(h.t)
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, h.c.csiService())
 	csi.RegisterNodeServer(server, bareNode{})

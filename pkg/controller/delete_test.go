@@ -15,6 +15,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -81,9 +82,7 @@ func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
 	h.run()
 	pv := h.boundVolume("c", "n1").DeepCopy()
 	pv.Spec.PersistentVolumeReclaimPolicy = v1.PersistentVolumeReclaimRetain
-	if _, err := h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}))(t)
 	waittest.Until(h.t, "finalizer is gone", func() bool { return !slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
 	h.released(pv.Name)
 	time.Sleep(100 * time.Millisecond)
@@ -93,9 +92,7 @@ func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
 	pv = h.pv(pv.Name).DeepCopy()
 	pv.Spec.PersistentVolumeReclaimPolicy = v1.PersistentVolumeReclaimDelete
 	pv.Status.Phase = v1.VolumeBound
-	if _, err := h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}))(t)
 	waittest.Until(h.t, "finalizer is back", func() bool { return slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
 }
 
@@ -141,9 +138,7 @@ func TestAVolumeOnANodeThatLeftTheClusterDoesNotHang(t *testing.T) {
 	h.deleteClaim("c")
 	h.released("pvc-uid-c")
 	h.event("Warning VolumeFailedDelete", "n1 is not connected")
-	if err := h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
 	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 })
 }
 
@@ -162,9 +157,7 @@ func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
 		pv.Name = name
 		change(pv)
 		pv.Status.Phase = v1.VolumeReleased
-		if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	}
 	time.Sleep(200 * time.Millisecond)
 	if h.volumes() != 3 {

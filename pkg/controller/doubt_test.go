@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -156,13 +157,8 @@ func TestAClaimThatChoseANodeInAnEarlierLifeIsInDoubtThere(t *testing.T) {
 			h.class("carve", nil)
 			h.claim("c", "n1", nil)
 			if test.made {
-				r, err := parseClaim(h.getClaim("c"), mustClass(t, h))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := n1.CreateVolume(t.Context(), r.create(h.getClaim("c"), "cluster")); err != nil {
-					t.Fatal(err)
-				}
+				r := must.Get(parseClaim(h.getClaim("c"), mustClass(t, h)))(t)
+				must.Get(n1.CreateVolume(t.Context(), r.create(h.getClaim("c"), "cluster")))(t)
 			}
 			h.run()
 			h.leader()
@@ -223,19 +219,11 @@ func TestANewLifeOfTheControllerGoesOnWhereTheOldOneStopped(t *testing.T) {
 	h.claim("made", "n1", nil)
 	h.claim("written", "n1", nil)
 	for _, name := range []string{"made", "written"} {
-		r, err := parseClaim(h.getClaim(name), mustClass(t, h))
-		if err != nil {
-			t.Fatal(err)
-		}
-		res, err := node.CreateVolume(t.Context(), r.create(h.getClaim(name), "cluster"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(parseClaim(h.getClaim(name), mustClass(t, h)))(t)
+		res := must.Get(node.CreateVolume(t.Context(), r.create(h.getClaim(name), "cluster")))(t)
 		if name == "written" {
 			pv := newPersistentVolume(h.getClaim(name), mustClass(t, h), "n1", res.GetVolume(), "earlier")
-			if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 		}
 	}
 	h.run()

@@ -13,6 +13,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -173,13 +174,10 @@ func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 func TestThePodOfAnInlineVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 	w := newAuditing(t, "")
 	name := "csi-" + strings.Repeat("0", 64)
-	_, err := w.node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+	must.Get(w.node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
 		Name: name, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, Encryption: names.EncryptionEphemeral,
 		Owner: &lvmdv1.Owner{PodNamespace: "default", PodName: "pod", PodUid: "uid-pod"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	waittest.Until(w.t, "the volume is reported", func() bool {
 		v, _ := w.c.core.fleet.View("n1")
 		return v.ByName[name] != nil

@@ -21,6 +21,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -33,14 +34,9 @@ const extended = "extended"
 // extender at address as the example says.
 func startScheduler(t *testing.T, address string, files extender.Files) {
 	t.Helper()
-	content, err := os.ReadFile("../../deploy/examples/kube-scheduler.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../../deploy/examples/kube-scheduler.yaml"))(t)
 	var config schedulerv1.KubeSchedulerConfiguration
-	if err := yaml.UnmarshalStrict(content, &config); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, yaml.UnmarshalStrict(content, &config))
 	name, no := extended, false
 	config.Profiles = []schedulerv1.KubeSchedulerProfile{{SchedulerName: &name}}
 	config.LeaderElection.LeaderElect = &no
@@ -48,21 +44,15 @@ func startScheduler(t *testing.T, address string, files extender.Files) {
 	// The certificate is its own authority, for this name. Who asks shows none.
 	config.Extenders[0].URLPrefix = "https://" + address
 	config.Extenders[0].TLSConfig = &schedulerv1.ExtenderTLSConfig{ServerName: "example.com", CAFile: files.Certificate}
-	if content, err = yaml.Marshal(config); err != nil {
-		t.Fatal(err)
-	}
+	content = must.Get(yaml.Marshal(config))(t)
 	path := filepath.Join(t.TempDir(), "scheduler.yaml")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, content, 0o600))
 	var log bytes.Buffer
 	command := exec.Command(os.Getenv("KUBERNETES"), "kube-scheduler", "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")
 	command.Stdout, command.Stderr = &log, &log
 	// It does not outlive a test that is killed.
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, command.Start())
 	t.Cleanup(func() {
 		_ = command.Process.Kill()
 		_ = command.Wait()
@@ -82,10 +72,8 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 	w.nodes["n2"] = fakelvmd.New("n2", fakelvmd.Class{Name: "local", Default: true, Bytes: 2 * gib})
 	const pods, crowd = 3, 20 // more than all that the Pods bring to n1
 	for i := range crowd {
-		if _, err := w.nodes["n2"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
-			Name: fmt.Sprintf("crowd-%d", i), RequiredBytes: 4 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.nodes["n2"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+			Name: fmt.Sprintf("crowd-%d", i), RequiredBytes: 4 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}))(t)
 	}
 	address := freeAddress(t)
 	files, _ := servingPair(t)

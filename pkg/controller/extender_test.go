@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -121,10 +122,7 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 		h.net.Close()
 	})
 	waittest.Until(h.t, "caches are complete", h.c.core.synced)
-	stop, err := h.c.shadowReservations()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stop := must.Get(h.c.shadowReservations())(t)
 	defer stop()
 	h.attach(h.node("n2", 0), "n2")
 	free := func(bytes int64) func() bool {
@@ -156,19 +154,14 @@ func servingPair(t *testing.T) (extender.Files, *http.Client) {
 	server := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(server.Close)
 	pair := server.TLS.Certificates[0]
-	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(x509.MarshalPKCS8PrivateKey(pair.PrivateKey))(t)
 	dir := t.TempDir()
 	files := extender.Files{Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
 	for path, block := range map[string]*pem.Block{
 		files.Certificate: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]},
 		files.Key:         {Type: "PRIVATE KEY", Bytes: key},
 	} {
-		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
 	}
 	return files, server.Client()
 }
@@ -179,10 +172,7 @@ func TestEveryReplicaAnswersTheScheduler(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		address := freeAddress(t)
 		startReplica(t, client, name, func(o *Options) { o.ExtenderListen, o.ExtenderFiles = address, files })
-		body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: &v1.Pod{}, NodeNames: &[]string{"n1", "n2"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(json.Marshal(extenderv1.ExtenderArgs{Pod: &v1.Pod{}, NodeNames: &[]string{"n1", "n2"}}))(t)
 		var result extenderv1.ExtenderFilterResult
 		waittest.Until(t, "replica "+name+" answers", func() bool {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address+"/filter", bytes.NewReader(body))
@@ -211,14 +201,9 @@ func TestWithoutAKeyPairTheSchedulerIsNotServed(t *testing.T) {
 }
 
 func TestTheExampleForTheSchedulerIsWhatItReads(t *testing.T) {
-	content, err := os.ReadFile("../../deploy/examples/kube-scheduler.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../../deploy/examples/kube-scheduler.yaml"))(t)
 	var config schedulerv1.KubeSchedulerConfiguration
-	if err := yaml.UnmarshalStrict(content, &config); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, yaml.UnmarshalStrict(content, &config))
 	if len(config.Extenders) != 1 {
 		t.Fatalf("%d extenders", len(config.Extenders))
 	}

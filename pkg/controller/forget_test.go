@@ -15,6 +15,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -134,9 +135,7 @@ func TestADeletedClaimIsForgottenWithItsVolume(t *testing.T) {
 	h := newHarness(t)
 	d := newDeleter(h.c.core, true)
 	d.claimGone["pvc-1"] = types.UID("claim")
-	if err := d.sync(t.Context(), "pvc-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.sync(t.Context(), "pvc-1"))
 	if len(d.claimGone) != 0 {
 		t.Errorf("remembered of a volume that is gone: %v", d.claimGone)
 	}

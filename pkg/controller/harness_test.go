@@ -21,6 +21,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -58,28 +59,21 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
-	c, err := New(Options{
+	c := must.Get(New(Options{
 		Client: h.client, Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
 		CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	for _, o := range opts {
 		o(c)
 	}
 	for _, informer := range c.core.informers() {
 		// The fake hands the very objects out that it keeps: they must not be changed.
-		if err := informer.SetTransform(func(obj any) (any, error) { return obj, nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, informer.SetTransform(func(obj any) (any, error) { return obj, nil }))
 	}
 	c.core.losses.grace = 50 * time.Millisecond
 	c.core.recorder, c.core.clusterID = h.events, "cluster"
 	h.c = c
-	if h.net, err = fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add); err != nil {
-		t.Fatal(err)
-	}
+	h.net = must.Get(fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add))(t)
 	return h
 }
 
@@ -143,11 +137,8 @@ func (h *harness) tell() {
 // node adds a Node object and, unless it has no size, its lvmd.
 func (h *harness) node(name string, bytes int64) *fakelvmd.Server {
 	h.t.Helper()
-	_, err := h.client.CoreV1().Nodes().Create(h.t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: name, Labels: map[string]string{names.TopologyNode: name, "zone": "z-" + name}}}, metav1.CreateOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{names.TopologyNode: name, "zone": "z-" + name}}}, metav1.CreateOptions{}))(h.t)
 	s := fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: bytes})
 	if bytes > 0 {
 		h.attach(s, name)
@@ -174,9 +165,7 @@ func (h *harness) class(name string, change func(*storagev1.StorageClass)) *stor
 	if change != nil {
 		change(class)
 	}
-	if _, err := h.client.StorageV1().StorageClasses().Create(h.t.Context(), class, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.StorageV1().StorageClasses().Create(h.t.Context(), class, metav1.CreateOptions{}))(h.t)
 	return class
 }
 
@@ -203,19 +192,13 @@ func (h *harness) claim(name, node string, change func(*v1.PersistentVolumeClaim
 	if change != nil {
 		change(claim)
 	}
-	created, err := h.client.CoreV1().PersistentVolumeClaims("default").Create(h.t.Context(), claim, metav1.CreateOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	created := must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Create(h.t.Context(), claim, metav1.CreateOptions{}))(h.t)
 	return created
 }
 
 func (h *harness) getClaim(name string) *v1.PersistentVolumeClaim {
 	h.t.Helper()
-	claim, err := h.client.CoreV1().PersistentVolumeClaims("default").Get(context.Background(), name, metav1.GetOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	claim := must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Get(context.Background(), name, metav1.GetOptions{}))(h.t)
 	return claim
 }
 
@@ -227,16 +210,12 @@ func (h *harness) selectNode(name, node string) {
 		claim.Annotations = map[string]string{}
 	}
 	claim.Annotations[volume.AnnSelectedNode] = node
-	if _, err := h.client.CoreV1().PersistentVolumeClaims("default").Update(context.Background(), claim, metav1.UpdateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Update(context.Background(), claim, metav1.UpdateOptions{}))(h.t)
 }
 
 func (h *harness) deleteClaim(name string) {
 	h.t.Helper()
-	if err := h.client.CoreV1().PersistentVolumeClaims("default").Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Succeed(h.t, h.client.CoreV1().PersistentVolumeClaims("default").Delete(context.Background(), name, metav1.DeleteOptions{}))
 }
 
 func (h *harness) pv(name string) *v1.PersistentVolume {
@@ -248,10 +227,7 @@ func (h *harness) pv(name string) *v1.PersistentVolume {
 }
 
 func (h *harness) volumes() int {
-	list, err := h.client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	list := must.Get(h.client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{}))(h.t)
 	return len(list.Items)
 }
 

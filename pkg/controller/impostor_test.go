@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -51,10 +52,7 @@ func TestACallAboutAVolumeGoesToTheNodeThatItsPersistentVolumeNames(t *testing.T
 	vol := h.stolen(node, impostor, "pvc-uid-c")
 	client := h.csiClient()
 	for range impostorRounds {
-		got, err := client.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: vol.GetId()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(client.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: vol.GetId()}))(t)
 		if on := nodeOfVolume(got.GetVolume()); on != "n1" {
 			t.Fatalf("the volume is on %s by the service, and on n1 by its PersistentVolume", on)
 		}
@@ -63,9 +61,7 @@ func TestACallAboutAVolumeGoesToTheNodeThatItsPersistentVolumeNames(t *testing.T
 	if entries := list.GetEntries(); err != nil || len(entries) != 1 || nodeOfVolume(entries[0].GetVolume()) != "n1" {
 		t.Errorf("listed: %v, %v", entries, err)
 	}
-	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: vol.GetId()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: vol.GetId()}))(t)
 	if left := node.Volumes(); len(left) != 0 {
 		t.Errorf("the deletion was answered, and the volume is on its node: %v", left)
 	}

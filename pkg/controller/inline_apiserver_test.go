@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -34,10 +35,7 @@ func TestInlineVolumesAreForNamespacesThatWereLetIn(t *testing.T) {
 		return v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: driver, VolumeAttributes: map[string]string{names.AttributeSize: "1Gi"}}}
 	}
 	for name, labels := range map[string]map[string]string{"inline-no": nil, "inline-yes": {"carve.csi.local/inline-volumes": "allowed"}} {
-		_, err := client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))(t)
 		waittest.Until(t, "Pods can be made in "+name, func() bool {
 			return create(name, v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}) == nil
 		})

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const ours = "carve-system"
@@ -29,10 +31,7 @@ const ours = "carve-system"
 // namespace of their own go into ours.
 func apply(t *testing.T, client kubernetes.Interface, path string) {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(path))(t)
 	reader := yaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(content)))
 	defer reader.Close()
 	buffer := make([]byte, len(content))
@@ -85,17 +84,11 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 // asController is a client with the rights that the controller's account has.
 func asController(t *testing.T) kubernetes.Interface {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
 	config.QPS = -1
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":carve-controller",
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(kubernetes.NewForConfig(config))(t)
 	return client
 }
 

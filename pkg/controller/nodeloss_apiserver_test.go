@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -59,11 +60,8 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			// Kubernetes removes Pods from such nodes, but takes longer than this test. These
 			// tolerate every taint: only what is published keeps the next ones away.
 			atOnce := int64(0)
-			err := client.CoreV1().Pods(ours).Delete(t.Context(), before.Name, metav1.DeleteOptions{
-				GracePeriodSeconds: &atOnce, Preconditions: &metav1.Preconditions{UID: &before.UID}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, client.CoreV1().Pods(ours).Delete(t.Context(), before.Name, metav1.DeleteOptions{
+				GracePeriodSeconds: &atOnce, Preconditions: &metav1.Preconditions{UID: &before.UID}}))
 			second, after := w.running(t, test.claim, string(first.UID))
 			if after.Spec.NodeName == node || second.Annotations[volume.AnnSelectedNode] == node {
 				t.Errorf("Pod on %s, claim on %s: that is the lost node", after.Spec.NodeName, second.Annotations[volume.AnnSelectedNode])
@@ -80,9 +78,7 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 				}
 				return true
 			})
-			if err := client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}))
 			waittest.Until(t, "the Pods are gone", func() bool {
 				pods, err := client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
 				return err == nil && len(pods.Items) == 0

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -27,36 +28,24 @@ func (h *harness) claimIsGone(name string) bool {
 
 func (h *harness) deleteNode(name string) {
 	h.t.Helper()
-	if err := h.client.CoreV1().Nodes().Delete(h.t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Succeed(h.t, h.client.CoreV1().Nodes().Delete(h.t.Context(), name, metav1.DeleteOptions{}))
 }
 
 func (h *harness) taint(name, key string) {
 	h.t.Helper()
-	node, err := h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	node := must.Get(h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
 	node = node.DeepCopy()
 	node.Spec.Taints = append(node.Spec.Taints, v1.Taint{Key: key, Effect: v1.TaintEffectNoExecute})
-	if _, err := h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
 // untaint takes all taints away.
 func (h *harness) untaint(name string) {
 	h.t.Helper()
-	node, err := h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	node := must.Get(h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
 	node = node.DeepCopy()
 	node.Spec.Taints = nil
-	if _, err := h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
 // cutOff takes a node's uplink away.

@@ -26,6 +26,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -93,10 +94,7 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 // eventsOn are the types and reasons of the provisioner's Events on an object.
 func (w *world) eventsOn(t *testing.T, namespace, name string) (found []string) {
 	t.Helper()
-	events, err := w.client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := must.Get(w.client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name}))(t)
 	for _, e := range events.Items {
 		seen := e.Type + " " + e.Reason
 		if strings.HasPrefix(e.Source.Component, "carve") && !slices.Contains(found, seen) {
@@ -139,9 +137,7 @@ func (w *world) class(t *testing.T, change func(*storagev1.StorageClass)) string
 	if change != nil {
 		change(class)
 	}
-	if _, err := w.client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		_ = w.client.StorageV1().StorageClasses().Delete(context.Background(), class.Name, metav1.DeleteOptions{})
 	})
@@ -163,10 +159,7 @@ func (w *world) claim(t *testing.T, class, node string, change func(*v1.Persiste
 	if change != nil {
 		change(claim)
 	}
-	created, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Create(t.Context(), claim, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	created := must.Get(w.client.CoreV1().PersistentVolumeClaims(w.namespace).Create(t.Context(), claim, metav1.CreateOptions{}))(t)
 	return created
 }
 
@@ -203,11 +196,8 @@ func (w *world) waitReleased(t *testing.T, claim *v1.PersistentVolumeClaim) {
 // selectNode does what the scheduler does.
 func (w *world) selectNode(t *testing.T, claim *v1.PersistentVolumeClaim, node string) {
 	t.Helper()
-	_, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
-		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, volume.AnnSelectedNode, node), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.client.CoreV1().PersistentVolumeClaims(w.namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, volume.AnnSelectedNode, node), metav1.PatchOptions{}))(t)
 }
 
 // refuseDeletes has a node fail its first deletions.
@@ -227,18 +217,13 @@ func accessible(mode v1.PersistentVolumeAccessMode) func(*v1.PersistentVolumeCla
 
 func (w *world) delete(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	if err := w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}))
 	waittest.Until(t, "claim is gone", func() bool { return w.get(claim) == nil })
 }
 
 func (w *world) patchPV(t *testing.T, claim *v1.PersistentVolumeClaim, patch string) {
 	t.Helper()
-	_, err := w.client.CoreV1().PersistentVolumes().Patch(t.Context(), w.volumeOf(claim), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.client.CoreV1().PersistentVolumes().Patch(t.Context(), w.volumeOf(claim), types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 }
 
 func (w *world) waitNothingLeft(t *testing.T, claim *v1.PersistentVolumeClaim) {
@@ -337,9 +322,7 @@ var stories = []scenario{
 	{name: "a volume deleted before its claim", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		w.waitBound(t, claim)
-		if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), volumeName(claim), metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), volumeName(claim), metav1.DeleteOptions{}))
 		time.Sleep(time.Second)
 		if pv := w.pv(claim); pv == nil || pv.DeletionTimestamp == nil {
 			t.Error("the volume did not wait for its claim")
@@ -435,9 +418,7 @@ func (s scenario) tell(t *testing.T, acting actors, newWorld func(t *testing.T, 
 		t.Run(who, func(t *testing.T) {
 			w := newWorld(t, who)
 			ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
-			if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}))(t)
 			acts(t, w)
 			claim := s.run(t, w)
 			look := func() string {
@@ -447,10 +428,7 @@ func (s scenario) tell(t *testing.T, acting actors, newWorld func(t *testing.T, 
 					isSpared := func(e string) bool { return slices.Contains(s.spared, e) }
 					observed.Events, observed.Told = slices.DeleteFunc(observed.Events, isSpared), slices.DeleteFunc(observed.Told, isSpared)
 				}
-				text, err := json.MarshalIndent(observed, "", "  ")
-				if err != nil {
-					t.Fatal(err)
-				}
+				text := must.Get(json.MarshalIndent(observed, "", "  "))(t)
 				return string(text)
 			}
 			// Events are sent in the background. There may be more than are expected, but once

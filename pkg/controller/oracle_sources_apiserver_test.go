@@ -37,6 +37,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -59,9 +60,7 @@ func sidecarActs(t *testing.T, w *world) {
 	for name := range w.nodes {
 		node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
 			{Name: names.Driver, NodeID: name, TopologyKeys: []string{names.TopologyNode}}}}}
-		if _, err := w.client.StorageV1().CSINodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.client.StorageV1().CSINodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() { _ = w.client.StorageV1().CSINodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	}
 	socket := serveCSIOn(t, w)
@@ -110,10 +109,7 @@ func serveCSIOn(t *testing.T, w *world) string {
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	c := actWith(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default", CompleteBinding: true,
 		CSISocket: socket, Disable: []string{PartProvisioning}})
-	listener, err := csisocket.Listen(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(csisocket.Listen(t.Context(), socket))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- c.csiService().Serve(ctx, listener) }()
@@ -273,9 +269,7 @@ var sourceStories = []scenario{
 		asked, letGo := w.held()
 		clone := w.claim(t, "story", "n2", named("clone", cloneOf("source")))
 		<-asked
-		if err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Delete(t.Context(), "source", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.client.CoreV1().PersistentVolumeClaims(w.namespace).Delete(t.Context(), "source", metav1.DeleteOptions{}))
 		waittest.Until(t, "others let the source go", func() bool { return !slices.Contains(w.guards(source), "kubernetes.io/pvc-protection") })
 		w.noteProtection(t, source)
 		letGo()
@@ -316,9 +310,7 @@ func (w *world) snapshot(t *testing.T) {
 // the end of it.
 func (w *world) deleteSnapshot(t *testing.T) {
 	t.Helper()
-	if err := w.snapshots.SnapshotV1().VolumeSnapshots(w.namespace).Delete(t.Context(), "s", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.snapshots.SnapshotV1().VolumeSnapshots(w.namespace).Delete(t.Context(), "s", metav1.DeleteOptions{}))
 }
 
 // waitNoSnapshot waits until it is gone.

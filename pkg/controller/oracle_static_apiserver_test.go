@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -21,14 +22,11 @@ import (
 func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1.PersistentVolumeClaim {
 	t.Helper()
 	w.volume = w.namespace + "-by-hand"
-	made, err := w.nodes["n1"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
-		Name: w.volume, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: "ext4"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Get(w.nodes["n1"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+		Name: w.volume, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: "ext4"}))(t)
 	class := w.class(t, nil)
 	room := v1.ResourceList{v1.ResourceStorage: resource.MustParse("100Mi")}
-	_, err = w.client.CoreV1().PersistentVolumes().Create(t.Context(), &v1.PersistentVolume{
+	must.Get(w.client.CoreV1().PersistentVolumes().Create(t.Context(), &v1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: w.volume, Annotations: map[string]string{volume.AnnDynamicallyProvisioned: names.Driver}},
 		Spec: v1.PersistentVolumeSpec{
 			Capacity: room, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
@@ -38,10 +36,7 @@ func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
 				Driver: names.Driver, VolumeHandle: made.GetVolume().GetId(), FSType: "ext4"}},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	claim := w.claim(t, class, "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = w.volume })
 	w.waitBound(t, claim)
 	return claim

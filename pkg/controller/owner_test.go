@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -27,9 +28,7 @@ func owned(t *testing.T) harnessOption {
 func (h *harness) deployment(uid types.UID) {
 	h.t.Helper()
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "carve-controller", Namespace: "carve-system", UID: uid}}
-	if _, err := h.client.AppsV1().Deployments("carve-system").Create(h.t.Context(), d, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.AppsV1().Deployments("carve-system").Create(h.t.Context(), d, metav1.CreateOptions{}))(h.t)
 }
 
 // ownedBy tells whether there are so many capacities, all of which belong to a
@@ -50,14 +49,9 @@ func (h *harness) ownedBy(uid types.UID, want int) func() bool {
 func (h *harness) change(node string, f func(*storagev1.CSIStorageCapacity)) {
 	h.t.Helper()
 	api := h.client.StorageV1().CSIStorageCapacities("carve-system")
-	c, err := api.Get(h.t.Context(), capacityKey{node: node, class: "carve"}.objectName(), metav1.GetOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	c := must.Get(api.Get(h.t.Context(), capacityKey{node: node, class: "carve"}.objectName(), metav1.GetOptions{}))(h.t)
 	f(c)
-	if _, err := api.Update(h.t.Context(), c, metav1.UpdateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(api.Update(h.t.Context(), c, metav1.UpdateOptions{}))(h.t)
 }
 
 func TestCapacitiesBelongToTheDeployment(t *testing.T) {
@@ -67,9 +61,7 @@ func TestCapacitiesBelongToTheDeployment(t *testing.T) {
 	h.class("carve", nil)
 	// An earlier version gave them no owner.
 	earlier := describe(capacityKey{node: "n1", class: "carve"}, roomOf(gib))
-	if _, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), earlier, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), earlier, metav1.CreateOptions{}))(t)
 	h.deployment("first")
 	h.run()
 	waittest.Until(h.t, "both belong to it", h.ownedBy("first", 2))
@@ -89,17 +81,13 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 	h.run()
 	waittest.Until(h.t, "n1 is published", h.ownedBy("first", 1))
 	deployments, capacities := h.client.AppsV1().Deployments("carve-system"), h.client.StorageV1().CSIStorageCapacities("carve-system")
-	if err := deployments.Delete(t.Context(), "carve-controller", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, deployments.Delete(t.Context(), "carve-controller", metav1.DeleteOptions{}))
 	waittest.Until(h.t, "that is known", func() bool {
 		_, ended := h.c.core.owner.references()
 		return ended
 	})
 	// What the garbage collector does.
-	if err := capacities.Delete(t.Context(), capacityKey{node: "n1", class: "carve"}.objectName(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, capacities.Delete(t.Context(), capacityKey{node: "n1", class: "carve"}.objectName(), metav1.DeleteOptions{}))
 	node.Resize("local", 2*gib)
 	waittest.Until(h.t, "n1 reports", func() bool {
 		room, known := h.c.core.ledger.Room("n1", "local")

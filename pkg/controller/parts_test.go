@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -54,9 +55,7 @@ func TestWithoutProvisioningClaimsAndVolumesAreLeftToASidecar(t *testing.T) {
 	h.stray(node, "n1", "made-by-a-sidecar", "")
 	pv := newPersistentVolume(claim, mustClass(t, h), "n1", node.Volumes()["pvc-made-by-a-sidecar"], "x")
 	pv.Status.Phase = v1.VolumeReleased
-	if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.net.Detach("n1")
 	h.attach(node, "n1") // nobody stumbles over what there is not
 	// What it would have done it would have done by now: this comes after it.

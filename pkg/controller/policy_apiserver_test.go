@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -65,9 +66,7 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 		volumeOf("ours", names.Driver, names.Driver), volumeOf("ours-static", names.Driver, ""),
 		volumeOf("others", otherDriver, otherDriver), volumeOf("others-static", otherDriver, ""), volumeOf("made-by-others", names.Driver, otherDriver),
 	} {
-		if _, err := client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() {
 			_ = client.CoreV1().PersistentVolumes().Delete(context.Background(), pv.Name, metav1.DeleteOptions{})
 		})
@@ -79,9 +78,7 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 		claimOf("ours", asked(names.Driver)), claimOf("unasked", nil), claimOf("others", asked(otherDriver)),
 		claimOf("others-beta", map[string]string{volume.AnnBetaStorageProvisioner: otherDriver}),
 	} {
-		if _, err := client.CoreV1().PersistentVolumeClaims(ours).Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().PersistentVolumeClaims(ours).Create(t.Context(), claim, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() {
 			_ = client.CoreV1().PersistentVolumeClaims(ours).Delete(context.Background(), claim.Name, metav1.DeleteOptions{})
 		})

@@ -20,6 +20,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -310,10 +311,7 @@ func TestAClaimThatWaitsForANodeIsHandedBackWhenTheNodeIsLost(t *testing.T) {
 
 func mustClass(t *testing.T, h *harness) *storagev1.StorageClass {
 	t.Helper()
-	class, err := h.client.StorageV1().StorageClasses().Get(t.Context(), "carve", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	class := must.Get(h.client.StorageV1().StorageClasses().Get(t.Context(), "carve", metav1.GetOptions{}))(t)
 	return class
 }
 
@@ -391,17 +389,13 @@ func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
 	lose := func() {
 		claim := h.getClaim("c").DeepCopy()
 		claim.Status.Phase = v1.ClaimLost
-		if _, err := h.client.CoreV1().PersistentVolumeClaims("default").UpdateStatus(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.client.CoreV1().PersistentVolumeClaims("default").UpdateStatus(t.Context(), claim, metav1.UpdateOptions{}))(t)
 	}
 	lose()
 	waittest.Until(h.t, "claim is bound again", h.bound("c"))
 
 	// Really lost: an administrator removed the PersistentVolume to keep the data.
-	if err := h.client.CoreV1().PersistentVolumes().Delete(t.Context(), "pvc-uid-c", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.client.CoreV1().PersistentVolumes().Delete(t.Context(), "pvc-uid-c", metav1.DeleteOptions{}))
 	waittest.Until(h.t, "deletion is seen", func() bool { _, err := h.c.core.volumeLister.Get("pvc-uid-c"); return err != nil })
 	lose()
 	time.Sleep(100 * time.Millisecond)
@@ -422,9 +416,7 @@ func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
 	})
 	pv := newPersistentVolume(other, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "x", SizeBytes: gib}, "x")
 	pv.Name, pv.Spec.CSI.Driver, pv.Annotations, pv.Status.Phase = "pv-other", "other.csi", nil, v1.VolumeBound
-	if _, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.run()
 	h.leader()
 	h.boundVolume("first", "n1")
@@ -439,8 +431,6 @@ func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
 	}
 	taken := h.pv("pvc-uid-c").DeepCopy()
 	taken.Status.Phase = v1.VolumeBound
-	if _, err := h.client.CoreV1().PersistentVolumes().UpdateStatus(t.Context(), taken, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().UpdateStatus(t.Context(), taken, metav1.UpdateOptions{}))(t)
 	waittest.Until(h.t, "claim is bound", h.bound("c"))
 }

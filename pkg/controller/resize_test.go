@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -17,9 +18,7 @@ func (h *harness) grow(name, size string) {
 	h.t.Helper()
 	claim := h.getClaim(name).DeepCopy()
 	claim.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(size)
-	if _, err := h.client.CoreV1().PersistentVolumeClaims("default").Update(h.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Update(h.t.Context(), claim, metav1.UpdateOptions{}))(h.t)
 }
 
 func expandable(c *storagev1.StorageClass) {
@@ -63,10 +62,7 @@ func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsTold(t *testing.T) {
 	h.boundVolume("c", "n1")
 	h.grow("c", "5Gi")
 	waittest.Until(h.t, "an Event says why", func() bool {
-		events, err := h.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		events := must.Get(h.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{}))(t)
 		for _, e := range events.Items {
 			if e.Reason == "VolumeResizeFailed" && e.InvolvedObject.Name == "c" && e.Type == v1.EventTypeWarning {
 				return true

@@ -13,6 +13,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // manifest is what these tests read of any object that is shipped.
@@ -103,10 +105,7 @@ var (
 // without a resource is about that of the row before.
 func documentedRights(t *testing.T) map[right]bool {
 	t.Helper()
-	content, err := os.ReadFile("../../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../../docs/security.md"))(t)
 	_, section, ok := strings.Cut(string(content), "### The controller's rights, line by line\n")
 	section, _, end := strings.Cut(section, "\n### ")
 	if !ok || !end {
@@ -158,14 +157,9 @@ func TestEveryRightOfTheControllerIsDocumentedAndNoOther(t *testing.T) {
 }
 
 func TestTheKubeletMayMountVolumesWithTheLabelOfSELinux(t *testing.T) {
-	content, err := os.ReadFile("../../deploy/base/csidriver.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../../deploy/base/csidriver.yaml"))(t)
 	driver := storagev1.CSIDriver{}
-	if err := yaml.UnmarshalStrict(content, &driver); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, yaml.UnmarshalStrict(content, &driver))
 	if given := driver.Spec.SELinuxMount; given == nil || !*given {
 		t.Errorf("spec.seLinuxMount of %s: got %v, want true", driver.Name, given)
 	}

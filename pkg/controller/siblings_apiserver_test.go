@@ -18,6 +18,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -31,15 +32,9 @@ type placements struct {
 func watchPlacements(t *testing.T, client kubernetes.Interface) *placements {
 	t.Helper()
 	claims := client.CoreV1().PersistentVolumeClaims(ours)
-	now, err := claims.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := must.Get(claims.List(t.Context(), metav1.ListOptions{}))(t)
 	// Every version of a claim is seen, for none is left out after this one.
-	changes, err := claims.Watch(context.Background(), metav1.ListOptions{ResourceVersion: now.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	changes := must.Get(claims.Watch(context.Background(), metav1.ListOptions{ResourceVersion: now.ResourceVersion}))(t)
 	p, before, done := &placements{chosen: map[string]map[string]int{}}, map[types.UID]string{}, make(chan struct{})
 	// A watch that is stopped may say that its stream could not be read any more.
 	var stopping atomic.Bool
@@ -100,10 +95,7 @@ func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 	w.nodes["n2"] = fakelvmd.New("n2", fakelvmd.Class{Name: "local", Default: true, Bytes: 2 * gib})
 	cordon := func(yes string) {
 		t.Helper()
-		_, err := client.CoreV1().Nodes().Patch(t.Context(), "n2", types.MergePatchType, []byte(`{"spec":{"unschedulable":`+yes+`}}`), metav1.PatchOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().Nodes().Patch(t.Context(), "n2", types.MergePatchType, []byte(`{"spec":{"unschedulable":`+yes+`}}`), metav1.PatchOptions{}))(t)
 	}
 	cordon("true")
 	w.class(t, nil)
@@ -117,9 +109,7 @@ func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 		source := v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: claim}}}
 		if !ephemeral {
 			made := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name + "-" + one}, Spec: claim}
-			if _, err := client.CoreV1().PersistentVolumeClaims(ours).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(client.CoreV1().PersistentVolumeClaims(ours).Create(t.Context(), made, metav1.CreateOptions{}))(t)
 			source = v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: made.Name}}
 		}
 		spec.Volumes = append(spec.Volumes, v1.Volume{Name: one, VolumeSource: source})
@@ -172,14 +162,10 @@ func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 	if n := len(w.nodes["n2"].Volumes()); n != 2 {
 		t.Errorf("%d volumes on the node with room", n)
 	}
-	if err := client.CoreV1().Pods(ours).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, client.CoreV1().Pods(ours).Delete(t.Context(), name, metav1.DeleteOptions{}))
 	if !ephemeral {
 		for _, one := range []string{"data", "more"} {
-			if err := client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), name+"-"+one, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), name+"-"+one, metav1.DeleteOptions{}))
 		}
 	}
 	waittest.Until(t, "the volumes go with their claims", func() bool { return len(w.nodes["n2"].Volumes()) == 0 })

@@ -21,6 +21,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -54,9 +55,7 @@ func byName(claim string) v1.Volume {
 func (h *harness) unscheduled(name string, volumes ...v1.Volume) {
 	h.t.Helper()
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)}, Spec: v1.PodSpec{Volumes: volumes}}
-	if _, err := h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}))(h.t)
 	waittest.Until(h.t, "the controller sees the Pod", func() bool { return len(h.c.core.pods.GetStore().ListKeys()) > 0 })
 }
 
@@ -65,9 +64,7 @@ func TestClaimsThatDoNotFitTogetherAreHandedBackAfterARestart(t *testing.T) {
 	n1 := h.node("n1", gib)
 	h.class("carve", nil)
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "uid-web"}, Spec: v1.PodSpec{Volumes: []v1.Volume{byName("a"), byName("b")}}}
-	if _, err := h.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 	h.claim("a", "n1", ofSize("600Mi"))
 	h.claim("b", "n1", ofSize("600Mi"))
 	h.run()

@@ -17,6 +17,7 @@ import (
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -66,10 +67,7 @@ func TestASidecarProvisionsInsteadOfUs(t *testing.T) {
 	node := h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
-	connection, err := grpc.NewClient("unix://"+h.serveCSI(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	connection := must.Get(grpc.NewClient("unix://"+h.serveCSI(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = connection.Close() })
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	p := upstream.NewProvisionController(ctx, h.client, names.Driver, csiSidecar{csi.NewControllerClient(connection)},
@@ -89,9 +87,7 @@ func TestASidecarProvisionsInsteadOfUs(t *testing.T) {
 	// What the PV controller does when the claim is deleted.
 	pv.Status.Phase = v1.VolumeReleased
 	h.deleteClaim("c")
-	if _, err := h.client.CoreV1().PersistentVolumes().UpdateStatus(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().PersistentVolumes().UpdateStatus(t.Context(), pv, metav1.UpdateOptions{}))(t)
 	waittest.Until(h.t, "the volume is gone", func() bool { return len(node.Volumes()) == 0 })
 	waittest.Until(h.t, "capacity is back", h.capacityIs("n1", gib))
 	select {

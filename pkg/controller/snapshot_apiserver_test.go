@@ -34,6 +34,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -46,9 +47,7 @@ func takeSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterfa
 	class, from := snapshotClass, "source"
 	snapshot := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: snapshotv1.VolumeSnapshotSpec{
 		VolumeSnapshotClassName: &class, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &from}}}
-	if _, err := snapshots.Create(t.Context(), snapshot, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(snapshots.Create(t.Context(), snapshot, metav1.CreateOptions{}))(t)
 	waittest.Until(t, "snapshot is ready", func() bool {
 		now, err := snapshots.Get(t.Context(), "s", metav1.GetOptions{})
 		return err == nil && now.Status != nil && now.Status.ReadyToUse != nil && *now.Status.ReadyToUse
@@ -75,14 +74,9 @@ func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 		t.Fatalf("definitions %q: %v", files, err)
 	}
 	for _, file := range files {
-		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(file))(t)
 		definition := &unstructured.Unstructured{}
-		if err := yaml.Unmarshal(content, &definition.Object); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, yaml.Unmarshal(content, &definition.Object))
 		// They stay for the next test: what is being removed cannot be made.
 		if _, err := definitions.Create(t.Context(), definition, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
@@ -109,9 +103,7 @@ func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	go func() { defer close(done); controller.Run(2, ctx.Done(), &workers); workers.Wait() }()
 	t.Cleanup(func() { cancel(); <-done; all.Shutdown(); snapshots.Shutdown() })
 	class := &snapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: snapshotClass}, Driver: names.Driver, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete}
-	if _, err := client.SnapshotV1().VolumeSnapshotClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.SnapshotV1().VolumeSnapshotClasses().Create(t.Context(), class, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		_ = client.SnapshotV1().VolumeSnapshotClasses().Delete(context.Background(), snapshotClass, metav1.DeleteOptions{})
 	})
@@ -156,9 +148,7 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 		}
 		defer func() { w.delete(t, restore); w.waitNothingLeft(t, restore) }()
 	}
-	if err := admin.VolumeSnapshots(ours).Delete(t.Context(), "s", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, admin.VolumeSnapshots(ours).Delete(t.Context(), "s", metav1.DeleteOptions{}))
 	waittest.Until(t, "snapshot is gone", func() bool {
 		_, err := admin.VolumeSnapshots(ours).Get(t.Context(), "s", metav1.GetOptions{})
 		contents, listErr := admin.VolumeSnapshotContents().List(t.Context(), metav1.ListOptions{})

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -50,24 +51,18 @@ func (h *harness) takeSnapshot(name, volume string) (handle string, err error) {
 func volumeSnapshot(t *testing.T, client *fakesnapshots.Clientset, name, driver, handle string) {
 	t.Helper()
 	mode, ready, content, size := v1.PersistentVolumeFilesystem, true, "content-"+name, resource.MustParse("100Mi")
-	_, err := client.SnapshotV1().VolumeSnapshotContents().Create(t.Context(), &snapshotv1.VolumeSnapshotContent{
+	must.Get(client.SnapshotV1().VolumeSnapshotContents().Create(t.Context(), &snapshotv1.VolumeSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: content},
 		Spec: snapshotv1.VolumeSnapshotContentSpec{
 			Driver: driver, SourceVolumeMode: &mode,
 			VolumeSnapshotRef: v1.ObjectReference{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
 		},
 		Status: &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: &handle},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = client.SnapshotV1().VolumeSnapshots("default").Create(t.Context(), &snapshotv1.VolumeSnapshot{
+	}, metav1.CreateOptions{}))(t)
+	must.Get(client.SnapshotV1().VolumeSnapshots("default").Create(t.Context(), &snapshotv1.VolumeSnapshot{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)},
 		Status:     &snapshotv1.VolumeSnapshotStatus{BoundVolumeSnapshotContentName: &content, ReadyToUse: &ready, RestoreSize: &size},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 }
 
 func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
@@ -160,10 +155,7 @@ func TestRestoresThatCannotBeAreRefusedWithTheReason(t *testing.T) {
 			if test.driver != "" {
 				driver = test.driver
 			}
-			handle, err := h.takeSnapshot("s", n1.Volumes()["pvc-uid-src"].GetId())
-			if err != nil {
-				t.Fatal(err)
-			}
+			handle := must.Get(h.takeSnapshot("s", n1.Volumes()["pvc-uid-src"].GetId()))(t)
 			volumeSnapshot(t, client, "s", driver, handle)
 			h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
 				other := "other"

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -36,9 +37,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	install(t, client)
 	const others = `{"key":"example.com/other","effect":"NoSchedule"}`
 	taints := `{"spec":{"taints":[{"key":"` + names.TaintAgentNotReady + `","effect":"NoSchedule"},` + others + `]}}`
-	if err := patchNode(client, "n1", taints); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, patchNode(client, "n1", taints))
 	limited := asController(t)
 	if err := patchNode(limited, "n1", `{"spec":{"unschedulable":true}}`); !apierrors.IsForbidden(err) {
 		t.Errorf("the base lets the controller patch nodes: %v", err)

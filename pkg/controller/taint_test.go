@@ -17,6 +17,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -31,23 +32,16 @@ func (h *harness) newNode(name string) {
 		{Key: names.TaintAgentNotReady, Effect: v1.TaintEffectNoExecute},
 		{Key: names.TaintAgentNotReady, Value: "true", Effect: v1.TaintEffectNoSchedule},
 	}}}
-	if _, err := h.client.CoreV1().Nodes().Create(h.t.Context(), node, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), node, metav1.CreateOptions{}))(h.t)
 }
 
 // registered does what the kubelet does when the node plugin registers.
 func (h *harness) registered(name string) {
 	h.t.Helper()
-	node, err := h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	node := must.Get(h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
 	node = node.DeepCopy()
 	node.Labels = map[string]string{names.TopologyNode: name}
-	if _, err := h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
 // taints returns the keys of a node's taints.
@@ -106,9 +100,7 @@ func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierLifeIsThere(t *testi
 	h.newNode("n1")
 	h.registered("n1")
 	old := describe(capacityKey{node: "n1", class: "carve"}, roomOf(5*gib))
-	if _, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), old, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), old, metav1.CreateOptions{}))(t)
 	var allowed atomic.Bool
 	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if allowed.Load() {

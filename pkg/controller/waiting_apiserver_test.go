@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -46,9 +47,7 @@ func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool) {
 	if !ephemeral {
 		set.Spec.VolumeClaimTemplates = []v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: claim}}
 	}
-	if _, err := client.AppsV1().StatefulSets(ours).Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.AppsV1().StatefulSets(ours).Create(t.Context(), set, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		_ = client.AppsV1().StatefulSets(ours).Delete(context.Background(), "db", metav1.DeleteOptions{})
 	})
@@ -96,9 +95,7 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			if after.UID == before.UID || second.Spec.VolumeName == first.Spec.VolumeName {
 				t.Errorf("Pod %s and volume %s are the old ones", after.UID, second.Spec.VolumeName)
 			}
-			if err := client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}))
 			waittest.Until(t, "the Pods are gone", func() bool {
 				pods, err := client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
 				return err == nil && len(pods.Items) == 0
@@ -155,11 +152,8 @@ func TestTheRightToDeletePodsIsNarrow(t *testing.T) {
 		id := strings.ReplaceAll(strings.ToLower(name), " ", "-")
 		create(id, change)
 		if strings.HasPrefix(name, "not") {
-			_, err := client.CoreV1().Pods(ours).Patch(t.Context(), id, types.StrategicMergePatchType,
-				[]byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(client.CoreV1().Pods(ours).Patch(t.Context(), id, types.StrategicMergePatchType,
+				[]byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status"))(t)
 		}
 		waittest.Until(t, "the policy is in force", func() bool {
 			err := limited.Delete(t.Context(), id, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})

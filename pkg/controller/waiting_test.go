@@ -12,6 +12,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -28,9 +29,7 @@ func (h *harness) waitingPod(name string, change func(*v1.Pod)) {
 	if change != nil {
 		change(pod)
 	}
-	if _, err := h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}))(h.t)
 }
 
 func (h *harness) podIsGone(name string) bool {
@@ -82,10 +81,8 @@ func TestPodsThatWaitForAVolumeThatIsGivenUpAreDeletedWhereTheyAreMadeAgain(t *t
 
 func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
-	if _, err := w.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), "c", types.MergePatchType, []byte(
-		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"uid-web","controller":true}]}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), "c", types.MergePatchType, []byte(
+		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"uid-web","controller":true}]}}`), metav1.PatchOptions{}))(t)
 	waittest.Until(w.t, "the claim has an owner", func() bool { return ownerPod(w.c.core.claim("uid-c")) != nil })
 	inPod := func(p *v1.Pod) {
 		p.Spec.Volumes = []v1.Volume{{Name: "scratch", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -40,15 +41,9 @@ type world struct {
 
 func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
 	config.QPS = -1
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(kubernetes.NewForConfig(config))(t)
 	t.Cleanup(func() {
 		// What the test's controller published goes with its nodes; a controller that has
 		// stopped does not remove it, and the scheduler would believe it in the next test.
@@ -106,9 +101,7 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 	w := &world{client: client, nodes: map[string]*fakelvmd.Server{}}
 	for _, name := range []string{"n1", "n2"} {
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}, Status: forPods()}
-		if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
 	}
@@ -163,19 +156,13 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 	t.Helper()
 	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
-	c, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c = must.Get(New(o))(t)
 	for _, change := range changes {
 		change(c)
 	}
 	recorder, stopEvents := newRecorder(o.Client)
 	c.core.recorder, c.core.clusterID = recorder, "cluster"
-	net, err = fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add)
-	if err != nil {
-		t.Fatal(err)
-	}
+	net = must.Get(fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add))(t)
 	for _, node := range w.nodes {
 		net.Attach(node)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/devmapper"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const (
@@ -26,9 +27,7 @@ const (
 func number(t *testing.T) string {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(disk, &st); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Stat(disk, &st))
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 }
 
@@ -53,9 +52,7 @@ func TestADevicesLife(t *testing.T) {
 	if _, err := devmapper.Status(name); !errors.Is(err, devmapper.ErrNotFound) {
 		t.Fatalf("a device before it is made: error %v", err)
 	}
-	if err := devmapper.Create(name, "CARVE-TEST"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, devmapper.Create(name, "CARVE-TEST"))
 	t.Cleanup(func() {
 		if err := devmapper.Remove(name); err != nil && !errors.Is(err, devmapper.ErrNotFound) {
 			t.Error(err)
@@ -70,9 +67,7 @@ func TestADevicesLife(t *testing.T) {
 	}
 
 	memory, n := request(number(t) + " 2048")
-	if _, err := devmapper.LoadSecret(name, "linear", 4096, memory, n); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(devmapper.LoadSecret(name, "linear", 4096, memory, n))(t)
 	d := is(t, "with a table", devmapper.Device{Active: true})
 	want := []devmapper.Target{{Length: 4096, Kind: "linear", Params: number(t) + " 2048"}}
 	for what, read := range map[string]func() ([]devmapper.Target, error){
@@ -114,9 +109,7 @@ func TestADevicesLife(t *testing.T) {
 	is(t, "after a table that was refused", devmapper.Device{Active: true})
 
 	node := fmt.Sprintf("%s/%s", t.TempDir(), "node")
-	if err := unix.Mknod(node, unix.S_IFBLK|0o600, int(d.Number())); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(d.Number())))
 	f, err := os.Open(node)
 	if err != nil {
 		t.Fatal(err)
@@ -125,9 +118,7 @@ func TestADevicesLife(t *testing.T) {
 	if err := devmapper.Remove(name); !errors.Is(err, devmapper.ErrBusy) {
 		t.Errorf("removing what is open: error %v", err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Close())
 	if err := devmapper.Remove(name); err != nil {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // BenchmarkRealMounting compares what the kubelet waits for when a Pod starts, stage
@@ -35,7 +36,7 @@ func BenchmarkRealMounting(b *testing.B) {
 		_ = os.Mkdir(at, 0o700)
 		return at
 	}
-	off := func(i int, _ *lvmdv1.Volume) { r.must(unix.Unmount(place(i), 0)) }
+	off := func(i int, _ *lvmdv1.Volume) { must.Succeed(r.t, unix.Unmount(place(i), 0)) }
 	ways := []struct {
 		name     string
 		do, undo func(int, *lvmdv1.Volume)
@@ -44,14 +45,14 @@ func BenchmarkRealMounting(b *testing.B) {
 			drivertest.ByHand(b, "mount", "-t", "ext4", v.GetDevicePath(), place(i))
 		}, off},
 		{"call", func(i int, v *lvmdv1.Volume) {
-			r.must(unix.Mount(v.GetDevicePath(), place(i), "ext4", 0, ""))
+			must.Succeed(r.t, unix.Mount(v.GetDevicePath(), place(i), "ext4", 0, ""))
 		}, off},
 		{"ours", func(_ int, v *lvmdv1.Volume) {
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, "pod", access, false))
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, "pod", access, false))
 		}, func(_ int, v *lvmdv1.Volume) {
-			r.must(r.unpublish(v, "pod"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "pod"))
+			must.Succeed(r.t, r.unstage(v))
 		}},
 	}
 	var volumesAround, mountsAround int
@@ -59,16 +60,16 @@ func BenchmarkRealMounting(b *testing.B) {
 		r.size = 20 * mib
 		for i := range around.volumes {
 			v, pod := r.volume(fmt.Sprint("other", i), "ext4"), fmt.Sprint("pod", i)
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, pod, access, false))
-			b.Cleanup(func() { r.must(r.unpublish(v, pod)); r.must(r.unstage(v)) })
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, pod, access, false))
+			b.Cleanup(func() { must.Succeed(r.t, r.unpublish(v, pod)); must.Succeed(r.t, r.unstage(v)) })
 			volumesAround++
 		}
 		for i := range around.mounts {
 			at := filepath.Join(dir, fmt.Sprint("other", i))
-			r.must(os.Mkdir(at, 0o700))
-			r.must(unix.Mount("none", at, "tmpfs", 0, ""))
-			b.Cleanup(func() { r.must(unix.Unmount(at, 0)) })
+			must.Succeed(r.t, os.Mkdir(at, 0o700))
+			must.Succeed(r.t, unix.Mount("none", at, "tmpfs", 0, ""))
+			b.Cleanup(func() { must.Succeed(r.t, unix.Unmount(at, 0)) })
 			mountsAround++
 		}
 		for _, way := range ways {

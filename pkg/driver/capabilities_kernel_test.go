@@ -27,6 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/privilege"
 	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
 )
@@ -99,7 +100,7 @@ func TestRealReducedCapabilities(t *testing.T) {
 	m := drivertest.NewRealMachine(t, "/dev/vdb", "disk")
 	t.Run("all that are kept are enough", func(t *testing.T) {
 		r := reducedPlugin(t, m, driver.Capabilities)
-		r.must(r.everything())
+		must.Succeed(r.t, r.everything())
 	})
 	for i, c := range driver.Capabilities {
 		t.Run(fmt.Sprintf("without capability %d it does not work", c), func(t *testing.T) {
@@ -113,10 +114,9 @@ func TestRealReducedCapabilities(t *testing.T) {
 			if err := r.everything(); err == nil {
 				t.Error("it did")
 			}
-			points, err := m.Mounts.Below(m.KubeletDir)
-			r.must(err)
+			points := must.Get(m.Mounts.Below(m.KubeletDir))(r.t)
 			for _, p := range points {
-				r.must(unix.Unmount(p.Path, 0))
+				must.Succeed(r.t, unix.Unmount(p.Path, 0))
 			}
 		})
 	}
@@ -128,14 +128,9 @@ func reducedPlugin(t *testing.T, m *drivertest.Machine, capabilities []int) *rea
 	command := exec.Command(os.Args[0])
 	command.Env = append(os.Environ(), pluginDir+"="+m.Dir, pluginCaps+"="+strings.Trim(fmt.Sprint(capabilities), "[]"))
 	command.Stderr = m.Log
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	conn, err := grpc.NewClient("unix:"+filepath.Join(m.Dir, "reduced.sock"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, command.Start())
+	conn := must.Get(grpc.NewClient("unix:"+filepath.Join(m.Dir, "reduced.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true))))(t)
 	t.Cleanup(func() {
 		conn.Close()
 		_ = command.Process.Signal(syscall.SIGTERM)
@@ -181,7 +176,7 @@ func (r *real) wholeLifeOf(v *lvmdv1.Volume) error {
 	}
 	if fsType != "" {
 		// An application's own directory.
-		r.must(errors.Join(os.Chown(target, 1000, 1000), os.Chmod(target, 0o700)))
+		must.Succeed(r.t, errors.Join(os.Chown(target, 1000, 1000), os.Chmod(target, 0o700)))
 		r.write(filepath.Join(target, "kept"), "content")
 	}
 	if _, err := r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * r.size}); err != nil {

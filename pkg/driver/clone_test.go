@@ -5,6 +5,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestAVolumeThatIsLargerThanItsSourceIsFilledWhenStaged(t *testing.T) {
@@ -29,7 +30,7 @@ func TestAVolumeThatIsLargerThanItsSourceIsFilledWhenStaged(t *testing.T) {
 			if c.reader {
 				access = reader
 			}
-			f.must(f.stage(v, filesystemAccess(access)))
+			must.Succeed(f.t, f.stage(v, filesystemAccess(access)))
 			if got := f.fileSystems.Grown(v.GetDevicePath()); len(got) != c.grown {
 				t.Errorf("grown at %q", got)
 			}

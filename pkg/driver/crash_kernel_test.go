@@ -23,6 +23,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // crashEnv names the directory of the machine on which this process is to be a
@@ -177,9 +178,7 @@ type pluginProcess struct {
 func launch(t testing.TB, m *drivertest.Machine, cmd *exec.Cmd) *pluginProcess {
 	t.Helper()
 	cmd.Dir, cmd.Stdout, cmd.Stderr = m.Dir, m.Log, m.Log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cmd.Start())
 	p := &pluginProcess{cmd: cmd, exited: make(chan struct{})}
 	go func() {
 		defer close(p.exited)
@@ -217,18 +216,11 @@ func (p *pluginProcess) end(t testing.TB) {
 // launchCrashing starts a plugin that is killed at a point.
 func launchCrashing(t testing.TB, m *drivertest.Machine, point crashPoint) *pluginProcess {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(m.Dir, crashFile), []byte(point.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(m.Dir, crashFile), []byte(point.String()), 0o600))
 	for _, file := range []string{crashedFile, effectsFile} {
-		if err := os.RemoveAll(filepath.Join(m.Dir, file)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.RemoveAll(filepath.Join(m.Dir, file)))
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), crashEnv+"="+m.Dir, "PATH="+standIns(t, m)+":"+os.Getenv("PATH"))
 	return launch(t, m, cmd)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestRealDAX proves that mapped files of a volume on persistent memory are
@@ -23,18 +25,18 @@ func TestRealDAX(t *testing.T) {
 				t.Fatalf("the volume is not for DAX: %v", v)
 			}
 			access := filesystemAccess(writer)
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, "pod", access, false))
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, "pod", access, false))
 			if _, fs := r.options(r.target(v, "pod")); !slices.Contains(fs, "dax=always") {
 				t.Errorf("options %q", fs)
 			}
 			path := filepath.Join(r.target(v, "pod"), "file")
 			f, err := os.Create(path)
-			r.must(err)
+			must.Succeed(r.t, err)
 			const size = 8 * mib
-			r.must(unix.Fallocate(int(f.Fd()), 0, 0, size))
+			must.Succeed(r.t, unix.Fallocate(int(f.Fd()), 0, 0, size))
 			var st unix.Statx_t
-			r.must(unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st))
+			must.Succeed(r.t, unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st))
 			if st.Attributes&unix.STATX_ATTR_DAX == 0 {
 				t.Error("the file is not DAX")
 			}
@@ -43,14 +45,14 @@ func TestRealDAX(t *testing.T) {
 				t.Fatalf("map with MAP_SYNC: %v", err)
 			}
 			copy(mapped, "carve")
-			r.must(unix.Munmap(mapped))
-			r.must(f.Close())
+			must.Succeed(r.t, unix.Munmap(mapped))
+			must.Succeed(r.t, f.Close())
 			content, err := os.ReadFile(path)
 			if err != nil || !bytes.HasPrefix(content, []byte("carve")) {
 				t.Errorf("got %.10q, %v", content, err)
 			}
-			r.must(r.unpublish(v, "pod"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "pod"))
+			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
 			r.waitForRoom()
 		})
@@ -61,10 +63,10 @@ func TestRealDAX(t *testing.T) {
 func TestRealInlineVolumesOnPersistentMemory(t *testing.T) {
 	r := newRealInline(t, "/dev/pmem0", "pmem")
 	i := r.inline("pod", "")
-	r.must(r.publishInline(i))
+	must.Succeed(r.t, r.publishInline(i))
 	if _, fs := r.options(r.inlineTarget(i)); !slices.Contains(fs, "dax=always") {
 		t.Errorf("options %q", fs)
 	}
-	r.must(r.unpublishInline(i))
+	must.Succeed(r.t, r.unpublishInline(i))
 	r.waitForRoom()
 }

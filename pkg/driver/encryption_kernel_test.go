@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // sealed creates a volume of that size that is encrypted with a key that only the kernel has.
@@ -24,8 +25,7 @@ func (r *real) sealed(fsType string, size int64) *lvmdv1.Volume {
 	if fsType == "" {
 		ask.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
-	got, err := r.machine.LVMD.CreateVolume(r.ctx(), ask)
-	r.must(err)
+	got := must.Get(r.machine.LVMD.CreateVolume(r.ctx(), ask))(r.t)
 	return got.GetVolume()
 }
 
@@ -42,17 +42,17 @@ func TestRealEncryptedVolumes(t *testing.T) {
 				access, file = blockAccess(multi), r.target(v, "one")
 			}
 			for range 2 {
-				r.must(r.stage(v, access))
-				r.must(r.publish(v, "one", access, false))
+				must.Succeed(r.t, r.stage(v, access))
+				must.Succeed(r.t, r.publish(v, "one", access, false))
 			}
 			f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
-			r.must(err)
+			must.Succeed(r.t, err)
 			_, err = f.Write(secret)
-			r.must(err)
-			r.must(f.Sync())
+			must.Succeed(r.t, err)
+			must.Succeed(r.t, f.Sync())
 			larger := v.GetSizeBytes() + 32*mib
 			_, err = r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: larger})
-			r.must(err)
+			must.Succeed(r.t, err)
 			got, err := r.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{
 				VolumeId: v.GetId(), VolumePath: r.target(v, "one"), StagingTargetPath: r.staging(v),
 				CapacityRange: &csi.CapacityRange{RequiredBytes: larger},
@@ -72,9 +72,9 @@ func TestRealEncryptedVolumes(t *testing.T) {
 			if _, err := f.ReadAt(read, 0); err != nil || !bytes.Equal(read, secret) {
 				t.Errorf("what was written is not read, %v", err)
 			}
-			r.must(f.Close())
-			r.must(r.unpublish(v, "one"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, f.Close())
+			must.Succeed(r.t, r.unpublish(v, "one"))
+			must.Succeed(r.t, r.unstage(v))
 			r.wantLayers(0)
 			if !r.holds(v.GetDevicePath(), v.GetSizeBytes(), secret[:4096]) {
 				t.Error("what was written is not on the volume")
@@ -95,8 +95,7 @@ func TestRealEncryptedVolumes(t *testing.T) {
 // when these cannot be read, or the device ends before so many bytes as are to be there.
 func (r *real) holds(device string, size int64, text []byte) bool {
 	r.t.Helper()
-	f, err := os.Open(device)
-	r.must(err)
+	f := must.Get(os.Open(device))(r.t)
 	defer f.Close()
 	chunk, read := make([]byte, 8*mib), int64(0)
 	for range 38 {
@@ -111,7 +110,7 @@ func (r *real) holds(device string, size int64, text []byte) bool {
 			}
 			return false
 		}
-		r.must(err)
+		must.Succeed(r.t, err)
 	}
 	return false
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/mount/mountfake"
 	"github.com/carve-csi/carve/pkg/luks/luksfake"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const gib = 1 << 30
@@ -58,10 +59,7 @@ func (f *kubelet) volume(name, fsType string) *lvmdv1.Volume {
 	if fsType == "" {
 		r.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
-	got, err := f.machine.LVMD.CreateVolume(context.Background(), r)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	got := must.Get(f.machine.LVMD.CreateVolume(context.Background(), r))(f.t)
 	return got.GetVolume()
 }
 
@@ -124,10 +122,7 @@ func (f *kubelet) ctx() context.Context {
 // layers returns the paths of all layers, and those that have more than one.
 func (f *kubelet) layers() (all, stacked []string) {
 	f.t.Helper()
-	points, err := f.machine.Mounts.Below(f.machine.KubeletDir)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	points := must.Get(f.machine.Mounts.Below(f.machine.KubeletDir))(f.t)
 	for _, p := range points {
 		if slices.Contains(all, p.Path) {
 			stacked = append(stacked, p.Path)

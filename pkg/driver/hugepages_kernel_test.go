@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const hugePage = 2 * mib
@@ -25,9 +27,7 @@ type daxFaults struct {
 func watchDAXFaults(t *testing.T) *daxFaults {
 	t.Helper()
 	dir := t.TempDir()
-	if err := unix.Mount("tracefs", dir, "tracefs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mount("tracefs", dir, "tracefs", 0, ""))
 	w := &daxFaults{t: t, instance: filepath.Join(dir, "instances", "carve")}
 	t.Cleanup(func() {
 		for _, err := range []error{os.Remove(w.instance), unix.Unmount(dir, 0)} {
@@ -36,12 +36,8 @@ func watchDAXFaults(t *testing.T) *daxFaults {
 			}
 		}
 	})
-	if err := os.Mkdir(w.instance, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(w.instance, "events/fs_dax/dax_pmd_fault_done/enable"), []byte("1"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(w.instance, 0o700))
+	must.Succeed(t, os.WriteFile(filepath.Join(w.instance, "events/fs_dax/dax_pmd_fault_done/enable"), []byte("1"), 0))
 	return w
 }
 
@@ -50,13 +46,8 @@ func watchDAXFaults(t *testing.T) *daxFaults {
 func (w *daxFaults) of(path string) (huge, small int) {
 	w.t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		w.t.Fatal(err)
-	}
-	trace, err := os.ReadFile(filepath.Join(w.instance, "trace"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.Succeed(w.t, unix.Stat(path, &st))
+	trace := must.Get(os.ReadFile(filepath.Join(w.instance, "trace")))(w.t)
 	file := fmt.Sprintf("dev %d:%d ino %#x ", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	for line := range strings.Lines(string(trace)) {
 		switch {
@@ -77,15 +68,11 @@ func touch(t *testing.T, mapped []byte) int64 {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before, after unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &before); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Getrusage(unix.RUSAGE_THREAD, &before))
 	for at := 0; at < len(mapped); at += os.Getpagesize() {
 		mapped[at] = 1
 	}
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &after); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Getrusage(unix.RUSAGE_THREAD, &after))
 	return after.Minflt + after.Majflt - before.Minflt - before.Majflt
 }
 
@@ -98,28 +85,26 @@ func TestRealHugePages(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.volume("huge"+fsType, fsType)
 			access := filesystemAccess(writer)
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, "pod", access, false))
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, "pod", access, false))
 			dir := r.target(v, "pod")
 			for n := range 8 {
 				r.write(filepath.Join(dir, fmt.Sprint("small", n)), strings.Repeat("x", 5000))
 			}
-			r.must(os.Remove(filepath.Join(dir, "small3")))
+			must.Succeed(r.t, os.Remove(filepath.Join(dir, "small3")))
 			for _, file := range []struct {
 				name     string
 				reserved bool
 			}{{"reserved", true}, {"sparse", false}, {"reserved-too", true}} {
 				path := filepath.Join(dir, file.name)
-				f, err := os.Create(path)
-				r.must(err)
+				f := must.Get(os.Create(path))(r.t)
 				const size = 4 * hugePage
 				if file.reserved {
-					r.must(unix.Fallocate(int(f.Fd()), 0, 0, size))
+					must.Succeed(r.t, unix.Fallocate(int(f.Fd()), 0, 0, size))
 				} else {
-					r.must(f.Truncate(size))
+					must.Succeed(r.t, f.Truncate(size))
 				}
-				mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-				r.must(err)
+				mapped := must.Get(unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(r.t)
 				took := touch(t, mapped)
 				huge, small := faults.of(path)
 				t.Logf("%s: %d page faults for %d small pages, %d with a huge page, %d without", file.name, took, size/os.Getpagesize(), huge, small)
@@ -127,11 +112,11 @@ func TestRealHugePages(t *testing.T) {
 				if huge != size/hugePage || small != 0 || took > size/hugePage+100 {
 					t.Errorf("%s: want %d page faults, each with a huge page", file.name, size/hugePage)
 				}
-				r.must(unix.Munmap(mapped))
-				r.must(f.Close())
+				must.Succeed(r.t, unix.Munmap(mapped))
+				must.Succeed(r.t, f.Close())
 			}
-			r.must(r.unpublish(v, "pod"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "pod"))
+			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
 			r.waitForRoom()
 		})

@@ -14,6 +14,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // newRealInline is newReal with a plugin that allows inline volumes.
@@ -27,8 +28,7 @@ func newRealInline(t *testing.T, disk, medium string) *real {
 // room is what lvmd's class can take now, in bytes.
 func (r *real) room() int64 {
 	r.t.Helper()
-	answer, err := r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{})
-	r.must(err)
+	answer := must.Get(r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{}))(r.t)
 	return answer.GetClasses()[0].GetAvailableBytes()
 }
 
@@ -39,7 +39,7 @@ func TestRealInlineVolumes(t *testing.T) {
 		t.Run("type "+fsType, func(t *testing.T) {
 			i := r.inline("pod"+fsType, fsType)
 			for range 2 {
-				r.must(r.publishInline(i))
+				must.Succeed(r.t, r.publishInline(i))
 			}
 			r.wantInline(i)
 			r.wantLayers(1)
@@ -51,18 +51,17 @@ func TestRealInlineVolumes(t *testing.T) {
 
 			// Another life of the plugin, and of the machine.
 			r.restart()
-			r.must(r.machine.Mounts.Off(r.inlineTarget(i)))
-			r.must(r.publishInline(i))
+			must.Succeed(r.t, r.machine.Mounts.Off(r.inlineTarget(i)))
+			must.Succeed(r.t, r.publishInline(i))
 			r.wantFile(file, "content")
 
 			// A file that is open keeps the volume.
-			open, err := os.Open(file)
-			r.must(err)
+			open := must.Get(os.Open(file))(r.t)
 			wantError(t, r.unpublishInline(i), codes.FailedPrecondition, "busy")
 			r.wantInline(i)
-			r.must(open.Close())
+			must.Succeed(r.t, open.Close())
 			for range 2 {
-				r.must(r.unpublishInline(i))
+				must.Succeed(r.t, r.unpublishInline(i))
 			}
 			r.wantInline()
 			r.wantLayers(0)
@@ -72,12 +71,12 @@ func TestRealInlineVolumes(t *testing.T) {
 	}
 	t.Run("scratch, with a key that only the kernel has", func(t *testing.T) {
 		i := r.inline("pod-secret", "").with("carve.csi.local/encryption", "ephemeral").with("carve.csi.local/profile", "scratch")
-		r.must(r.publishInline(i))
+		must.Succeed(r.t, r.publishInline(i))
 		if v := r.listed()[0]; v.GetEncryption() != "ephemeral" || v.GetProfile() != "scratch" {
 			t.Errorf("volume %v", v)
 		}
 		r.write(filepath.Join(r.inlineTarget(i), "file"), "content")
-		r.must(r.unpublishInline(i))
+		must.Succeed(r.t, r.unpublishInline(i))
 		r.wantInline()
 		r.waitForRoom()
 	})
@@ -105,13 +104,13 @@ func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 	r.machine.MakeDir("pods", "plugin")
 	mounted, unmounted, kept := r.inline("pod-a", "").with("carve.csi.local/encryption", "ephemeral"), r.inline("pod-b", ""), r.inline("pod-c", "")
 	for _, i := range []inline{mounted, unmounted, kept} {
-		r.must(r.publishInline(i))
+		must.Succeed(r.t, r.publishInline(i))
 	}
-	r.must(r.machine.Mounts.Off(r.inlineTarget(unmounted)))
+	must.Succeed(r.t, r.machine.Mounts.Off(r.inlineTarget(unmounted)))
 	r.podGoes("pod-b")
-	r.must(os.Remove(r.beside(r.inlineTarget(mounted))))
+	must.Succeed(r.t, os.Remove(r.beside(r.inlineTarget(mounted))))
 	elsewhere := t.TempDir()
-	r.must(unix.Mount(r.inlineTarget(mounted), elsewhere, "", unix.MS_BIND, ""))
+	must.Succeed(r.t, unix.Mount(r.inlineTarget(mounted), elsewhere, "", unix.MS_BIND, ""))
 
 	r.restart()
 	r.Sweep(r.ctx())
@@ -122,12 +121,12 @@ func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 	r.wantInline(mounted, unmounted, kept)
 	known = r.ReclaimInline(r.ctx(), known, now.Add(driver.ReclaimGrace))
 	r.wantInline(mounted, kept) // somebody has it mounted
-	r.must(unix.Unmount(elsewhere, 0))
+	must.Succeed(r.t, unix.Unmount(elsewhere, 0))
 	known = r.ReclaimInline(r.ctx(), known, now.Add(driver.ReclaimGrace))
 	r.wantInline(kept)
 	if len(known) != 0 {
 		t.Errorf("known %v", known)
 	}
-	r.must(r.unpublishInline(kept))
+	must.Succeed(r.t, r.unpublishInline(kept))
 	r.waitForRoom()
 }

@@ -18,6 +18,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // inline is a volume that a Pod defines in its own specification, as the kubelet
@@ -73,17 +74,15 @@ func (f *kubelet) unpublishInline(i inline) error {
 // podGoes is the end of a Pod's directory.
 func (f *kubelet) podGoes(pod string) {
 	f.t.Helper()
-	f.must(os.RemoveAll(filepath.Join(f.machine.KubeletDir, "pods", pod)))
+	must.Succeed(f.t, os.RemoveAll(filepath.Join(f.machine.KubeletDir, "pods", pod)))
 }
 
 // listed returns the volumes that lvmd has, all of which are inline.
 func (f *kubelet) listed() []*lvmdv1.Volume {
 	f.t.Helper()
-	conn, err := driver.DialLVMD(f.machine.LVMDSocket())
-	f.must(err)
+	conn := must.Get(driver.DialLVMD(f.machine.LVMDSocket()))(f.t)
 	defer conn.Close()
-	answer, err := lvmdv1.NewLVMDClient(conn).ListVolumes(f.ctx(), &lvmdv1.ListVolumesRequest{})
-	f.must(err)
+	answer := must.Get(lvmdv1.NewLVMDClient(conn).ListVolumes(f.ctx(), &lvmdv1.ListVolumesRequest{}))(f.t)
 	return answer.GetVolumes()
 }
 
@@ -134,8 +133,8 @@ func TestAnInlineVolumeLivesAsLongAsItsPod(t *testing.T) {
 	a, b := f.inline("pod-a", ""), f.inline("pod-b", "xfs")
 	b.readOnly = true
 	for range 2 {
-		f.must(f.publishInline(a))
-		f.must(f.publishInline(b))
+		must.Succeed(f.t, f.publishInline(a))
+		must.Succeed(f.t, f.publishInline(b))
 	}
 	f.wantInline(a, b)
 	f.wantLayers(2)
@@ -159,14 +158,14 @@ func TestAnInlineVolumeLivesAsLongAsItsPod(t *testing.T) {
 		t.Errorf("health %v, %v", health, err)
 	}
 	for range 2 {
-		f.must(f.unpublishInline(a))
+		must.Succeed(f.t, f.unpublishInline(a))
 		f.wantGone(f.inlineTarget(a))
 		f.wantInline(b)
 	}
 	// What is there is removed also by a plugin that allows no new ones.
 	f.machine.InlineVolumes = false
 	f.restart()
-	f.must(f.unpublishInline(b))
+	must.Succeed(f.t, f.unpublishInline(b))
 	f.wantInline()
 	f.wantLayers(0)
 	_, err = f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: a.id})
@@ -178,7 +177,7 @@ func TestAnInlineVolumeIsMadeAsItsPodWants(t *testing.T) {
 	i := f.inline("pod", "").with("carve.csi.local/encryption", "ephemeral").with("carve.csi.local/profile", "scratch").
 		with("carve.csi.local/device-class", "local").with("carve.csi.local/size", "1.5Gi").
 		with("carve.csi.local/mkfs-bytes-per-inode", "4Ki").with("carve.csi.local/mkfs-label", "build")
-	f.must(f.publishInline(i))
+	must.Succeed(f.t, f.publishInline(i))
 	v := f.listed()[0]
 	if got, want := v.GetFsSettings(), map[string]string{"bytes-per-inode": "4096", "label": "build"}; !maps.Equal(got, want) {
 		t.Errorf("settings %v, want %v", got, want)
@@ -186,7 +185,7 @@ func TestAnInlineVolumeIsMadeAsItsPodWants(t *testing.T) {
 	if v.GetEncryption() != "ephemeral" || v.GetProfile() != "scratch" || v.GetDeviceClass() != "local" || v.GetSizeBytes() != 3*gib/2 {
 		t.Errorf("volume %v", v)
 	}
-	f.must(f.unpublishInline(i))
+	must.Succeed(f.t, f.unpublishInline(i))
 	f.wantInline()
 }
 
@@ -257,32 +256,32 @@ func TestAnInlineVolumeThatCannotBeMountedIsTakenBack(t *testing.T) {
 
 	// One that was there before has its Pod's data in it.
 	f.mounts.FailMounts(nil)
-	f.must(f.publishInline(i))
-	f.must(f.mounts.Off(f.inlineTarget(i))) // a reboot
+	must.Succeed(f.t, f.publishInline(i))
+	must.Succeed(f.t, f.mounts.Off(f.inlineTarget(i))) // a reboot
 	f.mounts.FailMounts(syscall.ENOMEM)
 	wantError(t, f.publishInline(i), codes.Internal, "cannot allocate memory")
 	f.wantInline(i)
 	f.mounts.FailMounts(nil)
-	f.must(f.publishInline(i))
+	must.Succeed(f.t, f.publishInline(i))
 	wantError(t, f.publishInline(i.with("carve.csi.local/size", "3Gi")), codes.AlreadyExists, "asked for 3221225472")
-	f.must(f.unpublishInline(i))
+	must.Succeed(f.t, f.unpublishInline(i))
 	f.wantInline()
 }
 
 func TestAnInlineVolumeGoesOnlyWhenNobodyUsesIt(t *testing.T) {
 	f := newInline(t)
 	i := f.inline("pod", "")
-	f.must(f.publishInline(i))
+	must.Succeed(f.t, f.publishInline(i))
 
 	f.lvmd.SetDown(true)
 	wantError(t, f.unpublishInline(i), codes.Unavailable, "a disk is gone")
 	f.lvmd.SetDown(false)
 	f.wantInline(i)
 	elsewhere := f.machine.MakeDir("elsewhere")
-	f.must(f.mounts.Mount(f.listed()[0].GetDevicePath(), elsewhere, "ext4", nil))
+	must.Succeed(f.t, f.mounts.Mount(f.listed()[0].GetDevicePath(), elsewhere, "ext4", nil))
 	wantError(t, f.unpublishInline(i), codes.FailedPrecondition, "is in use")
-	f.must(f.mounts.Off(elsewhere))
-	f.must(f.unpublishInline(i))
+	must.Succeed(f.t, f.mounts.Off(elsewhere))
+	must.Succeed(f.t, f.unpublishInline(i))
 	f.wantInline()
 	f.wantGone(f.inlineTarget(i))
 }
@@ -321,7 +320,7 @@ func (m mortalLVMD) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequ
 }
 
 func TestKilledAtAnyStepNoInlineVolumeIsLeftOrMadeTwice(t *testing.T) {
-	published := func(f *fixture, i inline) { f.must(f.publishInline(i)) }
+	published := func(f *fixture, i inline) { must.Succeed(f.t, f.publishInline(i)) }
 	calls := []struct {
 		name   string
 		before func(*fixture, inline)
@@ -349,11 +348,11 @@ func TestKilledAtAnyStepNoInlineVolumeIsLeftOrMadeTwice(t *testing.T) {
 						if forgotten {
 							f.forget(i)
 						} else {
-							f.must(c.call(f, i))
-							f.must(f.publishInline(i))
+							must.Succeed(f.t, c.call(f, i))
+							must.Succeed(f.t, f.publishInline(i))
 							f.wantInline(i)
 							f.wantLayers(1)
-							f.must(f.unpublishInline(i))
+							must.Succeed(f.t, f.unpublishInline(i))
 						}
 						f.wantInline()
 						f.wantLayers(0)

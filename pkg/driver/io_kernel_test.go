@@ -11,6 +11,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // BenchmarkRealIO compares, with fio, a bare logical volume with the file
@@ -21,12 +22,12 @@ func BenchmarkRealIO(b *testing.B) {
 	r.size = 512 * mib
 	targets := map[string]string{}
 	place := func(name string, v *lvmdv1.Volume, file string) {
-		r.must(r.stage(v, access(v)))
-		r.must(r.publish(v, "pod", access(v), false))
+		must.Succeed(r.t, r.stage(v, access(v)))
+		must.Succeed(r.t, r.publish(v, "pod", access(v), false))
 		targets[name] = filepath.Join(r.target(v, "pod"), file)
 		b.Cleanup(func() {
-			r.must(r.unpublish(v, "pod"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "pod"))
+			must.Succeed(r.t, r.unstage(v))
 		})
 	}
 	place("bare", r.volume("bare", ""), "")

@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // errKilled is what a plugin gets from everything once it is dead.
@@ -147,10 +148,10 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 	unclean := func(f *fixture, v *lvmdv1.Volume) {
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
 	}
-	staged := func(f *fixture, v *lvmdv1.Volume) { f.must(f.stage(v, access(v))) }
+	staged := func(f *fixture, v *lvmdv1.Volume) { must.Succeed(f.t, f.stage(v, access(v))) }
 	published := func(f *fixture, v *lvmdv1.Volume) {
 		staged(f, v)
-		f.must(f.publish(v, "pod", access(v), false))
+		must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 	}
 	keptKey := func(f *fixture, v *lvmdv1.Volume) {
 		f.secrets = map[string]string{"key": "hunter2"}
@@ -159,7 +160,7 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 	unstaged := func(f *fixture, v *lvmdv1.Volume) {
 		keptKey(f, v)
 		staged(f, v)
-		f.must(f.unstage(v))
+		must.Succeed(f.t, f.unstage(v))
 	}
 	stage := func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }
 	expand := func(f *fixture, v *lvmdv1.Volume) error {
@@ -195,8 +196,8 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 	}
 	leaked := func(f *fixture, v *lvmdv1.Volume) {
 		p := f.places(v)
-		f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
-		f.must(f.mounts.Bind(p.staged, p.published, false))
+		must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+		must.Succeed(f.t, f.mounts.Bind(p.staged, p.published, false))
 	}
 	// A sweep answers nobody: what it leaves tells that it was killed.
 	sweep := func(f *fixture, _ *lvmdv1.Volume) error {
@@ -229,13 +230,13 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		{"publish of raw block", "", staged, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), false) }, 1, 1},
 		{"publish where the path is made already", "ext4", func(f *fixture, v *lvmdv1.Volume) {
 			staged(f, v)
-			f.must(os.Mkdir(f.target(v, "pod"), 0o750))
+			must.Succeed(f.t, os.Mkdir(f.target(v, "pod"), 0o750))
 		}, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), false) }, 2, 1},
 		{"publish of raw block where the path is made already", "", func(f *fixture, v *lvmdv1.Volume) {
-			f.must(os.WriteFile(f.target(v, "pod"), nil, 0o600))
+			must.Succeed(f.t, os.WriteFile(f.target(v, "pod"), nil, 0o600))
 		}, func(f *fixture, v *lvmdv1.Volume) error { return f.publish(v, "pod", access(v), false) }, 1, 1},
 		{"unpublish where only the path is left", "ext4", func(f *fixture, v *lvmdv1.Volume) {
-			f.must(os.Mkdir(f.target(v, "pod"), 0o750))
+			must.Succeed(f.t, os.Mkdir(f.target(v, "pod"), 0o750))
 		}, func(f *fixture, v *lvmdv1.Volume) error { return f.unpublish(v, "pod") }, 0, 1},
 		{"unpublish", "ext4", published, func(f *fixture, v *lvmdv1.Volume) error { return f.unpublish(v, "pod") }, 1, 1},
 		{"unpublish of raw block", "", published, func(f *fixture, v *lvmdv1.Volume) error { return f.unpublish(v, "pod") }, 0, 1},
@@ -258,13 +259,13 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		{"stage on persistent memory", "xfs", onMemory, stageDAX, 1, 1},
 		{"sweep", "ext4", leaked, sweep, 0, 2},
 		{"sweep of a raw block volume", "", func(f *fixture, v *lvmdv1.Volume) {
-			f.must(f.mounts.Bind(v.GetDevicePath(), f.places(v).device, false))
+			must.Succeed(f.t, f.mounts.Bind(v.GetDevicePath(), f.places(v).device, false))
 		}, sweep, 0, 1},
 		{"sweep of a volume with a kept key", "ext4", func(f *fixture, v *lvmdv1.Volume) {
 			keptKey(f, v)
 			staged(f, v)
-			f.must(f.mounts.Off(f.staging(v)))
-			f.must(f.mounts.Mount(luks.Path(v.GetId()), f.places(v).staged, "ext4", nil))
+			must.Succeed(f.t, f.mounts.Off(f.staging(v)))
+			must.Succeed(f.t, f.mounts.Mount(luks.Path(v.GetId()), f.places(v).staged, "ext4", nil))
 		}, sweep, 0, 2},
 	}
 	for _, c := range calls {
@@ -286,11 +287,11 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 						}
 						f.Stop(t)
 						f.Plugin = f.machine.Start()
-						f.must(c.call(f, v))
-						f.must(c.call(f, v))
+						must.Succeed(f.t, c.call(f, v))
+						must.Succeed(f.t, c.call(f, v))
 						f.wantLayers(c.layers)
-						f.must(f.unpublish(v, "pod"))
-						f.must(f.unstage(v))
+						must.Succeed(f.t, f.unpublish(v, "pod"))
+						must.Succeed(f.t, f.unstage(v))
 						f.wantLayers(0)
 						f.wantGone(f.target(v, "pod"))
 						f.wantLocked(v)
@@ -316,7 +317,7 @@ func TestKilledBeforeItWasVerifiedThatThereIsDAX(t *testing.T) {
 		f.wantLayers(1)
 		f.Stop(t)
 		f.Plugin = f.machine.Start()
-		f.must(f.stage(v, access(v)))
+		must.Succeed(f.t, f.stage(v, access(v)))
 		f.wantLayers(1)
 		if points, err := f.mounts.Below(f.machine.KubeletDir); err != nil || !slices.Contains(points[0].FSOptions, "dax=always") {
 			t.Errorf("it was staged with options %q, error %v, want dax=always", points[0].FSOptions, err)

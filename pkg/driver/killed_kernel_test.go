@@ -24,6 +24,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // soaking has every crash point taken, each with a volume of its own.
@@ -185,7 +186,7 @@ func newKilled(t *testing.T, m *drivertest.Machine, kind killedVolume) *killed {
 		k.records = []string{k.beside(k.staged), k.beside(k.published)}
 	}
 	for _, record := range k.records {
-		k.must(os.WriteFile(record, fmt.Appendf(nil, `{"driverName":"carve.csi.local","volumeHandle":%q}`, id), 0o600))
+		must.Succeed(k.t, os.WriteFile(record, fmt.Appendf(nil, `{"driverName":"carve.csi.local","volumeHandle":%q}`, id), 0o600))
 	}
 	k.content = bytes.Repeat([]byte("content of "+id+" "), 200)
 	return k
@@ -309,7 +310,7 @@ func (k *killed) repeat(name string) {
 	if err != nil {
 		k.t.Fatalf("repeat %s: %v", name, err)
 	}
-	k.must(k.call(name)) // Done already.
+	must.Succeed(k.t, k.call(name)) // Done already.
 	mounted := 0
 	switch name {
 	case "stage", "unpublish":
@@ -345,8 +346,7 @@ func (k *killed) repeat(name string) {
 // expandBelow has lvmd give the volume twice its size.
 func (k *killed) expandBelow() {
 	k.t.Helper()
-	got, err := k.machine.LVMD.ExpandVolume(k.ctx(), &lvmdv1.ExpandVolumeRequest{Id: k.v.GetId(), RequiredBytes: 2 * k.kind.size})
-	k.must(err)
+	got := must.Get(k.machine.LVMD.ExpandVolume(k.ctx(), &lvmdv1.ExpandVolumeRequest{Id: k.v.GetId(), RequiredBytes: 2 * k.kind.size}))(k.t)
 	k.grown = got.GetVolume().GetSizeBytes()
 }
 
@@ -366,7 +366,7 @@ func (k *killed) writeContent(offset int64) {
 		_, err = f.WriteAt(k.content, offset)
 		err = errors.Join(err, f.Sync(), f.Close())
 	}
-	k.must(err)
+	must.Succeed(k.t, err)
 	k.offset, k.written = offset, true
 }
 
@@ -377,8 +377,7 @@ func (k *killed) wantContent() {
 	if at, err := k.machine.Mounts.At(k.published); !k.isPublished || !k.written || err == nil && !at.Mounted {
 		return
 	}
-	f, err := os.Open(k.file())
-	k.must(err)
+	f := must.Get(os.Open(k.file()))(k.t)
 	defer f.Close()
 	got := make([]byte, len(k.content))
 	if _, err := f.ReadAt(got, k.offset); err != nil || !bytes.Equal(got, k.content) {
@@ -408,14 +407,14 @@ func (k *killed) wantSize(path string, size int64) {
 // checks that nothing of it is left in the end.
 func (k *killed) finish() {
 	k.t.Helper()
-	k.must(errors.Join(k.call("stage"), k.call("publish")))
+	must.Succeed(k.t, errors.Join(k.call("stage"), k.call("publish")))
 	k.isStaged, k.isPublished = true, true
 	k.wantContent()
 	k.wantSize(k.published, k.grown)
 	if k.kind.luks && k.holds("/dev/"+k.v.GetVgName()+"/"+k.v.GetId(), k.v.GetSizeBytes(), k.content[:64]) {
 		k.t.Error("plain text is on the disk")
 	}
-	k.must(errors.Join(k.call("unpublish"), k.call("unstage")))
+	must.Succeed(k.t, errors.Join(k.call("unpublish"), k.call("unstage")))
 	k.wantLayers(0)
 	k.wantGone(k.published)
 	k.wantLocked(k.v)
@@ -423,7 +422,7 @@ func (k *killed) finish() {
 		k.t.Errorf("open are\n%s", left)
 	}
 	for _, record := range k.records {
-		k.must(os.Remove(record))
+		must.Succeed(k.t, os.Remove(record))
 	}
 	k.plugin.end(k.t)
 	k.delete(k.v)
@@ -432,10 +431,7 @@ func (k *killed) finish() {
 // wantNoTool checks that nothing of what a plugin has started goes on.
 func wantNoTool(t testing.TB, names ...string) {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("/proc/[0-9]*/comm"))(t)
 	for _, file := range files {
 		content, err := os.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // swap replaces the directory that holds a path with a link to another one,
@@ -66,7 +67,7 @@ func TestALinkThatAppearsAfterTheCheckIsNotFollowed(t *testing.T) {
 		t.Run("by publish, "+name+" the bind", func(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", "ext4")
-			f.must(f.stage(v, access(v)))
+			must.Succeed(f.t, f.stage(v, access(v)))
 			f.Stop(t)
 			precious, target := f.machine.MakeDir("precious", "mount"), f.target(v, "pod")
 			s := swapping{f.machine.Mounts, func() { swap(t, target, filepath.Dir(precious)) }, none}
@@ -87,8 +88,8 @@ func TestALinkThatAppearsAfterTheCheckIsNotFollowed(t *testing.T) {
 		t.Run("by unpublish, "+name+" the unmount", func(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", "ext4")
-			f.must(f.stage(v, access(v)))
-			f.must(f.publish(v, "pod", access(v), false))
+			must.Succeed(f.t, f.stage(v, access(v)))
+			must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 			f.Stop(t)
 			precious, target := f.machine.MakeDir("precious", "mount"), f.target(v, "pod")
 			s := swapping{f.machine.Mounts, func() { swap(t, target, filepath.Dir(precious)) }, none}
@@ -114,14 +115,13 @@ func TestTheVolumeContextLeadsNowhere(t *testing.T) {
 		"carve.csi.local/device-class": "../../etc", "path": "/etc", "device": "/dev/sda", "mountOptions": "errors=panic",
 		"csi.storage.k8s.io/pod.name": "../../..",
 	}
-	f.must(second(f.NodeStageVolume(f.ctx(), &csi.NodeStageVolumeRequest{
+	must.Succeed(f.t, second(f.NodeStageVolume(f.ctx(), &csi.NodeStageVolumeRequest{
 		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), VolumeCapability: access(v), VolumeContext: hostile, PublishContext: hostile})))
-	f.must(second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
+	must.Succeed(f.t, second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), TargetPath: f.target(v, "pod"), VolumeCapability: access(v),
 		VolumeContext: hostile, PublishContext: hostile})))
 	f.wantLayers(2)
-	points, err := f.mounts.Below(f.machine.KubeletDir)
-	f.must(err)
+	points := must.Get(f.mounts.Below(f.machine.KubeletDir))(f.t)
 	for _, p := range points {
 		if p.Device != deviceOf(v) || len(p.FSOptions) != 1 {
 			t.Errorf("got %+v", p)

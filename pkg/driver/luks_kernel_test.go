@@ -17,6 +17,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // plainText is what tests look for on the disk.
@@ -49,8 +50,8 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 			v := r.locked("kept-"+fsType, fsType)
 			access, file := filesystemAccess(multi), filepath.Join(r.target(v, "one"), "file")
 			for range 2 { // The second time it is mounted, and its key is not tried again.
-				r.must(r.stage(v, access))
-				r.must(r.publish(v, "one", access, false))
+				must.Succeed(r.t, r.stage(v, access))
+				must.Succeed(r.t, r.publish(v, "one", access, false))
 			}
 			r.write(file, string(plainText))
 			wantError(t, second(r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})), codes.FailedPrecondition, "")
@@ -64,20 +65,20 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 				t.Errorf("health %v, %v", health, err)
 			}
 			// Without a call to unstage, as when the node restarts.
-			r.must(errors.Join(r.machine.Mounts.Off(r.target(v, "one")), r.machine.Mounts.Off(r.staging(v))))
+			must.Succeed(r.t, errors.Join(r.machine.Mounts.Off(r.target(v, "one")), r.machine.Mounts.Off(r.staging(v))))
 			drivertest.ByHand(t, "dmsetup", "remove", "--retry", luks.MappingPrefix+v.GetId())
 
 			r.secrets["key"] = "hunter3"
 			wantError(t, r.stage(v, access), codes.FailedPrecondition, luks.ErrWrongKey.Error())
 			r.wantLocked(v)
 			r.secrets["key"] = "hunter2"
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, "one", access, false))
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, "one", access, false))
 			r.wantFile(file, string(plainText))
 			if r.holds(v.GetDevicePath(), v.GetSizeBytes(), plainText[:64]) {
 				t.Error("plain text is on the disk")
 			}
-			r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v), r.unstage(v)))
+			must.Succeed(r.t, errors.Join(r.unpublish(v, "one"), r.unstage(v), r.unstage(v)))
 			r.wantLocked(v)
 			r.wantLayers(0)
 			r.delete(v)
@@ -90,7 +91,7 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 func (r *real) grow(v *lvmdv1.Volume) {
 	r.t.Helper()
 	_, err := r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * v.GetSizeBytes()})
-	r.must(err)
+	must.Succeed(r.t, err)
 	got, err := r.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{
 		VolumeId: v.GetId(), VolumePath: r.target(v, "one"), StagingTargetPath: r.staging(v),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * v.GetSizeBytes()},
@@ -106,29 +107,29 @@ func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 	r.size = 8 * mib
 	v := r.locked("kept", "")
 	access, file := blockAccess(multi), r.target(v, "one")
-	r.must(r.stage(v, access))
-	r.must(r.publish(v, "one", access, false))
+	must.Succeed(r.t, r.stage(v, access))
+	must.Succeed(r.t, r.publish(v, "one", access, false))
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
-	r.must(err)
+	must.Succeed(r.t, err)
 	start := make([]byte, 4096)
 	if _, err := f.ReadAt(start, 0); err != nil || len(bytes.Trim(start, "\x00")) > 0 {
 		t.Errorf("it does not begin with zeroes, error %v", err)
 	}
 	r.grow(v)
 	_, err = f.WriteAt(plainText, v.GetSizeBytes()) // What it has grown by.
-	r.must(errors.Join(err, f.Sync(), f.Close()))
+	must.Succeed(r.t, errors.Join(err, f.Sync(), f.Close()))
 	wantError(t, r.unstage(v), codes.FailedPrecondition, "in use")
-	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
+	must.Succeed(r.t, errors.Join(r.unpublish(v, "one"), r.unstage(v)))
 	r.wantLocked(v)
 	if r.holds(v.GetDevicePath(), v.GetSizeBytes(), plainText[:64]) {
 		t.Error("plain text is on the disk")
 	}
-	r.must(r.stage(v, access))
-	r.must(r.publish(v, "one", access, true))
+	must.Succeed(r.t, r.stage(v, access))
+	must.Succeed(r.t, r.publish(v, "one", access, true))
 	if !r.holds(file, v.GetSizeBytes(), plainText) {
 		t.Error("what was written is gone")
 	}
-	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
+	must.Succeed(r.t, errors.Join(r.unpublish(v, "one"), r.unstage(v)))
 	r.wantLocked(v)
 	r.delete(v)
 	r.waitForRoom()
@@ -167,14 +168,14 @@ func TestRealMakingOfAVolumeWithAKeptKeyIsStopped(t *testing.T) {
 		wantNoTool(t, tools...)
 		r.Plugin = r.machine.Start()
 	}
-	r.must(r.stage(v, access(v)))
-	r.must(r.publish(v, "one", access(v), false))
+	must.Succeed(r.t, r.stage(v, access(v)))
+	must.Succeed(r.t, r.publish(v, "one", access(v), false))
 	r.write(filepath.Join(r.target(v, "one"), "file"), "content")
 	r.wantLayers(2)
 	if left := drivertest.ByHand(t, "dmsetup", "ls"); strings.Count(left, luks.MappingPrefix) != 1 {
 		t.Errorf("devices:\n%s", left)
 	}
-	r.must(errors.Join(r.unpublish(v, "one"), r.unstage(v)))
+	must.Succeed(r.t, errors.Join(r.unpublish(v, "one"), r.unstage(v)))
 	r.wantLocked(v)
 	r.delete(v)
 	r.waitForRoom()

@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -28,8 +29,7 @@ func (f *kubelet) locked(name, fsType string) *lvmdv1.Volume {
 	if fsType == "" {
 		r.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
-	got, err := f.machine.LVMD.CreateVolume(context.Background(), r)
-	f.must(err)
+	got := must.Get(f.machine.LVMD.CreateVolume(context.Background(), r))(f.t)
 	return got.GetVolume()
 }
 
@@ -72,8 +72,8 @@ func TestTheFirstStageMakesAVolumeWithAKeptKeyAndOthersOpenIt(t *testing.T) {
 		v.FsSettings, v.EncryptionDiscards = map[string]string{"label": "kept"}, true
 	})
 	for range 2 {
-		f.must(f.stage(v, access(v)))
-		f.must(f.publish(v, "pod", access(v), false))
+		must.Succeed(f.t, f.stage(v, access(v)))
+		must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 	}
 	f.wantCalls("Format Open Finish")
 	f.wantState(v, luks.Made)
@@ -86,16 +86,16 @@ func TestTheFirstStageMakesAVolumeWithAKeptKeyAndOthersOpenIt(t *testing.T) {
 	if !f.luks.Discards(v.GetId()) {
 		t.Error("discards are kept back")
 	}
-	f.must(f.unpublish(v, "pod"))
-	f.must(f.unstage(v))
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unpublish(v, "pod"))
+	must.Succeed(f.t, f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 	f.wantLocked(v)
-	f.must(f.stage(v, access(v)))
+	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Finish Close Open")
 	// As after a restart of the node: what was mounted is gone, too.
-	f.must(f.mounts.Off(f.staging(v)))
+	must.Succeed(f.t, f.mounts.Off(f.staging(v)))
 	f.luks.Reboot()
-	f.must(f.stage(v, access(v)))
+	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Finish Close Open Open")
 	if made := f.fileSystems.Made(luks.Path(v.GetId())); len(made) != 1 {
 		t.Errorf("made %d times", len(made))
@@ -109,19 +109,19 @@ func TestARawBlockVolumeWithAKeptKeyIsClearedAndShownThroughItsMapping(t *testin
 	f := newFixture(t)
 	v := f.locked("a", "")
 	wantError(t, f.publish(v, "pod", access(v), false), codes.FailedPrecondition, "is not staged")
-	f.must(f.stage(v, access(v)))
-	f.must(f.publish(v, "pod", access(v), false))
+	must.Succeed(f.t, f.stage(v, access(v)))
+	must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 	f.wantCalls("Format Open Clear Finish")
 	f.wantAt(f.target(v, "pod"), mount.State{Mounted: true, Node: true, Device: f.mapping(v)})
 	// Nothing but its mapping tells that it is staged: the key is tried again.
-	f.must(f.stage(v, access(v)))
+	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Clear Finish Test")
 	f.secrets["key"] = "hunter3"
 	wantError(t, f.stage(v, access(v)), codes.FailedPrecondition, luks.ErrWrongKey.Error())
 	f.wantAt(f.target(v, "pod"), mount.State{Mounted: true, Node: true, Device: f.mapping(v)})
 	wantError(t, f.unstage(v), codes.FailedPrecondition, "in use")
-	f.must(f.unpublish(v, "pod"))
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unpublish(v, "pod"))
+	must.Succeed(f.t, f.unstage(v))
 	f.wantLocked(v)
 	if f.luks.Cleared(luks.Path(v.GetId())) != 1 {
 		t.Error("it was cleared again")
@@ -143,8 +143,8 @@ func TestWithoutItsKeyAVolumeIsNeitherOpenedNorChanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			v := f.locked("a", "ext4")
-			f.must(f.stage(v, access(v)))
-			f.must(f.unstage(v))
+			must.Succeed(f.t, f.stage(v, access(v)))
+			must.Succeed(f.t, f.unstage(v))
 			f.secrets = test.secrets
 			for range 2 {
 				err := f.stage(v, access(v))
@@ -157,7 +157,7 @@ func TestWithoutItsKeyAVolumeIsNeitherOpenedNorChanged(t *testing.T) {
 			f.wantLocked(v)
 			f.wantState(v, luks.Made)
 			f.secrets = map[string]string{"key": "hunter2"}
-			f.must(f.stage(v, access(v)))
+			must.Succeed(f.t, f.stage(v, access(v)))
 			if made := f.fileSystems.Made(luks.Path(v.GetId())); len(made) != 1 {
 				t.Errorf("made %d times", len(made))
 			}
@@ -169,7 +169,7 @@ func TestAHeaderThatIsNotTheVolumesOwnIsLeftAsItIs(t *testing.T) {
 	for words, spoil := range map[string]func(*fixture, *lvmdv1.Volume){
 		luks.ErrDamaged.Error(): func(f *fixture, v *lvmdv1.Volume) { f.luks.Damage(v.GetDevicePath()) },
 		luks.ErrForeign.Error(): func(f *fixture, v *lvmdv1.Volume) {
-			f.must(f.luks.Format(t.Context(), v.GetDevicePath(), "cvother", []byte("hunter2")))
+			must.Succeed(f.t, f.luks.Format(t.Context(), v.GetDevicePath(), "cvother", []byte("hunter2")))
 		},
 		"input/output error": func(f *fixture, v *lvmdv1.Volume) { f.luks.Kill(v.GetDevicePath()) },
 	} {
@@ -197,7 +197,7 @@ func TestWhatCouldNotBeStagedIsNotLeftOpen(t *testing.T) {
 	f.wantState(v, luks.Made)
 	f.mounts.FailMounts(nil)
 	f.luks.Interrupt(v.GetDevicePath(), v.GetId())
-	f.must(f.stage(v, access(v)))
+	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantAt(f.staging(v), mount.State{Mounted: true, Device: f.mapping(v)})
 	if made := f.fileSystems.Made(luks.Path(v.GetId())); len(made) != 1 {
 		t.Errorf("made %d times", len(made))
@@ -207,11 +207,11 @@ func TestWhatCouldNotBeStagedIsNotLeftOpen(t *testing.T) {
 func TestUnstageOfAVolumeWithAKeptKeyNeedsNobody(t *testing.T) {
 	f := newFixture(t)
 	v := f.locked("a", "ext4")
-	f.must(f.stage(v, access(v)))
+	must.Succeed(f.t, f.stage(v, access(v)))
 	f.lvmd.SetDown(true)
 	f.luks.Kill(v.GetDevicePath())
 	f.mounts.Kill(f.mapping(v))
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 	f.wantLayers(0)
 	f.wantLocked(v)
 }
@@ -225,10 +225,10 @@ func TestAVolumeWithAKeptKeyGrowsThroughItsMappingWithoutTheKey(t *testing.T) {
 				VolumeId: v.GetId(), VolumePath: f.target(v, "pod"), StagingTargetPath: f.staging(v)})
 		}
 		wantError(t, second(expand()), codes.FailedPrecondition, "is not staged")
-		f.must(f.stage(v, access(v)))
-		f.must(f.publish(v, "pod", access(v), false))
+		must.Succeed(f.t, f.stage(v, access(v)))
+		must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 		_, err := f.machine.LVMD.ExpandVolume(f.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * gib})
-		f.must(err)
+		must.Succeed(f.t, err)
 		got, err := expand()
 		if err != nil || got.GetCapacityBytes() != 2*gib {
 			t.Errorf("got %v, %v", got, err)
@@ -250,22 +250,21 @@ func TestTheFileSystemOfAVolumeWithAKeptKeyIsLookedAfter(t *testing.T) {
 	f := newFixture(t)
 	v := f.locked("a", "ext4")
 	health := func() []*csi.VolumeHealth_VolumeHealthEntry {
-		got, err := f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
-		f.must(err)
+		got := must.Get(f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()}))(f.t)
 		return got.GetVolumeHealth().GetHealthStatuses()
 	}
 	if got := health(); len(got) > 0 {
 		t.Errorf("locked: %v", got)
 	}
-	f.must(f.stage(v, access(v)))
+	must.Succeed(f.t, f.stage(v, access(v)))
 	f.mounts.SetErrors(f.mapping(v), 3)
 	if got := health(); len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors {
 		t.Errorf("got %v", got)
 	}
 	f.fileSystems.Set(luks.Path(v.GetId()), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
 	f.luks.Working = func(context.Context, string) error { panic("made anew") }
-	f.must(f.unstage(v))
-	f.must(f.stage(v, access(v)))
+	must.Succeed(f.t, f.unstage(v))
+	must.Succeed(f.t, f.stage(v, access(v)))
 	if f.fileSystems.Checks(luks.Path(v.GetId())) != 1 {
 		t.Error("it was not checked")
 	}
@@ -292,7 +291,7 @@ func TestARetryDuringALongMakingIsAbortedAndDoesNotBeginAnother(t *testing.T) {
 	cancel()
 	wantError(t, <-ended, codes.Canceled, "")
 	wantError(t, f.stage(v, access(v)), codes.Aborted, "another operation")
-	f.must(f.stage(other, access(other)))
+	must.Succeed(f.t, f.stage(other, access(other)))
 	close(goOn)
 	waittest.Succeeds(t, "the volume is staged", func() error { return f.stage(v, access(v)) })
 	f.wantCalls("Format Open Finish Format Open Finish")
@@ -311,7 +310,7 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 			f.luks.Interrupt(v.GetDevicePath(), v.GetId())
 		}},
 		"a mount that leaked goes first": {leave: func(f *fixture, v *lvmdv1.Volume) {
-			f.must(f.mounts.Mount(luks.Path(v.GetId()), f.places(v).staged, "ext4", nil))
+			must.Succeed(f.t, f.mounts.Mount(luks.Path(v.GetId()), f.places(v).staged, "ext4", nil))
 		}},
 		"other volumes' records are not its own": {leave: func(f *fixture, v *lvmdv1.Volume) {
 			f.record("carve.csi.local/hash", `{"driverName":"carve.csi.local","volumeHandle":"cvother"}`)
@@ -324,7 +323,7 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 			f.record("volumeDevices/pvc-1/data", `{"specVolID":"pvc-1","driverName":"carve.csi.local","volumeHandle":"`+v.GetId()+`"}`)
 		}},
 		"what is in use stays open": {kept: true, log: "stays open", leave: func(f *fixture, v *lvmdv1.Volume) {
-			f.must(f.mounts.Mount(luks.Path(v.GetId()), f.machine.MakeDir("elsewhere"), "ext4", nil))
+			must.Succeed(f.t, f.mounts.Mount(luks.Path(v.GetId()), f.machine.MakeDir("elsewhere"), "ext4", nil))
 		}},
 		"a record that cannot be read may be its own": {kept: true, log: "stays open", leave: func(f *fixture, _ *lvmdv1.Volume) {
 			f.record("carve.csi.local/hash", `{"driverName":`)
@@ -333,8 +332,8 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			v := f.locked("a", "ext4")
-			f.must(f.stage(v, access(v)))
-			f.must(f.mounts.Off(f.staging(v)))
+			must.Succeed(f.t, f.stage(v, access(v)))
+			must.Succeed(f.t, f.mounts.Off(f.staging(v)))
 			test.leave(f, v)
 			f.Sweep(t.Context())
 			if _, there, err := f.luks.Mapping(v.GetId()); err != nil || there != test.kept {
@@ -351,5 +350,5 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 func (f *kubelet) record(dir, content string) {
 	f.t.Helper()
 	path := f.machine.Path("plugins", "kubernetes.io", "csi", filepath.FromSlash(dir), "vol_data.json")
-	f.must(os.WriteFile(path, []byte(content), 0o600))
+	must.Succeed(f.t, os.WriteFile(path, []byte(content), 0o600))
 }

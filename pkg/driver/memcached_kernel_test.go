@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -26,8 +27,8 @@ func TestRealMemcachedIsWarmAfterARestart(t *testing.T) {
 	r := newReal(t, "/dev/pmem0", "pmem")
 	v := r.volume("memcached", "ext4")
 	access := filesystemAccess(writer)
-	r.must(r.stage(v, access))
-	r.must(r.publish(v, "pod", access, false))
+	must.Succeed(r.t, r.stage(v, access))
+	must.Succeed(r.t, r.publish(v, "pod", access, false))
 	file := filepath.Join(r.target(v, "pod"), "items")
 	const value = "kept-over-a-restart"
 
@@ -45,8 +46,8 @@ func TestRealMemcachedIsWarmAfterARestart(t *testing.T) {
 		t.Errorf("after the restart: want the value, got %q", reply)
 	}
 	stop()
-	r.must(r.unpublish(v, "pod"))
-	r.must(r.unstage(v))
+	must.Succeed(r.t, r.unpublish(v, "pod"))
+	must.Succeed(r.t, r.unstage(v))
 	r.delete(v)
 	r.waitForRoom()
 }
@@ -62,9 +63,7 @@ func startMemcached(t *testing.T, file string) (stop func()) {
 	var log bytes.Buffer
 	command := exec.Command("memcached", "--user=root", "--memory-file="+file, "--memory-limit=64", "--listen=127.0.0.1", "--port="+port)
 	command.Stdout, command.Stderr = &log, &log
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, command.Start())
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("memcached: %s", log.String())

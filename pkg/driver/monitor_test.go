@@ -13,13 +13,14 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestHealthIsWatched(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	wantGauge := func(values string) {
 		t.Helper()
 		want := "# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by reason.\n" +
@@ -61,7 +62,7 @@ carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 	f.machine.StartLVMD()
 
 	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = nil })
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 	waittest.Succeeds(t, "nothing is wrong any more", func() error {
 		found = f.CheckHealth(context.Background(), found)
 		return testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(
@@ -77,7 +78,7 @@ func TestLvmdIsToldOnceWhatItDoesNotKnowByItself(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = []*lvmdv1.Condition{{Type: "Degraded", Message: "m"}} })
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	wantNoted := func(notes int, types ...string) {
 		t.Helper()
 		for range 2 {
@@ -97,7 +98,7 @@ func TestLvmdIsToldOnceWhatItDoesNotKnowByItself(t *testing.T) {
 	wantNoted(0)
 	f.mounts.TurnReadOnly(deviceOf(v))
 	wantNoted(1, "FileSystemReadOnly")
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 	wantNoted(2)
 }
 
@@ -117,8 +118,7 @@ func TestStorageHealth(t *testing.T) {
 			&lvmdv1.DeviceClass{Name: "b", Conditions: []*lvmdv1.Condition{missing}},
 			&lvmdv1.DeviceClass{Name: "a", Conditions: []*lvmdv1.Condition{missing, {Type: "NotResponding", Message: "n"}}},
 		)
-		got, err := f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{})
-		f.must(err)
+		got := must.Get(f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{}))(f.t)
 		entries := got.GetBackendHealth()
 		if len(entries) != 2 ||
 			entries[0].GetReason() != "MissingDevice" || entries[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_DEGRADED ||

@@ -18,18 +18,17 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestRegistrationWithTheKubelet(t *testing.T) {
 	f := newFixture(t)
-	conn, err := grpc.NewClient("unix:"+f.machine.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	f.must(err)
+	conn := must.Get(grpc.NewClient("unix:"+f.machine.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true))))(f.t)
 	defer conn.Close()
 	kubelet := registerapi.NewRegistrationClient(conn)
 
-	info, err := kubelet.GetInfo(f.ctx(), &registerapi.InfoRequest{})
-	f.must(err)
+	info := must.Get(kubelet.GetInfo(f.ctx(), &registerapi.InfoRequest{}))(f.t)
 	if info.GetType() != "CSIPlugin" || info.GetName() != names.Driver || info.GetEndpoint() != f.machine.CSISocket() || len(info.GetSupportedVersions()) != 1 {
 		t.Errorf("got %v", info)
 	}
@@ -38,8 +37,7 @@ func TestRegistrationWithTheKubelet(t *testing.T) {
 	}
 	notify := func(s *registerapi.RegistrationStatus) {
 		t.Helper()
-		_, err := kubelet.NotifyRegistrationStatus(f.ctx(), s)
-		f.must(err)
+		must.Get(kubelet.NotifyRegistrationStatus(f.ctx(), s))(f.t)
 	}
 	notify(&registerapi.RegistrationStatus{Error: "no good"})
 	if err := f.Registration.Registered(); err == nil || err.Error() != "the kubelet refused the plugin: no good" {
@@ -57,20 +55,17 @@ func TestRegistrationWithTheKubelet(t *testing.T) {
 
 func TestIdentityAndInfo(t *testing.T) {
 	f := newFixture(t)
-	who, err := f.GetPluginInfo(f.ctx(), &csi.GetPluginInfoRequest{})
-	f.must(err)
+	who := must.Get(f.GetPluginInfo(f.ctx(), &csi.GetPluginInfoRequest{}))(f.t)
 	if who.GetName() != "carve.csi.local" || who.GetVendorVersion() != "test" {
 		t.Errorf("got %v", who)
 	}
-	info, err := f.NodeGetInfo(f.ctx(), &csi.NodeGetInfoRequest{})
-	f.must(err)
+	info := must.Get(f.NodeGetInfo(f.ctx(), &csi.NodeGetInfoRequest{}))(f.t)
 	if info.GetNodeId() != drivertest.NodeName || info.GetMaxVolumesPerNode() != 0 ||
 		info.GetAccessibleTopology().GetSegments()["topology.carve.csi.local/node"] != drivertest.NodeName {
 		t.Errorf("got %v", info)
 	}
 	ready := func() bool {
-		got, err := f.Probe(f.ctx(), &csi.ProbeRequest{})
-		f.must(err)
+		got := must.Get(f.Probe(f.ctx(), &csi.ProbeRequest{}))(f.t)
 		return got.GetReady().GetValue()
 	}
 	if !ready() {
@@ -124,10 +119,7 @@ func TestSocketsLeftBehindAreReplaced(t *testing.T) {
 	m := drivertest.NewFakeMachine(t)
 	for _, path := range []string{m.CSISocket(), m.RegistrationSocket()} {
 		// A socket without a listener, as a killed process leaves it.
-		conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 		conn.Close()
 	}
 	p := m.Start()
@@ -143,9 +135,7 @@ func TestSocketsLeftBehindAreReplaced(t *testing.T) {
 func TestAFileInTheSocketsPlaceIsKept(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.sock")
-	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("data"), 0o600))
 	err := driver.Plugin{CSISocket: path, Metrics: driver.NewMetrics(), Log: slog.New(slog.DiscardHandler)}.Serve(t.Context())
 	if err == nil {
 		t.Error("it was replaced")
@@ -154,9 +144,7 @@ func TestAFileInTheSocketsPlaceIsKept(t *testing.T) {
 
 func TestNewRefusesBadOptions(t *testing.T) {
 	good := driver.Options{NodeName: "n", KubeletDir: "/var/lib/kubelet"}
-	if _, err := driver.New(t.Context(), good); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(driver.New(t.Context(), good))(t)
 	for name, change := range map[string]func(*driver.Options){
 		"no node name":                  func(o *driver.Options) { o.NodeName = "" },
 		"a node name that is too long":  func(o *driver.Options) { o.NodeName = string(make([]byte, 257)) },
@@ -178,10 +166,9 @@ func TestNewRefusesBadOptions(t *testing.T) {
 func TestTheMetricsCountCalls(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	_ = f.stage(v, nil)
-	families, err := f.Metrics.Registry.Gather()
-	f.must(err)
+	families := must.Get(f.Metrics.Registry.Gather())(f.t)
 	codes := map[string]uint64{}
 	for _, family := range families {
 		if family.GetName() != "carve_node_csi_seconds" {
@@ -198,8 +185,7 @@ func TestTheMetricsCountCalls(t *testing.T) {
 
 func TestStoppingWaitsForNoIdleClient(t *testing.T) {
 	f := newFixture(t)
-	_, err := f.NodeGetInfo(f.ctx(), &csi.NodeGetInfoRequest{})
-	f.must(err)
+	must.Get(f.NodeGetInfo(f.ctx(), &csi.NodeGetInfoRequest{}))(f.t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	stopped := make(chan struct{})

@@ -15,6 +15,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestPublishBindsOnce(t *testing.T) {
@@ -39,20 +40,20 @@ func TestPublishBindsOnce(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", tt.fsType)
-			f.must(f.stage(v, tt.staged))
+			must.Succeed(f.t, f.stage(v, tt.staged))
 			staged, _ := f.layers()
 			for range 3 {
-				f.must(f.publish(v, "pod", tt.staged, tt.readOnly))
+				must.Succeed(f.t, f.publish(v, "pod", tt.staged, tt.readOnly))
 			}
 			f.wantLayers(len(staged) + 1)
 			tt.want.Mounted, tt.want.Device = true, deviceOf(v)
 			f.wantAt(f.target(v, "pod"), tt.want)
 			for range 3 {
-				f.must(f.unpublish(v, "pod"))
+				must.Succeed(f.t, f.unpublish(v, "pod"))
 			}
 			f.wantLayers(len(staged))
 			f.wantGone(f.target(v, "pod"))
-			f.must(f.unstage(v))
+			must.Succeed(f.t, f.unstage(v))
 			f.wantLayers(0)
 		})
 	}
@@ -71,11 +72,11 @@ func TestPublishToSeveralPods(t *testing.T) {
 		t.Run("a shared volume can be in use twice: "+mode.String(), func(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", "ext4")
-			f.must(f.stage(v, filesystemAccess(mode)))
-			f.must(f.publish(v, "one", filesystemAccess(mode), false))
-			f.must(f.publish(v, "two", filesystemAccess(mode), true))
+			must.Succeed(f.t, f.stage(v, filesystemAccess(mode)))
+			must.Succeed(f.t, f.publish(v, "one", filesystemAccess(mode), false))
+			must.Succeed(f.t, f.publish(v, "two", filesystemAccess(mode), true))
 			f.wantLayers(3)
-			f.must(f.unpublish(v, "one"))
+			must.Succeed(f.t, f.unpublish(v, "one"))
 			f.wantAt(f.target(v, "two"), mount.State{Mounted: true, Device: deviceOf(v), ReadOnly: true})
 		})
 	}
@@ -87,15 +88,15 @@ func TestPublishToSeveralPods(t *testing.T) {
 				fsType = ""
 			}
 			v := f.volume("a", fsType)
-			f.must(f.stage(v, c))
-			f.must(f.publish(v, "one", c, false))
-			f.must(f.publish(v, "one", c, false))
+			must.Succeed(f.t, f.stage(v, c))
+			must.Succeed(f.t, f.publish(v, "one", c, false))
+			must.Succeed(f.t, f.publish(v, "one", c, false))
 			before, _ := f.layers()
 			wantError(t, f.publish(v, "two", c, false), codes.FailedPrecondition, f.target(v, "one"))
 			f.wantLayers(len(before))
 			f.wantGone(f.target(v, "two"))
-			f.must(f.unpublish(v, "one"))
-			f.must(f.publish(v, "two", c, false))
+			must.Succeed(f.t, f.unpublish(v, "one"))
+			must.Succeed(f.t, f.publish(v, "two", c, false))
 		})
 	}
 }
@@ -110,49 +111,49 @@ func TestPublishRefusesWhatDoesNotFit(t *testing.T) {
 	t.Run("another access than what is published there", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 		wantError(t, f.publish(v, "pod", filesystemAccess(writer), true), codes.AlreadyExists, "read-only false already, true was asked for")
 		f.wantLayers(2)
 	})
 	t.Run("a target that shows another volume", func(t *testing.T) {
 		f := newFixture(t)
 		v, other := f.volume("a", "ext4"), f.volume("b", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.mounts.Mount(other.GetDevicePath(), f.machine.MakeDir("pods", "pod", "volumes", "kubernetes.io~csi", v.GetId(), "mount"), "ext4", nil))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.mounts.Mount(other.GetDevicePath(), f.machine.MakeDir("pods", "pod", "volumes", "kubernetes.io~csi", v.GetId(), "mount"), "ext4", nil))
 		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "is taken")
 		f.wantLayers(2)
 	})
 	t.Run("a target that is a file", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(os.WriteFile(f.target(v, "pod"), nil, 0o600))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, os.WriteFile(f.target(v, "pod"), nil, 0o600))
 		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "exists and is a file")
 	})
 	t.Run("a target of raw block that is a directory", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "")
-		f.must(os.Mkdir(f.target(v, "pod"), 0o750))
+		must.Succeed(f.t, os.Mkdir(f.target(v, "pod"), 0o750))
 		wantError(t, f.publish(v, "pod", blockAccess(writer), false), codes.FailedPrecondition, "exists and is a directory")
 	})
 	t.Run("a target that is a symbolic link", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(os.Symlink("/etc", f.target(v, "pod")))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, os.Symlink("/etc", f.target(v, "pod")))
 		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "exists and is a symbolic link")
 		f.wantLayers(1)
 	})
 	t.Run("a failed bind leaves nothing", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.mounts.FailMounts(syscall.ENOMEM)
 		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.Internal, "cannot allocate memory")
 		f.wantGone(f.target(v, "pod"))
 		f.mounts.FailMounts(nil)
-		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 	})
 }
 
@@ -175,15 +176,15 @@ func TestPublishHealsAFileSystemThatFailed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", "ext4")
-			f.must(f.stage(v, filesystemAccess(writer)))
-			f.must(f.publish(v, "one", filesystemAccess(writer), false))
+			must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+			must.Succeed(f.t, f.publish(v, "one", filesystemAccess(writer), false))
 			f.fileSystems.Set(v.GetDevicePath(), unclean)
 			fail(f, v)
 			wantError(t, f.publish(v, "two", filesystemAccess(writer), false), codes.FailedPrecondition, "no longer in use at "+f.target(v, "one"))
 			f.wantLayers(2)
 			f.wantGone(f.target(v, "two"))
-			f.must(f.unpublish(v, "one"))
-			f.must(f.publish(v, "two", filesystemAccess(writer), false))
+			must.Succeed(f.t, f.unpublish(v, "one"))
+			must.Succeed(f.t, f.publish(v, "two", filesystemAccess(writer), false))
 			f.wantLayers(2)
 			f.wantAt(f.target(v, "two"), mount.State{Mounted: true, Device: deviceOf(v)})
 			if n := f.fileSystems.Checks(v.GetDevicePath()); n != 1 {
@@ -196,21 +197,21 @@ func TestPublishHealsAFileSystemThatFailed(t *testing.T) {
 func TestPublishOfAFileSystemNeedsNoLVMD(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	f.machine.StopLVMD()
-	f.must(f.publish(v, "pod", filesystemAccess(writer), false))
-	f.must(f.unpublish(v, "pod"))
+	must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
+	must.Succeed(f.t, f.unpublish(v, "pod"))
 }
 
 func TestUnpublishOfADeadVolume(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, filesystemAccess(writer)))
-	f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 	f.mounts.Kill(deviceOf(v))
 	f.machine.StopLVMD()
-	f.must(f.unpublish(v, "pod"))
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unpublish(v, "pod"))
+	must.Succeed(f.t, f.unstage(v))
 	f.wantLayers(0)
 }
 
@@ -218,8 +219,8 @@ func TestUnpublishKeepsWhatWasWrittenBesideTheVolume(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	file := filepath.Join(f.target(v, "pod"), "file")
-	f.must(os.Mkdir(filepath.Dir(file), 0o750))
-	f.must(os.WriteFile(file, []byte("data"), 0o600))
+	must.Succeed(f.t, os.Mkdir(filepath.Dir(file), 0o750))
+	must.Succeed(f.t, os.WriteFile(file, []byte("data"), 0o600))
 	wantError(t, f.unpublish(v, "pod"), codes.Internal, "not empty")
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
@@ -230,8 +231,8 @@ func TestUnpublishNeverFollowsALink(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	precious := f.machine.MakeDir("precious")
-	f.must(os.Symlink(precious, f.target(v, "pod")))
-	f.must(f.unpublish(v, "pod"))
+	must.Succeed(f.t, os.Symlink(precious, f.target(v, "pod")))
+	must.Succeed(f.t, f.unpublish(v, "pod"))
 	f.wantGone(f.target(v, "pod"))
 	if _, err := os.Stat(precious); err != nil {
 		t.Error(err)

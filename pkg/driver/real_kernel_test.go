@@ -17,6 +17,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const mib = 1 << 20
@@ -33,10 +34,7 @@ func newReal(t testing.TB, disk, medium string) *real {
 // isEmpty tells whether lvmd says that all of the group is free.
 func (r *real) isEmpty() bool {
 	r.t.Helper()
-	answer, err := r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	answer := must.Get(r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{}))(r.t)
 	return !slices.ContainsFunc(answer.GetClasses(), func(c *lvmdv1.DeviceClass) bool { return c.GetAvailableBytes() != c.GetTotalBytes() })
 }
 
@@ -49,10 +47,7 @@ func (r *real) shutDown(path string) {
 		fsIOCShutdown = 0x8004587d // _IOR('X', 125, __u32)
 		noLogFlush    = 2
 	)
-	f, err := os.Open(path)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	f := must.Get(os.Open(path))(r.t)
 	defer f.Close()
 	if err := unix.IoctlSetPointerInt(int(f.Fd()), fsIOCShutdown, noLogFlush); err != nil {
 		r.t.Fatalf("shut down %s: %v", path, err)
@@ -74,8 +69,7 @@ func (r *real) swapTable(v *lvmdv1.Volume, table string) (before string) {
 // kill makes every access to the logical volume fail until revive is called.
 func (r *real) kill(v *lvmdv1.Volume) (revive func()) {
 	r.t.Helper()
-	size, err := r.machine.Mounts.NodeSize("/dev/mapper/" + dmName(v))
-	r.must(err)
+	size := must.Get(r.machine.Mounts.NodeSize("/dev/mapper/" + dmName(v)))(r.t)
 	before := r.swapTable(v, fmt.Sprintf("0 %d error", size/512))
 	return func() { r.swapTable(v, strings.TrimSpace(before)) }
 }
@@ -105,10 +99,7 @@ func (r *real) wantFile(path, content string) {
 // options returns those of the topmost layer at a path and its file system.
 func (r *real) options(path string) (layer, fileSystem []string) {
 	r.t.Helper()
-	points, err := r.machine.Mounts.Below(r.machine.KubeletDir)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	points := must.Get(r.machine.Mounts.Below(r.machine.KubeletDir))(r.t)
 	for _, p := range points {
 		if p.Path == path {
 			return p.Options, p.FSOptions

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // forget is what becomes of a volume that the kubelet asks nothing for any more:
@@ -50,11 +51,11 @@ func TestReclaimingInlineVolumes(t *testing.T) {
 	}{
 		{"one without a Pod goes", func(*fixture, inline) {}, true, "removed an inline volume"},
 		{"one that is mounted somewhere stays", func(f *fixture, i inline) {
-			f.must(f.mounts.Mount(f.listed()[1].GetDevicePath(), f.machine.MakeDir("elsewhere"), "ext4", nil))
+			must.Succeed(f.t, f.mounts.Mount(f.listed()[1].GetDevicePath(), f.machine.MakeDir("elsewhere"), "ext4", nil))
 		}, false, "is in use"},
 		{"one whose Pod is there again stays", func(f *fixture, i inline) { f.inlineTarget(i) }, false, ""},
 		{"nothing goes when the Pods' directory is not there", func(f *fixture, i inline) {
-			f.must(os.Rename(filepath.Join(f.machine.KubeletDir, "pods"), filepath.Join(f.machine.KubeletDir, "away")))
+			must.Succeed(f.t, os.Rename(filepath.Join(f.machine.KubeletDir, "pods"), filepath.Join(f.machine.KubeletDir, "away")))
 		}, false, "no such file or directory"},
 		{"nothing goes when there is no Pod at all", func(f *fixture, i inline) { f.podGoes("plugin") }, false, "is empty"},
 		{"nothing goes when lvmd does not answer", func(f *fixture, i inline) { f.lvmd.SetDown(true) }, false, "a disk is gone"},
@@ -65,8 +66,8 @@ func TestReclaimingInlineVolumes(t *testing.T) {
 			i := f.inline("pod", "")
 			f.machine.MakeDir("pods", "plugin")
 			claimed := f.volume("pvc-1", "ext4")
-			f.must(f.publishInline(i))
-			f.must(f.mounts.Off(f.inlineTarget(i)))
+			must.Succeed(f.t, f.publishInline(i))
+			must.Succeed(f.t, f.mounts.Off(f.inlineTarget(i)))
 			f.podGoes("pod")
 			known := f.ReclaimInline(f.ctx(), driver.Abandoned{}, begin)
 			if len(known) != 1 {
@@ -94,8 +95,8 @@ func TestAnInlineVolumeWithoutAPodForAMomentIsNotReclaimed(t *testing.T) {
 	f := newInline(t)
 	i := f.inline("pod", "")
 	f.machine.MakeDir("pods", "plugin")
-	f.must(f.publishInline(i))
-	f.must(f.mounts.Off(f.inlineTarget(i)))
+	must.Succeed(f.t, f.publishInline(i))
+	must.Succeed(f.t, f.mounts.Off(f.inlineTarget(i)))
 	f.podGoes("pod")
 	now := time.Now()
 	known := f.ReclaimInline(f.ctx(), driver.Abandoned{}, now)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestPathsInRequests(t *testing.T) {
@@ -15,9 +17,9 @@ func TestPathsInRequests(t *testing.T) {
 	v := f.volume("a", "ext4")
 	kubelet := f.machine.KubeletDir
 	outside := filepath.Join(f.machine.Dir, "outside")
-	f.must(os.Mkdir(outside, 0o750))
-	f.must(os.Symlink(outside, filepath.Join(kubelet, "link")))
-	f.must(os.WriteFile(filepath.Join(kubelet, "file"), nil, 0o600))
+	must.Succeed(f.t, os.Mkdir(outside, 0o750))
+	must.Succeed(f.t, os.Symlink(outside, filepath.Join(kubelet, "link")))
+	must.Succeed(f.t, os.WriteFile(filepath.Join(kubelet, "file"), nil, 0o600))
 	tests := []struct{ name, path, words string }{
 		{"missing", "", "a value is required"},
 		{"relative", "pods/x", "an absolute path without . and .. is"},
@@ -67,10 +69,8 @@ func TestAPathThatIsGoneIsNoErrorWhenTakingOff(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	gone := filepath.Join(f.machine.KubeletDir, "no", "such", "path")
-	_, err := f.NodeUnpublishVolume(f.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetId(), TargetPath: gone})
-	f.must(err)
-	_, err = f.NodeUnstageVolume(f.ctx(), &csi.NodeUnstageVolumeRequest{VolumeId: v.GetId(), StagingTargetPath: gone})
-	f.must(err)
+	must.Get(f.NodeUnpublishVolume(f.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetId(), TargetPath: gone}))(f.t)
+	must.Get(f.NodeUnstageVolume(f.ctx(), &csi.NodeUnstageVolumeRequest{VolumeId: v.GetId(), StagingTargetPath: gone}))(f.t)
 }
 
 func TestVolumeIDsInRequests(t *testing.T) {
@@ -128,11 +128,11 @@ func TestSecretsAndContextsAreNeverLogged(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	secrets, context := map[string]string{"key": "hunter2"}, map[string]string{"key": "hunter3"}
-	f.must(second(f.NodeStageVolume(f.ctx(), &csi.NodeStageVolumeRequest{
+	must.Succeed(f.t, second(f.NodeStageVolume(f.ctx(), &csi.NodeStageVolumeRequest{
 		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), VolumeCapability: filesystemAccess(writer),
 		Secrets: secrets, VolumeContext: context, PublishContext: context,
 	})))
-	f.must(second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
+	must.Succeed(f.t, second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.GetId(), StagingTargetPath: f.staging(v), TargetPath: f.target(v, "pod"), VolumeCapability: filesystemAccess(writer),
 		Secrets: secrets, VolumeContext: context, PublishContext: context,
 	})))

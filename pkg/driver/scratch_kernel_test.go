@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestRealScratch crashes a scratch volume: what was not taken off cleanly
@@ -25,23 +26,23 @@ func TestRealScratch(t *testing.T) {
 	r.size = 64 * mib
 	v := r.scratch("scratch")
 	access := filesystemAccess(writer)
-	r.must(r.stage(v, access))
+	must.Succeed(r.t, r.stage(v, access))
 	if layer, fs := r.options(r.staging(v)); !slices.Contains(layer, "noatime") || !slices.Contains(fs, "nobarrier") {
 		t.Errorf("options %q, %q", layer, fs)
 	}
 	r.write(filepath.Join(r.staging(v), "file"), "content")
-	r.must(r.unstage(v))
+	must.Succeed(r.t, r.unstage(v))
 
-	r.must(r.stage(v, access))
+	must.Succeed(r.t, r.stage(v, access))
 	r.wantFile(filepath.Join(r.staging(v), "file"), "content")
 	// As a power cut: what the end of the mount would write does not get there.
 	revive := r.kill(v)
-	r.must(r.unstage(v))
+	must.Succeed(r.t, r.unstage(v))
 	revive()
 	if info, err := filesystem.Probe(v.GetDevicePath()); err != nil || !info.NeedsCheck {
 		t.Fatalf("the file system looks clean: %+v, %v", info, err)
 	}
-	r.must(r.stage(v, access))
+	must.Succeed(r.t, r.stage(v, access))
 	if _, err := os.Stat(filepath.Join(r.staging(v), "file")); !os.IsNotExist(err) {
 		t.Errorf("the file: %v", err)
 	}
@@ -52,7 +53,7 @@ func TestRealScratch(t *testing.T) {
 	if !strings.Contains(r.machine.Log.String(), "made a scratch file system anew") {
 		t.Error("the log does not say that it was made anew")
 	}
-	r.must(r.unstage(v))
+	must.Succeed(r.t, r.unstage(v))
 }
 
 // TestRealStraySignatures leaves the superblocks of three file systems of an
@@ -66,22 +67,20 @@ func TestRealStraySignatures(t *testing.T) {
 		from, to int64
 	}{{filesystem.XFS, 0, 1 << 10}, {filesystem.Ext4, 1 << 10, 2 << 10}, {filesystem.Btrfs, 64 << 10, 68 << 10}} {
 		image := filepath.Join(t.TempDir(), "image")
-		r.must(os.WriteFile(image, nil, 0o600))
-		r.must(os.Truncate(image, r.size))
-		r.must(filesystem.Format(t.Context(), image, filesystem.FormatOptions{Type: piece.t, UUID: foreign}))
+		must.Succeed(r.t, os.WriteFile(image, nil, 0o600))
+		must.Succeed(r.t, os.Truncate(image, r.size))
+		must.Succeed(r.t, filesystem.Format(t.Context(), image, filesystem.FormatOptions{Type: piece.t, UUID: foreign}))
 		f, err := os.Open(image)
-		r.must(err)
+		must.Succeed(r.t, err)
 		_, err = f.ReadAt(stray[piece.from:piece.to], piece.from)
-		r.must(errors.Join(err, f.Close()))
+		must.Succeed(r.t, errors.Join(err, f.Close()))
 	}
-	disk, err := os.OpenFile("/dev/vdb", os.O_WRONLY|os.O_SYNC, 0)
-	r.must(err)
+	disk := must.Get(os.OpenFile("/dev/vdb", os.O_WRONLY|os.O_SYNC, 0))(r.t)
 	for i := range filesystem.Types() {
 		// The group's data begin at 2 MiB, and volumes will lie one after the other.
-		_, err := disk.WriteAt(stray, 2*mib+int64(i)*r.size)
-		r.must(err)
+		must.Get(disk.WriteAt(stray, 2*mib+int64(i)*r.size))(r.t)
 	}
-	r.must(disk.Close())
+	must.Succeed(r.t, disk.Close())
 	for _, fsType := range filesystem.Types() {
 		v := r.volume(string(fsType), string(fsType))
 		// All signatures that there are: what was left of the others would show.
@@ -89,10 +88,10 @@ func TestRealStraySignatures(t *testing.T) {
 		if got := strings.Fields(out); len(got) != 2 || got[0] != string(fsType) || got[1] != v.GetFsUuid() {
 			t.Errorf("%s carries %q", fsType, out)
 		}
-		r.must(r.stage(v, filesystemAccess(writer)))
-		r.must(r.unstage(v))
+		must.Succeed(r.t, r.stage(v, filesystemAccess(writer)))
+		must.Succeed(r.t, r.unstage(v))
 		// Foreign from then on: not mounted, not formatted.
-		r.must(filesystem.Format(t.Context(), v.GetDevicePath(), filesystem.FormatOptions{Type: fsType, UUID: foreign}))
+		must.Succeed(r.t, filesystem.Format(t.Context(), v.GetDevicePath(), filesystem.FormatOptions{Type: fsType, UUID: foreign}))
 		wantError(t, r.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "not its own, UUID "+foreign)
 		if info, err := filesystem.Probe(v.GetDevicePath()); err != nil || info.UUID != foreign {
 			t.Errorf("afterwards: %+v, %v", info, err)
@@ -107,18 +106,17 @@ func TestRealClonedBtrfs(t *testing.T) {
 	r.size = 256 * mib
 	v := r.volume("source", "btrfs")
 	access := filesystemAccess(writer)
-	r.must(r.stage(v, access))
+	must.Succeed(r.t, r.stage(v, access))
 	r.write(filepath.Join(r.staging(v), "file"), "content")
-	r.must(r.unstage(v))
+	must.Succeed(r.t, r.unstage(v))
 	// Larger than its source, so that it has to be grown.
-	clone, err := r.machine.LVMD.CreateVolume(r.ctx(), &lvmdv1.CreateVolumeRequest{
+	clone := must.Get(r.machine.LVMD.CreateVolume(r.ctx(), &lvmdv1.CreateVolumeRequest{
 		Name: "clone", RequiredBytes: v.GetSizeBytes() + 64*mib, Mode: v.GetMode(), FsType: "btrfs",
 		Source: &lvmdv1.VolumeSource{VolumeId: v.GetId()},
-	})
-	r.must(err)
+	}))(r.t)
 	all := []*lvmdv1.Volume{v, clone.GetVolume()}
 	for _, one := range all {
-		r.must(r.stage(one, access))
+		must.Succeed(r.t, r.stage(one, access))
 	}
 	r.wantLayers(len(all))
 	for i, one := range all {
@@ -131,6 +129,6 @@ func TestRealClonedBtrfs(t *testing.T) {
 	}
 	for _, one := range all {
 		r.wantFile(filepath.Join(r.staging(one), "own"), one.GetId())
-		r.must(r.unstage(one))
+		must.Succeed(r.t, r.unstage(one))
 	}
 }

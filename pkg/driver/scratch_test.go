@@ -11,18 +11,16 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // scratch makes a volume of that profile.
 func (f *kubelet) scratch(name string) *lvmdv1.Volume {
 	f.t.Helper()
-	got, err := f.machine.LVMD.CreateVolume(context.Background(), &lvmdv1.CreateVolumeRequest{
+	got := must.Get(f.machine.LVMD.CreateVolume(context.Background(), &lvmdv1.CreateVolumeRequest{
 		Name: name, RequiredBytes: f.size, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
 		Profile: string(filesystem.Scratch), FsSettings: map[string]string{"label": "scratch"},
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	}))(f.t)
 	return got.GetVolume()
 }
 
@@ -30,7 +28,7 @@ func TestScratchFileSystems(t *testing.T) {
 	t.Run("are mounted with what makes them fast, which the class may undo", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
-		f.must(f.stage(v, filesystemAccess(writer, "barrier=1")))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer, "barrier=1")))
 		points, _ := f.mounts.Below(f.machine.KubeletDir)
 		if got := strings.Join(points[0].FSOptions, ","); got != "rw,noatime,nobarrier,noauto_da_alloc,barrier=1" {
 			t.Errorf("options %q", got)
@@ -40,8 +38,8 @@ func TestScratchFileSystems(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
 		for range 2 {
-			f.must(f.stage(v, filesystemAccess(writer)))
-			f.must(f.unstage(v))
+			must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+			must.Succeed(f.t, f.unstage(v))
 		}
 		if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
 			t.Errorf("made anew: %+v", made)
@@ -51,8 +49,8 @@ func TestScratchFileSystems(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		want := filesystem.FormatOptions{Type: filesystem.Ext4, UUID: v.GetFsUuid(), Profile: filesystem.Scratch, Settings: "label=scratch"}
 		if made := f.fileSystems.Made(v.GetDevicePath()); !slices.Equal(made, []filesystem.FormatOptions{want}) {
 			t.Errorf("got %+v", made)
@@ -72,15 +70,15 @@ func TestScratchFileSystems(t *testing.T) {
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.Internal, "anew: killed")
 		f.wantLayers(0)
 		f.fileSystems.Checking = nil
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.wantLayers(1)
 	})
 	t.Run("that are mounted are not made anew below their users", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
-		f.must(f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
 			t.Errorf("made anew: %+v", made)
 		}

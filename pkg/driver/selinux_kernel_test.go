@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // Labels of two containers and of their files, as a container runtime chooses them.
@@ -36,13 +38,13 @@ func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.volume("labelled-"+fsType, fsType)
-			r.must(r.stage(v, labelled))
+			must.Succeed(r.t, r.stage(v, labelled))
 			first, second := r.target(v, "one"), r.target(v, "two")
-			r.must(r.publish(v, "one", labelled, false))
+			must.Succeed(r.t, r.publish(v, "one", labelled, false))
 
 			label := make([]byte, 256)
 			n, err := unix.Getxattr(first, "security.selinux", label)
-			r.must(err)
+			must.Succeed(r.t, err)
 			if got := strings.TrimRight(string(label[:n]), "\x00"); got != oneLabel {
 				t.Errorf("the label of the file system's root: got %q, want %q", got, oneLabel)
 			}
@@ -51,7 +53,7 @@ func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 			}
 
 			// A second Pod of the same label on the same node.
-			r.must(r.publish(v, "two", labelled, false))
+			must.Succeed(r.t, r.publish(v, "two", labelled, false))
 			if got, err := inContainer(t, oneContainer, "cat "+second+"/file"); err != nil || got != "kept" {
 				t.Errorf("a second container of the label reads the file: got %q, %v, want %q", got, err, "kept")
 			}
@@ -67,16 +69,16 @@ func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 			wantError(t, r.stage(v, filesystemAccess(writer, `context="`+anotherLabel+`"`)), codes.AlreadyExists, anotherLabel)
 			wantError(t, r.stage(v, filesystemAccess(writer)), codes.AlreadyExists, oneLabel)
 
-			r.must(r.unpublish(v, "two"))
-			r.must(r.unpublish(v, "one"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "two"))
+			must.Succeed(r.t, r.unpublish(v, "one"))
+			must.Succeed(r.t, r.unstage(v))
 
 			// The label was the mount's, not the files'.
-			r.must(r.stage(v, filesystemAccess(writer, `context="`+anotherLabel+`"`)))
+			must.Succeed(r.t, r.stage(v, filesystemAccess(writer, `context="`+anotherLabel+`"`)))
 			if got, err := inContainer(t, anotherContainer, "cat "+filepath.Join(r.staging(v), "file")); err != nil || got != "kept" {
 				t.Errorf("a container of the second label reads the file later: got %q, %v, want %q", got, err, "kept")
 			}
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unstage(v))
 
 			wantError(t, r.stage(v, filesystemAccess(writer, `context="system_u:object_r:no_such_t:s0"`)), codes.Internal, "invalid argument: the node's kernel log says why")
 			r.wantLayers(0)

@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -25,7 +26,7 @@ func TestStageMountsOnce(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", fsType)
 			for range 3 {
-				f.must(f.stage(v, filesystemAccess(writer, "noatime")))
+				must.Succeed(f.t, f.stage(v, filesystemAccess(writer, "noatime")))
 			}
 			f.wantLayers(1)
 			f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
@@ -38,7 +39,7 @@ func TestStageMountsOnce(t *testing.T) {
 				t.Errorf("a clean file system was checked %d times", n)
 			}
 			for range 3 {
-				f.must(f.unstage(v))
+				must.Succeed(f.t, f.unstage(v))
 			}
 			f.wantLayers(0)
 			if _, err := os.Stat(f.staging(v)); err != nil {
@@ -56,11 +57,11 @@ func TestStageReadOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			v := f.volume("a", "ext4")
-			f.must(f.stage(v, c))
-			f.must(f.stage(v, c))
+			must.Succeed(f.t, f.stage(v, c))
+			must.Succeed(f.t, f.stage(v, c))
 			f.wantLayers(1)
 			f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v), ReadOnly: true})
-			f.must(f.stage(v, filesystemAccess(writer)))
+			must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 			f.wantLayers(1)
 			f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
 		})
@@ -68,7 +69,7 @@ func TestStageReadOnly(t *testing.T) {
 	t.Run("what is staged for writing is not staged read-only by the way", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		wantError(t, f.stage(v, filesystemAccess(reader)), codes.AlreadyExists, "staged for writing")
 	})
 }
@@ -76,9 +77,9 @@ func TestStageReadOnly(t *testing.T) {
 func TestStageOfBlockMountsNothing(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "")
-	f.must(f.stage(v, blockAccess(writer)))
+	must.Succeed(f.t, f.stage(v, blockAccess(writer)))
 	f.wantLayers(0)
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 }
 
 func TestStageRefusesWhatDoesNotFit(t *testing.T) {
@@ -92,8 +93,7 @@ func TestStageRefusesWhatDoesNotFit(t *testing.T) {
 	}{
 		{name: "an unknown volume", fsType: "ext4", access: filesystemAccess(writer),
 			prepare: func(f *fixture, v *lvmdv1.Volume) {
-				_, err := f.machine.LVMD.DeleteVolume(context.Background(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-				f.must(err)
+				must.Get(f.machine.LVMD.DeleteVolume(context.Background(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}))(f.t)
 			},
 			code: codes.NotFound, words: "no volume"},
 		{name: "a volume that is being created", fsType: "ext4", access: filesystemAccess(writer),
@@ -137,14 +137,14 @@ func TestStageRefusesWhatDoesNotFit(t *testing.T) {
 		{name: "a staging path that something else took", fsType: "ext4", access: filesystemAccess(writer),
 			prepare: func(f *fixture, v *lvmdv1.Volume) {
 				f.mounts.AddNode("/dev/other", mount.Device{Major: 253, Minor: 99}, gib)
-				f.must(f.mounts.Mount("/dev/other", f.staging(v), "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount("/dev/other", f.staging(v), "ext4", nil))
 			},
 			code: codes.FailedPrecondition, words: "device 253:99 is mounted there"},
 		{name: "a staging path that is a symbolic link", fsType: "ext4", access: filesystemAccess(writer),
 			prepare: func(f *fixture, v *lvmdv1.Volume) {
 				path := f.staging(v)
-				f.must(os.Remove(path))
-				f.must(os.Symlink("/etc", path))
+				must.Succeed(f.t, os.Remove(path))
+				must.Succeed(f.t, os.Symlink("/etc", path))
 			},
 			code: codes.InvalidArgument, words: "is a symbolic link: a directory is required"},
 		{name: "a kernel that refuses the mount", fsType: "ext4", access: filesystemAccess(writer),
@@ -172,7 +172,7 @@ func TestStageFindsTheDeviceBehindAStaleNode(t *testing.T) {
 	kernels := fmt.Sprintf("/dev/dm-%d", v.GetDeviceMinor())
 	f.mounts.AddNode(kernels, deviceOf(v), gib)
 	f.fileSystems.Set(kernels, filesystem.Info{Type: filesystem.Ext4})
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
 }
 
@@ -212,8 +212,8 @@ func TestADeviceThatIsAnotherVolumesIsNotUsed(t *testing.T) {
 			// lvmd has noticed.
 			v = f.alter(v, func(v *lvmdv1.Volume) { v.DeviceMinor = 99 })
 			f.fileSystems.Set(at, filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid()})
-			f.must(f.stage(v, access(v)))
-			f.must(f.publish(v, "pod", access(v), false))
+			must.Succeed(f.t, f.stage(v, access(v)))
+			must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 		})
 	}
 	t.Run("the plain device of an encrypted volume is not its encrypted one", func(t *testing.T) {
@@ -229,8 +229,8 @@ func TestStageChecksAnUncleanFileSystem(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
 		f.fileSystems.Set(v.GetDevicePath(), unclean)
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.wantLayers(1)
 		if n := f.fileSystems.Checks(v.GetDevicePath()); n != 1 {
 			t.Errorf("checked %d times", n)
@@ -248,8 +248,8 @@ func TestStageChecksAnUncleanFileSystem(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
 		f.fileSystems.Set(v.GetDevicePath(), unclean)
-		f.must(f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		if n := f.fileSystems.Checks(v.GetDevicePath()); n != 0 {
 			t.Errorf("a mounted file system was checked")
 		}
@@ -285,7 +285,7 @@ func TestALongCheckDelaysNobodyElse(t *testing.T) {
 
 	wantError(t, f.stage(slow, filesystemAccess(writer)), codes.Aborted, "another operation on volume")
 	wantError(t, f.unstage(slow), codes.Aborted, "another operation on volume")
-	f.must(f.stage(quick, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(quick, filesystemAccess(writer)))
 
 	close(proceed)
 	waittest.Succeeds(t, "the slow volume is staged", func() error { return f.stage(slow, filesystemAccess(writer)) })
@@ -323,40 +323,40 @@ func TestStageWaitsForALVMDThatRestarts(t *testing.T) {
 	go func() { staged <- f.stage(v, filesystemAccess(writer)) }()
 	time.Sleep(100 * time.Millisecond)
 	f.machine.StartLVMD()
-	f.must(<-staged)
+	must.Succeed(f.t, <-staged)
 	f.wantLayers(1)
 }
 
 func TestUnstageNeedsNeitherLVMDNorADevice(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	f.mounts.Kill(deviceOf(v))
 	f.mounts.RemoveNode(v.GetDevicePath())
 	f.machine.StopLVMD()
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 	f.wantLayers(0)
 }
 
 func TestUnstageTakesAwayWhatAnEarlierLifeStacked(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	for range 2 {
-		f.must(f.mounts.Bind(f.staging(v), f.staging(v), false))
+		must.Succeed(f.t, f.mounts.Bind(f.staging(v), f.staging(v), false))
 	}
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 	f.wantLayers(0)
 }
 
 func TestUnstageSaysWhenTheFileSystemIsInUse(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, filesystemAccess(writer)))
+	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	f.mounts.SetBusy(f.staging(v), true)
 	wantError(t, f.unstage(v), codes.FailedPrecondition, "busy")
 	f.mounts.SetBusy(f.staging(v), false)
-	f.must(f.unstage(v))
+	must.Succeed(f.t, f.unstage(v))
 }
 
 func TestDAXVolumes(t *testing.T) {
@@ -364,7 +364,7 @@ func TestDAXVolumes(t *testing.T) {
 	t.Run("are mounted with DAX", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.alter(f.volume("a", "xfs"), dax)
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		points, _ := f.mounts.Below(f.machine.KubeletDir)
 		if got := strings.Join(points[0].FSOptions, ","); got != "rw,dax=always,nouuid" {
 			t.Errorf("options %q", got)
@@ -380,21 +380,21 @@ func TestDAXVolumes(t *testing.T) {
 	t.Run("are not accepted without from a plugin that was killed before it looked", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.alter(f.volume("a", "xfs"), dax)
-		leave := func() { f.must(f.mounts.Mount(v.GetDevicePath(), f.staging(v), "xfs", nil)) }
+		leave := func() { must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.staging(v), "xfs", nil)) }
 		leave()
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		points, _ := f.mounts.Below(f.machine.KubeletDir)
 		if len(points) != 1 || !slices.Contains(points[0].FSOptions, "dax=always") {
 			t.Errorf("layers %+v, want one with dax=always", points)
 		}
-		f.must(f.unstage(v))
+		must.Succeed(f.t, f.unstage(v))
 		leave()
 		f.mounts.DropOption("dax=always")
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
 		f.wantLayers(0)
 		// Nobody is robbed of what is in use, and nobody new gets it.
 		leave()
-		f.must(f.mounts.Bind(f.staging(v), f.machine.MakeDir("elsewhere"), false))
+		must.Succeed(f.t, f.mounts.Bind(f.staging(v), f.machine.MakeDir("elsewhere"), false))
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
 		f.wantLayers(2)
 	})
@@ -407,30 +407,28 @@ func TestStageWithAnSELinuxContext(t *testing.T) {
 	}
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	f.must(f.stage(v, label("c15,c25")))
-	points, err := f.mounts.Below(f.machine.KubeletDir)
-	f.must(err)
+	must.Succeed(f.t, f.stage(v, label("c15,c25")))
+	points := must.Get(f.mounts.Below(f.machine.KubeletDir))(f.t)
 	want := []string{"rw", "noatime", `context="system_u:object_r:container_file_t:s0:c15,c25"`}
 	if !slices.Equal(points[0].FSOptions, want) {
 		t.Errorf("options %q, want %q", points[0].FSOptions, want)
 	}
-	f.must(f.stage(v, label("c15,c25")))
-	f.must(f.stage(v, label("c25,c15")))
+	must.Succeed(f.t, f.stage(v, label("c15,c25")))
+	must.Succeed(f.t, f.stage(v, label("c25,c15")))
 	wantError(t, f.stage(v, label("c15,c26")), codes.AlreadyExists,
 		`with the SELinux context "system_u:object_r:container_file_t:s0:c15,c25" already, "system_u:object_r:container_file_t:s0:c15,c26" was asked for`)
 	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.AlreadyExists, `"" was asked for`)
-	f.must(f.publish(v, "pod", label("c15,c25"), false))
-	points, err = f.mounts.Below(f.machine.KubeletDir)
-	f.must(err)
+	must.Succeed(f.t, f.publish(v, "pod", label("c15,c25"), false))
+	points = must.Get(f.mounts.Below(f.machine.KubeletDir))(f.t)
 	for _, p := range points {
 		if !slices.Equal(p.FSOptions, want) {
 			t.Errorf("options at %s %q, want %q", p.Path, p.FSOptions, want)
 		}
 	}
 	f.wantLayers(2)
-	f.must(f.unpublish(v, "pod"))
-	f.must(f.unstage(v))
-	f.must(f.stage(v, label("c15,c26")))
+	must.Succeed(f.t, f.unpublish(v, "pod"))
+	must.Succeed(f.t, f.unstage(v))
+	must.Succeed(f.t, f.stage(v, label("c15,c26")))
 }
 
 func TestStageSaysWhereTheKernelSaysWhichOptionItRefuses(t *testing.T) {

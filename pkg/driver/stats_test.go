@@ -9,18 +9,18 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestStats(t *testing.T) {
 	t.Run("of a file system are bytes and inodes", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 		f.machine.StopLVMD()
 		for _, path := range []string{f.staging(v), f.target(v, "pod")} {
-			got, err := f.NodeGetVolumeStats(f.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: path})
-			f.must(err)
+			got := must.Get(f.NodeGetVolumeStats(f.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: path}))(f.t)
 			bytes, inodes := got.GetUsage()[0], got.GetUsage()[1]
 			if bytes.GetUnit() != csi.VolumeUsage_BYTES || bytes.GetTotal() != gib || bytes.GetUsed() != gib/4 || bytes.GetAvailable() != gib/4*3 {
 				t.Errorf("got %v", bytes)
@@ -33,9 +33,8 @@ func TestStats(t *testing.T) {
 	t.Run("of a raw block volume are its size", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "")
-		f.must(f.publish(v, "pod", blockAccess(writer), false))
-		got, err := f.NodeGetVolumeStats(f.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: f.target(v, "pod")})
-		f.must(err)
+		must.Succeed(f.t, f.publish(v, "pod", blockAccess(writer), false))
+		got := must.Get(f.NodeGetVolumeStats(f.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: f.target(v, "pod")}))(f.t)
 		if u := got.GetUsage(); len(u) != 1 || u[0].GetTotal() != gib || u[0].GetUnit() != csi.VolumeUsage_BYTES {
 			t.Errorf("got %v", u)
 		}
@@ -43,7 +42,7 @@ func TestStats(t *testing.T) {
 	t.Run("of a dead volume are an error", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.mounts.Kill(deviceOf(v))
 		_, err := f.NodeGetVolumeStats(f.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: f.staging(v)})
 		wantError(t, err, codes.Internal, "does not answer")
@@ -66,17 +65,15 @@ func TestExpand(t *testing.T) {
 		})
 	}
 	grown := func(f *fixture, v *lvmdv1.Volume) {
-		_, err := f.machine.LVMD.ExpandVolume(f.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * gib})
-		f.must(err)
+		must.Get(f.machine.LVMD.ExpandVolume(f.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * gib}))(f.t)
 	}
 	t.Run("grows a mounted file system", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "xfs")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 		grown(f, v)
-		got, err := expand(f, v, f.target(v, "pod"), 2*gib)
-		f.must(err)
+		got := must.Get(expand(f, v, f.target(v, "pod"), 2*gib))(f.t)
 		if got.GetCapacityBytes() != 2*gib || len(f.fileSystems.Grown(v.GetDevicePath())) != 1 {
 			t.Errorf("got %v, grown %q", got, f.fileSystems.Grown(v.GetDevicePath()))
 		}
@@ -84,10 +81,9 @@ func TestExpand(t *testing.T) {
 	t.Run("grows through the staging path where the target is read-only", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "xfs")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.publish(v, "pod", filesystemAccess(writer), true))
-		_, err := expand(f, v, f.target(v, "pod"), gib)
-		f.must(err)
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), true))
+		must.Get(expand(f, v, f.target(v, "pod"), gib))(f.t)
 		if got := f.fileSystems.Grown(v.GetDevicePath()); len(got) != 1 || got[0] != f.staging(v) {
 			t.Errorf("grown through %q", got)
 		}
@@ -95,17 +91,16 @@ func TestExpand(t *testing.T) {
 	t.Run("refuses a file system that cannot be written to", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "xfs")
-		f.must(f.stage(v, filesystemAccess(reader)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(reader)))
 		_, err := expand(f, v, f.staging(v), gib)
 		wantError(t, err, codes.FailedPrecondition, "mounted read-only")
 	})
 	t.Run("has nothing to do for raw block", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "")
-		f.must(f.publish(v, "pod", blockAccess(writer), false))
+		must.Succeed(f.t, f.publish(v, "pod", blockAccess(writer), false))
 		grown(f, v)
-		got, err := expand(f, v, f.target(v, "pod"), 2*gib)
-		f.must(err)
+		got := must.Get(expand(f, v, f.target(v, "pod"), 2*gib))(f.t)
 		if got.GetCapacityBytes() != 2*gib || len(f.fileSystems.Grown(v.GetDevicePath())) != 0 {
 			t.Errorf("got %v", got)
 		}
@@ -113,15 +108,15 @@ func TestExpand(t *testing.T) {
 	t.Run("refuses more than the volume has", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		_, err := expand(f, v, f.staging(v), gib+1)
 		wantError(t, err, codes.OutOfRange, "required_bytes")
 	})
 	t.Run("does not find a volume elsewhere than where it is", func(t *testing.T) {
 		f := newFixture(t)
 		v, other := f.volume("a", "ext4"), f.volume("b", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
-		f.must(f.stage(other, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(other, filesystemAccess(writer)))
 		_, err := expand(f, v, f.staging(other), gib)
 		wantError(t, err, codes.NotFound, "shows device")
 		_, err = expand(f, v, "some/path", gib)
@@ -132,8 +127,7 @@ func TestExpand(t *testing.T) {
 func TestHealth(t *testing.T) {
 	health := func(f *fixture, v *lvmdv1.Volume) []*csi.VolumeHealth_VolumeHealthEntry {
 		t.Helper()
-		got, err := f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId(), StagingTargetPath: f.staging(v)})
-		f.must(err)
+		got := must.Get(f.NodeGetVolumeHealth(f.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId(), StagingTargetPath: f.staging(v)}))(f.t)
 		if id := got.GetVolumeHealth().GetVolumeId(); id != v.GetId() {
 			t.Errorf("volume %q", id)
 		}
@@ -142,7 +136,7 @@ func TestHealth(t *testing.T) {
 	t.Run("of a healthy volume is empty", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		if got := health(f, v); len(got) != 0 {
 			t.Errorf("got %v", got)
 		}
@@ -161,7 +155,7 @@ func TestHealth(t *testing.T) {
 	t.Run("tells a file system that fails", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.mounts.Kill(deviceOf(v))
 		got := health(f, v)
 		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemFailed || got[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
@@ -171,7 +165,7 @@ func TestHealth(t *testing.T) {
 	t.Run("tells a file system that went read-only by itself", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.mounts.TurnReadOnly(deviceOf(v))
 		got := health(f, v)
 		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemReadOnly || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED {
@@ -181,7 +175,7 @@ func TestHealth(t *testing.T) {
 	t.Run("tells a file system with errors", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.mounts.SetErrors(deviceOf(v), 2)
 		got := health(f, v)
 		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED {
@@ -191,7 +185,7 @@ func TestHealth(t *testing.T) {
 	t.Run("tells what the kernel noticed and went on with", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.must(f.stage(v, filesystemAccess(writer)))
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.mounts.SetWarnings(deviceOf(v), 2)
 		got := health(f, v)
 		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemWarnings || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
@@ -199,7 +193,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 		// It is used as before, not taken off and repaired.
-		f.must(f.publish(v, "pod", filesystemAccess(writer), false))
+		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 		f.mounts.SetErrors(deviceOf(v), 1)
 		if got := health(f, v); len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors {
 			t.Errorf("what is worse: got %v", got)

@@ -11,6 +11,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestRealSweep leaves real volumes mounted as an earlier life may have, one of
@@ -21,23 +22,22 @@ func TestRealSweep(t *testing.T) {
 	at, rawAt, knownAt := r.places(leaked), r.places(raw), r.places(known)
 	mounts := r.machine.Mounts
 
-	r.must(mounts.Mount(leaked.GetDevicePath(), at.staged, "ext4", nil))
-	r.must(mounts.Bind(at.staged, at.published, true))
-	r.must(mounts.Bind(raw.GetDevicePath(), rawAt.device, false))
-	r.must(mounts.Mount(known.GetDevicePath(), knownAt.staged, "xfs", []string{"nouuid"}))
-	r.must(mounts.Bind(knownAt.staged, knownAt.published, false))
+	must.Succeed(r.t, mounts.Mount(leaked.GetDevicePath(), at.staged, "ext4", nil))
+	must.Succeed(r.t, mounts.Bind(at.staged, at.published, true))
+	must.Succeed(r.t, mounts.Bind(raw.GetDevicePath(), rawAt.device, false))
+	must.Succeed(r.t, mounts.Mount(known.GetDevicePath(), knownAt.staged, "xfs", []string{"nouuid"}))
+	must.Succeed(r.t, mounts.Bind(knownAt.staged, knownAt.published, false))
 	r.note(r.beside(knownAt.published))
 	// What is no volume at all stays, wherever it is.
 	foreign := r.machine.MakeDir("pods", "pod-uid", "volumes", "kubernetes.io~csi", "pvc-foreign", "mount")
-	r.must(unix.Mount("tmpfs", foreign, "tmpfs", 0, ""))
+	must.Succeed(r.t, unix.Mount("tmpfs", foreign, "tmpfs", 0, ""))
 
-	open, err := os.Open(at.staged)
-	r.must(err)
+	open := must.Get(os.Open(at.staged))(r.t)
 	r.Sweep(context.Background())
 	r.wantGone(at.published)
 	r.wantGone(rawAt.device)
 	r.wantAt(at.staged, mount.State{Mounted: true, Device: deviceOf(leaked)})
-	r.must(open.Close())
+	must.Succeed(r.t, open.Close())
 
 	revive := r.kill(leaked)
 	r.Sweep(context.Background())
@@ -46,10 +46,10 @@ func TestRealSweep(t *testing.T) {
 	r.wantLayers(3)
 	r.wantAt(knownAt.published, mount.State{Mounted: true, Device: deviceOf(known)})
 
-	r.must(os.Remove(r.beside(knownAt.published)))
+	must.Succeed(r.t, os.Remove(r.beside(knownAt.published)))
 	r.Sweep(context.Background())
 	r.wantLayers(1)
-	r.must(mounts.Off(foreign))
+	must.Succeed(r.t, mounts.Off(foreign))
 	for _, v := range []*lvmdv1.Volume{leaked, raw, known} {
 		r.delete(v)
 	}

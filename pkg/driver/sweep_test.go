@@ -12,6 +12,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // places are where a kubelet has a volume, to the letter.
@@ -20,7 +21,7 @@ type places struct{ staged, published, device, subpath string }
 func (f *kubelet) places(v *lvmdv1.Volume) places {
 	f.t.Helper()
 	file := f.machine.Path("plugins", "kubernetes.io", "csi", "volumeDevices", "publish", "pvc-"+v.GetId(), "pod-uid")
-	f.must(os.WriteFile(file, nil, 0o600))
+	must.Succeed(f.t, os.WriteFile(file, nil, 0o600))
 	return places{
 		staged:    f.machine.MakeDir("plugins", "kubernetes.io", "csi", "carve.csi.local", "hash-"+v.GetId(), "globalmount"),
 		published: f.machine.MakeDir("pods", "pod-uid", "volumes", "kubernetes.io~csi", "pvc-"+v.GetId(), "mount"),
@@ -32,7 +33,7 @@ func (f *kubelet) places(v *lvmdv1.Volume) places {
 // note writes the kubelet's record for a path.
 func (f *kubelet) note(path string) {
 	f.t.Helper()
-	f.must(os.WriteFile(path, []byte(`{"driverName":"carve.csi.local"}`), 0o600))
+	must.Succeed(f.t, os.WriteFile(path, []byte(`{"driverName":"carve.csi.local"}`), 0o600))
 }
 
 func (f *kubelet) beside(path string) string {
@@ -51,88 +52,87 @@ func TestSweep(t *testing.T) {
 	}{
 		{name: "what no kubelet knows of is taken off, of a volume that is gone too",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
-				f.must(f.mounts.Bind(p.staged, p.published, false))
-				_, err := f.machine.LVMD.DeleteVolume(f.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-				f.must(err)
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Bind(p.staged, p.published, false))
+				must.Get(f.machine.LVMD.DeleteVolume(f.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}))(f.t)
 			}},
 		{name: "an encrypted volume goes",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
 				plain := "/dev/mapper/carve.crypt." + v.GetId()
 				f.mounts.AddNode(plain, mount.Device{Major: 253, Minor: 99}, gib)
-				f.must(f.mounts.Mount(plain, p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(plain, p.staged, "ext4", nil))
 			}},
 		{name: "what somebody else has encrypted stays",
 			leave: func(f *fixture, _ *lvmdv1.Volume, p places) {
 				f.mounts.AddNode("/dev/mapper/luks-data", mount.Device{Major: 253, Minor: 99}, gib)
-				f.must(f.mounts.Mount("/dev/mapper/luks-data", p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount("/dev/mapper/luks-data", p.staged, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.staged} }},
 		{name: "all layers of a stack go",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
-				f.must(f.mounts.Bind(p.staged, p.staged, false))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Bind(p.staged, p.staged, false))
 			}},
 		{name: "a dead file system goes",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
 				f.mounts.Kill(deviceOf(v))
 			}},
 		{name: "a raw block volume's node goes", raw: true,
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Bind(v.GetDevicePath(), p.device, false))
+				must.Succeed(f.t, f.mounts.Bind(v.GetDevicePath(), p.device, false))
 			}},
 		{name: "a Pod's volume of which the kubelet has a record stays, and so does what it is staged from",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
-				f.must(f.mounts.Bind(p.staged, p.published, false))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Bind(p.staged, p.published, false))
 				f.note(f.beside(p.published))
 			},
 			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "it is in use at"},
 		{name: "what is staged stays when the kubelet has a record of it",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
 				f.note(f.beside(p.staged))
 			},
 			kept: func(p places) []string { return []string{p.staged} }},
 		{name: "a raw block volume of which the kubelet has a record stays", raw: true,
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Bind(v.GetDevicePath(), p.device, false))
+				must.Succeed(f.t, f.mounts.Bind(v.GetDevicePath(), p.device, false))
 				f.note(filepath.Join(f.machine.MakeDir("plugins", "kubernetes.io", "csi", "volumeDevices", "pvc-"+v.GetId(), "data"), "vol_data.json"))
 			},
 			kept: func(p places) []string { return []string{p.device} }},
 		{name: "a volume that a container has a subpath of stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.published, "ext4", nil))
-				f.must(f.mounts.Bind(p.published, p.subpath, false))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.published, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Bind(p.published, p.subpath, false))
 			},
 			kept: func(p places) []string { return []string{p.published, p.subpath} }, log: "it is in use at"},
 		{name: "what is busy stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
 				f.mounts.SetBusy(p.staged, true)
 			},
 			kept: func(p places) []string { return []string{p.staged} }, log: "busy"},
 		{name: "a device that is not ours stays, wherever it is",
 			leave: func(f *fixture, _ *lvmdv1.Volume, p places) {
 				f.mounts.AddNode("/dev/other/cv00000000000000000000000009", mount.Device{Major: 253, Minor: 99}, gib)
-				f.must(f.mounts.Mount("/dev/other/cv00000000000000000000000009", p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount("/dev/other/cv00000000000000000000000009", p.staged, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.staged} }},
 		{name: "a logical volume that we did not make stays",
 			leave: func(f *fixture, _ *lvmdv1.Volume, p places) {
 				f.mounts.AddNode("/dev/carve/data", mount.Device{Major: 253, Minor: 99}, gib)
-				f.must(f.mounts.Mount("/dev/carve/data", p.published, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount("/dev/carve/data", p.published, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.published} }},
 		{name: "a volume that an administrator mounted stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), p.subpath, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.subpath, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.subpath} }},
 		{name: "another driver's staging path stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, _ places) {
-				f.must(f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("plugins", "kubernetes.io", "csi", "other", "hash", "globalmount"), "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("plugins", "kubernetes.io", "csi", "other", "hash", "globalmount"), "ext4", nil))
 			},
 			kept: func(p places) []string {
 				return []string{filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(p.staged))), "other", "hash", "globalmount")}
@@ -198,9 +198,9 @@ func TestSweepLeavesAVolumeAloneThatACallIsFor(t *testing.T) {
 	}
 	go func() { done <- f.stage(v, filesystemAccess(writer)) }()
 	<-checking
-	f.must(f.mounts.Mount(v.GetDevicePath(), p.published, "ext4", nil))
+	must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.published, "ext4", nil))
 	f.Sweep(context.Background())
 	f.wantAt(p.published, mount.State{Mounted: true, Device: deviceOf(v)})
 	close(proceed)
-	f.must(<-done)
+	must.Succeed(f.t, <-done)
 }

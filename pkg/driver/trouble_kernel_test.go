@@ -22,6 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -31,8 +32,8 @@ func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.volume("cut"+fsType, fsType)
 			access := filesystemAccess(writer)
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, "pod", access, false))
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, "pod", access, false))
 			r.write(filepath.Join(r.target(v, "pod"), "kept"), "content")
 			r.shutDown(r.staging(v))
 
@@ -40,20 +41,20 @@ func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(r.target(v, "pod"), "lost"), []byte("x"), 0o600); err == nil {
 				t.Error("a file system that was shut down takes writes")
 			}
-			r.must(r.unpublish(v, "pod"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "pod"))
+			must.Succeed(r.t, r.unstage(v))
 			r.wantLayers(0)
 
 			info, err := filesystem.Probe(v.GetDevicePath())
 			if err != nil || info.NeedsCheck != (fsType == "ext4") {
 				t.Errorf("got %+v, %v", info, err)
 			}
-			r.must(r.stage(v, access))
+			must.Succeed(r.t, r.stage(v, access))
 			r.wantFile(filepath.Join(r.staging(v), "kept"), "content")
 			if checked := strings.Contains(r.machine.Log.String(), "checked the file system"); checked != (fsType == "ext4") {
 				t.Errorf("checked: %t", checked)
 			}
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
 			r.machine.Log.Reset()
 		})
@@ -81,8 +82,8 @@ func TestRealDeadDevice(t *testing.T) {
 			if fsType == "" {
 				access = blockAccess(multi)
 			}
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, "one", access, false))
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, "one", access, false))
 			if fsType != "" {
 				r.write(filepath.Join(r.target(v, "one"), "kept"), "content")
 			}
@@ -96,8 +97,7 @@ func TestRealDeadDevice(t *testing.T) {
 						f.Close()
 					}
 				}
-				health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
-				r.must(err)
+				health := must.Get(r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()}))(r.t)
 				reasons := map[string]bool{}
 				for _, e := range health.GetVolumeHealth().GetHealthStatuses() {
 					reasons[e.GetReason()] = true
@@ -111,8 +111,8 @@ func TestRealDeadDevice(t *testing.T) {
 				}
 				_ = r.unpublish(v, "two")
 			}
-			r.must(r.unpublish(v, "one"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "one"))
+			must.Succeed(r.t, r.unstage(v))
 			r.wantLayers(0)
 			r.wantLocked(v)
 			if fsType != "" {
@@ -123,11 +123,11 @@ func TestRealDeadDevice(t *testing.T) {
 				r.wantLocked(v)
 			}
 			revive()
-			r.must(r.stage(v, access))
+			must.Succeed(r.t, r.stage(v, access))
 			if fsType != "" {
 				r.wantFile(filepath.Join(r.staging(v), "kept"), "content")
 			}
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
 		})
 	}
@@ -140,11 +140,9 @@ func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
 	for fsType, access := range map[string]func(path string) error{
 		// ext4 overwrites a file where it lies.
 		"ext4": func(path string) error {
-			f, err := os.OpenFile(path, os.O_WRONLY, 0)
-			r.must(err)
+			f := must.Get(os.OpenFile(path, os.O_WRONLY, 0))(r.t)
 			defer f.Close()
-			_, err = f.WriteString(strings.ToUpper(content))
-			r.must(err)
+			must.Get(f.WriteString(strings.ToUpper(content)))(r.t)
 			return f.Sync()
 		},
 		"btrfs": func(path string) error {
@@ -154,7 +152,7 @@ func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
 	} {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.volume("part"+fsType, fsType)
-			r.must(r.stage(v, filesystemAccess(writer)))
+			must.Succeed(r.t, r.stage(v, filesystemAccess(writer)))
 			path := filepath.Join(r.staging(v), "file")
 			r.write(path, content)
 			unix.Sync()
@@ -167,18 +165,17 @@ func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
 			}
 			r.swapTable(v, fmt.Sprintf("0 %d linear %s %d\n%d 8 error\n%d %d linear %s %d",
 				at, to, start, at, at+8, sectors-at-8, to, start+at+8))
-			r.must(os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
+			must.Succeed(r.t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
 			if err := access(path); err == nil {
 				t.Error("what the disk forgot can be used")
 			}
-			health, err := r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()})
-			r.must(err)
+			health := must.Get(r.NodeGetVolumeHealth(r.ctx(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetId()}))(r.t)
 			got := health.GetVolumeHealth().GetHealthStatuses()
 			if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemWarnings {
 				t.Errorf("health %v, want %s", got, driver.ReasonFileSystemWarnings)
 			}
 			r.swapTable(v, strings.TrimSpace(table))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
 		})
 	}
@@ -188,10 +185,7 @@ func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
 // locate returns the place in bytes of a block on a device.
 func locate(t *testing.T, device, block string) int64 {
 	t.Helper()
-	f, err := os.Open(device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(device))(t)
 	defer f.Close()
 	buffer := make([]byte, 4<<20)
 	for at := int64(0); ; at += int64(len(buffer)) {
@@ -224,15 +218,13 @@ func TestRealVolumesAreNeverFormattedByThePlugin(t *testing.T) {
 	v := r.volume("a", "ext4")
 	overwrite := func(content []byte) {
 		t.Helper()
-		f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY|os.O_SYNC, 0)
-		r.must(err)
-		_, err = f.Write(content)
-		r.must(err)
-		r.must(f.Close())
+		f := must.Get(os.OpenFile(v.GetDevicePath(), os.O_WRONLY|os.O_SYNC, 0))(r.t)
+		must.Get(f.Write(content))(r.t)
+		must.Succeed(r.t, f.Close())
 	}
 	overwrite(make([]byte, 64<<10))
 	wantError(t, r.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "no known file system")
-	r.must(filesystem.Format(t.Context(), v.GetDevicePath(), filesystem.FormatOptions{
+	must.Succeed(r.t, filesystem.Format(t.Context(), v.GetDevicePath(), filesystem.FormatOptions{
 		Type: filesystem.XFS, UUID: "01234567-89ab-cdef-0123-456789abcdef",
 	}))
 	wantError(t, r.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "carries xfs: it was created with ext4")
@@ -243,13 +235,13 @@ func TestRealStaleDeviceNode(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")
 	// A link to another disk, as an old name may be.
-	r.must(os.Remove(v.GetDevicePath()))
-	r.must(os.Symlink("/dev/vdc", v.GetDevicePath()))
-	r.must(r.stage(v, filesystemAccess(writer)))
+	must.Succeed(r.t, os.Remove(v.GetDevicePath()))
+	must.Succeed(r.t, os.Symlink("/dev/vdc", v.GetDevicePath()))
+	must.Succeed(r.t, r.stage(v, filesystemAccess(writer)))
 	r.wantAt(r.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
-	r.must(r.unstage(v))
-	r.must(os.Remove(v.GetDevicePath()))
-	r.must(os.Symlink("../mapper/"+dmName(v), v.GetDevicePath()))
+	must.Succeed(r.t, r.unstage(v))
+	must.Succeed(r.t, os.Remove(v.GetDevicePath()))
+	must.Succeed(r.t, os.Symlink("../mapper/"+dmName(v), v.GetDevicePath()))
 }
 
 // TestRealSwappedNumbers has an administrator take two volumes' devices away under
@@ -260,9 +252,9 @@ func TestRealSwappedNumbers(t *testing.T) {
 	volumes := []*lvmdv1.Volume{r.volume("a", ""), r.volume("b", "")}
 	for _, v := range volumes {
 		f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY|os.O_SYNC, 0)
-		r.must(err)
+		must.Succeed(r.t, err)
 		_, err = f.WriteString(v.GetId())
-		r.must(errors.Join(err, f.Close()))
+		must.Succeed(r.t, errors.Join(err, f.Close()))
 	}
 	lvchange := func(v *lvmdv1.Volume, active string) {
 		t.Helper()
@@ -281,13 +273,13 @@ func TestRealSwappedNumbers(t *testing.T) {
 		waittest.Succeeds(t, "the volume is published", func() error { return r.publish(v, "pod", access(v), false) })
 		content := make([]byte, len(v.GetId()))
 		f, err := os.Open(r.target(v, "pod"))
-		r.must(err)
+		must.Succeed(r.t, err)
 		_, err = io.ReadFull(f, content)
-		r.must(errors.Join(err, f.Close()))
+		must.Succeed(r.t, errors.Join(err, f.Close()))
 		if string(content) != v.GetId() {
 			t.Errorf("volume %s was published with what is on %s", v.GetId(), content)
 		}
-		r.must(r.unpublish(v, "pod"))
+		must.Succeed(r.t, r.unpublish(v, "pod"))
 	}
 	for _, v := range volumes {
 		r.delete(v)
@@ -301,11 +293,11 @@ func TestRealErrorsAreForgottenWhenRepaired(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")
 	access := filesystemAccess(multi)
-	r.must(r.stage(v, access))
-	r.must(r.publish(v, "one", access, false))
+	must.Succeed(r.t, r.stage(v, access))
+	must.Succeed(r.t, r.publish(v, "one", access, false))
 	r.write(filepath.Join(r.target(v, "one"), "kept"), "content")
 	trigger := fmt.Sprintf("/sys/fs/ext4/dm-%d/trigger_fs_error", v.GetDeviceMinor())
-	r.must(os.WriteFile(trigger, []byte("1"), 0))
+	must.Succeed(r.t, os.WriteFile(trigger, []byte("1"), 0))
 	if found, err := r.machine.Mounts.Errors(deviceOf(v)); err != nil || found != 1 {
 		t.Fatalf("got %d, %v", found, err)
 	}
@@ -313,10 +305,10 @@ func TestRealErrorsAreForgottenWhenRepaired(t *testing.T) {
 		t.Errorf("a damaged file system takes writes: %v", err)
 	}
 	wantError(t, r.publish(v, "two", access, false), codes.FailedPrecondition, "errors in it; it can be repaired when it is no longer in use at "+r.target(v, "one"))
-	r.must(r.unpublish(v, "one"))
-	r.must(r.publish(v, "two", access, false))
+	must.Succeed(r.t, r.unpublish(v, "one"))
+	must.Succeed(r.t, r.publish(v, "two", access, false))
 	r.wantFile(filepath.Join(r.target(v, "two"), "kept"), "content")
 	r.write(filepath.Join(r.target(v, "two"), "new"), "content")
-	r.must(r.unpublish(v, "two"))
-	r.must(r.unstage(v))
+	must.Succeed(r.t, r.unpublish(v, "two"))
+	must.Succeed(r.t, r.unstage(v))
 }

@@ -18,6 +18,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestRealFileSystems(t *testing.T) {
@@ -30,9 +31,9 @@ func TestRealFileSystems(t *testing.T) {
 			t.Setenv("PATH", "/nowhere")
 			access := filesystemAccess(multi, "noatime")
 			for range 2 {
-				r.must(r.stage(v, access))
-				r.must(r.publish(v, "one", access, false))
-				r.must(r.publish(v, "two", access, true))
+				must.Succeed(r.t, r.stage(v, access))
+				must.Succeed(r.t, r.publish(v, "one", access, false))
+				must.Succeed(r.t, r.publish(v, "two", access, true))
 			}
 			r.wantLayers(3)
 			if layer, _ := r.options(r.target(v, "one")); !slices.Contains(layer, "noatime") {
@@ -48,19 +49,19 @@ func TestRealFileSystems(t *testing.T) {
 			// A plugin that was restarted knows what is there.
 			r.Stop(t)
 			r.Plugin = r.machine.Start()
-			r.must(r.publish(v, "one", access, false))
+			must.Succeed(r.t, r.publish(v, "one", access, false))
 			r.wantLayers(3)
 
 			for range 2 {
-				r.must(r.unpublish(v, "one"))
-				r.must(r.unpublish(v, "two"))
+				must.Succeed(r.t, r.unpublish(v, "one"))
+				must.Succeed(r.t, r.unpublish(v, "two"))
 				r.wantGone(r.target(v, "one"))
-				r.must(r.unstage(v))
+				must.Succeed(r.t, r.unstage(v))
 			}
 			r.wantLayers(0)
-			r.must(r.stage(v, access))
+			must.Succeed(r.t, r.stage(v, access))
 			r.wantFile(filepath.Join(r.staging(v), "file"), "content")
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unstage(v))
 		})
 	}
 }
@@ -68,8 +69,7 @@ func TestRealFileSystems(t *testing.T) {
 // wantStats checks what the plugin says of a volume with hardly anything in it.
 func (r *real) wantStats(v *lvmdv1.Volume, path string) {
 	r.t.Helper()
-	got, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: path})
-	r.must(err)
+	got := must.Get(r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: path}))(r.t)
 	for _, u := range got.GetUsage() {
 		if u.GetTotal() <= 0 || u.GetAvailable() < u.GetTotal()/2 || u.GetUsed() > u.GetTotal()/2 || u.GetUsed() < 0 {
 			r.t.Errorf("got %v", u)
@@ -86,16 +86,16 @@ func TestRealRawBlock(t *testing.T) {
 	access := blockAccess(single)
 	t.Setenv("PATH", "/nowhere")
 	for range 2 {
-		r.must(r.stage(v, access))
-		r.must(r.publish(v, "one", access, false))
+		must.Succeed(r.t, r.stage(v, access))
+		must.Succeed(r.t, r.publish(v, "one", access, false))
 	}
 	r.wantLayers(1)
 	wantError(t, r.publish(v, "two", access, false), codes.FailedPrecondition, "one Pod at a time")
 	want := bytes.Repeat([]byte("carve"), 1000)
-	r.must(os.WriteFile(r.target(v, "one"), want, 0))
+	must.Succeed(r.t, os.WriteFile(r.target(v, "one"), want, 0))
 	got := make([]byte, len(want))
 	f, err := os.Open(v.GetDevicePath())
-	r.must(err)
+	must.Succeed(r.t, err)
 	_, err = io.ReadFull(f, got)
 	f.Close()
 	if err != nil || !bytes.Equal(got, want) {
@@ -106,55 +106,54 @@ func TestRealRawBlock(t *testing.T) {
 		t.Errorf("got %v, %v", stats, err)
 	}
 	for range 2 {
-		r.must(r.unpublish(v, "one"))
-		r.must(r.unstage(v))
+		must.Succeed(r.t, r.unpublish(v, "one"))
+		must.Succeed(r.t, r.unstage(v))
 	}
 	r.wantLayers(0)
-	r.must(r.publish(v, "two", access, true))
+	must.Succeed(r.t, r.publish(v, "two", access, true))
 	r.wantAt(r.target(v, "two"), mount.State{Mounted: true, Device: deviceOf(v), Node: true, ReadOnly: true})
-	r.must(r.unpublish(v, "two"))
+	must.Succeed(r.t, r.unpublish(v, "two"))
 }
 
 func TestRealAccessModes(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("fs", "ext4")
 	t.Run("a volume for one Pod is refused to a second", func(t *testing.T) {
-		r.must(r.stage(v, filesystemAccess(single)))
-		r.must(r.publish(v, "one", filesystemAccess(single), false))
+		must.Succeed(r.t, r.stage(v, filesystemAccess(single)))
+		must.Succeed(r.t, r.publish(v, "one", filesystemAccess(single), false))
 		wantError(t, r.publish(v, "two", filesystemAccess(single), false), codes.FailedPrecondition, r.target(v, "one"))
-		r.must(r.unpublish(v, "one"))
-		r.must(r.publish(v, "two", filesystemAccess(single), false))
-		r.must(r.unpublish(v, "two"))
-		r.must(r.unstage(v))
+		must.Succeed(r.t, r.unpublish(v, "one"))
+		must.Succeed(r.t, r.publish(v, "two", filesystemAccess(single), false))
+		must.Succeed(r.t, r.unpublish(v, "two"))
+		must.Succeed(r.t, r.unstage(v))
 	})
 	t.Run("a volume staged read-only is read-only everywhere", func(t *testing.T) {
-		r.must(r.stage(v, filesystemAccess(reader)))
-		r.must(r.stage(v, filesystemAccess(reader)))
-		r.must(r.publish(v, "one", filesystemAccess(reader), false))
-		r.must(r.publish(v, "one", filesystemAccess(reader), false))
+		must.Succeed(r.t, r.stage(v, filesystemAccess(reader)))
+		must.Succeed(r.t, r.stage(v, filesystemAccess(reader)))
+		must.Succeed(r.t, r.publish(v, "one", filesystemAccess(reader), false))
+		must.Succeed(r.t, r.publish(v, "one", filesystemAccess(reader), false))
 		if err := os.WriteFile(filepath.Join(r.target(v, "one"), "file"), nil, 0o600); !isErrno(err, syscall.EROFS) {
 			t.Errorf("got %v", err)
 		}
-		r.must(r.unpublish(v, "one"))
-		r.must(r.unstage(v))
+		must.Succeed(r.t, r.unpublish(v, "one"))
+		must.Succeed(r.t, r.unstage(v))
 	})
 	t.Run("mount options reach the file system", func(t *testing.T) {
-		r.must(r.stage(v, filesystemAccess(writer, "noatime,commit=17", "data=writeback")))
+		must.Succeed(r.t, r.stage(v, filesystemAccess(writer, "noatime,commit=17", "data=writeback")))
 		layer, fs := r.options(r.staging(v))
 		if !slices.Contains(layer, "noatime") || !slices.Contains(fs, "commit=17") || !slices.Contains(fs, "data=writeback") {
 			t.Errorf("got %q, %q", layer, fs)
 		}
-		r.must(r.unstage(v))
+		must.Succeed(r.t, r.unstage(v))
 	})
 	t.Run("a file system in use is not torn off", func(t *testing.T) {
-		r.must(r.stage(v, filesystemAccess(writer)))
-		r.must(r.publish(v, "one", filesystemAccess(writer), false))
-		f, err := os.Create(filepath.Join(r.target(v, "one"), "open"))
-		r.must(err)
+		must.Succeed(r.t, r.stage(v, filesystemAccess(writer)))
+		must.Succeed(r.t, r.publish(v, "one", filesystemAccess(writer), false))
+		f := must.Get(os.Create(filepath.Join(r.target(v, "one"), "open")))(r.t)
 		wantError(t, r.unpublish(v, "one"), codes.FailedPrecondition, "busy")
-		r.must(f.Close())
-		r.must(r.unpublish(v, "one"))
-		r.must(r.unstage(v))
+		must.Succeed(r.t, f.Close())
+		must.Succeed(r.t, r.unpublish(v, "one"))
+		must.Succeed(r.t, r.unstage(v))
 	})
 	r.wantLayers(0)
 }
@@ -168,11 +167,11 @@ func TestRealGrowingWhileInUse(t *testing.T) {
 			if fsType == "" {
 				access = blockAccess(writer)
 			}
-			r.must(r.stage(v, access))
-			r.must(r.publish(v, "one", access, false))
+			must.Succeed(r.t, r.stage(v, access))
+			must.Succeed(r.t, r.publish(v, "one", access, false))
 			larger := v.GetSizeBytes() * 2
 			_, err := r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: larger})
-			r.must(err)
+			must.Succeed(r.t, err)
 			for range 2 {
 				got, err := r.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{
 					VolumeId: v.GetId(), VolumePath: r.target(v, "one"), StagingTargetPath: r.staging(v),
@@ -186,8 +185,8 @@ func TestRealGrowingWhileInUse(t *testing.T) {
 			if total := stats.GetUsage()[0].GetTotal(); err != nil || total < larger/10*8 || total > larger {
 				t.Errorf("total %d of %d, %v", total, larger, err)
 			}
-			r.must(r.unpublish(v, "one"))
-			r.must(r.unstage(v))
+			must.Succeed(r.t, r.unpublish(v, "one"))
+			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
 		})
 	}

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"os"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestNewFileSystemsHaveTheFeaturesThatAreNamed reads the superblocks that the real tools
@@ -39,19 +41,12 @@ func TestNewFileSystemsHaveTheFeaturesThatAreNamed(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			device := sparse(t, 1<<30)
 			tt.options.UUID = testUUID
-			if err := Format(t.Context(), device, tt.options); err != nil {
-				t.Fatal(err)
-			}
-			f, err := os.Open(device)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, Format(t.Context(), device, tt.options))
+			f := must.Get(os.Open(device))(t)
 			defer f.Close()
 			for i, want := range tt.want {
 				word := make([]byte, 4)
-				if _, err := f.ReadAt(word, tt.at+int64(4*i)); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(f.ReadAt(word, tt.at+int64(4*i)))(t)
 				if got := tt.order.Uint32(word); got != want {
 					t.Errorf("word %d of the features: want %#x, got %#x", i, want, got)
 				}

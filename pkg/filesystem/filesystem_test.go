@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestParseType(t *testing.T) {
@@ -128,13 +130,8 @@ func message(err error) string {
 func sparse(t *testing.T, size int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Create(path))(t)
 	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Truncate(size))
 	return path
 }

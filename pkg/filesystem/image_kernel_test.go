@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestFormattedImages runs the real tools on image files: what mkfs makes,
@@ -37,13 +39,8 @@ func TestFormattedImages(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			device := sparse(t, tt.size)
 			tt.UUID = testUUID
-			if err := Format(t.Context(), device, tt.FormatOptions); err != nil {
-				t.Fatal(err)
-			}
-			info, err := Probe(device)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, Format(t.Context(), device, tt.FormatOptions))
+			info := must.Get(Probe(device))(t)
 			if want := (Info{Type: tt.Type, UUID: testUUID, SizeBytes: tt.size}); info != want {
 				t.Errorf("got %+v, want %+v", info, want)
 			}
@@ -57,9 +54,7 @@ func TestFormattedImages(t *testing.T) {
 func TestFormatReplacesWhateverIsThere(t *testing.T) {
 	device := sparse(t, 512<<20)
 	for _, typ := range []Type{Ext4, XFS, Btrfs, Ext4, Ext4, Btrfs, Btrfs, XFS, XFS} {
-		if err := Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID}))
 		if info, err := Probe(device); err != nil || info.Type != typ || info.NeedsCheck {
 			t.Errorf("%s: got %+v, %v", typ, info, err)
 		}
@@ -73,9 +68,7 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		if info, err := Probe(device); err != nil || !info.NeedsCheck {
 			t.Fatalf("before: %+v, %v", info, err)
 		}
-		if err := Check(t.Context(), device, Ext4); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, Check(t.Context(), device, Ext4))
 		if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 			t.Errorf("after: %+v, %v", info, err)
 		}
@@ -86,9 +79,7 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		if info, err := Probe(device); err != nil || !info.NeedsCheck {
 			t.Fatalf("before: %+v, %v", info, err)
 		}
-		if err := Check(t.Context(), device, Ext4); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, Check(t.Context(), device, Ext4))
 		if info, err := Probe(device); err != nil || info.NeedsCheck {
 			t.Errorf("after: %+v, %v", info, err)
 		}
@@ -120,9 +111,7 @@ func TestCheckReplacesATornSuperblockOfBtrfs(t *testing.T) {
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
 		t.Fatalf("before: %+v, %v", info, err)
 	}
-	if err := Check(t.Context(), device, Btrfs); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, Check(t.Context(), device, Btrfs))
 	if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 		t.Errorf("after: %+v, %v", info, err)
 	}
@@ -147,15 +136,10 @@ func TestSettingsReachTheFileSystem(t *testing.T) {
 			}
 		}
 		for _, settings := range append(given, last) {
-			s, err := ParseSettings(Use{Type: typ}, settings)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(ParseSettings(Use{Type: typ}, settings))(t)
 			t.Run(string(typ)+" with "+string(s), func(t *testing.T) {
 				device := sparse(t, MinimumSize(typ, false))
-				if err := Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID, Settings: s}); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID, Settings: s}))
 				if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 					t.Errorf("got %+v, %v", info, err)
 				}
@@ -180,28 +164,19 @@ func labelOf(t *testing.T, device string) string {
 // debugfs changes a file system behind the kernel's back, checksums included.
 func debugfs(t *testing.T, device, request string) {
 	t.Helper()
-	if err := run(t.Context(), []string{"debugfs", "-w", "-R", request, device}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, run(t.Context(), []string{"debugfs", "-w", "-R", request, device}))
 }
 
 func formatted(t *testing.T, typ Type) string {
 	t.Helper()
 	device := sparse(t, max(64<<20, MinimumSize(typ, false)))
-	if err := Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID}))
 	return device
 }
 
 func patch(t *testing.T, path string, at int64, b []byte) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	defer f.Close()
-	if _, err := f.WriteAt(b, at); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.WriteAt(b, at))(t)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // optionsDisk is a spare disk of the test machine.
@@ -21,11 +22,9 @@ func TestTheKernelTakesEveryMountOption(t *testing.T) {
 		{Type: filesystem.Ext4}, {Type: filesystem.Ext4, Profile: filesystem.Scratch}, {Type: filesystem.XFS}, {Type: filesystem.Btrfs},
 	} {
 		t.Run(strings.TrimSpace(string(use.Type)+" "+string(use.Profile)), func(t *testing.T) {
-			if err := filesystem.Format(t.Context(), optionsDisk, filesystem.FormatOptions{
+			must.Succeed(t, filesystem.Format(t.Context(), optionsDisk, filesystem.FormatOptions{
 				Type: use.Type, Profile: use.Profile, UUID: "01234567-89ab-cdef-0123-456789abcdef",
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			dir, system := t.TempDir(), mount.System{}
 			t.Cleanup(func() {
 				if err := system.Off(dir); err != nil {
@@ -52,9 +51,7 @@ func TestTheKernelTakesEveryMountOption(t *testing.T) {
 				if err != nil {
 					t.Errorf("with %q: %v; of these the kernel refuses by themselves %q", given, err, refused(t, use, given))
 				}
-				if err := system.Off(dir); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, system.Off(dir))
 			}
 		})
 	}
@@ -81,9 +78,7 @@ func refused(t *testing.T, use filesystem.Use, options []string) []string {
 		if system.Mount(optionsDisk, dir, string(use.Type), []string{option}) != nil {
 			bad = append(bad, option)
 		}
-		if err := system.Off(dir); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, system.Off(dir))
 	}
 	return bad
 }

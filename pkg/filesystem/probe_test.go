@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const testUUID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -196,9 +198,7 @@ func TestProbeNeverReportsANonsenseSize(t *testing.T) {
 func image(t *testing.T, content []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, content, 0o600))
 	return path
 }
 

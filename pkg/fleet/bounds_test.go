@@ -8,6 +8,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // pretend has a node report so many volumes.
@@ -59,9 +60,7 @@ func TestANodeThatCameToReportTooMuchIsTakenInAgainWhenItReportsLess(t *testing.
 	if view.Connected || len(view.Volumes) != fleet.MaxVolumes {
 		t.Errorf("connected %t with %d volumes", view.Connected, len(view.Volumes))
 	}
-	if err := h.DeleteVolumeByID(testContext(t), "n", "one too many"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.DeleteVolumeByID(testContext(t), "n", "one too many"))
 	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected && v.Refused == "" && len(v.Volumes) == fleet.MaxVolumes })
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -37,10 +38,7 @@ func newHarness(t *testing.T) *harness {
 		defer h.mu.Unlock()
 		h.views[v.Node] = append(h.views[v.Node], v)
 	}})
-	net, err := fakelvmd.NewNetwork(t.TempDir(), h.Add)
-	if err != nil {
-		t.Fatal(err)
-	}
+	net := must.Get(fakelvmd.NewNetwork(t.TempDir(), h.Add))(t)
 	h.net = net
 	t.Cleanup(func() { h.Close(); net.Close() })
 	return h
@@ -78,10 +76,7 @@ func testContext(t *testing.T) context.Context {
 func TestAViewFollowsTheNode(t *testing.T) {
 	h := newHarness(t)
 	h.node(t, "n")
-	v, err := h.CreateVolume(testContext(t), "n", request("pvc-1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(h.CreateVolume(testContext(t), "n", request("pvc-1")))(t)
 	view := h.eventually(t, "n", func(v *fleet.View) bool { return v.ByName["pvc-1"] != nil })
 	if c, ok := view.Class(""); !ok || c.GetAvailableBytes() != gib-v.GetSizeBytes() {
 		t.Errorf("the view that shows the volume shows %d bytes available, not what is left after it", c.GetAvailableBytes())
@@ -89,9 +84,7 @@ func TestAViewFollowsTheNode(t *testing.T) {
 	if got := h.Holders("pvc-1"); !slices.Equal(got, []string{"n"}) {
 		t.Errorf("holders of pvc-1: %v", got)
 	}
-	if err := h.DeleteVolumeByID(testContext(t), "n", v.GetId()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.DeleteVolumeByID(testContext(t), "n", v.GetId()))
 	h.eventually(t, "n", func(v *fleet.View) bool { return len(v.Volumes) == 0 && len(v.ByName) == 0 })
 	if got := h.Holders("pvc-1"); len(got) != 0 {
 		t.Errorf("holders of a deleted volume: %v", got)
@@ -260,10 +253,7 @@ func TestAReportOfANodeThatReconnectsComesAfterItWasForgotten(t *testing.T) {
 			<-connected
 			note("forgotten")
 		}})
-	net, err := fakelvmd.NewNetwork(t.TempDir(), h.Add)
-	if err != nil {
-		t.Fatal(err)
-	}
+	net := must.Get(fakelvmd.NewNetwork(t.TempDir(), h.Add))(t)
 	t.Cleanup(func() { h.Close(); net.Close() })
 	h.net = net
 	s := h.node(t, "n")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/luks/lukstest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // cheap is what the emulated machine derives in a moment.
@@ -83,10 +84,7 @@ func TestReal(t *testing.T) {
 	lukstest.Run(t, lukstest.Harness{
 		Interface: luks.New("cryptsetup", cheap), Device: belowPath,
 		Hold: func(t *testing.T, node string) func() {
-			f, err := os.Open(node)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := must.Get(os.Open(node))(t)
 			return func() { f.Close() }
 		},
 		Grow: func(t *testing.T, more int64) {
@@ -94,15 +92,9 @@ func TestReal(t *testing.T) {
 			b.swap(t, "linear /dev/vdb 0")
 		},
 		Size: func(t *testing.T, node string) int64 {
-			f, err := os.Open(node)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := must.Get(os.Open(node))(t)
 			defer f.Close()
-			size, err := f.Seek(0, io.SeekEnd)
-			if err != nil {
-				t.Fatal(err)
-			}
+			size := must.Get(f.Seek(0, io.SeekEnd))(t)
 			return size
 		},
 		Interrupt: func(t *testing.T, volume string) {
@@ -121,9 +113,7 @@ func TestReal(t *testing.T) {
 func TestRealKeyIsChangedByHand(t *testing.T) {
 	disk := newBelow(t)
 	c, ctx := luks.New("cryptsetup", cheap), limited(t)
-	if err := errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Open(ctx, belowPath, lukstest.Volume, lukstest.Key, true)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Open(ctx, belowPath, lukstest.Volume, lukstest.Key, true)))
 	mapped := byHand(t, "dmsetup", "table", "--showkeys", luks.MappingPrefix+lukstest.Volume)
 	if strings.Contains(mapped, "logon") || !strings.Contains(mapped, "allow_discards") || !strings.HasPrefix(mapped, "0 32768 crypt aes-xts-plain64 ") {
 		t.Errorf("the mapping is %s", mapped)
@@ -136,9 +126,7 @@ func TestRealKeyIsChangedByHand(t *testing.T) {
 	}
 	another := []byte("another key")
 	before, after := filepath.Join(t.TempDir(), "old.key"), filepath.Join(t.TempDir(), "new.key")
-	if err := errors.Join(err, os.WriteFile(before, lukstest.Key, 0o600), os.WriteFile(after, another, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, os.WriteFile(before, lukstest.Key, 0o600), os.WriteFile(after, another, 0o600)))
 	byHand(t, "cryptsetup", "luksAddKey", "--pbkdf", "argon2id", "--pbkdf-memory", "32", "--pbkdf-parallel", "1", "--pbkdf-force-iterations", "4",
 		"--key-file", before, belowPath, after)
 	byHand(t, "cryptsetup", "luksRemoveKey", belowPath, before)
@@ -161,9 +149,7 @@ func TestRealInterruptedFormatIsToldFromAVolumeThatHoldsData(t *testing.T) {
 	newBelow(t)
 	c := luks.New("cryptsetup", luks.Usual)
 	begin := time.Now()
-	if err := c.Format(limited(t), belowPath, lukstest.Volume, lukstest.Key); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Format(limited(t), belowPath, lukstest.Volume, lukstest.Key))
 	took := time.Since(begin)
 	dump := byHand(t, "cryptsetup", "luksDump", belowPath)
 	for _, want := range []string{"argon2id", "Memory:     32768", "Time cost:  4", "Threads:    1", "offset: 16777216 [bytes]", "cipher: aes-xts-plain64"} {
@@ -191,9 +177,7 @@ func TestRealInterruptedFormatIsToldFromAVolumeThatHoldsData(t *testing.T) {
 		t.Errorf("state %v, error %v", state, err)
 	}
 	ctx := limited(t)
-	if err := errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Finish(ctx, belowPath, lukstest.Volume)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(c.Format(ctx, belowPath, lukstest.Volume, lukstest.Key), c.Finish(ctx, belowPath, lukstest.Volume)))
 	if state, err := luks.Inspect(belowPath, lukstest.Volume); err != nil || state != luks.Made {
 		t.Errorf("made once more, it has the state %v, error %v", state, err)
 	}

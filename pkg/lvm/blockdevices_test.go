@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // tree makes files below a directory; "a -> b" is a link.
@@ -14,9 +16,7 @@ func tree(t *testing.T, files map[string]string) string {
 	root := t.TempDir()
 	for name, contents := range files {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		var err error
 		if target, ok := strings.CutPrefix(contents, "-> "); ok {
 			err = os.Symlink(target, path)
@@ -65,10 +65,7 @@ func TestBlockDevicesAreReadFromSysfs(t *testing.T) {
 		"dev/disk/by-id/wwn-0x5000c500a1b2c3d4":          "-> ../../sda",
 		"dev/disk/by-id/lvm-pv-uuid-from-somewhere-else": "-> ../../sda1",
 	})
-	all, err := ListBlockDevices(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(ListBlockDevices(root))(t)
 	byName := map[string]BlockDevice{}
 	for _, d := range all {
 		byName[d.Name] = d

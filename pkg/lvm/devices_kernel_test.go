@@ -17,6 +17,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // loopDisk is a loop device on a file of the given size, attached by the code
@@ -24,10 +25,7 @@ import (
 func loopDisk(t *testing.T, dir, name string, size int64) string {
 	t.Helper()
 	file := filepath.Join(dir, name)
-	device, err := lvm.AttachFile(file, size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	device := must.Get(lvm.AttachFile(file, size))(t)
 	t.Cleanup(func() {
 		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
 			t.Errorf("losetup --detach %s: %v\n%s", device, err, out)
@@ -69,10 +67,7 @@ func TestAFileIsAttachedOnceAndAllOfItAllocated(t *testing.T) {
 		}
 	}
 	blocks := func() string {
-		out, err := exec.Command("stat", "--format=%b %s", filepath.Join(dir, "file")).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must.Get(exec.Command("stat", "--format=%b %s", filepath.Join(dir, "file")).Output())(t)
 		return string(out)
 	}
 	if got := blocks(); got != "131072 67108864\n" {
@@ -82,16 +77,11 @@ func TestAFileIsAttachedOnceAndAllOfItAllocated(t *testing.T) {
 	if out, err := exec.Command("fallocate", "--punch-hole", "--offset=1048576", "--length=8388608", filepath.Join(dir, "file")).CombinedOutput(); err != nil {
 		t.Fatalf("fallocate: %v\n%s", err, out)
 	}
-	if _, err := lvm.AttachFile(filepath.Join(dir, "file"), 96<<20); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(lvm.AttachFile(filepath.Join(dir, "file"), 96<<20))(t)
 	if got := blocks(); got != "196608 100663296\n" {
 		t.Errorf("blocks and size: %s", got)
 	}
-	all, err := lvm.ListBlockDevices("/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(lvm.ListBlockDevices("/"))(t)
 	for _, d := range all {
 		if d.Path == first && (d.Size != 96<<20 || !d.Virtual) {
 			t.Errorf("device %+v", d)
@@ -107,13 +97,9 @@ func TestALoopFileOnAnOverlayCanBeRead(t *testing.T) {
 	dir := t.TempDir()
 	below, merged := filepath.Join(dir, "below"), filepath.Join(dir, "merged")
 	for _, path := range []string{below, merged} {
-		if err := os.Mkdir(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(path, 0o700))
 	}
-	if err := unix.Mount("tmpfs", below, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mount("tmpfs", below, "tmpfs", 0, ""))
 	t.Cleanup(func() {
 		if err := unix.Unmount(below, 0); err != nil {
 			t.Errorf("unmount: %v", err)
@@ -121,22 +107,15 @@ func TestALoopFileOnAnOverlayCanBeRead(t *testing.T) {
 	})
 	lower, upper, work := filepath.Join(below, "lower"), filepath.Join(below, "upper"), filepath.Join(below, "work")
 	for _, path := range []string{lower, upper, work} {
-		if err := os.Mkdir(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(path, 0o700))
 	}
-	if err := unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+",workdir="+work); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+",workdir="+work))
 	t.Cleanup(func() {
 		if err := unix.Unmount(merged, 0); err != nil {
 			t.Errorf("unmount: %v", err)
 		}
 	})
-	f, err := os.Open(loopDisk(t, merged, "file", 64<<20))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(loopDisk(t, merged, "file", 64<<20)))(t)
 	defer f.Close()
 	if _, err := f.ReadAt(make([]byte, 4096), 32<<20); err != nil {
 		t.Error(err)
@@ -169,9 +148,7 @@ func TestALoopFileIsMadeWhateverSignalsCome(t *testing.T) {
 		const size = 64 << 20
 		loopDisk(t, dir, fmt.Sprint("disk", i), size)
 		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(dir, fmt.Sprint("disk", i)), &st); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, unix.Stat(filepath.Join(dir, fmt.Sprint("disk", i)), &st))
 		if got := st.Blocks * 512; got < size {
 			t.Errorf("the file has blocks for %d bytes, want %d", got, size)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/devmapper"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestAKeyIsSpelledOutInThePlaceItIsDrawnTo(t *testing.T) {
@@ -26,9 +27,7 @@ func TestEachKeyIsAnother(t *testing.T) {
 	seen := map[string]bool{}
 	for range 100 {
 		key := make([]byte, 2*keySize)
-		if err := drawKey(key); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, drawKey(key))
 		if !regexp.MustCompile(`^[0-9a-f]{128}$`).Match(key) || seen[string(key)] || bytes.Equal(key[:keySize], key[keySize:]) {
 			t.Errorf("key %s", key)
 		}
@@ -37,10 +36,7 @@ func TestEachKeyIsAnother(t *testing.T) {
 }
 
 func TestMemoryForAKeyHoldsARequest(t *testing.T) {
-	s, err := newSecret()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(newSecret())(t)
 	if free := len(s.memory) - devmapper.ParamsOffset; free < 2*keySize+200 {
 		t.Errorf("only %d bytes for the parameters", free)
 	}

@@ -9,20 +9,15 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // flushes counts the flushes that the kernel has sent to a disk, from its
 // statistics (Documentation/block/stat.rst).
 func flushes(t *testing.T, disk string) int {
 	t.Helper()
-	b, err := os.ReadFile("/sys/block/" + disk + "/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := strconv.Atoi(strings.Fields(string(b))[15])
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("/sys/block/" + disk + "/stat"))(t)
+	n := must.Get(strconv.Atoi(strings.Fields(string(b))[15]))(t)
 	return n
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const handConfig = "activation { udev_sync=0 udev_rules=0 monitoring=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
@@ -42,9 +43,7 @@ func host(t *testing.T) *lvm.Host {
 func hostOf(t *testing.T, program string) *lvm.Host {
 	t.Helper()
 	dir := t.TempDir()
-	if err := lvm.MakeSystemDir(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, lvm.MakeSystemDir(dir))
 	return lvm.NewHost(&lvm.Runner{Binary: program, Timeout: time.Minute, SystemDir: dir})
 }
 

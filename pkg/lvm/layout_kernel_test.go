@@ -14,6 +14,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // loops makes loop devices of so many MiB each, over files in memory.
@@ -22,12 +23,8 @@ func loops(t *testing.T, sizes ...int) []string {
 	var devices []string
 	for i, size := range sizes {
 		file := filepath.Join(t.TempDir(), fmt.Sprintf("disk%d", i))
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(file, int64(size)<<20); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(file, nil, 0o600))
+		must.Succeed(t, os.Truncate(file, int64(size)<<20))
 		out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
 		if err != nil {
 			t.Fatalf("losetup: %v\n%s", err, out)
@@ -83,10 +80,7 @@ func TestRealRoomIsWhatTheArithmeticSays(t *testing.T) {
 
 func removeAll(t *testing.T, e lvmtest.Env) {
 	t.Helper()
-	p, err := e.Groups.Placement(e.Group)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(e.Groups.Placement(e.Group))(t)
 	var names []string
 	for name := range p.Volumes {
 		if !strings.Contains(name, "_r") { // a part of a RAID volume
@@ -96,19 +90,14 @@ func removeAll(t *testing.T, e lvmtest.Env) {
 	if len(names) == 0 {
 		return
 	}
-	if err := e.Groups.Remove(t.Context(), e.Group, names); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, names))
 }
 
 func TestRealRAIDTellsHowItsImagesDo(t *testing.T) {
 	devices := loops(t, 40, 40, 40)
 	groupOf(t, "carve-raid", devices)
 	h := host(t)
-	g, err := h.Scan(t.Context(), []string{"carve-raid"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := must.Get(h.Scan(t.Context(), []string{"carve-raid"}))(t)
 	for _, l := range []lvm.Layout{{Type: lvm.RAID1, Mirrors: 1}, {Type: lvm.RAID5, Stripes: 2}} {
 		name := "cv-" + string(l.Type)
 		o := lvm.CreateOptions{Group: "carve-raid", Volume: name, Layout: l, Extents: 8, On: l.Place(g[0].Free(), 8)}
@@ -118,9 +107,7 @@ func TestRealRAIDTellsHowItsImagesDo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Create(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.Create(t.Context(), o))
 		after, err := h.Metadata("carve-raid")
 		// Beside the volume, the text holds the last command's line.
 		const line = 2048

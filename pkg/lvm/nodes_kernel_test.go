@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestNodesOfVolumesThatAreGoneAreDropped leaves under /dev what a killed
@@ -20,14 +21,11 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	const name, other = "carve-test", "carve"
 	abandon := func(dir, link, node string) {
 		t.Helper()
-		err := errors.Join(
+		must.Succeed(t, errors.Join(
 			os.MkdirAll(dir, 0o755),
 			os.Symlink(node, filepath.Join(dir, link)),
 			unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(253, 4000))),
-		)
-		if err != nil {
-			t.Fatal(err)
-		}
+		))
 	}
 	gone := func(paths ...string) {
 		t.Helper()
@@ -39,12 +37,8 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	}
 	group(t, name)
 	h := host(t)
-	if _, err := h.Scan(t.Context(), []string{name}); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "lives-on", Extents: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Scan(t.Context(), []string{name}))(t)
+	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "lives-on", Extents: 1}))
 	// What another group has is nobody's business.
 	abandon("/dev/"+other, "gone", "/dev/mapper/carve-gone")
 
@@ -65,9 +59,7 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	// vgcreate refuses a name that exists under /dev.
 	disk := loopDisk(t, t.TempDir(), "disk", 64<<20)
 	lvmByHand(t, "pvcreate", "--yes", disk)
-	if err := h.CreateGroup(t.Context(), lvm.GroupOptions{Group: other, Devices: []string{disk}, ExtentSize: 4 << 20}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.CreateGroup(t.Context(), lvm.GroupOptions{Group: other, Devices: []string{disk}, ExtentSize: 4 << 20}))
 	gone("/dev/"+other, "/dev/mapper/carve-gone")
 	lvmByHand(t, "vgremove", "--yes", other)
 	lvmByHand(t, "pvremove", "--yes", disk)
@@ -79,21 +71,13 @@ func TestALinkThatAKilledCommandTookAwayIsMadeAgain(t *testing.T) {
 	const name = "carve-test"
 	group(t, name)
 	dir := t.TempDir()
-	if err := lvm.MakeSystemDir(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, lvm.MakeSystemDir(dir))
 	dying := filepath.Join(dir, "dying-lvm")
 	script := "#!/bin/sh\n[ \"$1\" = lvextend ] || exec lvm \"$@\"\nlvm \"$@\"\nrm /dev/" + name + "/v\nkill -KILL $$\n"
-	if err := os.WriteFile(dying, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(dying, []byte(script), 0o700))
 	h := lvm.NewHost(&lvm.Runner{Binary: dying, Timeout: time.Minute, SystemDir: dir})
-	if _, err := h.Scan(t.Context(), []string{name}); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "v", Extents: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Scan(t.Context(), []string{name}))(t)
+	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "v", Extents: 1}))
 	if err := h.Extend(t.Context(), name, "v", 2); err == nil {
 		t.Error("a killed command succeeded")
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestAttributesAreDecodedBitByBit(t *testing.T) {
@@ -176,10 +178,7 @@ func TestMetadataHeadsAreReadFromADisk(t *testing.T) {
 }
 
 func TestGarbageOnADiskIsAnErrorAndNoPanic(t *testing.T) {
-	disk, err := os.ReadFile("testdata/pv.bin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	disk := must.Get(os.ReadFile("testdata/pv.bin"))(t)
 	rapid.Check(t, func(t *rapid.T) {
 		spoilt := bytes.Clone(disk)
 		for range rapid.IntRange(1, 40).Draw(t, "changes") {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestWhereVolumesLieIsReadFromADisk(t *testing.T) {
@@ -129,10 +131,7 @@ creation_time = 1
 ` + "\x00"
 
 func TestHiddenVolumesAreAccounted(t *testing.T) {
-	p, err := parsePlacement([]byte(raidText))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(parsePlacement([]byte(raidText)))(t)
 	want := map[string][]Run{"p0": {{3, 1}, {5, 1}, {8, 2}}, "p1": {{3, 1}, {5, 1}, {8, 1}}, "p2": nil}
 	if !reflect.DeepEqual(p.Free, want) {
 		t.Errorf("free %v, want %v", p.Free, want)

@@ -8,15 +8,14 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // lasting is a runner that keeps its processes.
 func lasting(t testing.TB) *lvm.Runner {
 	t.Helper()
 	dir := t.TempDir()
-	if err := lvm.MakeSystemDir(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, lvm.MakeSystemDir(dir))
 	r := &lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: dir, Lasting: true}
 	t.Cleanup(r.Close)
 	return r
@@ -37,9 +36,7 @@ func TestALastingLVMSeesWhatOthersDo(t *testing.T) {
 	before := seqno()
 	for i := range 3 {
 		volume := fmt.Sprintf("ours%d", i)
-		if err := h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: volume, Extents: 2, Tags: []string{"a+b=c"}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: volume, Extents: 2, Tags: []string{"a+b=c"}}))
 		// Between two commands of ours, somebody changes the group.
 		lvmByHand(t, "lvcreate", "--yes", "--extents", "1", "--name", fmt.Sprintf("theirs%d", i), name)
 		if err := h.Extend(t.Context(), name, volume, 3); err != nil {
@@ -76,9 +73,7 @@ func BenchmarkProcess(b *testing.B) {
 	starts.Lasting = false
 	hosts := []*lvm.Host{lvm.NewHost(starts), lvm.NewHost(keeps)}
 	for _, h := range hosts {
-		if _, err := h.Scan(b.Context(), []string{name}); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(h.Scan(b.Context(), []string{name}))(b)
 	}
 	var create, remove [2]time.Duration
 	for b.Loop() {

@@ -7,15 +7,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestTheKernelLoadsWhatATargetNeeds takes a target that nothing else here uses.
 func TestTheKernelLoadsWhatATargetNeeds(t *testing.T) {
 	loaded := func() bool {
-		modules, err := os.ReadFile("/proc/modules")
-		if err != nil {
-			t.Fatal(err)
-		}
+		modules := must.Get(os.ReadFile("/proc/modules"))(t)
 		return strings.Contains("\n"+string(modules), "\ndm_era ")
 	}
 	if loaded() {

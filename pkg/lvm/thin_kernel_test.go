@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // thinPool is a group with a pool of which each test knows all volumes.
@@ -28,12 +29,9 @@ func newThinPool(t *testing.T, name string) *thinPool {
 	group(t, name)
 	p := &thinPool{t: t, group: name, Host: host(t)}
 	found := p.scan()
-	err := p.CreatePool(t.Context(), lvm.PoolOptions{
+	must.Succeed(t, p.CreatePool(t.Context(), lvm.PoolOptions{
 		Group: name, Pool: "pool", Extents: 8, MetadataBytes: found.ExtentSize, ChunkSize: 64 << 10,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return p
 }
 
@@ -50,16 +48,12 @@ const thinBytes = 4 << 20
 
 func (p *thinPool) create(volume string) {
 	p.t.Helper()
-	if err := p.CreateThin(p.t.Context(), lvm.ThinOptions{Group: p.group, Pool: "pool", Volume: volume, Bytes: thinBytes}); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Succeed(p.t, p.CreateThin(p.t.Context(), lvm.ThinOptions{Group: p.group, Pool: "pool", Volume: volume, Bytes: thinBytes}))
 }
 
 func (p *thinPool) remove(volume string) {
 	p.t.Helper()
-	if err := p.Remove(p.t.Context(), p.group, []string{volume}); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Succeed(p.t, p.Remove(p.t.Context(), p.group, []string{volume}))
 }
 
 func (p *thinPool) device(volume string) string { return filepath.Join("/dev", p.group, volume) }
@@ -67,26 +61,16 @@ func (p *thinPool) device(volume string) string { return filepath.Join("/dev", p
 // fill writes a byte all over a volume.
 func (p *thinPool) fill(volume string, b byte) {
 	p.t.Helper()
-	f, err := os.OpenFile(p.device(volume), os.O_WRONLY, 0)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(p.device(volume), os.O_WRONLY, 0))(p.t)
 	defer f.Close()
-	if _, err := f.Write(bytes.Repeat([]byte{b}, thinBytes)); err != nil {
-		p.t.Fatal(err)
-	}
-	if err := f.Sync(); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Get(f.Write(bytes.Repeat([]byte{b}, thinBytes)))(p.t)
+	must.Succeed(p.t, f.Sync())
 }
 
 // wantFilled checks that there is one byte all over a volume.
 func (p *thinPool) wantFilled(volume string, want byte) {
 	p.t.Helper()
-	got, err := os.ReadFile(p.device(volume))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	got := must.Get(os.ReadFile(p.device(volume)))(p.t)
 	if at := bytes.IndexFunc(got, func(r rune) bool { return r != rune(want) }); len(got) != thinBytes || at >= 0 {
 		p.t.Errorf("%s has %d bytes, of which the one at %d is not %#x", volume, len(got), at, want)
 	}
@@ -99,18 +83,13 @@ func (p *thinPool) leave(message string) {
 	p.t.Helper()
 	file := filepath.Join(p.t.TempDir(), "metadata")
 	lvmByHand(p.t, "vgcfgbackup", "--file", file, p.group)
-	text, err := os.ReadFile(file)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(p.t)
 	at := regexp.MustCompile(`(?m)^\s*transaction_id = \d+$`).FindIndex(text)
 	if at == nil {
 		p.t.Fatalf("no pool in\n%s", text)
 	}
 	text = []byte(string(text[:at[1]]) + "\nmessage1 {\n" + message + "\n}\n" + string(text[at[1]:]))
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Succeed(p.t, os.WriteFile(file, text, 0o600))
 	lvmByHand(p.t, "vgcfgrestore", "--yes", "--force", "--file", file, p.group)
 	p.scan()
 }
@@ -137,10 +116,7 @@ func TestANewThinVolumeIsBlankWhateverIsInThePool(t *testing.T) {
 func (p *thinPool) unacknowledge() (acknowledge func()) {
 	p.t.Helper()
 	device := strings.ReplaceAll(p.group, "-", "--") + "-pool-tpool"
-	number, err := strconv.Atoi(strings.Fields(dmsetup(p.t, "status", "--noflush", device))[3])
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	number := must.Get(strconv.Atoi(strings.Fields(dmsetup(p.t, "status", "--noflush", device))[3]))(p.t)
 	set := func(from, to int) {
 		dmsetup(p.t, "message", device, "0", fmt.Sprintf("set_transaction_id %d %d", from, to))
 	}
@@ -150,9 +126,7 @@ func (p *thinPool) unacknowledge() (acknowledge func()) {
 
 func (p *thinPool) snapshot(of, name string) {
 	p.t.Helper()
-	if err := p.Snapshot(p.t.Context(), lvm.SnapshotOptions{Group: p.group, Origin: of, Volume: name}); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Succeed(p.t, p.Snapshot(p.t.Context(), lvm.SnapshotOptions{Group: p.group, Origin: of, Volume: name}))
 }
 
 // TestPoolsGoOnWhateverAKilledCommandLeft leaves messages that the kernel has carried
@@ -239,9 +213,7 @@ func TestNothingIsDoneToAnInactivePoolThatHasMessages(t *testing.T) {
 	for what, err := range p.change() {
 		p.wantError(what, err, `thin pool "pool"`, "messages that were not finished", "no such device-mapper device")
 	}
-	if err := p.Activate(t.Context(), []string{p.group}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Activate(t.Context(), []string{p.group}))
 	p.create("cv2")
 	p.wantFilled("cv2", 0)
 	p.wantFilled("cv1", 1)
@@ -286,9 +258,7 @@ func TestLVMTellsThatAPoolFailedThatHasMessages(t *testing.T) {
 	}
 	set(table)
 	lvmByHand(t, "vgchange", "--activate", "n", p.group)
-	if err := p.Activate(t.Context(), []string{p.group}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Activate(t.Context(), []string{p.group}))
 	p.scan()
 	p.create("cv3")
 	p.wantFilled("cv3", 0)
@@ -302,26 +272,19 @@ func TestAPoolThatIsAwayAfterARemovalIsToldLater(t *testing.T) {
 	p.create("cv2")
 	p.fill("cv2", 2)
 	p.leave("delete = 7")
-	real, err := exec.LookPath("lvm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	real := must.Get(exec.LookPath("lvm"))(t)
 	script := filepath.Join(t.TempDir(), "lvm")
 	text := "#!/bin/sh\n" + real + ` "$@"; code=$?
 if [ "$1" = lvremove ]; then ` + real + " vgchange --activate n " + p.group + " --config '" + handConfig + `' >&2; fi
 exit $code
 `
-	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(script, []byte(text), 0o700))
 	before := p.Host
 	p.Host = hostOf(t, script)
 	p.scan()
 	p.wantError("the removal", p.Remove(t.Context(), p.group, []string{"cv2"}), `removed thin volume "cv2"`, "still in its pool")
 	p.Host = before
-	if err := p.Activate(t.Context(), []string{p.group}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Activate(t.Context(), []string{p.group}))
 	if found := p.scan(); found.Volume("cv2") != nil {
 		t.Error("the volume is still there")
 	}

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // dmsetup runs the program as an administrator would.
@@ -26,10 +28,7 @@ func dmsetup(t testing.TB, args ...string) string {
 func load(t testing.TB, device string, more int64) {
 	t.Helper()
 	words := strings.Fields(dmsetup(t, "table", device))
-	length, err := strconv.ParseInt(words[1], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	length := must.Get(strconv.ParseInt(words[1], 10, 64))(t)
 	words[1] = strconv.FormatInt(length+more, 10)
 	dmsetup(t, "load", device, "--table", strings.Join(words, " "))
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestTornDevicesAreFoundByTheirGroup(t *testing.T) {
@@ -22,13 +24,9 @@ func TestTornDevicesAreFoundByTheirGroup(t *testing.T) {
 		"dm-9": {"carve-big--pool-tpool", "0", "16384"},
 	} {
 		dir := filepath.Join(sys, "block", device, "dm")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(dir, 0o755))
 		for file, value := range map[string]string{"name": d.name, "suspended": d.suspended, "../size": d.size} {
-			if err := os.WriteFile(filepath.Join(dir, file), []byte(value+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(filepath.Join(dir, file), []byte(value+"\n"), 0o600))
 		}
 	}
 	const size = 4 << 20

@@ -7,20 +7,16 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestRAIDVolumesAreMendedWhateverAKilledExtensionLeft(t *testing.T) {
 	group(t, "carve-torn")
 	h := host(t)
-	found, err := h.Scan(t.Context(), []string{"carve-torn"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Get(h.Scan(t.Context(), []string{"carve-torn"}))(t)
 	layout := lvm.Layout{Type: lvm.RAID1, Mirrors: 1}
 	o := lvm.CreateOptions{Group: "carve-torn", Volume: "cv1", Layout: layout, Extents: 2, On: layout.Place(found[0].Free(), 2)}
-	if err := h.Create(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.Create(t.Context(), o))
 	const whole = "carve--torn-cv1"
 	for _, tear := range []struct {
 		name string
@@ -59,16 +55,11 @@ func TestRAIDVolumesAreMendedWhateverAKilledExtensionLeft(t *testing.T) {
 			if torn, err := h.Torn("carve-torn"); err != nil || len(torn) != tear.torn {
 				t.Errorf("torn: %q, want %d, error %v", torn, tear.torn, err)
 			}
-			if err := h.Mend(t.Context(), "carve-torn", []string{"cv1"}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, h.Mend(t.Context(), "carve-torn", []string{"cv1"}))
 			if torn, err := h.Torn("carve-torn"); err != nil || len(torn) != 0 {
 				t.Errorf("left torn: %q, error %v\n%s", torn, err, dmsetup(t, "table"))
 			}
-			dev, err := h.Open("carve-torn", "cv1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			dev := must.Get(h.Open("carve-torn", "cv1"))(t)
 			defer dev.Close()
 			if err := dev.Overwrite(0, dev.Size()); err != nil || dev.Size() != 8<<20 {
 				t.Errorf("writing all of its %d bytes: %v", dev.Size(), err)

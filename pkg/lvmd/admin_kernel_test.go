@@ -15,6 +15,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -31,10 +32,7 @@ func TestLvmdAndItsLVMHaveTheCapabilitiesThatAreKept(t *testing.T) {
 	p.create(create("pvc-1", 8<<20, ""))
 	pids := []int{p.cmd.Process.Pid}
 	for _, child := range strings.Fields(byHand(t, "pgrep", "--parent", strconv.Itoa(pids[0]))) {
-		pid, err := strconv.Atoi(child)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pid := must.Get(strconv.Atoi(child))(t)
 		pids = append(pids, pid)
 	}
 	if len(pids) < 2 {
@@ -121,9 +119,7 @@ func TestAnIdleLvmdRunsNothing(t *testing.T) {
 	v := p.create(create("pvc-1", 8<<20, ""))
 	p.create(inClass(create("pvc-mirrored", 8<<20, ""), "raid1"))
 	thin := p.create(inClass(create("pvc-thin", 8<<20, ""), "thin"))
-	if _, err := p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: thin.GetId()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: thin.GetId()}))(t)
 	waittest.Until(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
 	before := p.commands()
 	if before == 0 {
@@ -159,9 +155,7 @@ func TestAMegabyteOfComplaintsIsNoHindrance(t *testing.T) {
 	n := newNode(t)
 	n.standIn()
 	p := n.start()
-	if err := os.WriteFile(filepath.Join(n.dir, "babble"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "babble"), nil, 0o600))
 	p.delete(p.create(create("pvc-1", 8<<20, "")).GetId())
 	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 	if len(p.log.String()) > 1<<18 {

@@ -16,6 +16,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -34,9 +35,7 @@ func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
 			}
 			dir, unmount := mount(t, v)
 			file := filepath.Join(dir, "data")
-			if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(file, []byte("kept"), 0o600))
 			_, err := p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 			if status.Code(err) != codes.FailedPrecondition {
 				t.Errorf("deleting a mounted volume: %v", err)
@@ -77,13 +76,9 @@ func TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes(t *testing.T) {
 			v := p.create(create("pvc-"+name, 32<<20, "ext4"))
 			dir, unmount := mount(t, v)
 			file := filepath.Join(dir, "data")
-			if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(file, []byte("kept"), 0o600))
 			for _, path := range []string{v.GetDevicePath(), "/dev/mapper/" + n.group + "-" + v.GetId()} {
-				if err := change(path); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, change(path))
 			}
 			_, err := p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 			if status.Code(err) != codes.FailedPrecondition {
@@ -136,9 +131,7 @@ func TestVolumesComeBackAfterAReboot(t *testing.T) {
 	p := n.start()
 	v := p.create(create("pvc-1", 64<<20, "ext4"))
 	dir, unmount := mount(t, v)
-	if err := os.WriteFile(filepath.Join(dir, "data"), []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "data"), []byte("kept"), 0o600))
 	unmount()
 	if err := p.stop(); err != nil {
 		t.Errorf("stopped with %v", err)
@@ -204,9 +197,7 @@ func TestALostOrDamagedJournalIsRebuiltFromTags(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p.kill()
-			if err := c.spoil(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.spoil())
 			p = n.start()
 			if !strings.Contains(p.log.String(), "rebuilt from the volumes' tags") {
 				t.Errorf("the log does not tell it:\n%s", p.log)
@@ -260,13 +251,8 @@ func TestASecondLvmdRefusesToStart(t *testing.T) {
 func TestStreamsEndWhenLvmdIsToldToStop(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
-	w, err := p.client.Watch(t.Context(), &lvmdv1.WatchRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(p.client.Watch(t.Context(), &lvmdv1.WatchRequest{}))(t)
+	must.Get(w.Recv())(t)
 	if err := p.stop(); err != nil {
 		t.Errorf("stopped with %v", err)
 	}
@@ -314,9 +300,7 @@ func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
 	n.timeout = 5 * time.Second
 	p := n.start()
 	v := p.create(create("pvc-1", 8<<20, ""))
-	if err := os.WriteFile(hang, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(hang, nil, 0o600))
 	_, err := p.client.CreateVolume(t.Context(), create("pvc-2", 8<<20, ""))
 	if status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("error %v", err)
@@ -327,9 +311,7 @@ func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
 	if _, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()}); err != nil {
 		t.Errorf("a read fails: %v", err)
 	}
-	if err := os.Remove(hang); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(hang))
 	waittest.Until(t, "the health service says SERVING", p.serving)
 	p.create(create("pvc-2", 8<<20, ""))
 }

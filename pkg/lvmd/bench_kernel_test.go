@@ -15,6 +15,7 @@ import (
 	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -29,10 +30,7 @@ func BenchmarkLvmd(b *testing.B) {
 		sizes = "0,100,500,1000"
 	}
 	for text := range strings.SplitSeq(sizes, ",") {
-		held, err := strconv.Atoi(text)
-		if err != nil {
-			b.Fatal(err)
-		}
+		held := must.Get(strconv.Atoi(text))(b)
 		b.Run(fmt.Sprintf("holding %d", held), func(b *testing.B) {
 			n := newRoomyNode(b)
 			n.hold(held)
@@ -137,10 +135,7 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 // room is what is available, by the answer to a question of its own.
 func (p *process) room() int64 {
 	p.t.Helper()
-	r, err := p.client.ListClasses(p.t.Context(), &lvmdv1.ListClassesRequest{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	r := must.Get(p.client.ListClasses(p.t.Context(), &lvmdv1.ListClassesRequest{}))(p.t)
 	return r.GetClasses()[0].GetAvailableBytes()
 }
 
@@ -200,10 +195,7 @@ func memory(b *testing.B, pid int, key string) float64 {
 		if fields[0] != key+":" {
 			continue
 		}
-		kilobytes, err := strconv.ParseFloat(fields[1], 64)
-		if err != nil {
-			b.Fatal(err)
-		}
+		kilobytes := must.Get(strconv.ParseFloat(fields[1], 64))(b)
 		return kilobytes / 1024
 	}
 	b.Fatalf("process %d has no %s", pid, key)
@@ -213,15 +205,9 @@ func memory(b *testing.B, pid int, key string) float64 {
 // children are the processes that a process started.
 func children(b *testing.B, pid int) (pids []int) {
 	b.Helper()
-	folders, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		b.Fatal(err)
-	}
+	folders := must.Get(filepath.Glob("/proc/[0-9]*"))(b)
 	for _, folder := range folders {
-		child, err := strconv.Atoi(filepath.Base(folder))
-		if err != nil {
-			b.Fatal(err)
-		}
+		child := must.Get(strconv.Atoi(filepath.Base(folder)))(b)
 		if strings.Contains(processStatus(b, child), fmt.Sprintf("\nPPid:\t%d\n", pid)) {
 			pids = append(pids, child)
 		}

@@ -14,24 +14,18 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // fill writes a pattern over a whole raw volume, durably.
 func fill(t testing.TB, v *lvmdv1.Volume, pattern byte) {
 	t.Helper()
-	f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0))(t)
 	chunk := bytes.Repeat([]byte{pattern}, 1<<20)
 	for left := v.GetSizeBytes(); left > 0; left -= int64(len(chunk)) {
-		if _, err := f.Write(chunk[:min(left, int64(len(chunk)))]); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.Write(chunk[:min(left, int64(len(chunk)))]))(t)
 	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(f.Sync(), f.Close()))
 }
 
 // clean fails the test when a raw volume shows anything but zeroes, up to the end of
@@ -99,13 +93,9 @@ func (f *failing) Errorf(format string, args ...any) {
 func TestContentsThatCannotBeReadFailATest(t *testing.T) {
 	const size = 4 << 20
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, make([]byte, size), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, make([]byte, size), 0o600))
 	spoiled := filepath.Join(t.TempDir(), "spoiled")
-	if err := os.WriteFile(spoiled, append(make([]byte, size-1), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(spoiled, append(make([]byte, size-1), 1), 0o600))
 	const name = "carve-unreadable"
 	disk := spares(t, size>>20)[0]
 	byHand(t, "dmsetup", "create", name, "--noudevsync", "--table", fmt.Sprintf("0 4096 linear %s 0\n4096 4096 error", disk))

@@ -23,6 +23,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -177,9 +178,7 @@ func (o *output) String() string {
 func (n *node) writeConfig() (file string) {
 	file = filepath.Join(n.dir, "lvmd.yaml")
 	contents := "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n" + n.config
-	if err := os.WriteFile(file, []byte(contents), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Succeed(n.t, os.WriteFile(file, []byte(contents), 0o600))
 	return file
 }
 
@@ -212,9 +211,7 @@ func (n *node) launch(cmd *exec.Cmd) *process {
 	n.t.Helper()
 	p := &process{node: n, cmd: cmd, exited: make(chan error, 1), log: &output{}}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
-	if err := p.cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Succeed(n.t, p.cmd.Start())
 	go func() { p.exited <- p.cmd.Wait() }()
 	n.t.Cleanup(func() {
 		p.kill()
@@ -261,9 +258,7 @@ func (p *process) kill() {
 // stop ends the process as kubelet does, and returns how it ended.
 func (p *process) stop() error {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Succeed(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
 	waittest.Until(p.t, "lvmd ended when it was told to stop", func() bool { return p.dead(time.Millisecond) })
 	err := <-p.exited
 	p.exited <- err
@@ -303,14 +298,8 @@ func (p *process) state() *lvmdv1.WatchResponse {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w, err := p.client.Watch(ctx, &lvmdv1.WatchRequest{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	r, err := w.Recv()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	w := must.Get(p.client.Watch(ctx, &lvmdv1.WatchRequest{}))(p.t)
+	r := must.Get(w.Recv())(p.t)
 	return r
 }
 
@@ -362,10 +351,7 @@ func (n *node) leftovers() []string {
 		}
 	}
 	for _, pattern := range []string{"/dev/" + n.group + "/*", "/dev/mapper/" + n.group + "-*"} {
-		nodes, err := filepath.Glob(pattern)
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		nodes := must.Get(filepath.Glob(pattern))(n.t)
 		for _, node := range nodes {
 			target, err := os.Readlink(node)
 			if err != nil {

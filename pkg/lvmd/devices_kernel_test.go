@@ -16,6 +16,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -63,19 +64,14 @@ func blankDisks(t testing.TB, disks ...string) {
 // one is plugged in or udev saw somebody write to it.
 func announce(t testing.TB, device string) {
 	t.Helper()
-	if err := os.WriteFile("/sys/class/block/"+filepath.Base(device)+"/uevent", []byte("change"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile("/sys/class/block/"+filepath.Base(device)+"/uevent", []byte("change"), 0))
 }
 
 // loopDisk attaches a new file of the given size as a loop device.
 func loopDisk(t testing.TB, size int64) (device, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "disk")
-	device, err := lvm.AttachFile(file, size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	device = must.Get(lvm.AttachFile(file, size))(t)
 	t.Cleanup(func() { byHand(t, "losetup", "--detach", device) })
 	return device, file
 }
@@ -102,9 +98,7 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 	}
 	v := p.create(create("v", 16<<20, "ext4"))
 	dir, unmount := mount(t, v)
-	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o600))
 	// The disk is freed by an administrator, while lvmd runs.
 	byHand(t, "wipefs", "--all", "--quiet", "/dev/vdc")
 	blankDisks(t, "/dev/vdc")
@@ -153,21 +147,14 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 	writeTo(t, unknown, 100, []byte("something"))
 	byHand(t, "mkfs.ext4", "-q", "-F", mounted)
 	dir := t.TempDir()
-	if err := syscall.Mount(mounted, dir, "ext4", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Mount(mounted, dir, "ext4", 0, ""))
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
 	// Where signatures and LVM's metadata are.
 	digest := func() (heads []string) {
 		for _, d := range []string{"/dev/vdb", "/dev/vdc", foreign, unknown} {
-			f, err := os.Open(d)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := must.Get(os.Open(d))(t)
 			head := make([]byte, 4<<20)
-			if _, err := f.ReadAt(head, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(f.ReadAt(head, 0))(t)
 			f.Close()
 			heads = append(heads, fmt.Sprintf("%s %x", d, sha256.Sum256(head)))
 		}
@@ -332,28 +319,19 @@ func TestAnLvmdThatDiedBeforeTheGroupWasMadeHasASuccessor(t *testing.T) {
 	command := n.command()
 	log := &output{}
 	command.Stdout, command.Stderr = log, log
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, command.Start())
 	// The label appears before the command that made it ends; the group is
 	// looked for on all disks before it is made.
 	label := make([]byte, 8)
 	waittest.Until(t, "the first disk is a physical volume", func() bool {
-		f, err := os.OpenFile("/dev/vdb", os.O_RDONLY|syscall.O_DIRECT, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.OpenFile("/dev/vdb", os.O_RDONLY|syscall.O_DIRECT, 0))(t)
 		defer f.Close()
 		sector := aligned(512)
-		if _, err := f.ReadAt(sector, 512); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.ReadAt(sector, 512))(t)
 		copy(label, sector)
 		return string(label) == "LABELONE"
 	})
-	if err := command.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, command.Process.Kill())
 	_ = command.Wait()
 	waittest.Until(t, "its last LVM command has ended", func() bool { return n.physicalVolumes() != "" })
 	t.Logf("left behind: %s", n.physicalVolumes())

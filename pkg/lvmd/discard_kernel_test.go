@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -39,10 +40,7 @@ func trim(dir string) error {
 func (n *node) poolUse() float64 {
 	n.t.Helper()
 	text := strings.TrimSpace(lvmByHand(n.t, "lvs", "--noheadings", "-o", "data_percent", n.group+"/carve-pool"))
-	use, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	use := must.Get(strconv.ParseFloat(text, 64))(n.t)
 	return use
 }
 
@@ -51,9 +49,7 @@ func (n *node) poolUse() float64 {
 func mountDiscarding(t *testing.T, v *lvmdv1.Volume) (dir string, unmount func()) {
 	t.Helper()
 	dir, unmount = mount(t, v)
-	if err := syscall.Mount(v.GetDevicePath(), dir, v.GetFsType(), syscall.MS_REMOUNT, "discard"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Mount(v.GetDevicePath(), dir, v.GetFsType(), syscall.MS_REMOUNT, "discard"))
 	return dir, unmount
 }
 
@@ -93,18 +89,14 @@ func TestAThinPoolGetsRoomBackOfEncryptedVolumesThatLetDiscardsThrough(t *testin
 // by those alone, the pool has its blocks back.
 func (n *node) freesRoom(t *testing.T, dir string, let bool) {
 	t.Helper()
-	if err := os.WriteFile(dir+"/data", make([]byte, 16<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(dir+"/data", make([]byte, 16<<20), 0o600))
 	syscall.Sync()
 	// 16 of 64 MiB are a quarter.
 	full := n.poolUse()
 	if full < 25 {
 		t.Fatalf("%.2f %% of the pool are in use with the file", full)
 	}
-	if err := os.Remove(dir + "/data"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(dir+"/data"))
 	syscall.Sync()
 	if let {
 		waittest.Until(t, "the pool has the room back", func() bool { return n.poolUse() < full-20 })

@@ -18,6 +18,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -34,10 +35,7 @@ func sealed(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 // bytes, anywhere in it.
 func shows(t *testing.T, device string, size int64) bool {
 	t.Helper()
-	f, err := os.Open(device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(device))(t)
 	defer f.Close()
 	chunk := make([]byte, 4<<20)
 	for read := int64(0); ; {
@@ -122,9 +120,7 @@ func TestNoPlainTextOfAnEncryptedVolumeIsOnTheDisk(t *testing.T) {
 					t.Fatal(err)
 				}
 				_, err = f.Write(plainText)
-				if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, errors.Join(err, f.Sync(), f.Close()))
 			}
 			if c.fs == "" {
 				write(v.GetDevicePath())
@@ -162,23 +158,16 @@ func TestNoPlainTextOfAnEncryptedVolumeIsOnTheDisk(t *testing.T) {
 func (n *node) growMounted(t *testing.T, p *process, v *lvmdv1.Volume, dir string) {
 	t.Helper()
 	statfs := func() (s syscall.Statfs_t) {
-		if err := syscall.Statfs(dir, &s); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, syscall.Statfs(dir, &s))
 		return s
 	}
 	before := statfs()
-	resp, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: v.GetSizeBytes() + 16<<20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: v.GetSizeBytes() + 16<<20}))(t)
 	grown := resp.GetVolume()
 	if grown.GetDeviceMinor() != v.GetDeviceMinor() || grown.GetDevicePath() != v.GetDevicePath() {
 		t.Errorf("grown %v, was %v", grown, v)
 	}
-	if err := filesystem.Grow(t.Context(), grown.GetDevicePath(), dir, filesystem.Type(v.GetFsType())); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, filesystem.Grow(t.Context(), grown.GetDevicePath(), dir, filesystem.Type(v.GetFsType())))
 	if after := statfs(); after.Blocks <= before.Blocks {
 		t.Errorf("the file system has %d blocks, had %d", after.Blocks, before.Blocks)
 	}
@@ -258,9 +247,7 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 	fill(t, raw, 0x5a)
 	fill(t, plain, 0x5a)
 	dir, unmount := mount(t, fs)
-	if err := os.WriteFile(dir+"/data", plainText, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(dir+"/data", plainText, 0o600))
 	// The death of lvmd alone changes nothing, nor does one in use.
 	p.kill()
 	p = n.start()
@@ -310,10 +297,7 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 
 func (p *process) volume(id string) *lvmdv1.Volume {
 	p.t.Helper()
-	resp, err := p.client.GetVolume(p.t.Context(), &lvmdv1.GetVolumeRequest{Id: id})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	resp := must.Get(p.client.GetVolume(p.t.Context(), &lvmdv1.GetVolumeRequest{Id: id}))(p.t)
 	return resp.GetVolume()
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -27,9 +28,7 @@ func (n *node) soil() {
 	if err != nil || size == 0 {
 		n.t.Fatalf("%d bytes, error %v", size, err)
 	}
-	if err := f.Close(); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Succeed(n.t, f.Close())
 	fill(n.t, &lvmdv1.Volume{DevicePath: "/dev/" + n.group + "/theirs", SizeBytes: size}, 0x77)
 	lvmByHand(n.t, "lvremove", "--yes", n.group+"/theirs")
 }
@@ -47,10 +46,7 @@ const users = 0x7e
 
 func newWriter(t *testing.T, v *lvmdv1.Volume, want int64) *writer {
 	t.Helper()
-	f, err := os.OpenFile(v.GetDevicePath(), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(v.GetDevicePath(), os.O_RDWR, 0))(t)
 	w := &writer{device: f, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)

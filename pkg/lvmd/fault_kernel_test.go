@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -31,15 +32,9 @@ type frail struct {
 // newFrail puts a device-mapper device over a disk.
 func newFrail(t testing.TB, disk string) *frail {
 	t.Helper()
-	file, err := os.Open(disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open(disk))(t)
 	defer file.Close()
-	size, err := file.Seek(0, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	size := must.Get(file.Seek(0, 2))(t)
 	f := &frail{t: t, name: "carve-frail", sectors: size/512 - frailStart, disk: disk}
 	byHand(t, "dmsetup", "create", f.name, "--table", f.table(f.linear()))
 	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--retry", f.name) })
@@ -102,10 +97,7 @@ func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 	waittest.Until(t, "the class is well", func() bool { return class().GetAvailableBytes() > 0 && len(class().GetConditions()) == 0 })
 	p.create(ask)
 	p.delete(v.GetId())
-	resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "pvc-more"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "pvc-more"}))(t)
 	p.delete(resp.GetVolume().GetId())
 	waittest.Until(t, "nothing is left", func() bool {
 		return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == ""
@@ -132,12 +124,8 @@ func TestADeletionWaitsWhileADiskOfTheGroupIsAway(t *testing.T) {
 func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	n := newNode(t)
 	state := n.dir + "/state"
-	if err := os.Mkdir(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", state, "tmpfs", 0, "size=512k"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(state, 0o700))
+	must.Succeed(t, unix.Mount("tmpfs", state, "tmpfs", 0, "size=512k"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(state, unix.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -192,9 +180,7 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	if got := len(p.state().GetVolumes()); got != count || p.available() != all-size-int64(count-1)*4<<20 {
 		t.Errorf("after a restart %d volumes, %d bytes taken; want %d, of which one has %d", got, all-p.available(), count, size)
 	}
-	if err := os.Remove(state + "/ballast"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(state+"/ballast"))
 	p.create(create(fmt.Sprintf("pvc-full-%d", made), 4<<20, ""))
 	p.delete(v.GetId())
 	for _, v := range p.state().GetVolumes() {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/devmapper"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -32,10 +33,7 @@ func newGrowing(t *testing.T) growing {
 func (g growing) size() int64 {
 	g.t.Helper()
 	out := strings.TrimSpace(lvmByHand(g.t, "lvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "lv_size", "carve/carve-pool"))
-	size, err := strconv.ParseInt(out, 10, 64)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	size := must.Get(strconv.ParseInt(out, 10, 64))(g.t)
 	return size
 }
 
@@ -46,10 +44,7 @@ func (g growing) mapped() int64 {
 	if len(out) < 2 {
 		g.t.Fatalf("table %q", out)
 	}
-	sectors, err := strconv.ParseInt(out[1], 10, 64)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	sectors := must.Get(strconv.ParseInt(out[1], 10, 64))(g.t)
 	return sectors * 512
 }
 
@@ -129,9 +124,7 @@ func (g growing) exerciseMetadata(at death) (p *process, killed bool) {
 	all := p.available()
 	// Volumes that LVM knows nothing of, with a block each.
 	for number := range 120 {
-		if err := devmapper.Message("carve-carve--pool", fmt.Sprintf("create_thin %d", 1000+number)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, devmapper.Message("carve-carve--pool", fmt.Sprintf("create_thin %d", 1000+number)))
 	}
 	before, used := g.metadata()
 	if used < 20 || used > 30 {
@@ -139,9 +132,7 @@ func (g growing) exerciseMetadata(at death) (p *process, killed bool) {
 	}
 	g.ordain("lvextend", at)
 	config("20%")
-	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	if killed = g.killed(at); killed && at.whom == "lvmd" {
 		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = g.start()
@@ -191,9 +182,7 @@ const (
 func (g growing) removePool() {
 	g.t.Helper()
 	lvmByHand(g.t, "lvremove", "--yes", "carve")
-	if err := os.RemoveAll(g.dir + "/state"); err != nil {
-		g.t.Fatal(err)
-	}
+	must.Succeed(g.t, os.RemoveAll(g.dir+"/state"))
 }
 
 func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -54,9 +55,7 @@ func (n *node) hold(volumes int) {
 	}
 	p := n.start()
 	first := p.create(create("held-0", 4<<20, ""))
-	if err := p.stop(); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Succeed(n.t, p.stop())
 	file := n.backup("held")
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -116,9 +115,7 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 	n.t.Helper()
 	const address, token = "127.0.0.1:9808", "let-me-read"
 	tokenFile := filepath.Join(n.dir, "token")
-	if err := os.WriteFile(tokenFile, []byte(token), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Succeed(n.t, os.WriteFile(tokenFile, []byte(token), 0o600))
 	cmd := n.command()
 	cmd.Args = append(cmd.Args, "--ops-listen="+address, "--metrics-token-file="+tokenFile)
 	p = n.launch(cmd)
@@ -145,10 +142,7 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 		}
 		found := map[string]float64{}
 		for _, m := range line.FindAllStringSubmatch(string(text), -1) {
-			value, err := strconv.ParseFloat(m[4], 64)
-			if err != nil {
-				n.t.Fatal(err)
-			}
+			value := must.Get(strconv.ParseFloat(m[4], 64))(n.t)
 			found[m[3]+" "+m[1]] += value
 			if m[2] != "" {
 				found[m[3]+" "+m[1]+" "+m[2]] = value
@@ -165,9 +159,7 @@ func TestCommandsAreCountedForTheirDeviceClass(t *testing.T) {
 	thick, thin := p.create(create("pvc-thick", 20<<20, "ext4")), p.create(inClass(create("pvc-thin", 8<<20, ""), "thin"))
 	p.create(create("pvc-more", 8<<20, ""))
 	for _, v := range []*lvmdv1.Volume{thick, thin} {
-		if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 40 << 20}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 40 << 20}))(t)
 	}
 	p.delete(thick.GetId())
 	want := map[string]float64{"lvcreate count local": 2, "lvcreate count thin": 1, "lvextend count local": 1, "lvextend count thin": 1, "lvremove count local": 1}

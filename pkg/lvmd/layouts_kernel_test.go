@@ -16,6 +16,7 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -50,13 +51,8 @@ func spares(t testing.TB, sizes ...int64) []string {
 	var devices []string
 	for i, size := range sizes {
 		file := filepath.Join(t.TempDir(), fmt.Sprintf("disk%d", i))
-		f, err := os.Create(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Truncate(size << 20); err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Create(file))(t)
+		must.Succeed(t, f.Truncate(size<<20))
 		f.Close()
 		device := strings.TrimSpace(byHand(t, "losetup", "--find", "--show", file))
 		t.Cleanup(func() { byHand(t, "losetup", "--detach", device) })
@@ -91,9 +87,7 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 			v := p.create(inClass(create("pvc-"+class, 20<<20, "ext4"), class))
 			dir, unmount := mount(t, v)
 			file := filepath.Join(dir, "data")
-			if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(file, []byte("kept"), 0o600))
 			resp, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 30 << 20})
 			if err != nil || resp.GetVolume().GetSizeBytes() < 30<<20 {
 				t.Errorf("%v, error %v", resp, err)
@@ -154,10 +148,7 @@ func (p *process) conditions() string {
 // overwrite writes a file, durably.
 func overwrite(t *testing.T, file, contents string) {
 	t.Helper()
-	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o600))(t)
 	if _, err := f.WriteString(contents); err != nil {
 		t.Error(err)
 	}

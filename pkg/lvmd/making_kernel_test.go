@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -52,9 +53,7 @@ func (m *makers) check(p *process) {
 	}
 	lvmByHand(m.t, "vgremove", "--yes", "--force", "--force", m.group)
 	blankDisks(m.t, "/dev/vdb", "/dev/vdc")
-	if err := os.RemoveAll(filepath.Join(m.dir, "state")); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, os.RemoveAll(filepath.Join(m.dir, "state")))
 }
 
 func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
@@ -94,9 +93,7 @@ func (m *makers) killCommand(command string, at death) (killed bool) {
 	first := m.command()
 	log := &output{}
 	first.Stdout, first.Stderr = log, log
-	if err := first.Start(); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, first.Start())
 	exited := make(chan struct{})
 	go func() {
 		_ = first.Wait()
@@ -130,9 +127,7 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 		t.Logf("pvresize: %v", at)
 		size, room = size+more, room+more
 		n.ordain("pvresize", at)
-		if err := os.Truncate(file, size); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Truncate(file, size))
 		byHand(t, "losetup", "--set-capacity", device)
 		if killed = n.killed(at); killed && at.whom == "lvmd" {
 			waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })

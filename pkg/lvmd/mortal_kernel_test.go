@@ -23,6 +23,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // A mortal lvmd is the real one, in a process of its own, that kills itself with
@@ -300,10 +301,7 @@ func (n *node) startMortalAt(place string, times int) *process {
 	n.t.Helper()
 	n.writeConfig()
 	_ = os.Remove(filepath.Join(n.dir, "died"))
-	self, err := os.Executable()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(n.t)
 	cmd := exec.Command(self)
 	cmd.Args = []string{"mortal-lvmd", n.dir, strconv.Itoa(times), place}
 	return n.launch(cmd)

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/rapidtest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -39,10 +40,7 @@ func (c checked) Fatal(args ...any)                 { c.r.Fatal(args...) }
 func (c checked) Fatalf(format string, args ...any) { c.r.Fatalf(format, args...) }
 
 func (c checked) TempDir() string {
-	dir, err := os.MkdirTemp("", "carve-checked-")
-	if err != nil {
-		c.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "carve-checked-"))(c)
 	c.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -292,9 +290,7 @@ func overwriteDevice(t testing.TB, path string, pattern byte) {
 		t.Fatal(err)
 	}
 	size, err := f.Seek(0, io.SeekEnd)
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, f.Close()))
 	fill(t, &lvmdv1.Volume{DevicePath: path, SizeBytes: size}, pattern)
 }
 
@@ -326,9 +322,7 @@ func (h *randomMachine) loseDisk() {
 	h.settle()
 	before := h.rooms()
 	h.frail.fail()
-	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
-		h.r.Fatal(err)
-	}
+	must.Succeed(h.r, os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
 	waittest.Until(h.t, "all classes have a condition and no room", func() bool {
 		return !slices.ContainsFunc(h.state().GetClasses(), func(c *lvmdv1.DeviceClass) bool {
 			return c.GetName() != "thin" && (len(c.GetConditions()) == 0 || c.GetAvailableBytes() > 0)

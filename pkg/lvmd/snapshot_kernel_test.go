@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -25,9 +26,7 @@ func mountBeside(t *testing.T, v *lvmdv1.Volume) (dir string, unmount func()) {
 		return mount(t, v)
 	}
 	dir = t.TempDir()
-	if err := syscall.Mount(v.GetDevicePath(), dir, "xfs", 0, "nouuid"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Mount(v.GetDevicePath(), dir, "xfs", 0, "nouuid"))
 	return dir, func() {
 		if err := syscall.Unmount(dir, 0); err != nil {
 			t.Error(err)
@@ -46,9 +45,7 @@ func contents(t *testing.T, dir string) string {
 
 func write(t *testing.T, dir, data string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, "data"), []byte(data), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "data"), []byte(data), 0o600))
 }
 
 func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.T) {
@@ -61,10 +58,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 			v := p.create(create("v", 320<<20, fs))
 			dir, unmount := mount(t, v)
 			write(t, dir, "before") // and not synced: taking the snapshot sees to that
-			resp, err := p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.GetId()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := must.Get(p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.GetId()}))(t)
 			s := resp.GetSnapshot()
 			write(t, dir, "after")
 			ask := create("r", 400<<20, fs)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // machineDisks are the machine's own: no test begins with anything on them.
@@ -221,9 +223,7 @@ func TestWhateverATestLeavesIsSweptAway(t *testing.T) {
 	make()
 	byHand(t, "mkfs.ext4", "-q", "/dev/carve/mounted")
 	dir := t.TempDir()
-	if err := unix.Mount("/dev/carve/mounted", dir, "ext4", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mount("/dev/carve/mounted", dir, "ext4", 0, ""))
 	byHand(t, "dmsetup", "create", "carve-half", "--notable", "--uuid", "LVM-half")
 	// As LVM leaves it when it is killed.
 	byHand(t, "dmsetup", "suspend", "--noudevsync", "--noflush", "--nolockfs", "carve-pool_tdata")

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -48,9 +49,7 @@ func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
 	}
 	fs := p.create(create("pvc-fs", 64<<20, "ext4"))
 	dir, unmount := mount(t, fs)
-	if err := os.WriteFile(dir+"/data", []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(dir+"/data", []byte("kept"), 0o600))
 	unmount()
 	if err := p.stop(); err != nil {
 		t.Error(err)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -21,22 +22,15 @@ import (
 func pull(t *testing.T, disk string) (putBack func()) {
 	t.Helper()
 	const driver = "/sys/bus/virtio/drivers/virtio_blk/"
-	link, err := filepath.EvalSymlinks("/sys/block/" + filepath.Base(disk) + "/device")
-	if err != nil {
-		t.Fatal(err)
-	}
+	link := must.Get(filepath.EvalSymlinks("/sys/block/" + filepath.Base(disk) + "/device"))(t)
 	device := []byte(filepath.Base(link))
-	if err := os.WriteFile(driver+"unbind", device, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(driver+"unbind", device, 0))
 	putBack = func() {
 		t.Helper()
 		if _, err := os.Stat(disk); err == nil {
 			return
 		}
-		if err := os.WriteFile(driver+"bind", device, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(driver+"bind", device, 0))
 		waittest.Until(t, disk+" is there again", func() bool {
 			_, err := os.Stat(disk)
 			return err == nil

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -52,9 +53,7 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		{"killed in the middle and the journal lost", func(v *lvmdv1.Volume) {
 			p.delete(v.GetId())
 			killed()
-			if err := os.Remove(filepath.Join(n.dir, "state", "journal.db")); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(filepath.Join(n.dir, "state", "journal.db")))
 			p = n.start()
 			p.delete(v.GetId())
 		}},
@@ -78,9 +77,7 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 	}
 	v := p.create(create("last", size/2, ""))
 	clean(t, v)
-	if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: size}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: size}))(t)
 	clean(t, v)
 }
 
@@ -121,23 +118,16 @@ func writeHead(t *testing.T, v *lvmdv1.Volume, b []byte) {
 		t.Fatal(err)
 	}
 	_, err = f.Write(b)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
 // readHead reads the beginning of a raw volume.
 func readHead(t *testing.T, v *lvmdv1.Volume, length int) []byte {
 	t.Helper()
-	f, err := os.Open(v.GetDevicePath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open(v.GetDevicePath()))(t)
 	defer f.Close()
 	b := make([]byte, length)
-	if _, err := io.ReadFull(f, b); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.ReadFull(f, b))(t)
 	return b
 }
 
@@ -149,15 +139,9 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 		t.Helper()
 		file := filepath.Join(n.dir, "lvmd.yaml")
 		// As a ConfigMap changes: another file in its place.
-		if err := os.WriteFile(file+".new", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(file+".new", file); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(file+".new", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes), 0o600))
+		must.Succeed(t, os.Rename(file+".new", file))
+		must.Succeed(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	}
 	const local = "- {name: local, default: true, volumeGroup: carve}\n"
 	change("- {name: other, volumeGroup: carve}\n")

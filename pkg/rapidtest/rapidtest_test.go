@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/rapidtest"
 )
 
@@ -31,9 +32,7 @@ func TestSettingsEndWithTheTest(t *testing.T) {
 func TestWhatTheCommandLineSaysStays(t *testing.T) {
 	f := flag.Lookup("rapid.checks")
 	before := f.Value.String()
-	if err := f.Value.Set("7"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Value.Set("7"))
 	t.Cleanup(func() {
 		if err := f.Value.Set(before); err != nil {
 			t.Error(err)

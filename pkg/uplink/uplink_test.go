@@ -21,6 +21,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/logging/logtest"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -66,10 +67,7 @@ func startController(t *testing.T, ca *testCA, addr string) *controllerEnd {
 		OnSession: func(s *Session) { e.sessions <- s },
 		Log:       e.log.Logger(),
 	})
-	lis, err := net.Listen("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := must.Get(net.Listen("tcp", addr))(t)
 	e.addr = lis.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -248,9 +246,7 @@ func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nod
 
 func writeFile(t *testing.T, path string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, data, 0o600))
 }
 
 func call(t *testing.T, s *Session, name string) error {
@@ -272,9 +268,7 @@ func TestControllerCallsTheNodeOverTheConnectionTheNodeMade(t *testing.T) {
 	if s.Node() != "node-1" || s.Version() != "test" {
 		t.Errorf("session of %q %q", s.Node(), s.Version())
 	}
-	if err := call(t, s, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, call(t, s, "a"))
 	node.stop()
 	waitDone(t, s)
 	if err := call(t, s, "a"); !errors.Is(err, ErrSessionClosed) {
@@ -333,19 +327,14 @@ func TestControllerRefusesPlaintextAndOldTLSAndStrangers(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	ctrl := startController(t, ca, "127.0.0.1:0")
 	dial := func() net.Conn {
-		c, err := net.Dial("tcp", ctrl.addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", ctrl.addr))(t)
 		t.Cleanup(func() { c.Close() })
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		return c
 	}
 	t.Run("a Hello without TLS is not read", func(t *testing.T) {
 		c := dial()
-		if err := writeFrame(c, &lvmdv1.Hello{NodeName: "node-1", Token: testToken}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, writeFrame(c, &lvmdv1.Hello{NodeName: "node-1", Token: testToken}))
 		if err := readFrame(c, &lvmdv1.Welcome{}); err == nil {
 			t.Error("plaintext was welcomed")
 		}
@@ -370,9 +359,7 @@ func TestControllerRefusesPlaintextAndOldTLSAndStrangers(t *testing.T) {
 		c := tls.Client(dial(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{alpn}})
 		var header [4]byte
 		binary.BigEndian.PutUint32(header[:], MaxFrameBytes+1)
-		if _, err := c.Write(header[:]); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Write(header[:]))(t)
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !strings.Contains(err.Error(), "reset") {
 			t.Errorf("after an oversize frame: %v, want the connection closed", err)
 		}

@@ -7,34 +7,28 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const day = 24 * time.Hour
 
-func mustAuthorities(t interface{ Fatal(...any) }, now time.Time) *authorities {
-	signer, err := newAuthority(now)
-	if err != nil {
-		t.Fatal(err)
-	}
+func mustAuthorities(t must.TB, now time.Time) *authorities {
+	signer := must.Get(newAuthority(now))(t)
 	return &authorities{signer: signer}
 }
 
-func mustRotate(t interface{ Fatal(...any) }, a *authorities, now time.Time) (*authorities, bool) {
+func mustRotate(t must.TB, a *authorities, now time.Time) (*authorities, bool) {
 	next, changed, err := a.rotate(now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return next, changed
 }
 
-func verifies(t interface{ Fatal(...any) }, bundle []byte, a *authority, now time.Time) bool {
-	cert, err := a.serving(now, "host")
-	if err != nil {
-		t.Fatal(err)
-	}
+func verifies(t must.TB, bundle []byte, a *authority, now time.Time) bool {
+	cert := must.Get(a.serving(now, "host"))(t)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(bundle)
-	_, err = cert.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: "host", CurrentTime: now})
+	_, err := cert.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: "host", CurrentTime: now})
 	return err == nil
 }
 
@@ -84,14 +78,8 @@ func TestAuthoritiesSurviveBeingStored(t *testing.T) {
 	a.next = mustAuthorities(t, now).signer
 	a.previous = &authority{cert: mustAuthorities(t, now).signer.cert}
 	a.since = now
-	data, err := a.data()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := parseAuthorities(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(a.data())(t)
+	b := must.Get(parseAuthorities(data))(t)
 	if !bytes.Equal(a.bundle(), b.bundle()) || !b.since.Equal(now) {
 		t.Error("what was read is not what was stored")
 	}

@@ -18,6 +18,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -52,9 +53,7 @@ func (a agent) connect(t *testing.T) (stop func()) {
 
 func put(t *testing.T, path string, content []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, content, 0o600))
 }
 
 // TestNoCreateIsLostWhileTheCARotates takes the store through all steps of a rotation,
@@ -69,18 +68,13 @@ func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 	refresh := func(days float64) {
 		t.Helper()
 		ago.Store(int64(days * 24 * float64(time.Hour)))
-		if err := store.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, store.Refresh(t.Context()))
 	}
 	refresh(280)
 	refresh(10) // for a certificate that is valid today
 
 	var accepted atomic.Value // the token that is good
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	nodes := fleet.New(fleet.Options{OnChange: func(*fleet.View) {}, Log: slog.New(slog.DiscardHandler)})
 	sessions := make(chan struct{}, 100)
 	server := uplink.NewServer(uplink.ServerConfig{

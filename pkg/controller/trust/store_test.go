@@ -10,6 +10,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const testNamespace = "carve-system"
@@ -20,19 +22,13 @@ func newTestStore(client *fake.Clientset) *Store {
 
 func published(t *testing.T, client *fake.Clientset) []byte {
 	t.Helper()
-	m, err := client.CoreV1().ConfigMaps(testNamespace).Get(t.Context(), CAName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(client.CoreV1().ConfigMaps(testNamespace).Get(t.Context(), CAName, metav1.GetOptions{}))(t)
 	return []byte(m.Data[CABundleKey])
 }
 
 func checkServing(t *testing.T, client *fake.Clientset, s *Store) {
 	t.Helper()
-	cert, err := s.GetCertificate(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must.Get(s.GetCertificate(nil))(t)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(published(t, client))
 	if _, err := cert.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: s.host, CurrentTime: s.now()}); err != nil {
@@ -62,15 +58,10 @@ func TestTheCAOfOneInstallationIsOfNoUseInAnother(t *testing.T) {
 	captured, client := fake.NewClientset(), fake.NewClientset()
 	thief, victim := newTestStore(captured), newTestStore(client)
 	for _, s := range []*Store{thief, victim} {
-		if err := s.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Refresh(t.Context()))
 	}
 	checkServing(t, client, victim)
-	cert, err := thief.GetCertificate(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must.Get(thief.GetCertificate(nil))(t)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(published(t, client))
 	if _, err := cert.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: victim.host, CurrentTime: victim.now()}); err == nil {
@@ -85,9 +76,7 @@ func TestServingCertificateIsRenewedAndFollowsTheSigner(t *testing.T) {
 	s.now = func() time.Time { return now }
 	refresh := func() {
 		t.Helper()
-		if err := s.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Refresh(t.Context()))
 	}
 	refresh()
 	first, _ := s.GetCertificate(nil)
@@ -111,37 +100,21 @@ func TestServingCertificateIsRenewedAndFollowsTheSigner(t *testing.T) {
 func TestAnEditedBundleIsPutRight(t *testing.T) {
 	client := fake.NewClientset()
 	s := newTestStore(client)
-	if err := s.Refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	m, err := client.CoreV1().ConfigMaps(testNamespace).Get(t.Context(), CAName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Refresh(t.Context()))
+	m := must.Get(client.CoreV1().ConfigMaps(testNamespace).Get(t.Context(), CAName, metav1.GetOptions{}))(t)
 	m.Data[CABundleKey] = "nonsense"
-	if _, err := client.CoreV1().ConfigMaps(testNamespace).Update(t.Context(), m, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().ConfigMaps(testNamespace).Update(t.Context(), m, metav1.UpdateOptions{}))(t)
+	must.Succeed(t, s.Refresh(t.Context()))
 	checkServing(t, client, s)
 }
 
 func TestABrokenSecretIsAnErrorThatNamesIt(t *testing.T) {
 	client := fake.NewClientset()
 	s := newTestStore(client)
-	if err := s.Refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	secret, err := client.CoreV1().Secrets(testNamespace).Get(t.Context(), CAName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Refresh(t.Context()))
+	secret := must.Get(client.CoreV1().Secrets(testNamespace).Get(t.Context(), CAName, metav1.GetOptions{}))(t)
 	secret.Data[keySignerCert] = []byte("nonsense")
-	if _, err := client.CoreV1().Secrets(testNamespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().Secrets(testNamespace).Update(t.Context(), secret, metav1.UpdateOptions{}))(t)
 	if err := s.Refresh(t.Context()); err == nil {
 		t.Error("a broken Secret went unnoticed")
 	}
@@ -152,13 +125,8 @@ func TestTheMetricsTokenIsMadeOnceAndKept(t *testing.T) {
 	s := newTestStore(client)
 	var first string
 	for range 2 {
-		if err := s.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		secret, err := client.CoreV1().Secrets(testNamespace).Get(t.Context(), MetricsSecretName, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Refresh(t.Context()))
+		secret := must.Get(client.CoreV1().Secrets(testNamespace).Get(t.Context(), MetricsSecretName, metav1.GetOptions{}))(t)
 		token := string(secret.Data[MetricsTokenKey])
 		if len(token) < 40 || first != "" && token != first {
 			t.Errorf("token %q after %q", token, first)

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -34,10 +35,7 @@ import (
 // TestTokensOfARealAPIServer asks a real API server (its kubeconfig is in
 // KUBECONFIG) about the tokens that it issues.
 func TestTokensOfARealAPIServer(t *testing.T) {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
 	client := kubernetes.NewForConfigOrDie(config)
 	const namespace = "identity"
 	create(t, client, namespace)
@@ -51,10 +49,7 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		if pod != "" {
 			request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod}
 		}
-		answer, err := accounts.CreateToken(t.Context(), account, request, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := must.Get(accounts.CreateToken(t.Context(), account, request, metav1.CreateOptions{}))(t)
 		return answer.Status.Token
 	}
 	a := NewAuthenticator(client, namespace, "carve-node")
@@ -92,9 +87,7 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		}
 	}
 	var atOnce int64
-	if err := client.CoreV1().Pods(namespace).Delete(t.Context(), "doomed", metav1.DeleteOptions{GracePeriodSeconds: &atOnce}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, client.CoreV1().Pods(namespace).Delete(t.Context(), "doomed", metav1.DeleteOptions{GracePeriodSeconds: &atOnce}))
 	waittest.Until(t, "the token of a Pod that was deleted is not accepted any more", func() bool { return denied("node-1", doomed) != "" })
 }
 
@@ -124,9 +117,7 @@ func resign(t *testing.T, token string, change func(claims map[string]any)) stri
 	claims := map[string]any{}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber() // times stay whole numbers
-	if err := decoder.Decode(&claims); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, decoder.Decode(&claims))
 	change(claims)
 	if text, err = json.Marshal(claims); err != nil {
 		t.Fatal(err)
@@ -146,14 +137,10 @@ func resign(t *testing.T, token string, change func(claims map[string]any)) stri
 func create(t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	ctx := context.Background()
-	if _, err := client.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() { _ = client.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{}) })
 	for _, name := range []string{"carve-node", "other"} {
-		if _, err := client.CoreV1().ServiceAccounts(namespace).Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().ServiceAccounts(namespace).Create(ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 	}
 	if _, err := client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
@@ -162,8 +149,6 @@ func create(t *testing.T, client kubernetes.Interface, namespace string) {
 	for name, account := range map[string]string{"agent": "carve-node", "doomed": "carve-node", "stranger": "other"} {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
 			NodeName: "node-1", ServiceAccountName: account, Containers: []v1.Container{{Name: "c", Image: "none"}}}}
-		if _, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}))(t)
 	}
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/luks/luksfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -63,10 +64,7 @@ type Machine struct {
 func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fileSystems driver.FileSystems, crypt luks.Interface) *Machine {
 	t.Helper()
 	// Not t.TempDir: a socket's path may have no more than 107 bytes.
-	dir, err := os.MkdirTemp("", "carve")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "carve"))(t)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -75,9 +73,7 @@ func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fi
 	m := &Machine{Dir: dir, KubeletDir: filepath.Join(dir, "kubelet"), Log: &Buffer{}, t: t,
 		LVMD: lvmd, Mounts: mounts, FileSystems: fileSystems, LUKS: crypt}
 	for _, d := range []string{m.KubeletDir, m.registrationDir()} {
-		if err := os.Mkdir(d, 0o750); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(d, 0o750))
 	}
 	m.StartLVMD()
 	t.Cleanup(func() { m.StopLVMD() })
@@ -136,10 +132,7 @@ func (m *Machine) registrationDir() string { return filepath.Join(m.Dir, "regist
 // StartLVMD starts the lvmd again after StopLVMD.
 func (m *Machine) StartLVMD() {
 	m.t.Helper()
-	listener, err := net.Listen("unix", m.LVMDSocket())
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unix", m.LVMDSocket()))(m.t)
 	server, served := grpc.NewServer(), make(chan struct{})
 	lvmdv1.RegisterLVMDServer(server, m.LVMD)
 	go func() {
@@ -159,9 +152,7 @@ func (m *Machine) StopLVMD() { m.stopLVMD() }
 func (m *Machine) Path(elements ...string) string {
 	m.t.Helper()
 	path := filepath.Join(append([]string{m.KubeletDir}, elements...)...)
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, os.MkdirAll(filepath.Dir(path), 0o750))
 	return path
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // Group is the volume group of real machines.
@@ -48,9 +49,7 @@ func NewRealMachine(t testing.TB, disk, medium string, classes ...string) *Machi
 	t.Helper()
 	// A command of an lvmd that was stopped may have left links to devices that are
 	// gone, which the next lvmd drops; vgcreate refuses the name for them.
-	if err := os.RemoveAll("/dev/" + Group); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.RemoveAll("/dev/"+Group))
 	ByHand(t, "lvm", "vgcreate", "--yes", "--dataalignment", "2m", Group, disk, "--config", HandConfig)
 	t.Cleanup(func() {
 		ByHand(t, "lvm", "vgremove", "--yes", "--force", "--force", Group, "--config", HandConfig)
@@ -65,18 +64,12 @@ deviceClasses:
 	for _, class := range classes {
 		content = fmt.Appendf(content, "- {volumeGroup: %s, %s}\n", Group, class)
 	}
-	c, err := config.Parse("test", content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Parse("test", content))(t)
 	log := &Buffer{}
-	service, err := lvmd.New(t.Context(), lvmd.Options{
+	service := must.Get(lvmd.New(t.Context(), lvmd.Options{
 		Config: c, LVM: lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: patience}), StateDir: t.TempDir(),
 		Log: slog.New(slog.NewTextHandler(log, nil)),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	service.Start()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

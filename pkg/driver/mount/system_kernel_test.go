@@ -12,6 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/mount/mounttest"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // disk is a spare disk of the test machine.
@@ -20,11 +21,9 @@ const disk = "/dev/vdc"
 // formatDisk puts a file system on the disk for the time of the test.
 func formatDisk(t *testing.T, fsType filesystem.Type) (mount.Device, int64) {
 	t.Helper()
-	if err := filesystem.Format(t.Context(), disk, filesystem.FormatOptions{
+	must.Succeed(t, filesystem.Format(t.Context(), disk, filesystem.FormatOptions{
 		Type: fsType, UUID: "01234567-89ab-cdef-0123-456789abcdef",
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() {
 		f, err := os.OpenFile(disk, os.O_WRONLY|os.O_SYNC, 0)
 		if err == nil {
@@ -35,14 +34,8 @@ func formatDisk(t *testing.T, fsType filesystem.Type) (mount.Device, int64) {
 			t.Error(err)
 		}
 	})
-	device, err := mount.System{}.Node(disk)
-	if err != nil {
-		t.Fatal(err)
-	}
-	size, err := mount.System{}.NodeSize(disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	device := must.Get(mount.System{}.Node(disk))(t)
+	size := must.Get(mount.System{}.NodeSize(disk))(t)
 	return device, size
 }
 
@@ -53,10 +46,7 @@ func TestSystem(t *testing.T) {
 			mounttest.Run(t, mounttest.Harness{
 				Interface: mount.System{}, Node: disk, FSType: string(fsType), Device: device, Size: size,
 				Busy: func(t *testing.T, path string) func() {
-					f, err := os.Open(path)
-					if err != nil {
-						t.Fatal(err)
-					}
+					f := must.Get(os.Open(path))(t)
 					return func() { f.Close() }
 				},
 			})
@@ -70,10 +60,10 @@ func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
 	formatDisk(t, filesystem.Ext4)
 	system := mount.System{}
 	ours, peer, source := t.TempDir(), t.TempDir(), t.TempDir()
-	mustDo(t, unix.Mount("tmpfs", ours, "tmpfs", 0, ""))
-	mustDo(t, unix.Mount("", ours, "", unix.MS_SHARED, ""))
-	mustDo(t, unix.Mount(ours, peer, "", unix.MS_BIND, ""))
-	mustDo(t, system.Mount(disk, source, "ext4", nil))
+	must.Succeed(t, unix.Mount("tmpfs", ours, "tmpfs", 0, ""))
+	must.Succeed(t, unix.Mount("", ours, "", unix.MS_SHARED, ""))
+	must.Succeed(t, unix.Mount(ours, peer, "", unix.MS_BIND, ""))
+	must.Succeed(t, system.Mount(disk, source, "ext4", nil))
 	t.Cleanup(func() {
 		for _, path := range []string{filepath.Join(ours, "target"), source, peer, ours} {
 			if err := system.Off(path); err != nil {
@@ -81,20 +71,13 @@ func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
 			}
 		}
 	})
-	mustDo(t, os.Mkdir(filepath.Join(ours, "target"), 0o700))
-	mustDo(t, system.Bind(source, filepath.Join(ours, "target"), true))
+	must.Succeed(t, os.Mkdir(filepath.Join(ours, "target"), 0o700))
+	must.Succeed(t, system.Bind(source, filepath.Join(ours, "target"), true))
 	at, err := system.At(filepath.Join(peer, "target"))
 	if err != nil || !at.Mounted || !at.ReadOnly {
 		t.Errorf("the peer sees %+v, %v", at, err)
 	}
 	if err := os.WriteFile(filepath.Join(peer, "target", "file"), nil, 0o600); err == nil {
 		t.Error("the peer can write")
-	}
-}
-
-func mustDo(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -9,14 +9,8 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
+	"github.com/carve-csi/carve/pkg/must"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // place makes a trusted directory with a link in it that leads out and one
 // that stays within.
@@ -24,10 +18,10 @@ func place(t *testing.T) (trusted, outside string) {
 	t.Helper()
 	dir := t.TempDir()
 	trusted, outside = filepath.Join(dir, "trusted"), filepath.Join(dir, "outside")
-	must(t, os.MkdirAll(filepath.Join(trusted, "a", "b"), 0o700))
-	must(t, os.Mkdir(outside, 0o700))
-	must(t, os.Symlink(outside, filepath.Join(trusted, "out")))
-	must(t, os.Symlink("a", filepath.Join(trusted, "in")))
+	must.Succeed(t, os.MkdirAll(filepath.Join(trusted, "a", "b"), 0o700))
+	must.Succeed(t, os.Mkdir(outside, 0o700))
+	must.Succeed(t, os.Symlink(outside, filepath.Join(trusted, "out")))
+	must.Succeed(t, os.Symlink("a", filepath.Join(trusted, "in")))
 	return trusted, outside
 }
 
@@ -50,8 +44,8 @@ func TestLinksAreNeverFollowed(t *testing.T) {
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
 			trusted, outside := place(t)
-			must(t, os.WriteFile(filepath.Join(outside, "precious"), nil, 0o600))
-			must(t, os.WriteFile(filepath.Join(trusted, "a", "precious"), nil, 0o600))
+			must.Succeed(t, os.WriteFile(filepath.Join(outside, "precious"), nil, 0o600))
+			must.Succeed(t, os.WriteFile(filepath.Join(trusted, "a", "precious"), nil, 0o600))
 			for _, path := range []string{"out/precious", "in/precious", "out/new", "in/new"} {
 				if err := call(trusted, filepath.Join(trusted, path)); !errors.Is(err, syscall.ELOOP) {
 					t.Errorf("%s: got %v", path, err)
@@ -80,8 +74,8 @@ func TestADirectoryThatIsALinkIsRefused(t *testing.T) {
 func TestTheTrustedDirectoryMayBeALink(t *testing.T) {
 	trusted, _ := place(t)
 	link := filepath.Join(filepath.Dir(trusted), "link")
-	must(t, os.Symlink(trusted, link))
-	must(t, nofollow.Mkdir(link, filepath.Join(link, "a", "new"), 0o700))
+	must.Succeed(t, os.Symlink(trusted, link))
+	must.Succeed(t, nofollow.Mkdir(link, filepath.Join(link, "a", "new"), 0o700))
 	if _, err := os.Stat(filepath.Join(trusted, "a", "new")); err != nil {
 		t.Error(err)
 	}
@@ -105,20 +99,20 @@ func TestWaysOutAreRefused(t *testing.T) {
 func TestWhatIsMadeAndRemoved(t *testing.T) {
 	trusted, _ := place(t)
 	dir, file, link := filepath.Join(trusted, "a", "dir"), filepath.Join(trusted, "a", "file"), filepath.Join(trusted, "out")
-	must(t, nofollow.Mkdir(trusted, dir, 0o750))
-	must(t, nofollow.Touch(trusted, file, 0o600))
+	must.Succeed(t, nofollow.Mkdir(trusted, dir, 0o750))
+	must.Succeed(t, nofollow.Touch(trusted, file, 0o600))
 	for _, again := range []error{nofollow.Mkdir(trusted, dir, 0o750), nofollow.Touch(trusted, file, 0o600), nofollow.Touch(trusted, link, 0o600)} {
 		if !errors.Is(again, fs.ErrExist) {
 			t.Errorf("got %v", again)
 		}
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "kept"), nil, 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "kept"), nil, 0o600))
 	if err := nofollow.Remove(trusted, dir); !errors.Is(err, syscall.ENOTEMPTY) {
 		t.Errorf("got %v", err)
 	}
-	must(t, nofollow.Remove(trusted, filepath.Join(dir, "kept")))
+	must.Succeed(t, nofollow.Remove(trusted, filepath.Join(dir, "kept")))
 	for _, path := range []string{dir, file, link} {
-		must(t, nofollow.Remove(trusted, path))
+		must.Succeed(t, nofollow.Remove(trusted, path))
 		if err := nofollow.Remove(trusted, path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("got %v", err)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // cryptCases are about lvm.Crypt. Names differ from all others: encrypted
@@ -73,10 +74,7 @@ func (e Env) reads(t *testing.T, name string, off int64) (same bool) {
 
 func (e Env) through(t *testing.T, name string, do func(lvm.Handle)) {
 	t.Helper()
-	h, err := e.Groups.OpenCrypt(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(e.Groups.OpenCrypt(name))(t)
 	do(h)
 	if err := h.Close(); err != nil {
 		t.Error(err)
@@ -96,9 +94,7 @@ func encrypts(t *testing.T, e Env) {
 	}
 	raw := make([]byte, 128<<10)
 	_, err = h.ReadAt(raw, 0)
-	if err := errors.Join(err, h.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, h.Close()))
 	if bytes.Contains(raw, []byte(pattern)) || raw[0] == pattern[0] && raw[4096] == pattern[0] {
 		t.Error("plain text is on the volume's own device")
 	}
@@ -130,9 +126,7 @@ func keepsKey(t *testing.T, e Env) {
 		t.Errorf("device %+v, then %+v, error %v", before, after, err)
 	}
 	for range 2 {
-		if err := e.Groups.ForgetKey("cvcrypt2"); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, e.Groups.ForgetKey("cvcrypt2"))
 	}
 	if fresh, err := e.Groups.Encrypt(e.Group, "cvcrypt2", lvm.CryptOptions{Discards: true}); !fresh || err != nil {
 		t.Fatalf("Encrypt after the key was forgotten: fresh %t, error %v", fresh, err)
@@ -146,17 +140,10 @@ func growsCrypt(t *testing.T, e Env) {
 	g := e.scan(t)
 	e.encrypt(t, "cvcrypt3")
 	e.inscribe(t, "cvcrypt3", 0)
-	release, err := e.HoldCrypt(e.Group, "cvcrypt3")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Groups.Extend(t.Context(), e.Group, "cvcrypt3", 3); err != nil {
-		t.Fatal(err)
-	}
+	release := must.Get(e.HoldCrypt(e.Group, "cvcrypt3"))(t)
+	must.Succeed(t, e.Groups.Extend(t.Context(), e.Group, "cvcrypt3", 3))
 	for range 2 {
-		if err := e.Groups.GrowCrypt(e.Group, "cvcrypt3"); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, e.Groups.GrowCrypt(e.Group, "cvcrypt3"))
 	}
 	if d, err := e.Groups.CryptDevice("cvcrypt3"); err != nil || d.Suspended || d.OpenCount != 1 {
 		t.Errorf("device %+v, error %v", d, err)
@@ -187,9 +174,7 @@ func claimsVolume(t *testing.T, e Env) {
 	wantErr(t, "OpenCrypt", err, lvm.ErrBusy)
 	wantErr(t, "ForgetKey", e.Groups.ForgetKey("cvcrypt4"), lvm.ErrBusy)
 	release()
-	if err := e.Groups.ForgetKey("cvcrypt4"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.ForgetKey("cvcrypt4"))
 	_, err = e.Groups.CryptDevice("cvcrypt4")
 	wantErr(t, "CryptDevice", err, lvm.ErrNotFound)
 	if err := e.Groups.Remove(context.WithoutCancel(t.Context()), e.Group, []string{"cvcrypt4"}); err != nil {
@@ -202,15 +187,11 @@ func endsWithDevice(t *testing.T, e Env) {
 	e.encrypt(t, "cvcrypt5")
 	e.inscribe(t, "cvcrypt5", 0)
 	// A reboot takes both; by hand, the upper one must go first.
-	if err := e.Groups.ForgetKey("cvcrypt5"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.ForgetKey("cvcrypt5"))
 	e.Deactivate()
 	_, err := e.Groups.Encrypt(e.Group, "cvcrypt5", lvm.CryptOptions{})
 	wantErr(t, "Encrypt of an inactive volume", err, lvm.ErrNotFound)
-	if err := e.Groups.Activate(t.Context(), []string{e.Group}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Activate(t.Context(), []string{e.Group}))
 	_, err = e.Groups.CryptDevice("cvcrypt5")
 	wantErr(t, "CryptDevice", err, lvm.ErrNotFound)
 	if fresh, err := e.Groups.Encrypt(e.Group, "cvcrypt5", lvm.CryptOptions{}); !fresh || err != nil {

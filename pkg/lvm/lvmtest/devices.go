@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // DeviceEnv is a machine with two blank disks.
@@ -62,21 +63,17 @@ func blank(t *testing.T, e DeviceEnv) {
 func (e DeviceEnv) init(t *testing.T, device string) string {
 	t.Helper()
 	uuid := lvm.NewPhysicalVolumeUUID()
-	if err := e.Devices.InitDevice(t.Context(), lvm.InitOptions{
+	must.Succeed(t, e.Devices.InitDevice(t.Context(), lvm.InitOptions{
 		Device: device, UUID: uuid, MetadataSize: 2 << 20, DataAlignment: 1 << 20,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return uuid
 }
 
 func (e DeviceEnv) create(t *testing.T) {
 	t.Helper()
-	if err := e.Devices.CreateGroup(t.Context(), lvm.GroupOptions{
+	must.Succeed(t, e.Devices.CreateGroup(t.Context(), lvm.GroupOptions{
 		Group: e.Group, Devices: []string{e.First}, ExtentSize: 2 << 20,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 func (e DeviceEnv) scan(t *testing.T) lvm.Group {
@@ -125,9 +122,7 @@ func added(t *testing.T, e DeviceEnv) {
 	e.create(t)
 	before := e.scan(t)
 	uuid := e.init(t, e.Second)
-	if err := e.Devices.ExtendGroup(t.Context(), e.Group, []string{e.Second}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Devices.ExtendGroup(t.Context(), e.Group, []string{e.Second}))
 	// What was added is known at once, without a scan.
 	if m, err := e.Groups.Metadata(e.Group); err != nil || m.Seqno != before.Seqno+1 {
 		t.Errorf("metadata %+v, error %v; it was %d", m, err, before.Seqno)
@@ -159,9 +154,7 @@ func marked(t *testing.T, e DeviceEnv) {
 		t.Errorf("found %s, error %v", &again, err)
 	}
 	o.Overwrite = true
-	if err := e.Devices.InitDevice(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Devices.InitDevice(t.Context(), o))
 	if c, err := e.Devices.Examine(t.Context(), e.First); err != nil || c.String() != "LVM2_member" {
 		t.Errorf("found %s, error %v", &c, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // Env is an LVM to test, with one empty volume group of at least 16 extents.
@@ -153,13 +154,9 @@ func seqno(t *testing.T, e Env) {
 	check("the first create")
 	e.create(t, "cv2", 2, "carve", "carve.name=y")
 	check("the second create")
-	if err := e.Groups.Extend(t.Context(), e.Group, "cv1", 4); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Extend(t.Context(), e.Group, "cv1", 4))
 	check("an extension")
-	if err := e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv2"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv2"}))
 	check("the removal of two")
 	if got := e.scan(t).Seqno; got != want {
 		t.Errorf("the scan says %d, the disk %d", got, want)
@@ -186,9 +183,7 @@ func fragmented(t *testing.T, e Env) {
 	for _, n := range []string{"cv1", "cv2", "cv3", "cv4", "cv5"} {
 		e.create(t, n, 2)
 	}
-	if err := e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv3"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv3"}))
 	g := e.scan(t)
 	if g.FreeSegments != 3 && g.FreeSegments != 4 {
 		t.Errorf("%d free segments; the holes of cv1 and cv3 and the rest of one or two disks are 3 or 4", g.FreeSegments)
@@ -272,9 +267,7 @@ func extended(t *testing.T, e Env) {
 		t.Fatal(err)
 	}
 	defer release()
-	if err := e.Groups.Extend(t.Context(), e.Group, "cv1", 5); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Extend(t.Context(), e.Group, "cv1", 5))
 	g := e.scan(t)
 	if v := g.Volume("cv1"); v.Size != 5*g.ExtentSize {
 		t.Errorf("size %d, want 5 extents", v.Size)
@@ -291,9 +284,7 @@ func removed(t *testing.T, e Env) {
 	for _, n := range names {
 		e.create(t, n, 1)
 	}
-	if err := e.Groups.Remove(t.Context(), e.Group, names); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, names))
 	g := e.scan(t)
 	if len(g.Volumes) != 0 || g.Allocatable() != before.Allocatable() {
 		t.Errorf("left: %+v; allocatable %d, was %d", g.Volumes, g.Allocatable(), before.Allocatable())
@@ -362,9 +353,7 @@ func zeroed(t *testing.T, e Env) {
 // write fills a range with a pattern.
 func write(t *testing.T, h lvm.Handle, off, length int64, pattern byte) {
 	t.Helper()
-	if _, err := h.WriteAt(bytes.Repeat([]byte{pattern}, int(length)), off); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.WriteAt(bytes.Repeat([]byte{pattern}, int(length)), off))(t)
 }
 
 // reads fails the test when something else is read of a range than may be.
@@ -405,10 +394,7 @@ func mended(t *testing.T, e Env) {
 	if d, err := e.Groups.Device(e.Group, "cv2"); err != nil || d.Suspended {
 		t.Errorf("device %+v, error %v", d, err)
 	}
-	h, err := e.Groups.Open(e.Group, "cv2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(e.Groups.Open(e.Group, "cv2"))(t)
 	if h.Size() != g.ExtentSize {
 		t.Errorf("size %d, want %d", h.Size(), g.ExtentSize)
 	}
@@ -431,9 +417,7 @@ func activated(t *testing.T, e Env) {
 		t.Errorf("activation %v", a)
 	}
 	for range 2 {
-		if err := e.Groups.Activate(t.Context(), []string{e.Group}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, e.Groups.Activate(t.Context(), []string{e.Group}))
 		if d, err := e.Groups.Device(e.Group, "cv1"); err != nil || !strings.HasSuffix(d.Path, "/cv1") {
 			t.Errorf("device %+v, error %v", d, err)
 		}

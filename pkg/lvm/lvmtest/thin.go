@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // thinCases are the suite's cases about thin pools.
@@ -89,9 +90,7 @@ func (e Env) holds(t *testing.T, name string, off, length int64, pattern byte) {
 	}
 	b := make([]byte, length)
 	_, err = h.ReadAt(b, off)
-	if err := errors.Join(err, h.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, h.Close()))
 	for i, got := range b {
 		if got != pattern {
 			t.Errorf("%s: byte %d is %#x, want %#x", name, off+int64(i), got, pattern)
@@ -134,9 +133,7 @@ func thinCreated(t *testing.T, e Env) {
 		t.Errorf("device %+v, error %v", d, err)
 	}
 	e.holds(t, "cv1", 0, 1<<20, 0)
-	if err := e.fill(t, "cv1", poolChunk, 0x5a); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.fill(t, "cv1", poolChunk, 0x5a))
 	e.holds(t, "cv1", 0, poolChunk, 0x5a)
 	e.holds(t, "cv1", poolChunk, poolChunk, 0)
 	if s := e.status(t); s.DataUsed != 1 {
@@ -164,21 +161,13 @@ func thinSteps(t *testing.T, e Env) {
 	ctx := t.Context()
 	e.thin(t, "cv1", 2, "carve")
 	check("a create", lvm.ThinSteps)
-	if err := e.Groups.Extend(ctx, e.Group, "cv1", 5); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Extend(ctx, e.Group, "cv1", 5))
 	check("an extension", 1)
-	if err := e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cs1", Inactive: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cs1", Inactive: true}))
 	check("a snapshot", lvm.ThinSteps)
-	if err := e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cs1", Volume: "cv2"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cs1", Volume: "cv2"}))
 	check("a snapshot of a snapshot", lvm.ThinSteps)
-	if err := e.Groups.Remove(ctx, e.Group, []string{"cv1", "cs1", "cv2"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(ctx, e.Group, []string{"cv1", "cs1", "cv2"}))
 	check("the removal of three", 3*lvm.ThinSteps)
 }
 
@@ -186,15 +175,9 @@ func snapshots(t *testing.T, e Env) {
 	e.pool(t)
 	ctx := t.Context()
 	e.thin(t, "cv1", 4, "carve")
-	if err := e.fill(t, "cv1", 2*poolChunk, 0x11); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cs1", Tags: []string{"snap"}, Inactive: true}); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.fill(t, "cv1", poolChunk, 0x22); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.fill(t, "cv1", 2*poolChunk, 0x11))
+	must.Succeed(t, e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cs1", Tags: []string{"snap"}, Inactive: true}))
+	must.Succeed(t, e.fill(t, "cv1", poolChunk, 0x22))
 	g := e.scan(t)
 	s := g.Volume("cs1")
 	if s == nil || s.Pool != poolName || s.Origin != "cv1" || len(s.Tags) != 1 || s.Attr.Activation != lvm.Inactive || !s.Attr.SkipActivation {
@@ -205,21 +188,15 @@ func snapshots(t *testing.T, e Env) {
 	if got := e.status(t).DataUsed; got != 3 {
 		t.Errorf("%d chunks are used, want 3", got)
 	}
-	if err := e.Groups.Remove(ctx, e.Group, []string{"cv1"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cs1", Volume: "cv2"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(ctx, e.Group, []string{"cv1"}))
+	must.Succeed(t, e.Groups.Snapshot(ctx, lvm.SnapshotOptions{Group: e.Group, Origin: "cs1", Volume: "cv2"}))
 	g = e.scan(t)
 	v := g.Volume("cv2")
 	if v == nil || len(v.Tags) != 0 || v.Attr.SkipActivation || v.Attr.Activation != lvm.Active {
 		t.Fatalf("volume %+v", v)
 	}
 	e.holds(t, "cv2", 0, 2*poolChunk, 0x11)
-	if err := e.Groups.Remove(ctx, e.Group, []string{"cs1", "cv2"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(ctx, e.Group, []string{"cs1", "cv2"}))
 	if got := e.status(t).DataUsed; got != 0 {
 		t.Errorf("%d chunks are used by nobody", got)
 	}
@@ -228,12 +205,8 @@ func snapshots(t *testing.T, e Env) {
 func poolExtended(t *testing.T, e Env) {
 	before := e.pool(t)
 	e.thin(t, "cv1", 2)
-	if err := e.Groups.ExtendPool(t.Context(), e.Group, poolName, poolExtents+2); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Groups.ExtendPoolMetadata(t.Context(), e.Group, poolName, 2*before.ExtentSize); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.ExtendPool(t.Context(), e.Group, poolName, poolExtents+2))
+	must.Succeed(t, e.Groups.ExtendPoolMetadata(t.Context(), e.Group, poolName, 2*before.ExtentSize))
 	g := e.scan(t)
 	if p := g.Volume(poolName); p.Size != (poolExtents+2)*g.ExtentSize || p.MetadataSize != 2*g.ExtentSize {
 		t.Errorf("pool %+v", p)
@@ -263,17 +236,13 @@ func poolFull(t *testing.T, e Env) {
 	wantErr(t, "CreateThin", err, lvm.ErrNoSpace)
 	err = e.Groups.Snapshot(t.Context(), lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cs1"})
 	wantErr(t, "Snapshot", err, lvm.ErrNoSpace)
-	if err := e.Groups.Remove(t.Context(), e.Group, []string{"cv1"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, []string{"cv1"}))
 	if s := e.status(t); s.DataUsed != 0 || s.OutOfData {
 		t.Errorf("status %+v", s)
 	}
 	e.thin(t, "cv2", 1)
 	e.holds(t, "cv2", 0, g.ExtentSize, 0)
-	if err := e.fill(t, "cv2", poolChunk/2, 0x44); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.fill(t, "cv2", poolChunk/2, 0x44))
 	// The rest of a chunk that is new to the volume is zeroes, too.
 	e.holds(t, "cv2", poolChunk/2, poolChunk/2, 0)
 }
@@ -281,20 +250,14 @@ func poolFull(t *testing.T, e Env) {
 func thinActivated(t *testing.T, e Env) {
 	e.pool(t)
 	e.thin(t, "cv1", 1)
-	if err := e.fill(t, "cv1", poolChunk, 0x66); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Groups.Snapshot(t.Context(), lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cs1", Inactive: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.fill(t, "cv1", poolChunk, 0x66))
+	must.Succeed(t, e.Groups.Snapshot(t.Context(), lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cs1", Inactive: true}))
 	e.Deactivate()
 	_, err := e.Groups.PoolStatus(e.Group, poolName)
 	wantErr(t, "PoolStatus of an inactive pool", err, lvm.ErrNotFound)
 	e.scan(t)
 	for range 2 {
-		if err := e.Groups.Activate(t.Context(), []string{e.Group}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, e.Groups.Activate(t.Context(), []string{e.Group}))
 		e.status(t)
 		e.holds(t, "cv1", 0, poolChunk, 0x66)
 		_, err = e.Groups.Device(e.Group, "cs1")
@@ -305,9 +268,7 @@ func thinActivated(t *testing.T, e Env) {
 func untagged(t *testing.T, e Env) {
 	before := e.scan(t).Seqno
 	e.create(t, "cv1", 1, "carve", "carve.copying")
-	if err := e.Groups.Untag(t.Context(), e.Group, "cv1", "carve.copying"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Groups.Untag(t.Context(), e.Group, "cv1", "carve.copying"))
 	g := e.scan(t)
 	if v := g.Volume("cv1"); len(v.Tags) != 1 || v.Tags[0] != "carve" || g.Seqno != before+2 {
 		t.Errorf("volume %+v, sequence number %d, was %d", v, g.Seqno, before)

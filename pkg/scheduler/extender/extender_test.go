@@ -31,6 +31,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -94,9 +95,7 @@ func ask(t *testing.T, client *http.Client, url string, args any, answer any) (c
 		t.Fatal(err)
 	}
 	if res.StatusCode == http.StatusOK {
-		if err := json.Unmarshal(content, answer); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, json.Unmarshal(content, answer))
 	}
 	return res.StatusCode, string(content)
 }
@@ -170,10 +169,7 @@ func TestRequestsThatCannotBeAnsweredSayWhy(t *testing.T) {
 }
 
 func TestTooManyRequestsAtOnceAreTurnedAwayAndSlowOnesEnd(t *testing.T) {
-	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: podOf(""), NodeNames: &[]string{"small"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := must.Get(json.Marshal(extenderv1.ExtenderArgs{Pod: podOf(""), NodeNames: &[]string{"small"}}))(t)
 	synctest.Test(t, func(t *testing.T) { // time passes when all requests wait
 		handler := newHandler(func(ctx context.Context, _ *v1.Pod) ([]scheduler.Demand, error) {
 			<-ctx.Done()
@@ -227,32 +223,18 @@ func newPKI(t *testing.T) *pki {
 // sign makes NAME.crt and NAME.key.
 func (p *pki) sign(name string, template *x509.Certificate) (*ecdsa.PrivateKey, *x509.Certificate) {
 	p.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(p.t)
 	template.SerialNumber, template.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: name}
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	parent, signer := p.cert, p.key
 	if parent == nil {
 		parent, signer = template, key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer))(p.t)
+	cert := must.Get(x509.ParseCertificate(der))(p.t)
+	keyDER := must.Get(x509.MarshalECPrivateKey(key))(p.t)
 	for file, block := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
-		if err := os.WriteFile(p.file(file), pem.EncodeToMemory(block), 0o600); err != nil {
-			p.t.Fatal(err)
-		}
+		must.Succeed(p.t, os.WriteFile(p.file(file), pem.EncodeToMemory(block), 0o600))
 	}
 	return key, cert
 }
@@ -264,10 +246,7 @@ func (p *pki) client(certificates ...string) *http.Client {
 	config := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "extender.test", MinVersion: tls.VersionTLS13}
 	config.RootCAs.AddCert(p.cert)
 	for _, name := range certificates {
-		pair, err := tls.LoadX509KeyPair(p.file(name+".crt"), p.file(name+".key"))
-		if err != nil {
-			p.t.Fatal(err)
-		}
+		pair := must.Get(tls.LoadX509KeyPair(p.file(name+".crt"), p.file(name+".key")))(p.t)
 		config.Certificates = append(config.Certificates, pair)
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, Timeout: 10 * time.Second}
@@ -287,10 +266,7 @@ func TestServeAsksForTheSchedulersCertificateAndFollowsItsFiles(t *testing.T) {
 	others.sign("scheduler", calling())
 	files := Files{Certificate: ours.file("server.crt"), Key: ours.file("server.key"), ClientCA: ours.file("ca.crt")}
 
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
@@ -310,10 +286,7 @@ func TestServeAsksForTheSchedulersCertificateAndFollowsItsFiles(t *testing.T) {
 		t.Error("somebody without a certificate is answered")
 	}
 	stranger := ours.client()
-	pair, err := tls.LoadX509KeyPair(others.file("scheduler.crt"), others.file("scheduler.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Get(tls.LoadX509KeyPair(others.file("scheduler.crt"), others.file("scheduler.key")))(t)
 	stranger.Transport.(*http.Transport).TLSClientConfig.Certificates = []tls.Certificate{pair}
 	if answered(stranger) {
 		t.Error("somebody with another CA's certificate is answered")
@@ -331,9 +304,7 @@ func TestServeAsksForTheSchedulersCertificateAndFollowsItsFiles(t *testing.T) {
 func TestServeRefusesToStartWithoutUsableFiles(t *testing.T) {
 	p := newPKI(t)
 	p.sign("server", &x509.Certificate{})
-	if err := os.WriteFile(p.file("empty"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(p.file("empty"), nil, 0o600))
 	for name, files := range map[string]Files{
 		"no key":       {Certificate: p.file("server.crt"), Key: p.file("missing")},
 		"another key":  {Certificate: p.file("server.crt"), Key: p.file("ca.key")},
@@ -341,10 +312,7 @@ func TestServeRefusesToStartWithoutUsableFiles(t *testing.T) {
 		"an empty one": {Certificate: p.file("server.crt"), Key: p.file("server.key"), ClientCA: p.file("empty")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 			if err := Serve(t.Context(), listener, files, http.NotFoundHandler(), slog.New(slog.DiscardHandler)); err == nil {
 				t.Error("it serves")
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // Suite is what is run.
@@ -102,10 +103,7 @@ func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 func standIn(t *testing.T, m *drivertest.Machine, class string) string {
 	t.Helper()
 	socket := filepath.Join(m.Dir, "controller-"+class+".sock")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unix", socket))(t)
 	server := grpc.NewServer()
 	csi.RegisterControllerServer(server, &drivertest.Controller{LVMD: m.LVMD, DeviceClass: class})
 	csi.RegisterIdentityServer(server, drivertest.WithController{

@@ -28,6 +28,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/drivertest/conformance"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -118,15 +119,9 @@ func logicalVolumes(t *testing.T) map[string]string {
 // its socket: only an encoded list is complete.
 func volumesOf(t *testing.T, m *drivertest.Machine) (found []string) {
 	t.Helper()
-	conn, err := driver.DialLVMD(m.LVMDSocket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(driver.DialLVMD(m.LVMDSocket()))(t)
 	defer conn.Close()
-	list, err := lvmdv1.NewLVMDClient(conn).ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(lvmdv1.NewLVMDClient(conn).ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{}))(t)
 	for _, v := range list.GetVolumes() {
 		found = append(found, v.GetName())
 	}
@@ -150,24 +145,19 @@ func makeClass(t *testing.T, c *conformance.Controller) {
 	t.Helper()
 	mode, reclaim := storagev1.VolumeBindingWaitForFirstConsumer, v1.PersistentVolumeReclaimDelete
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "carve"}, Provisioner: names.Driver, VolumeBindingMode: &mode, ReclaimPolicy: &reclaim}
-	if _, err := c.Client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}))(t)
 }
 
 // makeClaim makes a claim of 64 MiB that chose the node.
 func makeClaim(t *testing.T, c *conformance.Controller, name string) {
 	t.Helper()
 	class, block := "carve", v1.PersistentVolumeBlock
-	_, err := c.Client.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), &v1.PersistentVolumeClaim{
+	must.Get(c.Client.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), &v1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name), Annotations: map[string]string{volume.AnnSelectedNode: drivertest.NodeName}},
 		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, VolumeMode: &block, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: *resource.NewQuantity(64*mib, resource.BinarySI)}}},
 		Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimPending},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 }
 
 func waitBound(t *testing.T, c *conformance.Controller, name string) {
@@ -182,9 +172,7 @@ func waitBound(t *testing.T, c *conformance.Controller, name string) {
 
 func deleteClaim(t *testing.T, c *conformance.Controller, name string) {
 	t.Helper()
-	if err := c.Client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), name, metav1.DeleteOptions{}))
 }
 
 func waitGone(t *testing.T, c *conformance.Controller, name string) {
@@ -222,10 +210,7 @@ func TestAReplyThatIsLostMakesNoSecondVolume(t *testing.T) {
 	if after := logicalVolumes(t); fmt.Sprint(after) != fmt.Sprint(made) {
 		t.Errorf("the repeated create changed %v to %v", made, after)
 	}
-	pv, err := c.Client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-data", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pv := must.Get(c.Client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-data", metav1.GetOptions{}))(t)
 	id := pv.Spec.CSI.VolumeHandle
 	if _, is := made[id]; !is {
 		t.Fatalf("the PersistentVolume is of %s, made was %v", id, made)
@@ -257,9 +242,7 @@ func TestAReplyThatIsLostMakesNoSecondVolume(t *testing.T) {
 	deleteClaim(t, c, "data")
 	await(t, "lvmd removes the volume", done)
 	// A volume of the same name that is made meanwhile is not the one to delete.
-	if _, err := m.LVMD.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{Name: "other", RequiredBytes: 64 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(m.LVMD.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{Name: "other", RequiredBytes: 64 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}))(t)
 	reconnect()
 	waitGone(t, c, "data")
 	if n := lvmd.count("delete"); n < 2 {
@@ -312,16 +295,11 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 		drivertest.ByHand(t, "lvm", "lvremove", "--yes", drivertest.Group+"/precious", "--config", drivertest.HandConfig)
 	})
 	content := strings.Repeat("what must be kept\n", 1024)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
 	kept := func() {
 		t.Helper()
 		got := make([]byte, len(content))
-		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Open(path))(t)
 		defer f.Close()
 		if n, err := f.ReadAt(got, 0); err != nil || string(got) != content {
 			t.Errorf("the administrator's volume was changed: read %d bytes, %v", n, err)

@@ -29,6 +29,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -77,21 +78,15 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 		}}, nil
 	})
 	// Not t.TempDir: a socket's path may have no more than 107 bytes.
-	dir, err := os.MkdirTemp("", "carve")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "carve"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	log := slog.New(slog.NewTextHandler(w, nil))
 	out := &Controller{Client: client, Socket: filepath.Join(dir, "controller.sock"), address: freeAddress(t),
 		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), log: log}
-	c, err := controller.New(controller.Options{
+	c := must.Get(controller.New(controller.Options{
 		Client: client, Namespace: namespace, UplinkListen: out.address, UplinkHost: uplinkHost, NodeServiceAccount: account,
 		Identity: "test", CSISocket: out.Socket, Version: "test", CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
@@ -102,19 +97,11 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 		}
 	})
 	waittest.Succeeds(t, "the controller is ready", func() error { return c.Ready(ctx) })
-	published, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, trust.CAName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	published := must.Get(client.CoreV1().ConfigMaps(namespace).Get(ctx, trust.CAName, metav1.GetOptions{}))(t)
 	for path, content := range map[string]string{out.ca: published.Data[trust.CABundleKey], out.token: tokenFor(time.Hour)} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
 	}
-	conn, err := grpc.NewClient("unix:"+out.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(grpc.NewClient("unix:"+out.Socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	out.conn, out.CSI = conn, csi.NewControllerClient(conn)
 	return out
@@ -151,10 +138,7 @@ func (c *Controller) Connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect f
 // freeAddress is one of this machine that nobody listens at.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer lis.Close()
 	return lis.Addr().String()
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // Harness is one implementation and something to mount with it.
@@ -55,77 +56,76 @@ func Run(t *testing.T, h Harness) {
 
 func mountAndOff(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must(t, h.Mount(h.Node, dir, h.FSType, []string{"noatime"}))
+	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, []string{"noatime"}))
 	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device})
-	points, err := h.Below(filepath.Dir(dir))
-	must(t, err)
+	points := must.Get(h.Below(filepath.Dir(dir)))(t)
 	if len(points) != 1 || points[0].Path != dir || points[0].Device != h.Device || points[0].Root != "/" ||
 		points[0].FSType != h.FSType || !slices.Contains(points[0].Options, "rw") {
 		t.Errorf("got %+v", points)
 	}
-	must(t, h.Off(dir))
+	must.Succeed(t, h.Off(dir))
 	h.wantAt(t, dir, mount.State{})
 }
 
 func mountReadOnly(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must(t, h.Mount(h.Node, dir, h.FSType, []string{"ro", "nosuid"}))
+	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, []string{"ro", "nosuid"}))
 	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
-	must(t, h.Off(dir))
+	must.Succeed(t, h.Off(dir))
 }
 
 func bindMount(t *testing.T, h Harness) {
 	a, b := h.dir(t, "a"), h.dir(t, "b")
-	must(t, h.Mount(h.Node, a, h.FSType, nil))
-	must(t, h.Bind(a, b, false))
+	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Bind(a, b, false))
 	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device})
-	must(t, h.Off(a))
+	must.Succeed(t, h.Off(a))
 	h.wantAt(t, a, mount.State{})
 	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device})
-	must(t, h.Off(b))
+	must.Succeed(t, h.Off(b))
 }
 
 func bindReadOnly(t *testing.T, h Harness) {
 	a, b, c := h.dir(t, "a"), h.dir(t, "b"), h.dir(t, "c")
-	must(t, h.Mount(h.Node, a, h.FSType, nil))
-	must(t, h.Bind(a, b, true))
+	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Bind(a, b, true))
 	h.wantAt(t, a, mount.State{Mounted: true, Device: h.Device})
 	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
-	must(t, h.Bind(b, c, false))
+	must.Succeed(t, h.Bind(b, c, false))
 	h.wantAt(t, c, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
 	for _, dir := range []string{c, b, a} {
-		must(t, h.Off(dir))
+		must.Succeed(t, h.Off(dir))
 	}
 }
 
 func bindNode(t *testing.T, h Harness) {
 	for _, readOnly := range []bool{false, true} {
 		file := filepath.Join(t.TempDir(), "node")
-		must(t, os.WriteFile(file, nil, 0o600))
-		must(t, h.Bind(h.Node, file, readOnly))
+		must.Succeed(t, os.WriteFile(file, nil, 0o600))
+		must.Succeed(t, h.Bind(h.Node, file, readOnly))
 		h.wantAt(t, file, mount.State{Mounted: true, Device: h.Device, Node: true, ReadOnly: readOnly})
 		size, err := h.NodeSize(file)
 		if err != nil || size != h.Size {
 			t.Errorf("size %d, %v, want %d", size, err, h.Size)
 		}
 		points, err := h.Below(filepath.Dir(file))
-		must(t, err)
+		must.Succeed(t, err)
 		if len(points) != 1 || points[0].FSType != "devtmpfs" || points[0].Device == h.Device {
 			t.Errorf("got %+v", points)
 		}
-		must(t, h.Off(file))
+		must.Succeed(t, h.Off(file))
 		h.wantAt(t, file, mount.State{})
 	}
 }
 
 func offTakesAll(t *testing.T, h Harness) {
 	a, b := h.dir(t, "a"), h.dir(t, "b")
-	must(t, h.Mount(h.Node, a, h.FSType, nil))
-	must(t, h.Bind(a, b, false))
-	must(t, h.Bind(a, b, true))
-	must(t, h.Bind(a, a, false))
-	must(t, h.Off(b))
-	must(t, h.Off(a))
+	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Bind(a, b, false))
+	must.Succeed(t, h.Bind(a, b, true))
+	must.Succeed(t, h.Bind(a, a, false))
+	must.Succeed(t, h.Off(b))
+	must.Succeed(t, h.Off(a))
 	h.wantAt(t, a, mount.State{})
 	h.wantAt(t, b, mount.State{})
 }
@@ -133,29 +133,29 @@ func offTakesAll(t *testing.T, h Harness) {
 func offOfNothing(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
 	file := filepath.Join(dir, "file")
-	must(t, os.WriteFile(file, nil, 0o600))
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	for _, path := range []string{dir, file, filepath.Join(dir, "missing"), filepath.Join(file, "below")} {
-		must(t, h.Off(path))
+		must.Succeed(t, h.Off(path))
 	}
 }
 
 func offOfBusy(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must(t, h.Mount(h.Node, dir, h.FSType, nil))
+	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, nil))
 	release := h.Busy(t, dir)
 	if err := h.Off(dir); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("got %v, want busy", err)
 	}
 	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device})
 	release()
-	must(t, h.Off(dir))
+	must.Succeed(t, h.Off(dir))
 }
 
 func nothingMounted(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
-	must(t, os.WriteFile(file, nil, 0o600))
-	must(t, os.Symlink("/proc", link))
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	must.Succeed(t, os.Symlink("/proc", link))
 	for _, path := range []string{dir, file, link, filepath.Join(dir, "missing"), filepath.Join(file, "below")} {
 		h.wantAt(t, path, mount.State{})
 	}
@@ -164,9 +164,9 @@ func nothingMounted(t *testing.T, h Harness) {
 func cannotMount(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
 	file := filepath.Join(dir, "file")
-	must(t, os.WriteFile(file, nil, 0o600))
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	mounted := h.dir(t, "b")
-	must(t, h.Mount(h.Node, mounted, h.FSType, nil))
+	must.Succeed(t, h.Mount(h.Node, mounted, h.FSType, nil))
 	for name, err := range map[string]error{
 		"the same a second time":    h.Mount(h.Node, mounted, h.FSType, nil),
 		"a missing device":          h.Mount("/dev/carve-no-such", dir, h.FSType, nil),
@@ -179,7 +179,7 @@ func cannotMount(t *testing.T, h Harness) {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	must(t, h.Off(mounted))
+	must.Succeed(t, h.Off(mounted))
 	h.wantAt(t, mounted, mount.State{})
 	h.wantAt(t, dir, mount.State{})
 	points, err := h.Below(filepath.Dir(dir))
@@ -191,9 +191,9 @@ func cannotMount(t *testing.T, h Harness) {
 func links(t *testing.T, h Harness) {
 	source, outside := h.dir(t, "a"), h.dir(t, "outside")
 	link := filepath.Join(t.TempDir(), "link")
-	must(t, os.Symlink(filepath.Dir(outside), link))
-	must(t, os.WriteFile(filepath.Join(filepath.Dir(outside), "file"), nil, 0o600))
-	must(t, h.Mount(h.Node, source, h.FSType, nil))
+	must.Succeed(t, os.Symlink(filepath.Dir(outside), link))
+	must.Succeed(t, os.WriteFile(filepath.Join(filepath.Dir(outside), "file"), nil, 0o600))
+	must.Succeed(t, h.Mount(h.Node, source, h.FSType, nil))
 	through := filepath.Join(link, "outside")
 	for name, err := range map[string]error{
 		"mount on the way":       h.Mount(h.Node, through, h.FSType, nil),
@@ -208,48 +208,47 @@ func links(t *testing.T, h Harness) {
 		t.Error("bound to a link")
 	}
 	// What is mounted behind a link is not taken off through it.
-	must(t, h.Bind(source, outside, false))
+	must.Succeed(t, h.Bind(source, outside, false))
 	if err := h.Off(through); !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("off on the way: got %v", err)
 	}
 	if at, err := h.At(outside); err != nil || !at.Mounted {
 		t.Errorf("got %+v, %v", at, err)
 	}
-	must(t, h.Off(outside))
-	must(t, h.Off(source))
+	must.Succeed(t, h.Off(outside))
+	must.Succeed(t, h.Off(source))
 	h.wantAt(t, outside, mount.State{})
 }
 
 func below(t *testing.T, h Harness) {
 	a := h.dir(t, "a")
 	neighbour := a + "-neighbour"
-	must(t, os.Mkdir(neighbour, 0o700))
-	must(t, h.Mount(h.Node, a, h.FSType, nil))
-	must(t, h.Bind(a, neighbour, true))
+	must.Succeed(t, os.Mkdir(neighbour, 0o700))
+	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Bind(a, neighbour, true))
 	points, err := h.Below(a)
 	if err != nil || len(points) != 0 {
 		t.Errorf("below the mount itself: %+v, %v", points, err)
 	}
 	points, err = h.Below(filepath.Dir(a))
-	must(t, err)
+	must.Succeed(t, err)
 	if len(points) != 2 || points[0].Path != a || points[1].Path != neighbour ||
 		slices.Contains(points[0].Options, "ro") || !slices.Contains(points[1].Options, "ro") || slices.Contains(points[1].FSOptions, "ro") {
 		t.Errorf("got %+v", points)
 	}
-	must(t, h.Off(neighbour))
-	must(t, h.Off(a))
+	must.Succeed(t, h.Off(neighbour))
+	must.Succeed(t, h.Off(a))
 }
 
 func usage(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must(t, h.Mount(h.Node, dir, h.FSType, nil))
-	u, err := h.Usage(dir)
-	must(t, err)
+	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, nil))
+	u := must.Get(h.Usage(dir))(t)
 	if u.TotalBytes <= h.Size/2 || u.TotalBytes > h.Size || u.AvailableBytes <= 0 || u.UsedBytes < 0 ||
 		u.UsedBytes+u.AvailableBytes > u.TotalBytes || (u.TotalInodes > 0) != (h.FSType != "btrfs") || u.UsedInodes+u.FreeInodes != u.TotalInodes {
 		t.Errorf("got %+v", u)
 	}
-	must(t, h.Off(dir))
+	must.Succeed(t, h.Off(dir))
 }
 
 func node(t *testing.T, h Harness) {
@@ -269,7 +268,7 @@ func node(t *testing.T, h Harness) {
 func (h Harness) dir(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
-	must(t, os.Mkdir(dir, 0o700))
+	must.Succeed(t, os.Mkdir(dir, 0o700))
 	return dir
 }
 
@@ -277,12 +276,5 @@ func (h Harness) wantAt(t *testing.T, path string, want mount.State) {
 	t.Helper()
 	if got, err := h.At(path); err != nil || got != want {
 		t.Errorf("%s: got %+v, %v, want %+v", filepath.Base(path), got, err, want)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
