@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestMain is the tests, or cryptsetup when it is called by that name.
@@ -50,10 +52,7 @@ func stand(t *testing.T, status string) (*Cryptsetup, func(file string) string) 
 		t.Fatal(err)
 	}
 	return New(filepath.Join(dir, "cryptsetup"), Usual), func(file string) string {
-		b, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(filepath.Join(dir, file)))(t)
 		return string(b)
 	}
 }
@@ -88,9 +87,7 @@ func TestTheKeyGoesByStandardInputAndNowhereElse(t *testing.T) {
 	for _, test := range calls {
 		t.Run(test.name, func(t *testing.T) {
 			c, file := stand(t, "0")
-			if err := test.call(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, test.call(t.Context(), c))
 			want := ""
 			if test.keyed {
 				want = string(key)

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 const volume = "cvabcdefghijklmnopqrstuvwxyz"
@@ -97,9 +99,7 @@ func TestTheStateOfAVolumeIsInItsHeader(t *testing.T) {
 				test.spoil(test.image)
 			}
 			device := filepath.Join(t.TempDir(), "device")
-			if err := os.WriteFile(device, test.image, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(device, test.image, 0o600))
 			got, err := Inspect(device, volume)
 			if !errors.Is(err, test.err) || err == nil && got != test.want {
 				t.Errorf("%v, error %v; want %v, %v", got, err, test.want, test.err)

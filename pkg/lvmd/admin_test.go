@@ -12,6 +12,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -19,13 +20,9 @@ func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(request("pvc-1", 2))
-	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "admins", Extents: 10}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "admins", Extents: 10}))
 	waittest.Until(t, "the room shrinks", func() bool { return d.available() == testTotal-12 })
-	if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 	waittest.Until(t, "the volume is gone", func() bool { return len(d.list()) == 0 })
 	d.checkModel()
 	scans := m.fake.Commands(lvmfake.OpScan)
@@ -43,10 +40,7 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 	v, other := d.create(request("pvc-1", 2)), d.create(sealed(request("pvc-2", 2)))
 	get := func(id string) *lvmdv1.Volume {
 		t.Helper()
-		r, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: id})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: id}))(t)
 		return r.GetVolume()
 	}
 	m.fake.Renumber(testGroup, v.GetId(), false)

@@ -21,6 +21,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -51,9 +52,7 @@ func (d *daemon) traces(id string) {
 
 func (m *machine) fill(t *testing.T, id string, pattern byte) {
 	t.Helper()
-	if err := m.fake.Fill(testGroup, id, pattern); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, id, pattern))
 }
 
 // zeroed counts the bytes that are zeroed from here on.
@@ -81,9 +80,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 		{"when a volume was removed behind our back", func(t *testing.T, m *machine, d *daemon) *daemon {
 			v := d.create(request("a", testTotal))
 			m.fill(t, v.GetId(), 0x5a)
-			if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 			waittest.Until(t, "it was noticed", func() bool { return d.available() == testTotal })
 			return d
 		}},
@@ -91,9 +88,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			v := d.create(request("a", testTotal))
 			m.fill(t, v.GetId(), 0x5a)
 			d.stop()
-			if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 			return m.start(t)
 		}},
 		{"when somebody else used the space and gave it back", func(t *testing.T, m *machine, d *daemon) *daemon {
@@ -130,10 +125,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			d := c.before(t, m, m.start(t))
 			half := d.create(request("b", testTotal/2))
 			d.traces(half.GetId())
-			resp, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: half.GetId(), RequiredBytes: testTotal * testExtent})
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: half.GetId(), RequiredBytes: testTotal * testExtent}))(t)
 			d.traces(resp.GetVolume().GetId())
 		})
 	}
@@ -169,13 +161,9 @@ func TestWhatADeviceMakesOfADiscardIsItsOwn(t *testing.T) {
 // dirty uses all of the disk, and gives it back, as somebody else would.
 func (m *machine) dirty(t *testing.T) {
 	t.Helper()
-	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: testTotal}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: testTotal}))
 	m.fill(t, "theirs", 0x77)
-	if err := m.fake.Remove(t.Context(), testGroup, []string{"theirs"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{"theirs"}))
 }
 
 func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
@@ -186,9 +174,7 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 	n := m.zeroed()
 	v = d.create(request("b", testTotal/2))
-	if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}))(t)
 	if *n != 0 {
 		t.Errorf("%d bytes were zeroed of what is known to be clean", *n)
 	}
@@ -525,9 +511,7 @@ func generations(t *testing.T, r *rand.Rand) {
 			name := fmt.Sprintf("theirs%d", i)
 			if m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: name, Extents: 1 + r.Int64N(6)}) == nil {
 				m.fill(t, name, 0x7f)
-				if err := m.fake.Remove(t.Context(), testGroup, []string{name}); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{name}))
 			}
 		case n == 17:
 			d.stop()
@@ -567,9 +551,7 @@ func TestAClassSaysHowItsVolumesAreWiped(t *testing.T) {
 			m.config = "- {name: local, default: true, volumeGroup: carve, wipe: " + c.wipe + "}\n"
 			d := m.start(t)
 			v := d.create(request("pvc-1", 8))
-			if err := m.fake.Fill(testGroup, v.GetId(), 0x77); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 0x77))
 			d.delete(v.GetId())
 			waittest.Until(t, "the space is back", func() bool { return d.available() == testTotal })
 			v = d.create(request("pvc-2", 8))

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // anyVolume draws a volume of which anything may be said, or not, but for what is
@@ -69,10 +70,7 @@ func TestAnswersAreReadAsTheyWereWritten(t *testing.T) {
 			&lvmdv1.WatchResponse{Epoch: "e", Generation: rapid.Uint64().Draw(t, "generation"), Volumes: volumes},
 			&lvmdv1.CreateVolumeResponse{Volume: anyVolume(t)},
 		} {
-			encoded, err := proto.Marshal(want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			encoded := must.Get(proto.Marshal(want))(t)
 			got := want.ProtoReflect().New().Interface()
 			if err := reader.Unmarshal(inPieces(t, encoded), got); err != nil || !proto.Equal(want, got) {
 				t.Fatalf("read as %v, was written as %v, error %v", got, want, err)
@@ -87,10 +85,7 @@ func TestAnswersThatAreNoneAreRefused(t *testing.T) {
 	reader := answerReader{protoCodec()}
 	rapid.Check(t, func(t *rapid.T) {
 		list := &lvmdv1.ListVolumesResponse{Volumes: []*lvmdv1.Volume{anyVolume(t), anyVolume(t)}, NextPageToken: "next"}
-		encoded, err := proto.Marshal(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		encoded := must.Get(proto.Marshal(list))(t)
 		cut := encoded[:rapid.IntRange(1, len(encoded)-1).Draw(t, "cut")]
 		theirs := proto.Unmarshal(cut, &lvmdv1.ListVolumesResponse{})
 		if ours := reader.Unmarshal(inPieces(t, cut), &lvmdv1.ListVolumesResponse{}); (ours == nil) != (theirs == nil) {
@@ -114,10 +109,7 @@ func TestWhatIsNotAListIsWrittenAsUsual(t *testing.T) {
 		&lvmdv1.ListVolumesResponse{}, &lvmdv1.ListVolumesResponse{Volumes: []*lvmdv1.Volume{v}},
 		&lvmdv1.ListVolumesResponse{NextPageToken: "a"}, &lvmdv1.GetVolumeResponse{Volume: v},
 	} {
-		written, err := answerWriter{protoCodec(), &listBuffers{}}.Marshal(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		written := must.Get(answerWriter{protoCodec(), &listBuffers{}}.Marshal(want))(t)
 		got := want.ProtoReflect().New().Interface()
 		if err := proto.Unmarshal(written.Materialize(), got); err != nil || !proto.Equal(want, got) {
 			t.Errorf("written as %v, is %v, error %v", got, want, err)

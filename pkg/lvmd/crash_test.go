@@ -14,6 +14,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -310,14 +311,9 @@ func TestAPoolThatGrewAsItsLvmdDiedIsAsLargeAsItIs(t *testing.T) {
 	d := m.start(t)
 	v := d.create(request("pvc-1", 6))
 	died := d.gate.dieNext("pool: extended")
-	h, err := m.fake.Open(testGroup, v.GetId())
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(m.fake.Open(testGroup, v.GetId()))(t)
 	for off := int64(0); off < 6*testExtent; off += 4096 {
-		if _, err := h.WriteAt([]byte{1}, off); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.WriteAt([]byte{1}, off))(t)
 	}
 	<-died
 	d.kill()

@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -127,16 +128,10 @@ func TestADeviceWithAnythingOnItIsNotTouched(t *testing.T) {
 	m.fake.ClaimDisk("vde", true)
 	m.fake.AddDisk(disk("vdf"))
 	other := lvm.NewPhysicalVolumeUUID()
-	if err := m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdf", UUID: other, DataAlignment: 1 << 20}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdf", UUID: other, DataAlignment: 1 << 20}))
 	m.fake.AddDisk(disk("vdg"))
-	if err := m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdg", UUID: lvm.NewPhysicalVolumeUUID(), DataAlignment: 1 << 20}); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.fake.CreateGroup(t.Context(), lvm.GroupOptions{Group: "other", Devices: []string{"/dev/vdg"}, ExtentSize: testExtent}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdg", UUID: lvm.NewPhysicalVolumeUUID(), DataAlignment: 1 << 20}))
+	must.Succeed(t, m.fake.CreateGroup(t.Context(), lvm.GroupOptions{Group: "other", Devices: []string{"/dev/vdg"}, ExtentSize: testExtent}))
 	for name, change := range map[string]func(*lvm.BlockDevice){
 		"vdh": func(b *lvm.BlockDevice) { b.ReadOnly = true },
 		"vdi": func(b *lvm.BlockDevice) { b.Partitions = []string{"vdi1"} },
@@ -165,10 +160,7 @@ func TestADeviceWithAnythingOnItIsNotTouched(t *testing.T) {
 	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 3 {
 		t.Errorf("%d devices were initialised, want the test's two and one", n)
 	}
-	families, err := d.metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(d.metrics.Registry.Gather())(t)
 	refused := 0
 	for _, f := range families {
 		if f.GetName() == "carve_lvmd_device_refused" {

@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -127,9 +128,7 @@ func TestTheKeyOfADeletedVolumeIsGoneBeforeTheAnswer(t *testing.T) {
 		return nil
 	}
 	v := d.create(sealed(fsRequest("pvc-1", 4, "ext4")))
-	if err := m.fake.Fill(testGroup, v.GetId(), 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 7))
 	d.delete(v.GetId())
 	if left, err := m.fake.Encrypted(); err != nil || len(left) > 0 {
 		t.Errorf("encrypted are %q still, error %v", left, err)
@@ -147,9 +146,7 @@ func TestAnEncryptedVolumeInUseIsNotDeleted(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(sealed(fsRequest("pvc-1", 4, "ext4")))
-	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Mount(testGroup, v.GetId()))
 	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeInUse)
 	m.fake.Unmount(testGroup, v.GetId())
@@ -167,18 +164,13 @@ func TestAnEncryptedVolumeGrowsAsItsDeviceDoes(t *testing.T) {
 	}
 	wantSize := func(extents int64) {
 		t.Helper()
-		h, err := m.fake.OpenCrypt(v.GetId())
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(m.fake.OpenCrypt(v.GetId()))(t)
 		defer h.Close()
 		if h.Size() != extents*testExtent {
 			t.Errorf("the device has %d extents, want %d", h.Size()/testExtent, extents)
 		}
 	}
-	if err := grow(d, 6); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, grow(d, 6))
 	wantSize(6)
 	// A retry finishes what an earlier call left.
 	m.fake.After = func(op lvmfake.Op, _ string) error {
@@ -191,14 +183,10 @@ func TestAnEncryptedVolumeGrowsAsItsDeviceDoes(t *testing.T) {
 		t.Error("an expansion succeeds that LVM failed")
 	}
 	m.fake.After = nil
-	if err := grow(d, 8); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, grow(d, 8))
 	wantSize(8)
 	// So does a start.
-	if err := m.fake.Extend(t.Context(), testGroup, v.GetId(), 9); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Extend(t.Context(), testGroup, v.GetId(), 9))
 	d.stop()
 	m.start(t)
 	waittest.Until(t, "the device has grown", func() bool {
@@ -215,9 +203,7 @@ func TestAfterARestartOfLvmdAnEncryptedVolumeIsAsItWas(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	before := d.create(sealed(fsRequest("pvc-1", 4, "ext4")))
-	if err := m.fake.Fill(testGroup, before.GetId(), 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, before.GetId(), 7))
 	d.stop()
 	d = m.start(t)
 	after := d.ready("pvc-1")
@@ -238,9 +224,7 @@ func TestAfterARebootAnEncryptedVolumeIsEmptyFormattedAndSaysSo(t *testing.T) {
 			raw := d.create(sealed(request("pvc-2", 4)))
 			plain := d.create(request("pvc-3", 4))
 			for _, v := range []*lvmdv1.Volume{before, raw, plain} {
-				if err := m.fake.Fill(testGroup, v.GetId(), 7); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 7))
 			}
 			d.reboot()
 			delete(m.formatted, before.GetDevicePath())
@@ -315,9 +299,7 @@ func TestKilledWhileVolumesAreMadeAnew(t *testing.T) {
 		m := newMachine(t)
 		d := m.start(t)
 		was := d.create(sealed(fsRequest("e", 4, "ext4")))
-		if err := m.fake.Fill(testGroup, was.GetId(), 7); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, m.fake.Fill(testGroup, was.GetId(), 7))
 		raw := d.create(sealed(request("f", 4)))
 		d.reboot()
 		var formats atomic.Int64
@@ -376,9 +358,7 @@ func TestAnEncryptedVolumeThatIsRemovedBehindOurBackIsForgotten(t *testing.T) {
 	d := m.start(t)
 	v := d.create(sealed(request("pvc-1", 4)))
 	d.stop()
-	if err := errors.Join(m.fake.ForgetKey(v.GetId()), m.fake.Remove(t.Context(), testGroup, []string{v.GetId()})); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(m.fake.ForgetKey(v.GetId()), m.fake.Remove(t.Context(), testGroup, []string{v.GetId()})))
 	d = m.start(t)
 	if all := d.list(); len(all) > 0 {
 		t.Errorf("volumes %v", all)

@@ -22,6 +22,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -131,9 +132,7 @@ func TestAnErrorOfTheDeviceDelaysTheWipeAndLosesNothing(t *testing.T) {
 	var failures atomic.Int32
 	d := m.start(t)
 	v := d.create(request("pvc-1", 2))
-	if err := m.fake.Fill(testGroup, v.GetId(), 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 7))
 	m.fake.BeforeZero = func(string, string, int64, int64) error {
 		if failures.Add(1) <= 2 {
 			return errors.New("input/output error")
@@ -206,9 +205,7 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if err := c.damage(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.damage())
 			d := m.start(t)
 			if got := d.create(fsRequest("pvc-fs", 8, "ext4")); got.GetId() != fs.GetId() || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
 				t.Errorf("file system: %v", got)
@@ -251,9 +248,7 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 			}
 			return err == nil
 		})
-		if _, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: r.GetName()}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: r.GetName()}))(t)
 	}
 	if n := m.fake.Commands(lvmfake.OpScan); n > 1 {
 		t.Errorf("%d scans", n)

@@ -12,6 +12,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // note notes conditions of the types given.
@@ -30,9 +31,7 @@ func TestWhatTheNodePluginFindsIsToldUntilItIsTakenBack(t *testing.T) {
 	v := d.create(request("pvc-1", 1))
 	before := d.state().GetGeneration()
 	for range 2 {
-		if err := d.note(v.GetId(), "FileSystemReadOnly"); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.note(v.GetId(), "FileSystemReadOnly"))
 	}
 	if now := d.state().GetGeneration(); now != before+1 {
 		t.Errorf("generation %d after noting one thing twice, want %d", now, before+1)
@@ -44,15 +43,11 @@ func TestWhatTheNodePluginFindsIsToldUntilItIsTakenBack(t *testing.T) {
 		}
 	}
 	d.checkModel()
-	if err := d.note(v.GetId()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.note(v.GetId()))
 	if got := d.list()[0]; len(got.GetFound()) != 0 {
 		t.Errorf("found %v after it was taken back", got.GetFound())
 	}
-	if err := d.note(v.GetId(), "FileSystemErrors"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.note(v.GetId(), "FileSystemErrors"))
 	d.stop()
 	d = m.start(t)
 	if got := d.list()[0]; len(got.GetFound()) != 0 {

@@ -27,6 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -221,10 +222,7 @@ func (d *daemon) delete(id string) {
 
 func (d *daemon) list() []*lvmdv1.Volume {
 	d.t.Helper()
-	resp, err := d.client.ListVolumes(d.t.Context(), &lvmdv1.ListVolumesRequest{})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	resp := must.Get(d.client.ListVolumes(d.t.Context(), &lvmdv1.ListVolumesRequest{}))(d.t)
 	return resp.GetVolumes()
 }
 
@@ -233,14 +231,8 @@ func (d *daemon) state() *lvmdv1.WatchResponse {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	defer cancel()
-	w, err := d.client.Watch(ctx, &lvmdv1.WatchRequest{})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	r, err := w.Recv()
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	w := must.Get(d.client.Watch(ctx, &lvmdv1.WatchRequest{}))(d.t)
+	r := must.Get(w.Recv())(d.t)
 	return r
 }
 
@@ -274,16 +266,12 @@ func (d *daemon) checkClean() {
 		records, err := d.journal.all()
 		return err == nil && len(records) == 0
 	})
-	if err := d.machine.fake.Create(d.t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "inspect", Extents: testTotal}); err != nil {
-		d.t.Fatal(err)
-	}
+	must.Succeed(d.t, d.machine.fake.Create(d.t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "inspect", Extents: testTotal}))
 	// What an encrypted volume leaves on the disk says nothing without its key.
 	if n, pattern, _ := d.machine.fake.Traces(testGroup, "inspect"); n > d.machine.fake.Noise(testGroup, "inspect") {
 		d.t.Errorf("%d blocks still show what an earlier volume held, such as %#x", n, pattern)
 	}
-	if err := d.machine.fake.Remove(d.t.Context(), testGroup, []string{"inspect"}); err != nil {
-		d.t.Fatal(err)
-	}
+	must.Succeed(d.t, d.machine.fake.Remove(d.t.Context(), testGroup, []string{"inspect"}))
 	waittest.Until(d.t, "all space is back again", func() bool { return d.available() == testTotal })
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -27,9 +28,7 @@ func TestAnAbsentOrEmptyJournalIsRebuiltWithAWarning(t *testing.T) {
 			d := m.start(t)
 			id := d.create(request("pvc-1", 1)).GetId()
 			d.stop()
-			if err := spoil(filepath.Join(m.state, "journal.db")); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, spoil(filepath.Join(m.state, "journal.db")))
 			var log bytes.Buffer
 			d = m.start(t, func(_ *daemon, o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 			if again := d.create(request("pvc-1", 1)); again.GetId() != id {
@@ -56,18 +55,13 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 	}
 	d.stop()
 	path := filepath.Join(m.state, "journal.db")
-	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Get(os.ReadFile(path))(t)
 	page := os.Getpagesize()
 	rebuilt := 0
 	for at := 0; at < len(whole); at += page {
 		damaged := bytes.Clone(whole)
 		clear(damaged[at:min(at+page, len(damaged))])
-		if err := os.WriteFile(path, damaged, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, damaged, 0o600))
 		var log bytes.Buffer
 		d := m.start(t, func(_ *daemon, o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 		found := map[string]string{}
@@ -84,14 +78,9 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 		d.delete(d.create(request("pvc-more", 1)).GetId())
 		waittest.Until(t, "the volume is gone", func() bool { return d.available() == room })
 		d.stop()
-		aside, err := filepath.Glob(path + ".damaged-*")
-		if err != nil {
-			t.Fatal(err)
-		}
+		aside := must.Get(filepath.Glob(path + ".damaged-*"))(t)
 		for _, file := range aside {
-			if err := os.Remove(file); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(file))
 		}
 		rebuilt += len(aside)
 		if warned := strings.Contains(log.String(), "rebuilt from the volumes' tags"); warned != (len(aside) > 0) {
@@ -107,9 +96,7 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 // TestAJournalThatCannotBeOpenedIsNotTakenForDamaged has the kernel refuse the file.
 func TestAJournalThatCannotBeOpenedIsNotTakenForDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
-	if err := os.MkdirAll(filepath.Join(path, "in it"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(path, "in it"), 0o700))
 	j, _, aside, err := openJournal(path)
 	if !errors.Is(err, syscall.EISDIR) || aside != "" {
 		t.Errorf("opened %v, moved aside %q, error %v; want EISDIR", j, aside, err)

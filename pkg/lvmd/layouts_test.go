@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -222,14 +223,9 @@ func TestAClassThatComesLaterKnowsWhatIsFreeWhere(t *testing.T) {
 	d := m.start(t)
 	d.create(request("pvc-1", 10)) // LVM chooses the device
 	scans := m.fake.Commands(lvmfake.OpScan)
-	c, err := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+m.config+
-		"- {name: raid5, volumeGroup: carve, type: raid5, stripes: 2}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Reload(c); err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+m.config+
+		"- {name: raid5, volumeGroup: carve, type: raid5, stripes: 2}\n")))(t)
+	must.Succeed(t, d.Reload(c))
 	if got := d.classNamed("raid5").GetMaximumVolumeSizeBytes() / testExtent; got != 10 {
 		t.Errorf("the largest volume has %d extents, want 10: two stripes of what 16 less 10 and bookkeeping leave", got)
 	}

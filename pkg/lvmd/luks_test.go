@@ -12,6 +12,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -88,15 +89,10 @@ func TestWhatAVolumeThatItsUserEncryptsCannotHave(t *testing.T) {
 // the header and behind it.
 func (d *daemon) holdsPattern(id string, at int64) bool {
 	d.t.Helper()
-	h, err := d.machine.fake.OpenInUse(testGroup, id)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	h := must.Get(d.machine.fake.OpenInUse(testGroup, id))(d.t)
 	defer h.Close()
 	b := make([]byte, 4096)
-	if _, err := h.ReadAt(b, at); err != nil {
-		d.t.Fatal(err)
-	}
+	must.Get(h.ReadAt(b, at))(d.t)
 	return b[0] == 0x77
 }
 
@@ -105,9 +101,7 @@ func TestWhereTheHeaderWillBeNothingOfAnEarlierTenantIsLeft(t *testing.T) {
 	m.config = "- {name: local, default: true, volumeGroup: carve, wipe: none}\n"
 	d := m.start(t)
 	old := d.create(request("pvc-1", testTotal))
-	if err := m.fake.Fill(testGroup, old.GetId(), 0x77); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, old.GetId(), 0x77))
 	d.delete(old.GetId())
 	waittest.Until(t, "the space is back", func() bool { return d.available() == testTotal })
 	v := d.create(kept(fsRequest("pvc-2", 8, "ext4")))
@@ -132,9 +126,7 @@ func TestTheHeaderOfADeletedVolumeIsErasedFirstWhateverItsClassSays(t *testing.T
 			}
 			d := m.start(t)
 			v := d.create(kept(request("pvc-1", 4)))
-			if err := m.fake.Fill(testGroup, v.GetId(), 0x77); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 0x77))
 			erased := make(chan [2]int64, 100)
 			m.fake.BeforeZero = func(_, _ string, off, length int64) error {
 				select {
@@ -176,9 +168,7 @@ func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
 				t.Fatalf("journals %q, error %v", journals, err)
 			}
 			for _, file := range journals {
-				if err := os.Remove(file); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, os.Remove(file))
 			}
 			m.fake.BeforeZero = func(_, volume string, _, _ int64) error {
 				t.Errorf("%s is cleared", volume)

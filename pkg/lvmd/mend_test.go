@@ -12,6 +12,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -36,9 +37,7 @@ func TestWhatAKilledExpansionLeftTornIsMendedBeforeAnythingElse(t *testing.T) {
 				_, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: extents * testExtent})
 				return err
 			}
-			if err := grow(3); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, grow(3))
 			if extends, mends := m.fake.Commands(lvmfake.OpExtend), m.fake.Commands(lvmfake.OpMend); extends != 1 || mends != 0 {
 				t.Errorf("an expansion takes %d commands, and %d that mend", extends, mends)
 			}

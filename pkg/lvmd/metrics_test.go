@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -19,10 +20,7 @@ import (
 // prefix that all have; of histograms, how much they counted.
 func samples(t testing.TB, s *Service) map[string]float64 {
 	t.Helper()
-	families, err := s.metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(s.metrics.Registry.Gather())(t)
 	found := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -148,10 +146,7 @@ func TestMetricsTellOfThinPools(t *testing.T) {
 // TestEveryMetricIsDocumented holds the registry against the page that lists
 // the metrics, both ways.
 func TestEveryMetricIsDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/operations.md"))(t)
 	documented := map[string]bool{}
 	for _, row := range regexp.MustCompile("(?m)^\\| (`carve_lvmd_.*?) \\|").FindAllStringSubmatch(string(page), -1) {
 		for _, name := range regexp.MustCompile("`(carve_lvmd_[a-z_]+)`").FindAllStringSubmatch(row[1], -1) {

@@ -13,16 +13,14 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // volumeNames are those of everything in the test group.
 func (m *machine) volumeNames(t *testing.T) []string {
 	t.Helper()
-	found, err := m.fake.Scan(t.Context(), []string{testGroup})
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)
 	var names []string
 	for _, lv := range found[0].Volumes {
 		names = append(names, lv.Name)
@@ -64,9 +62,7 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 	m := thinMachine(t, "size: 40Mi")
 	make := func(all []lvm.CreateOptions) {
 		for _, o := range all {
-			if err := m.fake.Create(t.Context(), o); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.fake.Create(t.Context(), o))
 		}
 	}
 	make(before)
@@ -101,9 +97,7 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 
 func TestRemnantsOfAPoolAreKnownWithoutAJournal(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
-	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{tagPool}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{tagPool}}))
 	m.start(t)
 	if got := m.volumeNames(t); !slices.Equal(got, []string{"pool"}) || m.fake.Commands(lvmfake.OpCreatePool) != 1 {
 		t.Errorf("volumes %q", got)

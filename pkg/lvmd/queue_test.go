@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -22,10 +23,7 @@ func (q *queue) depth() int { return q.state().waiting }
 
 func TestTurnsComeInTheOrderOfAsking(t *testing.T) {
 	q := newQueue(100, maxWait)
-	first, err := q.take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(q.take(t.Context()))(t)
 	var mu sync.Mutex
 	var order []int
 	var wg sync.WaitGroup
@@ -52,10 +50,7 @@ func TestTurnsComeInTheOrderOfAsking(t *testing.T) {
 
 func TestWhoeverGivesUpWaitingIsPassedOver(t *testing.T) {
 	q := newQueue(100, maxWait)
-	first, err := q.take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(q.take(t.Context()))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	gaveUp := make(chan error, 1)
 	go func() {
@@ -68,10 +63,7 @@ func TestWhoeverGivesUpWaitingIsPassedOver(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	first()
-	done, err := q.take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	done := must.Get(q.take(t.Context()))(t)
 	done()
 	if _, err := q.take(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled caller gets %v", err)
@@ -80,10 +72,7 @@ func TestWhoeverGivesUpWaitingIsPassedOver(t *testing.T) {
 
 func TestTooManyWaitersAreRefusedAtOnce(t *testing.T) {
 	q := newQueue(1, maxWait)
-	done, err := q.take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	done := must.Get(q.take(t.Context()))(t)
 	go func() {
 		if second, err := q.take(t.Context()); err == nil {
 			second()
@@ -124,10 +113,7 @@ func TestNoTwoHaveTheTurnAndNoneIsLost(t *testing.T) {
 	if turns.Load() < 67 || q.depth() != 0 {
 		t.Errorf("%d turns, %d wait", turns.Load(), q.depth())
 	}
-	done, err := q.take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	done := must.Get(q.take(t.Context()))(t)
 	done()
 }
 

@@ -15,6 +15,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/rapidtest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -104,9 +105,7 @@ func (h *history) create(r *rapid.T) {
 	if n, pattern, err := h.machine.fake.Traces(testGroup, v.GetId()); err != nil || n > 0 {
 		r.Fatalf("new volume shows %d blocks of %#x, error %v", n, pattern, err)
 	}
-	if err := h.machine.fake.Fill(testGroup, v.GetId(), byte(h.next%255)+1); err != nil {
-		r.Fatal(err)
-	}
+	must.Succeed(r, h.machine.fake.Fill(testGroup, v.GetId(), byte(h.next%255)+1))
 	again, err := h.daemon.client.CreateVolume(h.t.Context(), q)
 	if err != nil || again.GetVolume().GetId() != v.GetId() {
 		r.Fatalf("a retry gives %v, error %v", again, err)
@@ -156,9 +155,7 @@ func (h *history) mount(r *rapid.T) {
 		delete(h.mounted, name)
 		return
 	}
-	if err := h.machine.fake.Mount(testGroup, h.volumes[name].GetId()); err != nil {
-		r.Fatal(err)
-	}
+	must.Succeed(r, h.machine.fake.Mount(testGroup, h.volumes[name].GetId()))
 	h.mounted[name] = true
 }
 
@@ -166,9 +163,7 @@ func (h *history) mount(r *rapid.T) {
 func (h *history) administer(r *rapid.T) {
 	ctx := h.t.Context()
 	if h.admins > 0 && rapid.Bool().Draw(r, "remove") {
-		if err := h.machine.fake.Remove(ctx, testGroup, []string{fmt.Sprintf("admins-%d", h.admins)}); err != nil {
-			r.Fatal(err)
-		}
+		must.Succeed(r, h.machine.fake.Remove(ctx, testGroup, []string{fmt.Sprintf("admins-%d", h.admins)}))
 		h.admins--
 		return
 	}
@@ -209,9 +204,7 @@ func (h *history) maximum(r *rapid.T) {
 	if err != nil {
 		r.Fatalf("%d extents: %v", room, err)
 	}
-	if _, err := h.daemon.client.DeleteVolume(h.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: resp.GetVolume().GetId()}); err != nil {
-		r.Fatal(err)
-	}
+	must.Get(h.daemon.client.DeleteVolume(h.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: resp.GetVolume().GetId()}))(r)
 }
 
 // check holds what is reported against what was acknowledged.

@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // BenchmarkReads measures what callers of the socket wait for answers that run
@@ -33,9 +34,7 @@ func BenchmarkReads(b *testing.B) {
 			b.Run("first page of 100", func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := client.ListVolumes(b.Context(), &lvmdv1.ListVolumesRequest{PageSize: 100}); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(client.ListVolumes(b.Context(), &lvmdv1.ListVolumesRequest{PageSize: 100}))(b)
 				}
 			})
 		})
@@ -48,27 +47,15 @@ func benchClient(b *testing.B, held int) lvmdv1.LVMDClient {
 	fake := lvmfake.New()
 	fake.AddGroup(testGroup, testExtent, 2000)
 	fake.SetMetadataLimit(testGroup, 16<<20)
-	c, err := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+oneClass))
-	if err != nil {
-		b.Fatal(err)
-	}
+	c := must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+oneClass)))(b)
 	state := stateDir(b)
-	s, err := New(b.Context(), Options{Config: c, LVM: fake, StateDir: state, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		b.Fatal(err)
-	}
-	l, err := Listen(filepath.Join(state, "lvmd.sock"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	s := must.Get(New(b.Context(), Options{Config: c, LVM: fake, StateDir: state, Log: slog.New(slog.DiscardHandler)}))(b)
+	l := must.Get(Listen(filepath.Join(state, "lvmd.sock")))(b)
 	server := grpc.NewServer(append(s.ServerOptions(), grpc.ChainUnaryInterceptor(s.Interceptor()))...)
 	s.Register(server)
 	s.Start()
 	go server.Serve(l)
-	conn, err := Dial(l.Addr().String())
-	if err != nil {
-		b.Fatal(err)
-	}
+	conn := must.Get(Dial(l.Addr().String()))(b)
 	b.Cleanup(func() {
 		conn.Close()
 		if err := StopServer(server, s); err != nil {
@@ -77,9 +64,7 @@ func benchClient(b *testing.B, held int) lvmdv1.LVMDClient {
 	})
 	client := lvmdv1.NewLVMDClient(conn)
 	for i := range held {
-		if _, err := client.CreateVolume(b.Context(), request(fmt.Sprintf("held-%d", i), 1)); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(client.CreateVolume(b.Context(), request(fmt.Sprintf("held-%d", i), 1)))(b)
 	}
 	return client
 }

@@ -16,6 +16,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -29,10 +30,7 @@ func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
 		waittest.Until(t, "the list is right", func() bool { return d.listDiffers() == "" })
 	}
 	same()
-	r, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 5 * testExtent})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 5 * testExtent}))(t)
 	listed := d.list()
 	i := slices.IndexFunc(listed, func(l *lvmdv1.Volume) bool { return l.GetId() == v.GetId() })
 	if len(listed) != 2 || !proto.Equal(listed[i], r.GetVolume()) {
@@ -60,9 +58,7 @@ func TestAListCostsNoAllocationPerVolume(t *testing.T) {
 		d.create(request(fmt.Sprintf("v-%d", i), 1))
 	}
 	allocations := testing.AllocsPerRun(20, func() {
-		if _, err := d.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(d.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{}))(t)
 	})
 	if allocations > held/2 {
 		t.Errorf("%v allocations for %d volumes", allocations, held)
@@ -118,10 +114,7 @@ func TestClassesAreListedAsWatchersAreToldThem(t *testing.T) {
 	d := m.start(t)
 	check := func(room int64) {
 		t.Helper()
-		r, err := d.client.ListClasses(t.Context(), &lvmdv1.ListClassesRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(d.client.ListClasses(t.Context(), &lvmdv1.ListClassesRequest{}))(t)
 		told := d.state().GetClasses()
 		if len(r.GetClasses()) != 2 || len(told) != 2 {
 			t.Fatalf("%d classes are listed and %d told", len(r.GetClasses()), len(told))

@@ -9,15 +9,13 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func parse(t *testing.T, classes string) *config.Config {
 	t.Helper()
-	c, err := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes)))(t)
 	return c
 }
 
@@ -25,20 +23,10 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(request("a", 4))
-	w, err := d.client.Watch(t.Context(), &lvmdv1.WatchRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Reload(parse(t, "- {name: local, volumeGroup: carve, reserve: 10Mi, wipe: zero}\n- {name: other, default: true, volumeGroup: carve}\n")); err != nil {
-		t.Fatal(err)
-	}
-	r, err := w.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(d.client.Watch(t.Context(), &lvmdv1.WatchRequest{}))(t)
+	must.Get(w.Recv())(t)
+	must.Succeed(t, d.Reload(parse(t, "- {name: local, volumeGroup: carve, reserve: 10Mi, wipe: zero}\n- {name: other, default: true, volumeGroup: carve}\n")))
+	r := must.Get(w.Recv())(t)
 	if !r.GetFull() || len(r.GetClasses()) != 2 || len(r.GetVolumes()) != 1 {
 		t.Errorf("watchers are told %v", r)
 	}
@@ -54,13 +42,9 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 	if err := d.Reload(parse(t, "- {name: other, default: true, volumeGroup: carve}\n")); err != nil {
 		t.Error(err)
 	}
-	if r, err = w.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	r = must.Get(w.Recv())(t)
 	for !r.GetFull() {
-		if r, err = w.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		r = must.Get(w.Recv())(t)
 	}
 	if len(r.GetClasses()) != 1 {
 		t.Errorf("watchers are told %v", r)

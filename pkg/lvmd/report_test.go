@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestEveryLetterOfTheAttributesMakesItsCondition has every letter that lvs(8) lists
@@ -80,10 +81,7 @@ func wanted(kind string) []string {
 
 func conditionsOfAttr(t *testing.T, attr string, layout lvm.Layout, d lvm.Device, active bool) (kinds []string) {
 	t.Helper()
-	a, err := lvm.ParseAttr(attr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(lvm.ParseAttr(attr))(t)
 	for _, c := range conditionsOf(&lvm.Volume{Attr: a, Layout: layout}, d, active) {
 		if c.GetMessage() == "" {
 			t.Errorf("%s: condition %s says nothing", attr, c.GetType())

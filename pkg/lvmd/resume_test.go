@@ -13,16 +13,14 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // resume begins a stream where the mirror's ended.
 func (m *mirror) resume(ctx context.Context, d *daemon) grpcStream {
 	d.t.Helper()
-	w, err := d.client.Watch(ctx, &lvmdv1.WatchRequest{Epoch: m.epoch, Generation: m.generation})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	w := must.Get(d.client.Watch(ctx, &lvmdv1.WatchRequest{Epoch: m.epoch, Generation: m.generation}))(d.t)
 	return w
 }
 
@@ -35,10 +33,7 @@ func (d *daemon) first(epoch string, generation uint64) *lvmdv1.WatchResponse {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	defer cancel()
-	r, err := (&mirror{epoch: epoch, generation: generation}).resume(ctx, d).Recv()
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	r := must.Get((&mirror{epoch: epoch, generation: generation}).resume(ctx, d).Recv())(d.t)
 	return r
 }
 
@@ -53,9 +48,7 @@ func TestAResumedStreamBeginsWithWhatChangedMeanwhile(t *testing.T) {
 		len(r.GetVolumes())+len(r.GetRemovedVolumeIds())+len(r.GetClasses()) != 0 {
 		t.Errorf("nothing happened, message %v", r)
 	}
-	if _, err := d.client.ExpandVolume(t.Context(), expandRequest(grown.GetId(), 3)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(d.client.ExpandVolume(t.Context(), expandRequest(grown.GetId(), 3)))(t)
 	made := d.create(request("made", 1))
 	d.delete(gone.GetId())
 	short := d.create(request("short", 1))
@@ -83,9 +76,7 @@ func TestAStreamThatCannotBeResumedBeginsWithTheFullState(t *testing.T) {
 	d := m.start(t)
 	d.create(request("a", 1))
 	before := d.state()
-	if err := d.Reload(parse(t, oneClass)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Reload(parse(t, oneClass)))
 	reloaded := d.state()
 	for _, c := range []struct {
 		name       string
@@ -159,10 +150,7 @@ func TestWhoResumesAtRandomSeesWhatIsThere(t *testing.T) {
 				stream, breakOff = seen.resume(ctx, d), cancel
 				seen.resumed = true
 			}
-			message, err := stream.Recv()
-			if err != nil {
-				r.Fatal(err)
-			}
+			message := must.Get(stream.Recv())(r)
 			seen.take(t, message)
 		}
 		ids, plugged := []string{}, true

@@ -8,38 +8,29 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestOnlyOneLvmdHasAStateDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "made", "if", "needed")
-	release, err := LockStateDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	release := must.Get(LockStateDir(dir))(t)
 	if _, err := LockStateDir(dir); err == nil || !strings.Contains(err.Error(), "another lvmd is running") {
 		t.Errorf("error %v", err)
 	}
 	release()
-	release, err = LockStateDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	release = must.Get(LockStateDir(dir))(t)
 	release()
 }
 
 func TestOnlyOneLvmdRunsOnANode(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "lvm")
-	release, err := LockNode(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	release := must.Get(LockNode(dir))(t)
 	if _, err := LockNode(dir); err == nil || !strings.Contains(err.Error(), "another lvmd is running") {
 		t.Errorf("error %v, want one about another lvmd", err)
 	}
 	release()
-	if release, err = LockNode(dir); err != nil {
-		t.Fatal(err)
-	}
+	release = must.Get(LockNode(dir))(t)
 	release()
 }
 
@@ -55,9 +46,7 @@ func TestAStaleSocketIsReplacedAndIsItsOwnersAlone(t *testing.T) {
 	}
 	// What ends without a word leaves its socket behind.
 	first.Close()
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(os.Stat(path))(t)
 	second, err := Listen(path)
 	if err != nil {
 		t.Fatal(err)
@@ -89,9 +78,7 @@ func TestASocketThatSomebodyAnswersOnIsLeftAlone(t *testing.T) {
 
 func TestAFileInTheSocketsPlaceIsLeftAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lvmd.sock")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("precious"), 0o600))
 	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("error %v", err)
 	}

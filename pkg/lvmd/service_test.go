@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -312,9 +313,7 @@ func TestADeletedVolumeIsGoneAtOnceAndItsSpaceOnceItIsClean(t *testing.T) {
 	goOn := make(chan struct{})
 	d := m.start(t)
 	v := d.create(request("pvc-1", 3))
-	if err := m.fake.Fill(testGroup, v.GetId(), 0xaa); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 0xaa))
 	m.fake.BeforeZero = func(_, volume string, _, _ int64) error {
 		if volume == v.GetId() {
 			<-goOn
@@ -344,9 +343,7 @@ func TestAMountedVolumeIsNotDeleted(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(request("pvc-1", 1))
-	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Mount(testGroup, v.GetId()))
 	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-1"})
 	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeInUse)
 	m.fake.Unmount(testGroup, v.GetId())

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -36,9 +37,7 @@ func TestADiskThatDoesNotAnswerHoldsUpNoOtherGroup(t *testing.T) {
 	disk.silent.Store(true)
 	<-disk.asked
 	for _, group := range []string{testGroup, "large"} {
-		if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: group, Volume: "theirs", Extents: testTotal}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: group, Volume: "theirs", Extents: testTotal}))
 	}
 	waittest.Until(t, "what others did to the other group is noticed", func() bool { return room(1) == 0 })
 	if got := room(0); got != 2*testTotal*testExtent {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -209,10 +210,7 @@ func (l *lineage) check(t *testing.T, m *machine) {
 	for _, v := range d.list() {
 		d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	}
-	snapshots, err := d.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	snapshots := must.Get(d.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{}))(t)
 	for _, s := range snapshots.GetSnapshots() {
 		waittest.Until(t, "the snapshot can be deleted", func() bool {
 			_, err := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Id: s.GetId()})

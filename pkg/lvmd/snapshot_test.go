@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -26,9 +27,7 @@ func (g *gate) Untag(ctx context.Context, group, volume, tag string) error {
 // loseJournal is what a new disk under the state directory does.
 func (m *machine) loseJournal(t *testing.T) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(m.state, "journal.db")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(m.state, "journal.db")))
 }
 
 func (d *daemon) snapshot(name, source string) *lvmdv1.Snapshot {
@@ -60,9 +59,7 @@ func from(r *lvmdv1.CreateVolumeRequest, id string) *lvmdv1.CreateVolumeRequest 
 
 func (d *daemon) fill(id string, pattern byte) {
 	d.t.Helper()
-	if err := d.machine.fake.Fill(testGroup, id, pattern); err != nil {
-		d.t.Fatal(err)
-	}
+	must.Succeed(d.t, d.machine.fake.Fill(testGroup, id, pattern))
 }
 
 // shows checks that a volume holds a pattern in so many extents, and zeroes
@@ -157,10 +154,7 @@ func TestSnapshotsAreNoVolumesAndListInPages(t *testing.T) {
 	}
 	token, pages := "", 0
 	for {
-		resp, err := d.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{PageSize: 2, PageToken: token, SourceVolumeId: v.GetId()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(d.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{PageSize: 2, PageToken: token, SourceVolumeId: v.GetId()}))(t)
 		pages++
 		for _, s := range resp.GetSnapshots() {
 			if !want[s.GetId()] {
@@ -254,9 +248,7 @@ func TestAThinVolumeIsClonedWhileItIsMounted(t *testing.T) {
 	m := snapshotMachine(t)
 	d := m.start(t)
 	v := d.create(fsRequest("v", 4, "ext4"))
-	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Mount(testGroup, v.GetId()))
 	formats := len(m.formatted)
 	c := d.create(from(fsRequest("c", 1, "ext4"), v.GetId()))
 	if c.GetFsType() != "ext4" || c.GetSource().GetVolumeId() != v.GetId() || len(m.formatted) != formats {
@@ -272,9 +264,7 @@ func TestAThickVolumeIsClonedByACopyUnlessItIsInUse(t *testing.T) {
 	d := m.start(t)
 	v := d.create(request("v", 3))
 	d.fill(v.GetId(), 0x33)
-	if err := m.fake.Mount(testGroup, v.GetId()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Mount(testGroup, v.GetId()))
 	_, err := d.client.CreateVolume(t.Context(), from(request("c", 5), v.GetId()))
 	wantCode(t, err, codes.FailedPrecondition, "VOLUME_IN_USE")
 	m.fake.Unmount(testGroup, v.GetId())
@@ -354,13 +344,8 @@ func TestVolumesAreCopiedIntoAndOutOfPools(t *testing.T) {
 	m.config += "- {name: local, volumeGroup: carve}\n"
 	d := m.start(t)
 	v := d.create(request("v", 4))
-	h, err := m.fake.Open(testGroup, v.GetId())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.WriteAt([]byte{0x44}, 0); err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(m.fake.Open(testGroup, v.GetId()))(t)
+	must.Get(h.WriteAt([]byte{0x44}, 0))(t)
 	h.Close()
 	thick := from(request("thick", 4), v.GetId())
 	thick.DeviceClass = "local"

@@ -10,6 +10,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestAnIdentitySurvivesItsTags(t *testing.T) {
@@ -50,9 +51,7 @@ func TestAnIdentitySurvivesItsTags(t *testing.T) {
 
 func TestTagsThatMakeNoSenseAreAnError(t *testing.T) {
 	good := []string{tagMarker, "carve.name=a", "carve.class=b", "carve.mode=filesystem", "carve.fs=ext4:u", "carve.req=1:0"}
-	if _, err := identityFromTags(good); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(identityFromTags(good))(t)
 	for _, c := range []struct{ name, from, to string }{
 		{"no name", "carve.name=a", "x"},
 		{"no class", "carve.class=b", "x"},

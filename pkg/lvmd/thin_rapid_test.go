@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -82,10 +83,7 @@ func (h *thinHistory) settled(r *rapid.T) int64 {
 	for _, p := range h.daemon.pools() {
 		h.daemon.lookAtPool(p)
 	}
-	s, err := h.machine.fake.PoolStatus(testGroup, "pool")
-	if err != nil {
-		r.Fatal(err)
-	}
+	s := must.Get(h.machine.fake.PoolStatus(testGroup, "pool"))(r)
 	var sum int64
 	for _, v := range h.volumes {
 		sum += int64(len(v.contents))
@@ -130,18 +128,13 @@ func (h *thinHistory) write(r *rapid.T) {
 	}
 	at := rapid.IntRange(0, len(v.contents)-1).Draw(r, "extent")
 	pattern := byte(rapid.IntRange(1, 255).Draw(r, "pattern"))
-	handle, err := h.machine.fake.Open(testGroup, v.id)
-	if err != nil {
-		r.Fatal(err)
-	}
+	handle := must.Get(h.machine.fake.Open(testGroup, v.id))(r)
 	defer handle.Close()
 	b := make([]byte, testExtent)
 	for i := range b {
 		b[i] = pattern
 	}
-	if _, err := handle.WriteAt(b, int64(at)*testExtent); err != nil {
-		r.Fatal(err)
-	}
+	must.Get(handle.WriteAt(b, int64(at)*testExtent))(r)
 	v.contents[at] = pattern
 }
 
@@ -265,10 +258,7 @@ func (h *thinHistory) check(r *rapid.T) {
 
 // holds checks the first block of each of a volume's extents.
 func (h *thinHistory) holds(r *rapid.T, v *thinVolume) {
-	handle, err := h.machine.fake.Open(testGroup, v.id)
-	if err != nil {
-		r.Fatal(err)
-	}
+	handle := must.Get(h.machine.fake.Open(testGroup, v.id))(r)
 	defer handle.Close()
 	b := make([]byte, 4096)
 	for i, want := range v.contents {

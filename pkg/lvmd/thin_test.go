@@ -16,6 +16,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -80,15 +81,10 @@ func TestAPoolThatCannotBeIsARefusedConfiguration(t *testing.T) {
 		{"a share of the group that is smaller than the metadata", "size: 1%", nil, "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 12582912 bytes are needed"},
 		{"a pool larger than the group", "size: 1Gi", nil, "deviceClasses[0].thin.size: a pool of 1073741824 bytes, with 4194304 bytes of metadata and as much again for its repair, needs 1082130432 bytes of volume group \"carve\", of which 268435456 are free"},
 		{"a name that is taken", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
-			if err := f.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, f.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1}))
 		}, "is no thin pool"},
 		{"a pool that shows old data", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
-			err := f.CreatePool(t.Context(), lvm.PoolOptions{Group: testGroup, Pool: "pool", Extents: 5, MetadataBytes: testExtent, ChunkSize: 64 << 10})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, f.CreatePool(t.Context(), lvm.PoolOptions{Group: testGroup, Pool: "pool", Extents: 5, MetadataBytes: testExtent, ChunkSize: 64 << 10}))
 			f.SetPoolZeroing(testGroup, "pool", false)
 		}, "lvchange --zero y carve/pool"},
 	} {
@@ -119,9 +115,7 @@ func TestThinVolumesCostOneCommandAndNoWipe(t *testing.T) {
 	waittest.Until(t, "the room is back", func() bool { return d.available() == 12 })
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 21 * testExtent})
 	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
-	if _, err := d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 20 * testExtent}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 20 * testExtent}))(t)
 	if got := d.available(); got != 0 {
 		t.Errorf("%d extents are left", got)
 	}
@@ -145,9 +139,7 @@ func TestNoThinVolumeShowsWhatAnEarlierOneHeld(t *testing.T) {
 		if n, pattern, err := m.fake.Traces(testGroup, v.GetId()); n > 0 || err != nil {
 			t.Errorf("generation %d shows %d blocks of %#x, error %v", generation, n, pattern, err)
 		}
-		if err := m.fake.Fill(testGroup, v.GetId(), byte(0xa0+generation)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), byte(0xa0+generation)))
 		waittest.Until(t, "the pool's fullness is seen", func() bool { return d.hasCondition("PoolFull") })
 		d.delete(v.GetId())
 		waittest.Until(t, "the room is back", func() bool { return d.available() == 10 })
@@ -161,9 +153,7 @@ func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
 		t.Errorf("%d extents are available, want 3 times half of 10", got)
 	}
 	a := d.create(request("a", 4))
-	if err := m.fake.Fill(testGroup, a.GetId(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, a.GetId(), 1))
 	// 4 of 10 are used: one is left below the threshold, or 6 that could be
 	// written full.
 	waittest.Until(t, "the use is seen", func() bool { return d.available() == 6 })
@@ -177,9 +167,7 @@ func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
 	if d.hasCondition("PoolDataHigh") {
 		t.Error("there is a condition already")
 	}
-	if err := m.fake.Fill(testGroup, b.GetId(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, b.GetId(), 1))
 	waittest.Until(t, "there is a condition", func() bool { return d.hasCondition("PoolDataHigh") && d.hasCondition("PoolFull") })
 	if got := d.available(); got != 0 {
 		t.Errorf("%d extents are available", got)
@@ -246,10 +234,7 @@ func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	d := m.start(t)
 	p := d.pools()[0]
-	done, err := d.take(t.Context(), p.group)
-	if err != nil {
-		t.Fatal(err)
-	}
+	done := must.Get(d.take(t.Context(), p.group))(t)
 	m.fake.Deactivate()
 	looked := make(chan struct{})
 	go func() {
@@ -260,9 +245,7 @@ func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	if d.hasCondition("PoolInactive") || d.available() == 0 {
 		t.Error("it is called missing")
 	}
-	if err := m.fake.Activate(t.Context(), []string{testGroup}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Activate(t.Context(), []string{testGroup}))
 	done()
 	<-looked
 	if d.hasCondition("PoolInactive") {
@@ -277,16 +260,11 @@ func TestAPoolGrowsWhenItFillsUpAndSaysWhenItCannot(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%, autoExtend: {step: 8Mi, limit: 64Mi}")
 	d := m.start(t)
 	v := d.create(request("a", 12))
-	h, err := m.fake.Open(testGroup, v.GetId())
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(m.fake.Open(testGroup, v.GetId()))(t)
 	write := func(extents int64) {
 		t.Helper()
 		for off := int64(0); off < extents*testExtent; off += 4096 {
-			if _, err := h.WriteAt([]byte{1}, off); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.WriteAt([]byte{1}, off))(t)
 		}
 	}
 	size := func() int64 { return d.class().GetTotalBytes() / 3 / testExtent }
@@ -310,9 +288,7 @@ func TestAPoolThatCouldNotGrowIsTriedAgainSoon(t *testing.T) {
 	}
 	d := m.start(t)
 	v := d.create(request("a", 6))
-	if err := m.fake.Fill(testGroup, v.GetId(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 1))
 	waittest.Until(t, "it has grown all the same", func() bool { return d.class().GetTotalBytes() > 3*10*testExtent })
 	d.checkModel()
 }
@@ -320,9 +296,7 @@ func TestAPoolThatCouldNotGrowIsTriedAgainSoon(t *testing.T) {
 // delete2 closes a device and deletes its volume.
 func (d *daemon) delete2(h lvm.Handle, id string) {
 	d.t.Helper()
-	if err := h.Close(); err != nil {
-		d.t.Fatal(err)
-	}
+	must.Succeed(d.t, h.Close())
 	d.delete(id)
 }
 
@@ -350,9 +324,7 @@ func TestAThinAndALinearClassShareAGroup(t *testing.T) {
 	r.DeviceClass = "local"
 	d.create(r)
 	v := d.create(request("a", 5))
-	if err := m.fake.Fill(testGroup, v.GetId(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 1))
 	// Seven are free, four of them reserved.
 	waittest.Until(t, "the pool takes what the reserve leaves", func() bool { return linear() == 4 && d.class().GetTotalBytes() == 26*testExtent })
 	d.checkModel()
@@ -362,9 +334,7 @@ func TestPoolsAndTheirVolumesComeBackAfterAReboot(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	d := m.start(t)
 	v := d.create(request("a", 3))
-	if err := m.fake.Fill(testGroup, v.GetId(), 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 7))
 	d.stop()
 	m.fake.Deactivate()
 	d = m.start(t)

@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -93,9 +94,7 @@ func TestAGroupThatIsNotConfiguredAnyMoreIsMissedAtTheStart(t *testing.T) {
 	refused("the group is missing")
 	// What was removed by hand meanwhile is no reason any more.
 	m.fake.PlugGroup(testGroup, true)
-	if err := m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 	m.start(t)
 }
 
@@ -137,9 +136,7 @@ func TestWhatWasTakenOnceIsTakenAgain(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	ident := identity{Name: "stranger", Class: "unknown", Block: true}
-	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: newID(), Extents: 1, Tags: ident.tags()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: newID(), Extents: 1, Tags: ident.tags()}))
 	waittest.Until(t, "it is noticed", func() bool { return len(d.list()) == 1 })
 	reserved := "- {name: local, volumeGroup: carve, reserve: 10Mi}\n"
 	if err := d.Reload(parse(t, reserved)); err != nil {
@@ -160,10 +157,8 @@ func TestOneVolumeThatAgreesSpeaksForItsClassWhenTheJournalIsLost(t *testing.T) 
 	d.stop()
 	// What an administrator's lvconvert leaves.
 	ident := identity{Name: "b", Class: "local", Block: true}
-	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: newID(), Extents: 1, Tags: ident.tags(),
-		Layout: lvm.Layout{Type: lvm.RAID1, Mirrors: 1}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: newID(), Extents: 1, Tags: ident.tags(),
+		Layout: lvm.Layout{Type: lvm.RAID1, Mirrors: 1}}))
 	m.loseJournal(t)
 	m.start(t)
 }
@@ -194,10 +189,7 @@ func TestAStartRefusesWhatAReloadRefuses(t *testing.T) {
 		before := m.config
 		for range 3 {
 			after := classes("after")
-			c, err := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+after))
-			if err != nil {
-				r.Fatal(err)
-			}
+			c := must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+after)))(r)
 			reloadErr := d.Reload(c)
 			if reloadErr == nil {
 				c, _ := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+before))

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -64,10 +65,7 @@ func (m *mirror) bytes() int64 {
 
 func (d *daemon) watch(ctx context.Context) grpc.ServerStreamingClient[lvmdv1.WatchResponse] {
 	d.t.Helper()
-	w, err := d.client.Watch(ctx, &lvmdv1.WatchRequest{})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	w := must.Get(d.client.Watch(ctx, &lvmdv1.WatchRequest{}))(d.t)
 	return w
 }
 
@@ -91,10 +89,7 @@ func TestAVolumeAndTheRoomItTookArriveTogether(t *testing.T) {
 	})
 	var m mirror
 	for m.bytes() != (20+2*7)*testExtent {
-		r, err := w.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(w.Recv())(t)
 		m.take(t, r)
 		if free := m.classes["local"].GetAvailableBytes(); free+m.bytes() != testTotal*testExtent {
 			t.Errorf("at generation %d: %d available and %d in volumes", m.generation, free, m.bytes())
@@ -164,9 +159,7 @@ func TestNothingIsSentWhileNothingHappens(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	w := d.watch(ctx)
-	if _, err := w.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.Recv())(t)
 	if r, err := w.Recv(); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("message %v, error %v", r, err)
 	}
@@ -187,9 +180,7 @@ func TestEachLifeOfLvmdHasItsEpoch(t *testing.T) {
 func TestStoppingEndsStreamsAndRefusesWork(t *testing.T) {
 	d := newMachine(t).start(t)
 	w := d.watch(t.Context())
-	if _, err := w.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.Recv())(t)
 	d.Quiesce()
 	if _, err := w.Recv(); status.Code(err) != codes.Unavailable {
 		t.Errorf("the stream ends with %v", err)
