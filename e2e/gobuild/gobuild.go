@@ -39,13 +39,17 @@ type Program struct {
 
 // Build builds the program into the file output.
 func Build(ctx context.Context, p Program, output string) error {
-	command := exec.CommandContext(ctx, "go", p.arguments(output)...)
-	command.Dir = p.Dir
+	return build(ctx, p.Dir, p.Name, p.arguments(output))
+}
+
+func build(ctx context.Context, dir, name string, arguments []string) error {
+	command := exec.CommandContext(ctx, "go", arguments...)
+	command.Dir = dir
 	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	var complaints bytes.Buffer
 	command.Stdout, command.Stderr = &complaints, &complaints
 	if err := command.Run(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", p.Name, err, bytes.TrimSpace(complaints.Bytes()))
+		return fmt.Errorf("build %s: %w\n%s", name, err, bytes.TrimSpace(complaints.Bytes()))
 	}
 	return nil
 }
@@ -63,7 +67,7 @@ func Cached(ctx context.Context, p Program, progress io.Writer) (string, error) 
 	entry, err := cache.Entry(ctx, p.Name, key, func(ctx context.Context, dir string) error {
 		stop := report(progress, p.Name)
 		defer stop()
-		return Build(ctx, p, filepath.Join(dir, p.Name))
+		return build(ctx, p.Dir, p.Name, p.cachedArguments(filepath.Join(dir, p.Name)))
 	})
 	if err != nil {
 		return "", err
@@ -89,7 +93,7 @@ func (p Program) key(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask go for its version: %w", err)
 	}
-	return cache.Key(sources, string(toolchain), runtime.GOARCH, strings.Join(p.arguments(p.Name), " ")), nil
+	return cache.Key(sources, string(toolchain), runtime.GOARCH, strings.Join(p.cachedArguments(p.Name), " ")), nil
 }
 
 func (p Program) arguments(output string) []string {
@@ -103,6 +107,15 @@ func (p Program) arguments(output string) []string {
 		main = "./" + p.Package
 	}
 	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=" + strings.Join(flags, " "), "-o", output, main}
+}
+
+// cachedArguments are those of a program with dependencies that nothing else is built from:
+// the compiler does not make the debugging information that the linker would drop, which
+// saves a tenth of its time. With programs that share dependencies it would lose more, because
+// Go's build cache distinguishes the two.
+func (p Program) cachedArguments(output string) []string {
+	arguments := p.arguments(output)
+	return slices.Insert(arguments, 1, "-gcflags=all=-dwarf=false")
 }
 
 // report tells progress that a build goes on until the returned function is called.
