@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -101,19 +102,49 @@ func (n *Node) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmdv1.Vol
 		return nil, &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is neither opened nor made anew: %w", v.GetId(), err)}
 	case err != nil:
 		return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
+	case state != luks.Made && v.GetEncrypted():
+		return nil, &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is not made anew: its device %s has lost the header of the encrypted volume (it is %s), and "+
+			"without it nobody can read the rest: restore it from a backup (cryptsetup luksHeaderRestore), or delete the claim", v.GetId(), v.GetDevicePath(), state)}
 	}
 	ctx, cancel := context.WithTimeout(n.life, unlockTimeout)
 	defer cancel()
-	if state == luks.Made && open {
-		return plain, n.options.LUKS.Test(ctx, below, v.GetId(), key)
+	switch {
+	case state == luks.Made && open:
+		err = n.options.LUKS.Test(ctx, below, v.GetId(), key)
+	case state == luks.Made:
+		plain, err = n.reopenLUKS(ctx, v, below, key)
+	default:
+		plain, err = n.makeLUKS(ctx, v, below, key)
 	}
-	// What is left is of no use: a mapping that was not completed, or one of a
-	// volume that was not.
-	if err := n.shut(v.GetId()); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	if state != luks.Made {
-		return n.makeLUKS(ctx, v, below, key)
+	return plain, n.noteEncrypted(ctx, v, below)
+}
+
+// noteEncrypted checks how an opened volume is encrypted, and has lvmd note that it is,
+// before anybody gets it.
+func (n *Node) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below string) error {
+	err := n.options.LUKS.Verify(below, v.GetId())
+	if errors.Is(err, luks.ErrForeign) {
+		return &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is not used: %w", v.GetId(), err)}
+	}
+	if err != nil || v.GetEncrypted() {
+		return err
+	}
+	_, err = n.options.LVMD.NoteEncrypted(ctx, &lvmdv1.NoteEncryptedRequest{Id: v.GetId()})
+	if status.Code(err) == codes.Unimplemented {
+		// It is older than the node plugin, in the middle of an upgrade.
+		return nil
+	}
+	return err
+}
+
+// reopenLUKS opens a volume that was made.
+func (n *Node) reopenLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
+	// A mapping that was not completed is of no use.
+	if err := n.shut(v.GetId()); err != nil {
+		return nil, err
 	}
 	return n.openLUKS(ctx, v, below, key)
 }
@@ -133,6 +164,10 @@ func (n *Node) openLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key
 // is noted last, and before anybody gets it.
 func (n *Node) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
 	begin := time.Now()
+	// Nor is one of a volume that was not.
+	if err := n.shut(v.GetId()); err != nil {
+		return nil, err
+	}
 	if err := n.options.LUKS.Format(ctx, below, v.GetId(), key); err != nil {
 		return nil, err
 	}

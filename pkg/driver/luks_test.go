@@ -188,6 +188,49 @@ func TestAHeaderThatIsNotTheVolumesOwnIsLeftAsItIs(t *testing.T) {
 	}
 }
 
+func TestAVolumeThatLostItsHeaderIsNotMadeAgain(t *testing.T) {
+	for _, fsType := range []string{"ext4", ""} {
+		f := newFixture(t)
+		v := f.locked("a", fsType)
+		must.Succeed(t, f.stage(v, access(v)))
+		must.Succeed(t, f.unstage(v))
+		f.luks.Erase(v.GetDevicePath())
+		before := len(f.luks.Calls())
+		wantError(t, f.stage(v, access(v)), codes.FailedPrecondition, "has lost the header")
+		if got := f.luks.Calls(); len(got) != before {
+			t.Errorf("file system %q: calls %q, want none after the first %d", fsType, got, before)
+		}
+		f.wantState(v, luks.Blank)
+	}
+}
+
+func TestThatAVolumeIsEncryptedIsNotedBeforeItsFirstUser(t *testing.T) {
+	f := newFixture(t)
+	v := f.locked("a", "ext4")
+	f.mounts.FailMounts(os.ErrPermission)
+	wantError(t, f.stage(v, access(v)), codes.Internal, "permission")
+	if got := must.Get(f.lvmd.GetVolume(f.ctx(), &lvmdv1.GetVolumeRequest{Id: v.GetId()}))(t); !got.GetVolume().GetEncrypted() {
+		t.Error("lvmd does not know it when the volume is mounted")
+	}
+}
+
+func TestAVolumeWithAnotherEncryptionIsNotUsed(t *testing.T) {
+	for _, left := range []bool{false, true} {
+		f := newFixture(t)
+		v := f.locked("a", "ext4")
+		must.Succeed(t, f.stage(v, access(v)))
+		must.Succeed(t, f.unstage(v))
+		f.luks.Weaken(v.GetDevicePath())
+		if left {
+			// A node plugin that was killed had opened it.
+			must.Succeed(t, f.luks.Open(f.ctx(), v.GetDevicePath(), v.GetId(), []byte("hunter2"), false))
+		}
+		wantError(t, f.stage(v, access(v)), codes.FailedPrecondition, luks.ErrForeign.Error())
+		f.wantLayers(0)
+		f.wantLocked(v)
+	}
+}
+
 func TestWhatCouldNotBeStagedIsNotLeftOpen(t *testing.T) {
 	f := newFixture(t)
 	v := f.locked("a", "ext4")

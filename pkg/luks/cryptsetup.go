@@ -25,6 +25,9 @@ const (
 	// derivations is how many keys are tried at a time: each takes Cost.MemoryKiB
 	// of memory, and the container has a limit.
 	derivations = 2
+	// cipher and keyBits are what every volume is encrypted with, in dm-crypt's terms.
+	cipher  = "aes-xts-plain64"
+	keyBits = 512
 	// headerSectors is HeaderBytes in units of 512 bytes.
 	headerSectors = HeaderBytes / 512
 	// maxWords bounds what is kept of cryptsetup's output.
@@ -83,7 +86,7 @@ func (c *Cryptsetup) Inspect(device, volume string) (State, error) { return Insp
 func (c *Cryptsetup) Format(ctx context.Context, device, volume string, key []byte) error {
 	if err := c.derive(ctx, key, "luksFormat", "--batch-mode", "--type", "luks2",
 		"--label", volume, "--subsystem", subsystemMaking,
-		"--cipher", "aes-xts-plain64", "--key-size", "512", "--sector-size", "512", "--hash", "sha256",
+		"--cipher", cipher, "--key-size", fmt.Sprint(keyBits), "--sector-size", "512", "--hash", "sha256",
 		"--luks2-metadata-size", fmt.Sprint(secondary), "--offset", fmt.Sprint(headerSectors),
 		"--pbkdf", "argon2id", "--pbkdf-memory", fmt.Sprint(c.cost.MemoryKiB), "--pbkdf-parallel", "1",
 		"--pbkdf-force-iterations", fmt.Sprint(c.cost.Rounds),

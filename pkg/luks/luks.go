@@ -21,6 +21,11 @@ type Interface interface {
 	// Open makes the volume's mapping. ErrWrongKey when the key is another one,
 	// ErrInUse when there is a mapping already.
 	Open(ctx context.Context, device, volume string, key []byte, discards bool) error
+	// Verify checks that the volume's mapping is what Format asks for: one segment of the
+	// device, behind the header, with its cipher and a key of its size. ErrForeign,
+	// wrapped, when it is another: who has the disk can write a header that lets
+	// plain text through. The sizes are not compared.
+	Verify(device, volume string) error
 	// Resize gives the mapping the size that the device below has now, also while
 	// it is in use. It needs no key.
 	Resize(ctx context.Context, volume string) error

@@ -145,6 +145,34 @@ func TestRealKeyIsChangedByHand(t *testing.T) {
 	}
 }
 
+// TestRealHeadersThatAskForAnotherEncryptionAreNotAccepted has cryptsetup make headers that
+// say that they are made, as who has the disk can.
+func TestRealHeadersThatAskForAnotherEncryptionAreNotAccepted(t *testing.T) {
+	newBelow(t)
+	c, ctx := luks.New("cryptsetup", cheap), limited(t)
+	file := filepath.Join(t.TempDir(), "key")
+	must.Succeed(t, os.WriteFile(file, lukstest.Key, 0o600))
+	for what, args := range map[string][]string{
+		"no cipher":       {"--cipher", "cipher_null-ecb", "--key-size", "256"},
+		"a shorter key":   {"--cipher", "aes-xts-plain64", "--key-size", "256"},
+		"another mode":    {"--cipher", "aes-cbc-plain64", "--key-size", "256"},
+		"larger sectors":  {"--cipher", "aes-xts-plain64", "--key-size", "512", "--sector-size", "4096"},
+		"another segment": {"--cipher", "aes-xts-plain64", "--key-size", "512", "--offset", "34816"},
+	} {
+		blank(t, belowPath)
+		byHand(t, "cryptsetup", append([]string{"luksFormat", "--batch-mode", "--type", "luks2", "--label", lukstest.Volume, "--subsystem", "carve.made",
+			"--pbkdf", "argon2id", "--pbkdf-memory", "32", "--pbkdf-parallel", "1", "--pbkdf-force-iterations", "4", "--key-file", file, belowPath}, args...)...)
+		if state, err := c.Inspect(belowPath, lukstest.Volume); state != luks.Made || err != nil {
+			t.Fatalf("%s: state %v, error %v; want a header that is made", what, state, err)
+		}
+		must.Succeed(t, c.Open(ctx, belowPath, lukstest.Volume, lukstest.Key, false))
+		if err := c.Verify(belowPath, lukstest.Volume); !errors.Is(err, luks.ErrForeign) {
+			t.Errorf("%s: Verify returns %v, want %v", what, err, luks.ErrForeign)
+		}
+		must.Succeed(t, c.Close(ctx, lukstest.Volume))
+	}
+}
+
 func TestRealInterruptedFormatIsToldFromAVolumeThatHoldsData(t *testing.T) {
 	newBelow(t)
 	c := luks.New("cryptsetup", luks.Usual)

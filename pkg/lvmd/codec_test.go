@@ -37,7 +37,8 @@ func anyVolume(t *rapid.T) *lvmdv1.Volume {
 		Conditions: conditions.Draw(t, "conditions"), Found: conditions.Draw(t, "found"),
 		Dax: rapid.Bool().Draw(t, "dax"), CopiedBytes: rapid.Int64Range(0, math.MaxInt64).Draw(t, "copied"),
 		Encryption: text.Draw(t, "encryption"), EncryptionDiscards: rapid.Bool().Draw(t, "discards"),
-		FsUuid: text.Draw(t, "fs uuid"), Profile: text.Draw(t, "profile"),
+		Encrypted: rapid.Bool().Draw(t, "encrypted"),
+		FsUuid:    text.Draw(t, "fs uuid"), Profile: text.Draw(t, "profile"),
 		FsSettings: rapid.MapOfN(text, text, 0, 3).Draw(t, "settings"),
 	}
 	if rapid.Bool().Draw(t, "has a source") {

@@ -51,6 +51,8 @@ type keptVolume struct {
 	id      string
 	request *lvmdv1.CreateVolumeRequest
 	bytes   int64
+	// noted is true when lvmd has acknowledged that the volume is encrypted.
+	noted bool
 }
 
 // make creates a volume and notes whether it was acknowledged.
@@ -64,7 +66,7 @@ func (d *telling) make(r *lvmdv1.CreateVolumeRequest) string {
 		return ""
 	}
 	v := resp.GetVolume()
-	d.kept[r.GetName()] = keptVolume{v.GetId(), r, v.GetSizeBytes()}
+	d.kept[r.GetName()] = keptVolume{id: v.GetId(), request: r, bytes: v.GetSizeBytes()}
 	if err := d.machine.fake.Fill(testGroup, v.GetId(), 0x5a); err != nil {
 		d.t.Error(err)
 	}
@@ -91,6 +93,17 @@ func (d *telling) grow(name string, extents int64) {
 	resp, err := d.client.ExpandVolume(d.ctx, &lvmdv1.ExpandVolumeRequest{Id: k.id, RequiredBytes: extents * testExtent})
 	if err == nil {
 		k.bytes = resp.GetVolume().GetSizeBytes()
+		d.kept[name] = k
+	}
+}
+
+func (d *telling) note(name string) {
+	k, ok := d.kept[name]
+	if !ok {
+		return
+	}
+	if _, err := d.client.NoteEncrypted(d.ctx, &lvmdv1.NoteEncryptedRequest{Id: k.id}); err == nil {
+		k.noted = true
 		d.kept[name] = k
 	}
 }
@@ -124,6 +137,7 @@ var stories = []story{
 	}},
 	{name: "volumes that their users encrypt are created, grown and deleted", tell: func(d *telling) {
 		d.make(kept(fsRequest("e", 4, "ext4")))
+		d.note("e")
 		d.make(kept(request("f", 2)))
 		d.grow("e", 8)
 		d.unmake("f")
@@ -245,6 +259,9 @@ func checkStory(t *testing.T, m *machine, told *telling) {
 		v := resp.GetVolume()
 		if v.GetId() != k.id || v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || v.GetSizeBytes() < k.bytes {
 			t.Errorf("acknowledged volume %s of %d bytes is now %v", name, k.bytes, v)
+		}
+		if k.noted && !v.GetEncrypted() {
+			t.Errorf("volume %s was acknowledged as encrypted, which is lost", name)
 		}
 		if blocks, pattern, err := m.fake.Traces(testGroup, k.id); err != nil || blocks < int(k.request.GetRequiredBytes()/4096) || pattern != 0x5a {
 			t.Errorf("acknowledged volume %s lost data: %d blocks of %#x, error %v", name, blocks, pattern, err)

@@ -43,7 +43,8 @@ func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 
 func changes(req any) bool {
 	switch req.(type) {
-	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest, *lvmdv1.NoteHealthRequest:
+	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest,
+		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest:
 		return true
 	}
 	return false
@@ -79,6 +80,8 @@ func subject(req, resp any) []any {
 	case *lvmdv1.ExpandVolumeRequest:
 		add("volume", r.GetId())
 		attrs = append(attrs, "bytes", r.GetRequiredBytes())
+	case *lvmdv1.NoteEncryptedRequest:
+		add("volume", r.GetId())
 	case *lvmdv1.NoteHealthRequest:
 		add("volume", r.GetId())
 		attrs = append(attrs, "conditions", len(r.GetFound()))

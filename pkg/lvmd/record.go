@@ -44,6 +44,9 @@ type record struct {
 	Created time.Time `json:"created"`
 	// Emptied is when an encrypted volume was last made anew, or zero.
 	Emptied time.Time `json:"emptied,omitzero"`
+	// Encrypted is true when the node plugin has made the encrypted volume of one with
+	// names.EncryptionLUKS.
+	Encrypted bool `json:"encrypted,omitempty"`
 }
 
 // identity is what a volume was created as. It never changes.

@@ -48,6 +48,7 @@ func (v *volume) tell(p *lvmdv1.Volume) {
 	if !v.rec.Emptied.IsZero() {
 		p.EmptiedAt = timestamppb.New(v.rec.Emptied)
 	}
+	p.Encrypted = v.rec.Encrypted
 	if v.making != nil {
 		p.CopiedBytes = v.making.copied
 	}
@@ -65,6 +66,7 @@ type told struct {
 	phase        phase
 	group        string
 	emptied      time.Time
+	encrypted    bool
 	path         string
 	major, minor uint32
 }
@@ -77,7 +79,7 @@ func (v *volume) told() (told, bool) {
 	}
 	return told{
 		size: v.extents * v.group.info.ExtentSize, phase: v.rec.Phase, group: v.group.info.UUID, emptied: v.rec.Emptied,
-		path: v.device.Path, major: v.device.Major, minor: v.device.Minor,
+		encrypted: v.rec.Encrypted, path: v.device.Path, major: v.device.Major, minor: v.device.Minor,
 	}, true
 }
 

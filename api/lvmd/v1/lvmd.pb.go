@@ -352,7 +352,9 @@ type Volume struct {
 	Profile    string            `protobuf:"bytes,41,opt,name=profile,proto3" json:"profile,omitempty"`
 	FsSettings map[string]string `protobuf:"bytes,42,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What the node plugin noted of it (NoteHealth). Empty when healthy.
-	Found         []*Condition `protobuf:"bytes,43,rep,name=found,proto3" json:"found,omitempty"`
+	Found []*Condition `protobuf:"bytes,43,rep,name=found,proto3" json:"found,omitempty"`
+	// NoteEncrypted was called for the volume: its device carries a header.
+	Encrypted     bool `protobuf:"varint,44,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -562,6 +564,93 @@ func (x *Volume) GetFound() []*Condition {
 	return nil
 }
 
+func (x *Volume) GetEncrypted() bool {
+	if x != nil {
+		return x.Encrypted
+	}
+	return false
+}
+
+type NoteEncryptedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteEncryptedRequest) Reset() {
+	*x = NoteEncryptedRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteEncryptedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteEncryptedRequest) ProtoMessage() {}
+
+func (x *NoteEncryptedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteEncryptedRequest.ProtoReflect.Descriptor instead.
+func (*NoteEncryptedRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *NoteEncryptedRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type NoteEncryptedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteEncryptedResponse) Reset() {
+	*x = NoteEncryptedResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteEncryptedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteEncryptedResponse) ProtoMessage() {}
+
+func (x *NoteEncryptedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteEncryptedResponse.ProtoReflect.Descriptor instead.
+func (*NoteEncryptedResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+}
+
 type NoteHealthRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -573,7 +662,7 @@ type NoteHealthRequest struct {
 
 func (x *NoteHealthRequest) Reset() {
 	*x = NoteHealthRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +674,7 @@ func (x *NoteHealthRequest) String() string {
 func (*NoteHealthRequest) ProtoMessage() {}
 
 func (x *NoteHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,7 +687,7 @@ func (x *NoteHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteHealthRequest.ProtoReflect.Descriptor instead.
 func (*NoteHealthRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{3}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *NoteHealthRequest) GetId() string {
@@ -623,7 +712,7 @@ type NoteHealthResponse struct {
 
 func (x *NoteHealthResponse) Reset() {
 	*x = NoteHealthResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +724,7 @@ func (x *NoteHealthResponse) String() string {
 func (*NoteHealthResponse) ProtoMessage() {}
 
 func (x *NoteHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +737,7 @@ func (x *NoteHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteHealthResponse.ProtoReflect.Descriptor instead.
 func (*NoteHealthResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
 }
 
 // What a volume is made of. Exactly one is set.
@@ -662,7 +751,7 @@ type VolumeSource struct {
 
 func (x *VolumeSource) Reset() {
 	*x = VolumeSource{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +763,7 @@ func (x *VolumeSource) String() string {
 func (*VolumeSource) ProtoMessage() {}
 
 func (x *VolumeSource) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +776,7 @@ func (x *VolumeSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSource.ProtoReflect.Descriptor instead.
 func (*VolumeSource) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *VolumeSource) GetSnapshotId() string {
@@ -729,7 +818,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +830,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +843,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Snapshot) GetId() string {
@@ -887,7 +976,7 @@ type DeviceClass struct {
 
 func (x *DeviceClass) Reset() {
 	*x = DeviceClass{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +988,7 @@ func (x *DeviceClass) String() string {
 func (*DeviceClass) ProtoMessage() {}
 
 func (x *DeviceClass) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1001,7 @@ func (x *DeviceClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClass.ProtoReflect.Descriptor instead.
 func (*DeviceClass) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeviceClass) GetName() string {
@@ -1040,7 +1129,7 @@ type ClassGroup struct {
 
 func (x *ClassGroup) Reset() {
 	*x = ClassGroup{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1141,7 @@ func (x *ClassGroup) String() string {
 func (*ClassGroup) ProtoMessage() {}
 
 func (x *ClassGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1154,7 @@ func (x *ClassGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassGroup.ProtoReflect.Descriptor instead.
 func (*ClassGroup) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ClassGroup) GetVgName() string {
@@ -1158,7 +1247,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1259,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1272,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1279,7 +1368,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1380,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1393,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1325,7 +1414,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1426,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1439,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -1375,7 +1464,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1476,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1489,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
 }
 
 type GetVolumeRequest struct {
@@ -1414,7 +1503,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1515,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1528,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetVolumeRequest) GetId() string {
@@ -1465,7 +1554,7 @@ type GetVolumeResponse struct {
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1566,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1579,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -1512,7 +1601,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1613,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1626,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListVolumesRequest) GetPageSize() int32 {
@@ -1565,7 +1654,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1666,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1679,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1615,7 +1704,7 @@ type ListClassesRequest struct {
 
 func (x *ListClassesRequest) Reset() {
 	*x = ListClassesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1716,7 @@ func (x *ListClassesRequest) String() string {
 func (*ListClassesRequest) ProtoMessage() {}
 
 func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1729,7 @@ func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesRequest.ProtoReflect.Descriptor instead.
 func (*ListClassesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
 }
 
 type ListClassesResponse struct {
@@ -1652,7 +1741,7 @@ type ListClassesResponse struct {
 
 func (x *ListClassesResponse) Reset() {
 	*x = ListClassesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1753,7 @@ func (x *ListClassesResponse) String() string {
 func (*ListClassesResponse) ProtoMessage() {}
 
 func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1766,7 @@ func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesResponse.ProtoReflect.Descriptor instead.
 func (*ListClassesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListClassesResponse) GetClasses() []*DeviceClass {
@@ -1699,7 +1788,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1800,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1813,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExpandVolumeRequest) GetId() string {
@@ -1757,7 +1846,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1858,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1871,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -1805,7 +1894,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +1906,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +1919,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateSnapshotRequest) GetName() string {
@@ -1863,7 +1952,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +1964,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +1977,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -1909,7 +1998,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2010,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2023,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteSnapshotRequest) GetId() string {
@@ -1959,7 +2048,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1971,7 +2060,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1984,7 +2073,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
 }
 
 type GetSnapshotRequest struct {
@@ -1998,7 +2087,7 @@ type GetSnapshotRequest struct {
 
 func (x *GetSnapshotRequest) Reset() {
 	*x = GetSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2099,7 @@ func (x *GetSnapshotRequest) String() string {
 func (*GetSnapshotRequest) ProtoMessage() {}
 
 func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2112,7 @@ func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetSnapshotRequest) GetId() string {
@@ -2049,7 +2138,7 @@ type GetSnapshotResponse struct {
 
 func (x *GetSnapshotResponse) Reset() {
 	*x = GetSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2150,7 @@ func (x *GetSnapshotResponse) String() string {
 func (*GetSnapshotResponse) ProtoMessage() {}
 
 func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2163,7 @@ func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2098,7 +2187,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2199,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2212,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListSnapshotsRequest) GetPageSize() int32 {
@@ -2158,7 +2247,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2259,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2272,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2215,7 +2304,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2316,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2329,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchRequest) GetEpoch() string {
@@ -2282,7 +2371,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2383,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2396,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{30}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -2376,7 +2465,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\x82\b\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xa0\b\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -2412,10 +2501,14 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\aprofile\x18) \x01(\tR\aprofile\x12F\n" +
 	"\vfs_settings\x18* \x03(\v2%.carve.lvmd.v1.Volume.FsSettingsEntryR\n" +
 	"fsSettings\x12.\n" +
-	"\x05found\x18+ \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\x1a=\n" +
+	"\x05found\x18+ \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\x12\x1c\n" +
+	"\tencrypted\x18, \x01(\bR\tencrypted\x1a=\n" +
 	"\x0fFsSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
+	"\x14NoteEncryptedRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
+	"\x15NoteEncryptedResponse\"S\n" +
 	"\x11NoteHealthRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x05found\x18\x02 \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\"\x14\n" +
@@ -2566,7 +2659,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15VOLUME_STATE_CREATING\x10\x01\x12\x16\n" +
-	"\x12VOLUME_STATE_READY\x10\x022\x96\b\n" +
+	"\x12VOLUME_STATE_READY\x10\x022\xf2\b\n" +
 	"\x04LVMD\x12W\n" +
 	"\fCreateVolume\x12\".carve.lvmd.v1.CreateVolumeRequest\x1a#.carve.lvmd.v1.CreateVolumeResponse\x12W\n" +
 	"\fDeleteVolume\x12\".carve.lvmd.v1.DeleteVolumeRequest\x1a#.carve.lvmd.v1.DeleteVolumeResponse\x12N\n" +
@@ -2579,7 +2672,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vGetSnapshot\x12!.carve.lvmd.v1.GetSnapshotRequest\x1a\".carve.lvmd.v1.GetSnapshotResponse\x12Z\n" +
 	"\rListSnapshots\x12#.carve.lvmd.v1.ListSnapshotsRequest\x1a$.carve.lvmd.v1.ListSnapshotsResponse\x12Q\n" +
 	"\n" +
-	"NoteHealth\x12 .carve.lvmd.v1.NoteHealthRequest\x1a!.carve.lvmd.v1.NoteHealthResponse\x12D\n" +
+	"NoteHealth\x12 .carve.lvmd.v1.NoteHealthRequest\x1a!.carve.lvmd.v1.NoteHealthResponse\x12Z\n" +
+	"\rNoteEncrypted\x12#.carve.lvmd.v1.NoteEncryptedRequest\x1a$.carve.lvmd.v1.NoteEncryptedResponse\x12D\n" +
 	"\x05Watch\x12\x1b.carve.lvmd.v1.WatchRequest\x1a\x1c.carve.lvmd.v1.WatchResponse0\x01B/Z-github.com/carve-csi/carve/api/lvmd/v1;lvmdv1b\x06proto3"
 
 var (
@@ -2595,103 +2689,107 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),                // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),               // 1: carve.lvmd.v1.VolumeState
 	(*Owner)(nil),                  // 2: carve.lvmd.v1.Owner
 	(*Condition)(nil),              // 3: carve.lvmd.v1.Condition
 	(*Volume)(nil),                 // 4: carve.lvmd.v1.Volume
-	(*NoteHealthRequest)(nil),      // 5: carve.lvmd.v1.NoteHealthRequest
-	(*NoteHealthResponse)(nil),     // 6: carve.lvmd.v1.NoteHealthResponse
-	(*VolumeSource)(nil),           // 7: carve.lvmd.v1.VolumeSource
-	(*Snapshot)(nil),               // 8: carve.lvmd.v1.Snapshot
-	(*DeviceClass)(nil),            // 9: carve.lvmd.v1.DeviceClass
-	(*ClassGroup)(nil),             // 10: carve.lvmd.v1.ClassGroup
-	(*CreateVolumeRequest)(nil),    // 11: carve.lvmd.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),   // 12: carve.lvmd.v1.CreateVolumeResponse
-	(*DeleteVolumeRequest)(nil),    // 13: carve.lvmd.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),   // 14: carve.lvmd.v1.DeleteVolumeResponse
-	(*GetVolumeRequest)(nil),       // 15: carve.lvmd.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),      // 16: carve.lvmd.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),     // 17: carve.lvmd.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),    // 18: carve.lvmd.v1.ListVolumesResponse
-	(*ListClassesRequest)(nil),     // 19: carve.lvmd.v1.ListClassesRequest
-	(*ListClassesResponse)(nil),    // 20: carve.lvmd.v1.ListClassesResponse
-	(*ExpandVolumeRequest)(nil),    // 21: carve.lvmd.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),   // 22: carve.lvmd.v1.ExpandVolumeResponse
-	(*CreateSnapshotRequest)(nil),  // 23: carve.lvmd.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil), // 24: carve.lvmd.v1.CreateSnapshotResponse
-	(*DeleteSnapshotRequest)(nil),  // 25: carve.lvmd.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil), // 26: carve.lvmd.v1.DeleteSnapshotResponse
-	(*GetSnapshotRequest)(nil),     // 27: carve.lvmd.v1.GetSnapshotRequest
-	(*GetSnapshotResponse)(nil),    // 28: carve.lvmd.v1.GetSnapshotResponse
-	(*ListSnapshotsRequest)(nil),   // 29: carve.lvmd.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),  // 30: carve.lvmd.v1.ListSnapshotsResponse
-	(*WatchRequest)(nil),           // 31: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),          // 32: carve.lvmd.v1.WatchResponse
-	nil,                            // 33: carve.lvmd.v1.Volume.FsSettingsEntry
-	nil,                            // 34: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	(*timestamppb.Timestamp)(nil),  // 35: google.protobuf.Timestamp
+	(*NoteEncryptedRequest)(nil),   // 5: carve.lvmd.v1.NoteEncryptedRequest
+	(*NoteEncryptedResponse)(nil),  // 6: carve.lvmd.v1.NoteEncryptedResponse
+	(*NoteHealthRequest)(nil),      // 7: carve.lvmd.v1.NoteHealthRequest
+	(*NoteHealthResponse)(nil),     // 8: carve.lvmd.v1.NoteHealthResponse
+	(*VolumeSource)(nil),           // 9: carve.lvmd.v1.VolumeSource
+	(*Snapshot)(nil),               // 10: carve.lvmd.v1.Snapshot
+	(*DeviceClass)(nil),            // 11: carve.lvmd.v1.DeviceClass
+	(*ClassGroup)(nil),             // 12: carve.lvmd.v1.ClassGroup
+	(*CreateVolumeRequest)(nil),    // 13: carve.lvmd.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),   // 14: carve.lvmd.v1.CreateVolumeResponse
+	(*DeleteVolumeRequest)(nil),    // 15: carve.lvmd.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),   // 16: carve.lvmd.v1.DeleteVolumeResponse
+	(*GetVolumeRequest)(nil),       // 17: carve.lvmd.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),      // 18: carve.lvmd.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),     // 19: carve.lvmd.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),    // 20: carve.lvmd.v1.ListVolumesResponse
+	(*ListClassesRequest)(nil),     // 21: carve.lvmd.v1.ListClassesRequest
+	(*ListClassesResponse)(nil),    // 22: carve.lvmd.v1.ListClassesResponse
+	(*ExpandVolumeRequest)(nil),    // 23: carve.lvmd.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),   // 24: carve.lvmd.v1.ExpandVolumeResponse
+	(*CreateSnapshotRequest)(nil),  // 25: carve.lvmd.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil), // 26: carve.lvmd.v1.CreateSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),  // 27: carve.lvmd.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil), // 28: carve.lvmd.v1.DeleteSnapshotResponse
+	(*GetSnapshotRequest)(nil),     // 29: carve.lvmd.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),    // 30: carve.lvmd.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),   // 31: carve.lvmd.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),  // 32: carve.lvmd.v1.ListSnapshotsResponse
+	(*WatchRequest)(nil),           // 33: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),          // 34: carve.lvmd.v1.WatchResponse
+	nil,                            // 35: carve.lvmd.v1.Volume.FsSettingsEntry
+	nil,                            // 36: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	(*timestamppb.Timestamp)(nil),  // 37: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	35, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	37, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
-	7,  // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
-	35, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
-	33, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
+	9,  // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
+	37, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
+	35, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
 	3,  // 8: carve.lvmd.v1.Volume.found:type_name -> carve.lvmd.v1.Condition
 	3,  // 9: carve.lvmd.v1.NoteHealthRequest.found:type_name -> carve.lvmd.v1.Condition
 	0,  // 10: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 11: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	35, // 12: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	37, // 12: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 13: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
 	3,  // 14: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
-	10, // 15: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
+	12, // 15: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
 	0,  // 16: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 17: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
-	7,  // 18: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
-	34, // 19: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	9,  // 18: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
+	36, // 19: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
 	4,  // 20: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 21: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 22: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	9,  // 23: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	11, // 23: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
 	4,  // 24: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	2,  // 25: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
-	8,  // 26: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	8,  // 27: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	8,  // 28: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
-	9,  // 29: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	10, // 26: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	10, // 27: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	10, // 28: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
+	11, // 29: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
 	4,  // 30: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	11, // 31: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
-	13, // 32: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
-	15, // 33: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
-	17, // 34: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
-	19, // 35: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
-	21, // 36: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
-	23, // 37: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	25, // 38: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	27, // 39: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	29, // 40: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
-	5,  // 41: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
-	31, // 42: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	12, // 43: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	14, // 44: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	16, // 45: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	18, // 46: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	20, // 47: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
-	22, // 48: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	24, // 49: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	26, // 50: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	28, // 51: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	30, // 52: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	6,  // 53: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
-	32, // 54: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	43, // [43:55] is the sub-list for method output_type
-	31, // [31:43] is the sub-list for method input_type
+	13, // 31: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
+	15, // 32: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
+	17, // 33: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
+	19, // 34: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
+	21, // 35: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
+	23, // 36: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
+	25, // 37: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	27, // 38: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	29, // 39: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	31, // 40: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	7,  // 41: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
+	5,  // 42: carve.lvmd.v1.LVMD.NoteEncrypted:input_type -> carve.lvmd.v1.NoteEncryptedRequest
+	33, // 43: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	14, // 44: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	16, // 45: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	18, // 46: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	20, // 47: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	22, // 48: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	24, // 49: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	26, // 50: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	28, // 51: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	30, // 52: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	32, // 53: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	8,  // 54: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
+	6,  // 55: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
+	34, // 56: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	44, // [44:57] is the sub-list for method output_type
+	31, // [31:44] is the sub-list for method input_type
 	31, // [31:31] is the sub-list for extension type_name
 	31, // [31:31] is the sub-list for extension extendee
 	0,  // [0:31] is the sub-list for field type_name
@@ -2708,7 +2806,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   33,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

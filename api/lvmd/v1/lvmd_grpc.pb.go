@@ -64,6 +64,7 @@ const (
 	LVMD_GetSnapshot_FullMethodName    = "/carve.lvmd.v1.LVMD/GetSnapshot"
 	LVMD_ListSnapshots_FullMethodName  = "/carve.lvmd.v1.LVMD/ListSnapshots"
 	LVMD_NoteHealth_FullMethodName     = "/carve.lvmd.v1.LVMD/NoteHealth"
+	LVMD_NoteEncrypted_FullMethodName  = "/carve.lvmd.v1.LVMD/NoteEncrypted"
 	LVMD_Watch_FullMethodName          = "/carve.lvmd.v1.LVMD/Watch"
 )
 
@@ -109,6 +110,11 @@ type LVMDClient interface {
 	// tells it to its watchers as Volume.found, and forgets it when it ends: who
 	// notes compares, and notes again.
 	NoteHealth(ctx context.Context, in *NoteHealthRequest, opts ...grpc.CallOption) (*NoteHealthResponse, error)
+	// NoteEncrypted records that the node plugin has made the encrypted volume of a
+	// volume with encryption "luks", which may hold data from now on: a device of it
+	// without a header has lost it. The record is durable when the call returns. It
+	// may be repeated. Other volumes are refused with INVALID_ARGUMENT.
+	NoteEncrypted(ctx context.Context, in *NoteEncryptedRequest, opts ...grpc.CallOption) (*NoteEncryptedResponse, error)
 	// Watch sends the node's full state first, or, to who resumes, what changed
 	// since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -234,6 +240,16 @@ func (c *lVMDClient) NoteHealth(ctx context.Context, in *NoteHealthRequest, opts
 	return out, nil
 }
 
+func (c *lVMDClient) NoteEncrypted(ctx context.Context, in *NoteEncryptedRequest, opts ...grpc.CallOption) (*NoteEncryptedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NoteEncryptedResponse)
+	err := c.cc.Invoke(ctx, LVMD_NoteEncrypted_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lVMDClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LVMD_ServiceDesc.Streams[0], LVMD_Watch_FullMethodName, cOpts...)
@@ -295,6 +311,11 @@ type LVMDServer interface {
 	// tells it to its watchers as Volume.found, and forgets it when it ends: who
 	// notes compares, and notes again.
 	NoteHealth(context.Context, *NoteHealthRequest) (*NoteHealthResponse, error)
+	// NoteEncrypted records that the node plugin has made the encrypted volume of a
+	// volume with encryption "luks", which may hold data from now on: a device of it
+	// without a header has lost it. The record is durable when the call returns. It
+	// may be repeated. Other volumes are refused with INVALID_ARGUMENT.
+	NoteEncrypted(context.Context, *NoteEncryptedRequest) (*NoteEncryptedResponse, error)
 	// Watch sends the node's full state first, or, to who resumes, what changed
 	// since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -342,6 +363,9 @@ func (UnimplementedLVMDServer) ListSnapshots(context.Context, *ListSnapshotsRequ
 }
 func (UnimplementedLVMDServer) NoteHealth(context.Context, *NoteHealthRequest) (*NoteHealthResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NoteHealth not implemented")
+}
+func (UnimplementedLVMDServer) NoteEncrypted(context.Context, *NoteEncryptedRequest) (*NoteEncryptedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NoteEncrypted not implemented")
 }
 func (UnimplementedLVMDServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -565,6 +589,24 @@ func _LVMD_NoteHealth_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LVMD_NoteEncrypted_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NoteEncryptedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).NoteEncrypted(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_NoteEncrypted_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).NoteEncrypted(ctx, req.(*NoteEncryptedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LVMD_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -626,6 +668,10 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NoteHealth",
 			Handler:    _LVMD_NoteHealth_Handler,
+		},
+		{
+			MethodName: "NoteEncrypted",
+			Handler:    _LVMD_NoteEncrypted_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -142,6 +142,21 @@ func (l *LVMD) DeleteVolume(_ context.Context, r *lvmdv1.DeleteVolumeRequest) (*
 	return &lvmdv1.DeleteVolumeResponse{}, nil
 }
 
+// NoteEncrypted implements the service.
+func (l *LVMD) NoteEncrypted(_ context.Context, r *lvmdv1.NoteEncryptedRequest) (*lvmdv1.NoteEncryptedResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v, ok := l.volumes[r.GetId()]
+	switch {
+	case !ok:
+		return nil, status.Errorf(codes.NotFound, "no volume %q", r.GetId())
+	case v.GetEncryption() != names.EncryptionLUKS:
+		return nil, status.Errorf(codes.InvalidArgument, "id: volume %s has encryption %q", r.GetId(), v.GetEncryption())
+	}
+	v.Encrypted = true
+	return &lvmdv1.NoteEncryptedResponse{}, nil
+}
+
 // NoteHealth implements the service.
 func (l *LVMD) NoteHealth(_ context.Context, r *lvmdv1.NoteHealthRequest) (*lvmdv1.NoteHealthResponse, error) {
 	l.mu.Lock()

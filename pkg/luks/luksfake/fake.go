@@ -45,6 +45,8 @@ type Table struct {
 type header struct {
 	volume, key string
 	state       luks.State
+	// weak headers are of an encryption that was not asked for.
+	weak bool
 }
 
 type mapping struct {
@@ -126,6 +128,33 @@ func (t *Table) Damage(device string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.put(device, header{})
+}
+
+// Weaken has the header on a device ask for another encryption, as one does that somebody
+// else wrote.
+func (t *Table) Weaken(device string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.headers[device]
+	h.weak = true
+	t.put(device, h)
+}
+
+// Erase has a device read as zeroes.
+func (t *Table) Erase(device string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.headers, device)
+}
+
+// Verify implements luks.Interface.
+func (t *Table) Verify(device, volume string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if m, open := t.mappings[volume]; !open || m.device != device || t.headers[device].weak {
+		return fmt.Errorf("verify %s: %w", volume, luks.ErrForeign)
+	}
+	return nil
 }
 
 // Format implements luks.Interface.

@@ -85,6 +85,7 @@ func opens(ctx context.Context, t *testing.T, h Harness) {
 	want(t, h.Test(ctx, h.Device, Volume, wrong), luks.ErrWrongKey, "Test of a wrong key")
 	want(t, h.Open(ctx, h.Device, Volume, Key, true), nil, "Open")
 	h.wantMapping(t, true, true)
+	want(t, h.Verify(h.Device, Volume), nil, "Verify")
 	want(t, h.Open(ctx, h.Device, Volume, Key, true), luks.ErrInUse, "Open for a second time")
 	want(t, h.Clear(luks.Path(Volume)), nil, "Clear")
 }
@@ -98,6 +99,7 @@ func grows(ctx context.Context, t *testing.T, h Harness) {
 	before := h.Size(t, node)
 	h.Grow(t, 8<<20)
 	want(t, h.Resize(ctx, Volume), nil, "Resize")
+	want(t, h.Verify(h.Device, Volume), nil, "Verify of what grew")
 	if got := h.Size(t, node); got != before+8<<20 {
 		t.Errorf("it has %d bytes, had %d", got, before)
 	}
