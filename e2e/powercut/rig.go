@@ -44,6 +44,7 @@ type rig struct {
 	// group and mirror are the volume group's disks, state the journal's.
 	group, mirror, state *frail.Disk
 	machine              *vm.Machine // nil while it is off
+	lost                 int         // sectors that power cuts took, of all disks
 }
 
 // newRig makes the disks in dir and builds lvmd; the machine is off.
@@ -166,6 +167,7 @@ func (r *rig) cut() (lost string, err error) {
 		if err != nil {
 			return "", err
 		}
+		r.lost += lost
 		text = append(text, fmt.Sprintf("%s: %d of %d unflushed sectors lost", d.name, lost, of))
 	}
 	return strings.Join(text, ", "), nil
