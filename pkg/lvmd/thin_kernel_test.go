@@ -69,6 +69,34 @@ func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
 	}
 }
 
+// TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot has somebody else's command keep LVM's lock of
+// the group: lvmd can remove nothing meanwhile.
+func TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot(t *testing.T) {
+	n := thinNode(t, "overprovisioning: 2")
+	n.keeps = []string{"carve-pool"}
+	p := n.start()
+	v := p.create(create("pvc-1", 32<<20, ""))
+	fill(t, v, 0x5a)
+	used := func() string {
+		fields := strings.Fields(byHand(t, "dmsetup", "status", "carve-carve--pool-tpool"))
+		chunks, _, _ := strings.Cut(fields[5], "/")
+		return chunks
+	}
+	if got := used(); got == "0" {
+		t.Fatalf("the pool has %s chunks in use after %d bytes were written", got, v.GetSizeBytes())
+	}
+	lock := must.Get(os.OpenFile("/run/lock/lvm/V_"+n.group, os.O_RDWR|os.O_CREATE, 0o600))(t)
+	defer lock.Close()
+	must.Succeed(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	p.delete(v.GetId())
+	waittest.Until(t, "no chunk of the pool is in use", func() bool { return used() == "0" }, func() any { return used() })
+	if _, err := os.Stat(v.GetDevicePath()); err != nil {
+		t.Errorf("the volume was removed while the group was locked: %v", err)
+	}
+	must.Succeed(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+}
+
 func TestAFullPoolFailsWritesAndIsTold(t *testing.T) {
 	n := thinNode(t, "overprovisioning: 3")
 	p := n.start()

@@ -104,11 +104,12 @@ func (s *Service) wipeChunk(ctx context.Context, v *volume) error {
 			return err
 		}
 	}
-	if halfMade || v.pool != nil {
-		// What is half made was never written to. A pool zeroes what it gives to a
-		// volume: nobody sees these contents again. A snapshot has no device to
-		// open; who has one open, the removal finds out.
+	if halfMade {
+		// It was never written to.
 		return s.skipWipe(v, h)
+	}
+	if v.pool != nil {
+		return s.unmapChunk(v, h, off)
 	}
 	if h == nil {
 		var err error
@@ -294,7 +295,7 @@ func sleepUntil(ctx context.Context, event <-chan struct{}, until time.Time) boo
 	return true
 }
 
-// skipWipe is wipeChunk for thin volumes and snapshots, and for what is half made.
+// skipWipe hands a tombstone that needs no wiping, or no more of it, to the removal.
 func (s *Service) skipWipe(v *volume, h lvm.Handle) error {
 	if h != nil {
 		if err := h.Close(); err != nil {

@@ -322,10 +322,18 @@ func (h *handle) clear(off, length int64, zeroes bool) error {
 
 func (h *handle) Overwrite(off, length int64) error { return h.Zero(off, length) }
 
-// Discard zeroes, or leaves what is there: devices do either.
+// Discard zeroes, or leaves what is there: devices do either. A thin volume gives whole chunks
+// back to its pool.
 func (h *handle) Discard(off, length int64) error {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
+	if h.volume.thin != nil && h.cipher == nil {
+		if err := h.clear(off, length, false); err != nil {
+			return err
+		}
+		h.volume.thin.unmap(off, length)
+		return nil
+	}
 	return h.clear(off, length, h.fake.DiscardZeroes)
 }
 

@@ -325,11 +325,28 @@ func (g *group) extendThin(groupName, name string, extents int64) error {
 
 // release gives a thin volume's chunks back to its pool.
 func (g *group) release(t *thin) {
-	for _, c := range t.chunks {
-		if c.users--; c.users == 0 {
-			t.pool.pool.used--
+	for at := range t.chunks {
+		t.drop(at)
+	}
+}
+
+// unmap gives the chunks that lie in a range back to the pool.
+func (t *thin) unmap(off, length int64) {
+	size := t.pool.pool.chunkSize
+	for at := range t.chunks {
+		if at*size >= off && (at+1)*size <= off+length {
+			t.drop(at)
 		}
 	}
+}
+
+// drop gives one chunk back to the pool.
+func (t *thin) drop(at int64) {
+	c := t.chunks[at]
+	if c.users--; c.users == 0 {
+		t.pool.pool.used--
+	}
+	delete(t.chunks, at)
 }
 
 // reportThin completes the report of what has to do with thin pools.

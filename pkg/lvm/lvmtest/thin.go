@@ -17,6 +17,7 @@ var thinCases = []struct {
 	{"a thin volume has its virtual size, takes no extents and reads as zeroes", thinCreated},
 	{"changes to thin volumes raise the sequence number by what is known", thinSteps},
 	{"a snapshot holds what its origin held, and outlives it", snapshots},
+	{"a discard gives a thin volume's chunks back, and leaves a snapshot what it has", thinDiscarded},
 	{"a pool is extended, data and metadata", poolExtended},
 	{"a full pool fails writes, gives no new volume, and recovers when volumes go", poolFull},
 	{"a tag is taken off", untagged},
@@ -200,6 +201,25 @@ func snapshots(t *testing.T, e Env) {
 	if got := e.status(t).DataUsed; got != 0 {
 		t.Errorf("%d chunks are used by nobody", got)
 	}
+}
+
+func thinDiscarded(t *testing.T, e Env) {
+	g := e.pool(t)
+	e.thin(t, "cv1", 4)
+	must.Succeed(t, e.fill(t, "cv1", 2*poolChunk, 0x11))
+	must.Succeed(t, e.Groups.Snapshot(t.Context(), lvm.SnapshotOptions{Group: e.Group, Origin: "cv1", Volume: "cv2"}))
+	must.Succeed(t, e.fill(t, "cv1", poolChunk, 0x22))
+	for _, c := range []struct{ off, length, left int64 }{
+		{0, poolChunk, 2}, {poolChunk, 4*g.ExtentSize - poolChunk, 2},
+	} {
+		h := must.Get(e.Groups.Open(e.Group, "cv1"))(t)
+		must.Succeed(t, errors.Join(h.Discard(c.off, c.length), h.Sync(), h.Close()))
+		if got := e.status(t).DataUsed; got != c.left {
+			t.Errorf("after a discard of %d bytes at %d, %d chunks are used, want %d", c.length, c.off, got, c.left)
+		}
+		e.holds(t, "cv1", c.off, poolChunk, 0)
+	}
+	e.holds(t, "cv2", 0, 2*poolChunk, 0x11)
 }
 
 func poolExtended(t *testing.T, e Env) {
