@@ -33,30 +33,29 @@ type Program struct {
 	Dir string
 	// Package is the path of the main package, relative to Dir; empty for Dir itself.
 	Package string
+	// Also are further main packages of the module, relative to Dir, that Cached builds too.
+	// Each is named like its folder.
+	Also []string
 	// Variables are set by the linker: values by their full names.
 	Variables map[string]string
 }
 
 // Build builds the program into the file output.
 func Build(ctx context.Context, p Program, output string) error {
-	return build(ctx, p.Dir, p.Name, p.arguments(output))
-}
-
-func build(ctx context.Context, dir, name string, arguments []string) error {
-	command := exec.CommandContext(ctx, "go", arguments...)
-	command.Dir = dir
+	command := exec.CommandContext(ctx, "go", p.arguments(output)...)
+	command.Dir = p.Dir
 	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	var complaints bytes.Buffer
 	command.Stdout, command.Stderr = &complaints, &complaints
 	if err := command.Run(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", name, err, bytes.TrimSpace(complaints.Bytes()))
+		return fmt.Errorf("build %s: %w\n%s", p.Name, err, bytes.TrimSpace(complaints.Bytes()))
 	}
 	return nil
 }
 
-// Cached returns the path of the program in the harness' cache, built now if it is not
-// there. The program must be a module by itself, with its sources in Dir and nowhere
-// else: they, with the versions of all it is made of, and the toolchain are the key.
+// Cached returns the folder of the program in the harness' cache, built now if it is not
+// there, with those that Also names beside it. The program must be a module by itself, with
+// its sources in Dir, in the folders that Also names, and nowhere else: they, with the versions of all it is made of, and the toolchain are the key.
 // Progress is told to progress, which may be nil. Several processes may ask at once: one
 // builds, the others wait.
 func Cached(ctx context.Context, p Program, progress io.Writer) (string, error) {
@@ -67,19 +66,37 @@ func Cached(ctx context.Context, p Program, progress io.Writer) (string, error) 
 	entry, err := cache.Entry(ctx, p.Name, key, func(ctx context.Context, dir string) error {
 		stop := report(progress, p.Name)
 		defer stop()
-		return build(ctx, p.Dir, p.Name, p.cachedArguments(filepath.Join(dir, p.Name)))
+		for _, one := range p.all() {
+			if err := Build(ctx, one, filepath.Join(dir, one.Name)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(entry, p.Name), nil
+	return entry, nil
+}
+
+// all are the program and those that are built with it.
+func (p Program) all() []Program {
+	all := []Program{p}
+	for _, name := range p.Also {
+		all = append(all, Program{Name: name, Dir: p.Dir, Package: name, Variables: p.Variables})
+	}
+	return all
 }
 
 // key digests everything that decides what the program is.
 func (p Program) key(ctx context.Context) (string, error) {
-	files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
-	if err != nil {
-		return "", fmt.Errorf("list the sources of %s: %w", p.Name, err)
+	var files, arguments []string
+	for _, one := range p.all() {
+		sources, err := filepath.Glob(filepath.Join(one.Dir, one.Package, "*.go"))
+		if err != nil {
+			return "", fmt.Errorf("list the sources of %s: %w", one.Name, err)
+		}
+		files, arguments = append(files, sources...), append(arguments, one.arguments(one.Name)...)
 	}
 	files = slices.DeleteFunc(files, func(file string) bool { return strings.HasSuffix(file, "_test.go") })
 	files = append(files, filepath.Join(p.Dir, "go.mod"), filepath.Join(p.Dir, "go.sum"))
@@ -93,7 +110,7 @@ func (p Program) key(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask go for its version: %w", err)
 	}
-	return cache.Key(sources, string(toolchain), runtime.GOARCH, strings.Join(p.cachedArguments(p.Name), " ")), nil
+	return cache.Key(sources, string(toolchain), runtime.GOARCH, strings.Join(arguments, " ")), nil
 }
 
 func (p Program) arguments(output string) []string {
@@ -107,15 +124,6 @@ func (p Program) arguments(output string) []string {
 		main = "./" + p.Package
 	}
 	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=" + strings.Join(flags, " "), "-o", output, main}
-}
-
-// cachedArguments are those of a program with dependencies that nothing else is built from:
-// the compiler does not make the debugging information that the linker would drop, which
-// saves a tenth of its time. With programs that share dependencies it would lose more, because
-// Go's build cache distinguishes the two.
-func (p Program) cachedArguments(output string) []string {
-	arguments := p.arguments(output)
-	return slices.Insert(arguments, 1, "-gcflags=all=-dwarf=false")
 }
 
 // report tells progress that a build goes on until the returned function is called.

@@ -13,15 +13,19 @@ func module(t *testing.T) Program {
 	t.Helper()
 	dir := t.TempDir()
 	for name, content := range map[string]string{
-		"go.mod":  "module example.com/hello\n\ngo 1.26.0\n",
-		"go.sum":  "",
-		"main.go": "package main\n\nvar word = \"unset\"\n\nfunc main() { println(word) }\n",
+		"go.mod":       "module example.com/hello\n\ngo 1.26.0\n",
+		"go.sum":       "",
+		"main.go":      "package main\n\nvar word = \"unset\"\n\nfunc main() { println(word) }\n",
+		"more/main.go": "package main\n\nfunc main() { println(\"more\") }\n",
 	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return Program{Name: "hello", Dir: dir, Variables: map[string]string{"main.word": "set"}}
+	return Program{Name: "hello", Dir: dir, Also: []string{"more"}, Variables: map[string]string{"main.word": "set"}}
 }
 
 func TestTheSameProgramIsBuiltOnceAndAnotherAnew(t *testing.T) {
@@ -38,8 +42,10 @@ func TestTheSameProgramIsBuiltOnceAndAnotherAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if output, err := exec.Command(first).CombinedOutput(); err != nil || string(output) != "set\n" {
-		t.Errorf("the program prints %q, %v; want %q", output, err, "set\n")
+	for program, want := range map[string]string{"hello": "set\n", "more": "more\n"} {
+		if output, err := exec.Command(filepath.Join(first, program)).CombinedOutput(); err != nil || string(output) != want {
+			t.Errorf("program %s prints %q, %v; want %q", program, output, err, want)
+		}
 	}
 	if progress.Len() == 0 {
 		t.Error("nothing was told about the build")
@@ -53,9 +59,16 @@ func TestTheSameProgramIsBuiltOnceAndAnotherAnew(t *testing.T) {
 		t.Errorf("a build was told of that was not: %q", progress.String())
 	}
 
+	if err := os.WriteFile(filepath.Join(p.Dir, "more", "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	third, err := Cached(t.Context(), p, nil)
+	if err != nil || third == first {
+		t.Errorf("another program beside it came from the same entry %s, %v", third, err)
+	}
 	p.Variables["main.word"] = "other"
-	if third, err := Cached(t.Context(), p, nil); err != nil || third == first {
-		t.Errorf("another program came from the same entry %s, %v", third, err)
+	if fourth, err := Cached(t.Context(), p, nil); err != nil || fourth == third {
+		t.Errorf("another program came from the same entry %s, %v", fourth, err)
 	}
 }
 

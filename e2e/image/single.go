@@ -9,6 +9,7 @@ import (
 	"github.com/carve-csi/carve/e2e/checkout"
 	"github.com/carve-csi/carve/e2e/coredns"
 	"github.com/carve-csi/carve/e2e/gobuild"
+	"github.com/carve-csi/carve/e2e/kube"
 )
 
 // PauseName is the default name of the image of Pods' sandboxes, for containerd's
@@ -21,19 +22,19 @@ func Pause(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	program, err := gobuild.Cached(ctx, gobuild.Program{
+	programs, err := gobuild.Cached(ctx, gobuild.Program{
 		Name: "pause",
 		Dir:  filepath.Join(root, "e2e", "image", "pause"),
 	}, o.Progress)
 	if err != nil {
 		return "", err
 	}
-	return o.single(ctx, orDefault(o.Name, PauseName), "pause", program)
+	return o.single(ctx, orDefault(o.Name, PauseName), "pause", filepath.Join(programs, "pause"))
 }
 
 // CoreDNS makes the image of the cluster's DNS and returns its path.
 func CoreDNS(ctx context.Context, o Options) (string, error) {
-	program, err := coredns.Build(ctx, o.Progress)
+	program, err := kube.BuildDNS(ctx, o.Progress)
 	if err != nil {
 		return "", err
 	}

@@ -30,14 +30,29 @@ const (
 	Kubectl           = "kubectl"
 )
 
+// The programs of the module.
+const (
+	kubernetes = "kubernetes"
+	coreDNS    = "coredns"
+)
+
 // Version is the version of Kubernetes, as the components and kubectl report it. The
 // build fails if the module is made of another.
-const Version = "v1.36.3"
+const Version = "v1.37.2"
 
 // Build returns the path of the multi-call binary, made now if the cache does not have
 // it. Progress is told to progress, which may be nil. Callers in several processes may
 // run at once: one builds, the others wait.
 func Build(ctx context.Context, progress io.Writer) (string, error) {
+	return build(ctx, kubernetes, progress)
+}
+
+// BuildDNS is Build for CoreDNS, which is made together with the multi-call binary.
+func BuildDNS(ctx context.Context, progress io.Writer) (string, error) {
+	return build(ctx, coreDNS, progress)
+}
+
+func build(ctx context.Context, program string, progress io.Writer) (string, error) {
 	root, err := checkout.Root()
 	if err != nil {
 		return "", err
@@ -46,14 +61,19 @@ func Build(ctx context.Context, progress io.Writer) (string, error) {
 	if err := checkVersion(source); err != nil {
 		return "", err
 	}
-	return gobuild.Cached(ctx, gobuild.Program{
-		Name: "kubernetes",
+	programs, err := gobuild.Cached(ctx, gobuild.Program{
+		Name: kubernetes,
 		Dir:  source,
+		Also: []string{coreDNS},
 		Variables: map[string]string{
 			"k8s.io/component-base/version.gitVersion":   Version,
 			"k8s.io/component-base/version.gitTreeState": "clean",
 		},
 	}, progress)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(programs, program), nil
 }
 
 // checkVersion makes sure that the version which the binary will report is the one it

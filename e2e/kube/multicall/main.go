@@ -13,8 +13,8 @@
 // own all the same: the components keep global state (feature gates, metrics
 // registries, klog) and must not share an address space.
 //
-// The command is a module by itself so that its dependencies, which decide how long
-// its build is good for, change only when the version of Kubernetes does.
+// The command, with coredns below it, is a module by itself so that its dependencies, which
+// decide how long its build is good for, change only when the version of Kubernetes does.
 package main
 
 import (

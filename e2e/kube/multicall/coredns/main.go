@@ -1,7 +1,6 @@
-// Command server is CoreDNS with the few plugins that a test cluster's zone needs.
+// Command coredns is CoreDNS with the few plugins that a test cluster's zone needs.
 //
-// It is a module by itself so that its dependencies do not decide the versions of the
-// harness'.
+// It is in the module of Kubernetes because most of it is compiled from the same packages.
 package main
 
 import (
