@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,10 +20,11 @@ const LockDir = "/run/lock/lvm"
 
 // dropComponents removes the devices of parts that nothing lies on: an activation
 // that was killed made them and not what they are parts of. LVM activates no
-// volume of which a part is active, and removes such a part never.
+// volume of which a part is active, and removes such a part never. Parts of other volumes
+// stay: an administrator activates them to repair what they are parts of.
 //
 // A command under way makes parts first, too: while there is one, nothing is done.
-func dropComponents(group string) error {
+func dropComponents(group string, volumes []string) error {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
 		return err
@@ -37,7 +37,7 @@ func dropComponents(group string) error {
 	for i, d := range devices {
 		names[i] = d.Name
 	}
-	for _, name := range componentsAlone(names, group) {
+	for _, name := range componentsAlone(names, group, volumes) {
 		d, err := dmStatus(name)
 		if err == nil && d.OpenCount == 0 {
 			err = dmRemove(name)
@@ -49,22 +49,34 @@ func dropComponents(group string) error {
 	return errors.Join(errs...)
 }
 
-// componentsAlone are the devices of parts whose whole has none.
-func componentsAlone(names []string, group string) []string {
-	there := map[string]bool{}
+// componentsAlone are the devices of parts of volumes whose whole has none.
+func componentsAlone(names []string, group string, volumes []string) []string {
+	there, wanted := map[string]bool{}, map[string]bool{}
+	for _, v := range volumes {
+		wanted[dmName(group, v)] = true
+	}
 	for _, name := range names {
 		there[name] = true
 	}
 	var alone []string
 	for _, name := range names {
 		whole := component.FindStringSubmatch(name)
-		rest, ours := strings.CutPrefix(name, dmName(group, ""))
-		// Two hyphens are one within the name of another group.
-		if whole != nil && ours && !strings.HasPrefix(rest, "-") && !there[whole[1]] && !there[whole[1]+"-tpool"] {
+		if whole != nil && wanted[wholeOf(name)] && !there[whole[1]] && !there[whole[1]+"-tpool"] {
 			alone = append(alone, name)
 		}
 	}
 	return alone
+}
+
+// wholeOf is the device's name of the volume that a part, or a part of a part, belongs to.
+func wholeOf(name string) string {
+	for {
+		part := component.FindStringSubmatch(name)
+		if part == nil {
+			return name
+		}
+		name = part[1]
+	}
 }
 
 // lockGroup locks a volume group as LVM does. ErrBusy when somebody has it.

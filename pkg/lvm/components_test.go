@@ -21,13 +21,15 @@ func TestPartsWithoutTheirWholeAreFoundByTheirGroup(t *testing.T) {
 		"carve-new--pool_tmeta",
 		"carve-fresh_tmeta", "carve-fresh",
 		"carve--more-x_rmeta_0", "other-x_rmeta_0", "carve-linear",
+		"carve-repaired_tmeta", "carve-mirrored_tdata_rimage_0", "carve-alone_x_rmeta_0",
 	}
+	volumes := []string{"alone", "whole", "carve-pool", "new-pool", "fresh", "x", "linear", "mirrored"}
 	for group, want := range map[string][]string{
-		"carve":      {"carve-alone_rimage_1", "carve-alone_rmeta_0", "carve-new--pool_tmeta"},
+		"carve":      {"carve-alone_rimage_1", "carve-alone_rmeta_0", "carve-new--pool_tmeta", "carve-mirrored_tdata_rimage_0"},
 		"carve-more": {"carve--more-x_rmeta_0"},
 		"none":       nil,
 	} {
-		if got := componentsAlone(names, group); !slices.Equal(got, want) {
+		if got := componentsAlone(names, group, volumes); !slices.Equal(got, want) {
 			t.Errorf("%s: %q", group, got)
 		}
 	}

@@ -38,9 +38,11 @@ type Groups interface {
 	// ErrNotFound when it is not active.
 	RAIDStatus(group, volume string) (RAIDStatus, error)
 
-	// Activate makes all volumes of the groups available as devices, with
-	// right device nodes. Those that are available stay as they are.
-	Activate(ctx context.Context, groups []string) error
+	// Activate makes volumes of a group, thin pools among them, available as devices, with
+	// right device nodes. Those that are available stay as they are, and so does everything
+	// else in the group but what the volumes lie in. The error is of what failed; all
+	// others were activated.
+	Activate(ctx context.Context, group string, volumes []string) error
 
 	// Create carves an active volume. It raises the group's sequence number by
 	// exactly Layout.Commits. What the extents held before is left there.

@@ -271,23 +271,33 @@ func committed[T any](h *Host, group string, parse func(text []byte) (T, error))
 	return none, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
 }
 
+// maxActivated bounds how many volumes one command activates: a lasting lvm process takes
+// some sixty words.
+const maxActivated = 50
+
 // Activate implements Groups. Device nodes are made anew, too: those of
 // volumes that are active already may be missing or stale, for example where
 // /dev is not the host's. What an activation that was killed left in the way is
 // removed before.
-func (h *Host) Activate(ctx context.Context, groups []string) error {
-	for _, g := range groups {
-		// If it cannot be removed, LVM says what is in the way.
-		_ = dropComponents(g)
-	}
+func (h *Host) Activate(ctx context.Context, group string, volumes []string) error {
+	// If it cannot be removed, LVM says what is in the way.
+	_ = dropComponents(group, volumes)
 	for _, target := range []string{thinPoolTarget, raidTarget} {
 		// If there is a volume that needs it, LVM says that it is missing.
 		_ = provideTarget(target)
 	}
-	if err := h.change(ctx, groups, "vgchange", append([]string{"--activate", "y"}, groups...)...); err != nil {
+	var errs []error
+	for some := range slices.Chunk(volumes, maxActivated) {
+		args := []string{"--activate", "y"}
+		for _, v := range some {
+			args = append(args, group+"/"+v)
+		}
+		errs = append(errs, h.change(ctx, []string{group}, "lvchange", args...))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	err := h.change(ctx, groups, "vgmknodes", groups...)
+	err := h.change(ctx, []string{group}, "vgmknodes", group)
 	if failed := (*CommandError)(nil); errors.As(err, &failed) && failed.Err == nil && failed.ExitCode == poolNodeFailure {
 		// It makes all nodes and says nothing, but fails for every thin pool,
 		// which has none under /dev/GROUP. Who needs a node looks for it.

@@ -213,7 +213,7 @@ func TestNothingIsDoneToAnInactivePoolThatHasMessages(t *testing.T) {
 	for what, err := range p.change() {
 		p.wantError(what, err, `thin pool "pool"`, "messages that were not finished", "no such device-mapper device")
 	}
-	must.Succeed(t, p.Activate(t.Context(), []string{p.group}))
+	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"pool", "cv1"}))
 	p.create("cv2")
 	p.wantFilled("cv2", 0)
 	p.wantFilled("cv1", 1)
@@ -258,7 +258,7 @@ func TestLVMTellsThatAPoolFailedThatHasMessages(t *testing.T) {
 	}
 	set(table)
 	lvmByHand(t, "vgchange", "--activate", "n", p.group)
-	must.Succeed(t, p.Activate(t.Context(), []string{p.group}))
+	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"pool", "cv1"}))
 	p.scan()
 	p.create("cv3")
 	p.wantFilled("cv3", 0)
@@ -284,7 +284,7 @@ exit $code
 	p.scan()
 	p.wantError("the removal", p.Remove(t.Context(), p.group, []string{"cv2"}), `removed thin volume "cv2"`, "still in its pool")
 	p.Host = before
-	must.Succeed(t, p.Activate(t.Context(), []string{p.group}))
+	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"pool", "cv1"}))
 	if found := p.scan(); found.Volume("cv2") != nil {
 		t.Error("the volume is still there")
 	}

@@ -117,7 +117,7 @@ func (h *Host) Mend(ctx context.Context, group string, volumes []string) error {
 		return err
 	}
 	if suspended {
-		if err := h.Activate(ctx, []string{group}); err != nil {
+		if err := h.Activate(ctx, group, volumes); err != nil {
 			return err
 		}
 	}

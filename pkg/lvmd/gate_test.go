@@ -118,8 +118,8 @@ func (g *gate) Scan(ctx context.Context, groups []string) ([]lvm.Group, error) {
 	return g.Groups.Scan(ctx, groups)
 }
 
-func (g *gate) Activate(ctx context.Context, groups []string) error {
-	return g.around("activate", func() error { return g.Groups.Activate(ctx, groups) })
+func (g *gate) Activate(ctx context.Context, group string, volumes []string) error {
+	return g.around("activate", func() error { return g.Groups.Activate(ctx, group, volumes) })
 }
 
 func (g *gate) Mend(ctx context.Context, group string, volumes []string) error {

@@ -220,41 +220,48 @@ func (s *Service) activate(ctx context.Context, names []string, found []lvm.Grou
 	return found, nil
 }
 
-// makeDevices makes the devices of groups as they were scanned of which our
-// volumes, or thin pools, have none, and tells whether that was anything.
+// makeDevices activates the volumes of ours, and the thin pools that we have to do with,
+// that have no device in groups as they were scanned, and reports whether there were any.
 func (s *Service) makeDevices(ctx context.Context, found []lvm.Group) (changed bool) {
-	var inactive []string
 	for i := range found {
-		if s.lacksDevices(&found[i]) {
-			inactive = append(inactive, found[i].Name)
-		}
-	}
-	if len(inactive) == 0 {
-		return false
-	}
-	s.log.Info("activating volumes", "groups", inactive)
-	if err := s.lvm.Activate(ctx, inactive); err != nil {
-		// A volume on a missing disk is no reason not to serve the others.
-		s.log.Error("not all volumes could be activated", "error", err)
-	}
-	return true
-}
-
-// lacksDevices tells whether a volume of ours, or a thin pool, has no device.
-func (s *Service) lacksDevices(g *lvm.Group) bool {
-	for i := range g.Volumes {
-		lv := &g.Volumes[i]
-		if s.inactivePool(g.Name, lv) {
-			return true
-		}
-		if !isOurs(lv.Tags) || lv.Attr.SkipActivation {
+		g := &found[i]
+		inactive := s.inactiveIn(g)
+		if len(inactive) == 0 {
 			continue
 		}
-		if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {
-			return true
+		changed = true
+		s.log.Info("activating volumes", "group", g.Name, "volumes", len(inactive))
+		if err := s.lvm.Activate(ctx, g.Name, inactive); err != nil {
+			// A volume on a missing disk is no reason not to serve the others.
+			s.log.Error("not all volumes could be activated", "group", g.Name, "error", err)
 		}
 	}
-	return false
+	return changed
+}
+
+// inactiveIn names the volumes of ours, and the thin pools that we have to do with, that
+// have no device and are to have one. Those that an administrator set to be skipped, to
+// repair them for example, are left alone, and so is what lies in such a pool: to activate
+// it would activate the pool.
+func (s *Service) inactiveIn(g *lvm.Group) []string {
+	pools := s.poolsIn(g)
+	var inactive []string
+	for i := range g.Volumes {
+		lv := &g.Volumes[i]
+		pool := g.Volume(lv.Pool)
+		switch {
+		case lv.Attr.SkipActivation || pool != nil && pool.Attr.SkipActivation:
+		case pools[lv.Name]:
+			if s.inactivePool(g.Name, lv) {
+				inactive = append(inactive, lv.Name)
+			}
+		case isOurs(lv.Tags):
+			if _, err := s.lvm.Device(g.Name, lv.Name); err != nil {
+				inactive = append(inactive, lv.Name)
+			}
+		}
+	}
+	return inactive
 }
 
 // recall puts what the journal knows into the model. Records of groups that

@@ -67,9 +67,10 @@ func (s *Service) tornIn(g *lvm.Group) []string {
 	if len(names) == 0 {
 		return nil
 	}
+	pools := s.poolsIn(g)
 	var torn []string
 	for _, lv := range g.Volumes {
-		if (isOurs(lv.Tags) || lv.Attr.Type == poolType) &&
+		if (isOurs(lv.Tags) || pools[lv.Name] && !lv.Attr.SkipActivation) &&
 			slices.ContainsFunc(names, func(name string) bool { return lvm.IsOf(name, lv.Name) }) {
 			torn = append(torn, lv.Name)
 		}

@@ -245,7 +245,7 @@ func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	if d.hasCondition("PoolInactive") || d.available() == 0 {
 		t.Error("it is called missing")
 	}
-	must.Succeed(t, m.fake.Activate(t.Context(), []string{testGroup}))
+	must.Succeed(t, m.fake.Activate(t.Context(), testGroup, []string{p.name}))
 	done()
 	<-looked
 	if d.hasCondition("PoolInactive") {

@@ -216,6 +216,27 @@ func poolOptions(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
 	}
 }
 
+// poolsIn names the thin pools of a scanned group that we have to do with: those of our
+// classes, and those that volumes or snapshots of ours lie in.
+func (s *Service) poolsIn(g *lvm.Group) map[string]bool {
+	pools := map[string]bool{}
+	for i := range g.Volumes {
+		if lv := &g.Volumes[i]; lv.Pool != "" && isOurs(lv.Tags) {
+			pools[lv.Pool] = true
+		}
+	}
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	for _, c := range s.model.classes {
+		for _, p := range c.parts {
+			if p.pool != nil && p.group.name == g.Name {
+				pools[p.pool.name] = true
+			}
+		}
+	}
+	return pools
+}
+
 // inactivePool tells whether a scanned volume is a pool that has no device.
 func (s *Service) inactivePool(group string, lv *lvm.Volume) bool {
 	if lv.Attr.Type != poolType {

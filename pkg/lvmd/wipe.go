@@ -234,7 +234,7 @@ func (s *Service) soil(v *volume) {
 	v.rec.Soiled = true
 }
 
-// openTombstone opens the device, activating the group when there is none:
+// openTombstone opens the device, activating the volume when there is none:
 // after a reboot in the middle of a deletion, for example.
 func (s *Service) openTombstone(ctx context.Context, v *volume) (lvm.Handle, error) {
 	h, err := s.lvm.Open(v.group.name, v.rec.ID)
@@ -246,7 +246,7 @@ func (s *Service) openTombstone(ctx context.Context, v *volume) (lvm.Handle, err
 		return nil, err
 	}
 	defer done()
-	if err := s.lvm.Activate(s.work, []string{v.group.name}); err != nil {
+	if err := s.lvm.Activate(s.work, v.group.name, []string{v.rec.ID}); err != nil {
 		return nil, err
 	}
 	h, err = s.lvm.Open(v.group.name, v.rec.ID)

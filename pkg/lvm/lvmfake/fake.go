@@ -12,6 +12,7 @@ package lvmfake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -227,25 +228,37 @@ func segments(extents []int64) int64 {
 }
 
 // Activate implements lvm.Groups.
-func (f *Groups) Activate(ctx context.Context, names []string) error {
-	if err := f.begin(ctx, OpActivate, ""); err != nil {
+func (f *Groups) Activate(ctx context.Context, group string, names []string) error {
+	if err := f.begin(ctx, OpActivate, group); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	g := f.groups[group]
+	if g == nil {
+		return failure("lvchange", lvm.ErrNotFound, "volume group %q", group)
+	}
+	var errs []error
 	for _, name := range names {
-		g := f.groups[name]
-		if g == nil {
-			return failure("vgchange", lvm.ErrNotFound, "volume group %q", name)
+		v := g.volumes[name]
+		if v == nil {
+			errs = append(errs, failure("lvchange", lvm.ErrNotFound, "volume %s/%s", group, name))
+			continue
 		}
-		for _, v := range g.volumes {
-			if v.minor == 0 && !v.skipped() {
-				f.minor++
-				v.minor = f.minor
-			}
+		f.activate(v)
+		if v.thin != nil && !v.skipped() {
+			f.activate(v.thin.pool)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// activate gives a volume a device unless it has one, or is to be skipped.
+func (f *Groups) activate(v *volume) {
+	if v.minor == 0 && !v.skipped() {
+		f.minor++
+		v.minor = f.minor
+	}
 }
 
 // Deactivate makes all devices vanish, as a reboot does.

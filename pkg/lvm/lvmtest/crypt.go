@@ -191,7 +191,7 @@ func endsWithDevice(t *testing.T, e Env) {
 	e.Deactivate()
 	_, err := e.Groups.Encrypt(e.Group, "cvcrypt5", lvm.CryptOptions{})
 	wantErr(t, "Encrypt of an inactive volume", err, lvm.ErrNotFound)
-	must.Succeed(t, e.Groups.Activate(t.Context(), []string{e.Group}))
+	must.Succeed(t, e.Groups.Activate(t.Context(), e.Group, []string{"cvcrypt5"}))
 	_, err = e.Groups.CryptDevice("cvcrypt5")
 	wantErr(t, "CryptDevice", err, lvm.ErrNotFound)
 	if fresh, err := e.Groups.Encrypt(e.Group, "cvcrypt5", lvm.CryptOptions{}); !fresh || err != nil {

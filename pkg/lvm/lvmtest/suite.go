@@ -409,6 +409,7 @@ func mended(t *testing.T, e Env) {
 func activated(t *testing.T, e Env) {
 	e.scan(t)
 	e.create(t, "cv1", 1)
+	e.create(t, "cv2", 1)
 	e.Deactivate()
 	_, err := e.Groups.Device(e.Group, "cv1")
 	wantErr(t, "Device of an inactive volume", err, lvm.ErrNotFound)
@@ -417,9 +418,16 @@ func activated(t *testing.T, e Env) {
 		t.Errorf("activation %v", a)
 	}
 	for range 2 {
-		must.Succeed(t, e.Groups.Activate(t.Context(), []string{e.Group}))
+		must.Succeed(t, e.Groups.Activate(t.Context(), e.Group, []string{"cv1"}))
 		if d, err := e.Groups.Device(e.Group, "cv1"); err != nil || !strings.HasSuffix(d.Path, "/cv1") {
 			t.Errorf("device %+v, error %v", d, err)
 		}
+		_, err := e.Groups.Device(e.Group, "cv2")
+		wantErr(t, "Device of a volume that was not named", err, lvm.ErrNotFound)
+	}
+	wantErr(t, "Activate with a volume that does not exist",
+		e.Groups.Activate(t.Context(), e.Group, []string{"cv9", "cv2"}), lvm.ErrNotFound)
+	if _, err := e.Groups.Device(e.Group, "cv2"); err != nil {
+		t.Errorf("the other volume was not activated: %v", err)
 	}
 }

@@ -277,7 +277,7 @@ func thinActivated(t *testing.T, e Env) {
 	wantErr(t, "PoolStatus of an inactive pool", err, lvm.ErrNotFound)
 	e.scan(t)
 	for range 2 {
-		must.Succeed(t, e.Groups.Activate(t.Context(), []string{e.Group}))
+		must.Succeed(t, e.Groups.Activate(t.Context(), e.Group, []string{poolName, "cv1"}))
 		e.status(t)
 		e.holds(t, "cv1", 0, poolChunk, 0x66)
 		_, err = e.Groups.Device(e.Group, "cs1")
