@@ -26,7 +26,7 @@ import (
 var version = "dev"
 
 type options struct {
-	nodeName, kubeletDir                          string
+	nodeName, kubeletDir, hostProc                string
 	csiSocket, kubeletSocketPath, registrationDir string
 	lvmdSocket                                    string
 	maxVolumes                                    int64
@@ -63,6 +63,7 @@ func command(reduce func() error) *cobra.Command {
 	flags := c.Flags()
 	flags.StringVar(&o.nodeName, "node-name", "", "the node's name in Kubernetes; required")
 	flags.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root directory; paths in its requests must lie below it")
+	flags.StringVar(&o.hostProc, "host-proc", "/proc", "where the host's /proc is mounted; by it the processes are found that have a volume mounted in another mount namespace")
 	flags.StringVar(&o.csiSocket, "csi-socket", "/csi/csi.sock", "unix socket on which CSI is served")
 	flags.StringVar(&o.kubeletSocketPath, "kubelet-socket-path", "/var/lib/kubelet/plugins/carve.csi.local/csi.sock", "path of the CSI socket as the kubelet sees it, on the host")
 	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: not registered")
@@ -99,7 +100,7 @@ func run(ctx context.Context, o options) error {
 		InlineVolumes: o.inlineVolumes,
 		KubeletDir:    o.kubeletDir,
 		LVMD:          lvmdv1.NewLVMDClient(conn),
-		Mounts:        mount.System{Trusted: o.kubeletDir},
+		Mounts:        mount.System{Trusted: o.kubeletDir, Proc: o.hostProc},
 		FileSystems:   driver.SystemFileSystems{},
 		LUKS:          luks.New("cryptsetup", luks.Usual),
 		Metrics:       metrics,
@@ -128,7 +129,10 @@ func run(ctx context.Context, o options) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Serve(ctx) })
 	group.Go(func() error {
-		node.Sweep(ctx)
+		node.SweepRepeatedly(ctx)
+		return nil
+	})
+	group.Go(func() error {
 		node.Monitor(ctx)
 		return nil
 	})

@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
@@ -367,6 +368,9 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 		}},
 		"what is in use stays open": {kept: true, log: "stays open", leave: func(f *fixture, v *lvmdv1.Volume) {
 			must.Succeed(f.t, f.mounts.Mount(luks.Path(v.GetId()), f.machine.MakeDir("elsewhere"), "ext4", nil))
+		}},
+		"nothing is known where no driver has a record": {kept: true, log: "cannot be relied on", leave: func(f *fixture, _ *lvmdv1.Volume) {
+			must.Succeed(f.t, os.Remove(f.machine.Path(drivertest.OtherRecord)))
 		}},
 		"a record that cannot be read may be its own": {kept: true, log: "stays open", leave: func(f *fixture, _ *lvmdv1.Volume) {
 			f.record("carve.csi.local/hash", `{"driverName":`)

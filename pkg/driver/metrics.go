@@ -49,7 +49,7 @@ func NewMetrics() *Metrics {
 		}, []string{"reason"}),
 		leaks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_leaked_mounts_total",
-			Help: "Mounts of an earlier life found at start, by kind (published, staged, mapping) and result (removed, kept).",
+			Help: "Mounts that a previous run left, found at start and every few minutes, by kind (published, staged, mapping) and result (removed, kept).",
 		}, []string{"kind", "result"}),
 		inlines: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_inline_volumes_total",

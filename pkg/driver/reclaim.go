@@ -3,8 +3,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc"
@@ -81,13 +79,9 @@ func (n *Node) ReclaimInline(ctx context.Context, before Abandoned, now time.Tim
 
 // withoutPods leaves only the inline volumes that have no Pod on the node.
 func (n *Node) withoutPods(volumes *[]*lvmdv1.Volume) error {
-	dir := filepath.Join(n.options.KubeletDir, "pods")
-	entries, err := os.ReadDir(dir)
+	entries, err := n.pods()
 	if err != nil {
 		return err
-	}
-	if len(entries) == 0 {
-		return errors.New(dir + " is empty")
 	}
 	pods := map[string]bool{"": true} // volumes of nobody are not inline
 	for _, e := range entries {

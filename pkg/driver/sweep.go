@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver/mount"
@@ -57,6 +58,9 @@ func volumeOf(name, uuid string) string {
 // the mount is gone, so without it no call will ever come for the path.
 const record = "vol_data.json"
 
+// sweepInterval is how often it is looked for what leaked.
+const sweepInterval = 5 * time.Minute
+
 // leak is a path at which only an earlier life can have left something.
 type leak struct {
 	path string
@@ -81,8 +85,11 @@ type leak struct {
 //   - the kubelet has no record beside the path. It has one from before the
 //     first call until after the last, restarts included; it takes off by
 //     itself what it has a record of;
-//   - nothing else uses it: no container's subpath of a Pod's volume, and no
-//     layer of any kind for a staging path;
+//   - the kubelet's records are where they are looked for: there is a Pod, at least
+//     one record of whatever driver, and nothing unknown beside the path;
+//   - nothing else uses it: no container's subpath of a Pod's volume, no layer of
+//     any kind for a staging path, and no mount in another mount namespace, such as
+//     a container's, that would stay;
 //   - no call for the volume runs, and the kernel does not find it busy.
 //
 // Then it closes encrypted volumes that nothing has open and the kubelet has no
@@ -106,6 +113,26 @@ func (n *Node) Sweep(ctx context.Context) {
 		}
 	}
 	slices.SortStableFunc(leaks, func(a, b leak) int { return a.order - b.order })
+	n.sweepMounts(ctx, leaks)
+	n.sweepMappings(ctx)
+}
+
+// SweepRepeatedly sweeps at once, and again and again until ctx is done: what
+// could not be judged, or was in use, may have become certain.
+func (n *Node) SweepRepeatedly(ctx context.Context) {
+	ticker := time.NewTicker(sweepInterval)
+	defer ticker.Stop()
+	for {
+		n.Sweep(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (n *Node) sweepMounts(ctx context.Context, leaks []leak) {
 	for _, l := range leaks {
 		if ctx.Err() != nil {
 			return
@@ -120,7 +147,6 @@ func (n *Node) Sweep(ctx context.Context) {
 			n.options.Log.Info("removed a mount that leaked", "volume", id, "path", l.path)
 		}
 	}
-	n.sweepMappings(ctx)
 }
 
 // leakAt tells from a path's form and the kubelet's record whether it may have
@@ -175,12 +201,11 @@ func (n *Node) sweep(l leak) (id string, removed bool, err error) {
 	if again, ok, err := n.shownAt(l.path); err != nil || !ok || again != device {
 		return id, false, err
 	}
-	user, err := n.userOf(device, l)
-	switch {
-	case err != nil:
+	if err := n.believeAbsence(l); err != nil {
 		return id, false, err
-	case user != "":
-		return id, false, fmt.Errorf("it is in use at %s", user)
+	}
+	if err := n.refuseUsed(device, l); err != nil {
+		return id, false, err
 	}
 	if err := n.options.Mounts.Off(l.path); err != nil {
 		return id, false, err
@@ -228,6 +253,30 @@ func (n *Node) deviceShown(p mount.Point) (mount.Device, bool) {
 // memory tells whether a layer is of a file system of the kernel's memory, in
 // which device nodes lie. It answers always.
 func memory(p mount.Point) bool { return p.FSType == "devtmpfs" || p.FSType == "tmpfs" }
+
+// refuseUsed fails if a leak's device is in use otherwise, here or in another mount
+// namespace. A device node holds nothing in another one.
+func (n *Node) refuseUsed(device mount.Device, l leak) error {
+	user, err := n.userOf(device, l)
+	if err == nil && user != "" {
+		err = fmt.Errorf("it is in use at %s", user)
+	}
+	if err != nil {
+		return err
+	}
+	inUse, err := n.options.Mounts.InUse(device)
+	if err != nil || !inUse {
+		return err
+	}
+	holders, err := n.options.Mounts.Holders(device, l.path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("it is not known whether a container uses it: %w", err)
+	case len(holders) > 0:
+		return fmt.Errorf("it is in use: %s", holders[0])
+	}
+	return nil
+}
 
 // userOf returns a path at which a leak's device is in use otherwise, or "".
 func (n *Node) userOf(device mount.Device, l leak) (string, error) {

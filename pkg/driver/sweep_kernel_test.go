@@ -4,14 +4,18 @@ package driver_test
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/mount/mounttest"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestRealSweep leaves real volumes mounted as an earlier life may have, one of
@@ -31,6 +35,18 @@ func TestRealSweep(t *testing.T) {
 	// What is no volume at all stays, wherever it is.
 	foreign := r.machine.MakeDir("pods", "pod-uid", "volumes", "kubernetes.io~csi", "pvc-foreign", "mount")
 	must.Succeed(r.t, unix.Mount("tmpfs", foreign, "tmpfs", 0, ""))
+
+	// A container of which the kubelet knows nothing more runs on.
+	container := mounttest.Elsewhere(t, true)
+	r.Sweep(context.Background())
+	r.wantLayers(5)
+	if log := r.machine.Log.String(); !strings.Contains(log, fmt.Sprintf("it is in use: process %d (cat)", container.Pid)) {
+		t.Errorf("the container is not named: %s", log)
+	}
+	must.Succeed(r.t, container.Kill())
+	waittest.Until(t, "the container's mounts are gone", func() bool {
+		return len(must.Get(mounts.Holders(deviceOf(leaked), at.published))(r.t)) == 0
+	})
 
 	open := must.Get(os.Open(at.staged))(r.t)
 	r.Sweep(context.Background())

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
@@ -33,7 +34,14 @@ func (f *kubelet) places(v *lvmdv1.Volume) places {
 // note writes the kubelet's record for a path.
 func (f *kubelet) note(path string) {
 	f.t.Helper()
-	must.Succeed(f.t, os.WriteFile(path, []byte(`{"driverName":"carve.csi.local"}`), 0o600))
+	must.Succeed(f.t, os.WriteFile(path, []byte(`{"driverName":"carve.csi.local","volumeHandle":"of-the-kubelet"}`), 0o600))
+}
+
+// leak leaves a volume mounted of which the kubelet knows nothing.
+func (f *kubelet) leak(v *lvmdv1.Volume, p places) {
+	f.t.Helper()
+	must.Succeed(f.t, f.machine.Mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+	must.Succeed(f.t, f.machine.Mounts.Bind(p.staged, p.published, false))
 }
 
 func (f *kubelet) beside(path string) string {
@@ -130,6 +138,44 @@ func TestSweep(t *testing.T) {
 				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.subpath, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.subpath} }},
+		{name: "nothing goes when the kubelet has no record of any driver",
+			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
+				f.leak(v, p)
+				must.Succeed(f.t, os.Remove(f.machine.Path(drivertest.OtherRecord)))
+			},
+			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "no readable vol_data.json of any driver"},
+		{name: "nothing goes when the only record is none that is known",
+			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
+				f.leak(v, p)
+				must.Succeed(f.t, os.WriteFile(f.machine.Path(drivertest.OtherRecord), []byte(`{"version":2}`), 0o600))
+			},
+			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "no readable vol_data.json of any driver"},
+		{name: "nothing goes when the kubelet has no Pod",
+			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
+				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, os.RemoveAll(filepath.Join(f.machine.KubeletDir, "pods")))
+				f.machine.MakeDir("pods")
+			},
+			kept: func(p places) []string { return []string{p.staged} }, log: "is empty"},
+		{name: "nothing goes beside a file that is not known",
+			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
+				f.leak(v, p)
+				must.Succeed(f.t, os.WriteFile(f.beside(p.published)+".v2", nil, 0o600))
+			},
+			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "is not known"},
+		{name: "what a container has mounted stays, and is named",
+			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
+				f.leak(v, p)
+				f.mounts.Hold(deviceOf(v), mount.Holder{PID: 7, Process: "db", Pod: "pod-uid", Path: "/data"})
+			},
+			kept: func(p places) []string { return []string{p.published, p.staged} },
+			log:  "it is in use: process 7 (db) of Pod pod-uid has it mounted at /data"},
+		{name: "nothing goes when containers are not seen",
+			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
+				f.leak(v, p)
+				f.mounts.HideHost()
+			},
+			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "it is not known whether a container uses it"},
 		{name: "another driver's staging path stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, _ places) {
 				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("plugins", "kubernetes.io", "csi", "other", "hash", "globalmount"), "ext4", nil))

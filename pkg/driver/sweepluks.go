@@ -2,11 +2,6 @@ package driver
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/carve-csi/carve/api/names"
@@ -50,6 +45,9 @@ func (n *Node) sweepMapping(id string) (closed bool, err error) {
 	}
 	defer release()
 	// Under the lock: a call that comes from now on is answered with Aborted.
+	if err := n.believeRecords(); err != nil {
+		return false, err
+	}
 	if staged, err := n.recorded(id); err != nil || staged {
 		return false, err
 	}
@@ -70,34 +68,11 @@ func (n *Node) recorded(id string) (bool, error) {
 			return false, err
 		}
 		for _, file := range files {
-			handle, err := handleIn(file)
-			if err != nil || handle == id {
+			noted, err := readRecord(file)
+			if err != nil || noted.Handle == id && (noted.Driver == "" || noted.Driver == names.Driver) {
 				return true, err
 			}
 		}
 	}
 	return false, nil
-}
-
-// handleIn reads the volume's handle from one of the kubelet's records, of which
-// only the driver's own concern us.
-func handleIn(file string) (string, error) {
-	content, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil // It went meanwhile.
-	}
-	if err != nil {
-		return "", err
-	}
-	var noted struct {
-		Driver string `json:"driverName"`
-		Handle string `json:"volumeHandle"`
-	}
-	if err := json.Unmarshal(content, &noted); err != nil {
-		return "", fmt.Errorf("the kubelet's record %s: %w", file, err)
-	}
-	if noted.Driver != "" && noted.Driver != names.Driver {
-		return "", nil
-	}
-	return noted.Handle, nil
 }

@@ -60,6 +60,10 @@ type Machine struct {
 	stopLVMD func()
 }
 
+// OtherRecord is where the kubelet of a machine has its record of a volume of
+// another driver, below its directory.
+const OtherRecord = "plugins/kubernetes.io/csi/other.csi.example/hash/vol_data.json"
+
 // NewMachine makes a machine of these parts and starts its lvmd.
 func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fileSystems driver.FileSystems, crypt luks.Interface) *Machine {
 	t.Helper()
@@ -75,6 +79,9 @@ func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fi
 	for _, d := range []string{m.KubeletDir, m.registrationDir()} {
 		must.Succeed(t, os.Mkdir(d, 0o750))
 	}
+	// The plugin's own Pod, and a volume of another driver.
+	m.MakeDir("pods", "plugin")
+	must.Succeed(t, os.WriteFile(m.Path(OtherRecord), []byte(`{"driverName":"other.csi.example","volumeHandle":"other"}`), 0o600))
 	m.StartLVMD()
 	t.Cleanup(func() { m.StopLVMD() })
 	return m

@@ -106,6 +106,13 @@ type Interface interface {
 	// writes and flushes that failed and the checksums that were wrong, since the
 	// file system was made. Zero for xfs, which counts nothing.
 	Warnings(device Device) (int64, error)
+	// InUse reports whether the kernel has the file system on the device mounted,
+	// in whatever mount namespace. It touches neither of them.
+	InUse(device Device) (bool, error)
+	// Holders returns the mounts of the device in other mount namespaces that stay
+	// when the one at the path leaving is unmounted; all there are, if leaving is
+	// empty. ErrHostUnseen: the processes of the host are not seen.
+	Holders(device Device, leaving string) ([]Holder, error)
 	// Mapped returns the name and the UUID by which device-mapper knows a device;
 	// both are empty when the device is not one of its own, or is gone.
 	Mapped(device Device) (name, uuid string, err error)

@@ -28,6 +28,9 @@ type System struct {
 	// directory itself may have some. Empty: none is followed anywhere, save in
 	// the paths of device nodes.
 	Trusted string
+	// Proc is where the proc file system is mounted that shows the processes of the
+	// host. Empty: /proc.
+	Proc string
 }
 
 var _ Interface = System{}

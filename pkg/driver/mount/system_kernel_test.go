@@ -5,6 +5,7 @@ package mount_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount/mounttest"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // disk is a spare disk of the test machine.
@@ -80,4 +82,61 @@ func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(peer, "target", "file"), nil, 0o600); err == nil {
 		t.Error("the peer can write")
 	}
+}
+
+// TestHolders has the disk mounted in two other namespaces: one whose mounts go
+// with ours, as on the host, and one that has captured it.
+func TestHolders(t *testing.T) {
+	for _, fsType := range []filesystem.Type{filesystem.Ext4, filesystem.XFS, filesystem.Btrfs} {
+		t.Run(string(fsType), func(t *testing.T) {
+			device, _ := formatDisk(t, fsType)
+			system, shared := mount.System{}, t.TempDir()
+			must.Succeed(t, unix.Mount("tmpfs", shared, "tmpfs", 0, ""))
+			t.Cleanup(func() { must.Succeed(t, system.Off(shared)) })
+			must.Succeed(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
+			at := filepath.Join(shared, "volume")
+			must.Succeed(t, os.Mkdir(at, 0o700))
+			if inUse, err := system.InUse(device); inUse || err != nil {
+				t.Errorf("before it is mounted: %t, %v", inUse, err)
+			}
+			must.Succeed(t, system.Mount(disk, at, string(fsType), nil))
+			host, captor := mounttest.Elsewhere(t, false), mounttest.Elsewhere(t, true)
+
+			if got := pids(must.Get(system.Holders(device, ""))(t)); !slices.Equal(got, sorted(host.Pid, captor.Pid)) {
+				t.Errorf("it is held by %v, want %d and %d", got, host.Pid, captor.Pid)
+			}
+			left := must.Get(system.Holders(device, at))(t)
+			if got := pids(left); !slices.Equal(got, []int{captor.Pid}) {
+				t.Fatalf("it stays with %v, want %d", left, captor.Pid)
+			}
+			if left[0].Process != "cat" || left[0].Path != at {
+				t.Errorf("the holder is %v", left[0])
+			}
+			must.Succeed(t, system.Off(at))
+			if got := pids(must.Get(system.Holders(device, ""))(t)); !slices.Equal(got, []int{captor.Pid}) {
+				t.Errorf("unmounted, it is held by %v, want %d", got, captor.Pid)
+			}
+			if inUse, err := system.InUse(device); !inUse || err != nil {
+				t.Errorf("with a holder it is in use: %t, %v", inUse, err)
+			}
+			must.Succeed(t, captor.Kill())
+			waittest.Until(t, "the file system is free", func() bool {
+				inUse, err := system.InUse(device)
+				return !inUse && err == nil
+			})
+		})
+	}
+}
+
+func pids(holders []mount.Holder) []int {
+	var all []int
+	for _, h := range holders {
+		all = append(all, h.PID)
+	}
+	return sorted(all...)
+}
+
+func sorted(numbers ...int) []int {
+	slices.Sort(numbers)
+	return numbers
 }

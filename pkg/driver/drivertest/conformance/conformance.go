@@ -7,6 +7,7 @@ import (
 	"context"
 	"net"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -49,6 +50,7 @@ type Class struct {
 func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 	t.Helper()
 	m.Controller = true
+	before := inKubeletDir(t, m)
 	plugin := m.Start()
 	checkNode(t, plugin.IdentityClient, plugin.NodeClient)
 	var skip []string
@@ -94,9 +96,14 @@ func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 	if points, err := m.Mounts.Below(m.KubeletDir); err != nil || len(points) != 0 {
 		t.Errorf("mounts are left: %v, %v", points, err)
 	}
-	if left, err := filepath.Glob(filepath.Join(m.KubeletDir, "*")); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %q, %v", left, err)
+	if left := inKubeletDir(t, m); !slices.Equal(left, before) {
+		t.Errorf("left behind: %q, before there were %q", left, before)
 	}
+}
+
+func inKubeletDir(t *testing.T, m *drivertest.Machine) []string {
+	t.Helper()
+	return must.Get(filepath.Glob(filepath.Join(m.KubeletDir, "*")))(t)
 }
 
 // standIn serves the stand-in of a controller that creates volumes of a class, until the test's end, and returns its socket.

@@ -29,6 +29,10 @@ type Table struct {
 	errors map[mount.Device]int64
 	warned map[mount.Device]int64
 	forced error
+	// held are the mounts in other namespaces, and unseen whether nothing can be
+	// said of them.
+	held   map[mount.Device][]mount.Holder
+	unseen bool
 	// ignore are options that Mount ignores, and once those that the next one does.
 	ignore, once []string
 }
@@ -170,6 +174,42 @@ func (t *Table) DropOptionOnce(option string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.once = append(t.once, option)
+}
+
+// Hold gives a device mounts in other mount namespaces, instead of those that it
+// had there.
+func (t *Table) Hold(device mount.Device, holders ...mount.Holder) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.held == nil {
+		t.held = map[mount.Device][]mount.Holder{}
+	}
+	t.held[device] = holders
+}
+
+// HideHost makes Holders fail, as in a container without the host's /proc.
+func (t *Table) HideHost() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unseen = true
+}
+
+// InUse implements mount.Interface.
+func (t *Table) InUse(device mount.Device) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	mounted := slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device && !l.node })
+	return mounted || len(t.held[device]) > 0, nil
+}
+
+// Holders implements mount.Interface by what Hold was given.
+func (t *Table) Holders(device mount.Device, _ string) ([]mount.Holder, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.unseen {
+		return nil, mount.ErrHostUnseen
+	}
+	return t.held[device], nil
 }
 
 // Mount implements mount.Interface.
