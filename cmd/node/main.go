@@ -33,13 +33,23 @@ type options struct {
 	inlineVolumes                                 bool
 	opsListen, metricsTokenFile                   string
 	logging                                       *logging.Options
+	system
+}
+
+// system is what run asks of the kernel by itself.
+type system struct {
 	// reduce gives up the process's privileges that the plugin does not need.
 	reduce func() error
+	// shared fails unless the host sees what is mounted below a directory.
+	shared func(dir string) error
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := command(func() error { return privilege.Reduce(driver.Capabilities...) }).ExecuteContext(ctx)
+	err := command(system{
+		reduce: func() error { return privilege.Reduce(driver.Capabilities...) },
+		shared: mount.CheckShared,
+	}).ExecuteContext(ctx)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "carve-node:", err)
@@ -47,8 +57,8 @@ func main() {
 	}
 }
 
-func command(reduce func() error) *cobra.Command {
-	o := options{reduce: reduce}
+func command(s system) *cobra.Command {
+	o := options{system: s}
 	c := &cobra.Command{
 		Use:   "carve-node",
 		Short: "Carve's CSI node plugin: checks and mounts the volumes that lvmd carved",
@@ -121,6 +131,12 @@ func run(ctx context.Context, o options) error {
 		Log:             log,
 	}
 
+	// Before the kubelet can call: what it had mounted would be lost on it.
+	for _, dir := range node.MountDirs() {
+		if err := o.shared(dir); err != nil {
+			return err
+		}
+	}
 	log.Info("starting", "version", version)
 	// Not every kernel and sandbox lets go; the plugin works as well then.
 	if err := o.reduce(); err != nil {

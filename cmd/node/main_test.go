@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,11 +35,11 @@ func TestBadFlagsAreRefused(t *testing.T) {
 		{"a relative kubelet directory", `kubelet directory "kubelet"`, []string{"--node-name=n", "--kubelet-dir=kubelet"}},
 		{"a negative limit", "maximum number of volumes -1", []string{"--node-name=n", "--max-volumes=-1"}},
 		{"an unknown log level", "--log-level", []string{"--node-name=n", "--log-level=loud"}},
-		{"a socket in no directory", "CSI socket", []string{"--node-name=n", "--csi-socket=/no/such/directory/csi.sock", "--ops-listen="}},
+		{"mounts that the host does not see", "/k/pods is not shared", []string{"--node-name=n", "--kubelet-dir=/k", "--ops-listen="}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := command(func() error { return nil })
+			c := command(system{reduce: func() error { return nil }, shared: func(dir string) error { return errors.New(dir + " is not shared") }})
 			c.SetArgs(tt.args)
 			err := c.ExecuteContext(t.Context())
 			if err == nil || !strings.Contains(err.Error(), tt.words) {
@@ -47,12 +49,24 @@ func TestBadFlagsAreRefused(t *testing.T) {
 	}
 }
 
+func TestASocketInNoDirectoryIsRefused(t *testing.T) {
+	c := command(system{reduce: func() error { return nil }, shared: func(string) error { return nil }})
+	c.SetArgs([]string{"--node-name=n", "--csi-socket=/no/such/directory/csi.sock", "--ops-listen="})
+	if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "CSI socket") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestItIsReadyOnceRegisteredAndStops(t *testing.T) {
 	m := drivertest.NewFakeMachine(t)
 	address := freeAddress(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	c := command(func() error { return nil })
+	var shared []string
+	c := command(system{
+		reduce: func() error { return nil },
+		shared: func(dir string) error { shared = append(shared, dir); return nil },
+	})
 	c.SetArgs([]string{
 		"--node-name=node-1", "--kubelet-dir=" + m.KubeletDir, "--csi-socket=" + m.CSISocket(), "--kubelet-socket-path=" + m.CSISocket(),
 		"--registration-dir=" + filepath.Dir(m.RegistrationSocket()), "--lvmd-socket=" + m.LVMDSocket(), "--ops-listen=" + address,
@@ -78,6 +92,9 @@ func TestItIsReadyOnceRegisteredAndStops(t *testing.T) {
 	case err := <-ended:
 		if err != nil {
 			t.Error(err)
+		}
+		if want := []string{m.KubeletDir + "/pods", m.KubeletDir + "/plugins/kubernetes.io/csi"}; !slices.Equal(shared, want) {
+			t.Errorf("checked to be shared are %q, want %q", shared, want)
 		}
 	case <-time.After(waittest.Limit):
 		t.Error("it does not stop")

@@ -71,3 +71,9 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	}
 	return &Node{options: o, life: ctx}, nil
 }
+
+// MountDirs returns the directories of the kubelet below which volumes are mounted:
+// those of Pods, and that of staged and raw block volumes.
+func (n *Node) MountDirs() []string {
+	return []string{filepath.Join(n.options.KubeletDir, "pods"), filepath.Join(n.options.KubeletDir, "plugins/kubernetes.io/csi")}
+}

@@ -6,12 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/mount/mounttest"
+	"github.com/carve-csi/carve/pkg/driver/nofollow"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -139,4 +141,35 @@ func pids(holders []mount.Holder) []int {
 func sorted(numbers ...int) []int {
 	slices.Sort(numbers)
 	return numbers
+}
+
+// TestTheTrustedDirectoryMayHoldMounts mounts and binds where a node plugin does
+// that has single directories of the kubelet's: each is a mount of its own.
+func TestTheTrustedDirectoryMayHoldMounts(t *testing.T) {
+	device, _ := formatDisk(t, filesystem.Ext4)
+	trusted := t.TempDir()
+	system := mount.System{Trusted: trusted}
+	pods, csi := filepath.Join(trusted, "pods"), filepath.Join(trusted, "csi")
+	for dir, kind := range map[string]uintptr{pods: unix.MS_SHARED, csi: unix.MS_PRIVATE} {
+		must.Succeed(t, os.Mkdir(dir, 0o700))
+		must.Succeed(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+		t.Cleanup(func() { must.Succeed(t, unix.Unmount(dir, 0)) })
+		must.Succeed(t, unix.Mount("", dir, "", kind, ""))
+	}
+	must.Succeed(t, mount.CheckShared(filepath.Join(pods, "any")))
+	if err := mount.CheckShared(csi); err == nil || !strings.Contains(err.Error(), "private") {
+		t.Errorf("a private mount: %v", err)
+	}
+	staged, published := filepath.Join(csi, "staged"), filepath.Join(pods, "published")
+	must.Succeed(t, nofollow.Mkdir(trusted, staged, 0o700))
+	must.Succeed(t, nofollow.Mkdir(trusted, published, 0o700))
+	must.Succeed(t, system.Mount(disk, staged, "ext4", nil))
+	must.Succeed(t, system.Bind(staged, published, true))
+	if at, err := system.At(published); err != nil || at != (mount.State{Mounted: true, Device: device, ReadOnly: true}) {
+		t.Errorf("published is %+v, %v", at, err)
+	}
+	for _, path := range []string{published, staged} {
+		must.Succeed(t, system.Off(path))
+		must.Succeed(t, nofollow.Remove(trusted, path))
+	}
 }

@@ -1,7 +1,9 @@
 // Package nofollow works on paths without ever following a symbolic link below
 // a trusted directory: the kernel resolves each path in one step and refuses
 // links (openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS), and what is
-// done then is done relative to the directory that was found. Somebody who
+// done then is done relative to the directory that was found. Mounts are crossed
+// (no RESOLVE_NO_XDEV): single directories below the trusted one are mounts where
+// the program runs in a container, and each volume is one. Somebody who
 // swaps a directory for a link in between changes nothing.
 //
 // The trusted directory itself may be a link: who runs the program names it.
