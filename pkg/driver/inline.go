@@ -261,7 +261,7 @@ func (n *Node) deleteInline(ctx context.Context, v *lvmdv1.Volume, why string) e
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	if _, err := n.options.LVMD.DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}); err != nil {
-		return &failure{status.Code(err), fmt.Errorf("lvmd: %s", status.Convert(err).Message())}
+		return &failure{status.Code(err), n.withHolders(fmt.Errorf("lvmd: %s", status.Convert(err).Message()), deviceOf(v))}
 	}
 	n.options.Metrics.inline(why)
 	n.options.Log.Info("removed an inline volume", "volume", v.GetId(), "name", v.GetName(), "bytes", v.GetSizeBytes(),

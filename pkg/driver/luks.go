@@ -214,7 +214,7 @@ func (n *Node) shut(id string) error {
 	}
 	ctx, cancel := context.WithTimeout(n.life, lockTimeout)
 	defer cancel()
-	return n.options.LUKS.Close(ctx, id)
+	return n.withHolders(n.options.LUKS.Close(ctx, id), mount.Device{Major: m.Major, Minor: m.Minor})
 }
 
 // shutUnused closes the mapping of a volume that could not be staged, unless

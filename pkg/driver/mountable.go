@@ -48,8 +48,9 @@ func (n *Node) makeMountable(v *lvmdv1.Volume, device string) error {
 	case !info.NeedsCheck:
 		return nil
 	}
-	// A mounted file system looks as if it needed a check. Only a layer that an
-	// earlier life left behind can be there; it does no harm, a check would.
+	// A mounted file system looks as if it needed a check. A layer of ours that an
+	// earlier life left behind does no harm, a check would. One in another mount
+	// namespace is refused: it may have failed, or have other options.
 	others, err := n.layersOf(deviceOf(v))
 	if err != nil {
 		return err
@@ -57,6 +58,9 @@ func (n *Node) makeMountable(v *lvmdv1.Volume, device string) error {
 	if len(others) > 0 {
 		n.options.Log.Warn("not checked: the file system is mounted already", "volume", v.GetId(), "at", others[0])
 		return nil
+	}
+	if err := n.refuseHeld(v); err != nil {
+		return err
 	}
 	if use.Profile == filesystem.Scratch {
 		return n.remake(v, device)

@@ -124,7 +124,7 @@ func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) err
 			// Such as context= on a node without SELinux.
 			err = fmt.Errorf("%w: the node's kernel log says why", err)
 		}
-		return err
+		return n.withHolders(err, deviceOf(v))
 	}
 	if err := n.complete(v, device, path, options); err != nil {
 		return errors.Join(err, n.options.Mounts.Off(path))
@@ -178,9 +178,10 @@ func (n *Node) takeOffSick(v *lvmdv1.Volume, staging string, why error) error {
 		}
 	}
 	if err := n.options.Mounts.Off(staging); err != nil {
-		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+		return n.withHolders(fmt.Errorf("volume %s: %w", v.GetId(), err), deviceOf(v))
 	}
-	return nil
+	// Mounted again, it would still be the file system that failed.
+	return n.refuseHeld(v)
 }
 
 // staged says whether what is at the staging path already is what was asked
@@ -256,8 +257,15 @@ func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRe
 		return nil, err
 	}
 	defer release()
+	device, shown, err := n.shownAt(path)
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
 	if err := n.options.Mounts.Off(path); err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	if shown {
+		n.warnOfHolders(id, device)
 	}
 	if err := n.shut(id); err != nil {
 		return nil, err

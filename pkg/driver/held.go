@@ -1,0 +1,75 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+)
+
+// A file system that was unmounted here can still be mounted in another mount
+// namespace: a container that has a directory above it from the host, without
+// mount propagation, keeps what was mounted there when it started. The kernel
+// goes on with the file system until that container ends.
+
+// shownHolders bounds how many holders an error names.
+const shownHolders = 3
+
+// refuseHeld fails if the kernel has a volume's file system mounted, and names
+// who has it: neither a check nor a new file system may meet it.
+func (n *Node) refuseHeld(v *lvmdv1.Volume) error {
+	inUse, err := n.options.Mounts.InUse(deviceOf(v))
+	if err != nil || !inUse {
+		return err
+	}
+	return &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is still mounted elsewhere on the node and can be neither checked nor repaired: %s",
+		v.GetId(), n.holdersOf(deviceOf(v)))}
+}
+
+// withHolders adds to an error who else has a device mounted, if anything has.
+func (n *Node) withHolders(err error, device mount.Device) error {
+	if inUse, inUseErr := n.options.Mounts.InUse(device); err == nil || inUseErr != nil || !inUse {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, n.holdersOf(device))
+}
+
+// warnOfHolders logs who has a device mounted that was just unmounted: the volume
+// can be neither repaired nor deleted until that ends.
+func (n *Node) warnOfHolders(id string, device mount.Device) {
+	if inUse, err := n.options.Mounts.InUse(device); err != nil || !inUse {
+		return
+	}
+	n.options.Log.Warn("an unmounted volume is still mounted elsewhere, and cannot be deleted until that ends", "volume", id,
+		"device", device.String(), "by", n.holdersOf(device))
+}
+
+// holdersOf names what has a device mounted, and says what to do.
+func (n *Node) holdersOf(device mount.Device) string {
+	var found []string
+	points, err := n.options.Mounts.Below("/")
+	for _, p := range points {
+		if p.Device == device {
+			found = append(found, "it is mounted at "+p.Path)
+		}
+	}
+	holders, holdersErr := n.options.Mounts.Holders(device, "")
+	for _, h := range holders {
+		found = append(found, h.String())
+	}
+	if more := len(found) - shownHolders; more > 0 {
+		found = append(found[:shownHolders], fmt.Sprintf("and %d more", more))
+	}
+	switch err = errors.Join(err, holdersErr); {
+	case len(found) > 0:
+		return strings.Join(found, "; ") + ". When it ends, or unmounts it, the volume is free; " +
+			"a Pod that mounts the kubelet's directory from the host needs mountPropagation: HostToContainer"
+	case err != nil:
+		return fmt.Sprintf("it is not known by whom: %v", err)
+	}
+	return "no process was found that has it mounted"
+}

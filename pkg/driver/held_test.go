@@ -1,0 +1,78 @@
+package driver_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
+)
+
+// monitoring is an agent that has captured a mount.
+var monitoring = mount.Holder{PID: 4711, Process: "agent", Pod: "pod-of-the-agent", Container: "abc", Path: "/rootfs/data"}
+
+const monitoringNamed = "process 4711 (agent) of Pod pod-of-the-agent in container abc has it mounted at /rootfs/data"
+
+func TestWhatAnotherNamespaceHasMountedIsNeitherCheckedNorMadeAnew(t *testing.T) {
+	for name, test := range map[string]struct {
+		prepare func(*fixture)
+		words   string
+	}{
+		"the holder is named":               {func(*fixture) {}, monitoringNamed},
+		"what to do is said":                {func(*fixture) {}, "mountPropagation: HostToContainer"},
+		"a holder that cannot be seen, too": {func(f *fixture) { f.mounts.HideHost() }, "no process of the host is seen"},
+	} {
+		for _, profile := range []filesystem.Profile{"", filesystem.Scratch} {
+			t.Run(name+" "+string(profile), func(t *testing.T) {
+				f := newFixture(t)
+				v := f.volume("a", "ext4")
+				v.Profile = string(profile)
+				f.lvmd.Put(v)
+				f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
+				touched := false
+				f.fileSystems.Checking = func(context.Context, string) error { touched = true; return nil }
+				f.mounts.Hold(deviceOf(v), monitoring)
+				test.prepare(f)
+				wantError(t, f.stage(v, access(v)), codes.FailedPrecondition, test.words)
+				if touched {
+					t.Error("the mounted file system was checked or made anew")
+				}
+				f.wantLayers(0)
+				f.mounts.Hold(deviceOf(v))
+				must.Succeed(t, f.stage(v, access(v)))
+			})
+		}
+	}
+}
+
+func TestAFailedFileSystemThatAnotherNamespaceHasIsNotMountedAgain(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "xfs")
+	must.Succeed(t, f.stage(v, access(v)))
+	f.mounts.Kill(deviceOf(v))
+	f.mounts.Hold(deviceOf(v), monitoring)
+	wantError(t, f.stage(v, access(v)), codes.FailedPrecondition, monitoringNamed)
+	f.mounts.Revive(deviceOf(v))
+	f.mounts.Hold(deviceOf(v))
+	must.Succeed(t, f.stage(v, access(v)))
+}
+
+func TestAnUnmountedVolumeThatAnotherNamespaceHasIsReported(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	must.Succeed(t, f.stage(v, access(v)))
+	must.Succeed(t, f.unstage(v))
+	if log := f.machine.Log.String(); strings.Contains(log, "still mounted elsewhere") {
+		t.Errorf("nothing has it: %s", log)
+	}
+	must.Succeed(t, f.stage(v, access(v)))
+	f.mounts.Hold(deviceOf(v), monitoring)
+	must.Succeed(t, f.unstage(v))
+	if log := f.machine.Log.String(); !strings.Contains(log, monitoringNamed) {
+		t.Errorf("the holder is not named: %s", log)
+	}
+}
