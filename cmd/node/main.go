@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
@@ -31,6 +32,7 @@ type options struct {
 	lvmdSocket                                    string
 	maxVolumes                                    int64
 	inlineVolumes                                 bool
+	inlineMaxSize                                 resource.QuantityValue
 	opsListen, metricsTokenFile                   string
 	logging                                       *logging.Options
 	system
@@ -80,6 +82,7 @@ func command(s system) *cobra.Command {
 	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
 	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: as many as the metadata of its volume groups could hold")
 	flags.BoolVar(&o.inlineVolumes, "inline-volumes", false, "let Pods define volumes in their own specification; the CSIDriver object must allow it, too")
+	flags.Var(&o.inlineMaxSize, "inline-max-size", "the largest size that a Pod may ask for in its own specification, such as 100Gi; 0: no limit. Volumes that exist are not concerned")
 	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz and /metrics (HTTPS); empty: not served")
 	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
 	o.logging = logging.AddFlags(flags)
@@ -107,14 +110,14 @@ func run(ctx context.Context, o options) error {
 	node, err := driver.New(ctx, driver.Options{
 		NodeName:      o.nodeName,
 		MaxVolumes:    o.maxVolumes,
-		InlineVolumes: o.inlineVolumes,
-		KubeletDir:    o.kubeletDir,
-		LVMD:          lvmdv1.NewLVMDClient(conn),
-		Mounts:        mount.System{Trusted: o.kubeletDir, Proc: o.hostProc},
-		FileSystems:   driver.SystemFileSystems{},
-		LUKS:          luks.New("cryptsetup", luks.Usual),
-		Metrics:       metrics,
-		Log:           log,
+		InlineVolumes: o.inlineVolumes, InlineMaxBytes: o.inlineMaxSize.Value(),
+		KubeletDir:  o.kubeletDir,
+		LVMD:        lvmdv1.NewLVMDClient(conn),
+		Mounts:      mount.System{Trusted: o.kubeletDir, Proc: o.hostProc},
+		FileSystems: driver.SystemFileSystems{},
+		LUKS:        luks.New("cryptsetup", luks.Usual),
+		Metrics:     metrics,
+		Log:         log,
 	})
 	if err != nil {
 		return err

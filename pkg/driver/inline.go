@@ -198,6 +198,12 @@ func (n *Node) inlineVolume(ctx context.Context, ask *lvmdv1.CreateVolumeRequest
 		return nil, false, &failure{codes.AlreadyExists,
 			fmt.Errorf("volume %s, named %s, belongs to Pod %q: Pod %s asked for it", before.GetId(), before.GetName(), uid, ask.GetOwner().GetPodUid())}
 	}
+	if before == nil {
+		if err := n.checkInlineSize(ask); err != nil {
+			n.options.Metrics.inline(inlineTooLarge)
+			return nil, false, err
+		}
+	}
 	answer, err := n.options.LVMD.CreateVolume(ctx, ask)
 	code, message := status.Code(err), status.Convert(err).Message()
 	switch v = answer.GetVolume(); {
@@ -215,6 +221,17 @@ func (n *Node) inlineVolume(ctx context.Context, ask *lvmdv1.CreateVolumeRequest
 			"pod", v.GetOwner().GetPodNamespace()+"/"+v.GetOwner().GetPodName())
 	}
 	return v, made, nil
+}
+
+// checkInlineSize refuses a volume that is to be made and is larger than this node
+// allows. It does not concern one that was made under another limit.
+func (n *Node) checkInlineSize(ask *lvmdv1.CreateVolumeRequest) error {
+	largest := n.options.InlineMaxBytes
+	if largest == 0 || ask.GetRequiredBytes() <= largest {
+		return nil
+	}
+	return invalid(fmt.Sprintf("volumeAttributes[%s]", names.AttributeSize), "%d bytes are not allowed: this node makes inline volumes of at most %s, "+
+		"%d bytes (--inline-max-size of carve-node)", ask.GetRequiredBytes(), resource.NewQuantity(largest, resource.BinarySI), largest)
 }
 
 // mountInline mounts a volume at its target path.

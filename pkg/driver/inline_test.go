@@ -246,6 +246,34 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 	})
 }
 
+func TestInlineVolumesLargerThanTheNodeAllowsAreNotMade(t *testing.T) {
+	f := newInline(t)
+	before := f.inline("before", "ext4")
+	must.Succeed(t, f.publishInline(before))
+	f.machine.InlineMaxBytes = gib / 2
+	f.restart()
+
+	for name, size := range map[string]string{"twice as large": "1Gi", "one byte larger": fmt.Sprint(gib/2 + 1)} {
+		i := f.inline(name, "ext4").with("carve.csi.local/size", size)
+		wantError(t, f.publishInline(i), codes.InvalidArgument, "volumeAttributes[carve.csi.local/size]: ")
+		wantError(t, f.publishInline(i), codes.InvalidArgument, "this node makes inline volumes of at most 512Mi, 536870912 bytes")
+	}
+	f.wantInline(before)
+	metric := `
+		# HELP carve_node_inline_volumes_total Inline volumes by what happened: made, refused (by lvmd), too-large (for the node's limit), removed (with their Pods), reclaimed (when their Pods were gone).
+		# TYPE carve_node_inline_volumes_total counter
+		carve_node_inline_volumes_total{event="too-large"} 4
+	`
+	must.Succeed(t, testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(metric), "carve_node_inline_volumes_total"))
+	exact := f.inline("exact", "ext4").with("carve.csi.local/size", "512Mi")
+	must.Succeed(t, f.publishInline(exact))
+	// What is there passes, whatever its size: after a failed call, and after the node's restart.
+	must.Succeed(t, f.publishInline(before))
+	must.Succeed(t, f.mounts.Off(f.inlineTarget(before)))
+	must.Succeed(t, f.publishInline(before))
+	f.wantInline(before, exact)
+}
+
 func TestAnInlineVolumeThatCannotBeMountedIsTakenBack(t *testing.T) {
 	f := newInline(t)
 	i := f.inline("pod", "")

@@ -53,7 +53,7 @@ func NewMetrics() *Metrics {
 		}, []string{"kind", "result"}),
 		inlines: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_inline_volumes_total",
-			Help: "Inline volumes by what happened: made, refused (by lvmd), removed (with their Pods), reclaimed (when their Pods were gone).",
+			Help: "Inline volumes by what happened: made, refused (by lvmd), too-large (for the node's limit), removed (with their Pods), reclaimed (when their Pods were gone).",
 		}, []string{"event"}),
 		registered: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
@@ -86,6 +86,7 @@ func resultOf(err error) string {
 const (
 	inlineMade      = "made"
 	inlineRefused   = "refused"
+	inlineTooLarge  = "too-large"
 	inlineRemoved   = "removed"
 	inlineReclaimed = "reclaimed"
 )

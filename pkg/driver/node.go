@@ -18,7 +18,7 @@ import (
 const maxNodeID = 256
 
 // Options configure a Node. All fields but
-// MaxVolumes and InlineVolumes are required.
+// MaxVolumes, InlineVolumes and InlineMaxBytes are required.
 type Options struct {
 	// NodeName is the node's name in Kubernetes: the CSI node id, and the value
 	// of its topology key.
@@ -29,6 +29,9 @@ type Options struct {
 	// InlineVolumes lets Pods define volumes in their own specification. Those
 	// that exist are removed with their Pods in any case.
 	InlineVolumes bool
+	// InlineMaxBytes is the largest size that a Pod may ask for in its own
+	// specification; zero means no limit. Those that exist are not concerned.
+	InlineMaxBytes int64
 	// KubeletDir is the kubelet's root directory. Paths in requests must lie
 	// below it.
 	KubeletDir string
@@ -66,6 +69,8 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		return nil, fmt.Errorf("the node's name has %d bytes: allowed are %d", len(o.NodeName), maxNodeID)
 	case o.MaxVolumes < 0:
 		return nil, fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
+	case o.InlineMaxBytes < 0:
+		return nil, fmt.Errorf("largest size of inline volumes %d bytes: allowed is 0 (no limit) or more", o.InlineMaxBytes)
 	case !filepath.IsAbs(o.KubeletDir) || filepath.Clean(o.KubeletDir) != o.KubeletDir || o.KubeletDir == "/":
 		return nil, fmt.Errorf("kubelet directory %q: allowed is an absolute, clean path other than /", o.KubeletDir)
 	}

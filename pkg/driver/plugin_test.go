@@ -146,12 +146,13 @@ func TestNewRefusesBadOptions(t *testing.T) {
 	good := driver.Options{NodeName: "n", KubeletDir: "/var/lib/kubelet"}
 	must.Get(driver.New(t.Context(), good))(t)
 	for name, change := range map[string]func(*driver.Options){
-		"no node name":                  func(o *driver.Options) { o.NodeName = "" },
-		"a node name that is too long":  func(o *driver.Options) { o.NodeName = string(make([]byte, 257)) },
-		"a negative number of volumes":  func(o *driver.Options) { o.MaxVolumes = -1 },
-		"a relative kubelet directory":  func(o *driver.Options) { o.KubeletDir = "kubelet" },
-		"the root as kubelet directory": func(o *driver.Options) { o.KubeletDir = "/" },
-		"an unclean kubelet directory":  func(o *driver.Options) { o.KubeletDir = "/var/lib/kubelet/" },
+		"no node name":                     func(o *driver.Options) { o.NodeName = "" },
+		"a node name that is too long":     func(o *driver.Options) { o.NodeName = string(make([]byte, 257)) },
+		"a negative number of volumes":     func(o *driver.Options) { o.MaxVolumes = -1 },
+		"a relative kubelet directory":     func(o *driver.Options) { o.KubeletDir = "kubelet" },
+		"the root as kubelet directory":    func(o *driver.Options) { o.KubeletDir = "/" },
+		"a negative limit of inline sizes": func(o *driver.Options) { o.InlineMaxBytes = -1 },
+		"an unclean kubelet directory":     func(o *driver.Options) { o.KubeletDir = "/var/lib/kubelet/" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := good
