@@ -104,14 +104,6 @@ func (f *kubelet) unpublish(v *lvmdv1.Volume, pod string) error {
 	return err
 }
 
-// must fails the test on an error.
-func (f *kubelet) must(err error) {
-	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-}
-
 // ctx is a call's context, with a bound that only a hang reaches.
 func (f *kubelet) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
