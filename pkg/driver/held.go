@@ -71,5 +71,5 @@ func (n *Node) holdersOf(device mount.Device) string {
 	case err != nil:
 		return fmt.Sprintf("it is not known by whom: %v", err)
 	}
-	return "no process was found that has it mounted"
+	return "no mount namespace has it; a process may have a file open on a mount that was detached"
 }
