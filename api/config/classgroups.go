@@ -45,6 +45,25 @@ func (p *parser) classGroups(c *DeviceClass, key string, v *yaml.Node, list bool
 	}
 }
 
+// groupUUID is how LVM writes a UUID.
+var groupUUID = regexp.MustCompile(`^[A-Za-z0-9]{6}(-[A-Za-z0-9]{4}){5}-[A-Za-z0-9]{6}$`)
+
+// groupUUIDs reads a class' volumeGroupUUIDs.
+func (p *parser) groupUUIDs(c *DeviceClass, key string, v *yaml.Node) {
+	if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
+		p.complain(v, key, given(v), "must be a list of at least one volume group's UUID")
+		return
+	}
+	for i, item := range v.Content {
+		if item.Kind != yaml.ScalarNode || !groupUUID.MatchString(item.Value) {
+			p.complain(item, fmt.Sprintf("%s[%d]", key, i), given(item),
+				"must be a volume group's UUID as `vgs -o +vg_uuid` shows it: groups of 6, 4, 4, 4, 4, 4 and 6 letters and digits, with '-' between")
+			continue
+		}
+		c.VolumeGroupUUIDs = append(c.VolumeGroupUUIDs, item.Value)
+	}
+}
+
 // oneKindOfGroups sees to it that a class has exactly one of the two keys.
 func (p *parser) oneKindOfGroups(c *DeviceClass, n *yaml.Node, path string) {
 	if n.Kind != yaml.MappingNode {

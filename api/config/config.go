@@ -13,6 +13,7 @@
 //	  - name: local          # required, a DNS label
 //	    default: true        # at most one class is
 //	    volumeGroup: carve   # required, or volumeGroups: a list of several
+//	    volumeGroupUUIDs: [] # those that the group may have, on whatever node
 //	    type: linear         # or striped, raid1, raid10, raid5, raid6, thin
 //	    stripes: 2           # data devices of striped, raid10, raid5, raid6
 //	    stripeSize: 64Ki
@@ -95,7 +96,9 @@ type DeviceClass struct {
 	// VolumeGroups names the LVM volume groups, at least one: a volume is
 	// carved in the one with the most room.
 	VolumeGroups []string
-	Type         Layout
+	// VolumeGroupUUIDs are those that the groups may have; empty allows any.
+	VolumeGroupUUIDs []string
+	Type             Layout
 	// Stripes, StripeSize, in bytes, and Mirrors are zero for layouts that have
 	// none; Mirrors are the copies beside the first.
 	Stripes    int

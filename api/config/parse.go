@@ -148,11 +148,12 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 		}
 	}
 	known := map[string]func(string, *yaml.Node){
-		"name":         text(&c.Name, dnsLabel, "must be a DNS label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"),
-		"volumeGroup":  func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, false) },
-		"volumeGroups": func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, true) },
-		"default":      flag(&c.Default),
-		"optional":     flag(&c.Optional),
+		"name":             text(&c.Name, dnsLabel, "must be a DNS label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"),
+		"volumeGroup":      func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, false) },
+		"volumeGroups":     func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, true) },
+		"volumeGroupUUIDs": func(k string, v *yaml.Node) { at(k, v); p.groupUUIDs(&c, k, v) },
+		"default":          flag(&c.Default),
+		"optional":         flag(&c.Optional),
 		"type": func(k string, v *yaml.Node) {
 			at(k, v)
 			c.Type = Layout(p.oneOf(k, v, string(Linear), string(Striped), string(RAID1), string(RAID10), string(RAID5), string(RAID6), string(Thin)))

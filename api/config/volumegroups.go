@@ -241,6 +241,10 @@ func (p *parser) groupUse(c *Config) {
 	for i := range c.Classes {
 		dc := &c.Classes[i]
 		for _, name := range dc.VolumeGroups {
+			if g := c.Group(name); g != nil && len(dc.VolumeGroupUUIDs) > 0 {
+				p.problems = append(p.problems, dc.Problem("volumeGroupUUIDs", strings.Join(dc.VolumeGroupUUIDs, ", "),
+					fmt.Sprintf("lvmd makes volume group %q (%s), and chooses its UUID; allowed is one of the two", name, g.path))...)
+			}
 			if g := c.Group(name); g != nil && dc.Medium == PMEM && g.Medium != PMEM {
 				p.problems = append(p.problems, dc.Problem("medium", string(PMEM),
 					fmt.Sprintf("volume group %q has another medium; set medium: pmem on %s, too", name, g.path))...)

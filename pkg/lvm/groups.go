@@ -24,6 +24,15 @@ type Groups interface {
 	// absent from the result, which is not an error.
 	Scan(ctx context.Context, groups []string) ([]Group, error)
 
+	// Pin has Scan take only the group of this UUID for the one of the name, as any disk
+	// may hold a group of any name. Without a UUID, as at first, Scan takes the only
+	// group of the name, and none of several.
+	Pin(group, uuid string)
+
+	// Others are the UUIDs of groups of this name that the last Scan saw and did not take.
+	// A Scan that finds the group where it was before sees no others.
+	Others(group string) []string
+
 	// Metadata reads the state of the group's metadata straight from its
 	// disks. It runs no command and costs three small reads per disk.
 	// ErrNotFound when no disk of the group is known or readable.

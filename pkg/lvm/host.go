@@ -30,6 +30,10 @@ type Host struct {
 	reading map[string]time.Time
 	// physical are each known group's physical volumes.
 	physical map[string][]PhysicalVolume
+	// uuids are those of the groups that were found last, pins those that groups must have,
+	// and others those of further groups of the same names: see identity.go.
+	uuids, pins map[string]string
+	others      map[string][]string
 	// unsettled are groups with thin pools for which messages may be left, see settle.
 	unsettled map[string]bool
 	// former are the paths where a group that is gone was last seen.
@@ -45,7 +49,8 @@ var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	h := &Host{runner: r, patience: readTimeout, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}}
+	h := &Host{runner: r, patience: readTimeout, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{},
+		uuids: map[string]string{}, pins: map[string]string{}, others: map[string][]string{}}
 	h.flushes = flushes{device: flushDevice, answered: h.answered, abandoned: map[string]int{}}
 	return h
 }
@@ -129,7 +134,7 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 	if err != nil {
 		return nil, err
 	}
-	found = slices.DeleteFunc(found, func(g Group) bool { return !slices.Contains(groups, g.Name) })
+	found = h.pick(groups, found)
 	for _, g := range found {
 		for i := range g.Devices {
 			g.Devices[i].DAX = !g.Devices[i].Missing && hasDAX(g.Devices[i].Path)
@@ -213,6 +218,7 @@ func (h *Host) seen(group string) []string {
 func (h *Host) Metadata(group string) (Metadata, error) {
 	var best Metadata
 	var last error
+	pin := h.pinned(group)
 	for _, path := range h.seen(group) {
 		head, err := patiently(h, path, readTextHead)
 		if err != nil {
@@ -220,7 +226,7 @@ func (h *Host) Metadata(group string) (Metadata, error) {
 			best.Unreadable++
 			continue
 		}
-		if head.group != group {
+		if head.group != group || pin != "" && head.id != pin {
 			continue
 		}
 		if best.Seqno == 0 || head.limit < best.Limit {

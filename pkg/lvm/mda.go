@@ -33,6 +33,8 @@ const (
 // textHead is how the committed metadata begins, and how large it is.
 type textHead struct {
 	group string
+	// id is the group's UUID.
+	id    string
 	seqno uint64
 	// size is the text's, and limit the largest that LVM would write into the
 	// smallest area of the disk.
@@ -270,7 +272,11 @@ func scanTextHead(text []byte) (textHead, error) {
 	if !ok || !ValidName(string(name)) {
 		return textHead{}, fmt.Errorf("metadata does not begin with a group's name")
 	}
+	h := textHead{group: string(name)}
 	for line := range bytes.Lines(rest) {
+		if id, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("id = ")); ok {
+			h.id = string(bytes.Trim(id, `"`))
+		}
 		value, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("seqno = "))
 		if !ok {
 			continue
@@ -279,7 +285,8 @@ func scanTextHead(text []byte) (textHead, error) {
 		if err != nil {
 			return textHead{}, fmt.Errorf("metadata: %w", err)
 		}
-		return textHead{group: string(name), seqno: n}, nil
+		h.seqno = n
+		return h, nil
 	}
 	return textHead{}, fmt.Errorf("metadata: no sequence number in its first %d bytes", len(text))
 }

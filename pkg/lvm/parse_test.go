@@ -172,7 +172,7 @@ func TestMetadataHeadsAreReadFromADisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	head, err := parseTextHead(bytes.NewReader(disk))
-	if want := (textHead{group: "carve", seqno: 2, size: 1469, limit: 521472}); err != nil || head != want {
+	if want := (textHead{group: "carve", id: "5CZaeI-sxI3-efUU-wFok-KrJJ-TPRE-q7G4wg", seqno: 2, size: 1469, limit: 521472}); err != nil || head != want {
 		t.Errorf("%+v, want %+v, error %v", head, want, err)
 	}
 }

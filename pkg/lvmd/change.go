@@ -121,7 +121,7 @@ func (s *Service) expected(g *group, steps uint64) (lvm.Metadata, bool) {
 // model. The caller has the group's turn. When the scan fails, the group is
 // stale, applied was not called, and the refresh loop tries again.
 func (s *Service) rescan(g *group, applied func() []*volume) error {
-	found, err := s.lvm.Scan(s.work, []string{g.name})
+	found, err := s.scan(s.work, []string{g.name})
 	if err == nil {
 		changed := s.mend(g, found)
 		if s.cameBack(g, found) && s.makeDevices(s.work, found) || changed {

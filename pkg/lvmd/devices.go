@@ -209,9 +209,14 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 		return again, err
 	}
 	defer done()
-	found, err := s.lvm.Scan(ctx, []string{p.Name})
+	found, err := s.scan(ctx, []string{p.Name})
 	if err != nil {
 		return again, err
+	}
+	if len(found) == 0 && len(s.lvm.Others(p.Name)) > 0 {
+		s.model.mu.Lock()
+		defer s.model.mu.Unlock()
+		return again, errors.New(s.refusal(p.Name, p.group.pinned))
 	}
 	info = nil
 	if len(found) > 0 {

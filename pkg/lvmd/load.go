@@ -34,13 +34,16 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 	if err != nil {
 		return err
 	}
+	if err := s.recallPins(c, names, states); err != nil {
+		return err
+	}
 	if err := s.refuseOrphans(ctx, c, before, records); err != nil {
 		return err
 	}
 	if err := s.provideAtStart(ctx, c); err != nil {
 		return err
 	}
-	found, err := s.lvm.Scan(ctx, names)
+	found, err := s.scan(ctx, names)
 	if err != nil {
 		return fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
 	}
@@ -49,7 +52,7 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 			return err
 		}
 	}
-	if err := checkGroups(c, found, known(records, states)); err != nil {
+	if err := checkGroups(c, found, s.known(names, records, states)); err != nil {
 		return err
 	}
 	if found, err = s.makePoolsAtStart(ctx, c, names, found); err != nil {
@@ -137,8 +140,12 @@ func wipeLimiter(bytesPerSecond int64) *rate.Limiter {
 // known are the groups that were on this machine before, as the journal says: one
 // of them that is not found is no mistake in the configuration. Its disks failed,
 // or are late.
-func known(records map[string]record, states map[string]groupRecord) map[string]bool {
+// Neither is one of which another has the name.
+func (s *Service) known(names []string, records map[string]record, states map[string]groupRecord) map[string]bool {
 	groups := map[string]bool{}
+	for _, name := range names {
+		groups[name] = len(s.lvm.Others(name)) > 0 || s.model.groups[name].pinned != ""
+	}
 	for _, r := range records {
 		groups[r.Group] = true
 	}

@@ -1,7 +1,9 @@
 package lvmd
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -21,6 +23,8 @@ type news struct {
 	// undone are volumes whose creation nobody is carrying on; they are
 	// tombstones now.
 	undone []record
+	// pin is a group that was seen with a UUID that the journal does not have, or nil.
+	pin *group
 }
 
 // devicesOf asks the kernel for the devices of our volumes.
@@ -64,8 +68,9 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 		return n
 	}
 	scan := &found[i]
-	if g.present && g.info.UUID != scan.UUID {
-		s.log.Warn("volume group was replaced by another of the same name", "group", g.name, "was", g.info.UUID, "is", scan.UUID)
+	g.refused = ""
+	if g.pinned != scan.UUID {
+		g.pinned, n.pin = scan.UUID, g
 	}
 	if scan.UUID != g.info.UUID || scan.Seqno != g.metadata.Seqno {
 		s.model.distrust(g)
@@ -135,13 +140,17 @@ func (s *Service) mergeMissing(g *group) (changed []*volume) {
 	if g.present {
 		s.log.Warn("volume group is gone", "group", g.name)
 	}
+	if refused := s.refusal(g.name, g.pinned); refused != g.refused {
+		g.refused = refused
+		s.log.Warn("volume group is not taken", "group", g.name, "reason", cmp.Or(refused, "it is not there"))
+	}
 	g.present, g.allocatable = false, 0
 	for _, p := range g.pools {
 		p.present, p.virtual = false, 0
 	}
 	for _, v := range s.model.volumes {
 		if v.group == g && v.rec.Phase != deleting && v.op == nil {
-			v.conditions = []*lvmdv1.Condition{condition("VolumeGroupMissing", "volume group %q is gone", g.name)}
+			v.conditions = []*lvmdv1.Condition{condition("VolumeGroupMissing", "%s", cmp.Or(g.refused, fmt.Sprintf("volume group %q is gone", g.name)))}
 			changed = append(changed, v)
 		}
 	}
@@ -205,6 +214,11 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 
 // settle makes durable what a merge found out.
 func (s *Service) settle(n news) error {
+	if n.pin != nil {
+		if err := s.pin(n.pin); err != nil {
+			return err
+		}
+	}
 	for _, r := range n.undone {
 		if err := s.journal.put(r); err != nil {
 			return err

@@ -77,6 +77,9 @@ type group struct {
 
 	// present is false while LVM does not know the group.
 	present bool
+	// pinned is the UUID that the journal has of the group, and refused says why a group
+	// of its name is not taken for it, or is empty: see identity.go.
+	pinned, refused string
 	// info is the group as last scanned, but for its volumes.
 	info lvm.Group
 	// pools are the group's thin pools that we have to do with, by name.

@@ -117,7 +117,7 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	}
 	var groups, uuids []string
 	for _, p := range c.parts {
-		if !p.group.present && c.Optional {
+		if !p.group.present && c.Optional && p.group.refused == "" {
 			continue
 		}
 		part := p.report(r)
@@ -144,6 +144,10 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 	r := &lvmdv1.ClassGroup{VgName: g.name}
 	add := func(kind, format string, args ...any) {
 		class.Conditions = append(class.Conditions, condition(kind, format, args...))
+	}
+	if !g.present && g.refused != "" {
+		add("VolumeGroupReplaced", "%s", g.refused)
+		return r
 	}
 	if !g.present {
 		add("VolumeGroupMissing", "volume group %q does not exist on this node%s", g.name, g.provided.absence())

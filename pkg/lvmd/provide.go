@@ -187,6 +187,9 @@ func (s *Service) join(ctx context.Context, p *provided, r *deviceRecord, exists
 		if p.Medium == config.PMEM {
 			extent = pmemAlignment
 		}
+		if err := s.unpin(p.group); err != nil {
+			return err
+		}
 		s.log.Info("making a volume group", "group", p.Name, "device", r.Device)
 		if err := s.provider.devices.CreateGroup(ctx, lvm.GroupOptions{Group: p.Name, Devices: devices, ExtentSize: extent}); err != nil {
 			return err

@@ -93,6 +93,9 @@ func (s *Service) differs(g *group) bool {
 		return true
 	case !g.present || g.info.MissingDevices > 0:
 		// It can only come back with a device, or by its name.
+		if g.refused != "" && time.Since(g.scanned) > s.probeInterval {
+			return true // the other group may be away, or accepted by now
+		}
 		return g.recheck || !g.present && err == nil
 	case g.doubtful && time.Since(g.scanned) > s.probeInterval:
 		return true // what could not be mended is tried again

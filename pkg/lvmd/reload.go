@@ -124,6 +124,9 @@ func (m *model) sameGroups(c *config.Config) bool {
 			if m.groups[name] == nil {
 				return false
 			}
+			if !slices.Equal(listedUUIDs(m.config, name), listedUUIDs(c, name)) {
+				return false
+			}
 			groups[name] = true
 			pools[name+"/"+dc.Name] = dc.Thin
 		}

@@ -71,14 +71,16 @@ type Service struct {
 	lvm     lvm.Groups
 	journal *journal
 	model   *model
-	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
-	probe   func(device string) (filesystem.Info, error)
-	inspect func(device, volume string) (luks.State, error)
-	setUUID func(device string, t filesystem.Type, uuid string) error
-	log     *slog.Logger
-	metrics *Metrics
-	health  *health
-	lists   listBuffers
+	// stateDir is where the journal is.
+	stateDir string
+	format   func(ctx context.Context, device string, o filesystem.FormatOptions) error
+	probe    func(device string) (filesystem.Info, error)
+	inspect  func(device, volume string) (luks.State, error)
+	setUUID  func(device string, t filesystem.Type, uuid string) error
+	log      *slog.Logger
+	metrics  *Metrics
+	health   *health
+	lists    listBuffers
 
 	provider     *provider
 	blockEvents  <-chan struct{}
@@ -116,7 +118,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	s := &Service{
 		lvm: o.LVM, format: o.Format, probe: o.Probe, inspect: o.Inspect, setUUID: o.SetUUID, log: o.Log, metrics: o.Metrics,
 		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, wipeCheckpoint: o.wipeCheckpoint, crashPoint: o.crashPoint,
-		model: newModel(newID()), health: newHealth(),
+		model: newModel(newID()), health: newHealth(), stateDir: o.StateDir,
 		copying:    semaphore.NewWeighted(maxCopying),
 		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval, failingFor: failingFor,
 		stopping: make(chan struct{}), lost: make(chan struct{}, 1),

@@ -43,6 +43,8 @@ type Groups struct {
 	disks  []*disk
 	// away has the groups of which no disk is plugged in.
 	away map[string]*group
+	// pins are the UUIDs that groups must have.
+	pins map[string]string
 
 	// Before, if set, runs before a command takes effect; an error from it is
 	// the command's, which then has no effect. It must be set before use.
@@ -102,7 +104,7 @@ type volume struct {
 
 // New returns an LVM without volume groups.
 func New() *Groups {
-	return &Groups{groups: map[string]*group{}, ops: map[Op]int{}, away: map[string]*group{}}
+	return &Groups{groups: map[string]*group{}, ops: map[Op]int{}, away: map[string]*group{}, pins: map[string]string{}}
 }
 
 // AddGroup makes a volume group of one device. Like every change, it may
@@ -139,6 +141,13 @@ func (f *Groups) PlugGroup(name string, plugged bool) {
 	}
 	to[name] = from[name]
 	delete(from, name)
+}
+
+// SetGroupUUID gives a volume group another UUID: it is another group of the same name.
+func (f *Groups) SetGroupUUID(name, uuid string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.groups[name].uuid = uuid
 }
 
 // SetDAX makes a group's device one that can be mapped directly into memory.
@@ -186,11 +195,33 @@ func (f *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	defer f.mu.Unlock()
 	var found []lvm.Group
 	for _, name := range names {
-		if g := f.groups[name]; g != nil {
+		if g := f.groups[name]; g != nil && f.takes(name, g) {
 			found = append(found, g.report(name))
 		}
 	}
 	return found, nil
+}
+
+// takes reports whether a group of the name is the one that is pinned.
+func (f *Groups) takes(name string, g *group) bool {
+	return f.pins[name] == "" || f.pins[name] == g.uuid
+}
+
+// Pin implements lvm.Groups.
+func (f *Groups) Pin(name, uuid string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pins[name] = uuid
+}
+
+// Others implements lvm.Groups. The fake has one group of a name at most.
+func (f *Groups) Others(name string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if g := f.groups[name]; g != nil && !f.takes(name, g) {
+		return []string{g.uuid}
+	}
+	return nil
 }
 
 // Metadata implements lvm.Groups.
@@ -198,7 +229,7 @@ func (f *Groups) Metadata(name string) (lvm.Metadata, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	g := f.groups[name]
-	if g == nil || g.missing {
+	if g == nil || g.missing || !f.takes(name, g) {
 		return lvm.Metadata{}, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
 	}
 	return lvm.Metadata{Seqno: g.seqno, Size: g.text(), Limit: g.metadataLimit}, nil

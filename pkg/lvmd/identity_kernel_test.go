@@ -1,0 +1,118 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// only has LVM see one device.
+func only(device string) string {
+	return strings.Replace(handConfig, "devices {", `devices { global_filter=["a|^`+device+`$|","r|.*|"]`, 1)
+}
+
+// intruder makes another group of the name on a disk, and returns its UUID and what takes
+// it away.
+func (n *node) intruder(device string) (uuid string, away func()) {
+	n.t.Helper()
+	alone := only(device)
+	byHand(n.t, "lvm", "vgcreate", "--config", alone, "--yes", n.group, device)
+	there := true
+	away = func() {
+		if there {
+			byHand(n.t, "lvm", "vgremove", "--config", alone, "--yes", "--force", "--force", n.group)
+			byHand(n.t, "lvm", "pvremove", "--config", alone, "--yes", device)
+			there = false
+		}
+	}
+	n.t.Cleanup(away)
+	return strings.TrimSpace(byHand(n.t, "lvm", "vgs", "--config", alone, "--noheadings", "-o", "vg_uuid", n.group)), away
+}
+
+// uuidOn is the UUID of the group on a disk.
+func (n *node) uuidOn(device string) string {
+	n.t.Helper()
+	return strings.TrimSpace(byHand(n.t, "lvm", "vgs", "--config", only(device), "--noheadings", "-o", "vg_uuid", n.group))
+}
+
+// seqnoOn is how often the group on a disk was changed.
+func (n *node) seqnoOn(device string) string {
+	n.t.Helper()
+	return strings.TrimSpace(byHand(n.t, "lvm", "vgs", "--config", only(device), "--noheadings", "-o", "vg_seqno", n.group))
+}
+
+func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
+	n := newNode(t)
+	ours := n.uuidOn("/dev/vdb")
+	p := n.start()
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	fill(t, v, 0x5a)
+	room := p.classNamed("local").GetAvailableBytes()
+	p.kill()
+
+	// LVM makes no group while there are devices of one of its name.
+	byHand(t, "lvm", "vgchange", "--config", only("/dev/vdb"), "--activate", "n", n.group)
+	// Beside the node's own, the other group is ignored.
+	theirs, away := n.intruder("/dev/vdc")
+	seqno := n.seqnoOn("/dev/vdc")
+	p = n.start()
+	if got := p.classNamed("local"); got.GetVgUuid() != ours || got.GetAvailableBytes() != room {
+		t.Errorf("the class is %v, want %d bytes in %s", got, room, ours)
+	}
+	w := p.create(create("pvc-more", 8<<20, "ext4"))
+	p.delete(w.GetId())
+	waittest.Until(t, "it is removed", func() bool { return p.classNamed("local").GetAvailableBytes() == room })
+	p.kill()
+
+	// Without it, the other one is refused, and nothing is forgotten.
+	byHand(t, "lvm", "vgrename", "--config", only("/dev/vdb"), ours, "hidden")
+	p = n.start()
+	conditions := p.classNamed("local").GetConditions()
+	if len(conditions) != 1 || conditions[0].GetType() != "VolumeGroupReplaced" ||
+		!strings.Contains(conditions[0].GetMessage(), ours) || !strings.Contains(conditions[0].GetMessage(), theirs) {
+		t.Errorf("the class' conditions are %v, want one with %s and %s", conditions, ours, theirs)
+	}
+	if got := p.classNamed("local").GetAvailableBytes(); got != 0 {
+		t.Errorf("%d bytes are offered", got)
+	}
+	byHand(t, "lvm", "vgrename", "--config", only("/dev/vdb"), "hidden", n.group)
+	waittest.Until(t, "the group is used again", func() bool {
+		c := p.classNamed("local")
+		return c.GetAvailableBytes() == room && len(c.GetConditions()) == 0
+	})
+	checkFilled(t, v, 0x5a, 8<<20)
+	if got := n.seqnoOn("/dev/vdc"); got != seqno {
+		t.Errorf("the other group was changed: %s, was %s", got, seqno)
+	}
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool {
+		return strings.TrimSpace(byHand(t, "lvm", "lvs", "--config", only("/dev/vdb"), "--noheadings", n.group)) == ""
+	})
+	p.kill()
+	away()
+}
+
+func TestOfTwoGroupsThatNobodyKnowsNoneIsTaken(t *testing.T) {
+	n := newNode(t)
+	theirs, away := n.intruder("/dev/vdc")
+	ours := n.uuidOn("/dev/vdb")
+	p := n.start()
+	conditions := p.classNamed("local").GetConditions()
+	if len(conditions) != 1 || !strings.Contains(conditions[0].GetMessage(), ours) || !strings.Contains(conditions[0].GetMessage(), theirs) {
+		t.Errorf("the class' conditions are %v, want one with %s and %s", conditions, ours, theirs)
+	}
+	// An administrator says which it is.
+	must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "state", "accept-volume-group-"+ours), nil, 0o600))
+	waittest.Until(t, "it is used", func() bool {
+		c := p.classNamed("local")
+		return c.GetVgUuid() == ours && c.GetAvailableBytes() > 0 && len(c.GetConditions()) == 0
+	})
+	p.kill()
+	away()
+}

@@ -1,0 +1,142 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// otherUUID is what the group of the fake is not made with.
+const otherUUID = "fake-another"
+
+// swap takes the group's disks away and brings another group of the name.
+func (m *machine) swap() {
+	m.fake.PlugGroup(testGroup, false)
+	m.fake.AddGroup(testGroup, testExtent, testTotal)
+	m.fake.SetGroupUUID(testGroup, otherUUID)
+}
+
+// swapBack takes the other group away and brings the first.
+func (m *machine) swapBack() {
+	m.fake.RemoveGroup(testGroup)
+	m.fake.PlugGroup(testGroup, true)
+}
+
+// classCondition is the first condition of the class, or nothing.
+func (d *daemon) classCondition() (kind, message string) {
+	d.t.Helper()
+	for _, c := range d.state().GetClasses()[0].GetConditions() {
+		return c.GetType(), c.GetMessage()
+	}
+	return "", ""
+}
+
+// checkRefused waits until the other group is refused, and checks that nothing of the
+// first is forgotten and nothing is made in the other.
+func (d *daemon) checkRefused(id string) {
+	d.t.Helper()
+	waittest.Until(d.t, "the other group is refused", func() bool {
+		kind, message := d.classCondition()
+		return kind == "VolumeGroupReplaced" && strings.Contains(message, otherUUID) && strings.Contains(message, "fake-"+testGroup)
+	})
+	if got := d.list(); len(got) != 1 || got[0].GetId() != id || len(got[0].GetConditions()) == 0 {
+		d.t.Errorf("volumes %v, want %s with a condition", got, id)
+	}
+	if records := must.Get(d.journal.all())(d.t); len(records) != 1 {
+		d.t.Errorf("the journal has %v", records)
+	}
+	if _, err := d.client.CreateVolume(d.t.Context(), request("more", 1)); status.Code(err) == codes.OK {
+		d.t.Error("a volume was made in the other group")
+	}
+	if got := d.available(); got != 0 {
+		d.t.Errorf("%d extents are offered", got)
+	}
+}
+
+func TestAnotherGroupOfTheNameIsRefusedAndTheFirstComesBack(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	id := d.create(request("v", 4)).GetId()
+	m.swap()
+	d.checkRefused(id)
+	d.stop()
+	// The journal knows which group it was.
+	d = m.start(t)
+	d.probeInterval = time.Millisecond
+	d.checkRefused(id)
+	m.swapBack()
+	waittest.Until(t, "the volume is well", func() bool {
+		got := d.list()
+		return len(got) == 1 && got[0].GetId() == id && len(got[0].GetConditions()) == 0
+	})
+	if got := d.available(); got != testTotal-4 {
+		t.Errorf("%d extents are free", got)
+	}
+}
+
+func TestAnAdministratorAcceptsAnotherGroup(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	id := d.create(request("v", 4)).GetId()
+	d.stop()
+	m.swap()
+	d = m.start(t)
+	d.probeInterval = time.Millisecond
+	d.checkRefused(id)
+	file := filepath.Join(m.state, "accept-volume-group-"+otherUUID)
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	waittest.Until(t, "the other group is used", func() bool { return d.available() == testTotal && len(d.list()) == 0 })
+	if _, err := os.Stat(file); err == nil {
+		t.Error("the file is still there")
+	}
+	d.create(request("w", 1))
+	d.stop()
+	// The first one is the other one now.
+	m.fake.RemoveGroup(testGroup)
+	m.fake.PlugGroup(testGroup, true)
+	d = m.start(t)
+	if kind, message := d.classCondition(); kind != "VolumeGroupReplaced" {
+		t.Errorf("condition %s: %s", kind, message)
+	}
+}
+
+func TestAnotherGroupIsTakenWhereNoVolumeIsLost(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	d.stop()
+	m.swap()
+	d = m.start(t)
+	if got := d.available(); got != testTotal {
+		t.Errorf("%d extents are free", got)
+	}
+	if got := d.state().GetClasses()[0].GetVgUuid(); got != otherUUID {
+		t.Errorf("the group is %s", got)
+	}
+}
+
+func TestOnlyGroupsOfTheListedUUIDsAreTaken(t *testing.T) {
+	m := newMachine(t)
+	const listed = "AAAAAA-1111-2222-3333-4444-5555-BBBBBB"
+	m.config = "- {name: local, default: true, volumeGroup: carve, volumeGroupUUIDs: [" + listed + "]}\n"
+	d := m.start(t)
+	if kind, message := d.classCondition(); kind != "VolumeGroupReplaced" || !strings.Contains(message, "fake-"+testGroup) {
+		t.Errorf("condition %s: %s", kind, message)
+	}
+	d.stop()
+	m.fake.SetGroupUUID(testGroup, listed)
+	d = m.start(t)
+	id := d.create(request("v", 1)).GetId()
+	if got := d.list(); len(got) != 1 || got[0].GetId() != id {
+		t.Errorf("volumes %v", got)
+	}
+}
