@@ -95,6 +95,8 @@ var leastPerRound = [operations]int{
 
 // ledger is everything that was ever asked of lvmd.
 type ledger struct {
+	// rounds is how often the power is cut.
+	rounds  int
 	mu      sync.Mutex
 	entries []*entry
 	// acks counts the replies that reached us.
@@ -115,18 +117,39 @@ func (l *ledger) acknowledge(o operation) {
 	l.acks[o]++
 }
 
+// least is how often the operation must be acknowledged in all rounds.
+func (l *ledger) least(o operation) int { return max(1, leastPerRound[o]*l.rounds/3) }
+
 // shortage fails where less was acknowledged than the rounds must have. It names
 // everything that is short, except what is in the list.
-func (l *ledger) shortage(rounds int, except ...operation) error {
+func (l *ledger) shortage(except ...operation) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var short []error
 	for o := range operations {
-		if want := max(1, leastPerRound[o]*rounds/3); l.acks[o] < want && !slices.Contains(except, o) {
-			short = append(short, fmt.Errorf("%v: %d, want at least %d", o, l.acks[o], want))
+		if l.acks[o] < l.least(o) && !slices.Contains(except, o) {
+			short = append(short, fmt.Errorf("%v: %d, want at least %d", o, l.acks[o], l.least(o)))
 		}
 	}
 	return errors.Join(short...)
+}
+
+// next chooses what to ask for: half of the time anything, and otherwise something of
+// which too little was acknowledged so far. A machine that is slow does little in a
+// round, and chance alone might leave something out.
+func (l *ledger) next(random *rand.Rand) operation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var short []operation
+	for o := range survival {
+		if l.acks[o] < l.least(o) {
+			short = append(short, o)
+		}
+	}
+	if len(short) > 0 && random.IntN(2) == 0 {
+		return short[random.IntN(len(short))]
+	}
+	return operation(random.IntN(int(survival)))
 }
 
 // acknowledged lists the numbers of all operations.
@@ -167,36 +190,70 @@ func (r *rig) load(ctx context.Context, l *ledger, seed uint64) error {
 	return errors.Join(problems...)
 }
 
-// step does one thing to one of a worker's volumes.
+// step does one thing to one of a worker's volumes: what the ledger wants, or what has
+// to come before it.
 func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.Rand) error {
-	if len(*mine) < perWorker && len(*mine) > 0 && random.IntN(2) == 0 {
-		if of := (*mine)[random.IntN(len(*mine))]; of.block && of.written {
-			// Only thin volumes have snapshots.
-			return r.derive(ctx, l, mine, of, of.class == "thin" && !of.snapshot && random.IntN(2) == 0)
+	wanted := l.next(random)
+	pick := func(suits func(*entry) bool) *entry {
+		var all []*entry
+		for _, e := range *mine {
+			if suits(e) {
+				all = append(all, e)
+			}
+		}
+		if len(all) == 0 {
+			return nil
+		}
+		return all[random.IntN(len(all))]
+	}
+	full := len(*mine) >= perWorker
+	switch wanted {
+	case volumeGrown:
+		if e := pick(func(e *entry) bool { return !e.snapshot && e.bytes < grownBytes }); e != nil {
+			return r.grow(ctx, l, e)
+		}
+	case volumeCopied:
+		if of := pick(func(e *entry) bool { return e.block && e.written }); of != nil && !full {
+			return r.derive(ctx, l, mine, of, false)
+		}
+	case snapshotCreated:
+		// Only thin volumes have snapshots.
+		of := pick(func(e *entry) bool { return e.block && e.written && !e.snapshot && e.class == "thin" })
+		switch {
+		case of != nil && !full:
+			return r.derive(ctx, l, mine, of, true)
+		case of == nil && !full:
+			return r.make(ctx, l, mine, &entry{class: "thin", block: true, seed: random.Uint64()})
 		}
 	}
 	// Each worker keeps a volume, so that a cut finds some.
-	if len(*mine) < perWorker && (len(*mine) <= 1 || random.IntN(2) == 0) {
-		e := l.open(&entry{class: classes[random.IntN(len(classes))], block: random.IntN(4) > 0, seed: random.Uint64()})
-		if err := r.create(ctx, l, e); err != nil {
-			return err
-		}
-		*mine = append(*mine, e)
-		return r.write(ctx, l, e)
+	if full || (wanted == deletion && len(*mine) > 1) {
+		e := pick(func(*entry) bool { return true })
+		*mine = slices.DeleteFunc(*mine, func(other *entry) bool { return other == e })
+		return r.remove(ctx, l, e)
 	}
-	i := random.IntN(len(*mine))
-	e := (*mine)[i]
-	if !e.snapshot && e.bytes < grownBytes && random.IntN(3) == 0 {
-		found, err := r.lvmd(ctx, "expand", e.id, strconv.Itoa(grownBytes))
-		if err != nil {
-			return err
-		}
-		e.bytes = found[0].SizeBytes
-		l.acknowledge(volumeGrown)
-		return nil
+	return r.make(ctx, l, mine, &entry{
+		class: classes[random.IntN(len(classes))], block: random.IntN(4) > 0, seed: random.Uint64(),
+	})
+}
+
+// make makes a volume and writes to it.
+func (r *rig) make(ctx context.Context, l *ledger, mine *[]*entry, e *entry) error {
+	if err := r.create(ctx, l, l.open(e)); err != nil {
+		return err
 	}
-	*mine = append((*mine)[:i], (*mine)[i+1:]...)
-	return r.remove(ctx, l, e)
+	*mine = append(*mine, e)
+	return r.write(ctx, l, e)
+}
+
+func (r *rig) grow(ctx context.Context, l *ledger, e *entry) error {
+	found, err := r.lvmd(ctx, "expand", e.id, strconv.Itoa(grownBytes))
+	if err != nil {
+		return err
+	}
+	e.bytes = found[0].SizeBytes
+	l.acknowledge(volumeGrown)
+	return nil
 }
 
 // derive takes a snapshot of a volume, or makes a volume of a snapshot or another

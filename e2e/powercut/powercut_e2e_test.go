@@ -77,7 +77,7 @@ func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &ledger{}
+	l := &ledger{rounds: *rounds}
 	for round := range *rounds {
 		moment := time.Duration(random.Int64N(int64(*mostLoad)))
 		last := round == *rounds-1
@@ -88,7 +88,7 @@ func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 			if !last {
 				return nil
 			}
-			return l.shortage(*rounds, survival)
+			return l.shortage(survival)
 		}); err != nil {
 			t.Errorf("round %d: %v", round, err)
 		}
@@ -110,7 +110,7 @@ func TestWhatWasAcknowledgedSurvivesPowerCuts(t *testing.T) {
 		}
 		t.Logf("round %d: cut after %v; %s; so far %d entries; %s", round, moment, lost, len(l.entries), l.acknowledged())
 	}
-	if err := l.shortage(*rounds); err != nil {
+	if err := l.shortage(); err != nil {
 		t.Errorf("lvmd acknowledged too little in %d rounds: %v\nlvmd's log:\n%s", *rounds, err, r.log())
 	}
 	if *rounds >= lossyRounds && r.lost == 0 {
