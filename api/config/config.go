@@ -25,6 +25,9 @@
 //	    optional: true       # a missing volume group is no error
 //	    wipe: auto           # or zero, discard, none: what is done to a deleted volume
 //	    wipeRate: 200Mi      # bytes per second at most; without, as fast as it goes
+//	devices:                 # optional: the block devices that are looked at
+//	  allow:
+//	    - path: /dev/nvme*
 //	volumeGroups:            # optional: those that lvmd makes and grows itself
 //	  - name: carve
 //	    devices:
@@ -83,6 +86,8 @@ const (
 type Config struct {
 	// Classes has at least one class, in the order of the file.
 	Classes []DeviceClass
+	// Devices are the block devices that lvmd and its LVM commands look at.
+	Devices DeviceFilter
 	// VolumeGroups are those that lvmd makes and grows itself.
 	VolumeGroups []VolumeGroup
 }

@@ -112,6 +112,7 @@ func (p *parser) config(n *yaml.Node) *Config {
 			p.uniqueness(c.Classes)
 			p.onePool(c.Classes)
 		},
+		"devices":      func(k string, v *yaml.Node) { c.Devices = p.deviceFilter(k, v) },
 		"volumeGroups": func(k string, v *yaml.Node) { p.volumeGroups(c, k, v) },
 	}, "apiVersion", "kind", "deviceClasses")
 	return c

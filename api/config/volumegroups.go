@@ -48,6 +48,15 @@ type DeviceSelector struct {
 	InstanceStore bool
 }
 
+// DeviceFilter chooses block devices: those that a selector of Allow selects, or all where
+// it is empty, without those that a selector of Deny selects.
+type DeviceFilter struct {
+	Allow, Deny []DeviceSelector
+}
+
+// IsEmpty reports whether the filter lets all devices pass.
+func (f *DeviceFilter) IsEmpty() bool { return len(f.Allow) == 0 && len(f.Deny) == 0 }
+
 // LoopFile is a file that stands in for a disk.
 type LoopFile struct {
 	// Path is absolute.
@@ -98,15 +107,7 @@ func (p *parser) volumeGroup(key string, n *yaml.Node) VolumeGroup {
 		"medium": func(k string, v *yaml.Node) {
 			g.Medium = Medium(p.oneOf(k, v, string(Disk), string(PMEM)))
 		},
-		"devices": func(k string, v *yaml.Node) {
-			if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
-				p.complain(v, k, given(v), "must be a list of at least one device selector")
-				return
-			}
-			for i, item := range v.Content {
-				g.Devices = append(g.Devices, p.selector(fmt.Sprintf("%s[%d]", k, i), item))
-			}
-		},
+		"devices":  func(k string, v *yaml.Node) { g.Devices = p.selectors(k, v) },
 		"loopFile": func(k string, v *yaml.Node) { g.LoopFile = p.loopFile(k, v) },
 		"allowSignatures": func(k string, v *yaml.Node) {
 			if v.Kind != yaml.SequenceNode {
@@ -148,6 +149,28 @@ func (p *parser) volumeGroup(key string, n *yaml.Node) VolumeGroup {
 // isDevicePath tells whether a value is a clean path below /dev.
 func isDevicePath(v *yaml.Node) bool {
 	return v.Kind == yaml.ScalarNode && strings.HasPrefix(v.Value, "/dev/") && path.Clean(v.Value) == v.Value
+}
+
+func (p *parser) deviceFilter(key string, n *yaml.Node) (f DeviceFilter) {
+	p.fields(n, key, map[string]func(string, *yaml.Node){
+		"allow": func(k string, v *yaml.Node) { f.Allow = p.selectors(k, v) },
+		"deny":  func(k string, v *yaml.Node) { f.Deny = p.selectors(k, v) },
+	})
+	if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
+		p.complain(n, key, "", "must have allow, deny or both")
+	}
+	return f
+}
+
+func (p *parser) selectors(key string, v *yaml.Node) (all []DeviceSelector) {
+	if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
+		p.complain(v, key, given(v), "must be a list of at least one device selector")
+		return nil
+	}
+	for i, item := range v.Content {
+		all = append(all, p.selector(fmt.Sprintf("%s[%d]", key, i), item))
+	}
+	return all
 }
 
 func (p *parser) selector(key string, n *yaml.Node) DeviceSelector {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -39,6 +40,31 @@ func TestVolumeGroupsAreRead(t *testing.T) {
 	}
 	if c.Group("other") != nil {
 		t.Error("a group that is not configured was found")
+	}
+}
+
+const oneClass = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: a, volumeGroup: g}\n"
+
+func TestAFilterOfDevicesIsRead(t *testing.T) {
+	c := must.Get(Parse("f", []byte(oneClass+"devices: {allow: [{path: /dev/nvme*}, {instanceStore: true}], deny: [{model: m}]}\n")))(t)
+	want := DeviceFilter{Allow: []DeviceSelector{{Path: "/dev/nvme*"}, {InstanceStore: true}}, Deny: []DeviceSelector{{Model: "m"}}}
+	if !reflect.DeepEqual(c.Devices, want) || c.Devices.IsEmpty() {
+		t.Errorf("the filter is %+v, want %+v", c.Devices, want)
+	}
+	if c := must.Get(Parse("f", []byte(oneClass)))(t); !c.Devices.IsEmpty() {
+		t.Errorf("without the key the filter is %+v, want an empty one", c.Devices)
+	}
+	for _, wrong := range []struct{ devices, want string }{
+		{"{}", "f:5:10: devices: must have allow, deny or both"},
+		{"[/dev/sda]", `f:5:10: devices: "a list": must be a mapping with the keys allow, deny`},
+		{"{allow: []}", `f:5:18: devices.allow: "a list": must be a list of at least one device selector`},
+		{"{deny: [{}]}", "f:5:18: devices.deny[0]: selects every device; at least one condition is required"},
+		{"{deny: [{path: sda}]}", `f:5:25: devices.deny[0].path: "sda": must be a path below /dev; * ? and [...] match within one name`},
+	} {
+		_, err := Parse("f", []byte(oneClass+"devices: "+wrong.devices+"\n"))
+		if err == nil || err.Error() != wrong.want {
+			t.Errorf("devices: %s: error %v, want %s", wrong.devices, err, wrong.want)
+		}
 	}
 }
 

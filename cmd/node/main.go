@@ -32,7 +32,7 @@ type options struct {
 	lvmdSocket                                    string
 	maxVolumes                                    int64
 	inlineVolumes                                 bool
-	inlineMaxSize                                 resource.QuantityValue
+	inlineMaxSize, checkMemory                    resource.QuantityValue
 	opsListen, metricsTokenFile                   string
 	logging                                       *logging.Options
 	system
@@ -60,7 +60,7 @@ func main() {
 }
 
 func command(s system) *cobra.Command {
-	o := options{system: s}
+	o := options{system: s, checkMemory: resource.QuantityValue{Quantity: *resource.NewQuantity(driver.DefaultCheckMemory, resource.BinarySI)}}
 	c := &cobra.Command{
 		Use:   "carve-node",
 		Short: "Carve's CSI node plugin: checks and mounts the volumes that lvmd carved",
@@ -83,6 +83,7 @@ func command(s system) *cobra.Command {
 	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: as many as the metadata of its volume groups could hold")
 	flags.BoolVar(&o.inlineVolumes, "inline-volumes", false, "let Pods define volumes in their own specification; the CSIDriver object must allow it, too")
 	flags.Var(&o.inlineMaxSize, "inline-max-size", "the largest size that a Pod may ask for in its own specification, such as 100Gi; 0: no limit. Volumes that exist are not concerned")
+	flags.Var(&o.checkMemory, "check-memory", "the memory that the check of one file system may take; one that takes more than 32Mi runs at a time. The container's memory limit must be larger by 256Mi")
 	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz and /metrics (HTTPS); empty: not served")
 	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
 	o.logging = logging.AddFlags(flags)
@@ -111,6 +112,7 @@ func run(ctx context.Context, o options) error {
 		NodeName:      o.nodeName,
 		MaxVolumes:    o.maxVolumes,
 		InlineVolumes: o.inlineVolumes, InlineMaxBytes: o.inlineMaxSize.Value(),
+		CheckMemory: o.checkMemory.Value(),
 		KubeletDir:  o.kubeletDir,
 		LVMD:        lvmdv1.NewLVMDClient(conn),
 		Mounts:      mount.System{Trusted: o.kubeletDir, Proc: o.hostProc},

@@ -20,9 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -62,7 +62,7 @@ func (k capacityKey) objectName() string {
 // takes them along, and the new one's leader makes them anew when it starts.
 type publisher struct {
 	*core
-	queue workqueue.TypedRateLimitingInterface[capacityKey]
+	capacityLoop *workloop.Loop[capacityKey]
 	// withdraw takes away what was published, and publishes nothing: a sidecar does.
 	withdraw bool
 
@@ -81,24 +81,23 @@ type publisher struct {
 }
 
 func newPublisher(c *core) *publisher {
-	return &publisher{
-		core: c,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[capacityKey](50*time.Millisecond, 10*time.Second),
-			workqueue.TypedRateLimitingQueueConfig[capacityKey]{Name: "capacities"}),
+	p := &publisher{
+		core:    c,
 		keys:    map[string]capacityKey{},
 		written: map[string]*storagev1.CSIStorageCapacity{},
 		gone:    map[string][]types.UID{},
 		risen:   map[capacityKey]time.Time{},
 	}
+	p.capacityLoop = workloop.New(workloop.Options[capacityKey]{
+		Name: "capacities", Parallel: capacityWorkers, RetryMin: 50 * time.Millisecond, RetryMax: 10 * time.Second,
+		Work: p.sync, Failed: p.syncFailed,
+	})
+	return p
 }
 
 // run works until ctx is done. The caches must have synced, and reservations
 // must have been derived.
 func (p *publisher) run(ctx context.Context) error {
-	var workers sync.WaitGroup
-	defer workers.Wait()
-	defer p.queue.ShutDown()
 	own, err := p.capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { p.objectChanged(obj, false) },
 		UpdateFunc: func(_, obj any) { p.objectChanged(obj, false) },
@@ -145,47 +144,24 @@ func (p *publisher) run(ctx context.Context) error {
 	for _, view := range p.fleet.Views() {
 		p.nodeChanged(view.Node)
 	}
-	for range capacityWorkers {
-		workers.Go(func() {
-			for p.next(ctx) {
-			}
-		})
-	}
-	<-ctx.Done()
+	p.capacityLoop.Run(ctx)
 	return nil
 }
 
-func (p *publisher) next(ctx context.Context) bool {
-	key, shutdown := p.queue.Get()
-	if shutdown {
-		return false
+func (p *publisher) syncFailed(ctx context.Context, key capacityKey, err error) {
+	p.metrics.capacityWrites.WithLabelValues("failed").Inc()
+	level := slog.LevelWarn
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		level = slog.LevelDebug // our cache was a moment behind
 	}
-	defer p.queue.Done(key)
-	again, err := p.sync(ctx, key)
-	switch {
-	case ctx.Err() != nil:
-	case err != nil:
-		p.metrics.capacityWrites.WithLabelValues("failed").Inc()
-		level := slog.LevelWarn
-		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			level = slog.LevelDebug // our cache was a moment behind
-		}
-		p.log.Log(ctx, level, "capacity could not be published, trying on", "node", key.node, "storage_class", key.class, "error", err)
-		p.queue.AddRateLimited(key)
-	case again > 0:
-		p.queue.Forget(key)
-		p.queue.AddAfter(key, again)
-	default:
-		p.queue.Forget(key)
-	}
-	return true
+	p.log.Log(ctx, level, "capacity could not be published, trying on", "node", key.node, "storage_class", key.class, "error", err)
 }
 
 // nodeChanged publishes a node's room anew: it reported, or reservations on it
 // came or went.
 func (p *publisher) nodeChanged(node string) {
 	for _, class := range p.ourClasses() {
-		p.queue.Add(capacityKey{node: node, class: class.Name})
+		p.capacityLoop.Add(capacityKey{node: node, class: class.Name})
 	}
 }
 
@@ -204,7 +180,7 @@ func (p *publisher) classChanged(obj any) {
 		return
 	}
 	for _, view := range p.fleet.Views() {
-		p.queue.Add(capacityKey{node: view.Node, class: name})
+		p.capacityLoop.Add(capacityKey{node: view.Node, class: name})
 	}
 	for _, obj := range p.capacities.GetStore().List() { // of nodes that are not connected, too
 		if c, ok := obj.(*storagev1.CSIStorageCapacity); ok && c.StorageClassName == name {
@@ -245,11 +221,11 @@ func (p *publisher) objectChanged(obj any, deleted bool) {
 		key = capacityKey{node: topologyNode(c), class: c.StorageClassName}
 	}
 	if key.objectName() == c.Name {
-		p.queue.Add(key)
+		p.capacityLoop.Add(key)
 		return
 	}
 	if !deleted {
-		p.queue.Add(capacityKey{stray: c.Name})
+		p.capacityLoop.Add(capacityKey{stray: c.Name})
 	}
 }
 

@@ -47,7 +47,9 @@ func (p *provisioner) provision(ctx context.Context, a *attempt, claim *v1.Persi
 	a.doubts[node], a.inherited = struct{}{}, ""
 	began := p.now()
 	createCtx, cancel := context.WithTimeout(ctx, timeout)
-	vol, err := p.fleet.CreateVolume(createCtx, node, r.create(claim, p.clusterID))
+	var vol *lvmdv1.Volume
+	var err error
+	p.claimLoop.Outside(func() { vol, err = p.fleet.CreateVolume(createCtx, node, r.create(claim, p.clusterID)) })
 	cancel()
 	if fleet.IsNotConnected(err) && !doubted {
 		delete(a.doubts, node) // it was not sent
@@ -246,7 +248,8 @@ func (p *provisioner) persistentVolumeExists(ctx context.Context, name string) (
 func (p *provisioner) removeByName(ctx context.Context, node, name string) error {
 	deleteCtx, cancel := context.WithTimeout(ctx, deleteTimeout)
 	defer cancel()
-	err := p.fleet.DeleteVolumeByName(deleteCtx, node, name)
+	var err error
+	p.claimLoop.Outside(func() { err = p.fleet.DeleteVolumeByName(deleteCtx, node, name) })
 	if !fleet.IsNotConnected(err) {
 		return err
 	}

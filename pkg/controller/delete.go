@@ -13,14 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// deleteWorkers is how many released volumes are worked on at once. A worker
-// mostly waits for a node; lvmd batches what arrives together.
+// deleteWorkers is how many released volumes are worked on at once, beside those that wait
+// for a node; lvmd batches what arrives together.
 const deleteWorkers = 128
 
 const (
@@ -45,7 +45,7 @@ const (
 type deleter struct {
 	*core
 	completeRelease bool
-	queue           workqueue.TypedRateLimitingInterface[string]
+	volumeLoop      *workloop.Loop[string] // by name
 	waiting         waiters
 
 	mu sync.Mutex
@@ -55,19 +55,28 @@ type deleter struct {
 }
 
 func newDeleter(c *core, completeRelease bool) *deleter {
-	return &deleter{core: c, completeRelease: completeRelease, claimGone: map[string]types.UID{}, queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, deleteRetryMax),
-		workqueue.TypedRateLimitingQueueConfig[string]{Name: "volumes"})}
+	d := &deleter{core: c, completeRelease: completeRelease, claimGone: map[string]types.UID{}}
+	d.volumeLoop = workloop.New(workloop.Options[string]{
+		Name: "volumes", Parallel: deleteWorkers, RetryMin: retryMin, RetryMax: deleteRetryMax,
+		Work: func(ctx context.Context, name string) (time.Duration, error) { return 0, d.sync(ctx, name) },
+		Tenant: func(name string) string {
+			if pv, err := d.volumeLister.Get(name); err == nil && pv.Spec.ClaimRef != nil {
+				return pv.Spec.ClaimRef.Namespace
+			}
+			return ""
+		},
+		Failed: func(_ context.Context, name string, err error) {
+			d.log.Info("volume is not deleted yet", "volume", name, "error", err)
+		},
+	})
+	return d
 }
 
 // run works until ctx is done. The caches must have synced.
 func (d *deleter) run(ctx context.Context) error {
-	var workers sync.WaitGroup
-	defer workers.Wait()
-	defer d.queue.ShutDown()
 	enqueue := func(obj any) {
 		if pv, ok := obj.(*v1.PersistentVolume); ok && isOurs(pv) {
-			d.queue.Add(pv.Name)
+			d.volumeLoop.Add(pv.Name)
 		}
 	}
 	volumes, err := d.volumes.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -75,7 +84,7 @@ func (d *deleter) run(ctx context.Context) error {
 		UpdateFunc: func(_, obj any) { enqueue(obj) },
 		DeleteFunc: func(obj any) {
 			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-				d.queue.Add(name)
+				d.volumeLoop.Add(name)
 			}
 		},
 	})
@@ -93,36 +102,15 @@ func (d *deleter) run(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	for range deleteWorkers {
-		workers.Go(func() {
-			for d.next(ctx) {
-			}
-		})
-	}
-	<-ctx.Done()
+	d.volumeLoop.Run(ctx)
 	return nil
-}
-
-func (d *deleter) next(ctx context.Context) bool {
-	name, shutdown := d.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer d.queue.Done(name)
-	if err := d.sync(ctx, name); err != nil && ctx.Err() == nil {
-		d.log.Info("volume is not deleted yet", "volume", name, "error", err)
-		d.queue.AddRateLimited(name)
-		return true
-	}
-	d.queue.Forget(name)
-	return true
 }
 
 // nodeChanged looks again at the volumes that wait for the node: it connected, or
 // is gone.
 func (d *deleter) nodeChanged(node string) {
 	for _, name := range d.waiting.take(node) {
-		d.queue.Add(name)
+		d.volumeLoop.Add(name)
 	}
 }
 
@@ -170,7 +158,7 @@ func (d *deleter) claimDeleted(obj any) {
 	d.mu.Lock()
 	d.claimGone[pv.Name] = claim.UID
 	d.mu.Unlock()
-	d.queue.Add(pv.Name)
+	d.volumeLoop.Add(pv.Name)
 }
 
 // markReleased sets the phase of a volume whose claim is gone, as the PV
@@ -258,7 +246,8 @@ func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 	callCtx, cancel := context.WithTimeout(ctx, deleteTimeout)
 	defer cancel()
 	began := d.now()
-	err := d.fleet.DeleteVolumeByID(callCtx, node, pv.Spec.CSI.VolumeHandle)
+	var err error
+	d.volumeLoop.Outside(func() { err = d.fleet.DeleteVolumeByID(callCtx, node, pv.Spec.CSI.VolumeHandle) })
 	switch {
 	case err == nil:
 		d.metrics.deletes.WithLabelValues(resultDeleted).Inc()
@@ -283,7 +272,7 @@ func (d *deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 		}
 	}
 	inUse := fleet.Reason(err) == names.ReasonVolumeInUse
-	if !worthTelling(d.queue.NumRequeues(pv.Name), inUse) {
+	if !worthTelling(d.volumeLoop.Failures(pv.Name), inUse) {
 		return err
 	}
 	message := refusal(node, err)

@@ -13,8 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/pkg/controller/workloop"
 )
 
 const (
@@ -36,7 +37,7 @@ func isProtected(claim *v1.PersistentVolumeClaim) bool {
 // needs it again or does not.
 type protector struct {
 	*core
-	queue workqueue.TypedRateLimitingInterface[string] // of sources
+	sourceLoop *workloop.Loop[string] // by namespace/name
 	// unjudged tells whether the provisioner is yet to look at a clone of the
 	// source.
 	unjudged func(source string) bool
@@ -49,10 +50,14 @@ type protector struct {
 }
 
 func newProtector(c *core, unjudged func(string) bool) *protector {
-	return &protector{core: c, unjudged: unjudged, clones: map[string]map[string]struct{}{},
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "clone-sources"})}
+	g := &protector{core: c, unjudged: unjudged, clones: map[string]map[string]struct{}{}}
+	g.sourceLoop = workloop.New(workloop.Options[string]{
+		Name: "clone-sources", Parallel: 1, RetryMin: retryMin, RetryMax: retryMax, Work: g.sync,
+		Failed: func(_ context.Context, source string, err error) {
+			g.log.Info("claim is still protected", "claim", source, "error", err)
+		},
+	})
+	return g
 }
 
 // hold protects a source for a clone, before the clone is begun.
@@ -77,18 +82,15 @@ func (g *protector) letGo(source, clone string) {
 	delete(g.clones[source], clone)
 	if len(g.clones[source]) == 0 {
 		delete(g.clones, source)
-		g.queue.Add(source)
+		g.sourceLoop.Add(source)
 	}
 }
 
 // run works until ctx is done. The caches must have synced.
 func (g *protector) run(ctx context.Context) error {
-	var worker sync.WaitGroup
-	defer worker.Wait()
-	defer g.queue.ShutDown()
 	look := func(obj any) {
 		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && isProtected(claim) {
-			g.queue.Add(claim.Namespace + "/" + claim.Name)
+			g.sourceLoop.Add(claim.Namespace + "/" + claim.Name)
 		}
 	}
 	handler, err := g.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -98,32 +100,8 @@ func (g *protector) run(ctx context.Context) error {
 		return fmt.Errorf("watch claims: %w", err)
 	}
 	defer func() { _ = g.claims.RemoveEventHandler(handler) }()
-	worker.Go(func() {
-		for g.next(ctx) {
-		}
-	})
-	<-ctx.Done()
+	g.sourceLoop.Run(ctx)
 	return nil
-}
-
-func (g *protector) next(ctx context.Context) bool {
-	source, shutdown := g.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer g.queue.Done(source)
-	again, err := g.sync(ctx, source)
-	switch {
-	case ctx.Err() != nil:
-	case err != nil:
-		g.log.Info("claim is still protected", "claim", source, "error", err)
-		g.queue.AddRateLimited(source)
-		return true
-	case again > 0:
-		g.queue.AddAfter(source, again)
-	}
-	g.queue.Forget(source)
-	return true
 }
 
 // sync removes the finalizer from a source that is not being cloned.

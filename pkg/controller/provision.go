@@ -13,17 +13,17 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
 const (
-	// provisionWorkers is how many claims are worked on at once. A worker
-	// mostly waits: for a node to make a volume, for the API server.
+	// provisionWorkers is how many claims are worked on at once, beside those that wait
+	// for a node. A worker mostly waits for the API server.
 	provisionWorkers = 128
 	// Pauses between attempts at one claim that failed.
 	retryMin = 200 * time.Millisecond
@@ -53,7 +53,7 @@ type provisioner struct {
 	roomChanged     func(node string) // told when a reservation came or went
 	// capacityShown reports whether the published capacity of a node is what it should be.
 	capacityShown func(ctx context.Context, node string) bool
-	queue         workqueue.TypedRateLimitingInterface[string]
+	claimLoop     *workloop.Loop[string] // by UID
 	waiting       waiters
 	protector     *protector
 	placing       sync.Mutex // serialises immediate binding's choices; taken before mu
@@ -153,20 +153,28 @@ func (a *attempt) stale(claim *v1.PersistentVolumeClaim) bool {
 func newProvisioner(c *core, completeBinding bool, published *publisher) *provisioner {
 	p := &provisioner{
 		core: c, completeBinding: completeBinding, roomChanged: published.nodeChanged, capacityShown: published.shown,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
 		attempts: map[string]*attempt{},
 	}
+	p.claimLoop = workloop.New(workloop.Options[string]{
+		Name: "claims", Parallel: provisionWorkers, RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
+		Tenant: func(uid string) string {
+			if claim := p.claim(uid); claim != nil {
+				return claim.Namespace
+			}
+			return ""
+		},
+		Failed: func(_ context.Context, uid string, err error) {
+			p.log.Info("claim is not done yet", "claim_uid", uid, "error", err)
+		},
+	})
 	p.protector = newProtector(c, p.unseen)
 	return p
 }
 
 // run works until ctx is done. The caches must have synced.
 func (p *provisioner) run(ctx context.Context) error {
-	var workers sync.WaitGroup
-	defer workers.Wait()
-	defer p.queue.ShutDown()
+	var working sync.WaitGroup
+	defer working.Wait()
 	claims, err := p.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { p.claimChanged(obj) },
 		UpdateFunc: func(_, obj any) { p.claimChanged(obj) },
@@ -190,12 +198,7 @@ func (p *provisioner) run(ctx context.Context) error {
 	}
 	defer stop()
 
-	for range provisionWorkers {
-		workers.Go(func() {
-			for p.next(ctx) {
-			}
-		})
-	}
+	working.Go(func() { p.claimLoop.Run(ctx) })
 	expire := time.NewTicker(10 * time.Second)
 	defer expire.Stop()
 	for {
@@ -208,28 +211,6 @@ func (p *provisioner) run(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-// next works on one claim; false when there will be no more.
-func (p *provisioner) next(ctx context.Context) bool {
-	uid, shutdown := p.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer p.queue.Done(uid)
-	again, err := p.sync(ctx, uid)
-	switch {
-	case ctx.Err() != nil:
-	case err != nil:
-		p.log.Info("claim is not done yet", "claim_uid", uid, "error", err)
-		p.queue.AddRateLimited(uid)
-	case again > 0:
-		p.queue.Forget(uid)
-		p.queue.AddAfter(uid, again)
-	default:
-		p.queue.Forget(uid)
-	}
-	return true
 }
 
 // attemptOf returns the attempt at a claim that is in the queue. Where there is none,
@@ -255,7 +236,7 @@ func (p *provisioner) attemptOf(uid string, claim *v1.PersistentVolumeClaim) *at
 // is gone.
 func (p *provisioner) nodeChanged(node string) {
 	for _, uid := range p.waiting.take(node) {
-		p.queue.Add(uid)
+		p.claimLoop.Add(uid)
 	}
 }
 
@@ -308,10 +289,10 @@ func (p *provisioner) claimChanged(obj any) {
 		return
 	}
 	if p.noteSelection(claim) {
-		p.queue.Add(string(claim.UID))
+		p.claimLoop.Add(string(claim.UID))
 	}
 	for _, clone := range p.clonesOf(claim.Namespace + "/" + claim.Name) {
-		p.queue.Add(string(clone.UID))
+		p.claimLoop.Add(string(clone.UID))
 	}
 }
 
@@ -325,7 +306,7 @@ func (p *provisioner) claimDeleted(obj any) {
 	_, known := p.attempts[string(claim.UID)]
 	p.mu.Unlock()
 	if known {
-		p.queue.Add(string(claim.UID))
+		p.claimLoop.Add(string(claim.UID))
 	}
 }
 

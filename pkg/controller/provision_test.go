@@ -375,7 +375,7 @@ func TestWhatIsReservedForAClaimThatWasJustForgottenEnds(t *testing.T) {
 		waittest.Until(h.t, "no attempt works on "+uid, func() bool { return !p.busy(uid) })
 		p.reserve(&attempt{uid: uid, name: "pvc-other-" + uid}, "n1", request{bytes: 100 * mib})
 		waittest.Until(h.t, "it is reserved for "+uid, h.capacityIs("n1", gib-200*mib))
-		p.queue.Add(uid)
+		p.claimLoop.Add(uid)
 		waittest.Until(h.t, "nothing is reserved for "+uid, h.capacityIs("n1", gib-100*mib))
 	}
 }

@@ -23,7 +23,9 @@ import (
 )
 
 const (
-	resizeWorkers = 16
+	// resizeWorkers is how many claims are worked on at once. The library's workers wait for
+	// nodes: with so many, nodes that do not answer leave some for the others.
+	resizeWorkers = 256
 	// resizeResync is how often all claims are looked at again for growth that
 	// was asked for and not begun.
 	resizeResync = 10 * time.Minute

@@ -33,8 +33,8 @@ const (
 	// snapshotsLook is how often it is looked whether the cluster has come to
 	// have the definitions of snapshots.
 	snapshotsLook = 30 * time.Second
-	// snapshotWorkers is how many snapshots are worked on at once.
-	snapshotWorkers = 10
+	// snapshotWorkers is how many snapshots are worked on at once, as resizeWorkers.
+	snapshotWorkers = 256
 	// snapshotTimeout bounds one call to a node: one LVM command, behind others.
 	snapshotTimeout = 2 * time.Minute
 	// snapshotResync is how often all of them are looked at again.

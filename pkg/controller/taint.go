@@ -15,9 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
 )
 
 const (
@@ -43,32 +43,36 @@ const (
 type untainter struct {
 	*core
 	publisher *publisher
-	queue     workqueue.TypedRateLimitingInterface[string]
+	nodeLoop  *workloop.Loop[string] // by name
 
 	mu sync.Mutex
 	// waiting is why nodes still carry the taint, by node.
 	waiting map[string]string
 }
 
+// errStillTainted has a node looked at again.
+var errStillTainted = errors.New("the node is not ready for Pods with volumes")
+
 func newUntainter(c *core, p *publisher) *untainter {
-	return &untainter{
-		core: c, publisher: p,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](taintRetryMin, taintRetryMax),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "taints"}),
-		waiting: map[string]string{},
-	}
+	u := &untainter{core: c, publisher: p, waiting: map[string]string{}}
+	u.nodeLoop = workloop.New(workloop.Options[string]{
+		Name: "taints", Parallel: taintWorkers, RetryMin: taintRetryMin, RetryMax: taintRetryMax,
+		Work: func(ctx context.Context, node string) (time.Duration, error) {
+			if !u.sync(ctx, node) {
+				return 0, errStillTainted
+			}
+			return 0, nil
+		},
+	})
+	return u
 }
 
 // run works until ctx is done. The caches must have synced.
 func (u *untainter) run(ctx context.Context) error {
-	var workers sync.WaitGroup
-	defer workers.Wait()
-	defer u.queue.ShutDown()
 	defer u.metrics.tainted.Set(0)
 	look := func(obj any) {
 		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-			u.queue.Add(name)
+			u.nodeLoop.Add(name)
 		}
 	}
 	nodes, err := u.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -85,37 +89,17 @@ func (u *untainter) run(ctx context.Context) error {
 		return fmt.Errorf("watch capacities: %w", err)
 	}
 	defer func() { _ = u.capacities.RemoveEventHandler(capacities) }()
-	for range taintWorkers {
-		workers.Go(func() {
-			for u.next(ctx) {
-			}
-		})
-	}
-	<-ctx.Done()
+	u.nodeLoop.Run(ctx)
 	return nil
 }
 
-func (u *untainter) next(ctx context.Context) bool {
-	node, shutdown := u.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer u.queue.Done(node)
-	if u.sync(ctx, node) || ctx.Err() != nil {
-		u.queue.Forget(node)
-	} else {
-		u.queue.AddRateLimited(node)
-	}
-	return true
-}
-
 // nodeChanged is told that a node connected or reported.
-func (u *untainter) nodeChanged(node string) { u.queue.Add(node) }
+func (u *untainter) nodeChanged(node string) { u.nodeLoop.Add(node) }
 
 func (u *untainter) capacityChanged(obj any) {
 	if c, ok := obj.(*storagev1.CSIStorageCapacity); ok {
 		if node := topologyNode(c); node != "" {
-			u.queue.Add(node)
+			u.nodeLoop.Add(node)
 		}
 	}
 }

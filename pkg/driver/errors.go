@@ -39,6 +39,7 @@ func toStatus(err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		code = codes.DeadlineExceeded
 	case errors.Is(err, filesystem.ErrUnformatted), errors.Is(err, filesystem.ErrCorrupt),
+		errors.Is(err, filesystem.ErrMemory),
 		errors.Is(err, luks.ErrWrongKey), errors.Is(err, luks.ErrInUse),
 		errors.Is(err, syscall.EBUSY):
 		code = codes.FailedPrecondition

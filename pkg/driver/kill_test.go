@@ -102,8 +102,8 @@ type mortalFileSystems struct {
 	stepper
 }
 
-func (m mortalFileSystems) Check(ctx context.Context, device string, t filesystem.Type) error {
-	return m.step("check", func() error { return m.FileSystems.Check(ctx, device, t) })
+func (m mortalFileSystems) Check(ctx context.Context, device string, t filesystem.Type, memory int64) error {
+	return m.step("check", func() error { return m.FileSystems.Check(ctx, device, t, memory) })
 }
 
 func (m mortalFileSystems) Grow(ctx context.Context, device, path string, t filesystem.Type) error {

@@ -68,7 +68,7 @@ func (n *Node) makeMountable(v *lvmdv1.Volume, device string) error {
 	ctx, cancel := context.WithTimeout(n.life, checkTimeout)
 	defer cancel()
 	begin := time.Now()
-	err = n.options.FileSystems.Check(ctx, device, use.Type)
+	err = n.checker.check(ctx, device, use.Type)
 	n.options.Metrics.checked(use.Type, err)
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", v.GetId(), err)

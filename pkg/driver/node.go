@@ -32,6 +32,9 @@ type Options struct {
 	// InlineMaxBytes is the largest size that a Pod may ask for in its own
 	// specification; zero means no limit. Those that exist are not concerned.
 	InlineMaxBytes int64
+	// CheckMemory is what the check of one file system may take, in bytes, of which one
+	// that takes more than a few runs at a time; zero means DefaultCheckMemory.
+	CheckMemory int64
 	// KubeletDir is the kubelet's root directory. Paths in requests must lie
 	// below it.
 	KubeletDir string
@@ -55,8 +58,9 @@ type Node struct {
 	// life ends with the process. A repair or a growing file system outlives
 	// the call that began it, as the kubelet's patience is shorter than e2fsck,
 	// but not the plugin.
-	life  context.Context
-	locks locks
+	life    context.Context
+	locks   locks
+	checker *checker
 }
 
 // New makes the node service. Long work under way is given up when ctx is
@@ -71,10 +75,12 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		return nil, fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
 	case o.InlineMaxBytes < 0:
 		return nil, fmt.Errorf("largest size of inline volumes %d bytes: allowed is 0 (no limit) or more", o.InlineMaxBytes)
+	case o.CheckMemory < 0:
+		return nil, fmt.Errorf("memory for checks of file systems %d bytes: allowed is 0 (%d bytes) or more", o.CheckMemory, DefaultCheckMemory)
 	case !filepath.IsAbs(o.KubeletDir) || filepath.Clean(o.KubeletDir) != o.KubeletDir || o.KubeletDir == "/":
 		return nil, fmt.Errorf("kubelet directory %q: allowed is an absolute, clean path other than /", o.KubeletDir)
 	}
-	return &Node{options: o, life: ctx}, nil
+	return &Node{options: o, life: ctx, checker: newChecker(o.FileSystems, o.CheckMemory)}, nil
 }
 
 // MountDirs returns the directories of the kubelet below which volumes are mounted:

@@ -151,6 +151,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		"a negative number of volumes":     func(o *driver.Options) { o.MaxVolumes = -1 },
 		"a relative kubelet directory":     func(o *driver.Options) { o.KubeletDir = "kubelet" },
 		"the root as kubelet directory":    func(o *driver.Options) { o.KubeletDir = "/" },
+		"negative memory for checks":       func(o *driver.Options) { o.CheckMemory = -1 },
 		"a negative limit of inline sizes": func(o *driver.Options) { o.InlineMaxBytes = -1 },
 		"an unclean kubelet directory":     func(o *driver.Options) { o.KubeletDir = "/var/lib/kubelet/" },
 	} {

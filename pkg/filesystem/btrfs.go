@@ -109,12 +109,12 @@ func btrfsChecksumWrong(sb []byte) bool {
 
 // check replaces a torn superblock by a copy. It never runs btrfs check
 // --repair, which its manual warns of.
-func (btrfs) check(ctx context.Context, device string) error {
+func (btrfs) check(ctx context.Context, device string, memory int64) error {
 	info, err := Probe(device)
 	if err != nil || !info.NeedsCheck {
 		return err
 	}
-	err = run(ctx, []string{"btrfs", "rescue", "super-recover", "-y", device})
+	err = runWithin(ctx, memory, []string{"btrfs", "rescue", "super-recover", "-y", device})
 	if code, exited := exitCode(err); err != nil && (!exited || code != btrfsSuperRecovered) {
 		return err
 	}

@@ -36,6 +36,17 @@ func TestRun(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("a tool that takes more memory than it may have fails with ErrMemory", func(t *testing.T) {
+		// The limit comes a moment after the tool has begun.
+		const allocate = `until [ "$(ulimit -d)" != unlimited ]; do sleep 0.01; done; exec dd if=/dev/zero of=/dev/null count=1 bs=`
+		if err := runWithin(t.Context(), 64<<20, []string{"sh", "-c", allocate + "1M"}); err != nil {
+			t.Errorf("it takes 1 MiB of 64: %v", err)
+		}
+		err := runWithin(t.Context(), 64<<20, []string{"sh", "-c", allocate + "100M"})
+		if code, ok := exitCode(err); !ok || code != 1 || !errors.Is(err, ErrMemory) {
+			t.Errorf("it takes 100 MiB of 64: got %v, want exit status 1 and %v", err, ErrMemory)
+		}
+	})
 	t.Run("a missing tool says so and has no exit status", func(t *testing.T) {
 		err := run(t.Context(), []string{"carve-no-such-tool"})
 		if _, ok := exitCode(err); ok || !errors.Is(err, exec.ErrNotFound) {

@@ -137,18 +137,18 @@ func (ext4) probe(start []byte) (Info, bool) {
 
 // check lets e2fsck decide how much there is to do, and insists on a full pass
 // only when errors are on record afterwards.
-func (e ext4) check(ctx context.Context, device string) error {
-	if err := e.fsck(ctx, device); err != nil {
+func (e ext4) check(ctx context.Context, device string, memory int64) error {
+	if err := e.fsck(ctx, memory, device); err != nil {
 		return err
 	}
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
 		return err
 	}
-	return e.fsck(ctx, device, "-f")
+	return e.fsck(ctx, memory, device, "-f")
 }
 
-func (ext4) fsck(ctx context.Context, device string, flags ...string) error {
-	err := run(ctx, slices.Concat([]string{"e2fsck", "-p"}, flags, []string{device}))
+func (ext4) fsck(ctx context.Context, memory int64, device string, flags ...string) error {
+	err := runWithin(ctx, memory, slices.Concat([]string{"e2fsck", "-p"}, flags, []string{device}))
 	code, exited := exitCode(err)
 	switch {
 	case !exited:

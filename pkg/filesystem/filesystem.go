@@ -29,6 +29,10 @@ var ErrUnformatted = errors.New("no known file system on the device")
 // not dare to correct. An administrator has to run the repair tool by hand.
 var ErrCorrupt = errors.New("file system damage needs manual repair")
 
+// ErrMemory says that a file system is too large to be checked within the memory that is
+// allowed for it. Nothing was changed, or all that was changed is whole.
+var ErrMemory = errors.New("checking the file system takes more memory than is allowed for it")
+
 // FormatOptions says what Format makes.
 type FormatOptions struct {
 	// Type is required.
@@ -69,8 +73,8 @@ type kind interface {
 	// probe reads the start of a device, superblockArea bytes or fewer if the
 	// device is smaller. False: not this file system.
 	probe(start []byte) (Info, bool)
-	// check repairs what can be repaired without asking.
-	check(ctx context.Context, device string) error
+	// check repairs what can be repaired without asking, within so many bytes of memory.
+	check(ctx context.Context, device string, memory int64) error
 	// grow returns the command that grows the mounted file system.
 	grow(device, mountPath string) []string
 	// minimumSize is the smallest device, in bytes, that mkfs accepts and that
@@ -165,14 +169,15 @@ func SetUUID(device string, t Type, uuid string) error {
 
 // Check repairs the unmounted file system as far as that is safe to do without
 // asking: journal replay and what fsck's preen mode corrects. It returns
-// ErrCorrupt when damage is left. Probe's NeedsCheck tells when to call it;
-// calling it for a clean file system costs a fork and changes nothing.
-func Check(ctx context.Context, device string, t Type) error {
+// ErrCorrupt when damage is left, and ErrMemory when the tool would take more than so many
+// bytes of memory; zero is no limit. Probe's NeedsCheck tells when to call it; calling it
+// for a clean file system costs a fork and changes nothing.
+func Check(ctx context.Context, device string, t Type, memory int64) error {
 	k, err := kindOf(t)
 	if err != nil {
 		return err
 	}
-	if err := k.check(ctx, device); err != nil {
+	if err := k.check(ctx, device, memory); err != nil {
 		return fmt.Errorf("check %s on %s: %w", t, device, err)
 	}
 	return nil

@@ -44,7 +44,7 @@ func TestFormattedImages(t *testing.T) {
 			if want := (Info{Type: tt.Type, UUID: testUUID, SizeBytes: tt.size}); info != want {
 				t.Errorf("got %+v, want %+v", info, want)
 			}
-			if err := Check(t.Context(), device, tt.Type); err != nil {
+			if err := Check(t.Context(), device, tt.Type, checkMemory); err != nil {
 				t.Errorf("a fresh file system does not pass: %v", err)
 			}
 		})
@@ -68,7 +68,7 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		if info, err := Probe(device); err != nil || !info.NeedsCheck {
 			t.Fatalf("before: %+v, %v", info, err)
 		}
-		must.Succeed(t, Check(t.Context(), device, Ext4))
+		must.Succeed(t, Check(t.Context(), device, Ext4, checkMemory))
 		if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 			t.Errorf("after: %+v, %v", info, err)
 		}
@@ -79,7 +79,7 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		if info, err := Probe(device); err != nil || !info.NeedsCheck {
 			t.Fatalf("before: %+v, %v", info, err)
 		}
-		must.Succeed(t, Check(t.Context(), device, Ext4))
+		must.Succeed(t, Check(t.Context(), device, Ext4, checkMemory))
 		if info, err := Probe(device); err != nil || info.NeedsCheck {
 			t.Errorf("after: %+v, %v", info, err)
 		}
@@ -88,10 +88,46 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		device := formatted(t, Ext4)
 		debugfs(t, device, "clri <2>")
 		debugfs(t, device, "set_super_value state 2")
-		if err := Check(t.Context(), device, Ext4); !errors.Is(err, ErrCorrupt) {
+		if err := Check(t.Context(), device, Ext4, checkMemory); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("got %v, want ErrCorrupt", err)
 		}
 	})
+}
+
+// checkMemory is what checks of small file systems need at most.
+const checkMemory = 32 << 20
+
+func TestACheckThatMayNotHaveTheMemoryThatItNeedsSaysSo(t *testing.T) {
+	for _, c := range []struct {
+		typ Type
+		// spoil has a check be needed.
+		spoil func(device string)
+		// enough is what the check needs at most, and little is less than that.
+		enough, little int64
+	}{
+		{Ext4, func(device string) { debugfs(t, device, "set_super_value state 3") }, checkMemory, 256 << 10},
+		{XFS, func(device string) {
+			must.Succeed(t, run(t.Context(), []string{"xfs_db", "-x", "-c", "sb 0", "-c", "write -d features_incompat 0x1b", device}))
+		}, 128 << 20, 2 << 20},
+	} {
+		t.Run(string(c.typ), func(t *testing.T) {
+			device := formatted(t, c.typ)
+			c.spoil(device)
+			if info, err := Probe(device); err != nil || !info.NeedsCheck {
+				t.Fatalf("before: %+v, %v", info, err)
+			}
+			if err := Check(t.Context(), device, c.typ, c.little); !errors.Is(err, ErrMemory) {
+				t.Errorf("within %d bytes: %v, want %v", c.little, err, ErrMemory)
+			}
+			if info, err := Probe(device); err != nil || !info.NeedsCheck {
+				t.Errorf("after a check that could not run: %+v, %v", info, err)
+			}
+			must.Succeed(t, Check(t.Context(), device, c.typ, c.enough))
+			if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
+				t.Errorf("after: %+v, %v", info, err)
+			}
+		})
+	}
 }
 
 func TestCheckOfATornSuperblockSaysWhatToDo(t *testing.T) {
@@ -100,7 +136,7 @@ func TestCheckOfATornSuperblockSaysWhatToDo(t *testing.T) {
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
 		t.Errorf("got %+v, %v", info, err)
 	}
-	if err := Check(t.Context(), device, Ext4); err == nil || !strings.Contains(err.Error(), "alternate superblock") {
+	if err := Check(t.Context(), device, Ext4, checkMemory); err == nil || !strings.Contains(err.Error(), "alternate superblock") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -111,7 +147,7 @@ func TestCheckReplacesATornSuperblockOfBtrfs(t *testing.T) {
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
 		t.Fatalf("before: %+v, %v", info, err)
 	}
-	must.Succeed(t, Check(t.Context(), device, Btrfs))
+	must.Succeed(t, Check(t.Context(), device, Btrfs, checkMemory))
 	if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 		t.Errorf("after: %+v, %v", info, err)
 	}

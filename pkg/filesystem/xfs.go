@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math/bits"
+	"strconv"
 )
 
 // xfs is served by the kernel's xfs driver and xfsprogs.
@@ -108,7 +109,7 @@ func (xfs) probe(start []byte) (Info, bool) {
 // check repairs a file system that is marked as in need of repair. For one
 // that has only a log to replay the mount is the right tool: xfs_repair
 // refuses it.
-func (xfs) check(ctx context.Context, device string) error {
+func (xfs) check(ctx context.Context, device string, memory int64) error {
 	info, err := Probe(device)
 	if err != nil {
 		return err
@@ -116,7 +117,13 @@ func (xfs) check(ctx context.Context, device string) error {
 	if !info.NeedsCheck {
 		return nil
 	}
-	return run(ctx, []string{"xfs_repair", device})
+	args := []string{"xfs_repair"}
+	if memory > 0 {
+		// It plans with so much, or says how much it needs. Of the other half it makes
+		// stacks and buffers.
+		args = append(args, "-m", strconv.FormatInt(memory/2>>20, 10))
+	}
+	return runWithin(ctx, memory, append(args, device))
 }
 
 func (xfs) grow(_, mountPath string) []string {

@@ -39,12 +39,9 @@ const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations
 // for what they are, whoever has the key.
 const noCrypt = `"r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"`
 
-// lvmConfig is the argument of --config. With devices, only those are looked
-// at; without, all block devices but logical volumes.
+// lvmConfig is the argument of --config for commands that look at these devices, and at no
+// others.
 func lvmConfig(devices []string) string {
-	if len(devices) == 0 {
-		return lvmConfigWithout(nil)
-	}
 	return baseConfig + "global_filter=[" + patterns("a", devices) + `"r|.*|"] }`
 }
 

@@ -3,6 +3,7 @@ package lvm
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -19,6 +20,7 @@ func (h *Host) Create(ctx context.Context, o CreateOptions) error {
 	args = append(args,
 		"--extents", strconv.FormatInt(o.Extents, 10),
 		"--name", o.Volume, "--wipesignatures", "n", "--zero", "n")
+	args = append(args, h.allocation(o.Group, o.Options)...)
 	args = append(args, o.Options...)
 	for _, t := range o.Tags {
 		if !ValidTag(t) {
@@ -31,9 +33,22 @@ func (h *Host) Create(ctx context.Context, o CreateOptions) error {
 
 // Extend implements Groups.
 func (h *Host) Extend(ctx context.Context, group, volume string, extents int64, on ...Share) error {
-	return h.change(ctx, []string{group}, "lvextend", append([]string{
-		"--extents", strconv.FormatInt(extents, 10), group + "/" + volume,
-	}, deviceArgs(on)...)...)
+	args := append(h.allocation(group, nil), "--extents", strconv.FormatInt(extents, 10), group+"/"+volume)
+	return h.change(ctx, []string{group}, "lvextend", append(args, deviceArgs(on)...)...)
+}
+
+// allocation has LVM use all that is free in a group of which the policy would have it use
+// only some: capacity is reported for the usual policy, normal. Options that say how to
+// allocate stay as they are.
+func (h *Host) allocation(group string, options []string) []string {
+	h.mu.Lock()
+	policy := h.policies[group]
+	h.mu.Unlock()
+	isAlloc := func(o string) bool { return o == "--alloc" || strings.HasPrefix(o, "--alloc=") }
+	if policy == "" || policy == "normal" || policy == "anywhere" || slices.ContainsFunc(options, isAlloc) {
+		return nil
+	}
+	return []string{"--alloc", "normal"}
 }
 
 // deviceArgs names devices, and ranges of extents, as LVM's commands take

@@ -29,6 +29,11 @@ type Groups interface {
 	// group of the name, and none of several.
 	Pin(group, uuid string)
 
+	// Limit has Scan and BlockDevices see only the block devices that accepts accepts. A
+	// nil accepts is no limit, which is what there is at first. It is called before any
+	// other method. accepts is called from several goroutines at once.
+	Limit(accepts func(*BlockDevice) bool)
+
 	// Others are the UUIDs of groups of this name that the last Scan saw and did not take.
 	// A Scan that finds the group where it was before sees no others.
 	Others(group string) []string

@@ -34,6 +34,8 @@ type Host struct {
 	// and others those of further groups of the same names: see identity.go.
 	uuids, pins map[string]string
 	others      map[string][]string
+	// policies are the groups' allocation policies.
+	policies map[string]string
 	// unsettled are groups with thin pools for which messages may be left, see settle.
 	unsettled map[string]bool
 	// former are the paths where a group that is gone was last seen.
@@ -43,13 +45,15 @@ type Host struct {
 	// answers is told of devices that were silent and answer again, or nil.
 	answers chan<- struct{}
 	flushes flushes
+	// accepts limits which block devices are looked at, or is nil. See Limit.
+	accepts func(*BlockDevice) bool
 }
 
 var _ Groups = (*Host)(nil)
 
 // NewHost returns the machine's LVM, driven by the given runner.
 func NewHost(r *Runner) *Host {
-	h := &Host{runner: r, patience: readTimeout, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{},
+	h := &Host{runner: r, patience: readTimeout, devices: map[string][]string{}, physical: map[string][]PhysicalVolume{}, unsettled: map[string]bool{}, former: map[string][]string{}, reading: map[string]time.Time{}, policies: map[string]string{},
 		uuids: map[string]string{}, pins: map[string]string{}, others: map[string][]string{}}
 	h.flushes = flushes{device: flushDevice, answered: h.answered, abandoned: map[string]int{}}
 	return h
@@ -115,9 +119,10 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 	// on the command line that does not exist would be an error.
 	configuration := lvmConfig(devices)
 	if len(devices) == 0 {
-		// LVM would wait for a disk that is silent, and whoever wants to know of other
-		// groups with it.
-		configuration = lvmConfigWithout(h.silent())
+		var err error
+		if configuration, err = h.everywhere(); err != nil {
+			return nil, err
+		}
 	}
 	args := []string{
 		"--config", configuration,
@@ -161,6 +166,30 @@ func (h *Host) scan(ctx context.Context, groups, devices []string) ([]Group, err
 	return found, nil
 }
 
+// everywhere is the configuration of a command that looks at all block devices that the
+// limit leaves, but not at those that do not answer: LVM would wait for them, and its
+// caller with it.
+func (h *Host) everywhere() (string, error) {
+	silent := h.silent()
+	if h.accepts == nil {
+		return lvmConfigWithout(silent), nil
+	}
+	all, err := h.BlockDevices()
+	if err != nil {
+		return "", err
+	}
+	var allowed []string
+	for _, d := range all {
+		if !d.LogicalVolume && !strings.HasPrefix(d.Mapping, "carve.") && !slices.Contains(silent, d.Path) {
+			allowed = append(allowed, d.Path)
+			if d.Mapping != "" {
+				allowed = append(allowed, "/dev/mapper/"+d.Mapping)
+			}
+		}
+	}
+	return lvmConfig(allowed), nil
+}
+
 // remember keeps where the groups lie that were looked for and found.
 func (h *Host) remember(groups []string, found []Group) {
 	h.mu.Lock()
@@ -174,7 +203,7 @@ func (h *Host) remember(groups []string, found []Group) {
 	}
 	for _, g := range found {
 		delete(h.former, g.Name)
-		h.physical[g.Name] = g.Devices
+		h.physical[g.Name], h.policies[g.Name] = g.Devices, g.Allocation
 		if slices.ContainsFunc(g.Volumes, func(v Volume) bool { return v.Pool != "" || v.Attr.Type == 't' }) {
 			h.unsettled[g.Name] = true
 		}
@@ -226,7 +255,7 @@ func (h *Host) Metadata(group string) (Metadata, error) {
 			best.Unreadable++
 			continue
 		}
-		if head.group != group || pin != "" && head.id != pin {
+		if head.check(group, pin) != nil {
 			continue
 		}
 		if best.Seqno == 0 || head.limit < best.Limit {
@@ -260,8 +289,9 @@ func committed[T any](h *Host, group string, parse func(text []byte) (T, error))
 		return none, err
 	}
 	last := fmt.Errorf("no disk with its metadata")
+	pin := h.pinned(group)
 	for _, path := range h.known(group) {
-		text, err := patiently(h, path, func(path string) (groupText, error) { return readGroupText(path, group) })
+		text, err := patiently(h, path, func(path string) (groupText, error) { return readGroupText(path, group, pin) })
 		if err == nil && text.seqno < now.Seqno {
 			continue
 		}
@@ -335,6 +365,11 @@ func (h *Host) change(ctx context.Context, groups []string, command string, args
 	devices := h.known(groups...)
 	if len(devices) == 0 {
 		return fmt.Errorf("volume group %q: %w: none of its disks is known", strings.Join(groups, ", "), ErrNotFound)
+	}
+	for _, g := range groups {
+		if err := h.confirm(g); err != nil {
+			return err
+		}
 	}
 	args = append([]string{"--config", lvmConfig(devices)}, args...)
 	before := linksOf(groups)

@@ -1,6 +1,8 @@
 package lvm
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 )
 
@@ -19,11 +21,37 @@ func (h *Host) Pin(group, uuid string) {
 	}
 }
 
+// Limit implements Groups.
+func (h *Host) Limit(accepts func(*BlockDevice) bool) { h.accepts = accepts }
+
 // Others implements Groups.
 func (h *Host) Others(group string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.others[group])
+}
+
+// errOtherGroup says that a disk belongs to another group than it is expected to.
+var errOtherGroup = errors.New("another volume group")
+
+// confirm returns an error when a disk of the group, where it was seen last, holds another
+// group by now: the kernel gives the name of a disk that is gone to the next one. ErrNotFound
+// has the caller scan. A disk that cannot be read is left to LVM.
+func (h *Host) confirm(group string) error {
+	pin := h.pinned(group)
+	if pin == "" {
+		return nil
+	}
+	for _, path := range h.known(group) {
+		head, err := patiently(h, path, readTextHead)
+		if err != nil {
+			continue
+		}
+		if err := head.check(group, pin); err != nil {
+			return fmt.Errorf("volume group %q: %w: %s: %w", group, ErrNotFound, path, err)
+		}
+	}
+	return nil
 }
 
 // pinned is the UUID that a group must have, or empty.

@@ -249,8 +249,9 @@ type groupText struct {
 	text  []byte
 }
 
-// readGroupText reads the text of the group from one of its disks.
-func readGroupText(path, group string) (groupText, error) {
+// readGroupText reads the text of the group from one of its disks. The group has the UUID,
+// unless that is empty.
+func readGroupText(path, group, uuid string) (groupText, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return groupText{}, err
@@ -260,10 +261,21 @@ func readGroupText(path, group string) (groupText, error) {
 	if err != nil {
 		return groupText{}, err
 	}
-	if head.group != group {
-		return groupText{}, fmt.Errorf("it belongs to volume group %q", head.group)
+	if err := head.check(group, uuid); err != nil {
+		return groupText{}, err
 	}
 	return groupText{head.seqno, text}, nil
+}
+
+// check returns an error unless the text is that of the group, and of the UUID if one is given.
+func (h *textHead) check(group, uuid string) error {
+	switch {
+	case h.group != group:
+		return fmt.Errorf("%w: it belongs to volume group %q", errOtherGroup, h.group)
+	case uuid != "" && h.id != uuid:
+		return fmt.Errorf("%w: it belongs to a volume group %q with the UUID %s, not %s", errOtherGroup, h.group, h.id, uuid)
+	}
+	return nil
 }
 
 // scanTextHead reads `NAME {\nid = "…"\nseqno = N\n`.

@@ -72,7 +72,7 @@ func (h *Host) silent() []string {
 	var found []string
 	var asking sync.WaitGroup
 	for _, d := range all {
-		if d.LogicalVolume || strings.HasPrefix(d.Mapping, "carve.") {
+		if d.LogicalVolume || strings.HasPrefix(d.Mapping, "carve.") || h.accepts != nil && !h.accepts(&d) {
 			continue
 		}
 		asking.Go(func() {

@@ -24,7 +24,13 @@ var partitionTables = []string{
 }
 
 // BlockDevices implements Devices.
-func (h *Host) BlockDevices() ([]BlockDevice, error) { return ListBlockDevices("/") }
+func (h *Host) BlockDevices() ([]BlockDevice, error) {
+	all, err := ListBlockDevices("/")
+	if err != nil || h.accepts == nil {
+		return all, err
+	}
+	return slices.DeleteFunc(all, func(d BlockDevice) bool { return !h.accepts(&d) }), nil
+}
 
 // Label implements Devices.
 func (h *Host) Label(device string) (Label, error) { return patiently(h, device, readLabel) }

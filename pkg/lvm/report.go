@@ -10,7 +10,7 @@ import (
 
 // Fields asked of each of fullreport's parts. The structs below read them.
 var reportFields = []struct{ part, fields string }{
-	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions"},
+	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions,vg_allocation_policy,max_lv"},
 	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
 	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr,pool_lv,origin,lv_metadata_size,sync_percent,raid_mismatch_count"},
 	{"pvseg", "pv_uuid,pvseg_start,pvseg_size,lv_uuid,lv_parent"},
@@ -29,6 +29,8 @@ type fullReport struct {
 			MissingCount number `json:"vg_missing_pv_count"`
 			Exported     string `json:"vg_exported"`
 			Permissions  string `json:"vg_permissions"`
+			Allocation   string `json:"vg_allocation_policy"`
+			MostVolumes  number `json:"max_lv"`
 		} `json:"vg"`
 		PV []struct {
 			Name        string `json:"pv_name"`
@@ -120,6 +122,7 @@ func parseFullReport(b []byte) ([]Group, error) {
 			ExtentSize: int64(vg.ExtentSize), Extents: int64(vg.ExtentCount), FreeExtents: int64(vg.FreeCount),
 			MissingDevices: int(vg.MissingCount),
 			Exported:       vg.Exported != "", ReadOnly: vg.Permissions != "writeable",
+			MostVolumes: int64(vg.MostVolumes), Allocation: vg.Allocation,
 		}
 		for _, pv := range part.PV {
 			g.Devices = append(g.Devices, PhysicalVolume{

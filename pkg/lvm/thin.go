@@ -37,6 +37,10 @@ type Thin interface {
 	// number by exactly one.
 	Untag(ctx context.Context, group, volume, tag string) error
 
+	// Tag puts a tag on volumes. It raises the group's sequence number by one for each of
+	// them.
+	Tag(ctx context.Context, group string, volumes []string, tag string) error
+
 	// PoolStatus asks the kernel how full an active pool is, without a command
 	// or a disk access. ErrNotFound when the pool is not active.
 	PoolStatus(group, pool string) (PoolStatus, error)
@@ -188,6 +192,18 @@ func (h *Host) Untag(ctx context.Context, group, volume, tag string) error {
 		return fmt.Errorf("tag %q is malformed", tag)
 	}
 	return h.change(ctx, []string{group}, "lvchange", "--deltag", tag, group+"/"+volume)
+}
+
+// Tag implements Thin.
+func (h *Host) Tag(ctx context.Context, group string, volumes []string, tag string) error {
+	if !ValidTag(tag) {
+		return fmt.Errorf("tag %q is malformed", tag)
+	}
+	args := []string{"--addtag", tag}
+	for _, v := range volumes {
+		args = append(args, group+"/"+v)
+	}
+	return h.change(ctx, []string{group}, "lvchange", args...)
 }
 
 // PoolStatus implements Thin.

@@ -4,6 +4,7 @@ package lvm_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/must"
@@ -214,6 +217,25 @@ func TestNothingIsDoneToAnInactivePoolThatHasMessages(t *testing.T) {
 		p.wantError(what, err, `thin pool "pool"`, "messages that were not finished", "no such device-mapper device")
 	}
 	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"pool", "cv1"}))
+	p.create("cv2")
+	p.wantFilled("cv2", 0)
+	p.wantFilled("cv1", 1)
+}
+
+func TestNoMessageIsSentWhileAnotherCommandHasTheGroup(t *testing.T) {
+	p := newThinPool(t, "carve-locked")
+	p.create("cv1")
+	p.fill("cv1", 1)
+	p.leave("delete = 7")
+	held := must.Get(os.OpenFile(filepath.Join(lvm.LockDir, "V_"+p.group), os.O_CREATE|os.O_RDWR, 0o600))(t)
+	defer held.Close()
+	must.Succeed(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
+	for what, err := range p.change() {
+		if !errors.Is(err, lvm.ErrBusy) {
+			t.Errorf("%s: error %v, want %v", what, err, lvm.ErrBusy)
+		}
+	}
+	must.Succeed(t, unix.Flock(int(held.Fd()), unix.LOCK_UN))
 	p.create("cv2")
 	p.wantFilled("cv2", 0)
 	p.wantFilled("cv1", 1)

@@ -70,6 +70,15 @@ func (h *Host) settle(group string, names ...string) (deaf []thinPoolText, err e
 		delete(h.unsettled, group)
 		return nil, nil
 	}
+	// Another command, an administrator's for example, may be sending them.
+	unlock, err := lockGroup(LockDir, group)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if waiting, err = committed(h, group, parseMessages); err != nil {
+		return nil, err
+	}
 	for _, p := range waiting {
 		if !slices.ContainsFunc(names, func(name string) bool { return name == p.name || p.numbers[name] != 0 }) {
 			continue
@@ -170,6 +179,11 @@ func (h *Host) forgetRemoved(group string, deaf []thinPoolText, volumes []string
 	if len(deaf) == 0 {
 		return nil
 	}
+	unlock, err := lockGroup(LockDir, group)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	left, err := committed(h, group, func(text []byte) (map[string]bool, error) {
 		vg, err := parseGroup(text)
 		names := map[string]bool{}

@@ -17,6 +17,11 @@ type Group struct {
 	MissingDevices int
 	// Exported and ReadOnly groups cannot be changed.
 	Exported, ReadOnly bool
+	// MostVolumes is how many volumes the group may have, as an administrator set it
+	// (vgchange --logicalvolume); zero is no limit. Hidden parts of volumes do not count.
+	MostVolumes int64
+	// Allocation is the group's allocation policy, in vgs(8)'s words.
+	Allocation string
 	// FreeSegments counts the runs of free extents: a linear volume of all
 	// that is free consists of that many pieces.
 	FreeSegments int64

@@ -11,14 +11,21 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// creation is the making of one volume. Callers of the same name join it; it
-// is cancelled when the last of them has gone.
+// callerGrace is how long a creation goes on after its last caller has gone. Another
+// controller leads within this time after one that died, and asks for the same again.
+const callerGrace = time.Minute
+
+// creation is the making of one volume. Callers of the same name join it. It is
+// cancelled when no caller has waited for it for callerGrace.
 type creation struct {
 	done   chan struct{}
 	cancel context.CancelFunc
 	// waiters counts the callers; guarded by the model's lock.
 	waiters int
-	// cancelled is true once the last caller has gone; guarded likewise.
+	// abandoned cancels the creation when no caller joins it in time; nil while there is
+	// one. Guarded likewise.
+	abandoned *time.Timer
+	// cancelled is true once it is cancelled; guarded likewise.
 	cancelled bool
 	// lasting is true for what goes on when all callers have gone.
 	lasting bool
@@ -82,7 +89,7 @@ func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
 		case v.op.cancelled:
 			return nil, nil, operationPending("an earlier, cancelled creation of volume %q is being undone", ident.Name)
 		}
-		v.op.waiters++
+		v.op.join()
 		return nil, v.op, nil
 	}
 	switch {
@@ -137,6 +144,7 @@ func (s *Service) begin(v *volume, steps func(context.Context, *volume) error) *
 		err := steps(ctx, v)
 		s.model.mu.Lock()
 		v.op = nil
+		op.attended()
 		v.made()
 		if err != nil {
 			op.err = publicError("creating volume "+v.rec.Ident.Name, err)
@@ -154,11 +162,40 @@ func (s *Service) leave(op *creation) {
 	s.model.mu.Lock()
 	defer s.model.mu.Unlock()
 	op.waiters--
-	if op.waiters == 0 && !op.lasting {
-		op.cancelled = true
-		op.cancel()
+	if op.waiters > 0 || op.lasting {
+		return
+	}
+	op.abandoned = time.AfterFunc(s.callerGrace, func() {
+		s.model.mu.Lock()
+		defer s.model.mu.Unlock()
+		if op.waiters == 0 {
+			op.stop()
+		}
+	})
+}
+
+// join adds a caller. It, attended, stop and isUnattended are called with the model's lock.
+func (op *creation) join() {
+	op.waiters++
+	op.attended()
+}
+
+// attended ends the time within which a caller must come.
+func (op *creation) attended() {
+	if op.abandoned != nil {
+		op.abandoned.Stop()
+		op.abandoned = nil
 	}
 }
+
+// stop cancels the creation, which is undone.
+func (op *creation) stop() {
+	op.cancelled = true
+	op.cancel()
+}
+
+// isUnattended reports whether the creation goes on although no caller waits for it.
+func (op *creation) isUnattended() bool { return op.lasting || op.waiters == 0 }
 
 // carve makes a volume from nothing: intent, logical volume, file system. On
 // failure nothing of it is left, or a tombstone.

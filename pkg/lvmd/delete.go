@@ -68,10 +68,9 @@ func (s *Service) claimForDeletion(r *lvmdv1.DeleteVolumeRequest) (*volume, erro
 	switch {
 	case err != nil:
 		return nil, err
-	case v.op != nil && v.op.lasting:
-		v.op.cancelled = true
-		v.op.cancel()
-		return nil, operationPending("volume %s is being copied, which is cancelled now", v.rec.ID)
+	case v.op != nil && v.op.isUnattended():
+		v.op.stop()
+		return nil, operationPending("volume %s is being made, which is cancelled now", v.rec.ID)
 	case v.expansion != nil && v.expansion.cancel != nil:
 		v.expansion.cancel()
 		return nil, operationPending("volume %s is being expanded, which is cancelled now", v.rec.ID)

@@ -240,7 +240,6 @@ func (s *Service) provide(ctx context.Context, p *provided, taken map[string]boo
 	case changed || err != nil:
 		err = errors.Join(err, s.rescan(p.group, nil))
 		p.group.wakeReaper()
-		p.group.wakeRemover()
 	}
 	return again, err
 }

@@ -98,6 +98,33 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 	away()
 }
 
+func TestGroupsOnRealDevicesThatAreNotAllowedAreNotSeen(t *testing.T) {
+	n := newNode(t)
+	theirs, away := n.intruder("/dev/vdc")
+	ours := n.uuidOn("/dev/vdb")
+	// Of two groups of one name none is taken, unless one cannot be seen.
+	classes := n.config
+	for _, devices := range []string{"{deny: [{path: /dev/vdc}]}", "{allow: [{path: '/dev/vd[ab]'}]}"} {
+		n.config = classes + "devices: " + devices + "\n"
+		p := n.start()
+		c := p.classNamed("local")
+		if c.GetVgUuid() != ours || len(c.GetConditions()) != 0 {
+			t.Errorf("devices: %s: the class has group %s and the conditions %v, want %s, none of %s", devices, c.GetVgUuid(), c.GetConditions(), ours, theirs)
+		}
+		v := p.create(create("pvc-seen", 8<<20, "ext4"))
+		p.delete(v.GetId())
+		waittest.Until(t, "it is removed", func() bool { return len(p.state().GetVolumes()) == 0 })
+		p.kill()
+	}
+	n.config = classes + "devices: {allow: [{path: /dev/absent}]}\n"
+	p := n.start()
+	if c := p.classNamed("local"); len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "VolumeGroupMissing" || c.GetAvailableBytes() != 0 {
+		t.Errorf("no device is allowed, and the class is %v", c)
+	}
+	p.kill()
+	away()
+}
+
 func TestOfTwoGroupsThatNobodyKnowsNoneIsTaken(t *testing.T) {
 	n := newNode(t)
 	theirs, away := n.intruder("/dev/vdc")

@@ -3,6 +3,7 @@
 package lvmd
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -107,6 +109,39 @@ func TestAnAdministratorAcceptsAnotherGroup(t *testing.T) {
 	d = m.start(t)
 	if kind, message := d.classCondition(); kind != "VolumeGroupReplaced" {
 		t.Errorf("condition %s: %s", kind, message)
+	}
+}
+
+func TestGroupsOnDevicesThatAreNotAllowedAreNotSeen(t *testing.T) {
+	m := newMachine(t)
+	classes := m.config
+	d := m.start(t)
+	id := d.create(request("v", 4)).GetId()
+	d.stop()
+	for _, devices := range []string{
+		"devices: {allow: [{path: /dev/other*}]}\n",
+		"devices: {deny: [{path: /dev/other}, {path: /dev/fake-*}]}\n",
+		"devices: {allow: [{path: /dev/fake-*}], deny: [{path: '/dev/*-carve'}]}\n",
+	} {
+		m.config = classes + devices
+		d = m.start(t)
+		if kind, message := d.classCondition(); kind != "VolumeGroupMissing" || !strings.Contains(message, "the configuration's key devices allows") {
+			t.Errorf("%s: the class' condition is %s: %s", devices, kind, message)
+		}
+		if got := d.list(); len(got) != 1 || got[0].GetId() != id {
+			t.Errorf("%s: the volumes are %v, want %s, whatever is seen", devices, got, id)
+		}
+		d.stop()
+	}
+	m.config = classes + "devices: {allow: [{path: /dev/nvme*}, {path: /dev/fake-*}], deny: [{path: /dev/other}]}\n"
+	d = m.start(t)
+	if got := d.available(); got != testTotal-4 {
+		t.Errorf("the group's device is allowed, and %d extents are free, want %d", got, testTotal-4)
+	}
+	without, err := config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes))
+	must.Succeed(t, err)
+	if err := d.Reload(without); !errors.Is(err, ErrNeedsStart) {
+		t.Errorf("devices are allowed while lvmd runs: %v, want %v", err, ErrNeedsStart)
 	}
 }
 

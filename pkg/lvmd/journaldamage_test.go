@@ -42,6 +42,46 @@ func TestAnAbsentOrEmptyJournalIsRebuiltWithAWarning(t *testing.T) {
 	}
 }
 
+func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
+	for name, c := range map[string]struct {
+		// at is the place at which lvmd dies, and back is true when the volume is not
+		// marked there, and comes back as it was.
+		at   string
+		back bool
+	}{
+		"before the mark": {"before tag", true},
+		"after the mark":  {"after tag", false},
+		"while wiping":    {"delete: chunk wiped", false},
+		"wiped":           {"delete: wiped", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			d := m.start(t)
+			v := d.create(fsRequest("pvc-1", 8, ""))
+			died := d.gate.dieNext(c.at)
+			_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+			must.Succeed(t, err)
+			<-died
+			d.kill()
+			m.loseJournal(t)
+			d = m.start(t)
+			if got := d.list(); (len(got) == 1) != c.back || c.back && got[0].GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+				t.Errorf("there is %v, want it back: %t", got, c.back)
+			}
+			if c.back {
+				d.delete(v.GetId())
+			}
+			// Its name is free, whatever becomes of it.
+			if again := d.create(fsRequest("pvc-1", 8, "")); again.GetId() == v.GetId() {
+				t.Error("a volume that was deleted is handed out again")
+			} else {
+				d.delete(again.GetId())
+			}
+			d.checkClean()
+		})
+	}
+}
+
 // TestAZeroedPageOfTheJournalIsNoticedWhereverItIs zeroes each page in turn, as a
 // disk does that loses a write, and holds what the next lvmd says against what
 // was there.

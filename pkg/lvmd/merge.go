@@ -98,8 +98,11 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 				g.foreign += lv.Segments
 				continue
 			}
-			if halfMade[lv.Name] {
+			if halfMade[lv.Name] && v.rec.Phase != deleting {
 				v.rec.Phase = creating // Nobody was told of it.
+			}
+			if v.rec.Phase == deleting {
+				n.undone = append(n.undone, v.rec)
 			}
 			n.adopted = append(n.adopted, v)
 			n.changed = append(n.changed, v)
@@ -107,7 +110,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 		if s.update(v, lv, devices) {
 			n.changed = append(n.changed, v)
 		}
-		v.halfMade = halfMade[lv.Name]
+		v.halfMade, v.marked = halfMade[lv.Name], isMarked(lv)
 		if v.rec.Phase == creating && v.op == nil {
 			// Whoever was making it ended in the middle; nobody was told of it.
 			s.log.Info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
@@ -194,7 +197,7 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 		s.log.Error("volume has our tag but cannot be understood; it is left alone", "volume", lv.Name, "group", g.name, "error", err)
 		return nil
 	}
-	if other := s.model.names[ident.key()]; other != nil {
+	if other := s.model.names[ident.key()]; other != nil && !isMarked(lv) {
 		s.log.Error("two volumes have one name; this one is left alone",
 			"volume", lv.Name, "other", other.rec.ID, "name", ident.Name)
 		return nil
@@ -203,11 +206,14 @@ func (s *Service) adopt(g *group, lv *lvm.Volume) *volume {
 		group: g, extents: lv.Size / g.info.ExtentSize, segments: lv.Segments,
 		rec: record{ID: lv.Name, Group: g.name, Phase: ready, Ident: ident, Created: lv.Created},
 	}
-	if slices.Contains(lv.Tags, tagCopying) || isExtension(lv.Tags) {
+	switch {
+	case isMarked(lv):
+		v.rec.Phase = deleting
+	case slices.Contains(lv.Tags, tagCopying) || isExtension(lv.Tags):
 		// How much of it was copied or zeroed is not known: nobody was told of it.
 		v.rec.Phase = creating
 	}
-	s.log.Warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name)
+	s.log.Warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name, "deleted", v.rec.Phase == deleting)
 	s.model.add(v)
 	return v
 }

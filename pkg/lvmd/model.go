@@ -94,6 +94,8 @@ type group struct {
 	// creating and expanding are extents promised to operations that LVM has
 	// not carried out yet; promisedText is what they may take of the metadata.
 	creating, expanding, promisedText int64
+	// creations counts the volumes of creations that were admitted and not carried out yet.
+	creations int64
 	// placed groups have free, what is free on each device, and plans, what is
 	// promised of it, by volume: see layouts.go.
 	placed bool
@@ -181,6 +183,8 @@ type volume struct {
 
 	// halfMade is true of what LVM has not finished making, see halfMade.
 	halfMade bool
+	// marked is true of a tombstone that LVM's metadata shows to be one, see mark.go.
+	marked bool
 	// handle is open from the moment of deletion until the wipe is done.
 	handle lvm.Handle
 	// wiped is true when only the removal is left, and pieces is then where
@@ -230,6 +234,7 @@ func (v *volume) redeem() {
 		v.group.creating -= v.takes(v.extents)
 		delete(v.group.plans, v)
 	}
+	v.group.creations--
 	v.group.promisedText -= v.promisedText
 	v.promisedText = 0
 }
@@ -296,8 +301,11 @@ func (g *group) canFree() bool {
 	return g.present && !g.stale && g.wedged.IsZero() && g.info.MissingDevices == 0
 }
 
-// wakeReaper tells the wipe loop that there is something to do.
-func (g *group) wakeReaper() { wake(g.reap) }
+// wakeReaper wakes the loops that mark, wipe and remove deleted volumes.
+func (g *group) wakeReaper() {
+	wake(g.reap)
+	wake(g.remove)
+}
 
 // wakeRemover tells the remove loop that there is something to do.
 func (g *group) wakeRemover() { wake(g.remove) }

@@ -76,6 +76,12 @@ func (c *part) place(ident identity) (f fit, stage int, err error) {
 		}
 		pieces = 1
 	}
+	if err := c.unfit(); err != nil {
+		return f, 1, noSpace("device class %q: %v", c.Name, err)
+	}
+	if !g.mayHaveMore() {
+		return f, 3, g.errTooMany(fmt.Sprintf("device class %q", c.Name))
+	}
 	f.segments, f.text = l.Segments(pieces), l.Text(ident.tags(), pieces)
 	if !g.hasText(f.text) {
 		return f, 4, noSpace("device class %q: the metadata of volume group %q has no room for more volumes: it takes %d of at most %d bytes",
@@ -120,7 +126,7 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 		if !p.group.present && c.Optional && p.group.refused == "" {
 			continue
 		}
-		part := p.report(r)
+		part := p.report(r, m.config.Devices.IsEmpty())
 		groups = append(groups, part.VgName)
 		if part.VgUuid != "" {
 			uuids = append(uuids, part.VgUuid)
@@ -138,8 +144,9 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 }
 
 // report is what a group adds to its class' report: the numbers are returned,
-// conditions and sizes that every group must be fit for go into the class.
-func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
+// conditions and sizes that every group must be fit for go into the class. everywhere is
+// true when all block devices are looked at for the group.
+func (c *part) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.ClassGroup {
 	g := c.group
 	r := &lvmdv1.ClassGroup{VgName: g.name}
 	add := func(kind, format string, args ...any) {
@@ -150,7 +157,11 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 		return r
 	}
 	if !g.present {
-		add("VolumeGroupMissing", "volume group %q does not exist on this node%s", g.name, g.provided.absence())
+		where := "on this node"
+		if !everywhere {
+			where = "on those block devices of this node that the configuration's key devices allows"
+		}
+		add("VolumeGroupMissing", "volume group %q does not exist %s%s", g.name, where, g.provided.absence())
 		return r
 	}
 	r.VgUuid, r.MostVolumes = g.info.UUID, g.metadata.Most()
@@ -186,6 +197,12 @@ func (c *part) report(class *lvmdv1.DeviceClass) *lvmdv1.ClassGroup {
 	if c.pool == nil && g.textFull() || c.pool != nil && !g.hasThinText() {
 		add("MetadataFull", "the metadata of volume group %q takes %d of at most %d bytes: there is no room for more volumes",
 			g.name, g.metadata.Size, g.metadata.Limit)
+	}
+	if !g.mayHaveMore() {
+		add("TooManyVolumes", "volume group %q has all of the %d logical volumes that it may have (vgchange --logicalvolume)", g.name, g.info.MostVolumes)
+	}
+	if err := c.unfit(); err != nil {
+		add("NotPersistentMemory", "%v", err)
 	}
 	if !g.wedged.IsZero() {
 		add("NotResponding", "LVM commands time out for volume group %q", g.name)

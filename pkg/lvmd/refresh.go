@@ -78,7 +78,6 @@ func (s *Service) refresh(ctx context.Context, g *group) {
 	}
 	s.model.mu.Unlock()
 	g.wakeReaper()
-	g.wakeRemover()
 }
 
 // differs tells whether a group's disks say something else than the model.
@@ -196,5 +195,4 @@ func (s *Service) probeWedged(ctx context.Context, g *group) {
 	s.health.set(healthy && !s.isStopping())
 	s.log.Info("LVM answers again", "group", g.name)
 	g.wakeReaper()
-	g.wakeRemover()
 }

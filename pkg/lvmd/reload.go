@@ -115,8 +115,9 @@ func (m *model) republish() {
 	}
 }
 
-// sameGroups tells whether a configuration has the volume groups, and what is
-// made in them, of the present one. The caller holds the lock.
+// sameGroups reports whether a configuration has the volume groups of the present one,
+// looks for them on the same devices, and makes the same in them. The caller holds the
+// lock.
 func (m *model) sameGroups(c *config.Config) bool {
 	groups, pools := map[string]bool{}, map[string]*config.ThinPool{}
 	for _, dc := range c.Classes {
@@ -145,5 +146,5 @@ func (m *model) sameGroups(c *config.Config) bool {
 			return false
 		}
 	}
-	return len(groups) == len(m.groups) && slices.EqualFunc(m.config.VolumeGroups, c.VolumeGroups, config.VolumeGroup.Same)
+	return len(groups) == len(m.groups) && reflect.DeepEqual(m.config.Devices, c.Devices) && slices.EqualFunc(m.config.VolumeGroups, c.VolumeGroups, config.VolumeGroup.Same)
 }

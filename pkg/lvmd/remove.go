@@ -12,20 +12,27 @@ import (
 // takes some sixty.
 const maxBatch = 56
 
-// removeLoop frees the group's wiped tombstones until ctx is done. While one
-// command runs, more of them gather for the next: the busier it is, the fewer
+// removeLoop marks the group's new tombstones and frees the wiped ones until ctx is done.
+// While one command runs, more of them gather for the next: the busier it is, the fewer
 // commands there are for each volume.
 func (s *Service) removeLoop(ctx context.Context, g *group) {
 	for ctx.Err() == nil {
-		batch, retry := s.nextToRemove(g)
+		do := s.markBatch
+		batch, retry := s.nextToMark(g)
+		if len(batch) == 0 {
+			var again time.Time
+			do = s.removeBatch
+			batch, again = s.nextToRemove(g)
+			retry = soonest(retry, again)
+		}
 		if len(batch) == 0 {
 			if !sleepUntil(ctx, g.remove, retry) {
 				return
 			}
 			continue
 		}
-		if err := s.removeBatch(ctx, g, batch); err != nil && ctx.Err() == nil {
-			s.log.Warn("removing wiped volumes failed and will be tried again", "group", g.name, "volumes", len(batch), "error", err)
+		if err := do(ctx, g, batch); err != nil && ctx.Err() == nil {
+			s.log.Warn("marking or removing deleted volumes failed and will be tried again", "group", g.name, "volumes", len(batch), "error", err)
 			for _, v := range batch {
 				s.postpone(v)
 			}
@@ -56,15 +63,14 @@ func (s *Service) nextToRemove(g *group) (batch []*volume, retry time.Time) {
 }
 
 func (s *Service) removeBatch(ctx context.Context, g *group, batch []*volume) error {
-	ids := make([]string, len(batch))
+	ids := idsOf(batch)
 	var extents int64
 	steps := uint64(1)
 	s.model.mu.Lock()
 	if batch[0].pool != nil {
 		steps = lvm.ThinSteps * uint64(len(batch))
 	}
-	for i, v := range batch {
-		ids[i] = v.rec.ID
+	for _, v := range batch {
 		extents += v.takes(v.extents)
 	}
 	s.model.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -28,15 +29,18 @@ func (c *part) room() int64 {
 func (c *part) reportedRoom() int64 {
 	g := c.group
 	if c.pool != nil {
-		if !g.present || !g.hasThinText() {
+		if !g.present || !g.hasThinText() || !g.mayHaveMore() {
 			return 0
 		}
 		return c.pool.reportedRoom()
 	}
+	if c.unfit() != nil {
+		return 0
+	}
 	if g.placed {
 		return c.placedRoom(false)
 	}
-	if !g.present || g.textFull() {
+	if !g.present || g.textFull() || !g.mayHaveMore() {
 		return 0
 	}
 	return max(0, g.allocatable-g.creating-c.reserved())
@@ -45,7 +49,7 @@ func (c *part) reportedRoom() int64 {
 // placedRoom is the largest volume in extents where the group is placed.
 func (c *part) placedRoom(growth bool) int64 {
 	g := c.group
-	if !g.present || !g.hasText(c.layout().Text([]string{strings.Repeat("x", typicalTags)}, max(1, g.fragments))) {
+	if !g.present || !growth && !g.mayHaveMore() || !g.hasText(c.layout().Text([]string{strings.Repeat("x", typicalTags)}, max(1, g.fragments))) {
 		return 0
 	}
 	largest, _ := c.capacity(growth)
@@ -75,10 +79,31 @@ func (g *group) hasText(bytes int64) bool {
 	return m.Fits(nil, 0)
 }
 
-// textFull tells whether the metadata has no room for a volume of all that is
-// free.
+// mayHaveMore reports whether the group may have one more volume, beside those that are
+// being created.
+func (g *group) mayHaveMore() bool {
+	return g.info.MostVolumes == 0 || int64(len(g.exists))+g.creations < g.info.MostVolumes
+}
+
+// errTooMany says that a group may not have more volumes, in words for what is refused.
+func (g *group) errTooMany(what string) error {
+	return noSpace("%s: volume group %q has all of the %d logical volumes that it may have; vgchange --logicalvolume 0 %s lifts the limit",
+		what, g.name, g.info.MostVolumes, g.name)
+}
+
+// unfit says why the class cannot have volumes in a group that it was configured with, or
+// nothing. A group that is there when lvmd starts is fit, or the configuration is refused;
+// one that appears later may be anything.
+func (c *part) unfit() error {
+	if c.Medium != config.PMEM || !c.group.present {
+		return nil
+	}
+	return pmemProblem(&c.group.info)
+}
+
+// textFull reports whether the metadata has no space for a volume of all that is free.
 func (g *group) textFull() bool {
-	return !g.hasText(lvm.VolumeText(nil, max(1, g.fragments)) + typicalTags)
+	return !g.hasText(lvm.VolumeText(nil, max(1, g.fragments))+typicalTags)
 }
 
 func condition(kind, format string, args ...any) *lvmdv1.Condition {

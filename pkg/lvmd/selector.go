@@ -47,6 +47,22 @@ func selects(s *config.DeviceSelector, d *lvm.BlockDevice) (ok, literal bool) {
 	return true, exact(s.Path) || exact(s.ByID)
 }
 
+// accepts is what lvm.Groups.Limit wants for a filter: nil for one that lets all pass.
+func accepts(f config.DeviceFilter) func(*lvm.BlockDevice) bool {
+	if f.IsEmpty() {
+		return nil
+	}
+	selected := func(by []config.DeviceSelector, d *lvm.BlockDevice) bool {
+		return slices.ContainsFunc(by, func(s config.DeviceSelector) bool {
+			ok, _ := selects(&s, d)
+			return ok
+		})
+	}
+	return func(d *lvm.BlockDevice) bool {
+		return (len(f.Allow) == 0 || selected(f.Allow, d)) && !selected(f.Deny, d)
+	}
+}
+
 // pathsOf are the paths that a configuration may call a device by.
 func pathsOf(d *lvm.BlockDevice) []string {
 	paths := []string{d.Path}

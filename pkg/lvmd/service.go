@@ -89,8 +89,10 @@ type Service struct {
 	probeInterval time.Duration
 	// failingFor is the constant but in tests.
 	failingFor time.Duration
-	formatting *semaphore.Weighted
-	copying    *semaphore.Weighted
+	// callerGrace is the constant but in tests; guarded by the model's lock.
+	callerGrace time.Duration
+	formatting  *semaphore.Weighted
+	copying     *semaphore.Weighted
 	// wipeCheckpoint is the constant but in tests.
 	wipeCheckpoint int64
 	// crashPoint is set by tests only.
@@ -120,7 +122,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, wipeCheckpoint: o.wipeCheckpoint, crashPoint: o.crashPoint,
 		model: newModel(newID()), health: newHealth(), stateDir: o.StateDir,
 		copying:    semaphore.NewWeighted(maxCopying),
-		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval, failingFor: failingFor,
+		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval, failingFor: failingFor, callerGrace: callerGrace,
 		stopping: make(chan struct{}), lost: make(chan struct{}, 1),
 		provider: newProvider(o.Devices),
 	}
@@ -151,6 +153,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	if s.wipeCheckpoint == 0 {
 		s.wipeCheckpoint = wipeCheckpoint
 	}
+	s.lvm.Limit(accepts(o.Config.Devices))
 	path := filepath.Join(o.StateDir, "journal.db")
 	j, found, aside, err := openJournal(path)
 	if err != nil {

@@ -237,7 +237,7 @@ func TestConcurrentCreatesFillTheGroupExactly(t *testing.T) {
 	d.checkModel()
 }
 
-func TestACancelledCreateIsUndone(t *testing.T) {
+func TestACreateThatNoCallerWaitsForIsUndone(t *testing.T) {
 	m := newMachine(t)
 	formatting := make(chan struct{})
 	m.formatHook = func(ctx context.Context, _ string) error {
@@ -246,6 +246,7 @@ func TestACancelledCreateIsUndone(t *testing.T) {
 		return ctx.Err()
 	}
 	d := m.start(t)
+	d.callerGrace = time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() {
@@ -264,6 +265,76 @@ func TestACancelledCreateIsUndone(t *testing.T) {
 		_, err := d.client.CreateVolume(t.Context(), fsRequest("pvc-1", 8, ""))
 		return err == nil
 	})
+}
+
+// abandonedCreate is a daemon that formats a volume, "pvc-1", whose caller has gone. goOn
+// ends the formatting.
+func abandonedCreate(t *testing.T) (d *daemon, goOn chan struct{}) {
+	t.Helper()
+	m := newMachine(t)
+	formatting, goOn := make(chan struct{}, 2), make(chan struct{})
+	m.formatHook = func(ctx context.Context, _ string) error {
+		formatting <- struct{}{}
+		select {
+		case <-goOn:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	}
+	d = m.start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() {
+		_, err := d.client.CreateVolume(ctx, fsRequest("pvc-1", 8, ""))
+		result <- err
+	}()
+	<-formatting
+	cancel()
+	wantCode(t, <-result, codes.Canceled, "")
+	waittest.Until(t, "the caller has gone", func() bool {
+		d.model.mu.Lock()
+		defer d.model.mu.Unlock()
+		op := d.model.names["pvc-1"].op
+		return op.waiters == 0 && op.abandoned != nil
+	})
+	return d, goOn
+}
+
+// The next leader asks for what one that died has asked for.
+func TestTheNextCallerJoinsACreationWhoseCallerHasGone(t *testing.T) {
+	d, goOn := abandonedCreate(t)
+	id := d.list()[0].GetId()
+	second := make(chan string, 1)
+	go func() {
+		made, err := d.client.CreateVolume(t.Context(), fsRequest("pvc-1", 8, ""))
+		if err != nil {
+			t.Error(err)
+		}
+		second <- made.GetVolume().GetId()
+	}()
+	waittest.Until(t, "the second caller has joined", func() bool {
+		d.model.mu.Lock()
+		defer d.model.mu.Unlock()
+		op := d.model.names["pvc-1"].op
+		return op.waiters == 1 && op.abandoned == nil
+	})
+	close(goOn)
+	if got := <-second; got != id {
+		t.Errorf("the second caller got volume %q, want %q, which the first asked for", got, id)
+	}
+	d.delete(id)
+	d.checkClean()
+}
+
+func TestADeletionCancelsACreationWhoseCallerHasGone(t *testing.T) {
+	d, _ := abandonedCreate(t)
+	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-1"})
+	wantCode(t, err, codes.Aborted, "OPERATION_PENDING")
+	waittest.Until(t, "it is deleted", func() bool {
+		_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-1"})
+		return err == nil && len(d.list()) == 0
+	})
+	d.checkClean()
 }
 
 func TestACallerThatLeavesDoesNotEndTheCreationOfAnother(t *testing.T) {
@@ -408,6 +479,52 @@ func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheRoom(t *testing.T) {
 		t.Errorf("%v", again)
 	}
 	d.checkModel()
+}
+
+func TestAGroupThatMayHaveSoManyVolumesOffersNoMore(t *testing.T) {
+	m := newMachine(t)
+	m.fake.SetMostVolumes(testGroup, 2)
+	d := m.start(t)
+	first := d.create(request("pvc-1", 1))
+	d.create(request("pvc-2", 1))
+	if got := d.available(); got != 0 {
+		t.Errorf("%d extents are offered in a group that may have no more volumes", got)
+	}
+	_, err := d.client.CreateVolume(t.Context(), request("pvc-3", 1))
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	if err == nil || !strings.Contains(err.Error(), "vgchange --logicalvolume 0 "+testGroup) {
+		t.Errorf("error %v, want one that says what lifts the limit", err)
+	}
+	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: first.GetId(), RequiredBytes: 2 * testExtent}))(t)
+	d.delete(first.GetId())
+	waittest.Until(t, "there is space for another volume", func() bool { return d.available() == testTotal-1 })
+	d.create(request("pvc-3", 1))
+	d.checkModel()
+}
+
+func TestAGroupThatAppearsLaterAndIsNoPersistentMemoryOffersNothing(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: memory, volumeGroup: memory, medium: pmem, optional: true}\n- {name: local, default: true, volumeGroup: carve}\n"
+	d := m.start(t)
+	m.fake.AddGroup("memory", testExtent, testTotal)
+	memory := func() *lvmdv1.DeviceClass { return d.classNamed("memory") }
+	waittest.Until(t, "the class says what is wrong", func() bool {
+		c := memory()
+		return len(c.GetConditions()) == 1 && c.GetConditions()[0].GetType() == "NotPersistentMemory"
+	}, func() any { return memory() })
+	if got := memory().GetAvailableBytes(); got != 0 {
+		t.Errorf("%d bytes are offered", got)
+	}
+	r := fsRequest("pvc-1", 1, "ext4")
+	r.DeviceClass = "memory"
+	_, err := d.client.CreateVolume(t.Context(), r)
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	m.fake.SetDAX("memory", true)
+	m.fake.SetMostVolumes("memory", 0) // any change has lvmd look at the group
+	waittest.Until(t, "it is offered once it is persistent memory", func() bool {
+		c := memory()
+		return len(c.GetConditions()) == 0 && c.GetAvailableBytes() == testTotal*testExtent
+	}, func() any { return memory() })
 }
 
 func TestAMissingGroupIsAnErrorOfItsLineUnlessOptional(t *testing.T) {

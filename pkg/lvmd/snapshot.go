@@ -65,7 +65,7 @@ func (s *Service) admitSnapshot(ident identity) (*volume, *creation, error) {
 		case v.op == nil, v.op.cancelled:
 			return nil, nil, operationPending("an earlier creation of snapshot %q is being undone", ident.Name)
 		}
-		v.op.waiters++
+		v.op.join()
 		return v, v.op, nil
 	}
 	source, err := m.sourceVolume(ident.Source)
@@ -92,6 +92,8 @@ func (s *Service) admitSnapshot(ident identity) (*volume, *creation, error) {
 		return nil, nil, notAnswering(g.name, g.wedged)
 	case p.refusal() != "":
 		return nil, nil, noSpace("a snapshot of volume %s: %s", source.rec.ID, p.refusal())
+	case !g.mayHaveMore():
+		return nil, nil, g.errTooMany("a snapshot of volume " + source.rec.ID)
 	case !g.hasText(text):
 		return nil, nil, noSpace("a snapshot of volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
 			source.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
@@ -149,6 +151,10 @@ func (s *Service) DeleteSnapshot(_ context.Context, r *lvmdv1.DeleteSnapshotRequ
 	case err != nil:
 		s.model.mu.Unlock()
 		return nil, err
+	case v.op != nil && v.op.isUnattended():
+		v.op.stop()
+		s.model.mu.Unlock()
+		return nil, operationPending("snapshot %s is being made, which is cancelled now", v.rec.ID)
 	case v.op != nil || v.claimed || v.pins > 0:
 		s.model.mu.Unlock()
 		return nil, operationPending("another operation on snapshot %s is under way", v.rec.ID)

@@ -96,7 +96,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 				t.Errorf("contents %q", got)
 			}
 			unmountRestored()
-			if err := filesystem.Check(t.Context(), r.GetDevicePath(), filesystem.Type(fs)); err != nil {
+			if err := filesystem.Check(t.Context(), r.GetDevicePath(), filesystem.Type(fs), 0); err != nil {
 				t.Error(err)
 			}
 			p.delete(r.GetId())

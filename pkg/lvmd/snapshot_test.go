@@ -20,6 +20,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
+func (g *gate) Tag(ctx context.Context, group string, volumes []string, tag string) error {
+	return g.around("tag", func() error { return g.Groups.Tag(ctx, group, volumes, tag) })
+}
+
 func (g *gate) Untag(ctx context.Context, group, volume, tag string) error {
 	return g.around("untag", func() error { return g.Groups.Untag(ctx, group, volume, tag) })
 }

@@ -36,6 +36,8 @@ const (
 	tagCrypt     = "carve.crypt=" // KIND, and ":discards" when those are let through
 	// tagCopying is on a volume until all of its source is copied.
 	tagCopying = "carve.copying"
+	// tagDeleted is on what is deleted, from before anything is done to it.
+	tagDeleted = "carve.deleted"
 	// tagExtension is on the logical volumes that hold what volumes are growing by.
 	tagExtension = "carve.extension"
 

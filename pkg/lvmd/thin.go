@@ -222,6 +222,7 @@ func (v *volume) promise() {
 		v.group.creating += v.takes(v.extents)
 		v.planCreation()
 	}
+	v.group.creations++
 	v.group.promisedText += v.promisedText
 }
 
@@ -238,8 +239,8 @@ func (v *volume) promiseMore(extents int64) {
 	}
 }
 
-// hasThinText tells whether the group's metadata has room for one more thin
-// volume, which is in one piece.
+// hasThinText reports whether the group's metadata has space for one more thin volume,
+// which is in one piece.
 func (g *group) hasThinText() bool {
 	return g.hasText(lvm.VolumeText(nil, 1) + typicalTags)
 }

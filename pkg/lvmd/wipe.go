@@ -67,7 +67,7 @@ func (s *Service) nextToWipe(g *group) (best *volume, retry time.Time) {
 		return left(a) < left(b)
 	}
 	for _, v := range s.model.volumes {
-		if v.group != g || v.rec.Phase != deleting || v.wiped {
+		if v.group != g || v.rec.Phase != deleting || v.wiped || v.needsMark() {
 			continue
 		}
 		if v.waitsSince == 0 {

@@ -14,10 +14,16 @@ import (
 type FileSystems struct {
 	// Checking, when set, runs within Check, and its error is Check's.
 	Checking func(ctx context.Context, device string) error
+	// CheckingWithin, when set, runs within Check, when that has the memory that it needs.
+	CheckingWithin func(ctx context.Context, device string, memory int64)
+	// CheckNeeds is how much memory checks need, in bytes, but for what SetCheckNeeds says.
+	CheckNeeds int64
 
 	mu     sync.Mutex
 	on     map[string]filesystem.Info
 	checks map[string]int
+	needs  map[string]int64
+	memory map[string][]int64
 	made   map[string][]filesystem.FormatOptions
 	grown  map[string][]string
 }
@@ -30,6 +36,7 @@ func (f *FileSystems) Set(device string, info filesystem.Info) {
 	defer f.mu.Unlock()
 	if f.on == nil {
 		f.on, f.checks, f.grown = map[string]filesystem.Info{}, map[string]int{}, map[string][]string{}
+		f.needs, f.memory = map[string]int64{}, map[string][]int64{}
 		f.made = map[string][]filesystem.FormatOptions{}
 	}
 	f.on[device] = info
@@ -40,6 +47,20 @@ func (f *FileSystems) Checks(device string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.checks[device]
+}
+
+// SetCheckNeeds says how much memory the check of a device needs, in bytes.
+func (f *FileSystems) SetCheckNeeds(device string, memory int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.needs[device] = memory
+}
+
+// CheckMemory returns how much memory each check of a device was given.
+func (f *FileSystems) CheckMemory(device string) []int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.memory[device]
 }
 
 // Made returns with which options Format was called for a device.
@@ -82,7 +103,20 @@ func (f *FileSystems) Format(ctx context.Context, device string, o filesystem.Fo
 }
 
 // Check implements driver.FileSystems.
-func (f *FileSystems) Check(ctx context.Context, device string, _ filesystem.Type) error {
+func (f *FileSystems) Check(ctx context.Context, device string, _ filesystem.Type, memory int64) error {
+	f.mu.Lock()
+	f.memory[device] = append(f.memory[device], memory)
+	needs, known := f.needs[device]
+	f.mu.Unlock()
+	if !known {
+		needs = f.CheckNeeds
+	}
+	if memory < needs {
+		return fmt.Errorf("check %s within %d bytes: %w", device, memory, filesystem.ErrMemory)
+	}
+	if f.CheckingWithin != nil {
+		f.CheckingWithin(ctx, device, memory)
+	}
 	if f.Checking != nil {
 		if err := f.Checking(ctx, device); err != nil {
 			return err

@@ -53,6 +53,8 @@ type Machine struct {
 	InlineVolumes bool
 	// InlineMaxBytes is the largest that plugins allow.
 	InlineMaxBytes int64
+	// CheckMemory is driver.Options.CheckMemory.
+	CheckMemory int64
 	// MaxVolumes is what plugins are configured with.
 	MaxVolumes int64
 	// Log holds the lines of all plugins that ran.
@@ -204,7 +206,7 @@ func (m *Machine) Start() *Plugin {
 	metrics := driver.NewMetrics()
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
-		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, MaxVolumes: m.MaxVolumes,
+		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, CheckMemory: m.CheckMemory, MaxVolumes: m.MaxVolumes,
 	})
 	if err != nil {
 		m.t.Fatal(err)

@@ -128,7 +128,7 @@ func (f *Groups) BlockDevices() ([]lvm.BlockDevice, error) {
 	defer f.mu.Unlock()
 	var all []lvm.BlockDevice
 	for _, d := range f.disks {
-		if !d.unplugged {
+		if !d.unplugged && f.accepted(&d.BlockDevice) {
 			all = append(all, d.BlockDevice)
 		}
 	}

@@ -45,6 +45,8 @@ type Groups struct {
 	away map[string]*group
 	// pins are the UUIDs that groups must have.
 	pins map[string]string
+	// accepts limits which devices are seen, or is nil.
+	accepts func(*lvm.BlockDevice) bool
 
 	// Before, if set, runs before a command takes effect; an error from it is
 	// the command's, which then has no effect. It must be set before use.
@@ -70,6 +72,8 @@ type group struct {
 	dax        bool
 	dataOffset int64
 	free       []bool // by physical extent
+	// mostVolumes is how many volumes there may be, or zero.
+	mostVolumes int64
 	// metadataLimit is the most bytes that the metadata may take.
 	metadataLimit int64
 	volumes       map[string]*volume
@@ -202,9 +206,26 @@ func (f *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	return found, nil
 }
 
-// takes reports whether a group of the name is the one that is pinned.
+// takes reports whether a group of the name is seen, and the one that is pinned.
 func (f *Groups) takes(name string, g *group) bool {
-	return f.pins[name] == "" || f.pins[name] == g.uuid
+	return (f.pins[name] == "" || f.pins[name] == g.uuid) && f.sees(name, g)
+}
+
+// sees reports whether a device of the group is accepted.
+func (f *Groups) sees(name string, g *group) bool {
+	if g.disks == nil {
+		return f.accepted(&lvm.BlockDevice{Name: "fake-" + name, Path: "/dev/fake-" + name})
+	}
+	return slices.ContainsFunc(g.disks, func(d *disk) bool { return f.accepted(&d.BlockDevice) })
+}
+
+func (f *Groups) accepted(d *lvm.BlockDevice) bool { return f.accepts == nil || f.accepts(d) }
+
+// Limit implements lvm.Groups. A group of which one device is accepted is seen whole.
+func (f *Groups) Limit(accepts func(*lvm.BlockDevice) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.accepts = accepts
 }
 
 // Pin implements lvm.Groups.
@@ -218,7 +239,7 @@ func (f *Groups) Pin(name, uuid string) {
 func (f *Groups) Others(name string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if g := f.groups[name]; g != nil && !f.takes(name, g) {
+	if g := f.groups[name]; g != nil && f.sees(name, g) && !f.takes(name, g) {
 		return []string{g.uuid}
 	}
 	return nil
@@ -314,6 +335,20 @@ func (f *Groups) Create(ctx context.Context, o lvm.CreateOptions) error {
 	return f.end(OpCreate, o.Group)
 }
 
+// SetMostVolumes limits how many volumes a group may have, as vgchange --logicalvolume
+// does; zero is no limit.
+func (f *Groups) SetMostVolumes(name string, most int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.groups[name].mostVolumes = most
+	f.groups[name].seqno++
+}
+
+// isFull reports whether the group may not have one more volume.
+func (g *group) isFull() bool {
+	return g.mostVolumes > 0 && int64(len(g.volumes)) >= g.mostVolumes
+}
+
 func (f *Groups) create(o lvm.CreateOptions) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -329,6 +364,9 @@ func (f *Groups) create(o lvm.CreateOptions) error {
 	}
 	if g.volumes[o.Volume] != nil {
 		return failure("lvcreate", lvm.ErrExists, "volume %s/%s", o.Group, o.Volume)
+	}
+	if g.isFull() {
+		return failure("lvcreate", nil, "maximum number of logical volumes (%d) reached in volume group %s", g.mostVolumes, o.Group)
 	}
 	f.minor++
 	v := &volume{
@@ -498,6 +536,7 @@ func (g *group) give(extents []int64) {
 func (g *group) report(name string) lvm.Group {
 	r := lvm.Group{
 		Name: name, UUID: g.uuid, Seqno: g.seqno, ExtentSize: g.extentSize, Extents: g.extents,
+		MostVolumes: g.mostVolumes, Allocation: "normal",
 	}
 	health := lvm.Healthy
 	if g.missing {

@@ -19,6 +19,7 @@ const (
 	OpExtendPool         Op = "extend pool"
 	OpExtendPoolMetadata Op = "extend pool metadata"
 	OpUntag              Op = "untag"
+	OpTag                Op = "tag"
 )
 
 // metadataBlock is the unit in which the kernel counts a pool's metadata.
@@ -183,6 +184,21 @@ func (f *Groups) Untag(ctx context.Context, groupName, name, tag string) error {
 		}
 		v.tags = slices.DeleteFunc(v.tags, func(t string) bool { return t == tag })
 		g.seqno++
+		return nil
+	})
+}
+
+// Tag implements lvm.Thin.
+func (f *Groups) Tag(ctx context.Context, groupName string, volumes []string, tag string) error {
+	return f.command(ctx, OpTag, groupName, "lvchange", func(g *group) error {
+		for _, name := range volumes {
+			v := g.volumes[name]
+			if v == nil {
+				return failure("lvchange", lvm.ErrNotFound, "volume %s/%s", groupName, name)
+			}
+			v.tags = append(v.tags, tag)
+			g.seqno++
+		}
 		return nil
 	})
 }

@@ -2,6 +2,7 @@ package lvmtest
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -20,7 +21,7 @@ var thinCases = []struct {
 	{"a discard gives a thin volume's chunks back, and leaves a snapshot what it has", thinDiscarded},
 	{"a pool is extended, data and metadata", poolExtended},
 	{"a full pool fails writes, gives no new volume, and recovers when volumes go", poolFull},
-	{"a tag is taken off", untagged},
+	{"tags are put on and taken off", tagged},
 	{"thin volumes and pools get their devices back by activation", thinActivated},
 }
 
@@ -285,7 +286,7 @@ func thinActivated(t *testing.T, e Env) {
 	}
 }
 
-func untagged(t *testing.T, e Env) {
+func tagged(t *testing.T, e Env) {
 	before := e.scan(t).Seqno
 	e.create(t, "cv1", 1, "carve", "carve.copying")
 	must.Succeed(t, e.Groups.Untag(t.Context(), e.Group, "cv1", "carve.copying"))
@@ -293,5 +294,18 @@ func untagged(t *testing.T, e Env) {
 	if v := g.Volume("cv1"); len(v.Tags) != 1 || v.Tags[0] != "carve" || g.Seqno != before+2 {
 		t.Errorf("volume %+v, sequence number %d, was %d", v, g.Seqno, before)
 	}
+	e.create(t, "cv2", 1, "carve")
+	before = e.scan(t).Seqno
+	must.Succeed(t, e.Groups.Tag(t.Context(), e.Group, []string{"cv1", "cv2"}, "carve.deleted"))
+	g = e.scan(t)
+	for _, name := range []string{"cv1", "cv2"} {
+		if tags := g.Volume(name).Tags; !slices.Contains(tags, "carve") || !slices.Contains(tags, "carve.deleted") || len(tags) != 2 {
+			t.Errorf("the tags of %s are %v, want carve and carve.deleted", name, tags)
+		}
+	}
+	if g.Seqno != before+2 {
+		t.Errorf("two volumes were tagged; the sequence number is %d, was %d", g.Seqno, before)
+	}
+	wantErr(t, "Tag", e.Groups.Tag(t.Context(), e.Group, []string{"cv9"}, "carve.deleted"), lvm.ErrNotFound)
 	wantErr(t, "Untag", e.Groups.Untag(t.Context(), e.Group, "cv9", "carve.copying"), lvm.ErrNotFound)
 }

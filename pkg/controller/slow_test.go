@@ -1,0 +1,76 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// more is more than there are workers for claims or volumes.
+const more = max(provisionWorkers, deleteWorkers) + 10
+
+func TestClaimsOfANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
+	h := newHarness(t)
+	slow := h.node("slow", 100*gib)
+	h.node("quick", gib)
+	h.class("carve", nil)
+	release := make(chan struct{})
+	var asked atomic.Int32
+	slow.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+		asked.Add(1)
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}})
+	h.run()
+	for i := range more {
+		h.claim(fmt.Sprintf("slow-%d", i), "slow", nil)
+	}
+	waittest.Until(t, "the slow node is asked for all of its volumes", func() bool { return asked.Load() >= more }, func() any { return asked.Load() })
+	h.claim("quick", "quick", nil)
+	waittest.Until(t, "a claim on the other node is bound", h.bound("quick"))
+	close(release)
+	waittest.Until(t, "the slow node's claims are bound", func() bool { return len(slow.Volumes()) == more && h.volumes() == more+1 })
+}
+
+func TestDeletionsOnANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
+	h := newHarness(t)
+	slow, quick := h.node("slow", 100*gib), h.node("quick", gib)
+	h.class("carve", nil)
+	h.run()
+	for i := range more {
+		h.claim(fmt.Sprintf("slow-%d", i), "slow", nil)
+	}
+	h.claim("quick", "quick", nil)
+	for i := range more {
+		waittest.Until(t, "claims on the slow node are bound", h.bound(fmt.Sprintf("slow-%d", i)))
+	}
+	waittest.Until(t, "the claim on the other node is bound", h.bound("quick"))
+	release := make(chan struct{})
+	var asked atomic.Int32
+	slow.SetHooks(fakelvmd.Hooks{BeforeDelete: func(ctx context.Context, _ *lvmdv1.DeleteVolumeRequest) error {
+		asked.Add(1)
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}})
+	for i := range more {
+		h.deleteClaim(fmt.Sprintf("slow-%d", i))
+	}
+	waittest.Until(t, "the slow node is asked for all of its deletions", func() bool { return asked.Load() >= more }, func() any { return asked.Load() })
+	h.deleteClaim("quick")
+	waittest.Until(t, "the volume on the other node is deleted", func() bool { return len(quick.Volumes()) == 0 })
+	close(release)
+	waittest.Until(t, "the slow node's volumes are deleted", func() bool { return len(slow.Volumes()) == 0 && h.volumes() == 0 })
+}

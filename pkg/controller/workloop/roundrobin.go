@@ -1,0 +1,53 @@
+package workloop
+
+import "k8s.io/client-go/util/workqueue"
+
+// roundRobin is a queue in which tenants take turns, and the keys of one come in the order
+// in which they were added. The work queue that has it guards it.
+type roundRobin[K comparable] struct {
+	tenant func(K) string
+	// lanes has the keys that wait, by tenant, and round the tenants that have any, the
+	// next one first.
+	lanes map[string][]K
+	round []string
+	count int
+}
+
+func newRoundRobin[K comparable](tenant func(K) string) workqueue.Queue[K] {
+	if tenant == nil {
+		tenant = func(K) string { return "" }
+	}
+	return &roundRobin[K]{tenant: tenant, lanes: map[string][]K{}}
+}
+
+// Touch implements workqueue.Queue: a key that is added again keeps its place.
+func (q *roundRobin[K]) Touch(K) {}
+
+// Len implements workqueue.Queue.
+func (q *roundRobin[K]) Len() int { return q.count }
+
+// Push implements workqueue.Queue.
+func (q *roundRobin[K]) Push(key K) {
+	tenant := q.tenant(key)
+	if len(q.lanes[tenant]) == 0 {
+		q.round = append(q.round, tenant)
+	}
+	q.lanes[tenant] = append(q.lanes[tenant], key)
+	q.count++
+}
+
+// Pop implements workqueue.Queue.
+func (q *roundRobin[K]) Pop() K {
+	tenant := q.round[0]
+	q.round = q.round[1:]
+	lane := q.lanes[tenant]
+	key := lane[0]
+	if len(lane) > 1 {
+		q.lanes[tenant] = lane[1:]
+		q.round = append(q.round, tenant)
+	} else {
+		delete(q.lanes, tenant)
+	}
+	q.count--
+	return key
+}

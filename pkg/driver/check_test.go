@@ -1,0 +1,91 @@
+package driver_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
+)
+
+func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		needs, allowed int64
+		want           []int64
+		fails          bool
+	}{
+		"a usual one":                         {needs: 1 << 20, want: []int64{32 << 20}},
+		"a large one gets more":               {needs: 100 << 20, want: []int64{32 << 20, driver.DefaultCheckMemory}},
+		"one that is too large is refused":    {needs: 1 << 30, want: []int64{32 << 20, driver.DefaultCheckMemory}, fails: true},
+		"one for which there is enough":       {needs: 1 << 30, allowed: 2 << 30, want: []int64{32 << 20, 2 << 30}},
+		"where there is less than the usual":  {needs: 1 << 20, allowed: 8 << 20, want: []int64{8 << 20}},
+		"where there is less than it needs":   {needs: 16 << 20, allowed: 8 << 20, want: []int64{8 << 20}, fails: true},
+		"where there is no more than usually": {needs: 64 << 20, allowed: 32 << 20, want: []int64{32 << 20}, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.machine.CheckMemory = c.allowed
+			f.restart()
+			v := f.volume("a", "ext4")
+			f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+			f.fileSystems.CheckNeeds = c.needs
+			err := f.stage(v, filesystemAccess(writer))
+			if c.fails {
+				wantError(t, err, codes.FailedPrecondition, "--check-memory")
+				f.wantLayers(0)
+			} else {
+				must.Succeed(t, err)
+			}
+			got := f.fileSystems.CheckMemory(v.GetDevicePath())
+			if len(got) != len(c.want) || got[0] != c.want[0] || got[len(got)-1] != c.want[len(c.want)-1] {
+				t.Errorf("checked with %v bytes, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T) {
+	f := newFixture(t)
+	unclean := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
+	proceed := make(chan struct{})
+	var mu sync.Mutex
+	large, most := 0, 0
+	f.fileSystems.CheckNeeds = 100 << 20
+	f.fileSystems.CheckingWithin = func(_ context.Context, _ string, memory int64) {
+		if memory < driver.DefaultCheckMemory {
+			return
+		}
+		mu.Lock()
+		large++
+		most = max(most, large)
+		mu.Unlock()
+		<-proceed
+		mu.Lock()
+		large--
+		mu.Unlock()
+	}
+	var staging sync.WaitGroup
+	for _, name := range []string{"a", "b", "c"} {
+		v := f.volume(name, "ext4")
+		f.fileSystems.Set(v.GetDevicePath(), unclean)
+		staging.Go(func() {
+			if err := f.stage(v, filesystemAccess(writer)); err != nil {
+				t.Errorf("stage %s: %v", name, err)
+			}
+		})
+	}
+	// One that needs no more than most is checked meanwhile.
+	small := f.volume("small", "ext4")
+	f.fileSystems.Set(small.GetDevicePath(), unclean)
+	f.fileSystems.SetCheckNeeds(small.GetDevicePath(), 1<<20)
+	must.Succeed(t, f.stage(small, filesystemAccess(writer)))
+	close(proceed)
+	staging.Wait()
+	if most != 1 {
+		t.Errorf("%d large file systems were checked at a time, want 1", most)
+	}
+}
