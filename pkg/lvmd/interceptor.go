@@ -46,9 +46,11 @@ func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 	}
 }
 
+// changes reports whether a request changes a volume or snapshot, or what is recorded of it.
 func changes(req any) bool {
 	switch req.(type) {
 	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest,
+		*lvmdv1.CreateSnapshotRequest, *lvmdv1.DeleteSnapshotRequest,
 		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest:
 		return true
 	}

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/carve-csi/carve/api/leadership"
-	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 )
 
@@ -73,7 +72,7 @@ func (l *leaders) admit(ctx context.Context, req any) error {
 	switch {
 	case newest == nil || newest.Before(caller):
 	case caller.Before(newest.Leadership) && now.Sub(newest.seen) < leadershipMemory:
-		if !asksForChange(req) {
+		if !changes(req) {
 			return nil
 		}
 		return &failure{code: codes.FailedPrecondition, reason: names.ReasonLeaderSuperseded,
@@ -111,16 +110,6 @@ func (l *leaders) all() []leadership.Leadership {
 		out = append(out, known.Leadership)
 	}
 	return out
-}
-
-// asksForChange reports whether a request changes a volume or snapshot.
-func asksForChange(req any) bool {
-	switch req.(type) {
-	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest,
-		*lvmdv1.CreateSnapshotRequest, *lvmdv1.DeleteSnapshotRequest:
-		return true
-	}
-	return false
 }
 
 // leaders returns the newest leader of each cluster.
