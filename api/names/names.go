@@ -129,6 +129,7 @@ const (
 	ReasonNoSpace          = "NO_SPACE"
 	ReasonSizeOutOfRange   = "SIZE_OUT_OF_RANGE"
 	ReasonVolumeInUse      = "VOLUME_IN_USE"
+	ReasonLeaderSuperseded = "LEADER_SUPERSEDED"
 	ReasonOperationPending = "OPERATION_PENDING"
 	ReasonDeviceMissing    = "DEVICE_MISSING"
 	ReasonCommandTimedOut  = "COMMAND_TIMED_OUT"

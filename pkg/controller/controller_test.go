@@ -111,6 +111,16 @@ func connect(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.S
 // connectLogging is connect, with a log of what the node's client does.
 func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.Server, log *slog.Logger, replicas ...*replica) {
 	t.Helper()
+	connectServing(t, client, node, func() *grpc.Server {
+		server := grpc.NewServer(uplink.ServerOptions()...)
+		lvmdv1.RegisterLVMDServer(server, lvmd)
+		return server
+	}, log, replicas...)
+}
+
+// connectServing is connectLogging for any server: one is made for each replica.
+func connectServing(t *testing.T, client *fake.Clientset, node string, serve func() *grpc.Server, log *slog.Logger, replicas ...*replica) {
+	t.Helper()
 	ca := must.Get(client.CoreV1().ConfigMaps("carve-system").Get(t.Context(), trust.CAName, metav1.GetOptions{}))(t)
 	dir := t.TempDir()
 	token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d,"aud":["carve-uplink"],"sub":"system:serviceaccount:carve-system:carve-node"}`, time.Now().Add(time.Hour).Unix())) + ".c2ln"
@@ -118,8 +128,7 @@ func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *fak
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	for _, r := range replicas {
-		server := grpc.NewServer(uplink.ServerOptions()...)
-		lvmdv1.RegisterLVMDServer(server, lvmd)
+		server := serve()
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() {

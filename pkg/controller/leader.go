@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -10,6 +11,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/ptr"
+
+	"github.com/carve-csi/carve/api/leadership"
 )
 
 const (
@@ -17,6 +21,8 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
+	// announceTimeout bounds how long a new leader waits for nodes to hear of it.
+	announceTimeout = 2 * time.Second
 )
 
 // lead waits until the caches are complete, and then acts for as long as this
@@ -60,7 +66,7 @@ func (c *Controller) holdLease(ctx context.Context) error {
 				acting, stop := context.WithCancel(leading)
 				defer stop()
 				defer context.AfterFunc(ctx, stop)()
-				done <- c.act(acting)
+				done <- c.actUnderLease(acting)
 				release()
 			},
 			OnStoppedLeading: func() {},
@@ -88,6 +94,63 @@ func (c *Controller) holdLease(ctx context.Context) error {
 	default:
 		return nil
 	}
+}
+
+// actUnderLease acts with the number of the lease that this replica just got: every call
+// on a node carries it, and nodes refuse what comes with an older one. A replica that was
+// paused while another took over is so kept from changing anything, however late it
+// notices.
+func (c *Controller) actUnderLease(ctx context.Context) error {
+	now, err := c.readLeadership(ctx)
+	if err != nil {
+		c.o.Log.Info("the lease is not this replica's", "error", err)
+		return nil
+	}
+	ctx = leadership.With(ctx, now)
+	c.announce(ctx)
+	return c.act(ctx)
+}
+
+// readLeadership reads which number this replica's lease has, and tries until ctx is done.
+func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership, error) {
+	for {
+		callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+		lease, err := c.o.Client.CoordinationV1().Leases(c.o.Namespace).Get(callCtx, leaseName, metav1.GetOptions{})
+		cancel()
+		switch {
+		case err == nil && ptr.Deref(lease.Spec.HolderIdentity, "") != c.o.Identity:
+			return leadership.Leadership{}, fmt.Errorf("lease %s is held by %q, not by %q", leaseName, ptr.Deref(lease.Spec.HolderIdentity, ""), c.o.Identity)
+		case err == nil:
+			return leadership.Leadership{Cluster: c.core.clusterID, Lease: lease.CreationTimestamp.Unix(),
+				Transitions: int64(ptr.Deref(lease.Spec.LeaseTransitions, 0))}, nil
+		}
+		c.o.Log.Warn("the lease cannot be read, trying on", "lease", leaseName, "error", err)
+		select {
+		case <-ctx.Done():
+			return leadership.Leadership{}, ctx.Err()
+		case <-time.After(retryPeriod):
+		}
+	}
+}
+
+// announce has the nodes that are connected learn who leads, before anything is decided
+// that an earlier leader could undo. A node that does not answer learns it with the
+// first call.
+func (c *Controller) announce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, announceTimeout)
+	defer cancel()
+	var calls sync.WaitGroup
+	for _, view := range c.core.fleet.Views() {
+		if !view.Connected {
+			continue
+		}
+		calls.Go(func() {
+			if err := c.core.fleet.Announce(ctx, view.Node); err != nil {
+				c.o.Log.Info("node does not know yet that this replica leads", "node", view.Node, "error", err)
+			}
+		})
+	}
+	calls.Wait()
 }
 
 // act does what only the leader does, until ctx is done.

@@ -50,7 +50,7 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 	scoped := newScopedInformers(all)
 	defer scoped.release()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
-	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c}, c.client, resizeResync, scoped, limiter, false, time.Minute)
+	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx}, c.client, resizeResync, scoped, limiter, false, time.Minute)
 	var workers sync.WaitGroup
 	controller.Run(resizeWorkers, ctx, &workers)
 	workers.Wait()
@@ -58,7 +58,10 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 }
 
 // volumeResizer is what the library asks to grow one volume.
-type volumeResizer struct{ *core }
+type volumeResizer struct {
+	*core
+	leading context.Context //nolint:containedctx // the library has no context to give
+}
 
 var _ resizer.Resizer = (*volumeResizer)(nil)
 
@@ -84,8 +87,7 @@ func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) 
 	if size.CmpInt64(maximumRequest) > 0 {
 		return size, false, status.Errorf(codes.OutOfRange, "spec.resources.requests.storage: %s is not allowed, allowed: at most %d bytes", size.String(), int64(maximumRequest))
 	}
-	// The library has no context to give.
-	ctx, cancel := context.WithTimeout(context.Background(), resizeTimeout)
+	ctx, cancel := context.WithTimeout(r.leading, resizeTimeout)
 	defer cancel()
 	vol, err := r.fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, RequiredBytes: size.Value()})
 	if fleet.IsNotConnected(err) {

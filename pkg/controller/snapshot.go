@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/carve-csi/carve/api/leadership"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/csiservice"
@@ -59,7 +60,7 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 	}
 	objects := factory.Snapshot().V1()
 	controller := sidecar.NewCSISnapshotSideCarController(c.o.Snapshots, c.o.Client, names.Driver,
-		objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(), &volumeSnapshotter{c.csiService()}, nil,
+		objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(), &volumeSnapshotter{c.csiService(), ctx}, nil,
 		snapshotTimeout, snapshotResync, "snapshot", -1, "groupsnapshot", -1, true, limiter(), false, nil, nil, limiter())
 	running, stop := context.WithCancel(ctx)
 	defer stop() // before the factory waits for its informers
@@ -90,7 +91,10 @@ func (c *Controller) awaitSnapshotAPI(ctx context.Context) bool {
 }
 
 // volumeSnapshotter is what the library asks for one snapshot.
-type volumeSnapshotter struct{ service *csiservice.Service }
+type volumeSnapshotter struct {
+	service *csiservice.Service
+	leading context.Context //nolint:containedctx // the library's contexts know nothing of leading
+}
 
 var _ snapshotter.Snapshotter = (*volumeSnapshotter)(nil)
 
@@ -103,6 +107,8 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 			return "", "", time.Time{}, 0, false, status.Errorf(codes.InvalidArgument, "VolumeSnapshotClass: parameters[%s] is not allowed, allowed: none", key)
 		}
 	}
+	ctx, free := leadership.During(ctx, v.leading)
+	defer free()
 	made, err := v.service.Snapshot(ctx, name, volume, parameters[utils.PrefixedVolumeSnapshotNamespaceKey], parameters[utils.PrefixedVolumeSnapshotNameKey])
 	if err != nil {
 		return "", "", time.Time{}, 0, false, csiservice.Status(err)
@@ -113,6 +119,8 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 // DeleteSnapshot removes a snapshot. One on a node that left the cluster is
 // gone with it.
 func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, id string, _ map[string]string) error {
+	ctx, free := leadership.During(ctx, v.leading)
+	defer free()
 	if _, err := v.service.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id}); err != nil {
 		return csiservice.Status(err)
 	}

@@ -70,6 +70,14 @@ func (f *Fleet) ListSnapshots(ctx context.Context, node string, r *lvmdv1.ListSn
 	return call(ctx, f, node, r, lvmdv1.LVMDClient.ListSnapshots)
 }
 
+// Announce makes a call on a node that changes nothing, for the node to learn of the
+// leadership that the context carries: from then on it refuses the changes of an earlier
+// leader.
+func (f *Fleet) Announce(ctx context.Context, node string) error {
+	_, err := call(ctx, f, node, &lvmdv1.ListClassesRequest{}, lvmdv1.LVMDClient.ListClasses)
+	return err
+}
+
 // call makes one call on the node's current session. A session that was
 // retired between choosing and using it costs another look, never the call.
 func call[Req, Res, Opt any](ctx context.Context, f *Fleet, node string, r *Req,

@@ -13,12 +13,17 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// Interceptor logs and measures every unary call: changes and failures at
-// level info and above, successful reads at level debug.
+// Interceptor refuses changes that a superseded leader asks for, and logs and measures
+// every unary call: changes and failures at level info and above, successful reads at
+// level debug.
 func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		start := time.Now()
-		resp, err := handler(ctx, req)
+		var resp any
+		err := s.leaders.admit(ctx, req)
+		if err == nil {
+			resp, err = handler(ctx, req)
+		}
 		took := time.Since(start)
 		code := status.Code(err)
 		method := path.Base(info.FullMethod)
@@ -41,9 +46,11 @@ func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 	}
 }
 
+// changes reports whether a request changes a volume or snapshot, or what is recorded of it.
 func changes(req any) bool {
 	switch req.(type) {
 	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest,
+		*lvmdv1.CreateSnapshotRequest, *lvmdv1.DeleteSnapshotRequest,
 		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest:
 		return true
 	}

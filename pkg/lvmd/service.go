@@ -70,6 +70,7 @@ type Service struct {
 
 	lvm     lvm.Groups
 	journal *journal
+	leaders *leaders
 	model   *model
 	// stateDir is where the journal is.
 	stateDir string
@@ -164,6 +165,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	}
 	s.journal = j
 	j.db.crash = s.crash
+	s.leaders = newLeaders(j, s.log)
 	s.work, s.cancel = context.WithCancel(context.Background())
 	loaded := false
 	defer func() {

@@ -27,6 +27,7 @@
 //   NOT_FOUND            SNAPSHOT_NOT_FOUND   no such snapshot
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
 //                                             restored in their own pool
+//   FAILED_PRECONDITION  LEADER_SUPERSEDED    a controller asks that led before another one (api/leadership)
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
 //   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone, or a disk fails
 //   DEADLINE_EXCEEDED    COMMAND_TIMED_OUT    LVM did not answer in time

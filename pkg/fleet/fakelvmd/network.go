@@ -77,15 +77,20 @@ func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
 // Attach connects a node. A node that is attached already gets a second
 // connection, as one that renews its credential does.
 func (n *Network) Attach(s *Server) {
+	grpcServer := grpc.NewServer(uplink.ServerOptions()...)
+	lvmdv1.RegisterLVMDServer(grpcServer, s)
+	n.AttachServer(s.Node(), grpcServer)
+}
+
+// AttachServer is Attach for whatever serves as a node's lvmd. The server ends with the
+// attachment.
+func (n *Network) AttachServer(node string, grpcServer *grpc.Server) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &attachment{cancel: cancel, done: make(chan struct{})}
-	node := s.Node()
 	n.mu.Lock()
 	before := n.nodes[node]
 	n.nodes[node] = a
 	n.mu.Unlock()
-	grpcServer := grpc.NewServer(uplink.ServerOptions()...)
-	lvmdv1.RegisterLVMDServer(grpcServer, s)
 	go func() {
 		defer close(a.done)
 		_ = uplink.RunClient(ctx, uplink.ClientOptions{

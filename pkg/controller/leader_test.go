@@ -1,0 +1,198 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path"
+	"slices"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/carve-csi/carve/api/leadership"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// numberedCall is a call that reached a node.
+type numberedCall struct {
+	method string
+	by     leadership.Leadership
+	// numbered is false where the call had no number.
+	numbered bool
+}
+
+// callRecorder keeps what a node was asked for, and by which leader.
+type callRecorder struct {
+	mu    sync.Mutex
+	calls []numberedCall
+}
+
+func (r *callRecorder) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	by, numbered, err := leadership.Of(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	r.calls = append(r.calls, numberedCall{path.Base(info.FullMethod), by, numbered})
+	r.mu.Unlock()
+	return handler(ctx, req)
+}
+
+func (r *callRecorder) all() []numberedCall {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
+}
+
+// by returns the leaders that made calls of a method.
+func (r *callRecorder) by(t *testing.T, method string) (leaders []leadership.Leadership) {
+	t.Helper()
+	for _, c := range r.all() {
+		switch {
+		case c.method != method:
+		case !c.numbered:
+			t.Errorf("a call of %s has no number", method)
+		default:
+			leaders = append(leaders, c.by)
+		}
+	}
+	return leaders
+}
+
+func TestWhatALeaderAsksANodeForCarriesTheNumberOfItsLease(t *testing.T) {
+	client := realisticClient(t)
+	h := &harness{t: t, client: client}
+	first := startReplica(t, client, "first")
+	waittest.Until(t, "the first leads", first.leads)
+	second := startReplica(t, client, "second")
+	h.class("carve", expandable)
+	lvmd := h.node("n1", 0)
+	lvmd.Resize("local", gib)
+	var calls callRecorder
+	connectServing(t, client, "n1", func() *grpc.Server {
+		server := grpc.NewServer(append(uplink.ServerOptions(), grpc.ChainUnaryInterceptor(calls.intercept))...)
+		lvmdv1.RegisterLVMDServer(server, lvmd)
+		return server
+	}, slog.New(slog.DiscardHandler), first, second)
+	for _, r := range []*replica{first, second} {
+		waittest.Until(t, "the node is connected to both", func() bool { return r.c.core.fleet.Connected() == 1 })
+	}
+	lease := func() leadership.Leadership {
+		l := must.Get(client.CoordinationV1().Leases("carve-system").Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
+		return leadership.Leadership{Cluster: "the-cluster", Lease: l.CreationTimestamp.Unix(), Transitions: int64(ptr.Deref(l.Spec.LeaseTransitions, 0))}
+	}
+	h.claim("one", "n1", nil)
+	waittest.Until(t, "a claim is served", h.bound("one"))
+	before := lease()
+	if got, want := calls.by(t, "CreateVolume"), []leadership.Leadership{before}; !slices.Equal(got, want) {
+		t.Errorf("the volume was asked for by %v, want %v", got, want)
+	}
+
+	first.stop()
+	waittest.Until(t, "the second leads", second.leads)
+	now := lease()
+	if !before.Before(now) {
+		t.Errorf("the second leads with %v, want one after %v", now, before)
+	}
+	// The node knew before the second acted: nothing had happened that it was needed for.
+	if got, want := calls.by(t, "ListClasses"), []leadership.Leadership{now}; !slices.Equal(got, want) {
+		t.Errorf("the node was informed of the leaders %v, want %v", got, want)
+	}
+	h.grow("one", "200Mi")
+	waittest.Until(t, "the volume has grown", func() bool {
+		return h.pv("pvc-uid-one").Spec.Capacity.Storage().Cmp(resource.MustParse("200Mi")) == 0
+	})
+	h.deleteClaim("one")
+	waittest.Until(t, "the volume is gone", func() bool { return len(lvmd.Volumes()) == 0 && h.volumes() == 0 })
+	for _, method := range []string{"ExpandVolume", "DeleteVolume"} {
+		got := slices.Compact(calls.by(t, method))
+		if !slices.Equal(got, []leadership.Leadership{now}) {
+			t.Errorf("%s was asked for by %v, want %v", method, got, now)
+		}
+	}
+}
+
+func TestSnapshotsAreAskedForWithTheNumberOfTheLeaseAndNotAfterItsEnd(t *testing.T) {
+	h := newHarness(t)
+	must.Get(h.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{}))(t)
+	lvmd := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib, Thin: true})
+	var calls callRecorder
+	server := grpc.NewServer(append(uplink.ServerOptions(), grpc.ChainUnaryInterceptor(calls.intercept))...)
+	lvmdv1.RegisterLVMDServer(server, lvmd)
+	h.net.AttachServer("n1", server)
+	h.run()
+	waittest.Until(t, "the node connects", func() bool { return h.c.core.fleet.Connected() == 1 })
+	made := must.Get(lvmd.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+		Name: "v", RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}))(t)
+	waittest.Until(t, "the volume is known", func() bool {
+		view, _ := h.c.core.fleet.View("n1")
+		return view != nil && len(view.ByName) == 1
+	})
+
+	number := leadership.Leadership{Cluster: "cluster", Lease: 7, Transitions: 3}
+	leading, stop := context.WithCancel(leadership.With(t.Context(), number))
+	library := &volumeSnapshotter{h.c.csiService(), leading}
+	_, handle, _, _, _, err := library.CreateSnapshot(t.Context(), "s", made.GetVolume().GetId(), nil, nil)
+	must.Succeed(t, err)
+	must.Succeed(t, library.DeleteSnapshot(t.Context(), handle, nil))
+	for _, method := range []string{"CreateSnapshot", "DeleteSnapshot"} {
+		if got := calls.by(t, method); !slices.Equal(got, []leadership.Leadership{number}) {
+			t.Errorf("%s was asked for by %v, want %v", method, got, number)
+		}
+	}
+	stop()
+	if _, _, _, _, _, err := library.CreateSnapshot(t.Context(), "late", made.GetVolume().GetId(), nil, nil); err == nil || len(lvmd.Snapshots()) != 0 {
+		t.Errorf("after the end of leading: error %v, snapshots %v", err, lvmd.Snapshots())
+	}
+}
+
+// leaseOf is the controllers' lease, held by one.
+func leaseOf(holder string, transitions int32) *coordinationv1.Lease {
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: leaseName, CreationTimestamp: metav1.Unix(1000, 0)},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseTransitions: &transitions},
+	}
+}
+
+func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
+	h := newHarnessOn(t, fake.NewClientset(leaseOf("another", 4)), func(c *Controller) { c.o.Identity = "me" })
+	acted := false
+	h.client.PrependReactor("*", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+		acted = true
+		return false, nil, nil
+	})
+	must.Succeed(t, h.c.actUnderLease(t.Context()))
+	if acted || h.c.acting != nil {
+		t.Error("a replica whose lease another one holds has acted")
+	}
+	if _, err := h.c.readLeadership(t.Context()); err == nil {
+		t.Error("the number of another one's lease was taken")
+	}
+}
+
+func TestALeaseThatCannotBeReadIsReadAgain(t *testing.T) {
+	h := newHarnessOn(t, fake.NewClientset(leaseOf("me", 4)), func(c *Controller) { c.o.Identity, c.core.clusterID = "me", "c" })
+	failures := 2
+	h.client.PrependReactor("get", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
+		failures--
+		return failures >= 0, nil, errors.New("no answer")
+	})
+	got := must.Get(h.c.readLeadership(t.Context()))(t)
+	if want := (leadership.Leadership{Cluster: "cluster", Lease: 1000, Transitions: 4}); got != want {
+		t.Errorf("the lease's number is %v, want %v", got, want)
+	}
+}
