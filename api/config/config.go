@@ -25,6 +25,7 @@
 //	    optional: true       # a missing volume group is no error
 //	    wipe: auto           # or zero, discard, none: what is done to a deleted volume
 //	    wipeRate: 200Mi      # bytes per second at most; without, as fast as it goes
+//	    copyRate: 200Mi      # likewise, of a volume that is made of another one
 //	devices:                 # optional: the block devices that are looked at
 //	  allow:
 //	    - path: /dev/nvme*
@@ -118,6 +119,9 @@ type DeviceClass struct {
 	// zero WipeRate is no limit.
 	Wipe     Wipe
 	WipeRate int64
+	// CopyRate is how many bytes per second are copied at most to a volume that is made of
+	// another one; zero is no limit.
+	CopyRate int64
 	// Thin is set exactly when Type is Thin.
 	Thin *ThinPool
 	// Optional classes are not offered, rather than an error, on nodes

@@ -51,7 +51,7 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 		{"an unknown key at the top", head + "- {name: a, volumeGroup: g}\nextra: 1\n",
 			"lvmd.yaml:5:1: extra: unknown key; allowed are apiVersion, deviceClasses, kind, volumeGroups"},
 		{"an unknown key in a class", head + "- name: a\n  volumeGroup: g\n  stripe: 2\n",
-			"lvmd.yaml:6:3: deviceClasses[0].stripe: unknown key; allowed are default, lvcreateOptions, medium, mirrors, name, optional, reserve, stripeSize, stripes, thin, type, volumeGroup, volumeGroupUUIDs, volumeGroups, wipe, wipeRate"},
+			"lvmd.yaml:6:3: deviceClasses[0].stripe: unknown key; allowed are copyRate, default, lvcreateOptions, medium, mirrors, name, optional, reserve, stripeSize, stripes, thin, type, volumeGroup, volumeGroupUUIDs, volumeGroups, wipe, wipeRate"},
 		{"a key given twice", head + "- name: a\n  volumeGroup: g\n  name: b\n",
 			"lvmd.yaml:6:3: deviceClasses[0].name: given twice"},
 		{"no volume group", head + "- name: a\n", "lvmd.yaml:4:3: deviceClasses[0].volumeGroup: missing; it is required, or volumeGroups instead"},

@@ -148,6 +148,16 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			*into = v.Value == "true"
 		}
 	}
+	rate := func(into *int64) func(string, *yaml.Node) {
+		return func(k string, v *yaml.Node) {
+			at(k, v)
+			n, ok := parseBytes(v)
+			if !ok || n < minRate {
+				p.complain(v, k, given(v), "must be "+bytesRule+", per second, and at least 1Mi")
+			}
+			*into = n
+		}
+	}
 	known := map[string]func(string, *yaml.Node){
 		"name":             text(&c.Name, dnsLabel, "must be a DNS label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit"),
 		"volumeGroup":      func(k string, v *yaml.Node) { at(k, v); p.classGroups(&c, k, v, false) },
@@ -175,15 +185,9 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			at(k, v)
 			c.Wipe = Wipe(p.oneOf(k, v, string(WipeAuto), string(WipeZero), string(WipeDiscard), string(WipeNone)))
 		},
-		"wipeRate": func(k string, v *yaml.Node) {
-			at(k, v)
-			n, ok := parseBytes(v)
-			if !ok || n < minWipeRate {
-				p.complain(v, k, given(v), "must be "+bytesRule+", per second, and at least 1Mi")
-			}
-			c.WipeRate = n
-		},
-		"thin": func(k string, v *yaml.Node) { at(k, v); p.thin(&c, k, v) },
+		"wipeRate": rate(&c.WipeRate),
+		"copyRate": rate(&c.CopyRate),
+		"thin":     func(k string, v *yaml.Node) { at(k, v); p.thin(&c, k, v) },
 	}
 	p.layoutKeys(&c, at, known)
 	p.fields(n, path, known, "name")
@@ -225,8 +229,8 @@ func (p *parser) oneOf(key string, v *yaml.Node, allowed ...string) string {
 	return v.Value
 }
 
-// minWipeRate is the slowest wipe: at less, space would hardly come back.
-const minWipeRate = 1 << 20
+// minRate is the slowest wipe, at less space would hardly come back, and the slowest copy.
+const minRate = 1 << 20
 
 const bytesRule = "a whole number of bytes, with one of the suffixes k, M, G, T, P, Ki, Mi, Gi, Ti, Pi or without"
 

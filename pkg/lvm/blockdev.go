@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +18,8 @@ type blockDevice struct {
 	size int64
 	// noPunch is set once the device refused to zero by deallocation.
 	noPunch bool
+	// number is MAJOR:MINOR.
+	number string
 }
 
 // openExclusive opens a block device with O_EXCL: the kernel refuses that
@@ -51,7 +55,7 @@ func openDevice(path string, flags int, major, minor uint32) (*blockDevice, erro
 		f.Close()
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return &blockDevice{f: f, size: size}, nil
+	return &blockDevice{f: f, size: size, number: fmt.Sprintf("%d:%d", major, minor)}, nil
 }
 
 func (d *blockDevice) Size() int64 { return d.size }
@@ -91,5 +95,40 @@ func (d *blockDevice) Discard(off, length int64) error {
 
 func (d *blockDevice) ReadAt(b []byte, off int64) (int, error)  { return d.f.ReadAt(b, off) }
 func (d *blockDevice) WriteAt(b []byte, off int64) (int, error) { return d.f.WriteAt(b, off) }
-func (d *blockDevice) Sync() error                              { return d.f.Sync() }
-func (d *blockDevice) Close() error                             { return d.f.Close() }
+
+// Uncached implements Handle. A device that cannot do it goes through the page cache.
+func (d *blockDevice) Uncached() {
+	if flags, err := unix.FcntlInt(d.f.Fd(), unix.F_GETFL, 0); err == nil {
+		_, _ = unix.FcntlInt(d.f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
+	}
+}
+
+// Fields of a device's file stat in sysfs, counted from zero (Linux, block/stat.rst).
+const (
+	statWritten   = 6
+	statDiscarded = 13
+)
+
+// Written implements Handle, in sectors.
+func (d *blockDevice) Written() (uint64, error) {
+	stat, err := os.ReadFile("/sys/dev/block/" + d.number + "/stat")
+	if err != nil {
+		return 0, fmt.Errorf("what was written to %s: %w", d.f.Name(), err)
+	}
+	fields := strings.Fields(string(stat))
+	var sum uint64
+	for _, field := range []int{statWritten, statDiscarded} {
+		if field >= len(fields) && field == statDiscarded {
+			break // before Linux 4.18
+		}
+		n, err := strconv.ParseUint(fields[field], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("what was written to %s: %w", d.f.Name(), err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+func (d *blockDevice) Sync() error  { return d.f.Sync() }
+func (d *blockDevice) Close() error { return d.f.Close() }

@@ -165,8 +165,15 @@ type Handle interface {
 	// the length are multiples of 4096.
 	io.ReaderAt
 	io.WriterAt
+	// Uncached has ReadAt and WriteAt bypass the page cache from now on, where the device
+	// can do that. Their buffers must then be aligned as large ones of make are.
+	Uncached()
 	// Sync returns once everything zeroed or written before is durable.
 	Sync() error
+	// Written is how much was written to the device and discarded, by whomever, since it
+	// was made. Only the difference of two numbers means anything. What is in the page cache
+	// counts once it is written, as by Sync.
+	Written() (uint64, error)
 	// Close gives the device up.
 	Close() error
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 )
@@ -27,10 +28,11 @@ const (
 )
 
 // carveCopy makes a volume that its source is copied to. The source is held
-// open for lvmd alone, from before the first effect to the end: nobody can
-// mount or write it, and what is copied is what it holds all the time. A copy
-// that is interrupted is undone; nothing is known of what was written to the
-// source in between.
+// open for lvmd alone, from before the first effect to the end: it cannot be
+// mounted, and what is copied is what it holds all the time. The kernel lets
+// others open a raw volume all the same, and write to it; then the copy fails,
+// see unchanged. A copy that is interrupted is undone; nothing is known of what
+// was written to the source in between.
 func (s *Service) carveCopy(ctx context.Context, v *volume) error {
 	source := v.making.source
 	h, err := s.open(ctx, source)
@@ -79,6 +81,13 @@ func (s *Service) copyAll(ctx context.Context, v *volume, to lvm.Handle) error {
 		unclean = unclean.minus(span{headAndTail, to.Size() - headAndTail})
 	}
 	s.model.mu.Unlock()
+	limit := s.copyLimit(v)
+	unchanged, err := unchangedSince(from)
+	if err != nil {
+		return err
+	}
+	from.handle.Uncached()
+	to.Uncached()
 	size := from.handle.Size()
 	buffer := make([]byte, copyChunk)
 	told := time.Now()
@@ -87,6 +96,9 @@ func (s *Service) copyAll(ctx context.Context, v *volume, to lvm.Handle) error {
 			return err
 		}
 		chunk := buffer[:min(copyChunk, size-off)]
+		if err := waitFor(ctx, limit, len(chunk)); err != nil {
+			return err
+		}
 		if _, err := from.handle.ReadAt(chunk, off); err != nil {
 			return fmt.Errorf("reading at byte %d: %w", off, err)
 		}
@@ -94,7 +106,7 @@ func (s *Service) copyAll(ctx context.Context, v *volume, to lvm.Handle) error {
 			return fmt.Errorf("writing at byte %d: %w", off, err)
 		}
 		if done := off + int64(len(chunk)); done%copyCheckpoint == 0 {
-			if err := to.Sync(); err != nil {
+			if err := errors.Join(to.Sync(), unchanged()); err != nil {
 				return err
 			}
 		}
@@ -107,11 +119,59 @@ func (s *Service) copyAll(ctx context.Context, v *volume, to lvm.Handle) error {
 		}
 		s.model.mu.Unlock()
 	}
+	if err := unchanged(); err != nil {
+		return err
+	}
 	// What the volume has more than its source.
 	if err := s.zero(ctx, to, unclean.minus(span{0, size})); err != nil {
 		return err
 	}
 	return to.Sync()
+}
+
+// unchangedSince returns a function that fails when something was written to the source of
+// a copy since: the copy would be of no point in time. What is read and was written
+// before is not in the page cache alone, as reading past that writes it, and then it counts.
+func unchangedSince(from *making) (func() error, error) {
+	written := func() (uint64, error) {
+		if err := from.handle.Sync(); err != nil {
+			return 0, err
+		}
+		return from.handle.Written()
+	}
+	before, err := written()
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		now, err := written()
+		if err == nil && now != before {
+			err = volumeWritten(from.source.rec.ID)
+		}
+		return err
+	}, nil
+}
+
+// copyLimit is what limits the rate of copies to a volume, or nil.
+func (s *Service) copyLimit(v *volume) *rate.Limiter {
+	s.model.mu.Lock()
+	defer s.model.mu.Unlock()
+	if c := s.model.class(v.rec.Ident.Class); c != nil {
+		return c.copying
+	}
+	return nil
+}
+
+// waitFor waits until a limit allows so many bytes more; nil is no limit.
+func waitFor(ctx context.Context, limit *rate.Limiter, bytes int) error {
+	for limit != nil && bytes > 0 {
+		some := min(bytes, limit.Burst())
+		if err := limit.WaitN(ctx, some); err != nil {
+			return err
+		}
+		bytes -= some
+	}
+	return nil
 }
 
 // writeChunk writes a chunk; where the volume reads as zeroes already, blocks

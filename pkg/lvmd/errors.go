@@ -101,6 +101,13 @@ func volumeInUse(id string, cause error) error {
 	}
 }
 
+func volumeWritten(id string) error {
+	return &failure{
+		code: codes.FailedPrecondition, reason: names.ReasonVolumeInUse,
+		message: fmt.Sprintf("volume %s was written to while it was copied: nothing may use it until the copy is complete; thin volumes can be cloned while they are used", id),
+	}
+}
+
 func operationPending(format string, args ...any) error {
 	return &failure{code: codes.Aborted, reason: names.ReasonOperationPending, message: fmt.Sprintf(format, args...)}
 }

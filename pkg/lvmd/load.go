@@ -100,7 +100,7 @@ func (s *Service) configure(c *config.Config) []string {
 	s.model.config = c
 	var names []string
 	for _, dc := range c.Classes {
-		c := &class{DeviceClass: dc, wiping: wipeLimiter(dc.WipeRate)}
+		c := &class{DeviceClass: dc, wiping: limiter(dc.WipeRate), copying: limiter(dc.CopyRate)}
 		for _, name := range dc.VolumeGroups {
 			g := s.model.groups[name]
 			if g == nil {
@@ -128,8 +128,9 @@ func newGroup(name string) *group {
 	}
 }
 
-// wipeLimiter limits wipes to so many bytes per second, in steps of a tenth.
-func wipeLimiter(bytesPerSecond int64) *rate.Limiter {
+// limiter limits wipes or copies to so many bytes per second, in steps of a tenth; zero is
+// no limit.
+func limiter(bytesPerSecond int64) *rate.Limiter {
 	if bytesPerSecond == 0 {
 		return nil
 	}

@@ -49,6 +49,8 @@ type class struct {
 	parts []*part
 	// wiping limits the rate of wipes; nil means no limit.
 	wiping *rate.Limiter
+	// copying limits the rate of copies to volumes of the class; nil means no limit.
+	copying *rate.Limiter
 	// reported is nil while the class is not offered.
 	reported *lvmdv1.DeviceClass
 	// changed is the generation that reported changed with.

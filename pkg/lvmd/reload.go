@@ -51,7 +51,7 @@ func (s *Service) Reload(c *config.Config) error {
 	m.config, m.refused = c, ""
 	m.classes = nil
 	for _, dc := range c.Classes {
-		c := &class{DeviceClass: dc, wiping: wipeLimiter(dc.WipeRate)}
+		c := &class{DeviceClass: dc, wiping: limiter(dc.WipeRate), copying: limiter(dc.CopyRate)}
 		for _, name := range dc.VolumeGroups {
 			c.parts = append(c.parts, &part{class: c, group: m.groups[name]})
 		}

@@ -103,7 +103,7 @@ func (c *part) unfit() error {
 
 // textFull reports whether the metadata has no space for a volume of all that is free.
 func (g *group) textFull() bool {
-	return !g.hasText(lvm.VolumeText(nil, max(1, g.fragments))+typicalTags)
+	return !g.hasText(lvm.VolumeText(nil, max(1, g.fragments)) + typicalTags)
 }
 
 func condition(kind, format string, args ...any) *lvmdv1.Condition {

@@ -3,6 +3,7 @@
 package lvmd_test
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -104,6 +105,46 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 			waittest.Until(t, "all room is back", func() bool { return p.available() == all && len(n.leftovers()) == 1 })
 		})
 	}
+}
+
+// A Pod that has a raw volume opens it as this does; the kernel lets it, whoever else has
+// it for itself.
+func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
+	n := newNode(t)
+	n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"
+	p := n.start()
+	all := p.available()
+	v := p.create(create("v", 64<<20, ""))
+	fill(t, v, 0x5a)
+	ask := create("c", 64<<20, "")
+	ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+	copied := make(chan error, 1)
+	go func() {
+		_, err := p.client.CreateVolume(t.Context(), ask)
+		copied <- err
+	}()
+	waittest.Until(t, "some of it is copied", func() bool {
+		got, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"})
+		return err == nil && got.GetVolume().GetCopiedBytes() > 0
+	})
+	// Of what is copied already, and not made durable: the next copy has it.
+	device := must.Get(os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0))(t)
+	must.Get(device.WriteAt(bytes.Repeat([]byte{0x77}, 4096), 0))(t)
+	must.Succeed(t, device.Close())
+	if err := <-copied; status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "was written to while it was copied") {
+		t.Errorf("copying a volume that was written to: %v", err)
+	}
+	c := p.create(ask)
+	got := make([]byte, 4096)
+	f := must.Get(os.Open(c.GetDevicePath()))(t)
+	must.Get(f.ReadAt(got, 0))(t)
+	must.Succeed(t, f.Close())
+	if !bytes.Equal(got, bytes.Repeat([]byte{0x77}, 4096)) {
+		t.Errorf("the next copy begins with %x, want 77", got[:8])
+	}
+	p.delete(v.GetId())
+	p.delete(c.GetId())
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
 }
 
 func TestARealThickVolumeIsCopied(t *testing.T) {

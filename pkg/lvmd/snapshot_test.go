@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -288,6 +289,52 @@ func TestAThickVolumeIsClonedByACopyUnlessItIsInUse(t *testing.T) {
 	d.checkModel()
 	d.delete(c.GetId())
 	d.checkClean()
+}
+
+func TestACopyOfAVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
+	for name, written := range map[string]bool{"it is written to": true, "it is left alone": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			var source string
+			d := m.start(t, func(_ *daemon, o *Options) {
+				o.crashPoint = func(point string) {
+					if point == "clone: chunk copied" && written {
+						m.fill(t, source, 0x44)
+					}
+				}
+			})
+			source = d.create(request("v", 8)).GetId()
+			d.fill(source, 0x33)
+			made, err := d.client.CreateVolume(t.Context(), from(request("c", 8), source))
+			if !written {
+				must.Succeed(t, err)
+				d.shows(made.GetVolume().GetId(), 8, 0x33)
+				return
+			}
+			wantCode(t, err, codes.FailedPrecondition, "VOLUME_IN_USE")
+			if got := d.list(); len(got) != 1 || got[0].GetId() != source {
+				t.Errorf("there are %v, want the source only", got)
+			}
+			// Once it is left alone, it is copied.
+			written = false
+			made = must.Get(d.client.CreateVolume(t.Context(), from(request("c", 8), source)))(t)
+			d.shows(made.GetVolume().GetId(), 8, 0x44)
+		})
+	}
+}
+
+func TestACopyIsNoFasterThanItsClassAllows(t *testing.T) {
+	m := newMachine(t)
+	m.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 100Mi}\n"
+	d := m.start(t)
+	v := d.create(request("v", 8))
+	d.fill(v.GetId(), 0x33)
+	began := time.Now()
+	must.Get(d.client.CreateVolume(t.Context(), from(request("c", 8), v.GetId())))(t)
+	// What is allowed at once is a tenth of a second's.
+	if took, least := time.Since(began), (8*testExtent-10<<20)*time.Second/(100<<20); took < least {
+		t.Errorf("%d bytes were copied in %v, want at least %v", 8*testExtent, took, least)
+	}
 }
 
 func TestACopyGoesOnWithoutItsCallerAndIsCancelledByADeletion(t *testing.T) {

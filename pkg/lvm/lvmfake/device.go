@@ -196,6 +196,7 @@ func (f *Groups) Fill(groupName, name string, pattern byte) error {
 	if c := v.cipher; c != nil {
 		size, write = c.bytes, func(off int64) error { return c.write(g, v, off, pattern) }
 	}
+	v.written++
 	for off := int64(0); off < size; off += blockSize {
 		if err := write(off); err != nil {
 			return fmt.Errorf("%s/%s: %w", groupName, name, err)
@@ -272,6 +273,7 @@ func (h *handle) size() int64 {
 }
 
 func (h *handle) write(off int64, pattern byte) error {
+	h.volume.written++
 	if h.cipher != nil {
 		return h.cipher.write(h.group, h.volume, off, pattern)
 	}
@@ -376,6 +378,16 @@ func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 		}
 	}
 	return len(b), nil
+}
+
+// Uncached implements lvm.Handle: the fake has no page cache.
+func (h *handle) Uncached() {}
+
+// Written implements lvm.Handle, in blocks.
+func (h *handle) Written() (uint64, error) {
+	h.fake.mu.Lock()
+	defer h.fake.mu.Unlock()
+	return h.volume.written, nil
 }
 
 func (h *handle) Sync() error { return nil }

@@ -94,6 +94,8 @@ type volume struct {
 	created time.Time
 	extents []int64
 	minor   uint32 // zero while not active
+	// written counts what was written to it.
+	written uint64
 	mounts  int
 	handle  *handle
 	// cipher is the volume's encrypted device, if it has one.
