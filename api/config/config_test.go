@@ -45,11 +45,11 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 	for _, c := range []struct{ name, file, want string }{
 		{"an empty file", "", "lvmd.yaml: the file is empty"},
 		{"bad indentation", "apiVersion: x\n kind: y\n", "lvmd.yaml:2:1: not YAML: mapping values are not allowed in this context"},
-		{"a list at the top", "- a\n", `lvmd.yaml:1:1: "a list": must be a mapping with the keys apiVersion, deviceClasses, kind, volumeGroups`},
+		{"a list at the top", "- a\n", `lvmd.yaml:1:1: "a list": must be a mapping with the keys apiVersion, deviceClasses, devices, kind, volumeGroups`},
 		{"another version", strings.Replace(head, "/v1", "/v2", 1) + "- {name: a, volumeGroup: g}\n",
 			`lvmd.yaml:1:13: apiVersion: "carve.csi.local/v2": allowed is carve.csi.local/v1`},
 		{"an unknown key at the top", head + "- {name: a, volumeGroup: g}\nextra: 1\n",
-			"lvmd.yaml:5:1: extra: unknown key; allowed are apiVersion, deviceClasses, kind, volumeGroups"},
+			"lvmd.yaml:5:1: extra: unknown key; allowed are apiVersion, deviceClasses, devices, kind, volumeGroups"},
 		{"an unknown key in a class", head + "- name: a\n  volumeGroup: g\n  stripe: 2\n",
 			"lvmd.yaml:6:3: deviceClasses[0].stripe: unknown key; allowed are copyRate, default, lvcreateOptions, medium, mirrors, name, optional, reserve, stripeSize, stripes, thin, type, volumeGroup, volumeGroupUUIDs, volumeGroups, wipe, wipeRate"},
 		{"a key given twice", head + "- name: a\n  volumeGroup: g\n  name: b\n",

@@ -57,6 +57,9 @@ type core struct {
 	available *availability
 	losses    losses
 	owner     *capacityOwner // nil for none
+	// workers is set by tests only: how many claims, and volumes that are to be deleted,
+	// are worked on at once; zero means the constants.
+	workers int
 
 	claims     cache.SharedIndexInformer
 	volumes    cache.SharedIndexInformer

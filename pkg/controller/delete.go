@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -57,7 +58,7 @@ type deleter struct {
 func newDeleter(c *core, completeRelease bool) *deleter {
 	d := &deleter{core: c, completeRelease: completeRelease, claimGone: map[string]types.UID{}}
 	d.volumeLoop = workloop.New(workloop.Options[string]{
-		Name: "volumes", Parallel: deleteWorkers, RetryMin: retryMin, RetryMax: deleteRetryMax,
+		Name: "volumes", Parallel: cmp.Or(c.workers, deleteWorkers), RetryMin: retryMin, RetryMax: deleteRetryMax,
 		Work: func(ctx context.Context, name string) (time.Duration, error) { return 0, d.sync(ctx, name) },
 		Tenant: func(name string) string {
 			if pv, err := d.volumeLister.Get(name); err == nil && pv.Spec.ClaimRef != nil {

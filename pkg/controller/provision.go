@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -156,7 +157,7 @@ func newProvisioner(c *core, completeBinding bool, published *publisher) *provis
 		attempts: map[string]*attempt{},
 	}
 	p.claimLoop = workloop.New(workloop.Options[string]{
-		Name: "claims", Parallel: provisionWorkers, RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
+		Name: "claims", Parallel: cmp.Or(c.workers, provisionWorkers), RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
 		Tenant: func(uid string) string {
 			if claim := p.claim(uid); claim != nil {
 				return claim.Namespace

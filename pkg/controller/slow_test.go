@@ -11,11 +11,16 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// more is more than there are workers for claims or volumes.
-const more = max(provisionWorkers, deleteWorkers) + 10
+const (
+	few = 4
+	// more is more than there are workers.
+	more = 3 * few
+)
+
+func withFewWorkers(c *Controller) { c.core.workers = few }
 
 func TestClaimsOfANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
-	h := newHarness(t)
+	h := newHarness(t, withFewWorkers)
 	slow := h.node("slow", 100*gib)
 	h.node("quick", gib)
 	h.class("carve", nil)
@@ -42,7 +47,7 @@ func TestClaimsOfANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
 }
 
 func TestDeletionsOnANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
-	h := newHarness(t)
+	h := newHarness(t, withFewWorkers)
 	slow, quick := h.node("slow", 100*gib), h.node("quick", gib)
 	h.class("carve", nil)
 	h.run()

@@ -1,6 +1,7 @@
 package lvmd
 
 import (
+	"fmt"
 	"strings"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"

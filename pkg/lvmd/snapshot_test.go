@@ -332,7 +332,7 @@ func TestACopyIsNoFasterThanItsClassAllows(t *testing.T) {
 	began := time.Now()
 	must.Get(d.client.CreateVolume(t.Context(), from(request("c", 8), v.GetId())))(t)
 	// What is allowed at once is a tenth of a second's.
-	if took, least := time.Since(began), (8*testExtent-10<<20)*time.Second/(100<<20); took < least {
+	if took, least := time.Since(began), time.Duration(8*testExtent-10<<20)*time.Second/(100<<20); took < least {
 		t.Errorf("%d bytes were copied in %v, want at least %v", 8*testExtent, took, least)
 	}
 }
