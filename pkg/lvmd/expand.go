@@ -142,6 +142,9 @@ func (m *model) checkExpansion(e *expansion) error {
 	}
 	pieces := max(1, min(more, g.fragments))
 	text := lvm.VolumeText(nil, v.layout.Segments(pieces))
+	if e.zeroing && !g.mayHaveMore() {
+		return g.errTooMany("expanding volume " + v.rec.ID + ", which takes another one for a while")
+	}
 	if e.zeroing {
 		text += lvm.VolumeText(extensionTags(e.extension), pieces)
 	}

@@ -21,26 +21,31 @@ func (c *part) room() int64 {
 	if c.group.placed {
 		return c.placedRoom(true)
 	}
-	return max(0, c.reportedRoom()-c.group.expanding)
+	return max(0, c.roomBesideExpansions()-c.group.expanding)
 }
 
-// reportedRoom is the room as watchers are told it: an expansion counts only
-// once the volume's new size is told too.
+// reportedRoom is how many extents a new volume can have as it is reported to watchers: an
+// expansion counts only once the volume's new size is reported, too. It is nothing where no
+// volume can be created, but those there are may grow.
 func (c *part) reportedRoom() int64 {
+	if !c.group.mayHaveMore() || c.unfit() != nil {
+		return 0
+	}
+	return c.roomBesideExpansions()
+}
+
+func (c *part) roomBesideExpansions() int64 {
 	g := c.group
 	if c.pool != nil {
-		if !g.present || !g.hasThinText() || !g.mayHaveMore() {
+		if !g.present || !g.hasThinText() {
 			return 0
 		}
 		return c.pool.reportedRoom()
 	}
-	if c.unfit() != nil {
-		return 0
-	}
 	if g.placed {
 		return c.placedRoom(false)
 	}
-	if !g.present || g.textFull() || !g.mayHaveMore() {
+	if !g.present || g.textFull() {
 		return 0
 	}
 	return max(0, g.allocatable-g.creating-c.reserved())
@@ -49,7 +54,7 @@ func (c *part) reportedRoom() int64 {
 // placedRoom is the largest volume in extents where the group is placed.
 func (c *part) placedRoom(growth bool) int64 {
 	g := c.group
-	if !g.present || !growth && !g.mayHaveMore() || !g.hasText(c.layout().Text([]string{strings.Repeat("x", typicalTags)}, max(1, g.fragments))) {
+	if !g.present || !g.hasText(c.layout().Text([]string{strings.Repeat("x", typicalTags)}, max(1, g.fragments))) {
 		return 0
 	}
 	largest, _ := c.capacity(growth)

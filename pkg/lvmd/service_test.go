@@ -485,8 +485,8 @@ func TestAGroupThatMayHaveSoManyVolumesOffersNoMore(t *testing.T) {
 	m := newMachine(t)
 	m.fake.SetMostVolumes(testGroup, 2)
 	d := m.start(t)
-	first := d.create(request("pvc-1", 1))
-	d.create(request("pvc-2", 1))
+	first := d.create(fsRequest("pvc-1", 4, "ext4"))
+	raw := d.create(request("pvc-2", 1))
 	if got := d.available(); got != 0 {
 		t.Errorf("%d extents are offered in a group that may have no more volumes", got)
 	}
@@ -495,7 +495,9 @@ func TestAGroupThatMayHaveSoManyVolumesOffersNoMore(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "vgchange --logicalvolume 0 "+testGroup) {
 		t.Errorf("error %v, want one that says what lifts the limit", err)
 	}
-	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: first.GetId(), RequiredBytes: 2 * testExtent}))(t)
+	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: first.GetId(), RequiredBytes: 5 * testExtent}))(t)
+	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: raw.GetId(), RequiredBytes: 2 * testExtent})
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
 	d.delete(first.GetId())
 	waittest.Until(t, "there is space for another volume", func() bool { return d.available() == testTotal-1 })
 	d.create(request("pvc-3", 1))
@@ -507,7 +509,14 @@ func TestAGroupThatAppearsLaterAndIsNoPersistentMemoryOffersNothing(t *testing.T
 	m.config = "- {name: memory, volumeGroup: memory, medium: pmem, optional: true}\n- {name: local, default: true, volumeGroup: carve}\n"
 	d := m.start(t)
 	m.fake.AddGroup("memory", testExtent, testTotal)
-	memory := func() *lvmdv1.DeviceClass { return d.classNamed("memory") }
+	memory := func() *lvmdv1.DeviceClass {
+		for _, c := range d.state().GetClasses() {
+			if c.GetName() == "memory" {
+				return c
+			}
+		}
+		return nil // not offered
+	}
 	waittest.Until(t, "the class says what is wrong", func() bool {
 		c := memory()
 		return len(c.GetConditions()) == 1 && c.GetConditions()[0].GetType() == "NotPersistentMemory"
@@ -520,6 +529,7 @@ func TestAGroupThatAppearsLaterAndIsNoPersistentMemoryOffersNothing(t *testing.T
 	_, err := d.client.CreateVolume(t.Context(), r)
 	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
 	m.fake.SetDAX("memory", true)
+	m.fake.SetDataOffset("memory", 2<<20)
 	m.fake.SetMostVolumes("memory", 0) // any change has lvmd look at the group
 	waittest.Until(t, "it is offered once it is persistent memory", func() bool {
 		c := memory()
