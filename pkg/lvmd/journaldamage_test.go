@@ -4,16 +4,19 @@ package lvmd
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -80,6 +83,28 @@ func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 			d.checkClean()
 		})
 	}
+}
+
+func TestNothingIsWipedThatIsNotMarked(t *testing.T) {
+	m := newMachine(t)
+	var attempts atomic.Int32
+	var fails atomic.Bool
+	fails.Store(true)
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpTag && fails.Load() {
+			attempts.Add(1)
+			return errors.New("no")
+		}
+		return nil
+	}
+	d := m.start(t)
+	id := d.create(request("v", 2)).GetId()
+	d.fill(id, 0x33)
+	d.delete(id)
+	waittest.Until(t, "marking was tried again", func() bool { return attempts.Load() > 1 })
+	d.shows(id, 2, 0x33)
+	fails.Store(false)
+	d.checkClean()
 }
 
 // TestAZeroedPageOfTheJournalIsNoticedWhereverItIs zeroes each page in turn, as a
