@@ -22,8 +22,9 @@ const maxOutput = 4096
 const reapDelay = 2 * time.Second
 
 // wantsMemory matches what tools say when they cannot have the memory that they need:
-// e2fsck and the C library of ENOMEM, xfs_repair of the limit of its option -m.
-var wantsMemory = regexp.MustCompile(`(?i)memory allocation failed|cannot allocate memory|out of memory|required memory for repair|[mc]alloc failed|memory exhausted`)
+// e2fsck and the C library of ENOMEM, xfs_repair of the limit of its option -m. "Unknown
+// code ext2 70" is EXT2_ET_NO_MEMORY before e2fsck has read its messages.
+var wantsMemory = regexp.MustCompile(`(?i)memory allocation failed|cannot allocate memory|out of memory|required memory for repair|[mc]alloc failed|memory exhausted|unknown code ext2 70`)
 
 // ioError is what every tool says of EIO in the C locale.
 const ioError = "Input/output error"

@@ -75,7 +75,9 @@ const (
 type LVMDClient interface {
 	// CreateVolume carves a volume and, for FILESYSTEM, formats it, before it
 	// answers. Idempotent by name: the same request returns the same volume, a
-	// different one ALREADY_EXISTS. A cancelled call leaves no half-made volume.
+	// different one ALREADY_EXISTS. The creation goes on for a minute after the
+	// last call that waits for it ended without an answer: a call of that name
+	// joins it. Then it is cancelled, and leaves no half-made volume.
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*CreateVolumeResponse, error)
 	// DeleteVolume answers once the volume can never be seen again by name or
 	// id. Wiping and freeing go on in the background; until then the space
@@ -276,7 +278,9 @@ type LVMD_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 type LVMDServer interface {
 	// CreateVolume carves a volume and, for FILESYSTEM, formats it, before it
 	// answers. Idempotent by name: the same request returns the same volume, a
-	// different one ALREADY_EXISTS. A cancelled call leaves no half-made volume.
+	// different one ALREADY_EXISTS. The creation goes on for a minute after the
+	// last call that waits for it ended without an answer: a call of that name
+	// joins it. Then it is cancelled, and leaves no half-made volume.
 	CreateVolume(context.Context, *CreateVolumeRequest) (*CreateVolumeResponse, error)
 	// DeleteVolume answers once the volume can never be seen again by name or
 	// id. Wiping and freeing go on in the background; until then the space
