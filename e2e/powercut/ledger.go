@@ -225,6 +225,7 @@ func (r *rig) step(ctx context.Context, l *ledger, mine *[]*entry, random *rand.
 		case of == nil && !full:
 			return r.make(ctx, l, mine, &entry{class: "thin", block: true, seed: random.Uint64()})
 		}
+	case volumeCreated, volumeWritten, deletion, survival, operations: // below
 	}
 	// Each worker keeps a volume, so that a cut finds some.
 	if full || (wanted == deletion && len(*mine) > 1) {
