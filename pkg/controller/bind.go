@@ -124,6 +124,9 @@ func (p *provisioner) markVolumeBound(ctx context.Context, a *attempt) error {
 	pv, err := p.client.CoreV1().PersistentVolumes().Patch(ctx, a.pv.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		if apierrors.IsNotFound(err) {
+			p.pace.volumeDeleted(a.pv.Name) // It may have been seen deleted before.
+		}
 		marked := a.pv.DeepCopy()
 		marked.Status.Phase = v1.VolumeBound // as far as we are concerned
 		a.pv = marked

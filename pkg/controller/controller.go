@@ -124,7 +124,7 @@ func New(o Options) (*Controller, error) {
 	c := &Controller{o: o}
 	c.core = &core{
 		client: o.Client, snapshots: o.Snapshots, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
-		ledger: scheduler.NewLedger(time.Now), pace: newPace(time.Now), losses: losses{grace: nodeLossGrace},
+		ledger: scheduler.NewLedger(time.Now), pace: newPace(), losses: losses{grace: nodeLossGrace},
 		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, OnForget: c.nodeForgotten, Log: o.Log}),
 	}
 	c.core.available = c.newAvailability()

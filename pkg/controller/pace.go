@@ -3,7 +3,6 @@ package controller
 import (
 	"fmt"
 	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -26,12 +25,11 @@ import (
 // PV controller does is proof: it writes the phase of a new volume (which nobody
 // else does in this case) only after taking it in, and it has taken in all that
 // were created before that one. This case ends with such a proof for a volume
-// that was created after the last of the deleted claims' volumes was dealt with;
-// or when so much time has passed since then that the PV controller's client has
-// had its turn for all that happened in between, with much to spare.
+// that was created after the last of the deleted claims' volumes was dealt with, and
+// never by time: how long the PV controller is stuck depends on what other drivers do,
+// and on its client's limit. While claims are deleted all the time, all volumes wait
+// for their proof, which is when the PV controller binds them itself.
 type pace struct {
-	now func() time.Time
-
 	mu sync.Mutex
 	// created numbers new volumes in the order of their creation, until we write
 	// their phase, or they are released or deleted.
@@ -46,24 +44,12 @@ type pace struct {
 	// a proof ends that, once releasing is empty.
 	doubtful bool
 	until    uint64
-	// settledAt is when a deleted claim's volume was last dealt with, and load
-	// counts what made work for the PV controller since doubt arose.
-	settledAt time.Time
-	load      int
 	// own are volumes whose phase we write: no proof.
 	own map[string]struct{}
 }
 
-const (
-	// doubtLeast and doubtPerChange bound how long the PV controller's worker can
-	// be stuck: a deleted or new claim costs the controller up to five calls, of
-	// which it makes 20 per second by default.
-	doubtLeast     = 5 * time.Second
-	doubtPerChange = 250 * time.Millisecond
-)
-
-func newPace(now func() time.Time) *pace {
-	return &pace{now: now, created: map[string]uint64{}, releasing: map[string]struct{}{}, own: map[string]struct{}{}}
+func newPace() *pace {
+	return &pace{created: map[string]uint64{}, releasing: map[string]struct{}{}, own: map[string]struct{}{}}
 }
 
 // watch feeds the pace from the informers, for as long as these run. Order
@@ -118,7 +104,6 @@ func (p *pace) volumeAdded(pv *v1.PersistentVolume) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.last++
-	p.load++
 	if pv.Status.Phase == v1.VolumePending || pv.Status.Phase == "" {
 		p.created[pv.Name] = p.last
 	}
@@ -156,11 +141,7 @@ func (p *pace) volumeDeleted(name string) {
 func (p *pace) claimDeleted(volume string, pending bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.doubtful {
-		p.load = 0
-	}
-	p.doubtful, p.until, p.settledAt = true, p.last, p.now()
-	p.load++
+	p.doubtful, p.until = true, p.last
 	if pending {
 		p.releasing[volume] = struct{}{}
 	}
@@ -170,7 +151,7 @@ func (p *pace) claimDeleted(volume string, pending bool) {
 func (p *pace) settled(volume string) {
 	if _, ok := p.releasing[volume]; ok {
 		delete(p.releasing, volume)
-		p.until, p.settledAt = p.last, p.now()
+		p.until = p.last
 	}
 }
 
@@ -185,9 +166,6 @@ func (p *pace) reconsider() {
 func (p *pace) doubt() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.doubtful && len(p.releasing) == 0 && p.now().Sub(p.settledAt) > doubtLeast+time.Duration(p.load)*doubtPerChange {
-		p.doubtful = false
-	}
 	return p.doubtful
 }
 
