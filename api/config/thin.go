@@ -24,6 +24,11 @@ const (
 	// DefaultStep is by how much of its size a pool is extended.
 	DefaultStep = 20
 
+	// MinChunk and MaxChunk are the kernel's bounds of a chunk (device-mapper's
+	// thin-provisioning.rst), in bytes.
+	MinChunk = 64 << 10
+	MaxChunk = 1 << 30
+
 	minPoolMetadata = 2 << 20
 	maxPoolMetadata = 16 << 30
 )
@@ -37,6 +42,9 @@ type ThinPool struct {
 	Size Amount
 	// MetadataSize is in bytes, or zero for what LVM would choose.
 	MetadataSize int64
+	// ChunkSize is the unit of provisioning of a pool that is made, in bytes: a power of
+	// two from MinChunk to MaxChunk, or zero for one that suits the pool's size.
+	ChunkSize int64
 	// Overprovisioning is by how much the volumes' sizes may in sum exceed the
 	// pool's: in hundredths, at least 100.
 	Overprovisioning int64
@@ -130,6 +138,14 @@ func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 				p.complain(v, k, given(v), "must be "+bytesRule+", from 2Mi to 16Gi")
 			}
 			t.MetadataSize = n
+		},
+		"chunkSize": func(k string, v *yaml.Node) {
+			at(k, v)
+			n, ok := parseBytes(v)
+			if !ok || n < MinChunk || n > MaxChunk || bits.OnesCount64(uint64(n)) != 1 {
+				p.complain(v, k, given(v), "must be "+bytesRule+", a power of two from 64Ki to 1Gi")
+			}
+			t.ChunkSize = n
 		},
 		"overprovisioning": func(k string, v *yaml.Node) {
 			at(k, v)

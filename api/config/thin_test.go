@@ -21,6 +21,7 @@ func TestAThinClassIsReadWithItsDefaults(t *testing.T) {
     pool: q
     size: 10Gi
     metadataSize: 64Mi
+    chunkSize: 256Ki
     overprovisioning: 2.5
     dataThreshold: 70%
     metadataThreshold: 60%
@@ -38,7 +39,7 @@ func TestAThinClassIsReadWithItsDefaults(t *testing.T) {
 		t.Errorf("second extends by %+v", b.AutoExtend)
 	}
 	b.AutoExtend = nil
-	if *b != (ThinPool{Pool: "q", Size: Amount{Bytes: 10 << 30}, MetadataSize: 64 << 20, Overprovisioning: 250, DataThreshold: 70, MetadataThreshold: 60}) {
+	if *b != (ThinPool{Pool: "q", Size: Amount{Bytes: 10 << 30}, MetadataSize: 64 << 20, ChunkSize: 256 << 10, Overprovisioning: 250, DataThreshold: 70, MetadataThreshold: 60}) {
 		t.Errorf("second %+v", b)
 	}
 	if third.Overprovisioning != 300 || *third.AutoExtend != (AutoExtend{Step: Amount{Percent: 20}}) {
@@ -60,11 +61,14 @@ func TestAMistakeInAThinClassIsNamed(t *testing.T) {
 		{"no pool", class("size: 1Gi"), "lvmd.yaml:4:47: deviceClasses[0].thin.pool: missing; it is required"},
 		{"no size", class("pool: p"), "deviceClasses[0].thin.size: missing; it is required"},
 		{"an unknown key", class("pool: p, size: 1Gi, chunk: 1"),
-			"deviceClasses[0].thin.chunk: unknown key; allowed are autoExtend, dataThreshold, metadataSize, metadataThreshold, overprovisioning, pool, size"},
+			"deviceClasses[0].thin.chunk: unknown key; allowed are autoExtend, chunkSize, dataThreshold, metadataSize, metadataThreshold, overprovisioning, pool, size"},
 		{"a pool with LVM's own name", class("pool: x_tmeta, size: 1Gi"), `deviceClasses[0].thin.pool: "x_tmeta": must be a logical volume's name`},
 		{"half a percent", class("pool: p, size: 0.5%"), `lvmd.yaml:4:63: deviceClasses[0].thin.size: "0.5%": must be a whole number of bytes`},
 		{"more than everything", class("pool: p, size: 101%"), "or a whole percentage of the volume group from 1% to 100%"},
 		{"nothing", class("pool: p, size: 0"), `deviceClasses[0].thin.size: "0"`},
+		{"a small chunk", class("pool: p, size: 1Gi, chunkSize: 32Ki"), "a power of two from 64Ki to 1Gi"},
+		{"a large chunk", class("pool: p, size: 1Gi, chunkSize: 2Gi"), "a power of two from 64Ki to 1Gi"},
+		{"an odd chunk", class("pool: p, size: 1Gi, chunkSize: 192Ki"), "a power of two from 64Ki to 1Gi"},
 		{"small metadata", class("pool: p, size: 1Gi, metadataSize: 1Mi"), "from 2Mi to 16Gi"},
 		{"underprovisioning", class("pool: p, size: 1Gi, overprovisioning: 0.9"), `"0.9": must be a percentage from 100% to 10000%, or a number from 1 to 100 with up to two decimals`},
 		{"three decimals", class("pool: p, size: 1Gi, overprovisioning: 1.234"), `"1.234": must be a percentage from 100%`},

@@ -12,11 +12,8 @@ import (
 )
 
 const (
-	// minChunk and maxChunk bound a pool's unit of provisioning. A new chunk is
-	// zeroed when a part of it is written: small ones cost least.
-	minChunk = 64 << 10
-	maxChunk = 1 << 30
-	// manyChunksMetadata is the metadata from which on larger chunks are used.
+	// manyChunksMetadata is the metadata from which on larger chunks are used. A new chunk
+	// is zeroed when a part of it is written: small ones cost least.
 	manyChunksMetadata = 128 << 20
 	// chunkMetadata is what a chunk's mapping takes of the metadata, as LVM
 	// reckons.
@@ -196,8 +193,8 @@ func (s *Service) makePool(ctx context.Context, dc *config.DeviceClass, g *lvm.G
 // includes the metadata and its spare; bytes are those of the data.
 func poolOptions(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
 	data := t.Size.Of(g.Extents * g.ExtentSize)
-	chunk := int64(minChunk)
-	for chunk < maxChunk && data/chunk*chunkMetadata > manyChunksMetadata {
+	chunk := max(int64(config.MinChunk), t.ChunkSize)
+	for t.ChunkSize == 0 && chunk < config.MaxChunk && data/chunk*chunkMetadata > manyChunksMetadata {
 		chunk *= 2
 	}
 	metadata := t.MetadataSize
