@@ -40,6 +40,7 @@ var (
 	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by why.", "group", "device", "reason")
 	descClean     = desc("clean_bytes", "Free space that is known to hold zeroes.", "group")
 	descConfig    = desc("config_current", "1 while what the configuration file says is in force.")
+	descCondition = desc("class_condition", "1 for each condition of the device class.", "class", "condition")
 	descUnhealthy = desc("unhealthy_volumes", "Volumes with a condition, by class and condition.", "class", "condition")
 
 	descGroupTotal    = desc("group_total_bytes", "Size of the volume group.", "group")
@@ -202,6 +203,14 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 			gauge(descTotal, float64(r.TotalBytes), c.Name, r.VgName)
 			gauge(descAvailable, float64(r.AvailableBytes), c.Name, r.VgName)
 			gauge(descMaximum, float64(r.MaximumVolumeSizeBytes), c.Name, r.VgName)
+		}
+		// Several groups of a class may have the same one.
+		conditions := map[string]bool{}
+		for _, condition := range c.reported.GetConditions() {
+			conditions[condition.GetType()] = true
+		}
+		for kind := range conditions {
+			gauge(descCondition, 1, c.Name, kind)
 		}
 	}
 	type key struct {

@@ -83,13 +83,15 @@ func TestMetricsTellOfSizesVolumesAndTheJournal(t *testing.T) {
 			found["journal_bytes"], found["group_metadata_bytes{group=carve}"], found["cleared_bytes_total"])
 	}
 	for name := range found {
-		if strings.HasPrefix(name, "unhealthy_volumes") {
-			t.Errorf("%s is there, and all volumes are well", name)
+		if strings.HasPrefix(name, "unhealthy_volumes") || strings.HasPrefix(name, "class_condition") {
+			t.Errorf("%s is there, and all is well", name)
 		}
 	}
 	m.fake.SetMissing(testGroup, true)
 	const missing = "group_missing_devices{group=carve}"
 	waittest.Until(t, missing, func() bool { return samples(t, d.Service)[missing] == 1 })
+	const condition = "class_condition{class=local,condition=MissingDevice}"
+	waittest.Until(t, condition, func() bool { return samples(t, d.Service)[condition] == 1 })
 }
 
 func TestMetricsTellHowLVMsCommandsEnd(t *testing.T) {
