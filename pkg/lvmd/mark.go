@@ -17,6 +17,11 @@ import (
 // maxMarked bounds how many volumes one command marks, as maxBatch does.
 const maxMarked = 50
 
+// markAttempts is how often lvmd tries to mark a volume. Then the deletion goes on without:
+// a group of which the metadata is full, for example, takes no more tags, and deleting is
+// what helps it.
+const markAttempts = 3
+
 // needsMark reports whether LVM has to be told that a tombstone is one. What LVM has not
 // finished making is known for that by itself. The caller holds the model's lock.
 func (v *volume) needsMark() bool {
@@ -35,6 +40,10 @@ func (s *Service) nextToMark(g *group) (batch []*volume, retry time.Time) {
 	for _, v := range s.model.volumes {
 		switch {
 		case v.group != g || !v.needsMark():
+		case v.failures >= markAttempts:
+			s.log.Warn("a deleted volume cannot be marked; its deletion goes on, and would begin anew if the journal were lost", "volume", v.rec.ID)
+			v.marked, v.failures = true, 0
+			wake(g.reap)
 		case v.retryAt.After(now):
 			retry = earlier(retry, v.retryAt)
 		case len(batch) < maxMarked:

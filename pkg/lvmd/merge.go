@@ -110,7 +110,7 @@ func (s *Service) merge(g *group, found []lvm.Group, devices map[string]lvm.Devi
 		if s.update(v, lv, devices) {
 			n.changed = append(n.changed, v)
 		}
-		v.halfMade, v.marked = halfMade[lv.Name], isMarked(lv)
+		v.halfMade, v.marked = halfMade[lv.Name], v.marked || isMarked(lv)
 		if v.rec.Phase == creating && v.op == nil {
 			// Whoever was making it ended in the middle; nobody was told of it.
 			s.log.Info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
