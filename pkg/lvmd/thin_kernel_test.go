@@ -4,7 +4,9 @@ package lvmd_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -69,11 +71,15 @@ func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
 	}
 }
 
-// TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot has somebody else's command keep LVM's lock of
-// the group: lvmd can remove nothing meanwhile.
+// TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot holds back the command that removes the
+// volume: what the pool gets back before it, another command has no part in.
 func TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot(t *testing.T) {
 	n := thinNode(t, "overprovisioning: 2")
 	n.keeps = []string{"carve-pool"}
+	hold := filepath.Join(n.dir, "hold")
+	n.lvm = filepath.Join(n.dir, "holding-lvm")
+	must.Succeed(t, os.WriteFile(n.lvm, fmt.Appendf(nil, "#!/bin/sh\n"+
+		"[ \"$1\" != lvremove ] || while [ -e %s ]; do sleep 0.05; done\nexec lvm \"$@\"\n", hold), 0o700))
 	p := n.start()
 	v := p.create(create("pvc-1", 32<<20, ""))
 	fill(t, v, 0x5a)
@@ -85,15 +91,13 @@ func TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot(t *testing.T) {
 	if got := used(); got == "0" {
 		t.Fatalf("the pool has %s chunks in use after %d bytes were written", got, v.GetSizeBytes())
 	}
-	lock := must.Get(os.OpenFile("/run/lock/lvm/V_"+n.group, os.O_RDWR|os.O_CREATE, 0o600))(t)
-	defer lock.Close()
-	must.Succeed(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	must.Succeed(t, os.WriteFile(hold, nil, 0o600))
 	p.delete(v.GetId())
 	waittest.Until(t, "no chunk of the pool is in use", func() bool { return used() == "0" }, func() any { return used() })
 	if _, err := os.Stat(v.GetDevicePath()); err != nil {
-		t.Errorf("the volume was removed while the group was locked: %v", err)
+		t.Errorf("the volume was removed by another command than lvremove: %v", err)
 	}
-	must.Succeed(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+	must.Succeed(t, os.Remove(hold))
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }
 
