@@ -173,7 +173,7 @@ func resultLabel(err error) string {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descClean, descConfig, descUnhealthy, descGroupTotal, descGroupFree, descGroupMissing, descMetadata, descMetadataLimit,
+		descClean, descConfig, descUnhealthy, descCondition, descGroupTotal, descGroupFree, descGroupMissing, descMetadata, descMetadataLimit,
 		descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descCallers, descTurnedOff, descWedged, descJournal, descRefused,
 		descThinData, descThinMetadata, descThinSize, descThinVirtual, descSnapshots,
 	} {
