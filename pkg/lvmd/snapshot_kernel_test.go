@@ -107,8 +107,8 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 	}
 }
 
-// A Pod that has a raw volume opens it as this does; the kernel lets it, whoever else has
-// it for itself.
+// A Pod that has a raw volume opens it as this does. The kernel allows that although lvmd
+// has opened it exclusively.
 func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 	n := newNode(t)
 	n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"

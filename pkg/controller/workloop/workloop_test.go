@@ -36,7 +36,7 @@ func TestTenantsTakeTurns(t *testing.T) {
 			},
 			"pop": func(t *rapid.T) {
 				if q.Len() == 0 {
-					t.Skip("it is empty")
+					return
 				}
 				key := q.Pop()
 				tenant := tenantOf(key)
