@@ -10,10 +10,10 @@ TOOLS     := $(CACHE)/tools
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS   := -s -w -X main.version=$(VERSION)
 GOLANGCI  := $(TOOLS)/golangci-lint-v2.15.0
-PROGRAMS  := lvmd node controller
+PROGRAMS  := lvmd node controller kubectl-carve
 # Packages whose tests need a kernel with device-mapper, LVM and real disks, and the
 # number of machines that share the tests.
-VM_TESTS  := ../pkg/lvmd/... ../pkg/lvm/... ../pkg/filesystem/... ../pkg/driver/... ../pkg/luks ../pkg/devmapper
+VM_TESTS  := ../pkg/lvmd/... ../pkg/lvm/... ../pkg/filesystem/... ../pkg/driver/... ../pkg/luks ../pkg/iolimit/... ../pkg/devmapper ../pkg/blockdev
 MACHINES  ?= 2
 # Name of a demo cluster that may live beside the one the tests use.
 DEMO      ?= demo
@@ -32,7 +32,7 @@ help: ## Show this list
 ##### See it run
 
 .PHONY: demo
-demo: ## Bring up a real cluster, install Carve, tell its story; leaves the cluster up
+demo: ## Bring up a real cluster, install Carve, show a volume; leaves the cluster up
 	@cd e2e && $(GO) run ./cmd/preflight
 	cd e2e && $(GO) run ./cmd/demo --cluster $(DEMO)
 
@@ -50,12 +50,38 @@ $(addprefix bin/,$(PROGRAMS)): bin/%:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/$*
 
 .PHONY: image
-image: ## Build the OCI image into bin/carve-image.tar, without a container engine
+image: ## Build the image into bin/carve-image.tar, a docker archive, without a container engine
 	cd e2e && $(GO) run ./cmd/image carve --output ../bin/carve-image.tar
 
+# The version that a release has: the newest in CHANGELOG.md.
+RELEASE    = $(shell sed -n 's/^## \(v[0-9][^ ]*\)$$/\1/p' CHANGELOG.md | head -n 1)
+
+# The architectures that a release has an image for.
+ARCHITECTURES := amd64 arm64
+
+.PHONY: release
+release: ## Make a release in dist/, without a container engine: images, SBOM, chart, manifests, kubectl-carve, checksums (KEY=file signs them)
+	rm -rf dist
+	@for arch in $(ARCHITECTURES); do \
+	  (cd e2e && $(GO) run ./cmd/image carve --arch $$arch --name registry.example.com/carve:$(RELEASE) --version $(RELEASE) --output ../dist/carve-image-$(RELEASE)-linux-$$arch.tar) || exit 1; \
+	done
+	cd release && $(GO) run ./cmd/release $(if $(KEY),--key $(abspath $(KEY)))
+
+.PHONY: push
+push: ## Push the images in dist/ into a registry as one, under NAME:VERSION (REGISTRY=registry/name, KEY=file signs it)
+	cd release && $(GO) run ./cmd/release push $(REGISTRY) $(if $(KEY),--key $(abspath $(KEY)))
+
+# The tests that make the pages of docs/reference, or hold them against the code.
+REFERENCE := -count=1 -run '^TestReference' ./docs ./cmd/lvmd ./cmd/node ./cmd/controller
+
+# The tests that make the alert rules' object and the dashboards, or compare them.
+MADE      := -count=1 -run '^(TestTheObjectIsMade|TestTheFilesAre)' ./alerts ./dashboards
+
 .PHONY: generate
-generate: ## Generate the gRPC code from api/
+generate: ## Generate the gRPC code from api/, the pages of docs/reference from the code, rules and dashboards from monitoring/
 	cd tools && $(GO) run ./protogen ..
+	$(GO) test $(REFERENCE) -args -update
+	cd monitoring && $(GO) test $(MADE) -args -update
 
 .PHONY: deps
 deps: ## Install the Debian packages that the race detector needs
@@ -72,27 +98,33 @@ STAGES    := cd e2e && $(GO) run ./cmd/stages -condense test-unit,test-race,test
 
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster
-	@cd e2e && $(GO) run ./cmd/preflight
+	@cd e2e && $(GO) run ./cmd/preflight -disks 25
 	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-selinux,test-virtual,test-vm test-e2e,test-powercut,test-systemd
 
 .PHONY: test-quick
 test-quick: ## The inner loop: unit tests, and the controller against a real API server
 	@$(STAGES) test-unit,test-apiserver
 
+# The tests of release and monitoring read files beside their modules, which go test does not
+# look at before it reports a cached result.
 .PHONY: test-unit
 test-unit: ## Tests that run anywhere, in seconds
 	$(GO) vet ./...
 	$(GO) test $(VERBOSE) ./...
 	cd e2e && $(GO) vet ./... && $(GO) test $(VERBOSE) ./...
+	cd release && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) ./...
+	cd monitoring && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) ./...
 
 # Vetting looks at everything that is imported, too. The linter does it for all build tags.
 .PHONY: test-race
 test-race: deps ## The same, with the race detector where the product is tested
 	CGO_ENABLED=1 $(GO) test -race -vet=off $(VERBOSE) ./...
 	cd e2e && $(GO) test -vet=off $(VERBOSE) ./...
+	cd release && $(GO) test -vet=off -count=1 $(VERBOSE) ./...
+	cd monitoring && $(GO) test -vet=off -count=1 $(VERBOSE) ./...
 
 # Packages whose tests want a real API server beside fake nodes.
-APISERVER_TESTS := pkg/controller pkg/controller/trust
+APISERVER_TESTS := pkg/controller pkg/controller/trust pkg/kubectl
 
 .PHONY: test-apiserver
 test-apiserver: ## Tests of the controller against a real API server and scheduler, with fake nodes
@@ -104,6 +136,8 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	  $(GO) run ./cmd/controlplane env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
 	    -test.v -test.timeout 15m -test.run "^($$names)$$" || exit 1; \
 	done
+	cd release && $(GO) test -tags apiserver -c -o ../bin/tests/platforms ./chart
+	cd e2e && $(GO) run ./cmd/controlplane env --chdir=../release/chart $(CURDIR)/bin/tests/platforms -test.v -test.timeout 5m -test.run '^TestEveryPlatformsPodsAreAdmitted$$'
 
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in virtual machines (MACHINES=n)
@@ -130,28 +164,43 @@ test-selinux: ## Tests of volumes' labels, in a virtual machine with SELinux in 
 test-virtual: ## Tests that need what only a virtual machine has: persistent memory, disks that are unplugged
 	cd e2e && $(GO) run ./cmd/vmtest -virtual -timeout 15m -with lvmd,node ../pkg/lvmd ../pkg/driver
 
+.PHONY: test-old-kernel
+test-old-kernel: ## Mount new file systems on a kernel older than the oldest supported one (Linux 5.10), in a virtual machine; part of soak
+	cd e2e && $(GO) run ./cmd/vmtest -kernel bullseye -timeout 30m ../pkg/filesystem
+
 .PHONY: test-pmem
 test-pmem: ## Memcached on a Kubernetes node with persistent memory, emulated where there is no KVM; part of soak
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v ./pmem
 
-# Rounds of power cuts in a soak, decks of cards of a cluster's random life, and what
+.PHONY: test-arm64
+test-arm64: ## Make the image for arm64 and start its programs under emulation; part of soak
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v -run ARM64 ./image
+
+# Rounds of power cuts in a soak, schedules of events of a cluster's random scenario, and what
 # orders them.
 ROUNDS    ?= 50
-DECKS     ?= 20
+SCHEDULES ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd test-pmem ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's life (ROUNDS=n DECKS=n SEED=n)
+soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
-	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealRoom' ../pkg/lvmd ../pkg/lvm
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealFreeSpace' ../pkg/lvmd ../pkg/lvm
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver
 	CARVE_SOAK=1 $(GO) test -count=1 -timeout 1h -run 'Cycles' ./pkg/lvmd
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 1h -v ./cluster
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 10h -v -run RandomLife ./tests -args -decks $(DECKS) -seed $(SEED)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 10h -v -run RandomScenario ./tests -args -schedules $(SCHEDULES) -seed $(SEED)
+
+# The test that builds an earlier version, and replaces all of Carve six times.
+UPGRADE   := TestTheVersionBeforeIsUpgradedAndGoneBackTo
+
+.PHONY: test-upgrade
+test-upgrade: ## Upgrade from an earlier version under I/O and go back, on a real cluster; part of soak
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v -run '^$(UPGRADE)$$' ./tests
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(if $(RUN),-run '$(RUN)') ./tests $(if $(KEEP),-args -keep)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(if $(RUN),-run '$(RUN)',-skip '^$(UPGRADE)$$') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
 bench: bench-lvmd bench-io bench-controller bench-pod ## All measurements, each a ratio within one run
@@ -172,25 +221,32 @@ bench-io: ## Measure file systems and the scratch profile against a bare volume 
 bench-controller: ## Measure the controller with a real control plane and fake nodes
 	cd e2e && $(GO) run ./cmd/benchcontroller
 
+.PHONY: bench-scale
+bench-scale: ## Measure two replicas with many simulated nodes (NODES=50,1000,5000)
+	cd e2e && $(GO) run ./cmd/benchcontroller -scale $(or $(NODES),50,1000)
+
 .PHONY: bench-pod
 bench-pod: bench-mount ## Measure stage and publish against a bare mount, then Pod start and volumes per second on a real cluster
 	cd e2e && $(GO) run ./cmd/benchpod
 
 .PHONY: check-generated
-check-generated: ## Fail when generated code is not current
+check-generated: ## Fail when generated code or pages are not current
 	cd tools && $(GO) run ./protogen -check ..
+	$(GO) test $(REFERENCE)
 
 # Packages with files that the build tag kernel leaves out.
 WITHOUT_KERNEL = $(shell grep -rl --include='*.go' '^//go:build !kernel' api cmd pkg deploy | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
 .PHONY: lint
 lint: $(GOLANGCI) ## Run golangci-lint with the committed configuration, and go vet, over the files of every build tag
-	$(GO) vet -tags kernel,apiserver,selinux,virtual ./...
+	$(GO) vet -tags kernel,apiserver,selinux,virtual,oldkernel ./...
 	$(GO) vet $(WITHOUT_KERNEL)
-	$(GOLANGCI) run --build-tags kernel,apiserver,selinux,virtual ./...
+	$(GOLANGCI) run --build-tags kernel,apiserver,selinux,virtual,oldkernel ./...
 	$(GOLANGCI) run $(WITHOUT_KERNEL)
 	cd e2e && $(GO) vet -tags e2e ./... && $(GOLANGCI) run --config ../.golangci.yml --build-tags e2e ./...
 	cd tools && $(GO) vet ./... && $(GOLANGCI) run --config ../.golangci.yml ./...
+	cd release && $(GO) vet -tags apiserver ./... && $(GOLANGCI) run --config ../.golangci.yml --build-tags apiserver ./...
+	cd monitoring && $(GO) vet ./... && $(GOLANGCI) run --config ../.golangci.yml ./...
 
 $(GOLANGCI):
 	GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -198,4 +254,4 @@ $(GOLANGCI):
 
 .PHONY: clean
 clean: ## Remove what was built here (the cache of the harness stays)
-	rm -rf bin e2e/bin
+	rm -rf bin dist e2e/bin

@@ -13,10 +13,10 @@ var groupName = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}$`)
 
 const groupNameRule = "must be a volume group's name: 1 to 127 of letters, digits and '+_.-', not beginning with '-'"
 
-// groupNameOf reads a volume group's name, or complains.
+// groupNameOf reads a volume group's name, or reports a problem.
 func (p *parser) groupNameOf(key string, v *yaml.Node) (string, bool) {
 	if v.Kind != yaml.ScalarNode || !groupName.MatchString(v.Value) || v.Value == "." || v.Value == ".." {
-		p.complain(v, key, given(v), groupNameRule)
+		p.report(v, key, given(v), groupNameRule)
 		return "", false
 	}
 	return v.Value, true
@@ -27,7 +27,7 @@ func (p *parser) classGroups(c *DeviceClass, key string, v *yaml.Node, list bool
 	items, name := []*yaml.Node{v}, func(int) string { return key }
 	if list {
 		if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
-			p.complain(v, key, given(v), "must be a list of at least one volume group's name")
+			p.report(v, key, given(v), "must be a list of at least one volume group's name")
 			return
 		}
 		items, name = v.Content, func(i int) string { return fmt.Sprintf("%s[%d]", key, i) }
@@ -37,10 +37,9 @@ func (p *parser) classGroups(c *DeviceClass, key string, v *yaml.Node, list bool
 		switch {
 		case !ok:
 		case slices.Contains(c.VolumeGroups, group):
-			p.complain(item, name(i), group, "given twice")
+			p.report(item, name(i), group, "given twice")
 		default:
 			c.VolumeGroups = append(c.VolumeGroups, group)
-			c.groupAt = append(c.groupAt, located{name(i)[len(classPath(c.index))+1:], position{item.Line, item.Column}})
 		}
 	}
 }
@@ -51,12 +50,12 @@ var groupUUID = regexp.MustCompile(`^[A-Za-z0-9]{6}(-[A-Za-z0-9]{4}){5}-[A-Za-z0
 // groupUUIDs reads a class' volumeGroupUUIDs.
 func (p *parser) groupUUIDs(c *DeviceClass, key string, v *yaml.Node) {
 	if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
-		p.complain(v, key, given(v), "must be a list of at least one volume group's UUID")
+		p.report(v, key, given(v), "must be a list of at least one volume group's UUID")
 		return
 	}
 	for i, item := range v.Content {
 		if item.Kind != yaml.ScalarNode || !groupUUID.MatchString(item.Value) {
-			p.complain(item, fmt.Sprintf("%s[%d]", key, i), given(item),
+			p.report(item, fmt.Sprintf("%s[%d]", key, i), given(item),
 				"must be a volume group's UUID as `vgs -o +vg_uuid` shows it: groups of 6, 4, 4, 4, 4, 4 and 6 letters and digits, with '-' between")
 			continue
 		}
@@ -73,25 +72,8 @@ func (p *parser) oneKindOfGroups(c *DeviceClass, n *yaml.Node, path string) {
 	_, several := c.positions["volumeGroups"]
 	switch {
 	case one && several:
-		p.complain(n, path+".volumeGroups", "", "given together with volumeGroup; exactly one of them is allowed")
+		p.report(n, path+".volumeGroups", "", "given together with volumeGroup; exactly one of them is allowed")
 	case !one && !several:
-		p.complain(n, path+".volumeGroup", "", "missing; it is required, or volumeGroups instead")
+		p.report(n, path+".volumeGroup", "", "missing; it is required, or volumeGroups instead")
 	}
-}
-
-// located is a key and where its value stands.
-type located struct {
-	key string
-	at  position
-}
-
-func classPath(index int) string { return fmt.Sprintf("deviceClasses[%d]", index) }
-
-// GroupProblem is Problem about the volume group with the given index.
-func (c *DeviceClass) GroupProblem(index int, reason string) Problems {
-	l := c.groupAt[index]
-	return Problems{{
-		File: c.file, Line: l.at.line, Column: l.at.column,
-		Key: classPath(c.index) + "." + l.key, Given: c.VolumeGroups[index], Reason: reason,
-	}}
 }

@@ -1,9 +1,9 @@
 // Package config is lvmd's configuration: one strict, versioned YAML file that
 // says which device classes a node offers.
 //
-// It owns the file's schema and its validation as far as the file alone can
-// tell. Whether a volume group exists is for lvmd to find out; Problem lets it
-// complain about the very line. Nothing in the file is ignored: an unknown
+// It owns the file's schema and its validation as far as the file alone
+// shows. Whether a volume group exists is for lvmd to find out; Problem lets it
+// report the very line. Nothing in the file is ignored: an unknown
 // key, a repeated one or a second document is an error. Every error names
 // file, line, column, key, what was given and what is allowed.
 //
@@ -76,10 +76,10 @@ const (
 	WipeAuto Wipe = "auto"
 	// WipeZero writes zeroes.
 	WipeZero Wipe = "zero"
-	// WipeDiscard tells the device that the contents are not needed. What is
+	// WipeDiscard informs the device that the contents are not needed. What is
 	// read afterwards is up to the device.
 	WipeDiscard Wipe = "discard"
-	// WipeNone leaves the contents for whoever gets the space next.
+	// WipeNone leaves the contents for the next volume in that space.
 	WipeNone Wipe = "none"
 )
 
@@ -100,16 +100,13 @@ type DeviceClass struct {
 	// Default marks the class of requests that name none.
 	Default bool
 	// VolumeGroups names the LVM volume groups, at least one: a volume is
-	// carved in the one with the most room.
+	// carved in the one with the most free space.
 	VolumeGroups []string
 	// VolumeGroupUUIDs are those that the groups may have; empty allows any.
 	VolumeGroupUUIDs []string
 	Type             Layout
-	// Stripes, StripeSize, in bytes, and Mirrors are zero for layouts that have
-	// none; Mirrors are the copies beside the first.
-	Stripes    int
-	StripeSize int64
-	Mirrors    int
+	// Measures are those of the layout.
+	Measures
 	// LvcreateOptions are further options of lvcreate, each as --name=value.
 	LvcreateOptions []string
 	Medium          Medium
@@ -124,15 +121,13 @@ type DeviceClass struct {
 	CopyRate int64
 	// Thin is set exactly when Type is Thin.
 	Thin *ThinPool
-	// Optional classes are not offered, rather than an error, on nodes
+	// Optional classes are not offered, rather than offered with a condition, on nodes
 	// without their volume group.
 	Optional bool
 
 	file      string
 	index     int
 	positions map[string]position
-	// groupAt tells where each of VolumeGroups stands.
-	groupAt []located
 }
 
 // Reserve is an amount of space: bytes, or a part of the whole.

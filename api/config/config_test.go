@@ -105,14 +105,13 @@ func TestAMistakeIsNamedWithLineKeyGivenAndAllowed(t *testing.T) {
 }
 
 func TestAProblemFoundLaterPointsIntoTheFile(t *testing.T) {
-	c := must.Get(Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroup: g\n")))(t)
-	got := c.Classes[0].GroupProblem(0, "does not exist").Error()
-	if want := `lvmd.yaml:5:16: deviceClasses[0].volumeGroup: "g": does not exist`; got != want {
+	c := must.Get(Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroup: g\n  medium: pmem\n")))(t)
+	got := c.Classes[0].Problem("medium", "pmem", "not here").Error()
+	if want := `lvmd.yaml:6:11: deviceClasses[0].medium: "pmem": not here`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	c = must.Get(Parse("lvmd.yaml", []byte(head+"- name: a\n  volumeGroups: [g, h]\n")))(t)
-	got = c.Classes[0].GroupProblem(1, "does not exist").Error()
-	if want := `lvmd.yaml:5:21: deviceClasses[0].volumeGroups[1]: "h": does not exist`; got != want {
+	got = c.Classes[0].Problem("thin.pool", "p", "a key that is not given").Error()
+	if want := `lvmd.yaml:4:3: deviceClasses[0].thin.pool: "p": a key that is not given`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

@@ -25,7 +25,7 @@ const (
 	RAID6 Layout = "raid6"
 )
 
-// IsRAID tells whether volumes of a layout survive the loss of a device.
+// IsRAID reports whether volumes of a layout survive the loss of a device.
 func (l Layout) IsRAID() bool {
 	return l == RAID1 || l == RAID10 || l == RAID5 || l == RAID6
 }
@@ -52,25 +52,39 @@ var (
 	parityDevices = map[Layout]int{RAID5: 1, RAID6: 2}
 )
 
+// Measures are what goes with a layout over several devices.
+type Measures struct {
+	// Stripes, StripeSize, in bytes, and Mirrors are zero for layouts that have
+	// none; Mirrors are the copies beside the first.
+	Stripes    int
+	StripeSize int64
+	Mirrors    int
+}
+
 // layoutKeys reads the keys that go with some layouts.
 func (p *parser) layoutKeys(c *DeviceClass, at func(string, *yaml.Node), known map[string]func(string, *yaml.Node)) {
-	known["stripes"] = func(k string, v *yaml.Node) { at(k, v); c.Stripes = p.whole(k, v, 2, maxDevices) }
-	known["mirrors"] = func(k string, v *yaml.Node) { at(k, v); c.Mirrors = p.whole(k, v, 1, maxMirrors) }
+	p.measureKeys(&c.Measures, at, known)
+	known["lvcreateOptions"] = func(k string, v *yaml.Node) { at(k, v); p.lvcreateOptions(c, k, v) }
+}
+
+// measureKeys reads a layout's measures.
+func (p *parser) measureKeys(m *Measures, at func(string, *yaml.Node), known map[string]func(string, *yaml.Node)) {
+	known["stripes"] = func(k string, v *yaml.Node) { at(k, v); m.Stripes = p.whole(k, v, 2, maxDevices) }
+	known["mirrors"] = func(k string, v *yaml.Node) { at(k, v); m.Mirrors = p.whole(k, v, 1, maxMirrors) }
 	known["stripeSize"] = func(k string, v *yaml.Node) {
 		at(k, v)
 		n, ok := parseBytes(v)
 		if !ok || n < minStripeSize || n > maxStripeSize || n&(n-1) != 0 {
-			p.complain(v, k, given(v), "must be a power of two from 4Ki to 1Gi")
+			p.report(v, k, given(v), "must be a power of two from 4Ki to 1Gi")
 		}
-		c.StripeSize = n
+		m.StripeSize = n
 	}
-	known["lvcreateOptions"] = func(k string, v *yaml.Node) { at(k, v); p.lvcreateOptions(c, k, v) }
 }
 
 func (p *parser) whole(key string, v *yaml.Node, least, most int) int {
 	n, err := strconv.Atoi(v.Value)
 	if v.Kind != yaml.ScalarNode || err != nil || n < least || n > most {
-		p.complain(v, key, given(v), fmt.Sprintf("must be a whole number from %d to %d", least, most))
+		p.report(v, key, given(v), fmt.Sprintf("must be a whole number from %d to %d", least, most))
 		return 0
 	}
 	return n
@@ -79,35 +93,7 @@ func (p *parser) whole(key string, v *yaml.Node, least, most int) int {
 // checkLayout sees to it that a class has the keys that its layout needs, and
 // no other; and sets those that have a default.
 func (p *parser) checkLayout(c *DeviceClass, n *yaml.Node, path string) {
-	least, stripes := minStripes[c.Type]
-	for _, k := range []struct {
-		key, types string
-		allowed    bool
-	}{
-		{"stripes", "striped, raid10, raid5 and raid6", stripes},
-		{"stripeSize", "striped, raid10, raid5 and raid6", stripes},
-		{"mirrors", "raid1 and raid10", c.Type == RAID1 || c.Type == RAID10},
-	} {
-		if _, ok := c.positions[k.key]; ok && !k.allowed && c.Type != "" {
-			p.problems = append(p.problems, c.Problem(k.key, "", fmt.Sprintf("given for a class of type %s; it is allowed with %s only", c.Type, k.types))...)
-		}
-	}
-	if _, given := c.positions["mirrors"]; !given && (c.Type == RAID1 || c.Type == RAID10) {
-		c.Mirrors = 1
-	}
-	_, given := c.positions["stripes"]
-	switch {
-	case stripes && !given:
-		p.complain(n, path+".stripes", "", fmt.Sprintf("missing; type: %s requires it", c.Type))
-	case stripes && c.Stripes > 0 && c.Stripes < least:
-		p.problems = append(p.problems, c.Problem("stripes", strconv.Itoa(c.Stripes), fmt.Sprintf("type: %s needs at least %d", c.Type, least))...)
-	case c.devices() > maxDevices:
-		p.problems = append(p.problems, c.Problem("stripes", strconv.Itoa(c.Stripes), fmt.Sprintf(
-			"that is %d devices with copies and parity; at most %d are allowed", c.devices(), maxDevices))...)
-	}
-	if c.Type == RAID10 && c.Mirrors > 1 {
-		p.problems = append(p.problems, c.Problem("mirrors", strconv.Itoa(c.Mirrors), "type: raid10 has one copy beside the first: 1")...)
-	}
+	p.checkMeasures(c, c.Type, &c.Measures, layoutPlace{node: n, path: path, whose: "a class"})
 	p.checkStripeSize(c)
 	if c.Type.IsRAID() && c.Medium == PMEM {
 		p.problems = append(p.problems, c.Problem("medium", string(PMEM), "RAID volumes cannot be mapped directly into memory; allowed with type: "+string(c.Type)+" is disk")...)
@@ -120,6 +106,53 @@ func (p *parser) checkLayout(c *DeviceClass, n *yaml.Node, path string) {
 	p.checkRAIDOptions(c)
 	if len(c.LvcreateOptions) > 0 && c.Type == Thin {
 		p.problems = append(p.problems, c.Problem("lvcreateOptions", "", "has no meaning with type: thin")...)
+	}
+}
+
+// layoutPlace is where in the file a layout is given.
+type layoutPlace struct {
+	// node and path are those of what the keys are in, and prefix comes before each key in
+	// a class' positions.
+	node         *yaml.Node
+	path, prefix string
+	whose        string
+}
+
+// checkMeasures sees to it that a layout has the measures that it needs, and no other; and
+// sets those that have a default.
+func (p *parser) checkMeasures(c *DeviceClass, l Layout, m *Measures, at layoutPlace) {
+	problem := func(key, given, message string) {
+		p.problems = append(p.problems, c.Problem(at.prefix+key, given, message)...)
+	}
+	least, stripes := minStripes[l]
+	for _, k := range []struct {
+		key, types string
+		allowed    bool
+	}{
+		{"stripes", "striped, raid10, raid5 and raid6", stripes},
+		{"stripeSize", "striped, raid10, raid5 and raid6", stripes},
+		{"mirrors", "raid1 and raid10", l == RAID1 || l == RAID10},
+	} {
+		if _, ok := c.positions[at.prefix+k.key]; ok && !k.allowed && l != "" {
+			problem(k.key, "", fmt.Sprintf("given for %s of type %s; it is allowed with %s only", at.whose, l, k.types))
+		}
+	}
+	if _, given := c.positions[at.prefix+"mirrors"]; !given && (l == RAID1 || l == RAID10) {
+		m.Mirrors = 1
+	}
+	devices := m.devices(l)
+	_, given := c.positions[at.prefix+"stripes"]
+	switch {
+	case stripes && !given:
+		p.report(at.node, at.path+".stripes", "", fmt.Sprintf("missing; type: %s requires it", l))
+	case stripes && m.Stripes > 0 && m.Stripes < least:
+		problem("stripes", strconv.Itoa(m.Stripes), fmt.Sprintf("type: %s needs at least %d", l, least))
+	case devices > maxDevices:
+		problem("stripes", strconv.Itoa(m.Stripes), fmt.Sprintf(
+			"that is %d devices with copies and parity; at most %d are allowed", devices, maxDevices))
+	}
+	if l == RAID10 && m.Mirrors > 1 {
+		problem("mirrors", strconv.Itoa(m.Mirrors), "type: raid10 has one copy beside the first: 1")
 	}
 }
 
@@ -139,8 +172,8 @@ func (p *parser) checkStripeSize(c *DeviceClass) {
 }
 
 // devices is on how many devices a volume lies, copies and parity included.
-func (c *DeviceClass) devices() int {
-	return max(1, c.Stripes)*(c.Mirrors+1) + parityDevices[c.Type]
+func (m Measures) devices(l Layout) int {
+	return max(1, m.Stripes)*(m.Mirrors+1) + parityDevices[l]
 }
 
 // lvcreateValues are the options of lvcreate that a class may have, and what
@@ -200,7 +233,7 @@ func lvcreateSize(value string) int64 {
 
 func (p *parser) lvcreateOptions(c *DeviceClass, key string, n *yaml.Node) {
 	if n.Kind != yaml.SequenceNode {
-		p.complain(n, key, given(n), "must be a list of options such as --readahead=none")
+		p.report(n, key, given(n), "must be a list of options such as --readahead=none")
 		return
 	}
 	seen := map[string]bool{}
@@ -210,13 +243,13 @@ func (p *parser) lvcreateOptions(c *DeviceClass, key string, n *yaml.Node) {
 		allowed := lvcreateValues[name]
 		switch {
 		case item.Kind != yaml.ScalarNode || !ok || allowed == nil:
-			p.complain(item, path, given(item), "must be OPTION=VALUE with one of the options "+lvcreateNames())
+			p.report(item, path, given(item), "must be OPTION=VALUE with one of the options "+lvcreateNames())
 		case !allowed.MatchString(value):
-			p.complain(item, path, item.Value, "the value must match "+allowed.String())
+			p.report(item, path, item.Value, "the value must match "+allowed.String())
 		case name == "--addtag" && strings.HasPrefix(value, "carve"):
-			p.complain(item, path, item.Value, "tags that begin with carve are Carve's own")
+			p.report(item, path, item.Value, "tags that begin with carve are Carve's own")
 		case seen[name] && name != "--addtag":
-			p.complain(item, path, item.Value, name+" is given twice")
+			p.report(item, path, item.Value, name+" is given twice")
 		default:
 			c.LvcreateOptions = append(c.LvcreateOptions, item.Value)
 		}

@@ -32,7 +32,7 @@ func TestLayoutsAreReadWithTheirDefaults(t *testing.T) {
 		{RAID5, 2, 64 << 10, 0, 3}, {RAID6, 3, 4 << 10, 0, 5}, {Striped, 2, 2 << 20, 0, 2},
 	} {
 		d := c.Classes[i]
-		if got := (measures{d.Type, d.Stripes, d.StripeSize, d.Mirrors, d.devices()}); got != want {
+		if got := (measures{d.Type, d.Stripes, d.StripeSize, d.Mirrors, d.devices(d.Type)}); got != want {
 			t.Errorf("class %s: %+v, want %+v", d.Name, got, want)
 		}
 	}

@@ -28,7 +28,7 @@ func Parse(file string, data []byte) (*Config, error) {
 	}
 	var second yaml.Node
 	if err := decoder.Decode(&second); err == nil {
-		p.complain(&second, "", "", "only one YAML document is allowed")
+		p.report(&second, "", "", "only one YAML document is allowed")
 	} else if !errors.Is(err, io.EOF) {
 		return nil, Problems{p.syntax(err)}
 	}
@@ -58,7 +58,7 @@ func (p *parser) syntax(err error) Problem {
 	return problem
 }
 
-func (p *parser) complain(n *yaml.Node, key, given, reason string) {
+func (p *parser) report(n *yaml.Node, key, given, reason string) {
 	p.problems = append(p.problems, Problem{
 		File: p.file, Line: n.Line, Column: n.Column, Key: key, Given: given, Reason: reason,
 	})
@@ -68,7 +68,7 @@ func (p *parser) complain(n *yaml.Node, key, given, reason string) {
 // Unknown and repeated keys, and required ones that are absent, are problems.
 func (p *parser) fields(n *yaml.Node, path string, known map[string]func(key string, value *yaml.Node), required ...string) {
 	if n.Kind != yaml.MappingNode {
-		p.complain(n, path, given(n), "must be a mapping with the keys "+keys(known))
+		p.report(n, path, given(n), "must be a mapping with the keys "+keys(known))
 		return
 	}
 	prefix := path
@@ -81,9 +81,9 @@ func (p *parser) fields(n *yaml.Node, path string, known map[string]func(key str
 		read := known[name.Value]
 		switch {
 		case read == nil:
-			p.complain(name, prefix+name.Value, "", "unknown key; allowed are "+keys(known))
+			p.report(name, prefix+name.Value, "", "unknown key; allowed are "+keys(known))
 		case seen[name.Value]:
-			p.complain(name, prefix+name.Value, "", "given twice")
+			p.report(name, prefix+name.Value, "", "given twice")
 		default:
 			read(prefix+name.Value, value)
 		}
@@ -91,7 +91,7 @@ func (p *parser) fields(n *yaml.Node, path string, known map[string]func(key str
 	}
 	for _, r := range required {
 		if !seen[r] {
-			p.complain(n, prefix+r, "", "missing; it is required")
+			p.report(n, prefix+r, "", "missing; it is required")
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (p *parser) config(n *yaml.Node) *Config {
 		"kind":       func(k string, v *yaml.Node) { p.oneOf(k, v, Kind) },
 		"deviceClasses": func(k string, v *yaml.Node) {
 			if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
-				p.complain(v, k, given(v), "must be a list of at least one device class")
+				p.report(v, k, given(v), "must be a list of at least one device class")
 				return
 			}
 			for i, item := range v.Content {
@@ -132,7 +132,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 		return func(k string, v *yaml.Node) {
 			at(k, v)
 			if v.Kind != yaml.ScalarNode || !allowed.MatchString(v.Value) || v.Value == "." || v.Value == ".." {
-				p.complain(v, k, given(v), reason)
+				p.report(v, k, given(v), reason)
 				return
 			}
 			*into = v.Value
@@ -142,7 +142,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 		return func(k string, v *yaml.Node) {
 			at(k, v)
 			if v.Kind != yaml.ScalarNode || v.Value != "true" && v.Value != "false" {
-				p.complain(v, k, given(v), "must be true or false")
+				p.report(v, k, given(v), "must be true or false")
 				return
 			}
 			*into = v.Value == "true"
@@ -153,7 +153,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			at(k, v)
 			n, ok := parseBytes(v)
 			if !ok || n < minRate {
-				p.complain(v, k, given(v), "must be "+bytesRule+", per second, and at least 1Mi")
+				p.report(v, k, given(v), "must be "+bytesRule+", per second, and at least 1Mi")
 			}
 			*into = n
 		}
@@ -177,7 +177,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			at(k, v)
 			r, ok := parseReserve(v)
 			if !ok {
-				p.complain(v, k, given(v), "must be "+bytesRule+", or a percentage from 0% to 100% with up to two decimals")
+				p.report(v, k, given(v), "must be "+bytesRule+", or a percentage from 0% to 100% with up to two decimals")
 			}
 			c.Reserve = r
 		},
@@ -223,7 +223,7 @@ func (p *parser) uniqueness(classes []DeviceClass) {
 
 func (p *parser) oneOf(key string, v *yaml.Node, allowed ...string) string {
 	if v.Kind != yaml.ScalarNode || !slices.Contains(allowed, v.Value) {
-		p.complain(v, key, given(v), "allowed is "+strings.Join(allowed, " or "))
+		p.report(v, key, given(v), "allowed is "+strings.Join(allowed, " or "))
 		return ""
 	}
 	return v.Value

@@ -20,13 +20,13 @@ type schemaNode struct {
 	Pattern    string                 `json:"pattern"`
 }
 
-// complaint is what the parser says of a key of a file.
-func complaint(t *testing.T, file, key string) []string {
+// problemsOf is what the parser says of a key of a file.
+func problemsOf(t *testing.T, file, key string) []string {
 	t.Helper()
 	_, err := Parse("f", []byte(file))
 	var problems Problems
 	if !errors.As(err, &problems) {
-		t.Fatalf("no complaint about\n%s\nbut %v", file, err)
+		t.Fatalf("no problem in\n%s\nbut %v", file, err)
 	}
 	var reasons []string
 	for _, p := range problems {
@@ -82,20 +82,20 @@ func compare(t *testing.T, n *schemaNode, at place) {
 			names = append(names, name)
 		}
 		slices.Sort(names)
-		unknown := at.child("nobodyKnowsThis")
+		unknown := at.child("unknownKey")
 		want := "unknown key; allowed are " + strings.Join(names, ", ")
-		if got := complaint(t, unknown.with("1"), unknown.key); !slices.Contains(got, want) {
+		if got := problemsOf(t, unknown.with("1"), unknown.key); !slices.Contains(got, want) {
 			t.Errorf("%s: the parser says %q, the schema %q", at.key, got, want)
 		}
 		for _, name := range names {
-			missing := slices.Contains(complaint(t, at.with("{}"), at.child(name).key), "missing; it is required")
+			missing := slices.Contains(problemsOf(t, at.with("{}"), at.child(name).key), "missing; it is required")
 			if required := slices.Contains(n.Required, name); missing != required {
 				t.Errorf("%s: required in the parser %v, in the schema %v", at.child(name).key, missing, required)
 			}
 			compare(t, n.Properties[name], at.child(name))
 		}
 	case n.Items != nil:
-		if got := complaint(t, at.with("1"), at.key); len(got) == 0 {
+		if got := problemsOf(t, at.with("1"), at.key); len(got) == 0 {
 			t.Errorf("%s: a list for the schema, but not for the parser", at.key)
 		}
 		compare(t, n.Items, at.item())
@@ -106,12 +106,12 @@ func compare(t *testing.T, n *schemaNode, at place) {
 				words = append(words, word)
 			}
 		}
-		got := complaint(t, at.with("nobodyKnowsThis"), at.key)
+		got := problemsOf(t, at.with("unknownKey"), at.key)
 		if words != nil && !slices.Contains(got, "allowed is "+strings.Join(words, " or ")) {
 			t.Errorf("%s: the parser says %q, the schema allows %q", at.key, got, words)
 		}
 	default:
-		for _, reason := range complaint(t, at.with("{a: b}"), at.key) {
+		for _, reason := range problemsOf(t, at.with("{a: b}"), at.key) {
 			if strings.HasPrefix(reason, "allowed is ") || strings.HasPrefix(reason, "must be a mapping") {
 				t.Errorf("%s: the schema lacks that %s", at.key, reason)
 			}

@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Thin volumes take room from a thin pool only where they are written.
+// Thin volumes take space from a thin pool only where they are written.
 const Thin Layout = "thin"
 
 // Defaults and bounds of a thin pool.
@@ -50,6 +50,10 @@ type ThinPool struct {
 	Overprovisioning int64
 	// DataThreshold and MetadataThreshold are percentages from 1 to 100.
 	DataThreshold, MetadataThreshold int64
+	// Layout is how the data of a pool that is made lies: Linear, Striped, RAID1 or RAID10;
+	// Measures are the layout's.
+	Layout Layout
+	Measures
 	// AutoExtend is nil when the pool keeps its size.
 	AutoExtend *AutoExtend
 }
@@ -69,7 +73,7 @@ type Amount struct {
 	Bytes, Percent int64
 }
 
-// IsZero tells whether no amount was given.
+// IsZero reports whether no amount was given.
 func (a Amount) IsZero() bool { return a == Amount{} }
 
 // Of is the amount in bytes where the whole has total bytes, rounded down.
@@ -104,6 +108,7 @@ var (
 func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 	t := &ThinPool{
 		Overprovisioning: DefaultOverprovisioning, DataThreshold: DefaultThreshold, MetadataThreshold: DefaultThreshold,
+		Layout: Linear,
 	}
 	at := func(k string, v *yaml.Node) {
 		c.positions["thin."+strings.TrimPrefix(k, key+".")] = position{v.Line, v.Column}
@@ -113,7 +118,7 @@ func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 			at(k, v)
 			n, ok := parsePercent(v)
 			if !ok || n > 100 {
-				p.complain(v, k, given(v), percentRule)
+				p.report(v, k, given(v), percentRule)
 				return
 			}
 			*into = n
@@ -123,7 +128,7 @@ func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 		"pool": func(k string, v *yaml.Node) {
 			at(k, v)
 			if v.Kind != yaml.ScalarNode || !poolName.MatchString(v.Value) || strings.Trim(v.Value, ".") == "" || strings.HasPrefix(v.Value, "lvol") || reservedName(v.Value) {
-				p.complain(v, k, given(v), poolRule)
+				p.report(v, k, given(v), poolRule)
 			}
 			t.Pool = v.Value
 		},
@@ -135,7 +140,7 @@ func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 			at(k, v)
 			n, ok := parseBytes(v)
 			if !ok || n < minPoolMetadata || n > maxPoolMetadata {
-				p.complain(v, k, given(v), "must be "+bytesRule+", from 2Mi to 16Gi")
+				p.report(v, k, given(v), "must be "+bytesRule+", from 2Mi to 16Gi")
 			}
 			t.MetadataSize = n
 		},
@@ -143,7 +148,7 @@ func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 			at(k, v)
 			n, ok := parseBytes(v)
 			if !ok || n < MinChunk || n > MaxChunk || bits.OnesCount64(uint64(n)) != 1 {
-				p.complain(v, k, given(v), "must be "+bytesRule+", a power of two from 64Ki to 1Gi")
+				p.report(v, k, given(v), "must be "+bytesRule+", a power of two from 64Ki to 1Gi")
 			}
 			t.ChunkSize = n
 		},
@@ -151,18 +156,42 @@ func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 			at(k, v)
 			n, ok := parseRatio(v)
 			if !ok || n < DefaultOverprovisioning || n > maxOverprovisioning {
-				p.complain(v, k, given(v), ratioRule)
+				p.report(v, k, given(v), ratioRule)
 			}
 			t.Overprovisioning = n
 		},
 		"dataThreshold":     threshold(&t.DataThreshold),
 		"metadataThreshold": threshold(&t.MetadataThreshold),
+		"layout": func(k string, v *yaml.Node) {
+			at(k, v)
+			p.poolLayout(c, t, k, v)
+		},
 		"autoExtend": func(k string, v *yaml.Node) {
 			at(k, v)
 			t.AutoExtend = p.autoExtend(k, v)
 		},
 	}, "pool", "size")
 	c.Thin = t
+}
+
+// poolLayout reads how a pool lies.
+func (p *parser) poolLayout(c *DeviceClass, t *ThinPool, key string, n *yaml.Node) {
+	const prefix = "thin.layout."
+	at := func(k string, v *yaml.Node) {
+		c.positions[prefix+strings.TrimPrefix(k, key+".")] = position{v.Line, v.Column}
+	}
+	known := map[string]func(string, *yaml.Node){
+		"type": func(k string, v *yaml.Node) {
+			at(k, v)
+			t.Layout = Layout(p.oneOf(k, v, string(Linear), string(Striped), string(RAID1), string(RAID10)))
+		},
+	}
+	p.measureKeys(&t.Measures, at, known)
+	p.fields(n, key, known, "type")
+	p.checkMeasures(c, t.Layout, &t.Measures, layoutPlace{node: n, path: key, prefix: prefix, whose: "a pool"})
+	if _, given := c.positions[prefix+"stripeSize"]; !given && minStripes[t.Layout] > 0 {
+		t.StripeSize = DefaultStripeSize
+	}
 }
 
 func (p *parser) autoExtend(key string, n *yaml.Node) *AutoExtend {
@@ -182,7 +211,7 @@ func (p *parser) amount(key string, v *yaml.Node, maxPercent int64, whole string
 	if n, ok := parseBytes(v); ok && n > 0 {
 		return Amount{Bytes: n}
 	}
-	p.complain(v, key, given(v), fmt.Sprintf("must be %s, or a whole percentage %s from 1%% to %d%%", bytesRule, whole, maxPercent))
+	p.report(v, key, given(v), fmt.Sprintf("must be %s, or a whole percentage %s from 1%% to %d%%", bytesRule, whole, maxPercent))
 	return Amount{}
 }
 
@@ -196,7 +225,7 @@ func (p *parser) checkThin(c *DeviceClass, n *yaml.Node, path string) {
 	case c.Type != Thin:
 		return
 	case c.Thin == nil:
-		p.complain(n, path+".thin", "", "missing; type: thin requires it")
+		p.report(n, path+".thin", "", "missing; type: thin requires it")
 		return
 	}
 	if c.Medium == PMEM {
@@ -231,7 +260,7 @@ func (p *parser) onePool(classes []DeviceClass) {
 	}
 }
 
-// reservedName tells whether LVM keeps a name for its own parts.
+// reservedName reports whether LVM keeps a name for its own parts.
 func reservedName(s string) bool {
 	for _, part := range []string{"_tmeta", "_tdata", "_pmspare", "_rimage", "_rmeta", "_mimage", "_mlog", "_cdata", "_cmeta", "_corig", "_vorigin", "_vdata", "_imeta", "_iorig"} {
 		if strings.Contains(s, part) {

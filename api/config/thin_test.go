@@ -25,6 +25,7 @@ func TestAThinClassIsReadWithItsDefaults(t *testing.T) {
     overprovisioning: 2.5
     dataThreshold: 70%
     metadataThreshold: 60%
+    layout: {type: raid10, stripes: 2}
     autoExtend: {step: 1Gi, limit: 50%}
 - name: c
   volumeGroup: h
@@ -32,14 +33,15 @@ func TestAThinClassIsReadWithItsDefaults(t *testing.T) {
   thin: {pool: q, size: 1Gi, overprovisioning: 300%, autoExtend: {}}
 `)))(t)
 	a, b, third := c.Classes[0].Thin, c.Classes[1].Thin, c.Classes[2].Thin
-	if *a != (ThinPool{Pool: "p", Size: Amount{Percent: 90}, Overprovisioning: 100, DataThreshold: 80, MetadataThreshold: 80}) {
+	if *a != (ThinPool{Pool: "p", Size: Amount{Percent: 90}, Overprovisioning: 100, DataThreshold: 80, MetadataThreshold: 80, Layout: Linear}) {
 		t.Errorf("first %+v", a)
 	}
 	if *b.AutoExtend != (AutoExtend{Step: Amount{Bytes: 1 << 30}, Limit: Amount{Percent: 50}}) {
 		t.Errorf("second extends by %+v", b.AutoExtend)
 	}
 	b.AutoExtend = nil
-	if *b != (ThinPool{Pool: "q", Size: Amount{Bytes: 10 << 30}, MetadataSize: 64 << 20, ChunkSize: 256 << 10, Overprovisioning: 250, DataThreshold: 70, MetadataThreshold: 60}) {
+	if *b != (ThinPool{Pool: "q", Size: Amount{Bytes: 10 << 30}, MetadataSize: 64 << 20, ChunkSize: 256 << 10, Overprovisioning: 250, DataThreshold: 70, MetadataThreshold: 60,
+		Layout: RAID10, Measures: Measures{Stripes: 2, StripeSize: 64 << 10, Mirrors: 1}}) {
 		t.Errorf("second %+v", b)
 	}
 	if third.Overprovisioning != 300 || *third.AutoExtend != (AutoExtend{Step: Amount{Percent: 20}}) {
@@ -61,11 +63,17 @@ func TestAMistakeInAThinClassIsNamed(t *testing.T) {
 		{"no pool", class("size: 1Gi"), "lvmd.yaml:4:47: deviceClasses[0].thin.pool: missing; it is required"},
 		{"no size", class("pool: p"), "deviceClasses[0].thin.size: missing; it is required"},
 		{"an unknown key", class("pool: p, size: 1Gi, chunk: 1"),
-			"deviceClasses[0].thin.chunk: unknown key; allowed are autoExtend, chunkSize, dataThreshold, metadataSize, metadataThreshold, overprovisioning, pool, size"},
+			"deviceClasses[0].thin.chunk: unknown key; allowed are autoExtend, chunkSize, dataThreshold, layout, metadataSize, metadataThreshold, overprovisioning, pool, size"},
 		{"a pool with LVM's own name", class("pool: x_tmeta, size: 1Gi"), `deviceClasses[0].thin.pool: "x_tmeta": must be a logical volume's name`},
 		{"half a percent", class("pool: p, size: 0.5%"), `lvmd.yaml:4:63: deviceClasses[0].thin.size: "0.5%": must be a whole number of bytes`},
 		{"more than everything", class("pool: p, size: 101%"), "or a whole percentage of the volume group from 1% to 100%"},
 		{"nothing", class("pool: p, size: 0"), `deviceClasses[0].thin.size: "0"`},
+		{"an unknown layout", class("pool: p, size: 1Gi, layout: {type: raid5}"), `deviceClasses[0].thin.layout.type: "raid5": allowed is linear or striped or raid1 or raid10`},
+		{"a layout without a type", class("pool: p, size: 1Gi, layout: {mirrors: 1}"), "deviceClasses[0].thin.layout.type: missing"},
+		{"a layout without its stripes", class("pool: p, size: 1Gi, layout: {type: striped}"), "deviceClasses[0].thin.layout.stripes: missing; type: striped requires it"},
+		{"mirrors of a striped pool", class("pool: p, size: 1Gi, layout: {type: striped, stripes: 2, mirrors: 1}"),
+			"deviceClasses[0].thin.layout.mirrors: given for a pool of type striped; it is allowed with raid1 and raid10 only"},
+		{"two copies in a raid10", class("pool: p, size: 1Gi, layout: {type: raid10, stripes: 2, mirrors: 2}"), "type: raid10 has one copy beside the first: 1"},
 		{"a small chunk", class("pool: p, size: 1Gi, chunkSize: 32Ki"), "a power of two from 64Ki to 1Gi"},
 		{"a large chunk", class("pool: p, size: 1Gi, chunkSize: 2Gi"), "a power of two from 64Ki to 1Gi"},
 		{"an odd chunk", class("pool: p, size: 1Gi, chunkSize: 192Ki"), "a power of two from 64Ki to 1Gi"},

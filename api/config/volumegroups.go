@@ -83,17 +83,17 @@ func (c *Config) Group(name string) *VolumeGroup {
 
 func (p *parser) volumeGroups(c *Config, key string, v *yaml.Node) {
 	if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
-		p.complain(v, key, given(v), "must be a list of at least one volume group")
+		p.report(v, key, given(v), "must be a list of at least one volume group")
 		return
 	}
 	for i, item := range v.Content {
 		g := p.volumeGroup(fmt.Sprintf("%s[%d]", key, i), item)
 		for j, other := range c.VolumeGroups {
 			if g.Name != "" && g.Name == other.Name {
-				p.complain(item, g.path+".name", g.Name, fmt.Sprintf("the name of volumeGroups[%d] already; names must differ", j))
+				p.report(item, g.path+".name", g.Name, fmt.Sprintf("the name of volumeGroups[%d] already; names must differ", j))
 			}
 			if g.LoopFile != nil && other.LoopFile != nil && g.LoopFile.Path == other.LoopFile.Path {
-				p.complain(item, g.path+".loopFile.path", g.LoopFile.Path, fmt.Sprintf("the file of volumeGroups[%d] already; files must differ", j))
+				p.report(item, g.path+".loopFile.path", g.LoopFile.Path, fmt.Sprintf("the file of volumeGroups[%d] already; files must differ", j))
 			}
 		}
 		c.VolumeGroups = append(c.VolumeGroups, g)
@@ -111,13 +111,13 @@ func (p *parser) volumeGroup(key string, n *yaml.Node) VolumeGroup {
 		"loopFile": func(k string, v *yaml.Node) { g.LoopFile = p.loopFile(k, v) },
 		"allowSignatures": func(k string, v *yaml.Node) {
 			if v.Kind != yaml.SequenceNode {
-				p.complain(v, k, given(v), "must be a list of device paths")
+				p.report(v, k, given(v), "must be a list of device paths")
 				return
 			}
 			for i, item := range v.Content {
 				k := fmt.Sprintf("%s[%d]", k, i)
 				if !isDevicePath(item) || strings.ContainsAny(item.Value, `*?[\`) {
-					p.complain(item, k, given(item), "must be the path of one device below /dev, without wildcards")
+					p.report(item, k, given(item), "must be the path of one device below /dev, without wildcards")
 					continue
 				}
 				g.AllowSignatures = append(g.AllowSignatures, item.Value)
@@ -137,16 +137,16 @@ func (p *parser) volumeGroup(key string, n *yaml.Node) VolumeGroup {
 	}
 	switch {
 	case has("devices") && has("loopFile"):
-		p.complain(n, key+".loopFile", "", "given together with devices; exactly one of them is allowed")
+		p.report(n, key+".loopFile", "", "given together with devices; exactly one of them is allowed")
 	case !has("devices") && !has("loopFile"):
-		p.complain(n, key+".devices", "", "missing; it is required, or loopFile instead")
+		p.report(n, key+".devices", "", "missing; it is required, or loopFile instead")
 	case has("loopFile") && g.Medium == PMEM:
-		p.complain(n, key+".medium", string(PMEM), "a loop file is no persistent memory; allowed is disk")
+		p.report(n, key+".medium", string(PMEM), "a loop file is no persistent memory; allowed is disk")
 	}
 	return g
 }
 
-// isDevicePath tells whether a value is a clean path below /dev.
+// isDevicePath reports whether a value is a clean path below /dev.
 func isDevicePath(v *yaml.Node) bool {
 	return v.Kind == yaml.ScalarNode && strings.HasPrefix(v.Value, "/dev/") && path.Clean(v.Value) == v.Value
 }
@@ -157,14 +157,14 @@ func (p *parser) deviceFilter(key string, n *yaml.Node) (f DeviceFilter) {
 		"deny":  func(k string, v *yaml.Node) { f.Deny = p.selectors(k, v) },
 	})
 	if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
-		p.complain(n, key, "", "must have allow, deny or both")
+		p.report(n, key, "", "must have allow, deny or both")
 	}
 	return f
 }
 
 func (p *parser) selectors(key string, v *yaml.Node) (all []DeviceSelector) {
 	if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
-		p.complain(v, key, given(v), "must be a list of at least one device selector")
+		p.report(v, key, given(v), "must be a list of at least one device selector")
 		return nil
 	}
 	for i, item := range v.Content {
@@ -183,7 +183,7 @@ func (p *parser) selector(key string, n *yaml.Node) DeviceSelector {
 					return
 				}
 			}
-			p.complain(v, k, given(v), rule)
+			p.report(v, k, given(v), rule)
 		}
 	}
 	p.fields(n, key, map[string]func(string, *yaml.Node){
@@ -200,13 +200,13 @@ func (p *parser) selector(key string, n *yaml.Node) DeviceSelector {
 		"instanceStore": func(k string, v *yaml.Node) {
 			b, ok := p.boolean(k, v)
 			if ok && !b {
-				p.complain(v, k, given(v), "allowed is true; leave the key out otherwise")
+				p.report(v, k, given(v), "allowed is true; leave the key out otherwise")
 			}
 			s.InstanceStore = b
 		},
 	})
 	if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
-		p.complain(n, key, "", "selects every device; at least one condition is required")
+		p.report(n, key, "", "selects every device; at least one condition is required")
 	}
 	return s
 }
@@ -216,7 +216,7 @@ func (p *parser) sizeRange(s *DeviceSelector, key string, n *yaml.Node) {
 		return func(k string, v *yaml.Node) {
 			n, ok := parseBytes(v)
 			if !ok || n < 1 {
-				p.complain(v, k, given(v), "must be "+bytesRule+", and at least 1")
+				p.report(v, k, given(v), "must be "+bytesRule+", and at least 1")
 				return
 			}
 			*into = n
@@ -225,9 +225,9 @@ func (p *parser) sizeRange(s *DeviceSelector, key string, n *yaml.Node) {
 	p.fields(n, key, map[string]func(string, *yaml.Node){"min": bound(&s.MinSize), "max": bound(&s.MaxSize)})
 	switch {
 	case n.Kind == yaml.MappingNode && len(n.Content) == 0:
-		p.complain(n, key, "", "must have min, max or both")
+		p.report(n, key, "", "must have min, max or both")
 	case s.MaxSize > 0 && s.MinSize > s.MaxSize:
-		p.complain(n, key, "", fmt.Sprintf("min, %d bytes, is more than max, %d", s.MinSize, s.MaxSize))
+		p.report(n, key, "", fmt.Sprintf("min, %d bytes, is more than max, %d", s.MinSize, s.MaxSize))
 	}
 }
 
@@ -236,7 +236,7 @@ func (p *parser) loopFile(key string, n *yaml.Node) *LoopFile {
 	p.fields(n, key, map[string]func(string, *yaml.Node){
 		"path": func(k string, v *yaml.Node) {
 			if v.Kind != yaml.ScalarNode || !path.IsAbs(v.Value) || path.Clean(v.Value) != v.Value || v.Value == "/" || strings.HasPrefix(v.Value, "/dev/") {
-				p.complain(v, k, given(v), "must be the absolute path of a file, not below /dev")
+				p.report(v, k, given(v), "must be the absolute path of a file, not below /dev")
 				return
 			}
 			l.Path = v.Value
@@ -244,7 +244,7 @@ func (p *parser) loopFile(key string, n *yaml.Node) *LoopFile {
 		"size": func(k string, v *yaml.Node) {
 			size, ok := parseBytes(v)
 			if !ok || size < MinLoopFile || size%(1<<20) != 0 {
-				p.complain(v, k, given(v), "must be "+bytesRule+", a multiple of 1Mi and at least 64Mi")
+				p.report(v, k, given(v), "must be "+bytesRule+", a multiple of 1Mi and at least 64Mi")
 				return
 			}
 			l.Size = size
@@ -278,7 +278,7 @@ func (p *parser) groupUse(c *Config) {
 
 func (p *parser) boolean(key string, v *yaml.Node) (value, ok bool) {
 	if v.Kind != yaml.ScalarNode || v.Value != "true" && v.Value != "false" {
-		p.complain(v, key, given(v), "must be true or false")
+		p.report(v, key, given(v), "must be true or false")
 		return false, false
 	}
 	return v.Value == "true", true

@@ -31,8 +31,14 @@ const (
 
 	// AnnotationVolumeGroup is on PersistentVolumes, and has the volume group that
 	// the volume lies in: NAME/UUID. By it a node that comes back with other disks
-	// is told from one that comes back with its own.
+	// is distinguished from one that comes back with its own.
 	AnnotationVolumeGroup = Prefix + "volume-group"
+	// AnnotationTemplateCapacity is on StorageClasses, and has how much an empty node of a
+	// kind has for volumes of the class, for the Cluster Autoscaler: KIND=SIZE, separated by
+	// commas. Kinds that are not named have what their empty nodes report.
+	AnnotationTemplateCapacity = Prefix + "template-capacity"
+	// LabelTemplateNode is on the nodes that the Cluster Autoscaler makes up, value "true".
+	LabelTemplateNode = "cluster-autoscaler.kubernetes.io/template-node"
 	// AnnotationHeldBack is on CSIStorageCapacity objects whose capacity is zero because
 	// creating volumes failed on the node, and has until when, RFC 3339. By it the other
 	// replicas know.
@@ -43,7 +49,7 @@ const (
 
 	// ParamPlacement is the StorageClass parameter that says which node immediate
 	// binding prefers, and the optional scheduler extender, of those that have
-	// room: a policy of pkg/scheduler.
+	// free space: a policy of pkg/scheduler.
 	ParamPlacement = Prefix + "placement"
 
 	// AttributeSize is the volumeAttribute with the size, a quantity, of a volume
@@ -71,7 +77,7 @@ const (
 	// encrypted volumes through to the disk, "true" or "false".
 	ParamEncryptionDiscards = Prefix + "encryption-discards"
 	// AnnotationEmptied is on PersistentVolumes whose contents were lost with
-	// their key, and has when that was last told to their users, RFC 3339.
+	// their key, and has when that was last reported to their users, RFC 3339.
 	AnnotationEmptied = Prefix + "emptied-at"
 
 	// ParamProfile is the StorageClass parameter that says what data are worth:
@@ -88,10 +94,26 @@ const (
 	// made. Behind it is the name of a setting of pkg/filesystem.
 	ParamMkfsPrefix = Prefix + "mkfs-"
 
+	// ParamIOReadBPS limits how many bytes per second each Pod reads from a volume, a quantity.
+	// It is a parameter of a StorageClass and of a VolumeAttributesClass; IOUnlimited lifts the
+	// limit.
+	ParamIOReadBPS = Prefix + "io-read-bps"
+	// ParamIOWriteBPS does so for the bytes that are written.
+	ParamIOWriteBPS = Prefix + "io-write-bps"
+	// ParamIOReadIOPS limits how many requests to read per second each Pod makes of a volume.
+	ParamIOReadIOPS = Prefix + "io-read-iops"
+	// ParamIOWriteIOPS does so for the requests to write.
+	ParamIOWriteIOPS = Prefix + "io-write-iops"
+	// IOUnlimited is the value for no limit, as the kernel has it.
+	IOUnlimited = "max"
+
 	// TaintAgentNotReady is the key of the taint that a cluster's provisioner may
 	// put on new nodes. The controller removes it once the node's agent is
 	// connected and the node's capacity is published.
 	TaintAgentNotReady = Prefix + "agent-not-ready"
+	// TaintAutoscaler is the same under a key that the Cluster Autoscaler knows without being
+	// configured: to it a node that has the taint has not started yet.
+	TaintAutoscaler = "startup-taint.cluster-autoscaler.kubernetes.io/carve"
 
 	// LabelManagedBy marks the CSIStorageCapacity objects that we publish, value ManagedBy.
 	LabelManagedBy = Prefix + "managed-by"
@@ -108,7 +130,7 @@ const (
 	UplinkALPN = "carve-uplink/1"
 )
 
-// Keys of a volume's context: what the controller tells the node plugin
+// Keys of a volume's context: what the controller passes to the node plugin
 // through the PersistentVolume (CSI VolumeContext).
 const (
 	// ContextDeviceClass holds the volume's device class.
@@ -124,6 +146,7 @@ const (
 	ReasonVolumeNotFound   = "VOLUME_NOT_FOUND"
 	ReasonSnapshotNotFound = "SNAPSHOT_NOT_FOUND"
 	ReasonNotThin          = "NOT_THIN"
+	ReasonVolumeLeftAlone  = "VOLUME_LEFT_ALONE"
 	ReasonClassNotFound    = "CLASS_NOT_FOUND"
 	ReasonRequestDiffers   = "REQUEST_DIFFERS"
 	ReasonNoSpace          = "NO_SPACE"

@@ -1,4 +1,4 @@
-// carve-controller provisions volumes on nodes and publishes how much room
+// carve-controller provisions volumes on nodes and publishes how much free space
 // they have.
 package main
 
@@ -57,6 +57,8 @@ func newCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.AddCommand(newBindPodsCommand())
 	flagset := cmd.Flags()
 	flagset.StringVar(&f.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; empty means the Pod's own service account")
 	flagset.StringVar(&f.Namespace, "namespace", names.Namespace, "namespace that Carve is installed in")
@@ -65,21 +67,22 @@ func newCommand() *cobra.Command {
 	flagset.StringVar(&f.UplinkHost, "uplink-host", "carve-uplink."+names.Namespace+".svc", "name under which nodes know the controller; its certificate carries it")
 	flagset.StringVar(&f.NodeServiceAccount, "node-service-account", "carve-node", "service account of the node agent, in the same namespace")
 	flagset.StringVar(&f.opsListen, "ops-listen", ":9808", "address of /healthz, /readyz and /metrics (HTTPS); empty serves none")
-	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty means that nobody may read them")
+	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
 	flagset.BoolVar(&f.LeaderElect, "leader-elect", true, "let one of several replicas act")
 	flagset.BoolVar(&f.CompleteBinding, "complete-binding", true, "bind claims to their volumes where the PV controller has not done so in time")
 	flagset.BoolVar(&f.RemoveOrphans, "remove-orphans", false, "remove volumes of this cluster that no PersistentVolume and no claim knows, "+
 		"instead of only reporting them; do not use with the reclaim policy Retain")
 	flagset.DurationVar(&f.OrphanGrace, "orphan-grace", controller.DefaultOrphanGrace,
 		fmt.Sprintf("how old a volume must be to count as an orphan, at least %v", controller.LeastOrphanGrace))
-	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taint "+names.TaintAgentNotReady+
+	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taints "+names.TaintAgentNotReady+" and "+names.TaintAutoscaler+
 		" from nodes once they are connected and their capacity is published; needs the right to patch nodes")
+	flagset.StringVar(&f.TemplateLabel, "template-label", "node.kubernetes.io/instance-type", "label of nodes by whose values the Cluster Autoscaler's nodes are of one kind; what an empty one has is published for it; empty publishes nothing")
 	flagset.StringVar(&f.CSISocket, "csi-socket", "", "unix socket on which the CSI Controller service is served, for conformance suites and other drivers of CSI; empty serves none")
 	flagset.StringSliceVar(&f.Disable, "disable", nil, "parts of the controller that standard CSI sidecars do instead, over --csi-socket, separated by commas: "+strings.Join(controller.Parts(), ", "))
 	flagset.StringVar(&f.ExtenderListen, "extender-listen", "", "address on which kube-scheduler may ask which nodes can take all of a Pod's volumes (HTTPS); empty serves none")
 	flagset.StringVar(&f.ExtenderFiles.Certificate, "extender-cert-file", "", "certificate for --extender-listen (PEM), read at every handshake")
 	flagset.StringVar(&f.ExtenderFiles.Key, "extender-key-file", "", "key of --extender-cert-file (PEM)")
-	flagset.StringVar(&f.ExtenderFiles.ClientCA, "extender-client-ca-file", "", "CA that must have signed kube-scheduler's certificate (PEM); empty lets anybody ask")
+	flagset.StringVar(&f.ExtenderFiles.ClientCA, "extender-client-ca-file", "", "CA that must have signed kube-scheduler's certificate (PEM); empty: every client may ask")
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)
@@ -107,7 +110,7 @@ func run(ctx context.Context, f flags) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	countAPIRequests(registry)
+	controller.CountAPIRequests(registry)
 	f.Version = version
 	f.Client, f.Registerer, f.Identity = client, registry, hostname+"_"+string(uuid.NewUUID())
 	c, err := controller.New(f.Options)

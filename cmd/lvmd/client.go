@@ -33,6 +33,7 @@ func clientCommands() []*cobra.Command {
 	c := &client{}
 	commands := []*cobra.Command{
 		c.classes(), c.volumes(), c.create(), c.delete(), c.expand(), c.snapshots(), c.snapshot(), c.deleteSnapshot(),
+		c.adopt(), c.confirmAdoption(), c.revertAdoption(),
 	}
 	for _, command := range commands {
 		command.Flags().StringVar(&c.socket, "socket", defaultSocket, "unix socket of the running lvmd")
@@ -59,7 +60,7 @@ func (c *client) call(ctx context.Context, f func(context.Context, lvmdv1.LVMDCl
 
 func (c *client) classes() *cobra.Command {
 	return &cobra.Command{
-		Use: "classes", Short: "List the device classes and their room", Args: cobra.NoArgs,
+		Use: "classes", Short: "List the device classes and their free space", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
 				state, err := l.ListClasses(ctx, &lvmdv1.ListClassesRequest{})
@@ -136,7 +137,7 @@ func (c *client) create() *cobra.Command {
 	command.Flags().StringVar(&r.Profile, "profile", "", "scratch: ext4 that is fast, and empty after a crash; empty means that data outlive one")
 	command.Flags().StringToStringVar(&r.FsSettings, "mkfs", nil, "how the file system is made, such as label=cache,block-size=1024")
 	command.Flags().BoolVar(&block, "block", false, "make a raw volume without a file system")
-	command.Flags().StringVar(&r.Encryption, "encryption", "", "ephemeral: encrypt it with a random key that ends with the volume, or with the machine's power; luks: leave room for a LUKS header, and the encryption to whoever uses it; empty means not to")
+	command.Flags().StringVar(&r.Encryption, "encryption", "", "ephemeral: encrypt it with a random key that ends with the volume, or with the machine's power; luks: leave space for a LUKS header, and the encryption to the user of the volume; empty means not to")
 	command.Flags().BoolVar(&r.EncryptionDiscards, "encryption-discards", false, "let discards of an encrypted volume through to the disk")
 	command.Flags().StringVar(&volume, "from-volume", "", "make it a copy of the volume with this id")
 	command.Flags().StringVar(&snapshot, "from-snapshot", "", "restore the snapshot with this id")

@@ -17,7 +17,7 @@ type manager struct {
 }
 
 // findManager takes the service manager's address out of the environment: what lvmd
-// starts has nothing to tell it.
+// starts has nothing to report to it.
 func findManager() (manager, error) {
 	m := manager{os.Getenv(notifySocket)}
 	if err := os.Unsetenv(notifySocket); err != nil {
@@ -26,9 +26,9 @@ func findManager() (manager, error) {
 	return m, nil
 }
 
-// tell sends assignments, such as READY=1, in one message. It does nothing where
-// nobody listens.
-func (m manager) tell(assignments ...string) error {
+// notify sends assignments, such as READY=1, in one message. It does nothing without a
+// service manager.
+func (m manager) notify(assignments ...string) error {
 	if m.socket == "" {
 		return nil
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-func TestAServiceManagerIsToldInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
+func TestAServiceManagerIsNotifiedInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
 	for name, address := range map[string]string{
 		"at a path":           filepath.Join(t.TempDir(), "notify"),
 		"at an abstract name": "@carve-lvmd-notify-test",
@@ -28,7 +28,7 @@ func TestAServiceManagerIsToldInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
 			if got, there := os.LookupEnv(notifySocket); there {
 				t.Errorf("%s=%s is still in the environment", notifySocket, got)
 			}
-			must.Succeed(t, m.tell("READY=1", "STATUS=serving"))
+			must.Succeed(t, m.notify("READY=1", "STATUS=serving"))
 			b := make([]byte, 100)
 			n, err := l.Read(b)
 			if got := string(b[:n]); err != nil || got != "READY=1\nSTATUS=serving" {
@@ -38,16 +38,16 @@ func TestAServiceManagerIsToldInOneMessageAndChildrenDoNotKnowIt(t *testing.T) {
 	}
 }
 
-func TestWithoutAServiceManagerNobodyIsTold(t *testing.T) {
+func TestWithoutAServiceManagerNothingIsSent(t *testing.T) {
 	t.Setenv(notifySocket, "")
 	m := must.Get(findManager())(t)
-	if err := m.tell("READY=1"); err != nil {
+	if err := m.notify("READY=1"); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestAServiceManagerThatIsGoneIsAnError(t *testing.T) {
-	if err := (manager{filepath.Join(t.TempDir(), "gone")}).tell("READY=1"); err == nil {
+	if err := (manager{filepath.Join(t.TempDir(), "gone")}).notify("READY=1"); err == nil {
 		t.Error("no error")
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/ops"
@@ -29,9 +30,9 @@ const defaultSocket = "/run/carve/lvmd.sock"
 // holds: the journal makes up for what is cut off.
 const stopBound = 4500 * time.Millisecond
 
-// gcPercent is by how much the heap may outgrow what lives in it. That is small, 2 MB
+// gcPercent is by how much the heap may outgrow what is in use. That is small, 2 MB
 // and 2 KB for each volume; most of lvmd's memory is what scans and lists left behind
-// and nobody collected yet, and the processor has little else to do for lvmd.
+// and the collector has not reached yet, and the processor has little else to do for lvmd.
 const gcPercent = 50
 
 type flags struct {
@@ -80,8 +81,8 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	defer context.AfterFunc(ctx, func() { tell(log, starter, "STOPPING=1") })()
-	// From the start: whoever is asked to reload and knows nothing of it dies.
+	defer context.AfterFunc(ctx, func() { notify(log, starter, "STOPPING=1") })()
+	// From the start: a process that does not handle SIGHUP ends when it is asked to reload.
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -106,7 +107,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 
 	events := make(chan struct{}, 1)
-	if err := lvm.WatchBlockDevices(ctx, events); err != nil {
+	if err := blockdev.Watch(ctx, events); err != nil {
 		return err
 	}
 	systemDir := filepath.Join(f.stateDir, "lvm")
@@ -148,18 +149,18 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 }
 
-// tell tells the service manager, and the log where that fails.
-func tell(log *slog.Logger, m manager, assignments ...string) {
-	if err := m.tell(assignments...); err != nil {
-		log.Warn("the service manager cannot be told", "error", err)
+// notify notifies the service manager, and logs where that fails.
+func notify(log *slog.Logger, m manager, assignments ...string) {
+	if err := m.notify(assignments...); err != nil {
+		log.Warn("the service manager cannot be notified", "error", err)
 	}
 }
 
 // errNotStarted is matched by errors of a service that never served.
 var errNotStarted = errors.New("the service cannot be started")
 
-// live is a service's life under one configuration. refused is why the
-// configuration file says something else, or empty. The starter is told when calls
+// live is a service's run under one configuration. refused is why the
+// configuration file says something else, or empty. The starter is notified when calls
 // are answered.
 func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
 	log := o.Log
@@ -182,7 +183,7 @@ func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refuse
 	service.Start()
 	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)
 	// A call that comes before serve waits in the listener.
-	tell(log, starter, "READY=1", "STATUS=Serving on "+f.socket)
+	notify(log, starter, "READY=1", "STATUS=Serving on "+f.socket)
 	return serve(ctx, f, log, service, server, listener, o.Metrics, file)
 }
 

@@ -33,6 +33,7 @@ type options struct {
 	maxVolumes                                    int64
 	inlineVolumes                                 bool
 	inlineMaxSize, checkMemory                    resource.QuantityValue
+	ioLimitsDir                                   string
 	opsListen, metricsTokenFile                   string
 	logging                                       *logging.Options
 	system
@@ -84,9 +85,11 @@ func command(s system) *cobra.Command {
 	flags.BoolVar(&o.inlineVolumes, "inline-volumes", false, "let Pods define volumes in their own specification; the CSIDriver object must allow it, too")
 	flags.Var(&o.inlineMaxSize, "inline-max-size", "the largest size that a Pod may ask for in its own specification, such as 100Gi; 0: no limit. Volumes that exist are not concerned")
 	flags.Var(&o.checkMemory, "check-memory", "the memory that the check of one file system may take; one that takes more than 32Mi runs at a time. The container's memory limit must be larger by 256Mi")
+	flags.StringVar(&o.ioLimitsDir, "io-limits-dir", "", "directory that is shared with carve-node io-limits, which limits the I/O of Pods; empty: nothing does")
 	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz and /metrics (HTTPS); empty: not served")
 	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
 	o.logging = logging.AddFlags(flags)
+	c.AddCommand(ioLimits())
 	return c
 }
 
@@ -113,6 +116,7 @@ func run(ctx context.Context, o options) error {
 		MaxVolumes:    o.maxVolumes,
 		InlineVolumes: o.inlineVolumes, InlineMaxBytes: o.inlineMaxSize.Value(),
 		CheckMemory: o.checkMemory.Value(),
+		IOLimits:    ioLimitDirs(o.ioLimitsDir),
 		KubeletDir:  o.kubeletDir,
 		LVMD:        lvmdv1.NewLVMDClient(conn),
 		Mounts:      mount.System{Trusted: o.kubeletDir, Proc: o.hostProc},
@@ -155,6 +159,10 @@ func run(ctx context.Context, o options) error {
 	})
 	group.Go(func() error {
 		node.Monitor(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		node.RequestIOLimits(ctx)
 		return nil
 	})
 	group.Go(func() error {

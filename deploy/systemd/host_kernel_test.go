@@ -26,8 +26,8 @@ const (
 	socketPath = "/run/carve/lvmd.sock"
 )
 
-// patience bounds waits: the machine is emulated.
-const patience = 2 * time.Minute
+// waitTimeout bounds waits: the machine is emulated.
+const waitTimeout = 2 * time.Minute
 
 // header is how every configuration begins.
 const header = "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\n"
@@ -110,6 +110,13 @@ func removeGroup(t *testing.T, name string, devices ...string) {
 	t.Helper()
 	run(t, "vgremove", "--yes", "--force", name)
 	run(t, "pvremove", slices.Concat([]string{"--yes"}, devices)...)
+	// LVM makes no group whose directory in /dev exists.
+	run(t, "udevadm", "settle")
+	left := must.Get(filepath.Glob(filepath.Join("/dev", name, "*")))(t)
+	mapped := run(t, "dmsetup", "ls")
+	if _, err := os.Lstat(filepath.Join("/dev", name)); err == nil || strings.Contains(mapped, name+"-cv") {
+		t.Errorf("after the removal of group %s there are /dev/%s with %q, and the devices:\n%s", name, name, left, mapped)
+	}
 }
 
 // property is what systemd says of the unit.
@@ -137,13 +144,16 @@ func made(t *testing.T, args ...string) string {
 	return strings.Fields(lines[1])[0]
 }
 
-// remove deletes volumes and waits until they are gone.
+// remove deletes volumes and waits until lvmd has removed all logical volumes that it made. One that
+// an administrator removes keeps its link: LVM with udev leaves links to udev, which has not made it.
 func remove(t *testing.T, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
 		run(t, "carve-lvmd", "delete", id)
 	}
-	waittest.Until(t, "the volumes are gone", func() bool { return !strings.Contains(run(t, "carve-lvmd", "volumes"), "\n") })
+	waittest.Until(t, "the volumes are gone", func() bool {
+		return !strings.Contains(run(t, "lvs", "--noheadings", "-o", "name"), "cv")
+	}, journalNow)
 }
 
 // mount mounts a device and returns how to unmount it, which happens at the end of

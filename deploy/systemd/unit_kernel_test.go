@@ -86,7 +86,7 @@ deviceClasses:
 	remove(t, ids...)
 }
 
-func TestALifeOfTheService(t *testing.T) {
+func TestTheServiceFromStartToStop(t *testing.T) {
 	group(t, "carve", "/dev/vdb")
 	install(t, oneClass)
 	run(t, "systemctl", "enable", "--now", unitName)
@@ -111,7 +111,7 @@ func TestALifeOfTheService(t *testing.T) {
 	unmount()
 	remove(t, id)
 	run(t, "systemctl", "disable", unitName)
-	t.Run("it stops in time while somebody watches", testStop)
+	t.Run("it stops in time while a client watches", testStop)
 }
 
 func testSandbox(t *testing.T) {
@@ -121,14 +121,14 @@ func testSandbox(t *testing.T) {
 	}
 	// lvmd has nothing left to give up there, which is no failure.
 	if out := journal(); strings.Contains(out, "privileges") {
-		t.Errorf("the journal complains:\n%s", out)
+		t.Errorf("the journal has warnings:\n%s", out)
 	}
 	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	if want := "\nSeccomp:\t2\n"; !strings.Contains(string(status), want) {
 		t.Errorf("the process has not %q:\n%s", want, status)
 	}
 	client := &http.Client{
-		Timeout:   patience,
+		Timeout:   waitTimeout,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
 	}
 	var answer string
@@ -147,7 +147,7 @@ func testSandbox(t *testing.T) {
 }
 
 func testSecond(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	elsewhere := t.TempDir()
 	for want, more := range map[string][]string{
@@ -203,7 +203,7 @@ func testStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	stream, err := lvmdv1.NewLVMDClient(conn).Watch(ctx, &lvmdv1.WatchRequest{})
 	if err == nil {

@@ -60,7 +60,7 @@ func NewClient(c *cluster.Cluster) (*Client, error) {
 }
 
 // Kubectl runs kubectl and returns what it printed. The error has its
-// complaint.
+// message.
 func (c *Client) Kubectl(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	if err := c.Cluster.Kubectl(ctx, stdin, &stdout, &stderr, args...); err != nil {
@@ -84,8 +84,8 @@ func (c *Client) PodExec(ctx context.Context, namespace, pod string, argv ...str
 	return c.Kubectl(ctx, nil, append([]string{"exec", "--namespace", namespace, pod, "--"}, argv...)...)
 }
 
-// execPatience bounds a command on a node. None takes a minute.
-const execPatience = 2 * time.Minute
+// execTimeout bounds a command on a node. None takes a minute.
+const execTimeout = 2 * time.Minute
 
 // NodeExec runs a command on a node, as root, and returns its standard output.
 // Of one that does not end, the error says what the node did meanwhile.
@@ -93,9 +93,9 @@ func (c *Client) NodeExec(ctx context.Context, node string, argv ...string) (str
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stuck := make(chan error, 1)
-	timer := time.AfterFunc(execPatience, func() {
-		err := fmt.Errorf("it did not end within %v; on the node there were:\n%s", execPatience, c.doing(node))
-		// Whoever tries again, with success, is to know of it, too.
+	timer := time.AfterFunc(execTimeout, func() {
+		err := fmt.Errorf("it did not end within %v; on the node there were:\n%s", execTimeout, c.doing(node))
+		// A caller that tries again, with success, shows it, too.
 		fmt.Fprintf(os.Stderr, "on %s: %s: %v\n", node, strings.Join(argv, " "), err)
 		stuck <- err
 		cancel()
@@ -116,7 +116,7 @@ func (c *Client) NodeExec(ctx context.Context, node string, argv ...string) (str
 	return result.Stdout, nil
 }
 
-// doing tells what runs on a node, what it waits for, and who holds locks.
+// doing says what runs on a node, what it waits for, and who holds locks.
 func (c *Client) doing(node string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -133,7 +133,7 @@ func (c *Client) doing(node string) string {
 }
 
 // Until calls check until it returns no error, ctx ends or the timeout passes;
-// the last complaint is then in the error.
+// the last error of check is then in the error.
 func Until(ctx context.Context, timeout time.Duration, what string, check func(context.Context) error) error {
 	var last error
 	var took time.Duration
@@ -143,13 +143,13 @@ func Until(ctx context.Context, timeout time.Duration, what string, check func(c
 	pause := wait.DelayFunc(func() time.Duration { return min(max(pollEvery, took), pollSeldom) })
 	err := pause.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		began := time.Now()
-		complaint := check(ctx)
+		failure := check(ctx)
 		took = time.Since(began)
 		// That the time was over in the middle of a check says less than the check before.
 		if last == nil || ctx.Err() == nil {
-			last = complaint
+			last = failure
 		}
-		return complaint == nil, nil
+		return failure == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("wait %v until %s: %w (last: %w)", timeout, what, err, last)

@@ -16,8 +16,8 @@ import (
 	"github.com/carve-csi/carve/e2e/image"
 )
 
-// installPatience bounds the wait for Carve to be ready on emulated nodes.
-const installPatience = 6 * time.Minute
+// installTimeout bounds the wait for Carve to be ready on emulated nodes.
+const installTimeout = 6 * time.Minute
 
 // workloadAliases are the names under which the examples ask for the images
 // that the harness supplies: Debian's busybox and memcached in one image.
@@ -25,7 +25,7 @@ var workloadAliases = []string{"docker.io/library/busybox:1.36", "docker.io/libr
 
 // Install builds Carve's image from this tree, loads it into every node and
 // applies what users apply, deploy/, but for the image's name. It returns when
-// Settled does. Installing again replaces the image and restarts the programs.
+// WaitReady does. Installing again replaces the image and restarts the programs.
 func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 	root, err := checkout.Root()
 	if err != nil {
@@ -49,12 +49,12 @@ func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 	}
 	_, err = c.AppsV1().Deployments(Namespace).Get(ctx, "carve-controller", metav1.GetOptions{})
 	again := err == nil
-	fmt.Fprintln(progress, "kubectl apply -k deploy")
+	fmt.Fprintln(progress, "kubectl apply -k e2e/deploy")
 	if _, err := c.Kubectl(ctx, nil, "apply", "--kustomize", filepath.Join(root, "e2e", "deploy")); err != nil {
 		return err
 	}
 	if again {
-		// The image's name is the same as before, so nothing else would tell
+		// The image's name is the same as before, so nothing else would show
 		// Kubernetes that there is a new one behind it.
 		fmt.Fprintln(progress, "restarting what runs of an earlier installation")
 		if _, err := c.Kubectl(ctx, nil, "rollout", "restart", "--namespace", Namespace, "deployment/carve-controller", "daemonset/carve-node"); err != nil {
@@ -62,7 +62,7 @@ func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 		}
 	}
 	fmt.Fprintln(progress, "waiting until every node has published its capacity")
-	return c.Settled(ctx, installPatience)
+	return c.WaitReady(ctx, installTimeout)
 }
 
 // StorageClasses are those of which every node publishes capacity.
@@ -73,9 +73,9 @@ func (c *Client) StorageClasses() []string {
 	return []string{"carve"}
 }
 
-// Settled waits until Carve is whole: every program ready, none on its way out,
+// WaitReady waits until Carve is whole: every program ready, none on its way out,
 // and each node's capacity published.
-func (c *Client) Settled(ctx context.Context, timeout time.Duration) error {
+func (c *Client) WaitReady(ctx context.Context, timeout time.Duration) error {
 	return Until(ctx, timeout, "Carve is ready", func(ctx context.Context) error {
 		deployment, err := c.AppsV1().Deployments(Namespace).Get(ctx, "carve-controller", metav1.GetOptions{})
 		if err != nil {

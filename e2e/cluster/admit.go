@@ -37,9 +37,9 @@ func (c *Cluster) upNodes(ctx context.Context) error {
 		group.Go(func() error { return c.admit(together, client, n) })
 	}
 	group.Go(func() error {
-		var complaints bytes.Buffer
-		if err := c.Kubectl(together, bytes.NewReader(coredns.Manifests), nil, &complaints, "apply", "--filename", "-"); err != nil {
-			return fmt.Errorf("apply the DNS' objects: %w: %s", err, complaints.String())
+		var output bytes.Buffer
+		if err := c.Kubectl(together, bytes.NewReader(coredns.Manifests), nil, &output, "apply", "--filename", "-"); err != nil {
+			return fmt.Errorf("apply the DNS' objects: %w: %s", err, output.String())
 		}
 		return nil
 	})

@@ -32,7 +32,7 @@ const upBound = 40 * time.Minute
 
 // Options say which cluster Up is to bring up.
 type Options struct {
-	// Name tells clusters apart: a DNS label of at most 40 characters. Empty means
+	// Name distinguishes clusters: a DNS label of at most 40 characters. Empty means
 	// DefaultName.
 	Name string
 	// Nodes is the number of nodes, 1 to MaxNodes; 0 means as many as the cluster
@@ -41,7 +41,7 @@ type Options struct {
 	// PersistentMemory gives each node persistent memory, /dev/pmem0, and the volume group
 	// carve-pmem on it. The nodes are virtual machines then, never programs.
 	PersistentMemory bool
-	// Progress is told, a line at a time, what is done. It may be nil.
+	// Progress gets, a line at a time, what is done. It may be nil.
 	Progress io.Writer
 }
 
@@ -116,7 +116,7 @@ func Attach(name string) (*Cluster, error) {
 }
 
 // Down removes a cluster with all that it holds, in whatever state it is. It is no
-// error if there is none. Progress, which may be nil, is told what is waited for.
+// error if there is none. Progress, which may be nil, gets what is waited for.
 func Down(ctx context.Context, name string, progress io.Writer) error {
 	c, err := named(name, progress)
 	if err != nil {
@@ -173,7 +173,7 @@ func named(name string, output io.Writer) (*Cluster, error) {
 
 func (c *Cluster) namespaceName() string { return "carve-" + c.name }
 
-// choose settles how many nodes there are, and what they have.
+// choose decides how many nodes there are, and what they have.
 func (c *Cluster) choose(o Options) error {
 	wanted := o.Nodes
 	c.pmem = o.PersistentMemory

@@ -21,7 +21,7 @@ import (
 
 	"github.com/carve-csi/carve/e2e/netns"
 	"github.com/carve-csi/carve/e2e/vm/agent"
-	"github.com/carve-csi/carve/e2e/vm/residue"
+	"github.com/carve-csi/carve/e2e/vm/leftovers"
 )
 
 // testName is the name of the cluster that this test makes and removes.
@@ -236,7 +236,7 @@ func powerCut(ctx context.Context, t *testing.T, c *Cluster, node string) {
 	// Pods were started again.
 	before.Mounts, after.Mounts = nil, nil
 	before.Processes, after.Processes = nil, nil
-	if left := residue.Compare(before, after); len(left) > 0 {
+	if left := leftovers.Compare(before, after); len(left) > 0 {
 		t.Errorf("the node is not as before: %q", left)
 	}
 }

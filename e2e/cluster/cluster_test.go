@@ -53,7 +53,7 @@ func TestNamesThatCannotBeUsedAreRefused(t *testing.T) {
 	sandbox(t)
 	for _, name := range []string{"A", "a_b", "-a", "a/b", strings.Repeat("a", 41)} {
 		if _, err := Attach(name); err == nil || errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("Attach(%q): %v, want a complaint about the name", name, err)
+			t.Errorf("Attach(%q): %v, want an error about the name", name, err)
 		}
 	}
 }
@@ -65,7 +65,7 @@ func TestAClusterThatIsNotUpCannotBeAttachedTo(t *testing.T) {
 	}
 }
 
-func TestTheNumberOfNodesIsSettledByTheFirstUp(t *testing.T) {
+func TestTheNumberOfNodesIsDecidedByTheFirstUp(t *testing.T) {
 	sandbox(t)
 	c, err := named("x", nil)
 	if err != nil {
@@ -179,7 +179,7 @@ func TestAnImagesNameIsReadFromItsTar(t *testing.T) {
 	}
 }
 
-func TestProgressTellsWholeLines(t *testing.T) {
+func TestProgressWritesWholeLines(t *testing.T) {
 	var output bytes.Buffer
 	p := newProgress(&output)
 	_, _ = p.Write([]byte("one"))

@@ -4,7 +4,7 @@
 // and disks of its own. Everything is in one network namespace; nothing of it
 // listens, or can be reached, outside.
 //
-// A cluster has a name, and what belongs to it can be told by that name alone: the
+// A cluster has a name, and what belongs to it can be found by that name alone: the
 // network namespace carve-NAME with all processes in it, and a folder. There is no
 // list of processes that could be wrong after a crash, so Up goes on from wherever
 // another Up got to, and Down removes whatever there is. Both take the cluster's
@@ -12,7 +12,7 @@
 //
 // A node is switched off by Kill as by a power cut. Its disks, its persistent
 // memory and all below /var/lib and /var/log outlive that; the rest of its root
-// file system is made anew at every start.
+// file system is made again at every start.
 //
 // What an administrator would have prepared on each node is there: the volume
 // group carve on /dev/vdb and, where nodes have persistent memory, the volume group

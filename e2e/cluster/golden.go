@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// stateSize is the size of a node's state disk in bytes; it takes room as it fills.
+	// stateSize is the size of a node's state disk in bytes; it takes space as it fills.
 	stateSize = 16 << 30
 	// goldenRevision is part of the cache key; raise it when the way in which the
 	// disk is made changes.

@@ -108,7 +108,7 @@ func (n node) steps() []guest.Step {
 	})
 }
 
-// files are those of the node's configuration. There is no udevd, which LVM is told.
+// files are those of the node's configuration. There is no udevd; LVM is configured for that.
 func (n node) files() []guest.File {
 	file := func(path, content string) guest.File {
 		return guest.File{Path: path, Mode: 0o644, Content: []byte(content)}

@@ -126,7 +126,7 @@ func (c *Cluster) launch(n node, hostBinary string) error {
 	if err := c.namespace.Start(command); err != nil {
 		return fmt.Errorf("start %s: %w", n.name(), err)
 	}
-	// Whoever starts a process must wait for it, or it stays as a zombie.
+	// What starts a process must wait for it, or it stays as a zombie.
 	go func() { _ = command.Wait() }()
 	return nil
 }
@@ -215,7 +215,7 @@ func (c *Cluster) processes(n node) ([]int, error) {
 	return pids, nil
 }
 
-// owns tells by a process' command line whether it is of the node's machine.
+// owns reports, by a process' command line, whether it is of the node's machine.
 func (n node) owns(pid int) bool {
 	content, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	if err != nil {

@@ -19,7 +19,7 @@ const MaxNodes = 8
 const (
 	nodeMemoryMiB = 2048
 	nodePmemMiB   = 768
-	// diskSize is the size in bytes of each disk for volumes; it takes room as it
+	// diskSize is the size in bytes of each disk for volumes; it takes space as it
 	// fills.
 	diskSize = 8 << 30
 )

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/e2e/vm/agent"
-	"github.com/carve-csi/carve/e2e/vm/residue"
+	"github.com/carve-csi/carve/e2e/vm/leftovers"
 )
 
 // Result is what a command on a node did.
@@ -50,15 +50,15 @@ func (c *Cluster) Run(ctx context.Context, name string, command agent.Command) (
 	return code, nil
 }
 
-// Snapshot tells what storage there is on a node: volume groups, logical volumes,
+// Snapshot lists what storage there is on a node: volume groups, logical volumes,
 // device-mapper entries, loop devices and the mounts below the kubelet's folder.
-// Compare two with residue.Compare.
-func (c *Cluster) Snapshot(ctx context.Context, name string) (residue.Snapshot, error) {
+// Compare two with leftovers.Compare.
+func (c *Cluster) Snapshot(ctx context.Context, name string) (leftovers.Snapshot, error) {
 	n, err := c.find(name)
 	if err != nil {
-		return residue.Snapshot{}, err
+		return leftovers.Snapshot{}, err
 	}
-	snapshot, err := residue.Take(ctx, c.client(n), "/var/lib/kubelet")
+	snapshot, err := leftovers.Take(ctx, c.client(n), "/var/lib/kubelet")
 	if err != nil {
 		return snapshot, fmt.Errorf("look at %s: %w", name, err)
 	}
@@ -75,7 +75,7 @@ func (c *Cluster) Kill(ctx context.Context, name string) error {
 	return c.killMachine(ctx, n)
 }
 
-// Unplug cuts a node off the network, and returns at once: nobody is told. It goes
+// Unplug cuts a node off the network, and returns at once, without a notice to anything. It goes
 // on running, and Exec still works. It is no error if it is cut off.
 func (c *Cluster) Unplug(name string) error {
 	n, err := c.find(name)

@@ -32,7 +32,7 @@ type Line struct {
 	Well          bool
 }
 
-// Status tells how the components of the control plane and the nodes are.
+// Status reports how the components of the control plane and the nodes are.
 func (c *Cluster) Status(ctx context.Context) []Line {
 	var lines []Line
 	add := func(name string, err error, well string) {

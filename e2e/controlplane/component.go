@@ -113,8 +113,8 @@ func (c *ControlPlane) launch(name string, arguments []string) (<-chan error, er
 	if err := c.namespace.Start(command); err != nil {
 		return nil, err
 	}
-	// Whoever starts a process must wait for it, or it stays as a zombie. The goroutine
-	// lives as long as the component does, or this program.
+	// What starts a process must wait for it, or it stays as a zombie. The goroutine
+	// runs as long as the component does, or this program.
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait() }()
 	return ended, nil

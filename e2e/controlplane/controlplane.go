@@ -31,7 +31,7 @@ type Options struct {
 	// ProxyNode names the node that the proxy of Services takes for its own. Start does
 	// not start the proxy, which waits for that node; StartComponent does.
 	ProxyNode string
-	// Progress is told what is waited for. It may be nil.
+	// Progress gets what is waited for. It may be nil.
 	Progress io.Writer
 }
 

@@ -15,7 +15,7 @@ import (
 const probeTimeout = 2 * time.Second
 
 // waitHealthy asks url until it answers 200, the component has ended, or ctx is done.
-// ended is nil for a component that somebody else started.
+// ended is nil for a component that another process started.
 func (c *ControlPlane) waitHealthy(ctx context.Context, url string, ended <-chan error) error {
 	client, err := c.probeClient()
 	if err != nil {

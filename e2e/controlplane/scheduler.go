@@ -11,7 +11,7 @@ import (
 	"github.com/carve-csi/carve/e2e/kube"
 )
 
-// What the scheduler is told of an extender.
+// The scheduler's settings for an extender.
 const (
 	schedulerSettings = "scheduler.yaml"
 	extenderAuthority = "extender-ca"

@@ -2,7 +2,7 @@
 // objects that run it in the cluster.
 //
 // It serves the cluster's zone and the reverse zones of its addresses, and nothing else:
-// the cluster has no way out, so there is nobody to forward a question to.
+// the cluster has no way out, so there is no server to forward a question to.
 package coredns
 
 import _ "embed"

@@ -22,7 +22,7 @@ import (
 	"github.com/carve-csi/carve/e2e/cache"
 )
 
-// heartbeat is the time between two signs of life of a long build.
+// heartbeat is the time between two progress messages of a long build.
 const heartbeat = 15 * time.Second
 
 // Program is a main package.
@@ -38,6 +38,8 @@ type Program struct {
 	Also []string
 	// Variables are set by the linker: values by their full names.
 	Variables map[string]string
+	// Architecture is as Go calls it; empty for that of this machine. Cached knows no other.
+	Architecture string
 }
 
 // Build builds the program into the file output.
@@ -45,10 +47,13 @@ func Build(ctx context.Context, p Program, output string) error {
 	command := exec.CommandContext(ctx, "go", p.arguments(output)...)
 	command.Dir = p.Dir
 	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	var complaints bytes.Buffer
-	command.Stdout, command.Stderr = &complaints, &complaints
+	if p.Architecture != "" {
+		command.Env = append(command.Env, "GOOS=linux", "GOARCH="+p.Architecture)
+	}
+	var printed bytes.Buffer
+	command.Stdout, command.Stderr = &printed, &printed
 	if err := command.Run(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", p.Name, err, bytes.TrimSpace(complaints.Bytes()))
+		return fmt.Errorf("build %s: %w\n%s", p.Name, err, bytes.TrimSpace(printed.Bytes()))
 	}
 	return nil
 }
@@ -56,7 +61,7 @@ func Build(ctx context.Context, p Program, output string) error {
 // Cached returns the folder of the program in the harness' cache, built now if it is not
 // there, with those that Also names beside it. The program must be a module by itself, with
 // its sources in Dir, in the folders that Also names, and nowhere else: they, with the versions of all it is made of, and the toolchain are the key.
-// Progress is told to progress, which may be nil. Several processes may ask at once: one
+// Progress is written to progress, which may be nil. Several processes may ask at once: one
 // builds, the others wait.
 func Cached(ctx context.Context, p Program, progress io.Writer) (string, error) {
 	key, err := p.key(ctx)
@@ -126,7 +131,7 @@ func (p Program) arguments(output string) []string {
 	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=" + strings.Join(flags, " "), "-o", output, main}
 }
 
-// report tells progress that a build goes on until the returned function is called.
+// report writes to progress that a build goes on until the returned function is called.
 func report(progress io.Writer, name string) (stop func()) {
 	if progress == nil {
 		return func() {}

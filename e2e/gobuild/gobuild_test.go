@@ -48,7 +48,7 @@ func TestTheSameProgramIsBuiltOnceAndAnotherAnew(t *testing.T) {
 		}
 	}
 	if progress.Len() == 0 {
-		t.Error("nothing was told about the build")
+		t.Error("nothing was reported about the build")
 	}
 
 	progress.Reset()
@@ -56,7 +56,7 @@ func TestTheSameProgramIsBuiltOnceAndAnotherAnew(t *testing.T) {
 		t.Errorf("built again: %s, then %s, %v", first, second, err)
 	}
 	if progress.Len() > 0 {
-		t.Errorf("a build was told of that was not: %q", progress.String())
+		t.Errorf("a build was reported that was not: %q", progress.String())
 	}
 
 	if err := os.WriteFile(filepath.Join(p.Dir, "more", "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {

@@ -26,15 +26,18 @@ var programs = []string{"lvmd", "node", "controller"}
 
 // Carve makes Carve's image from the source tree and returns its path.
 func Carve(ctx context.Context, o Options) (string, error) {
-	root, err := checkout.Root()
-	if err != nil {
-		return "", err
+	root := o.Root
+	if root == "" {
+		var err error
+		if root, err = checkout.Root(); err != nil {
+			return "", err
+		}
 	}
 	packages, err := readPackages(filepath.Join(root, packageList))
 	if err != nil {
 		return "", err
 	}
-	tools, err := debianLayer(ctx, packages, systemFiles(), o.Progress)
+	tools, err := debianLayer(ctx, orDefault(o.Architecture, amd64), packages, systemFiles(), o.Progress)
 	if err != nil {
 		return "", err
 	}
@@ -42,19 +45,19 @@ func Carve(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	programLayer, err := carveLayer(ctx, root, orDefault(o.Version, version(ctx, root)))
+	programLayer, err := carveLayer(ctx, root, orDefault(o.Architecture, amd64), orDefault(o.Version, version(ctx, root)))
 	if err != nil {
 		return "", err
 	}
 	output := orDefault(o.Output, filepath.Join(root, "bin", "carve-image.tar"))
 	return output, description{
 		name:   orDefault(o.Name, CarveName),
-		layers: []v1.Layer{toolLayer, programLayer},
+		layers: []v1.Layer{toolLayer, programLayer}, architecture: o.Architecture,
 	}.write(output)
 }
 
 // carveLayer builds Carve's programs and returns the layer with them.
-func carveLayer(ctx context.Context, root, version string) (v1.Layer, error) {
+func carveLayer(ctx context.Context, root, architecture, version string) (v1.Layer, error) {
 	dir, err := os.MkdirTemp("", "carve-image-")
 	if err != nil {
 		return nil, fmt.Errorf("build Carve's programs: %w", err)
@@ -64,7 +67,7 @@ func carveLayer(ctx context.Context, root, version string) (v1.Layer, error) {
 	for _, name := range programs {
 		built := filepath.Join(dir, name)
 		err := gobuild.Build(ctx, gobuild.Program{
-			Name: name, Dir: root, Package: "cmd/" + name,
+			Name: name, Dir: root, Package: "cmd/" + name, Architecture: architecture,
 			Variables: map[string]string{"main.version": version},
 		}, built)
 		if err != nil {

@@ -20,29 +20,34 @@ const suite = "bookworm"
 
 // layerVersion is part of the key of cached layers: it is to be counted up when the code
 // that makes or reduces them changes what they hold.
-const layerVersion = "3"
+const layerVersion = "4"
 
 // layerName is the name of the tar in its cache entry.
 const layerName = "layer.tar"
 
 // debianLayer returns the path of a layer with the packages, all they depend on, and what
 // is in extra. Packages are as new as the day on which the cache entry was made.
-func debianLayer(ctx context.Context, packages []string, extra tree, progress io.Writer) (string, error) {
+func debianLayer(ctx context.Context, architecture string, packages []string, extra tree, progress io.Writer) (string, error) {
 	additions, err := extra.tar()
 	if err != nil {
 		return "", err
 	}
-	key := cache.Key(layerVersion, suite, strings.Join(packages, " "), string(additions))
+	key := cache.Key(layerVersion, suite, architecture, strings.Join(packages, " "), string(additions))
 	entry, err := cache.Entry(ctx, "image-layer", key, func(ctx context.Context, dir string) error {
 		if progress != nil {
 			fmt.Fprintf(progress, "unpacking %s\n", strings.Join(packages, " "))
 		}
-		root, err := unpack(ctx, packages, progress, dir)
+		root, err := unpack(ctx, architecture, packages, progress, dir)
+		if err != nil {
+			return err
+		}
+		unpacked, err := root.unpackedPackages()
 		if err != nil {
 			return err
 		}
 		root.mergeUsr()
 		root.drop()
+		maps.Copy(root, unpacked)
 		maps.Copy(root, extra)
 		if err := root.pruneLibraries(); err != nil {
 			return err
@@ -65,20 +70,21 @@ func debianLayer(ctx context.Context, packages []string, extra tree, progress io
 
 // unpack downloads the packages and all they depend on and unpacks them, without running
 // their scripts.
-func unpack(ctx context.Context, packages []string, progress io.Writer, dir string) (tree, error) {
+func unpack(ctx context.Context, architecture string, packages []string, progress io.Writer, dir string) (tree, error) {
 	if err := debian.Ensure(ctx, progress, "mmdebstrap", "debian-archive-keyring"); err != nil {
 		return nil, err
 	}
 	archive := filepath.Join(dir, "unpacked.tar")
 	command := exec.CommandContext(ctx, "mmdebstrap",
-		"--variant=extract", "--format=tar", "--include="+strings.Join(packages, ","),
+		"--variant=extract", "--format=tar", "--architectures="+architecture, "--include="+strings.Join(packages, ","),
+		"--skip=cleanup/apt/cache", // The names of what was downloaded say the versions.
 		"--aptopt=Acquire::Retries \"3\"",
 		suite, archive)
 	command.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=0", "TMPDIR="+dir)
-	var complaints bytes.Buffer
-	command.Stdout, command.Stderr = &complaints, &complaints
+	var output bytes.Buffer
+	command.Stdout, command.Stderr = &output, &output
 	if err := command.Run(); err != nil {
-		return nil, fmt.Errorf("unpack packages: %w\n%s", err, bytes.TrimSpace(complaints.Bytes()))
+		return nil, fmt.Errorf("unpack packages: %w\n%s", err, bytes.TrimSpace(output.Bytes()))
 	}
 	input, err := os.Open(archive)
 	if err != nil {

@@ -28,12 +28,21 @@ type Options struct {
 	// Version is what Carve's programs say that they are; by default what git says
 	// of the source tree.
 	Version string
-	// Progress is told what takes long. It may be nil.
+	// Architecture is what Carve's image is for, as Go calls it: amd64, which is the default,
+	// or arm64.
+	Architecture string
+	// Root is the source tree that Carve's image is made from, by default the one that the
+	// harness was started in.
+	Root string
+	// Progress gets what takes long. It may be nil.
 	Progress io.Writer
 }
 
 // searchPath is the PATH of containers.
 const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// amd64 is the architecture of images that are for no other.
+const amd64 = "amd64"
 
 // description is what an image is made of.
 type description struct {
@@ -41,6 +50,8 @@ type description struct {
 	layers []v1.Layer
 	// entrypoint may be empty: the Pod says what to run.
 	entrypoint []string
+	// architecture is as Go calls it; empty for amd64.
+	architecture string
 }
 
 // write makes the image and writes it to output, all or nothing.
@@ -68,7 +79,7 @@ func (d description) write(output string) error {
 
 func (d description) image() (v1.Image, error) {
 	image, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{
-		Architecture: "amd64",
+		Architecture: orDefault(d.architecture, amd64),
 		OS:           "linux",
 		Created:      v1.Time{Time: epoch},
 		RootFS:       v1.RootFS{Type: "layers"},

@@ -1,7 +1,10 @@
 package image
 
 import (
+	"archive/tar"
+	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -44,4 +47,39 @@ func systemFiles() tree {
 		"etc/nsswitch.conf": file(0o644, []byte("passwd: files\ngroup: files\nhosts: files dns\n")),
 		"tmp":               folder(0o1777),
 	}
+}
+
+// downloads is where apt puts the packages that it downloads, and statusFolder where an image
+// says what it was made of, as images without dpkg do: a file for each package, which those
+// who look for known weaknesses read.
+const (
+	downloads    = "var/cache/apt/archives/"
+	statusFolder = "var/lib/dpkg/status.d/"
+)
+
+// unpackedPackages returns the files of statusFolder for the packages that were downloaded:
+// NAME_VERSION_ARCHITECTURE.deb, with what a file name cannot have escaped as in a URL.
+func (t tree) unpackedPackages() (tree, error) {
+	status := make(tree)
+	for name := range t {
+		file, ok := strings.CutPrefix(name, downloads)
+		if !ok || !strings.HasSuffix(file, ".deb") {
+			continue
+		}
+		unescaped, err := url.PathUnescape(strings.TrimSuffix(file, ".deb"))
+		if err != nil {
+			return nil, fmt.Errorf("read the name of %s: %w", file, err)
+		}
+		parts := strings.Split(unescaped, "_")
+		if len(parts) != 3 {
+			return nil, fmt.Errorf("got %q, want NAME_VERSION_ARCHITECTURE.deb", file)
+		}
+		status[statusFolder+parts[0]] = entry{kind: tar.TypeReg, mode: 0o644, content: fmt.Appendf(nil,
+			"Package: %s\nStatus: install ok installed\nVersion: %s\nArchitecture: %s\n", parts[0], parts[1], parts[2])}
+		status.addParents(statusFolder + parts[0])
+	}
+	if len(status) == 0 {
+		return nil, errors.New("no package was downloaded")
+	}
+	return status, nil
 }

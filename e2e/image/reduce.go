@@ -57,15 +57,16 @@ func mergedPath(name string) string {
 	return name
 }
 
-// dropped are folders of which an image keeps nothing: what nobody reads there, and the
+// dropped are folders of which an image keeps nothing: what is never read there, and the
 // languages of packages' maintenance scripts, which are not run.
 var dropped = []string{
 	"dev", "proc", "sys",
 	"boot", "home", "media", "mnt", "opt", "srv",
 	"etc/apt", "etc/cron.d", "etc/cron.daily", "etc/init.d", "etc/logrotate.d", "etc/dpkg", "etc/python3.11",
 	"usr/games", "usr/include", "usr/src", "usr/share",
-	"usr/lib/python3", "usr/lib/python3.11", "usr/lib/systemd", "usr/lib/udev", "usr/lib/x86_64-linux-gnu/gconv",
-	"usr/lib/x86_64-linux-gnu/perl", "usr/lib/x86_64-linux-gnu/perl5", "usr/lib/x86_64-linux-gnu/perl-base",
+	"usr/lib/python3", "usr/lib/python3.11", "usr/lib/systemd", "usr/lib/udev",
+	"usr/lib/x86_64-linux-gnu/gconv", "usr/lib/x86_64-linux-gnu/perl", "usr/lib/x86_64-linux-gnu/perl5", "usr/lib/x86_64-linux-gnu/perl-base",
+	"usr/lib/aarch64-linux-gnu/gconv", "usr/lib/aarch64-linux-gnu/perl", "usr/lib/aarch64-linux-gnu/perl5", "usr/lib/aarch64-linux-gnu/perl-base",
 	"var/cache", "var/lib/apt", "var/log",
 }
 
@@ -118,7 +119,7 @@ func isDropped(name string) bool {
 }
 
 // libraryFolders is where the loader finds libraries by itself.
-var libraryFolders = []string{"usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib"}
+var libraryFolders = []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib"}
 
 // loadedByName are libraries that no program says it needs: the C library loads the
 // first for threads that end, and the others to look up names.
@@ -249,7 +250,7 @@ func (t tree) dynamicRequirements(name string, content []byte) ([]string, error)
 	return paths, nil
 }
 
-// searchFolders returns the folders in which the program called name, and nobody else,
+// searchFolders returns the folders in which the program called name, and no other,
 // looks for its libraries.
 func searchFolders(program *elf.File, name string) ([]string, error) {
 	var folders []string

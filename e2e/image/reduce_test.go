@@ -52,7 +52,7 @@ func TestMergingMovesFilesUnderUsrAndLeavesLinks(t *testing.T) {
 	}
 }
 
-func TestWhatNobodyReadsIsDroppedButLicencesAreKept(t *testing.T) {
+func TestWhatIsNeverReadIsDroppedButLicencesAreKept(t *testing.T) {
 	root := tree{
 		"usr/share/man/man8/lvm.8.gz":     file(0o644, nil),
 		"usr/share/doc/lvm2/copyright":    file(0o644, nil),
@@ -130,5 +130,26 @@ func TestAProgramWithoutItsLibraryIsAnError(t *testing.T) {
 	err := root.pruneLibraries()
 	if err == nil || !strings.Contains(err.Error(), "usr/bin/program needs libselinux.so.1") {
 		t.Errorf("want an error that names the library, got %v", err)
+	}
+}
+
+func TestAnImageSaysWhatItWasMadeOf(t *testing.T) {
+	root := tree{
+		"var/cache/apt/archives/lvm2_2.03.16-2_arm64.deb":                    file(0o644, nil),
+		"var/cache/apt/archives/libdevmapper1.02.1_2%3a1.02.185-2_arm64.deb": file(0o644, nil),
+		"var/cache/apt/archives/lock":                                        file(0o644, nil),
+	}
+	got, err := root.unpackedPackages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "Package: libdevmapper1.02.1\nStatus: install ok installed\nVersion: 2:1.02.185-2\nArchitecture: arm64\n"
+	if content := string(got["var/lib/dpkg/status.d/libdevmapper1.02.1"].content); content != want || !got.has("var/lib/dpkg/status.d/lvm2") {
+		t.Errorf("want %q, got %q of %d entries", want, content, len(got))
+	}
+	for _, bad := range []tree{{}, {"var/cache/apt/archives/lvm2.deb": file(0o644, nil)}} {
+		if got, err := bad.unpackedPackages(); err == nil {
+			t.Errorf("of %v: want an error, got %v", bad, got)
+		}
 	}
 }

@@ -44,7 +44,7 @@ func (o Options) workload(ctx context.Context, kind, name string, packages []str
 		extra["usr/local/bin/"+applet] = link("/usr/bin/busybox")
 	}
 	extra.addParents("usr/local/bin/busybox")
-	layer, err := debianLayer(ctx, packages, extra, o.Progress)
+	layer, err := debianLayer(ctx, amd64, packages, extra, o.Progress)
 	if err != nil {
 		return "", err
 	}

@@ -41,7 +41,7 @@ const (
 const Version = "v1.37.2"
 
 // Build returns the path of the multi-call binary, made now if the cache does not have
-// it. Progress is told to progress, which may be nil. Callers in several processes may
+// it. Progress is written to progress, which may be nil. Callers in several processes may
 // run at once: one builds, the others wait.
 func Build(ctx context.Context, progress io.Writer) (string, error) {
 	return build(ctx, kubernetes, progress)

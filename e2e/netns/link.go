@@ -43,7 +43,7 @@ func makeTap(device string) (netlink.Link, error) {
 		LinkAttrs: attributes,
 		Mode:      netlink.TUNTAP_MODE_TAP,
 		// Without queues of its own the device is closed at once and is left to
-		// whoever opens it next: the virtual machine.
+		// what opens it next: the virtual machine.
 		Flags: netlink.TUNTAP_DEFAULTS,
 	}
 	if err := netlink.LinkAdd(tap); err != nil {
@@ -53,7 +53,7 @@ func makeTap(device string) (netlink.Link, error) {
 }
 
 // UnplugTap takes the device called device from the bridge, as if its cable were
-// pulled: the virtual machine keeps it, and reaches nobody. AddTap plugs it in again.
+// pulled: the virtual machine keeps it, and reaches nothing. AddTap plugs it in again.
 func (n Namespace) UnplugTap(device string) error {
 	err := n.Do(func() error {
 		tap, err := netlink.LinkByName(device)

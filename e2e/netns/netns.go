@@ -81,7 +81,7 @@ func (n Namespace) Name() string { return n.name }
 // Path returns the file that stands for the namespace, as setns(2) takes it.
 func (n Namespace) Path() string { return filepath.Join(folder, n.name) }
 
-// exists tells a namespace from the empty file that an interrupted creation, or a
+// exists distinguishes a namespace from the empty file that an interrupted creation, or a
 // removal after the file was unmounted, leaves under its name.
 func (n Namespace) exists() (bool, error) {
 	var stat unix.Statfs_t

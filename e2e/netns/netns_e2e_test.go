@@ -147,7 +147,7 @@ func TestTapsAndRoutesComeAndGo(t *testing.T) {
 	}
 }
 
-// onBridge tells whether a device is joined to the namespace's bridge.
+// onBridge reports whether a device is joined to the namespace's bridge.
 func onBridge(t *testing.T, n Namespace, device string) (joined bool) {
 	t.Helper()
 	if err := n.Do(func() error {

@@ -14,14 +14,14 @@ import (
 
 	"github.com/carve-csi/carve/e2e/carve"
 	"github.com/carve-csi/carve/e2e/cluster"
-	"github.com/carve-csi/carve/e2e/vm/residue"
+	"github.com/carve-csi/carve/e2e/vm/leftovers"
 )
 
 const (
 	clusterName = "pmem"
 	namespace   = "default"
-	// patience bounds each wait, on an emulated node of a busy host.
-	patience = 5 * time.Minute
+	// waitTimeout bounds each wait, on an emulated node of a busy host.
+	waitTimeout = 5 * time.Minute
 )
 
 // rig is Carve on a cluster whose one node has persistent memory.
@@ -63,12 +63,12 @@ func TestMemcachedOnPersistentMemory(t *testing.T) {
 	r.must(r.CoreV1().Pods(namespace).Delete(ctx, "memcached", metav1.DeleteOptions{}))
 	r.must(r.AppsV1().StatefulSets(namespace).Delete(ctx, "memcached", metav1.DeleteOptions{}))
 	r.must(r.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	r.must(carve.Until(ctx, patience, "nothing is left on the node", func(ctx context.Context) error {
+	r.must(carve.Until(ctx, waitTimeout, "nothing is left on the node", func(ctx context.Context) error {
 		after, err := c.Snapshot(ctx, node)
 		if err != nil {
 			return err
 		}
-		if left := residue.Compare(before, after); len(left) > 0 {
+		if left := leftovers.Compare(before, after); len(left) > 0 {
 			return fmt.Errorf("%s has %q", node, left)
 		}
 		return nil
@@ -89,7 +89,7 @@ func (r *rig) must(err error) {
 func (r *rig) ask(pod, commands string) (reply string) {
 	r.Helper()
 	command := fmt.Sprintf(`printf '%s\r\nquit\r\n' | nc -w 10 127.0.0.1 11211`, commands)
-	r.must(carve.Until(r.ctx, patience, pod+" answers", func(ctx context.Context) (err error) {
+	r.must(carve.Until(r.ctx, waitTimeout, pod+" answers", func(ctx context.Context) (err error) {
 		reply, err = r.PodExec(ctx, namespace, pod, "sh", "-c", command)
 		return err
 	}))
@@ -106,7 +106,7 @@ func (r *rig) store(pod, value string) {
 }
 
 func (r *rig) itemsAreInAFile() {
-	r.must(r.PodsRunning(r.ctx, patience, namespace, "memcached"))
+	r.must(r.PodsRunning(r.ctx, waitTimeout, namespace, "memcached"))
 	mounts, err := r.PodExec(r.ctx, namespace, "memcached", "cat", "/proc/mounts")
 	r.must(err)
 	if !slices.ContainsFunc(strings.Split(mounts, "\n"), func(line string) bool {
@@ -127,19 +127,19 @@ func (r *rig) itemsAreInAFile() {
 // next one has them.
 func (r *rig) itemsSurvive() {
 	const pod, value = "memcached-0", "kept-over-a-restart"
-	r.must(r.PodsRunning(r.ctx, patience, namespace, pod))
+	r.must(r.PodsRunning(r.ctx, waitTimeout, namespace, pod))
 	r.store(pod, value)
 	before, err := r.CoreV1().Pods(namespace).Get(r.ctx, pod, metav1.GetOptions{})
 	r.must(err)
 	r.must(r.CoreV1().Pods(namespace).Delete(r.ctx, pod, metav1.DeleteOptions{}))
-	r.must(carve.Until(r.ctx, patience, "there is another Pod", func(ctx context.Context) error {
+	r.must(carve.Until(r.ctx, waitTimeout, "there is another Pod", func(ctx context.Context) error {
 		p, err := r.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
 		if err == nil && p.UID == before.UID {
 			err = fmt.Errorf("it is the same Pod")
 		}
 		return err
 	}))
-	r.must(r.PodsRunning(r.ctx, patience, namespace, pod))
+	r.must(r.PodsRunning(r.ctx, waitTimeout, namespace, pod))
 	if reply := r.ask(pod, "get key"); !strings.Contains(reply, value) {
 		logs, _ := r.Kubectl(r.ctx, nil, "logs", "--namespace", namespace, pod)
 		r.Errorf("after the restart: want the value, got %q; memcached says\n%s", reply, logs)

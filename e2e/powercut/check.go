@@ -12,8 +12,8 @@ import (
 	"github.com/carve-csi/carve/e2e/vm/agent"
 )
 
-// settleBound is how long lvmd may take to wipe and remove what is deleted.
-const settleBound = 2 * time.Minute
+// reclaimTimeout is how long lvmd may take to wipe and remove what is deleted.
+const reclaimTimeout = 2 * time.Minute
 
 // check holds the ledger against what lvmd says after a boot, and asks again for
 // what was not acknowledged. It returns everything that is wrong.
@@ -40,7 +40,7 @@ func (r *rig) check(ctx context.Context, l *ledger) error {
 		}
 	}
 	for name, v := range found {
-		problems = append(problems, fmt.Errorf("nobody asked for %s: %+v", name, v))
+		problems = append(problems, fmt.Errorf("there was no request for %s: %+v", name, v))
 	}
 	return errors.Join(problems...)
 }
@@ -75,9 +75,15 @@ func (r *rig) checkOne(ctx context.Context, l *ledger, e *entry, v listed, there
 	return nil
 }
 
+// errLeaked is that the thin pool counts chunks as used that no volume in it has. The kernel leaves
+// them so where the power is cut while it passes a discard down to the disk: until that is done,
+// nothing else may take the chunks, and a commit of the pool meanwhile writes down just that
+// (dm-thin, process_prepared_discard_passdown_pt1). lvconvert --repair counts them anew.
+var errLeaked = errors.New("the kernel counts chunks of the thin pool as used that no volume has")
+
 // checkEmpty deletes everything and waits until LVM has nothing left of it, and as
-// much room as before.
-func (r *rig) checkEmpty(ctx context.Context, l *ledger, room map[string]int64) error {
+// much is available as at the beginning.
+func (r *rig) checkEmpty(ctx context.Context, l *ledger, free map[string]int64) error {
 	for _, e := range l.entries {
 		if e.stage == acknowledged {
 			if err := r.remove(ctx, l, e); err != nil {
@@ -85,26 +91,54 @@ func (r *rig) checkEmpty(ctx context.Context, l *ledger, room map[string]int64) 
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, settleBound)
-	defer cancel()
+	timeout := time.After(reclaimTimeout)
 	for {
 		volumes, err := r.run(ctx, "lvs", "--noheadings", "-o", "lv_name", "carve")
 		if err != nil {
 			return err
 		}
-		now, err := r.room(ctx)
+		now, err := r.freeSpace(ctx)
 		if err != nil {
 			return err
 		}
-		if strings.TrimSpace(volumes) == thinPool && maps.Equal(now, room) {
+		removed := strings.TrimSpace(volumes) == thinPool
+		if removed && maps.Equal(now, free) {
 			return nil
 		}
 		select {
-		case <-ctx.Done():
-			return fmt.Errorf("left in LVM: %q; available in the classes is %v, and was %v", volumes, now, room)
+		case <-timeout:
+			err := fmt.Errorf("left in LVM: %q; available in the classes is %v, and was %v", volumes, now, free)
+			if now["thin"] < free["thin"] {
+				now["thin"] = free["thin"]
+				if removed && maps.Equal(now, free) {
+					return fmt.Errorf("%w: %w", r.inPool(ctx), err)
+				}
+			}
+			return err
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// inPool returns errLeaked if there is no volume in the thin pool, and else what the pool's metadata say.
+func (r *rig) inPool(ctx context.Context) error {
+	// LVM has two names for the pool's device, by whether it has had volumes.
+	status, err := r.run(ctx, "dmsetup", "status", "--target", "thin-pool")
+	if err != nil {
+		return err
+	}
+	pool, _, _ := strings.Cut(status, ":")
+	if _, err := r.run(ctx, "dmsetup", "message", pool, "0", "reserve_metadata_snap"); err != nil {
+		return err
+	}
+	metadata, err := r.run(ctx, "thin_dump", "--metadata-snap", "/dev/mapper/"+strings.TrimSuffix(pool, "-tpool")+"_tmeta")
+	if _, releaseErr := r.run(ctx, "dmsetup", "message", pool, "0", "release_metadata_snap"); err != nil || releaseErr != nil {
+		return errors.Join(err, releaseErr)
+	}
+	if strings.Contains(metadata, "<superblock") && !strings.Contains(metadata, "<device") {
+		return errLeaked
+	}
+	return fmt.Errorf("the thin pool holds:\n%s", metadata)
 }
 
 // readsAsZeroes fails where a device is shorter than size bytes, or one of those

@@ -72,10 +72,10 @@ func physicalVolumes(ctx context.Context, t *testing.T, r *rig) (groups, devices
 // first. It returns what is available in all classes.
 func waitWiped(ctx context.Context, t *testing.T, r *rig, class string, want int64) map[string]int64 {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, settleBound)
+	ctx, cancel := context.WithTimeout(ctx, reclaimTimeout)
 	defer cancel()
 	for {
-		now, err := r.room(ctx)
+		now, err := r.freeSpace(ctx)
 		if err == nil && now[class] == want {
 			return now
 		}
@@ -111,7 +111,7 @@ func TestDisksMayChangeTheirNamesOverAReboot(t *testing.T) {
 	if err := r.boot(ctx); err != nil {
 		t.Fatal(err)
 	}
-	empty, err := r.room(ctx)
+	empty, err := r.freeSpace(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestDisksMayChangeTheirNamesOverAReboot(t *testing.T) {
 		create(class)
 	}
 	// One disk of the pair has a volume, and had nothing else. The other one is filled
-	// and emptied: it is zeroes then, and known to be.
+	// and wiped: it is zeroes then, and known to be.
 	whole, err := r.lvmd(ctx, "create", "whole", strconv.FormatInt(empty["pair"]/2, 10), "--class", "pair", "--block")
 	if err != nil {
 		t.Fatalf("%v\nlvmd's log:\n%s", err, r.log())
@@ -175,7 +175,7 @@ func TestDisksMayChangeTheirNamesOverAReboot(t *testing.T) {
 	if survivors := l.acks[survival]; survivors != 5 {
 		t.Errorf("%d volumes have what was written to them, want 5", survivors)
 	}
-	if now, err := r.room(ctx); err != nil || !maps.Equal(now, before) {
+	if now, err := r.freeSpace(ctx); err != nil || !maps.Equal(now, before) {
 		t.Errorf("available in the classes is %v, was %v; error %v", now, before, err)
 	}
 	for _, class := range []string{"local", "mirrored", "thin", "named"} {

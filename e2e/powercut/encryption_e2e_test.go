@@ -27,7 +27,7 @@ const (
 	headBytes = 1 << 20
 )
 
-// sealed is what lvmd tells of an encrypted volume.
+// sealed is what lvmd reports of an encrypted volume.
 type sealed struct{ ID, Name, State, DevicePath, EmptiedAt string }
 
 // sealed lists the volumes once all of them are ready.
@@ -138,7 +138,7 @@ func TestAfterAPowerCutEncryptedVolumesAreEmpty(t *testing.T) {
 		}
 		return out
 	}
-	secret, open := []byte("plain text that nobody may find "), []byte("plain text that anybody may find")
+	secret, open := []byte("plain text that no one may find "), []byte("plain text that anybody may find")
 	write := func(file string, text []byte) {
 		t.Helper()
 		code, err := r.machine.Agent().Run(ctx, agent.Command{

@@ -38,6 +38,9 @@ type Needs struct {
 	MemoryMiB int
 	// Network means network namespaces and TAP devices.
 	Network bool
+	// DisksMiB is what is written to the disks of virtual machines at a time. They are
+	// in the folder of the cache and among the temporary files.
+	DisksMiB int
 }
 
 // Cluster is what a cluster of so many nodes needs.
@@ -122,11 +125,13 @@ func missing(needs Needs, h host) []string {
 	if h.cold {
 		disk = coldDiskMiB
 	}
-	if h.cache.freeMiB < disk {
-		lack("disk: %s free in %s, %s needed", gib(h.cache.freeMiB), h.cache.folder, gib(disk))
-	}
-	if h.temp.freeMiB < tempDiskMiB {
-		lack("disk: %s free in %s, %s needed", gib(h.temp.freeMiB), h.temp.folder, gib(tempDiskMiB))
+	for _, s := range []struct {
+		space
+		needed int
+	}{{h.cache, disk + needs.DisksMiB}, {h.temp, tempDiskMiB + needs.DisksMiB}} {
+		if s.freeMiB < s.needed {
+			lack("disk: %s free in %s, %s needed", gib(s.freeMiB), s.folder, gib(s.needed))
+		}
 	}
 	for _, program := range h.absent {
 		lack("%s, which %s, is not in the PATH", program, programs[program])

@@ -57,6 +57,10 @@ func TestEverythingThatIsMissingIsSaidAtOnceALineEach(t *testing.T) {
 			change: func(h *host) { h.cold, h.cache.freeMiB = true, 10<<10 }, needs: cluster,
 			want: []string{"disk: 10.0 GiB free in /cache, 14.0 GiB needed"},
 		},
+		"disks of machines need more": {
+			change: func(*host) {}, needs: Needs{DisksMiB: 17 << 10},
+			want: []string{"disk: 20.0 GiB free in /cache, 21.0 GiB needed", "disk: 2.0 GiB free in /tmp, 18.0 GiB needed"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := good()

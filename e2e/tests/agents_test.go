@@ -32,7 +32,7 @@ func TestRunningPodsNoticeNothingOfNewAgents(t *testing.T) {
 
 	s.Cleanup(func() { s.agentsOn(context.Background(), "null") })
 	s.agentsOn(s.ctx, `{"carve.csi.local/e2e": "nowhere"}`)
-	s.must(carve.Until(s.ctx, patience, "there are no agents", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "there are no agents", func(ctx context.Context) error {
 		pods, err := s.CoreV1().Pods(carve.Namespace).List(ctx, metav1.ListOptions{LabelSelector: agentPods})
 		if err == nil && len(pods.Items) > 0 {
 			err = fmt.Errorf("there are %d", len(pods.Items))
@@ -41,7 +41,7 @@ func TestRunningPodsNoticeNothingOfNewAgents(t *testing.T) {
 	}), "remove the agents")
 	s.wantWriting("without agents", writers)
 	s.agentsOn(s.ctx, "null")
-	s.must(s.Settled(s.ctx, patience), "Carve is well again")
+	s.must(s.WaitReady(s.ctx, waitTimeout), "Carve is well again")
 	s.wantWriting("after the agents came back", writers)
 
 	for _, name := range writers {
@@ -49,7 +49,7 @@ func TestRunningPodsNoticeNothingOfNewAgents(t *testing.T) {
 			t.Errorf("restarts of %s: want 0, got %d", name, got)
 		}
 		if got, err := s.Kubectl(s.ctx, nil, "logs", "--namespace", s.namespace, name); err != nil || got != "" {
-			t.Errorf("what %s complains of: want nothing, got %q, %v", name, got, err)
+			t.Errorf("what %s warns of: want nothing, got %q, %v", name, got, err)
 		}
 	}
 }
@@ -80,11 +80,11 @@ func (s *scope) wantWriting(when string, writers []string) {
 	}
 	for _, name := range writers {
 		var file, device int64
-		s.must(carve.Until(s.ctx, patience, name+" has begun to write", func(ctx context.Context) (err error) {
+		s.must(carve.Until(s.ctx, waitTimeout, name+" has begun to write", func(ctx context.Context) (err error) {
 			file, device, err = count(ctx, name)
 			return err
 		}), "read "+when)
-		s.must(carve.Until(s.ctx, patience, name+" goes on writing", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, name+" goes on writing", func(ctx context.Context) error {
 			f, d, err := count(ctx, name)
 			if err == nil && (f < file+2 || d < device+2) {
 				err = fmt.Errorf("%d lines and the number %d before, %d and %d now", file, device, f, d)
@@ -110,7 +110,7 @@ func TestANodeNeedsNoToolsAndNoWritableConfiguration(t *testing.T) {
 	node := s.nodes[1]
 	const tools = "for tool in lvm dmsetup pdata_tools cryptsetup mkfs.ext4 mkfs.xfs; do "
 	s.Cleanup(func() {
-		// Without --lazy it fails while somebody reads there.
+		// Without --lazy it fails while a process reads there.
 		_, err := s.NodeExec(context.Background(), node, "sh", "-c", "umount --lazy /etc; [ ! -e /etc/lvm.away ] || mv /etc/lvm.away /etc/lvm && "+
 			"cd /usr/sbin && "+tools+"[ ! -e $tool.away ] || mv $tool.away $tool || exit 1; done")
 		s.must(err, "give "+node+" back what it had")
@@ -119,7 +119,7 @@ func TestANodeNeedsNoToolsAndNoWritableConfiguration(t *testing.T) {
 		"mount --bind /etc /etc && mount -o remount,bind,ro /etc && ! lvs && ! dmsetup info && ! touch /etc/written")
 
 	s.must(s.CoreV1().Pods(carve.Namespace).Delete(s.ctx, s.agentOf(node).Name, metav1.DeleteOptions{}), "delete the agent of "+node)
-	s.must(s.Settled(s.ctx, patience), "Carve is well again")
+	s.must(s.WaitReady(s.ctx, waitTimeout), "Carve is well again")
 
 	s.storageClass("e2e-bare-thin", map[string]string{"carve.csi.local/device-class": "thin"})
 	s.storageClass("e2e-bare-sealed", map[string]string{"carve.csi.local/encryption": "ephemeral", "csi.storage.k8s.io/fstype": "xfs"})
@@ -128,7 +128,7 @@ func TestANodeNeedsNoToolsAndNoWritableConfiguration(t *testing.T) {
 	s.start("sealed", podOptions{class: "e2e-bare-sealed", bytes: 384 * mebibyte, node: node})
 	s.running("plain", "thin", "sealed")
 	s.remove("plain", "thin", "sealed")
-	s.must(carve.Until(s.ctx, patience, "the volumes are gone", func(context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the volumes are gone", func(context.Context) error {
 		if listed := s.lvmd(node, "volumes"); strings.Contains(listed, s.namespace) {
 			return fmt.Errorf("there are\n%s", listed)
 		}

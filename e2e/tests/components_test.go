@@ -32,6 +32,7 @@ func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 	s.withComponents()
 	t.Run("the extender places Pods by the sum of their claims", func(t *testing.T) {
 		s := begin(t)
+		s.extenderKnowsNodes()
 		const pods, each = 4, 64 * extent
 		small, large := s.nodes[0], s.nodes[1]
 		s.start("filler", podOptions{bytes: s.capacity(small) - each*3/2, node: small})
@@ -63,7 +64,7 @@ func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 		node := s.nodes[1]
 		_, err := s.Kubectl(s.ctx, nil, "taint", "node", node, startupTaint+"=:NoSchedule")
 		s.must(err, "taint the node")
-		s.must(carve.Until(s.ctx, patience, "the taint is gone", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the taint is gone", func(ctx context.Context) error {
 			got, err := s.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -89,7 +90,7 @@ func (s *scope) withComponents() {
 	_, err = s.CoreV1().Secrets(carve.Namespace).Create(s.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "carve-extender-tls"}, Data: data}, metav1.CreateOptions{})
 	s.must(err, "make the extender's Secret")
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		s.must(plane.UseNoExtender(ctx), "let the scheduler do without the extender")
 		_, err := s.Kubectl(ctx, nil, "apply", "--kustomize", "../deploy")
@@ -102,16 +103,35 @@ func (s *scope) withComponents() {
 		if err := s.CoreV1().Secrets(carve.Namespace).Delete(ctx, "carve-extender-tls", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			s.Errorf("remove the extender's Secret: %v", err)
 		}
-		s.must(s.Settled(ctx, patience), "Carve is ready")
+		s.must(s.WaitReady(ctx, waitTimeout), "Carve is ready")
 	})
 	_, err = s.Kubectl(s.ctx, nil, "apply", "--kustomize", "../deploy-more")
 	s.must(err, "install the components")
-	s.must(s.Settled(s.ctx, patience), "Carve is ready")
+	s.must(s.WaitReady(s.ctx, waitTimeout), "Carve is ready")
 	service, err := s.CoreV1().Services(carve.Namespace).Get(s.ctx, "carve-extender", metav1.GetOptions{})
 	s.must(err, "get the extender's Service")
 	example, err := os.ReadFile(filepath.Join(deployFolder, "examples/kube-scheduler.yaml"))
 	s.must(err, "read the example")
 	s.must(plane.UseExtender(s.ctx, example, fmt.Sprintf("https://%s:9444", service.Spec.ClusterIP)), "let the scheduler use the extender")
+}
+
+// extenderKnowsNodes waits until every replica has heard of every node. Before, it lets the
+// published capacity decide, which is compared with one claim at a time.
+func (s *scope) extenderKnowsNodes() {
+	s.Helper()
+	m := s.monitoring()
+	s.must(carve.Until(s.ctx, waitTimeout, "every replica knows every node", func(ctx context.Context) error {
+		replicas, err := s.ProgramPods(ctx, "app.kubernetes.io/name=carve-controller")
+		if err != nil {
+			return err
+		}
+		for i := range replicas {
+			if nodes, _, err := m.connectedNodes(ctx, &replicas[i]); err != nil || nodes != len(s.nodes) {
+				return fmt.Errorf("%s knows %d nodes, want %d: %w", replicas[i].Name, nodes, len(s.nodes), err)
+			}
+		}
+		return nil
+	}), "wait for the nodes' reports")
 }
 
 // extenderRequests counts how often the scheduler asked which nodes will do, and got
@@ -122,7 +142,7 @@ func (s *scope) extenderRequests() (asked int) {
 	pods, err := s.ProgramPods(s.ctx, "app.kubernetes.io/name=carve-controller")
 	s.must(err, "list the controllers")
 	for _, p := range pods {
-		s.must(carve.Until(s.ctx, patience, "the metrics can be read", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the metrics can be read", func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 			defer cancel()
 			code, body, err := get(ctx, web, fmt.Sprintf("https://%s:9808/metrics", p.Status.PodIP), token)

@@ -33,7 +33,7 @@ func TestAVolumeThatExistsIsGivenToAClaim(t *testing.T) {
 	_, err = s.Kubectl(s.ctx, nil, "patch", "pv", name, "--patch", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
 	s.must(err, "retain the volume")
 	s.remove("first")
-	s.must(carve.Until(s.ctx, patience, "the volume is released", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the volume is released", func(ctx context.Context) error {
 		now, err := s.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 		if err == nil && now.Status.Phase != corev1.VolumeReleased {
 			err = fmt.Errorf("it is %s", now.Status.Phase)

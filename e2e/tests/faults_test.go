@@ -139,7 +139,7 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 		if program == "" {
 			continue
 		}
-		s.must(carve.Until(s.ctx, patience, "a volume of the burst is being made", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "a volume of the burst is being made", func(ctx context.Context) error {
 			claims, err := s.CoreV1().PersistentVolumeClaims(s.namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
@@ -160,7 +160,7 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 		}
 	}
 	s.replaced(killed)
-	s.must(s.Settled(s.ctx, patience), "Carve is well again")
+	s.must(s.WaitReady(s.ctx, waitTimeout), "Carve is well again")
 }
 
 // TestVolumesComeBackAfterAPowerCut cuts a node's power under a writing Pod.
@@ -182,14 +182,14 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 		"csi.storage.k8s.io/node-stage-secret-name":      "volume-key",
 		"csi.storage.k8s.io/node-stage-secret-namespace": "${pvc.namespace}",
 	})
-	const secret = "what nobody may read on the disk"
+	const secret = "what no one may read on the disk"
 	s.start("keyed", podOptions{class: "e2e-keyed", bytes: 16 * extent, node: victim,
 		script: "[ -e " + mountPath + "/secret ] || { echo " + secret + " $(cat /proc/sys/kernel/random/boot_id) > " + mountPath + "/secret; sync; }; exec sleep 1000000"})
 	s.running("writer", "forgetful", "keyed")
 	if s.diskHolds("keyed", secret) {
 		t.Error("the secret of the Pod keyed can be read on the disk")
 	}
-	s.must(carve.Until(s.ctx, patience, "the Pod has written", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the Pod has written", func(ctx context.Context) error {
 		output, err := s.PodExec(ctx, s.namespace, "writer", "cat", mountPath+"/precious")
 		if err == nil && strings.TrimSpace(output) != "precious-data" {
 			err = fmt.Errorf("got %q", output)
@@ -206,7 +206,7 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 	if got := strings.TrimSpace(s.node(victim, "cat", "/proc/sys/kernel/random/boot_id")); got == bootID {
 		t.Fatalf("%s did not boot anew", victim)
 	}
-	s.must(carve.Until(s.ctx, patience, "the Pod runs again", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the Pod runs again", func(ctx context.Context) error {
 		p, err := s.CoreV1().Pods(s.namespace).Get(ctx, "writer", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -220,7 +220,7 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 		t.Errorf("the data written before the power cut: want precious-data, got %q", got)
 	}
 	// An encrypted volume whose key is in a Secret holds what it held.
-	s.must(carve.Until(s.ctx, patience, "the volume with a kept key is there", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the volume with a kept key is there", func(ctx context.Context) error {
 		output, err := s.PodExec(ctx, s.namespace, "keyed", "cat", "/proc/sys/kernel/random/boot_id", mountPath+"/secret")
 		if err == nil && strings.HasPrefix(output, bootID) {
 			err = errors.New("the Pod is that of before")
@@ -231,8 +231,8 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 		return err
 	}), "wait")
 	// An encrypted volume, whose key only the kernel had, comes back empty, and its
-	// user is told.
-	s.must(carve.Until(s.ctx, patience, "the encrypted volume is there", func(ctx context.Context) error {
+	// user gets an Event.
+	s.must(carve.Until(s.ctx, waitTimeout, "the encrypted volume is there", func(ctx context.Context) error {
 		output, err := s.PodExec(ctx, s.namespace, "forgetful", "ls", mountPath)
 		if err != nil {
 			return err
@@ -246,9 +246,9 @@ func TestVolumesComeBackAfterAPowerCut(t *testing.T) {
 		}
 		return nil
 	}), "wait")
-	_, err = s.EventWith(s.ctx, patience, s.namespace, "Pod", "forgetful", "is empty since")
-	s.must(err, "tell the Pod's owner")
-	s.must(s.Settled(s.ctx, patience), "Carve is well again")
+	_, err = s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "forgetful", "is empty since")
+	s.must(err, "notify the Pod's owner")
+	s.must(s.WaitReady(s.ctx, waitTimeout), "Carve is well again")
 }
 
 func (s *scope) restarts(pod string) int32 {

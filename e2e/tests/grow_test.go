@@ -48,7 +48,7 @@ func (s *scope) growthOf(prefix string) []growing {
 // wantGrown waits until a claim has grown.
 func (s *scope) wantGrown(claim string, k growing) {
 	s.Helper()
-	s.must(carve.Until(s.ctx, patience, "the claim of "+k.name+" has grown", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the claim of "+k.name+" has grown", func(ctx context.Context) error {
 		claim, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -121,7 +121,7 @@ func TestVolumesGrowWhileNoPodUsesThem(t *testing.T) {
 		s.ask(k.name, k.to)
 	}
 	for _, k := range kinds {
-		s.must(carve.Until(s.ctx, patience, "the volume of "+k.name+" has grown", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the volume of "+k.name+" has grown", func(ctx context.Context) error {
 			pv, err := s.CoreV1().PersistentVolumes().Get(ctx, s.claimOf(k.name).Spec.VolumeName, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -140,13 +140,13 @@ func TestVolumesGrowWhileNoPodUsesThem(t *testing.T) {
 	}
 }
 
-func TestGrowthThatTheNodeHasNoRoomForIsRefusedWithAnEvent(t *testing.T) {
+func TestGrowthThatTheNodeHasNoSpaceForIsRefusedWithAnEvent(t *testing.T) {
 	s := beside(t)
 	s.storageClass("e2e-grow-far", nil)
 	s.start("grower", podOptions{class: "e2e-grow-far", bytes: 64 * mebibyte, node: s.nodes[0]})
 	s.running("grower")
 	s.ask("grower-scratch", 1<<40)
-	_, err := s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", "grower-scratch", s.nodes[0])
+	_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "PersistentVolumeClaim", "grower-scratch", s.nodes[0])
 	s.must(err, "see an event that names the node")
 	if got := s.fileSystemSize("grower"); got > 64*mebibyte {
 		t.Errorf("the file system's size: want no more than before, %d, got %d", 64*mebibyte, got)

@@ -33,14 +33,14 @@ func TestAPodThatKeepsAnotherOnesVolumeMountedIsNamed(t *testing.T) {
 	s.must(err, "get the Pod agent")
 
 	s.remove("first")
-	s.must(carve.Until(s.ctx, patience, "the volume is unstaged", func(context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the volume is unstaged", func(context.Context) error {
 		if strings.Contains(s.node(o.node, "cat", "/proc/1/mountinfo"), pv.Spec.CSI.VolumeHandle) {
 			return errors.New("it is mounted on the host")
 		}
 		return nil
 	}), "unstage")
 	s.create(podOf("second", "held", podOptions{node: o.node, script: idle}))
-	_, err = s.EventWith(s.ctx, patience, s.namespace, "Pod", "second", "of Pod "+string(agent.UID)+" in container ")
+	_, err = s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "second", "of Pod "+string(agent.UID)+" in container ")
 	s.must(err, "see that the agent is named")
 	s.remove("agent")
 	s.running("second")

@@ -26,13 +26,13 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 	t.Run("they are off by default", func(t *testing.T) {
 		s := within(t)
 		s.must(s.ApplyFile(s.ctx, s.namespace, example), "apply the example")
-		_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "inline", `volume mode "Ephemeral" not supported`)
+		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "inline", `volume mode "Ephemeral" not supported`)
 		s.must(err, "see why the Pod does not start")
 	})
 	s.withInlineVolumes()
 	t.Run("a namespace has to be let in", func(t *testing.T) {
 		s := within(t)
-		s.must(carve.Until(s.ctx, patience, "the policy is in force", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the policy is in force", func(ctx context.Context) error {
 			err := s.ApplyFile(ctx, s.namespace, example)
 			if err == nil || !strings.Contains(err.Error(), "use a generic ephemeral volume") {
 				return fmt.Errorf("the Pod: want it refused, got %w", err)
@@ -53,14 +53,14 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 		if mounts := s.exec("inline", "cat", "/proc/mounts"); !strings.Contains(mounts, " /scratch xfs ") {
 			t.Errorf("mounts in the Pod: want xfs at /scratch, got\n%s", mounts)
 		}
-		s.must(carve.Until(s.ctx, patience, "the volume counts", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the volume counts", func(ctx context.Context) error {
 			return s.wantCapacity(ctx, node, before[node]-1<<30)
 		}), "see the capacity")
 		if tags := s.node(node, "lvs", "--noheadings", "--options", "lv_tags", "carve"); !strings.Contains(tags, "carve.pod=inline") {
 			t.Errorf("tags of the volumes: want the Pod's name, got %s", tags)
 		}
 		s.remove("inline")
-		s.must(carve.Until(s.ctx, patience, "the room is free", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the space is free", func(ctx context.Context) error {
 			return s.wantCapacity(ctx, node, before[node])
 		}), "see the capacity")
 	})
@@ -73,12 +73,44 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 		s.must(s.CoreV1().Pods(s.namespace).Delete(s.ctx, "forced", metav1.DeleteOptions{GracePeriodSeconds: &zero}), "delete the Pod by force")
 		// That the node is as before is checked when the test ends.
 	})
-	t.Run("more than the node has room for is told on the Pod", func(t *testing.T) {
+	t.Run("an Event on the Pod says that it is more than the node has", func(t *testing.T) {
 		s := within(t)
 		s.letIn()
 		s.startInline("large", s.nodes[0], 1<<40)
-		_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "large", "ResourceExhausted")
+		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "large", "ResourceExhausted")
 		s.must(err, "see why the Pod does not start")
+	})
+	t.Run("what a waiting claim has reserved is left", func(t *testing.T) {
+		s := within(t)
+		s.letIn()
+		before := map[string]int64{}
+		for _, node := range s.nodes {
+			before[node] = s.capacity(node)
+		}
+		// The copy of a volume waits while the volume is in use, and is on its node.
+		s.claim("source", "carve", 16*extent)
+		s.startWith("holder", "source", idle)
+		s.running("holder")
+		node := s.nodeOf("holder")
+		s.must(carve.Until(s.ctx, waitTimeout, "the source counts", func(ctx context.Context) error {
+			return s.wantCapacity(ctx, node, before[node]-16*extent)
+		}), "see the capacity")
+		spec := claimSpec(podOptions{bytes: s.capacity(node) - 32*extent})
+		spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "source"}
+		s.createClaim("copy", spec)
+		s.startWith("copied", "copy", idle)
+		const reserved = "beside 1 volumes that claims have reserved space for"
+		s.startInline("enormous", node, 1<<40)
+		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "enormous", reserved)
+		s.must(err, "see that the node knows of the claim")
+		s.startInline("greedy", node, 48*extent)
+		_, err = s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "greedy", reserved)
+		s.must(err, "see the Pod refused what the claim has reserved")
+		s.startInline("modest", node, 16*extent)
+		s.running("modest")
+		s.remove("holder")
+		s.running("copied")
+		s.remove("enormous", "greedy", "modest", "copied")
 	})
 }
 
@@ -92,10 +124,10 @@ func (s *scope) withInlineVolumes() {
 		s.must(err, "delete the CSIDriver")
 		_, err = s.Kubectl(ctx, nil, "apply", "--kustomize", folder)
 		s.must(err, "apply "+folder)
-		s.must(s.Settled(ctx, patience), "Carve is ready")
+		s.must(s.WaitReady(ctx, waitTimeout), "Carve is ready")
 	}
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*waitTimeout)
 		defer cancel()
 		_, err := s.Kubectl(ctx, nil, "delete", "--ignore-not-found", "--filename", filepath.Join(deployFolder, "components/inline-volumes/policy.yaml"))
 		s.must(err, "remove the policy")
@@ -110,7 +142,7 @@ func (s *scope) letIn() {
 	s.Helper()
 	_, err := s.Kubectl(s.ctx, nil, "label", "namespace", s.namespace, inlineVolumes+"=allowed")
 	s.must(err, "label the namespace")
-	s.must(carve.Until(s.ctx, patience, "the namespace is let in", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the namespace is let in", func(ctx context.Context) error {
 		_, err := s.CoreV1().Pods(s.namespace).Create(ctx, inlinePod("probe", s.nodes[0], extent), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}), "let the namespace in")

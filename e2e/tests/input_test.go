@@ -54,7 +54,7 @@ func TestMistakesAreExplainedOnTheClaim(t *testing.T) {
 				claim = "wrong-mode"
 				s.claimAndPod(claim, class, test.mode)
 			}
-			event, err := s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", claim, test.want[0])
+			event, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "PersistentVolumeClaim", claim, test.want[0])
 			s.must(err, "see the message")
 			for _, want := range test.want {
 				if !strings.Contains(event.Message, want) {
@@ -85,8 +85,8 @@ func (s *scope) claimAndPod(name, class string, mode corev1.PersistentVolumeAcce
 func TestClaimLargerThanAnyVolumeGroupIsExplained(t *testing.T) {
 	s := beside(t)
 	s.start("huge", podOptions{bytes: 1 << 50})
-	s.schedulerSays("huge", noRoom)
-	_, err := s.EventWith(s.ctx, patience, s.namespace, "PersistentVolumeClaim", "huge-scratch", "largest")
+	s.schedulerSays("huge", noSpace)
+	_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "PersistentVolumeClaim", "huge-scratch", "largest")
 	s.must(err, "see what could be had")
 }
 
@@ -110,12 +110,12 @@ func TestMalformedConfigurationStopsLvmdWithItsLine(t *testing.T) {
 	}{
 		{"an unknown key", head + "  - name: a\n    volumeGroup: carve\n    colour: blue\n", []string{":6", "colour"}},
 		{"a class that is there twice", head + "  - name: a\n    volumeGroup: carve\n  - name: a\n    volumeGroup: carve\n", []string{":6", `"a"`}},
-		{"a volume group that is missing", head + "  - name: a\n    volumeGroup: nowhere\n", []string{":5", "nowhere"}},
+		{"a class of a group and of several", head + "  - name: a\n    volumeGroup: carve\n    volumeGroups: [other]\n", []string{":4", "volumeGroups", "given together with volumeGroup"}},
 	}
 	agents, err := s.ProgramPods(s.ctx, agentPods)
 	s.must(err, "find a node agent")
 	const start = `cat > /tmp/lvmd.yaml && exec timeout 60 /usr/local/bin/carve-lvmd --config=/tmp/lvmd.yaml --socket=/tmp/lvmd.sock ` +
-		`--state-dir=/tmp/state --lock-dir=/tmp/locks --node-name=nobody --controller= --ops-listen=`
+		`--state-dir=/tmp/state --lock-dir=/tmp/locks --node-name=no-node --controller= --ops-listen=`
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			output, err := s.Kubectl(s.ctx, strings.NewReader(test.config), "exec", "--stdin", "--namespace", carve.Namespace,

@@ -38,7 +38,7 @@ func TestAnotherControllerTakesOverWhileVolumesAreMade(t *testing.T) {
 				s.start(name, podOptions{bytes: 8 * extent})
 				names = append(names, name)
 			}
-			s.must(carve.Until(s.ctx, patience, "volumes are being made", func(ctx context.Context) error {
+			s.must(carve.Until(s.ctx, waitTimeout, "volumes are being made", func(ctx context.Context) error {
 				if making, _ := s.claimsUnderWay(ctx); making < 2 {
 					return fmt.Errorf("%d claims wait for a volume on the node that was selected", making)
 				}
@@ -51,7 +51,7 @@ func TestAnotherControllerTakesOverWhileVolumesAreMade(t *testing.T) {
 			if unbound == 0 {
 				t.Error("every claim was bound when the leader had ended: the other replica has nothing to finish")
 			}
-			s.must(carve.Until(s.ctx, patience, "the lease has another holder", func(ctx context.Context) error {
+			s.must(carve.Until(s.ctx, waitTimeout, "the lease has another holder", func(ctx context.Context) error {
 				now, err := s.leaseHolder(ctx)
 				if err == nil && (now == "" || now == holder) {
 					err = fmt.Errorf("its holder is %q", now)
@@ -79,7 +79,7 @@ func (s *scope) leaseHolder(ctx context.Context) (string, error) {
 // leader returns the lease's holder and the Pod that it is.
 func (s *scope) leader() (holder string, leader corev1.Pod) {
 	s.Helper()
-	s.must(carve.Until(s.ctx, patience, "a replica leads", func(ctx context.Context) (err error) {
+	s.must(carve.Until(s.ctx, waitTimeout, "a replica leads", func(ctx context.Context) (err error) {
 		if holder, err = s.leaseHolder(ctx); err != nil {
 			return err
 		}

@@ -26,10 +26,10 @@ import (
 )
 
 var (
-	keep  = flag.Bool("keep", false, "use the cluster that is up, and leave it up afterwards")
-	decks = flag.Int("decks", 1, "how many times the test of a random life plays all its cards")
-	seed  = flag.Uint64("seed", 1, "the order of its cards")
-	name  = flag.String("cluster", "test", "name of the cluster")
+	keep      = flag.Bool("keep", false, "use the cluster that is up, and leave it up afterwards")
+	schedules = flag.Int("schedules", 1, "how many times the test of a random scenario runs all its events")
+	seed      = flag.Uint64("seed", 1, "the order of its events")
+	name      = flag.String("cluster", "test", "name of the cluster")
 )
 
 // client reaches the cluster that all tests share.
@@ -92,7 +92,7 @@ func run(m *testing.M) (code int, err error) {
 
 // nodesAsBefore waits until the nodes are as they were before all tests.
 func nodesAsBefore(ctx context.Context, before map[string][]string) error {
-	return carve.Until(ctx, patience, "the nodes are as before all tests", func(ctx context.Context) error {
+	return carve.Until(ctx, waitTimeout, "the nodes are as before all tests", func(ctx context.Context) error {
 		after, err := footprints(ctx)
 		if err != nil {
 			return err

@@ -43,7 +43,7 @@ func TestPodsAreReachedByNameAddressAndThroughTheAPIServer(t *testing.T) {
 	s.running("server", "client")
 
 	for _, name := range []string{"server", "server." + s.namespace + ".svc.cluster.local"} {
-		s.must(carve.Until(s.ctx, patience, "the client reaches "+name, func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the client reaches "+name, func(ctx context.Context) error {
 			output, err := s.PodExec(ctx, s.namespace, "client", "nc", "-w", "10", name, "80")
 			if err == nil && !strings.Contains(output, greeting) {
 				err = fmt.Errorf("want %q, got %q", greeting, output)
@@ -57,7 +57,7 @@ func TestPodsAreReachedByNameAddressAndThroughTheAPIServer(t *testing.T) {
 			t.Errorf("kubectl logs %s: want %q, got %q, %v", pod, want, output, err)
 		}
 	}
-	s.must(carve.Until(s.ctx, patience, "the forwarded port answers", s.throughPortForward), "kubectl port-forward")
+	s.must(carve.Until(s.ctx, waitTimeout, "the forwarded port answers", s.throughPortForward), "kubectl port-forward")
 }
 
 // networkPod starts a Pod without a volume on a node.

@@ -20,7 +20,7 @@ import (
 )
 
 // TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo cuts the power of a node
-// for good, as far as Kubernetes is told. When the node turns up after all, what
+// for good, as far as Kubernetes knows. When the node turns up after all, what
 // it still holds is an orphan, and removed if that was asked for.
 func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 	s := begin(t)
@@ -39,7 +39,7 @@ func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 			s.switchOn(victim)
 		}
 	})
-	s.must(carve.Until(s.ctx, patience, "Kubernetes notices", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "Kubernetes notices", func(ctx context.Context) error {
 		node, err := s.CoreV1().Nodes().Get(ctx, victim, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -55,7 +55,7 @@ func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 
 	_, err := s.Kubectl(s.ctx, nil, "taint", "node", victim, "node.kubernetes.io/out-of-service=gone:NoExecute")
 	s.must(err, "say that the node is lost")
-	s.must(carve.Until(s.ctx, patience, "the member has a claim of its own again", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the member has a claim of its own again", func(ctx context.Context) error {
 		now, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data-"+member, metav1.GetOptions{})
 		if err == nil && now.UID == claim.UID {
 			err = fmt.Errorf("it has the old one, deleted at %v", now.DeletionTimestamp)
@@ -66,7 +66,7 @@ func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 	if got := s.nodeOf(member); got == victim {
 		t.Errorf("%s runs on %s, which has no power", member, got)
 	}
-	s.must(carve.Until(s.ctx, patience, "an Event tells why", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "an Event says why", func(ctx context.Context) error {
 		events, err := s.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=NodeLost"})
 		if err == nil && (len(events.Items) == 0 || !strings.Contains(events.Items[0].Message, victim)) {
 			err = fmt.Errorf("got %+v", events.Items)
@@ -76,7 +76,7 @@ func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 
 	s.switchOn(victim)
 	switchedOn = true
-	s.must(carve.Until(s.ctx, patience, "the forgotten volume is removed", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the forgotten volume is removed", func(ctx context.Context) error {
 		volumes, err := s.LogicalVolumes(ctx, victim)
 		if err != nil {
 			return err
@@ -113,7 +113,7 @@ func (s *scope) claimStays(claim *corev1.PersistentVolumeClaim, least time.Durat
 	bound := func(witness string) {
 		s.Helper()
 		s.start(witness, podOptions{bytes: extent, node: other, script: idle})
-		s.must(carve.Until(s.ctx, patience, "the claim of "+witness+" is bound", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the claim of "+witness+" is bound", func(ctx context.Context) error {
 			stays(ctx)
 			_, _, err := s.EphemeralVolume(ctx, s.namespace, witness, "scratch")
 			return err
@@ -121,7 +121,7 @@ func (s *scope) claimStays(claim *corev1.PersistentVolumeClaim, least time.Durat
 	}
 	bound("witness-before")
 	began := time.Now()
-	s.must(carve.Until(s.ctx, least+patience, "the time is over", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, least+waitTimeout, "the time is over", func(ctx context.Context) error {
 		stays(ctx)
 		if past := time.Since(began); past < least {
 			return fmt.Errorf("%v of %v have passed", past, least)
@@ -139,13 +139,13 @@ func (s *scope) otherNode(node string) string {
 // switchOn gives a node its power back and lets Kubernetes use it.
 func (s *scope) switchOn(node string) {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	s.must(s.Cluster.Start(ctx, node), "switch on "+node)
 	if _, err := s.Kubectl(ctx, nil, "taint", "node", node, "node.kubernetes.io/out-of-service-"); err != nil && !strings.Contains(err.Error(), "not found") {
 		s.Errorf("%v", err)
 	}
-	s.must(s.Settled(ctx, patience), "Carve is well again")
+	s.must(s.WaitReady(ctx, waitTimeout), "Carve is well again")
 }
 
 // controllerArguments has the controller run with more arguments than users
@@ -162,10 +162,10 @@ func (s *scope) controllerArguments(arguments ...string) {
 		s.must(err, "make a patch")
 		_, err = deployments.Patch(ctx, "carve-controller", types.JSONPatchType, patch, metav1.PatchOptions{})
 		s.must(err, "change the controller's arguments")
-		s.must(s.Settled(ctx, patience), "Carve is ready")
+		s.must(s.WaitReady(ctx, waitTimeout), "Carve is ready")
 	}
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		set(ctx, before)
 	})

@@ -17,9 +17,9 @@ import (
 	"github.com/carve-csi/carve/e2e/carve"
 )
 
-// TestEveryProgramTellsItsHealthAndGuardsItsMetrics asks each Pod of Carve for
+// TestEveryProgramReportsItsHealthAndGuardsItsMetrics asks each Pod of Carve for
 // what an operator's monitoring asks of it.
-func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
+func TestEveryProgramReportsItsHealthAndGuardsItsMetrics(t *testing.T) {
 	s := beside(t)
 	web, token := s.monitor()
 	for _, program := range []struct {
@@ -39,7 +39,7 @@ func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
 			for _, pod := range pods {
 				address := fmt.Sprintf("%s:%d", pod.Status.PodIP, program.port)
 				for _, path := range []string{"/healthz", "/readyz"} {
-					if err := carve.Until(s.ctx, patience, "it tells that it is well", func(ctx context.Context) error {
+					if err := carve.Until(s.ctx, waitTimeout, "it reports that it is well", func(ctx context.Context) error {
 						code, body, err := get(ctx, web, "https://"+address+path, "")
 						if err == nil && code != http.StatusOK {
 							err = fmt.Errorf("%s of %s: want 200, got %d %q", path, pod.Name, code, body)
@@ -58,7 +58,7 @@ func TestEveryProgramTellsItsHealthAndGuardsItsMetrics(t *testing.T) {
 					t.Errorf("/metrics of %s without TLS: want a refusal, got %d", pod.Name, code)
 				}
 				// The kubelet mounts a Secret that is younger than the Pod after a while.
-				if err := carve.Until(s.ctx, patience, "the metrics can be read", func(ctx context.Context) error {
+				if err := carve.Until(s.ctx, waitTimeout, "the metrics can be read", func(ctx context.Context) error {
 					code, body, err := get(ctx, web, "https://"+address+"/metrics", token)
 					if err == nil && (code != http.StatusOK || !strings.Contains(body, program.metric)) {
 						err = fmt.Errorf("/metrics of %s: want 200 with %s, got %d", pod.Name, program.metric, code)
@@ -83,7 +83,7 @@ func (s *scope) monitor() (web *http.Client, token string) {
 		Timeout: 30 * time.Second,
 		Transport: &http.Transport{
 			DialContext: config.Dial,
-			// The certificate is made at every start, by nobody in particular.
+			// The certificate is made at every start, by no authority.
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
 		},
 	}

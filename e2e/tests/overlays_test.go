@@ -22,6 +22,7 @@ import (
 // users apply, without keeping it.
 func TestEveryOverlayIsAcceptedByTheAPIServer(t *testing.T) {
 	s := begin(t)
+	s.defineConstraints()
 	const overlays = "../../deploy/overlays"
 	entries, err := os.ReadDir(overlays)
 	if err != nil || len(entries) == 0 {
@@ -32,6 +33,35 @@ func TestEveryOverlayIsAcceptedByTheAPIServer(t *testing.T) {
 			t.Errorf("overlay %s: %v\n%s", entry.Name(), err, output)
 		}
 	}
+}
+
+// constraintsKind is as much of OpenShift's SecurityContextConstraints as makes them the
+// cluster's, so that one with a namespace is refused. What is in them is checked against
+// OpenShift's own types, where the chart is.
+const constraintsKind = `{
+	"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+	"metadata": {"name": "securitycontextconstraints.security.openshift.io"},
+	"spec": {
+		"group": "security.openshift.io", "scope": "Cluster",
+		"names": {"kind": "SecurityContextConstraints", "plural": "securitycontextconstraints", "singular": "securitycontextconstraints"},
+		"versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+			"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]
+	}
+}`
+
+// defineConstraints has the cluster know SecurityContextConstraints until the end of the test.
+func (s *scope) defineConstraints() {
+	s.Helper()
+	_, err := s.Kubectl(s.ctx, strings.NewReader(constraintsKind), "apply", "--filename", "-")
+	s.must(err, "define SecurityContextConstraints")
+	s.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+		defer cancel()
+		_, err := s.Kubectl(ctx, strings.NewReader(constraintsKind), "delete", "--filename", "-")
+		s.must(err, "remove the definition of SecurityContextConstraints")
+	})
+	_, err = s.Kubectl(s.ctx, nil, "wait", "--for=condition=Established", "--timeout=1m", "crd/securitycontextconstraints.security.openshift.io")
+	s.must(err, "wait for SecurityContextConstraints")
 }
 
 // Files of the nodes that stand in for disks: the one that the overlay loop names, and
@@ -56,7 +86,7 @@ func TestTheLoopAndLayoutsOverlaysServeVolumes(t *testing.T) {
 
 	s.overlay("loop")
 	for _, node := range s.nodes {
-		s.must(carve.Until(s.ctx, patience, "the file's capacity is published", func(ctx context.Context) error {
+		s.must(carve.Until(s.ctx, waitTimeout, "the file's capacity is published", func(ctx context.Context) error {
 			got, err := s.CapacityBytes(ctx, node, "carve")
 			if err == nil && (got > loopFileSize || got < loopFileSize-ownData) {
 				err = fmt.Errorf("want %d, less at most %d, got %d", loopFileSize, ownData, got)
@@ -85,8 +115,8 @@ func TestTheLoopAndLayoutsOverlaysServeVolumes(t *testing.T) {
 	}
 	s.overlay("layouts")
 	for _, node := range s.nodes {
-		s.must(carve.Until(s.ctx, patience, "the capacities are published", func(ctx context.Context) error {
-			// Both need room on several disks, of which the small ones have 1 GiB each.
+		s.must(carve.Until(s.ctx, waitTimeout, "the capacities are published", func(ctx context.Context) error {
+			// Both need space on several disks, of which the small ones have 1 GiB each.
 			for class, want := range map[string]int64{"carve-fast": 4 << 30, "carve-safe": 3 << 29} {
 				if got, err := s.CapacityBytes(ctx, node, class); err != nil || got < want/2 {
 					return fmt.Errorf("%s of %s: want at least %d, got %d, %w", class, node, want/2, got, err)
@@ -124,7 +154,7 @@ func TestTheLoopAndLayoutsOverlaysServeVolumes(t *testing.T) {
 // harness does.
 func (s *scope) withoutOverlays() {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*waitTimeout)
 	defer cancel()
 	s.withoutAgents(ctx)
 	s.everyNode(ctx, fmt.Sprintf(`set -ex
@@ -141,14 +171,14 @@ func (s *scope) withoutOverlays() {
 	_, err := s.Kubectl(ctx, nil, "apply", "--kustomize", "../deploy")
 	s.must(err, "install again what the harness does")
 	s.agentsOn(ctx, "null")
-	s.must(s.Settled(ctx, patience), "Carve is well again")
+	s.must(s.WaitReady(ctx, waitTimeout), "Carve is well again")
 }
 
 // withoutAgents removes the node agents and waits until they are gone.
 func (s *scope) withoutAgents(ctx context.Context) {
 	s.Helper()
 	s.agentsOn(ctx, `{"carve.csi.local/e2e": "nowhere"}`)
-	s.must(carve.Until(ctx, patience, "there are no agents", func(ctx context.Context) error {
+	s.must(carve.Until(ctx, waitTimeout, "there are no agents", func(ctx context.Context) error {
 		pods, err := s.ProgramPods(ctx, agentPods)
 		if err == nil && len(pods) > 0 {
 			err = fmt.Errorf("there are %d", len(pods))
@@ -163,7 +193,7 @@ func (s *scope) overlay(name string) {
 	_, err := s.Kubectl(s.ctx, nil, "apply", "--kustomize", "../deploy-"+name)
 	s.must(err, "install the overlay "+name)
 	s.agentsOn(s.ctx, "null")
-	s.must(carve.Until(s.ctx, patience, "the agents run", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the agents run", func(ctx context.Context) error {
 		agents, err := s.AppsV1().DaemonSets(carve.Namespace).Get(ctx, "carve-node", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -191,7 +221,7 @@ func (s *scope) everyNode(ctx context.Context, script string) {
 // wantMarker waits until a Pod reads from its volume what it wrote.
 func (s *scope) wantMarker(pod string) {
 	s.Helper()
-	s.must(carve.Until(s.ctx, patience, pod+" reads what it wrote", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, pod+" reads what it wrote", func(ctx context.Context) error {
 		output, err := s.PodExec(ctx, s.namespace, pod, "cat", mountPath+"/marker")
 		if err == nil && strings.TrimSpace(output) != pod {
 			err = fmt.Errorf("got %q", output)
@@ -204,7 +234,7 @@ func (s *scope) wantMarker(pod string) {
 // lvmd may still clear one whose PersistentVolume is gone.
 func (s *scope) noVolumes() {
 	s.Helper()
-	s.must(carve.Until(s.ctx, patience, "the volumes are gone", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the volumes are gone", func(ctx context.Context) error {
 		list, err := s.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

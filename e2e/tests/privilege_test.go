@@ -36,7 +36,7 @@ func TestTheProgramsOfTheShippedPodsKeepOnlyTheRightsThatTheyNeed(t *testing.T) 
 			for _, pod := range pods {
 				node := pod.Spec.NodeName
 				// A program that was just started gives up its rights before it serves.
-				if err := carve.Until(s.ctx, patience, "it has given up its rights", func(ctx context.Context) error {
+				if err := carve.Until(s.ctx, waitTimeout, "it has given up its rights", func(ctx context.Context) error {
 					return s.keepsOnly(ctx, node, program.name, program.keeps)
 				}); err != nil {
 					t.Error(err)

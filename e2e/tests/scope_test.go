@@ -24,9 +24,9 @@ import (
 )
 
 const (
-	// patience bounds a wait for something that takes seconds natively and
+	// waitTimeout bounds a wait for something that takes seconds natively and
 	// an order of magnitude more in an emulated machine.
-	patience = 4 * time.Minute
+	waitTimeout = 4 * time.Minute
 	// workload is the image of the tests' Pods.
 	workload = "busybox:1.36"
 	// idle is the script of a Pod that does nothing.
@@ -40,7 +40,7 @@ const testLabel = "carve.csi.local/e2e"
 // namespacesGone waits until the namespaces of all tests are gone: an object that keeps a
 // finalizer would keep its namespace.
 func namespacesGone(ctx context.Context) error {
-	return carve.Until(ctx, patience, "the namespaces of the tests are gone", func(ctx context.Context) error {
+	return carve.Until(ctx, waitTimeout, "the namespaces of the tests are gone", func(ctx context.Context) error {
 		list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: testLabel})
 		if err != nil {
 			return err
@@ -121,12 +121,12 @@ func open(t *testing.T) *scope {
 	if test := notWhole.Load(); test != nil {
 		t.Fatalf("Carve has not been whole since before %s", *test)
 	}
-	if err := s.Settled(ctx, patience); err != nil {
+	if err := s.WaitReady(ctx, waitTimeout); err != nil {
 		name := t.Name()
 		notWhole.Store(&name)
 		t.Fatalf("Carve is not whole: %v", err)
 	}
-	s.must(carve.Until(ctx, patience, "the namespace is made", func(ctx context.Context) error {
+	s.must(carve.Until(ctx, waitTimeout, "the namespace is made", func(ctx context.Context) error {
 		// One of an earlier run of the same test may be on its way out.
 		_, err := s.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: s.namespace, Labels: map[string]string{testLabel: "true"}},
@@ -185,7 +185,7 @@ func (s *scope) clean(check func(context.Context) error) {
 		s.describe()
 	}
 	defer func() { s.Logf("%s took %v with cleaning up", s.Name(), time.Since(s.started).Round(time.Second)) }()
-	ctx, cancel := context.WithTimeout(context.Background(), patience+time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout+time.Minute)
 	defer cancel()
 	s.ctx = ctx
 	zero := int64(0)
@@ -198,7 +198,7 @@ func (s *scope) clean(check func(context.Context) error) {
 		return
 	}
 	// The Namespace object itself may stay for a while: namespacesGone looks at it.
-	if err := carve.Until(ctx, patience, "nothing is left", check); err != nil {
+	if err := carve.Until(ctx, waitTimeout, "nothing is left", check); err != nil {
 		s.Errorf("%v", err)
 	}
 }
@@ -412,7 +412,7 @@ func (s *scope) remove(names ...string) {
 // running waits until the Pods run.
 func (s *scope) running(names ...string) {
 	s.Helper()
-	s.must(s.PodsRunning(s.ctx, patience, s.namespace, names...), "run the Pods")
+	s.must(s.PodsRunning(s.ctx, waitTimeout, s.namespace, names...), "run the Pods")
 }
 
 // nodeOf returns where a Pod was placed.

@@ -44,7 +44,7 @@ func TestSnapshotsAndClonesOfAVolumeInUse(t *testing.T) {
 	s.startWith("writer", "data", "echo before > "+mountPath+"/before && exec sleep 1000000")
 	s.running("writer")
 	node := s.nodeOf("writer")
-	s.must(carve.Until(s.ctx, patience, "the Pod has written", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the Pod has written", func(ctx context.Context) error {
 		_, err := s.PodExec(ctx, s.namespace, "writer", "cat", mountPath+"/before")
 		return err
 	}), "write")
@@ -53,7 +53,7 @@ func TestSnapshotsAndClonesOfAVolumeInUse(t *testing.T) {
 	s.must(s.ApplyFile(s.ctx, s.namespace, "../../deploy/examples/snapshot.yaml"), "apply the example")
 	taken := objects.SnapshotV1().VolumeSnapshots(s.namespace)
 	content := ""
-	s.must(carve.Until(s.ctx, patience, "the snapshot is ready", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, "the snapshot is ready", func(ctx context.Context) error {
 		snapshot, err := taken.Get(ctx, "before-upgrade", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -128,7 +128,7 @@ func (s *scope) list(pod string) string {
 // gone waits until get finds nothing.
 func (s *scope) gone(what string, get func(context.Context) error) {
 	s.Helper()
-	s.must(carve.Until(s.ctx, patience, what+" is gone", func(ctx context.Context) error {
+	s.must(carve.Until(s.ctx, waitTimeout, what+" is gone", func(ctx context.Context) error {
 		err := get(ctx)
 		if apierrors.IsNotFound(err) {
 			return nil

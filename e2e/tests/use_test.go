@@ -61,7 +61,7 @@ func TestPodsOfANodeShareVolumesWithinTheirRights(t *testing.T) {
 	// A subpath does not lead out of the volume.
 	for _, container := range []string{"link", "below"} {
 		// "Failed to prepare subPath" is said of what is there, "to create" of what is not.
-		_, err := s.EventWith(s.ctx, patience, s.namespace, "Pod", "thief", fmt.Sprintf("for volumeMount %q of container %q", "scratch", container))
+		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "thief", fmt.Sprintf("for volumeMount %q of container %q", "scratch", container))
 		s.must(err, "see that the subpath of "+container+" is refused")
 	}
 	p, err := s.CoreV1().Pods(s.namespace).Get(s.ctx, "thief", metav1.GetOptions{})
@@ -75,7 +75,7 @@ func TestPodsOfANodeShareVolumesWithinTheirRights(t *testing.T) {
 
 	// The scheduler refuses a second Pod of a volume for one, and so does the kubelet.
 	s.schedulerSays("second", "ReadWriteOncePod")
-	_, err = s.EventWith(s.ctx, patience, s.namespace, "Pod", "third", "ReadWriteOncePod")
+	_, err = s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "third", "ReadWriteOncePod")
 	s.must(err, "see that the kubelet refuses the Pod third")
 }
 

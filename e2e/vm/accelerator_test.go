@@ -88,7 +88,7 @@ func TestTheFirstAcceleratorThatWorksIsChosenAndTheReasonsAreSaid(t *testing.T) 
 	}
 }
 
-func TestAKernelInUserModeWantsRoomForItsMachinesMemory(t *testing.T) {
+func TestAKernelInUserModeWantsSpaceForItsMachinesMemory(t *testing.T) {
 	if got, want := (UserMode{}).unusable(t.TempDir()), "there is no such kernel for "+runtime.GOARCH; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -46,7 +46,7 @@ type Config struct {
 type Disk struct {
 	Path string
 	// Socket, given in place of Path, is the unix socket of a server of the NBD
-	// protocol that keeps the disk, such as package frail has.
+	// protocol that keeps the disk, such as package volatile has.
 	Socket string
 	// Serial is the disk's serial number, at most 20 characters.
 	Serial string
@@ -79,7 +79,11 @@ func (s Share) MountSteps(accelerator Accelerator, folder string) []guest.Step {
 	}
 	steps := []guest.Step{
 		{Name: "make " + folder, Argv: []string{"mkdir", "-p", folder}},
-		{Name: "load the driver of shares", Argv: []string{"modprobe", "9pnet_virtio"}},
+		{
+			Name: "load the driver of shares", Argv: []string{"modprobe", "9pnet_virtio"},
+			// modprobe does not find what only the initial RAM file system had.
+			Unless: []string{"test", "-d", "/sys/module/9pnet_virtio"},
+		},
 		{Name: "mount the share " + s.Tag, Argv: []string{"mount", "-t", "9p", "-o", options, s.Tag, folder}},
 	}
 	if accelerator == UML {

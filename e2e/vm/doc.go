@@ -3,7 +3,7 @@
 //
 // It owns the QEMU process and its command line, from power-on to the process'
 // end. It knows nothing of Kubernetes or of what a machine is for; that is said by
-// a guest.Config. A Machine lives no longer than the process that started it: the
+// a guest.Config. A Machine runs no longer than the process that started it: the
 // kernel kills QEMU when its parent ends, which for the machine is a power cut.
 //
 // Vocabulary

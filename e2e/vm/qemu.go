@@ -62,7 +62,7 @@ func (c Config) allDisks() []Disk {
 	return append([]Disk{{Path: c.RootDisk, Serial: "root", ReadOnly: true, Volatile: true}}, c.Disks...)
 }
 
-// check finds what QEMU would misread or only complain about late. QEMU separates
+// check finds what QEMU would misread or only reject late. QEMU separates
 // options by commas.
 func (c Config) check() error {
 	if c.MemoryMiB < pmemStartMiB || c.MemoryMiB+c.PmemMiB >= 3072 {
@@ -103,7 +103,7 @@ func (c Config) commandLine() string {
 
 // memoryArguments builds the machine's memory of up to three parts, of which the
 // middle one is the persistent memory. QEMU puts the parts of NUMA nodes one after
-// the other; the kernel is told to forget about NUMA.
+// the other; the kernel is started without NUMA.
 func (c Config) memoryArguments() []string {
 	args := []string{"-m", fmt.Sprintf("%dM", c.MemoryMiB+c.PmemMiB)}
 	if c.PmemMiB == 0 {

@@ -38,7 +38,7 @@ func TestAKernelInUserModeIsGivenItsDisksNetworkAndConfiguration(t *testing.T) {
 		}
 	}
 	if !IsMachine(command.Args, "m", "/run/m") || IsMachine(command.Args, "m", "/run/n") {
-		t.Errorf("the process is not told from another machine's: %q", command.Args)
+		t.Errorf("the process is not distinguished from another machine's: %q", command.Args)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestNothingIsSentBeforeTheGreeting(t *testing.T) {
 	<-sent
 }
 
-func TestAConnectionThatIsClosedBeforeTheGreetingHoldsNobodyUp(t *testing.T) {
+func TestAConnectionThatIsClosedBeforeTheGreetingDelaysNoOther(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	g := newGreeted(ours)

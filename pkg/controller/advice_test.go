@@ -21,7 +21,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -46,8 +47,8 @@ func TestEveryRefusalOfANodeSaysWhereWhatAndWhatToDo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHarness(t)
-			h.node("n1", gib).SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
-				return fakelvmd.Error(test.code, test.reason, "the reason")
+			h.node("n1", gib).SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+				return lvmdfake.Error(test.code, test.reason, "the reason")
 			}})
 			h.class("carve", nil)
 			h.run()
@@ -73,8 +74,8 @@ func TestAVolumeThatCannotBeDeletedSaysWhereWhatAndWhatToDo(t *testing.T) {
 			h.class("carve", nil)
 			h.run()
 			h.boundVolume("c", "n1")
-			node.SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
-				return fakelvmd.Error(test.code, test.reason, "the reason")
+			node.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+				return lvmdfake.Error(test.code, test.reason, "the reason")
 			}})
 			h.deleteClaim("c")
 			h.released("pvc-uid-c")
@@ -123,7 +124,7 @@ func TestAClaimThatCannotGrowSaysWhereWhatAndWhatToDo(t *testing.T) {
 	h.grow("large", "5Gi")
 	h.resizeEvent("large", "node n1: ", "add some to its volume group, or lower the request")
 	h.net.Detach("n2")
-	waittest.Until(h.t, "n2 is away", func() bool { v, _ := h.c.core.fleet.View("n2"); return !v.Connected })
+	waittest.Until(h.t, "n2 is away", func() bool { v, _ := h.c.core.Fleet.View("n2"); return !v.Connected })
 	h.grow("away", "200Mi")
 	h.resizeEvent("away", "node n2 is not connected", "DaemonSet carve-node")
 }
@@ -139,7 +140,7 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 	cordoned.Spec.Unschedulable = true
 	must.Get(h.client.CoreV1().Nodes().Update(t.Context(), cordoned, metav1.UpdateOptions{}))(t)
 	h.net.Detach("away")
-	waittest.Until(h.t, "away is away", func() bool { v, _ := h.c.core.fleet.View("away"); return !v.Connected })
+	waittest.Until(h.t, "away is away", func() bool { v, _ := h.c.core.Fleet.View("away"); return !v.Connected })
 	h.class("carve", func(c *storagev1.StorageClass) {
 		immediate(c)
 		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{
@@ -157,7 +158,7 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 // skewedBy has the controller's clock go ahead by what the test says.
 func skewedBy(skew *atomic.Int64) harnessOption {
 	return func(c *Controller) {
-		c.core.now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
+		c.core.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 	}
 }
 
@@ -168,9 +169,9 @@ func (h *harness) touch(name string) {
 		fmt.Appendf(nil, `{"metadata":{"labels":{"touched":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{}))(h.t)
 }
 
-// A claim that waits for a node in vain is told why once it has waited for
-// complainAfter. The clock is the test's.
-func TestAClaimThatNoNodeCanEverTakeIsToldWhy(t *testing.T) {
+// A claim that waits for a node in vain gets an Event that says why once it has waited for
+// WarnAfter. The clock is the test's.
+func TestAClaimThatNoNodeCanEverTakeHasAnEventThatSaysWhy(t *testing.T) {
 	inClass := func(class string) func(*storagev1.StorageClass) {
 		return func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: class} }
 	}
@@ -200,8 +201,8 @@ func TestAClaimThatNoNodeCanEverTakeIsToldWhy(t *testing.T) {
 				asked(c)
 				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(test.size)
 			})
-			waittest.Until(h.t, "the claim is seen", func() bool { return h.leader().provisioner.busy("uid-c") })
-			skew.Store(int64(2 * complainAfter))
+			waittest.Until(h.t, "the claim is seen", func() bool { return h.leader().provisioner.Busy("uid-c") })
+			skew.Store(int64(2 * provision.WarnAfter))
 			h.touch("c")
 			h.event(append([]string{"Warning ProvisioningFailed"}, test.expect...)...)
 			if h.volumes() != 0 {
@@ -223,10 +224,10 @@ func TestAStorageClassWhoseDeviceClassNoNodeHasPublishesNothing(t *testing.T) {
 	}
 }
 
-func TestAPersistentVolumeThatCannotBeMadeIsToldUnlessTheNextAttemptSucceeds(t *testing.T) {
+func TestAPersistentVolumeThatCannotBeMadeIsReportedUnlessTheNextAttemptSucceeds(t *testing.T) {
 	for name, test := range map[string]struct {
 		failures int32
-		told     bool
+		warned   bool
 	}{
 		"once":                     {1, false},
 		"a second time, and again": {3, true},
@@ -246,8 +247,8 @@ func TestAPersistentVolumeThatCannotBeMadeIsToldUnlessTheNextAttemptSucceeds(t *
 			h.claim("c", "n1", nil)
 			waittest.Until(h.t, "claim is bound", h.bound("c"))
 			warnings := h.warnings()
-			if told := len(warnings) > 0; told != test.told {
-				t.Errorf("want a warning: %v, got %q", test.told, warnings)
+			if warned := len(warnings) > 0; warned != test.warned {
+				t.Errorf("want a warning: %v, got %q", test.warned, warnings)
 			}
 			for _, w := range warnings {
 				if !strings.Contains(w, "volume was made on node n1") || !strings.Contains(w, "the database is away") {

@@ -12,20 +12,22 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // stray makes a volume on a node behind the controller's back.
-func (h *harness) stray(node *fakelvmd.Server, nodeName, uid, cluster string) {
+func (h *harness) stray(node *lvmdfake.Server, nodeName, uid, cluster string) {
 	h.t.Helper()
 	must.Get(node.CreateVolume(h.t.Context(), &lvmdv1.CreateVolumeRequest{
 		Name: "pvc-" + uid, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
 		Owner: &lvmdv1.Owner{ClusterId: cluster, ClaimNamespace: "default", ClaimName: "gone", ClaimUid: uid},
 	}))(h.t)
 	waittest.Until(h.t, "volume is reported", func() bool {
-		v, _ := h.c.core.fleet.View(nodeName)
+		v, _ := h.c.core.Fleet.View(nodeName)
 		return v.ByName["pvc-"+uid] != nil
 	})
 }
@@ -34,9 +36,9 @@ func (h *harness) stray(node *fakelvmd.Server, nodeName, uid, cluster string) {
 func (h *harness) audit(remove bool) {
 	h.t.Helper()
 	h.leader()
-	a := newAuditor(h.c.core, remove, DefaultOrphanGrace, h.leader().provisioner.busy)
-	a.grace = 0
-	a.pass(h.t.Context())
+	a := newAuditor(h.c.core, remove, audit.DefaultOrphanGrace, h.leader().provisioner.Busy)
+	a.Grace = 0
+	a.Pass(h.t.Context())
 }
 
 func TestOrphansAreOnlyReportedUnlessRemovalWasAskedFor(t *testing.T) {
@@ -62,7 +64,7 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.stray(node, "n1", "foreign", "another-cluster")
-	h.stray(node, "n1", "nobodys", "")
+	h.stray(node, "n1", "unowned", "")
 	h.stray(node, "n1", "young", "cluster")
 	h.audit(true)
 	if v := node.Volumes(); len(v) != 2 {
@@ -70,12 +72,12 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	}
 	h.stray(node, "n1", "young", "cluster")
 	h.leader()
-	newAuditor(h.c.core, true, DefaultOrphanGrace, h.leader().provisioner.busy).pass(t.Context())
+	newAuditor(h.c.core, true, audit.DefaultOrphanGrace, h.leader().provisioner.Busy).Pass(t.Context())
 	if node.Volumes()["pvc-young"] == nil {
 		t.Error("a volume that was just made was removed")
 	}
 	// The cache knows nothing of it, the API server does.
-	pv := newPersistentVolume(h.claim("x", "", nil), mustClass(t, h), "n1", node.Volumes()["pvc-young"], "x")
+	pv := provision.NewPersistentVolume(h.claim("x", "", nil), mustClass(t, h), "n1", node.Volumes()["pvc-young"], "x")
 	pv.Name, pv.Spec.CSI.Driver = "adopted", "hidden.from.the.index"
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.audit(true)
@@ -97,13 +99,13 @@ func TestAVolumeThatAPodDefinesItselfIsNoOrphan(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	waittest.Until(h.t, "it is reported", func() bool { v, _ := h.c.core.fleet.View("n1"); return v.ByName[name] != nil })
+	waittest.Until(h.t, "it is reported", func() bool { v, _ := h.c.core.Fleet.View("n1"); return v.ByName[name] != nil })
 	h.audit(true)
 	if node.Volumes()[name] == nil {
 		t.Error("it was removed")
 	}
 	vol := node.Volumes()[name]
-	if got := newAuditor(h.c.core, true, 0, h.leader().provisioner.busy).judge(vol); got != standingInline {
+	if got := newAuditor(h.c.core, true, 0, h.leader().provisioner.Busy).Judge(vol); got != audit.StandingInline {
 		t.Errorf("its standing is %q", got)
 	}
 }
@@ -114,8 +116,8 @@ func TestAnOrphanInUseIsRefusedByItsNode(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.stray(node, "n1", "orphan", "cluster")
-	node.SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
-		return fakelvmd.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "the volume is mounted")
+	node.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+		return lvmdfake.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "the volume is mounted")
 	}})
 	h.audit(true)
 	if len(node.Volumes()) != 1 {
@@ -132,7 +134,7 @@ func TestAVolumeThatIsGoneFromItsNodeIsAnnouncedAndNotMadeAgain(t *testing.T) {
 	pv.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
 	must.Get(h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}))(t)
 	must.Get(node.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: pv.Name}))(t)
-	waittest.Until(h.t, "the node reports it gone", func() bool { v, _ := h.c.core.fleet.View("n1"); return len(v.Volumes) == 0 })
+	waittest.Until(h.t, "the node reports it gone", func() bool { v, _ := h.c.core.Fleet.View("n1"); return len(v.Volumes) == 0 })
 	h.audit(true)
 	h.event("Warning VolumeMissing", "not on node n1")
 	h.event("Warning VolumeMissing", "Delete the claim")

@@ -13,11 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestTheSchedulerAvoidsANodeThatCannotProvision has the real scheduler place Pods while
-// creates fail on the roomier of two nodes, and while the other one is away.
+// creates fail on the one of two nodes that has more free space, and while the other one is away.
 func TestTheSchedulerAvoidsANodeThatCannotProvision(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -28,7 +29,7 @@ func TestTheSchedulerAvoidsANodeThatCannotProvision(t *testing.T) {
 	class := w.class(t, nil)
 	_, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true}, backoff(time.Hour), grace(100*time.Millisecond))
 	published := func(node string, bytes int64) func() bool {
-		name := capacityKey{node: node, class: class}.objectName()
+		name := capacity.Key{Node: node, Class: class}.ObjectName()
 		return func() bool {
 			object, err := client.StorageV1().CSIStorageCapacities(ours).Get(context.Background(), name, metav1.GetOptions{})
 			return err == nil && object.Capacity.Value() == bytes && object.MaximumVolumeSize.Value() == bytes

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,28 +15,29 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // grace makes nodes count as away after so long.
 func grace(d time.Duration) harnessOption {
-	return func(c *Controller) { c.core.available.grace = d }
+	return func(c *Controller) { c.core.available.Grace = d }
 }
 
 // backoff makes nodes be held back for so long after failures, at first and at most.
 func backoff(d time.Duration) harnessOption {
-	return func(c *Controller) { c.core.available.least, c.core.available.most = d, d }
+	return func(c *Controller) { c.core.available.Least, c.core.available.Most = d, d }
 }
 
 // failCreates makes creates on a node fail while the switch is on.
-func failCreates(node *fakelvmd.Server, code codes.Code, reason string) *atomic.Bool {
+func failCreates(node *lvmdfake.Server, code codes.Code, reason string) *atomic.Bool {
 	failing := &atomic.Bool{}
 	failing.Store(true)
-	node.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+	node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
 		if failing.Load() {
-			return fakelvmd.Error(code, reason, "lvcreate failed")
+			return lvmdfake.Error(code, reason, "lvcreate failed")
 		}
 		return nil
 	}})
@@ -62,7 +62,7 @@ func TestANodeThatIsAwayHasNoCapacityUntilItIsBack(t *testing.T) {
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
 	h.cutOff("n1")
 	waittest.Until(t, "no capacity is published for n1", h.capacityIs("n1", 0))
-	if n := h.c.core.available.count(causeAway); n != 1 {
+	if n := h.c.core.available.Count(cluster.CauseAway); n != 1 {
 		t.Errorf("%v nodes are held back because they are away", n)
 	}
 	if err := h.c.core.ledger.Fit("n1", []scheduler.Demand{{Claim: "c", Volume: "pvc-c", Bytes: mib}}); err == nil {
@@ -73,7 +73,7 @@ func TestANodeThatIsAwayHasNoCapacityUntilItIsBack(t *testing.T) {
 	if n := deletes.Load(); n != 0 {
 		t.Errorf("its object was deleted %d times", n)
 	}
-	if n := h.c.core.available.count(causeAway); n != 0 {
+	if n := h.c.core.available.Count(cluster.CauseAway); n != 0 {
 		t.Errorf("%v nodes are still held back", n)
 	}
 }
@@ -88,7 +88,7 @@ func TestANodeIsAwayThatNeverConnectedToTheNewLeader(t *testing.T) {
 	h := newHarnessOn(t, before.client, grace(50*time.Millisecond))
 	h.run()
 	waittest.Until(t, "no capacity is published for n1", h.capacityIs("n1", 0))
-	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	waittest.Until(t, "n1 is published again", h.capacityIs("n1", gib))
 }
 
@@ -114,82 +114,6 @@ func TestAReconnectWithinTheGraceChangesNoCapacity(t *testing.T) {
 	}
 }
 
-// The end of an earlier grace must not hold a node back that has been back since.
-func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
-	a, held := newTestAvailability()
-	first := a.now()
-	a.noteAway("n1")
-	a.noteConnected("n1")
-	a.endGrace("n1", first)
-	if len(held) != 0 || a.count(causeAway) != 0 {
-		t.Fatalf("held back: %v", held)
-	}
-	// One that a view took for away which was old by then.
-	a.connected = func(string) bool { return true }
-	a.noteAway("n1")
-	a.endGrace("n1", first)
-	if len(held) != 0 || a.noteAway("n1") {
-		t.Fatalf("held back though connected: %v", held)
-	}
-}
-
-// newTestAvailability makes one whose clock stands and whose timers never end, and
-// which notes what it holds.
-func newTestAvailability() (a *availability, held map[string]string) {
-	now := time.Unix(1000, 0)
-	held = map[string]string{}
-	return &availability{
-		connected: func(string) bool { return false }, changed: func(string) {},
-		hold: func(node, class, why string) {
-			if delete(held, node+"/"+class); why != "" {
-				held[node+"/"+class] = why
-			}
-		},
-		now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler),
-		grace: time.Hour, least: time.Hour, most: 5 * time.Hour, nodes: map[string]*standing{},
-	}, held
-}
-
-func TestFailuresInARowHoldAClassBackForLongerEachTime(t *testing.T) {
-	a, held := newTestAvailability()
-	now := a.now()
-	a.now = func() time.Time { return now }
-	fail := func() time.Duration { return a.failed("n1", "fast", now, false) }
-	for range failuresToHold - 1 {
-		if d := fail(); d != 0 {
-			t.Fatalf("held back for %v too early", d)
-		}
-	}
-	for _, want := range []time.Duration{time.Hour, 2 * time.Hour, 4 * time.Hour, 5 * time.Hour, 5 * time.Hour} {
-		if d := fail(); d != want || held["n1/fast"] == "" {
-			t.Fatalf("held back for %v (%v), want %v", d, held, want)
-		}
-		sent := now
-		now = now.Add(time.Minute)
-		if d := a.failed("n1", "fast", sent, false); d != 0 {
-			t.Fatalf("a create of before counts again: %v", d)
-		}
-		until := a.heldUntil("n1", "fast")
-		now = until
-		a.endHold("n1", "fast", until)
-		if len(held) != 0 {
-			t.Fatalf("still held back: %v", held)
-		}
-	}
-	if !a.succeeded("n1", "fast") || len(held) != 0 {
-		t.Fatalf("a success changes nothing: %v", held)
-	}
-	if d := fail(); d != 0 {
-		t.Fatalf("the first failure after a success holds it back for %v", d)
-	}
-	if d := a.failed("n1", "fast", now, true); d != time.Hour {
-		t.Fatalf("a definite one holds it back for %v", d)
-	}
-	if a.failed("n1", "slow", now, false) != 0 || held["n1/slow"] != "" {
-		t.Error("the failures count against another class")
-	}
-}
-
 func TestANodeOnWhichCreatesFailIsNotOfferedAgainAtOnce(t *testing.T) {
 	for name, way := range map[string]struct {
 		code   codes.Code
@@ -212,15 +136,15 @@ func TestANodeOnWhichCreatesFailIsNotOfferedAgainAtOnce(t *testing.T) {
 			if !h.capacityIs("n1", 0)() {
 				t.Fatalf("published %v when the claim was released", h.capacity("n1").Capacity)
 			}
-			h.event(reasonHeldBack, "local", "lvcreate failed")
-			if n := h.c.core.available.count(causeFailing); n != 1 {
+			h.event(cluster.ReasonHeldBack, "local", "lvcreate failed")
+			if n := h.c.core.available.Count(cluster.CauseFailing); n != 1 {
 				t.Errorf("%v nodes are held back for failures", n)
 			}
 			failing.Store(false)
 			h.claim("d", "n1", nil) // its class was changed by hand, say
 			waittest.Until(t, "claim is bound", h.bound("d"))
 			waittest.Until(t, "a success restores the capacity", h.capacityIs("n1", gib-100*mib))
-			h.event(reasonOffered, "local")
+			h.event(cluster.ReasonOffered, "local")
 		})
 	}
 }
@@ -232,7 +156,7 @@ func TestANodeIsOfferedAgainAfterItsBackOff(t *testing.T) {
 	failCreates(node, codes.Internal, names.ReasonCommandFailed)
 	h.run()
 	h.claim("c", "n1", nil)
-	h.event(reasonHeldBack, "local")
+	h.event(cluster.ReasonHeldBack, "local")
 	waittest.Until(t, "the claim is released", h.unselected("c"))
 	waittest.Until(t, "n1 is offered again", h.capacityIs("n1", gib))
 }
@@ -247,7 +171,7 @@ func TestWhatIsNotTheNodesFaultHoldsNothingBack(t *testing.T) {
 		h.claim(name, "n1", nil)
 		waittest.Until(t, "the claim is released", h.unselected(name))
 	}
-	if n := h.c.core.available.count(causeFailing); n != 0 {
+	if n := h.c.core.available.Count(cluster.CauseFailing); n != 0 {
 		t.Errorf("%v nodes are held back", n)
 	}
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
@@ -267,7 +191,7 @@ func TestAClaimThatFailsEverywhereHoldsOneNodeBack(t *testing.T) {
 		h.selectNode("c", name)
 		waittest.Until(t, "the claim is released", h.unselected("c"))
 	}
-	if n := h.c.core.available.count(causeFailing); n != 1 {
+	if n := h.c.core.available.Count(cluster.CauseFailing); n != 1 {
 		t.Errorf("%v nodes are held back", n)
 	}
 }
@@ -277,9 +201,9 @@ func TestImmediateBindingAvoidsNodesThatAreHeldBack(t *testing.T) {
 	bad := h.node("n1", 8*gib)
 	h.node("n2", gib)
 	var asked atomic.Int32
-	bad.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+	bad.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
 		asked.Add(1)
-		return fakelvmd.Error(codes.Unavailable, names.ReasonDeviceMissing, "a disk is missing")
+		return lvmdfake.Error(codes.Unavailable, names.ReasonDeviceMissing, "a disk is missing")
 	}})
 	h.class("carve", immediate)
 	h.run()
@@ -313,10 +237,10 @@ func TestAStandbyKnowsWhatTheLeaderHoldsBack(t *testing.T) {
 		cancel()
 		standby.c.all.Shutdown()
 		standby.c.own.Shutdown()
-		standby.c.core.fleet.Close()
+		standby.c.core.Fleet.Close()
 		standby.net.Close()
 	})
-	standby.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	standby.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	fits := func() bool {
 		return standby.c.core.ledger.Fit("n1", []scheduler.Demand{{Claim: "x", Volume: "pvc-x", Bytes: mib}}) == nil
 	}
@@ -341,14 +265,14 @@ func TestTheNextLeaderKnowsWhatIsHeldBack(t *testing.T) {
 	before.stop()
 	h := newHarnessOn(t, before.client)
 	h.run()
-	again := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	again := lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	failCreates(again, codes.Unavailable, names.ReasonDeviceMissing)
 	h.attach(again, "n1")
 	h.leader()
-	if until := h.c.core.available.heldUntil("n1", "local"); until.IsZero() {
+	if until := h.c.core.available.HeldUntil("n1", "local"); until.IsZero() {
 		t.Error("it forgot that n1 is held back")
 	}
-	if room, ok := h.c.core.ledger.Room("n1", "local"); !ok || room.Available != 0 {
-		t.Errorf("it would place on n1: %+v", room)
+	if free, ok := h.c.core.ledger.FreeSpace("n1", "local"); !ok || free.Available != 0 {
+		t.Errorf("it would place on n1: %+v", free)
 	}
 }

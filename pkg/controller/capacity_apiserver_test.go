@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -31,7 +33,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	deployment := replaceDeployment(t, client)
 	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true, CapacityOwner: deployment.Name})
 	api := client.StorageV1().CSIStorageCapacities(ours)
-	name := capacityKey{node: "n1", class: class}.objectName()
+	name := capacity.Key{Node: "n1", Class: class}.ObjectName()
 	get := func() *storagev1.CSIStorageCapacity {
 		c, err := api.Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
@@ -41,8 +43,8 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	}
 	right := func() bool {
 		c := get()
-		return c != nil && c.Capacity.Value() == gib && c.MaximumVolumeSize.Value() == gib && topologyNode(c) == "n1" &&
-			c.Labels[names.LabelManagedBy] == names.ManagedBy && c.Labels[labelDriver] == names.Driver &&
+		return c != nil && c.Capacity.Value() == gib && c.MaximumVolumeSize.Value() == gib && capacity.TopologyNode(c) == "n1" &&
+			c.Labels[names.LabelManagedBy] == names.ManagedBy && c.Labels[capacity.LabelDriver] == names.Driver &&
 			len(c.OwnerReferences) == 1 && c.OwnerReferences[0].UID == deployment.UID
 	}
 	count := func() int {
@@ -57,16 +59,16 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 		name string
 		do   func() error
 	}{
-		{"a capacity that somebody raised", func() error {
+		{"a capacity that was raised", func() error {
 			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"capacity":"1Ti","maximumVolumeSize":"1Ti"}`), metav1.PatchOptions{})
 			return err
 		}},
-		{"a capacity that somebody lowered", func() error {
+		{"a capacity that was lowered", func() error {
 			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"capacity":"1","maximumVolumeSize":null}`), metav1.PatchOptions{})
 			return err
 		}},
 		{"the upstream label, removed", func() error {
-			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"`+labelDriver+`":null}}}`), metav1.PatchOptions{})
+			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"`+capacity.LabelDriver+`":null}}}`), metav1.PatchOptions{})
 			return err
 		}},
 		{"the label by which we know it, removed", func() error {
@@ -77,7 +79,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 			_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"ownerReferences":null}}`), metav1.PatchOptions{})
 			return err
 		}},
-		{"the owner, made anew", func() error {
+		{"the owner, made again", func() error {
 			deployment = replaceDeployment(t, client)
 			return nil
 		}},
@@ -86,7 +88,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 			if err := api.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 				return err
 			}
-			other := describe(capacityKey{node: "n2", class: class}, roomOf(gib))
+			other := capacity.Describe(capacity.Key{Node: "n2", Class: class}, spaceOf(gib))
 			other.Name = name
 			_, err := api.Create(t.Context(), other, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
@@ -95,7 +97,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 			return err
 		}},
 		{"a second object for the node", func() error {
-			stray := describe(capacityKey{node: "n1", class: class}, roomOf(5*gib))
+			stray := capacity.Describe(capacity.Key{Node: "n1", Class: class}, spaceOf(5*gib))
 			stray.Name = "stray"
 			_, err := api.Create(t.Context(), stray, metav1.CreateOptions{})
 			return err
@@ -145,7 +147,7 @@ func replaceDeployment(t *testing.T, client kubernetes.Interface) *appsv1.Deploy
 }
 
 // TestAClassThatNoNodeHasOnARealServer expects nothing to be published for it,
-// and its claim to be told why it waits.
+// and an Event on its claim that says why it waits.
 func TestAClassThatNoNodeHasOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -163,7 +165,7 @@ func TestAClassThatNoNodeHasOnARealServer(t *testing.T) {
 			return false
 		}
 		for _, e := range events.Items {
-			if e.Reason == reasonFailed && e.Type == v1.EventTypeWarning && strings.Contains(e.Message, `"fast", which no node has, is not allowed, allowed: ["local"]`) {
+			if e.Reason == cluster.ReasonFailed && e.Type == v1.EventTypeWarning && strings.Contains(e.Message, `"fast", which no node has, is not allowed, allowed: ["local"]`) {
 				return true
 			}
 		}

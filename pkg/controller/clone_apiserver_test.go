@@ -13,7 +13,8 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -38,7 +39,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	class := w.class(t, nil)
 	entered, release := make(chan struct{}, 8), make(chan struct{})
 	var clones atomic.Int32
-	w.nodes["n2"].SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+	w.nodes["n2"].SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
 		if r.GetSource() == nil {
 			return nil
 		}
@@ -52,7 +53,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 		}
 	}})
 	var source, clone *v1.PersistentVolumeClaim
-	t.Run("one life of the controller", func(t *testing.T) {
+	t.Run("one run of the controller", func(t *testing.T) {
 		actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
 		source = w.claim(t, class, "n2", named("source", nil))
 		w.waitBound(t, source)
@@ -61,15 +62,15 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 		must.Succeed(t, client.CoreV1().PersistentVolumeClaims(ours).Delete(t.Context(), "source", metav1.DeleteOptions{}))
 		waittest.Until(t, "others let the source go", func() bool {
 			now := w.get(source)
-			return now != nil && slices.Equal(now.Finalizers, []string{cloneFinalizer})
+			return now != nil && slices.Equal(now.Finalizers, []string{provision.CloneFinalizer})
 		})
 	})
 	if w.get(source) == nil {
-		t.Fatal("the source went while nobody looked after it")
+		t.Fatal("the source went while no controller ran")
 	}
 	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
 	<-entered
-	if now := w.get(source); now == nil || !isProtected(now) {
+	if now := w.get(source); now == nil || !provision.IsProtected(now) {
 		t.Error("the source is not protected after a restart")
 	}
 	close(release)

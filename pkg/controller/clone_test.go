@@ -16,7 +16,9 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -24,15 +26,15 @@ import (
 // cloneOf makes a claim a clone of another one.
 func cloneOf(source string) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
-		c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: kindClaim, Name: source}
-		c.Spec.DataSourceRef = &v1.TypedObjectReference{Kind: kindClaim, Name: source}
+		c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: spec.KindClaim, Name: source}
+		c.Spec.DataSourceRef = &v1.TypedObjectReference{Kind: spec.KindClaim, Name: source}
 	}
 }
 
-func (h *harness) protected(name string) bool { return isProtected(h.getClaim(name)) }
+func (h *harness) protected(name string) bool { return provision.IsProtected(h.getClaim(name)) }
 
 // source makes claim "src" with a volume on n2, of n1 and n2.
-func (h *harness) source() (n1, n2 *fakelvmd.Server) {
+func (h *harness) source() (n1, n2 *lvmdfake.Server) {
 	h.t.Helper()
 	n1, n2 = h.node("n1", gib), h.node("n2", gib)
 	h.class("carve", nil)
@@ -54,7 +56,7 @@ func TestACloneIsMadeOnItsSourcesNodeAndTheSourceIsProtectedMeanwhile(t *testing
 			h := newHarness(t)
 			n1, n2 := h.source()
 			var unprotected atomic.Int32
-			n2.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+			n2.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
 				if !h.protected("src") {
 					unprotected.Add(1)
 				}
@@ -158,8 +160,8 @@ func TestClonesThatCannotBeAreRefusedWithTheReason(t *testing.T) {
 			expect: []string{"claim foreign, whose volume is not one of carve.csi.local"}},
 		"one of a snapshot, without the snapshots' definitions": {
 			claim: func(c *v1.PersistentVolumeClaim) {
-				group := snapshotGroup
-				c.Spec.DataSource = &v1.TypedLocalObjectReference{APIGroup: &group, Kind: kindSnapshot, Name: "s"}
+				group := spec.SnapshotGroup
+				c.Spec.DataSource = &v1.TypedLocalObjectReference{APIGroup: &group, Kind: spec.KindSnapshot, Name: "s"}
 				c.Spec.DataSourceRef = nil
 			},
 			expect: []string{"spec.dataSource", "VolumeSnapshot"}},
@@ -191,8 +193,8 @@ func (h *harness) foreignVolume() {
 		c.Spec.StorageClassName, c.Spec.VolumeName, c.Status.Phase = &other, "foreign", v1.ClaimBound
 	})
 	waittest.Until(h.t, "the controller sees it", func() bool {
-		_, err := h.c.core.volumeLister.Get("foreign")
-		return err == nil && h.c.core.claim("uid-foreign") != nil
+		_, err := h.c.core.VolumeLister.Get("foreign")
+		return err == nil && h.c.core.Claim("uid-foreign") != nil
 	})
 }
 
@@ -201,7 +203,7 @@ func TestAClaimForAPopulatorIsLeftAlone(t *testing.T) {
 	_, n2 := h.source()
 	h.claim("c", "n2", func(c *v1.PersistentVolumeClaim) {
 		group := "example.com"
-		c.Spec.DataSourceRef = &v1.TypedObjectReference{APIGroup: &group, Kind: kindClaim, Name: "src"}
+		c.Spec.DataSourceRef = &v1.TypedObjectReference{APIGroup: &group, Kind: spec.KindClaim, Name: "src"}
 	})
 	h.claim("d", "n2", nil)
 	waittest.Until(h.t, "the next claim is bound", h.bound("d"))
@@ -210,7 +212,7 @@ func TestAClaimForAPopulatorIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestACloneWaitsForRoomOnItsSourcesNode(t *testing.T) {
+func TestACloneWaitsForFreeSpaceOnItsSourcesNode(t *testing.T) {
 	h := newHarness(t)
 	n1, n2 := h.source()
 	n2.Resize("local", 150*mib)
@@ -228,7 +230,7 @@ func TestACopyThatTakesLongIsReportedAndWaitedFor(t *testing.T) {
 	h := newHarness(t)
 	_, n2 := h.source()
 	var calls atomic.Int32
-	n2.SetHooks(fakelvmd.Hooks{AfterCreate: func(_ context.Context, v *lvmdv1.Volume) error {
+	n2.SetHooks(lvmdfake.Hooks{AfterCreate: func(_ context.Context, v *lvmdv1.Volume) error {
 		if calls.Add(1) < 3 {
 			n2.SetCopied(v.GetName(), 25*mib)
 			return status.Error(codes.DeadlineExceeded, "still copying")
@@ -250,7 +252,7 @@ func TestAClonesNodeThatIsAwayIsWaitedFor(t *testing.T) {
 	_, n2 := h.source()
 	h.net.Detach("n2")
 	waittest.Until(h.t, "n2 is away", func() bool {
-		view, _ := h.c.core.fleet.View("n2")
+		view, _ := h.c.core.Fleet.View("n2")
 		return !view.Connected
 	})
 	h.claim("c", "n1", cloneOf("src"))
@@ -261,13 +263,13 @@ func TestAClonesNodeThatIsAwayIsWaitedFor(t *testing.T) {
 
 func TestASourceIsNotProtectedForACloneThatWasLostWithItsNode(t *testing.T) {
 	for name, lose := range losing {
-		for when, restart := range map[string]bool{"in one life": false, "with a restart": true} {
+		for when, restart := range map[string]bool{"in one run": false, "with a restart": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
 				t.Parallel()
 				h := newHarness(t)
 				_, n2 := h.source()
 				entered := make(chan struct{}, 8)
-				n2.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+				n2.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
 					entered <- struct{}{}
 					<-ctx.Done()
 					return ctx.Err()
@@ -298,7 +300,7 @@ func TestACloneThatIsDeletedWhileItIsMadeLeavesNothing(t *testing.T) {
 	h := newHarness(t)
 	_, n2 := h.source()
 	entered, release := make(chan struct{}, 8), make(chan struct{})
-	n2.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+	n2.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
 		entered <- struct{}{}
 		<-release
 		return status.Error(codes.Unavailable, "the answer was lost")
@@ -306,7 +308,7 @@ func TestACloneThatIsDeletedWhileItIsMadeLeavesNothing(t *testing.T) {
 	h.claim("c", "", cloneOf("src"))
 	<-entered
 	h.deleteClaim("c")
-	waittest.Until(h.t, "the controller knows", func() bool { return h.c.core.claim("uid-c") == nil })
+	waittest.Until(h.t, "the controller knows", func() bool { return h.c.core.Claim("uid-c") == nil })
 	close(release)
 	waittest.Until(h.t, "source is not protected any more", func() bool { return !h.protected("src") })
 	if n2.Volumes()["pvc-uid-c"] != nil || h.pv("pvc-uid-c") != nil {
@@ -318,7 +320,7 @@ func TestAfterARestartASourceIsProtectedForAsLongAsItIsCloned(t *testing.T) {
 	h := newHarness(t)
 	_, n2 := h.source()
 	entered, release := make(chan struct{}, 8), make(chan struct{})
-	n2.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+	n2.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
 		entered <- struct{}{}
 		select {
 		case <-release:
@@ -333,8 +335,10 @@ func TestAfterARestartASourceIsProtectedForAsLongAsItIsCloned(t *testing.T) {
 	if !h.protected("src") {
 		t.Fatal("the source is not protected")
 	}
-	// What another life left behind: a claim that is not being cloned.
-	h.claim("idle", "", func(c *v1.PersistentVolumeClaim) { c.Finalizers = []string{"example.com/other", cloneFinalizer} })
+	// What another run left behind: a claim that is not being cloned.
+	h.claim("idle", "", func(c *v1.PersistentVolumeClaim) {
+		c.Finalizers = []string{"example.com/other", provision.CloneFinalizer}
+	})
 
 	h.net.Detach("n2")
 	next := newHarnessOn(t, h.client)

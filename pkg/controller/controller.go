@@ -19,6 +19,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/reclaim"
+	"github.com/carve-csi/carve/pkg/controller/reservations"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
@@ -51,12 +57,14 @@ type Options struct {
 	// CompleteBinding makes the binder finish what the PV controller was too
 	// slow for.
 	CompleteBinding bool
-	// RemoveOrphans makes the audit remove volumes that nobody knows, instead of
+	// RemoveOrphans makes the audit remove volumes that no object names, instead of
 	// only reporting them.
 	RemoveOrphans bool
-	// OrphanGrace is how old a volume must be before nobody's knowing it means
-	// anything: at least LeastOrphanGrace, zero means DefaultOrphanGrace.
+	// OrphanGrace is how old a volume must be to be an orphan: at least LeastOrphanGrace, zero means DefaultOrphanGrace.
 	OrphanGrace time.Duration
+	// TemplateLabel is the label by whose values nodes are of one kind to the Cluster
+	// Autoscaler; empty publishes nothing for it.
+	TemplateLabel string
 	// RemoveStartupTaint makes the leader take the taint names.TaintAgentNotReady
 	// from nodes that are ready. It needs the right to patch nodes.
 	RemoveStartupTaint bool
@@ -69,12 +77,18 @@ type Options struct {
 	CSISocket string
 	// Disable names parts that are left to sidecars, which need CSISocket.
 	Disable []string
-	// Version is what is told over it.
+	// Version is what the service reports.
 	Version string
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
 }
+
+// How old a volume must be to be an orphan: usually, and at least.
+const (
+	DefaultOrphanGrace = audit.DefaultOrphanGrace
+	LeastOrphanGrace   = audit.LeastOrphanGrace
+)
 
 // Controller is one replica.
 type Controller struct {
@@ -84,6 +98,7 @@ type Controller struct {
 	all, own informers.SharedInformerFactory
 
 	listening atomic.Bool
+	readiness readiness
 
 	// acting is what runs while this replica leads, nil otherwise.
 	mu     sync.Mutex
@@ -92,17 +107,18 @@ type Controller struct {
 
 // acting is what only the leader does.
 type acting struct {
-	provisioner *provisioner // nil, as the deleter, where sidecars do it
-	deleter     *deleter
-	publisher   *publisher
-	auditor     *auditor
-	untainter   *untainter // nil unless Options.RemoveStartupTaint
+	provisioner *provision.Provisioner // nil, as the next two, where sidecars do it
+	deleter     *reclaim.Deleter
+	reporter    *reservations.Reporter
+	publisher   *capacity.Publisher
+	auditor     *audit.Auditor
+	untainter   *capacity.Untainter // nil unless Options.RemoveStartupTaint
 }
 
 // New makes a replica. Run runs it.
 func New(o Options) (*Controller, error) {
 	if o.OrphanGrace == 0 {
-		o.OrphanGrace = DefaultOrphanGrace
+		o.OrphanGrace = audit.DefaultOrphanGrace
 	}
 	switch {
 	case o.Client == nil:
@@ -113,8 +129,8 @@ func New(o Options) (*Controller, error) {
 		return nil, errors.New("no name for the uplink")
 	case o.NodeServiceAccount == "":
 		return nil, errors.New("no service account for the nodes")
-	case o.OrphanGrace < LeastOrphanGrace:
-		return nil, fmt.Errorf("--orphan-grace: %v is too short, at least %v are needed: a PersistentVolume is written after its volume is made", o.OrphanGrace, LeastOrphanGrace)
+	case o.OrphanGrace < audit.LeastOrphanGrace:
+		return nil, fmt.Errorf("--orphan-grace: %v is too short, at least %v are needed: a PersistentVolume is written after its volume is made", o.OrphanGrace, audit.LeastOrphanGrace)
 	case o.ExtenderListen != "" && (o.ExtenderFiles.Certificate == "" || o.ExtenderFiles.Key == ""):
 		return nil, errors.New("no certificate and key to serve the scheduler with: --extender-listen needs --extender-cert-file and --extender-key-file")
 	}
@@ -122,54 +138,44 @@ func New(o Options) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{o: o}
-	c.core = &core{
-		client: o.Client, snapshots: o.Snapshots, log: o.Log, namespace: o.Namespace, identity: newIdentity(time.Now()), now: time.Now,
-		ledger: scheduler.NewLedger(time.Now), pace: newPace(), losses: losses{grace: nodeLossGrace},
-		fleet: fleet.New(fleet.Options{OnChange: c.nodeChanged, OnForget: c.nodeForgotten, Log: o.Log}),
-	}
-	c.core.available = c.newAvailability()
-	c.core.metrics = newMetrics(o.Registerer,
-		func() float64 { return float64(c.core.fleet.Connected()) },
-		func() float64 { return float64(c.core.fleet.Refused()) },
-		func() float64 { return float64(c.core.ledger.Reservations()) },
-		c.core.available.count)
 	c.all = informers.NewSharedInformerFactory(o.Client, 0)
 	c.own = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(o.Namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = names.LabelManagedBy + "=" + names.ManagedBy }))
-	if err := c.core.useInformers(c.all, c.own); err != nil {
+	nodes := fleet.New(fleet.Options{OnChange: c.nodeChanged, OnForget: c.nodeForgotten, Log: o.Log,
+		OnCall: func(method string, err error, took time.Duration) { c.core.metrics.called(method, err, took) }})
+	known, err := cluster.New(o.Client, nodes, c.all, c.own, o.Log)
+	if err != nil {
 		return nil, err
 	}
-	if err := c.core.pace.watch(c.core); err != nil {
+	c.core = &core{
+		Cluster: known, snapshots: o.Snapshots, namespace: o.Namespace, identity: provision.NewIdentity(time.Now()),
+		ledger: scheduler.NewLedger(time.Now),
+	}
+	c.core.available = c.newAvailability()
+	c.core.metrics = newMetrics(o.Registerer,
+		func() float64 { return float64(c.core.Fleet.Connected()) },
+		func() float64 { return float64(c.core.Fleet.Refused()) },
+		func() float64 { return float64(c.core.ledger.Reservations()) },
+		c.core.available.Count)
+	if c.core.pvController, err = provision.WatchPVController(known); err != nil {
 		return nil, err
 	}
 	if err := c.followHolds(); err != nil {
 		return nil, err
 	}
-	var err error
-	if c.core.owner, err = newCapacityOwner(o.Client, o.Namespace, o.CapacityOwner); err != nil {
+	if c.core.owner, err = capacity.NewOwner(o.Client, o.Namespace, o.CapacityOwner); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// Ready says why the replica cannot take over yet, or nil.
-func (c *Controller) Ready(context.Context) error {
-	switch {
-	case !c.core.synced():
-		return errors.New("the view of the cluster is not complete yet")
-	case !c.listening.Load():
-		return errors.New("the uplink is not open yet")
-	}
-	return nil
-}
-
 // Run runs the replica until ctx is done: it accepts nodes and watches the
 // cluster at once, and acts while it leads.
 func (c *Controller) Run(ctx context.Context) error {
-	defer c.core.fleet.Close()
-	recorder, stopEvents := newRecorder(c.o.Client)
+	defer c.core.Fleet.Close()
+	recorder, stopEvents := cluster.NewRecorder(c.o.Client)
 	defer stopEvents()
-	c.core.recorder = recorder
+	c.core.Recorder = recorder
 	lis, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.o.UplinkListen)
 	if err != nil {
 		return fmt.Errorf("listen for uplinks: %w", err)
@@ -178,11 +184,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer c.all.Shutdown()
 	defer c.own.Shutdown()
-	defer c.core.owner.shutdown()
+	defer c.core.owner.Shutdown()
 	defer cancel()
 	c.all.Start(ctx.Done())
 	c.own.Start(ctx.Done())
-	c.core.owner.start(ctx.Done())
+	c.core.owner.Start(ctx.Done())
 
 	group, ctx := errgroup.WithContext(ctx)
 	store := trust.NewStore(c.o.Client, c.o.Namespace, c.o.UplinkHost, c.o.Log)
@@ -214,11 +220,11 @@ func (c *Controller) Run(ctx context.Context) error {
 // namespace kube-system stands, as is the custom.
 func (c *Controller) findClusterID(ctx context.Context) error {
 	for ctx.Err() == nil {
-		callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+		callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 		ns, err := c.o.Client.CoreV1().Namespaces().Get(callCtx, metav1.NamespaceSystem, metav1.GetOptions{})
 		cancel()
 		if err == nil {
-			c.core.clusterID = string(ns.UID)
+			c.core.ID = string(ns.UID)
 			return nil
 		}
 		c.o.Log.Warn("the cluster's id cannot be read, trying on", "error", err)
@@ -233,26 +239,26 @@ func (c *Controller) findClusterID(ctx context.Context) error {
 func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store) error {
 	server := uplink.NewServer(uplink.ServerConfig{
 		GetCertificate: store.GetCertificate,
-		ClusterID:      c.core.clusterID,
+		ClusterID:      c.core.ID,
 		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount).Authenticate,
-		OnSession:      c.core.fleet.Add,
+		OnSession:      c.core.Fleet.Add,
 		Log:            c.o.Log,
 	})
-	c.listening.Store(true)
+	c.openUplink()
 	defer c.listening.Store(false)
 	return server.Serve(ctx, lis)
 }
 
-// nodeChanged is told every new view of a node. The ledger takes it in first,
-// so that whatever is done next sees room and volumes of one instant.
+// nodeChanged is called with every new view of a node. The ledger takes it in first, so that
+// whatever is done next sees free space and volumes of one instant.
 func (c *Controller) nodeChanged(view *fleet.View) {
 	if view.Reported() {
 		c.core.ledger.Report(view.Node, reportOf(view))
 	}
 	if view.Connected {
-		c.core.available.noteConnected(view.Node)
+		c.core.available.NoteConnected(view.Node)
 	} else {
-		c.core.available.noteAway(view.Node)
+		c.core.available.NoteAway(view.Node)
 	}
 	c.mu.Lock()
 	a := c.acting
@@ -263,29 +269,35 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	if view.Refused != "" {
 		c.reportRefused(view)
 	}
-	a.publisher.nodeChanged(view.Node)
+	a.publisher.NodeChanged(view.Node)
 	if a.untainter != nil {
-		a.untainter.nodeChanged(view.Node)
+		a.untainter.NodeChanged(view.Node)
 	}
 	if view.Connected && a.provisioner != nil {
-		a.provisioner.nodeChanged(view.Node)
-		a.deleter.nodeChanged(view.Node)
+		a.provisioner.NodeChanged(view.Node)
+		a.deleter.NodeChanged(view.Node)
+		a.reporter.NodeChanged(view.Node)
 	}
 }
 
 // reportRefused writes an Event on a node whose report is not taken in.
 func (c *Controller) reportRefused(view *fleet.View) {
-	if node, err := c.core.nodeLister.Get(view.Node); err == nil {
-		c.core.recorder.Event(node, v1.EventTypeWarning, reasonReportRefused, view.Refused+
+	if node, err := c.core.NodeLister.Get(view.Node); err == nil {
+		c.core.Recorder.Event(node, v1.EventTypeWarning, cluster.ReasonReportRefused, view.Refused+
 			"; nothing is provisioned on the node until it reports less. Look for what made so many volumes there, or for an agent that is not Carve's")
 	}
 }
 
 // nodeForgotten drops a node's report from the ledger, too. The fleet calls it in
-// order with nodeChanged, so that it never drops the report of a node that came back.
+// order with NodeChanged, so that it never drops the report of a node that came back.
 func (c *Controller) nodeForgotten(node string) {
 	c.core.ledger.Forget(node)
-	c.core.available.forget(node)
+	c.core.available.Forget(node)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.acting != nil && c.acting.reporter != nil {
+		c.acting.reporter.NodeChanged(node)
+	}
 }
 
 func reportOf(view *fleet.View) scheduler.NodeReport {
@@ -293,7 +305,7 @@ func reportOf(view *fleet.View) scheduler.NodeReport {
 	for _, class := range view.Classes {
 		group := class.GetVgUuid()
 		if group == "" {
-			group = "class " + class.GetName() // shares with nobody
+			group = "class " + class.GetName() // shares with no other
 		}
 		if class.GetType() == "thin" {
 			group += " pool of " + class.GetName() // no two classes have one pool
@@ -321,7 +333,7 @@ func (c *Controller) forgetGoneNodes(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if c.core.synced() {
+		if c.core.Synced() {
 			c.forgetNodes(ctx)
 		}
 	}
@@ -329,12 +341,12 @@ func (c *Controller) forgetGoneNodes(ctx context.Context) {
 
 // forgetNodes looks at every node once.
 func (c *Controller) forgetNodes(ctx context.Context) {
-	for _, view := range c.core.fleet.Views() {
+	for _, view := range c.core.Fleet.Views() {
 		if view.Connected {
 			continue
 		}
-		if gone, err := c.core.nodeGone(ctx, view.Node); err == nil && gone {
-			c.core.fleet.Forget(view.Node)
+		if gone, err := c.core.NodeGone(ctx, view.Node); err == nil && gone {
+			c.core.Fleet.Forget(view.Node)
 		}
 	}
 }

@@ -24,8 +24,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/controller/trust"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
 	"github.com/carve-csi/carve/pkg/logging/logtest"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -38,7 +38,7 @@ type replica struct {
 	stop   func()
 }
 
-// freeAddress finds an address that nobody listens on.
+// freeAddress finds an address that no process listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	lis := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -59,7 +59,7 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 	}
 	c := must.Get(New(o))(t)
 	r.c = c
-	for _, informer := range c.core.informers() {
+	for _, informer := range c.core.Informers() {
 		must.Succeed(t, informer.SetTransform(func(obj any) (any, error) { return obj, nil }))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -103,13 +103,13 @@ func realisticClient(t *testing.T) *fake.Clientset {
 }
 
 // connect runs a node's client against the replicas.
-func connect(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.Server, replicas ...*replica) {
+func connect(t *testing.T, client *fake.Clientset, node string, lvmd *lvmdfake.Server, replicas ...*replica) {
 	t.Helper()
 	connectLogging(t, client, node, lvmd, slog.New(slog.DiscardHandler), replicas...)
 }
 
 // connectLogging is connect, with a log of what the node's client does.
-func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *fakelvmd.Server, log *slog.Logger, replicas ...*replica) {
+func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *lvmdfake.Server, log *slog.Logger, replicas ...*replica) {
 	t.Helper()
 	connectServing(t, client, node, func() *grpc.Server {
 		server := grpc.NewServer(uplink.ServerOptions()...)
@@ -153,7 +153,7 @@ func TestAStandByKnowsTheFleetAndTakesOverWhenTheLeaderStops(t *testing.T) {
 	lvmd.Resize("local", gib)
 	connect(t, client, "n1", lvmd, first, second)
 	for _, r := range []*replica{first, second} {
-		waittest.Until(t, "the node is connected to both", func() bool { return r.c.core.fleet.Connected() == 1 })
+		waittest.Until(t, "the node is connected to both", func() bool { return r.c.core.Fleet.Connected() == 1 })
 	}
 	h.claim("one", "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.Resources.Requests = nil })
 	h.claim("two", "n1", nil)
@@ -175,11 +175,11 @@ func TestANodeCannotSpeakForAnother(t *testing.T) {
 	client := realisticClient(t)
 	var controller, node logtest.Recorder
 	r := startReplica(t, client, "only", func(o *Options) { o.Log = controller.Logger() })
-	lvmd := fakelvmd.New("n2", fakelvmd.Class{Name: "local", Bytes: gib})
+	lvmd := lvmdfake.New("n2", lvmdfake.Class{Name: "local", Bytes: gib})
 	connectLogging(t, client, "n2", lvmd, node.Logger(), r) // its token is bound to n1
 	const why = `the token is bound to node "n1", the peer says that it is node "n2"`
 	var refused *uplink.RefusedError
-	waittest.Until(t, "the node is refused, and told why", func() bool {
+	waittest.Until(t, "the node is refused, with a reason", func() bool {
 		return len(node.Find(func(l logtest.Record) bool { return errors.As(l.Error(), &refused) && refused.Reason == why })) != 0
 	}, func() any { return node.Find(func(logtest.Record) bool { return true }) })
 	waittest.Until(t, "the controller refuses each attempt for that reason", func() bool {
@@ -188,13 +188,13 @@ func TestANodeCannotSpeakForAnother(t *testing.T) {
 			return l.Message == "uplink refused" && errors.As(l.Error(), &denied) && denied.Reason == why
 		})) >= 2
 	}, func() any { return controller.Find(func(logtest.Record) bool { return true }) })
-	if views := r.c.core.fleet.Views(); r.c.core.fleet.Connected() != 0 || len(views) != 0 {
+	if views := r.c.core.Fleet.Views(); r.c.core.Fleet.Connected() != 0 || len(views) != 0 {
 		t.Errorf("a token of n1 let n2 in: %v", views)
 	}
 	// The same token is good for the node that it is bound to.
-	connect(t, client, "n1", fakelvmd.New("n1", fakelvmd.Class{Name: "local", Bytes: gib}), r)
-	waittest.Until(t, "n1 connects", func() bool { v, ok := r.c.core.fleet.View("n1"); return ok && v.Connected })
-	if _, known := r.c.core.fleet.View("n2"); known {
+	connect(t, client, "n1", lvmdfake.New("n1", lvmdfake.Class{Name: "local", Bytes: gib}), r)
+	waittest.Until(t, "n1 connects", func() bool { v, ok := r.c.core.Fleet.View("n1"); return ok && v.Connected })
+	if _, known := r.c.core.Fleet.View("n2"); known {
 		t.Error("n2 is known by now")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -17,7 +18,9 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -67,7 +70,7 @@ func TestCSIVolumesComeWhereTheyAreWanted(t *testing.T) {
 		want   string
 		code   codes.Code
 	}{
-		"on the node with the most room":                {want: "n2"},
+		"on the node with the most free space":          {want: "n2"},
 		"by the policy of the parameters":               {params: map[string]string{names.ParamPlacement: "least-free"}, want: "n3"},
 		"on the preferred node, though others are best": {where: &csi.TopologyRequirement{Requisite: on("n1", "n2"), Preferred: on("n1", "n2")}, want: "n1"},
 		"on the best of the allowed ones":               {where: &csi.TopologyRequirement{Requisite: on("n1", "n3")}, want: "n1"},
@@ -75,16 +78,16 @@ func TestCSIVolumesComeWhereTheyAreWanted(t *testing.T) {
 		"nowhere when the only allowed one is full":     {where: &csi.TopologyRequirement{Requisite: on("full"), Preferred: on("full")}, code: codes.ResourceExhausted},
 		"nowhere when the allowed one has no such class": {where: &csi.TopologyRequirement{Preferred: on("n1")},
 			params: map[string]string{names.ParamDeviceClass: "other"}, code: codes.InvalidArgument},
-		"nowhere when nobody knows the allowed one":      {where: &csi.TopologyRequirement{Preferred: on("n9")}, code: codes.Unavailable},
+		"nowhere when the allowed one is not known":      {where: &csi.TopologyRequirement{Preferred: on("n9")}, code: codes.Unavailable},
 		"nowhere by a topology that is not ours":         {where: &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "a"}}}}, code: codes.InvalidArgument},
 		"nowhere when what is preferred is excluded":     {where: &csi.TopologyRequirement{Requisite: on("n1"), Preferred: on("n2")}, code: codes.InvalidArgument},
-		"nowhere with parameters that nobody knows":      {params: map[string]string{"x": "y"}, code: codes.InvalidArgument},
+		"nowhere with unknown parameters":                {params: map[string]string{"x": "y"}, code: codes.InvalidArgument},
 		"with the upstream provisioner's extra metadata": {params: map[string]string{paramClaimName: "c", paramClaimNamespace: "ns", paramVolumeName: "pvc-x"}, want: "n2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHarness(t)
-			nodes := map[string]*fakelvmd.Server{"n1": h.node("n1", gib), "n2": h.node("n2", 2*gib), "n3": h.node("n3", 512*mib), "full": h.node("full", 8*mib)}
+			nodes := map[string]*lvmdfake.Server{"n1": h.node("n1", gib), "n2": h.node("n2", 2*gib), "n3": h.node("n3", 512*mib), "full": h.node("full", 8*mib)}
 			h.run()
 			r, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-x", func(r *csi.CreateVolumeRequest) {
 				r.AccessibilityRequirements, r.Parameters = test.where, test.params
@@ -99,7 +102,7 @@ func TestCSIVolumesComeWhereTheyAreWanted(t *testing.T) {
 			if v.GetOwner().GetClusterId() != "cluster" || v.GetOwner().GetClaimUid() != "" || v.GetOwner().GetClaimName() != test.params[paramClaimName] {
 				t.Errorf("owner %v", v.GetOwner())
 			}
-			if standing := newAuditor(h.c.core, true, DefaultOrphanGrace, func(string) bool { return false }).judge(v); standing != standingForeign {
+			if standing := newAuditor(h.c.core, true, audit.DefaultOrphanGrace, func(string) bool { return false }).Judge(v); standing != audit.StandingForeign {
 				t.Errorf("to the audit it is %s", standing)
 			}
 		})
@@ -110,7 +113,7 @@ func TestALostAnswerToCSIIsAskedForOnTheSameNode(t *testing.T) {
 	h := newHarness(t)
 	n1, n2 := h.node("n1", 2*gib), h.node("n2", gib)
 	var calls atomic.Int32
-	n1.SetHooks(fakelvmd.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+	n1.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
 		if calls.Add(1) == 1 {
 			return status.Error(codes.Unavailable, "lost")
 		}
@@ -122,16 +125,88 @@ func TestALostAnswerToCSIIsAskedForOnTheSameNode(t *testing.T) {
 		t.Fatalf("lost answer: %v", err)
 	}
 	n1.Resize("local", gib/2) // now n2 is the best
-	waittest.Until(h.t, "the ledger knows", func() bool { room, _ := h.c.core.ledger.Room("n1", ""); return room.Available <= gib/2 })
+	waittest.Until(h.t, "the ledger knows", func() bool { free, _ := h.c.core.ledger.FreeSpace("n1", ""); return free.Available <= gib/2 })
 	_, err := client.CreateVolume(t.Context(), volumeRequest("v", func(r *csi.CreateVolumeRequest) {
 		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n2")}
 	}))
 	if status.Code(err) != codes.AlreadyExists {
-		t.Errorf("elsewhere while it is in doubt: %v", err)
+		t.Errorf("elsewhere while its outcome is unknown: %v", err)
 	}
+	// What another node reports is not what was asked of it.
+	n2.Put(&lvmdv1.Volume{Id: "cv" + strings.Repeat("z", 26), Name: "v", DeviceClass: "local"})
+	waittest.Until(t, "n2 reports a volume of that name", func() bool { return len(h.c.core.Fleet.Holders("v")) == 1 })
 	r, err := client.CreateVolume(t.Context(), volumeRequest("v", nil))
 	if err != nil || nodeOfVolume(r.GetVolume()) != "n1" || n2.Creates() != 0 {
 		t.Errorf("again: %v, %v", r, err)
+	}
+}
+
+// A node that is gone holds nothing, and a request that was in flight there is no reason to
+// make the volume nowhere.
+func TestALostAnswerToCSIOfANodeThatIsGoneHoldsNothingUp(t *testing.T) {
+	h := newHarness(t)
+	n1, n2 := h.node("n1", 2*gib), h.node("n2", gib)
+	n1.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		return status.Error(codes.Unavailable, "lost")
+	}})
+	h.run()
+	client := h.csiClient()
+	if _, err := client.CreateVolume(t.Context(), volumeRequest("v", nil)); status.Code(err) != codes.Unavailable {
+		t.Fatalf("lost answer: %v", err)
+	}
+	h.cutOff("n1")
+	if _, err := client.CreateVolume(t.Context(), volumeRequest("v", nil)); status.Code(err) != codes.Unavailable || n2.Creates() != 0 {
+		t.Fatalf("while the node may come back: %v, %d creates elsewhere", err, n2.Creates())
+	}
+	must.Succeed(t, h.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
+	waittest.Until(t, "the volume is made elsewhere", func() bool {
+		r, err := client.CreateVolume(t.Context(), volumeRequest("v", nil))
+		return err == nil && nodeOfVolume(r.GetVolume()) == "n2"
+	})
+}
+
+func TestCreatesThatFailOverCSIHoldANodeBack(t *testing.T) {
+	h := newHarness(t, backoff(time.Hour))
+	n1, n2 := h.node("n1", 2*gib), h.node("n2", gib)
+	failing := failCreates(n1, codes.Internal, names.ReasonCommandFailed)
+	h.run()
+	client := h.csiClient()
+	prefersN1 := func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n1", "n2"), Preferred: on("n1", "n2")}
+	}
+	for range cluster.FailuresToHold {
+		if _, err := client.CreateVolume(t.Context(), volumeRequest("v", prefersN1)); status.Code(err) != codes.Internal {
+			t.Fatalf("a command that fails: %v", err)
+		}
+	}
+	if until := h.c.core.available.HeldUntil("n1", "local"); until.IsZero() {
+		t.Fatal("n1 is not held back")
+	}
+	capacity := must.Get(client.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: on("n1")[0]}))(t)
+	if capacity.GetAvailableCapacity() != 0 {
+		t.Errorf("n1 offers %d bytes", capacity.GetAvailableCapacity())
+	}
+	// Now it is the last that is tried, and its failures with one volume count against one node.
+	var asked atomic.Int32
+	n2.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		asked.Add(1)
+		return lvmdfake.Error(codes.Internal, names.ReasonCommandFailed, "lvcreate failed")
+	}})
+	for range 2 * cluster.FailuresToHold {
+		if _, err := client.CreateVolume(t.Context(), volumeRequest("v", prefersN1)); status.Code(err) != codes.Internal {
+			t.Fatalf("a command that fails: %v", err)
+		}
+	}
+	if until := h.c.core.available.HeldUntil("n2", "local"); !until.IsZero() || asked.Load() != 2*cluster.FailuresToHold {
+		t.Errorf("n2 is held back until %v for a volume that no node can make, after %d creates", until, asked.Load())
+	}
+	// Where nothing else is allowed, it is asked, and a success ends it.
+	failing.Store(false)
+	must.Get(client.CreateVolume(t.Context(), volumeRequest("w", func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n1"), Preferred: on("n1")}
+	})))(t)
+	if until := h.c.core.available.HeldUntil("n1", "local"); !until.IsZero() {
+		t.Error("n1 is still held back after a success")
 	}
 }
 
@@ -148,9 +223,9 @@ func TestWhatAnAbsentNodeMayHoldIsNotCalledGone(t *testing.T) {
 	late := h.node("late", 0)
 	node := must.Get(h.client.CoreV1().Nodes().Get(t.Context(), "late", metav1.GetOptions{}))(t)
 	node = node.DeepCopy()
-	node.Annotations = map[string]string{nodeIDAnnotation: `{"carve.csi.local":"late","example.com":"x"}`}
+	node.Annotations = map[string]string{cluster.NodeIDAnnotation: `{"carve.csi.local":"late","example.com":"x"}`}
 	must.Get(h.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}))(t)
-	waittest.Until(h.t, "the controller sees it", func() bool { return slices.Equal(h.c.core.absentNodes(), []string{"late"}) })
+	waittest.Until(h.t, "the controller sees it", func() bool { return slices.Equal(h.c.core.AbsentNodes(), []string{"late"}) })
 	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "late") {
 		t.Errorf("delete what an absent node may have: %v", err)
 	}
@@ -170,9 +245,9 @@ func TestWhatAnAbsentNodeMayHoldIsNotCalledGone(t *testing.T) {
 	}
 	// Nor does one that is out of service.
 	h.cutOff("late")
-	h.c.core.fleet.Forget("late")
+	h.c.core.Fleet.Forget("late")
 	h.taint("late", v1.TaintNodeOutOfService)
-	waittest.Until(h.t, "the controller sees it", func() bool { return len(h.c.core.absentNodes()) == 0 })
+	waittest.Until(h.t, "the controller sees it", func() bool { return len(h.c.core.AbsentNodes()) == 0 })
 	if _, err := client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown}); err != nil {
 		t.Errorf("delete a volume of a node that is out of service: %v", err)
 	}
@@ -229,9 +304,9 @@ func TestCSIListsEverythingOnceInPages(t *testing.T) {
 			t.Errorf("pages of %d: %q of %q, %q of %q", size, gotVolumes, volumes, gotSnapshots, snapshots)
 		}
 	}
-	room, err := client.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: on("b")[0]})
-	if err != nil || room.GetAvailableCapacity() != gib || room.GetMaximumVolumeSize().GetValue() != gib {
-		t.Errorf("room on b: %v, %v", room, err)
+	free, err := client.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: on("b")[0]})
+	if err != nil || free.GetAvailableCapacity() != gib || free.GetMaximumVolumeSize().GetValue() != gib {
+		t.Errorf("free space on b: %v, %v", free, err)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/csisocket"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -36,7 +36,7 @@ func socketDir(t *testing.T) string {
 // serveCSI serves the harness' controller's CSI service on a socket.
 func (h *harness) serveCSI() (socket string) {
 	h.t.Helper()
-	waittest.Until(h.t, "the view of the cluster is complete", h.c.core.synced)
+	waittest.Until(h.t, "the view of the cluster is complete", h.c.core.Synced)
 	socket = filepath.Join(socketDir(h.t), "csi.sock")
 	listener := must.Get(csisocket.Listen(h.t.Context(), socket))(h.t)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -81,10 +81,10 @@ func (h *harness) serveBareNode() (socket string) {
 }
 
 // thinNode adds a node whose only class has snapshots.
-func (h *harness) thinNode(name string, bytes int64) *fakelvmd.Server {
+func (h *harness) thinNode(name string, bytes int64) *lvmdfake.Server {
 	h.t.Helper()
 	h.node(name, 0)
-	s := fakelvmd.New(name, fakelvmd.Class{Name: "thin", Default: true, Bytes: bytes, Thin: true})
+	s := lvmdfake.New(name, lvmdfake.Class{Name: "thin", Default: true, Bytes: bytes, Thin: true})
 	h.attach(s, name)
 	return s
 }
@@ -93,7 +93,7 @@ func (h *harness) thinNode(name string, bytes int64) *fakelvmd.Server {
 // service, with a real fleet of fake nodes behind it.
 func TestTheControllerServiceConforms(t *testing.T) {
 	h := newHarness(t)
-	nodes := []*fakelvmd.Server{h.thinNode("n1", 8*gib), h.thinNode("n2", 8*gib), h.thinNode("n3", 8*gib)}
+	nodes := []*lvmdfake.Server{h.thinNode("n1", 8*gib), h.thinNode("n2", 8*gib), h.thinNode("n3", 8*gib)}
 	h.run()
 	socket := h.serveCSI()
 	config := sanity.NewTestConfig()

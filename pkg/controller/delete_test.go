@@ -11,17 +11,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-func roomOf(bytes int64) scheduler.Room {
-	return scheduler.Room{Total: bytes, Available: bytes, MaximumVolume: bytes}
+func spaceOf(bytes int64) scheduler.FreeSpace {
+	return scheduler.FreeSpace{Total: bytes, Available: bytes, MaximumVolume: bytes}
 }
 
 // released does what the PV controller does when a claim is gone.
@@ -59,13 +63,54 @@ func TestAReleasedVolumeIsDeletedFromItsNodeAndFromTheAPI(t *testing.T) {
 	}
 }
 
+// TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas has an API server whose watch shows a deleted
+// volume with its finalizer, again and again.
+func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	volumes := v1.SchemeGroupVersion.WithResource("persistentvolumes")
+	var writes atomic.Int32
+	show := func() {
+		obj := must.Get(h.client.Tracker().Get(volumes, "", "pvc-uid-c"))(t)
+		pv, _ := obj.(*v1.PersistentVolume)
+		pv = pv.DeepCopy()
+		now := metav1.Now()
+		pv.DeletionTimestamp = &now
+		must.Succeed(t, h.client.Tracker().Update(volumes, pv, ""))
+	}
+	h.client.PrependReactor("delete", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		writes.Add(1)
+		show()
+		return true, nil, nil
+	})
+	h.client.PrependReactor("patch", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "" {
+			return false, nil, nil
+		}
+		writes.Add(1)
+		return true, nil, nil
+	})
+	h.deleteClaim("c")
+	waittest.Until(t, "the volume is deleted", func() bool { return writes.Load() >= 2 && len(node.Volumes()) == 0 })
+	for range 5 {
+		show()
+		time.Sleep(20 * time.Millisecond)
+	}
+	if n := writes.Load(); n != 2 {
+		t.Errorf("%d writes, want the deletion and the finalizer", n)
+	}
+}
+
 func TestWithoutCompletionAVolumeIsDeletedOnceThePVControllerReleasedIt(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("c", "n1")
-	h.leader().deleter.completeRelease = false
+	h.leader().deleter.CompleteRelease = false
 	h.deleteClaim("c")
 	time.Sleep(200 * time.Millisecond)
 	if len(node.Volumes()) != 1 || h.pv("pvc-uid-c").Status.Phase != v1.VolumeBound {
@@ -83,7 +128,7 @@ func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
 	pv := h.boundVolume("c", "n1").DeepCopy()
 	pv.Spec.PersistentVolumeReclaimPolicy = v1.PersistentVolumeReclaimRetain
 	must.Get(h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}))(t)
-	waittest.Until(h.t, "finalizer is gone", func() bool { return !slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
+	waittest.Until(h.t, "finalizer is gone", func() bool { return !slices.Contains(h.pv(pv.Name).Finalizers, cluster.Finalizer) })
 	h.released(pv.Name)
 	time.Sleep(100 * time.Millisecond)
 	if h.volumes() != 1 || len(node.Volumes()) != 1 {
@@ -93,7 +138,7 @@ func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
 	pv.Spec.PersistentVolumeReclaimPolicy = v1.PersistentVolumeReclaimDelete
 	pv.Status.Phase = v1.VolumeBound
 	must.Get(h.client.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{}))(t)
-	waittest.Until(h.t, "finalizer is back", func() bool { return slices.Contains(h.pv(pv.Name).Finalizers, finalizer) })
+	waittest.Until(h.t, "finalizer is back", func() bool { return slices.Contains(h.pv(pv.Name).Finalizers, cluster.Finalizer) })
 }
 
 func TestAVolumeInUseIsDeletedOnceItIsNot(t *testing.T) {
@@ -103,9 +148,9 @@ func TestAVolumeInUseIsDeletedOnceItIsNot(t *testing.T) {
 	h.run()
 	h.boundVolume("c", "n1")
 	var tries atomic.Int32
-	node.SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+	node.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
 		if tries.Add(1) <= 2 {
-			return fakelvmd.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "the volume is mounted")
+			return lvmdfake.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "the volume is mounted")
 		}
 		return nil
 	}})
@@ -153,7 +198,7 @@ func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
 		"local":             func(pv *v1.PersistentVolume) { pv.Spec.CSI = nil },
 	} {
 		claim := h.claim(name, "", nil)
-		pv := newPersistentVolume(claim, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "cvx", SizeBytes: gib}, "x")
+		pv := provision.NewPersistentVolume(claim, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "cvx", SizeBytes: gib}, "x")
 		pv.Name = name
 		change(pv)
 		pv.Status.Phase = v1.VolumeReleased
@@ -165,22 +210,39 @@ func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestOfAttemptsThatFailOnlySomeAreTold(t *testing.T) {
-	for what, c := range map[string]struct {
-		inUse bool
-		want  []int
-	}{
-		"a volume in use":     {true, []int{5, 11, 17}},
-		"a node that refuses": {false, []int{0, 1, 2, 3, 4, 5, 11, 17}},
-	} {
-		var told []int
-		for failures := range 20 {
-			if worthTelling(failures, c.inUse) {
-				told = append(told, failures)
-			}
-		}
-		if !slices.Equal(told, c.want) {
-			t.Errorf("%s: told after %v failures, want %v", what, told, c.want)
-		}
+// The PV controller may be far behind, and would make calls for each of these.
+func TestAVolumeWhoseClaimIsDeletedBeforeItIsBoundIsDeleted(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.c.core.pvController.ClaimDeleted("another", true) // No claim is bound by us.
+	h.claim("c", "n1", nil)
+	waittest.Until(t, "the volume is there", func() bool { return h.volumes() == 1 })
+	h.deleteClaim("c")
+	waittest.Until(t, "it is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+}
+
+func TestTheEndOfAClaimThatWasNotBoundYetMeansThatThePVControllerMayBeBehind(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	leader := h.leader()
+	leader.deleter.CompleteRelease = false
+	h.c.core.pvController.ClaimDeleted("another", true) // No claim is bound by us.
+	h.claim("c", "n1", nil)
+	waittest.Until(t, "the volume is there", func() bool { return h.volumes() == 1 })
+	h.c.core.pvController.VolumeDeleted("another")
+	h.c.core.pvController.VolumeAdded(inPhase("proof", v1.VolumePending))
+	h.c.core.pvController.VolumeUpdated(inPhase("proof", v1.VolumeAvailable))
+	if h.c.core.pvController.MayBeBehind() {
+		t.Fatal("the PV controller counts as behind before the claim is deleted")
 	}
+	h.deleteClaim("c")
+	waittest.Until(t, "the PV controller counts as behind", h.c.core.pvController.MayBeBehind)
+}
+
+func inPhase(name string, phase v1.PersistentVolumePhase) *v1.PersistentVolume {
+	return &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.PersistentVolumeStatus{Phase: phase}}
 }

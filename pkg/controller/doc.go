@@ -1,27 +1,21 @@
-// Package controller turns claims into volumes on nodes, and says how much
-// room is left.
+// Package controller assembles Carve's controller: it turns claims into volumes on nodes, and
+// publishes how much free space is left.
 //
-// It owns the conversation with the Kubernetes API: the provisioner (claims to
-// volumes), the binder (what the PV controller would do next, sooner), the
-// deleter (released volumes), the capacity publisher (CSIStorageCapacity) and
-// the leader election around them. It keeps no state of its own: all of it is
-// derived from the API server and from what nodes report, and may be lost at
-// any instant. It never runs on a node and never guesses what is on one.
+// It owns no decision itself. Those are in the packages below, which do not know each other:
 //
-// Vocabulary:
+//	spec          what StorageClasses and claims ask for
+//	cluster       the view of the cluster: informers, node availability, Events
+//	provision     claims become volumes and PersistentVolumes, and are bound
+//	capacity      CSIStorageCapacity objects, and the start-up taint
+//	reservations  nodes are sent what claims that wait have reserved there
+//	reclaim       released volumes are deleted, claims on lost nodes abandoned
+//	audit         orphans, missing and unhealthy volumes
 //
-//	claim      a PersistentVolumeClaim whose StorageClass is ours
-//	selected   the node that the scheduler chose for a claim (late binding), or
-//	           that we chose (immediate binding)
-//	attempt    what is remembered of a claim while it is being provisioned
-//	doubt      a node on which a create may have had effect without our knowing
-//	release    to hand a claim back to the scheduler by removing its
-//	           selected-node annotation
+// Here are the options, the leader election, the uplink's server (trust has its keys), the
+// extender of kube-scheduler, the CSI Controller service (csiservice), and the upstream
+// libraries that grow volumes and take snapshots. The controller keeps no state: all of it is
+// derived from the API server and from what nodes report, and may be lost at any instant. Only
+// the leader writes.
 //
-// Invariants: a PersistentVolume names the node that answered the create, so
-// it can never be pinned to a node that does not hold the volume; a claim with
-// a doubt is given to another node only after the doubted one said that it
-// holds no such volume; only the leader writes.
-//
-// The life of a claim is drawn in docs/claims.md. Caller: cmd/controller.
+// The states of a claim are drawn in docs/explanation/claims.md. Caller: cmd/controller.
 package controller

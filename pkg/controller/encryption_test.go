@@ -12,7 +12,10 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -38,8 +41,8 @@ func TestAStorageClassHasVolumesEncrypted(t *testing.T) {
 		t.Errorf("volume %v", v)
 	}
 	claim := h.getClaim("c")
-	r, err := parseClaim(claim, mustClass(t, h))
-	if got := r.create(claim, "cluster"); err != nil || !got.GetEncryptionDiscards() || got.GetEncryption() != names.EncryptionEphemeral {
+	r, err := spec.ParseClaim(claim, mustClass(t, h))
+	if got := r.CreateVolume(claim, "cluster"); err != nil || !got.GetEncryptionDiscards() || got.GetEncryption() != names.EncryptionEphemeral {
 		t.Errorf("request %v, error %v", got, err)
 	}
 }
@@ -67,7 +70,7 @@ func TestMistakesAboutEncryptionSayWhatIsAllowed(t *testing.T) {
 					c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "other"}
 				}
 			})
-			_, err := parseClaim(claim, class)
+			_, err := spec.ParseClaim(claim, class)
 			for _, part := range test.want {
 				if err == nil || !strings.Contains(err.Error(), part) {
 					t.Errorf("error %v, want %q in it", err, part)
@@ -83,20 +86,20 @@ func TestAClassThatSendsDiscardsLetsThemThroughItsEncryption(t *testing.T) {
 		options                  []string
 		refused                  string
 	}{
-		"not encrypted: they reach the disk":              {options: []string{"discard"}},
-		"encrypted and let through":                       {encryption: "ephemeral", discards: "true", options: []string{"discard"}},
-		"let through, and sent by nobody but fstrim":      {encryption: "ephemeral", discards: "true"},
-		"encrypted and not sent":                          {encryption: "ephemeral", options: []string{"noatime"}},
-		"encrypted and explicitly not sent":               {encryption: "ephemeral", options: []string{"nodiscard"}},
-		"sent, and taken back by a later option":          {encryption: "ephemeral", options: []string{"discard,noatime", "nodiscard"}},
-		"sent to an encryption that keeps them":           {encryption: "ephemeral", options: []string{"noatime", "discard"}, refused: `"discard"`},
-		"sent to one that says so":                        {encryption: "ephemeral", discards: "false", options: []string{"discard"}, refused: `"discard"`},
-		"sent by a later option":                          {encryption: "ephemeral", options: []string{"nodiscard,discard"}, refused: `"discard"`},
-		"sent in btrfs' own way":                          {encryption: "ephemeral", fs: "btrfs", options: []string{"discard=async"}, refused: `"discard=async"`},
-		"an unknown option is what is told of, not these": {encryption: "ephemeral", options: []string{"discard", "what"}, refused: `"what"`},
+		"not encrypted: they reach the disk":       {options: []string{"discard"}},
+		"encrypted and let through":                {encryption: "ephemeral", discards: "true", options: []string{"discard"}},
+		"let through, and sent by fstrim alone":    {encryption: "ephemeral", discards: "true"},
+		"encrypted and not sent":                   {encryption: "ephemeral", options: []string{"noatime"}},
+		"encrypted and explicitly not sent":        {encryption: "ephemeral", options: []string{"nodiscard"}},
+		"sent, and taken back by a later option":   {encryption: "ephemeral", options: []string{"discard,noatime", "nodiscard"}},
+		"sent to an encryption that keeps them":    {encryption: "ephemeral", options: []string{"noatime", "discard"}, refused: `"discard"`},
+		"sent to one that says so":                 {encryption: "ephemeral", discards: "false", options: []string{"discard"}, refused: `"discard"`},
+		"sent by a later option":                   {encryption: "ephemeral", options: []string{"nodiscard,discard"}, refused: `"discard"`},
+		"sent in btrfs' own way":                   {encryption: "ephemeral", fs: "btrfs", options: []string{"discard=async"}, refused: `"discard=async"`},
+		"an unknown option is reported, not these": {encryption: "ephemeral", options: []string{"discard", "what"}, refused: `"what"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := parseClass(newHarness(t).class("carve", func(c *storagev1.StorageClass) {
+			_, err := spec.ParseClass(newHarness(t).class("carve", func(c *storagev1.StorageClass) {
 				c.MountOptions = test.options
 				c.Parameters = map[string]string{names.ParamFSType: test.fs}
 				if test.encryption != "" {
@@ -126,31 +129,31 @@ func TestDiscardsThatEncryptionKeepsBackAreAnEventOnTheClaim(t *testing.T) {
 	h.run()
 	h.claim("c", "", nil)
 	h.selectNode("c", "n1")
-	h.event(reasonFailed, `mountOptions: "discard" for encrypted volumes`, names.ParamEncryptionDiscards+`: "true"`)
+	h.event(cluster.ReasonFailed, `mountOptions: "discard" for encrypted volumes`, names.ParamEncryptionDiscards+`: "true"`)
 	if len(node.Volumes()) != 0 {
 		t.Error("a volume was made")
 	}
 }
 
-// empty has a volume emptied, and waits until the controller knows.
-func (h *harness) empty(node *fakelvmd.Server, volume string, at time.Time) {
+// empty has a volume lose its data, and waits until the controller knows.
+func (h *harness) empty(node *lvmdfake.Server, volume string, at time.Time) {
 	h.t.Helper()
 	node.Empty(volume, at)
 	waittest.Until(h.t, "it is reported", func() bool {
-		v, _ := h.c.core.fleet.View("n1")
+		v, _ := h.c.core.Fleet.View("n1")
 		return v.ByName[volume].GetEmptiedAt().AsTime().Equal(at)
 	})
 }
 
-// toldEmptied has an auditor make a pass, and returns the Events of it that say
-// that a volume was emptied.
-func (h *harness) toldEmptied(a *auditor) []string {
+// dataLossEvents has an auditor make a pass, and returns the Events of it that say
+// that a volume lost its data.
+func (h *harness) dataLossEvents(a *audit.Auditor) []string {
 	h.drain()
-	a.pass(h.t.Context())
-	return slices.DeleteFunc(h.drain(), func(e string) bool { return !strings.Contains(e, reasonVolumeEmptied) })
+	a.Pass(h.t.Context())
+	return slices.DeleteFunc(h.drain(), func(e string) bool { return !strings.Contains(e, cluster.ReasonVolumeEmptied) })
 }
 
-func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
+func TestUsersOfAVolumeAreNotifiedOnceThatItsDataIsLost(t *testing.T) {
 	w := newAuditing(t, "")
 	// As a StatefulSet makes it: the Pod does not own the claim.
 	w.pod("user", "n1", "c", v1.PodPending)
@@ -159,19 +162,19 @@ func TestWhoUsesAVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 	when := time.Date(2030, 1, 2, 3, 4, 5, 678, time.UTC)
 	w.empty(w.node, "pvc-uid-c", when)
 	// The volume, the claim and the Pod.
-	wantEvents(t, "emptied", w.toldEmptied(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z", "node n1 was restarted")
+	wantEvents(t, "the data is lost", w.dataLossEvents(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z", "node n1 was restarted")
 	waittest.Until(w.t, "it is noted", func() bool {
-		obj, exists, err := w.c.core.volumes.GetStore().GetByKey("pvc-uid-c")
+		obj, exists, err := w.c.core.Volumes.GetStore().GetByKey("pvc-uid-c")
 		pv, ok := obj.(*v1.PersistentVolume)
 		return err == nil && exists && ok && pv.Annotations[names.AnnotationEmptied] == "2030-01-02T03:04:05Z"
 	})
-	wantEvents(t, "a pass later", w.toldEmptied(w.a), 0)
-	wantEvents(t, "by another leader", w.toldEmptied(newAuditor(w.c.core, false, DefaultOrphanGrace, w.a.busy)), 0)
+	wantEvents(t, "a pass later", w.dataLossEvents(w.a), 0)
+	wantEvents(t, "by another leader", w.dataLossEvents(newAuditor(w.c.core, false, audit.DefaultOrphanGrace, w.a.Busy)), 0)
 	w.empty(w.node, "pvc-uid-c", when.Add(time.Hour))
-	wantEvents(t, "emptied again", w.toldEmptied(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T04:04:05Z")
+	wantEvents(t, "lost again", w.dataLossEvents(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T04:04:05Z")
 }
 
-func TestThePodOfAnInlineVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
+func TestThePodOfAnInlineVolumeIsNotifiedOnceThatItsDataIsLost(t *testing.T) {
 	w := newAuditing(t, "")
 	name := "csi-" + strings.Repeat("0", 64)
 	must.Get(w.node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
@@ -179,24 +182,24 @@ func TestThePodOfAnInlineVolumeIsToldOnceThatItWasEmptied(t *testing.T) {
 		Owner: &lvmdv1.Owner{PodNamespace: "default", PodName: "pod", PodUid: "uid-pod"},
 	}))(t)
 	waittest.Until(w.t, "the volume is reported", func() bool {
-		v, _ := w.c.core.fleet.View("n1")
+		v, _ := w.c.core.Fleet.View("n1")
 		return v.ByName[name] != nil
 	})
-	began := w.a.began
-	w.empty(w.node, name, began.Add(-2*emptiedMemory))
-	wantEvents(t, "emptied long before this leader began", w.toldEmptied(w.a), 0)
+	began := w.a.Since
+	w.empty(w.node, name, began.Add(-2*time.Hour))
+	wantEvents(t, "lost long before this leader began", w.dataLossEvents(w.a), 0)
 	w.empty(w.node, name, began.Add(-time.Minute))
-	wantEvents(t, "emptied with the node of the leader before", w.toldEmptied(w.a), 1, "Warning VolumeEmptied", "node n1 was restarted")
-	wantEvents(t, "a pass later", w.toldEmptied(w.a), 0)
+	wantEvents(t, "lost with the node of the leader before", w.dataLossEvents(w.a), 1, "Warning VolumeEmptied", "node n1 was restarted")
+	wantEvents(t, "a pass later", w.dataLossEvents(w.a), 0)
 	w.empty(w.node, name, began.Add(24*time.Hour))
-	wantEvents(t, "emptied again", w.toldEmptied(w.a), 1, "Warning VolumeEmptied")
-	wantEvents(t, "a pass later again", w.toldEmptied(w.a), 0)
-	later := newAuditor(w.c.core, false, DefaultOrphanGrace, w.a.busy)
-	later.began = began.Add(48 * time.Hour)
-	wantEvents(t, "by a leader a day later", w.toldEmptied(later), 0)
+	wantEvents(t, "lost again", w.dataLossEvents(w.a), 1, "Warning VolumeEmptied")
+	wantEvents(t, "a pass later again", w.dataLossEvents(w.a), 0)
+	later := newAuditor(w.c.core, false, audit.DefaultOrphanGrace, w.a.Busy)
+	later.Since = began.Add(48 * time.Hour)
+	wantEvents(t, "by a leader a day later", w.dataLossEvents(later), 0)
 }
 
-func TestAPodThatUsesAVolumeIsToldThatItWasEmptied(t *testing.T) {
+func TestAPodThatUsesAVolumeIsNotifiedThatItsDataIsLost(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", encrypted)
@@ -205,7 +208,7 @@ func TestAPodThatUsesAVolumeIsToldThatItWasEmptied(t *testing.T) {
 	h.pod("user", "n1", "c", v1.PodRunning)
 	node.Empty("pvc-uid-c", time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
 	waittest.Until(h.t, "it is reported", func() bool {
-		v, _ := h.c.core.fleet.View("n1")
+		v, _ := h.c.core.Fleet.View("n1")
 		return v.ByName["pvc-uid-c"].GetEmptiedAt() != nil
 	})
 	h.audit(false)
@@ -216,15 +219,15 @@ func TestAPodThatUsesAVolumeIsToldThatItWasEmptied(t *testing.T) {
 
 func TestThePodOfAClaimIsItsOwner(t *testing.T) {
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "ns"}}
-	if pod := ownerPod(claim); pod != nil {
+	if pod := spec.OwnerPod(claim); pod != nil {
 		t.Errorf("%v", pod)
 	}
 	ofPod(claim)
-	if pod := ownerPod(claim); pod == nil || pod.Namespace != "ns" || pod.Name != "pod" || pod.UID != "uid-pod" || pod.Kind != "Pod" {
+	if pod := spec.OwnerPod(claim); pod == nil || pod.Namespace != "ns" || pod.Name != "pod" || pod.UID != "uid-pod" || pod.Kind != "Pod" {
 		t.Errorf("%v", pod)
 	}
 	claim.OwnerReferences[0].Kind = "StatefulSet"
-	if pod := ownerPod(claim); pod != nil {
+	if pod := spec.OwnerPod(claim); pod != nil {
 		t.Errorf("%v", pod)
 	}
 }

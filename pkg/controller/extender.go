@@ -12,6 +12,9 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
 )
@@ -19,7 +22,7 @@ import (
 // serveExtender answers the scheduler until ctx is done. Every replica does,
 // for a Service knows no leader.
 func (c *Controller) serveExtender(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), c.core.synced) {
+	if !cache.WaitForCacheSync(ctx.Done(), c.core.Synced) {
 		return nil
 	}
 	stop, err := c.shadowReservations()
@@ -44,7 +47,7 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 	note := func(obj any, deleted bool) {
 		claim, ok := obj.(*v1.PersistentVolumeClaim)
 		if deleted {
-			claim = deletedClaim(obj)
+			claim = cluster.DeletedClaim(obj)
 			ok = claim != nil
 		}
 		c.mu.Lock()
@@ -53,19 +56,19 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 		if !ok || leads {
 			return
 		}
-		class, ours := c.core.ourClass(volume.GetPersistentVolumeClaimClass(claim))
+		class, ours := c.core.OurClass(volume.GetPersistentVolumeClaimClass(claim))
 		node := claim.Annotations[volume.AnnSelectedNode]
-		if !ours || !delayed(class) || claim.Spec.VolumeName != "" && !deleted {
+		if !ours || !spec.BindsLate(class) || claim.Spec.VolumeName != "" && !deleted {
 			return // what is bound is reserved until its node reports it
 		}
-		if r, err := parseClaim(claim, class); err == nil && node != "" && !deleted && claim.DeletionTimestamp == nil {
-			c.core.ledger.Reserve(scheduler.Reservation{Claim: string(claim.UID), Volume: volumeName(claim), Node: node,
-				Class: r.deviceClass, Bytes: r.room(), Deadline: c.core.now().Add(reservationLife)})
+		if r, err := spec.ParseClaim(claim, class); err == nil && node != "" && !deleted && claim.DeletionTimestamp == nil {
+			c.core.ledger.Reserve(scheduler.Reservation{Claim: string(claim.UID), Volume: spec.VolumeName(claim), Node: node,
+				Class: r.DeviceClass, Bytes: r.Footprint(), Deadline: c.core.Now().Add(provision.ReservationLife)})
 			return
 		}
 		c.core.ledger.Release(string(claim.UID))
 	}
-	handler, err := c.core.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	handler, err := c.core.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { note(obj, false) },
 		UpdateFunc: func(_, obj any) { note(obj, false) },
 		DeleteFunc: func(obj any) { note(obj, true) },
@@ -73,12 +76,12 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch claims: %w", err)
 	}
-	return func() { _ = c.core.claims.RemoveEventHandler(handler) }, nil
+	return func() { _ = c.core.Claims.RemoveEventHandler(handler) }, nil
 }
 
 // demands are the volumes of ours that a Pod still needs: of its claims that
 // are not bound and bind late. A claim that we would reject demands nothing;
-// it is told why elsewhere.
+// an Event says why.
 func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, error) {
 	var out []scheduler.Demand
 	seen := map[string]struct{}{}
@@ -101,37 +104,27 @@ func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, er
 		if err != nil {
 			return nil, err
 		}
-		class, ours := c.ourClass(volume.GetPersistentVolumeClaimClass(claim))
-		if !ours || !delayed(class) || claim.Spec.VolumeName != "" {
+		class, ours := c.OurClass(volume.GetPersistentVolumeClaimClass(claim))
+		if !ours || !spec.BindsLate(class) || claim.Spec.VolumeName != "" {
 			continue
 		}
-		r, err := parseClaim(claim, class)
+		r, err := spec.ParseClaim(claim, class)
 		if err != nil {
 			continue
 		}
-		out = append(out, demandOf(claim, r))
+		out = append(out, spec.Demand(claim, r))
 	}
 	return out, nil
-}
-
-// demandOf is what a claim that asks for r demands of a node. One that does not
-// exist yet has no UID.
-func demandOf(claim *v1.PersistentVolumeClaim, r request) scheduler.Demand {
-	d := scheduler.Demand{Class: r.deviceClass, Bytes: r.room(), Policy: r.placement}
-	if claim.UID != "" {
-		d.Claim, d.Volume = string(claim.UID), volumeName(claim)
-	}
-	return d
 }
 
 // claimOf returns a claim of a Pod: from the cache, or else from the API
 // server, for the scheduler may have seen it before us. A generic ephemeral
 // volume whose claim does not exist yet is as its template says.
 func (c *core) claimOf(ctx context.Context, pod *v1.Pod, v *v1.Volume, name string) (*v1.PersistentVolumeClaim, error) {
-	obj, _, err := c.claims.GetStore().GetByKey(pod.Namespace + "/" + name)
+	obj, _, err := c.Claims.GetStore().GetByKey(pod.Namespace + "/" + name)
 	claim, ok := obj.(*v1.PersistentVolumeClaim)
 	if err != nil || !ok {
-		claim, err = c.client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+		claim, err = c.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	}
 	switch {
 	case apierrors.IsNotFound(err) && v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:

@@ -20,7 +20,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
@@ -30,7 +30,7 @@ import (
 // extended is the scheduler that asks our extender. That of the control plane does not.
 const extended = "extended"
 
-// startScheduler runs a second kube-scheduler until the test ends, which is told of the
+// startScheduler runs a second kube-scheduler until the test ends, which is configured with the
 // extender at address as the example says.
 func startScheduler(t *testing.T, address string, files extender.Files) {
 	t.Helper()
@@ -69,7 +69,7 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 	w := newWorld(t, client)
 	w.namespace = ours
 	install(t, client)
-	w.nodes["n2"] = fakelvmd.New("n2", fakelvmd.Class{Name: "local", Default: true, Bytes: 2 * gib})
+	w.nodes["n2"] = lvmdfake.New("n2", lvmdfake.Class{Name: "local", Default: true, Bytes: 2 * gib})
 	const pods, crowd = 3, 20 // more than all that the Pods bring to n1
 	for i := range crowd {
 		must.Get(w.nodes["n2"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{

@@ -65,7 +65,7 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 	h.run()
 	h.boundVolume("bound", "n1")
 	waittest.Until(h.t, "the controller sees it", func() bool {
-		claim := h.c.core.claim("uid-bound")
+		claim := h.c.core.Claim("uid-bound")
 		return claim != nil && claim.Spec.VolumeName != ""
 	})
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "uid-p"}}
@@ -118,15 +118,15 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 		leading.Wait()
 		h.c.all.Shutdown()
 		h.c.own.Shutdown()
-		h.c.core.fleet.Close()
+		h.c.core.Fleet.Close()
 		h.net.Close()
 	})
-	waittest.Until(h.t, "caches are complete", h.c.core.synced)
+	waittest.Until(h.t, "caches are complete", h.c.core.Synced)
 	stop := must.Get(h.c.shadowReservations())(t)
 	defer stop()
 	h.attach(h.node("n2", 0), "n2")
 	free := func(bytes int64) func() bool {
-		return func() bool { room, ok := h.c.core.ledger.Room("n1", ""); return ok && room.Available == bytes }
+		return func() bool { left, ok := h.c.core.ledger.FreeSpace("n1", ""); return ok && left.Available == bytes }
 	}
 	waittest.Until(h.t, "all is free", free(gib))
 	h.claim("a", "n1", nil)
@@ -145,7 +145,7 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 	})
 	a := h.leader()
 	h.selectNode("b", "n1")
-	waittest.Until(h.t, "the leader's provisioner takes over", func() bool { return a.provisioner.busy("uid-b") || h.volumes() == 1 })
+	waittest.Until(h.t, "the leader's provisioner takes over", func() bool { return a.provisioner.Busy("uid-b") || h.volumes() == 1 })
 }
 
 // servingPair writes a key pair for 127.0.0.1, and returns a client that trusts it.

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,14 +17,19 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -37,7 +45,7 @@ type harness struct {
 	t      *testing.T
 	c      *Controller
 	client *fake.Clientset
-	net    *fakelvmd.Network
+	net    *uplinktest.Network
 	events *record.FakeRecorder
 	stop   func()
 }
@@ -48,7 +56,7 @@ func withoutCompletion(c *Controller) { c.o.CompleteBinding = false }
 
 func newHarness(t *testing.T, opts ...harnessOption) *harness {
 	t.Helper()
-	return newHarnessOn(t, fake.NewClientset(), opts...)
+	return newHarnessOn(t, newClientset(), opts...)
 }
 
 // newHarnessOn is newHarness over an API server that there is already.
@@ -66,15 +74,39 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 	for _, o := range opts {
 		o(c)
 	}
-	for _, informer := range c.core.informers() {
+	for _, informer := range c.core.Informers() {
 		// The fake hands the very objects out that it keeps: they must not be changed.
 		must.Succeed(t, informer.SetTransform(func(obj any) (any, error) { return obj, nil }))
 	}
-	c.core.losses.grace = 50 * time.Millisecond
-	c.core.recorder, c.core.clusterID = h.events, "cluster"
+	c.core.Losses.Grace = 50 * time.Millisecond
+	c.core.Recorder, c.core.ID = h.events, "cluster"
 	h.c = c
-	h.net = must.Get(fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add))(t)
+	h.net = must.Get(uplinktest.NewNetwork(t.TempDir(), c.core.Fleet.Add))(t)
 	return h
+}
+
+// newClientset is a fake API server that gives the capacity objects that are written resource
+// versions, as the real one does: by them the publisher knows its own writes from what its watch
+// delivers late.
+func newClientset(objects ...runtime.Object) *fake.Clientset {
+	client := fake.NewClientset(objects...)
+	var version atomic.Int64
+	client.PrependReactor("*", "csistoragecapacities", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if write, ok := action.(clienttesting.UpdateActionImpl); ok {
+			stampVersion(write.GetObject(), &version)
+		}
+		if write, ok := action.(clienttesting.CreateActionImpl); ok {
+			stampVersion(write.GetObject(), &version)
+		}
+		return false, nil, nil
+	})
+	return client
+}
+
+func stampVersion(obj runtime.Object, version *atomic.Int64) {
+	if c, ok := obj.(*storagev1.CSIStorageCapacity); ok {
+		c.ResourceVersion = strconv.FormatInt(version.Add(1), 10)
+	}
 }
 
 // run lets the controller act until the test ends, or stop is called.
@@ -82,7 +114,7 @@ func (h *harness) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.c.all.Start(ctx.Done())
 	h.c.own.Start(ctx.Done())
-	h.c.core.owner.start(ctx.Done())
+	h.c.core.owner.Start(ctx.Done())
 	done := make(chan error, 1)
 	go func() { done <- h.c.lead(ctx) }()
 	stopped := false
@@ -97,18 +129,18 @@ func (h *harness) run() {
 		}
 		h.c.all.Shutdown()
 		h.c.own.Shutdown()
-		h.c.core.owner.shutdown()
+		h.c.core.owner.Shutdown()
 	}
 	h.t.Cleanup(func() {
-		h.tell()
+		h.logState()
 		h.stop()
-		h.c.core.fleet.Close()
+		h.c.core.Fleet.Close()
 		h.net.Close()
 	})
 }
 
-// tell tells of a failed test what the controller knows.
-func (h *harness) tell() {
+// logState logs what the controller knows, if the test failed.
+func (h *harness) logState() {
 	if !h.t.Failed() {
 		return
 	}
@@ -118,39 +150,39 @@ func (h *harness) tell() {
 		return
 	}
 	for _, c := range published.Items {
-		h.t.Logf("published as %s: node %s, class %s, %v, at most %v", c.Name, topologyNode(&c), c.StorageClassName, c.Capacity, c.MaximumVolumeSize)
+		h.t.Logf("published as %s: node %s, class %s, %v, at most %v", c.Name, capacity.TopologyNode(&c), c.StorageClassName, c.Capacity, c.MaximumVolumeSize)
 	}
-	for _, obj := range h.c.core.capacities.GetStore().List() {
+	for _, obj := range h.c.core.Capacities.GetStore().List() {
 		c, _ := obj.(*storagev1.CSIStorageCapacity)
 		h.t.Logf("in the cache: %s: %v, at most %v", c.GetName(), c.Capacity, c.MaximumVolumeSize)
 	}
-	for _, view := range h.c.core.fleet.Views() {
+	for _, view := range h.c.core.Fleet.Views() {
 		h.t.Logf("node %s: connected %t, generation %d, classes %v, volumes %v", view.Node, view.Connected, view.Generation, view.Classes, view.ByName)
 		for _, class := range view.Classes {
-			room, known := h.c.core.ledger.Room(view.Node, class.GetName())
-			h.t.Logf("room on node %s in class %s: %+v, known %t", view.Node, class.GetName(), room, known)
+			free, known := h.c.core.ledger.FreeSpace(view.Node, class.GetName())
+			h.t.Logf("free space on node %s in class %s: %+v, known %t", view.Node, class.GetName(), free, known)
 		}
 	}
-	h.t.Logf("%d reservations, claims %v", h.c.core.ledger.Reservations(), h.c.core.claims.GetStore().ListKeys())
+	h.t.Logf("%d reservations, claims %v", h.c.core.ledger.Reservations(), h.c.core.Claims.GetStore().ListKeys())
 }
 
 // node adds a Node object and, unless it has no size, its lvmd.
-func (h *harness) node(name string, bytes int64) *fakelvmd.Server {
+func (h *harness) node(name string, bytes int64) *lvmdfake.Server {
 	h.t.Helper()
 	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, Labels: map[string]string{names.TopologyNode: name, "zone": "z-" + name}}}, metav1.CreateOptions{}))(h.t)
-	s := fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: bytes})
+	s := lvmdfake.New(name, lvmdfake.Class{Name: "local", Default: true, Bytes: bytes})
 	if bytes > 0 {
 		h.attach(s, name)
 	}
 	return s
 }
 
-func (h *harness) attach(s *fakelvmd.Server, name string) {
+func (h *harness) attach(s *lvmdfake.Server, name string) {
 	h.t.Helper()
 	h.net.Attach(s)
 	waittest.Until(h.t, "node "+name+" connects", func() bool {
-		v, ok := h.c.core.fleet.View(name)
+		v, ok := h.c.core.Fleet.View(name)
 		return ok && v.Connected
 	})
 }
@@ -253,24 +285,27 @@ func (h *harness) event(parts ...string) {
 	}
 }
 
-// warnings are the Events of type Warning that were sent and not read yet.
-func (h *harness) warnings() (found []string) {
+// unread are the Events that were sent and not read yet.
+func (h *harness) unread() (found []string) {
 	for {
 		select {
 		case e := <-h.events.Events:
-			if strings.HasPrefix(e, v1.EventTypeWarning) {
-				found = append(found, e)
-			}
+			found = append(found, e)
 		default:
 			return found
 		}
 	}
 }
 
+// warnings are those of type Warning.
+func (h *harness) warnings() []string {
+	return slices.DeleteFunc(h.unread(), func(e string) bool { return !strings.HasPrefix(e, v1.EventTypeWarning) })
+}
+
 // capacity returns what is published for a node in class "carve".
 func (h *harness) capacity(node string) *storagev1.CSIStorageCapacity {
-	key := capacityKey{node: node, class: "carve"}
-	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(context.Background(), key.objectName(), metav1.GetOptions{})
+	key := capacity.Key{Node: node, Class: "carve"}
+	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(context.Background(), key.ObjectName(), metav1.GetOptions{})
 	if err != nil {
 		return nil
 	}
@@ -302,4 +337,9 @@ func (h *harness) leader() *acting {
 		return a != nil
 	})
 	return a
+}
+
+// newAuditor makes an auditor whose passes the test makes.
+func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *audit.Auditor {
+	return audit.New(c.Cluster, audit.Options{RemoveOrphans: remove, Grace: grace, Since: c.Now(), Busy: busy, Metrics: c.metrics.audit})
 }

@@ -15,7 +15,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -23,17 +24,17 @@ import (
 // stolen has impostor report the volume of that name of node, and waits until the
 // controller has seen that. A claim that is still carried out would have it removed from
 // there.
-func (h *harness) stolen(node, impostor *fakelvmd.Server, name string) *lvmdv1.Volume {
+func (h *harness) stolen(node, impostor *lvmdfake.Server, name string) *lvmdv1.Volume {
 	h.t.Helper()
 	h.idle()
 	vol := node.Volumes()[name]
 	claimed := proto.CloneOf(vol)
 	claimed.EmptiedAt = timestamppb.New(time.Now())
 	claimed.Conditions = []*lvmdv1.Condition{{Type: "Degraded", Message: "so says another node"}}
-	impostor.Pretend(claimed)
+	impostor.Put(claimed)
 	for _, n := range []string{node.Node(), impostor.Node()} {
 		waittest.Until(h.t, n+" reports the volume", func() bool {
-			view, _ := h.c.core.fleet.View(n)
+			view, _ := h.c.core.Fleet.View(n)
 			return view.Volumes[vol.GetId()] != nil
 		})
 	}
@@ -98,11 +99,11 @@ func TestOnlyItsOwnNodeSpeaksForAVolume(t *testing.T) {
 	h.run()
 	h.boundVolume("c", "n1")
 	h.stolen(node, impostor, "pvc-uid-c")
-	h.leader().auditor.pass(t.Context())
+	h.leader().auditor.Pass(t.Context())
 	if heard := slices.DeleteFunc(h.warnings(), func(e string) bool {
-		return !strings.Contains(e, reasonVolumeUnhealthy) && !strings.Contains(e, reasonVolumeEmptied)
+		return !strings.Contains(e, cluster.ReasonVolumeUnhealthy) && !strings.Contains(e, cluster.ReasonVolumeEmptied)
 	}); len(heard) > 0 {
-		t.Errorf("users were told what another node says: %q", heard)
+		t.Errorf("users got Events of what another node says: %q", heard)
 	}
 	if pv := h.pv("pvc-uid-c"); pv.Annotations[names.AnnotationEmptied] != "" || pv.Status.Phase != v1.VolumeBound {
 		t.Errorf("the PersistentVolume was changed for another node: %v, %s", pv.Annotations, pv.Status.Phase)

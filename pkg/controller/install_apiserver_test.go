@@ -52,6 +52,9 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 		case *storagev1.CSIDriver:
 			_, err = client.StorageV1().CSIDrivers().Create(t.Context(), o, metav1.CreateOptions{})
 			remove = client.StorageV1().CSIDrivers().Delete
+		case *v1.ServiceAccount:
+			_, err = client.CoreV1().ServiceAccounts(ours).Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.CoreV1().ServiceAccounts(ours).Delete
 		case *rbacv1.ClusterRole:
 			_, err = client.RbacV1().ClusterRoles().Create(t.Context(), o, metav1.CreateOptions{})
 			remove = client.RbacV1().ClusterRoles().Delete
@@ -70,6 +73,12 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 		case *admissionv1.ValidatingAdmissionPolicyBinding:
 			_, err = client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(t.Context(), o, metav1.CreateOptions{})
 			remove = client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete
+		case *admissionv1.MutatingAdmissionPolicy:
+			_, err = client.AdmissionregistrationV1().MutatingAdmissionPolicies().Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.AdmissionregistrationV1().MutatingAdmissionPolicies().Delete
+		case *admissionv1.MutatingAdmissionPolicyBinding:
+			_, err = client.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Delete
 		default:
 			t.Fatalf("%s: unexpected %T", path, object)
 		}

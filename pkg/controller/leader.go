@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/carve-csi/carve/api/leadership"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
 const (
@@ -29,10 +30,10 @@ const (
 // replica holds the lease, again and again until ctx is done. The lease is
 // given up only after everything that acted has stopped.
 func (c *Controller) lead(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), c.core.synced) {
+	if !cache.WaitForCacheSync(ctx.Done(), c.core.Synced) {
 		return nil
 	}
-	c.core.pace.survey(c.core)
+	c.core.pvController.Survey(c.core.Cluster)
 	if !c.o.LeaderElect {
 		return c.act(ctx)
 	}
@@ -114,14 +115,14 @@ func (c *Controller) actUnderLease(ctx context.Context) error {
 // readLeadership reads which number this replica's lease has, and tries until ctx is done.
 func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership, error) {
 	for {
-		callCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+		callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 		lease, err := c.o.Client.CoordinationV1().Leases(c.o.Namespace).Get(callCtx, leaseName, metav1.GetOptions{})
 		cancel()
 		switch {
 		case err == nil && ptr.Deref(lease.Spec.HolderIdentity, "") != c.o.Identity:
 			return leadership.Leadership{}, fmt.Errorf("lease %s is held by %q, not by %q", leaseName, ptr.Deref(lease.Spec.HolderIdentity, ""), c.o.Identity)
 		case err == nil:
-			return leadership.Leadership{Cluster: c.core.clusterID, Lease: lease.CreationTimestamp.Unix(),
+			return leadership.Leadership{Cluster: c.core.ID, Lease: lease.CreationTimestamp.Unix(),
 				Transitions: int64(ptr.Deref(lease.Spec.LeaseTransitions, 0))}, nil
 		}
 		c.o.Log.Warn("the lease cannot be read, trying on", "lease", leaseName, "error", err)
@@ -140,12 +141,12 @@ func (c *Controller) announce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, announceTimeout)
 	defer cancel()
 	var calls sync.WaitGroup
-	for _, view := range c.core.fleet.Views() {
+	for _, view := range c.core.Fleet.Views() {
 		if !view.Connected {
 			continue
 		}
 		calls.Go(func() {
-			if err := c.core.fleet.Announce(ctx, view.Node); err != nil {
+			if err := c.core.Fleet.Announce(ctx, view.Node); err != nil {
 				c.o.Log.Info("node does not know yet that this replica leads", "node", view.Node, "error", err)
 			}
 		})
@@ -166,9 +167,9 @@ func (c *Controller) act(ctx context.Context) error {
 	c.adoptHolds()
 	a := c.assemble()
 	if a.provisioner != nil {
-		// Reservations first: room that claims chose already must not be published.
+		// Reservations first: space that claims selected already must not be published.
 		c.core.ledger.ReleaseAll()
-		a.provisioner.deriveReservations()
+		a.provisioner.DeriveReservations()
 	}
 	c.setActing(a)
 	defer c.setActing(nil)

@@ -15,13 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/carve-csi/carve/api/leadership"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -89,7 +88,7 @@ func TestWhatALeaderAsksANodeForCarriesTheNumberOfItsLease(t *testing.T) {
 		return server
 	}, slog.New(slog.DiscardHandler), first, second)
 	for _, r := range []*replica{first, second} {
-		waittest.Until(t, "the node is connected to both", func() bool { return r.c.core.fleet.Connected() == 1 })
+		waittest.Until(t, "the node is connected to both", func() bool { return r.c.core.Fleet.Connected() == 1 })
 	}
 	lease := func() leadership.Leadership {
 		l := must.Get(client.CoordinationV1().Leases("carve-system").Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
@@ -129,17 +128,17 @@ func TestWhatALeaderAsksANodeForCarriesTheNumberOfItsLease(t *testing.T) {
 func TestSnapshotsAreAskedForWithTheNumberOfTheLeaseAndNotAfterItsEnd(t *testing.T) {
 	h := newHarness(t)
 	must.Get(h.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{}))(t)
-	lvmd := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib, Thin: true})
+	lvmd := lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib, Thin: true})
 	var calls callRecorder
 	server := grpc.NewServer(append(uplink.ServerOptions(), grpc.ChainUnaryInterceptor(calls.intercept))...)
 	lvmdv1.RegisterLVMDServer(server, lvmd)
 	h.net.AttachServer("n1", server)
 	h.run()
-	waittest.Until(t, "the node connects", func() bool { return h.c.core.fleet.Connected() == 1 })
+	waittest.Until(t, "the node connects", func() bool { return h.c.core.Fleet.Connected() == 1 })
 	made := must.Get(lvmd.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
 		Name: "v", RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}))(t)
 	waittest.Until(t, "the volume is known", func() bool {
-		view, _ := h.c.core.fleet.View("n1")
+		view, _ := h.c.core.Fleet.View("n1")
 		return view != nil && len(view.ByName) == 1
 	})
 
@@ -169,7 +168,7 @@ func leaseOf(holder string, transitions int32) *coordinationv1.Lease {
 }
 
 func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
-	h := newHarnessOn(t, fake.NewClientset(leaseOf("another", 4)), func(c *Controller) { c.o.Identity = "me" })
+	h := newHarnessOn(t, newClientset(leaseOf("another", 4)), func(c *Controller) { c.o.Identity = "me" })
 	acted := false
 	h.client.PrependReactor("*", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		acted = true
@@ -185,7 +184,7 @@ func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
 }
 
 func TestALeaseThatCannotBeReadIsReadAgain(t *testing.T) {
-	h := newHarnessOn(t, fake.NewClientset(leaseOf("me", 4)), func(c *Controller) { c.o.Identity, c.core.clusterID = "me", "c" })
+	h := newHarnessOn(t, newClientset(leaseOf("me", 4)), func(c *Controller) { c.o.Identity, c.core.ID = "me", "c" })
 	failures := 2
 	h.client.PrependReactor("get", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
 		failures--

@@ -1,73 +1,84 @@
 package controller
 
 import (
-	"github.com/prometheus/client_golang/prometheus"
-)
+	"time"
 
-// Values of the label "result" of carve_controller_claims_total.
-const (
-	resultProvisioned = "provisioned" // a PersistentVolume was made
-	resultReleased    = "released"    // handed back to the scheduler
-	resultRejected    = "rejected"    // the claim or its class is wrong
-	resultFailed      = "failed"      // an attempt failed and will be repeated
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/reclaim"
+	"github.com/carve-csi/carve/pkg/csimetrics"
 )
 
 // metrics are the controller's, prefixed carve_controller_.
 type metrics struct {
-	claims         *prometheus.CounterVec
-	createSeconds  prometheus.Histogram
-	boundSeconds   prometheus.Histogram
-	deletes        *prometheus.CounterVec
-	capacityWrites *prometheus.CounterVec
-	audited        *prometheus.GaugeVec
-	missing        *prometheus.GaugeVec
-	orphans        *prometheus.CounterVec
-	tainted        prometheus.Gauge
-	untainted      prometheus.Counter
-	leading        prometheus.Gauge
+	provision *provision.Metrics
+	reclaim   *reclaim.Metrics
+	audit     *audit.Metrics
+	capacity  *capacity.Metrics
+	leading   prometheus.Gauge
+	// made are the calls to nodes, answered those to the CSI service.
+	made, answered *csimetrics.Operations
 	// extenderSeconds is by verb and HTTP code.
 	extenderSeconds *prometheus.HistogramVec
 }
 
+// DescribeMetrics sends the descriptions of all of the controller's metrics, for the
+// reference.
+func DescribeMetrics(ch chan<- *prometheus.Desc) {
+	zero := func() float64 { return 0 }
+	registry := prometheus.NewRegistry()
+	newMetrics(registry, zero, zero, zero, func(string) float64 { return 0 })
+	requests := newAPIRequests()
+	registry.MustRegister(requests.requests, requests.writes)
+	registry.Describe(ch)
+}
+
+// csiMethods are the calls to nodes that a sidecar would make by CSI.
+var csiMethods = map[string]string{
+	lvmdv1.LVMD_CreateVolume_FullMethodName:   csi.Controller_CreateVolume_FullMethodName,
+	lvmdv1.LVMD_DeleteVolume_FullMethodName:   csi.Controller_DeleteVolume_FullMethodName,
+	lvmdv1.LVMD_ExpandVolume_FullMethodName:   csi.Controller_ControllerExpandVolume_FullMethodName,
+	lvmdv1.LVMD_CreateSnapshot_FullMethodName: csi.Controller_CreateSnapshot_FullMethodName,
+	lvmdv1.LVMD_DeleteSnapshot_FullMethodName: csi.Controller_DeleteSnapshot_FullMethodName,
+}
+
+// called records a call to a node.
+func (m *metrics) called(method string, err error, took time.Duration) {
+	if method, ok := csiMethods[method]; ok {
+		m.made.Observe(method, err, took)
+	}
+}
+
 func newMetrics(registerer prometheus.Registerer, connected, refused, reservations func() float64, heldBack func(cause string) float64) *metrics {
 	const ns, sub = "carve", "controller"
-	buckets := []float64{.05, .1, .2, .4, .6, .8, 1, 1.5, 2, 3, 5, 10, 20, 60}
 	m := &metrics{
-		claims: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "claims_total",
-			Help: "Attempts to provision a claim, by result."}, []string{"result"}),
-		createSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "create_seconds",
-			Help: "Time that nodes took to create volumes, successes only.", Buckets: buckets}),
-		boundSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "bound_seconds",
-			Help: "Time from seeing a claim's selected node to seeing the claim bound.", Buckets: buckets}),
-		deletes: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "deletes_total",
-			Help: "Attempts to delete a released volume, by result (deleted, failed, node_gone)."}, []string{"result"}),
-		capacityWrites: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "capacity_writes_total",
-			Help: "Writes of CSIStorageCapacity objects, by operation (create, update, delete, failed)."}, []string{"operation"}),
-		audited: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "audited_volumes",
-			Help: "Volumes on connected nodes, by standing (known, young, foreign, orphan, inline)."}, []string{"standing"}),
-		missing: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "missing_volumes",
-			Help: "PersistentVolumes whose connected node does not have the volume, by cause (removed, replaced, no_group, moved, unknown)."}, []string{"cause"}),
-		orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
-			Help: "Attempts to remove orphans, by result (removed, in_use, known, unconfirmed, failed)."}, []string{"result"}),
-		tainted: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "tainted_nodes",
-			Help: "Nodes that carry the start-up taint (--remove-startup-taint)."}),
-		untainted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "startup_taints_removed_total",
-			Help: "Nodes that were relieved of the start-up taint."}),
+		provision: provision.NewMetrics(registerer),
+		reclaim:   reclaim.NewMetrics(registerer),
+		audit:     audit.NewMetrics(registerer),
+		capacity:  capacity.NewMetrics(registerer),
+		made:      csimetrics.NewSidecar(registerer),
+		answered:  csimetrics.NewPlugin(registerer),
 		extenderSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "extender_seconds",
-			Help: "Time that answers to the scheduler took, by verb and HTTP code.", Buckets: prometheus.ExponentialBuckets(.0005, 4, 8)}, []string{"verb", "code"}),
+			Help: "Duration of answers to kube-scheduler (--extender-listen), by verb and HTTP code.", Buckets: prometheus.ExponentialBuckets(.0005, 4, 8)}, []string{"verb", "code"}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "leading",
-			Help: "1 while this replica leads."}),
+			Help: "1 on the replica that leads, 0 on the others."}),
 	}
-	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds, m.deletes, m.capacityWrites, m.audited, m.missing, m.orphans, m.tainted, m.untainted, m.extenderSeconds, m.leading,
+	registerer.MustRegister(m.extenderSeconds, m.leading,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "refused_nodes",
-			Help: "Nodes whose report this replica refuses, because it has more than a node can hold."}, refused),
+			Help: "Nodes whose report this replica refuses: more than 20,000 volumes, 256 device classes or 16 MiB. Nothing is provisioned there."}, refused),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",
-			Help: "Claims that chose a node and whose volume the node does not report yet."}, reservations))
-	for _, cause := range []string{causeAway, causeFailing} {
+			Help: "Claims with a selected node that does not report their volume yet."}, reservations))
+	for _, cause := range []string{cluster.CauseAway, cluster.CauseFailing} {
 		registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "held_back_nodes",
-			Help: "Nodes whose capacity is held back, all or some of it, by cause (away, failing).", ConstLabels: prometheus.Labels{"cause": cause}},
+			Help: "Nodes whose capacity is published as zero, all or some of it, by cause: away (the agent is not connected), failing (creating volumes fails). The number of the leader counts.", ConstLabels: prometheus.Labels{"cause": cause}},
 			func() float64 { return heldBack(cause) }))
 	}
 	return m

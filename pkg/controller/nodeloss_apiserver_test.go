@@ -11,13 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
+	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // TestWhatWasOnALostNodeRunsElsewhere loses the node on which a StatefulSet's Pod is,
 // with the rights that are shipped and the controllers of Kubernetes: Pod and volume
-// are made anew on the other node, and no finalizer keeps anything of the first ones.
+// are made again on the other node, and no finalizer keeps anything of the first ones.
 func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
@@ -37,13 +38,13 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			install(t, client)
 			w.class(t, test.class)
 			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true},
-				func(c *Controller) { c.core.losses.grace = 500 * time.Millisecond })
+				func(c *Controller) { c.core.Losses.Grace = 500 * time.Millisecond })
 			startSet(t, client, test.ephemeral)
 			first, before := w.running(t, test.claim, "")
 			node := first.Annotations[volume.AnnSelectedNode]
 
 			net.Detach(node)
-			waittest.Until(t, "the node is away", func() bool { v, ok := c.core.fleet.View(node); return !ok || !v.Connected })
+			waittest.Until(t, "the node is away", func() bool { v, ok := c.core.Fleet.View(node); return !ok || !v.Connected })
 			if test.taint {
 				waittest.Until(t, "the node is tainted", func() bool {
 					lost, err := client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
@@ -56,6 +57,14 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 				})
 			} else if err := client.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
+			}
+			if test.taint && !test.ephemeral {
+				// A Pod that comes back before would use the claim on the node that is still
+				// there, and keep it: these tolerate every taint.
+				waittest.Until(t, "the claim is being deleted", func() bool {
+					claim, err := client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), test.claim, metav1.GetOptions{})
+					return err == nil && claim.UID == first.UID && claim.DeletionTimestamp != nil
+				})
 			}
 			// Kubernetes removes Pods from such nodes, but takes longer than this test. These
 			// tolerate every taint: only what is published keeps the next ones away.
@@ -72,7 +81,7 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 					return false
 				}
 				for _, one := range published.Items {
-					if topologyNode(&one) == node {
+					if capacity.TopologyNode(&one) == node {
 						return false
 					}
 				}

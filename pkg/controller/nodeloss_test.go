@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/reclaim"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -52,7 +55,7 @@ func (h *harness) untaint(name string) {
 func (h *harness) cutOff(name string) {
 	h.t.Helper()
 	h.net.Detach(name)
-	waittest.Until(h.t, name+" is away", func() bool { v, _ := h.c.core.fleet.View(name); return !v.Connected })
+	waittest.Until(h.t, name+" is away", func() bool { v, _ := h.c.core.Fleet.View(name); return !v.Connected })
 }
 
 // losing are the ways to lose a node for good.
@@ -78,7 +81,7 @@ func TestANodeThatIsLostTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 	}
 }
 
-func TestANodeThatIsLostLeavesOtherClaimsAndTheUserIsTold(t *testing.T) {
+func TestANodeThatIsLostLeavesOtherClaimsAndTheUserIsNotified(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)
 	h.class("carve", nil)
@@ -96,7 +99,7 @@ func TestANodeThatIsLostLeavesOtherClaimsAndTheUserIsTold(t *testing.T) {
 
 // leftAlone is for how long, by the controller's clock, nothing is given up of a node that
 // is not lost: far longer than what gives a node up whose Node object is gone.
-const leftAlone = 20 * nodeLossGrace
+const leftAlone = 20 * cluster.NodeLossGrace
 
 // testClock is a controller's clock that the test moves. From stop on, only the test does.
 type testClock struct {
@@ -109,7 +112,7 @@ func (c *testClock) advance(d time.Duration) { c.ahead.Add(int64(d)) }
 func (c *testClock) stop() { now := time.Now(); c.stopped.Store(&now) }
 
 func (c *testClock) set(to *Controller) {
-	to.core.now = func() time.Time {
+	to.core.Now = func() time.Time {
 		now := time.Now()
 		if stopped := c.stopped.Load(); stopped != nil {
 			now = *stopped
@@ -163,16 +166,16 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 			test(h)
 			waittest.Until(h.t, "the controller knows what happened to the node", func() bool {
 				now, err := h.client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
-				cached, cacheErr := h.c.core.nodeLister.Get("n1")
+				cached, cacheErr := h.c.core.NodeLister.Get("n1")
 				return apierrors.IsNotFound(err) && apierrors.IsNotFound(cacheErr) ||
 					err == nil && cacheErr == nil && len(now.Spec.Taints) == len(cached.Spec.Taints)
 			})
-			r := newReleaser(h.c.core)
+			r := reclaim.NewReleaser(h.c.core.Cluster)
 			for range 4 { // in steps, for what would begin to wait when it is looked at
-				r.pass(t.Context())
+				r.Pass(t.Context())
 				clock.advance(leftAlone / 4)
 			}
-			r.pass(t.Context())
+			r.Pass(t.Context())
 			h.proveAlive()
 			if h.claimIsGone("c") || h.pv("pvc-uid-c") == nil {
 				t.Errorf("a claim was given up within %v", leftAlone)
@@ -198,13 +201,11 @@ func TestANodeThatIsRegisteredAnewIsNotLost(t *testing.T) {
 	h.cutOff("n1")
 	h.deleteNode("n1")
 	noted := func() bool {
-		h.c.core.losses.mu.Lock()
-		defer h.c.core.losses.mu.Unlock()
-		_, noted := h.c.core.losses.since["n1"]
+		noted := slices.Contains(h.c.core.Losses.Nodes(), "n1")
 		return noted
 	}
 	waittest.Until(h.t, "the controller notes that the Node object is gone", noted)
-	clock.advance(h.c.core.losses.grace / 2)
+	clock.advance(h.c.core.Losses.Grace / 2)
 	h.node("n1", 0)
 	waittest.Until(h.t, "the controller notes that it is back", func() bool { return !noted() })
 	clock.advance(leftAlone)
@@ -242,7 +243,7 @@ func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(
 	}
 }
 
-func TestPodsThatUseAKeptVolumeOfALostNodeAreToldEachOnce(t *testing.T) {
+func TestPodsThatUseAKeptVolumeOfALostNodeAreNotifiedOnceEach(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)
 	h.class("carve", nil)
@@ -267,7 +268,7 @@ func TestPodsThatUseAKeptVolumeOfALostNodeAreToldEachOnce(t *testing.T) {
 	h.proveAlive() // for which it passes over n1 again
 	for _, e := range h.drain() {
 		if strings.Contains(e, "NodeLost") && strings.Contains(e, "node n1,") {
-			t.Errorf("told again: %s", e)
+			t.Errorf("reported again: %s", e)
 		}
 	}
 }

@@ -35,8 +35,9 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/csisocket"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -67,7 +68,7 @@ func sidecarActs(t *testing.T, w *world) {
 	w.actsIn(t, func() func() {
 		command := exec.Command(os.Args[0])
 		command.Env, command.Stderr = append(os.Environ(), sidecarSocket+"="+socket), os.Stderr
-		lives, err := command.StdinPipe()
+		stdin, err := command.StdinPipe()
 		if err == nil {
 			err = command.Start()
 		}
@@ -75,7 +76,7 @@ func sidecarActs(t *testing.T, w *world) {
 			t.Fatal(err)
 		}
 		return func() {
-			_ = lives.Close()
+			_ = stdin.Close()
 			if err := command.Wait(); err != nil {
 				t.Errorf("external-provisioner: %v", err)
 			}
@@ -165,7 +166,7 @@ func runSidecar(ctx context.Context, socket string) error {
 func (w *world) held() (asked <-chan struct{}, letGo func()) {
 	entered, release := make(chan struct{}, 100), make(chan struct{})
 	for _, node := range w.nodes {
-		node.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
 			if r.GetSource() == nil {
 				return nil
 			}
@@ -194,7 +195,7 @@ func (w *world) guards(claim *v1.PersistentVolumeClaim) []string {
 func (w *world) noteProtection(t *testing.T, source *v1.PersistentVolumeClaim) {
 	t.Helper()
 	guards := w.guards(source)
-	if !slices.Contains(guards, cloneFinalizer) {
+	if !slices.Contains(guards, provision.CloneFinalizer) {
 		t.Errorf("the source is not protected: %v", guards)
 	}
 	w.note("while it is cloned, the source is kept by %v", guards)
@@ -224,18 +225,18 @@ func sized(size string, change func(*v1.PersistentVolumeClaim)) func(*v1.Persist
 	}
 }
 
-// refused waits until a claim was told that it cannot be.
+// refused waits until a claim has an Event that it cannot be.
 func (w *world) refused(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	waittest.Until(t, "the claim is refused", func() bool { return slices.Contains(w.observe(t, claim).Events, "Warning ProvisioningFailed") })
 }
 
-// sourceStories are those of claims that are made of something.
-var sourceStories = []scenario{
+// sourceScenarios are those of claims that are made of something.
+var sourceScenarios = []scenario{
 	{name: "a larger clone", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		source := w.source(t)
 		asked, letGo := w.held()
-		clone := w.claim(t, "story", "n2", named("clone", sized("200Mi", cloneOf("source"))))
+		clone := w.claim(t, "scenario", "n2", named("clone", sized("200Mi", cloneOf("source"))))
 		<-asked
 		w.noteProtection(t, source)
 		letGo()
@@ -254,7 +255,7 @@ var sourceStories = []scenario{
 	{name: "a clone during which the controller is restarted", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		source := w.source(t)
 		asked, letGo := w.held()
-		clone := w.claim(t, "story", "n2", named("clone", cloneOf("source")))
+		clone := w.claim(t, "scenario", "n2", named("clone", cloneOf("source")))
 		<-asked
 		w.restart()
 		<-asked
@@ -267,7 +268,7 @@ var sourceStories = []scenario{
 	{name: "a source that is deleted while it is cloned", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		source := w.source(t)
 		asked, letGo := w.held()
-		clone := w.claim(t, "story", "n2", named("clone", cloneOf("source")))
+		clone := w.claim(t, "scenario", "n2", named("clone", cloneOf("source")))
 		<-asked
 		must.Succeed(t, w.client.CoreV1().PersistentVolumeClaims(w.namespace).Delete(t.Context(), "source", metav1.DeleteOptions{}))
 		waittest.Until(t, "others let the source go", func() bool { return !slices.Contains(w.guards(source), "kubernetes.io/pvc-protection") })
@@ -285,15 +286,15 @@ var sourceStories = []scenario{
 		w.waitBound(t, clone)
 		w.deleteSource(t, source)
 		return clone
-	}, spared: []string{"Warning ProvisioningFailed"}}, // ours waits for what comes together without complaint
+	}, spared: []string{"Warning ProvisioningFailed"}}, // ours waits for what comes together, and raises no Event
 	{name: "a clone that is smaller than its source", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		source := w.source(t)
-		clone := w.claim(t, "story", "n2", named("clone", sized("50Mi", cloneOf("source"))))
+		clone := w.claim(t, "scenario", "n2", named("clone", sized("50Mi", cloneOf("source"))))
 		w.refused(t, clone)
 		w.note("the source is kept by %v", w.guards(source))
 		w.deleteSource(t, source)
 		return clone
-	}, spared: []string{"Normal Provisioning"}}, // ours refuses it first
+	}},
 }
 
 // snapshot takes a snapshot of a claim, and deletes the claim.
@@ -322,11 +323,11 @@ func (w *world) waitNoSnapshot(t *testing.T) {
 	})
 }
 
-// snapshotStories are those of claims that are restored.
-var snapshotStories = []scenario{
+// snapshotScenarios are those of claims that are restored.
+var snapshotScenarios = []scenario{
 	{name: "a larger restore, after which the snapshot is deleted", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		w.snapshot(t)
-		restore := w.claim(t, "story", "n2", sized("200Mi", restoreOf("s")))
+		restore := w.claim(t, "scenario", "n2", sized("200Mi", restoreOf("s")))
 		w.waitBound(t, restore)
 		w.deleteSnapshot(t)
 		w.waitNoSnapshot(t)
@@ -335,7 +336,7 @@ var snapshotStories = []scenario{
 	{name: "a snapshot that is deleted while it is restored", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		w.snapshot(t)
 		asked, letGo := w.held()
-		restore := w.claim(t, "story", "n2", restoreOf("s"))
+		restore := w.claim(t, "scenario", "n2", restoreOf("s"))
 		<-asked
 		w.deleteSnapshot(t)
 		letGo()
@@ -345,21 +346,21 @@ var snapshotStories = []scenario{
 	}},
 	{name: "a restore that is smaller than its snapshot", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		w.snapshot(t)
-		restore := w.claim(t, "story", "n2", sized("50Mi", restoreOf("s")))
+		restore := w.claim(t, "scenario", "n2", sized("50Mi", restoreOf("s")))
 		w.refused(t, restore)
 		w.deleteSnapshot(t)
 		return restore
-	}, spared: []string{"Normal Provisioning"}},
+	}},
 }
 
-// TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem tells the stories of
+// TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem runs the scenarios of
 // clones and restores to ours and to external-provisioner.
 func TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem(t *testing.T) {
 	client := connectToAPIServer(t)
 	both := actors{"ours": oursActs, "upstream": sidecarActs}
-	for i, story := range sourceStories {
-		t.Run(story.name, func(t *testing.T) {
-			story.tell(t, both, func(t *testing.T, who string) *world {
+	for i, s := range sourceScenarios {
+		t.Run(s.name, func(t *testing.T) {
+			s.compare(t, both, func(t *testing.T, who string) *world {
 				w := newWorld(t, client)
 				w.namespace = fmt.Sprintf("source-%d-%s", i, who)
 				return w
@@ -367,13 +368,13 @@ func TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem(t *testing.T) {
 		})
 	}
 	snapshots := snapshotclient.NewForConfigOrDie(installSnapshots(t, client))
-	for i, story := range snapshotStories {
-		t.Run(story.name, func(t *testing.T) {
-			story.tell(t, both, func(t *testing.T, who string) *world {
+	for i, s := range snapshotScenarios {
+		t.Run(s.name, func(t *testing.T) {
+			s.compare(t, both, func(t *testing.T, who string) *world {
 				w := newWorld(t, client)
 				w.namespace, w.snapshots = fmt.Sprintf("snapshot-%d-%s", i, who), snapshots
 				for name := range w.nodes {
-					w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
+					w.nodes[name] = lvmdfake.New(name, lvmdfake.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
 				}
 				return w
 			})

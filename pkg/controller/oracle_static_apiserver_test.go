@@ -13,26 +13,28 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // adopt makes a volume by hand on n1, and gives it to a claim as
-// docs/existing-volumes.md says.
+// docs/how-to/existing-volumes.md says.
 func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1.PersistentVolumeClaim {
 	t.Helper()
 	w.volume = w.namespace + "-by-hand"
 	made := must.Get(w.nodes["n1"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
 		Name: w.volume, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: "ext4"}))(t)
 	class := w.class(t, nil)
-	room := v1.ResourceList{v1.ResourceStorage: resource.MustParse("100Mi")}
+	size := v1.ResourceList{v1.ResourceStorage: resource.MustParse("100Mi")}
 	must.Get(w.client.CoreV1().PersistentVolumes().Create(t.Context(), &v1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: w.volume, Annotations: map[string]string{volume.AnnDynamicallyProvisioned: names.Driver}},
 		Spec: v1.PersistentVolumeSpec{
-			Capacity: room, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			Capacity: size, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			PersistentVolumeReclaimPolicy: policy, StorageClassName: class,
 			ClaimRef:     &v1.ObjectReference{Namespace: w.namespace, Name: "claim"},
-			NodeAffinity: nodeAffinity("n1"),
+			NodeAffinity: provision.NodeAffinity("n1"),
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
 				Driver: names.Driver, VolumeHandle: made.GetVolume().GetId(), FSType: "ext4"}},
 		},
@@ -45,11 +47,11 @@ func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1
 // finalized waits for what follows the binding of a volume under Delete.
 func (w *world) finalized(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	waittest.Until(t, "the volume has its finalizer", func() bool { return slices.Contains(w.pv(claim).Finalizers, finalizer) })
+	waittest.Until(t, "the volume has its finalizer", func() bool { return slices.Contains(w.pv(claim).Finalizers, cluster.Finalizer) })
 }
 
-// staticStories are those of volumes that an administrator made.
-var staticStories = []scenario{
+// staticScenarios are those of volumes that an administrator made.
+var staticScenarios = []scenario{
 	{name: "an administrator's volume", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.adopt(t, v1.PersistentVolumeReclaimDelete)
 		w.finalized(t, claim)
@@ -69,7 +71,7 @@ var staticStories = []scenario{
 		w.note("released: %d volumes, finalizers %v", w.observe(t, claim).volumes(), w.pv(claim).Finalizers)
 		w.patchPV(t, claim, `{"spec":{"claimRef":null}}`)
 		waittest.Until(t, "volume is available", func() bool { return w.pv(claim).Status.Phase == v1.VolumeAvailable })
-		claim = w.claim(t, "story", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = w.volume })
+		claim = w.claim(t, "scenario", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = w.volume })
 		w.waitBound(t, claim)
 		return claim
 	}},

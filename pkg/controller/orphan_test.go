@@ -8,9 +8,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -19,31 +21,33 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // refuseDeletes has a node answer every deletion with a reason; empty for none.
-func refuseDeletes(node *fakelvmd.Server, reason string) {
-	node.SetHooks(fakelvmd.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+func refuseDeletes(node *lvmdfake.Server, reason string) {
+	node.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
 		if reason == "" {
 			return nil
 		}
-		return fakelvmd.Error(codes.FailedPrecondition, reason, "the node says no")
+		return lvmdfake.Error(codes.FailedPrecondition, reason, "the node says no")
 	}})
 }
 
 // tried returns the metric.
 func (w *auditing) tried(result string) float64 {
-	return testutil.ToFloat64(w.c.core.metrics.orphans.WithLabelValues(result))
+	return testutil.ToFloat64(w.c.core.metrics.audit.Orphans.WithLabelValues(result))
 }
 
 // audited checks the metric.
 func (w *auditing) audited(want string) {
 	w.t.Helper()
-	const header = "# HELP carve_controller_audited_volumes Volumes on connected nodes, by standing (known, young, foreign, orphan, inline).\n" +
+	const header = "# HELP carve_controller_audited_volumes Volumes on connected nodes, by standing: known, young (below --orphan-grace), foreign (of another cluster, or made by hand), inline, orphan.\n" +
 		"# TYPE carve_controller_audited_volumes gauge\n"
-	if err := testutil.CollectAndCompare(w.c.core.metrics.audited, strings.NewReader(header+want)); err != nil {
+	if err := testutil.CollectAndCompare(w.c.core.metrics.audit.Audited, strings.NewReader(header+want)); err != nil {
 		w.t.Error(err)
 	}
 }
@@ -60,12 +64,12 @@ func (w *auditing) orphanPass() []string {
 func (w *auditing) reported(volumes int) {
 	w.t.Helper()
 	waittest.Until(w.t, fmt.Sprintf("%d volumes are reported", volumes), func() bool {
-		view, _ := w.c.core.fleet.View("n1")
+		view, _ := w.c.core.Fleet.View("n1")
 		return len(view.Volumes) == volumes
 	})
 }
 
-func TestOrphansAreToldOnceAndAgainWhenSomethingChanges(t *testing.T) {
+func TestOrphansAreReportedOnceAndAgainWhenSomethingChanges(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
 	w.stray(w.node, "n1", "lost", "cluster")
 	id := w.node.Volumes()["pvc-lost"].GetId()
@@ -74,10 +78,10 @@ func TestOrphansAreToldOnceAndAgainWhenSomethingChanges(t *testing.T) {
 		does func()
 		want []string // parts of the only Event; none for none
 	}{
-		{"it is found", func() { w.a.remove = false }, []string{"Warning OrphanFound kept", id, "100Mi", "claim default/gone", "--remove-orphans"}},
+		{"it is found", func() { w.a.RemoveOrphans = false }, []string{"Warning OrphanFound kept", id, "100Mi", "claim default/gone", "--remove-orphans"}},
 		{"nothing changed", func() {}, nil},
 		{"its node comes back", func() { w.net.Detach("n1"); w.pass(); w.reboot(w.node); w.reported(2) }, nil},
-		{"removal is asked for, while it is mounted", func() { w.a.remove = true; refuseDeletes(w.node, names.ReasonVolumeInUse) },
+		{"removal is asked for, while it is mounted", func() { w.a.RemoveOrphans = true; refuseDeletes(w.node, names.ReasonVolumeInUse) },
 			[]string{"Warning OrphanNotRemoved", id, "node n1: the node says no"}},
 		{"it is still mounted", func() {}, nil},
 		{"LVM fails", func() { refuseDeletes(w.node, names.ReasonCommandFailed) }, []string{"Warning OrphanNotRemoved", id, "the log of lvmd there says more"}},
@@ -95,7 +99,7 @@ func TestOrphansAreToldOnceAndAgainWhenSomethingChanges(t *testing.T) {
 			}
 		}
 	}
-	for result, want := range map[string]float64{orphanRemoved: 1, orphanInUse: 2, orphanFailed: 1, orphanKnown: 0, orphanUnconfirmed: 0} {
+	for result, want := range map[string]float64{audit.OrphanRemoved: 1, audit.OrphanInUse: 2, audit.OrphanFailed: 1, audit.OrphanKnown: 0, audit.OrphanUnconfirmed: 0} {
 		if got := w.tried(result); got != want {
 			t.Errorf("carve_controller_orphans_total{result=%q}: want %v, got %v", result, want, got)
 		}
@@ -104,7 +108,7 @@ func TestOrphansAreToldOnceAndAgainWhenSomethingChanges(t *testing.T) {
 
 func TestEveryVolumeIsCountedByItsStanding(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
-	w.a.remove = false
+	w.a.RemoveOrphans = false
 	w.stray(w.node, "n1", "lost", "cluster")
 	w.stray(w.node, "n1", "another", "cluster")
 	w.stray(w.node, "n1", "foreign", "another-cluster")
@@ -115,7 +119,7 @@ carve_controller_audited_volumes{standing="known"} 1
 carve_controller_audited_volumes{standing="orphan"} 2
 carve_controller_audited_volumes{standing="young"} 0
 `)
-	w.a.grace, w.a.remove = DefaultOrphanGrace, true
+	w.a.Grace, w.a.RemoveOrphans = audit.DefaultOrphanGrace, true
 	w.pass()
 	w.audited(`carve_controller_audited_volumes{standing="foreign"} 1
 carve_controller_audited_volumes{standing="inline"} 0
@@ -125,23 +129,38 @@ carve_controller_audited_volumes{standing="young"} 2
 `)
 }
 
+func TestAVolumeWhoseAdoptionIsNotConfirmedIsNoOrphan(t *testing.T) {
+	w := newAuditing(t, names.NodeLossKeep)
+	vol := &lvmdv1.Volume{
+		Id: "cvadopted", Name: "pvc-gone", State: lvmdv1.VolumeState_VOLUME_STATE_READY, AdoptedFrom: "0f2bdf1e",
+		Owner: &lvmdv1.Owner{ClusterId: w.a.ID, ClaimUid: "gone"}, CreatedAt: timestamppb.New(w.a.Now().Add(-24 * time.Hour)),
+	}
+	if got := w.a.Judge(vol); got != audit.StandingForeign {
+		t.Errorf("under way: got %q, want %q", got, audit.StandingForeign)
+	}
+	vol.AdoptedFrom = ""
+	if got := w.a.Judge(vol); got == audit.StandingForeign {
+		t.Errorf("confirmed: got %q", got)
+	}
+}
+
 func TestOnePassTriesToRemoveABoundedNumberOfOrphans(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
 	w.node.Resize("local", 8*gib)
-	const extra = orphansNamed + 1
-	for i := range orphansPerPass + extra {
+	const extra = audit.OrphansNamed + 1
+	for i := range audit.OrphansPerPass + extra {
 		w.stray(w.node, "n1", fmt.Sprintf("lost-%d", i), "cluster")
 	}
 	events := w.orphanPass()
 	if got := len(w.node.Volumes()); got != 1+extra {
 		t.Errorf("after one pass %d volumes are left, want the known one and %d", got, extra)
 	}
-	if got := w.tried(orphanRemoved); got != orphansPerPass {
-		t.Errorf("%v removals were counted, want %d", got, orphansPerPass)
+	if got := w.tried(audit.OrphanRemoved); got != audit.OrphansPerPass {
+		t.Errorf("%v removals were counted, want %d", got, audit.OrphansPerPass)
 	}
 	for _, want := range []string{
-		fmt.Sprintf("and %d more", orphansPerPass-orphansNamed), // Normal OrphanRemoved
-		fmt.Sprintf("and %d more", extra-orphansNamed),          // Warning OrphanFound to be removed
+		fmt.Sprintf("and %d more", audit.OrphansPerPass-audit.OrphansNamed), // Normal OrphanRemoved
+		fmt.Sprintf("and %d more", extra-audit.OrphansNamed),                // Warning OrphanFound to be removed
 	} {
 		if !slices.ContainsFunc(events, func(e string) bool { return strings.Contains(e, want) }) {
 			t.Errorf("want an Event that ends with %q, got %q", want, events)
@@ -175,19 +194,19 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 		result string
 		says   string
 	}{
-		"nothing is known": {result: orphanRemoved},
+		"nothing is known": {result: audit.OrphanRemoved},
 		"its claim waits for it": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("lost", ""), nil },
-			result: orphanKnown, says: "its claim is being provisioned after all"},
+			result: audit.OrphanKnown, says: "its claim is being provisioned after all"},
 		"its claim has another volume": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("lost", "pvc-another"), nil },
-			result: orphanRemoved},
+			result: audit.OrphanRemoved},
 		"another claim has its claim's name": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("later", ""), nil },
-			result: orphanRemoved},
+			result: audit.OrphanRemoved},
 		"a PersistentVolume has its id": {asked: volumes, answer: func(handle string) (runtime.Object, error) { return adopted(handle), nil },
-			result: orphanKnown, says: "PersistentVolume adopted speaks for it after all"},
+			result: audit.OrphanKnown, says: "PersistentVolume adopted speaks for it after all"},
 		"claims cannot be asked for": {asked: claims, answer: noAnswer,
-			result: orphanUnconfirmed, says: "look for its claim: no answer"},
+			result: audit.OrphanUnconfirmed, says: "look for its claim: no answer"},
 		"PersistentVolumes cannot be asked for": {asked: volumes, answer: noAnswer,
-			result: orphanUnconfirmed, says: "look for its PersistentVolume: no answer"},
+			result: audit.OrphanUnconfirmed, says: "look for its PersistentVolume: no answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
@@ -202,13 +221,13 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 			node := h.node("n1", gib)
 			h.run()
 			h.stray(node, "n1", "lost", "cluster")
-			waittest.Until(h.t, "the caches are filled", h.c.core.synced)
+			waittest.Until(h.t, "the caches are filled", h.c.core.Synced)
 			handle.Store(node.Volumes()["pvc-lost"].GetId())
 			h.audit(true)
-			if got := testutil.ToFloat64(h.c.core.metrics.orphans.WithLabelValues(test.result)); got != 1 {
+			if got := testutil.ToFloat64(h.c.core.metrics.audit.Orphans.WithLabelValues(test.result)); got != 1 {
 				t.Errorf("carve_controller_orphans_total{result=%q}: want 1, got %v", test.result, got)
 			}
-			if removed, want := node.Volumes()["pvc-lost"] == nil, test.result == orphanRemoved; removed != want {
+			if removed, want := node.Volumes()["pvc-lost"] == nil, test.result == audit.OrphanRemoved; removed != want {
 				t.Errorf("removed: want %t, got %t", want, removed)
 			}
 			if test.says != "" {
@@ -221,9 +240,9 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 // TestEventsOfOrphansAreOnTheirNode uses the recorder of the program.
 func TestEventsOfOrphansAreOnTheirNode(t *testing.T) {
 	h := newHarness(t)
-	recorder, stop := newRecorder(h.client)
+	recorder, stop := cluster.NewRecorder(h.client)
 	t.Cleanup(stop)
-	h.c.core.recorder = recorder
+	h.c.core.Recorder = recorder
 	node := h.node("n1", gib)
 	h.run()
 	h.stray(node, "n1", "lost", "cluster")
@@ -231,7 +250,7 @@ func TestEventsOfOrphansAreOnTheirNode(t *testing.T) {
 	waittest.Until(h.t, "the Event is there", func() bool {
 		events, err := h.client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 		return err == nil && slices.ContainsFunc(events.Items, func(e v1.Event) bool {
-			return e.Reason == reasonOrphanFound && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n1"
+			return e.Reason == cluster.ReasonOrphanFound && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n1"
 		})
 	})
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -18,7 +19,7 @@ import (
 func owned(t *testing.T) harnessOption {
 	return func(c *Controller) {
 		var err error
-		if c.core.owner, err = newCapacityOwner(c.o.Client, c.o.Namespace, "carve-controller"); err != nil {
+		if c.core.owner, err = capacity.NewOwner(c.o.Client, c.o.Namespace, "carve-controller"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -31,8 +32,8 @@ func (h *harness) deployment(uid types.UID) {
 	must.Get(h.client.AppsV1().Deployments("carve-system").Create(h.t.Context(), d, metav1.CreateOptions{}))(h.t)
 }
 
-// ownedBy tells whether there are so many capacities, all of which belong to a
-// Deployment of ours of that UID, or to nobody where it is empty.
+// ownedBy reports whether there are so many capacities, all of which belong to a
+// Deployment of ours of that UID, or to none where it is empty.
 func (h *harness) ownedBy(uid types.UID, want int) func() bool {
 	return func() bool {
 		list, err := h.client.StorageV1().CSIStorageCapacities("carve-system").List(context.Background(), metav1.ListOptions{})
@@ -49,7 +50,7 @@ func (h *harness) ownedBy(uid types.UID, want int) func() bool {
 func (h *harness) change(node string, f func(*storagev1.CSIStorageCapacity)) {
 	h.t.Helper()
 	api := h.client.StorageV1().CSIStorageCapacities("carve-system")
-	c := must.Get(api.Get(h.t.Context(), capacityKey{node: node, class: "carve"}.objectName(), metav1.GetOptions{}))(h.t)
+	c := must.Get(api.Get(h.t.Context(), capacity.Key{Node: node, Class: "carve"}.ObjectName(), metav1.GetOptions{}))(h.t)
 	f(c)
 	must.Get(api.Update(h.t.Context(), c, metav1.UpdateOptions{}))(h.t)
 }
@@ -60,17 +61,17 @@ func TestCapacitiesBelongToTheDeployment(t *testing.T) {
 	h.node("n2", gib)
 	h.class("carve", nil)
 	// An earlier version gave them no owner.
-	earlier := describe(capacityKey{node: "n1", class: "carve"}, roomOf(gib))
+	earlier := capacity.Describe(capacity.Key{Node: "n1", Class: "carve"}, spaceOf(gib))
 	must.Get(h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), earlier, metav1.CreateOptions{}))(t)
 	h.deployment("first")
 	h.run()
 	waittest.Until(h.t, "both belong to it", h.ownedBy("first", 2))
 	h.change("n1", func(c *storagev1.CSIStorageCapacity) { c.OwnerReferences = nil })
-	waittest.Until(h.t, "one that somebody took from it belongs to it", h.ownedBy("first", 2))
+	waittest.Until(h.t, "one that was taken from it belongs to it", h.ownedBy("first", 2))
 	h.change("n2", func(c *storagev1.CSIStorageCapacity) {
 		c.OwnerReferences = append(c.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "other", UID: "other"})
 	})
-	waittest.Until(h.t, "one that somebody gave another owner belongs to it alone", h.ownedBy("first", 2))
+	waittest.Until(h.t, "one that was given another owner belongs to it alone", h.ownedBy("first", 2))
 }
 
 func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
@@ -83,18 +84,18 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 	deployments, capacities := h.client.AppsV1().Deployments("carve-system"), h.client.StorageV1().CSIStorageCapacities("carve-system")
 	must.Succeed(t, deployments.Delete(t.Context(), "carve-controller", metav1.DeleteOptions{}))
 	waittest.Until(h.t, "that is known", func() bool {
-		_, ended := h.c.core.owner.references()
+		_, ended := h.c.core.owner.References()
 		return ended
 	})
 	// What the garbage collector does.
-	must.Succeed(t, capacities.Delete(t.Context(), capacityKey{node: "n1", class: "carve"}.objectName(), metav1.DeleteOptions{}))
+	must.Succeed(t, capacities.Delete(t.Context(), capacity.Key{Node: "n1", Class: "carve"}.ObjectName(), metav1.DeleteOptions{}))
 	node.Resize("local", 2*gib)
 	waittest.Until(h.t, "n1 reports", func() bool {
-		room, known := h.c.core.ledger.Room("n1", "local")
-		return known && room.Available == 2*gib
+		free, known := h.c.core.ledger.FreeSpace("n1", "local")
+		return known && free.Available == 2*gib
 	})
 	if !h.ownedBy("", 0)() {
-		t.Error("there is a capacity that nobody would take away")
+		t.Error("there is a capacity that nothing would take away")
 	}
 	h.deployment("second")
 	waittest.Until(h.t, "n1 is published for the new one", h.ownedBy("second", 1))
@@ -103,7 +104,7 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 	}
 }
 
-func TestCapacitiesOfAnInstallationWithoutTheDeploymentBelongToNobody(t *testing.T) {
+func TestCapacitiesOfAnInstallationWithoutTheDeploymentHaveNoOwner(t *testing.T) {
 	h := newHarness(t, owned(t))
 	h.node("n1", gib)
 	h.class("carve", nil)

@@ -8,6 +8,12 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/reclaim"
+	"github.com/carve-csi/carve/pkg/controller/reservations"
 )
 
 // Parts of the controller that can be left to a standard CSI sidecar, which then
@@ -15,10 +21,10 @@ import (
 const (
 	// PartProvisioning makes and deletes volumes: external-provisioner.
 	PartProvisioning = "provisioning"
-	// PartCapacity publishes how much room there is: external-provisioner with
+	// PartCapacity publishes how much free space there is: external-provisioner with
 	// --enable-capacity.
 	PartCapacity = "capacity"
-	// PartResizing grows volumes: external-resizer.
+	// PartResizing grows volumes, and changes their attributes: external-resizer.
 	PartResizing = "resizing"
 	// PartSnapshotting takes and deletes snapshots: external-snapshotter.
 	PartSnapshotting = "snapshotting"
@@ -38,7 +44,7 @@ func (o *Options) checkParts() error {
 	}
 	switch {
 	case len(o.Disable) > 0 && o.CSISocket == "":
-		return errors.New("--disable: nobody could do it instead without --csi-socket")
+		return errors.New("--disable: no sidecar could do it instead without --csi-socket")
 	case o.disabled(PartCapacity) && o.RemoveStartupTaint:
 		return fmt.Errorf("--disable: %s is not allowed with --remove-startup-taint, which waits for what is published", PartCapacity)
 	}
@@ -49,37 +55,51 @@ func (o *Options) disabled(part string) bool { return slices.Contains(o.Disable,
 
 // assemble makes what acts, without beginning anything.
 func (c *Controller) assemble() *acting {
-	publisher := newPublisher(c.core)
-	publisher.withdraw = c.o.disabled(PartCapacity)
+	publisher := capacity.New(c.core.Cluster, capacity.Options{
+		Namespace: c.o.Namespace, Owner: c.core.owner, Ledger: c.core.ledger, Available: c.core.available,
+		TemplateLabel: c.o.TemplateLabel, Withdraw: c.o.disabled(PartCapacity), Metrics: c.core.metrics.capacity,
+	})
 	a := &acting{publisher: publisher}
 	busy := func(string) bool { return false }
 	if !c.o.disabled(PartProvisioning) {
-		a.provisioner = newProvisioner(c.core, c.o.CompleteBinding, publisher)
-		a.deleter = newDeleter(c.core, c.o.CompleteBinding)
-		busy = a.provisioner.busy
+		a.reporter = reservations.New(c.core.Cluster, c.core.ledger)
+		a.provisioner = provision.New(c.core.Cluster, provision.Options{
+			Snapshots: c.core.snapshots, Ledger: c.core.ledger, Available: c.core.available, PVController: c.core.pvController,
+			CompleteBinding: c.o.CompleteBinding, FreeChanged: a.freeChanged, CapacityShown: publisher.Shown,
+			Identity: c.core.identity, Parallel: c.core.workers, SlowCreate: c.core.slowCreate, Metrics: c.core.metrics.provision,
+		})
+		a.deleter = reclaim.NewDeleter(c.core.Cluster, reclaim.Options{CompleteRelease: c.o.CompleteBinding, Parallel: c.core.workers, Metrics: c.core.metrics.reclaim})
+		busy = a.provisioner.Busy
 	}
-	a.auditor = newAuditor(c.core, c.o.RemoveOrphans, c.o.OrphanGrace, busy)
+	a.auditor = audit.New(c.core.Cluster, audit.Options{RemoveOrphans: c.o.RemoveOrphans, Grace: c.o.OrphanGrace, Since: c.core.Now(), Busy: busy, Metrics: c.core.metrics.audit})
 	if c.o.RemoveStartupTaint {
-		a.untainter = newUntainter(c.core, publisher)
+		a.untainter = capacity.NewUntainter(publisher)
 	}
 	return a
 }
 
+// freeChanged is called with a node on which reservations were made or ended.
+func (a *acting) freeChanged(node string) {
+	a.publisher.NodeChanged(node)
+	a.reporter.NodeChanged(node)
+}
+
 // start begins what acts. It ends with ctx.
 func (c *Controller) start(ctx context.Context, group *errgroup.Group, a *acting) {
-	group.Go(func() error { return a.publisher.run(ctx) })
+	group.Go(func() error { return a.publisher.Run(ctx) })
 	if a.provisioner != nil {
-		group.Go(func() error { return a.provisioner.run(ctx) })
-		group.Go(func() error { return a.provisioner.protector.run(ctx) })
-		group.Go(func() error { return a.deleter.run(ctx) })
+		group.Go(func() error { return a.provisioner.Run(ctx) })
+		group.Go(func() error { return a.deleter.Run(ctx) })
+		group.Go(func() error { return a.reporter.Run(ctx) })
 	}
-	group.Go(func() error { return a.auditor.run(ctx) })
-	group.Go(func() error { return newReleaser(c.core).run(ctx) })
+	group.Go(func() error { return a.auditor.Run(ctx) })
+	group.Go(func() error { return reclaim.NewReleaser(c.core.Cluster).Run(ctx) })
 	if a.untainter != nil {
-		group.Go(func() error { return a.untainter.run(ctx) })
+		group.Go(func() error { return a.untainter.Run(ctx) })
 	}
 	if !c.o.disabled(PartResizing) {
 		group.Go(func() error { return runResizer(ctx, c.core, c.all) })
+		group.Go(func() error { return runModifier(ctx, c.core, c.all) })
 	}
 	if c.o.Snapshots != nil && !c.o.disabled(PartSnapshotting) {
 		group.Go(func() error { return c.runSnapshotter(ctx) })

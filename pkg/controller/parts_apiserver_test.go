@@ -9,6 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -21,8 +23,8 @@ func TestASidecarProvisionsOnARealAPIServer(t *testing.T) {
 
 	claim := w.claim(t, w.class(t, nil), "n2", nil)
 	w.waitBound(t, claim)
-	v := w.nodes["n2"].Volumes()[volumeName(claim)]
-	if pv := w.pv(claim); v == nil || pv.Spec.CSI.VolumeHandle != v.GetId() || pv.Spec.CSI.VolumeAttributes[identityKey] != "upstream" {
+	v := w.nodes["n2"].Volumes()[spec.VolumeName(claim)]
+	if pv := w.pv(claim); v == nil || pv.Spec.CSI.VolumeHandle != v.GetId() || pv.Spec.CSI.VolumeAttributes[provision.IdentityKey] != "upstream" {
 		t.Errorf("PersistentVolume %+v, on the node %v", pv.Spec, v)
 	}
 	events, err := w.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(claim.UID)})

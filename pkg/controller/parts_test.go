@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -53,11 +54,11 @@ func TestWithoutProvisioningClaimsAndVolumesAreLeftToASidecar(t *testing.T) {
 
 	// Released, as by the PV controller.
 	h.stray(node, "n1", "made-by-a-sidecar", "")
-	pv := newPersistentVolume(claim, mustClass(t, h), "n1", node.Volumes()["pvc-made-by-a-sidecar"], "x")
+	pv := provision.NewPersistentVolume(claim, mustClass(t, h), "n1", node.Volumes()["pvc-made-by-a-sidecar"], "x")
 	pv.Status.Phase = v1.VolumeReleased
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.net.Detach("n1")
-	h.attach(node, "n1") // nobody stumbles over what there is not
+	h.attach(node, "n1") // what there is not disturbs nothing
 	// What it would have done it would have done by now: this comes after it.
 	h.node("n2", gib)
 	waittest.Until(h.t, "capacity of another node is published", h.capacityIs("n2", gib))

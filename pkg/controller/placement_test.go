@@ -11,13 +11,14 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // asked marks a claim as the PV controller does when it wants a volume from us.
 func asked(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver }
 
-func TestImmediateBindingPrefersTheNodeWithMostRoomThatTheClassAllows(t *testing.T) {
+func TestImmediateBindingPrefersTheNodeWithMostFreeSpaceThatTheClassAllows(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", 2*gib)
 	h.node("n2", 3*gib)
@@ -30,7 +31,7 @@ func TestImmediateBindingPrefersTheNodeWithMostRoomThatTheClassAllows(t *testing
 	h.run()
 	h.claim("c", "", asked)
 	waittest.Until(h.t, "claim is bound", h.bound("c"))
-	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" {
+	if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != "n2" {
 		t.Errorf("placed on %q, want n2", got)
 	}
 	h.claim("unasked", "", nil)
@@ -73,7 +74,7 @@ func TestImmediateBindingFollowsThePlacementOfTheClass(t *testing.T) {
 			}
 			h.claim("c", "", asked)
 			waittest.Until(h.t, "claim is bound", h.bound("c"))
-			if got, _ := nodeOf(h.pv("pvc-uid-c")); got != want {
+			if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != want {
 				t.Errorf("placed on %q, want %q", got, want)
 			}
 		})
@@ -101,7 +102,7 @@ func TestABurstOfImmediateClaimsIsSpreadAsThePlacementSays(t *testing.T) {
 			got := map[string]int{}
 			for i := range count {
 				waittest.Until(h.t, "claim is bound", h.bound(fmt.Sprint("c", i)))
-				node, _ := nodeOf(h.pv(fmt.Sprint("pvc-uid-c", i)))
+				node, _ := cluster.NodeOf(h.pv(fmt.Sprint("pvc-uid-c", i)))
 				got[node]++
 			}
 			if !maps.Equal(got, want) {
@@ -119,7 +120,7 @@ func onlyOn(node string) func(*storagev1.StorageClass) {
 	}
 }
 
-func TestASelectedNodeThatTheClassDoesNotAllowIsHandedBack(t *testing.T) {
+func TestAClaimOnASelectedNodeThatTheClassDoesNotAllowIsRescheduled(t *testing.T) {
 	h := newHarness(t)
 	n1 := h.node("n1", gib)
 	h.node("n2", gib)
@@ -130,7 +131,7 @@ func TestASelectedNodeThatTheClassDoesNotAllowIsHandedBack(t *testing.T) {
 	waittest.Until(h.t, "selected node is removed", func() bool { return h.getClaim("c").Annotations[volume.AnnSelectedNode] == "" })
 	h.selectNode("c", "n2")
 	waittest.Until(h.t, "claim is bound", h.bound("c"))
-	if got, _ := nodeOf(h.pv("pvc-uid-c")); got != "n2" || n1.Creates() != 0 {
+	if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != "n2" || n1.Creates() != 0 {
 		t.Errorf("the volume is on %q, want n2; %d were made on n1", got, n1.Creates())
 	}
 }

@@ -28,7 +28,7 @@ func volumeOf(name, driver, madeBy string) *v1.PersistentVolume {
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
 		AccessModes:                   []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 		Capacity:                      v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")},
-		PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain, StorageClassName: "nobodys",
+		PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain, StorageClassName: "unowned",
 		PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}},
 	}}
 	if madeBy != "" {
@@ -38,7 +38,7 @@ func volumeOf(name, driver, madeBy string) *v1.PersistentVolume {
 }
 
 func claimOf(name string, annotations map[string]string) *v1.PersistentVolumeClaim {
-	class := "nobodys"
+	class := "unowned"
 	return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ours, Annotations: annotations},
 		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}

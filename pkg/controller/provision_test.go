@@ -3,8 +3,10 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,12 +17,17 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -41,13 +48,13 @@ func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
 	claim := h.getClaim("c")
 	for what, ok := range map[string]bool{
 		"provisioned-by":      pv.Annotations[volume.AnnDynamicallyProvisioned] == names.Driver,
-		"finalizer":           slices.Contains(pv.Finalizers, finalizer),
+		"finalizer":           slices.Contains(pv.Finalizers, cluster.Finalizer),
 		"claimRef":            pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID && pv.Spec.ClaimRef.Kind == "PersistentVolumeClaim",
 		"handle":              pv.Spec.CSI.VolumeHandle == vol.GetId(),
 		"driver":              pv.Spec.CSI.Driver == names.Driver,
 		"fsType":              pv.Spec.CSI.FSType == "ext4",
 		"device class":        pv.Spec.CSI.VolumeAttributes[names.ContextDeviceClass] == "local",
-		"identity":            pv.Spec.CSI.VolumeAttributes[identityKey] != "",
+		"identity":            pv.Spec.CSI.VolumeAttributes[provision.IdentityKey] != "",
 		"capacity":            pv.Spec.Capacity.Storage().Value() == vol.GetSizeBytes(),
 		"reclaim policy":      pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete,
 		"mount options":       slices.Equal(pv.Spec.MountOptions, []string{"noatime"}),
@@ -62,23 +69,124 @@ func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
 			t.Errorf("%s is wrong: %+v / %+v", what, pv, claim)
 		}
 	}
-	if got, _ := nodeOf(pv); got != "n1" {
+	if got, _ := cluster.NodeOf(pv); got != "n1" {
 		t.Errorf("affinity to %q", got)
 	}
-	h.event("Normal Provisioning External provisioner is provisioning volume for claim \"default/c\"")
-	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
 	h.idle()
+	if events := h.unread(); len(events) > 0 {
+		t.Errorf("Events for a claim that had its volume at once: %q", events)
+	}
+}
+
+func TestEventsFollowACreateThatIsSlow(t *testing.T) {
+	h := newHarness(t, func(c *Controller) { c.core.slowCreate = time.Millisecond })
+	node := h.node("n1", gib)
+	entered, release := make(chan struct{}), make(chan struct{})
+	node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		entered <- struct{}{}
+		<-release
+		return nil
+	}})
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "n1", nil)
+	<-entered
+	h.event("Normal Provisioning External provisioner is provisioning volume for claim \"default/c\"")
+	close(release)
+	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
+}
+
+func TestAnEventFollowsASuccessThatAFailureWentBefore(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	var calls atomic.Int32
+	node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		if calls.Add(1) == 1 {
+			return lvmdfake.Error(codes.Internal, names.ReasonCommandFailed, "lvcreate failed")
+		}
+		return nil
+	}})
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "n1", nil)
+	h.event("Warning ProvisioningFailed", "lvcreate failed")
+	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
+}
+
+// countWrites counts the requests that change something, by verb and resource, from now on.
+func (h *harness) countWrites() func() map[string]int {
+	var mu sync.Mutex
+	counts := map[string]int{}
+	h.client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		resource := action.GetResource().Resource
+		if verb := action.GetVerb(); !slices.Contains([]string{"get", "list", "watch"}, verb) {
+			if sub := action.GetSubresource(); sub != "" {
+				resource += "/" + sub
+			}
+			counts[verb+" "+resource]++
+		}
+		return false, nil, nil
+	})
+	return func() map[string]int {
+		mu.Lock()
+		defer mu.Unlock()
+		return maps.Clone(counts)
+	}
+}
+
+// TestWhatThePVControllerDoesInTimeIsNotWrittenTwice has the PV controller bind and release at
+// once, and counts our writes for one volume, from its claim to its end.
+func TestWhatThePVControllerDoesInTimeIsNotWrittenTwice(t *testing.T) {
+	began, passed := time.Now(), atomic.Int64{}
+	h := newHarness(t, func(c *Controller) {
+		c.core.Now = func() time.Time { return began.Add(time.Duration(passed.Load())) }
+	})
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	waittest.Until(t, "the capacity is published", h.capacityIs("n1", gib))
+	writes := h.countWrites()
+	h.claim("c", "n1", nil)
+	waittest.Until(t, "the volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
+	waittest.Until(t, "less capacity is published", h.capacityIs("n1", gib-100*mib))
+
+	// What the PV controller writes is not counted: it goes by no client.
+	setPhase := func(phase v1.PersistentVolumePhase) {
+		pv := h.pv("pvc-uid-c").DeepCopy()
+		pv.Status.Phase = phase
+		must.Succeed(t, h.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("persistentvolumes"), pv, ""))
+	}
+	setPhase(v1.VolumeBound)
+	claim := h.getClaim("c").DeepCopy()
+	claim.Annotations[volume.AnnBindCompleted] = "yes"
+	claim.Spec.VolumeName, claim.Status.Phase = "pvc-uid-c", v1.ClaimBound
+	claim.Status.Capacity, claim.Status.AccessModes = claim.Spec.Resources.Requests, claim.Spec.AccessModes
+	claims := v1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+	must.Succeed(t, h.client.Tracker().Update(claims, claim, "default"))
+	h.idle()
+	must.Succeed(t, h.client.Tracker().Delete(claims, "default", "c"))
+	setPhase(v1.VolumeReleased)
+	waittest.Until(t, "the volume is gone", func() bool { return h.volumes() == 0 })
+	waittest.Until(t, "the capacity is published again", func() bool {
+		passed.Add(int64(time.Second)) // increases are gathered for a while from when they are reported
+		return h.capacityIs("n1", gib)()
+	})
+	want := map[string]int{"create persistentvolumeclaims": 1, // by the test
+		"create persistentvolumes": 1, "delete persistentvolumes": 1, "patch persistentvolumes": 1, "update csistoragecapacities": 2}
+	waittest.Until(t, "the finalizer is removed", func() bool { return writes()["patch persistentvolumes"] > 0 })
+	got := writes()
+	if !maps.Equal(got, want) {
+		t.Errorf("writes %v, want %v", got, want)
+	}
 }
 
 // idle waits until the leader carries out no claim.
 func (h *harness) idle() {
 	h.t.Helper()
 	p := h.leader().provisioner
-	waittest.Until(h.t, "no claim is carried out", func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.attempts) == 0
-	})
+	waittest.Until(h.t, "no claim is carried out", p.Idle)
 }
 
 func TestRawBlockAndRetainAndXFS(t *testing.T) {
@@ -112,7 +220,7 @@ func TestWithoutCompletionTheBindingIsLeftToThePVController(t *testing.T) {
 	h.run()
 	h.claim("c", "n1", nil)
 	waittest.Until(h.t, "volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
-	time.Sleep(completeAfter + 300*time.Millisecond)
+	time.Sleep(provision.CompleteAfter + 300*time.Millisecond)
 	if claim := h.getClaim("c"); claim.Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
 		t.Errorf("the controller bound the claim itself: %+v", claim)
 	}
@@ -130,7 +238,7 @@ func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
 		"an unknown file system": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamFSType: "ntfs"} },
 			expect: []string{"parameters[csi.storage.k8s.io/fstype]", `"ntfs"`, "allowed: btrfs, ext4, xfs"}},
-		"an unknown wish for the loss of a node": {
+		"an unknown value for the loss of a node": {
 			class:  func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamOnNodeLoss: "panic"} },
 			expect: []string{"parameters[carve.csi.local/on-node-loss]", `"panic"`, "allowed: keep, recreate"}},
 		"an unknown placement": {
@@ -184,14 +292,14 @@ func TestMistakesAreEventsOnTheClaimAndNothingIsMade(t *testing.T) {
 	}
 }
 
-func TestAFullNodeHandsTheClaimBackAtOnceAndAnotherOneServesIt(t *testing.T) {
+func TestAClaimOnAFullNodeIsRescheduledAtOnceAndAnotherOneServesIt(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", 40*mib)
 	n2 := h.node("n2", gib)
 	h.class("carve", nil)
 	h.run()
 	h.claim("c", "n1", nil)
-	h.event("Warning ProvisioningFailed", "node n1", "are needed")
+	h.event("Warning ProvisioningFailed", "node n1", "104857600 bytes asked for")
 	waittest.Until(h.t, "selected node is removed", func() bool {
 		_, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]
 		return !has
@@ -210,7 +318,7 @@ func TestAClaimDeletedWhileItsVolumeIsMadeLeavesNothingBehind(t *testing.T) {
 	h.class("carve", nil)
 	entered, release := make(chan struct{}), make(chan struct{})
 	var once atomic.Bool
-	node.SetHooks(fakelvmd.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error {
+	node.SetHooks(lvmdfake.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error {
 		if once.CompareAndSwap(false, true) {
 			close(entered)
 			<-release
@@ -222,7 +330,7 @@ func TestAClaimDeletedWhileItsVolumeIsMadeLeavesNothingBehind(t *testing.T) {
 	h.claim("c", "n1", nil)
 	<-entered
 	h.deleteClaim("c")
-	waittest.Until(h.t, "deletion is seen", func() bool { return h.c.core.claim("uid-c") == nil })
+	waittest.Until(h.t, "deletion is seen", func() bool { return h.c.core.Claim("uid-c") == nil })
 	close(release)
 	waittest.Until(h.t, "volume is gone", func() bool { return len(node.Volumes()) == 0 })
 	if h.volumes() != 0 {
@@ -240,14 +348,14 @@ func TestANodeThatNeverConnectsIsNotAskedAndTheClaimWaitsForIt(t *testing.T) {
 	waittest.Until(h.t, "claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
 	time.Sleep(100 * time.Millisecond)
 	if _, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]; !has {
-		t.Fatal("the claim was handed back at once")
+		t.Fatal("the claim was rescheduled at once")
 	}
-	s := fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	s := lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	h.attach(s, "n1")
 	waittest.Until(h.t, "claim is bound", h.bound("c"))
 }
 
-func TestAClaimOnANodeThatLeftTheClusterIsHandedBack(t *testing.T) {
+func TestAClaimOnANodeThatLeftTheClusterIsRescheduled(t *testing.T) {
 	h := newHarness(t)
 	h.class("carve", nil)
 	h.run()
@@ -259,8 +367,8 @@ func TestAClaimOnANodeThatLeftTheClusterIsHandedBack(t *testing.T) {
 	})
 }
 
-// handedBack tells whether the claim has no selected node.
-func (h *harness) handedBack(name string) bool {
+// rescheduled reports whether the claim has no selected node.
+func (h *harness) rescheduled(name string) bool {
 	_, has := h.getClaim(name).Annotations[volume.AnnSelectedNode]
 	return !has
 }
@@ -270,7 +378,7 @@ func (h *harness) handedBack(name string) bool {
 func (h *harness) waitInVain(skew *atomic.Int64, claim string, parts ...string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the claim waits in vain", func() bool {
-		skew.Add(int64(releaseUnreachable + time.Second))
+		skew.Add(int64(provision.RescheduleUnreachable + time.Second))
 		h.touch(claim)
 		time.Sleep(20 * time.Millisecond) // for it to be looked at
 		return slices.ContainsFunc(h.drain(), func(e string) bool {
@@ -279,7 +387,7 @@ func (h *harness) waitInVain(skew *atomic.Int64, claim string, parts ...string) 
 	})
 }
 
-func TestAClaimIsHandedBackThatWaitedForANodeInVain(t *testing.T) {
+func TestAClaimIsRescheduledThatWaitedForANodeInVain(t *testing.T) {
 	var skew atomic.Int64
 	h := newHarness(t, skewedBy(&skew))
 	h.node("n1", 0)
@@ -288,11 +396,11 @@ func TestAClaimIsHandedBackThatWaitedForANodeInVain(t *testing.T) {
 	h.leader()
 	h.claim("c", "n1", nil)
 	h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "node n1 is not connected", "30s", "another node")
-	waittest.Until(h.t, "the claim is handed back", func() bool { return h.handedBack("c") })
+	waittest.Until(h.t, "the claim is rescheduled", func() bool { return h.rescheduled("c") })
 	waittest.Until(h.t, "nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
 }
 
-func TestAClaimThatWaitsForANodeIsHandedBackWhenTheNodeIsLost(t *testing.T) {
+func TestAClaimThatWaitsForANodeIsRescheduledWhenTheNodeIsLost(t *testing.T) {
 	for name, lose := range losing {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -304,7 +412,7 @@ func TestAClaimThatWaitsForANodeIsHandedBackWhenTheNodeIsLost(t *testing.T) {
 			waittest.Until(h.t, "claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
 			lose(h, "n1")
 			h.event("Warning ProvisioningFailed", "node n1 is not in the cluster any more, or out of service")
-			waittest.Until(h.t, "the claim is handed back", func() bool { return h.handedBack("c") })
+			waittest.Until(h.t, "the claim is rescheduled", func() bool { return h.rescheduled("c") })
 		})
 	}
 }
@@ -362,7 +470,7 @@ func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// News of a claim may be noted while its attempt ends.
+// A change of a claim may be noted while its attempt ends.
 func TestWhatIsReservedForAClaimThatWasJustForgottenEnds(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)
@@ -372,10 +480,11 @@ func TestWhatIsReservedForAClaimThatWasJustForgottenEnds(t *testing.T) {
 	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib-100*mib))
 	p := h.leader().provisioner
 	for _, uid := range []string{"uid-c", "uid-of-one-that-is-gone"} {
-		waittest.Until(h.t, "no attempt works on "+uid, func() bool { return !p.busy(uid) })
-		p.reserve(&attempt{uid: uid, name: "pvc-other-" + uid}, "n1", request{bytes: 100 * mib})
+		waittest.Until(h.t, "no attempt works on "+uid, func() bool { return !p.Busy(uid) })
+		h.c.core.ledger.Reserve(scheduler.Reservation{Claim: uid, Volume: "pvc-other-" + uid, Node: "n1", Bytes: 100 * mib, Deadline: time.Now().Add(time.Hour)})
+		h.leader().publisher.NodeChanged("n1")
 		waittest.Until(h.t, "it is reserved for "+uid, h.capacityIs("n1", gib-200*mib))
-		p.claimLoop.Add(uid)
+		p.Add(uid)
 		waittest.Until(h.t, "nothing is reserved for "+uid, h.capacityIs("n1", gib-100*mib))
 	}
 }
@@ -396,13 +505,13 @@ func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
 
 	// Really lost: an administrator removed the PersistentVolume to keep the data.
 	must.Succeed(t, h.client.CoreV1().PersistentVolumes().Delete(t.Context(), "pvc-uid-c", metav1.DeleteOptions{}))
-	waittest.Until(h.t, "deletion is seen", func() bool { _, err := h.c.core.volumeLister.Get("pvc-uid-c"); return err != nil })
+	waittest.Until(h.t, "deletion is seen", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-c"); return err != nil })
 	lose()
 	time.Sleep(100 * time.Millisecond)
 	h.deleteClaim("c")
 	time.Sleep(200 * time.Millisecond)
 	if len(node.Volumes()) != 1 {
-		t.Error("data was deleted that nobody asked to delete")
+		t.Error("data was deleted without a request")
 	}
 }
 
@@ -414,18 +523,18 @@ func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
 		c.Spec.VolumeName = "pv-other"
 		c.Spec.StorageClassName = new(string)
 	})
-	pv := newPersistentVolume(other, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "x", SizeBytes: gib}, "x")
+	pv := provision.NewPersistentVolume(other, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "x", SizeBytes: gib}, "x")
 	pv.Name, pv.Spec.CSI.Driver, pv.Annotations, pv.Status.Phase = "pv-other", "other.csi", nil, v1.VolumeBound
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.run()
 	h.leader()
 	h.boundVolume("first", "n1")
 	h.deleteClaim("other") // its volume is not Released yet
-	waittest.Until(h.t, "doubt arises", h.c.core.pace.doubt)
+	waittest.Until(h.t, "the PV controller counts as behind", h.c.core.pvController.MayBeBehind)
 	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver })
 	waittest.Until(h.t, "volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
 	h.released("pv-other")
-	time.Sleep(completeAfter + 2*lookAgain)
+	time.Sleep(provision.CompleteAfter + 2*provision.LookAgain)
 	if h.getClaim("c").Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
 		t.Error("bound while the volume may be stuck in the PV controller's queue")
 	}

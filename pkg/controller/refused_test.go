@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -17,9 +18,9 @@ func TestNothingIsOfferedOfANodeWhoseReportIsRefused(t *testing.T) {
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
 	h.cutOff("n1")
 	for i := range fleet.MaxVolumes + 1 {
-		node.Pretend(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
+		node.Put(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
 	}
 	h.net.Attach(node)
-	h.event("Warning "+reasonReportRefused, "node n1", "more volumes than the 20000")
-	waittest.Until(t, "no room is published for the node", h.capacityIs("n1", 0))
+	h.event("Warning "+cluster.ReasonReportRefused, "node n1", "more volumes than the 20000")
+	waittest.Until(t, "no free space is published for the node", h.capacityIs("n1", 0))
 }

@@ -19,6 +19,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
@@ -50,7 +52,7 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 	scoped := newScopedInformers(all)
 	defer scoped.release()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
-	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx}, c.client, resizeResync, scoped, limiter, false, time.Minute)
+	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx}, c.Client, resizeResync, scoped, limiter, false, time.Minute)
 	var workers sync.WaitGroup
 	controller.Run(resizeWorkers, ctx, &workers)
 	workers.Wait()
@@ -72,35 +74,35 @@ func (r *volumeResizer) Name() string { return names.Driver }
 // from here, before the node grows the file system.
 func (r *volumeResizer) DriverSupportsControlPlaneExpansion() bool { return true }
 
-// CanSupport tells our volumes from those of other drivers.
+// CanSupport reports whether a volume is one of ours.
 func (r *volumeResizer) CanSupport(pv *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) bool {
-	return isOurs(pv)
+	return cluster.IsOurs(pv)
 }
 
 // Resize grows the logical volume. Errors are gRPC statuses, by which the
-// library tells what is worth another attempt.
+// library knows what is worth another attempt.
 func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) (resource.Quantity, bool, error) {
-	node, ok := nodeOf(pv)
+	node, ok := cluster.NodeOf(pv)
 	if !ok {
 		return size, false, status.Errorf(codes.FailedPrecondition, "PersistentVolume %s does not name its node by %s", pv.Name, names.TopologyNode)
 	}
-	if size.CmpInt64(maximumRequest) > 0 {
-		return size, false, status.Errorf(codes.OutOfRange, "spec.resources.requests.storage: %s is not allowed, allowed: at most %d bytes", size.String(), int64(maximumRequest))
+	if size.CmpInt64(spec.MaximumRequest) > 0 {
+		return size, false, status.Errorf(codes.OutOfRange, "spec.resources.requests.storage: %s is not allowed, allowed: at most %d bytes", size.String(), int64(spec.MaximumRequest))
 	}
 	ctx, cancel := context.WithTimeout(r.leading, resizeTimeout)
 	defer cancel()
-	vol, err := r.fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, RequiredBytes: size.Value()})
+	vol, err := r.Fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, RequiredBytes: size.Value()})
 	if fleet.IsNotConnected(err) {
-		return size, false, status.Error(codes.Unavailable, refusal(node, err))
+		return size, false, status.Error(codes.Unavailable, cluster.Refusal(node, err))
 	}
 	if err != nil {
-		message := refusal(node, err)
+		message := cluster.Refusal(node, err)
 		if fleet.Reason(err) == names.ReasonNoSpace {
 			message += "; free space on that node, add some to its volume group, or lower the request again"
 		}
 		return size, false, status.Error(status.Code(err), message)
 	}
-	r.log.Info("volume grown", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "bytes", vol.GetSizeBytes())
+	r.Log.Info("volume grown", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "bytes", vol.GetSizeBytes())
 	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
 	return *resource.NewQuantity(vol.GetSizeBytes(), resource.BinarySI), !block, nil
 }

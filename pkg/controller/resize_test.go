@@ -54,7 +54,7 @@ func TestARawBlockVolumeHasGrownWhenTheNodeHasGrownIt(t *testing.T) {
 	waittest.Until(h.t, "claim has grown", func() bool { return h.getClaim("c").Status.Capacity.Storage().Value() == 200*mib })
 }
 
-func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsTold(t *testing.T) {
+func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsNotified(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", expandable)

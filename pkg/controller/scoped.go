@@ -1,9 +1,11 @@
 package controller
 
 import (
+	"slices"
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core"
 	corev1 "k8s.io/client-go/informers/core/v1"
@@ -18,6 +20,8 @@ type scopedInformers struct {
 
 	mu       sync.Mutex
 	handlers []func()
+	// ofClaims are the handlers of claims.
+	ofClaims []cache.ResourceEventHandler
 }
 
 func newScopedInformers(all informers.SharedInformerFactory) *scopedInformers {
@@ -32,6 +36,17 @@ func (s *scopedInformers) release() {
 		remove()
 	}
 	s.handlers = nil
+}
+
+// again has the library look at a claim that did not change. Our informers do not resync, by
+// which the library would.
+func (s *scopedInformers) again(claim *v1.PersistentVolumeClaim) {
+	s.mu.Lock()
+	handlers := slices.Clone(s.ofClaims)
+	s.mu.Unlock()
+	for _, h := range handlers {
+		h.OnAdd(claim, false)
+	}
 }
 
 func (s *scopedInformers) Core() coreinformers.Interface {
@@ -73,7 +88,17 @@ type scopedClaims struct {
 }
 
 func (i scopedClaims) Informer() cache.SharedIndexInformer {
-	return scopedInformer{i.TypedPersistentVolumeClaimInformer.Informer(), i.s}
+	return scopedClaimInformer{scopedInformer{i.TypedPersistentVolumeClaimInformer.Informer(), i.s}}
+}
+
+// scopedClaimInformer remembers handlers for again, too.
+type scopedClaimInformer struct{ scopedInformer }
+
+func (i scopedClaimInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+	i.s.mu.Lock()
+	i.s.ofClaims = append(i.s.ofClaims, h)
+	i.s.mu.Unlock()
+	return i.scopedInformer.AddEventHandlerWithResyncPeriod(h, resync)
 }
 
 // scopedInformer remembers the handlers that are added to it.

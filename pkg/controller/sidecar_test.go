@@ -17,6 +17,9 @@ import (
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -30,13 +33,13 @@ func (d csiSidecar) SupportsBlock(context.Context) bool { return true }
 func (d csiSidecar) Provision(ctx context.Context, o upstream.ProvisionOptions) (*v1.PersistentVolume, upstream.ProvisioningState, error) {
 	here := []*csi.Topology{{Segments: map[string]string{names.TopologyNode: o.SelectedNodeName}}}
 	answer, err := d.service.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name:          volumeName(o.PVC),
+		Name:          spec.VolumeName(o.PVC),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: o.PVC.Spec.Resources.Requests.Storage().Value()},
 		VolumeCapabilities: []*csi.VolumeCapability{{
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		}},
-		Parameters:                map[string]string{paramClaimName: o.PVC.Name, paramClaimNamespace: o.PVC.Namespace, paramVolumeName: volumeName(o.PVC)},
+		Parameters:                map[string]string{paramClaimName: o.PVC.Name, paramClaimNamespace: o.PVC.Namespace, paramVolumeName: spec.VolumeName(o.PVC)},
 		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: here, Preferred: here},
 	})
 	switch {
@@ -46,9 +49,9 @@ func (d csiSidecar) Provision(ctx context.Context, o upstream.ProvisionOptions) 
 		return nil, upstream.ProvisioningFinished, err
 	}
 	made := answer.GetVolume()
-	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: volumeName(o.PVC)}, Spec: v1.PersistentVolumeSpec{
+	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: spec.VolumeName(o.PVC)}, Spec: v1.PersistentVolumeSpec{
 		AccessModes: o.PVC.Spec.AccessModes, Capacity: o.PVC.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: *o.StorageClass.ReclaimPolicy,
-		NodeAffinity: nodeAffinity(made.GetAccessibleTopology()[0].GetSegments()[names.TopologyNode]),
+		NodeAffinity: provision.NodeAffinity(made.GetAccessibleTopology()[0].GetSegments()[names.TopologyNode]),
 		PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
 			Driver: names.Driver, VolumeHandle: made.GetVolumeId(), FSType: "ext4", VolumeAttributes: made.GetVolumeContext()}},
 	}}
@@ -79,7 +82,7 @@ func TestASidecarProvisionsInsteadOfUs(t *testing.T) {
 	claim := h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver })
 	waittest.Until(h.t, "the PersistentVolume is there", func() bool { return h.pv("pvc-uid-c") != nil })
 	pv, made := h.pv("pvc-uid-c").DeepCopy(), node.Volumes()["pvc-uid-c"]
-	if on, _ := nodeOf(pv); made == nil || pv.Spec.CSI.VolumeHandle != made.GetId() || on != "n1" || !belongsTo(pv, claim) || pv.Spec.CSI.VolumeAttributes[identityKey] != "" {
+	if on, _ := cluster.NodeOf(pv); made == nil || pv.Spec.CSI.VolumeHandle != made.GetId() || on != "n1" || !cluster.BelongsTo(pv, claim) || pv.Spec.CSI.VolumeAttributes[provision.IdentityKey] != "" {
 		t.Fatalf("PersistentVolume %+v, on the node %v", pv.Spec, made)
 	}
 	waittest.Until(h.t, "capacity follows", h.capacityIs("n1", gib-100*mib))

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -41,7 +41,7 @@ func TestClaimsOfANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
 	h.node("quick", gib)
 	h.class("carve", nil)
 	asked := &heldCalls{release: make(chan struct{})}
-	slow.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+	slow.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
 		return asked.hold(ctx)
 	}})
 	h.run()
@@ -69,7 +69,7 @@ func TestDeletionsOnANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
 	}
 	waittest.Until(t, "the claim on the other node is bound", h.bound("quick"))
 	asked := &heldCalls{release: make(chan struct{})}
-	slow.SetHooks(fakelvmd.Hooks{BeforeDelete: func(ctx context.Context, _ *lvmdv1.DeleteVolumeRequest) error {
+	slow.SetHooks(lvmdfake.Hooks{BeforeDelete: func(ctx context.Context, _ *lvmdv1.DeleteVolumeRequest) error {
 		return asked.hold(ctx)
 	}})
 	for i := range more {

@@ -2,13 +2,12 @@ package controller
 
 import (
 	"context"
-	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotscheme "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/scheme"
 	snapshotinformers "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
 	sidecar "github.com/kubernetes-csi/external-snapshotter/v8/pkg/sidecar-controller"
@@ -16,18 +15,16 @@ import (
 	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/utils"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/carve-csi/carve/api/leadership"
-	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/csiservice"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
 const (
@@ -75,12 +72,12 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 // when ctx is done.
 func (c *Controller) awaitSnapshotAPI(ctx context.Context) bool {
 	for {
-		resources, err := c.o.Snapshots.Discovery().ServerResourcesForGroupVersion(snapshotGroup + "/v1")
+		resources, err := c.o.Snapshots.Discovery().ServerResourcesForGroupVersion(spec.SnapshotGroup + "/v1")
 		switch {
 		case err == nil && slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == "volumesnapshotcontents" }):
 			return true
 		case err != nil && !apierrors.IsNotFound(err):
-			c.o.Log.Warn("the API server does not tell whether it has snapshots, trying on", "error", err)
+			c.o.Log.Warn("it is not known whether the API server has snapshots, trying on", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -102,7 +99,7 @@ var _ snapshotter.Snapshotter = (*volumeSnapshotter)(nil)
 // and so the cluster's only one.
 func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume string, parameters, _ map[string]string) (string, string, time.Time, int64, bool, error) {
 	extra := []string{utils.PrefixedVolumeSnapshotNameKey, utils.PrefixedVolumeSnapshotNamespaceKey, utils.PrefixedVolumeSnapshotContentNameKey}
-	for _, key := range sortedKeys(parameters) {
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if !slices.Contains(extra, key) {
 			return "", "", time.Time{}, 0, false, status.Errorf(codes.InvalidArgument, "VolumeSnapshotClass: parameters[%s] is not allowed, allowed: none", key)
 		}
@@ -127,7 +124,7 @@ func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, id string, _ map
 	return nil
 }
 
-// GetSnapshotStatus tells about a snapshot that is there.
+// GetSnapshotStatus reports on a snapshot that is there.
 func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, id string, _ map[string]string) (bool, time.Time, int64, string, error) {
 	found, err := v.service.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
 	if err != nil {
@@ -135,62 +132,4 @@ func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, id string, _ 
 	}
 	s := found.GetSnapshot()
 	return s.GetReadyToUse(), s.GetCreationTime().AsTime(), s.GetSizeBytes(), "", nil
-}
-
-// findSnapshot is find for a VolumeSnapshot. It asks the API server: restores
-// are rare, and a cache of all snapshots would be of use to nobody else.
-func (p *provisioner) findSnapshot(ctx context.Context, claim *v1.PersistentVolumeClaim, r request) (*origin, error) {
-	if p.snapshots == nil {
-		return nil, &InvalidError{Field: "spec.dataSource", Given: "a VolumeSnapshot", Allowed: "a PersistentVolumeClaim"}
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	what := "VolumeSnapshot " + r.source.name
-	snapshot, err := p.snapshots.SnapshotV1().VolumeSnapshots(claim.Namespace).Get(ctx, r.source.name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, notReady("%s does not exist in namespace %s", what, claim.Namespace)
-	case err != nil:
-		return nil, fmt.Errorf("read %s: %w", what, err)
-	case snapshot.DeletionTimestamp != nil:
-		return nil, notReady("%s is being deleted", what)
-	case snapshot.Status == nil || snapshot.Status.BoundVolumeSnapshotContentName == nil || snapshot.Status.ReadyToUse == nil || !*snapshot.Status.ReadyToUse:
-		return nil, notReady("%s is not ready to use yet", what)
-	}
-	name := *snapshot.Status.BoundVolumeSnapshotContentName
-	content, err := p.snapshots.SnapshotV1().VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, notReady("VolumeSnapshotContent %s of %s does not exist", name, what)
-	case err != nil:
-		return nil, fmt.Errorf("read VolumeSnapshotContent %s: %w", name, err)
-	}
-	return originOf(what, snapshot, content, r)
-}
-
-// originOf checks a restore against the snapshot.
-func originOf(what string, snapshot *snapshotv1.VolumeSnapshot, content *snapshotv1.VolumeSnapshotContent, r request) (*origin, error) {
-	if content.Spec.Driver != names.Driver {
-		return nil, &InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("%s, which is not one of %s,", what, names.Driver), Allowed: "a snapshot of a volume that is"}
-	}
-	ref := content.Spec.VolumeSnapshotRef
-	if ref.UID != snapshot.UID || ref.Namespace != snapshot.Namespace || ref.Name != snapshot.Name || content.Status == nil || content.Status.SnapshotHandle == nil {
-		return nil, notReady("VolumeSnapshotContent %s is not bound to %s", content.Name, what)
-	}
-	node, id, ok := csiservice.ParseSnapshotHandle(*content.Status.SnapshotHandle)
-	if !ok {
-		return nil, &InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("%s, with the snapshot handle %q,", what, *content.Status.SnapshotHandle), Allowed: "handles of the form NODE/ID"}
-	}
-	mode := v1.PersistentVolumeFilesystem
-	if r.mode == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK {
-		mode = v1.PersistentVolumeBlock
-	}
-	if content.Spec.SourceVolumeMode != nil && *content.Spec.SourceVolumeMode != mode {
-		return nil, &InvalidError{Field: "spec.volumeMode", Given: fmt.Sprintf("%s, another mode than that of %s,", mode, what), Allowed: string(*content.Spec.SourceVolumeMode)}
-	}
-	if least := snapshot.Status.RestoreSize; least != nil && least.CmpInt64(r.bytes) > 0 {
-		return nil, &InvalidError{Field: "spec.resources.requests.storage", Given: resource.NewQuantity(r.bytes, resource.BinarySI).String(),
-			Allowed: fmt.Sprintf("at least %s, the size of %s", least.String(), what)}
-	}
-	return &origin{what: what, node: node, source: &lvmdv1.VolumeSource{SnapshotId: id}}, nil
 }

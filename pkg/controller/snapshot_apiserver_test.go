@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -33,7 +35,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -110,7 +113,44 @@ func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	return config
 }
 
-// TestSnapshotsWithTheRightsThatAreShipped tells a snapshot's life on a real
+// mayNotWriteOthersContents checks that the controller cannot change the contents of another
+// driver, nor take one over.
+func mayNotWriteOthersContents(t *testing.T, admin, limited snapshotclientv1.SnapshotV1Interface) {
+	t.Helper()
+	handle := "handle"
+	content := &snapshotv1.VolumeSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: "others"},
+		Spec: snapshotv1.VolumeSnapshotContentSpec{
+			Driver: otherDriver, DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain,
+			Source:            snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: &handle},
+			VolumeSnapshotRef: v1.ObjectReference{Namespace: ours, Name: "others"},
+		},
+	}
+	must.Get(admin.VolumeSnapshotContents().Create(t.Context(), content, metav1.CreateOptions{}))(t)
+	patch := func(what string, subresources ...string) error {
+		_, err := limited.VolumeSnapshotContents().Patch(t.Context(), "others", types.MergePatchType, []byte(what), metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	waittest.Until(t, "the policy for contents is in force", func() bool { return apierrors.IsInvalid(patch(fmt.Sprintf(annotate, "x"))) })
+	for what, err := range map[string]error{
+		"change the status of another driver's content": patch(`{"status":{"readyToUse":true}}`, "status"),
+		"take a content over":                           patch(`{"spec":{"driver":"` + names.Driver + `"}}`),
+	} {
+		if !apierrors.IsInvalid(err) {
+			t.Errorf("the controller may %s: %v", what, err)
+		}
+	}
+	must.Succeed(t, admin.VolumeSnapshotContents().Delete(t.Context(), "others", metav1.DeleteOptions{}))
+	waittest.Until(t, "the other driver's content is gone", func() bool {
+		_, err := admin.VolumeSnapshotContents().Get(t.Context(), "others", metav1.GetOptions{})
+		if err == nil { // the snapshot controller may protect it
+			_, _ = admin.VolumeSnapshotContents().Patch(t.Context(), "others", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		}
+		return apierrors.IsNotFound(err)
+	})
+}
+
+// TestSnapshotsWithTheRightsThatAreShipped goes through a snapshot's states on a real
 // API server: taken, its source deleted, restored, deleted.
 func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
@@ -118,13 +158,14 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	w.namespace = ours
 	install(t, client)
 	for name := range w.nodes {
-		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
+		w.nodes[name] = lvmdfake.New(name, lvmdfake.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
 	}
 	config := installSnapshots(t, client)
 	admin := snapshotclient.NewForConfigOrDie(config).SnapshotV1()
 	limited := rest.CopyConfig(config)
 	limited.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":carve-controller",
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
+	mayNotWriteOthersContents(t, admin, snapshotclient.NewForConfigOrDie(limited).SnapshotV1())
 	storage := w.class(t, nil)
 	actWith(t, w, Options{Client: asController(t), Snapshots: snapshotclient.NewForConfigOrDie(limited), Namespace: ours, CompleteBinding: true})
 
@@ -143,7 +184,7 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 			c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(size)
 		}))
 		w.waitBound(t, restore)
-		if v := w.nodes["n2"].Volumes()[volumeName(restore)]; v.GetSource().GetSnapshotId() == "" {
+		if v := w.nodes["n2"].Volumes()[spec.VolumeName(restore)]; v.GetSource().GetSnapshotId() == "" {
 			t.Errorf("%s: restored as %v", name, v)
 		}
 		defer func() { w.delete(t, restore); w.waitNothingLeft(t, restore) }()

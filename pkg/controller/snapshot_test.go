@@ -16,12 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // withSnapshots gives the controller a cluster that has snapshots. Their objects
-// are written by the test: the library is told its story on a real API server.
+// are written by the test: the library runs on a real API server in snapshot_apiserver_test.go.
 func withSnapshots(client *fakesnapshots.Clientset) harnessOption {
 	return func(c *Controller) { c.o.Snapshots, c.core.snapshots = client, client }
 }
@@ -29,9 +30,9 @@ func withSnapshots(client *fakesnapshots.Clientset) harnessOption {
 // restoreOf makes a claim a restore of a snapshot.
 func restoreOf(snapshot string) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
-		group := snapshotGroup
-		c.Spec.DataSource = &v1.TypedLocalObjectReference{APIGroup: &group, Kind: kindSnapshot, Name: snapshot}
-		c.Spec.DataSourceRef = &v1.TypedObjectReference{APIGroup: &group, Kind: kindSnapshot, Name: snapshot}
+		group := spec.SnapshotGroup
+		c.Spec.DataSource = &v1.TypedLocalObjectReference{APIGroup: &group, Kind: spec.KindSnapshot, Name: snapshot}
+		c.Spec.DataSourceRef = &v1.TypedObjectReference{APIGroup: &group, Kind: spec.KindSnapshot, Name: snapshot}
 	}
 }
 

@@ -9,6 +9,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -31,7 +34,7 @@ func TestTheSecretOfAClaimIsFoundByUpstreamsTemplates(t *testing.T) {
 		"the volume's":                       {"${pv.name}", "ns-${pvc.namespace}", "default/", nil},
 		"an annotation's":                    {"${pvc.annotations['example.com/key']}", "vault", "vault/mine", nil},
 		"an annotation that is missing":      {"${pvc.annotations['example.com/other']}", "vault", "", []string{"node-stage-secret-name", "${pvc.annotations['example.com/other']}", "${pvc.name}"}},
-		"a variable that nobody knows":       {"${pvc.uid}", "vault", "", []string{"node-stage-secret-name", "${pvc.uid}"}},
+		"an unknown variable":                {"${pvc.uid}", "vault", "", []string{"node-stage-secret-name", "${pvc.uid}"}},
 		"a namespace that the author chose":  {"key", "${pvc.name}", "", []string{"node-stage-secret-namespace", "${pvc.name}", "${pvc.namespace}, ${pv.name}"}},
 		"a namespace by annotation":          {"key", "${pvc.annotations['example.com/key']}", "", []string{"node-stage-secret-namespace"}},
 		"what cannot be a name":              {"Key_of_${pvc.name}", "vault", "", []string{"node-stage-secret-name", `"Key_of_c"`}},
@@ -46,7 +49,7 @@ func TestTheSecretOfAClaimIsFoundByUpstreamsTemplates(t *testing.T) {
 			claim := h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
 				c.Annotations = map[string]string{"example.com/key": "mine", "bad": "../root"}
 			})
-			_, err := parseClaim(claim, class)
+			_, err := spec.ParseClaim(claim, class)
 			for _, part := range test.refused {
 				if err == nil || !strings.Contains(err.Error(), part) {
 					t.Errorf("error %v, want %q in it", err, part)
@@ -55,10 +58,10 @@ func TestTheSecretOfAClaimIsFoundByUpstreamsTemplates(t *testing.T) {
 			if test.refused != nil {
 				return
 			}
-			ref, refErr := stageSecret(class, claim)
+			ref, refErr := spec.StageSecret(class, claim)
 			want := test.want
 			if name == "the volume's" {
-				want = "ns-" + claim.Namespace + "/" + volumeName(claim)
+				want = "ns-" + claim.Namespace + "/" + spec.VolumeName(claim)
 			}
 			if err != nil || refErr != nil || strings.Replace(want, "default/", claim.Namespace+"/", 1) != ref.Namespace+"/"+ref.Name {
 				t.Errorf("Secret %v, want %s; errors %v, %v", ref, want, err, refErr)
@@ -70,7 +73,7 @@ func TestTheSecretOfAClaimIsFoundByUpstreamsTemplates(t *testing.T) {
 func TestASecretThatNothingReadsIsRefused(t *testing.T) {
 	for _, kind := range []string{"", names.EncryptionEphemeral} {
 		h := newHarness(t)
-		_, err := parseClaim(h.claim("c", "", nil), h.class("carve", func(c *storagev1.StorageClass) {
+		_, err := spec.ParseClaim(h.claim("c", "", nil), h.class("carve", func(c *storagev1.StorageClass) {
 			withKey("key", "vault")(c)
 			c.Parameters[names.ParamEncryption] = kind
 		}))
@@ -80,7 +83,7 @@ func TestASecretThatNothingReadsIsRefused(t *testing.T) {
 	}
 }
 
-func TestThePersistentVolumeNamesTheSecretAndRoomIsKeptForTheHeader(t *testing.T) {
+func TestThePersistentVolumeNamesTheSecretAndSpaceIsKeptForTheHeader(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", withKey("${pvc.name}-key", "${pvc.namespace}"))
@@ -90,36 +93,36 @@ func TestThePersistentVolumeNamesTheSecretAndRoomIsKeptForTheHeader(t *testing.T
 		t.Errorf("volume %v", v)
 	}
 	claim := h.getClaim("c")
-	pv := newPersistentVolume(claim, mustClass(t, h), "n1", node.Volumes()["pvc-uid-c"], "x")
+	pv := provision.NewPersistentVolume(claim, mustClass(t, h), "n1", node.Volumes()["pvc-uid-c"], "x")
 	if ref := pv.Spec.CSI.NodeStageSecretRef; ref == nil || ref.Name != "c-key" || ref.Namespace != claim.Namespace {
 		t.Errorf("Secret %v", ref)
 	}
-	r, err := parseClaim(claim, mustClass(t, h))
-	if err != nil || r.room() != r.bytes+16*mib {
-		t.Errorf("%d bytes of room for %d, error %v", r.room(), r.bytes, err)
+	r, err := spec.ParseClaim(claim, mustClass(t, h))
+	if err != nil || r.Footprint() != r.Bytes+16*mib {
+		t.Errorf("%d bytes are reserved for %d, error %v", r.Footprint(), r.Bytes, err)
 	}
 }
 
-func TestRoomIsToldWithoutWhatHeadersTake(t *testing.T) {
+func TestFreeSpaceIsReportedWithoutWhatHeadersTake(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)
 	h.class("carve", withKey("key", "vault"))
 	h.run()
 	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib-16*mib))
-	room, err := h.csiClient().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{names.ParamEncryption: names.EncryptionLUKS}})
-	if err != nil || room.GetAvailableCapacity() != gib-16*mib || room.GetMaximumVolumeSize().GetValue() != gib-16*mib {
-		t.Errorf("room %v, %v", room, err)
+	free, err := h.csiClient().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{names.ParamEncryption: names.EncryptionLUKS}})
+	if err != nil || free.GetAvailableCapacity() != gib-16*mib || free.GetMaximumVolumeSize().GetValue() != gib-16*mib {
+		t.Errorf("free space %v, %v", free, err)
 	}
 }
 
-func TestAClaimWithoutTheAnnotationThatItsSecretIsNamedByIsToldSo(t *testing.T) {
+func TestAClaimWithoutTheAnnotationThatItsSecretIsNamedByHasAnEvent(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", withKey("${pvc.annotations['key']}", "vault"))
 	h.run()
 	h.claim("c", "", nil)
 	h.selectNode("c", "n1")
-	h.event(reasonFailed, names.ParamStageSecretName, "${pvc.annotations['key']}")
+	h.event(cluster.ReasonFailed, names.ParamStageSecretName, "${pvc.annotations['key']}")
 	if len(node.Volumes()) != 0 {
 		t.Error("a volume was made")
 	}

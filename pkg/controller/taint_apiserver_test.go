@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -24,7 +25,7 @@ func patchNode(client kubernetes.Interface, name, patch string) error {
 
 func hasTaint(client kubernetes.Interface, name string) bool {
 	node, err := client.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
-	return err == nil && slices.ContainsFunc(node.Spec.Taints, agentNotReady)
+	return err == nil && slices.ContainsFunc(node.Spec.Taints, capacity.AgentNotReady)
 }
 
 // TestStartupTaintWithTheRightsThatAreShipped runs the controller with the
@@ -36,7 +37,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	w.namespace = ours
 	install(t, client)
 	const others = `{"key":"example.com/other","effect":"NoSchedule"}`
-	taints := `{"spec":{"taints":[{"key":"` + names.TaintAgentNotReady + `","effect":"NoSchedule"},` + others + `]}}`
+	taints := `{"spec":{"taints":[{"key":"` + names.TaintAgentNotReady + `","effect":"NoSchedule"},{"key":"` + names.TaintAutoscaler + `","effect":"NoSchedule"},` + others + `]}}`
 	must.Succeed(t, patchNode(client, "n1", taints))
 	limited := asController(t)
 	if err := patchNode(limited, "n1", `{"spec":{"unschedulable":true}}`); !apierrors.IsForbidden(err) {
@@ -73,7 +74,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	if err != nil || len(node.Spec.Taints) == 0 || node.Spec.Taints[0].Key != "example.com/other" {
 		t.Errorf("another's taint went, too: %+v %v", node.Spec.Taints, err)
 	}
-	name := capacityKey{node: "n1", class: "story"}.objectName()
+	name := capacity.Key{Node: "n1", Class: "scenario"}.ObjectName()
 	if c, err := client.StorageV1().CSIStorageCapacities(ours).Get(t.Context(), name, metav1.GetOptions{}); err != nil || c.Capacity.Value() != gib {
 		t.Errorf("published %+v: %v", c, err)
 	}

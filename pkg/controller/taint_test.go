@@ -16,7 +16,8 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -31,6 +32,7 @@ func (h *harness) newNode(name string) {
 		{Key: "example.com/other", Value: "x", Effect: v1.TaintEffectNoSchedule},
 		{Key: names.TaintAgentNotReady, Effect: v1.TaintEffectNoExecute},
 		{Key: names.TaintAgentNotReady, Value: "true", Effect: v1.TaintEffectNoSchedule},
+		{Key: names.TaintAutoscaler, Value: "true", Effect: v1.TaintEffectNoSchedule},
 	}}}
 	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), node, metav1.CreateOptions{}))(h.t)
 }
@@ -65,7 +67,7 @@ func (h *harness) onlyOthersTaintIsLeft(name string) func() bool {
 func (h *harness) staysTainted(name, why string) {
 	h.t.Helper()
 	time.Sleep(300 * time.Millisecond)
-	if got := h.taints(name); len(got) != 3 {
+	if got := h.taints(name); len(got) != 4 {
 		h.t.Fatalf("the taint was removed although %s: %v", why, got)
 	}
 }
@@ -83,7 +85,7 @@ func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *te
 	h.newNode("n1")
 	h.run()
 	h.staysTainted("n1", "its agent is not connected")
-	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	h.staysTainted("n1", "the kubelet has not registered the node plugin")
 	h.registered("n1")
 	h.staysTainted("n1", "nothing is published")
@@ -94,12 +96,12 @@ func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *te
 	}
 }
 
-func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierLifeIsThere(t *testing.T) {
+func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierRunIsThere(t *testing.T) {
 	h := newHarness(t, withUntainting)
 	h.class("carve", nil)
 	h.newNode("n1")
 	h.registered("n1")
-	old := describe(capacityKey{node: "n1", class: "carve"}, roomOf(5*gib))
+	old := capacity.Describe(capacity.Key{Node: "n1", Class: "carve"}, spaceOf(5*gib))
 	must.Get(h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), old, metav1.CreateOptions{}))(t)
 	var allowed atomic.Bool
 	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
@@ -109,8 +111,8 @@ func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierLifeIsThere(t *testi
 		return true, nil, apierrors.NewInternalError(fmt.Errorf("not now"))
 	})
 	h.run()
-	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
-	h.staysTainted("n1", "what is published is of an earlier life")
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.staysTainted("n1", "what is published is of an earlier run")
 	allowed.Store(true)
 	waittest.Until(h.t, "the taint is gone", h.onlyOthersTaintIsLeft("n1"))
 	if !h.capacityIs("n1", gib)() {
@@ -124,7 +126,7 @@ func TestTheStartupTaintGoesFromANodeThatHasNoDeviceClassToOffer(t *testing.T) {
 	h.newNode("n1")
 	h.registered("n1")
 	h.run()
-	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	waittest.Until(h.t, "the taint is gone", h.onlyOthersTaintIsLeft("n1"))
 }
 
@@ -141,7 +143,7 @@ func TestTheStartupTaintIsRemovedAgainWhenTheAPIServerRefusedAndWhenItComesBack(
 	h.newNode("n1")
 	h.registered("n1")
 	h.run()
-	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	waittest.Until(h.t, "the taint is gone", h.onlyOthersTaintIsLeft("n1"))
 	h.taint("n1", names.TaintAgentNotReady)
 	waittest.Until(h.t, "the taint is gone again", h.onlyOthersTaintIsLeft("n1"))
@@ -153,7 +155,7 @@ func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
 	h.newNode("n1")
 	h.registered("n1")
 	h.run()
-	h.attach(fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
-	h.staysTainted("n1", "nobody asked for it")
+	h.staysTainted("n1", "it was not asked for")
 }

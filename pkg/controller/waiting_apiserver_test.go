@@ -16,7 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -24,7 +25,7 @@ import (
 // scheduledPod is a Pod that ends at once and tolerates everything, with a
 // volume "data" of the test's class.
 func scheduledPod(ephemeral bool) (v1.PodSpec, v1.PersistentVolumeClaimSpec) {
-	class, atOnce := "story", int64(0)
+	class, atOnce := "scenario", int64(0)
 	claim := v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 		Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("100Mi")}}}
 	pod := v1.PodSpec{TerminationGracePeriodSeconds: &atOnce, Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists}},
@@ -55,7 +56,7 @@ func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool) {
 
 // TestWhatWaitsForLostDisksRunsAgain exchanges the disks of the node on which a
 // StatefulSet's Pod is, with the rights that are shipped and the controllers of
-// Kubernetes: Pod and volume are made anew.
+// Kubernetes: Pod and volume are made again.
 func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
@@ -77,17 +78,17 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			node := first.Annotations[volume.AnnSelectedNode]
 
 			net.Detach(node)
-			other := fakelvmd.New(node, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+			other := lvmdfake.New(node, lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 			net.Attach(other)
 			waittest.Until(t, "the node is back with other disks", func() bool {
-				view, ok := c.core.fleet.View(node)
+				view, ok := c.core.Fleet.View(node)
 				return ok && view.Connected && view.Epoch == other.Epoch()
 			})
 			w.nodes[node] = other
-			a := newAuditor(c.core, false, DefaultOrphanGrace, func(string) bool { return false })
-			a.missing = 0
+			a := newAuditor(c.core, false, audit.DefaultOrphanGrace, func(string) bool { return false })
+			a.MissingGrace = 1
 			waittest.Until(t, "the Pod that waits is deleted", func() bool {
-				a.pass(t.Context())
+				a.Pass(t.Context())
 				now, err := client.CoreV1().Pods(ours).Get(t.Context(), "db-0", metav1.GetOptions{})
 				return err != nil || now.UID != before.UID
 			})

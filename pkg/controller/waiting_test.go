@@ -12,6 +12,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -54,8 +55,8 @@ func TestPodsThatWaitForAVolumeThatIsGivenUpAreDeletedWhereTheyAreMadeAgain(t *t
 		"ready": func(p *v1.Pod) {
 			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}
 		},
-		"nobody-makes-again": func(p *v1.Pod) { p.OwnerReferences = nil },
-		"ended":              func(p *v1.Pod) { p.Status.Phase = v1.PodSucceeded },
+		"not-made-again": func(p *v1.Pod) { p.OwnerReferences = nil },
+		"ended":          func(p *v1.Pod) { p.Status.Phase = v1.PodSucceeded },
 	}
 	for name, change := range spared {
 		w.waitingPod(name, change)
@@ -83,7 +84,7 @@ func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
 	must.Get(w.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), "c", types.MergePatchType, []byte(
 		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"uid-web","controller":true}]}}`), metav1.PatchOptions{}))(t)
-	waittest.Until(w.t, "the claim has an owner", func() bool { return ownerPod(w.c.core.claim("uid-c")) != nil })
+	waittest.Until(w.t, "the claim has an owner", func() bool { return spec.OwnerPod(w.c.core.Claim("uid-c")) != nil })
 	inPod := func(p *v1.Pod) {
 		p.Spec.Volumes = []v1.Volume{{Name: "scratch", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}}
 	}
@@ -119,7 +120,7 @@ func TestPodsAreForOthersToDeleteWhereTheRightWasTakenAway(t *testing.T) {
 	w.waitingPod("db-0", nil)
 	w.reboot(otherDisks())
 	w.pass()
-	w.a.pass(t.Context())
+	w.a.Pass(t.Context())
 	waittest.Until(w.t, "the claim is given up", func() bool { return w.claimIsGone("c") })
 	if w.podIsGone("db-0") {
 		t.Error("a Pod was deleted")

@@ -18,8 +18,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -30,12 +32,12 @@ type world struct {
 	client    kubernetes.Interface
 	snapshots snapshotclient.Interface // nil where there are none
 	namespace string
-	nodes     map[string]*fakelvmd.Server
+	nodes     map[string]*lvmdfake.Server
 	// restart ends the one who acts and starts another one.
 	restart func()
 	// volume is the PersistentVolume's name where it is not the usual one.
 	volume string
-	// notes are what a story saw on its way, which is compared, too.
+	// notes are what a scenario saw on its way, which is compared, too.
 	notes []string
 }
 
@@ -62,8 +64,8 @@ func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-// tellPlacement tells of a failed test why the scheduler did what it did.
-func tellPlacement(t *testing.T, client kubernetes.Interface, namespace string) {
+// logPlacement logs, of a failed test, why the scheduler did what it did.
+func logPlacement(t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	if !t.Failed() {
 		return
@@ -98,24 +100,24 @@ func tellPlacement(t *testing.T, client kubernetes.Interface, namespace string) 
 
 func newWorld(t *testing.T, client kubernetes.Interface) *world {
 	t.Helper()
-	w := &world{client: client, nodes: map[string]*fakelvmd.Server{}}
+	w := &world{client: client, nodes: map[string]*lvmdfake.Server{}}
 	for _, name := range []string{"n1", "n2"} {
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}, Status: forPods()}
 		must.Get(client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
-		w.nodes[name] = fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+		w.nodes[name] = lvmdfake.New(name, lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	}
-	t.Cleanup(func() { tellPlacement(t, w.client, w.namespace) })
+	t.Cleanup(func() { logPlacement(t, w.client, w.namespace) })
 	return w
 }
 
 // forPods is what nodes have for Pods that tolerate everything, which the scheduler may
-// bring there and nobody runs. They have it from the beginning, for nothing would tell
+// bring there and no kubelet runs. They have it from the beginning, for nothing would cause
 // the scheduler later to try again, and for many: Pods of tests before, on nodes of the
 // same names, are still there.
 func forPods() v1.NodeStatus {
-	room := v1.ResourceList{v1.ResourcePods: resource.MustParse("10000"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
-	return v1.NodeStatus{Capacity: room, Allocatable: room}
+	offered := v1.ResourceList{v1.ResourcePods: resource.MustParse("10000"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
+	return v1.NodeStatus{Capacity: offered, Allocatable: offered}
 }
 
 // oursActs runs our controller in the world until the test ends.
@@ -127,7 +129,7 @@ func oursActs(t *testing.T, w *world) {
 	})
 }
 
-// actsIn starts somebody who acts until the test ends, or w.restart is called.
+// actsIn starts a component that acts until the test ends, or w.restart is called.
 func (w *world) actsIn(t *testing.T, start func() (stop func())) {
 	t.Helper()
 	stop := start()
@@ -144,7 +146,7 @@ func actWith(t *testing.T, w *world, o Options) *Controller {
 }
 
 // actOn is actWith for tests that attach and detach nodes.
-func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Controller, *fakelvmd.Network) {
+func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Controller, *uplinktest.Network) {
 	t.Helper()
 	c, net, stop := startOn(t, w, o, changes...)
 	t.Cleanup(stop)
@@ -152,7 +154,7 @@ func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Contro
 }
 
 // startOn is actOn for tests that end the controller themselves.
-func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Controller, net *fakelvmd.Network, stop func()) {
+func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Controller, net *uplinktest.Network, stop func()) {
 	t.Helper()
 	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
@@ -160,17 +162,17 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 	for _, change := range changes {
 		change(c)
 	}
-	recorder, stopEvents := newRecorder(o.Client)
-	c.core.recorder, c.core.clusterID = recorder, "cluster"
-	net = must.Get(fakelvmd.NewNetwork(t.TempDir(), c.core.fleet.Add))(t)
+	recorder, stopEvents := cluster.NewRecorder(o.Client)
+	c.core.Recorder, c.core.ID = recorder, "cluster"
+	net = must.Get(uplinktest.NewNetwork(t.TempDir(), c.core.Fleet.Add))(t)
 	for _, node := range w.nodes {
 		net.Attach(node)
 	}
-	waittest.Until(t, "nodes connect", func() bool { return c.core.fleet.Connected() == len(w.nodes) })
+	waittest.Until(t, "nodes connect", func() bool { return c.core.Fleet.Connected() == len(w.nodes) })
 	ctx, cancel := context.WithCancel(context.Background())
 	c.all.Start(ctx.Done())
 	c.own.Start(ctx.Done())
-	c.core.owner.start(ctx.Done())
+	c.core.owner.Start(ctx.Done())
 	done := make(chan error, 1)
 	go func() { done <- c.lead(ctx) }()
 	return c, net, func() {
@@ -180,9 +182,9 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 		}
 		c.all.Shutdown()
 		c.own.Shutdown()
-		c.core.owner.shutdown()
+		c.core.owner.Shutdown()
 		stopEvents()
-		c.core.fleet.Close()
+		c.core.Fleet.Close()
 		net.Close()
 	}
 }

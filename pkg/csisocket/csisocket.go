@@ -13,11 +13,11 @@ import (
 	"google.golang.org/grpc"
 )
 
-// graceful is how long calls under way have when the server is told to stop.
+// graceful is how long calls under way have when the server is asked to stop.
 const graceful = 3 * time.Second
 
 // Listen listens on a unix socket that only its owner can connect to. A socket
-// that an earlier life left behind is replaced.
+// that an earlier run left behind is replaced.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	info, err := os.Lstat(path)
 	switch {

@@ -22,7 +22,7 @@ const SectorSize = 512
 var (
 	// ErrNotFound: there is no such device.
 	ErrNotFound = errors.New("no such device-mapper device")
-	// ErrBusy: somebody has the device open.
+	// ErrBusy: the device is open.
 	ErrBusy = errors.New("device-mapper device in use")
 	// ErrUnavailable: the control device cannot be opened. It also matches
 	// fs.ErrNotExist where the kernel has no device mapper.

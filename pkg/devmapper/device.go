@@ -25,9 +25,6 @@ type Device struct {
 	Suspended bool
 }
 
-// Number is the device number as mknod(2) takes it.
-func (d Device) Number() uint64 { return unix.Mkdev(d.Major, d.Minor) }
-
 func (r *request) device() Device {
 	uuid, _, _ := bytes.Cut(r.uuid[:], []byte{0})
 	return Device{
@@ -62,7 +59,7 @@ func Create(name, uuid string) error {
 	return err
 }
 
-// Remove removes a device. ErrNotFound when there is none, ErrBusy while somebody
+// Remove removes a device. ErrNotFound when there is none, ErrBusy while a process
 // has it open. Its node in /dev/mapper, which others make, stays.
 func Remove(name string) error {
 	_, err := about(name, "removing", devRemove, 0, "")
@@ -88,8 +85,8 @@ type Entry struct {
 	Major, Minor uint32
 }
 
-// List lists all devices, those without a table, too, of which sysfs does not
-// tell.
+// List lists all devices, those without a table, too, which sysfs does not
+// show.
 func List() ([]Entry, error) {
 	_, memory, err := askLong(listDevices, request{}, 64<<10)
 	if err == nil {

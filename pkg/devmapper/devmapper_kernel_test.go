@@ -109,7 +109,7 @@ func TestADevicesLife(t *testing.T) {
 	is(t, "after a table that was refused", devmapper.Device{Active: true})
 
 	node := fmt.Sprintf("%s/%s", t.TempDir(), "node")
-	must.Succeed(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(d.Number())))
+	must.Succeed(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(d.Major, d.Minor))))
 	f, err := os.Open(node)
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,7 @@ import "golang.org/x/sys/unix"
 // Capabilities are all that the plugin needs of the kernel, and each is needed:
 // a test in a virtual machine runs it with these, and with each one less.
 var Capabilities = []int{
-	// Mounting, binding and taking off, and growing xfs.
+	// Mounting, binding and unmounting, and growing xfs.
 	unix.CAP_SYS_ADMIN,
 	// Growing ext4 (EXT4_IOC_RESIZE_FS).
 	unix.CAP_SYS_RESOURCE,

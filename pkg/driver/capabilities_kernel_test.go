@@ -148,26 +148,26 @@ func reducedPlugin(t *testing.T, m *drivertest.Machine, capabilities []int) *rea
 // error, and deletes its volumes.
 func (r *real) everything() error {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
-		if err := r.wholeLife(fsType); err != nil {
+		if err := r.wholeCycle(fsType); err != nil {
 			return fmt.Errorf("%q: %w", fsType, err)
 		}
 	}
-	return r.wholeLifeLUKS()
+	return r.wholeCycleLUKS()
 }
 
-// wholeLifeLUKS is wholeLife of a volume with a kept key.
-func (r *real) wholeLifeLUKS() error {
-	if err := r.wholeLifeOf(r.locked(fmt.Sprint("reduced-luks", time.Now().UnixNano()), "ext4")); err != nil {
+// wholeCycleLUKS is wholeCycle of a volume with a kept key.
+func (r *real) wholeCycleLUKS() error {
+	if err := r.wholeCycleOf(r.locked(fmt.Sprint("reduced-luks", time.Now().UnixNano()), "ext4")); err != nil {
 		return fmt.Errorf("encrypted: %w", err)
 	}
 	return nil
 }
 
-func (r *real) wholeLife(fsType string) error {
-	return r.wholeLifeOf(r.volume(fmt.Sprint("reduced", fsType, time.Now().UnixNano()), fsType))
+func (r *real) wholeCycle(fsType string) error {
+	return r.wholeCycleOf(r.volume(fmt.Sprint("reduced", fsType, time.Now().UnixNano()), fsType))
 }
 
-func (r *real) wholeLifeOf(v *lvmdv1.Volume) error {
+func (r *real) wholeCycleOf(v *lvmdv1.Volume) error {
 	fsType := v.GetFsType()
 	defer r.deleteLater(v)
 	target := r.target(v, "pod")
@@ -196,7 +196,7 @@ func (r *real) wholeLifeOf(v *lvmdv1.Volume) error {
 	if err := errors.Join(r.unpublish(v, "pod"), r.unstage(v)); err != nil {
 		return err
 	}
-	// The check after an unclean stop, and read-only.
+	// The check after a crash, and read-only.
 	if err := errors.Join(r.stage(v, access(v)), r.publish(v, "pod", access(v), true)); err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
 
 func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T) {
 	f := newFixture(t)
-	unclean := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
+	dirty := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
 	proceed := make(chan struct{})
 	var mu sync.Mutex
 	large, most := 0, 0
@@ -71,7 +71,7 @@ func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T)
 	var staging sync.WaitGroup
 	for _, name := range []string{"a", "b", "c"} {
 		v := f.volume(name, "ext4")
-		f.fileSystems.Set(v.GetDevicePath(), unclean)
+		f.fileSystems.Set(v.GetDevicePath(), dirty)
 		staging.Go(func() {
 			if err := f.stage(v, filesystemAccess(writer)); err != nil {
 				t.Errorf("stage %s: %v", name, err)
@@ -80,7 +80,7 @@ func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T)
 	}
 	// One that needs no more than most is checked meanwhile.
 	small := f.volume("small", "ext4")
-	f.fileSystems.Set(small.GetDevicePath(), unclean)
+	f.fileSystems.Set(small.GetDevicePath(), dirty)
 	f.fileSystems.SetCheckNeeds(small.GetDevicePath(), 1<<20)
 	must.Succeed(t, f.stage(small, filesystemAccess(writer)))
 	close(proceed)

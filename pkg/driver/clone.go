@@ -15,7 +15,7 @@ const growSlack = 1 << 20
 
 // besideClones completes the mount options of a file system that clones of it,
 // or what it was cloned from, may be mounted beside: they have one UUID, which
-// xfs allows only when told to. ext4 does not mind.
+// xfs allows only with an option. ext4 does not mind.
 func besideClones(t filesystem.Type, options []string) []string {
 	if t != filesystem.XFS || slices.Contains(options, "nouuid") {
 		return options
@@ -23,22 +23,22 @@ func besideClones(t filesystem.Type, options []string) []string {
 	return append(options, "nouuid")
 }
 
-// fill grows the file system of a volume that was made larger than its source.
+// growToVolume grows the file system of a volume that was made larger than its source.
 // It is mounted at path; what is mounted read-only stays as it is.
-func (n *Node) fill(v *lvmdv1.Volume, device, path string, options []string) error {
+func (s *stager) growToVolume(v *lvmdv1.Volume, device, path string, options []string) error {
 	if v.GetSource() == nil || slices.Contains(options, "ro") {
 		return nil
 	}
-	info, err := n.options.FileSystems.Probe(device)
+	info, err := s.fileSystems.Probe(device)
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", v.GetId(), err)
 	}
 	if info.SizeBytes+growSlack > v.GetSizeBytes() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(n.life, growTimeout)
+	ctx, cancel := context.WithTimeout(s.background, growTimeout)
 	defer cancel()
-	if err := n.options.FileSystems.Grow(ctx, device, path, info.Type); err != nil {
+	if err := s.fileSystems.Grow(ctx, device, path, info.Type); err != nil {
 		return fmt.Errorf("volume %s: %w", v.GetId(), err)
 	}
 	return nil

@@ -150,9 +150,9 @@ func beCrashingPlugin(dir string) error {
 	c := &crasher{dir: dir, point: string(point)}
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: drivertest.NodeName, KubeletDir: kubelet, LVMD: lvmdv1.NewLVMDClient(conn),
-		Mounts:      mortalMounts{mount.System{Trusted: kubelet}, c},
-		FileSystems: mortalFileSystems{driver.SystemFileSystems{}, c},
-		LUKS:        mortalLUKS{drivertest.Cryptsetup(), c},
+		Mounts:      crashingMounts{mount.System{Trusted: kubelet}, c},
+		FileSystems: crashingFileSystems{driver.SystemFileSystems{}, c},
+		LUKS:        crashingLUKS{drivertest.Cryptsetup(), c},
 		Metrics:     metrics, Log: log,
 	})
 	if err != nil {

@@ -54,7 +54,7 @@ func TestRealDAX(t *testing.T) {
 			must.Succeed(r.t, r.unpublish(v, "pod"))
 			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
-			r.waitForRoom()
+			r.waitForSpace()
 		})
 	}
 }
@@ -68,5 +68,5 @@ func TestRealInlineVolumesOnPersistentMemory(t *testing.T) {
 		t.Errorf("options %q", fs)
 	}
 	must.Succeed(r.t, r.unpublishInline(i))
-	r.waitForRoom()
+	r.waitForSpace()
 }

@@ -2,10 +2,10 @@
 // kubelet calls, and the registration by which it finds them.
 //
 // It owns what happens between a volume that lvmd carved and formatted and the
-// paths at which Pods see it: check, mount, bind, take off, grow the file
-// system, tell how full it is. Volumes that are encrypted with a key from a
+// paths at which Pods see it: check, mount, bind, unmount, grow the file
+// system, report how full it is. Volumes that are encrypted with a key from a
 // Secret it makes, opens and closes. It never runs an LVM command, formats nothing
-// that somebody's data may be on, never talks to the Kubernetes API and keeps no
+// that may hold data, never talks to the Kubernetes API and keeps no
 // state: the mount table is the truth about what is staged and published, lvmd
 // about which volumes exist, a header about whether an encrypted one is made.
 //
@@ -22,6 +22,10 @@
 // No device is used before the kernel said that it is the wanted volume.
 // Unpublish and Unstage need neither lvmd nor a living device.
 //
-// Read it from node.go; stage.go and publish.go are the main path. cmd/node is
-// the caller; package drivertest has fakes of what is below.
+// Read it from node.go, which assembles the service; stage.go and publish.go are the main path.
+// devices.go finds devices and what shows them, luks.go opens encrypted volumes, sweep.go
+// unmounts what a previous run left, monitor.go watches the health of volumes. Below are
+// package inline (volumes that Pods define), kubelet (its paths and records), mount (the
+// kernel's mounts), lvmdclient and csierror. cmd/node is the caller; package drivertest has
+// fakes of what is below.
 package driver

@@ -33,7 +33,7 @@ func (r *real) sealed(fsType string, size int64) *lvmdv1.Volume {
 // and taken down, as others are, and looks for what was written below them.
 func TestRealEncryptedVolumes(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
-	secret := bytes.Repeat([]byte("plain text that nobody may find "), 1<<10)
+	secret := bytes.Repeat([]byte("plain text that must not be found "), 1<<10)
 	for fsType, size := range map[string]int64{"ext4": 32 * mib, "xfs": 304 * mib, "btrfs": 128 * mib, "": 16 * mib} {
 		t.Run("type "+fsType, func(t *testing.T) {
 			v := r.sealed(fsType, size)
@@ -88,7 +88,7 @@ func TestRealEncryptedVolumes(t *testing.T) {
 			}
 		})
 	}
-	r.waitForRoom()
+	r.waitForSpace()
 }
 
 // holds reports whether a device has a text, in its first 304 MiB. It fails the test

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
@@ -24,58 +25,65 @@ func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 		return nil, err
 	}
 	if req.GetVolumePath() == "" {
-		return nil, invalid("volume_path", "a value is required")
+		return nil, csierror.Invalid("volume_path", "a value is required")
 	}
 	if req.GetVolumeCapability() != nil {
 		if _, err := checkCapability(req.GetVolumeCapability()); err != nil {
 			return nil, err
 		}
 	}
-	release, err := n.lock(id)
+	release, err := n.locks.take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	v, err := n.inUse(ctx, id)
+	v, err := n.encryption.inUse(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	at, err := n.shown("volume_path", req.GetVolumePath(), id)
+	at, err := n.devices.shown("volume_path", req.GetVolumePath(), id)
 	if err != nil {
 		return nil, err
 	}
 	if at.Device != deviceOf(v) {
-		return nil, &failure{codes.NotFound, fmt.Errorf("%s shows device %v, volume %s is %v", req.GetVolumePath(), at.Device, id, deviceOf(v))}
+		return nil, csierror.New(codes.NotFound, fmt.Errorf("%s shows device %v, volume %s is %v", req.GetVolumePath(), at.Device, id, deviceOf(v)))
 	}
 	if required := req.GetCapacityRange().GetRequiredBytes(); required > v.GetSizeBytes() {
-		return nil, &failure{codes.OutOfRange,
-			fmt.Errorf("capacity_range.required_bytes: %d is not allowed: volume %s has %d", required, id, v.GetSizeBytes())}
+		return nil, csierror.New(codes.OutOfRange,
+			fmt.Errorf("capacity_range.required_bytes: %d is not allowed: volume %s has %d", required, id, v.GetSizeBytes()))
 	}
 	if isLUKS(v) {
-		if err := n.widen(v); err != nil {
+		if err := n.encryption.resizeLUKS(v); err != nil {
 			return nil, err
 		}
 	}
 	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
-		if err := n.grow(v, req); err != nil {
+		if err := n.grower.grow(v, req); err != nil {
 			return nil, err
 		}
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.GetSizeBytes()}, nil
 }
 
-func (n *Node) grow(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) error {
-	device, err := n.deviceNode(v)
+// grower grows mounted file systems.
+type grower struct {
+	background  context.Context
+	fileSystems FileSystems
+	devices     *devices
+}
+
+func (g *grower) grow(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) error {
+	device, err := g.devices.node(v)
 	if err != nil {
 		return err
 	}
-	path, err := n.writable(v, req)
+	path, err := g.writable(v, req)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(n.life, growTimeout)
+	ctx, cancel := context.WithTimeout(g.background, growTimeout)
 	defer cancel()
-	if err := n.options.FileSystems.Grow(ctx, device, path, filesystem.Type(v.GetFsType())); err != nil {
+	if err := g.fileSystems.Grow(ctx, device, path, filesystem.Type(v.GetFsType())); err != nil {
 		return fmt.Errorf("volume %s: %w", v.GetId(), err)
 	}
 	return nil
@@ -83,16 +91,16 @@ func (n *Node) grow(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) error {
 
 // writable returns a path at which the file system is mounted read-write: one
 // in the request, as the staging path may be writable where the target is not.
-func (n *Node) writable(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) (string, error) {
+func (g *grower) writable(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) (string, error) {
 	for field, path := range map[string]string{"volume_path": req.GetVolumePath(), "staging_target_path": req.GetStagingTargetPath()} {
 		if path == "" {
 			continue
 		}
-		at, err := n.shown(field, path, v.GetId())
+		at, err := g.devices.shown(field, path, v.GetId())
 		if err == nil && !at.ReadOnly && !at.Node && at.Device == deviceOf(v) {
 			return path, nil
 		}
 	}
-	return "", &failure{codes.FailedPrecondition,
-		fmt.Errorf("the file system of volume %s is mounted read-only: it can be grown only while it is writable", v.GetId())}
+	return "", csierror.New(codes.FailedPrecondition,
+		fmt.Errorf("the file system of volume %s is mounted read-only: it can be grown only while it is writable", v.GetId()))
 }

@@ -17,7 +17,9 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/mount/mountfake"
 	"github.com/carve-csi/carve/pkg/luks/luksfake"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const gib = 1 << 30
@@ -37,7 +39,7 @@ type kubelet struct {
 // fixture is a kubelet on a machine of fakes.
 type fixture struct {
 	kubelet
-	lvmd        *drivertest.LVMD
+	lvmd        *lvmdfake.Server
 	mounts      *mountfake.Table
 	fileSystems *drivertest.FileSystems
 	luks        *luksfake.Table
@@ -52,15 +54,23 @@ func newFixture(t testing.TB) *fixture {
 	}
 }
 
-// volume creates a volume; an empty fsType makes it a raw block one.
+// volume creates a volume; an empty fsType makes it a raw block one. It waits while the space of
+// deleted volumes is being wiped.
 func (f *kubelet) volume(name, fsType string) *lvmdv1.Volume {
 	f.t.Helper()
 	r := &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: f.size, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: fsType}
 	if fsType == "" {
 		r.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK
 	}
-	got := must.Get(f.machine.LVMD.CreateVolume(context.Background(), r))(f.t)
-	return got.GetVolume()
+	var made *lvmdv1.CreateVolumeResponse
+	waittest.Succeeds(f.t, "there is space for volume "+name, func() (err error) {
+		made, err = f.machine.LVMD.CreateVolume(context.Background(), r)
+		if err != nil && status.Code(err) != codes.ResourceExhausted {
+			f.t.Fatal(err)
+		}
+		return err
+	})
+	return made.GetVolume()
 }
 
 // alter changes what lvmd says of a volume.

@@ -2,13 +2,14 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"syscall"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	mountutils "k8s.io/mount-utils"
 
+	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 )
@@ -17,22 +18,25 @@ import (
 // are lvmd's condition types.
 const (
 	// ReasonFileSystemReadOnly: errors made the kernel stop writing.
-	ReasonFileSystemReadOnly = "FileSystemReadOnly"
+	ReasonFileSystemReadOnly = conditions.FileSystemReadOnly
 	// ReasonFileSystemErrors: the kernel found errors in the file system, which
 	// takes no more writes until it is checked when it is staged next.
-	ReasonFileSystemErrors = "FileSystemErrors"
+	ReasonFileSystemErrors = conditions.FileSystemErrors
 	// ReasonFileSystemWarnings: the kernel noticed errors, of input and output
 	// above all, and goes on with the file system.
-	ReasonFileSystemWarnings = "FileSystemWarnings"
+	ReasonFileSystemWarnings = conditions.FileSystemWarnings
 	// ReasonFileSystemFailed: the file system answers with I/O errors.
-	ReasonFileSystemFailed = "FileSystemFailed"
+	ReasonFileSystemFailed = conditions.FileSystemFailed
+	// ReasonMountedElsewhere: no Pod uses the volume, and something has it mounted: it can
+	// be neither staged nor deleted.
+	ReasonMountedElsewhere = conditions.MountedElsewhere
 )
 
 // inaccessible are lvmd's condition types of volumes that cannot be used at
 // all; the others are usable still.
-var inaccessible = []string{"MissingDevice", "Failed", "InvalidSnapshot", "Suspended", "Inactive", "VolumeGroupMissing", "PoolMissing", "PoolInactive", "PoolFailed"}
+var inaccessible = conditions.Unusable(conditions.Volume)
 
-// NodeGetVolumeHealth tells what lvmd knows about the volume, and whether its
+// NodeGetVolumeHealth reports what lvmd knows about the volume, and whether its
 // file system still takes writes. An empty list is good news.
 func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
@@ -46,7 +50,7 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 		if path == "" {
 			continue
 		}
-		if err := n.checkPath(field, path); err != nil {
+		if err := n.kubelet.CheckPath(field, path); err != nil {
 			return nil, err
 		}
 	}
@@ -54,20 +58,20 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, err
 	}
-	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+	points, err := n.options.Mounts.Below(string(n.kubelet))
 	if err != nil {
 		return nil, err
 	}
-	entries, err := n.healthOf(v, points)
+	entries, err := n.monitor.healthOf(v, points)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: entries}}, nil
 }
 
-// healthOf tells all that is wrong with a volume, in the light of the layers
+// healthOf returns all that is wrong with a volume, in the light of the layers
 // below the kubelet's directory.
-func (n *Node) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
+func (m *monitor) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
 	var entries []*csi.VolumeHealth_VolumeHealthEntry
 	for _, c := range v.GetConditions() {
 		status := csi.VolumeHealthErrorType_DEGRADED
@@ -76,38 +80,66 @@ func (n *Node) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.VolumeHe
 		}
 		entries = append(entries, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: c.GetType(), Message: c.GetMessage()})
 	}
-	entry, err := n.fileSystemHealth(v, points)
+	v, open, err := m.encryption.opened(v)
+	if err != nil || !open {
+		return entries, err
+	}
+	if entry := m.limits.health(v, points); entry != nil {
+		entries = append(entries, entry)
+	}
+	entry, err := m.fileSystemHealth(v, points)
 	if entry != nil {
 		entries = append(entries, entry)
 	}
 	return entries, err
 }
 
-// fileSystemHealth tells the worst of what is wrong with a file system. It looks at
-// the volume's layers, which share one file system:
-// one that turned read-only by itself has layers that still say that they are
-// writable.
-func (n *Node) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.VolumeHealth_VolumeHealthEntry, error) {
-	v, open, err := n.opened(v)
-	if err != nil || !open {
+// maxHolders is how long a message about holders may be, in bytes: lvmd takes 1024.
+const maxHolders = 900
+
+// mountedElsewhere says what has a volume mounted that is not mounted below the kubelet's
+// directory.
+func (m *monitor) mountedElsewhere(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHealthEntry, error) {
+	device := deviceOf(v)
+	if inUse, err := m.mounts.InUse(device); err != nil || !inUse {
 		return nil, err
 	}
+	// It may have been staged since the layers were read.
+	points, err := m.mounts.Below(string(m.kubelet))
+	if err != nil || slices.ContainsFunc(points, func(p mount.Point) bool { return p.Device == device }) {
+		return nil, err
+	}
+	holders := m.devices.holdersOf(device)
+	if len(holders) > maxHolders {
+		holders = strings.ToValidUTF8(holders[:maxHolders], "") + "…"
+	}
+	return &csi.VolumeHealth_VolumeHealthEntry{
+		Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonMountedElsewhere,
+		Message: "no Pod uses the volume, and it can be neither staged nor deleted: " + holders,
+	}, nil
+}
+
+// fileSystemHealth returns the worst of what is wrong with the file system of a volume as its
+// users see it. It looks at the volume's layers, which share one file system: one that turned
+// read-only by itself has layers that still say that they are writable.
+func (m *monitor) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.VolumeHealth_VolumeHealthEntry, error) {
 	i := slices.IndexFunc(points, func(p mount.Point) bool { return p.Device == deviceOf(v) && p.Root == "/" })
 	if i < 0 {
-		return nil, nil
+		return m.mountedElsewhere(v)
 	}
 	p := points[i]
-	if _, err := n.options.Mounts.At(p.Path); errors.Is(err, syscall.EIO) {
+	// As the kubelet sees it, which then cleans the mount up.
+	if _, err := m.mounts.At(p.Path); mountutils.IsCorruptedMnt(err) {
 		return &csi.VolumeHealth_VolumeHealthEntry{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: ReasonFileSystemFailed,
 			Message: fmt.Sprintf("the file system at %s answers with I/O errors", p.Path),
 		}, nil
 	}
-	found, err := n.options.Mounts.Errors(p.Device)
+	found, err := m.mounts.Errors(p.Device)
 	if err != nil {
 		return nil, err
 	}
-	warnings, err := n.options.Mounts.Warnings(p.Device)
+	warnings, err := m.mounts.Warnings(p.Device)
 	switch {
 	case err != nil:
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 )
 
@@ -20,44 +21,44 @@ import (
 const shownHolders = 3
 
 // refuseHeld fails if the kernel has a volume's file system mounted, and names
-// who has it: neither a check nor a new file system may meet it.
-func (n *Node) refuseHeld(v *lvmdv1.Volume) error {
-	inUse, err := n.options.Mounts.InUse(deviceOf(v))
+// what has it: neither a check nor a new file system may meet it.
+func (d *devices) refuseHeld(v *lvmdv1.Volume) error {
+	inUse, err := d.mounts.InUse(deviceOf(v))
 	if err != nil || !inUse {
 		return err
 	}
-	return &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is still mounted elsewhere on the node and can be neither checked nor repaired: %s",
-		v.GetId(), n.holdersOf(deviceOf(v)))}
+	return csierror.New(codes.FailedPrecondition, fmt.Errorf("volume %s is still mounted elsewhere on the node and can be neither checked nor repaired: %s",
+		v.GetId(), d.holdersOf(deviceOf(v))))
 }
 
-// withHolders adds to an error who else has a device mounted, if anything has.
-func (n *Node) withHolders(err error, device mount.Device) error {
-	if inUse, inUseErr := n.options.Mounts.InUse(device); err == nil || inUseErr != nil || !inUse {
+// withHolders adds to an error what else has a device mounted, if anything has.
+func (d *devices) withHolders(err error, device mount.Device) error {
+	if inUse, inUseErr := d.mounts.InUse(device); err == nil || inUseErr != nil || !inUse {
 		return err
 	}
-	return fmt.Errorf("%w; %s", err, n.holdersOf(device))
+	return fmt.Errorf("%w; %s", err, d.holdersOf(device))
 }
 
-// warnOfHolders logs who has a device mounted that was just unmounted: the volume
+// warnOfHolders logs what has a device mounted that was just unmounted: the volume
 // can be neither repaired nor deleted until that ends.
-func (n *Node) warnOfHolders(id string, device mount.Device) {
-	if inUse, err := n.options.Mounts.InUse(device); err != nil || !inUse {
+func (d *devices) warnOfHolders(id string, device mount.Device) {
+	if inUse, err := d.mounts.InUse(device); err != nil || !inUse {
 		return
 	}
-	n.options.Log.Warn("an unmounted volume is still mounted elsewhere, and cannot be deleted until that ends", "volume", id,
-		"device", device.String(), "by", n.holdersOf(device))
+	d.log.Warn("an unmounted volume is still mounted elsewhere, and cannot be deleted until that ends", "volume", id,
+		"device", device.String(), "by", d.holdersOf(device))
 }
 
 // holdersOf names what has a device mounted, and says what to do.
-func (n *Node) holdersOf(device mount.Device) string {
+func (d *devices) holdersOf(device mount.Device) string {
 	var found []string
-	points, err := n.options.Mounts.Below("/")
+	points, err := d.mounts.Below("/")
 	for _, p := range points {
 		if p.Device == device {
 			found = append(found, "it is mounted at "+p.Path)
 		}
 	}
-	holders, holdersErr := n.options.Mounts.Holders(device, "")
+	holders, holdersErr := d.mounts.Holders(device, "")
 	for _, h := range holders {
 		found = append(found, h.String())
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount/mounttest"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -31,9 +32,12 @@ func TestRealHolder(t *testing.T) {
 		t.Errorf("unstaged, the holder is not named: %s", log)
 	}
 	wantError(t, r.stage(v, access(v)), codes.FailedPrecondition, named)
-	if _, err := r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}); err == nil {
-		t.Error("a mounted volume was deleted")
+	found := r.CheckHealth(r.ctx(), driver.Conditions{})
+	if !strings.Contains(found[v.GetId()][driver.ReasonMountedElsewhere], named) {
+		t.Errorf("the health of the volume is %q, want the holder named", found)
 	}
+	_, err := r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	wantError(t, err, codes.FailedPrecondition, named)
 	r.wantLayers(0)
 
 	must.Succeed(t, agent.Kill())
@@ -41,9 +45,15 @@ func TestRealHolder(t *testing.T) {
 		inUse, err := r.machine.Mounts.InUse(deviceOf(v))
 		return !inUse && err == nil
 	})
+	if found := r.CheckHealth(r.ctx(), driver.Conditions{}); len(found) > 0 {
+		t.Errorf("free again, the health of the volumes is %q", found)
+	}
 	must.Succeed(t, r.stage(v, access(v)))
+	if found := r.CheckHealth(r.ctx(), driver.Conditions{}); len(found) > 0 {
+		t.Errorf("staged, the health of the volumes is %q", found)
+	}
 	r.wantFile(filepath.Join(r.staging(v), "file"), "precious")
 	must.Succeed(t, r.unstage(v))
 	r.delete(v)
-	r.waitForRoom()
+	r.waitForSpace()
 }

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
@@ -17,7 +18,7 @@ var monitoring = mount.Holder{PID: 4711, Process: "agent", Pod: "pod-of-the-agen
 
 const monitoringNamed = "process 4711 (agent) of Pod pod-of-the-agent in container abc has it mounted at /rootfs/data"
 
-func TestWhatAnotherNamespaceHasMountedIsNeitherCheckedNorMadeAnew(t *testing.T) {
+func TestWhatAnotherNamespaceHasMountedIsNeitherCheckedNorReformatted(t *testing.T) {
 	for name, test := range map[string]struct {
 		prepare func(*fixture)
 		words   string
@@ -39,7 +40,7 @@ func TestWhatAnotherNamespaceHasMountedIsNeitherCheckedNorMadeAnew(t *testing.T)
 				test.prepare(f)
 				wantError(t, f.stage(v, access(v)), codes.FailedPrecondition, test.words)
 				if touched {
-					t.Error("the mounted file system was checked or made anew")
+					t.Error("the mounted file system was checked or reformatted")
 				}
 				f.wantLayers(0)
 				f.mounts.Hold(deviceOf(v))
@@ -74,5 +75,24 @@ func TestAnUnmountedVolumeThatAnotherNamespaceHasIsReported(t *testing.T) {
 	must.Succeed(t, f.unstage(v))
 	if log := f.machine.Log.String(); !strings.Contains(log, monitoringNamed) {
 		t.Errorf("the holder is not named: %s", log)
+	}
+}
+
+func TestTheHolderOfAVolumeThatNoPodUsesIsAConditionOfTheVolume(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	must.Succeed(t, f.stage(v, access(v)))
+	f.mounts.Hold(deviceOf(v), monitoring)
+	if found := f.CheckHealth(t.Context(), driver.Conditions{}); len(found) > 0 {
+		t.Errorf("while it is staged: %q", found)
+	}
+	must.Succeed(t, f.unstage(v))
+	found := f.CheckHealth(t.Context(), driver.Conditions{})
+	if !strings.Contains(found[v.GetId()][driver.ReasonMountedElsewhere], monitoringNamed) {
+		t.Errorf("after it is unstaged: %q, want the holder named", found)
+	}
+	f.mounts.Hold(deviceOf(v))
+	if found := f.CheckHealth(t.Context(), driver.Conditions{}); len(found) > 0 {
+		t.Errorf("once nothing has it: %q", found)
 	}
 }

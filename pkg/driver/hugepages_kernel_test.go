@@ -118,7 +118,7 @@ func TestRealHugePages(t *testing.T) {
 			must.Succeed(r.t, r.unpublish(v, "pod"))
 			must.Succeed(r.t, r.unstage(v))
 			r.delete(v)
-			r.waitForRoom()
+			r.waitForSpace()
 		})
 	}
 }

@@ -48,9 +48,9 @@ func (n *Node) maxVolumes(ctx context.Context) int64 {
 	if n.options.MaxVolumes > 0 {
 		return n.options.MaxVolumes
 	}
-	classes, err := n.classes(ctx)
+	classes, err := n.volumes.Classes(ctx)
 	if err != nil {
-		n.options.Log.Warn("the scheduler is told no number of volumes: it is not known how many the volume groups can hold", "error", err)
+		n.options.Log.Warn("the scheduler gets no number of volumes: it is not known how many the volume groups can hold", "error", err)
 		return 0
 	}
 	most := map[string]int64{}
@@ -62,7 +62,7 @@ func (n *Node) maxVolumes(ctx context.Context) int64 {
 	var sum int64
 	for group, m := range most {
 		if m == 0 {
-			n.options.Log.Info("the scheduler is told no number of volumes: it is not known how many a volume group can hold", "group", group)
+			n.options.Log.Info("the scheduler gets no number of volumes: it is not known how many a volume group can hold", "group", group)
 			return 0
 		}
 		sum += m

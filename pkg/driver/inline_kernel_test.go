@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/driver/inline"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -25,8 +25,8 @@ func newRealInline(t *testing.T, disk, medium string) *real {
 	return &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
 }
 
-// room is what lvmd's class can take now, in bytes.
-func (r *real) room() int64 {
+// freeSpace is what lvmd's class can take now, in bytes.
+func (r *real) freeSpace() int64 {
 	r.t.Helper()
 	answer := must.Get(r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{}))(r.t)
 	return answer.GetClasses()[0].GetAvailableBytes()
@@ -34,7 +34,7 @@ func (r *real) room() int64 {
 
 func TestRealInlineVolumes(t *testing.T) {
 	r := newRealInline(t, "/dev/vdb", "disk")
-	all := r.room()
+	all := r.freeSpace()
 	for _, fsType := range []string{"", "xfs"} {
 		t.Run("type "+fsType, func(t *testing.T) {
 			i := r.inline("pod"+fsType, fsType)
@@ -43,15 +43,15 @@ func TestRealInlineVolumes(t *testing.T) {
 			}
 			r.wantInline(i)
 			r.wantLayers(1)
-			if room := r.room(); room != all-r.size {
-				t.Errorf("room for %d bytes, want %d", room, all-r.size)
+			if free := r.freeSpace(); free != all-r.size {
+				t.Errorf("space for %d bytes, want %d", free, all-r.size)
 			}
 			file := filepath.Join(r.inlineTarget(i), "file")
 			r.write(file, "content")
 
-			// Another life of the plugin, and of the machine.
+			// Another run of the plugin, and of the machine.
 			r.restart()
-			must.Succeed(r.t, r.machine.Mounts.Off(r.inlineTarget(i)))
+			must.Succeed(r.t, r.machine.Mounts.Unmount(r.inlineTarget(i)))
 			must.Succeed(r.t, r.publishInline(i))
 			r.wantFile(file, "content")
 
@@ -66,7 +66,7 @@ func TestRealInlineVolumes(t *testing.T) {
 			r.wantInline()
 			r.wantLayers(0)
 			r.wantGone(r.inlineTarget(i))
-			r.waitForRoom()
+			r.waitForSpace()
 		})
 	}
 	t.Run("scratch, with a key that only the kernel has", func(t *testing.T) {
@@ -78,14 +78,14 @@ func TestRealInlineVolumes(t *testing.T) {
 		r.write(filepath.Join(r.inlineTarget(i), "file"), "content")
 		must.Succeed(r.t, r.unpublishInline(i))
 		r.wantInline()
-		r.waitForRoom()
+		r.waitForSpace()
 	})
 	t.Run("an encryption that there is not", func(t *testing.T) {
 		wantError(t, r.publishInline(r.inline("pod-luks", "").with("carve.csi.local/encryption", "rot13")),
 			codes.InvalidArgument, `"rot13" is not allowed for a volume that ends with its Pod: "ephemeral" is`)
 		r.wantInline()
 	})
-	t.Run("more than there is room for", func(t *testing.T) {
+	t.Run("more than there is space for", func(t *testing.T) {
 		i := r.inline("pod-large", "").with("carve.csi.local/size", "1Ti")
 		wantError(t, r.publishInline(i), codes.ResourceExhausted, "")
 		r.wantInline()
@@ -103,10 +103,10 @@ func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 	r := newRealInline(t, "/dev/vdb", "disk")
 	r.machine.MakeDir("pods", "plugin")
 	mounted, unmounted, kept := r.inline("pod-a", "").with("carve.csi.local/encryption", "ephemeral"), r.inline("pod-b", ""), r.inline("pod-c", "")
-	for _, i := range []inline{mounted, unmounted, kept} {
+	for _, i := range []inlineVolume{mounted, unmounted, kept} {
 		must.Succeed(r.t, r.publishInline(i))
 	}
-	must.Succeed(r.t, r.machine.Mounts.Off(r.inlineTarget(unmounted)))
+	must.Succeed(r.t, r.machine.Mounts.Unmount(r.inlineTarget(unmounted)))
 	r.podGoes("pod-b")
 	must.Succeed(r.t, os.Remove(r.beside(r.inlineTarget(mounted))))
 	elsewhere := t.TempDir()
@@ -117,16 +117,16 @@ func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 	r.wantLayers(1)
 	r.podGoes("pod-a")
 	now := time.Now()
-	known := r.ReclaimInline(r.ctx(), driver.Abandoned{}, now)
+	known := r.ReclaimInline(r.ctx(), inline.Abandoned{}, now)
 	r.wantInline(mounted, unmounted, kept)
-	known = r.ReclaimInline(r.ctx(), known, now.Add(driver.ReclaimGrace))
-	r.wantInline(mounted, kept) // somebody has it mounted
+	known = r.ReclaimInline(r.ctx(), known, now.Add(inline.Grace))
+	r.wantInline(mounted, kept) // something has it mounted
 	must.Succeed(r.t, unix.Unmount(elsewhere, 0))
-	known = r.ReclaimInline(r.ctx(), known, now.Add(driver.ReclaimGrace))
+	known = r.ReclaimInline(r.ctx(), known, now.Add(inline.Grace))
 	r.wantInline(kept)
 	if len(known) != 0 {
 		t.Errorf("known %v", known)
 	}
 	must.Succeed(r.t, r.unpublishInline(kept))
-	r.waitForRoom()
+	r.waitForSpace()
 }

@@ -3,6 +3,7 @@ package driver_test
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -18,12 +19,13 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// inline is a volume that a Pod defines in its own specification, as the kubelet
+// inlineVolume is a volume that a Pod defines in its own specification, as the kubelet
 // asks for it.
-type inline struct {
+type inlineVolume struct {
 	id, pod    string
 	attributes map[string]string
 	access     *csi.VolumeCapability
@@ -31,10 +33,10 @@ type inline struct {
 }
 
 // inline describes a Pod's volume of the usual size.
-func (f *kubelet) inline(pod, fsType string) inline {
+func (f *kubelet) inline(pod, fsType string) inlineVolume {
 	access := filesystemAccess(writer)
 	access.GetMount().FsType = fsType
-	return inline{
+	return inlineVolume{
 		id: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(pod+"scratch"))), pod: pod, access: access,
 		attributes: map[string]string{
 			"carve.csi.local/size":                   fmt.Sprint(f.size),
@@ -48,26 +50,26 @@ func (f *kubelet) inline(pod, fsType string) inline {
 }
 
 // with returns the volume with one attribute more.
-func (i inline) with(key, value string) inline {
+func (i inlineVolume) with(key, value string) inlineVolume {
 	i.attributes = maps.Clone(i.attributes)
 	i.attributes[key] = value
 	return i
 }
 
 // inlineTarget is where the kubelet wants the volume.
-func (f *kubelet) inlineTarget(i inline) string {
+func (f *kubelet) inlineTarget(i inlineVolume) string {
 	return f.machine.Path("pods", i.pod, "volumes", "kubernetes.io~csi", "scratch", "mount")
 }
 
 // publishInline does what the kubelet does: it notes the volume, then asks.
-func (f *kubelet) publishInline(i inline) error {
+func (f *kubelet) publishInline(i inlineVolume) error {
 	f.note(f.beside(f.inlineTarget(i)))
 	return second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
 		VolumeId: i.id, TargetPath: f.inlineTarget(i), VolumeCapability: i.access, VolumeContext: i.attributes, Readonly: i.readOnly,
 	}))
 }
 
-func (f *kubelet) unpublishInline(i inline) error {
+func (f *kubelet) unpublishInline(i inlineVolume) error {
 	return second(f.NodeUnpublishVolume(f.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: i.id, TargetPath: f.inlineTarget(i)}))
 }
 
@@ -86,8 +88,20 @@ func (f *kubelet) listed() []*lvmdv1.Volume {
 	return answer.GetVolumes()
 }
 
+// inlineDevice is the device of the inline volume.
+func (f *kubelet) inlineDevice(i inlineVolume) string {
+	f.t.Helper()
+	for _, v := range f.listed() {
+		if v.GetName() == i.id {
+			return v.GetDevicePath()
+		}
+	}
+	f.t.Fatalf("lvmd has no volume %s", i.id)
+	return ""
+}
+
 // wantInline checks that lvmd has exactly these.
-func (f *kubelet) wantInline(want ...inline) {
+func (f *kubelet) wantInline(want ...inlineVolume) {
 	f.t.Helper()
 	names := map[string]bool{}
 	for _, v := range f.listed() {
@@ -107,28 +121,31 @@ func (f *kubelet) wantInline(want ...inline) {
 func newInline(t *testing.T) *fixture {
 	t.Helper()
 	f := newFixture(t)
-	f.lvmd.InUse = func(v *lvmdv1.Volume) bool {
-		points, _ := f.mounts.Below("/")
-		for _, p := range points {
-			if p.Device == deviceOf(v) {
-				return true
-			}
-		}
-		return false
-	}
+	hooks := f.lvmd.Hooks()
+	hooks.BeforeDelete = f.refuseMounted
+	f.lvmd.SetHooks(hooks)
 	f.machine.InlineVolumes = true
 	f.restart()
 	return f
 }
 
-// restart gives the plugin another life.
+// refuseMounted has lvmd delete no volume that is mounted anywhere.
+func (f *fixture) refuseMounted(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) error {
+	got, err := f.lvmd.GetVolume(ctx, &lvmdv1.GetVolumeRequest{Id: r.GetId()})
+	if err == nil && f.mounts.Shows(deviceOf(got.GetVolume())) {
+		return apierror.VolumeInUse(r.GetId(), errors.New("it is mounted"))
+	}
+	return nil
+}
+
+// restart starts another process run of the plugin.
 func (f *kubelet) restart() {
 	f.t.Helper()
 	f.Stop(f.t)
 	f.Plugin = f.machine.Start()
 }
 
-func TestAnInlineVolumeLivesAsLongAsItsPod(t *testing.T) {
+func TestAnInlineVolumeLastsAsLongAsItsPod(t *testing.T) {
 	f := newInline(t)
 	a, b := f.inline("pod-a", ""), f.inline("pod-b", "xfs")
 	b.readOnly = true
@@ -194,37 +211,37 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 	good := f.inline("pod", "")
 	tests := []struct {
 		name   string
-		volume func() inline
+		volume func() inlineVolume
 		code   codes.Code
 		words  string
 	}{
-		{"no size", func() inline { return good.with("carve.csi.local/size", "") }, codes.InvalidArgument,
+		{"no size", func() inlineVolume { return good.with("carve.csi.local/size", "") }, codes.InvalidArgument,
 			"volumeAttributes[carve.csi.local/size]: a value is required"},
-		{"a size that is none", func() inline { return good.with("carve.csi.local/size", "10 GB") }, codes.InvalidArgument,
+		{"a size that is none", func() inlineVolume { return good.with("carve.csi.local/size", "10 GB") }, codes.InvalidArgument,
 			`volumeAttributes[carve.csi.local/size]: "10 GB" is not allowed`},
-		{"a size of nothing", func() inline { return good.with("carve.csi.local/size", "0") }, codes.InvalidArgument, `"0" is not allowed`},
-		{"a negative size", func() inline { return good.with("carve.csi.local/size", "-1Gi") }, codes.InvalidArgument, `"-1Gi" is not allowed`},
-		{"a size beyond all bounds", func() inline { return good.with("carve.csi.local/size", "8Ei") }, codes.InvalidArgument, `"8Ei" is not allowed`},
-		{"a key that is kept", func() inline { return good.with("carve.csi.local/encryption", "luks") }, codes.InvalidArgument,
+		{"a size of nothing", func() inlineVolume { return good.with("carve.csi.local/size", "0") }, codes.InvalidArgument, `"0" is not allowed`},
+		{"a negative size", func() inlineVolume { return good.with("carve.csi.local/size", "-1Gi") }, codes.InvalidArgument, `"-1Gi" is not allowed`},
+		{"a size beyond all bounds", func() inlineVolume { return good.with("carve.csi.local/size", "8Ei") }, codes.InvalidArgument, `"8Ei" is not allowed`},
+		{"a key that is kept", func() inlineVolume { return good.with("carve.csi.local/encryption", "luks") }, codes.InvalidArgument,
 			`"luks" is not allowed for a volume that ends with its Pod: "ephemeral" is`},
-		{"an unknown key", func() inline { return good.with("size", "1Gi") }, codes.InvalidArgument,
+		{"an unknown key", func() inlineVolume { return good.with("size", "1Gi") }, codes.InvalidArgument,
 			`volumeAttributes: key "size" is not allowed: carve.csi.local/size, carve.csi.local/device-class, carve.csi.local/encryption, carve.csi.local/profile and carve.csi.local/mkfs-… are`},
-		{"a setting that its file system has not", func() inline { return good.with("carve.csi.local/mkfs-node-size", "4096") }, codes.InvalidArgument,
+		{"a setting that its file system has not", func() inlineVolume { return good.with("carve.csi.local/mkfs-node-size", "4096") }, codes.InvalidArgument,
 			`volumeAttributes[carve.csi.local/mkfs-node-size]: setting "node-size" is not allowed for ext4: allowed are block-size,`},
-		{"a setting's value beyond its bounds", func() inline { return good.with("carve.csi.local/mkfs-label", "a b") }, codes.InvalidArgument,
+		{"a setting's value beyond its bounds", func() inlineVolume { return good.with("carve.csi.local/mkfs-label", "a b") }, codes.InvalidArgument,
 			`volumeAttributes[carve.csi.local/mkfs-label]: setting "label=a b" is not allowed`},
-		{"the file system among the attributes", func() inline { return good.with("csi.storage.k8s.io/fstype", "xfs") }, codes.InvalidArgument,
+		{"the file system among the attributes", func() inlineVolume { return good.with("csi.storage.k8s.io/fstype", "xfs") }, codes.InvalidArgument,
 			`key "csi.storage.k8s.io/fstype" is not allowed`},
-		{"a device class that the node does not have", func() inline { return good.with("carve.csi.local/device-class", "fast") }, codes.InvalidArgument,
+		{"a device class that the node does not have", func() inlineVolume { return good.with("carve.csi.local/device-class", "fast") }, codes.InvalidArgument,
 			`volumeAttributes[carve.csi.local/device-class]: lvmd: no device class "fast"; this node offers local`},
-		{"an unknown file system", func() inline { return f.inline("pod", "zfs") }, codes.InvalidArgument, `"zfs" is not supported`},
-		{"raw block", func() inline { i := good; i.access = blockAccess(writer); return i }, codes.InvalidArgument, "inline volumes have a file system"},
-		{"an id that no kubelet makes", func() inline { i := good; i.id = "scratch"; return i }, codes.InvalidArgument, `volume_id: "scratch"`},
-		{"another Pod's path", func() inline { return good.with("csi.storage.k8s.io/pod.uid", "other") }, codes.InvalidArgument, "belongs to Pod pod"},
-		{"a kubelet that says nothing of the Pod", func() inline { i := good; i.attributes = nil; return i }, codes.FailedPrecondition, "podInfoOnMount"},
-		{"more than there is room for", func() inline { return good.with("carve.csi.local/size", "1Ti") }, codes.ResourceExhausted, "are free"},
+		{"an unknown file system", func() inlineVolume { return f.inline("pod", "zfs") }, codes.InvalidArgument, `"zfs" is not supported`},
+		{"raw block", func() inlineVolume { i := good; i.access = blockAccess(writer); return i }, codes.InvalidArgument, "inline volumes have a file system"},
+		{"an id that no kubelet makes", func() inlineVolume { i := good; i.id = "scratch"; return i }, codes.InvalidArgument, `volume_id: "scratch"`},
+		{"another Pod's path", func() inlineVolume { return good.with("csi.storage.k8s.io/pod.uid", "other") }, codes.InvalidArgument, "belongs to Pod pod"},
+		{"a kubelet that says nothing of the Pod", func() inlineVolume { i := good; i.attributes = nil; return i }, codes.FailedPrecondition, "podInfoOnMount"},
+		{"more than is free", func() inlineVolume { return good.with("carve.csi.local/size", "1Ti") }, codes.ResourceExhausted, "10737418240 available"},
 	}
-	f.lvmd.Room = 10 * gib
+	f.lvmd.Resize("local", 10*gib)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			wantError(t, f.publishInline(tt.volume()), tt.code, tt.words)
@@ -260,7 +277,7 @@ func TestInlineVolumesLargerThanTheNodeAllowsAreNotMade(t *testing.T) {
 	}
 	f.wantInline(before)
 	metric := `
-		# HELP carve_node_inline_volumes_total Inline volumes by what happened: made, refused (by lvmd), too-large (for the node's limit), removed (with their Pods), reclaimed (when their Pods were gone).
+		# HELP carve_node_inline_volumes_total Inline volumes, by event: made, refused (by lvmd), too-large (for --inline-max-size), removed (with their Pods), reclaimed (after their Pods were gone).
 		# TYPE carve_node_inline_volumes_total counter
 		carve_node_inline_volumes_total{event="too-large"} 4
 	`
@@ -269,7 +286,7 @@ func TestInlineVolumesLargerThanTheNodeAllowsAreNotMade(t *testing.T) {
 	must.Succeed(t, f.publishInline(exact))
 	// What is there passes, whatever its size: after a failed call, and after the node's restart.
 	must.Succeed(t, f.publishInline(before))
-	must.Succeed(t, f.mounts.Off(f.inlineTarget(before)))
+	must.Succeed(t, f.mounts.Unmount(f.inlineTarget(before)))
 	must.Succeed(t, f.publishInline(before))
 	f.wantInline(before, exact)
 }
@@ -285,7 +302,7 @@ func TestAnInlineVolumeThatCannotBeMountedIsTakenBack(t *testing.T) {
 	// One that was there before has its Pod's data in it.
 	f.mounts.FailMounts(nil)
 	must.Succeed(f.t, f.publishInline(i))
-	must.Succeed(f.t, f.mounts.Off(f.inlineTarget(i))) // a reboot
+	must.Succeed(f.t, f.mounts.Unmount(f.inlineTarget(i))) // a reboot
 	f.mounts.FailMounts(syscall.ENOMEM)
 	wantError(t, f.publishInline(i), codes.Internal, "cannot allocate memory")
 	f.wantInline(i)
@@ -296,7 +313,7 @@ func TestAnInlineVolumeThatCannotBeMountedIsTakenBack(t *testing.T) {
 	f.wantInline()
 }
 
-func TestAnInlineVolumeGoesOnlyWhenNobodyUsesIt(t *testing.T) {
+func TestAnInlineVolumeGoesOnlyWhenNothingUsesIt(t *testing.T) {
 	f := newInline(t)
 	i := f.inline("pod", "")
 	must.Succeed(f.t, f.publishInline(i))
@@ -306,9 +323,9 @@ func TestAnInlineVolumeGoesOnlyWhenNobodyUsesIt(t *testing.T) {
 	f.lvmd.SetDown(false)
 	f.wantInline(i)
 	elsewhere := f.machine.MakeDir("elsewhere")
-	must.Succeed(f.t, f.mounts.Mount(f.listed()[0].GetDevicePath(), elsewhere, "ext4", nil))
-	wantError(t, f.unpublishInline(i), codes.FailedPrecondition, "is in use")
-	must.Succeed(f.t, f.mounts.Off(elsewhere))
+	must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: f.listed()[0].GetDevicePath()}, elsewhere, "ext4", nil))
+	wantError(t, f.unpublishInline(i), codes.FailedPrecondition, "is open or mounted")
+	must.Succeed(f.t, f.mounts.Unmount(elsewhere))
 	must.Succeed(f.t, f.unpublishInline(i))
 	f.wantInline()
 	f.wantGone(f.inlineTarget(i))
@@ -323,14 +340,14 @@ func TestAVolumeWithAnInlineVolumesNameIsNotTakenForOne(t *testing.T) {
 	f.wantInline(i)
 }
 
-// mortalLVMD is a step on the way to lvmd.
-type mortalLVMD struct {
+// crashingLVMD is a step on the way to lvmd.
+type crashingLVMD struct {
 	lvmdv1.LVMDServer
 	*reaper
 }
 
 // CreateVolume is a step.
-func (m mortalLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (answer *lvmdv1.CreateVolumeResponse, err error) {
+func (m crashingLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (answer *lvmdv1.CreateVolumeResponse, err error) {
 	err = m.step("create", func() error {
 		answer, err = m.LVMDServer.CreateVolume(ctx, r)
 		return err
@@ -339,7 +356,7 @@ func (m mortalLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequ
 }
 
 // DeleteVolume is a step.
-func (m mortalLVMD) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (answer *lvmdv1.DeleteVolumeResponse, err error) {
+func (m crashingLVMD) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (answer *lvmdv1.DeleteVolumeResponse, err error) {
 	err = m.step("delete", func() error {
 		answer, err = m.LVMDServer.DeleteVolume(ctx, r)
 		return err
@@ -348,28 +365,28 @@ func (m mortalLVMD) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequ
 }
 
 func TestKilledAtAnyStepNoInlineVolumeIsLeftOrMadeTwice(t *testing.T) {
-	published := func(f *fixture, i inline) { must.Succeed(f.t, f.publishInline(i)) }
+	published := func(f *fixture, i inlineVolume) { must.Succeed(f.t, f.publishInline(i)) }
 	calls := []struct {
 		name   string
-		before func(*fixture, inline)
-		call   func(*fixture, inline) error
+		before func(*fixture, inlineVolume)
+		call   func(*fixture, inlineVolume) error
 		steps  int
 	}{
-		{"publish", func(*fixture, inline) {}, func(f *fixture, i inline) error { return f.publishInline(i) }, 2},
-		{"unpublish", published, func(f *fixture, i inline) error { return f.unpublishInline(i) }, 2},
+		{"publish", func(*fixture, inlineVolume) {}, func(f *fixture, i inlineVolume) error { return f.publishInline(i) }, 2},
+		{"unpublish", published, func(f *fixture, i inlineVolume) error { return f.unpublishInline(i) }, 2},
 	}
 	for _, c := range calls {
 		for at := 1; at <= c.steps; at++ {
 			for _, after := range []bool{false, true} {
 				for _, forgotten := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s, step %d, after it %t, then forgotten %t", c.name, at, after, forgotten), func(t *testing.T) {
-						f, r := newMortalInline(t)
+						f, r := newKillableInline(t)
 						i := f.inline("pod", "")
 						f.machine.MakeDir("pods", "plugin")
 						c.before(f, i)
 						r.arm(at, after)
 						_ = c.call(f, i)
-						if steps, died := r.disarm(); steps != at || !died {
+						if steps, died := r.stop(); steps != at || !died {
 							t.Fatalf("%d steps, died %t: the enumeration is of %d", steps, died, c.steps)
 						}
 						f.restart()
@@ -394,14 +411,14 @@ func TestKilledAtAnyStepNoInlineVolumeIsLeftOrMadeTwice(t *testing.T) {
 	}
 }
 
-// newMortalInline is newInline with a plugin that can be killed.
-func newMortalInline(t *testing.T) (*fixture, *reaper) {
+// newKillableInline is newInline with a plugin that can be killed.
+func newKillableInline(t *testing.T) (*fixture, *reaper) {
 	t.Helper()
 	f, r := newInline(t), &reaper{}
 	f.machine.StopLVMD()
-	f.machine.LVMD = mortalLVMD{f.machine.LVMD, r}
+	f.machine.LVMD = crashingLVMD{f.machine.LVMD, r}
 	f.machine.StartLVMD()
-	f.machine.Mounts = mortalMounts{f.machine.Mounts, r}
+	f.machine.Mounts = crashingMounts{f.machine.Mounts, r}
 	f.restart()
 	return f, r
 }

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/carve-csi/carve/pkg/driver/csierror"
 )
 
 // interceptor gives every error its code, and logs and measures every call.
@@ -20,11 +22,11 @@ func interceptor(log *slog.Logger, metrics *Metrics) grpc.UnaryServerInterceptor
 		begin := time.Now()
 		answer, err := handler(ctx, req)
 		if _, coded := status.FromError(err); !coded {
-			err = toStatus(err)
+			err = csierror.ToStatus(err)
 		}
 		took := time.Since(begin)
 		method, code := path.Base(info.FullMethod), status.Code(err)
-		metrics.called(method, code, took)
+		metrics.called(info.FullMethod, err, took)
 
 		attrs := append(subject(req), slog.Duration("took", took))
 		level, message := slog.LevelDebug, method
@@ -52,7 +54,7 @@ func changes(req any) bool {
 	return false
 }
 
-// subject says what a call is about.
+// subject returns what a call is about.
 func subject(req any) []slog.Attr {
 	var attrs []slog.Attr
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {

@@ -5,19 +5,93 @@ package driver_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// BenchmarkRealIO compares, with fio, a bare logical volume with the file
-// systems on one. Only the ratios mean anything, as the machine is emulated,
-// and its disks do not wait for anything when they are told to flush.
+// BenchmarkRealIO compares a bare logical volume with the file systems on one. Only the ratios
+// mean anything, as the machine is emulated. Its disks do not wait for anything when they
+// are asked to flush; once more, every flush waits.
 func BenchmarkRealIO(b *testing.B) {
+	b.Run("flushes take no time", func(b *testing.B) { compareIO(b, 0, ioJobs) })
+	b.Run("flushes take 10 ms", func(b *testing.B) {
+		compareIO(b, 10*time.Millisecond, slices.DeleteFunc(slices.Clone(ioJobs), func(j ioJob) bool { return !j.flushes }))
+	})
+}
+
+// slowFlushes makes each flush of the logical volume wait so long.
+func (r *real) slowFlushes(v *lvmdv1.Volume, wait time.Duration) {
+	r.t.Helper()
+	before := drivertest.ByHand(r.t, "dmsetup", "table", dmName(v))
+	table := strings.Fields(before)
+	if len(table) != 5 || table[2] != "linear" {
+		r.t.Fatalf("the volume has the table %q", before)
+	}
+	// The device and the offset of reads, writes and flushes, and their delays in milliseconds.
+	below := strings.Join(table[3:], " ")
+	r.swapTable(v, fmt.Sprintf("0 %s delay %s 0 %s 0 %s %d", table[1], below, below, below, wait.Milliseconds()))
+	r.t.Cleanup(func() { r.swapTable(v, strings.TrimSpace(before)) })
+}
+
+// ioJob measures one kind of input and output.
+type ioJob struct {
+	name string
+	// flushes: the job waits for flushes.
+	flushes bool
+	// fio are the arguments of a job of fio with one file, which can be a raw block volume;
+	// or else files uses a new directory, and returns how many operations it made.
+	fio   []string
+	files func(b *testing.B, dir string) int
+}
+
+var ioJobs = []ioJob{
+	{name: "sequential write, 1 MiB, direct", fio: []string{"--rw=write", "--bs=1m", "--direct=1", "--ioengine=libaio", "--iodepth=4"}},
+	{name: "random write, 4 KiB, direct", fio: []string{"--rw=randwrite", "--bs=4k", "--direct=1", "--ioengine=libaio", "--iodepth=8"}},
+	{name: "write, 4 KiB, fsync after each", flushes: true, fio: []string{"--rw=write", "--bs=4k", "--fsync=1", "--ioengine=psync"}},
+	{name: "create files", files: func(b *testing.B, dir string) int { return createFiles(b, dir, 3000, false) }},
+	{name: "create and delete files, over and over", files: func(b *testing.B, dir string) int {
+		made := 0
+		for range 6 {
+			made += createFiles(b, dir, 500, false)
+			must.Succeed(b, os.RemoveAll(dir))
+		}
+		return made
+	}},
+	{name: "create files, fsync each", flushes: true, files: func(b *testing.B, dir string) int { return createFiles(b, dir, 100, true) }},
+}
+
+// createFiles makes so many files of 4 KiB in a directory.
+func createFiles(b *testing.B, dir string, n int, sync bool) int {
+	b.Helper()
+	must.Succeed(b, os.MkdirAll(dir, 0o700))
+	content := make([]byte, 4096)
+	for i := range n {
+		f := must.Get(os.Create(filepath.Join(dir, fmt.Sprint("file", i))))(b)
+		must.Get(f.Write(content))(b)
+		if sync {
+			must.Succeed(b, f.Sync())
+		}
+		must.Succeed(b, f.Close())
+	}
+	return n
+}
+
+// compareIO measures the jobs with volumes of each kind, whose flushes take so long. The kinds take turns,
+// each time in another order, as what one has written is written out while the next one is
+// measured.
+func compareIO(b *testing.B, flush time.Duration, jobs []ioJob) {
 	r := newReal(b, "/dev/vdb", "disk")
 	r.size = 512 * mib
 	targets := map[string]string{}
@@ -29,6 +103,9 @@ func BenchmarkRealIO(b *testing.B) {
 			must.Succeed(r.t, r.unpublish(v, "pod"))
 			must.Succeed(r.t, r.unstage(v))
 		})
+		if flush > 0 {
+			r.slowFlushes(v, flush)
+		}
 	}
 	place("bare", r.volume("bare", ""), "")
 	place("ext4", r.volume("ext4", "ext4"), "file")
@@ -36,37 +113,28 @@ func BenchmarkRealIO(b *testing.B) {
 	place("xfs", r.volume("xfs", "xfs"), "file")
 	place("btrfs", r.volume("btrfs", "btrfs"), "file")
 
-	const rounds = 3
+	const rounds = 5
 	made := 0
-	for _, job := range []struct {
-		name  string
-		files bool
-		args  []string
-	}{
-		{"sequential write, 1 MiB, direct", false, []string{"--rw=write", "--bs=1m", "--direct=1", "--ioengine=libaio", "--iodepth=4"}},
-		{"random write, 4 KiB, direct", false, []string{"--rw=randwrite", "--bs=4k", "--direct=1", "--ioengine=libaio", "--iodepth=8"}},
-		{"write, 4 KiB, fsync after each", false, []string{"--rw=write", "--bs=4k", "--fsync=1", "--ioengine=psync"}},
-		{"create files", true, []string{"--ioengine=filecreate", "--nrfiles=3000", "--filesize=4k", "--openfiles=1", "--fallocate=none", "--create_on_open=1"}},
-	} {
+	for _, job := range jobs {
 		b.Run(job.name, func(b *testing.B) {
 			for b.Loop() {
 				rate := map[string][]float64{}
 				for range rounds {
-					for name, target := range targets {
-						where := []string{"--filename=" + target, "--size=128m", "--runtime=2", "--time_based", "--overwrite=1"}
-						if job.files {
-							if name == "bare" {
-								continue
-							}
+					names := slices.Sorted(maps.Keys(targets))
+					rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+					for _, name := range names {
+						switch target := targets[name]; {
+						case job.files == nil:
+							rate[name] = append(rate[name], fio(b, append([]string{"--filename=" + target, "--size=64m", "--runtime=1", "--time_based", "--overwrite=1"}, job.fio...)))
+						case name != "bare":
 							// Another directory each time: files are created once.
 							dir := filepath.Join(filepath.Dir(target), fmt.Sprint("files", made))
 							made++
-							drivertest.ByHand(b, "mkdir", "-p", dir)
-							where = []string{"--directory=" + dir}
-						}
-						rate[name] = append(rate[name], fio(b, append(where, job.args...)))
-						if job.files {
-							drivertest.ByHand(b, "rm", "-rf", where[0][len("--directory="):])
+							unix.Sync()
+							begin := time.Now()
+							n := job.files(b, dir)
+							rate[name] = append(rate[name], float64(n)/time.Since(begin).Seconds())
+							must.Succeed(b, os.RemoveAll(dir))
 						}
 					}
 				}

@@ -45,9 +45,9 @@ func (r *reaper) arm(at int, after bool) {
 	r.armed, r.at, r.after, r.steps, r.dead = true, at, after, 0, false
 }
 
-// disarm ends the counting, and tells how many steps there were and whether
+// stop ends the counting, and returns how many steps there were and whether
 // the plugin died at one.
-func (r *reaper) disarm() (steps int, died bool) {
+func (r *reaper) stop() (steps int, died bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.armed = false
@@ -79,73 +79,73 @@ type stepper interface {
 	step(name string, do func() error) error
 }
 
-// mortalMounts and mortalFileSystems are steps on the way to the real thing.
-type mortalMounts struct {
+// crashingMounts and crashingFileSystems are steps on the way to the real thing.
+type crashingMounts struct {
 	mount.Interface
 	stepper
 }
 
-func (m mortalMounts) Mount(device, path, fsType string, options []string) error {
-	return m.step("mount", func() error { return m.Interface.Mount(device, path, fsType, options) })
+func (m crashingMounts) Mount(source mount.Source, path, fsType string, options []string) error {
+	return m.step("mount", func() error { return m.Interface.Mount(source, path, fsType, options) })
 }
 
-func (m mortalMounts) Bind(source, path string, readOnly bool) error {
+func (m crashingMounts) Bind(source, path string, readOnly bool) error {
 	return m.step("bind", func() error { return m.Interface.Bind(source, path, readOnly) })
 }
 
-func (m mortalMounts) Off(path string) error {
-	return m.step("unmount", func() error { return m.Interface.Off(path) })
+func (m crashingMounts) Unmount(path string) error {
+	return m.step("unmount", func() error { return m.Interface.Unmount(path) })
 }
 
-type mortalFileSystems struct {
+type crashingFileSystems struct {
 	driver.FileSystems
 	stepper
 }
 
-func (m mortalFileSystems) Check(ctx context.Context, device string, t filesystem.Type, memory int64) error {
+func (m crashingFileSystems) Check(ctx context.Context, device string, t filesystem.Type, memory int64) error {
 	return m.step("check", func() error { return m.FileSystems.Check(ctx, device, t, memory) })
 }
 
-func (m mortalFileSystems) Grow(ctx context.Context, device, path string, t filesystem.Type) error {
+func (m crashingFileSystems) Grow(ctx context.Context, device, path string, t filesystem.Type) error {
 	return m.step("grow", func() error { return m.FileSystems.Grow(ctx, device, path, t) })
 }
 
-func (m mortalFileSystems) Format(ctx context.Context, device string, o filesystem.FormatOptions) error {
+func (m crashingFileSystems) Format(ctx context.Context, device string, o filesystem.FormatOptions) error {
 	return m.step("mkfs", func() error { return m.FileSystems.Format(ctx, device, o) })
 }
 
-// mortalLUKS are steps on the way to what changes headers and mappings.
-type mortalLUKS struct {
+// crashingLUKS are steps on the way to what changes headers and mappings.
+type crashingLUKS struct {
 	luks.Interface
 	stepper
 }
 
-func (m mortalLUKS) Format(ctx context.Context, device, volume string, key []byte) error {
+func (m crashingLUKS) Format(ctx context.Context, device, volume string, key []byte) error {
 	return m.step("luksFormat", func() error { return m.Interface.Format(ctx, device, volume, key) })
 }
 
-func (m mortalLUKS) Open(ctx context.Context, device, volume string, key []byte, discards bool) error {
+func (m crashingLUKS) Open(ctx context.Context, device, volume string, key []byte, discards bool) error {
 	return m.step("open", func() error { return m.Interface.Open(ctx, device, volume, key, discards) })
 }
 
-func (m mortalLUKS) Finish(ctx context.Context, device, volume string) error {
+func (m crashingLUKS) Finish(ctx context.Context, device, volume string) error {
 	return m.step("finish", func() error { return m.Interface.Finish(ctx, device, volume) })
 }
 
-func (m mortalLUKS) Resize(ctx context.Context, volume string) error {
+func (m crashingLUKS) Resize(ctx context.Context, volume string) error {
 	return m.step("resize", func() error { return m.Interface.Resize(ctx, volume) })
 }
 
-func (m mortalLUKS) Close(ctx context.Context, volume string) error {
+func (m crashingLUKS) Close(ctx context.Context, volume string) error {
 	return m.step("close", func() error { return m.Interface.Close(ctx, volume) })
 }
 
-func (m mortalLUKS) Clear(device string) error {
+func (m crashingLUKS) Clear(device string) error {
 	return m.step("clear", func() error { return m.Interface.Clear(device) })
 }
 
 func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
-	unclean := func(f *fixture, v *lvmdv1.Volume) {
+	dirty := func(f *fixture, v *lvmdv1.Volume) {
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
 	}
 	staged := func(f *fixture, v *lvmdv1.Volume) { must.Succeed(f.t, f.stage(v, access(v))) }
@@ -175,7 +175,7 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 	}
 	scratch := func(f *fixture, v *lvmdv1.Volume) {
 		f.alter(v, func(v *lvmdv1.Volume) { v.Profile = string(filesystem.Scratch) })
-		unclean(f, v)
+		dirty(f, v)
 	}
 	stageDAX := func(f *fixture, v *lvmdv1.Volume) error {
 		if err := f.stage(v, access(v)); err != nil {
@@ -196,10 +196,10 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 	}
 	leaked := func(f *fixture, v *lvmdv1.Volume) {
 		p := f.places(v)
-		must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+		must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 		must.Succeed(f.t, f.mounts.Bind(p.staged, p.published, false))
 	}
-	// A sweep answers nobody: what it leaves tells that it was killed.
+	// A sweep answers no call: what it leaves shows that it was killed.
 	sweep := func(f *fixture, _ *lvmdv1.Volume) error {
 		f.Sweep(f.ctx())
 		left, _ := f.layers()
@@ -218,10 +218,10 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		layers, steps int
 	}{
 		{"stage", "ext4", func(*fixture, *lvmdv1.Volume) {}, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 1},
-		{"stage after an unclean stop", "ext4", unclean, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 2},
+		{"stage after a crash", "ext4", dirty, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 2},
 		{"stage of what failed", "ext4", func(f *fixture, v *lvmdv1.Volume) {
 			staged(f, v)
-			unclean(f, v)
+			dirty(f, v)
 			f.mounts.Kill(deviceOf(v))
 			f.mounts.Revive(deviceOf(v))
 		}, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 3},
@@ -255,7 +255,7 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 			published(f, v)
 		}, expand, 2, 2},
 		{"stage of a clone that is larger than its source", "ext4", clone, stageGrown, 1, 2},
-		{"stage of a scratch file system that is made anew", "ext4", scratch, stage, 1, 2},
+		{"stage of a scratch file system that is reformatted", "ext4", scratch, stage, 1, 2},
 		{"stage on persistent memory", "xfs", onMemory, stageDAX, 1, 1},
 		{"sweep", "ext4", leaked, sweep, 0, 2},
 		{"sweep of a raw block volume", "", func(f *fixture, v *lvmdv1.Volume) {
@@ -264,8 +264,8 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		{"sweep of a volume with a kept key", "ext4", func(f *fixture, v *lvmdv1.Volume) {
 			keptKey(f, v)
 			staged(f, v)
-			must.Succeed(f.t, f.mounts.Off(f.staging(v)))
-			must.Succeed(f.t, f.mounts.Mount(luks.Path(v.GetId()), f.places(v).staged, "ext4", nil))
+			must.Succeed(f.t, f.mounts.Unmount(f.staging(v)))
+			must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: luks.Path(v.GetId())}, f.places(v).staged, "ext4", nil))
 		}, sweep, 0, 2},
 	}
 	for _, c := range calls {
@@ -273,12 +273,12 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 			for at := 1; at <= c.steps+1; at++ {
 				for _, after := range []bool{false, true} {
 					t.Run(fmt.Sprintf("step %d, after it %t", at, after), func(t *testing.T) {
-						f, r := newMortal(t)
+						f, r := newKillable(t)
 						v := f.volume("a", c.fsType)
 						c.before(f, v)
 						r.arm(at, after)
 						err := c.call(f, v)
-						steps, died := r.disarm()
+						steps, died := r.stop()
 						if steps != min(at, c.steps) || died != (at <= c.steps) {
 							t.Fatalf("%d steps, died %t: the enumeration is of %d", steps, died, c.steps)
 						}
@@ -306,12 +306,12 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 // the step before and after the one that takes it off.
 func TestKilledBeforeItWasVerifiedThatThereIsDAX(t *testing.T) {
 	for at, after := range map[int]bool{1: true, 2: false} {
-		f, r := newMortal(t)
+		f, r := newKillable(t)
 		v := f.alter(f.volume("a", "xfs"), func(v *lvmdv1.Volume) { v.Dax = true })
 		f.mounts.DropOptionOnce("dax=always")
 		r.arm(at, after)
 		err := f.stage(v, access(v))
-		if _, died := r.disarm(); !died || err == nil {
+		if _, died := r.stop(); !died || err == nil {
 			t.Fatalf("died %t, error %v", died, err)
 		}
 		f.wantLayers(1)
@@ -332,14 +332,14 @@ func access(v *lvmdv1.Volume) *csi.VolumeCapability {
 	return filesystemAccess(multi)
 }
 
-// newMortal is newFixture with a plugin that can be killed.
-func newMortal(t *testing.T) (*fixture, *reaper) {
+// newKillable is newFixture with a plugin that can be killed.
+func newKillable(t *testing.T) (*fixture, *reaper) {
 	t.Helper()
 	f, r := newFixture(t), &reaper{}
 	f.Stop(t)
-	f.machine.Mounts = mortalMounts{f.machine.Mounts, r}
-	f.machine.FileSystems = mortalFileSystems{f.machine.FileSystems, r}
-	f.machine.LUKS = mortalLUKS{f.machine.LUKS, r}
+	f.machine.Mounts = crashingMounts{f.machine.Mounts, r}
+	f.machine.FileSystems = crashingFileSystems{f.machine.FileSystems, r}
+	f.machine.LUKS = crashingLUKS{f.machine.LUKS, r}
 	f.Plugin = f.machine.Start()
 	return f, r
 }
@@ -392,6 +392,6 @@ func (f *kubelet) atOnce(call func() error) {
 		}
 	}
 	if !succeeded {
-		f.t.Error("nobody succeeded")
+		f.t.Error("no call succeeded")
 	}
 }

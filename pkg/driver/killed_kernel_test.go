@@ -142,7 +142,7 @@ func TestRealPluginIsKilledAtEveryPoint(t *testing.T) {
 			}
 		})
 	}
-	(&real{kubelet{t: t, machine: m}}).waitForRoom()
+	(&real{kubelet{t: t, machine: m}}).waitForSpace()
 }
 
 // killed is a kubelet with one volume, on a machine on which the plugin is killed.

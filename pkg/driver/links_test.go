@@ -38,10 +38,10 @@ func (s swapping) Bind(source, path string, readOnly bool) error {
 	return s.Interface.Bind(source, path, readOnly)
 }
 
-func (s swapping) Off(path string) error {
+func (s swapping) Unmount(path string) error {
 	s.before()
 	defer s.after()
-	return s.Interface.Off(path)
+	return s.Interface.Unmount(path)
 }
 
 func TestALinkThatAppearsAfterTheCheckIsNotFollowed(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -12,6 +13,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/driver/csierror"
+	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
@@ -23,13 +26,13 @@ import (
 
 const (
 	// unlockTimeout bounds the making and the opening of an encrypted volume,
-	// waiting for a turn included.
+	// waiting for others included.
 	unlockTimeout = 10 * time.Minute
 	// lockTimeout bounds the closing of one.
 	lockTimeout = time.Minute
 )
 
-// isLUKS tells whether the node plugin encrypts a volume.
+// isLUKS reports whether the node plugin encrypts a volume.
 func isLUKS(v *lvmdv1.Volume) bool { return v.GetEncryption() == names.EncryptionLUKS }
 
 // keyOf takes a volume's key from the secrets of a request, nil for a volume that
@@ -42,21 +45,32 @@ func keyOf(v *lvmdv1.Volume, secrets map[string]string) ([]byte, error) {
 	key := []byte(secrets[names.SecretKey])
 	switch {
 	case len(key) == 0:
-		return nil, invalid(field, "a value is required: volume %s is encrypted, its key is the entry %q of the Secret that its StorageClass names by %s",
+		return nil, csierror.Invalid(field, "a value is required: volume %s is encrypted, its key is the entry %q of the Secret that its StorageClass names by %s",
 			v.GetId(), names.SecretKey, names.ParamStageSecretName)
 	case len(key) > luks.MaxKey:
-		return nil, invalid(field, "the key has %d bytes: allowed are 1 to %d", len(key), luks.MaxKey)
+		return nil, csierror.Invalid(field, "the key has %d bytes: allowed are 1 to %d", len(key), luks.MaxKey)
 	}
 	return key, nil
 }
 
+// encryption makes, opens and closes volumes whose keys are kept.
+type encryption struct {
+	background  context.Context
+	luks        luks.Interface
+	mounts      mount.Interface
+	fileSystems FileSystems
+	volumes     lvmdclient.Client
+	devices     *devices
+	log         *slog.Logger
+}
+
 // opened returns a volume as its users see it: of an encrypted one with a kept key,
 // the mapping is the device. False: it has no mapping that can be used.
-func (n *Node) opened(v *lvmdv1.Volume) (*lvmdv1.Volume, bool, error) {
+func (e *encryption) opened(v *lvmdv1.Volume) (*lvmdv1.Volume, bool, error) {
 	if !isLUKS(v) {
 		return v, true, nil
 	}
-	m, ok, err := n.options.LUKS.Mapping(v.GetId())
+	m, ok, err := e.luks.Mapping(v.GetId())
 	if err != nil || !ok || !m.Whole {
 		return v, false, err
 	}
@@ -66,73 +80,73 @@ func (n *Node) opened(v *lvmdv1.Volume) (*lvmdv1.Volume, bool, error) {
 }
 
 // inUse looks a volume up that is staged, as its users see it.
-func (n *Node) inUse(ctx context.Context, id string) (*lvmdv1.Volume, error) {
-	v, err := n.usable(ctx, id)
+func (e *encryption) inUse(ctx context.Context, id string) (*lvmdv1.Volume, error) {
+	v, err := e.volumes.Ready(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	plain, ok, err := n.opened(v)
+	plain, ok, err := e.opened(v)
 	if err == nil && !ok {
-		err = &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is encrypted and is not staged: staging opens it", id)}
+		err = csierror.New(codes.FailedPrecondition, fmt.Errorf("volume %s is encrypted and is not staged: staging opens it", id))
 	}
 	return plain, err
 }
 
-// unlock opens a volume, and makes it if nobody ever had it. It returns the volume
+// unlock opens a volume, and makes it if no Pod ever had it. It returns the volume
 // as its users see it. Where it fails, the mapping may be there all the same: the
-// caller calls shut. A volume that is mounted at its staging path is as it should
+// caller calls closeLUKS. A volume that is mounted at its staging path is as it should
 // be, and its key is not tried again.
-func (n *Node) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmdv1.Volume, error) {
-	plain, open, err := n.opened(v)
+func (e *encryption) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmdv1.Volume, error) {
+	plain, open, err := e.opened(v)
 	if err != nil {
 		return nil, err
 	}
 	if open {
-		if at, err := n.options.Mounts.At(staging); err == nil && at.Mounted && !at.Node && at.Device == deviceOf(plain) {
+		if at, err := e.mounts.At(staging); err == nil && at.Mounted && !at.Node && at.Device == deviceOf(plain) {
 			return plain, nil
 		}
 	}
-	below, err := n.deviceNode(v)
+	below, err := e.devices.node(v)
 	if err != nil {
 		return nil, err
 	}
-	state, err := n.options.LUKS.Inspect(below, v.GetId())
+	state, err := e.luks.Inspect(below, v.GetId())
 	switch {
 	case errors.Is(err, luks.ErrForeign), errors.Is(err, luks.ErrDamaged):
-		return nil, &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is neither opened nor made anew: %w", v.GetId(), err)}
+		return nil, csierror.New(codes.FailedPrecondition, fmt.Errorf("volume %s is neither opened nor reformatted: %w", v.GetId(), err))
 	case err != nil:
 		return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
 	case state != luks.Made && v.GetEncrypted():
-		return nil, &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is not made anew: its device %s has lost the header of the encrypted volume (it is %s), and "+
-			"without it nobody can read the rest: restore it from a backup (cryptsetup luksHeaderRestore), or delete the claim", v.GetId(), v.GetDevicePath(), state)}
+		return nil, csierror.New(codes.FailedPrecondition, fmt.Errorf("volume %s is not reformatted: its device %s has lost the header of the encrypted volume (it is %s), and "+
+			"without it the rest cannot be read: restore it from a backup (cryptsetup luksHeaderRestore), or delete the claim", v.GetId(), v.GetDevicePath(), state))
 	}
-	ctx, cancel := context.WithTimeout(n.life, unlockTimeout)
+	ctx, cancel := context.WithTimeout(e.background, unlockTimeout)
 	defer cancel()
 	switch {
 	case state == luks.Made && open:
-		err = n.options.LUKS.Test(ctx, below, v.GetId(), key)
+		err = e.luks.Test(ctx, below, v.GetId(), key)
 	case state == luks.Made:
-		plain, err = n.reopenLUKS(ctx, v, below, key)
+		plain, err = e.reopenLUKS(ctx, v, below, key)
 	default:
-		plain, err = n.makeLUKS(ctx, v, below, key)
+		plain, err = e.makeLUKS(ctx, v, below, key)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return plain, n.noteEncrypted(ctx, v, below)
+	return plain, e.noteEncrypted(ctx, v, below)
 }
 
 // noteEncrypted checks how an opened volume is encrypted, and has lvmd note that it is,
-// before anybody gets it.
-func (n *Node) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below string) error {
-	err := n.options.LUKS.Verify(below, v.GetId())
+// before a Pod gets it.
+func (e *encryption) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below string) error {
+	err := e.luks.Verify(below, v.GetId())
 	if errors.Is(err, luks.ErrForeign) {
-		return &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is not used: %w", v.GetId(), err)}
+		return csierror.New(codes.FailedPrecondition, fmt.Errorf("volume %s is not used: %w", v.GetId(), err))
 	}
 	if err != nil || v.GetEncrypted() {
 		return err
 	}
-	_, err = n.options.LVMD.NoteEncrypted(ctx, &lvmdv1.NoteEncryptedRequest{Id: v.GetId()})
+	_, err = e.volumes.NoteEncrypted(ctx, &lvmdv1.NoteEncryptedRequest{Id: v.GetId()})
 	if status.Code(err) == codes.Unimplemented {
 		// It is older than the node plugin, in the middle of an upgrade.
 		return nil
@@ -141,95 +155,95 @@ func (n *Node) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below string
 }
 
 // reopenLUKS opens a volume that was made.
-func (n *Node) reopenLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
+func (e *encryption) reopenLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
 	// A mapping that was not completed is of no use.
-	if err := n.shut(v.GetId()); err != nil {
+	if err := e.closeLUKS(v.GetId()); err != nil {
 		return nil, err
 	}
-	return n.openLUKS(ctx, v, below, key)
+	return e.openLUKS(ctx, v, below, key)
 }
 
-func (n *Node) openLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
-	if err := n.options.LUKS.Open(ctx, below, v.GetId(), key, v.GetEncryptionDiscards()); err != nil {
+func (e *encryption) openLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
+	if err := e.luks.Open(ctx, below, v.GetId(), key, v.GetEncryptionDiscards()); err != nil {
 		return nil, err
 	}
-	plain, open, err := n.opened(v)
+	plain, open, err := e.opened(v)
 	if err == nil && !open {
 		err = fmt.Errorf("volume %s was opened, and its mapping is gone", v.GetId())
 	}
 	return plain, err
 }
 
-// makeLUKS makes a volume from the beginning: nobody ever had it. That it is made
-// is noted last, and before anybody gets it.
-func (n *Node) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
+// makeLUKS makes a volume from the beginning: no Pod ever had it. That it is made
+// is noted last, and before a Pod gets it.
+func (e *encryption) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
 	begin := time.Now()
 	// Nor is one of a volume that was not.
-	if err := n.shut(v.GetId()); err != nil {
+	if err := e.closeLUKS(v.GetId()); err != nil {
 		return nil, err
 	}
-	if err := n.options.LUKS.Format(ctx, below, v.GetId(), key); err != nil {
+	if err := e.luks.Format(ctx, below, v.GetId(), key); err != nil {
 		return nil, err
 	}
-	plain, err := n.openLUKS(ctx, v, below, key)
+	plain, err := e.openLUKS(ctx, v, below, key)
 	if err != nil {
 		return nil, err
 	}
-	device, err := n.deviceNode(plain)
+	device, err := e.devices.node(plain)
 	if err != nil {
 		return nil, err
 	}
 	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK {
-		err = n.options.LUKS.Clear(device)
+		err = e.luks.Clear(device)
 	} else {
 		var options filesystem.FormatOptions
 		if options, err = formatOptions(v); err == nil {
-			err = n.options.FileSystems.Format(ctx, device, options)
+			err = e.fileSystems.Format(ctx, device, options)
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
 	}
-	if err := n.options.LUKS.Finish(ctx, below, v.GetId()); err != nil {
+	if err := e.luks.Finish(ctx, below, v.GetId()); err != nil {
 		return nil, err
 	}
-	n.options.Log.Info("made an encrypted volume", "volume", v.GetId(), "took", time.Since(begin))
+	e.log.Info("made an encrypted volume", "volume", v.GetId(), "took", time.Since(begin))
 	return plain, nil
 }
 
-// shut closes a volume's mapping, if it has one and nothing shows it. It asks
+// closeLUKS closes a volume's mapping, if it has one and nothing shows it. It asks
 // neither lvmd nor the device. The kernel knows who has a device open, and not at
 // which paths there is a node of it.
-func (n *Node) shut(id string) error {
-	m, there, err := n.options.LUKS.Mapping(id)
+func (e *encryption) closeLUKS(id string) error {
+	m, there, err := e.luks.Mapping(id)
 	if err != nil || !there {
 		return err
 	}
-	users, err := n.layersOf(mount.Device{Major: m.Major, Minor: m.Minor})
+	users, err := e.devices.layersOf(mount.Device{Major: m.Major, Minor: m.Minor})
 	if err != nil {
 		return err
 	}
 	if len(users) > 0 {
 		return fmt.Errorf("volume %s stays open: %w at %s", id, luks.ErrInUse, users[0])
 	}
-	ctx, cancel := context.WithTimeout(n.life, lockTimeout)
+	ctx, cancel := context.WithTimeout(e.background, lockTimeout)
 	defer cancel()
-	return n.withHolders(n.options.LUKS.Close(ctx, id), mount.Device{Major: m.Major, Minor: m.Minor})
+	return e.devices.withHolders(e.luks.Close(ctx, id), mount.Device{Major: m.Major, Minor: m.Minor})
 }
 
-// shutUnused closes the mapping of a volume that could not be staged, unless
-// somebody uses it: no call to unstage it may ever come.
-func (n *Node) shutUnused(v *lvmdv1.Volume) error {
-	if err := n.shut(v.GetId()); !errors.Is(err, luks.ErrInUse) {
+// closeUnused closes the mapping of a volume that could not be staged, unless
+// something uses it: no call to unstage it may ever come.
+func (e *encryption) closeUnused(v *lvmdv1.Volume) error {
+	if err := e.closeLUKS(v.GetId()); !errors.Is(err, luks.ErrInUse) {
 		return err
 	}
 	return nil
 }
 
-// widen gives a mapping the size that its volume has been given. The kernel waits
+// resizeLUKS gives a mapping the size that its volume has been given. The kernel waits
 // for writes under way.
-func (n *Node) widen(v *lvmdv1.Volume) error {
-	ctx, cancel := context.WithTimeout(n.life, growTimeout)
+func (e *encryption) resizeLUKS(v *lvmdv1.Volume) error {
+	ctx, cancel := context.WithTimeout(e.background, growTimeout)
 	defer cancel()
-	return n.options.LUKS.Resize(ctx, v.GetId())
+	return e.luks.Resize(ctx, v.GetId())
 }

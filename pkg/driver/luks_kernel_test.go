@@ -21,7 +21,7 @@ import (
 )
 
 // plainText is what tests look for on the disk.
-var plainText = bytes.Repeat([]byte("plain text that nobody may find "), 128)
+var plainText = bytes.Repeat([]byte("plain text that must not be found "), 128)
 
 // newRealLUKS is newReal for small volumes.
 func newRealLUKS(t *testing.T) *real {
@@ -54,7 +54,11 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 				must.Succeed(r.t, r.publish(v, "one", access, false))
 			}
 			r.write(file, string(plainText))
-			wantError(t, second(r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})), codes.FailedPrecondition, "")
+			wantError(t, second(r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})), codes.FailedPrecondition,
+				"("+luks.MappingPrefix+v.GetId()+")") // what lies on it is named
+			if tags := drivertest.ByHand(t, "lvm", "lvs", "--noheadings", "-o", "tags", drivertest.Group+"/"+v.GetId(), "--config", drivertest.HandConfig); !strings.Contains(tags, "carve.encrypted") {
+				t.Errorf("the volume's tags do not say that it has a header: %s", tags)
+			}
 			r.grow(v)
 			stats, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: r.target(v, "one")})
 			if total := stats.GetUsage()[0].GetTotal(); err != nil || total <= v.GetSizeBytes() || total > 2*v.GetSizeBytes() {
@@ -65,7 +69,7 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 				t.Errorf("health %v, %v", health, err)
 			}
 			// Without a call to unstage, as when the node restarts.
-			must.Succeed(r.t, errors.Join(r.machine.Mounts.Off(r.target(v, "one")), r.machine.Mounts.Off(r.staging(v))))
+			must.Succeed(r.t, errors.Join(r.machine.Mounts.Unmount(r.target(v, "one")), r.machine.Mounts.Unmount(r.staging(v))))
 			drivertest.ByHand(t, "dmsetup", "remove", "--retry", luks.MappingPrefix+v.GetId())
 
 			r.secrets["key"] = "hunter3"
@@ -82,7 +86,7 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 			r.wantLocked(v)
 			r.wantLayers(0)
 			r.delete(v)
-			r.waitForRoom()
+			r.waitForSpace()
 		})
 	}
 }
@@ -132,7 +136,7 @@ func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 	must.Succeed(r.t, errors.Join(r.unpublish(v, "one"), r.unstage(v)))
 	r.wantLocked(v)
 	r.delete(v)
-	r.waitForRoom()
+	r.waitForSpace()
 }
 
 // TestRealMakingOfAVolumeWithAKeptKeyIsStopped has the plugin stop, and kill what it has
@@ -178,5 +182,5 @@ func TestRealMakingOfAVolumeWithAKeptKeyIsStopped(t *testing.T) {
 	must.Succeed(r.t, errors.Join(r.unpublish(v, "one"), r.unstage(v)))
 	r.wantLocked(v)
 	r.delete(v)
-	r.waitForRoom()
+	r.waitForSpace()
 }

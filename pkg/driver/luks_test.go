@@ -94,7 +94,7 @@ func TestTheFirstStageMakesAVolumeWithAKeptKeyAndOthersOpenIt(t *testing.T) {
 	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Finish Close Open")
 	// As after a restart of the node: what was mounted is gone, too.
-	must.Succeed(f.t, f.mounts.Off(f.staging(v)))
+	must.Succeed(f.t, f.mounts.Unmount(f.staging(v)))
 	f.luks.Reboot()
 	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Finish Close Open Open")
@@ -114,7 +114,7 @@ func TestARawBlockVolumeWithAKeptKeyIsClearedAndShownThroughItsMapping(t *testin
 	must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 	f.wantCalls("Format Open Clear Finish")
 	f.wantAt(f.target(v, "pod"), mount.State{Mounted: true, Node: true, Device: f.mapping(v)})
-	// Nothing but its mapping tells that it is staged: the key is tried again.
+	// Nothing but its mapping shows that it is staged: the key is tried again.
 	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Clear Finish Test")
 	f.secrets["key"] = "hunter3"
@@ -248,7 +248,7 @@ func TestWhatCouldNotBeStagedIsNotLeftOpen(t *testing.T) {
 	}
 }
 
-func TestUnstageOfAVolumeWithAKeptKeyNeedsNobody(t *testing.T) {
+func TestUnstageOfAVolumeWithAKeptKeyNeedsNoKey(t *testing.T) {
 	f := newFixture(t)
 	v := f.locked("a", "ext4")
 	must.Succeed(f.t, f.stage(v, access(v)))
@@ -306,7 +306,7 @@ func TestTheFileSystemOfAVolumeWithAKeptKeyIsLookedAfter(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	f.fileSystems.Set(luks.Path(v.GetId()), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
-	f.luks.Working = func(context.Context, string) error { panic("made anew") }
+	f.luks.Working = func(context.Context, string) error { panic("reformatted") }
 	must.Succeed(f.t, f.unstage(v))
 	must.Succeed(f.t, f.stage(v, access(v)))
 	if f.fileSystems.Checks(luks.Path(v.GetId())) != 1 {
@@ -348,13 +348,13 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 		kept  bool
 		log   string
 	}{
-		"a mapping of an earlier life is closed": {leave: func(*fixture, *lvmdv1.Volume) {}},
+		"a mapping of a previous run is closed": {leave: func(*fixture, *lvmdv1.Volume) {}},
 		"one whose making was interrupted, too": {leave: func(f *fixture, v *lvmdv1.Volume) {
 			f.luks.Reboot()
 			f.luks.Interrupt(v.GetDevicePath(), v.GetId())
 		}},
 		"a mount that leaked goes first": {leave: func(f *fixture, v *lvmdv1.Volume) {
-			must.Succeed(f.t, f.mounts.Mount(luks.Path(v.GetId()), f.places(v).staged, "ext4", nil))
+			must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: luks.Path(v.GetId())}, f.places(v).staged, "ext4", nil))
 		}},
 		"other volumes' records are not its own": {leave: func(f *fixture, v *lvmdv1.Volume) {
 			f.record("carve.csi.local/hash", `{"driverName":"carve.csi.local","volumeHandle":"cvother"}`)
@@ -367,7 +367,7 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 			f.record("volumeDevices/pvc-1/data", `{"specVolID":"pvc-1","driverName":"carve.csi.local","volumeHandle":"`+v.GetId()+`"}`)
 		}},
 		"what is in use stays open": {kept: true, log: "stays open", leave: func(f *fixture, v *lvmdv1.Volume) {
-			must.Succeed(f.t, f.mounts.Mount(luks.Path(v.GetId()), f.machine.MakeDir("elsewhere"), "ext4", nil))
+			must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: luks.Path(v.GetId())}, f.machine.MakeDir("elsewhere"), "ext4", nil))
 		}},
 		"nothing is known where no driver has a record": {kept: true, log: "cannot be relied on", leave: func(f *fixture, _ *lvmdv1.Volume) {
 			must.Succeed(f.t, os.Remove(f.machine.Path(drivertest.OtherRecord)))
@@ -380,7 +380,7 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 			f := newFixture(t)
 			v := f.locked("a", "ext4")
 			must.Succeed(f.t, f.stage(v, access(v)))
-			must.Succeed(f.t, f.mounts.Off(f.staging(v)))
+			must.Succeed(f.t, f.mounts.Unmount(f.staging(v)))
 			test.leave(f, v)
 			f.Sweep(t.Context())
 			if _, there, err := f.luks.Mapping(v.GetId()); err != nil || there != test.kept {

@@ -32,7 +32,7 @@ func DialLVMD(socket string) (*grpc.ClientConn, error) {
 }
 
 // LVMDAnswers returns nil when lvmd answers, whatever it says about its own
-// health: that is for lvmd's own probe to tell.
+// health: that is for lvmd's own probe to report.
 func LVMDAnswers(ctx context.Context, conn grpc.ClientConnInterface) error {
 	_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
 	switch status.Code(err) {

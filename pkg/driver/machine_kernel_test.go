@@ -10,8 +10,8 @@ import (
 )
 
 func TestRealNothingStacksOrLeaksWhateverHappens(t *testing.T) {
-	// The machine is slow; the fakes have seen the many lives.
+	// The machine is slow; with the fakes there are many runs.
 	rapidtest.Set(t, map[string]string{"checks": "8"})
 	r := newReal(t, "/dev/vdb", "disk")
-	checkLives(t, &r.kubelet, faults{crash: func(_ *lvmdv1.Volume, path string) { r.shutDown(path) }})
+	checkRandomly(t, &r.kubelet, faults{crash: func(_ *lvmdv1.Volume, path string) { r.shutDown(path) }})
 }

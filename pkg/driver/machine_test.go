@@ -17,18 +17,18 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// life is the state machine of some volumes under a kubelet that does
+// volumeMachine is the state machine of some volumes under a kubelet that does
 // everything in any order, with failures in between: what it believes is what
 // was acknowledged.
-type life struct {
+type volumeMachine struct {
 	*kubelet
 	faults    faults
 	volumes   []*lvmdv1.Volume
 	access    []*csi.VolumeCapability
 	staged    map[int]bool
 	published map[string]bool // key()
-	// sick volumes have a file system that failed, and may be refused.
-	sick              map[int]bool
+	// unhealthy volumes have a file system that failed, and may be refused.
+	unhealthy         map[int]bool
 	failing, lvmdDown bool
 }
 
@@ -45,7 +45,7 @@ func key(v int, pod string) string { return fmt.Sprint(v, "/", pod) }
 
 func TestNothingStacksOrLeaksWhateverHappens(t *testing.T) {
 	f := newFixture(t)
-	checkLives(t, &f.kubelet, faults{
+	checkRandomly(t, &f.kubelet, faults{
 		failMounts: func(on bool) {
 			f.mounts.FailMounts(nil)
 			if on {
@@ -61,13 +61,13 @@ func TestNothingStacksOrLeaksWhateverHappens(t *testing.T) {
 	})
 }
 
-// checkLives lives random lives on the machine.
-func checkLives(t *testing.T, k *kubelet, faults faults) {
+// checkRandomly runs random sequences of calls on the machine.
+func checkRandomly(t *testing.T, k *kubelet, faults faults) {
 	t.Helper()
 	rounds := 0
 	rapid.Check(t, func(t *rapid.T) {
 		rounds++
-		l := &life{kubelet: k, faults: faults, staged: map[int]bool{}, published: map[string]bool{}, sick: map[int]bool{}}
+		l := &volumeMachine{kubelet: k, faults: faults, staged: map[int]bool{}, published: map[string]bool{}, unhealthy: map[int]bool{}}
 		for i, fsType := range []string{"ext4", "xfs", ""} {
 			l.volumes = append(l.volumes, k.volume(fmt.Sprint("volume-", rounds, "-", i), fsType))
 			l.access = append(l.access, filesystemAccess(multi))
@@ -96,22 +96,24 @@ func checkLives(t *testing.T, k *kubelet, faults faults) {
 	})
 }
 
-func (l *life) which(t *rapid.T) int { return rapid.IntRange(0, len(l.volumes)-1).Draw(t, "volume") }
+func (l *volumeMachine) which(t *rapid.T) int {
+	return rapid.IntRange(0, len(l.volumes)-1).Draw(t, "volume")
+}
 
-func (l *life) doStage(t *rapid.T) {
+func (l *volumeMachine) doStage(t *rapid.T) {
 	i := l.which(t)
 	if l.mayFail(t, i, l.stage(l.volumes[i], l.access[i])) {
 		l.staged[i] = true
 	}
 }
 
-func (l *life) doUnstage(t *rapid.T) {
+func (l *volumeMachine) doUnstage(t *rapid.T) {
 	i := l.which(t)
 	l.noError(t, l.unstage(l.volumes[i]))
 	delete(l.staged, i)
 }
 
-func (l *life) doPublish(t *rapid.T) {
+func (l *volumeMachine) doPublish(t *rapid.T) {
 	i, pod := l.which(t), rapid.SampledFrom(pods).Draw(t, "pod")
 	block := l.access[i].GetBlock() != nil
 	err := l.publish(l.volumes[i], pod, l.access[i], false)
@@ -126,38 +128,38 @@ func (l *life) doPublish(t *rapid.T) {
 	}
 }
 
-func (l *life) doUnpublish(t *rapid.T) {
+func (l *volumeMachine) doUnpublish(t *rapid.T) {
 	i, pod := l.which(t), rapid.SampledFrom(pods).Draw(t, "pod")
 	l.noError(t, l.unpublish(l.volumes[i], pod))
 	delete(l.published, key(i, pod))
 }
 
-func (l *life) killPlugin(*rapid.T) {
+func (l *volumeMachine) killPlugin(*rapid.T) {
 	l.Stop(l.t)
 	l.Plugin = l.machine.Start()
 }
 
-func (l *life) mountsFail(*rapid.T) {
+func (l *volumeMachine) mountsFail(*rapid.T) {
 	l.failing = !l.failing
 	l.faults.failMounts(l.failing)
 }
 
-func (l *life) lvmdGoes(*rapid.T) {
+func (l *volumeMachine) lvmdGoes(*rapid.T) {
 	l.lvmdDown = !l.lvmdDown
 	l.faults.lvmdDown(l.lvmdDown)
 }
 
-func (l *life) crash(t *rapid.T) {
+func (l *volumeMachine) crash(t *rapid.T) {
 	i := l.which(t)
-	if l.staged[i] && l.access[i].GetBlock() == nil && !l.sick[i] {
+	if l.staged[i] && l.access[i].GetBlock() == nil && !l.unhealthy[i] {
 		l.faults.crash(l.volumes[i], l.staging(l.volumes[i]))
-		l.sick[i] = true
+		l.unhealthy[i] = true
 	}
 }
 
 // leavePath leaves a target path behind, as a plugin does that is killed
 // between making it and binding.
-func (l *life) leavePath(t *rapid.T) {
+func (l *volumeMachine) leavePath(t *rapid.T) {
 	i, pod := l.which(t), rapid.SampledFrom(pods).Draw(t, "pod")
 	path := l.target(l.volumes[i], pod)
 	var err error
@@ -173,7 +175,7 @@ func (l *life) leavePath(t *rapid.T) {
 }
 
 // check compares the mount table with what was acknowledged.
-func (l *life) check(t *rapid.T) {
+func (l *volumeMachine) check(t *rapid.T) {
 	all, stacked := l.layers()
 	if len(stacked) > 0 {
 		t.Fatalf("stacked: %q", stacked)
@@ -190,7 +192,7 @@ func (l *life) check(t *rapid.T) {
 }
 
 // end takes everything off, as a kubelet does in the end.
-func (l *life) end(t *rapid.T) {
+func (l *volumeMachine) end(t *rapid.T) {
 	for i, v := range l.volumes {
 		for _, pod := range pods {
 			l.noError(t, l.unpublish(v, pod))
@@ -215,24 +217,24 @@ func (l *life) end(t *rapid.T) {
 	}
 }
 
-func (l *life) noError(t *rapid.T, err error) {
+func (l *volumeMachine) noError(t *rapid.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// mayFail accepts the failures that are switched on, and tells whether the
+// mayFail accepts the failures that are switched on, and reports whether the
 // call for a volume succeeded.
-func (l *life) mayFail(t *rapid.T, i int, err error) bool {
+func (l *volumeMachine) mayFail(t *rapid.T, i int, err error) bool {
 	switch code := status.Code(err); {
 	case err == nil:
 		return true
-	case l.failing && code == codes.Internal, l.lvmdDown && code == codes.Unavailable, l.sick[i] && code == codes.FailedPrecondition:
+	case l.failing && code == codes.Internal, l.lvmdDown && code == codes.Unavailable, l.unhealthy[i] && code == codes.FailedPrecondition:
 	default:
 		t.Fatal(err)
 	}
-	if all, _ := l.layers(); l.sick[i] && !slices.Contains(all, l.staging(l.volumes[i])) {
-		// It was taken off in order to be healed, and something else failed.
+	if all, _ := l.layers(); l.unhealthy[i] && !slices.Contains(all, l.staging(l.volumes[i])) {
+		// It was unmounted in order to be repaired, and something else failed.
 		delete(l.staged, i)
 	}
 	return false

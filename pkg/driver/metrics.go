@@ -1,12 +1,15 @@
 package driver
 
 import (
+	"path"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/carve-csi/carve/pkg/command"
+	"github.com/carve-csi/carve/pkg/csimetrics"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
@@ -16,12 +19,14 @@ type Metrics struct {
 	Registry *prometheus.Registry
 
 	calls      *prometheus.HistogramVec
+	operations *csimetrics.Operations
 	checks     *prometheus.CounterVec
 	remakes    *prometheus.CounterVec
 	registered prometheus.Gauge
 	leaks      *prometheus.CounterVec
 	conditions *prometheus.GaugeVec
 	inlines    *prometheus.CounterVec
+	ioLimited  prometheus.Gauge
 
 	mu sync.Mutex
 	// reasons that conditions has had so far.
@@ -38,40 +43,49 @@ func NewMetrics() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
 		}, []string{"method", "code"}),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before mounting, by type and result.",
+			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before they were mounted, by type and result: ok, failed.",
 		}, []string{"type", "result"}),
 		remakes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_filesystem_remakes_total",
-			Help: "Scratch file systems made anew, empty, because they were not taken off cleanly, by type and result.",
+			Help: "File systems of the profile scratch that were reformatted after a crash, by type and result: ok, failed.",
 		}, []string{"type", "result"}),
 		conditions: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "carve_node_volume_conditions", Help: "Volumes on the node that are not healthy, by reason.",
+			Name: "carve_node_volume_conditions", Help: "Volumes on the node that are not healthy, by condition, looked at every 30 seconds.",
 		}, []string{"reason"}),
 		leaks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_leaked_mounts_total",
-			Help: "Mounts that a previous run left, found at start and every few minutes, by kind (published, staged, mapping) and result (removed, kept).",
+			Help: "Mounts, and open encrypted volumes, that a previous run left: counted each time that they are found, at start and every five minutes, by kind (published, staged, mapping) and result (removed, kept).",
 		}, []string{"kind", "result"}),
 		inlines: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_inline_volumes_total",
-			Help: "Inline volumes by what happened: made, refused (by lvmd), too-large (for the node's limit), removed (with their Pods), reclaimed (when their Pods were gone).",
+			Help: "Inline volumes, by event: made, refused (by lvmd), too-large (for --inline-max-size), removed (with their Pods), reclaimed (after their Pods were gone).",
 		}, []string{"event"}),
+		ioLimited: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "carve_node_io_limited_volumes", Help: "Volumes in use whose I/O is to be limited.",
+		}),
 		registered: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
 		}),
 	}
-	m.Registry.MustRegister(m.calls, m.checks, m.remakes, m.registered, m.leaks, m.conditions, m.inlines)
+	stuck := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "carve_node_stuck", Help: "Programs that were killed and still wait in the kernel for a device that does not answer.",
+	}, func() float64 { return float64(command.Stuck()) })
+	m.Registry.MustRegister(stuck, m.calls, m.checks, m.remakes, m.registered, m.leaks, m.conditions, m.inlines, m.ioLimited)
+	m.operations = csimetrics.NewPlugin(m.Registry)
 	return m
 }
 
-func (m *Metrics) called(method string, code codes.Code, took time.Duration) {
-	m.calls.WithLabelValues(method, code.String()).Observe(took.Seconds())
+// called records an answered call. Method is the full name of the RPC.
+func (m *Metrics) called(method string, err error, took time.Duration) {
+	m.calls.WithLabelValues(path.Base(method), status.Code(err).String()).Observe(took.Seconds())
+	m.operations.Observe(method, err, took)
 }
 
 func (m *Metrics) checked(t filesystem.Type, err error) {
 	m.checks.WithLabelValues(string(t), resultOf(err)).Inc()
 }
 
-func (m *Metrics) remade(t filesystem.Type, err error) {
+func (m *Metrics) reformatted(t filesystem.Type, err error) {
 	m.remakes.WithLabelValues(string(t), resultOf(err)).Inc()
 }
 
@@ -81,15 +95,6 @@ func resultOf(err error) string {
 	}
 	return "ok"
 }
-
-// Events of inline volumes.
-const (
-	inlineMade      = "made"
-	inlineRefused   = "refused"
-	inlineTooLarge  = "too-large"
-	inlineRemoved   = "removed"
-	inlineReclaimed = "reclaimed"
-)
 
 func (m *Metrics) inline(event string) { m.inlines.WithLabelValues(event).Inc() }
 

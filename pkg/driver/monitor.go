@@ -2,7 +2,7 @@ package driver
 
 import (
 	"context"
-	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -13,21 +13,24 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/kubelet"
+	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
+	"github.com/carve-csi/carve/pkg/driver/mount"
 )
 
-// healthInterval is how often the health of volumes is looked at when nobody
+// healthInterval is how often the health of volumes is looked at when no kubelet
 // asks: often enough for an alert, seldom enough not to be felt.
 const healthInterval = 30 * time.Second
 
-// Monitor looks at the health of the node's volumes until ctx is done, for the
+// run looks at the health of the node's volumes until ctx is done, for the
 // metrics and the log, and for lvmd, by which the controller learns of it and
-// tells users: a kubelet that does not know the health calls asks nothing.
-func (n *Node) Monitor(ctx context.Context) {
+// reports it to users: a kubelet that does not know the health calls asks nothing.
+func (m *monitor) run(ctx context.Context) {
 	ticker := time.NewTicker(healthInterval)
 	defer ticker.Stop()
-	known := Ailments{}
+	known := Conditions{}
 	for {
-		known = n.CheckHealth(ctx, known)
+		known = m.check(ctx, known)
 		select {
 		case <-ctx.Done():
 			return
@@ -36,17 +39,29 @@ func (n *Node) Monitor(ctx context.Context) {
 	}
 }
 
-// Ailments are what is wrong with volumes: messages by volume and reason.
-type Ailments map[string]map[string]string
+// monitor finds out what is wrong with volumes.
+type monitor struct {
+	mounts     mount.Interface
+	kubelet    kubelet.Dir
+	volumes    lvmdclient.Client
+	devices    *devices
+	encryption *encryption
+	limits     *ioLimits
+	metrics    *Metrics
+	log        *slog.Logger
+}
 
-// CheckHealth looks at every volume once, sets the metrics, and logs what is
+// Conditions are what is wrong with volumes: messages by volume and reason.
+type Conditions map[string]map[string]string
+
+// check looks at every volume once, sets the metrics, and logs what is
 // not the same as in the round before. It returns what it found. When lvmd
-// does not answer, nothing is known anew: what was found before is kept.
-func (n *Node) CheckHealth(ctx context.Context, before Ailments) Ailments {
-	found, err := n.ailments(ctx)
+// does not answer, what was found before is kept.
+func (m *monitor) check(ctx context.Context, before Conditions) Conditions {
+	found, err := m.conditions(ctx, before)
 	if err != nil {
 		if ctx.Err() == nil {
-			n.options.Log.Warn("the health of volumes is not known", "error", err)
+			m.log.Warn("the health of volumes is not known", "error", err)
 		}
 		return before
 	}
@@ -55,37 +70,44 @@ func (n *Node) CheckHealth(ctx context.Context, before Ailments) Ailments {
 		for reason, message := range reasons {
 			count[reason]++
 			if _, known := before[id][reason]; !known {
-				n.options.Log.Warn("a volume is not healthy", "volume", id, "reason", reason, "message", message)
+				m.log.Warn("a volume is not healthy", "volume", id, "reason", reason, "message", message)
 			}
 		}
 	}
 	for id, reasons := range before {
 		for reason := range reasons {
 			if _, still := found[id][reason]; !still {
-				n.options.Log.Info("a volume is rid of what was wrong with it", "volume", id, "reason", reason)
+				m.log.Info("a condition of a volume has ended", "volume", id, "reason", reason)
 			}
 		}
 	}
-	n.options.Metrics.ailing(count)
+	m.metrics.setConditions(count)
 	return found
 }
 
-func (n *Node) ailments(ctx context.Context) (Ailments, error) {
-	volumes, err := n.list(ctx)
+// conditions returns what is wrong with the volumes. A volume that cannot be looked at has
+// the conditions that it had before: it says nothing about the others, of which each may be
+// about to fail.
+func (m *monitor) conditions(ctx context.Context, before Conditions) (Conditions, error) {
+	volumes, err := m.volumes.AllReady(ctx)
 	if err != nil {
 		return nil, err
 	}
-	points, err := n.options.Mounts.Below(n.options.KubeletDir)
+	points, err := m.mounts.Below(string(m.kubelet))
 	if err != nil {
 		return nil, err
 	}
-	found := Ailments{}
+	found := Conditions{}
 	for _, v := range volumes {
-		var entries []*csi.VolumeHealth_VolumeHealthEntry
-		if entries, err = n.healthOf(v, points); err != nil {
-			return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
+		entries, err := m.healthOf(v, points)
+		if err != nil {
+			m.log.Warn("the health of a volume is not known", "volume", v.GetId(), "error", err)
+			if known := before[v.GetId()]; known != nil {
+				found[v.GetId()] = known
+			}
+			continue
 		}
-		n.noteHealth(ctx, v, entries)
+		m.noteHealth(ctx, v, entries)
 		for _, e := range entries {
 			if found[v.GetId()] == nil {
 				found[v.GetId()] = map[string]string{}
@@ -96,9 +118,9 @@ func (n *Node) ailments(ctx context.Context) (Ailments, error) {
 	return found, nil
 }
 
-// noteHealth tells lvmd what of a volume's ailments it does not know by itself,
-// unless it was told.
-func (n *Node) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*csi.VolumeHealth_VolumeHealthEntry) {
+// noteHealth reports to lvmd those conditions of a volume that it does not know by itself,
+// unless it has them.
+func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*csi.VolumeHealth_VolumeHealthEntry) {
 	var found []*lvmdv1.Condition
 	for _, e := range entries {
 		if slices.Contains(knownReasons, e.GetReason()) {
@@ -108,25 +130,19 @@ func (n *Node) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*csi.
 	if slices.EqualFunc(found, v.GetFound(), func(a, b *lvmdv1.Condition) bool { return proto.Equal(a, b) }) {
 		return
 	}
-	_, err := n.options.LVMD.NoteHealth(ctx, &lvmdv1.NoteHealthRequest{Id: v.GetId(), Found: found})
+	_, err := m.volumes.NoteHealth(ctx, &lvmdv1.NoteHealthRequest{Id: v.GetId(), Found: found})
 	if err != nil && status.Code(err) != codes.NotFound && ctx.Err() == nil {
-		n.options.Log.Warn("a volume's health could not be noted; it is tried again", "volume", v.GetId(), "error", err)
+		m.log.Warn("a volume's health could not be noted; it is tried again", "volume", v.GetId(), "error", err)
 	}
 }
 
-// list asks lvmd for all volumes that are ready.
-func (n *Node) list(ctx context.Context) ([]*lvmdv1.Volume, error) {
-	volumes, err := n.all(ctx)
-	return slices.DeleteFunc(volumes, func(v *lvmdv1.Volume) bool { return v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY }), err
-}
-
 // knownReasons are those that this plugin finds. The metrics always have them, so that
-// an alert can tell "none" from "not known".
-var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed}
+// an alert can distinguish "none" from "not known".
+var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed, ReasonMountedElsewhere, ReasonIOLimitsNotApplied}
 
-// ailing sets the gauge of unhealthy volumes. Reasons that were there once stay
+// setConditions sets the gauge of unhealthy volumes. Reasons that were there once stay
 // at zero.
-func (m *Metrics) ailing(count map[string]int) {
+func (m *Metrics) setConditions(count map[string]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, reason := range knownReasons {

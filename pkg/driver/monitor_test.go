@@ -2,6 +2,8 @@ package driver_test
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +15,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -23,7 +26,7 @@ func TestHealthIsWatched(t *testing.T) {
 	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	wantGauge := func(values string) {
 		t.Helper()
-		want := "# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by reason.\n" +
+		want := "# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by condition, looked at every 30 seconds.\n" +
 			"# TYPE carve_node_volume_conditions gauge\n" + values
 		if err := testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(want), "carve_node_volume_conditions"); err != nil {
 			t.Error(err)
@@ -33,8 +36,10 @@ func TestHealthIsWatched(t *testing.T) {
 carve_node_volume_conditions{reason="FileSystemFailed"} 0
 carve_node_volume_conditions{reason="FileSystemReadOnly"} 0
 carve_node_volume_conditions{reason="FileSystemWarnings"} 0
+carve_node_volume_conditions{reason="IOLimitsNotApplied"} 0
+carve_node_volume_conditions{reason="MountedElsewhere"} 0
 `
-	found := f.CheckHealth(context.Background(), driver.Ailments{})
+	found := f.CheckHealth(context.Background(), driver.Conditions{})
 	wantGauge(healthy)
 
 	f.mounts.TurnReadOnly(deviceOf(v))
@@ -42,23 +47,25 @@ carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 	for range 2 {
 		found = f.CheckHealth(context.Background(), found)
 	}
-	const sick = `carve_node_volume_conditions{reason="Degraded"} 1
+	const unhealthy = `carve_node_volume_conditions{reason="Degraded"} 1
 carve_node_volume_conditions{reason="FileSystemErrors"} 0
 carve_node_volume_conditions{reason="FileSystemFailed"} 0
 carve_node_volume_conditions{reason="FileSystemReadOnly"} 1
 carve_node_volume_conditions{reason="FileSystemWarnings"} 0
+carve_node_volume_conditions{reason="IOLimitsNotApplied"} 0
+carve_node_volume_conditions{reason="MountedElsewhere"} 0
 `
-	wantGauge(sick)
+	wantGauge(unhealthy)
 	if n := strings.Count(f.machine.Log.String(), "a volume is not healthy"); n != 2 {
 		t.Errorf("logged %d times", n)
 	}
 
-	// Without lvmd nothing is known anew.
+	// Without lvmd there is nothing new.
 	f.machine.StopLVMD()
 	short, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	found = f.CheckHealth(short, found)
-	wantGauge(sick)
+	wantGauge(unhealthy)
 	f.machine.StartLVMD()
 
 	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = nil })
@@ -66,15 +73,15 @@ carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 	waittest.Succeeds(t, "nothing is wrong any more", func() error {
 		found = f.CheckHealth(context.Background(), found)
 		return testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(
-			"# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by reason.\n"+
-				"# TYPE carve_node_volume_conditions gauge\n"+strings.Replace(sick, "} 1", "} 0", 2)), "carve_node_volume_conditions")
+			"# HELP carve_node_volume_conditions Volumes on the node that are not healthy, by condition, looked at every 30 seconds.\n"+
+				"# TYPE carve_node_volume_conditions gauge\n"+strings.Replace(unhealthy, "} 1", "} 0", 2)), "carve_node_volume_conditions")
 	})
-	if n := strings.Count(f.machine.Log.String(), "rid of what was wrong"); n != 2 {
+	if n := strings.Count(f.machine.Log.String(), "a condition of a volume has ended"); n != 2 {
 		t.Errorf("logged %d times", n)
 	}
 }
 
-func TestLvmdIsToldOnceWhatItDoesNotKnowByItself(t *testing.T) {
+func TestLvmdIsNotifiedOnceOfWhatItDoesNotKnowByItself(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	f.alter(v, func(v *lvmdv1.Volume) { v.Conditions = []*lvmdv1.Condition{{Type: "Degraded", Message: "m"}} })
@@ -82,7 +89,7 @@ func TestLvmdIsToldOnceWhatItDoesNotKnowByItself(t *testing.T) {
 	wantNoted := func(notes int, types ...string) {
 		t.Helper()
 		for range 2 {
-			f.CheckHealth(context.Background(), driver.Ailments{})
+			f.CheckHealth(context.Background(), driver.Conditions{})
 		}
 		var got []string
 		for _, c := range f.listed()[0].GetFound() {
@@ -105,18 +112,18 @@ func TestLvmdIsToldOnceWhatItDoesNotKnowByItself(t *testing.T) {
 func TestStorageHealth(t *testing.T) {
 	t.Run("of healthy classes is empty", func(t *testing.T) {
 		f := newFixture(t)
-		f.lvmd.SetClasses(&lvmdv1.DeviceClass{Name: "local"})
+		f.lvmd.SetClasses(lvmdfake.Class{Name: "local"})
 		got, err := f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{})
 		if err != nil || len(got.GetBackendHealth()) != 0 {
 			t.Errorf("got %v, %v", got, err)
 		}
 	})
-	t.Run("tells each reason once, with its classes", func(t *testing.T) {
+	t.Run("reports each reason once, with its classes", func(t *testing.T) {
 		f := newFixture(t)
 		missing := &lvmdv1.Condition{Type: "MissingDevice", Message: "m"}
 		f.lvmd.SetClasses(
-			&lvmdv1.DeviceClass{Name: "b", Conditions: []*lvmdv1.Condition{missing}},
-			&lvmdv1.DeviceClass{Name: "a", Conditions: []*lvmdv1.Condition{missing, {Type: "NotResponding", Message: "n"}}},
+			lvmdfake.Class{Name: "b", Conditions: []*lvmdv1.Condition{missing}},
+			lvmdfake.Class{Name: "a", Conditions: []*lvmdv1.Condition{missing, {Type: "NotResponding", Message: "n"}}},
 		)
 		got := must.Get(f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{}))(f.t)
 		entries := got.GetBackendHealth()
@@ -127,10 +134,49 @@ func TestStorageHealth(t *testing.T) {
 			t.Errorf("got %v", entries)
 		}
 	})
-	t.Run("is not told when lvmd does not know", func(t *testing.T) {
+	t.Run("is not reported when lvmd does not know", func(t *testing.T) {
 		f := newFixture(t)
 		f.lvmd.SetDown(true)
 		_, err := f.NodeGetStorageHealth(f.ctx(), &csi.NodeGetStorageHealthRequest{})
 		wantError(t, err, codes.Unavailable, "a disk is gone")
 	})
+}
+
+func TestAVolumeWhoseHealthCannotBeReadHidesNoOthers(t *testing.T) {
+	f := newFixture(t)
+	var volumes []*lvmdv1.Volume
+	for _, name := range []string{"a", "b", "c"} {
+		v := f.volume(name, "ext4")
+		must.Succeed(t, f.stage(v, filesystemAccess(writer)))
+		volumes = append(volumes, v)
+	}
+	// Whichever comes first.
+	for i, unread := range volumes {
+		f.mounts.SetErrors(deviceOf(unread), 1)
+		before := f.CheckHealth(t.Context(), driver.Conditions{})
+		if len(before[unread.GetId()]) != 1 {
+			t.Fatalf("found %q", before)
+		}
+		f.mounts.HideErrors(deviceOf(unread), errors.New("no such attribute"))
+		unhealthy := volumes[(i+1)%len(volumes)]
+		f.mounts.SetErrors(deviceOf(unhealthy), 2)
+		found := f.CheckHealth(t.Context(), before)
+		if found[unhealthy.GetId()][driver.ReasonFileSystemErrors] == "" {
+			t.Errorf("volume %s fails, and found was %q", unhealthy.GetId(), found)
+		}
+		if !maps.Equal(found[unread.GetId()], before[unread.GetId()]) {
+			t.Errorf("what was known of %s is %q, and was %q", unread.GetId(), found[unread.GetId()], before[unread.GetId()])
+		}
+		for _, v := range f.listed() {
+			if v.GetId() != volumes[(i+2)%len(volumes)].GetId() && len(v.GetFound()) != 1 {
+				t.Errorf("lvmd knows of %s %v", v.GetId(), v.GetFound())
+			}
+		}
+		f.mounts.HideErrors(deviceOf(unread), nil)
+		f.mounts.SetErrors(deviceOf(unread), 0)
+		f.mounts.SetErrors(deviceOf(unhealthy), 0)
+		if found := f.CheckHealth(t.Context(), found); len(found) > 0 {
+			t.Errorf("at the end: %q", found)
+		}
+	}
 }

@@ -10,14 +10,15 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
 const (
 	// checkTimeout bounds the repair of a file system, however large.
 	checkTimeout = 2 * time.Hour
-	// remakeTimeout bounds the making of one, which does not depend on its size.
-	remakeTimeout = 10 * time.Minute
+	// reformatTimeout bounds the making of one, which does not depend on its size.
+	reformatTimeout = 10 * time.Minute
 )
 
 // useOf is what the volume's file system was made for.
@@ -26,59 +27,69 @@ func useOf(v *lvmdv1.Volume) filesystem.Use {
 }
 
 // makeMountable makes sure that the expected file system is on the device and
-// has no need of a repair. Nothing is ever formatted again, but for scratch
-// file systems that were not taken off cleanly.
-func (n *Node) makeMountable(v *lvmdv1.Volume, device string) error {
-	use := useOf(v)
-	info, err := n.options.FileSystems.Probe(device)
-	half := use.Profile == filesystem.Scratch && errors.Is(err, filesystem.ErrUnformatted)
-	switch {
-	case half: // the making anew was interrupted
-	case errors.Is(err, filesystem.ErrUnformatted):
-		return fmt.Errorf("volume %s was made with a file system, which is not there, and is not formatted again: %w", v.GetId(), err)
-	case err != nil:
-		return fmt.Errorf("volume %s: %w", v.GetId(), err)
-	case info.Type != use.Type:
-		return &failure{codes.FailedPrecondition,
-			fmt.Errorf("volume %s carries %s: it was created with %s, and is not formatted again", v.GetId(), info.Type, use.Type)}
-	case foreign(v, info):
-		return &failure{codes.FailedPrecondition,
-			fmt.Errorf("volume %s carries an %s that is not its own, UUID %s instead of %s: it is neither mounted nor formatted; "+
-				"if it is to be used, give it the UUID that the volume was made with", v.GetId(), info.Type, info.UUID, v.GetFsUuid())}
-	case !info.NeedsCheck:
-		return nil
+// has no need of a repair, and returns what is there then. Nothing is ever formatted
+// again, but for scratch file systems that were not unmounted cleanly.
+func (s *stager) makeMountable(v *lvmdv1.Volume, device string) (filesystem.Info, error) {
+	info, err := s.fileSystems.Probe(device)
+	repaired, err := s.repair(v, device, info, err)
+	if err == nil && repaired {
+		info, err = s.fileSystems.Probe(device)
 	}
-	// A mounted file system looks as if it needed a check. A layer of ours that an
-	// earlier life left behind does no harm, a check would. One in another mount
-	// namespace is refused: it may have failed, or have other options.
-	others, err := n.layersOf(deviceOf(v))
-	if err != nil {
-		return err
-	}
-	if len(others) > 0 {
-		n.options.Log.Warn("not checked: the file system is mounted already", "volume", v.GetId(), "at", others[0])
-		return nil
-	}
-	if err := n.refuseHeld(v); err != nil {
-		return err
-	}
-	if use.Profile == filesystem.Scratch {
-		return n.remake(v, device)
-	}
-	ctx, cancel := context.WithTimeout(n.life, checkTimeout)
-	defer cancel()
-	begin := time.Now()
-	err = n.checker.check(ctx, device, use.Type)
-	n.options.Metrics.checked(use.Type, err)
-	if err != nil {
-		return fmt.Errorf("volume %s: %w", v.GetId(), err)
-	}
-	n.options.Log.Info("checked the file system after an unclean stop", "volume", v.GetId(), "took", time.Since(begin))
-	return nil
+	return info, err
 }
 
-// foreign tells whether a file system is another one than lvmd put on the
-// volume: what it holds may be somebody else's.
+// repair checks or reformats a file system that has need of it, by what a probe of its
+// device found.
+func (s *stager) repair(v *lvmdv1.Volume, device string, info filesystem.Info, err error) (repaired bool, _ error) {
+	use := useOf(v)
+	half := use.Profile == filesystem.Scratch && errors.Is(err, filesystem.ErrUnformatted)
+	switch {
+	case half: // the reformatting was interrupted
+	case errors.Is(err, filesystem.ErrUnformatted):
+		return false, fmt.Errorf("volume %s was made with a file system, which is not there, and is not formatted again: %w", v.GetId(), err)
+	case err != nil:
+		return false, fmt.Errorf("volume %s: %w", v.GetId(), err)
+	case info.Type != use.Type:
+		return false, csierror.New(codes.FailedPrecondition,
+			fmt.Errorf("volume %s carries %s: it was created with %s, and is not formatted again", v.GetId(), info.Type, use.Type))
+	case foreign(v, info):
+		return false, csierror.New(codes.FailedPrecondition,
+			fmt.Errorf("volume %s carries an %s that is not its own, UUID %s instead of %s: it is neither mounted nor formatted; "+
+				"if it is to be used, give it the UUID that the volume was made with", v.GetId(), info.Type, info.UUID, v.GetFsUuid()))
+	case !info.NeedsCheck:
+		return false, nil
+	}
+	// A mounted file system looks as if it needed a check. A layer of ours that an
+	// previous run left behind does no harm, a check would. One in another mount
+	// namespace is refused: it may have failed, or have other options.
+	others, err := s.devices.layersOf(deviceOf(v))
+	if err != nil {
+		return false, err
+	}
+	if len(others) > 0 {
+		s.log.Warn("not checked: the file system is mounted already", "volume", v.GetId(), "at", others[0])
+		return false, nil
+	}
+	if err := s.devices.refuseHeld(v); err != nil {
+		return false, err
+	}
+	if use.Profile == filesystem.Scratch {
+		return true, s.reformat(v, device)
+	}
+	ctx, cancel := context.WithTimeout(s.background, checkTimeout)
+	defer cancel()
+	begin := time.Now()
+	err = s.checker.check(ctx, device, use.Type)
+	s.metrics.checked(use.Type, err)
+	if err != nil {
+		return false, fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	s.log.Info("checked the file system after a crash", "volume", v.GetId(), "took", time.Since(begin))
+	return true, nil
+}
+
+// foreign reports whether a file system is another one than lvmd put on the
+// volume: what it holds may be another's data.
 func foreign(v *lvmdv1.Volume, info filesystem.Info) bool {
 	return v.GetFsUuid() != "" && info.UUID != "" && !strings.EqualFold(v.GetFsUuid(), info.UUID)
 }
@@ -90,21 +101,21 @@ func formatOptions(v *lvmdv1.Volume) (filesystem.FormatOptions, error) {
 	return filesystem.FormatOptions{Type: use.Type, UUID: v.GetFsUuid(), DAX: use.DAX, Profile: use.Profile, Settings: settings}, err
 }
 
-// remake makes a scratch file system anew. Without a journal, what it holds
-// cannot be trusted; and whoever asked for it does not miss it.
-func (n *Node) remake(v *lvmdv1.Volume, device string) error {
+// reformat makes a scratch file system once more, empty. Its journal guarantees too little for
+// what it holds to be trusted, and its Pod does not miss it.
+func (s *stager) reformat(v *lvmdv1.Volume, device string) error {
 	options, err := formatOptions(v)
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", v.GetId(), err)
 	}
-	ctx, cancel := context.WithTimeout(n.life, remakeTimeout)
+	ctx, cancel := context.WithTimeout(s.background, reformatTimeout)
 	defer cancel()
-	err = n.options.FileSystems.Format(ctx, device, options)
-	n.options.Metrics.remade(options.Type, err)
+	err = s.fileSystems.Format(ctx, device, options)
+	s.metrics.reformatted(options.Type, err)
 	if err != nil {
-		return fmt.Errorf("volume %s: make its scratch file system anew: %w", v.GetId(), err)
+		return fmt.Errorf("volume %s: reformat its scratch file system: %w", v.GetId(), err)
 	}
-	n.options.Log.Warn("made a scratch file system anew, empty: it was not taken off cleanly", "volume", v.GetId(),
+	s.log.Warn("reformatted a scratch file system, which is empty now: it was not unmounted cleanly", "volume", v.GetId(),
 		"claim", v.GetOwner().GetClaimNamespace()+"/"+v.GetOwner().GetClaimName())
 	return nil
 }

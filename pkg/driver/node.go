@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/inline"
+	"github.com/carve-csi/carve/pkg/driver/kubelet"
+	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/luks"
 )
@@ -18,7 +22,7 @@ import (
 const maxNodeID = 256
 
 // Options configure a Node. All fields but
-// MaxVolumes, InlineVolumes and InlineMaxBytes are required.
+// MaxVolumes, InlineVolumes, InlineMaxBytes and IOLimits are required.
 type Options struct {
 	// NodeName is the node's name in Kubernetes: the CSI node id, and the value
 	// of its topology key.
@@ -35,6 +39,8 @@ type Options struct {
 	// CheckMemory is what the check of one file system may take, in bytes, of which one
 	// that takes more than a few runs at a time; zero means DefaultCheckMemory.
 	CheckMemory int64
+	// IOLimits are the directories that are shared with the component that limits I/O.
+	IOLimits IOLimitDirs
 	// KubeletDir is the kubelet's root directory. Paths in requests must lie
 	// below it.
 	KubeletDir string
@@ -50,41 +56,100 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Node is the CSI node service. Its methods may be called concurrently.
+// Node is the CSI node service. Its methods may be called concurrently. It holds what the
+// service is made of; New gives each part what it depends on.
 type Node struct {
 	csi.UnimplementedNodeServer
 
-	options Options
-	// life ends with the process. A repair or a growing file system outlives
-	// the call that began it, as the kubelet's patience is shorter than e2fsck,
-	// but not the plugin.
-	life    context.Context
-	locks   locks
-	checker *checker
+	options    Options
+	kubelet    kubelet.Dir
+	volumes    lvmdclient.Client
+	locks      locks
+	devices    *devices
+	encryption *encryption
+	stager     *stager
+	publisher  *publisher
+	grower     *grower
+	sweeper    *sweeper
+	monitor    *monitor
+	ioLimits   *ioLimits
+	inline     *inline.Volumes
 }
 
-// New makes the node service. Long work under way is given up when ctx is
-// done.
+// New makes the node service. Work in the background ends when ctx is done: a repair or a
+// growing file system outlives the call that began it, as the kubelet waits for less time than
+// e2fsck may take, but not the plugin.
 func New(ctx context.Context, o Options) (*Node, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	n := &Node{options: o, kubelet: kubelet.Dir(o.KubeletDir), volumes: lvmdclient.Client{LVMDClient: o.LVMD}}
+	n.devices = &devices{mounts: o.Mounts, kubelet: n.kubelet, log: o.Log}
+	n.encryption = &encryption{background: ctx, luks: o.LUKS, mounts: o.Mounts, fileSystems: o.FileSystems,
+		volumes: n.volumes, devices: n.devices, log: o.Log}
+	n.stager = &stager{background: ctx, mounts: o.Mounts, fileSystems: o.FileSystems, checker: newChecker(o.FileSystems, o.CheckMemory),
+		devices: n.devices, metrics: o.Metrics, log: o.Log}
+	n.publisher = &publisher{mounts: o.Mounts, kubelet: n.kubelet, devices: n.devices, encryption: n.encryption, stager: n.stager}
+	n.grower = &grower{background: ctx, fileSystems: o.FileSystems, devices: n.devices}
+	n.sweeper = &sweeper{mounts: o.Mounts, luks: o.LUKS, kubelet: n.kubelet, locks: &n.locks, devices: n.devices,
+		encryption: n.encryption, metrics: o.Metrics, log: o.Log}
+	n.ioLimits = &ioLimits{dirs: o.IOLimits, mounts: o.Mounts, kubelet: n.kubelet, volumes: n.volumes, devices: n.devices,
+		encryption: n.encryption, metrics: o.Metrics, log: o.Log, began: time.Now(), now: time.Now, wake: make(chan struct{}, 1)}
+	n.monitor = &monitor{mounts: o.Mounts, kubelet: n.kubelet, volumes: n.volumes, devices: n.devices,
+		encryption: n.encryption, limits: n.ioLimits, metrics: o.Metrics, log: o.Log}
+	n.inline = inline.New(inline.Options{Enabled: o.InlineVolumes, MaxBytes: o.InlineMaxBytes, Kubelet: n.kubelet, LVMD: n.volumes,
+		Lock: n.locks.take, Explain: func(err error, v *lvmdv1.Volume) error { return n.devices.withHolders(err, deviceOf(v)) },
+		Count: o.Metrics.inline, Log: o.Log})
+	return n, nil
+}
+
+// validate fails if an option is out of its range.
+func (o Options) validate() error {
 	switch {
 	case o.NodeName == "":
-		return nil, errors.New("the node's name is required")
+		return errors.New("the node's name is required")
 	case len(o.NodeName) > maxNodeID:
-		return nil, fmt.Errorf("the node's name has %d bytes: allowed are %d", len(o.NodeName), maxNodeID)
+		return fmt.Errorf("the node's name has %d bytes: allowed are %d", len(o.NodeName), maxNodeID)
 	case o.MaxVolumes < 0:
-		return nil, fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
+		return fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
 	case o.InlineMaxBytes < 0:
-		return nil, fmt.Errorf("largest size of inline volumes %d bytes: allowed is 0 (no limit) or more", o.InlineMaxBytes)
+		return fmt.Errorf("largest size of inline volumes %d bytes: allowed is 0 (no limit) or more", o.InlineMaxBytes)
 	case o.CheckMemory < 0:
-		return nil, fmt.Errorf("memory for checks of file systems %d bytes: allowed is 0 (%d bytes) or more", o.CheckMemory, DefaultCheckMemory)
+		return fmt.Errorf("memory for checks of file systems %d bytes: allowed is 0 (%d bytes) or more", o.CheckMemory, DefaultCheckMemory)
+	case (o.IOLimits.Requests == "") != (o.IOLimits.Reports == ""):
+		return fmt.Errorf("directories for I/O limits %q and %q: both or none must be given", o.IOLimits.Requests, o.IOLimits.Reports)
 	case !filepath.IsAbs(o.KubeletDir) || filepath.Clean(o.KubeletDir) != o.KubeletDir || o.KubeletDir == "/":
-		return nil, fmt.Errorf("kubelet directory %q: allowed is an absolute, clean path other than /", o.KubeletDir)
+		return fmt.Errorf("kubelet directory %q: allowed is an absolute, clean path other than /", o.KubeletDir)
 	}
-	return &Node{options: o, life: ctx, checker: newChecker(o.FileSystems, o.CheckMemory)}, nil
+	return nil
 }
 
 // MountDirs returns the directories of the kubelet below which volumes are mounted:
 // those of Pods, and that of staged and raw block volumes.
-func (n *Node) MountDirs() []string {
-	return []string{filepath.Join(n.options.KubeletDir, "pods"), filepath.Join(n.options.KubeletDir, "plugins/kubernetes.io/csi")}
+func (n *Node) MountDirs() []string { return n.kubelet.MountDirs() }
+
+// Sweep unmounts and closes, once, what a previous run left.
+func (n *Node) Sweep(ctx context.Context) { n.sweeper.sweepAll(ctx) }
+
+// SweepRepeatedly sweeps at once and every few minutes, until ctx is done.
+func (n *Node) SweepRepeatedly(ctx context.Context) { n.sweeper.run(ctx) }
+
+// CheckHealth looks at every volume once, and returns what is wrong; before is what was
+// wrong the last time.
+func (n *Node) CheckHealth(ctx context.Context, before Conditions) Conditions {
+	return n.monitor.check(ctx, before)
 }
+
+// Monitor looks at the health of volumes until ctx is done.
+func (n *Node) Monitor(ctx context.Context) { n.monitor.run(ctx) }
+
+// RequestIOLimits keeps the component that limits I/O informed, until ctx is done.
+func (n *Node) RequestIOLimits(ctx context.Context) { n.ioLimits.run(ctx) }
+
+// ReclaimInline removes, once, inline volumes that the kubelet has forgotten.
+func (n *Node) ReclaimInline(ctx context.Context, before inline.Abandoned, now time.Time) inline.Abandoned {
+	return n.inline.ReclaimOnce(ctx, before, now)
+}
+
+// Reclaim removes inline volumes that the kubelet has forgotten, until ctx is done.
+func (n *Node) Reclaim(ctx context.Context) { n.inline.Reclaim(ctx) }

@@ -64,7 +64,7 @@ func (p Plugin) Serve(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Healthy says whether the kubelet can still find the plugin: somebody may have
+// Healthy fails unless the kubelet can still find the plugin: something may have
 // cleared the directories of its sockets, and only a new start brings them
 // back. Before Serve has begun to listen it is not healthy.
 func (p Plugin) Healthy(context.Context) error {

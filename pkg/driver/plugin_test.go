@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -81,22 +83,22 @@ func TestTheNumberOfVolumesIsAsConfiguredOrWhatTheGroupsCouldHold(t *testing.T) 
 	group := func(name string, most int64) *lvmdv1.ClassGroup {
 		return &lvmdv1.ClassGroup{VgName: name, VgUuid: "uuid-" + name, MostVolumes: most}
 	}
-	class := func(name string, groups ...*lvmdv1.ClassGroup) *lvmdv1.DeviceClass {
-		return &lvmdv1.DeviceClass{Name: name, Groups: groups}
+	class := func(name string, groups ...*lvmdv1.ClassGroup) lvmdfake.Class {
+		return lvmdfake.Class{Name: name, Groups: groups}
 	}
 	local := class("local", group("a", 1500), group("b", 400))
 	for name, test := range map[string]struct {
 		configured int64
-		classes    []*lvmdv1.DeviceClass
+		classes    []lvmdfake.Class
 		down       bool
 		want       int64
 	}{
-		"the groups of a class add up":           {classes: []*lvmdv1.DeviceClass{local}, want: 1900},
-		"a group of several classes counts once": {classes: []*lvmdv1.DeviceClass{local, class("thin", group("a", 1500)), class("c", group("c", 7))}, want: 1907},
-		"a group that does not tell is no limit": {classes: []*lvmdv1.DeviceClass{local, class("c", group("c", 0))}},
+		"the groups of a class add up":           {classes: []lvmdfake.Class{local}, want: 1900},
+		"a group of several classes counts once": {classes: []lvmdfake.Class{local, class("thin", group("a", 1500)), class("c", group("c", 7))}, want: 1907},
+		"a group that does not say is no limit":  {classes: []lvmdfake.Class{local, class("c", group("c", 0))}},
 		"a node without classes has no limit":    {},
-		"nor has one whose lvmd does not answer": {classes: []*lvmdv1.DeviceClass{local}, down: true},
-		"what is configured counts":              {configured: 7, classes: []*lvmdv1.DeviceClass{local}, want: 7},
+		"nor has one whose lvmd does not answer": {classes: []lvmdfake.Class{local}, down: true},
+		"what is configured counts":              {configured: 7, classes: []lvmdfake.Class{local}, want: 7},
 		"whatever lvmd says":                     {configured: 7, down: true, want: 7},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -153,7 +155,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		"the root as kubelet directory":    func(o *driver.Options) { o.KubeletDir = "/" },
 		"negative memory for checks":       func(o *driver.Options) { o.CheckMemory = -1 },
 		"a negative limit of inline sizes": func(o *driver.Options) { o.InlineMaxBytes = -1 },
-		"an unclean kubelet directory":     func(o *driver.Options) { o.KubeletDir = "/var/lib/kubelet/" },
+		"a kubelet directory with a slash": func(o *driver.Options) { o.KubeletDir = "/var/lib/kubelet/" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := good
@@ -171,17 +173,24 @@ func TestTheMetricsCountCalls(t *testing.T) {
 	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 	_ = f.stage(v, nil)
 	families := must.Get(f.Metrics.Registry.Gather())(f.t)
-	codes := map[string]uint64{}
+	counts := map[string]uint64{}
 	for _, family := range families {
-		if family.GetName() != "carve_node_csi_seconds" {
-			continue
-		}
 		for _, m := range family.GetMetric() {
-			codes[m.GetLabel()[0].GetValue()] = m.GetHistogram().GetSampleCount()
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetValue())
+			}
+			counts[family.GetName()+" "+strings.Join(labels, " ")] = m.GetHistogram().GetSampleCount()
 		}
 	}
-	if codes["OK"] != 1 || codes["InvalidArgument"] != 1 {
-		t.Errorf("got %v", codes)
+	for _, calls := range []string{
+		"carve_node_csi_seconds OK NodeStageVolume", "carve_node_csi_seconds InvalidArgument NodeStageVolume",
+		"csi_plugin_operations_seconds carve.csi.local OK /csi.v1.Node/NodeStageVolume",
+		"csi_plugin_operations_seconds carve.csi.local InvalidArgument /csi.v1.Node/NodeStageVolume",
+	} {
+		if counts[calls] != 1 {
+			t.Errorf("calls of %s: want 1, got %d of %v", calls, counts[calls], counts)
+		}
 	}
 }
 

@@ -10,6 +10,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/csierror"
+	"github.com/carve-csi/carve/pkg/driver/inline"
+	"github.com/carve-csi/carve/pkg/driver/kubelet"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
@@ -26,46 +30,59 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if err := checkVolumeID(id); err != nil {
 		return nil, err
 	}
-	if err := n.checkPath("target_path", target); err != nil {
+	if err := n.kubelet.CheckPath("target_path", target); err != nil {
 		return nil, err
 	}
 	want, err := checkCapability(req.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
-	if isInline(req) {
+	if inline.Is(req) {
 		want.readOnly = want.readOnly || req.GetReadonly()
-		if err := n.publishInline(ctx, req, want); err != nil {
+		err := n.inline.Publish(ctx, inline.Request{CSI: req, Block: want.block, FSType: want.fsType},
+			func(v *lvmdv1.Volume) error { return n.mountInline(v, target, want) })
+		if err != nil {
 			return nil, err
 		}
+		n.ioLimits.published()
 		return &csi.NodePublishVolumeResponse{}, nil
 	}
-	if err := n.checkPath("staging_target_path", staging); err != nil {
+	if err := n.kubelet.CheckPath("staging_target_path", staging); err != nil {
 		return nil, err
 	}
 	if staging == target {
-		return nil, invalid("target_path", "%q is not allowed: it is the staging_target_path", target)
+		return nil, csierror.Invalid("target_path", "%q is not allowed: it is the staging_target_path", target)
 	}
-	release, err := n.lock(id)
+	release, err := n.locks.take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 
-	p := publication{id: id, staging: staging, target: target, exclusive: want.exclusive, node: want.block}
+	pub := publication{id: id, staging: staging, target: target, exclusive: want.exclusive, node: want.block}
 	if want.block {
-		err = n.sourceNode(ctx, &p, want)
+		err = n.publisher.sourceNode(ctx, &pub, want)
 	} else {
-		err = n.sourceMount(ctx, &p, want)
+		err = n.publisher.sourceMount(ctx, &pub, want)
 	}
 	if err != nil {
 		return nil, err
 	}
-	p.readOnly = p.readOnly || req.GetReadonly()
-	if err := n.publish(p); err != nil {
+	pub.readOnly = pub.readOnly || req.GetReadonly()
+	if err := n.publisher.publish(pub); err != nil {
 		return nil, err
 	}
+	n.ioLimits.published()
 	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// publisher binds what is staged, and the nodes of raw block volumes, to target paths.
+type publisher struct {
+	mounts     mount.Interface
+	kubelet    kubelet.Dir
+	devices    *devices
+	encryption *encryption
+	stager     *stager
 }
 
 // publication is what is to be bound where.
@@ -80,15 +97,15 @@ type publication struct {
 }
 
 // sourceNode finds what a raw block volume is published from.
-func (n *Node) sourceNode(ctx context.Context, p *publication, want capability) error {
-	v, err := n.inUse(ctx, p.id)
+func (b *publisher) sourceNode(ctx context.Context, p *publication, want capability) error {
+	v, err := b.encryption.inUse(ctx, p.id)
 	if err != nil {
 		return err
 	}
 	if err := want.fits(v); err != nil {
 		return err
 	}
-	p.source, err = n.deviceNode(v)
+	p.source, err = b.devices.node(v)
 	p.device, p.readOnly = deviceOf(v), want.readOnly
 	return err
 }
@@ -96,66 +113,66 @@ func (n *Node) sourceNode(ctx context.Context, p *publication, want capability) 
 // sourceMount finds what a file system is published from. lvmd is not asked:
 // the kubelet keeps one staging path per volume, and staging has checked what
 // is there. Only a file system that failed in the meantime is staged again.
-func (n *Node) sourceMount(ctx context.Context, p *publication, want capability) error {
-	at, err := n.look(p.id, p.staging, want)
-	if errors.Is(err, errSick) {
-		if err := n.stageAgain(ctx, p, want); err != nil {
+func (b *publisher) sourceMount(ctx context.Context, p *publication, want capability) error {
+	at, err := b.stager.stagedState(p.id, p.staging, want)
+	if errors.Is(err, errFailed) {
+		if err := b.stageAgain(ctx, p, want); err != nil {
 			return err
 		}
-		at, err = n.look(p.id, p.staging, want)
+		at, err = b.stager.stagedState(p.id, p.staging, want)
 	}
 	switch {
 	case err != nil:
 		return err
 	case !at.Mounted || at.Node:
-		return &failure{codes.FailedPrecondition, fmt.Errorf("volume %s is not staged at %s", p.id, p.staging)}
+		return csierror.New(codes.FailedPrecondition, fmt.Errorf("volume %s is not staged at %s", p.id, p.staging))
 	}
 	p.source, p.device, p.readOnly = p.staging, at.Device, at.ReadOnly
 	return nil
 }
 
-func (n *Node) stageAgain(ctx context.Context, p *publication, want capability) error {
-	v, err := n.inUse(ctx, p.id)
+func (b *publisher) stageAgain(ctx context.Context, p *publication, want capability) error {
+	v, err := b.encryption.inUse(ctx, p.id)
 	if err != nil {
 		return err
 	}
 	if err := want.fits(v); err != nil {
 		return err
 	}
-	device, err := n.deviceNode(v)
+	device, err := b.devices.node(v)
 	if err != nil {
 		return err
 	}
-	return n.stage(v, device, p.staging, want)
+	return b.stager.stage(v, device, p.staging, want)
 }
 
-func (n *Node) publish(p publication) error {
-	at, err := n.options.Mounts.At(p.target)
+func (b *publisher) publish(p publication) error {
+	at, err := b.mounts.At(p.target)
 	switch {
 	case err != nil:
 		return fmt.Errorf("volume %s does not answer: %w", p.id, err)
 	case at.Mounted && (at.Device != p.device || at.Node != p.node):
-		return &failure{codes.FailedPrecondition,
-			fmt.Errorf("%s is taken: it shows device %v, volume %s is %v", p.target, at.Device, p.id, p.device)}
+		return csierror.New(codes.FailedPrecondition,
+			fmt.Errorf("%s is taken: it shows device %v, volume %s is %v", p.target, at.Device, p.id, p.device))
 	case at.Mounted && at.ReadOnly != p.readOnly:
-		return &failure{codes.AlreadyExists,
-			fmt.Errorf("volume %s is published at %s with read-only %t already, %t was asked for", p.id, p.target, at.ReadOnly, p.readOnly)}
+		return csierror.New(codes.AlreadyExists,
+			fmt.Errorf("volume %s is published at %s with read-only %t already, %t was asked for", p.id, p.target, at.ReadOnly, p.readOnly))
 	case at.Mounted:
 		return nil
 	}
 	if p.exclusive {
-		if err := n.refuseSecond(p); err != nil {
+		if err := b.refuseSecond(p); err != nil {
 			return err
 		}
 	}
-	made, err := n.makeTarget(p.target, p.node)
+	made, err := b.makeTarget(p.target, p.node)
 	if err != nil {
 		return fmt.Errorf("target_path: %w", err)
 	}
-	if err := n.options.Mounts.Bind(p.source, p.target, p.readOnly); err != nil {
+	if err := b.mounts.Bind(p.source, p.target, p.readOnly); err != nil {
 		err = fmt.Errorf("volume %s: %w", p.id, err)
 		if made {
-			err = errors.Join(err, nofollow.Remove(n.options.KubeletDir, p.target))
+			err = errors.Join(err, nofollow.Remove(string(b.kubelet), p.target))
 		}
 		return err
 	}
@@ -163,45 +180,27 @@ func (n *Node) publish(p publication) error {
 }
 
 // refuseSecond keeps a volume that one Pod has for itself from a second one.
-func (n *Node) refuseSecond(p publication) error {
-	paths, err := n.layersOf(p.device)
+func (b *publisher) refuseSecond(p publication) error {
+	paths, err := b.devices.layersOf(p.device)
 	if err != nil {
 		return err
 	}
 	for _, path := range paths {
 		if path != p.staging && path != p.target {
-			return &failure{codes.FailedPrecondition,
-				fmt.Errorf("volume %s is for one Pod at a time and is in use at %s", p.id, path)}
+			return csierror.New(codes.FailedPrecondition,
+				fmt.Errorf("volume %s is for one Pod at a time and is in use at %s", p.id, path))
 		}
 	}
 	return nil
 }
 
-// layersOf returns the paths below the kubelet's directory that show the whole
-// of a device: as a file system from its root, or as a device node. Subpaths
-// of a volume, which the kubelet binds for containers, do not count: they come
-// and go with a target path.
-func (n *Node) layersOf(device mount.Device) ([]string, error) {
-	points, err := n.options.Mounts.Below(n.options.KubeletDir)
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, p := range points {
-		if shown, whole := n.deviceShown(p); whole && shown == device {
-			paths = append(paths, p.Path)
-		}
-	}
-	return paths, nil
-}
-
 // makeTarget makes what something can be bound to: an empty file for a device
-// node, else a directory. It tells whether it made it.
-func (n *Node) makeTarget(path string, node bool) (made bool, err error) {
+// node, else a directory. It reports whether it made it.
+func (b *publisher) makeTarget(path string, node bool) (made bool, err error) {
 	if node {
-		err = nofollow.Touch(n.options.KubeletDir, path, 0o600)
+		err = nofollow.Touch(string(b.kubelet), path, 0o600)
 	} else {
-		err = nofollow.Mkdir(n.options.KubeletDir, path, 0o750)
+		err = nofollow.Mkdir(string(b.kubelet), path, 0o750)
 	}
 	if err == nil {
 		return true, nil
@@ -214,7 +213,7 @@ func (n *Node) makeTarget(path string, node bool) (made bool, err error) {
 		return false, err
 	}
 	if node != info.Mode().IsRegular() || !node && !info.IsDir() {
-		return false, &failure{codes.FailedPrecondition, fmt.Errorf("%s exists and is a %s", path, kindOfFile(info))}
+		return false, csierror.New(codes.FailedPrecondition, fmt.Errorf("%s exists and is a %s", path, kindOfFile(info)))
 	}
 	return false, nil
 }
@@ -233,18 +232,18 @@ func kindOfFile(info fs.FileInfo) string {
 	return info.Mode().Type().String()
 }
 
-// NodeUnpublishVolume takes the volume off the target path and removes the
-// path. Like NodeUnstageVolume it asks nobody, but for an inline volume, which
+// NodeUnpublishVolume unmounts the volume from the target path and removes the
+// path. Like NodeUnstageVolume it asks no other component, but for an inline volume, which
 // lvmd removes.
 func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
 	if err := checkVolumeID(id); err != nil {
 		return nil, err
 	}
-	if err := n.checkPath("target_path", target); err != nil {
+	if err := n.kubelet.CheckPath("target_path", target); err != nil {
 		return nil, err
 	}
-	release, err := n.lock(id)
+	release, err := n.locks.take(id)
 	if err != nil {
 		return nil, err
 	}

@@ -120,7 +120,7 @@ func TestPublishRefusesWhatDoesNotFit(t *testing.T) {
 		f := newFixture(t)
 		v, other := f.volume("a", "ext4"), f.volume("b", "ext4")
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
-		must.Succeed(f.t, f.mounts.Mount(other.GetDevicePath(), f.machine.MakeDir("pods", "pod", "volumes", "kubernetes.io~csi", v.GetId(), "mount"), "ext4", nil))
+		must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: other.GetDevicePath()}, f.machine.MakeDir("pods", "pod", "volumes", "kubernetes.io~csi", v.GetId(), "mount"), "ext4", nil))
 		wantError(t, f.publish(v, "pod", filesystemAccess(writer), false), codes.FailedPrecondition, "is taken")
 		f.wantLayers(2)
 	})
@@ -158,7 +158,7 @@ func TestPublishRefusesWhatDoesNotFit(t *testing.T) {
 }
 
 func TestPublishHealsAFileSystemThatFailed(t *testing.T) {
-	unclean := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
+	dirty := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
 	for name, fail := range map[string]func(*fixture, *lvmdv1.Volume){
 		"it fails": func(f *fixture, v *lvmdv1.Volume) {
 			f.mounts.Kill(deviceOf(v))
@@ -178,7 +178,7 @@ func TestPublishHealsAFileSystemThatFailed(t *testing.T) {
 			v := f.volume("a", "ext4")
 			must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 			must.Succeed(f.t, f.publish(v, "one", filesystemAccess(writer), false))
-			f.fileSystems.Set(v.GetDevicePath(), unclean)
+			f.fileSystems.Set(v.GetDevicePath(), dirty)
 			fail(f, v)
 			wantError(t, f.publish(v, "two", filesystemAccess(writer), false), codes.FailedPrecondition, "no longer in use at "+f.target(v, "one"))
 			f.wantLayers(2)

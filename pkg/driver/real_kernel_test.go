@@ -31,7 +31,7 @@ func newReal(t testing.TB, disk, medium string) *real {
 	return &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
 }
 
-// isEmpty tells whether lvmd says that all of the group is free.
+// isEmpty reports whether lvmd says that all of the group is free.
 func (r *real) isEmpty() bool {
 	r.t.Helper()
 	answer := must.Get(r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{}))(r.t)
@@ -116,8 +116,8 @@ func (r *real) delete(v *lvmdv1.Volume) {
 	}
 }
 
-// waitForRoom waits until deleted volumes are wiped and gone, and lvmd knows.
-func (r *real) waitForRoom() {
+// waitForSpace waits until deleted volumes are wiped and gone, and lvmd knows.
+func (r *real) waitForSpace() {
 	r.t.Helper()
 	for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(200 * time.Millisecond) {
 		if strings.TrimSpace(drivertest.ByHand(r.t, "lvm", "lvs", "--noheadings", drivertest.Group, "--config", drivertest.HandConfig)) == "" &&
@@ -128,5 +128,5 @@ func (r *real) waitForRoom() {
 	r.t.Fatal("deleted volumes are still there")
 }
 
-// isErrno tells whether an error is that of the system.
+// isErrno reports whether an error is that of the system.
 func isErrno(err error, want syscall.Errno) bool { return errors.Is(err, want) }

@@ -13,7 +13,7 @@ import (
 )
 
 // csiVersions are the versions of CSI that the plugin speaks, as the kubelet
-// wants them told: it asks for 1.x.
+// wants them reported: it asks for 1.x.
 var csiVersions = []string{"1.0.0"}
 
 // Registration answers the kubelet's plugin watcher, which finds its socket in
@@ -46,14 +46,14 @@ func (r *Registration) Registered() error {
 	return r.state
 }
 
-// GetInfo tells the kubelet who is there.
+// GetInfo reports to the kubelet which plugin is there.
 func (r *Registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
 		Type: registerapi.CSIPlugin, Name: names.Driver, Endpoint: r.endpoint, SupportedVersions: csiVersions,
 	}, nil
 }
 
-// NotifyRegistrationStatus is how the kubelet tells the outcome. After a
+// NotifyRegistrationStatus is how the kubelet reports the outcome. After a
 // failure it tries again by itself.
 func (r *Registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	r.mu.Lock()

@@ -19,7 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestRealScratch crashes a scratch volume: what was not taken off cleanly
+// TestRealScratch crashes a scratch volume: what was not unmounted cleanly
 // comes back empty, with the settings that it was made with.
 func TestRealScratch(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
@@ -27,7 +27,8 @@ func TestRealScratch(t *testing.T) {
 	v := r.scratch("scratch")
 	access := filesystemAccess(writer)
 	must.Succeed(r.t, r.stage(v, access))
-	if layer, fs := r.options(r.staging(v)); !slices.Contains(layer, "noatime") || !slices.Contains(fs, "nobarrier") {
+	if layer, fs := r.options(r.staging(v)); !slices.Contains(layer, "noatime") || !slices.Contains(fs, "nobarrier") ||
+		!slices.Contains(fs, "data=writeback") || !slices.Contains(fs, "commit=300") {
 		t.Errorf("options %q, %q", layer, fs)
 	}
 	r.write(filepath.Join(r.staging(v), "file"), "content")
@@ -47,17 +48,43 @@ func TestRealScratch(t *testing.T) {
 		t.Errorf("the file: %v", err)
 	}
 	features := drivertest.ByHand(t, "dumpe2fs", "-h", v.GetDevicePath())
-	if strings.Contains(features, "has_journal") || !strings.Contains(features, "Filesystem volume name:   scratch") || !strings.Contains(features, v.GetFsUuid()) {
-		t.Errorf("made anew as\n%s", features)
+	if !strings.Contains(features, "fast_commit") || !strings.Contains(features, "Filesystem volume name:   scratch") || !strings.Contains(features, v.GetFsUuid()) {
+		t.Errorf("reformatted as\n%s", features)
 	}
-	if !strings.Contains(r.machine.Log.String(), "made a scratch file system anew") {
-		t.Error("the log does not say that it was made anew")
+	if !strings.Contains(r.machine.Log.String(), "reformatted a scratch file system") {
+		t.Error("the log does not say that it was reformatted")
+	}
+	must.Succeed(r.t, r.unstage(v))
+}
+
+// TestRealScratchOfBefore mounts a scratch volume as earlier versions of the program made
+// it: without a journal. Not unmounted cleanly, it is reformatted with one.
+func TestRealScratchOfBefore(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	r.size = 64 * mib
+	v := r.scratch("scratch")
+	access := filesystemAccess(writer)
+	drivertest.ByHand(t, "tune2fs", "-O", "^has_journal,^fast_commit", v.GetDevicePath())
+	must.Succeed(r.t, r.stage(v, access))
+	if _, fs := r.options(r.staging(v)); slices.Contains(fs, "data=writeback") || !slices.Contains(fs, "nobarrier") {
+		t.Errorf("without a journal: options %q", fs)
+	}
+	r.write(filepath.Join(r.staging(v), "file"), "content")
+	must.Succeed(r.t, r.unstage(v))
+	must.Succeed(r.t, r.stage(v, access))
+	r.wantFile(filepath.Join(r.staging(v), "file"), "content")
+	revive := r.kill(v)
+	must.Succeed(r.t, r.unstage(v))
+	revive()
+	must.Succeed(r.t, r.stage(v, access))
+	if _, fs := r.options(r.staging(v)); !slices.Contains(fs, "data=writeback") {
+		t.Errorf("reformatted: options %q", fs)
 	}
 	must.Succeed(r.t, r.unstage(v))
 }
 
 // TestRealStraySignatures leaves the superblocks of three file systems of an
-// earlier life of the disk where volumes come to lie.
+// earlier use of the disk where volumes come to lie.
 func TestRealStraySignatures(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	const foreign = "01234567-89ab-cdef-0123-456789abcdef"

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -30,11 +31,31 @@ func TestScratchFileSystems(t *testing.T) {
 		v := f.scratch("a")
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer, "barrier=1")))
 		points, _ := f.mounts.Below(f.machine.KubeletDir)
-		if got := strings.Join(points[0].FSOptions, ","); got != "rw,noatime,nobarrier,noauto_da_alloc,barrier=1" {
+		if got := strings.Join(points[0].FSOptions, ","); got != "rw,data=writeback,commit=300,noinit_itable,noatime,nobarrier,noauto_da_alloc,barrier=1" {
 			t.Errorf("options %q", got)
 		}
 	})
-	t.Run("that were taken off cleanly are left as they are", func(t *testing.T) {
+	t.Run("that were made before they had journals are mounted without options of one", func(t *testing.T) {
+		f := newFixture(t)
+		v := f.scratch("a")
+		old := filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), SizeBytes: v.GetSizeBytes()}
+		f.fileSystems.Set(v.GetDevicePath(), old)
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		points, _ := f.mounts.Below(f.machine.KubeletDir)
+		if got := strings.Join(points[0].FSOptions, ","); got != "rw,noatime,nobarrier,noauto_da_alloc" {
+			t.Errorf("options %q", got)
+		}
+		must.Succeed(f.t, f.unstage(v))
+		// Reformatted, they have one.
+		old.NeedsCheck = true
+		f.fileSystems.Set(v.GetDevicePath(), old)
+		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
+		points, _ = f.mounts.Below(f.machine.KubeletDir)
+		if got := points[0].FSOptions; !slices.Contains(got, "data=writeback") {
+			t.Errorf("reformatted: options %q", got)
+		}
+	})
+	t.Run("that were unmounted cleanly are left as they are", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
 		for range 2 {
@@ -42,10 +63,10 @@ func TestScratchFileSystems(t *testing.T) {
 			must.Succeed(f.t, f.unstage(v))
 		}
 		if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
-			t.Errorf("made anew: %+v", made)
+			t.Errorf("reformatted: %+v", made)
 		}
 	})
-	t.Run("that were not are made anew as they were made first, and said so", func(t *testing.T) {
+	t.Run("that were not are reformatted as they were formatted first, and the log says so", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
@@ -55,11 +76,11 @@ func TestScratchFileSystems(t *testing.T) {
 		if made := f.fileSystems.Made(v.GetDevicePath()); !slices.Equal(made, []filesystem.FormatOptions{want}) {
 			t.Errorf("got %+v", made)
 		}
-		if f.fileSystems.Checks(v.GetDevicePath()) != 0 || !strings.Contains(f.machine.Log.String(), "made a scratch file system anew") {
+		if f.fileSystems.Checks(v.GetDevicePath()) != 0 || !strings.Contains(f.machine.Log.String(), "reformatted a scratch file system") {
 			t.Errorf("it was checked, or the log does not say: %s", f.machine.Log)
 		}
 	})
-	t.Run("whose making anew was interrupted are made anew again", func(t *testing.T) {
+	t.Run("whose reformatting was interrupted are reformatted again", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
@@ -67,23 +88,23 @@ func TestScratchFileSystems(t *testing.T) {
 			f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{})
 			return errors.New("killed")
 		}
-		wantError(t, f.stage(v, filesystemAccess(writer)), codes.Internal, "anew: killed")
+		wantError(t, f.stage(v, filesystemAccess(writer)), codes.Internal, "reformat its scratch file system: killed")
 		f.wantLayers(0)
 		f.fileSystems.Checking = nil
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.wantLayers(1)
 	})
-	t.Run("that are mounted are not made anew below their users", func(t *testing.T) {
+	t.Run("that are mounted are not reformatted below their users", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.scratch("a")
 		f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, UUID: v.GetFsUuid(), NeedsCheck: true})
-		must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
+		must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, f.machine.MakeDir("leaked"), "ext4", nil))
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
-			t.Errorf("made anew: %+v", made)
+			t.Errorf("reformatted: %+v", made)
 		}
 	})
-	t.Run("of somebody else are never made anew", func(t *testing.T) {
+	t.Run("that are foreign are never reformatted", func(t *testing.T) {
 		for name, info := range map[string]filesystem.Info{
 			"another type": {Type: filesystem.XFS, UUID: "01234567-89ab-cdef-0123-456789abcdef"},
 			"another UUID": {Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef", NeedsCheck: true},
@@ -93,7 +114,7 @@ func TestScratchFileSystems(t *testing.T) {
 			f.fileSystems.Set(v.GetDevicePath(), info)
 			wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "carries")
 			if made := f.fileSystems.Made(v.GetDevicePath()); len(made) != 0 {
-				t.Errorf("%s: made anew: %+v", name, made)
+				t.Errorf("%s: reformatted: %+v", name, made)
 			}
 		}
 	})

@@ -85,5 +85,5 @@ func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 			r.delete(v)
 		})
 	}
-	r.waitForRoom()
+	r.waitForSpace()
 }

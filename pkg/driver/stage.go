@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
@@ -26,19 +28,19 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err := checkVolumeID(id); err != nil {
 		return nil, err
 	}
-	if err := n.checkPath("staging_target_path", path); err != nil {
+	if err := n.kubelet.CheckPath("staging_target_path", path); err != nil {
 		return nil, err
 	}
 	want, err := checkCapability(req.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
-	release, err := n.lock(id)
+	release, err := n.locks.take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	v, err := n.usable(ctx, id)
+	v, err := n.volumes.Ready(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -61,223 +63,240 @@ func (n *Node) stageVolume(v *lvmdv1.Volume, path string, want capability, secre
 		locked := v
 		defer func() {
 			if err != nil {
-				err = errors.Join(err, n.shutUnused(locked))
+				err = errors.Join(err, n.encryption.closeUnused(locked))
 			}
 		}()
-		if v, err = n.unlock(v, key, path); err != nil {
+		if v, err = n.encryption.unlock(v, key, path); err != nil {
 			return err
 		}
 	}
-	device, err := n.deviceNode(v)
+	device, err := n.devices.node(v)
 	if err != nil || want.block {
 		return err
 	}
-	return n.stage(v, device, path, want)
+	return n.stager.stage(v, device, path, want)
 }
 
-func (n *Node) stage(v *lvmdv1.Volume, device, path string, want capability) error {
-	t := filesystem.Type(v.GetFsType())
+// stager mounts file systems, once their devices are known to be the right ones.
+type stager struct {
+	background  context.Context
+	mounts      mount.Interface
+	fileSystems FileSystems
+	checker     *checker
+	devices     *devices
+	metrics     *Metrics
+	log         *slog.Logger
+}
+
+// stage mounts a volume's file system at a path, unless it is mounted there as it was asked
+// for.
+func (s *stager) stage(v *lvmdv1.Volume, device, path string, want capability) error {
 	options, err := filesystem.MountOptions(useOf(v), want.flags)
 	if err != nil {
-		return invalid("volume_capability.mount.mount_flags", "%w", err)
+		return csierror.Invalid("volume_capability.mount.mount_flags", "%w", err)
 	}
-	options = besideClones(t, options)
+	options = besideClones(filesystem.Type(v.GetFsType()), options)
 	if want.readOnly {
 		options = append(options, "ro")
 	}
 
-	at, err := n.look(v.GetId(), path, want)
-	if errors.Is(err, errSick) {
-		n.options.Log.Warn("staging again", "volume", v.GetId(), "error", err)
-		at, err = mount.State{}, n.takeOffSick(v, path, err)
-	}
-	if err != nil {
+	if done, err := s.reuse(v, device, path, want, options); err != nil || done {
 		return err
 	}
-	if at.Mounted {
-		if err := staged(v, path, at, want.readOnly); err != nil {
-			return err
-		}
-		if err := n.sameContext(v, path, options); err != nil {
-			return err
-		}
-		err := n.complete(v, device, path, options)
-		if !errors.Is(err, errNoDAX) {
-			return err
-		}
-		if err := n.takeOffSick(v, path, err); err != nil {
-			return err
-		}
+	return s.mount(v, device, path, options)
+}
+
+// reuse reports whether the file system is mounted at the path as it was asked for. One that
+// failed is unmounted, to be mounted again.
+func (s *stager) reuse(v *lvmdv1.Volume, device, path string, want capability, options []string) (bool, error) {
+	at, err := s.stagedState(v.GetId(), path, want)
+	if errors.Is(err, errFailed) {
+		s.log.Warn("staging again", "volume", v.GetId(), "error", err)
+		return false, s.unmountFailed(v, path, err)
 	}
-	// mount(2) would follow a symbolic link.
+	if err != nil || !at.Mounted {
+		return false, err
+	}
+	if err := staged(v, path, at, want.readOnly); err != nil {
+		return false, err
+	}
+	if err := s.sameContext(v, path, options); err != nil {
+		return false, err
+	}
+	err = s.complete(v, device, path, options)
+	if errors.Is(err, errNoDAX) {
+		return false, s.unmountFailed(v, path, err)
+	}
+	return err == nil, err
+}
+
+// mount mounts the volume's file system at a path, once it has no need of a repair.
+func (s *stager) mount(v *lvmdv1.Volume, device, path string, options []string) error {
 	if info, err := os.Lstat(path); err != nil {
 		return fmt.Errorf("staging_target_path: %w", err)
 	} else if !info.IsDir() {
-		return invalid("staging_target_path", "%s is a %s: a directory is required", path, kindOfFile(info))
+		return csierror.Invalid("staging_target_path", "%s is a %s: a directory is required", path, kindOfFile(info))
 	}
-	if err := n.makeMountable(v, device); err != nil {
+	info, err := s.makeMountable(v, device)
+	if err != nil {
 		return err
 	}
-	if err := n.options.Mounts.Mount(device, path, string(t), options); err != nil {
-		err = fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)
-		if errors.Is(err, syscall.EINVAL) {
-			// Such as context= on a node without SELinux.
-			err = fmt.Errorf("%w: the node's kernel log says why", err)
-		}
-		return n.withHolders(err, deviceOf(v))
+	options = append(useOf(v).JournalOptions(info), options...)
+	err = s.mounts.Mount(mount.Source{Node: device, Device: deviceOf(v)}, path, v.GetFsType(), options)
+	if err != nil {
+		return s.refused(v, explain(fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)))
 	}
-	if err := n.complete(v, device, path, options); err != nil {
-		return errors.Join(err, n.options.Mounts.Off(path))
+	if err := s.complete(v, device, path, options); err != nil {
+		return errors.Join(err, s.mounts.Unmount(path))
 	}
 	return nil
 }
 
-// complete does what a mounted file system needs before anybody gets it. Whoever
+// refused is the error of a mount that the kernel refused. It is a failed precondition when the
+// file system is mounted elsewhere and failed there, or is read-only there: the volume is free
+// when that mount ends.
+func (s *stager) refused(v *lvmdv1.Volume, err error) error {
+	with := s.devices.withHolders(err, deviceOf(v))
+	failed := errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EROFS)
+	if inUse, inUseErr := s.mounts.InUse(deviceOf(v)); failed && inUseErr == nil && inUse {
+		return csierror.New(codes.FailedPrecondition, with)
+	}
+	return with
+}
+
+// explain says where to look for the reason why the kernel refuses a mount, unless the kernel
+// has given it.
+func explain(err error) error {
+	var refused *mount.KernelError
+	if explained := errors.As(err, &refused) && len(refused.Messages) > 0; explained || !errors.Is(err, syscall.EINVAL) {
+		return err
+	}
+	return fmt.Errorf("%w: the node's kernel log says why", err)
+}
+
+// complete does what a mounted file system needs before a Pod gets it. The run that
 // mounted it may have been killed before that.
-func (n *Node) complete(v *lvmdv1.Volume, device, path string, options []string) error {
+func (s *stager) complete(v *lvmdv1.Volume, device, path string, options []string) error {
 	if slices.ContainsFunc(options, isDAX) {
-		if err := n.verifyDAX(v, path); err != nil {
+		if err := s.verifyDAX(v, path); err != nil {
 			return err
 		}
 	}
-	return n.fill(v, device, path, options)
+	return s.growToVolume(v, device, path, options)
 }
 
-// errSick marks a staged file system that has to be unmounted, checked and
+// errFailed marks a staged file system that has to be unmounted, checked and
 // mounted before anyone can use it.
-var errSick = errors.New("its file system failed")
+var errFailed = errors.New("its file system failed")
 
-// look returns what is at the staging path, or errSick.
-func (n *Node) look(id, staging string, want capability) (mount.State, error) {
-	at, err := n.options.Mounts.At(staging)
+// stagedState returns what is at the staging path, or errFailed.
+func (s *stager) stagedState(id, staging string, want capability) (mount.State, error) {
+	at, err := s.mounts.At(staging)
 	switch {
 	case err != nil:
-		return at, fmt.Errorf("volume %s: %w: %w", id, errSick, err)
+		return at, fmt.Errorf("volume %s: %w: %w", id, errFailed, err)
 	case !at.Mounted || at.Node:
 		return at, nil
 	case at.ReadOnly && !want.readOnly:
-		return at, fmt.Errorf("volume %s: %w: it is read-only, as after an error", id, errSick)
+		return at, fmt.Errorf("volume %s: %w: it is read-only, as after an error", id, errFailed)
 	}
-	found, err := n.options.Mounts.Errors(at.Device)
+	found, err := s.mounts.Errors(at.Device)
 	if err == nil && found > 0 {
-		err = fmt.Errorf("volume %s: %w: the kernel found %d errors in it", id, errSick, found)
+		err = fmt.Errorf("volume %s: %w: the kernel found %d errors in it", id, errFailed, found)
 	}
 	return at, err
 }
 
-// takeOffSick takes a file system that failed off its staging path, unless
-// someone uses it.
-func (n *Node) takeOffSick(v *lvmdv1.Volume, staging string, why error) error {
-	paths, err := n.layersOf(deviceOf(v))
+// unmountFailed unmounts a file system that failed from its staging path, unless
+// something uses it.
+func (s *stager) unmountFailed(v *lvmdv1.Volume, staging string, why error) error {
+	paths, err := s.devices.layersOf(deviceOf(v))
 	if err != nil {
 		return err
 	}
 	for _, path := range paths {
 		if path != staging {
-			return &failure{codes.FailedPrecondition, fmt.Errorf("%w; it can be repaired when it is no longer in use at %s", why, path)}
+			return csierror.New(codes.FailedPrecondition, fmt.Errorf("%w; it can be repaired when it is no longer in use at %s", why, path))
 		}
 	}
-	if err := n.options.Mounts.Off(staging); err != nil {
-		return n.withHolders(fmt.Errorf("volume %s: %w", v.GetId(), err), deviceOf(v))
+	if err := s.mounts.Unmount(staging); err != nil {
+		return s.devices.withHolders(fmt.Errorf("volume %s: %w", v.GetId(), err), deviceOf(v))
 	}
 	// Mounted again, it would still be the file system that failed.
-	return n.refuseHeld(v)
+	return s.devices.refuseHeld(v)
 }
 
-// staged says whether what is at the staging path already is what was asked
+// staged fails unless what is at the staging path already is what was asked
 // for.
 func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error {
 	switch {
 	case at.Node || at.Device != deviceOf(v):
-		return &failure{codes.FailedPrecondition,
-			fmt.Errorf("%s is taken: device %v is mounted there, volume %s is %v", path, at.Device, v.GetId(), deviceOf(v))}
+		return csierror.New(codes.FailedPrecondition,
+			fmt.Errorf("%s is taken: device %v is mounted there, volume %s is %v", path, at.Device, v.GetId(), deviceOf(v)))
 	case !at.ReadOnly && readOnly:
-		return &failure{codes.AlreadyExists,
-			fmt.Errorf("volume %s is staged for writing at %s already, read-only was asked for", v.GetId(), path)}
+		return csierror.New(codes.AlreadyExists,
+			fmt.Errorf("volume %s is staged for writing at %s already, read-only was asked for", v.GetId(), path))
 	}
 	return nil
 }
 
-// errNoDAX marks a staged file system that nobody gets.
+// errNoDAX marks a staged file system that no Pod gets.
 var errNoDAX = errors.New("the kernel mounted it without DAX: see the node's kernel log")
 
 // sameContext refuses a volume whose files have another SELinux context than was
 // asked for: it belongs to the file system as long as that is mounted anywhere.
-func (n *Node) sameContext(v *lvmdv1.Volume, path string, options []string) error {
-	has, err := n.fsOptions(path)
+func (s *stager) sameContext(v *lvmdv1.Volume, path string, options []string) error {
+	has, err := s.devices.fsOptions(path)
 	if err != nil {
 		return err
 	}
 	if is, want := filesystem.SELinuxContext(has), filesystem.SELinuxContext(options); is != want {
-		return &failure{codes.AlreadyExists,
-			fmt.Errorf("volume %s is staged at %s with the SELinux context %q already, %q was asked for", v.GetId(), path, is, want)}
+		return csierror.New(codes.AlreadyExists,
+			fmt.Errorf("volume %s is staged at %s with the SELinux context %q already, %q was asked for", v.GetId(), path, is, want))
 	}
 	return nil
 }
 
-// fsOptions returns the options of the file system that is seen at a path.
-func (n *Node) fsOptions(path string) ([]string, error) {
-	points, err := n.options.Mounts.Below(n.options.KubeletDir)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range slices.Backward(points) {
-		if p.Path == path {
-			return p.FSOptions, nil
-		}
-	}
-	return nil, nil
-}
-
 // verifyDAX asks the kernel: xfs mounts without DAX, where it cannot be had,
 // and says so only in the log.
-func (n *Node) verifyDAX(v *lvmdv1.Volume, path string) error {
-	has, err := n.fsOptions(path)
+func (s *stager) verifyDAX(v *lvmdv1.Volume, path string) error {
+	has, err := s.devices.fsOptions(path)
 	if err != nil || slices.ContainsFunc(has, isDAX) {
 		return err
 	}
-	return &failure{codes.FailedPrecondition,
-		fmt.Errorf("volume %s is on persistent memory, but %w", v.GetId(), errNoDAX)}
+	return csierror.New(codes.FailedPrecondition,
+		fmt.Errorf("volume %s is on persistent memory, but %w", v.GetId(), errNoDAX))
 }
 
 func isDAX(option string) bool { return option == "dax=always" || option == "dax" }
 
-// NodeUnstageVolume takes the volume's file system off the staging path, and
-// closes what staging has opened. It asks nobody: lvmd may be down, the volume gone and its device dead.
+// NodeUnstageVolume unmounts the volume's file system from the staging path, and
+// closes what staging has opened. It asks no other component: lvmd may be down, the volume gone and its device dead.
 func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := checkVolumeID(id); err != nil {
 		return nil, err
 	}
-	if err := n.checkPath("staging_target_path", path); err != nil {
+	if err := n.kubelet.CheckPath("staging_target_path", path); err != nil {
 		return nil, err
 	}
-	release, err := n.lock(id)
+	release, err := n.locks.take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	device, shown, err := n.shownAt(path)
+	device, shown, err := n.devices.shownAt(path)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	if err := n.options.Mounts.Off(path); err != nil {
+	if err := n.options.Mounts.Unmount(path); err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
 	if shown {
-		n.warnOfHolders(id, device)
+		n.devices.warnOfHolders(id, device)
 	}
-	if err := n.shut(id); err != nil {
+	if err := n.encryption.closeLUKS(id); err != nil {
 		return nil, err
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
-}
-
-// lock takes the volume's lock for a call that changes something.
-func (n *Node) lock(id string) (release func(), err error) {
-	release, ok := n.locks.acquire(id)
-	if !ok {
-		return nil, &failure{codes.Aborted, fmt.Errorf("another operation on volume %s is running", id)}
-	}
-	return release, nil
 }

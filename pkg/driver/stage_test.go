@@ -137,7 +137,7 @@ func TestStageRefusesWhatDoesNotFit(t *testing.T) {
 		{name: "a staging path that something else took", fsType: "ext4", access: filesystemAccess(writer),
 			prepare: func(f *fixture, v *lvmdv1.Volume) {
 				f.mounts.AddNode("/dev/other", mount.Device{Major: 253, Minor: 99}, gib)
-				must.Succeed(f.t, f.mounts.Mount("/dev/other", f.staging(v), "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: "/dev/other"}, f.staging(v), "ext4", nil))
 			},
 			code: codes.FailedPrecondition, words: "device 253:99 is mounted there"},
 		{name: "a staging path that is a symbolic link", fsType: "ext4", access: filesystemAccess(writer),
@@ -177,8 +177,8 @@ func TestStageFindsTheDeviceBehindAStaleNode(t *testing.T) {
 }
 
 // TestADeviceThatIsAnotherVolumesIsNotUsed has the kernel give a volume's number to
-// another one, as when somebody takes both devices away and makes them again,
-// while lvmd still tells the old one.
+// another one, as when both devices are removed and made again,
+// while lvmd still reports the old one.
 func TestADeviceThatIsAnotherVolumesIsNotUsed(t *testing.T) {
 	for _, kind := range []string{"raw block", "file system", "ephemeral", "luks"} {
 		t.Run(kind, func(t *testing.T) {
@@ -223,12 +223,12 @@ func TestADeviceThatIsAnotherVolumesIsNotUsed(t *testing.T) {
 	})
 }
 
-func TestStageChecksAnUncleanFileSystem(t *testing.T) {
-	unclean := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
+func TestStageChecksAFileSystemAfterACrash(t *testing.T) {
+	dirty := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
 	t.Run("once, before it is mounted", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.fileSystems.Set(v.GetDevicePath(), unclean)
+		f.fileSystems.Set(v.GetDevicePath(), dirty)
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.wantLayers(1)
@@ -239,16 +239,16 @@ func TestStageChecksAnUncleanFileSystem(t *testing.T) {
 	t.Run("and mounts nothing when it is beyond automatic repair", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.fileSystems.Set(v.GetDevicePath(), unclean)
+		f.fileSystems.Set(v.GetDevicePath(), dirty)
 		f.fileSystems.Checking = func(context.Context, string) error { return filesystem.ErrCorrupt }
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "manual repair")
 		f.wantLayers(0)
 	})
-	t.Run("but not while an earlier life's mount is there", func(t *testing.T) {
+	t.Run("but not while a previous run's mount is there", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
-		f.fileSystems.Set(v.GetDevicePath(), unclean)
-		must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("leaked"), "ext4", nil))
+		f.fileSystems.Set(v.GetDevicePath(), dirty)
+		must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, f.machine.MakeDir("leaked"), "ext4", nil))
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		if n := f.fileSystems.Checks(v.GetDevicePath()); n != 0 {
 			t.Errorf("a mounted file system was checked")
@@ -256,7 +256,7 @@ func TestStageChecksAnUncleanFileSystem(t *testing.T) {
 	})
 }
 
-func TestALongCheckDelaysNobodyElse(t *testing.T) {
+func TestALongCheckDelaysNoOtherVolume(t *testing.T) {
 	f := newFixture(t)
 	slow, quick := f.volume("slow", "ext4"), f.volume("quick", "ext4")
 	f.fileSystems.Set(slow.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
@@ -338,7 +338,7 @@ func TestUnstageNeedsNeitherLVMDNorADevice(t *testing.T) {
 	f.wantLayers(0)
 }
 
-func TestUnstageTakesAwayWhatAnEarlierLifeStacked(t *testing.T) {
+func TestUnstageTakesAwayWhatAnEarlierRunStacked(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
@@ -380,7 +380,9 @@ func TestDAXVolumes(t *testing.T) {
 	t.Run("are not accepted without from a plugin that was killed before it looked", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.alter(f.volume("a", "xfs"), dax)
-		leave := func() { must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.staging(v), "xfs", nil)) }
+		leave := func() {
+			must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, f.staging(v), "xfs", nil))
+		}
 		leave()
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		points, _ := f.mounts.Below(f.machine.KubeletDir)
@@ -392,7 +394,7 @@ func TestDAXVolumes(t *testing.T) {
 		f.mounts.DropOption("dax=always")
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
 		f.wantLayers(0)
-		// Nobody is robbed of what is in use, and nobody new gets it.
+		// No Pod loses what it uses, and no other Pod gets it.
 		leave()
 		must.Succeed(f.t, f.mounts.Bind(f.staging(v), f.machine.MakeDir("elsewhere"), false))
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
@@ -437,4 +439,25 @@ func TestStageSaysWhereTheKernelSaysWhichOptionItRefuses(t *testing.T) {
 	f.mounts.FailMounts(syscall.EINVAL)
 	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.Internal, `options "noatime": `)
 	wantError(t, f.stage(v, filesystemAccess(writer, "noatime")), codes.Internal, "invalid argument: the node's kernel log says why")
+}
+
+func TestStageQuotesTheKernel(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	f.mounts.FailMounts(&mount.KernelError{Step: "option commit", Messages: []string{"ext4: Bad value for 'commit'"}, Err: syscall.EINVAL})
+	err := f.stage(v, filesystemAccess(writer, "commit=5"))
+	wantError(t, err, codes.Internal, `option commit: invalid argument: the kernel says "ext4: Bad value for 'commit'"`)
+	if strings.Contains(err.Error(), "kernel log") {
+		t.Errorf("it refers to the log all the same: %v", err)
+	}
+}
+
+func TestStageIsOfTheVolumesDeviceOnly(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	// The node is of another device by the time that it is mounted.
+	swapped := mount.Device{Major: 253, Minor: 250}
+	f.fileSystems.Probing = func(device string) { f.mounts.AddNode(device, swapped, gib) }
+	wantError(t, f.stage(v, filesystemAccess(writer)), codes.Internal, mount.ErrUnverified.Error())
+	f.wantLayers(0)
 }

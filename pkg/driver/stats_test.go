@@ -141,7 +141,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 	})
-	t.Run("tells lvmd's conditions", func(t *testing.T) {
+	t.Run("reports lvmd's conditions", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.alter(f.volume("a", "ext4"), func(v *lvmdv1.Volume) {
 			v.Conditions = []*lvmdv1.Condition{{Type: "RefreshNeeded", Message: "m"}, {Type: "MissingDevice"}}
@@ -152,7 +152,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 	})
-	t.Run("tells a file system that fails", func(t *testing.T) {
+	t.Run("reports a file system that fails", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
@@ -162,7 +162,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 	})
-	t.Run("tells a file system that went read-only by itself", func(t *testing.T) {
+	t.Run("reports a file system that went read-only by itself", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
@@ -172,7 +172,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 	})
-	t.Run("tells a file system with errors", func(t *testing.T) {
+	t.Run("reports a file system with errors", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
@@ -182,7 +182,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 	})
-	t.Run("tells what the kernel noticed and went on with", func(t *testing.T) {
+	t.Run("reports what the kernel noticed and went on with", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
@@ -192,7 +192,7 @@ func TestHealth(t *testing.T) {
 			!strings.Contains(got[0].GetMessage(), "2 I/O errors") {
 			t.Errorf("got %v", got)
 		}
-		// It is used as before, not taken off and repaired.
+		// It is used as before, not unmounted and repaired.
 		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 		f.mounts.SetErrors(deviceOf(v), 1)
 		if got := health(f, v); len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors {

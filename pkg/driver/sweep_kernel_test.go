@@ -18,7 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestRealSweep leaves real volumes mounted as an earlier life may have, one of
+// TestRealSweep leaves real volumes mounted as a previous run may have, one of
 // them dead, one in use and one known to the kubelet.
 func TestRealSweep(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
@@ -26,10 +26,10 @@ func TestRealSweep(t *testing.T) {
 	at, rawAt, knownAt := r.places(leaked), r.places(raw), r.places(known)
 	mounts := r.machine.Mounts
 
-	must.Succeed(r.t, mounts.Mount(leaked.GetDevicePath(), at.staged, "ext4", nil))
+	must.Succeed(r.t, mounts.Mount(mount.Source{Node: leaked.GetDevicePath()}, at.staged, "ext4", nil))
 	must.Succeed(r.t, mounts.Bind(at.staged, at.published, true))
 	must.Succeed(r.t, mounts.Bind(raw.GetDevicePath(), rawAt.device, false))
-	must.Succeed(r.t, mounts.Mount(known.GetDevicePath(), knownAt.staged, "xfs", []string{"nouuid"}))
+	must.Succeed(r.t, mounts.Mount(mount.Source{Node: known.GetDevicePath()}, knownAt.staged, "xfs", []string{"nouuid"}))
 	must.Succeed(r.t, mounts.Bind(knownAt.staged, knownAt.published, false))
 	r.note(r.beside(knownAt.published))
 	// What is no volume at all stays, wherever it is.
@@ -65,9 +65,9 @@ func TestRealSweep(t *testing.T) {
 	must.Succeed(r.t, os.Remove(r.beside(knownAt.published)))
 	r.Sweep(context.Background())
 	r.wantLayers(1)
-	must.Succeed(r.t, mounts.Off(foreign))
+	must.Succeed(r.t, mounts.Unmount(foreign))
 	for _, v := range []*lvmdv1.Volume{leaked, raw, known} {
 		r.delete(v)
 	}
-	r.waitForRoom()
+	r.waitForSpace()
 }

@@ -40,7 +40,7 @@ func (f *kubelet) note(path string) {
 // leak leaves a volume mounted of which the kubelet knows nothing.
 func (f *kubelet) leak(v *lvmdv1.Volume, p places) {
 	f.t.Helper()
-	must.Succeed(f.t, f.machine.Mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+	must.Succeed(f.t, f.machine.Mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 	must.Succeed(f.t, f.machine.Mounts.Bind(p.staged, p.published, false))
 }
 
@@ -52,15 +52,15 @@ func TestSweep(t *testing.T) {
 	tests := []struct {
 		name string
 		raw  bool
-		// leave mounts the volume as an earlier life left it.
+		// leave mounts the volume as a previous run left it.
 		leave func(*fixture, *lvmdv1.Volume, places)
 		// kept are the paths that still have a layer afterwards.
 		kept func(places) []string
 		log  string
 	}{
-		{name: "what no kubelet knows of is taken off, of a volume that is gone too",
+		{name: "what no kubelet knows of is unmounted, of a volume that is gone too",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 				must.Succeed(f.t, f.mounts.Bind(p.staged, p.published, false))
 				must.Get(f.machine.LVMD.DeleteVolume(f.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}))(f.t)
 			}},
@@ -68,22 +68,22 @@ func TestSweep(t *testing.T) {
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
 				plain := "/dev/mapper/carve.crypt." + v.GetId()
 				f.mounts.AddNode(plain, mount.Device{Major: 253, Minor: 99}, gib)
-				must.Succeed(f.t, f.mounts.Mount(plain, p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: plain}, p.staged, "ext4", nil))
 			}},
-		{name: "what somebody else has encrypted stays",
+		{name: "what is encrypted by another program stays",
 			leave: func(f *fixture, _ *lvmdv1.Volume, p places) {
 				f.mounts.AddNode("/dev/mapper/luks-data", mount.Device{Major: 253, Minor: 99}, gib)
-				must.Succeed(f.t, f.mounts.Mount("/dev/mapper/luks-data", p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: "/dev/mapper/luks-data"}, p.staged, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.staged} }},
 		{name: "all layers of a stack go",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 				must.Succeed(f.t, f.mounts.Bind(p.staged, p.staged, false))
 			}},
 		{name: "a dead file system goes",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 				f.mounts.Kill(deviceOf(v))
 			}},
 		{name: "a raw block volume's node goes", raw: true,
@@ -92,14 +92,14 @@ func TestSweep(t *testing.T) {
 			}},
 		{name: "a Pod's volume of which the kubelet has a record stays, and so does what it is staged from",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 				must.Succeed(f.t, f.mounts.Bind(p.staged, p.published, false))
 				f.note(f.beside(p.published))
 			},
 			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "it is in use at"},
 		{name: "what is staged stays when the kubelet has a record of it",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 				f.note(f.beside(p.staged))
 			},
 			kept: func(p places) []string { return []string{p.staged} }},
@@ -111,31 +111,31 @@ func TestSweep(t *testing.T) {
 			kept: func(p places) []string { return []string{p.device} }},
 		{name: "a volume that a container has a subpath of stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.published, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.published, "ext4", nil))
 				must.Succeed(f.t, f.mounts.Bind(p.published, p.subpath, false))
 			},
 			kept: func(p places) []string { return []string{p.published, p.subpath} }, log: "it is in use at"},
 		{name: "what is busy stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 				f.mounts.SetBusy(p.staged, true)
 			},
 			kept: func(p places) []string { return []string{p.staged} }, log: "busy"},
 		{name: "a device that is not ours stays, wherever it is",
 			leave: func(f *fixture, _ *lvmdv1.Volume, p places) {
 				f.mounts.AddNode("/dev/other/cv00000000000000000000000009", mount.Device{Major: 253, Minor: 99}, gib)
-				must.Succeed(f.t, f.mounts.Mount("/dev/other/cv00000000000000000000000009", p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: "/dev/other/cv00000000000000000000000009"}, p.staged, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.staged} }},
 		{name: "a logical volume that we did not make stays",
 			leave: func(f *fixture, _ *lvmdv1.Volume, p places) {
 				f.mounts.AddNode("/dev/carve/data", mount.Device{Major: 253, Minor: 99}, gib)
-				must.Succeed(f.t, f.mounts.Mount("/dev/carve/data", p.published, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: "/dev/carve/data"}, p.published, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.published} }},
 		{name: "a volume that an administrator mounted stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.subpath, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.subpath, "ext4", nil))
 			},
 			kept: func(p places) []string { return []string{p.subpath} }},
 		{name: "nothing goes when the kubelet has no record of any driver",
@@ -152,7 +152,7 @@ func TestSweep(t *testing.T) {
 			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "no readable vol_data.json of any driver"},
 		{name: "nothing goes when the kubelet has no Pod",
 			leave: func(f *fixture, v *lvmdv1.Volume, p places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.staged, "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 				must.Succeed(f.t, os.RemoveAll(filepath.Join(f.machine.KubeletDir, "pods")))
 				f.machine.MakeDir("pods")
 			},
@@ -178,7 +178,7 @@ func TestSweep(t *testing.T) {
 			kept: func(p places) []string { return []string{p.published, p.staged} }, log: "it is not known whether a container uses it"},
 		{name: "another driver's staging path stays",
 			leave: func(f *fixture, v *lvmdv1.Volume, _ places) {
-				must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), f.machine.MakeDir("plugins", "kubernetes.io", "csi", "other", "hash", "globalmount"), "ext4", nil))
+				must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, f.machine.MakeDir("plugins", "kubernetes.io", "csi", "other", "hash", "globalmount"), "ext4", nil))
 			},
 			kept: func(p places) []string {
 				return []string{filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(p.staged))), "other", "hash", "globalmount")}
@@ -244,7 +244,7 @@ func TestSweepLeavesAVolumeAloneThatACallIsFor(t *testing.T) {
 	}
 	go func() { done <- f.stage(v, filesystemAccess(writer)) }()
 	<-checking
-	must.Succeed(f.t, f.mounts.Mount(v.GetDevicePath(), p.published, "ext4", nil))
+	must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.published, "ext4", nil))
 	f.Sweep(context.Background())
 	f.wantAt(p.published, mount.State{Mounted: true, Device: deviceOf(v)})
 	close(proceed)

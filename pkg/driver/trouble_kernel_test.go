@@ -37,7 +37,7 @@ func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
 			r.write(filepath.Join(r.target(v, "pod"), "kept"), "content")
 			r.shutDown(r.staging(v))
 
-			// It is dead now, and can be taken off nevertheless.
+			// It is dead now, and can be unmounted nevertheless.
 			if err := os.WriteFile(filepath.Join(r.target(v, "pod"), "lost"), []byte("x"), 0o600); err == nil {
 				t.Error("a file system that was shut down takes writes")
 			}
@@ -59,6 +59,23 @@ func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
 			r.machine.Log.Reset()
 		})
 	}
+}
+
+func TestRealFileSystemThatFailedWaitsForWhoStillHasIt(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	v := r.volume("failed", "xfs")
+	access := filesystemAccess(multi)
+	must.Succeed(t, r.stage(v, access))
+	must.Succeed(t, r.publish(v, "pod", access, false))
+	r.shutDown(r.staging(v))
+	must.Succeed(t, r.unstage(v))
+	// Mounted again, it would be the one that failed.
+	wantError(t, r.stage(v, access), codes.FailedPrecondition, "it is mounted at "+r.target(v, "pod"))
+	r.wantLayers(1)
+	must.Succeed(t, r.unpublish(v, "pod"))
+	must.Succeed(t, r.stage(v, access))
+	must.Succeed(t, r.unstage(v))
+	r.delete(v)
 }
 
 func TestRealDeadDevice(t *testing.T) {
@@ -105,7 +122,7 @@ func TestRealDeadDevice(t *testing.T) {
 				if !reasons[driver.ReasonFileSystemFailed] && !reasons[driver.ReasonFileSystemErrors] && !reasons[driver.ReasonFileSystemReadOnly] {
 					t.Errorf("health %v", health)
 				}
-				// Nobody new gets a file system that failed.
+				// No new Pod gets a file system that failed.
 				if err := r.publish(v, "two", access, false); err == nil {
 					t.Error("a dead file system was published")
 				}
@@ -131,7 +148,7 @@ func TestRealDeadDevice(t *testing.T) {
 			r.delete(v)
 		})
 	}
-	r.waitForRoom()
+	r.waitForSpace()
 }
 
 func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
@@ -179,7 +196,7 @@ func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
 			r.delete(v)
 		})
 	}
-	r.waitForRoom()
+	r.waitForSpace()
 }
 
 // locate returns the place in bytes of a block on a device.
@@ -206,11 +223,11 @@ func TestRealSELinuxContextWithoutSELinuxIsRefused(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		v := r.volume("labelled"+fsType, fsType)
 		err := r.stage(v, filesystemAccess(writer, `context="system_u:object_r:container_file_t:s0:c1,c2"`))
-		wantError(t, err, codes.Internal, "invalid argument: the node's kernel log says why")
+		wantError(t, err, codes.Internal, `option context: invalid argument: the kernel says "`)
 		r.wantLayers(0)
 		r.delete(v)
 	}
-	r.waitForRoom()
+	r.waitForSpace()
 }
 
 func TestRealVolumesAreNeverFormattedByThePlugin(t *testing.T) {
@@ -284,7 +301,7 @@ func TestRealSwappedNumbers(t *testing.T) {
 	for _, v := range volumes {
 		r.delete(v)
 	}
-	r.waitForRoom()
+	r.waitForSpace()
 }
 
 // TestRealErrorsAreForgottenWhenRepaired keeps an error of the past from

@@ -27,7 +27,7 @@ func TestRealFileSystems(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.volume(fsType, fsType)
 			defer r.delete(v)
-			// Whoever runs a program on the way fails.
+			// A call that runs a program on the way fails.
 			t.Setenv("PATH", "/nowhere")
 			access := filesystemAccess(multi, "noatime")
 			for range 2 {
@@ -146,7 +146,7 @@ func TestRealAccessModes(t *testing.T) {
 		}
 		must.Succeed(r.t, r.unstage(v))
 	})
-	t.Run("a file system in use is not torn off", func(t *testing.T) {
+	t.Run("a file system in use is not unmounted", func(t *testing.T) {
 		must.Succeed(r.t, r.stage(v, filesystemAccess(writer)))
 		must.Succeed(r.t, r.publish(v, "one", filesystemAccess(writer), false))
 		f := must.Get(os.Create(filepath.Join(r.target(v, "one"), "open")))(r.t)

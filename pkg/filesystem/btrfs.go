@@ -85,7 +85,7 @@ func (btrfs) probe(start []byte) (Info, bool) {
 	}
 	return Info{
 		Type: Btrfs, UUID: formatUUID(sb[btrfsUUID : btrfsUUID+16]), SizeBytes: size,
-		// The log is replayed by the mount. What a mount cannot cope with is a torn
+		// The log is replayed by the mount. What a mount cannot cope with is a half-written
 		// superblock, of which there are copies.
 		NeedsCheck: btrfsChecksumWrong(sb),
 	}, true
@@ -101,13 +101,13 @@ func btrfsChecksum(sb []byte) uint32 {
 }
 
 // btrfsChecksumWrong judges checksums of the kind that mkfs.btrfs makes unless
-// told otherwise, and lets others pass.
+// asked otherwise, and lets others pass.
 func btrfsChecksumWrong(sb []byte) bool {
 	return binary.LittleEndian.Uint16(sb[btrfsChecksumType:]) == btrfsChecksumCRC32C &&
 		binary.LittleEndian.Uint32(sb) != btrfsChecksum(sb)
 }
 
-// check replaces a torn superblock by a copy. It never runs btrfs check
+// check replaces a damaged superblock by a copy. It never runs btrfs check
 // --repair, which its manual warns of.
 func (btrfs) check(ctx context.Context, device string, memory int64) error {
 	info, err := Probe(device)

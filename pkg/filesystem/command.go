@@ -4,22 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"regexp"
 	"strings"
 	"syscall"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/carve-csi/carve/pkg/command"
 )
 
 // maxOutput bounds what is kept of a command's output: enough for the reason
 // of a failure, little enough for a log line.
 const maxOutput = 4096
-
-// reapDelay is how long to wait for the output's end after a command was
-// killed: a grandchild may hold the pipe.
-const reapDelay = 2 * time.Second
 
 // wantsMemory matches what tools say when they cannot have the memory that they need:
 // e2fsck and the C library of ENOMEM, xfs_repair of the limit of its option -m. "Unknown
@@ -56,46 +50,29 @@ func (e *CommandError) Error() string {
 // Unwrap returns the cause.
 func (e *CommandError) Unwrap() error { return e.Err }
 
-// run runs one command to its end. It returns nil or a *CommandError. The
-// command gets its own process group, which is killed as a whole when the
-// context ends, no input and a fixed environment.
+// run runs one command to its end, without input and in a fixed environment. It
+// returns nil or a *CommandError. A command that is killed when the context ends is
+// waited for: it must not write while the next one does.
 func run(ctx context.Context, args []string) error { return runWithin(ctx, 0, args) }
 
 // runWithin is run for a command that may have so many bytes of memory for its data; zero
-// is no limit. What it needs beyond that it does not get, and says so (RLIMIT_DATA,
-// getrlimit(2)).
+// is no limit. See command.Command.
 func runWithin(ctx context.Context, memory int64, args []string) error {
-	var out boundedBuffer
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
-	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = reapDelay
-	err := cmd.Start()
-	if err == nil && memory > 0 {
-		// It has hardly begun. One that has ended already needs no limit.
-		limit := &unix.Rlimit{Cur: uint64(memory), Max: uint64(memory)}
-		if limitErr := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_DATA, limit, nil); limitErr != nil && !errors.Is(limitErr, unix.ESRCH) {
-			err = fmt.Errorf("limit its memory: %w", limitErr)
-			_ = cmd.Cancel()
-			_ = cmd.Wait()
-		}
-	}
-	if err == nil {
-		err = cmd.Wait()
-	}
-	if err == nil {
+	r, err := command.Run(ctx, command.Command{
+		Program: args[0], Args: args[1:], Env: []string{"PATH=" + command.Path, "LC_ALL=C"},
+		MaxOutput: maxOutput, Memory: memory,
+	})
+	switch cause := context.Cause(ctx); {
+	case err == nil:
 		return nil
-	}
-	if cause := context.Cause(ctx); cause != nil {
+	case cause != nil:
 		err = cause
-	} else if strings.Contains(string(out.kept), ioError) {
+	case strings.Contains(string(r.Output), ioError):
 		err = fmt.Errorf("%w: %w", err, syscall.EIO)
-	} else if wantsMemory.Match(out.kept) {
+	case wantsMemory.Match(r.Output):
 		err = fmt.Errorf("%w: %w", err, ErrMemory)
 	}
-	return &CommandError{Args: args, ExitCode: cmd.ProcessState.ExitCode(), Output: string(out.kept), Err: err}
+	return &CommandError{Args: args, ExitCode: r.ExitCode, Output: string(r.Output), Err: err}
 }
 
 // exitCode returns the exit status of a tool that ran to its end.
@@ -105,16 +82,4 @@ func exitCode(err error) (int, bool) {
 		return ce.ExitCode, true
 	}
 	return 0, false
-}
-
-// boundedBuffer keeps the first maxOutput bytes and swallows the rest, so that
-// a talkative tool neither blocks nor fills memory. os/exec writes to it from
-// one goroutine when stdout and stderr are the same writer.
-type boundedBuffer struct{ kept []byte }
-
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	if room := maxOutput - len(b.kept); room > 0 {
-		b.kept = append(b.kept, p[:min(room, len(p))]...)
-	}
-	return len(p), nil
 }

@@ -7,6 +7,9 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // EveryMountOption returns every mount option that is allowed for a use, with
@@ -55,4 +58,28 @@ func ends(v values) []string {
 		return []string{"no", "lzo", "zlib", "zlib:1", "zlib:9", "zstd", "zstd:1", "zstd:15"}
 	}
 	panic(fmt.Sprintf("%T has no ends", v))
+}
+
+// EverySetting returns settings with each value that is allowed, or the ends of what it
+// may be, of each setting of the type, and last the greatest ones together.
+func EverySetting(t *testing.T, typ Type) []Settings {
+	t.Helper()
+	all := map[string][]string{
+		SettingLabel: {"l"}, SettingReservedPercent: {"0", "50"}, SettingBytesPerInode: {"4096", "67108864"},
+		SettingMaxInodePercent: {"1", "100"}, SettingReflink: {"on", "off"}, SettingMetadata: {"dup", "single"},
+		SettingBlockSize: {"1024", "2048", "4096"}, SettingInodeSize: {"512", "1024"}, SettingNodeSize: {"4096", "8192", "16384", "32768", "65536"},
+	}
+	var given []Settings
+	parse := func(settings map[string]string) {
+		given = append(given, must.Get(ParseSettings(Use{Type: typ}, settings))(t))
+	}
+	last := map[string]string{}
+	for _, name := range SettingNames(typ) {
+		for _, value := range all[name] {
+			parse(map[string]string{name: value})
+			last[name] = value
+		}
+	}
+	parse(last)
+	return given
 }

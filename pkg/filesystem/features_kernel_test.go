@@ -15,7 +15,7 @@ import (
 func TestNewFileSystemsHaveTheFeaturesThatAreNamed(t *testing.T) {
 	little, big := binary.LittleEndian, binary.BigEndian
 	const (
-		// fs/ext4/ext4.h: has_journal is 0x4.
+		// fs/ext4/ext4.h: has_journal is 0x4, fast_commit is 0x400.
 		ext4Compat, ext4Incompat, ext4ROCompat = 0x8 | 0x10 | 0x20, 0x2 | 0x40 | 0x80 | 0x200, 0x1 | 0x2 | 0x8 | 0x20 | 0x40 | 0x400
 		// fs/xfs/libxfs/xfs_format.h: finobt, inobtcount, and reflink as 0x4; ftype, sparse inodes, bigtime.
 		xfsROCompat, xfsIncompat = 0x1 | 0x8, 0x1 | 0x2 | 0x8
@@ -32,7 +32,7 @@ func TestNewFileSystemsHaveTheFeaturesThatAreNamed(t *testing.T) {
 	}{
 		{"ext4", FormatOptions{Type: Ext4}, little, 1024 + 0x5c, []uint32{ext4Compat | 0x4, ext4Incompat, ext4ROCompat}},
 		{"ext4 for DAX", FormatOptions{Type: Ext4, DAX: true}, little, 1024 + 0x5c, []uint32{ext4Compat | 0x4, ext4Incompat, ext4ROCompat}},
-		{"ext4 for scratch", FormatOptions{Type: Ext4, Profile: Scratch}, little, 1024 + 0x5c, []uint32{ext4Compat, ext4Incompat, ext4ROCompat}},
+		{"ext4 for scratch", FormatOptions{Type: Ext4, Profile: Scratch}, little, 1024 + 0x5c, []uint32{ext4Compat | 0x4 | 0x400, ext4Incompat, ext4ROCompat}},
 		{"xfs", FormatOptions{Type: XFS}, big, 208, []uint32{0, xfsROCompat | 0x4, xfsIncompat}},
 		{"xfs without shared extents", FormatOptions{Type: XFS, Settings: "reflink=off"}, big, 208, []uint32{0, xfsROCompat, xfsIncompat}},
 		{"xfs for DAX", FormatOptions{Type: XFS, DAX: true}, big, 208, []uint32{0, xfsROCompat, xfsIncompat}},

@@ -50,7 +50,7 @@ type FormatOptions struct {
 	Settings Settings
 }
 
-// Info is what the superblock of a file system tells.
+// Info is what the superblock of a file system says.
 type Info struct {
 	Type Type
 	// UUID in lower case, 8-4-4-4-12.
@@ -59,11 +59,14 @@ type Info struct {
 	// device: whole blocks only, or the device has grown since.
 	SizeBytes int64
 	// NeedsCheck asks for Check before the next mount: ext4 with a journal to
-	// replay, without a journal and not taken off cleanly, with recorded errors
+	// replay, without a journal and not unmounted cleanly, with recorded errors
 	// or with a superblock whose checksum is wrong; btrfs only in the last case
 	// and xfs only when it is marked as in need of repair, as their logs are
 	// replayed by the mount. A mounted ext4 looks as if it needed a check.
 	NeedsCheck bool
+	// Journal: ext4 has one. Those that were made for scratch before fast commits were used
+	// for them have none.
+	Journal bool
 }
 
 // kind is what is particular to one file system.
@@ -143,7 +146,7 @@ func Format(ctx context.Context, device string, o FormatOptions) error {
 	return nil
 }
 
-// SharesNoUUID tells whether the kernel refuses to mount two file systems of
+// SharesNoUUID reports whether the kernel refuses to mount two file systems of
 // the type that have the same UUID, whatever the mount options. A clone has to
 // get its own by SetUUID before it is mounted.
 func SharesNoUUID(t Type) bool { return t == Btrfs }
@@ -170,7 +173,7 @@ func SetUUID(device string, t Type, uuid string) error {
 // Check repairs the unmounted file system as far as that is safe to do without
 // asking: journal replay and what fsck's preen mode corrects. It returns
 // ErrCorrupt when damage is left, and ErrMemory when the tool would take more than so many
-// bytes of memory; zero is no limit. Probe's NeedsCheck tells when to call it; calling it
+// bytes of memory; zero is no limit. Probe's NeedsCheck says when to call it; calling it
 // for a clean file system costs a fork and changes nothing.
 func Check(ctx context.Context, device string, t Type, memory int64) error {
 	k, err := kindOf(t)

@@ -80,8 +80,8 @@ func TestFormatCommands(t *testing.T) {
 		{"ext4 takes its settings", ext4{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID,
 			Settings: "block-size=1024,bytes-per-inode=8192,inode-size=512,label=cache,reserved-percent=5"}),
 			"mkfs.ext4 -q -F -b 1024 -m 5 -e remount-ro -U " + testUUID + " -L cache -I 512 -i 8192 -O " + ext4Features + ",has_journal -E lazy_itable_init=1,lazy_journal_init=1,nodiscard /dev/v"},
-		{"ext4 for scratch has no journal", ext4{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID, Profile: Scratch}),
-			"mkfs.ext4 -q -F -b 4096 -m 0 -e remount-ro -U " + testUUID + " -O " + ext4Features + " -E lazy_itable_init=1,lazy_journal_init=1,nodiscard /dev/v"},
+		{"ext4 for scratch has a journal with fast commits", ext4{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID, Profile: Scratch}),
+			"mkfs.ext4 -q -F -b 4096 -m 0 -e remount-ro -U " + testUUID + " -O " + ext4Features + ",has_journal,fast_commit -E lazy_itable_init=1,lazy_journal_init=1,nodiscard /dev/v"},
 		{"xfs takes its settings", xfs{}.mkfs("/dev/v", gib, FormatOptions{UUID: testUUID,
 			Settings: "block-size=2048,inode-size=1024,label=cache,max-inode-percent=50,reflink=off"}),
 			"mkfs.xfs -q -f -K -m uuid=" + testUUID + " -m " + xfsFeatures + " -i " + xfsInodeFeatures + " -m reflink=0 -L cache -b size=2048 -i size=1024 -i maxpct=50 /dev/v"},
@@ -126,7 +126,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// sparse makes an image file that takes no room.
+// sparse makes an image file that takes no space.
 func sparse(t *testing.T, size int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")

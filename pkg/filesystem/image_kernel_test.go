@@ -41,7 +41,7 @@ func TestFormattedImages(t *testing.T) {
 			tt.UUID = testUUID
 			must.Succeed(t, Format(t.Context(), device, tt.FormatOptions))
 			info := must.Get(Probe(device))(t)
-			if want := (Info{Type: tt.Type, UUID: testUUID, SizeBytes: tt.size}); info != want {
+			if want := (Info{Type: tt.Type, UUID: testUUID, SizeBytes: tt.size, Journal: tt.Type == Ext4}); info != want {
 				t.Errorf("got %+v, want %+v", info, want)
 			}
 			if err := Check(t.Context(), device, tt.Type, checkMemory); err != nil {
@@ -130,7 +130,7 @@ func TestACheckThatMayNotHaveTheMemoryThatItNeedsSaysSo(t *testing.T) {
 	}
 }
 
-func TestCheckOfATornSuperblockSaysWhatToDo(t *testing.T) {
+func TestCheckOfADamagedSuperblockSaysWhatToDo(t *testing.T) {
 	device := formatted(t, Ext4)
 	patch(t, device, ext4SuperblockStart+ext4Checksum, []byte{1, 2, 3, 4})
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
@@ -141,7 +141,7 @@ func TestCheckOfATornSuperblockSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestCheckReplacesATornSuperblockOfBtrfs(t *testing.T) {
+func TestCheckReplacesADamagedSuperblockOfBtrfs(t *testing.T) {
 	device := formatted(t, Btrfs)
 	patch(t, device, btrfsSuperblocks[0], []byte{1, 2, 3, 4})
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
@@ -158,21 +158,7 @@ func TestCheckReplacesATornSuperblockOfBtrfs(t *testing.T) {
 // extremes together.
 func TestSettingsReachTheFileSystem(t *testing.T) {
 	for _, typ := range Types() {
-		all := map[string][]string{
-			SettingLabel: {"l"}, SettingReservedPercent: {"0", "50"}, SettingBytesPerInode: {"4096", "67108864"},
-			SettingMaxInodePercent: {"1", "100"}, SettingReflink: {"on", "off"}, SettingMetadata: {"dup", "single"},
-			SettingBlockSize: {"1024", "2048", "4096"}, SettingInodeSize: {"512", "1024"}, SettingNodeSize: {"4096", "8192", "16384", "32768", "65536"},
-		}
-		var given []map[string]string
-		last := map[string]string{}
-		for _, name := range SettingNames(typ) {
-			for _, value := range all[name] {
-				given = append(given, map[string]string{name: value})
-				last[name] = value
-			}
-		}
-		for _, settings := range append(given, last) {
-			s := must.Get(ParseSettings(Use{Type: typ}, settings))(t)
+		for _, s := range EverySetting(t, typ) {
 			t.Run(string(typ)+" with "+string(s), func(t *testing.T) {
 				device := sparse(t, MinimumSize(typ, false))
 				must.Succeed(t, Format(t.Context(), device, FormatOptions{Type: typ, UUID: testUUID, Settings: s}))

@@ -134,7 +134,8 @@ func (levels) String() string                        { return "no, lzo, zlib[:1-
 // daxOptions are accepted for volumes on persistent memory only.
 var daxOptions = map[string]values{"dax": either{words{"always", "inode", "never"}}}
 
-// journalOptions need a journal, which scratch file systems have not.
+// journalOptions are those of the journal, which the profile scratch chooses by itself:
+// older file systems of it have none, and the kernel refuses them there.
 var journalOptions = []string{"data", "commit", "journal_async_commit", "journal_checksum", "journal_ioprio", "max_batch_time", "min_batch_time"}
 
 // conflicts are pairs of options that a kernel refuses together, as both would
@@ -151,7 +152,7 @@ var conflicts = []struct {
 	{t: XFS, option: "noalign", with: []string{"swalloc"}},
 }
 
-// maxMountData is what mount(2) has room for: one page with its terminator.
+// maxMountData is what fits into a call of mount(2): one page with its terminator.
 const maxMountData = 4095
 
 // MountOptions splits and checks mount options as a StorageClass or a
@@ -198,7 +199,7 @@ func MountOptions(u Use, given []string) ([]string, error) {
 }
 
 // DiscardOption returns the mount option, of those that a class lists, by which
-// a file system tells its device at once of the space that it frees. It is empty
+// a file system informs its device at once of the space that it frees. It is empty
 // when there is none, or a later one takes it back.
 func DiscardOption(given []string) string {
 	found := ""
@@ -275,7 +276,7 @@ func listOptions(allowed map[string]values) string {
 	return strings.Join(all, ", ")
 }
 
-// SplitOptions splits mount options, as they are given and as the kernel tells
+// SplitOptions splits mount options, as they are given and as the kernel lists
 // them, at commas that are not within double quotes: SELinux contexts contain
 // commas.
 func SplitOptions(element string) []string {

@@ -15,49 +15,60 @@ import (
 // optionsDisk is a spare disk of the test machine.
 const optionsDisk = "/dev/vdc"
 
+// usesOfDisks are all uses but those of persistent memory.
+var usesOfDisks = []filesystem.Use{
+	{Type: filesystem.Ext4}, {Type: filesystem.Ext4, Profile: filesystem.Scratch}, {Type: filesystem.XFS}, {Type: filesystem.Btrfs},
+}
+
 // TestTheKernelTakesEveryMountOption mounts each kind of file system with every
 // option that is allowed for it, as many at a time as go together.
 func TestTheKernelTakesEveryMountOption(t *testing.T) {
-	for _, use := range []filesystem.Use{
-		{Type: filesystem.Ext4}, {Type: filesystem.Ext4, Profile: filesystem.Scratch}, {Type: filesystem.XFS}, {Type: filesystem.Btrfs},
-	} {
+	for _, use := range usesOfDisks {
 		t.Run(strings.TrimSpace(string(use.Type)+" "+string(use.Profile)), func(t *testing.T) {
-			must.Succeed(t, filesystem.Format(t.Context(), optionsDisk, filesystem.FormatOptions{
-				Type: use.Type, Profile: use.Profile, UUID: "01234567-89ab-cdef-0123-456789abcdef",
-			}))
-			dir, system := t.TempDir(), mount.System{}
-			t.Cleanup(func() {
-				if err := system.Off(dir); err != nil {
-					t.Error(err)
-				}
-			})
-			for left := filesystem.EveryMountOption(use); len(left) > 0; {
-				var given, others []string
-				for _, option := range left {
-					if !goesWith(use, given, option) {
-						others = append(others, option)
-						continue
-					}
-					given = append(given, option)
-				}
-				if len(given) == 0 {
-					t.Fatalf("not even one of these goes alone: %q", others)
-				}
-				left = others
-				options, err := filesystem.MountOptions(use, given)
-				if err == nil {
-					err = system.Mount(optionsDisk, dir, string(use.Type), options)
-				}
-				if err != nil {
-					t.Errorf("with %q: %v; of these the kernel refuses by themselves %q", given, err, refused(t, use, given))
-				}
-				must.Succeed(t, system.Off(dir))
-			}
+			mountWithEveryOption(t, use)
 		})
 	}
 }
 
-// goesWith tells whether an option is allowed together with others and gives
+// mountWithEveryOption formats the disk and mounts it with every option that is allowed for
+// the use, as many at a time as go together.
+func mountWithEveryOption(t *testing.T, use filesystem.Use) {
+	t.Helper()
+	must.Succeed(t, filesystem.Format(t.Context(), optionsDisk, filesystem.FormatOptions{
+		Type: use.Type, Profile: use.Profile, UUID: "01234567-89ab-cdef-0123-456789abcdef",
+	}))
+	dir, system := t.TempDir(), mount.System{}
+	t.Cleanup(func() {
+		if err := system.Unmount(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	for left := filesystem.EveryMountOption(use); len(left) > 0; {
+		var given, others []string
+		for _, option := range left {
+			if !goesWith(use, given, option) {
+				others = append(others, option)
+				continue
+			}
+			given = append(given, option)
+		}
+		if len(given) == 0 {
+			t.Fatalf("not even one of these goes alone: %q", others)
+		}
+		left = others
+		options, err := filesystem.MountOptions(use, given)
+		if err == nil {
+			options = append(use.JournalOptions(must.Get(filesystem.Probe(optionsDisk))(t)), options...)
+			err = system.Mount(mount.Source{Node: optionsDisk}, dir, string(use.Type), options)
+		}
+		if err != nil {
+			t.Errorf("with %q: %v; of these the kernel refuses by themselves %q", given, err, refused(t, use, given))
+		}
+		must.Succeed(t, system.Unmount(dir))
+	}
+}
+
+// goesWith reports whether an option is allowed together with others and gives
 // none of them another value.
 func goesWith(use filesystem.Use, others []string, option string) bool {
 	name, _, _ := strings.Cut(option, "=")
@@ -75,10 +86,10 @@ func refused(t *testing.T, use filesystem.Use, options []string) []string {
 	dir, system := t.TempDir(), mount.System{}
 	var bad []string
 	for _, option := range options {
-		if system.Mount(optionsDisk, dir, string(use.Type), []string{option}) != nil {
+		if system.Mount(mount.Source{Node: optionsDisk}, dir, string(use.Type), []string{option}) != nil {
 			bad = append(bad, option)
 		}
-		must.Succeed(t, system.Off(dir))
+		must.Succeed(t, system.Unmount(dir))
 	}
 	return bad
 }

@@ -72,7 +72,7 @@ func TestMountOptions(t *testing.T) {
 			message: `mount option "data=journal" is not allowed for ext4 with delalloc`},
 		{name: "scratch brings its options, which the class can undo", typ: Ext4, profile: Scratch, given: []string{"barrier=1"},
 			want: []string{"noatime", "nobarrier", "noauto_da_alloc", "barrier=1"}},
-		{name: "scratch has no journal to tune", typ: Ext4, profile: Scratch, given: []string{"data=writeback"},
+		{name: "the journal of scratch is not the class's to tune", typ: Ext4, profile: Scratch, given: []string{"data=writeback"},
 			message: `mount option "data=writeback" is not allowed for ext4 of profile scratch`},
 		{name: "a type is required", message: "file system type is required"},
 	}
@@ -86,6 +86,24 @@ func TestMountOptions(t *testing.T) {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestOptionsOfTheJournalAreForScratchThatHasOne(t *testing.T) {
+	scratch := Use{Type: Ext4, Profile: Scratch}
+	for _, tt := range []struct {
+		name string
+		use  Use
+		info Info
+		want []string
+	}{
+		{"scratch", scratch, Info{Type: Ext4, Journal: true}, []string{"data=writeback", "commit=300", "noinit_itable"}},
+		{"scratch of before, which has no journal", scratch, Info{Type: Ext4}, nil},
+		{"what is to be kept", Use{Type: Ext4}, Info{Type: Ext4, Journal: true}, nil},
+	} {
+		if got := tt.use.JournalOptions(tt.info); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
 	}
 }
 

@@ -38,7 +38,7 @@ func Probe(device string) (Info, error) {
 	return Info{}, fmt.Errorf("probe %s: %w", device, ErrUnformatted)
 }
 
-// signature is what tells that something is on a device.
+// signature is what shows that something is on a device.
 type signature struct {
 	name   string
 	offset int64

@@ -173,6 +173,15 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+func TestProbeReportsWhetherExt4HasAJournal(t *testing.T) {
+	for compat, want := range map[uint32]bool{0: false, 0x8 | 0x10 | 0x20: false, 0x4: true, 0x4 | 0x38 | 0x400: true} {
+		start := ext4Start(func(sb []byte) { binary.LittleEndian.PutUint32(sb[ext4FeatureCompat:], compat) })
+		if info, ok := (ext4{}).probe(start); !ok || info.Journal != want {
+			t.Errorf("compatible features %#x: got %+v, %t", compat, info, ok)
+		}
+	}
+}
+
 func TestProbeOfMissingDeviceIsTheSystemsError(t *testing.T) {
 	_, err := Probe(filepath.Join(t.TempDir(), "none"))
 	if !errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrUnformatted) {

@@ -8,9 +8,9 @@ type Profile string
 const (
 	// Usual keeps what was written and synchronised over a crash of the machine.
 	Usual Profile = ""
-	// Scratch is for data that nobody misses after a crash: there is no journal,
+	// Scratch is for data that is not missed after a crash: the journal is not flushed,
 	// fsync does not wait for the medium's write cache, and a file system that
-	// was not taken off cleanly is made anew, empty, instead of being repaired.
+	// was not unmounted cleanly is reformatted, empty, instead of being repaired.
 	Scratch Profile = "scratch"
 )
 
@@ -46,4 +46,17 @@ func (u Use) mountOptions() []string {
 		return nil
 	}
 	return []string{"noatime", "nobarrier", "noauto_da_alloc"}
+}
+
+// JournalOptions are the mount options that the profile adds, before those of the class,
+// for a file system as Probe finds it: the kernel refuses options of a journal where there
+// is none.
+// data=writeback: what is written to files does not wait for the journal, nor the other
+// way round. commit: metadata are written out by themselves every so many seconds only.
+// noinit_itable: unused inode tables are not zeroed in the background.
+func (u Use) JournalOptions(i Info) []string {
+	if u.Profile != Scratch || !i.Journal {
+		return nil
+	}
+	return []string{"data=writeback", "commit=300", "noinit_itable"}
 }

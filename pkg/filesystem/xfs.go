@@ -66,7 +66,7 @@ func (xfs) mkfs(device string, size int64, o FormatOptions) []string {
 		)
 		if size < xfsSmallDAXDevice {
 			// A stripe unit makes mkfs.xfs choose many allocation groups, none
-			// of which has room for the smallest log then.
+			// of which has space for the smallest log then.
 			args = append(args, "-d", "agcount=4", "-l", "size=64m")
 		}
 	}

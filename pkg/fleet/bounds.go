@@ -25,6 +25,10 @@ const (
 	// maxReportFields bounds the fields of one message and of its volumes and classes.
 	// Decoded, a field may take fifty times as much memory as encoded.
 	maxReportFields = 40 * MaxVolumes
+	// reportsPerSecond and reportsAtOnce bound how often a node's report is taken in: each
+	// time takes the processor for as long as the node has volumes.
+	reportsPerSecond = 100
+	reportsAtOnce    = 200
 )
 
 // ReportRefusedError says that a node reported more than a node can hold. Its report

@@ -4,37 +4,41 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
 // pretend has a node report so many volumes.
-func pretend(s *fakelvmd.Server, volumes int) {
+func pretend(s *lvmdfake.Server, volumes int) {
 	for i := range volumes {
-		s.Pretend(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
+		s.Put(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
 	}
 }
 
 func TestTheReportOfANodeThatHasMoreThanANodeCanHoldIsRefused(t *testing.T) {
 	for name, test := range map[string]struct {
-		pretend func(*fakelvmd.Server)
+		pretend func(*lvmdfake.Server)
 		want    string
 	}{
-		"volumes": {func(s *fakelvmd.Server) { pretend(s, fleet.MaxVolumes+1) }, "more volumes than the 20000"},
-		"bytes in one message": {func(s *fakelvmd.Server) {
-			s.Pretend(&lvmdv1.Volume{Id: "v", Name: strings.Repeat("x", 17<<20)})
+		"volumes": {func(s *lvmdfake.Server) { pretend(s, fleet.MaxVolumes+1) }, "more volumes than the 20000"},
+		"bytes in one message": {func(s *lvmdfake.Server) {
+			s.Put(&lvmdv1.Volume{Id: "v", Name: strings.Repeat("x", 17<<20)})
 		}, "more bytes in one message than"},
-		"fields, which take much more memory than they are long": {func(s *fakelvmd.Server) {
-			s.Pretend(&lvmdv1.Volume{Id: "v", Conditions: make([]*lvmdv1.Condition, 2_000_000)})
+		"fields, which take much more memory than they are long": {func(s *lvmdfake.Server) {
+			s.Put(&lvmdv1.Volume{Id: "v", Conditions: make([]*lvmdv1.Condition, 2_000_000)})
 		}, "more fields than"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
 			h.node(t, "honest")
-			s := fakelvmd.New("n", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+			s := lvmdfake.New("n", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 			test.pretend(s)
 			h.net.Attach(s)
 			view := h.eventually(t, "n", func(v *fleet.View) bool { return v.Refused != "" || v.Reported() })
@@ -51,11 +55,11 @@ func TestTheReportOfANodeThatHasMoreThanANodeCanHoldIsRefused(t *testing.T) {
 
 func TestANodeThatCameToReportTooMuchIsTakenInAgainWhenItReportsLess(t *testing.T) {
 	h := newHarness(t)
-	s := fakelvmd.New("n", fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	s := lvmdfake.New("n", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	pretend(s, fleet.MaxVolumes)
 	h.net.Attach(s)
 	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected && len(v.Volumes) == fleet.MaxVolumes })
-	s.Pretend(&lvmdv1.Volume{Id: "one too many", DeviceClass: "local"})
+	s.Put(&lvmdv1.Volume{Id: "one too many", DeviceClass: "local"})
 	view := h.eventually(t, "n", func(v *fleet.View) bool { return v.Refused != "" })
 	if view.Connected || len(view.Volumes) != fleet.MaxVolumes {
 		t.Errorf("connected %t with %d volumes", view.Connected, len(view.Volumes))
@@ -70,7 +74,7 @@ func TestWhatANodeReportsIsBoundedInAllThatItReported(t *testing.T) {
 	s := h.node(t, "n")
 	const large = 1 << 20
 	for i := range 17 {
-		s.Pretend(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), Name: fmt.Sprint(i) + strings.Repeat("x", large)})
+		s.Put(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), Name: fmt.Sprint(i) + strings.Repeat("x", large)})
 	}
 	view := h.eventually(t, "n", func(v *fleet.View) bool { return v.Refused != "" || len(v.Volumes) == 17 })
 	if view.Refused == "" {
@@ -78,13 +82,43 @@ func TestWhatANodeReportsIsBoundedInAllThatItReported(t *testing.T) {
 	}
 	// Replaced by small ones, they are not counted any more.
 	for i := range 17 {
-		s.Pretend(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
+		s.Put(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
 	}
 	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected && len(v.Volumes) == 17 })
 	for i := range 40 {
-		s.Pretend(&lvmdv1.Volume{Id: "again", Name: fmt.Sprint(i) + strings.Repeat("x", large)})
+		s.Put(&lvmdv1.Volume{Id: "again", Name: fmt.Sprint(i) + strings.Repeat("x", large)})
 	}
 	h.eventually(t, "n", func(v *fleet.View) bool {
 		return v.Connected && v.Refused == "" && strings.HasPrefix(v.Volumes["again"].GetName(), "39")
 	})
+}
+
+// An answer to a call takes memory like a report, and a node can be asked many things at once.
+func TestAnAnswerThatIsTooLargeIsRefusedAndTheCallMayHaveHappened(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	s.Put(&lvmdv1.Volume{Id: "v", Name: "large", Conditions: make([]*lvmdv1.Condition, 500_000)})
+	vol, err := h.GetVolumeByName(testContext(t), "n", "large")
+	if status.Code(err) != codes.ResourceExhausted || !fleet.MayHaveHappened(err) {
+		t.Errorf("an answer of a megabyte: %d conditions, %v", len(vol.GetConditions()), err)
+	}
+	s.Put(&lvmdv1.Volume{Id: "w", Name: "small", DeviceClass: "local"})
+	must.Get(h.GetVolumeByName(testContext(t), "n", "small"))(t)
+}
+
+// A node that reports without end must not take the controller's processor.
+func TestANodesReportsAreTakenInSoManyPerSecond(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	begin := time.Now()
+	const reports = 500
+	for i := range reports {
+		s.Put(&lvmdv1.Volume{Id: "v", Name: fmt.Sprint(i), DeviceClass: "local"})
+	}
+	h.eventually(t, "n", func(v *fleet.View) bool { return v.Volumes["v"].GetName() == fmt.Sprint(reports-1) })
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if most := 210 + 100*time.Since(begin).Seconds(); float64(len(h.views["n"])) > most {
+		t.Errorf("%d reports were taken in in %v, want at most %.0f", len(h.views["n"]), time.Since(begin), most)
+	}
 }

@@ -3,13 +3,16 @@ package fleet
 import (
 	"context"
 	"errors"
+	"time"
+
+	"google.golang.org/grpc"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
 // CreateVolume makes a volume on a node. Errors are NotConnectedError or
-// lvmd's gRPC statuses; MayHaveHappened tells which of them leave doubt.
+// lvmd's gRPC statuses; MayHaveHappened says which of them leave the outcome unknown.
 func (f *Fleet) CreateVolume(ctx context.Context, node string, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.CreateVolume)
 	return res.GetVolume(), err
@@ -37,6 +40,12 @@ func (f *Fleet) GetVolumeByName(ctx context.Context, node, name string) (*lvmdv1
 // ExpandVolume grows a volume on a node.
 func (f *Fleet) ExpandVolume(ctx context.Context, node string, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.Volume, error) {
 	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.ExpandVolume)
+	return res.GetVolume(), err
+}
+
+// ModifyVolume replaces the attributes of a volume on a node.
+func (f *Fleet) ModifyVolume(ctx context.Context, node string, r *lvmdv1.ModifyVolumeRequest) (*lvmdv1.Volume, error) {
+	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.ModifyVolume)
 	return res.GetVolume(), err
 }
 
@@ -70,6 +79,12 @@ func (f *Fleet) ListSnapshots(ctx context.Context, node string, r *lvmdv1.ListSn
 	return call(ctx, f, node, r, lvmdv1.LVMDClient.ListSnapshots)
 }
 
+// SetReservations replaces what a node knows of what claims have reserved there.
+func (f *Fleet) SetReservations(ctx context.Context, node string, r *lvmdv1.SetReservationsRequest) error {
+	_, err := call(ctx, f, node, r, lvmdv1.LVMDClient.SetReservations)
+	return err
+}
+
 // Announce makes a call on a node that changes nothing, for the node to learn of the
 // leadership that the context carries: from then on it refuses the changes of an earlier
 // leader.
@@ -78,16 +93,37 @@ func (f *Fleet) Announce(ctx context.Context, node string) error {
 	return err
 }
 
+// observed is a session that reports the calls on it.
+type observed struct {
+	*uplink.Session
+	onCall func(method string, err error, took time.Duration) // or nil
+}
+
+// Invoke makes a call. One that found the session retired was not made, and is not reported.
+func (o observed) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	begin := time.Now()
+	err := o.Session.Invoke(ctx, method, args, reply, options...)
+	if o.onCall != nil && !errors.Is(err, uplink.ErrSessionClosed) {
+		o.onCall(method, err, time.Since(begin))
+	}
+	return err
+}
+
+// maxAnswerBytes bounds the answer to one call. Decoded, it may take fifty times as much
+// memory, and a node may have a hundred calls to answer. The largest is a page of snapshots.
+const maxAnswerBytes = 512 << 10
+
 // call makes one call on the node's current session. A session that was
-// retired between choosing and using it costs another look, never the call.
-func call[Req, Res, Opt any](ctx context.Context, f *Fleet, node string, r *Req,
-	method func(lvmdv1.LVMDClient, context.Context, *Req, ...Opt) (*Res, error)) (*Res, error) {
+// retired between choosing and using it costs another look, never the call. An answer
+// of more than maxAnswerBytes is refused with ResourceExhausted.
+func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
+	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error)) (*Res, error) {
 	for range 3 {
 		s, err := f.current(node)
 		if err != nil {
 			return nil, err
 		}
-		res, err := method(lvmdv1.NewLVMDClient(s), ctx, r)
+		res, err := method(lvmdv1.NewLVMDClient(observed{s, f.onCall}), ctx, r, grpc.MaxCallRecvMsgSize(maxAnswerBytes))
 		if !errors.Is(err, uplink.ErrSessionClosed) {
 			return res, err
 		}

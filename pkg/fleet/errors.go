@@ -21,7 +21,8 @@ func (e *NotConnectedError) Error() string {
 	return fmt.Sprintf("node %s is not connected to the carve controller", e.Node)
 }
 
-// IsNotConnected tells a call that was never sent, for want of a connection.
+// IsNotConnected reports whether the error is that of a call that was never sent, for want of
+// a connection.
 func IsNotConnected(err error) bool {
 	var e *NotConnectedError
 	return errors.As(err, &e)
@@ -42,10 +43,10 @@ func Reason(err error) string {
 	return ""
 }
 
-// MayHaveHappened tells whether a call that returned err may have had effect
-// on the node, or may still have: its answer was lost, it ran out of time, or
-// another operation on the same volume runs. Errors that lvmd returned after
-// it made up its mind are final.
+// MayHaveHappened reports whether a call that returned err may have had effect
+// on the node, or may still have: its answer was lost or could not be read, it ran
+// out of time, or another operation on the same volume runs. Errors that lvmd
+// returned after the operation ended are final.
 func MayHaveHappened(err error) bool {
 	if err == nil {
 		return true
@@ -55,11 +56,13 @@ func MayHaveHappened(err error) bool {
 	}
 	s, ok := status.FromError(err)
 	if !ok {
-		return true // not from the node: nobody knows
+		return true // not from the node: unknown
 	}
 	switch s.Code() {
-	case codes.Unavailable:
-		return Reason(err) == "" // lvmd's DEVICE_MISSING is final, a broken transport is not
+	case codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.DataLoss:
+		// lvmd's have a reason and are final. gRPC's own are of a broken connection, or of
+		// an answer that is too large or no message: the node may have acted.
+		return Reason(err) == ""
 	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Unknown:
 		return true
 	default:

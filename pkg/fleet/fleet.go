@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -36,6 +37,9 @@ type Options struct {
 	// OnChange calls for that node: a report of a node that reconnects meanwhile
 	// comes after it. It must be quick; nil calls nothing.
 	OnForget func(node string)
+	// OnCall is called with every call to a node that ended: the full name of the RPC, what
+	// it ended with, and how long it took. It must be quick; nil calls nothing.
+	OnCall func(method string, err error, took time.Duration)
 	// Log is where the fleet reports; nil means slog.Default().
 	Log *slog.Logger
 }
@@ -44,6 +48,7 @@ type Options struct {
 type Fleet struct {
 	onChange func(*View)
 	onForget func(string)
+	onCall   func(string, error, time.Duration)
 	log      *slog.Logger
 
 	ctx    context.Context // ends all watches
@@ -76,7 +81,7 @@ func New(o Options) *Fleet {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Fleet{
-		onChange: o.OnChange, onForget: o.OnForget, log: o.Log.With("component", "fleet"),
+		onChange: o.OnChange, onForget: o.OnForget, onCall: o.OnCall, log: o.Log.With("component", "fleet"),
 		ctx: ctx, cancel: cancel,
 		nodes: map[string]*node{}, byName: map[string]map[string]struct{}{},
 	}
@@ -174,7 +179,7 @@ func (f *Fleet) refuse(n *node, s *uplink.Session, why *ReportRefusedError) erro
 	return why
 }
 
-// watch follows one stream until it breaks, and tells whether it brought anything.
+// watch follows one stream until it breaks, and reports whether it brought anything.
 func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -186,7 +191,12 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 	if err != nil {
 		return false, err
 	}
+	// A node that reports faster is read more slowly; lvmd then sums up what changed.
+	limit := rate.NewLimiter(reportsPerSecond, reportsAtOnce)
 	for first := true; ; first = false {
+		if err := limit.Wait(ctx); err != nil {
+			return reported, err
+		}
 		r, err := stream.Recv()
 		if reader.refused != nil {
 			return reported, f.refuse(n, s, reader.refused)

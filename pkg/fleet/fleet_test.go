@@ -14,8 +14,9 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -24,7 +25,7 @@ const gib = 1 << 30
 // harness is a fleet with a network of fake nodes.
 type harness struct {
 	*fleet.Fleet
-	net *fakelvmd.Network
+	net *uplinktest.Network
 
 	mu    sync.Mutex
 	views map[string][]*fleet.View // every one that OnChange was given
@@ -38,15 +39,15 @@ func newHarness(t *testing.T) *harness {
 		defer h.mu.Unlock()
 		h.views[v.Node] = append(h.views[v.Node], v)
 	}})
-	net := must.Get(fakelvmd.NewNetwork(t.TempDir(), h.Add))(t)
+	net := must.Get(uplinktest.NewNetwork(t.TempDir(), h.Add))(t)
 	h.net = net
 	t.Cleanup(func() { h.Close(); net.Close() })
 	return h
 }
 
-func (h *harness) node(t *testing.T, name string) *fakelvmd.Server {
+func (h *harness) node(t *testing.T, name string) *lvmdfake.Server {
 	t.Helper()
-	s := fakelvmd.New(name, fakelvmd.Class{Name: "local", Default: true, Bytes: gib})
+	s := lvmdfake.New(name, lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	h.net.Attach(s)
 	h.eventually(t, name, func(v *fleet.View) bool { return v.Connected })
 	return s
@@ -139,7 +140,7 @@ func TestANodeThatLeftKeepsItsViewAndCannotBeCalled(t *testing.T) {
 	if !fleet.IsNotConnected(err) || fleet.MayHaveHappened(err) {
 		t.Errorf("call to a node that left: %v, want NotConnectedError", err)
 	}
-	if _, err := h.CreateVolume(testContext(t), "stranger", request("pvc-1")); !fleet.IsNotConnected(err) {
+	if _, err := h.CreateVolume(testContext(t), "unknown", request("pvc-1")); !fleet.IsNotConnected(err) {
 		t.Errorf("call to an unknown node: %v, want NotConnectedError", err)
 	}
 	h.net.Attach(s)
@@ -159,7 +160,7 @@ func TestASecondConnectionOfANodeReplacesTheFirstWithoutCuttingCalls(t *testing.
 	h := newHarness(t)
 	s := h.node(t, "n")
 	entered, release := make(chan struct{}), make(chan struct{})
-	s.SetHooks(fakelvmd.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+	s.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
 		if r.GetName() != "slow" {
 			return nil
 		}
@@ -213,16 +214,19 @@ func TestMayHaveHappened(t *testing.T) {
 		err  error
 		want bool
 	}{
-		"success happened":                      {nil, true},
-		"a node that is not connected did not":  {&fleet.NotConnectedError{Node: "n"}, false},
-		"a broken connection leaves doubt":      {status.Error(codes.Unavailable, "EOF"), true},
-		"a missing device is lvmd's last word":  {fakelvmd.Error(codes.Unavailable, names.ReasonDeviceMissing, "gone"), false},
-		"a deadline leaves doubt":               {status.Error(codes.DeadlineExceeded, "late"), true},
-		"a pending operation leaves doubt":      {fakelvmd.Error(codes.Aborted, names.ReasonOperationPending, "busy"), true},
-		"no space is final":                     {fakelvmd.Error(codes.ResourceExhausted, names.ReasonNoSpace, "full"), false},
-		"an error from nowhere leaves doubt":    {context.Canceled, true},
-		"a command that timed out leaves doubt": {fakelvmd.Error(codes.DeadlineExceeded, names.ReasonCommandTimedOut, "slow"), true},
-		"another request of that name is final": {fakelvmd.Error(codes.AlreadyExists, names.ReasonRequestDiffers, "differs"), false},
+		"success happened":                                        {nil, true},
+		"a node that is not connected did not":                    {&fleet.NotConnectedError{Node: "n"}, false},
+		"a broken connection leaves its outcome unknown":          {status.Error(codes.Unavailable, "EOF"), true},
+		"a missing device is lvmd's last word":                    {lvmdfake.Error(codes.Unavailable, names.ReasonDeviceMissing, "gone"), false},
+		"an answer that is too large leaves its outcome unknown":  {status.Error(codes.ResourceExhausted, "grpc: received message larger than max"), true},
+		"an answer that is no message leaves its outcome unknown": {status.Error(codes.Internal, "grpc: failed to unmarshal"), true},
+		"a command that failed is final":                          {lvmdfake.Error(codes.Internal, names.ReasonCommandFailed, "failed"), false},
+		"a deadline leaves its outcome unknown":                   {status.Error(codes.DeadlineExceeded, "late"), true},
+		"a pending operation leaves its outcome unknown":          {lvmdfake.Error(codes.Aborted, names.ReasonOperationPending, "busy"), true},
+		"no space is final":                                       {lvmdfake.Error(codes.ResourceExhausted, names.ReasonNoSpace, "full"), false},
+		"an error from nowhere leaves its outcome unknown":        {context.Canceled, true},
+		"a command that timed out leaves its outcome unknown":     {lvmdfake.Error(codes.DeadlineExceeded, names.ReasonCommandTimedOut, "slow"), true},
+		"another request of that name is final":                   {lvmdfake.Error(codes.AlreadyExists, names.ReasonRequestDiffers, "differs"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := fleet.MayHaveHappened(test.err); got != test.want {
@@ -253,7 +257,7 @@ func TestAReportOfANodeThatReconnectsComesAfterItWasForgotten(t *testing.T) {
 			<-connected
 			note("forgotten")
 		}})
-	net := must.Get(fakelvmd.NewNetwork(t.TempDir(), h.Add))(t)
+	net := must.Get(uplinktest.NewNetwork(t.TempDir(), h.Add))(t)
 	t.Cleanup(func() { h.Close(); net.Close() })
 	h.net = net
 	s := h.node(t, "n")

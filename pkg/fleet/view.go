@@ -32,7 +32,7 @@ type View struct {
 	bytes int
 }
 
-// Reported says whether the node ever told its state to this process.
+// Reported says whether the node ever reported its state to this process.
 func (v *View) Reported() bool { return v.Epoch != "" }
 
 // Class returns the class of that name, or the default class for "".

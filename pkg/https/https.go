@@ -1,4 +1,4 @@
-// Package https serves HTTPS until it is told to stop.
+// Package https serves HTTPS until it is asked to stop.
 package https
 
 import (
@@ -9,10 +9,19 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/connlimit"
 )
 
-// shutdownTimeout bounds how long Serve waits for requests in flight.
-const shutdownTimeout = 2 * time.Second
+const (
+	// shutdownTimeout bounds how long Serve waits for requests in flight.
+	shutdownTimeout = 2 * time.Second
+	// maxConnections bounds the connections of a server, and maxConnectionsPerAddress those
+	// of one address: any Pod can connect, and none may take the memory and the open files
+	// of the process, or the place of the kubelet's probes.
+	maxConnections           = 512
+	maxConnectionsPerAddress = 32
+)
 
 // Options are what servers differ in. All are required.
 type Options struct {
@@ -40,6 +49,8 @@ func Serve(ctx context.Context, listener net.Listener, o Options) error {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
+	limit := &connlimit.Limiter{Total: maxConnections, PerAddress: maxConnectionsPerAddress}
+	listener = limit.Listener(listener)
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()
 	select {

@@ -1,14 +1,12 @@
 package luks
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
-	"syscall"
-	"time"
+
+	"github.com/carve-csi/carve/pkg/command"
 )
 
 // MappingPrefix begins the device-mapper names of mappings; the volume's name is
@@ -32,15 +30,13 @@ const (
 	headerSectors = HeaderBytes / 512
 	// maxWords bounds what is kept of cryptsetup's output.
 	maxWords = 2048
-	// reapDelay is for how long the output of a killed command is waited for.
-	reapDelay = 2 * time.Second
 )
 
 var (
 	// ErrWrongKey is returned when a key does not open a volume. Nothing was
 	// changed.
 	ErrWrongKey = errors.New("the key does not open the encrypted volume")
-	// ErrInUse is returned when somebody has a device or a mapping open.
+	// ErrInUse is returned when a device or a mapping is open.
 	ErrInUse = errors.New("it is in use")
 	// ErrBadKey is returned for a key of no use, before anything is done.
 	ErrBadKey = errors.New("a key has 1 to 65536 bytes")
@@ -65,18 +61,18 @@ type Cost struct {
 var Usual = Cost{MemoryKiB: 32 << 10, Rounds: 4}
 
 // Cryptsetup runs cryptsetup. It implements Interface; a key's derivation takes a
-// fraction of a second, and waits for its turn.
+// fraction of a second, and waits while others are under way.
 type Cryptsetup struct {
-	binary string
-	turns  chan struct{}
-	cost   Cost
+	binary  string
+	permits chan struct{}
+	cost    Cost
 }
 
 var _ Interface = (*Cryptsetup)(nil)
 
 // New returns a Cryptsetup that runs the program of that name or path.
 func New(binary string, cost Cost) *Cryptsetup {
-	return &Cryptsetup{binary: binary, turns: make(chan struct{}, derivations), cost: cost}
+	return &Cryptsetup{binary: binary, permits: make(chan struct{}, derivations), cost: cost}
 }
 
 // Inspect implements Interface by the function of that name.
@@ -133,54 +129,40 @@ func (c *Cryptsetup) Resize(ctx context.Context, volume string) error {
 	return nil
 }
 
-// derive runs a command that derives something from a key, when its turn comes.
+// derive runs a command that derives something from a key, once few enough others are under way.
 func (c *Cryptsetup) derive(ctx context.Context, key []byte, args ...string) error {
 	if len(key) == 0 || len(key) > MaxKey {
 		return fmt.Errorf("%w, not %d", ErrBadKey, len(key))
 	}
 	select {
-	case c.turns <- struct{}{}:
+	case c.permits <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-c.turns }()
+	defer func() { <-c.permits }()
 	return c.run(ctx, key, args...)
 }
 
-// run runs one command to its end, in a process group of its own that is killed
-// when the context ends.
+// run runs one command to its end. One that is killed when the context ends is waited
+// for: it must not write while the next one does.
 func (c *Cryptsetup) run(ctx context.Context, key []byte, args ...string) error {
-	var words bounded
-	cmd := exec.CommandContext(ctx, c.binary, args...)
-	// There is no udev to wait for where this runs: nodes are made at once.
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "DM_DISABLE_UDEV=1"}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(key), &words, &words
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = reapDelay
-	err := cmd.Run()
+	r, err := command.Run(ctx, command.Command{
+		Program: c.binary, Args: args, Input: key, MaxOutput: maxWords,
+		// There is no udev to wait for where this runs: nodes are made at once.
+		Env: []string{"PATH=" + command.Path, "LC_ALL=C", "DM_DISABLE_UDEV=1"},
+	})
 	switch {
 	case err == nil:
 		return nil
 	case context.Cause(ctx) != nil:
 		err = context.Cause(ctx)
-	case cmd.ProcessState.ExitCode() == exitNoPermission:
+	case r.ExitCode == exitNoPermission:
 		err = ErrWrongKey
-	case cmd.ProcessState.ExitCode() == exitBusy:
+	case r.ExitCode == exitBusy:
 		err = ErrInUse
 	}
-	if said := strings.Join(strings.Fields(string(words)), " "); said != "" {
+	if said := strings.Join(strings.Fields(string(r.Output)), " "); said != "" {
 		return fmt.Errorf("cryptsetup %s: %w: %q", args[0], err, said)
 	}
 	return fmt.Errorf("cryptsetup %s: %w", args[0], err)
-}
-
-// bounded keeps the first maxWords bytes and swallows the rest.
-type bounded []byte
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if room := maxWords - len(*b); room > 0 {
-		*b = append(*b, p[:min(room, len(p))]...)
-	}
-	return len(p), nil
 }

@@ -142,14 +142,14 @@ func TestKeysOfNoUseAreRefusedBeforeAnythingIsDone(t *testing.T) {
 	}
 }
 
-func TestKeysAreDerivedAFewAtATimeAndNobodyWaitsForEver(t *testing.T) {
+func TestKeysAreDerivedAFewAtATimeAndNoCallWaitsForEver(t *testing.T) {
 	c, _ := stand(t, "hang")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, derivations)
 	for range derivations {
 		go func() { ended <- c.Test(ctx, "/dev/v", volume, key) }()
 	}
-	for len(c.turns) < derivations {
+	for len(c.permits) < derivations {
 		time.Sleep(time.Millisecond)
 	}
 	waiting, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)

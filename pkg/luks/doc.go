@@ -1,8 +1,7 @@
 // Package luks makes, opens and reads volumes that are encrypted in LUKS2
-// format, with a key that somebody else keeps.
+// format, with a key that is kept elsewhere.
 //
-// It owns how such a volume lies on its device, what of that tells how far the
-// making of it got, and the calls of cryptsetup. It never decides when a volume
+// It owns how such a volume lies on its device, which state of its making that shows, and the calls of cryptsetup. It never decides when a volume
 // is made or opened, never keeps a key, and knows nothing of file systems,
 // Kubernetes and CSI.
 //

@@ -26,7 +26,7 @@ const (
 	// Making: a header was made, whole or in part, and the volume has never been
 	// handed to anybody. It is made from the beginning.
 	Making
-	// Made: the volume may hold somebody's data. It is never made again.
+	// Made: the volume may hold data. It is never made again.
 	Made
 )
 
@@ -42,8 +42,8 @@ var (
 	ErrDamaged = errors.New("the header of the encrypted volume is damaged")
 )
 
-// Subsystems of headers, by which the states are told: a field of LUKS2 for the
-// use of whoever made them.
+// Subsystems of headers, by which the states are known: a field of LUKS2 for the
+// use of the program that made them.
 const (
 	subsystemMaking = "carve.making"
 	subsystemMade   = "carve.made"
@@ -79,7 +79,7 @@ const secondary = 0x4000
 
 var secondaries = []int64{0x4000, 0x8000, 0x10000, 0x20000, 0x40000, 0x80000, 0x100000, 0x200000, 0x400000}
 
-// Inspect tells the state of the volume on a device. It reads only, and forks
+// Inspect reads the state of the volume on a device. It reads only, and forks
 // nothing. ErrForeign and ErrDamaged, wrapped, say that it is none of the three;
 // other errors are the operating system's.
 func Inspect(device, volume string) (State, error) {
@@ -131,7 +131,7 @@ func inspect(r io.ReaderAt, volume string) (State, error) {
 	return Blank, fmt.Errorf("%w: its subsystem is %.48q", ErrForeign, best.subsystem)
 }
 
-// blank tells whether a device without a header may get one. What there is of key
+// blank reports whether a device without a header may get one. What there is of key
 // slots is noise, which an interrupted making left.
 func blank(r io.ReaderAt) (State, error) {
 	carries, err := filesystem.BehindZeroes(r)

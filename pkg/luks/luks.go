@@ -7,16 +7,16 @@ import "context"
 // not for the same volume. Devices are paths of device nodes; contexts should
 // have deadlines.
 type Interface interface {
-	// Inspect tells the state of the volume on a device. It reads only.
+	// Inspect reads the state of the volume on a device. It reads only.
 	// ErrForeign and ErrDamaged, wrapped, say that it is none of the three.
 	Inspect(device, volume string) (State, error)
 	// Format makes a new header for a volume on a device, whatever lies there.
 	// Its state is Making then, and stays so until Finish.
 	Format(ctx context.Context, device, volume string, key []byte) error
-	// Finish notes in the header that the volume may hold somebody's data from
+	// Finish notes in the header that the volume may hold data from
 	// now on. It is durable when it returns.
 	Finish(ctx context.Context, device, volume string) error
-	// Test tells whether a key opens the volume on a device. ErrWrongKey when not.
+	// Test checks whether a key opens the volume on a device. ErrWrongKey when not.
 	Test(ctx context.Context, device, volume string, key []byte) error
 	// Open makes the volume's mapping. ErrWrongKey when the key is another one,
 	// ErrInUse when there is a mapping already.
@@ -29,7 +29,7 @@ type Interface interface {
 	// Resize gives the mapping the size that the device below has now, also while
 	// it is in use. It needs no key.
 	Resize(ctx context.Context, volume string) error
-	// Close removes the mapping. ErrInUse while somebody has it open.
+	// Close removes the mapping. ErrInUse while it is open.
 	Close(ctx context.Context, volume string) error
 	// Clear overwrites both ends of a mapping, given by its device node, so that
 	// no signature is found there. It is durable when it returns.

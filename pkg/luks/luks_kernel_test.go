@@ -100,14 +100,14 @@ func TestReal(t *testing.T) {
 		Interrupt: func(t *testing.T, volume string) {
 			byHand(t, "dmsetup", "create", luks.MappingPrefix+volume, "--notable", "--uuid", luks.UUIDPrefix+"0-"+luks.MappingPrefix+volume)
 		},
-		Die: func(t *testing.T) func() {
+		Fail: func(t *testing.T) func() {
 			b.swap(t, "error")
 			return func() { b.swap(t, "linear /dev/vdb 0") }
 		},
 	})
 }
 
-// TestRealKeyIsChangedByHand does it as docs/encryption.md says, but for the
+// TestRealKeyIsChangedByHand does it as docs/how-to/encryption.md says, but for the
 // memory that it takes, while the volume is open, and looks for what was written
 // on the disk.
 func TestRealKeyIsChangedByHand(t *testing.T) {
@@ -118,7 +118,7 @@ func TestRealKeyIsChangedByHand(t *testing.T) {
 	if strings.Contains(mapped, "logon") || !strings.Contains(mapped, "allow_discards") || !strings.HasPrefix(mapped, "0 32768 crypt aes-xts-plain64 ") {
 		t.Errorf("the mapping is %s", mapped)
 	}
-	text := bytes.Repeat([]byte("plain text that nobody may find "), 128)
+	text := bytes.Repeat([]byte("plain text that no one may find "), 128)
 	f, err := os.OpenFile(luks.Path(lukstest.Volume), os.O_RDWR, 0)
 	if err == nil {
 		_, err = f.WriteAt(text, 0)
@@ -173,7 +173,7 @@ func TestRealHeadersThatAskForAnotherEncryptionAreNotAccepted(t *testing.T) {
 	}
 }
 
-func TestRealInterruptedFormatIsToldFromAVolumeThatHoldsData(t *testing.T) {
+func TestRealInterruptedFormatIsDistinguishedFromAVolumeThatHoldsData(t *testing.T) {
 	newBelow(t)
 	c := luks.New("cryptsetup", luks.Usual)
 	begin := time.Now()

@@ -35,7 +35,7 @@ func (c *Cryptsetup) Mapping(volume string) (Mapping, bool, error) {
 	return Mapping{Major: d.Major, Minor: d.Minor, Whole: d.Active && !d.Suspended}, true, nil
 }
 
-// none tells whether an error says that there is no such device, or, without a
+// none reports whether an error says that there is no such device, or, without a
 // device mapper, no device at all.
 func none(err error) bool {
 	return errors.Is(err, devmapper.ErrNotFound) || errors.Is(err, fs.ErrNotExist)
@@ -68,9 +68,9 @@ func (c *Cryptsetup) Mappings() ([]string, error) {
 }
 
 const (
-	// busyPatience is for how long Close waits for somebody to let go of the
+	// busyTimeout is for how long Close waits for another process to close the
 	// mapping: a program that looks what is on a new device does so soon.
-	busyPatience = 2 * time.Second
+	busyTimeout  = 2 * time.Second
 	busyInterval = 50 * time.Millisecond
 )
 
@@ -91,7 +91,7 @@ func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
 			return nil
 		case !errors.Is(err, devmapper.ErrBusy):
 			return wrap(err)
-		case time.Since(begin) > busyPatience:
+		case time.Since(begin) > busyTimeout:
 			return wrap(fmt.Errorf("%w: %w", ErrInUse, err))
 		}
 		select {

@@ -10,10 +10,6 @@ type Attr struct {
 	// Writable is false for volumes that are read-only, be it by metadata
 	// ('r') or only as activated ('R').
 	Writable bool
-	// AllocationLocked is true while extents must not move (pvmove).
-	AllocationLocked bool
-	// FixedMinor is true when the device number is kept by the metadata.
-	FixedMinor bool
 	// Activation is the state of the device.
 	Activation Activation
 	// Open is true when the device is open.
@@ -29,6 +25,9 @@ type Attr struct {
 	// SkipActivation is true when activation needs -K.
 	SkipActivation bool
 }
+
+// IsThinPool reports whether the volume is a thin pool.
+func (a Attr) IsThinPool() bool { return a.Type == 't' }
 
 // Activation is the fifth character of lv_attr.
 type Activation int
@@ -80,7 +79,7 @@ const (
 	MetadataReadOnly
 	// WriteCacheError: a write cache had an error.
 	WriteCacheError
-	// UnknownHealth: LVM could not tell.
+	// UnknownHealth: LVM does not know.
 	UnknownHealth
 )
 
@@ -111,16 +110,13 @@ func ParseAttr(s string) (Attr, error) {
 		return Attr{}, fmt.Errorf("lv_attr %q: unknown health %q", s, s[8])
 	}
 	return Attr{
-		Type:     s[0],
-		Writable: s[1] == 'w',
-		// Capital letters are the same policies while locked against changes.
-		AllocationLocked: s[2] >= 'A' && s[2] <= 'Z',
-		FixedMinor:       s[3] == 'm',
-		Activation:       activation,
-		Open:             s[5] == 'o',
-		Target:           s[6],
-		ZeroNew:          s[7] == 'z',
-		Health:           health,
-		SkipActivation:   s[9] == 'k',
+		Type:           s[0],
+		Writable:       s[1] == 'w',
+		Activation:     activation,
+		Open:           s[5] == 'o',
+		Target:         s[6],
+		ZeroNew:        s[7] == 'z',
+		Health:         health,
+		SkipActivation: s[9] == 'k',
 	}, nil
 }

@@ -5,25 +5,21 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 
 	"golang.org/x/sys/unix"
-)
 
-// component matches the names of LVM's devices for parts of RAID volumes and of
-// thin pools, such as carve-x_rimage_0 of carve-x and carve-y_tdata of
-// carve-y-tpool.
-var component = regexp.MustCompile(`^(.+)_(?:rimage_[0-9]+|rmeta_[0-9]+|tdata|tmeta)$`)
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+)
 
 // LockDir is where LVM keeps its locks.
 const LockDir = "/run/lock/lvm"
 
-// dropComponents removes the devices of parts that nothing lies on: an activation
-// that was killed made them and not what they are parts of. LVM activates no
-// volume of which a part is active, and removes such a part never. Parts of other volumes
-// stay: an administrator activates them to repair what they are parts of.
+// dropComponents removes the devices of components that nothing lies on: an activation
+// that was killed made them and not the volume. LVM activates no volume of which a
+// component is active, and never removes such a component. Components of other volumes
+// stay: an administrator activates them to repair the volume.
 //
-// A command under way makes parts first, too: while there is one, nothing is done.
+// A command under way makes components first, too: while there is one, nothing is done.
 func dropComponents(group string, volumes []string) error {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
@@ -37,7 +33,7 @@ func dropComponents(group string, volumes []string) error {
 	for i, d := range devices {
 		names[i] = d.Name
 	}
-	for _, name := range componentsAlone(names, group, volumes) {
+	for _, name := range layout.Leftovers(names, group, volumes) {
 		d, err := dmStatus(name)
 		if err == nil && d.OpenCount == 0 {
 			err = dmRemove(name)
@@ -49,37 +45,7 @@ func dropComponents(group string, volumes []string) error {
 	return errors.Join(errs...)
 }
 
-// componentsAlone are the devices of parts of volumes whose whole has none.
-func componentsAlone(names []string, group string, volumes []string) []string {
-	there, wanted := map[string]bool{}, map[string]bool{}
-	for _, v := range volumes {
-		wanted[dmName(group, v)] = true
-	}
-	for _, name := range names {
-		there[name] = true
-	}
-	var alone []string
-	for _, name := range names {
-		whole := component.FindStringSubmatch(name)
-		if whole != nil && wanted[wholeOf(name)] && !there[whole[1]] && !there[whole[1]+"-tpool"] {
-			alone = append(alone, name)
-		}
-	}
-	return alone
-}
-
-// wholeOf is the device's name of the volume that a part, or a part of a part, belongs to.
-func wholeOf(name string) string {
-	for {
-		part := component.FindStringSubmatch(name)
-		if part == nil {
-			return name
-		}
-		name = part[1]
-	}
-}
-
-// lockGroup locks a volume group as LVM does. ErrBusy when somebody has it.
+// lockGroup locks a volume group as LVM does. ErrBusy when another process has it.
 func lockGroup(dir, group string) (unlock func(), err error) {
 	path := filepath.Join(dir, "V_"+group)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -99,7 +65,7 @@ func lockGroup(dir, group string) (unlock func(), err error) {
 	if err == nil {
 		err = errors.Join(unix.Fstat(int(f.Fd()), &locked), unix.Stat(path, &now))
 	}
-	// Who unlocks removes the file: what is locked may not be the lock any more.
+	// Unlocking removes the file: what is locked may not be the lock any more.
 	if err == nil && (locked.Ino != now.Ino || locked.Dev != now.Dev) {
 		err = os.ErrNotExist
 	}

@@ -5,45 +5,23 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/devmapper"
 )
-
-func TestPartsWithoutTheirWholeAreFoundByTheirGroup(t *testing.T) {
-	names := []string{
-		"carve-alone_rimage_1", "carve-alone_rmeta_0",
-		"carve-whole_rmeta_0", "carve-whole",
-		"carve-carve--pool_tdata", "carve-carve--pool-tpool",
-		"carve-new--pool_tmeta",
-		"carve-fresh_tmeta", "carve-fresh",
-		"carve--more-x_rmeta_0", "other-x_rmeta_0", "carve-linear",
-		"carve-repaired_tmeta", "carve-mirrored_tdata_rimage_0", "carve-alone_x_rmeta_0",
-	}
-	volumes := []string{"alone", "whole", "carve-pool", "new-pool", "fresh", "x", "linear", "mirrored"}
-	for group, want := range map[string][]string{
-		"carve":      {"carve-alone_rimage_1", "carve-alone_rmeta_0", "carve-new--pool_tmeta", "carve-mirrored_tdata_rimage_0"},
-		"carve-more": {"carve--more-x_rmeta_0"},
-		"none":       nil,
-	} {
-		if got := componentsAlone(names, group, volumes); !slices.Equal(got, want) {
-			t.Errorf("%s: %q", group, got)
-		}
-	}
-}
 
 func TestDevicesAreOfTheirGroupsVolumes(t *testing.T) {
 	list := []devmapper.Entry{
 		{Name: "carve-cv1", Major: 253, Minor: 1}, {Name: "carve-cv--2", Major: 253, Minor: 2}, {Name: "carve-pool-tpool", Major: 253, Minor: 3},
 		{Name: "carve--more-cv4", Major: 253, Minor: 4}, {Name: "carve.crypt.cv5", Major: 253, Minor: 5}, {Name: "carve", Major: 253, Minor: 6},
 	}
-	encrypted := map[string]Number{"cv5": {253, 5}}
-	for group, want := range map[string]map[string]Number{
-		"carve":      {"cv1": {253, 1}, "cv-2": {253, 2}},
-		"carve-more": {"cv4": {253, 4}},
+	encrypted := map[string]blockdev.Number{"cv5": {Major: 253, Minor: 5}}
+	for group, want := range map[string]map[string]blockdev.Number{
+		"carve":      {"cv1": {Major: 253, Minor: 1}, "cv-2": {Major: 253, Minor: 2}},
+		"carve-more": {"cv4": {Major: 253, Minor: 4}},
 		"none":       {},
 	} {
 		if got := numbersOf(group, list); !maps.Equal(got.Volumes, want) || !maps.Equal(got.Encrypted, encrypted) {

@@ -36,7 +36,7 @@ const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations
 	`external_device_info_source="none" hints="none" `
 
 // noCrypt keeps LVM from looking into encrypted volumes, which it would not know
-// for what they are, whoever has the key.
+// for what they are.
 const noCrypt = `"r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"`
 
 // lvmConfig is the argument of --config for commands that look at these devices, and at no

@@ -6,44 +6,41 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
 // Create implements Groups. Neither wiping of signatures nor zeroing of the
 // first block is asked of LVM: it would open the new device and look into it.
-func (h *Host) Create(ctx context.Context, o CreateOptions) error {
+func (v *volumes) Create(ctx context.Context, o CreateOptions) error {
 	if o.Layout.IsRAID() {
 		if err := provideTarget(raidTarget); err != nil {
 			return err
 		}
 	}
-	args := append([]string{"--yes"}, o.Layout.createArgs()...)
+	args := append([]string{"--yes"}, createArgs(o.Layout)...)
 	args = append(args,
 		"--extents", strconv.FormatInt(o.Extents, 10),
 		"--name", o.Volume, "--wipesignatures", "n", "--zero", "n")
-	args = append(args, h.allocation(o.Group, o.Options)...)
-	args = append(args, o.Options...)
-	for _, t := range o.Tags {
-		if !ValidTag(t) {
-			return fmt.Errorf("tag %q is malformed", t)
-		}
-		args = append(args, "--addtag", t)
+	args = append(args, v.allocation(o.Group, o.Options)...)
+	args, err := withTags(append(args, o.Options...), o.Tags)
+	if err != nil {
+		return err
 	}
-	return h.change(ctx, []string{o.Group}, "lvcreate", append(append(args, o.Group), deviceArgs(o.On)...)...)
+	return v.commands.change(ctx, o.Group, "lvcreate", append(append(args, o.Group), deviceArgs(o.On)...)...)
 }
 
 // Extend implements Groups.
-func (h *Host) Extend(ctx context.Context, group, volume string, extents int64, on ...Share) error {
-	args := append(h.allocation(group, nil), "--extents", strconv.FormatInt(extents, 10), group+"/"+volume)
-	return h.change(ctx, []string{group}, "lvextend", append(args, deviceArgs(on)...)...)
+func (v *volumes) Extend(ctx context.Context, group, volume string, extents int64, on ...layout.Share) error {
+	args := append(v.allocation(group, nil), "--extents", strconv.FormatInt(extents, 10), group+"/"+volume)
+	return v.commands.change(ctx, group, "lvextend", append(args, deviceArgs(on)...)...)
 }
 
 // allocation has LVM use all that is free in a group of which the policy would have it use
 // only some: capacity is reported for the usual policy, normal. Options that say how to
 // allocate stay as they are.
-func (h *Host) allocation(group string, options []string) []string {
-	h.mu.Lock()
-	policy := h.policies[group]
-	h.mu.Unlock()
+func (v *volumes) allocation(group string, options []string) []string {
+	policy := v.disks.view(group).policy
 	isAlloc := func(o string) bool { return o == "--alloc" || strings.HasPrefix(o, "--alloc=") }
 	if policy == "" || policy == "normal" || policy == "anywhere" || slices.ContainsFunc(options, isAlloc) {
 		return nil
@@ -53,7 +50,7 @@ func (h *Host) allocation(group string, options []string) []string {
 
 // deviceArgs names devices, and ranges of extents, as LVM's commands take
 // them: /dev/sda or /dev/sda:0-9:20-29.
-func deviceArgs(on []Share) []string {
+func deviceArgs(on []layout.Share) []string {
 	args := make([]string, len(on))
 	for i, s := range on {
 		// In names, LVM takes what else would begin a range or a tag after a
@@ -62,6 +59,27 @@ func deviceArgs(on []Share) []string {
 		for _, r := range s.Runs {
 			args[i] += fmt.Sprintf(":%d-%d", r.Start, r.Start+r.Length-1)
 		}
+	}
+	return args
+}
+
+// createArgs are lvcreate's arguments. Neither mirrors nor raid10 volumes are
+// synchronised when they are made: no reader asks for what was not written, and what is
+// written goes to all copies. Parity must be true before a disk is lost, so
+// that raid5 and raid6 are.
+func createArgs(l layout.Layout) []string {
+	if l.IsLinear() {
+		return []string{"--type", string(layout.Linear)}
+	}
+	args := []string{"--type", string(l.Type)}
+	if l.Type != layout.RAID1 {
+		args = append(args, "--stripes", strconv.Itoa(l.Stripes))
+		if l.StripeSize > 0 {
+			args = append(args, "--stripesize", strconv.FormatInt(l.StripeSize, 10)+"b")
+		}
+	}
+	if l.Mirrors > 0 {
+		args = append(args, "--mirrors", strconv.Itoa(l.Mirrors), "--nosync")
 	}
 	return args
 }

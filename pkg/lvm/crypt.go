@@ -3,30 +3,27 @@ package lvm
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/devmapper"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
 // Crypt is what a daemon needs of dm-crypt. It is part of Groups. A volume that
 // is encrypted has a second device on top of its own, through which everything
 // is written and read; its own device is claimed as long as that one exists.
 //
-// The key is random and nobody's: made by Encrypt, given to the kernel, and
-// forgotten. It ends with the device, by ForgetKey or with the machine's power,
+// The key is random: Encrypt makes it, gives it to the kernel, and forgets it. It ends with the device, by ForgetKey or with the machine's power,
 // and with it ends what was written. Volumes are named without their group:
 // names must differ between groups.
 type Crypt interface {
 	// Encrypt gives an active volume a device with a new key, unless it has one.
 	// fresh is true when the key is new: what the volume held before reads as
-	// noise. ErrNotFound when the volume is not active, ErrBusy when somebody
-	// uses its own device.
+	// noise. ErrNotFound when the volume is not active, ErrBusy when its own
+	// device is in use.
 	Encrypt(group, volume string, o CryptOptions) (fresh bool, err error)
 
 	// GrowCrypt gives a volume's encrypted device the size that the volume has
@@ -35,17 +32,17 @@ type Crypt interface {
 	GrowCrypt(group, volume string) error
 
 	// ForgetKey ends a volume's encrypted device, and its key. It is no error if
-	// there is none. ErrBusy while somebody has it open.
+	// there is none. ErrBusy while it is open.
 	ForgetKey(volume string) error
 
-	// CryptDevice tells about a volume's encrypted device, and makes its node
+	// CryptDevice describes a volume's encrypted device, and makes its node
 	// right where it is missing or stale. ErrNotFound when there is no device,
 	// and so no key.
 	CryptDevice(volume string) (Device, error)
 
 	// OpenCrypt opens a volume's encrypted device for the caller alone, as Open
 	// does its own.
-	OpenCrypt(volume string) (Handle, error)
+	OpenCrypt(volume string) (blockdev.Handle, error)
 
 	// Encrypted names the volumes of the machine, of whatever group, that have
 	// an encrypted device.
@@ -68,9 +65,9 @@ const (
 	// cipher is AES in XTS mode with a key of 256 bits (and as many for the tweak).
 	cipher  = "aes-xts-plain64"
 	keySize = 64
-	// cryptPatience is for how long a device that somebody has open is tried to
-	// be removed: udev looks into devices for a moment.
-	cryptPatience = 500 * time.Millisecond
+	// removeTimeout is how long a device that is open is tried to be removed: udev
+	// looks into devices for a moment.
+	removeTimeout = 500 * time.Millisecond
 )
 
 func cryptName(volume string) string { return cryptPrefix + volume }
@@ -87,23 +84,26 @@ func cryptStatus(volume string) (devmapper.Device, error) {
 	return d, err
 }
 
+// encryption makes and removes encrypted devices. It runs no command.
+type encryption struct{}
+
 // Encrypt implements Crypt.
-func (h *Host) Encrypt(group, volume string, o CryptOptions) (fresh bool, err error) {
+func (e encryption) Encrypt(group, volume string, o CryptOptions) (fresh bool, err error) {
 	if d, err := cryptStatus(volume); err == nil {
-		return false, makeNode(cryptPath(volume), d)
+		return false, blockdev.MakeNode(cryptPath(volume), numberOf(d))
 	} else if !errors.Is(err, ErrNotFound) {
 		return false, err
 	}
-	below, err := dmStatus(dmName(group, volume))
+	below, err := dmStatus(layout.DeviceName(group, volume))
 	if err != nil {
 		return false, err
 	}
-	sectors, err := dmSectors(dmName(group, volume))
+	sectors, err := dmSectors(layout.DeviceName(group, volume))
 	if err != nil {
 		return false, err
 	}
 	// What a killed call left has no key.
-	if err := h.ForgetKey(volume); err != nil {
+	if err := e.ForgetKey(volume); err != nil {
 		return false, err
 	}
 	if err := devmapper.Create(cryptName(volume), cryptUUID+volume); err != nil {
@@ -111,17 +111,17 @@ func (h *Host) Encrypt(group, volume string, o CryptOptions) (fresh bool, err er
 	}
 	d, err := loadCrypt(cryptName(volume), sectors, below, o)
 	if err == nil {
-		err = makeNode(cryptPath(volume), d)
+		err = blockdev.MakeNode(cryptPath(volume), numberOf(d))
 	}
 	if err != nil {
-		return false, errors.Join(err, h.ForgetKey(volume))
+		return false, errors.Join(err, e.ForgetKey(volume))
 	}
 	return true, nil
 }
 
 // GrowCrypt implements Crypt. The kernel is given its own table back, but for
 // the length.
-func (h *Host) GrowCrypt(group, volume string) error {
+func (e encryption) GrowCrypt(group, volume string) error {
 	if _, err := cryptStatus(volume); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (h *Host) GrowCrypt(group, volume string) error {
 	if err != nil {
 		return err
 	}
-	want, err := dmSectors(dmName(group, volume))
+	want, err := dmSectors(layout.DeviceName(group, volume))
 	if err != nil {
 		return err
 	}
@@ -144,13 +144,13 @@ func (h *Host) GrowCrypt(group, volume string) error {
 
 // ForgetKey implements Crypt. The node goes last: while there is a device, it
 // leads there.
-func (h *Host) ForgetKey(volume string) error {
-	deadline := time.Now().Add(cryptPatience)
+func (e encryption) ForgetKey(volume string) error {
+	deadline := time.Now().Add(removeTimeout)
 	for wait := time.Millisecond; ; wait *= 2 {
 		err := dmRemove(cryptName(volume))
 		switch {
 		case err == nil, errors.Is(err, ErrNotFound):
-			return remove(cryptPath(volume))
+			return blockdev.RemoveNode(cryptPath(volume))
 		case !errors.Is(err, ErrBusy) || time.Now().After(deadline):
 			return err
 		}
@@ -159,12 +159,12 @@ func (h *Host) ForgetKey(volume string) error {
 }
 
 // CryptDevice implements Crypt.
-func (h *Host) CryptDevice(volume string) (Device, error) {
+func (e encryption) CryptDevice(volume string) (Device, error) {
 	d, err := cryptStatus(volume)
 	if err != nil {
 		return Device{}, err
 	}
-	if err := makeNode(cryptPath(volume), d); err != nil {
+	if err := blockdev.MakeNode(cryptPath(volume), numberOf(d)); err != nil {
 		return Device{}, err
 	}
 	return Device{
@@ -174,15 +174,15 @@ func (h *Host) CryptDevice(volume string) (Device, error) {
 }
 
 // OpenCrypt implements Crypt.
-func (h *Host) OpenCrypt(volume string) (Handle, error) {
-	if _, err := h.CryptDevice(volume); err != nil {
+func (e encryption) OpenCrypt(volume string) (blockdev.Handle, error) {
+	if _, err := e.CryptDevice(volume); err != nil {
 		return nil, err
 	}
 	return openAlone(cryptName(volume), volume)
 }
 
 // Encrypted implements Crypt.
-func (h *Host) Encrypted() ([]string, error) {
+func (e encryption) Encrypted() ([]string, error) {
 	all, err := dmList()
 	if err != nil {
 		return nil, err
@@ -195,25 +195,4 @@ func (h *Host) Encrypted() ([]string, error) {
 	}
 	slices.Sort(volumes)
 	return volumes, nil
-}
-
-// makeNode makes a node of a device, unless there is one, or a link to one.
-func makeNode(path string, d devmapper.Device) error {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK &&
-		unix.Major(st.Rdev) == d.Major && unix.Minor(st.Rdev) == d.Minor {
-		return nil
-	}
-	// In two steps, so that nobody ever finds none, or is in the way.
-	fresh := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
-	if err := remove(fresh); err != nil {
-		return err
-	}
-	if err := unix.Mknod(fresh, unix.S_IFBLK|0o600, int(d.Number())); err != nil {
-		return fmt.Errorf("making device node %s: %w", fresh, err)
-	}
-	if err := os.Rename(fresh, path); err != nil {
-		return errors.Join(err, remove(fresh))
-	}
-	return nil
 }

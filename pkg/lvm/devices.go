@@ -3,6 +3,9 @@ package lvm
 import (
 	"context"
 	"strings"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // Devices is what a daemon needs to make and grow volume groups. Host
@@ -12,18 +15,18 @@ import (
 // concurrently for the same group, and errors match the package's sentinels.
 type Devices interface {
 	// BlockDevices lists the machine's block devices.
-	BlockDevices() ([]BlockDevice, error)
+	BlockDevices() ([]blockdev.Device, error)
 
 	// Label reads what a device says of itself as a physical volume. It runs
 	// nothing. ErrNotFound when it is none.
-	Label(device string) (Label, error)
+	Label(device string) (ondisk.Label, error)
 
 	// Examine looks for anything that is on a device. ErrClaimed when it is
-	// mounted, mapped or otherwise in somebody's exclusive use.
+	// mounted, mapped or otherwise in exclusive use.
 	Examine(ctx context.Context, device string) (Contents, error)
 
 	// InitDevice makes a device a physical volume that belongs to no group.
-	// Unless told to, it fails rather than overwrite a signature.
+	// Without Overwrite, it fails rather than overwrite a signature.
 	InitDevice(ctx context.Context, o InitOptions) error
 
 	// CreateGroup makes a volume group of physical volumes that belong to none.
@@ -38,22 +41,8 @@ type Devices interface {
 	ResizeDevice(ctx context.Context, group, device string) error
 
 	// AttachFile makes a file available as a block device, and returns its
-	// path. See AttachFile of this package.
+	// path. See blockdev.AttachFile.
 	AttachFile(path string, size int64) (device string, err error)
-}
-
-// Label is what the first sectors of a physical volume say.
-type Label struct {
-	// UUID is the physical volume's, as reports show it.
-	UUID string
-	// Group is the volume group's name, or empty. Orphan is true when its
-	// metadata says that it belongs to none; both are empty and false when it
-	// keeps no metadata.
-	Group  string
-	Orphan bool
-	// KnownSize is the size that LVM believes the device has, and Size what it
-	// has, in bytes.
-	KnownSize, Size int64
 }
 
 // Contents is what was found on a device.
@@ -66,10 +55,10 @@ type Contents struct {
 	// not empty either.
 	Unknown bool
 	// Label is set when it is a physical volume.
-	Label *Label
+	Label *ondisk.Label
 }
 
-// Empty tells whether nothing was found.
+// Empty reports whether nothing was found.
 func (c *Contents) Empty() bool { return len(c.Signatures) == 0 && !c.Unknown && c.Label == nil }
 
 // String names what was found.
@@ -89,7 +78,7 @@ func (c *Contents) String() string {
 type InitOptions struct {
 	Device string
 	// UUID is the physical volume's, 32 alphanumeric characters in LVM's
-	// groups; see NewPhysicalVolumeUUID.
+	// groups; see ondisk.NewUUID.
 	UUID string
 	// MetadataSize is what the metadata area has at least, in bytes.
 	MetadataSize int64

@@ -3,10 +3,8 @@ package lvm
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
@@ -36,7 +34,7 @@ func fromKernel(err error) error {
 }
 
 // dmStatus asks the kernel for a device by its device-mapper name. It opens
-// the device for nobody and runs nothing. ErrNotFound when there is none.
+// no device and runs nothing. ErrNotFound when there is none.
 func dmStatus(name string) (devmapper.Device, error) {
 	d, err := devmapper.Status(name)
 	return d, fromKernel(err)
@@ -49,8 +47,8 @@ func dmTable(name string) ([]devmapper.Target, error) {
 }
 
 // dmTableOf asks for the table of a device by its number.
-func dmTableOf(n deviceNumber) ([]devmapper.Target, error) {
-	targets, err := devmapper.TableOf(n.major, n.minor)
+func dmTableOf(n blockdev.Number) ([]devmapper.Target, error) {
+	targets, err := devmapper.TableOf(n.Major, n.Minor)
 	return targets, fromKernel(err)
 }
 
@@ -77,7 +75,7 @@ func dmList() ([]devmapper.Entry, error) {
 }
 
 // dmRemove removes a device. ErrNotFound when there is none, ErrBusy while
-// somebody has it open.
+// it is open.
 func dmRemove(name string) error { return fromKernel(devmapper.Remove(name)) }
 
 // dmSectors is how long a device's table is, read without the table's contents
@@ -87,14 +85,10 @@ func dmSectors(name string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	file := fmt.Sprintf("/sys/dev/block/%d:%d/size", d.Major, d.Minor)
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return 0, fmt.Errorf("size of %s: %w", name, err)
-	}
-	sectors, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil || sectors < 1 {
-		return 0, fmt.Errorf("size of %s: %s says %q", name, file, text)
-	}
-	return sectors, nil
+	return blockdev.Sectors(numberOf(d))
+}
+
+// numberOf is the number of a device-mapper device.
+func numberOf(d devmapper.Device) blockdev.Number {
+	return blockdev.Number{Major: d.Major, Minor: d.Minor}
 }

@@ -4,31 +4,34 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
 )
 
-// What can go wrong, as far as callers act on it differently.
+// What can go wrong, as far as callers act on it differently. Those of blockdev
+// are the same here: what fails below matches, whether a command, the kernel or
+// a device says so.
 var (
-	// ErrNoSpace: the group has no room, for data or for metadata.
-	ErrNoSpace = errors.New("not enough space")
+	// ErrNoSpace: the group has too little free space, for data or for metadata.
+	ErrNoSpace = blockdev.ErrNoSpace
 	// ErrNotFound: no such group, volume or device.
-	ErrNotFound = errors.New("not found")
+	ErrNotFound = blockdev.ErrNotFound
 	// ErrExists: the name is taken.
 	ErrExists = errors.New("already exists")
 	// ErrBusy: the volume is open.
-	ErrBusy = errors.New("in use")
-	// ErrClaimed is the ErrBusy of a volume that is mounted or mapped: unlike a
-	// mere opener, such as udev looking into it, that does not pass by itself.
-	ErrClaimed = fmt.Errorf("%w: mounted or mapped", ErrBusy)
+	ErrBusy = blockdev.ErrBusy
+	// ErrClaimed is the ErrBusy of a volume that is mounted or mapped.
+	ErrClaimed = blockdev.ErrClaimed
 	// ErrDeviceMissing: a disk of the group is gone or does not answer.
 	ErrDeviceMissing = errors.New("device missing")
 	// ErrTimedOut: the command did not end within its deadline and was killed.
 	// What it did is unknown.
-	ErrTimedOut = errors.New("timed out")
+	ErrTimedOut = blockdev.ErrTimedOut
 	// ErrUnavailable: the lvm program or the kernel's device mapper cannot be used.
 	ErrUnavailable = errors.New("LVM is not available")
 )
 
-// CommandError tells how an LVM command failed. It matches one of the
+// CommandError says how an LVM command failed. It matches one of the
 // sentinels above with errors.Is when LVM's words were understood.
 type CommandError struct {
 	// Command is the subcommand, such as "lvcreate".

@@ -2,7 +2,10 @@ package lvm
 
 import (
 	"context"
-	"io"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // Groups is what a daemon needs of LVM. Host implements it with the real LVM,
@@ -19,6 +22,7 @@ import (
 type Groups interface {
 	Thin
 	Crypt
+	Adoption
 
 	// Scan reads the named volume groups afresh. Groups that do not exist are
 	// absent from the result, which is not an error.
@@ -32,7 +36,7 @@ type Groups interface {
 	// Limit has Scan and BlockDevices see only the block devices that accepts accepts. A
 	// nil accepts is no limit, which is what there is at first. It is called before any
 	// other method. accepts is called from several goroutines at once.
-	Limit(accepts func(*BlockDevice) bool)
+	Limit(accepts func(*blockdev.Device) bool)
 
 	// Others are the UUIDs of groups of this name that the last Scan saw and did not take.
 	// A Scan that finds the group where it was before sees no others.
@@ -41,12 +45,12 @@ type Groups interface {
 	// Metadata reads the state of the group's metadata straight from its
 	// disks. It runs no command and costs three small reads per disk.
 	// ErrNotFound when no disk of the group is known or readable.
-	Metadata(group string) (Metadata, error)
+	Metadata(group string) (ondisk.Metadata, error)
 
 	// Placement reads where everything in a group lies straight from its
 	// disks. It runs no command; it reads all of the metadata of one disk.
 	// ErrNotFound when no disk of the group is known or readable.
-	Placement(group string) (Placement, error)
+	Placement(group string) (ondisk.Placement, error)
 
 	// RAIDStatus asks the kernel how the images of an active RAID volume do.
 	// ErrNotFound when it is not active.
@@ -66,25 +70,25 @@ type Groups interface {
 	// all, in the layout of its last segment: a multiple of that layout's unit.
 	// It raises the group's sequence number by exactly one. Where the new
 	// extents lie may be said, as in CreateOptions.On.
-	Extend(ctx context.Context, group, volume string, extents int64, on ...Share) error
+	Extend(ctx context.Context, group, volume string, extents int64, on ...layout.Share) error
 
 	// Remove frees the volumes of one group in one command. A volume that is
 	// open fails with ErrBusy; others of the same call may have been removed.
 	Remove(ctx context.Context, group string, volumes []string) error
 
-	// Torn lists the devices of a group that are not what the metadata says, as a
-	// command leaves them that is killed: the kernel holds back their I/O, or has a
-	// table for them that was never taken into use, or they have another length.
-	// Hidden parts of volumes are included; which volume a name is of, IsOf tells.
-	// It runs no command. While a command runs, what it changes may be among them.
-	Torn(group string) ([]string, error)
+	// Inconsistent lists the devices of a group that are not what the metadata says, as a
+	// command leaves them that is killed: the kernel holds back their I/O, or has an
+	// inactive table for them, or they have another length. Components of volumes are
+	// included; layout.IsOf says which volume a name is of. It runs no command. While a
+	// command runs, what it changes may be among them.
+	Inconsistent(group string) ([]string, error)
 
-	// Mend makes the devices of volumes, with all their parts, what the metadata
+	// Repair makes the devices of volumes, with all their components, what the metadata
 	// says. Nothing is done to those that are. ErrBusy while another command changes
 	// the group.
-	Mend(ctx context.Context, group string, volumes []string) error
+	Repair(ctx context.Context, group string, volumes []string) error
 
-	// Device tells about a volume's device from the kernel, without a command.
+	// Device describes a volume's device by the kernel, without a command.
 	// ErrNotFound when the volume is not active, or when Path would not lead
 	// to its device; Activate helps against both.
 	Device(group, volume string) (Device, error)
@@ -95,16 +99,16 @@ type Groups interface {
 	Numbers(group string) (Numbers, error)
 
 	// Open opens a volume's device for the caller alone. ErrClaimed when it is
-	// mounted or mapped, ErrBusy when anyone else has it open. ErrNotFound when
+	// mounted or mapped, ErrBusy when another process has it open. ErrNotFound when
 	// it is not active.
-	Open(group, volume string) (Handle, error)
+	Open(group, volume string) (blockdev.Handle, error)
 
-	// OpenInUse opens a volume's device whoever else has it open.
-	OpenInUse(group, volume string) (Handle, error)
+	// OpenInUse opens a volume's device also while other processes have it open.
+	OpenInUse(group, volume string) (blockdev.Handle, error)
 
-	// Mapping tells where an active volume lies, piece by piece from its
-	// beginning, without a command. ErrNotFound when it is not active.
-	Mapping(group, volume string) ([]Piece, error)
+	// Mapping lists the segments of an active volume from its beginning, without a
+	// command. ErrNotFound when it is not active.
+	Mapping(group, volume string) ([]Segment, error)
 }
 
 // CreateOptions says what to carve.
@@ -112,12 +116,12 @@ type CreateOptions struct {
 	// Group and Volume name what is made. Both must satisfy ValidName.
 	Group, Volume string
 	// Layout is how it lies on the devices.
-	Layout Layout
+	Layout layout.Layout
 	// Extents is the size, at least 1 and a multiple of the layout's unit.
 	Extents int64
 	// On is where it lies, as Layout.Place chooses; empty leaves it to LVM,
 	// which may then put two images on one device.
-	On []Share
+	On []layout.Share
 	// Tags are attached by the same command. Each must satisfy ValidTag.
 	Tags []string
 	// Options are further options of lvcreate, each as --name=value.
@@ -126,7 +130,7 @@ type CreateOptions struct {
 
 // Device is the device-mapper device of an active volume.
 type Device struct {
-	// Path is the node that users are told, /dev/GROUP/VOLUME.
+	// Path is the node that users open, /dev/GROUP/VOLUME.
 	Path string
 	// Major and Minor are the kernel's numbers.
 	Major, Minor uint32
@@ -137,43 +141,8 @@ type Device struct {
 	Suspended bool
 }
 
-// Number is the kernel's number of a device.
-type Number struct{ Major, Minor uint32 }
-
 // Numbers are the numbers of volumes' devices, by the volumes' names.
-type Numbers struct{ Volumes, Encrypted map[string]Number }
+type Numbers struct{ Volumes, Encrypted map[string]blockdev.Number }
 
 // Number is that of the device.
-func (d Device) Number() Number { return Number{d.Major, d.Minor} }
-
-// Handle is a volume's device opened for one user.
-type Handle interface {
-	// Size is the device's size in bytes.
-	Size() int64
-	// Zero, Overwrite and Discard clear a range. off and length are multiples
-	// of 512. They may be slow; callers pass ranges of a size they can wait for.
-	//
-	// Zero makes it read as zeroes in whatever way is fastest: where the
-	// device guarantees that, by deallocation.
-	Zero(off, length int64) error
-	// Overwrite makes it read as zeroes and keeps it allocated.
-	Overwrite(off, length int64) error
-	// Discard tells the device that the contents are not needed. What is read
-	// afterwards is not known. A device that cannot discard is no error.
-	Discard(off, length int64) error
-	// ReadAt and WriteAt move bytes past the page cache or through it. off and
-	// the length are multiples of 4096.
-	io.ReaderAt
-	io.WriterAt
-	// Uncached has ReadAt and WriteAt bypass the page cache from now on, where the device
-	// can do that. Their buffers must then be aligned as large ones of make are.
-	Uncached()
-	// Sync returns once everything zeroed or written before is durable.
-	Sync() error
-	// Written is how much was written to the device and discarded, by whomever, since it
-	// was made. Only the difference of two numbers means anything. What is in the page cache
-	// counts once it is written, as by Sync.
-	Written() (uint64, error)
-	// Close gives the device up.
-	Close() error
-}
+func (d Device) Number() blockdev.Number { return blockdev.Number{Major: d.Major, Minor: d.Minor} }

@@ -63,7 +63,7 @@ func TestTheRealLVMIsAnLVM(t *testing.T) {
 				return func() { f.Close() }, err
 			},
 			Deactivate: func() { lvmByHand(t, "vgchange", "--activate", "n", name) },
-			Tear: func(volume string) {
+			MakeInconsistent: func(volume string) {
 				device := "carve--test-" + volume
 				load(t, device, 8192)
 				dmsetup(t, "suspend", device)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -64,7 +65,7 @@ func TestOnlyDevicesWithinTheLimitAreLookedAt(t *testing.T) {
 		{"none", nil, -1},
 	} {
 		h := host(t)
-		h.Limit(func(d *lvm.BlockDevice) bool {
+		h.Limit(func(d *blockdev.Device) bool {
 			for _, path := range c.allowed {
 				if d.Path == path {
 					return true

@@ -13,8 +13,10 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // loops makes loop devices of so many MiB each, over files in memory.
@@ -47,9 +49,9 @@ func groupOf(t *testing.T, name string, devices []string) {
 	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "--force", name) })
 }
 
-// TestRealRoomIsWhatTheArithmeticSays runs random histories against the real LVM: a few,
+// TestRealFreeSpaceIsWhatTheArithmeticSays runs random histories against the real LVM: a few,
 // or many with CARVE_SOAK. CARVE_SEED, which it prints, has it run the same ones again.
-func TestRealRoomIsWhatTheArithmeticSays(t *testing.T) {
+func TestRealFreeSpaceIsWhatTheArithmeticSays(t *testing.T) {
 	rounds := 4
 	if os.Getenv("CARVE_SOAK") != "" {
 		rounds = 100
@@ -64,9 +66,9 @@ func TestRealRoomIsWhatTheArithmeticSays(t *testing.T) {
 	t.Logf("CARVE_SEED=%d", seed)
 	for _, sizes := range [][]int{{30, 50, 20, 41, 25, 33}, {12, 40, 40}} {
 		t.Run(fmt.Sprintf("devices of %v MiB", sizes), func(t *testing.T) {
-			groupOf(t, "carve-room", loops(t, sizes...))
+			groupOf(t, "carve-capacity", loops(t, sizes...))
 			r := rand.New(rand.NewPCG(seed, 0))
-			e := lvmtest.Env{Groups: host(t), Group: "carve-room"}
+			e := lvmtest.Env{Groups: host(t), Group: "carve-capacity"}
 			for range rounds {
 				lvmtest.Capacity(t, e, 4, r.IntN)
 				removeAll(t, e)
@@ -83,7 +85,7 @@ func removeAll(t *testing.T, e lvmtest.Env) {
 	p := must.Get(e.Groups.Placement(e.Group))(t)
 	var names []string
 	for name := range p.Volumes {
-		if !strings.Contains(name, "_r") { // a part of a RAID volume
+		if !strings.Contains(name, "_r") { // a component of a RAID volume
 			names = append(names, name)
 		}
 	}
@@ -93,12 +95,12 @@ func removeAll(t *testing.T, e lvmtest.Env) {
 	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, names))
 }
 
-func TestRealRAIDTellsHowItsImagesDo(t *testing.T) {
+func TestRealRAIDReportsHowItsImagesDo(t *testing.T) {
 	devices := loops(t, 40, 40, 40)
 	groupOf(t, "carve-raid", devices)
 	h := host(t)
 	g := must.Get(h.Scan(t.Context(), []string{"carve-raid"}))(t)
-	for _, l := range []lvm.Layout{{Type: lvm.RAID1, Mirrors: 1}, {Type: lvm.RAID5, Stripes: 2}} {
+	for _, l := range []layout.Layout{{Type: layout.RAID1, Mirrors: 1}, {Type: layout.RAID5, Stripes: 2}} {
 		name := "cv-" + string(l.Type)
 		o := lvm.CreateOptions{Group: "carve-raid", Volume: name, Layout: l, Extents: 8, On: l.Place(g[0].Free(), 8)}
 		o.Options = []string{"--regionsize=1m", "--readahead=none"}
@@ -115,10 +117,15 @@ func TestRealRAIDTellsHowItsImagesDo(t *testing.T) {
 			t.Errorf("%v: the metadata grew by %d bytes, at most %d are foreseen, error %v", l, took, most, err)
 		}
 		t.Logf("%v: %d bytes of metadata, at most %d foreseen", l, after.Size-before.Size, l.Text(o.Tags, 1))
-		s, err := h.RAIDStatus("carve-raid", name)
-		if err != nil || s.Images != l.Devices() || s.Failed != 0 || s.Total == 0 || l.Type == lvm.RAID1 && s.Synced != s.Total {
-			t.Errorf("%v: status %+v, error %v", l, s, err)
-		}
+		// Until its thread has run for the first time, the kernel reports that nothing is
+		// in sync, also of a volume that was made so.
+		waittest.Succeeds(t, "the kernel reports a volume that is whole", func() error {
+			s, err := h.RAIDStatus("carve-raid", name)
+			if err == nil && (s.Images != l.Devices() || s.Failed != 0 || s.Total == 0 || l.Type == layout.RAID1 && s.Synced != s.Total) {
+				err = fmt.Errorf("%v: status %+v", l, s)
+			}
+			return err
+		})
 	}
 	if _, err := h.RAIDStatus("carve-raid", "cv-none"); err == nil {
 		t.Error("a volume that is not there has a status")

@@ -38,8 +38,8 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	group(t, name)
 	h := host(t)
 	must.Get(h.Scan(t.Context(), []string{name}))(t)
-	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "lives-on", Extents: 1}))
-	// What another group has is nobody's business.
+	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "stays", Extents: 1}))
+	// What another group has stays.
 	abandon("/dev/"+other, "gone", "/dev/mapper/carve-gone")
 
 	abandon("/dev/"+name, "gone", "/dev/mapper/carve--test-gone")
@@ -47,7 +47,7 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 		t.Error(err)
 	}
 	gone("/dev/"+name+"/gone", "/dev/mapper/carve--test-gone")
-	if _, err := h.Device(name, "lives-on"); err != nil {
+	if _, err := h.Device(name, "stays"); err != nil {
 		t.Error(err)
 	}
 	for _, path := range []string{"/dev/" + other + "/gone", "/dev/mapper/carve-gone"} {
@@ -65,7 +65,7 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	lvmByHand(t, "pvremove", "--yes", disk)
 }
 
-// TestALinkThatAKilledCommandTookAwayIsMadeAgain has an lvm die where it replaces
+// TestALinkThatAKilledCommandTookAwayIsMadeAgain kills an lvm where it replaces
 // the link of a volume that it changed.
 func TestALinkThatAKilledCommandTookAwayIsMadeAgain(t *testing.T) {
 	const name = "carve-test"

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 
 	"golang.org/x/sys/unix"
-)
 
-var _ Devices = (*Host)(nil)
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
 
 // headLength is how much of a device without a signature must be empty.
 const headLength = 4096
@@ -23,25 +23,22 @@ var partitionTables = []string{
 	"dos", "gpt", "PMBR", "bsd", "mac", "sun", "sgi", "minix", "unixware", "ultrix", "solaris_x86", "atari", "aix",
 }
 
-// BlockDevices implements Devices.
-func (h *Host) BlockDevices() ([]BlockDevice, error) {
-	all, err := ListBlockDevices("/")
-	if err != nil || h.accepts == nil {
-		return all, err
-	}
-	return slices.DeleteFunc(all, func(d BlockDevice) bool { return !h.accepts(&d) }), nil
+// provisioning makes and grows groups.
+type provisioning struct {
+	commands *commands
+	disks    *disks
+	volumes  *volumes
 }
 
-// Label implements Devices.
-func (h *Host) Label(device string) (Label, error) { return patiently(h, device, readLabel) }
-
 // AttachFile implements Devices.
-func (h *Host) AttachFile(path string, size int64) (string, error) { return AttachFile(path, size) }
+func (p provisioning) AttachFile(path string, size int64) (string, error) {
+	return blockdev.AttachFile(path, size)
+}
 
 // Examine implements Devices. It holds the device exclusively meanwhile, so
-// that what is found belongs to nobody who uses it. Signatures are found by
+// that what is found is in no use. Signatures are found by
 // wipefs, which knows all that libblkid knows; one process per call.
-func (h *Host) Examine(ctx context.Context, device string) (Contents, error) {
+func (p provisioning) Examine(ctx context.Context, device string) (Contents, error) {
 	// For reading: closing a device that was open for writing makes udev look at it.
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	switch {
@@ -54,7 +51,7 @@ func (h *Host) Examine(ctx context.Context, device string) (Contents, error) {
 	}
 	defer f.Close()
 	var c Contents
-	label, err := h.Label(device)
+	label, err := p.disks.Label(device)
 	switch {
 	case err == nil:
 		c.Label = &label
@@ -65,7 +62,7 @@ func (h *Host) Examine(ctx context.Context, device string) (Contents, error) {
 	case !errors.Is(err, ErrNotFound):
 		return Contents{}, err
 	}
-	wipefs := Runner{Binary: "wipefs", Timeout: h.runner.Timeout}
+	wipefs := Runner{Binary: "wipefs", Timeout: p.commands.runner.Timeout}
 	out, err := wipefs.Run(ctx, "--json", device)
 	if err != nil {
 		return Contents{}, fmt.Errorf("looking for signatures on %s (wipefs): %w", device, err)
@@ -108,29 +105,25 @@ func parseWipefs(out []byte) ([]string, error) {
 
 // InitDevice implements Devices. Without --yes, pvcreate asks before it
 // destroys a signature, gets no answer, and fails.
-func (h *Host) InitDevice(ctx context.Context, o InitOptions) error {
+func (p provisioning) InitDevice(ctx context.Context, o InitOptions) error {
 	args := []string{
-		"--config", lvmConfig([]string{o.Device}),
 		"--uuid", o.UUID, "--norestorefile", "--zero", "y",
-		"--metadatasize", strconv.FormatInt(o.MetadataSize, 10) + "b",
-		"--dataalignment", strconv.FormatInt(o.DataAlignment, 10) + "b",
+		"--metadatasize", inBytes(o.MetadataSize),
+		"--dataalignment", inBytes(o.DataAlignment),
 	}
 	if o.Overwrite {
 		args = append(args, "--yes")
 	}
-	if _, err := h.runner.Run(ctx, "pvcreate", append(args, o.Device)...); err != nil {
-		return err
-	}
-	return h.flushed(ctx, []string{o.Device})
+	return p.commands.run(ctx, []string{o.Device}, "pvcreate", append(args, o.Device)...)
 }
 
 // CreateGroup implements Devices. It looks at all disks first: LVM, which sees
 // only the new ones, would make a second group of the same name.
-func (h *Host) CreateGroup(ctx context.Context, o GroupOptions) error {
-	if !ValidName(o.Group) {
+func (p provisioning) CreateGroup(ctx context.Context, o GroupOptions) error {
+	if !ondisk.ValidName(o.Group) {
 		return fmt.Errorf("volume group name %q is malformed", o.Group)
 	}
-	if found, err := h.scan(ctx, []string{o.Group}, nil); err != nil {
+	if found, err := p.volumes.scan(ctx, []string{o.Group}, nil); err != nil {
 		return err
 	} else if len(found) > 0 {
 		return fmt.Errorf("volume group %q: %w", o.Group, ErrExists)
@@ -138,56 +131,33 @@ func (h *Host) CreateGroup(ctx context.Context, o GroupOptions) error {
 	if err := dropStaleNodes(o.Group); err != nil {
 		return err
 	}
-	args := []string{
-		"--config", lvmConfig(o.Devices),
-		"--physicalextentsize", strconv.FormatInt(o.ExtentSize, 10) + "b", o.Group,
-	}
-	if _, err := h.runner.Run(ctx, "vgcreate", append(args, o.Devices...)...); err != nil {
+	args := []string{"--physicalextentsize", inBytes(o.ExtentSize), o.Group}
+	if err := p.commands.exec(ctx, o.Devices, "vgcreate", append(args, o.Devices...)...); err != nil {
 		return err
 	}
-	h.addDevices(o.Group, o.Devices)
-	return h.flushed(ctx, o.Devices)
+	p.disks.add(o.Group, o.Devices)
+	return p.commands.durable(ctx, o.Devices)
 }
 
 // ExtendGroup implements Devices.
-func (h *Host) ExtendGroup(ctx context.Context, group string, devices []string) error {
-	known := h.known(group)
-	if len(known) == 0 {
-		return fmt.Errorf("volume group %q: %w: none of its disks is known", group, ErrNotFound)
-	}
-	args := []string{"--config", lvmConfig(slices.Concat(known, devices)), group}
-	if _, err := h.runner.Run(ctx, "vgextend", append(args, devices...)...); err != nil {
+func (p provisioning) ExtendGroup(ctx context.Context, group string, devices []string) error {
+	known, err := p.disks.require(group)
+	if err != nil {
 		return err
 	}
-	h.addDevices(group, devices)
-	return h.flushed(ctx, h.known(group))
-}
-
-// flushed returns when what a command wrote is durable.
-func (h *Host) flushed(ctx context.Context, devices []string) error {
-	ctx, cancel := context.WithTimeout(ctx, h.runner.Timeout)
-	defer cancel()
-	return h.flushes.flush(ctx, devices)
+	if err := p.commands.exec(ctx, slices.Concat(known, devices), "vgextend", append([]string{group}, devices...)...); err != nil {
+		return err
+	}
+	p.disks.add(group, devices)
+	return p.commands.durable(ctx, p.disks.known(group))
 }
 
 // ResizeDevice implements Devices. A process of its own is sure to ask the
 // kernel for the device's size.
-func (h *Host) ResizeDevice(ctx context.Context, group, device string) error {
-	known := h.known(group)
-	if len(known) == 0 {
-		return fmt.Errorf("volume group %q: %w: none of its disks is known", group, ErrNotFound)
-	}
-	if _, err := h.runner.Run(ctx, "pvresize", "--config", lvmConfig(known), device); err != nil {
+func (p provisioning) ResizeDevice(ctx context.Context, group, device string) error {
+	known, err := p.disks.require(group)
+	if err != nil {
 		return err
 	}
-	return h.flushed(ctx, known)
-}
-
-// addDevices adds devices to those of a group.
-func (h *Host) addDevices(group string, devices []string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	all := slices.Concat(h.devices[group], devices)
-	slices.Sort(all)
-	h.devices[group] = slices.Compact(all)
+	return p.commands.run(ctx, known, "pvresize", device)
 }

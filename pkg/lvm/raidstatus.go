@@ -20,22 +20,6 @@ type RAIDStatus struct {
 	Mismatches int64
 }
 
-// RAIDStatus implements Groups.
-func (h *Host) RAIDStatus(group, volume string) (RAIDStatus, error) {
-	kind, params, err := dmTableStatus(dmName(group, volume))
-	if err != nil {
-		return RAIDStatus{}, err
-	}
-	if kind != "raid" {
-		return RAIDStatus{}, fmt.Errorf("device %s/%s is not of type raid but %q", group, volume, kind)
-	}
-	s, err := parseRAIDStatus(params)
-	if err != nil {
-		return RAIDStatus{}, fmt.Errorf("device %s/%s: %w", group, volume, err)
-	}
-	return s, nil
-}
-
 // parseRAIDStatus reads "TYPE IMAGES HEALTH SYNCED/TOTAL ACTION MISMATCHES …"
 // of the kernel's dm-raid, since version 1.5.
 func parseRAIDStatus(params string) (RAIDStatus, error) {

@@ -3,13 +3,16 @@ package lvm
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Fields asked of each of fullreport's parts. The structs below read them.
-var reportFields = []struct{ part, fields string }{
+// Fields asked of each of fullreport's sections. The structs below read them.
+var reportFields = []struct{ section, fields string }{
 	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions,vg_allocation_policy,max_lv"},
 	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
 	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr,pool_lv,origin,lv_metadata_size,sync_percent,raid_mismatch_count"},
@@ -63,7 +66,7 @@ type fullReport struct {
 }
 
 // reportedRun is a run of extents of a device: of a volume, of a hidden volume
-// that is part of one, or free.
+// that is a component of one, or free.
 type reportedRun struct {
 	PV     string `json:"pv_uuid"`
 	Start  number `json:"pvseg_start"`
@@ -101,7 +104,7 @@ func (n *number) UnmarshalJSON(b []byte) error {
 // reportTime is lv_time's layout, in the C locale and UTC or not.
 const reportTime = "2006-01-02 15:04:05 -0700"
 
-// parseFullReport reads the JSON of fullreport. Parts that name no group are
+// parseFullReport reads the JSON of fullreport. Sections that name no group are
 // physical volumes without one and are left out.
 func parseFullReport(b []byte) ([]Group, error) {
 	var r fullReport
@@ -109,11 +112,11 @@ func parseFullReport(b []byte) ([]Group, error) {
 		return nil, fmt.Errorf("fullreport: %w", err)
 	}
 	var groups []Group
-	for _, part := range r.Report {
-		if len(part.VG) != 1 || part.VG[0].Name == "" {
+	for _, of := range r.Report {
+		if len(of.VG) != 1 || of.VG[0].Name == "" {
 			continue
 		}
-		vg := part.VG[0]
+		vg := of.VG[0]
 		if vg.ExtentSize <= 0 {
 			return nil, fmt.Errorf("fullreport: volume group %q: extent size %d", vg.Name, vg.ExtentSize)
 		}
@@ -124,17 +127,17 @@ func parseFullReport(b []byte) ([]Group, error) {
 			Exported:       vg.Exported != "", ReadOnly: vg.Permissions != "writeable",
 			MostVolumes: int64(vg.MostVolumes), Allocation: vg.Allocation,
 		}
-		for _, pv := range part.PV {
+		for _, pv := range of.PV {
 			g.Devices = append(g.Devices, PhysicalVolume{
 				Path: pv.Name, UUID: pv.UUID, Missing: pv.Missing != "", Allocatable: pv.Allocatable != "",
 				Extents: int64(pv.PECount), AllocatedExtents: int64(pv.PEAlloc), DataOffset: int64(pv.PEStart),
-				Free: freeRuns(part.PVSeg, pv.UUID),
+				Free: freeRuns(of.PVSeg, pv.UUID),
 			})
 			g.FreeSegments += int64(len(g.Devices[len(g.Devices)-1].Free))
 		}
-		places := placesOf(part.PVSeg)
-		layouts := layoutsOf(part.Seg)
-		for _, lv := range part.LV {
+		places := placesOf(of.PVSeg)
+		layouts := layoutsOf(of.Seg)
+		for _, lv := range of.LV {
 			v := Volume{Name: lv.Name, UUID: lv.UUID, Size: int64(lv.Size), Segments: int64(lv.Segs)}
 			if lv.Tags != "" {
 				v.Tags = strings.Split(lv.Tags, ",")
@@ -156,4 +159,68 @@ func parseFullReport(b []byte) ([]Group, error) {
 		groups = append(groups, g)
 	}
 	return groups, nil
+}
+
+// freeRuns are a device's free extents, in order.
+func freeRuns(runs []reportedRun, pv string) []layout.Run {
+	var free []layout.Run
+	for _, r := range runs {
+		if r.PV == pv && r.LV == "" && r.Size > 0 {
+			free = append(free, layout.Run{Start: int64(r.Start), Length: int64(r.Size)})
+		}
+	}
+	slices.SortFunc(free, func(a, b layout.Run) int { return int(min(1, max(-1, a.Start-b.Start))) })
+	return free
+}
+
+// places are the devices of volumes, by UUID and, of hidden ones, by the name
+// of the volume that they are components of.
+type places struct{ byUUID, byParent map[string][]string }
+
+func placesOf(runs []reportedRun) places {
+	p := places{map[string][]string{}, map[string][]string{}}
+	for _, r := range runs {
+		switch {
+		case r.LV == "":
+		case r.Parent != "":
+			p.byParent[r.Parent] = append(p.byParent[r.Parent], r.PV)
+		default:
+			p.byUUID[r.LV] = append(p.byUUID[r.LV], r.PV)
+		}
+	}
+	return p
+}
+
+func (p places) of(name, uuid string) []string {
+	on := slices.Concat(p.byUUID[uuid], p.byParent[name])
+	slices.Sort(on)
+	return slices.Compact(on)
+}
+
+// layoutsOf are the layouts of the volumes' last segments, by UUID.
+func layoutsOf(segments []reportedSegment) map[string]layout.Layout {
+	layouts, last := map[string]layout.Layout{}, map[string]number{}
+	for _, s := range segments {
+		if s.Start < last[s.LV] {
+			continue
+		}
+		last[s.LV] = s.Start
+		layouts[s.LV] = layout.Of(s.Type, int(s.Stripes), int64(s.StripeSize))
+	}
+	return layouts
+}
+
+// parsePercent reads LVM's percentages, "12.34", as hundredths; an empty one,
+// of what has none, is all.
+func parsePercent(s string) (int64, error) {
+	const all = 10000
+	if s == "" || s == "-1" {
+		return all, nil
+	}
+	whole, fraction, _ := strings.Cut(s, ".")
+	n, err := strconv.ParseInt(whole+(fraction + "00")[:2], 10, 64)
+	if err != nil || n < 0 || n > all {
+		return 0, fmt.Errorf("%q is no percentage", s)
+	}
+	return n, nil
 }

@@ -6,18 +6,16 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
-	"sync/atomic"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/command"
 )
 
 const (
 	// maxStdout bounds what a report may hold; 10,000 volumes take about 8 MiB.
 	maxStdout = 64 << 20
-	// maxStderr bounds what is kept of complaints. The rest is read and dropped.
+	// maxStderr bounds what is kept of messages. The rest is read and dropped.
 	maxStderr = 32 << 10
 	// reapGrace is how long a killed command may take to be gone before its
 	// caller is let go. A process that waits for a dead disk cannot be killed.
@@ -36,9 +34,8 @@ type Result struct {
 
 // Runner runs the lvm program, one process per command, or one for many.
 //
-// Each process leads its own process group, which is killed as a whole at the
-// deadline. Output is read to its end whatever its size, and kept within
-// bounds. Runner is safe for concurrent use.
+// A command that hangs in the kernel when it was killed at its deadline is left
+// behind, and command.Stuck counts it. Runner is safe for concurrent use.
 type Runner struct {
 	// Binary is the lvm program; a name is looked up in PATH.
 	Binary string
@@ -54,83 +51,54 @@ type Runner struct {
 	// given.
 	Observe func(context.Context, Result)
 
-	stuck  atomic.Int64
 	shells shells
 }
 
-// Stuck counts commands that were killed and are still not gone: they wait in
-// the kernel for a device that does not answer.
-func (r *Runner) Stuck() int { return int(r.stuck.Load()) }
-
 // Run runs one subcommand and returns its standard output. On failure the
 // error is a *CommandError, and the output is what there was until then.
-func (r *Runner) Run(ctx context.Context, command string, args ...string) ([]byte, error) {
+func (r *Runner) Run(ctx context.Context, subcommand string, args ...string) ([]byte, error) {
 	start := time.Now()
-	out, err := r.run(ctx, command, args)
+	out, err := r.run(ctx, subcommand, args)
 	if r.Observe != nil {
-		r.Observe(ctx, Result{Command: command, Args: args, Duration: time.Since(start), Err: err})
+		r.Observe(ctx, Result{Command: subcommand, Args: args, Duration: time.Since(start), Err: err})
 	}
 	return out, err
 }
 
-func (r *Runner) run(ctx context.Context, command string, args []string) ([]byte, error) {
+func (r *Runner) run(ctx context.Context, subcommand string, args []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
+	result, err := command.Run(ctx, command.Command{
+		Program: r.Binary, Args: append([]string{subcommand}, args...), Env: commandEnv(r.SystemDir),
+		MaxOutput: maxStdout, MaxErrors: maxStderr, Abandon: true,
+	})
+	var exit *exec.ExitError
+	failed := &CommandError{Command: subcommand, ExitCode: -1}
+	switch {
+	case err == nil && result.Truncated:
+		failed.ExitCode, failed.Message = 0, fmt.Sprintf("the output is larger than %d bytes", maxStdout)
+		return nil, failed
+	case err == nil:
+		return result.Output, nil
+	case errors.As(err, new(*command.KilledError)):
+		failed.Message, failed.Err = withWords(err.Error(), result.Errors), blockdev.TimedOut(ctx)
+		return nil, failed
+	case errors.As(err, &exit):
+		return result.Output, newCommandError(subcommand, exit.ExitCode(), result.Errors)
+	case ctx.Err() != nil:
+		failed.Message, failed.Err = "not started: "+err.Error(), blockdev.TimedOut(ctx)
+	default:
+		failed.Message, failed.Err = err.Error(), fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return nil, failed
+}
 
-	stdout := &headBuffer{limit: maxStdout}
-	stderr := &headTailBuffer{limit: maxStderr}
-	cmd := exec.Command(r.Binary, append([]string{command}, args...)...)
-	cmd.Env = commandEnv(r.SystemDir)
-	cmd.Stdout, cmd.Stderr = stdout, stderr
-	// A command must not go on when its lvmd was killed: the next one would not
-	// know of it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	// Bounds the wait for pipes that a grandchild holds open.
-	cmd.WaitDelay = reapGrace
-	if err := ctx.Err(); err != nil {
-		return nil, &CommandError{Command: command, ExitCode: -1, Message: "not started: " + err.Error(), Err: timedOut(err)}
+// withWords appends to a message what a command said, if it said something.
+func withWords(message, stderr string) string {
+	if words := lastWords(stderr); words != "" {
+		return message + ": " + words
 	}
-	started, done := make(chan error, 1), make(chan error, 1)
-	go func() {
-		// The kernel goes by the thread that started the process, so that thread
-		// is kept, waiting.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err != nil {
-			return
-		}
-		done <- cmd.Wait()
-	}()
-	if err := <-started; err != nil {
-		return nil, &CommandError{Command: command, ExitCode: -1, Message: err.Error(), Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
-	}
-	select {
-	case err := <-done:
-		return finish(command, stdout, stderr, err)
-	case <-ctx.Done():
-	}
-	// The process may have ended by itself in this very moment: its group is
-	// then gone and the signal goes nowhere.
-	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-	kill := &CommandError{Command: command, ExitCode: -1, Err: timedOut(ctx.Err())}
-	select {
-	case ended := <-done:
-		kill.Message = fmt.Sprintf("killed: %v (%v)", ctx.Err(), ended)
-		if words := lastWords(stderr.String()); words != "" {
-			kill.Message += ": " + words
-		}
-	case <-time.After(reapGrace):
-		r.stuck.Add(1)
-		go func() {
-			<-done //nolint:errcheck // What it says was given up.
-			r.stuck.Add(-1)
-		}()
-		// Wait still writes to the buffers: they must not be read.
-		kill.Message = fmt.Sprintf("killed, but it hangs in the kernel: %v", ctx.Err())
-	}
-	return nil, kill
+	return message
 }
 
 // commandEnv is what a command finds in its environment.
@@ -142,27 +110,4 @@ func commandEnv(systemDir string) []string {
 		"LVM_SYSTEM_DIR=" + systemDir,
 		"LVM_SUPPRESS_FD_WARNINGS=1",
 	}
-}
-
-// finish turns the end of a process into a result.
-func finish(command string, stdout *headBuffer, stderr *headTailBuffer, err error) ([]byte, error) {
-	var exit *exec.ExitError
-	switch {
-	case err == nil && stdout.truncated:
-		return nil, &CommandError{Command: command, ExitCode: 0, Message: fmt.Sprintf("the output is larger than %d bytes", maxStdout)}
-	case err == nil, errors.Is(err, exec.ErrWaitDelay):
-		return stdout.Bytes(), nil
-	case errors.As(err, &exit):
-		return stdout.Bytes(), newCommandError(command, exit.ExitCode(), stderr.String())
-	default:
-		return stdout.Bytes(), &CommandError{Command: command, ExitCode: -1, Message: err.Error(), Err: err}
-	}
-}
-
-// timedOut keeps a cancellation apart from a deadline.
-func timedOut(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return ErrTimedOut
-	}
-	return fmt.Errorf("%w: %w", ErrTimedOut, err)
 }

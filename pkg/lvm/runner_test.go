@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -40,7 +41,7 @@ var acts = map[string]func(args []string){
 		fmt.Fprintln(os.Stderr, "  "+args[0])
 		os.Exit(5)
 	},
-	"act-complain": func(args []string) {
+	"act-warn": func(args []string) {
 		n, _ := strconv.Atoi(args[0])
 		fmt.Fprintln(os.Stderr, "the first words")
 		os.Stderr.WriteString(strings.Repeat("x", n))
@@ -116,14 +117,14 @@ func TestLVMsWordsBecomeTypedErrors(t *testing.T) {
 		}
 	}
 	_, err := testRunner(time.Minute).Run(t.Context(), "act-fail", "something new")
-	var command *CommandError
-	if !errors.As(err, &command) || command.Err != nil || command.ExitCode != 5 {
+	var failed *CommandError
+	if !errors.As(err, &failed) || failed.Err != nil || failed.ExitCode != 5 {
 		t.Errorf("error %#v", err)
 	}
 }
 
-func TestAMegabyteOfComplaintsIsReadAndBounded(t *testing.T) {
-	_, err := testRunner(time.Minute).Run(t.Context(), "act-complain", strconv.Itoa(1<<20))
+func TestAMegabyteOfMessagesIsReadAndBounded(t *testing.T) {
+	_, err := testRunner(time.Minute).Run(t.Context(), "act-warn", strconv.Itoa(1<<20))
 	if !errors.Is(err, ErrNoSpace) {
 		t.Errorf("error %v", err)
 	}
@@ -138,7 +139,7 @@ func TestACommandThatHangsIsKilledAtItsDeadline(t *testing.T) {
 	if !errors.Is(err, ErrTimedOut) || !errors.As(err, new(*CommandError)) {
 		t.Errorf("error %v", err)
 	}
-	waittest.Until(t, "nothing is stuck", func() bool { return r.Stuck() == 0 })
+	waittest.Until(t, "nothing is stuck", func() bool { return command.Stuck() == 0 })
 }
 
 func TestTheWholeProcessGroupIsKilled(t *testing.T) {
@@ -161,7 +162,7 @@ func TestTheWholeProcessGroupIsKilled(t *testing.T) {
 		}
 		return err
 	})
-	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }) // if it lives
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }) // if it runs
 	cancel()
 	if err := <-ended; !errors.Is(err, ErrTimedOut) || !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
@@ -193,32 +194,4 @@ func TestAMissingProgramIsUnavailable(t *testing.T) {
 	if !errors.Is(err, ErrUnavailable) {
 		t.Errorf("error %v", err)
 	}
-}
-
-func FuzzHeadTailBufferKeepsBothEnds(f *testing.F) {
-	f.Add(10, "abcdefghijklmnop", 3)
-	f.Fuzz(func(t *testing.T, limit int, s string, step int) {
-		if limit < 2 || limit > 100 || step < 1 {
-			return
-		}
-		b := &headTailBuffer{limit: limit}
-		for rest := s; rest != ""; {
-			n := min(step, len(rest))
-			if w, err := b.Write([]byte(rest[:n])); w != n || err != nil {
-				t.Fatalf("wrote %d of %d, error %v", w, n, err)
-			}
-			rest = rest[n:]
-		}
-		half := limit / 2
-		got := b.String()
-		if len(s) <= 2*half {
-			if got != s {
-				t.Errorf("%q became %q", s, got)
-			}
-			return
-		}
-		if !strings.HasPrefix(got, s[:half]) || !strings.HasSuffix(got, s[len(s)-half:]) {
-			t.Errorf("of %q was kept %q", s, got)
-		}
-	})
 }

@@ -9,13 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/command"
 )
 
 const (
@@ -41,14 +40,13 @@ var errNoShell = errors.New("not for a shell")
 // shell is an lvm process that is fed commands, one at a time. Starting a
 // program, which is most of what a command costs, is so done once.
 type shell struct {
-	cmd     *exec.Cmd
 	in      io.WriteCloser
 	answers *json.Decoder
 	pipe    *os.File
 	bound   *boundedReader
-	stderr  *lockedBuffer
-	// ended is closed when the process is gone.
-	ended    chan struct{}
+	stderr  *command.Words
+	process *command.Process
+	// commands counts those it was given.
 	commands int
 }
 
@@ -70,17 +68,17 @@ type shellSlot struct {
 // volume group. When Lasting is set, commands of the same key run one after the
 // other in one process, which is started again when it ended or had to be
 // killed. A command that such a process cannot be given runs in one of its own.
-func (r *Runner) RunFor(ctx context.Context, key, command string, args ...string) ([]byte, error) {
+func (r *Runner) RunFor(ctx context.Context, key, subcommand string, args ...string) ([]byte, error) {
 	if !r.Lasting || r.SystemDir == "" {
-		return r.Run(ctx, command, args...)
+		return r.Run(ctx, subcommand, args...)
 	}
 	start := time.Now()
-	err := r.runInShell(ctx, key, command, args)
+	err := r.runInShell(ctx, key, subcommand, args)
 	if errors.Is(err, errNoShell) {
-		return r.Run(ctx, command, args...)
+		return r.Run(ctx, subcommand, args...)
 	}
 	if r.Observe != nil {
-		r.Observe(ctx, Result{Command: command, Args: args, Duration: time.Since(start), Err: err})
+		r.Observe(ctx, Result{Command: subcommand, Args: args, Duration: time.Since(start), Err: err})
 	}
 	return nil, err
 }
@@ -123,8 +121,8 @@ func (s *shells) isClosed() bool {
 	return s.closed
 }
 
-func (r *Runner) runInShell(ctx context.Context, key, command string, args []string) error {
-	line, ok := shellLine(command, args)
+func (r *Runner) runInShell(ctx context.Context, key, subcommand string, args []string) error {
+	line, ok := shellLine(subcommand, args)
 	slot := r.shells.slot(key)
 	if !ok || slot == nil {
 		return errNoShell
@@ -134,7 +132,7 @@ func (r *Runner) runInShell(ctx context.Context, key, command string, args []str
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return &CommandError{Command: command, ExitCode: -1, Message: "not started: " + err.Error(), Err: timedOut(err)}
+		return &CommandError{Command: subcommand, ExitCode: -1, Message: "not started: " + err.Error(), Err: blockdev.TimedOut(ctx)}
 	}
 	if slot.sh != nil && (slot.sh.commands >= shellCommands || slot.sh.isGone()) {
 		slot.end()
@@ -142,13 +140,13 @@ func (r *Runner) runInShell(ctx context.Context, key, command string, args []str
 	if slot.sh == nil {
 		sh, err := r.startShell()
 		if err != nil {
-			return errNoShell // a process of its own will tell what is wrong
+			return errNoShell // a process of its own reports what is wrong
 		}
 		slot.sh = sh
 	}
 	sh := slot.sh
 	sh.commands++
-	sh.stderr.reset()
+	sh.stderr.Reset()
 	sh.bound.left = maxStdout
 	type answered struct {
 		err  error
@@ -156,14 +154,14 @@ func (r *Runner) runInShell(ctx context.Context, key, command string, args []str
 	}
 	done := make(chan answered, 1)
 	go func() {
-		dead, err := sh.ask(command, line)
+		dead, err := sh.ask(subcommand, line)
 		done <- answered{err, dead}
 	}()
 	select {
 	case a := <-done:
 		if a.dead {
 			slot.sh = nil
-			sh.kill(r)
+			sh.kill()
 		} else if r.shells.isClosed() {
 			slot.end()
 		}
@@ -171,25 +169,19 @@ func (r *Runner) runInShell(ctx context.Context, key, command string, args []str
 	case <-ctx.Done():
 	}
 	slot.sh = nil
-	e := &CommandError{Command: command, ExitCode: -1, Err: timedOut(ctx.Err()), Message: fmt.Sprintf("killed: %v", ctx.Err())}
-	if !sh.kill(r) {
-		e.Message = fmt.Sprintf("killed, but it hangs in the kernel: %v", ctx.Err())
-	}
-	if words := lastWords(sh.stderr.String()); words != "" {
-		e.Message += ": " + words
-	}
-	return e
+	killed := command.KilledError{Cause: ctx.Err(), Stuck: !sh.kill()}
+	return &CommandError{Command: subcommand, ExitCode: -1, Message: withWords(killed.Error(), sh.stderr.String()), Err: blockdev.TimedOut(ctx)}
 }
 
 // shellLine writes a command as the lvm shell reads it: words between blanks,
 // quoted as a whole or not at all, without escapes. ok is false for what cannot
 // be written so.
-func shellLine(command string, args []string) (line string, ok bool) {
+func shellLine(subcommand string, args []string) (line string, ok bool) {
 	if len(args)+1 > shellWords {
 		return "", false
 	}
 	var b strings.Builder
-	b.WriteString(command)
+	b.WriteString(subcommand)
 	for _, a := range args {
 		quote := ""
 		switch {
@@ -225,20 +217,16 @@ func (r *Runner) startShell() (*shell, error) {
 	defer theirs.Close()
 	sh := &shell{
 		pipe: pipe, bound: &boundedReader{r: pipe, left: maxStdout},
-		stderr: &lockedBuffer{b: headTailBuffer{limit: maxStderr}}, ended: make(chan struct{}),
+		stderr: &command.Words{Limit: maxStderr},
 	}
 	sh.answers = json.NewDecoder(sh.bound)
-	sh.cmd = exec.Command(r.Binary)
+	cmd := exec.Command(r.Binary)
 	// Without HOME it keeps no history of its commands in a file.
-	sh.cmd.Env = append(commandEnv(dir), "LVM_REPORT_FD=3")
-	sh.cmd.ExtraFiles = []*os.File{theirs}
-	sh.cmd.Stderr = sh.stderr
-	// A command must not go on when its lvmd was killed: the next one would not
-	// know of it.
-	sh.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	sh.cmd.WaitDelay = reapGrace
-	if sh.in, err = sh.cmd.StdinPipe(); err == nil {
-		err = sh.live()
+	cmd.Env = append(commandEnv(dir), "LVM_REPORT_FD=3")
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.Stderr = sh.stderr
+	if sh.in, err = cmd.StdinPipe(); err == nil {
+		sh.process, err = command.Start(cmd)
 	}
 	if err != nil {
 		pipe.Close()
@@ -247,26 +235,9 @@ func (r *Runner) startShell() (*shell, error) {
 	return sh, nil
 }
 
-// live starts the process and notes when it ends. The kernel kills it when the
-// thread that started it ends, so that thread is kept, waiting.
-func (sh *shell) live() error {
-	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := sh.cmd.Start()
-		started <- err
-		if err == nil {
-			_ = sh.cmd.Wait()
-			close(sh.ended)
-		}
-	}()
-	return <-started
-}
-
 func (sh *shell) isGone() bool {
 	select {
-	case <-sh.ended:
+	case <-sh.process.Gone():
 		return true
 	default:
 		return false
@@ -285,18 +256,15 @@ type answer struct {
 	} `json:"log"`
 }
 
-// lastWordsPatience is how long what a process said is waited for that gave no answer:
-// one that ended has said it.
-const lastWordsPatience = time.Second
+// lastWordsTimeout is how long the last messages of a process are waited for that gave
+// no answer: one that has ended has written them.
+const lastWordsTimeout = time.Second
 
 // ask runs a command. dead is true when the process cannot be used any more.
-func (sh *shell) ask(command, line string) (dead bool, err error) {
+func (sh *shell) ask(subcommand, line string) (dead bool, err error) {
 	broken := func(what string, err error) error {
-		message := fmt.Sprintf("%s: %v", what, err)
-		if words := lastWords(sh.stderr.String()); words != "" {
-			message += ": " + words
-		}
-		return &CommandError{Command: command, ExitCode: -1, Message: message, Err: err}
+		message := withWords(fmt.Sprintf("%s: %v", what, err), sh.stderr.String())
+		return &CommandError{Command: subcommand, ExitCode: -1, Message: message, Err: err}
 	}
 	if _, err := io.WriteString(sh.in, line); err != nil {
 		return true, broken("the lvm process takes no commands", err)
@@ -305,8 +273,8 @@ func (sh *shell) ask(command, line string) (dead bool, err error) {
 	if err := sh.answers.Decode(&a); err != nil {
 		// What it said last may be on its way still, if it ended.
 		select {
-		case <-sh.ended:
-		case <-time.After(lastWordsPatience):
+		case <-sh.process.Gone():
+		case <-time.After(lastWordsTimeout):
 		}
 		return true, broken("the lvm process gave no answer", err)
 	}
@@ -314,7 +282,7 @@ func (sh *shell) ask(command, line string) (dead bool, err error) {
 		return true, broken("the lvm process gave no status", io.ErrUnexpectedEOF)
 	}
 	last := a.Log[len(a.Log)-1]
-	if last.Type != "status" || last.Context != "shell" || last.Object != "cmd" || last.Name != command {
+	if last.Type != "status" || last.Context != "shell" || last.Object != "cmd" || last.Name != subcommand {
 		return true, broken("the lvm process spoke of something else", fmt.Errorf("%s %s", last.Type, last.Name))
 	}
 	var code int
@@ -330,7 +298,7 @@ func (sh *shell) ask(command, line string) (dead bool, err error) {
 			words += l.Message + "\n"
 		}
 	}
-	return false, newCommandError(command, code, words)
+	return false, newCommandError(subcommand, code, words)
 }
 
 // end lets an idle process go.
@@ -342,32 +310,19 @@ func (slot *shellSlot) end() {
 	slot.sh = nil
 	_ = sh.in.Close()
 	select {
-	case <-sh.ended:
+	case <-sh.process.Gone():
 	case <-time.After(shellGrace):
-		_ = unix.Kill(-sh.cmd.Process.Pid, unix.SIGKILL)
+		sh.process.Kill(0)
 	}
 	_ = sh.pipe.Close()
 }
 
-// kill kills a process with all it started, and tells whether it is gone.
-func (sh *shell) kill(r *Runner) bool {
-	if !sh.isGone() {
-		_ = unix.Kill(-sh.cmd.Process.Pid, unix.SIGKILL)
-	}
+// kill kills a process with all it started, and reports whether it is gone.
+func (sh *shell) kill() bool {
+	gone := sh.process.Kill(reapGrace)
 	_ = sh.in.Close()
-	select {
-	case <-sh.ended:
-		_ = sh.pipe.Close()
-		return true
-	case <-time.After(reapGrace):
-	}
 	_ = sh.pipe.Close()
-	r.stuck.Add(1)
-	go func() {
-		<-sh.ended
-		r.stuck.Add(-1)
-	}()
-	return false
+	return gone
 }
 
 // boundedReader fails when an answer is larger than can be.
@@ -383,28 +338,4 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p[:min(len(p), b.left)])
 	b.left -= n
 	return n, err
-}
-
-// lockedBuffer is a headTailBuffer that is written and read at the same time.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  headTailBuffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lockedBuffer) reset() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.b = headTailBuffer{limit: l.b.limit}
 }

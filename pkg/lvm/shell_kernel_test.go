@@ -37,7 +37,7 @@ func TestALastingLVMSeesWhatOthersDo(t *testing.T) {
 	for i := range 3 {
 		volume := fmt.Sprintf("ours%d", i)
 		must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: volume, Extents: 2, Tags: []string{"a+b=c"}}))
-		// Between two commands of ours, somebody changes the group.
+		// Between two commands of ours, an administrator changes the group.
 		lvmByHand(t, "lvcreate", "--yes", "--extents", "1", "--name", fmt.Sprintf("theirs%d", i), name)
 		if err := h.Extend(t.Context(), name, volume, 3); err != nil {
 			t.Error(err)

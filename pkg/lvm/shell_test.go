@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -20,9 +22,9 @@ import (
 func actAsShell() {
 	report := os.NewFile(3, "report")
 	type entry map[string]string
-	answer := func(command, code string, complaints ...string) {
+	answer := func(command, code string, messages ...string) {
 		var log []entry
-		for _, c := range complaints {
+		for _, c := range messages {
 			log = append(log, entry{"log_type": "error", "log_message": c})
 		}
 		log = append(log, entry{
@@ -42,7 +44,7 @@ func actAsShell() {
 			answer(command, "5", fmt.Sprint(os.Getpid()))
 		case "fail":
 			answer(command, "5", args)
-		case "complain":
+		case "fail-full":
 			os.Stderr.WriteString(strings.Repeat("x", 1<<20) + "\n")
 			answer(command, "5", "Insufficient free space: the last words")
 		case "hang":
@@ -98,8 +100,8 @@ func TestAShellsFailureIsTyped(t *testing.T) {
 	if !errors.Is(err, ErrNoSpace) || !errors.As(err, &c) || c.ExitCode != 5 || c.Command != "fail" {
 		t.Errorf("error %v", err)
 	}
-	if _, err := r.RunFor(t.Context(), "a", "complain"); !errors.Is(err, ErrNoSpace) {
-		t.Errorf("after a megabyte of complaints: %v", err)
+	if _, err := r.RunFor(t.Context(), "a", "fail-full"); !errors.Is(err, ErrNoSpace) {
+		t.Errorf("after a megabyte of messages: %v", err)
 	}
 	if _, err := r.RunFor(t.Context(), "a", "succeed"); err != nil {
 		t.Errorf("after failures: %v", err)
@@ -117,7 +119,7 @@ func TestAShellThatFailsItsUserIsReplaced(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			if command == "crash" && !strings.Contains(fmt.Sprint(err), "a stack trace") {
-				t.Errorf("error %v does not tell why", err)
+				t.Errorf("error %v does not say why", err)
 			}
 			if after := pid(t, r, "a"); after == before {
 				t.Error("the same process goes on")
@@ -128,8 +130,8 @@ func TestAShellThatFailsItsUserIsReplaced(t *testing.T) {
 		r := testShell(t, time.Minute)
 		before := pid(t, r, "a")
 		sh := r.shells.slot("a").sh
-		sh.cmd.Process.Kill()
-		<-sh.ended
+		sh.process.Kill(0)
+		<-sh.process.Gone()
 		if after := pid(t, r, "a"); after == before {
 			t.Error("the same process goes on")
 		}
@@ -153,10 +155,11 @@ func TestAShellThatHangsIsKilledAtTheDeadline(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	waittest.Until(t, "the process has ended", hung.isGone)
-	if status, ok := hung.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-		t.Errorf("it ended with %v, want it killed", hung.cmd.ProcessState)
+	var ended *exec.ExitError
+	if err := hung.process.Err(); !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Errorf("it ended with %v, want it killed", err)
 	}
-	waittest.Until(t, "nothing is stuck", func() bool { return r.Stuck() == 0 })
+	waittest.Until(t, "nothing is stuck", func() bool { return command.Stuck() == 0 })
 	r.Timeout = time.Minute
 	if after := pid(t, r, "a"); after == before {
 		t.Error("the next command went to the process that was killed")
@@ -176,7 +179,7 @@ func TestCommandsOfOneKeyTakeTurns(t *testing.T) {
 	wg.Wait()
 }
 
-func TestWhatAShellCannotBeToldRunsInAProcessOfItsOwn(t *testing.T) {
+func TestWhatAShellCannotTakeRunsInAProcessOfItsOwn(t *testing.T) {
 	r := testShell(t, time.Minute)
 	for _, args := range [][]string{
 		{"a\nb"}, {`both ' and "`}, strings.Fields(strings.Repeat("a ", shellWords)),

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // Thin is what a daemon needs of thin pools, snapshots and copies. It is part of Groups, and the
@@ -26,12 +29,19 @@ type Thin interface {
 	// ErrNotFound when there is no such origin.
 	Snapshot(ctx context.Context, o SnapshotOptions) error
 
-	// ExtendPool grows a pool's data to the given number of extents in all.
-	ExtendPool(ctx context.Context, group, pool string, extents int64) error
+	// MakePool makes such a pool of two volumes, of any layout, whose contents are lost: its
+	// data of the volume that has the pool's name, and its metadata of another one.
+	// o.Extents, o.MetadataBytes and o.Tags are not looked at. See lvmthin(7).
+	MakePool(ctx context.Context, o PoolOptions, metadata string) error
+
+	// ExtendPool grows a pool's data to the given number of extents in all. on, unless empty,
+	// is where the growth lies.
+	ExtendPool(ctx context.Context, group, pool string, extents int64, on ...layout.Share) error
 
 	// ExtendPoolMetadata grows a pool's metadata to the given number of bytes,
-	// a multiple of the extent size, in all.
-	ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64) error
+	// a multiple of the extent size, in all, and the spare for its repair with it. on,
+	// unless empty, is where the growth lies.
+	ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64, on ...layout.Share) error
 
 	// Untag takes a tag off any volume that has it. It raises the group's sequence
 	// number by exactly one.
@@ -99,17 +109,20 @@ type PoolStatus struct {
 	Failed bool
 	// ReadOnly: the metadata cannot be changed.
 	ReadOnly bool
-	// OutOfData: writes to new blocks fail, or wait, until there is room.
+	// OutOfData: writes to new blocks fail, or wait, until there is free space.
 	OutOfData bool
 	// NeedsCheck: the metadata must be checked (lvconvert --repair) before the
 	// pool can be written again.
 	NeedsCheck bool
-	// QueuesWhenFull: writes wait for room, for a minute, instead of failing.
+	// QueuesWhenFull: writes wait for free space, for a minute, instead of failing.
 	QueuesWhenFull bool
 }
 
+// thinPools makes and grows thin pools, and makes the volumes in them.
+type thinPools struct{ volumes *volumes }
+
 // CreatePool implements Thin.
-func (h *Host) CreatePool(ctx context.Context, o PoolOptions) error {
+func (t *thinPools) CreatePool(ctx context.Context, o PoolOptions) error {
 	if err := provideTarget(thinPoolTarget); err != nil {
 		return err
 	}
@@ -122,12 +135,12 @@ func (h *Host) CreatePool(ctx context.Context, o PoolOptions) error {
 	if err != nil {
 		return err
 	}
-	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...)
+	return t.volumes.commands.change(ctx, o.Group, "lvcreate", append(args, o.Group)...)
 }
 
 // CreateThin implements Thin. LVM does not look into thin volumes: where new
 // blocks are zeroed, there is nothing to find.
-func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
+func (t *thinPools) CreateThin(ctx context.Context, o ThinOptions) error {
 	args, err := withTags([]string{
 		"--yes", "--type", "thin", "--virtualsize", inBytes(o.Bytes), "--thinpool", o.Pool,
 		"--setactivationskip", "n", "--wipesignatures", "n", "--name", o.Volume,
@@ -135,11 +148,11 @@ func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
 	if err != nil {
 		return err
 	}
-	if _, err := h.settle(o.Group, o.Pool); err != nil {
+	if _, err := t.volumes.messages.finish(o.Group, o.Pool); err != nil {
 		return err
 	}
 	for attempt := 1; ; attempt++ {
-		if err := h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group)...); err != nil {
+		if err := t.volumes.commands.change(ctx, o.Group, "lvcreate", append(args, o.Group)...); err != nil {
 			return err
 		}
 		blank, err := isBlank(o.Group, o.Volume)
@@ -147,18 +160,18 @@ func (h *Host) CreateThin(ctx context.Context, o ThinOptions) error {
 			return err
 		}
 		if attempt == 2 {
-			return fmt.Errorf("thin volume %q of volume group %q, which is new, holds data: its pool did not forget a volume that was removed", o.Volume, o.Group)
+			return fmt.Errorf("thin volume %q of volume group %q, which is new, holds data: its pool still has a volume that was removed", o.Volume, o.Group)
 		}
-		// LVM gave it the number of a volume that the pool was never told to forget, see
-		// settle, and took that for the new one. Now the pool is told.
-		if err := h.Remove(ctx, o.Group, []string{o.Volume}); err != nil {
+		// LVM gave it the number of a volume that the pool was never sent the removal of,
+		// see messages, and took that for the new one. Now the removal is sent.
+		if err := t.volumes.Remove(ctx, o.Group, []string{o.Volume}); err != nil {
 			return fmt.Errorf("a new thin volume that holds data: %w", err)
 		}
 	}
 }
 
 // Snapshot implements Thin.
-func (h *Host) Snapshot(ctx context.Context, o SnapshotOptions) error {
+func (t *thinPools) Snapshot(ctx context.Context, o SnapshotOptions) error {
 	if err := provideTarget(snapshotTarget); err != nil {
 		return err
 	}
@@ -170,63 +183,41 @@ func (h *Host) Snapshot(ctx context.Context, o SnapshotOptions) error {
 	if err != nil {
 		return err
 	}
-	if _, err := h.settle(o.Group, o.Origin); err != nil {
+	if _, err := t.volumes.messages.finish(o.Group, o.Origin); err != nil {
 		return err
 	}
-	return h.change(ctx, []string{o.Group}, "lvcreate", append(args, o.Group+"/"+o.Origin)...)
+	return t.volumes.commands.change(ctx, o.Group, "lvcreate", append(args, o.Group+"/"+o.Origin)...)
+}
+
+// MakePool implements Thin.
+func (t *thinPools) MakePool(ctx context.Context, o PoolOptions, metadata string) error {
+	if err := provideTarget(thinPoolTarget); err != nil {
+		return err
+	}
+	return t.volumes.commands.change(ctx, o.Group, "lvconvert",
+		"--yes", "--type", "thin-pool", "--poolmetadata", o.Group+"/"+metadata, "--poolmetadataspare", "y",
+		"--chunksize", inBytes(o.ChunkSize), "--zero", "y", "--discards", "passdown", o.Group+"/"+o.Pool)
 }
 
 // ExtendPool implements Thin.
-func (h *Host) ExtendPool(ctx context.Context, group, pool string, extents int64) error {
-	return h.Extend(ctx, group, pool, extents)
+func (t *thinPools) ExtendPool(ctx context.Context, group, pool string, extents int64, on ...layout.Share) error {
+	return t.volumes.Extend(ctx, group, pool, extents, on...)
 }
 
 // ExtendPoolMetadata implements Thin.
-func (h *Host) ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64) error {
-	return h.change(ctx, []string{group}, "lvextend", "--poolmetadatasize", inBytes(bytes), group+"/"+pool)
-}
-
-// Untag implements Thin.
-func (h *Host) Untag(ctx context.Context, group, volume, tag string) error {
-	if !ValidTag(tag) {
-		return fmt.Errorf("tag %q is malformed", tag)
-	}
-	return h.change(ctx, []string{group}, "lvchange", "--deltag", tag, group+"/"+volume)
-}
-
-// Tag implements Thin.
-func (h *Host) Tag(ctx context.Context, group string, volumes []string, tag string) error {
-	if !ValidTag(tag) {
-		return fmt.Errorf("tag %q is malformed", tag)
-	}
-	args := []string{"--addtag", tag}
-	for _, v := range volumes {
-		args = append(args, group+"/"+v)
-	}
-	return h.change(ctx, []string{group}, "lvchange", args...)
-}
-
-// PoolStatus implements Thin.
-func (h *Host) PoolStatus(group, pool string) (PoolStatus, error) {
-	device, params, err := dmPoolStatus(group, pool)
-	if err != nil {
-		return PoolStatus{}, err
-	}
-	s, err := parsePoolStatus(params)
-	if err != nil {
-		return PoolStatus{}, fmt.Errorf("device-mapper device %s: %w", device, err)
-	}
-	return s, nil
+func (t *thinPools) ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64, on ...layout.Share) error {
+	args := []string{"--poolmetadatasize", inBytes(bytes), group + "/" + pool}
+	return t.volumes.commands.change(ctx, group, "lvextend", append(args, deviceArgs(on)...)...)
 }
 
 // dmPoolStatus is what the kernel says of a pool, and of which device. The pool has
 // a device of its own, below that of the pool's name, except while LVM has made no
 // volume in it yet.
 func dmPoolStatus(group, pool string) (device, params string, err error) {
-	device = dmName(group, pool) + "-tpool"
+	device = layout.DeviceName(group, pool) + "-tpool"
 	kind, params, err := dmTableStatus(device)
 	if errors.Is(err, ErrNotFound) {
-		device = dmName(group, pool)
+		device = layout.DeviceName(group, pool)
 		kind, params, err = dmTableStatus(device)
 	}
 	if err != nil {
@@ -238,9 +229,9 @@ func dmPoolStatus(group, pool string) (device, params string, err error) {
 	return device, params, nil
 }
 
-// isBlank tells whether a thin volume has no block of its pool: it reads as zeroes.
+// isBlank reports whether a thin volume has no block of its pool: it reads as zeroes.
 func isBlank(group, volume string) (bool, error) {
-	device := dmName(group, volume)
+	device := layout.DeviceName(group, volume)
 	kind, params, err := dmTableStatus(device)
 	if err != nil {
 		return false, err
@@ -260,7 +251,7 @@ func isBlank(group, volume string) (bool, error) {
 // withTags appends the options that attach tags.
 func withTags(args, tags []string) ([]string, error) {
 	for _, t := range tags {
-		if !ValidTag(t) {
+		if !ondisk.ValidTag(t) {
 			return nil, fmt.Errorf("tag %q is malformed", t)
 		}
 		args = append(args, "--addtag", t)

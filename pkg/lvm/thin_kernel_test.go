@@ -133,7 +133,7 @@ func (p *thinPool) snapshot(of, name string) {
 }
 
 // TestPoolsGoOnWhateverAKilledCommandLeft leaves messages that the kernel has carried
-// out, and the number of which it was told, or not, where that matters. It does each
+// out, and the number of which it acknowledged, or not, where that matters. It does each
 // thing next.
 func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
 	for _, c := range []struct {
@@ -142,8 +142,8 @@ func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
 	}{
 		{"delete = 7", true}, {`create = "cv1"`, true}, {`create = "snap"`, true}, {`create = "snap"`, false},
 	} {
-		told := map[bool]string{true: "told", false: "not told"}[c.acknowledged]
-		t.Run(c.message+", and the kernel was "+told, func(t *testing.T) {
+		sent := map[bool]string{true: "sent the number", false: "not"}[c.acknowledged]
+		t.Run(c.message+", and the kernel was "+sent, func(t *testing.T) {
 			p := newThinPool(t, "carve-messages")
 			left := func() {
 				p.leave(c.message)
@@ -257,8 +257,8 @@ func TestNothingIsDoneToAPoolThatCarriedOutSomeOfItsMessages(t *testing.T) {
 	p.wantFilled("cv2", 0)
 }
 
-// TestLVMTellsThatAPoolFailedThatHasMessages has the disk below the metadata fail.
-func TestLVMTellsThatAPoolFailedThatHasMessages(t *testing.T) {
+// TestLVMReportsThatAPoolFailedThatHasMessages has the disk below the metadata fail.
+func TestLVMReportsThatAPoolFailedThatHasMessages(t *testing.T) {
 	p := newThinPool(t, "carve-failed")
 	p.create("cv1")
 	p.leave("delete = 7")
@@ -286,9 +286,9 @@ func TestLVMTellsThatAPoolFailedThatHasMessages(t *testing.T) {
 	p.wantFilled("cv3", 0)
 }
 
-// TestAPoolThatIsAwayAfterARemovalIsToldLater has an administrator take the pool's
+// TestAPoolThatIsAwayAfterARemovalIsSentItLater has an administrator take the pool's
 // devices away in the moment in which LVM has removed a volume.
-func TestAPoolThatIsAwayAfterARemovalIsToldLater(t *testing.T) {
+func TestAPoolThatIsAwayAfterARemovalIsSentItLater(t *testing.T) {
 	p := newThinPool(t, "carve-away")
 	p.create("cv1")
 	p.create("cv2")

@@ -1,6 +1,12 @@
 package lvm
 
-import "time"
+import (
+	"slices"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
 
 // Group is a volume group as its metadata describes it.
 type Group struct {
@@ -18,12 +24,12 @@ type Group struct {
 	// Exported and ReadOnly groups cannot be changed.
 	Exported, ReadOnly bool
 	// MostVolumes is how many volumes the group may have, as an administrator set it
-	// (vgchange --logicalvolume); zero is no limit. Hidden parts of volumes do not count.
+	// (vgchange --logicalvolume); zero is no limit. Components of volumes do not count.
 	MostVolumes int64
 	// Allocation is the group's allocation policy, in vgs(8)'s words.
 	Allocation string
 	// FreeSegments counts the runs of free extents: a linear volume of all
-	// that is free consists of that many pieces.
+	// that is free consists of that many segments.
 	FreeSegments int64
 
 	Devices []PhysicalVolume
@@ -42,30 +48,30 @@ type PhysicalVolume struct {
 	// Extents and AllocatedExtents count this device's.
 	Extents, AllocatedExtents int64
 	// Free has its free extents, in order, whether they can be allocated or not.
-	Free []Run
+	Free []layout.Run
 	// DAX is true when the kernel can map its contents directly into memory.
 	DAX bool
 	// DataOffset is where the first extent begins, in bytes.
 	DataOffset int64
 }
 
-// Volume is a logical volume that LVM shows to users; the hidden parts of
+// Volume is a logical volume that LVM shows to users; the components of
 // mirrors and pools are not among them.
 type Volume struct {
 	Name, UUID string
 	// Size is in bytes, a whole number of extents.
 	Size int64
-	// Segments is in how many pieces it lies on the devices.
+	// Segments counts its segments on the devices.
 	Segments int64
 	Tags     []string
 	// Created is when LVM says it was made, to the second.
 	Created time.Time
 	Attr    Attr
-	// Layout and On are those of Lie.
-	Layout Layout
+	// Layout and On are those of ondisk.Volume.
+	Layout layout.Layout
 	On     []string
 	// Synced is how much of a RAID volume's copies or parity is true, in
-	// hundredths of a percent; 10000 for others, and where LVM could not tell.
+	// hundredths of a percent; 10000 for others, and where LVM does not know.
 	Synced int64
 	// Mismatches counts the sectors a scrub of a RAID volume found to differ.
 	Mismatches int64
@@ -96,14 +102,14 @@ func (g *Group) Allocatable() int64 {
 
 // Free is what can be allocated on each device: nothing when the group cannot
 // be changed at all.
-func (g *Group) Free() []Free {
+func (g *Group) Free() []layout.Free {
 	if g.MissingDevices > 0 || g.Exported || g.ReadOnly {
 		return nil
 	}
-	var free []Free
+	var free []layout.Free
 	for _, d := range g.Devices {
 		if d.Allocatable && !d.Missing {
-			free = append(free, Free{Device: d.Path, Runs: d.Free})
+			free = append(free, layout.Free{Device: d.Path, Runs: d.Free})
 		}
 	}
 	return free
@@ -117,4 +123,26 @@ func (g *Group) Volume(name string) *Volume {
 		}
 	}
 	return nil
+}
+
+// FreeIn is Free with the extents that are free by a later placement than the
+// scan that the rest of the group is from.
+func (g *Group) FreeIn(p ondisk.Placement) []layout.Free {
+	later := *g
+	later.Devices = slices.Clone(g.Devices)
+	for i, d := range later.Devices {
+		later.Devices[i].Free = p.Free[d.UUID]
+	}
+	return later.Free()
+}
+
+// PathsOf are the paths of the devices with the given UUIDs.
+func (g *Group) PathsOf(uuids []string) []string {
+	var paths []string
+	for _, d := range g.Devices {
+		if slices.Contains(uuids, d.UUID) {
+			paths = append(paths, d.Path)
+		}
+	}
+	return paths
 }

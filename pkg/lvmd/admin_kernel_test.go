@@ -20,7 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// has tells whether lvmd lists a volume.
+// has reports whether lvmd lists a volume.
 func (p *process) has(id string) bool {
 	p.t.Helper()
 	return slices.ContainsFunc(p.state().GetVolumes(), func(v *lvmdv1.Volume) bool { return v.GetId() == id })
@@ -51,12 +51,12 @@ func TestAVolumeThatAnAdministratorRemovedIsGone(t *testing.T) {
 	all := p.available()
 	v := p.create(create("pvc-1", 8<<20, ""))
 	lvmByHand(t, "lvremove", "--yes", n.group+"/"+v.GetId())
-	waittest.Until(t, "it is gone and its room is back", func() bool { return !p.has(v.GetId()) && p.available() == all })
+	waittest.Until(t, "it is gone and its space is back", func() bool { return !p.has(v.GetId()) && p.available() == all })
 	again := p.create(create("pvc-1", 8<<20, ""))
 	if again.GetId() == v.GetId() {
 		t.Errorf("volume %v", again)
 	}
-	clean(t, again)
+	Map(t, again)
 }
 
 func TestAVolumeThatAnAdministratorRenamedIsGoneUntilItHasItsNameBack(t *testing.T) {
@@ -68,7 +68,7 @@ func TestAVolumeThatAnAdministratorRenamedIsGoneUntilItHasItsNameBack(t *testing
 	lvmByHand(t, "lvrename", n.group, v.GetId(), "renamed")
 	waittest.Until(t, "it is gone", func() bool { return !p.has(v.GetId()) })
 	if got := p.available(); got != all-8<<20 {
-		t.Errorf("%d bytes are available, and its room is taken", got)
+		t.Errorf("%d bytes are available, and its space is taken", got)
 	}
 	lvmByHand(t, "lvrename", n.group, "renamed", v.GetId())
 	waittest.Until(t, "it is back", func() bool { return p.has(v.GetId()) })
@@ -90,7 +90,7 @@ func TestAGroupThatAnAdministratorRenamedIsMissingUntilItHasItsNameBack(t *testi
 			lvmByHand(t, "vgrename", "renamed", n.group)
 		}
 	})
-	waittest.Until(t, "the class has no room and a condition", func() bool {
+	waittest.Until(t, "the class has no free space and a condition", func() bool {
 		return p.available() == 0 && len(p.state().GetClasses()[0].GetConditions()) > 0
 	})
 	if _, err := p.client.CreateVolume(t.Context(), create("pvc-2", 8<<20, "")); status.Code(err) != codes.Unavailable {
@@ -151,7 +151,7 @@ func TestAnIdleLvmdRunsNothing(t *testing.T) {
 	}
 }
 
-func TestAMegabyteOfComplaintsIsNoHindrance(t *testing.T) {
+func TestAMegabyteOfWarningsIsNoHindrance(t *testing.T) {
 	n := newNode(t)
 	n.standIn()
 	p := n.start()
@@ -161,4 +161,19 @@ func TestAMegabyteOfComplaintsIsNoHindrance(t *testing.T) {
 	if len(p.log.String()) > 1<<18 {
 		t.Errorf("lvmd's log has %d bytes", len(p.log.String()))
 	}
+}
+
+// LVM suspends a volume whenever it changes its table, and lvmd may look just then.
+func TestAVolumeThatRunsAgainIsNotCalledSuspended(t *testing.T) {
+	n := newNode(t, "/dev/vdb")
+	p := n.start()
+	v := p.create(create("v", 8<<20, ""))
+	Map(t, v)
+	device := "carve-" + v.GetId()
+	byHand(t, "dmsetup", "suspend", device)
+	t.Cleanup(func() { byHand(t, "dmsetup", "resume", device) })
+	lvmByHand(t, "vgchange", "--addtag", "looked-at", "carve") // It makes lvmd scan.
+	waittest.Until(t, "the volume is suspended", func() bool { return strings.Contains(p.conditions(), "Suspended") })
+	byHand(t, "dmsetup", "resume", device)
+	waittest.Until(t, "the volume runs", func() bool { return p.conditions() == "" })
 }

@@ -21,7 +21,7 @@ func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
 	d := m.start(t)
 	v := d.create(request("pvc-1", 2))
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "admins", Extents: 10}))
-	waittest.Until(t, "the room shrinks", func() bool { return d.available() == testTotal-12 })
+	waittest.Until(t, "the space shrinks", func() bool { return d.available() == testTotal-12 })
 	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 	waittest.Until(t, "the volume is gone", func() bool { return len(d.list()) == 0 })
 	d.checkModel()
@@ -69,8 +69,8 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 	scans := m.fake.Commands(lvmfake.OpScan)
 	for range 2 {
 		for range 10 {
-			d.refresh(t.Context(), d.model.groups[testGroup])
-			time.Sleep(d.pollInterval)
+			d.groups.Refresh(t.Context(), d.groups.Named(testGroup))
+			time.Sleep(d.groups.PollInterval)
 		}
 		if now := m.fake.Commands(lvmfake.OpScan); now != scans {
 			t.Errorf("%d scans while nothing happened", now-scans)
@@ -88,7 +88,7 @@ func TestAMissingDeviceIsReportedAndEndsWithItsReturn(t *testing.T) {
 	d := m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
 	v := d.create(request("pvc-1", 2))
 	m.fake.SetMissing(testGroup, true)
-	waittest.Until(t, "the class has a condition and no room", func() bool {
+	waittest.Until(t, "the class has a condition and no free space", func() bool {
 		c := d.state().GetClasses()[0]
 		return len(c.GetConditions()) > 0 && c.GetAvailableBytes() == 0
 	})

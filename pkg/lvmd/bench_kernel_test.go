@@ -32,7 +32,7 @@ func BenchmarkLvmd(b *testing.B) {
 	for text := range strings.SplitSeq(sizes, ",") {
 		held := must.Get(strconv.Atoi(text))(b)
 		b.Run(fmt.Sprintf("holding %d", held), func(b *testing.B) {
-			n := newRoomyNode(b)
+			n := newLargeNode(b)
 			n.hold(held)
 			p, metrics := n.startMeasured()
 			b.ResetTimer()
@@ -62,9 +62,9 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 	}{
 		{"list", func() { p.listed(b, 0, held) }},
 		{"page", func() { p.listed(b, 100, min(held, 100)) }},
-		{"capacity", func() { p.room() }},
+		{"capacity", func() { p.freeSpace() }},
 	}
-	free := p.room()
+	free := p.freeSpace()
 	for b.Loop() {
 		var hand, handRemove []time.Duration
 		var lvmdCreate, lvmdDelete, lvmdWaited [2]time.Duration
@@ -82,14 +82,14 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 						byHandDefault(b, "lvremove", "--yes", fmt.Sprintf("%s/hand%d", p.group, i))
 					}))
 				}
-				waittest.Until(b, "lvmd has seen it", func() bool { return p.room() == free })
+				waittest.Until(b, "lvmd has seen it", func() bool { return p.freeSpace() == free })
 				ids := make([]string, batch)
 				lvmdCreate[k] += timed(func() {
 					concurrently(callers, func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
 				})
 				lvmdDelete[k] += timed(func() {
 					lvmdWaited[k] += timed(func() { concurrently(callers, func(i int) { p.delete(ids[i]) }) })
-					waittest.Until(b, "all is free", func() bool { return p.room() == free })
+					waittest.Until(b, "all is free", func() bool { return p.freeSpace() == free })
 				})
 				for range reads {
 					for i, q := range questions {
@@ -112,9 +112,9 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 		b.ReportMetric((after["lvremove count"]-before["lvremove count"])/made, "lvremoves-per-delete")
 		b.ReportMetric((after["lvcreate sum"]-before["lvcreate sum"])/(lvmdCreate[0]+lvmdCreate[1]).Seconds(), "share-of-lvcreate")
 
-		// Whoever else wants the processor stretches what takes a millisecond by
-		// far more than what takes a second. The fastest tenth tells what both
-		// cost when nobody interferes, the median what they cost in this run.
+		// Another program that wants the processor stretches what takes a millisecond by
+		// far more than what takes a second. The fastest tenth says what both
+		// cost when nothing interferes, the median what they cost in this run.
 		for i, q := range questions {
 			b.ReportMetric(quantile(answers[i], 10)/quantile(hand, 10), q.what+"-ratio")
 			b.ReportMetric(quantile(answers[i], 50)/quantile(hand, 50), q.what+"-median-ratio")
@@ -132,8 +132,8 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 	}
 }
 
-// room is what is available, by the answer to a question of its own.
-func (p *process) room() int64 {
+// freeSpace is what is available, by the answer to a question of its own.
+func (p *process) freeSpace() int64 {
 	p.t.Helper()
 	r := must.Get(p.client.ListClasses(p.t.Context(), &lvmdv1.ListClassesRequest{}))(p.t)
 	return r.GetClasses()[0].GetAvailableBytes()

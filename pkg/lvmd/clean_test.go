@@ -21,6 +21,8 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -71,7 +73,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 		// before leaves something on the disk that lvmd did not wipe.
 		before func(t *testing.T, m *machine, d *daemon) *daemon
 	}{
-		{"in the disk's first life with us", func(t *testing.T, m *machine, d *daemon) *daemon {
+		{"in the disk's first run with us", func(t *testing.T, m *machine, d *daemon) *daemon {
 			d.stop()
 			m.dirty(t)
 			os.RemoveAll(filepath.Join(m.state, "journal.db"))
@@ -91,7 +93,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 			return m.start(t)
 		}},
-		{"when somebody else used the space and gave it back", func(t *testing.T, m *machine, d *daemon) *daemon {
+		{"when another program used the space and gave it back", func(t *testing.T, m *machine, d *daemon) *daemon {
 			m.dirty(t)
 			waittest.Until(t, "it was noticed", func() bool { return d.available() == testTotal })
 			return d
@@ -158,7 +160,7 @@ func TestWhatADeviceMakesOfADiscardIsItsOwn(t *testing.T) {
 	}
 }
 
-// dirty uses all of the disk, and gives it back, as somebody else would.
+// dirty uses all of the disk, and gives it back, as another program would.
 func (m *machine) dirty(t *testing.T) {
 	t.Helper()
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: testTotal}))
@@ -199,7 +201,7 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 			d.delete(v.GetId())
 			waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 			waittest.Until(t, "the journal has forgotten it", func() bool {
-				records, err := d.journal.all()
+				records, err := d.journal.Volumes()
 				return err == nil && len(records) == 0
 			})
 		})
@@ -358,29 +360,52 @@ type meddler struct {
 	armed atomic.Bool
 }
 
-func (f *meddler) Mapping(group, volume string) ([]lvm.Piece, error) {
+func (f *meddler) Mapping(group, volume string) ([]lvm.Segment, error) {
 	pieces, err := f.Groups.Mapping(group, volume)
 	if !f.armed.CompareAndSwap(true, false) {
 		return pieces, err
 	}
-	t, fake := f.d.t, f.d.machine.fake
-	if err := fake.Move(group, volume); err != nil {
-		t.Error(err)
-	}
-	if err := fake.Create(t.Context(), lvm.CreateOptions{Group: group, Volume: "theirs", Extents: testTotal / 2}); err != nil {
-		t.Error(err)
-	}
-	f.d.machine.fill(t, "theirs", 0x77)
-	if err := fake.Remove(t.Context(), group, []string{"theirs"}); err != nil {
-		t.Error(err)
-	}
+	t := f.d.t
+	f.d.machine.moveAway(t, volume)
 	waittest.Until(t, "lvmd has noticed", func() bool {
-		now, err := fake.Metadata(group)
-		f.d.model.mu.Lock()
-		defer f.d.model.mu.Unlock()
-		return err == nil && f.d.model.groups[group].metadata.Seqno == now.Seqno
+		now, err := f.d.machine.fake.Metadata(group)
+		return err == nil && f.d.groups.Named(group).Seqno() == now.Seqno
 	})
 	return pieces, err
+}
+
+// moveAway moves a volume of half the group; where it was, another one is written and removed.
+func (m *machine) moveAway(t *testing.T, volume string) {
+	if err := m.fake.Move(testGroup, volume); err != nil {
+		t.Error(err)
+	}
+	if err := m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: testTotal / 2}); err != nil {
+		t.Error(err)
+	}
+	m.fill(t, "theirs", 0x77)
+	if err := m.fake.Remove(t.Context(), testGroup, []string{"theirs"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// The volume is moved after lvmd has noted where the zeroes are, and lvmd sees the change
+// before it removes the volume.
+func TestWhereAWipedVolumeWasThatWaitsForItsRemovalIsNotKnownToBeZero(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("a", testTotal/2))
+	m.fill(t, v.GetId(), 0x5a)
+	var moved atomic.Bool
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op != lvmfake.OpRemove || !moved.CompareAndSwap(false, true) {
+			return nil
+		}
+		m.moveAway(t, v.GetId())
+		return errors.New("no")
+	}
+	d.delete(v.GetId())
+	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
+	d.traces(d.create(request("b", testTotal)).GetId())
 }
 
 func TestWhereAWipedVolumeWasBeforeItWasMovedIsNotKnownToBeZero(t *testing.T) {
@@ -432,7 +457,7 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	v := d.create(request("a", testTotal))
 	m.fill(t, v.GetId(), 0x5a)
 	m.fake.BeforeZero = func(_, _ string, off, _ int64) error {
-		if off == wipeChunk {
+		if off == reclaim.WipeChunk {
 			d.gate.dieNext("delete: chunk wiped")
 		}
 		return nil
@@ -440,8 +465,8 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	d.delete(v.GetId())
 	waittest.Until(t, "it is dead", d.gate.dead.Load)
 	d.kill()
-	if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || int64(n)*4096 != testTotal*testExtent-2*wipeChunk {
-		t.Fatalf("%d blocks are left at the death, error %v; want two chunks", n, err)
+	if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || int64(n)*4096 != testTotal*testExtent-2*reclaim.WipeChunk {
+		t.Fatalf("%d blocks are left at the crash, error %v; want two chunks", n, err)
 	}
 	var zeroed []int64 // where
 	m.fake.BeforeZero = func(_, _ string, off, _ int64) error {
@@ -450,7 +475,7 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	}
 	d = m.start(t, func(_ *daemon, o *Options) { o.wipeCheckpoint = 0 })
 	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
-	if want := []int64{wipeChunk, 2 * wipeChunk, 3 * wipeChunk}; !slices.Equal(zeroed, want) {
+	if want := []int64{reclaim.WipeChunk, 2 * reclaim.WipeChunk, 3 * reclaim.WipeChunk}; !slices.Equal(zeroed, want) {
 		t.Errorf("zeroed at %d, want %d", zeroed, want)
 	}
 	all := d.create(request("b", testTotal))
@@ -612,7 +637,7 @@ func TestALargeVolumeIsWipedBetweenSmallOnes(t *testing.T) {
 	close(proceed)
 	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
 	// The first chunks may be chosen before the large volume is deleted.
-	if first := slices.Index(order, large); first > 2*fairEvery {
+	if first := slices.Index(order, large); first > 2*inventory.FairEvery {
 		t.Errorf("the large volume's turn comes as number %d of %d", first, len(order))
 	}
 }

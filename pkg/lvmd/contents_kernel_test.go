@@ -28,9 +28,9 @@ func fill(t testing.TB, v *lvmdv1.Volume, pattern byte) {
 	must.Succeed(t, errors.Join(f.Sync(), f.Close()))
 }
 
-// clean fails the test when a raw volume shows anything but zeroes, up to the end of
+// Map fails the test when a raw volume shows anything but zeroes, up to the end of
 // its device.
-func clean(t testing.TB, v *lvmdv1.Volume) {
+func Map(t testing.TB, v *lvmdv1.Volume) {
 	t.Helper()
 	checkContents(t, v, 0, wholeDevice)
 }

@@ -9,7 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
 const (
@@ -18,148 +25,202 @@ const (
 	// copyBlock is the unit in which zeroes are left out where they need not be
 	// written.
 	copyBlock = 64 << 10
-	// copyCheckpoint is how much is copied between two flushes, so that not all
-	// of it waits in memory for the last one.
+	// copyCheckpoint and copyInterval are how much is copied, and how long it may take,
+	// between two records of progress. Before each, what was copied is flushed.
 	copyCheckpoint = 256 << 20
-	// copyNews is how often watchers are told of a copy's progress.
-	copyNews = time.Second
+	copyInterval   = 5 * time.Second
+	// copyReport is how often watchers are notified of a copy's progress.
+	copyReport = time.Second
 	// maxCopying bounds how many copies run at once.
 	maxCopying = 2
 )
 
-// carveCopy makes a volume that its source is copied to. The source is held
+// makeCopy makes a volume that its source is copied to. The source is held
 // open for lvmd alone, from before the first effect to the end: it cannot be
 // mounted, and what is copied is what it holds all the time. The kernel lets
 // others open a raw volume all the same, and write to it; then the copy fails,
-// see unchanged. A copy that is interrupted is undone; nothing is known of what
-// was written to the source in between.
-func (s *Service) carveCopy(ctx context.Context, v *volume) error {
-	source := v.making.source
-	h, err := s.open(ctx, source)
-	if err != nil {
-		s.undoPromise(v)
-		if errors.Is(err, lvm.ErrBusy) {
-			return volumeInUse(source.rec.ID, err)
-		}
-		return fmt.Errorf("opening the source, volume %s: %w", source.rec.ID, err)
+// see unchanged. A copy that a restart of lvmd interrupts goes on after it if the
+// kernel says that nothing was written to the source meanwhile; else it is undone.
+func (s *creator) makeCopy(ctx context.Context, v *inventory.Volume) error {
+	if err := s.openSource(ctx, v); err != nil {
+		v.DropCreation()
+		return err
 	}
-	s.model.mu.Lock()
-	v.making.handle = h
-	s.model.mu.Unlock()
-	return s.carve(ctx, v)
+	return s.make(ctx, v)
+}
+
+// openSource opens the source of a copy.
+func (s *creator) openSource(ctx context.Context, v *inventory.Volume) error {
+	from := v.Source()
+	source := from.Volume
+	h, err := s.groups.Open(ctx, source)
+	if errors.Is(err, lvm.ErrBusy) {
+		return apierror.VolumeInUse(source.ID(), err)
+	}
+	if err != nil {
+		return fmt.Errorf("opening the source, volume %s: %w", source.ID(), err)
+	}
+	from.SetHandle(h)
+	return nil
+}
+
+// resume continues a copy that a previous run of lvmd left, after LVM has made the volume.
+func (s *creator) resume(v *inventory.Volume, op *inventory.Creation) {
+	s.begin(v, op, func(ctx context.Context, v *inventory.Volume) error {
+		err := s.openSource(ctx, v)
+		if err == nil {
+			err = s.finish(ctx, v)
+		}
+		return s.ended(v, err)
+	})
 }
 
 // copyFrom copies the source to a volume that LVM has made, durably.
-func (s *Service) copyFrom(ctx context.Context, v *volume) error {
+func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
 	if err := s.copying.Acquire(ctx, 1); err != nil {
 		return err
 	}
 	defer s.copying.Release(1)
-	to, err := s.open(ctx, v)
+	to, err := s.groups.Open(ctx, v)
 	if err != nil {
 		return fmt.Errorf("the new volume's device: %w", err)
 	}
-	err = s.copyAll(ctx, v, to)
+	c := newCopyRun(s, v, to)
+	err = c.run(ctx)
 	if err = errors.Join(err, to.Close()); err != nil {
 		if errors.Is(err, unix.ENOSPC) {
-			return noSpace("copying volume %s: %v", v.making.source.rec.ID, err)
+			return apierror.NoSpace("copying volume %s: %v", c.from.Volume.ID(), err)
 		}
-		return fmt.Errorf("copying volume %s: %w", v.making.source.rec.ID, err)
+		return fmt.Errorf("copying volume %s: %w", c.from.Volume.ID(), err)
 	}
 	s.crash("clone: copied")
-	g := v.group
-	// A copy may have taken hours: it is not given up for a long wait.
-	return s.change(onOwnBehalf(ctx), g, 0,
-		func(ctx context.Context) error { return s.lvm.Untag(forClassOf(ctx, v), g.name, v.rec.ID, tagCopying) },
-		func() []*volume { return nil })
+	g := s.groups.Of(v)
+	// A copy may have taken hours: it is not abandoned for a long wait.
+	return s.groups.Change(fairqueue.WithoutTenant(ctx), g, func(ctx context.Context) (inventory.Effect, error) {
+		return inventory.Tagged(), s.lvm.Untag(volumegroup.ForClassOf(ctx, v), g.Name(), v.ID(), spec.TagCopying)
+	})
 }
 
-func (s *Service) copyAll(ctx context.Context, v *volume, to lvm.Handle) error {
-	s.model.mu.Lock()
-	from, unclean := v.making, v.unclean
-	if !s.model.mustBeClean(v.rec.Ident) && to.Size() > 2*headAndTail {
-		unclean = unclean.minus(span{headAndTail, to.Size() - headAndTail})
+// copyRun copies a source to a volume, from the last record of progress on.
+type copyRun struct {
+	*creator
+	v    *inventory.Volume
+	from *inventory.Source
+	to   blockdev.Handle
+	// since is how much was written to the source when its copy began.
+	since blockdev.WriteMark
+	// recorded is how much is copied durably, as the journal says, and recordedAt since when.
+	recorded   int64
+	recordedAt time.Time
+	// reported is when watchers were last notified.
+	reported time.Time
+}
+
+func newCopyRun(s *creator, v *inventory.Volume, to blockdev.Handle) *copyRun {
+	from := v.Source()
+	return &copyRun{
+		creator: s, v: v, from: from, to: to, since: from.Since, recorded: from.Copied,
+		recordedAt: time.Now(), reported: time.Now(),
 	}
-	s.model.mu.Unlock()
-	limit := s.copyLimit(v)
-	unchanged, err := unchangedSince(from)
-	if err != nil {
+}
+
+func (c *copyRun) run(ctx context.Context) error {
+	if err := c.start(); err != nil {
 		return err
 	}
-	from.handle.Uncached()
-	to.Uncached()
-	size := from.handle.Size()
+	if err := c.copyChunks(ctx); err != nil {
+		return err
+	}
+	if err := c.unchanged(); err != nil {
+		return err
+	}
+	// What the volume has more than its source.
+	notZeroed := c.from.NotZeroed
+	if !c.from.MustBeZeroed {
+		notZeroed = endsOf(notZeroed, headAndTail, c.to.Size())
+	}
+	if err := c.zero(ctx, c.to, notZeroed.Minus(zeroed.Span{From: 0, To: c.from.Handle.Size()})); err != nil {
+		return err
+	}
+	return c.to.Sync()
+}
+
+// start notes how much was written to the source so far, or, of a copy that goes on,
+// checks that nothing was written since it began.
+func (c *copyRun) start() error {
+	if c.recorded > 0 {
+		return c.unchanged()
+	}
+	var err error
+	c.since, err = c.written()
+	return err
+}
+
+// written marks what was written to the source. What is read and was written before is not
+// in the page cache alone: reading past that writes it, and then it counts.
+func (c *copyRun) written() (blockdev.WriteMark, error) {
+	if err := c.from.Handle.Sync(); err != nil {
+		return blockdev.WriteMark{}, err
+	}
+	return c.from.Handle.Written()
+}
+
+// unchanged fails when something was written to the source since its copy began: the copy
+// would be of no point in time.
+func (c *copyRun) unchanged() error {
+	now, err := c.written()
+	if err == nil && now != c.since {
+		err = apierror.VolumeWritten(c.from.Volume.ID())
+	}
+	return err
+}
+
+func (c *copyRun) copyChunks(ctx context.Context) error {
+	c.from.Handle.Uncached()
+	c.to.Uncached()
+	size := c.from.Handle.Size()
 	buffer := make([]byte, copyChunk)
-	told := time.Now()
-	for off := int64(0); off < size; off += copyChunk {
+	for off := c.recorded; off < size; off += copyChunk {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		chunk := buffer[:min(copyChunk, size-off)]
-		if err := waitFor(ctx, limit, len(chunk)); err != nil {
+		if err := waitFor(ctx, c.from.Limit, len(chunk)); err != nil {
 			return err
 		}
-		if _, err := from.handle.ReadAt(chunk, off); err != nil {
+		if _, err := c.from.Handle.ReadAt(chunk, off); err != nil {
 			return fmt.Errorf("reading at byte %d: %w", off, err)
 		}
-		if err := writeChunk(to, chunk, off, v.pool != nil); err != nil {
+		if err := writeChunk(c.to, chunk, off, c.v.IsThin()); err != nil {
 			return fmt.Errorf("writing at byte %d: %w", off, err)
 		}
-		if done := off + int64(len(chunk)); done%copyCheckpoint == 0 {
-			if err := errors.Join(to.Sync(), unchanged()); err != nil {
-				return err
-			}
+		c.crash("clone: chunk copied")
+		if err := c.copied(off + int64(len(chunk))); err != nil {
+			return err
 		}
-		s.crash("clone: chunk copied")
-		s.model.mu.Lock()
-		from.copied = off + int64(len(chunk))
-		if time.Since(told) > copyNews {
-			told = time.Now()
-			s.model.publish(v.group, v)
-		}
-		s.model.mu.Unlock()
-	}
-	if err := unchanged(); err != nil {
-		return err
-	}
-	// What the volume has more than its source.
-	if err := s.zero(ctx, to, unclean.minus(span{0, size})); err != nil {
-		return err
-	}
-	return to.Sync()
-}
-
-// unchangedSince returns a function that fails when something was written to the source of
-// a copy since: the copy would be of no point in time. What is read and was written
-// before is not in the page cache alone, as reading past that writes it, and then it counts.
-func unchangedSince(from *making) (func() error, error) {
-	written := func() (uint64, error) {
-		if err := from.handle.Sync(); err != nil {
-			return 0, err
-		}
-		return from.handle.Written()
-	}
-	before, err := written()
-	if err != nil {
-		return nil, err
-	}
-	return func() error {
-		now, err := written()
-		if err == nil && now != before {
-			err = volumeWritten(from.source.rec.ID)
-		}
-		return err
-	}, nil
-}
-
-// copyLimit is what limits the rate of copies to a volume, or nil.
-func (s *Service) copyLimit(v *volume) *rate.Limiter {
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	if c := s.model.class(v.rec.Ident.Class); c != nil {
-		return c.copying
 	}
 	return nil
+}
+
+// copied notes how much is copied, and from time to time makes it durable.
+func (c *copyRun) copied(bytes int64) error {
+	report := time.Since(c.reported) > copyReport
+	if report {
+		c.reported = time.Now()
+	}
+	c.from.NoteCopied(bytes, report)
+	if bytes-c.recorded < c.copyCheckpoint && time.Since(c.recordedAt) < copyInterval {
+		return nil
+	}
+	if err := errors.Join(c.to.Sync(), c.unchanged()); err != nil {
+		return err
+	}
+	c.recorded, c.recordedAt = bytes, time.Now()
+	if !c.since.Lasts() {
+		return nil
+	}
+	defer c.crash("clone: progress recorded")
+	return c.journal.PutVolume(c.from.RecordCopied(bytes, c.since))
 }
 
 // waitFor waits until a limit allows so many bytes more; nil is no limit.
@@ -176,7 +237,7 @@ func waitFor(ctx context.Context, limit *rate.Limiter, bytes int) error {
 
 // writeChunk writes a chunk; where the volume reads as zeroes already, blocks
 // of zeroes are left out.
-func writeChunk(to lvm.Handle, chunk []byte, off int64, zeroed bool) error {
+func writeChunk(to blockdev.Handle, chunk []byte, off int64, zeroed bool) error {
 	if !zeroed {
 		_, err := to.WriteAt(chunk, off)
 		return err

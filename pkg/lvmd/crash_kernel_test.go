@@ -23,7 +23,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// soaking tells whether every place is wanted; otherwise a few are taken, others
+// soaking reports whether every place is wanted; otherwise a few are taken, others
 // each time.
 var soaking = os.Getenv("CARVE_SOAK") != ""
 
@@ -60,8 +60,8 @@ func places(random *rand.Rand, few, most int) iter.Seq[int] {
 	}
 }
 
-// saga is what was asked of one lvmd after the other, and what was acknowledged.
-type saga struct {
+// scenario is what was asked of one lvmd after the other, and what was acknowledged.
+type scenario struct {
 	n *node
 	// kept are acknowledged volumes by name; their raw ones begin with 0x5a.
 	kept map[string]*lvmdv1.Volume
@@ -74,16 +74,16 @@ type saga struct {
 	snapshotted map[string]*lvmdv1.CreateSnapshotRequest
 }
 
-func newSaga(n *node) *saga {
-	return &saga{
+func newScenario(n *node) *scenario {
+	return &scenario{
 		n: n, kept: map[string]*lvmdv1.Volume{}, asked: map[string]*lvmdv1.CreateVolumeRequest{}, unsure: map[string]bool{},
 		snapshots: map[string]*lvmdv1.Snapshot{}, snapshotted: map[string]*lvmdv1.CreateSnapshotRequest{},
 	}
 }
 
-func (s *saga) create(p *process, r *lvmdv1.CreateVolumeRequest) {
+func (s *scenario) create(p *process, r *lvmdv1.CreateVolumeRequest) {
 	s.asked[r.GetName()] = r
-	ctx, cancel := context.WithTimeout(s.n.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.n.t.Context(), waitTimeout)
 	defer cancel()
 	resp, err := p.client.CreateVolume(ctx, r)
 	if err != nil {
@@ -96,13 +96,13 @@ func (s *saga) create(p *process, r *lvmdv1.CreateVolumeRequest) {
 	case r.GetSource() != nil:
 		checkFilled(s.n.t, v, 0x5a, r.GetRequiredBytes())
 	default:
-		clean(s.n.t, v)
+		Map(s.n.t, v)
 		fill(s.n.t, v, 0x5a)
 	}
 }
 
 // clone makes a raw volume of another one, of the same size, or of a snapshot.
-func (s *saga) clone(p *process, name, of string) {
+func (s *scenario) clone(p *process, name, of string) {
 	source := &lvmdv1.VolumeSource{VolumeId: s.kept[of].GetId()}
 	if snapshot := s.snapshots[of]; snapshot != nil {
 		source = &lvmdv1.VolumeSource{SnapshotId: snapshot.GetId()}
@@ -114,33 +114,33 @@ func (s *saga) clone(p *process, name, of string) {
 	s.create(p, r)
 }
 
-func (s *saga) snapshot(p *process, name, of string) {
+func (s *scenario) snapshot(p *process, name, of string) {
 	if s.kept[of] == nil {
 		return
 	}
 	r := &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: s.kept[of].GetId()}
 	s.snapshotted[name] = r
-	ctx, cancel := context.WithTimeout(s.n.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.n.t.Context(), waitTimeout)
 	defer cancel()
 	if resp, err := p.client.CreateSnapshot(ctx, r); err == nil {
 		s.snapshots[name] = resp.GetSnapshot()
 	}
 }
 
-func (s *saga) expand(p *process, name string, bytes int64) {
+func (s *scenario) expand(p *process, name string, bytes int64) {
 	v := s.kept[name]
 	if v == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(s.n.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.n.t.Context(), waitTimeout)
 	defer cancel()
 	if resp, err := p.client.ExpandVolume(ctx, &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: bytes}); err == nil {
 		s.kept[name] = resp.GetVolume()
 	}
 }
 
-func (s *saga) delete(p *process, name string) {
-	ctx, cancel := context.WithTimeout(s.n.t.Context(), patience)
+func (s *scenario) delete(p *process, name string) {
+	ctx, cancel := context.WithTimeout(s.n.t.Context(), waitTimeout)
 	defer cancel()
 	if snapshot := s.snapshots[name]; snapshot != nil {
 		// check deletes what is left of all snapshots.
@@ -162,8 +162,8 @@ func (s *saga) delete(p *process, name string) {
 }
 
 // check holds an lvmd against what its predecessors had acknowledged, asks again
-// for the rest, and ends the saga with nothing left of it.
-func (s *saga) check(p *process, all int64) {
+// for the rest, and ends the scenario with nothing left of it.
+func (s *scenario) check(p *process, all int64) {
 	t := s.n.t
 	t.Helper()
 	// What lvmd does in the background suspends devices for a moment, too.
@@ -196,7 +196,7 @@ func (s *saga) check(p *process, all int64) {
 		case r.GetSource() != nil:
 			checkFilled(t, again, 0x5a, r.GetRequiredBytes())
 		case r.GetFsType() == "":
-			clean(t, again)
+			Map(t, again)
 		}
 	}
 	for name, r := range s.snapshotted {
@@ -231,20 +231,20 @@ func (s *saga) check(p *process, all int64) {
 // too, are what LVM says of them: what lvmd does in the background changes both.
 func (n *node) checkDevices() {
 	n.t.Helper()
-	var torn string
+	var inconsistent string
 	defer func() {
-		if torn != "" {
-			n.t.Log(torn)
+		if inconsistent != "" {
+			n.t.Log(inconsistent)
 		}
 	}()
 	waittest.Until(n.t, "devices are what the metadata says", func() bool {
-		torn = n.torn()
-		return torn == ""
+		inconsistent = n.inconsistent()
+		return inconsistent == ""
 	})
 }
 
-// torn says what differs between the kernel and LVM at the moment, if anything.
-func (n *node) torn() string {
+// inconsistent says what differs between the kernel and LVM at the moment, if anything.
+func (n *node) inconsistent() string {
 	tables, err := exec.Command("dmsetup", "table").CombinedOutput()
 	if err != nil {
 		return fmt.Sprintf("dmsetup table: %v\n%s", err, tables)
@@ -284,7 +284,7 @@ func (n *node) torn() string {
 	return ""
 }
 
-// isTrouble tells whether a condition is one that does not pass by itself.
+// isTrouble reports whether a condition is one that does not pass by itself.
 func isTrouble(c *lvmdv1.Condition) bool { return c.GetType() != "OutOfSync" }
 
 // again asks until what is under way is done.

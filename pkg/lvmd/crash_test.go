@@ -6,28 +6,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// A story is a sequence of calls whose every effect is a place to die at.
-type story struct {
+// A crashScenario is a sequence of calls whose every effect is a place to die at.
+type crashScenario struct {
 	name string
-	tell func(d *telling)
+	run  func(d *acknowledgements)
 	// disks are what the group is made of, in extents, testTotal in all; none
 	// means one. With them go the classes of layouts_test.go.
 	disks []int64
 }
 
-func (s story) machine(t *testing.T) *machine {
+func (s crashScenario) machine(t *testing.T) *machine {
 	t.Helper()
 	if s.disks == nil {
 		return newMachine(t)
@@ -35,8 +38,8 @@ func (s story) machine(t *testing.T) *machine {
 	return newDisks(t, s.disks...)
 }
 
-// telling is one run of a story against a daemon that may die in it.
-type telling struct {
+// acknowledgements is one run of a scenario against a daemon that may die in it.
+type acknowledgements struct {
 	*daemon
 	ctx context.Context
 	// kept are acknowledged volumes, by name, with the requests they answer.
@@ -53,12 +56,15 @@ type keptVolume struct {
 	bytes   int64
 	// noted is true when lvmd has acknowledged that the volume is encrypted.
 	noted bool
+	// limits are those that it may have: the last ones that lvmd acknowledged, and all that
+	// were asked for since.
+	limits []*lvmdv1.IOLimits
 }
 
 // make creates a volume and notes whether it was acknowledged.
-func (d *telling) make(r *lvmdv1.CreateVolumeRequest) string {
+func (d *acknowledgements) make(r *lvmdv1.CreateVolumeRequest) string {
 	if d.ctx.Err() != nil {
-		return "" // the story ended with its daemon
+		return "" // the scenario ended with its daemon
 	}
 	d.last = r
 	resp, err := d.client.CreateVolume(d.ctx, r)
@@ -66,14 +72,14 @@ func (d *telling) make(r *lvmdv1.CreateVolumeRequest) string {
 		return ""
 	}
 	v := resp.GetVolume()
-	d.kept[r.GetName()] = keptVolume{id: v.GetId(), request: r, bytes: v.GetSizeBytes()}
+	d.kept[r.GetName()] = keptVolume{id: v.GetId(), request: r, bytes: v.GetSizeBytes(), limits: []*lvmdv1.IOLimits{r.GetIoLimits()}}
 	if err := d.machine.fake.Fill(testGroup, v.GetId(), 0x5a); err != nil {
 		d.t.Error(err)
 	}
 	return v.GetId()
 }
 
-func (d *telling) unmake(name string) {
+func (d *acknowledgements) unmake(name string) {
 	k, ok := d.kept[name]
 	if !ok {
 		return
@@ -85,7 +91,7 @@ func (d *telling) unmake(name string) {
 	}
 }
 
-func (d *telling) grow(name string, extents int64) {
+func (d *acknowledgements) grow(name string, extents int64) {
 	k, ok := d.kept[name]
 	if !ok {
 		return
@@ -97,7 +103,7 @@ func (d *telling) grow(name string, extents int64) {
 	}
 }
 
-func (d *telling) note(name string) {
+func (d *acknowledgements) note(name string) {
 	k, ok := d.kept[name]
 	if !ok {
 		return
@@ -108,20 +114,32 @@ func (d *telling) note(name string) {
 	}
 }
 
-var stories = []story{
-	{name: "a file system is created", tell: func(d *telling) { d.make(fsRequest("a", 4, "ext4")) }},
-	{name: "a raw volume is created", tell: func(d *telling) { d.make(request("a", 4)) }},
-	{name: "a volume is created, grown and deleted", tell: func(d *telling) {
+func (d *acknowledgements) limit(name string, limits *lvmdv1.IOLimits) {
+	k, ok := d.kept[name]
+	if !ok {
+		return
+	}
+	k.limits = append(k.limits, limits)
+	if _, err := d.client.ModifyVolume(d.ctx, &lvmdv1.ModifyVolumeRequest{Id: k.id, IoLimits: limits}); err == nil {
+		k.limits = []*lvmdv1.IOLimits{limits}
+	}
+	d.kept[name] = k
+}
+
+var crashScenarios = []crashScenario{
+	{name: "a file system is created", run: func(d *acknowledgements) { d.make(fsRequest("a", 4, "ext4")) }},
+	{name: "a raw volume is created", run: func(d *acknowledgements) { d.make(request("a", 4)) }},
+	{name: "a volume is created, grown and deleted", run: func(d *acknowledgements) {
 		d.make(fsRequest("a", 20, "ext4"))
 		d.grow("a", 40)
 		d.unmake("a")
 	}},
-	{name: "a volume takes the place of a deleted one", tell: func(d *telling) {
+	{name: "a volume takes the place of a deleted one", run: func(d *acknowledgements) {
 		d.make(request("a", 3))
 		d.unmake("a")
 		d.make(request("a", 5))
 	}},
-	{name: "some of several are deleted", tell: func(d *telling) {
+	{name: "some of several are deleted", run: func(d *acknowledgements) {
 		for _, n := range []string{"a", "b", "c", "d"} {
 			d.make(request(n, 2))
 		}
@@ -129,20 +147,26 @@ var stories = []story{
 		d.unmake("c")
 		d.grow("d", 4)
 	}},
-	{name: "encrypted volumes are created, grown and deleted", tell: func(d *telling) {
+	{name: "the limits of a volume are changed and taken away", run: func(d *acknowledgements) {
+		d.make(request("a", 2))
+		d.limit("a", &lvmdv1.IOLimits{ReadBps: 1 << 20})
+		d.limit("a", nil)
+		d.limit("a", &lvmdv1.IOLimits{WriteIops: 500})
+	}},
+	{name: "encrypted volumes are created, grown and deleted", run: func(d *acknowledgements) {
 		d.make(sealed(fsRequest("e", 4, "ext4")))
 		d.make(sealed(request("f", 4)))
 		d.grow("e", 8)
 		d.unmake("f")
 	}},
-	{name: "volumes that their users encrypt are created, grown and deleted", tell: func(d *telling) {
+	{name: "volumes that their users encrypt are created, grown and deleted", run: func(d *acknowledgements) {
 		d.make(kept(fsRequest("e", 4, "ext4")))
 		d.note("e")
 		d.make(kept(request("f", 2)))
 		d.grow("e", 8)
 		d.unmake("f")
 	}},
-	{name: "striped volumes share disks of different size", disks: []int64{20, 24, 20}, tell: func(d *telling) {
+	{name: "striped volumes share disks of different size", disks: []int64{20, 24, 20}, run: func(d *acknowledgements) {
 		d.make(inClass(request("a", 8), "striped"))
 		d.make(request("b", 22))
 		d.grow("a", 12)
@@ -151,26 +175,26 @@ var stories = []story{
 }
 
 // TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked kills lvmd at every
-// place of every story, starts another one, and checks what it makes of it;
+// place of every scenario, starts another one, and checks what it makes of it;
 // then it kills that one, too, at the places of its recovery.
 //
 // Places are found by counting: the gate passes before and after every effect,
-// and a story is told again, dying one place later, until it survives. A new
-// operation needs a story and nothing else; deadly tells when it is missing.
+// and a scenario is run again, dying one place later, until it survives. A new
+// operation needs a scenario and nothing else; crashPoints says when it is missing.
 func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
-	for _, s := range stories {
+	for _, s := range crashScenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			places := 0
 			for at := 1; ; at++ {
-				survived, point := runStory(t, s, at, 0)
+				survived, point := runScenario(t, s, at, 0)
 				if survived {
 					break
 				}
 				places++
 				// Dying again is where recovery is interrupted.
 				for _, again := range []int{1, 3, 6} {
-					runStory(t, s, at, again)
+					runScenario(t, s, at, again)
 				}
 				if t.Failed() {
 					t.Fatalf("died at place %d, %q", at, point)
@@ -183,15 +207,15 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 	}
 }
 
-// runStory tells a story to a daemon that dies at a place, then checks the
+// runScenario runs a scenario on a daemon that dies at a place, then checks the
 // next one; again, if not zero, is the place where a daemon in between dies.
-// It returns true when the story ended before the place was reached.
-func runStory(t *testing.T, s story, at, again int) (survived bool, point string) {
+// It returns true when the scenario ended before the place was reached.
+func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, point string) {
 	m := s.machine(t)
 	var g *gate
 	d, err := m.tryStart(t, func(d *daemon, _ *Options) { g, d.gate.dieAt, d.gate.died = d.gate, at, make(chan struct{}) })
 	if errors.Is(err, errDead) {
-		checkStory(t, m, &telling{}) // The very first start did not come to its end.
+		checkScenario(t, m, &acknowledgements{}) // The very first start did not come to its end.
 		return false, g.point
 	}
 	if err != nil {
@@ -199,7 +223,7 @@ func runStory(t *testing.T, s story, at, again int) (survived bool, point string
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	told := &telling{daemon: d, ctx: ctx, kept: map[string]keptVolume{}, unsure: map[string]bool{}}
+	acknowledged := &acknowledgements{daemon: d, ctx: ctx, kept: map[string]keptVolume{}, unsure: map[string]bool{}}
 	go func() {
 		select {
 		case <-d.gate.died:
@@ -207,7 +231,7 @@ func runStory(t *testing.T, s story, at, again int) (survived bool, point string
 		case <-ctx.Done():
 		}
 	}()
-	s.tell(told)
+	s.run(acknowledged)
 	// What goes on in the background may die, too.
 	idle := make(chan struct{})
 	go func() {
@@ -229,28 +253,26 @@ func runStory(t *testing.T, s story, at, again int) (survived bool, point string
 			between.kill()
 		}
 	}
-	checkStory(t, m, told)
+	checkScenario(t, m, acknowledged)
 	return survived, d.gate.point
 }
 
-// isIdle tells whether nothing is under way in the background.
+// isIdle reports whether nothing is under way in the background.
 func (d *daemon) isIdle() bool {
-	d.model.mu.Lock()
-	defer d.model.mu.Unlock()
-	for _, v := range d.model.volumes {
-		if v.rec.Phase != ready || v.op != nil || v.claimed {
+	for _, v := range d.inventory.Inspect() {
+		if v.Record.Phase != spec.Ready || v.Busy {
 			return false
 		}
 	}
 	return true
 }
 
-// checkStory starts a daemon and holds it against what was acknowledged.
-func checkStory(t *testing.T, m *machine, told *telling) {
+// checkScenario starts a daemon and holds it against what was acknowledged.
+func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 	t.Helper()
 	d := m.start(t)
 	defer d.stop()
-	for name, k := range told.kept {
+	for name, k := range acknowledged.kept {
 		resp, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
 		if err != nil {
 			t.Errorf("acknowledged volume %s is lost: %v", name, err)
@@ -263,6 +285,9 @@ func checkStory(t *testing.T, m *machine, told *telling) {
 		if k.noted && !v.GetEncrypted() {
 			t.Errorf("volume %s was acknowledged as encrypted, which is lost", name)
 		}
+		if !slices.ContainsFunc(k.limits, func(l *lvmdv1.IOLimits) bool { return proto.Equal(l, v.GetIoLimits()) }) {
+			t.Errorf("volume %s has the limits %v, want one of %v", name, v.GetIoLimits(), k.limits)
+		}
 		if blocks, pattern, err := m.fake.Traces(testGroup, k.id); err != nil || blocks < int(k.request.GetRequiredBytes()/4096) || pattern != 0x5a {
 			t.Errorf("acknowledged volume %s lost data: %d blocks of %#x, error %v", name, blocks, pattern, err)
 		}
@@ -271,13 +296,13 @@ func checkStory(t *testing.T, m *machine, told *telling) {
 		}
 	}
 	// What was not acknowledged is completed by a retry, or gone.
-	for name := range told.unsure {
-		d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Name: name})
+	for name := range acknowledged.unsure {
+		d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Name: name})
 	}
-	if told.last != nil && told.kept[told.last.GetName()].id == "" {
+	if acknowledged.last != nil && acknowledged.kept[acknowledged.last.GetName()].id == "" {
 		var err error
 		for range 1000 {
-			if _, err = d.client.CreateVolume(t.Context(), told.last); err == nil {
+			if _, err = d.client.CreateVolume(t.Context(), acknowledged.last); err == nil {
 				break
 			}
 			time.Sleep(2 * time.Millisecond)
@@ -287,20 +312,20 @@ func checkStory(t *testing.T, m *machine, told *telling) {
 		}
 	}
 	for _, v := range d.list() {
-		if blocks, pattern, _ := m.fake.Traces(testGroup, v.GetId()); v.GetName() == "a" && told.kept["a"].id == "" && blocks > 0 {
+		if blocks, pattern, _ := m.fake.Traces(testGroup, v.GetId()); v.GetName() == "a" && acknowledged.kept["a"].id == "" && blocks > 0 {
 			t.Errorf("new volume %s shows %d blocks of %#x", v.GetId(), blocks, pattern)
 		}
-		d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+		d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	}
 	d.checkClean()
 	if t.Failed() {
-		t.Logf("kept %v, unsure %v", fmt.Sprint(told.kept), told.unsure)
+		t.Logf("kept %v, unsure %v", fmt.Sprint(acknowledged.kept), acknowledged.unsure)
 	}
 }
 
-// deletePatiently deletes a volume that the daemon may still be busy with, as
+// deleteWithRetries deletes a volume that the daemon may still be busy with, as
 // after a start it may be.
-func (d *daemon) deletePatiently(r *lvmdv1.DeleteVolumeRequest) {
+func (d *daemon) deleteWithRetries(r *lvmdv1.DeleteVolumeRequest) {
 	d.t.Helper()
 	waittest.Until(d.t, "the volume can be deleted", func() bool {
 		_, err := d.client.DeleteVolume(d.t.Context(), r)

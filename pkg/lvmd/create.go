@@ -6,276 +6,191 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/carve-csi/carve/api/config"
+	"golang.org/x/sync/semaphore"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 )
 
-// callerGrace is how long a creation goes on after its last caller has gone. Another
-// controller leads within this time after one that died, and asks for the same again.
-const callerGrace = time.Minute
+// creator makes volumes and snapshots.
+type creator struct {
+	*core
+	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
+	probe   func(device string) (filesystem.Info, error)
+	setUUID func(device string, t filesystem.Type, uuid string) error
 
-// creation is the making of one volume. Callers of the same name join it. It is
-// cancelled when no caller has waited for it for callerGrace.
-type creation struct {
-	done   chan struct{}
-	cancel context.CancelFunc
-	// waiters counts the callers; guarded by the model's lock.
-	waiters int
-	// abandoned cancels the creation when no caller joins it in time; nil while there is
-	// one. Guarded likewise.
-	abandoned *time.Timer
-	// cancelled is true once it is cancelled; guarded likewise.
-	cancelled bool
-	// lasting is true for what goes on when all callers have gone.
-	lasting bool
-	// volume and err are the result, valid once done is closed.
-	volume *lvmdv1.Volume
-	err    error
+	formatting, copying *semaphore.Weighted
+	copyCheckpoint      int64
+	// keyless wakes the loop that reformats encrypted volumes.
+	keyless wakeup.Signal
 }
 
 // CreateVolume implements lvmdv1.LVMDServer.
 func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.CreateVolumeResponse, error) {
-	ident, err := identityFor(r)
+	ident, err := spec.FromRequest(r)
 	if err != nil {
 		return nil, err
 	}
-	v, op, err := s.admit(ident)
+	limits, err := spec.Limits(r.GetIoLimits())
 	if err != nil {
 		return nil, err
 	}
-	if op == nil {
-		return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
+	a, err := s.creator.admit(ident, func(i spec.Identity) (inventory.Admission, error) { return s.inventory.AdmitCreation(i, limits) })
+	if err != nil {
+		return nil, err
 	}
+	if a.Creation == nil {
+		return &lvmdv1.CreateVolumeResponse{Volume: a.Ready}, nil
+	}
+	v, err := s.creator.wait(ctx, a.Creation, "creating volume "+ident.Name)
+	if err != nil {
+		return nil, err
+	}
+	return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
+}
+
+// admit decides about a request, and begins the creation that it leads to.
+func (s *creator) admit(ident spec.Identity, decide func(spec.Identity) (inventory.Admission, error)) (inventory.Admission, error) {
+	release, err := s.core.admit()
+	if err != nil {
+		return inventory.Admission{}, err
+	}
+	defer release()
+	a, err := decide(ident)
+	if err != nil {
+		return inventory.Admission{}, err
+	}
+	switch a.Step {
+	case inventory.Make:
+		s.begin(a.Volume, a.Creation, s.make)
+	case inventory.MakeFromSource:
+		s.begin(a.Volume, a.Creation, s.makeFromSource)
+	case inventory.Finish:
+		s.begin(a.Volume, a.Creation, s.finish)
+	case inventory.Nothing:
+	}
+	return a, nil
+}
+
+// wait waits for the result of a creation, as long as its caller does.
+func (s *creator) wait(ctx context.Context, op *inventory.Creation, what string) (*lvmdv1.Volume, error) {
 	select {
-	case <-op.done:
-		if op.err != nil {
-			return nil, op.err
-		}
-		return &lvmdv1.CreateVolumeResponse{Volume: op.volume}, nil
+	case <-op.Done():
+		return op.Result()
 	case <-ctx.Done():
-		s.leave(op)
-		return nil, publicError("creating volume "+ident.Name, ctx.Err())
+		op.Leave()
+		return nil, apierror.From(what, ctx.Err())
 	}
 }
 
-// admit decides about a request at one instant: the volume is there, or its
-// creation is under way and joined, or there is room and its creation begins.
-func (s *Service) admit(ident identity) (*lvmdv1.Volume, *creation, error) {
-	m := s.model
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s.isStopping() {
-		return nil, nil, errStopping
-	}
-	c := m.class(ident.Class)
-	if c != nil {
-		ident.Class = c.Name
-		ident.DAX = c.Medium == config.PMEM && !ident.Block
-	}
-	if err := ident.notMapped(); err != nil {
-		return nil, nil, err
-	}
-	if v := m.names[ident.key()]; v != nil {
-		if d := v.rec.Ident.difference(ident); d != "" {
-			return nil, nil, requestDiffers(ident.Name, d)
-		}
-		switch {
-		case v.rec.Phase == ready:
-			return v.proto(), nil, nil
-		case v.op == nil:
-			// Unfinished: go on with what is there.
-			return nil, s.begin(v, s.finishCreation), nil
-		case v.op.cancelled:
-			return nil, nil, operationPending("an earlier, cancelled creation of volume %q is being undone", ident.Name)
-		}
-		v.op.join()
-		return nil, v.op, nil
-	}
-	switch {
-	case c == nil && ident.DefaultClass:
-		return nil, nil, classNotFound("no device class was named and no class is the default; %s", m.classNames())
-	case c == nil || c.reported == nil:
-		return nil, nil, classNotFound("no device class %q; %s", ident.Class, m.classNames())
-	}
-	if err := ident.checkMedium(); err != nil {
-		return nil, nil, err
-	}
-	if !ident.Block {
-		ident.FSUUID = newUUID()
-	}
-	var p *part
-	var fit fit
-	var from *making
-	var err error
-	if ident.Source != "" {
-		p, fit, from, err = m.chooseFor(c, &ident)
-	} else {
-		p, fit, err = c.choose(ident)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	g := p.group
-	v := &volume{
-		group: g, pool: p.pool, layout: p.layout(), extents: fit.extents, segments: fit.segments, promisedText: fit.text,
-		rec: record{ID: newID(), Group: g.name, Phase: creating, Ident: ident, Created: time.Now().UTC().Truncate(time.Millisecond)},
-	}
-	v.promise()
-	m.add(v)
-	steps := s.carve
-	if from != nil {
-		v.make(from)
-		steps = s.carveFrom
-	}
-	op := s.begin(v, steps)
-	op.lasting = from != nil && !from.snapshot
-	m.publish(g, v)
-	return nil, op, nil
-}
-
-// begin starts a creation in the background. The caller holds the model's lock.
-func (s *Service) begin(v *volume, steps func(context.Context, *volume) error) *creation {
-	ctx, cancel := context.WithCancel(onBehalfOf(s.work, v.rec.Ident.Owner))
-	op := &creation{done: make(chan struct{}), cancel: cancel, waiters: 1}
-	v.op = op
+// begin carries out a creation in the background.
+func (s *creator) begin(v *inventory.Volume, op *inventory.Creation, steps func(context.Context, *inventory.Volume) error) {
+	ctx, cancel := context.WithCancel(onBehalfOf(s.work, v))
+	op.Begin(cancel)
 	s.spawn(func() {
 		defer cancel()
 		err := steps(ctx, v)
-		s.model.mu.Lock()
-		v.op = nil
-		op.attended()
-		v.made()
 		if err != nil {
-			op.err = publicError("creating volume "+v.rec.Ident.Name, err)
-		} else {
-			op.volume = v.proto()
+			err = apierror.From("creating volume "+v.Ident().Name, err)
 		}
-		s.model.mu.Unlock()
-		close(op.done)
-	})
-	return op
-}
-
-// leave is called when a caller has gone before the end.
-func (s *Service) leave(op *creation) {
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	op.waiters--
-	if op.waiters > 0 || op.lasting {
-		return
-	}
-	op.abandoned = time.AfterFunc(s.callerGrace, func() {
-		s.model.mu.Lock()
-		defer s.model.mu.Unlock()
-		if op.waiters == 0 {
-			op.stop()
+		if from := v.Source(); from != nil {
+			if h := from.TakeHandle(); h != nil {
+				_ = h.Close()
+			}
 		}
+		v.End(op, err)
 	})
 }
 
-// join adds a caller. It, attended, stop and isUnattended are called with the model's lock.
-func (op *creation) join() {
-	op.waiters++
-	op.attended()
-}
-
-// attended ends the time within which a caller must come.
-func (op *creation) attended() {
-	if op.abandoned != nil {
-		op.abandoned.Stop()
-		op.abandoned = nil
-	}
-}
-
-// stop cancels the creation, which is undone.
-func (op *creation) stop() {
-	op.cancelled = true
-	op.cancel()
-}
-
-// isUnattended reports whether the creation goes on although no caller waits for it.
-func (op *creation) isUnattended() bool { return op.lasting || op.waiters == 0 }
-
-// carve makes a volume from nothing: intent, logical volume, file system. On
+// make makes a volume of nothing: intent, logical volume, file system. On
 // failure nothing of it is left, or a tombstone.
-func (s *Service) carve(ctx context.Context, v *volume) error {
-	if err := s.journal.put(v.rec); err != nil {
-		s.undoPromise(v)
+func (s *creator) make(ctx context.Context, v *inventory.Volume) error {
+	if err := s.journal.PutVolume(v.Record()); err != nil {
+		v.DropCreation()
 		return err
 	}
 	s.crash("create: intent written")
-	g := v.group
-	var pieces []lvm.Piece
-	var unmapped error
-	if v.pool != nil {
-		return s.carveThin(ctx, v)
-	}
-	err := s.changeBy(ctx, g, v.layout.Commits(), -v.takes(v.extents),
-		func(ctx context.Context) error {
-			err := s.lvm.Create(forClassOf(ctx, v), s.createOptions(v))
-			if err == nil {
-				pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
-			}
-			return err
-		},
-		func() []*volume {
-			v.unclean = g.taken(pieces, 0, v.extents*g.info.ExtentSize, unmapped)
-			v.occupy(pieces, unmapped)
-			// The volume is reported as being created, with its size, since it
-			// was admitted: nothing of that changes here.
-			v.redeem()
-			g.exists[v.rec.ID] = true
-			return nil
-		})
-	return s.carved(ctx, v, err)
+	g := s.groups.Of(v)
+	err := s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+		ctx = volumegroup.ForClassOf(ctx, v)
+		if v.IsThin() {
+			return inventory.ThinCreated(v), s.lvm.CreateThin(ctx, v.ThinOptions())
+		}
+		if err := s.lvm.Create(ctx, v.CreateOptions()); err != nil {
+			return nil, err
+		}
+		segments, unmapped := s.lvm.Mapping(g.Name(), v.ID())
+		return inventory.Created(v, segments, unmapped), nil
+	})
+	return s.made(ctx, v, err)
 }
 
-// carved goes on after the command that made a volume, or failed to.
-func (s *Service) carved(ctx context.Context, v *volume, err error) error {
+// made goes on after the command that made a volume, or failed to.
+func (s *creator) made(ctx context.Context, v *inventory.Volume, err error) error {
 	if err != nil {
-		s.undoCarve(v)
+		s.undo(v)
 		return err
 	}
 	s.crash("create: carved")
-	if err := s.finishCreation(ctx, v); err != nil {
-		s.noteDisks(v.group, err)
-		s.entomb(v)
-		return err
-	}
-	return nil
+	return s.ended(v, s.finish(ctx, v))
 }
 
-// finishCreation brings a volume that LVM has made to the state that its users
-// expect.
-func (s *Service) finishCreation(ctx context.Context, v *volume) error {
-	var done record
-	err := s.prepare(ctx, v)
-	if err == nil {
-		s.crash("create: formatted")
-		done = v.rec
-		if done.Phase == emptied {
-			done.Emptied = time.Now().UTC().Truncate(time.Millisecond)
-		}
-		done.Phase = ready
-		if err = ctx.Err(); err == nil {
-			err = s.journal.put(done, s.remember(v.group))
-		}
+// undo takes back a creation whose command failed: LVM's metadata, which
+// was scanned after the failure, says whether anything was made.
+func (s *creator) undo(v *inventory.Volume) {
+	if v.UndoCreation() {
+		s.markDeleted(v)
+		return
 	}
-	if err != nil {
+	if err := s.journal.RemoveVolumes([]string{v.ID()}); err != nil {
+		s.log.Error("intent is left in the journal until the next start", "volume", v.ID(), "error", err)
+	}
+}
+
+// ended undoes a volume whose making failed, unless it is a copy that the next run of
+// lvmd continues.
+func (s *creator) ended(v *inventory.Volume, err error) error {
+	if err == nil || s.work.Err() != nil && v.Record().Copied > 0 {
+		return err
+	}
+	v.Group().NoteDisks(err)
+	s.markDeleted(v)
+	return err
+}
+
+// finish brings a volume that LVM has made to the state that its users
+// expect.
+func (s *creator) finish(ctx context.Context, v *inventory.Volume) error {
+	if err := s.prepare(ctx, v); err != nil {
+		return err
+	}
+	s.crash("create: formatted")
+	done := v.Record()
+	if done.Phase == spec.DataLost {
+		done.Reformatted = time.Now().UTC().Truncate(time.Millisecond)
+	}
+	done.Phase, done.Copied, done.Source = spec.Ready, 0, blockdev.WriteMark{}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.journal.PutVolume(done, s.groups.Remember(s.groups.Of(v))); err != nil {
 		return err
 	}
 	s.crash("create: ready")
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	v.rec.Phase, v.rec.Emptied = ready, done.Emptied
-	s.model.publish(v.group, v)
+	v.FinishCreation(done)
 	return nil
 }
 
 // prepare clears what must not show of what lay there before, and formats.
-func (s *Service) prepare(ctx context.Context, v *volume) error {
-	if v.rec.Ident.Source != "" {
+func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
+	if v.Ident().Source != "" {
 		if err := s.fillFrom(ctx, v); err != nil {
 			return err
 		}
@@ -285,10 +200,8 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	s.model.mu.Lock()
-	v.activeAt(device)
-	s.model.mu.Unlock()
-	if v.rec.Ident.Block || v.rec.Ident.isLUKS() {
+	v.SetDevice(device)
+	if v.Ident().Block || v.Ident().IsLUKS() {
 		return ctx.Err()
 	}
 	if err := s.formatting.Acquire(ctx, 1); err != nil {
@@ -297,7 +210,7 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 	defer s.formatting.Release(1)
 	ctx, cancel := context.WithTimeout(ctx, formatTimeout)
 	defer cancel()
-	if err := s.format(ctx, device.Path, v.rec.Ident.formatOptions()); err != nil {
+	if err := s.format(ctx, device.Path, v.Ident().FormatOptions()); err != nil {
 		return fmt.Errorf("formatting: %w", err)
 	}
 	return nil
@@ -305,15 +218,15 @@ func (s *Service) prepare(ctx context.Context, v *volume) error {
 
 // blank makes sure that nothing shows of what lay where a volume lies, and
 // returns its device.
-func (s *Service) blank(ctx context.Context, v *volume) (lvm.Device, error) {
-	if v.isEncrypted() {
+func (s *creator) blank(ctx context.Context, v *inventory.Volume) (lvm.Device, error) {
+	if v.IsEncrypted() {
 		return s.encrypt(ctx, v)
 	}
-	device, err := s.lvm.Device(v.group.name, v.rec.ID)
+	device, err := s.groups.Device(v)
 	if err != nil {
 		return lvm.Device{}, fmt.Errorf("the new volume's device: %w", err)
 	}
-	h, err := s.open(ctx, v)
+	h, err := s.groups.Open(ctx, v)
 	if err != nil {
 		return lvm.Device{}, fmt.Errorf("the new volume's device: %w", err)
 	}
@@ -324,44 +237,19 @@ func (s *Service) blank(ctx context.Context, v *volume) (lvm.Device, error) {
 	return device, nil
 }
 
-// undoCarve takes back a creation whose command failed: LVM's metadata, which
-// was scanned after the failure, says whether anything was made.
-func (s *Service) undoCarve(v *volume) {
-	s.model.mu.Lock()
-	unknown := v.group.stale || v.group.exists[v.rec.ID]
-	if unknown {
-		v.redeem()
+// ownUUID gives the file system of a clone its own UUID where the kernel would
+// not mount it beside its source otherwise.
+func (s *creator) ownUUID(ctx context.Context, v *inventory.Volume) error {
+	i := v.Ident()
+	if i.Block || i.Snapshot || !filesystem.SharesNoUUID(i.FSType) {
+		return ctx.Err()
 	}
-	s.model.mu.Unlock()
-	if unknown {
-		s.entomb(v)
-		return
+	device, err := s.groups.Device(v)
+	if err != nil {
+		return fmt.Errorf("the new volume's device: %w", err)
 	}
-	s.undoPromise(v)
-	if err := s.journal.remove([]string{v.rec.ID}); err != nil {
-		s.log.Error("intent is left in the journal until the next start", "volume", v.rec.ID, "error", err)
+	if info, err := s.probe(device.Path); err == nil && info.UUID == i.FSUUID {
+		return ctx.Err()
 	}
-}
-
-// undoPromise takes back a creation that had no effect.
-func (s *Service) undoPromise(v *volume) {
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	v.redeem()
-	s.model.drop(v)
-	s.model.publish(v.group, v)
-}
-
-// entomb makes a volume that was never handed out a tombstone.
-func (s *Service) entomb(v *volume) {
-	s.model.mu.Lock()
-	s.model.bury(v)
-	rec := v.rec
-	s.model.publish(v.group, v)
-	s.model.mu.Unlock()
-	if err := s.journal.put(rec); err != nil {
-		// The intent is still there, and the next start makes the same of it.
-		s.log.Error("tombstone is not in the journal", "volume", v.rec.ID, "error", err)
-	}
-	v.group.wakeReaper()
+	return errors.Join(s.setUUID(device.Path, i.FSType, i.FSUUID), ctx.Err())
 }

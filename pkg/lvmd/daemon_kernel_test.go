@@ -28,13 +28,13 @@ import (
 )
 
 // TestMain lets the test binary, called lvm, stand in for the real program, see
-// hangable and slay, and called mortal-lvmd for lvmd, see mortal.
+// hangable and killCommand, and called crashing-lvmd for lvmd, see crashing.
 func TestMain(m *testing.M) {
 	// Who traces a process must do so from one thread.
 	runtime.LockOSThread()
 	switch filepath.Base(os.Args[0]) {
-	case "mortal-lvmd":
-		fmt.Fprintln(os.Stderr, mortal(os.Args[1], os.Args[2], os.Args[3]))
+	case "crashing-lvmd":
+		fmt.Fprintln(os.Stderr, crashing(os.Args[1], os.Args[2], os.Args[3]))
 		os.Exit(1)
 	case "lvm":
 		beLVM(filepath.Dir(os.Args[0]))
@@ -50,16 +50,16 @@ func beLVM(dir string) {
 		_, err = os.Stat(filepath.Join(dir, "hang"))
 	}
 	if _, err := os.Stat(filepath.Join(dir, "babble")); err == nil {
-		line := []byte(strings.Repeat("  WARNING: a lot to complain about. ", 30) + "\n")
+		line := []byte(strings.Repeat("  WARNING: a lot to warn of. ", 30) + "\n")
 		for written := 0; written < 1<<20; written += len(line) {
 			os.Stderr.Write(line)
 		}
 	}
-	if slay(dir) {
+	if killCommand(dir) {
 		return
 	}
 	if len(os.Args) == 1 {
-		slayLasting(dir)
+		killLasting(dir)
 	}
 	path, err := exec.LookPath("lvm")
 	if err == nil {
@@ -88,14 +88,14 @@ func (n *node) standIn() {
 	}
 }
 
-// patience bounds waits: the machine is emulated.
-const patience = 2 * time.Minute
+// waitTimeout bounds waits: the machine is emulated.
+const waitTimeout = 2 * time.Minute
 
 // byHand runs a program as an administrator would and returns its output.
 func byHand(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
-	// dmsetup leaves device nodes to udev unless it is told that there is none.
+	// dmsetup leaves device nodes to udev unless they know that there is none.
 	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -259,7 +259,7 @@ func (p *process) kill() {
 func (p *process) stop() error {
 	p.t.Helper()
 	must.Succeed(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
-	waittest.Until(p.t, "lvmd ended when it was told to stop", func() bool { return p.dead(time.Millisecond) })
+	waittest.Until(p.t, "lvmd ended when it was asked to stop", func() bool { return p.dead(time.Millisecond) })
 	err := <-p.exited
 	p.exited <- err
 	p.conn.Close()
@@ -293,7 +293,7 @@ func (p *process) delete(id string) {
 	}
 }
 
-// state is what a watcher is told first.
+// state is what a watcher gets first.
 func (p *process) state() *lvmdv1.WatchResponse {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

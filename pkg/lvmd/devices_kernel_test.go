@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -60,9 +60,9 @@ func blankDisks(t testing.TB, disks ...string) {
 	}
 }
 
-// announce has the kernel say that a block device changed, as it does when
-// one is plugged in or udev saw somebody write to it.
-func announce(t testing.TB, device string) {
+// sendChange has the kernel say that a block device changed, as it does when
+// one is plugged in or udev saw a program write to it.
+func sendChange(t testing.TB, device string) {
 	t.Helper()
 	must.Succeed(t, os.WriteFile("/sys/class/block/"+filepath.Base(device)+"/uevent", []byte("change"), 0))
 }
@@ -71,7 +71,7 @@ func announce(t testing.TB, device string) {
 func loopDisk(t testing.TB, size int64) (device, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "disk")
-	device = must.Get(lvm.AttachFile(file, size))(t)
+	device = must.Get(blockdev.AttachFile(file, size))(t)
 	t.Cleanup(func() { byHand(t, "losetup", "--detach", device) })
 	return device, file
 }
@@ -102,7 +102,7 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 	// The disk is freed by an administrator, while lvmd runs.
 	byHand(t, "wipefs", "--all", "--quiet", "/dev/vdc")
 	blankDisks(t, "/dev/vdc")
-	announce(t, "/dev/vdc")
+	sendChange(t, "/dev/vdc")
 	waittest.Until(t, "the second disk is added", func() bool { return p.available() > first })
 	second := p.available()
 	// A disk is enlarged.
@@ -213,7 +213,7 @@ func TestAClassSpansTwoGroupsThatLvmdMade(t *testing.T) {
 	first := p.create(create("a", 64<<20, "ext4"))
 	second := p.create(create("b", 32<<20, "ext4"))
 	if first.GetVgName() == second.GetVgName() {
-		t.Errorf("both volumes are in %s, although the other group had more room", first.GetVgName())
+		t.Errorf("both volumes are in %s, although the other group had more free space", first.GetVgName())
 	}
 	most := p.state().GetClasses()[0].GetMaximumVolumeSizeBytes()
 	if largest := p.create(create("c", most, "ext4")); largest.GetVgName() != second.GetVgName() || largest.GetSizeBytes() != most {
@@ -271,7 +271,7 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	})
 	v := p.create(create("v", 32<<20, ""))
 	fill(t, v, 0x5a)
-	room := p.available()
+	free := p.available()
 	p.kill()
 	p = n.start()
 	if got := devices(); len(got) != 1 {
@@ -285,8 +285,8 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	byHand(t, "losetup", "--detach", devices()[0])
 	n.config = strings.Replace(n.config, "128Mi", "192Mi", 1)
 	p = n.start()
-	if got := p.available(); got != room+64<<20 {
-		t.Errorf("%d bytes available in the larger file, want %d", got, room+64<<20)
+	if got := p.available(); got != free+64<<20 {
+		t.Errorf("%d bytes available in the larger file, want %d", got, free+64<<20)
 	}
 	list, err := p.client.ListVolumes(t.Context(), &lvmdv1.ListVolumesRequest{})
 	volumes := list.GetVolumes()

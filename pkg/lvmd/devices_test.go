@@ -13,9 +13,12 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/provision"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -56,8 +59,8 @@ const anyDisk = "{name: carve, devices: [{path: /dev/vd*}]}"
 // 1 MiB of alignment, 63 extents fit.
 const diskSize = 64 * testExtent
 
-func disk(name string) lvm.BlockDevice {
-	return lvm.BlockDevice{Name: name, Size: diskSize, IDs: []string{"virtio-" + name}}
+func disk(name string) blockdev.Device {
+	return blockdev.Device{Name: name, Size: diskSize, IDs: []string{"virtio-" + name}}
 }
 
 // withDevices gives the daemon the means to make groups, and events.
@@ -65,25 +68,22 @@ func withDevices(events chan struct{}) func(*daemon, *Options) {
 	return func(d *daemon, o *Options) {
 		o.Devices = &deviceGate{Devices: d.machine.fake, gate: d.gate}
 		o.BlockEvents = events
-		o.providing = func(p *provider) { p.examineInterval, p.retry = time.Millisecond, 10*time.Millisecond }
+		o.provisioning = provision.Intervals{Examine: time.Millisecond, Retry: 10 * time.Millisecond}
+		o.poolRetry = 10 * time.Millisecond
 	}
 }
 
 // refusedFor is why a device is not used, or empty.
 func (d *daemon) refusedFor(device string) string {
-	d.model.mu.Lock()
-	defer d.model.mu.Unlock()
-	if why := d.model.groups[testGroup].provided.refused[device]; why != nil {
-		return why.kind
+	if why := d.provisioned.refusals(testGroup)[device]; why != nil {
+		return why.Kind
 	}
 	return ""
 }
 
 func (d *daemon) devices() []string {
-	d.model.mu.Lock()
-	defer d.model.mu.Unlock()
 	var paths []string
-	for _, pv := range d.model.groups[testGroup].info.Devices {
+	for _, pv := range d.provisioned.Scanned(testGroup).Devices {
 		paths = append(paths, pv.Path)
 	}
 	return paths
@@ -127,20 +127,20 @@ func TestADeviceWithAnythingOnItIsNotTouched(t *testing.T) {
 	m.fake.AddDisk(disk("vde"))
 	m.fake.ClaimDisk("vde", true)
 	m.fake.AddDisk(disk("vdf"))
-	other := lvm.NewPhysicalVolumeUUID()
+	other := ondisk.NewUUID()
 	must.Succeed(t, m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdf", UUID: other, DataAlignment: 1 << 20}))
 	m.fake.AddDisk(disk("vdg"))
-	must.Succeed(t, m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdg", UUID: lvm.NewPhysicalVolumeUUID(), DataAlignment: 1 << 20}))
+	must.Succeed(t, m.fake.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdg", UUID: ondisk.NewUUID(), DataAlignment: 1 << 20}))
 	must.Succeed(t, m.fake.CreateGroup(t.Context(), lvm.GroupOptions{Group: "other", Devices: []string{"/dev/vdg"}, ExtentSize: testExtent}))
-	for name, change := range map[string]func(*lvm.BlockDevice){
-		"vdh": func(b *lvm.BlockDevice) { b.ReadOnly = true },
-		"vdi": func(b *lvm.BlockDevice) { b.Partitions = []string{"vdi1"} },
-		"vdj": func(b *lvm.BlockDevice) { b.Holders = []string{"md0"} },
-		"vdk": func(b *lvm.BlockDevice) { b.Size = 1 << 20 },
+	for name, change := range map[string]func(*blockdev.Device){
+		"vdh": func(b *blockdev.Device) { b.ReadOnly = true },
+		"vdi": func(b *blockdev.Device) { b.Partitions = []string{"vdi1"} },
+		"vdj": func(b *blockdev.Device) { b.Holders = []string{"md0"} },
+		"vdk": func(b *blockdev.Device) { b.Size = 1 << 20 },
 		// These are not even considered:
-		"vdi1": func(b *lvm.BlockDevice) { b.Parent = "vdi" },
-		"vdl":  func(b *lvm.BlockDevice) { b.Virtual = true },
-		"vdm":  func(b *lvm.BlockDevice) { b.LogicalVolume = true },
+		"vdi1": func(b *blockdev.Device) { b.Parent = "vdi" },
+		"vdl":  func(b *blockdev.Device) { b.Virtual = true },
+		"vdm":  func(b *blockdev.Device) { b.Mapping.LogicalVolume = true },
 	} {
 		m.fake.AddDisk(disk(name))
 		m.fake.ChangeDisk(name, change)
@@ -195,9 +195,9 @@ func TestAPartitionOrALoopDeviceIsUsedWhenItIsNamed(t *testing.T) {
 	m := bare(t, "{name: carve, devices: [{path: /dev/vdb1}, {byID: virtio-loop7}]}")
 	m.fake.AddDisk(disk("vdb"), "gpt")
 	m.fake.AddDisk(disk("vdb1"))
-	m.fake.ChangeDisk("vdb1", func(b *lvm.BlockDevice) { b.Parent = "vdb" })
+	m.fake.ChangeDisk("vdb1", func(b *blockdev.Device) { b.Parent = "vdb" })
 	m.fake.AddDisk(disk("loop7"))
-	m.fake.ChangeDisk("loop7", func(b *lvm.BlockDevice) { b.Virtual = true })
+	m.fake.ChangeDisk("loop7", func(b *blockdev.Device) { b.Virtual = true })
 	d := m.start(t, withDevices(nil))
 	if got := d.devices(); !slices.Equal(got, []string{"/dev/vdb1", "/dev/loop7"}) {
 		t.Errorf("devices %q", got)
@@ -264,7 +264,7 @@ func TestADiskThatAppearsIsAddedAndOneThatGrowsIsUsed(t *testing.T) {
 	m.fake.AddDisk(disk("vdc"))
 	events <- struct{}{}
 	waittest.Until(t, "the disk is added", func() bool { return d.available() == 3+63 })
-	m.fake.ChangeDisk("vdc", func(b *lvm.BlockDevice) { b.Size += 10 * testExtent })
+	m.fake.ChangeDisk("vdc", func(b *blockdev.Device) { b.Size += 10 * testExtent })
 	events <- struct{}{}
 	waittest.Until(t, "the disk is used to its end", func() bool { return d.available() == 3+73 })
 	d.create(request("w", 76))
@@ -280,7 +280,7 @@ func TestADiskThatAppearsIsAddedAndOneThatGrowsIsUsed(t *testing.T) {
 	}
 }
 
-func TestAGroupWhoseDisksAreLateIsNotMadeAnew(t *testing.T) {
+func TestAGroupWhoseDisksAreLateIsNotMadeAgain(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"))
 	d := m.start(t, withDevices(nil))
@@ -306,7 +306,7 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAnew(t *testing.T) {
 	m.fake.PlugDisk("vdc", false)
 	m.fake.AddDisk(disk("vdd"))
 	d = m.start(t, withDevices(events), func(_ *daemon, o *Options) {
-		o.providing = func(p *provider) { p.returnGrace = 20 * time.Millisecond }
+		o.provisioning.ReturnGrace = 20 * time.Millisecond
 	})
 	waittest.Until(t, "a new group is made", func() bool { return d.available() == 63 })
 	if c := d.state().GetClasses()[0]; c.GetVgUuid() == uuid || len(d.list()) != 0 {
@@ -336,7 +336,7 @@ func TestAGroupForPersistentMemoryIsAlignedAndNeedsIt(t *testing.T) {
 	m := bare(t, "{name: carve, medium: pmem, devices: [{path: /dev/pmem*}]}")
 	m.config = strings.Replace(m.config, "volumeGroup: carve", "volumeGroup: carve, medium: pmem", 1)
 	m.fake.AddDisk(disk("pmem0"))
-	m.fake.ChangeDisk("pmem0", func(b *lvm.BlockDevice) { b.DAX = true })
+	m.fake.ChangeDisk("pmem0", func(b *blockdev.Device) { b.DAX = true })
 	m.fake.AddDisk(disk("pmem1"))
 	d := m.start(t, withDevices(nil))
 	if got := d.devices(); !slices.Equal(got, []string{"/dev/pmem0"}) || d.refusedFor("/dev/pmem1") != "not_dax" {
@@ -399,7 +399,7 @@ func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
 		{"while it grows one and adds a disk", func(t *testing.T, m *machine) {
 			m.fake.AddDisk(disk("vdb"))
 			m.start(t, withDevices(nil)).stop()
-			m.fake.ChangeDisk("vdb", func(b *lvm.BlockDevice) { b.Size += 10 * testExtent })
+			m.fake.ChangeDisk("vdb", func(b *blockdev.Device) { b.Size += 10 * testExtent })
 			m.fake.AddDisk(disk("vdc"))
 		}, 73 + 63, 8},
 	} {
@@ -414,14 +414,14 @@ func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
 					survived = true
 					d.kill()
 				}
-				// The next life also gets another disk.
+				// The next run also gets another disk.
 				m.fake.AddDisk(disk("vdz"))
 				last := m.start(t, withDevices(nil))
 				if got, want := last.available(), c.extents+63; got != want {
 					t.Fatalf("died at %d: %d extents are there, want %d; refused: %q %q %q", at, got, want,
 						last.refusedFor("/dev/vdb"), last.refusedFor("/dev/vdc"), last.refusedFor("/dev/vdz"))
 				}
-				records, err := last.journal.devices(testGroup)
+				records, err := last.journal.Devices(testGroup)
 				if err != nil || len(records) != len(last.devices()) {
 					t.Errorf("died at %d: records %v, error %v", at, records, err)
 				}
@@ -451,7 +451,7 @@ func TestAnAttemptThatFailsIsNotRepeatedForEveryEvent(t *testing.T) {
 	}
 	events := make(chan struct{})
 	d := m.start(t, withDevices(events), func(_ *daemon, o *Options) {
-		o.providing = func(p *provider) { p.retry = time.Hour }
+		o.provisioning.Retry, o.poolRetry = time.Hour, time.Hour
 	})
 	for range 5 {
 		events <- struct{}{}

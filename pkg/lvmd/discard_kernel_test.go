@@ -19,7 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// trim has a mounted file system tell the device below of all its free space
+// trim has a mounted file system report all its free space to the device below
 // (FITRIM of linux/fs.h, as fstrim does).
 func trim(dir string) error {
 	f, err := os.Open(dir)
@@ -68,7 +68,7 @@ func TestDiscardsThatAnEncryptedVolumeLetsThroughReachTheDiskAlsoAfterItGrew(t *
 	p.delete(v.GetId())
 }
 
-func TestAThinPoolGetsRoomBackOfEncryptedVolumesThatLetDiscardsThrough(t *testing.T) {
+func TestAThinPoolGetsSpaceBackOfEncryptedVolumesThatLetDiscardsThrough(t *testing.T) {
 	n := thinNode(t, "overprovisioning: 2, dataThreshold: 100%")
 	p := n.start()
 	for _, let := range []bool{false, true} {
@@ -79,15 +79,15 @@ func TestAThinPoolGetsRoomBackOfEncryptedVolumesThatLetDiscardsThrough(t *testin
 		if err := trim(dir); let && err != nil || !let && !errors.Is(err, unix.EOPNOTSUPP) {
 			t.Errorf("discards let through: %t; the kernel answers %v", let, err)
 		}
-		n.freesRoom(t, dir, let)
+		n.freesSpace(t, dir, let)
 		unmount()
 		p.delete(v.GetId())
 	}
 }
 
-// freesRoom writes a file and deletes it. By the file system's own discards, and
+// freesSpace writes a file and deletes it. By the file system's own discards, and
 // by those alone, the pool has its blocks back.
-func (n *node) freesRoom(t *testing.T, dir string, let bool) {
+func (n *node) freesSpace(t *testing.T, dir string, let bool) {
 	t.Helper()
 	must.Succeed(t, os.WriteFile(dir+"/data", make([]byte, 16<<20), 0o600))
 	syscall.Sync()
@@ -99,7 +99,7 @@ func (n *node) freesRoom(t *testing.T, dir string, let bool) {
 	must.Succeed(t, os.Remove(dir+"/data"))
 	syscall.Sync()
 	if let {
-		waittest.Until(t, "the pool has the room back", func() bool { return n.poolUse() < full-20 })
+		waittest.Until(t, "the pool has the space back", func() bool { return n.poolUse() < full-20 })
 	} else if now := n.poolUse(); now < full {
 		t.Errorf("%.2f %% of the pool were in use, now %.2f: something was discarded", full, now)
 	}

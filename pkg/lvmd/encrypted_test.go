@@ -3,6 +3,7 @@
 package lvmd
 
 import (
+	"context"
 	"slices"
 	"testing"
 
@@ -10,10 +11,12 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-func TestThatAVolumeIsEncryptedIsNotedForItsLife(t *testing.T) {
+func TestThatAVolumeIsEncryptedIsNotedForGood(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	encrypted, other := d.create(kept(request("pvc-1", 4))), d.create(request("pvc-2", 4))
@@ -52,14 +55,31 @@ func TestThatAVolumeIsEncryptedIsNotedForItsLife(t *testing.T) {
 	d.checkClean()
 }
 
+// A group of which the metadata is full takes no tag, and its volumes are of use all the same.
+func TestAVolumeIsNotedAsEncryptedThoughLVMTakesNoTag(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(kept(request("pvc-1", 4)))
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpTag {
+			return lvm.ErrNoSpace
+		}
+		return nil
+	}
+	must.Get(d.client.NoteEncrypted(t.Context(), &lvmdv1.NoteEncryptedRequest{Id: v.GetId()}))(t)
+	if !d.ready("pvc-1").GetEncrypted() {
+		t.Error("it is not noted")
+	}
+}
+
 func TestAVolumeThatIsBeingDeletedIsNotNotedAsEncrypted(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(kept(request("pvc-1", 4)))
-	claimed := must.Get(d.claimForDeletion(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()}))(t)
+	claimed := must.Get(d.claimForDeletion(v.GetId(), "", false))(t)
 	_, err := d.client.NoteEncrypted(t.Context(), &lvmdv1.NoteEncryptedRequest{Id: v.GetId()})
 	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
-	d.unclaim(claimed)
+	claimed.Release()
 	d.delete(v.GetId())
 	d.checkClean()
 }

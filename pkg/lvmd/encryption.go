@@ -4,155 +4,115 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
-// An encrypted volume has a second device, see lvm.Crypt, which is the one that
-// its user is told of. Its key is nowhere but in the kernel. Nothing is written
+// tagTimeout bounds how long a volume waits for its group's exclusive slot to be tagged. The
+// Pod that is to have the volume waits, too.
+const tagTimeout = 10 * time.Second
+
+// NoteEncrypted implements lvmdv1.LVMDServer. The journal has the note, and a tag of the
+// volume has it, should the journal be lost. The volume is of use without the tag.
+func (s *Service) NoteEncrypted(ctx context.Context, r *lvmdv1.NoteEncryptedRequest) (*lvmdv1.NoteEncryptedResponse, error) {
+	release, err := s.admit()
+	if err != nil {
+		return nil, err
+	}
+	v, done, err := s.inventory.ClaimForNote(r.GetId())
+	release()
+	if err != nil || done {
+		return &lvmdv1.NoteEncryptedResponse{}, err
+	}
+	noted := v.Record()
+	noted.Encrypted = true
+	err = s.journal.PutVolume(noted)
+	s.crash("note: written")
+	if err != nil {
+		v.Release()
+		return nil, apierror.From("noting that volume "+noted.ID+" is encrypted", err)
+	}
+	if err := s.tagEncrypted(ctx, v); err != nil {
+		s.log.Warn("that a volume is encrypted is in the journal only", "volume", noted.ID, "error", err)
+	}
+	v.SetEncrypted()
+	return &lvmdv1.NoteEncryptedResponse{}, nil
+}
+
+// tagEncrypted tags a claimed volume in LVM.
+func (c *core) tagEncrypted(ctx context.Context, v *inventory.Volume) error {
+	ctx, cancel := context.WithTimeout(onBehalfOf(ctx, v), tagTimeout)
+	defer cancel()
+	g := c.groups.Of(v)
+	err := c.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+		return inventory.TaggedEncrypted(v), c.lvm.Tag(volumegroup.ForClassOf(ctx, v), g.Name(), []string{v.ID()}, spec.TagEncrypted)
+	})
+	c.crash("note: tagged")
+	return err
+}
+
+// A volume that lvmd encrypts has a second device, see lvm.Crypt, which is the one that
+// its user has. Its key is nowhere but in the kernel. Nothing is written
 // about whether there is one: the device is there, or what the volume held is
-// lost, and the volume is made anew.
-
-// readEncryption reads what a request says about encryption.
-func (i *identity) readEncryption(r *lvmdv1.CreateVolumeRequest) error {
-	i.Encryption, i.Discards = r.GetEncryption(), r.GetEncryptionDiscards()
-	switch {
-	case i.Encryption != "" && i.Encryption != names.EncryptionEphemeral && i.Encryption != names.EncryptionLUKS:
-		return invalidField("encryption", "%q is not known; allowed are %s, %s, or nothing", i.Encryption, names.EncryptionEphemeral, names.EncryptionLUKS)
-	case i.Encryption == "" && i.Discards:
-		return invalidField("encryption_discards", "it is set for a volume that is not encrypted")
-	case i.Encryption != "" && i.Source != "":
-		return invalidField("encryption", "%q for a volume that is made of another one; encrypted volumes begin empty", i.Encryption)
-	}
-	return nil
-}
-
-// isEncrypted tells whether lvmd encrypts a volume, with a key that the kernel
-// keeps. One that its user encrypts, see luks.go, is as any other to the kernel.
-func (v *volume) isEncrypted() bool { return v.rec.Ident.Encryption == names.EncryptionEphemeral }
-
-// notMapped refuses encryption where files are mapped directly into memory,
-// which leaves nothing in between that could encrypt.
-func (i identity) notMapped() error {
-	if i.Encryption != "" && i.DAX {
-		return invalidField("encryption", "%q in device class %q, whose files are mapped directly into memory and cannot be encrypted; use another class, or mode BLOCK",
-			i.Encryption, i.Class)
-	}
-	return nil
-}
-
-// notEncrypted refuses to make something of an encrypted volume.
-func (v *volume) notEncrypted(field string) error {
-	if v.rec.Ident.Encryption != "" {
-		return invalidField(field, "volume %s is encrypted with a key that nothing else may have: it is neither copied nor snapshotted", v.rec.ID)
-	}
-	return nil
-}
-
-// deviceOf asks the kernel for the device that a volume's user is told of.
-func (s *Service) deviceOf(group, id string, encrypted bool) (lvm.Device, error) {
-	if encrypted {
-		return s.lvm.CryptDevice(id)
-	}
-	return s.lvm.Device(group, id)
-}
-
-// openDevice opens that device for lvmd alone.
-func (s *Service) openDevice(v *volume) (lvm.Handle, error) {
-	if v.isEncrypted() {
-		return s.lvm.OpenCrypt(v.rec.ID)
-	}
-	return s.lvm.Open(v.group.name, v.rec.ID)
-}
+// lost, and the volume is reformatted. A volume with names.EncryptionLUKS is encrypted by its
+// user, with a key that lvmd never sees: lvmd leaves space for the header, hands the volume out
+// with nothing where that will be, and overwrites it at the end.
 
 // encrypt gives a volume an encrypted device with a new key, whatever was there
 // before, and returns it. What lay on the disks before shows as noise, but for
-// the ends of a raw volume, which are empty: nobody shall find a signature.
-func (s *Service) encrypt(ctx context.Context, v *volume) (lvm.Device, error) {
-	id := v.rec.ID
-	if err := s.lvm.ForgetKey(id); err != nil {
+// the ends of a raw volume, which are empty, so that no signature is found there.
+func (s *creator) encrypt(ctx context.Context, v *inventory.Volume) (lvm.Device, error) {
+	if err := s.lvm.ForgetKey(v.ID()); err != nil {
 		return lvm.Device{}, fmt.Errorf("forgetting an earlier key: %w", err)
 	}
-	if _, err := s.lvm.Encrypt(v.group.name, id, lvm.CryptOptions{Discards: v.rec.Ident.Discards}); err != nil {
+	if _, err := s.lvm.Encrypt(v.Group().Name(), v.ID(), lvm.CryptOptions{Discards: v.Ident().Discards}); err != nil {
 		return lvm.Device{}, fmt.Errorf("encrypting: %w", err)
 	}
 	s.crash("encrypt: key made")
-	if v.rec.Ident.Block {
-		h, err := s.open(ctx, v)
+	if v.Ident().Block {
+		h, err := s.groups.Open(ctx, v)
 		if err != nil {
 			return lvm.Device{}, fmt.Errorf("the new volume's encrypted device: %w", err)
 		}
-		ends := spans{}.plus(span{0, h.Size()})
-		if h.Size() > 2*headAndTail {
-			ends = ends.minus(span{headAndTail, h.Size() - headAndTail})
-		}
-		err = s.zero(ctx, h, ends)
+		all := zeroed.Set{}.Plus(zeroed.Span{From: 0, To: h.Size()})
+		err = s.zero(ctx, h, endsOf(all, headAndTail, h.Size()))
 		if err = errors.Join(err, h.Close()); err != nil {
 			return lvm.Device{}, fmt.Errorf("clearing the ends of the new volume: %w", err)
 		}
 	}
-	return s.lvm.CryptDevice(id)
-}
-
-// eraseKey ends what a volume holds, as soon as it is a tombstone. The handle is
-// of its device, or nil, and is closed: what it returns is what is left of it.
-// When it fails, the wipe loop does it.
-func (s *Service) eraseKey(v *volume, h lvm.Handle) lvm.Handle {
-	if !v.isEncrypted() {
-		return h
-	}
-	if h != nil {
-		if err := h.Close(); err != nil {
-			s.log.Warn("closing a deleted volume", "volume", v.rec.ID, "error", err)
-		}
-	}
-	if err := s.lvm.ForgetKey(v.rec.ID); err != nil {
-		s.log.Warn("the key of a deleted volume could not be forgotten yet", "volume", v.rec.ID, "error", err)
-		return nil
-	}
-	s.crash("delete: key forgotten")
-	return nil
-}
-
-// tellOfKeys tells of volumes that are gone but for their encrypted devices. LVM
-// removes no volume that has one: it was renamed, and comes back by its name with
-// all that it holds as long as nobody removes the device, or it was forced away.
-func (s *Service) tellOfKeys(vanished []string) {
-	for _, id := range vanished {
-		if d, err := s.lvm.CryptDevice(id); err == nil {
-			s.log.Warn("the encrypted device of a volume that is gone is left: give the volume its name back, or remove the device (dmsetup remove)",
-				"volume", id, "device", d.Path)
-		}
-	}
+	return s.groups.Device(v)
 }
 
 // growEncrypted makes what an encrypted volume was grown by available.
-func (s *Service) growEncrypted(v *volume) error {
-	if !v.isEncrypted() {
+func (c *core) growEncrypted(v *inventory.Volume) error {
+	if !v.IsEncrypted() {
 		return nil
 	}
-	return s.lvm.GrowCrypt(v.group.name, v.rec.ID)
+	return c.lvm.GrowCrypt(v.Group().Name(), v.ID())
 }
 
-// keyLoop makes encrypted volumes anew whose key is gone, until ctx is done.
-func (s *Service) keyLoop(ctx context.Context) {
+// keyLoop reformats encrypted volumes whose key is gone, until ctx is done.
+func (s *creator) keyLoop(ctx context.Context) {
 	s.finishGrowingEncrypted()
 	for {
-		lost, retry := s.keyless()
-		for _, v := range lost {
+		claimed, retry := s.inventory.ClaimKeyless()
+		for _, v := range claimed {
 			s.spawn(func() {
-				defer wake(s.lost)
-				if err := s.makeAnew(ctx, v); err != nil && ctx.Err() == nil {
-					s.log.Error("an encrypted volume without a key could not be made anew; it will be tried again", "volume", v.rec.ID, "error", err)
-					s.postpone(v)
+				defer s.keyless.Set()
+				if err := s.checkKey(ctx, v); err != nil && ctx.Err() == nil {
+					s.log.Error("an encrypted volume without a key could not be reformatted; it will be tried again", "volume", v.ID(), "error", err)
+					s.inventory.Postpone(v)
 				}
 			})
 		}
-		if !sleepUntil(ctx, s.lost, retry) {
+		if !s.keyless.Wait(ctx, retry) {
 			return
 		}
 	}
@@ -160,93 +120,56 @@ func (s *Service) keyLoop(ctx context.Context) {
 
 // finishGrowingEncrypted does what an expansion may have left undone when lvmd
 // ended.
-func (s *Service) finishGrowingEncrypted() {
-	s.model.mu.Lock()
-	var all []*volume
-	for _, v := range s.model.volumes {
-		if v.isEncrypted() && v.rec.Phase == ready && v.device.Path != "" {
-			all = append(all, v)
-		}
-	}
-	s.model.mu.Unlock()
-	for _, v := range all {
+func (s *creator) finishGrowingEncrypted() {
+	for _, v := range s.inventory.EncryptedVolumes() {
 		if err := s.growEncrypted(v); err != nil {
-			s.log.Error("an encrypted volume is not as large as it should be until its expansion is asked for again", "volume", v.rec.ID, "error", err)
+			s.log.Error("an encrypted volume is not as large as it should be until its expansion is requested again", "volume", v.ID(), "error", err)
 		}
 	}
 }
 
-// keyless claims the encrypted volumes that have no device. When some must wait,
-// it returns until when.
-func (s *Service) keyless() (lost []*volume, retry time.Time) {
-	now := time.Now()
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	for _, v := range s.model.volumes {
-		without := v.rec.Phase == emptied || v.rec.Phase == ready && v.device.Path == ""
-		switch {
-		case !v.isEncrypted() || !without || v.op != nil || v.claimed || !v.group.present || !v.group.exists[v.rec.ID]:
-		case v.retryAt.After(now):
-			retry = earlier(retry, v.retryAt)
-		default:
-			v.claimed = true
-			lost = append(lost, v)
-		}
+// checkKey makes a claimed volume as it was when it was created, empty, if its key is gone. That
+// is for the kernel to say, not for a node under /dev that is missing.
+func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
+	_, err := s.lvm.Device(v.Group().Name(), v.ID())
+	if err != nil {
+		v.ReleaseChecked(nil)
+		return err
 	}
-	return lost, retry
+	device, err := s.groups.Device(v)
+	switch {
+	case v.Record().Phase == spec.DataLost || errors.Is(err, lvm.ErrNotFound):
+		return s.reformat(ctx, v)
+	case err != nil:
+		v.ReleaseChecked(nil)
+		return err
+	}
+	v.ReleaseChecked(&device)
+	return nil
 }
 
-// makeAnew makes a claimed volume as it was when it was created: empty. That the
-// key is gone is for the kernel to say, not for a node under /dev that is missing.
-func (s *Service) makeAnew(ctx context.Context, v *volume) error {
-	id := v.rec.ID
-	_, err := s.lvm.Device(v.group.name, id)
-	var device lvm.Device
-	if err == nil {
-		device, err = s.lvm.CryptDevice(id)
-		if v.rec.Phase == emptied || errors.Is(err, lvm.ErrNotFound) {
-			return s.refill(ctx, v)
-		}
-	}
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	v.claimed = false
-	if err == nil {
-		v.activeAt(device)
-		s.model.publish(v.group, v)
-	}
-	return err
-}
-
-// refill notes that what the volume held is gone, and then makes it again.
-func (s *Service) refill(ctx context.Context, v *volume) error {
-	intent := v.rec
-	intent.Phase = emptied
-	if err := s.journal.put(intent); err != nil {
-		s.unclaim(v)
+// reformat notes that what the volume held is gone, and then makes it again.
+func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
+	intent := v.Record()
+	intent.Phase = spec.DataLost
+	if err := s.journal.PutVolume(intent); err != nil {
+		v.Release()
 		return err
 	}
 	s.crash("encrypt: loss noted")
+	owner := &v.Ident().Owner
 	s.log.Warn("the key of an encrypted volume is gone, and what it held with it: the machine was started anew; the volume is made again, empty",
-		"volume", v.rec.ID, "name", v.rec.Ident.Name, "claim", v.rec.Ident.Owner.Namespace+"/"+v.rec.Ident.Owner.Claim)
-	s.model.mu.Lock()
-	v.rec.Phase, v.claimed = emptied, false
-	op := s.begin(v, s.finishCreation)
-	s.model.publish(v.group, v)
-	s.model.mu.Unlock()
+		"volume", v.ID(), "name", v.Ident().Name, "claim", owner.Namespace+"/"+owner.Claim)
+	op := v.BeginReformat()
+	s.begin(v, op, s.finish)
 	select {
-	case <-op.done:
-		if op.err == nil {
-			s.metrics.emptied.Inc()
+	case <-op.Done():
+		_, err := op.Result()
+		if err == nil {
+			s.metrics.reformats.Inc()
 		}
-		return op.err
+		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// activeAt notes a volume's device. The caller holds the model's lock.
-func (v *volume) activeAt(d lvm.Device) {
-	v.device = d
-	v.conditions = slices.DeleteFunc(slices.Clone(v.conditions), func(c *lvmdv1.Condition) bool { return c.GetType() == "Inactive" })
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // plainText is what is looked for where it must not be.
-var plainText = bytes.Repeat([]byte("plain text that nobody may find "), 32<<10)
+var plainText = bytes.Repeat([]byte("plain text that no one may find "), 32<<10)
 
 // sealed makes a request one for an encrypted volume.
 func sealed(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
@@ -248,7 +248,7 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 	fill(t, plain, 0x5a)
 	dir, unmount := mount(t, fs)
 	must.Succeed(t, os.WriteFile(dir+"/data", plainText, 0o600))
-	// The death of lvmd alone changes nothing, nor does one in use.
+	// A crash of lvmd alone changes nothing, nor does one in use.
 	p.kill()
 	p = n.start()
 	if again := p.volume(fs.GetId()); again.GetEmptiedAt() != nil || again.GetDeviceMinor() != fs.GetDeviceMinor() || again.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
@@ -287,7 +287,7 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 	}
 	checkFilled(t, p.volume(plain.GetId()), 0x5a, 8<<20)
 	if log := p.log.String(); strings.Count(log, "the key of an encrypted volume is gone") != 2 {
-		t.Errorf("the log does not tell of two volumes:\n%s", log)
+		t.Errorf("the log does not name two volumes:\n%s", log)
 	}
 	for _, v := range []*lvmdv1.Volume{fs, raw, plain} {
 		p.deleteAgain(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
@@ -308,8 +308,8 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 	p.kill()
 	const least = 22
 	for number := range places(chance(t), 1, least) {
-		s := newSaga(n)
-		p := n.startMortal(number)
+		s := newScenario(n)
+		p := n.startCrashing(number)
 		s.create(p, sealed(create("pvc-kept", 16<<20, "ext4")))
 		s.expand(p, "pvc-kept", 24<<20)
 		s.create(p, sealed(create("pvc-gone", 8<<20, "ext4")))
@@ -324,7 +324,7 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 		if rebooted {
 			n.reboot()
 			// It comes past eight places when it recovers a volume.
-			p = n.startMortal(1 + number%8/2)
+			p = n.startCrashing(1 + number%8/2)
 			if len(s.kept) > 0 {
 				waittest.Until(t, "the successor is dead", func() bool { return p.dead(time.Millisecond) && n.read("died") != "" })
 			}
@@ -334,7 +334,7 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 		p = n.start()
 		if rebooted {
 			for name := range s.kept {
-				waittest.Until(t, name+" is made anew", func() bool {
+				waittest.Until(t, name+" is reformatted", func() bool {
 					resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
 					return err == nil && resp.GetVolume().GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY && resp.GetVolume().GetEmptiedAt() != nil
 				})
@@ -369,7 +369,7 @@ func TestAnEncryptedVolumeThatWasRenamedComesBackWithWhatItHolds(t *testing.T) {
 		t.Errorf("volume %v, was %v", again, v)
 	}
 	if !strings.Contains(p.log.String(), "give the volume its name back") {
-		t.Errorf("the log does not tell what is left:\n%s", p.log)
+		t.Errorf("the log does not say what is left:\n%s", p.log)
 	}
 	p.delete(v.GetId())
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
@@ -383,7 +383,7 @@ func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
 	// What a user may do there.
 	lvmByHand(t, "vgcreate", "--yes", "users-own", v.GetDevicePath())
 	lvmByHand(t, "vgs", "users-own")
-	h := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: patience, SystemDir: filepath.Join(n.dir, "state", "lvm")})
+	h := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout, SystemDir: filepath.Join(n.dir, "state", "lvm")})
 	if found, err := h.Scan(t.Context(), []string{"users-own", n.group}); err != nil || len(found) != 1 || found[0].Name != n.group {
 		t.Errorf("found %+v, error %v", found, err)
 	}

@@ -14,8 +14,9 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -251,26 +252,26 @@ func TestAfterARebootAnEncryptedVolumeIsEmptyFormattedAndSaysSo(t *testing.T) {
 			if n, _, _ := m.fake.Traces(testGroup, plain.GetId()); n == 0 {
 				t.Error("a volume that is not encrypted lost what it held")
 			}
-			// It is told once, and still after the next start.
-			emptied := d.ready("pvc-1").GetEmptiedAt().AsTime()
+			// It is reported once, and still after the next start.
+			lost := d.ready("pvc-1").GetEmptiedAt().AsTime()
 			d.stop()
 			d = m.start(t)
-			if again := d.ready("pvc-1").GetEmptiedAt().AsTime(); journal == "kept" && !again.Equal(emptied) {
-				t.Errorf("emptied at %v, then at %v", emptied, again)
+			if again := d.ready("pvc-1").GetEmptiedAt().AsTime(); journal == "kept" && !again.Equal(lost) {
+				t.Errorf("data lost at %v, then at %v", lost, again)
 			}
 		})
 	}
 }
 
-func TestAVolumeThatCannotBeMadeAnewIsNotGivenOutUntilItCan(t *testing.T) {
+func TestAVolumeThatCannotBeReformattedIsNotGivenOutUntilItCan(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(sealed(fsRequest("pvc-1", 4, "ext4")))
 	d.reboot()
-	sick := make(chan struct{})
+	failing := make(chan struct{})
 	m.formatHook = func(context.Context, string) error {
 		select {
-		case <-sick:
+		case <-failing:
 			return nil
 		default:
 			return errors.New("mkfs fails")
@@ -284,17 +285,17 @@ func TestAVolumeThatCannotBeMadeAnewIsNotGivenOutUntilItCan(t *testing.T) {
 	if resp, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()}); err != nil || resp.GetVolume().GetDevicePath() != "" {
 		t.Errorf("volume %v, error %v", resp.GetVolume(), err)
 	}
-	close(sick)
+	close(failing)
 	if d.ready("pvc-1").GetEmptiedAt() == nil {
-		t.Error("it does not say that it was emptied")
+		t.Error("it does not say that it lost its data")
 	}
-	d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Name: "pvc-1"})
+	d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Name: "pvc-1"})
 	d.checkClean()
 }
 
-// TestKilledWhileVolumesAreMadeAnew kills lvmd at every place of its first life
+// TestKilledWhileVolumesAreReformatted kills lvmd at every place of its first run
 // after a reboot.
-func TestKilledWhileVolumesAreMadeAnew(t *testing.T) {
+func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 	for at := 1; ; at++ {
 		m := newMachine(t)
 		d := m.start(t)
@@ -308,11 +309,10 @@ func TestKilledWhileVolumesAreMadeAnew(t *testing.T) {
 		between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
 		if err == nil {
 			done := func() bool {
-				between.model.mu.Lock()
-				defer between.model.mu.Unlock()
+				known := between.inventory.Inspect()
 				return !slices.ContainsFunc([]string{was.GetId(), raw.GetId()}, func(id string) bool {
-					v := between.model.volumes[id]
-					return v.rec.Phase != ready || v.device.Path == "" || v.rec.Emptied.IsZero() || v.op != nil
+					v := known[id]
+					return v.Record.Phase != spec.Ready || v.Device.Path == "" || v.Record.Reformatted.IsZero() || v.Busy
 				})
 			}
 			for !between.gate.dead.Load() && !done() {
@@ -324,7 +324,7 @@ func TestKilledWhileVolumesAreMadeAnew(t *testing.T) {
 		d = m.start(t)
 		for _, name := range []string{"e", "f"} {
 			if v := d.ready(name); v.GetEmptiedAt() == nil {
-				t.Errorf("volume %v does not say that it was emptied", v)
+				t.Errorf("volume %v does not say that it lost its data", v)
 			}
 		}
 		if formats.Load() == 0 {
@@ -334,7 +334,7 @@ func TestKilledWhileVolumesAreMadeAnew(t *testing.T) {
 			t.Errorf("it shows %d blocks, error %v", n, err)
 		}
 		for _, name := range []string{"e", "f"} {
-			d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Name: name})
+			d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Name: name})
 		}
 		d.checkClean()
 		if left, err := m.fake.Encrypted(); err != nil || len(left) > 0 {
@@ -366,17 +366,17 @@ func TestAnEncryptedVolumeThatIsRemovedBehindOurBackIsForgotten(t *testing.T) {
 	d.checkClean()
 }
 
-func TestTagsTellHowAVolumeIsEncrypted(t *testing.T) {
-	for _, want := range []identity{
+func TestTagsSayHowAVolumeIsEncrypted(t *testing.T) {
+	for _, want := range []spec.Identity{
 		{Name: "a", Class: "c", Block: true, Encryption: names.EncryptionEphemeral},
 		{Name: "a", Class: "c", Block: true, Encryption: names.EncryptionEphemeral, Discards: true},
 	} {
-		got, err := identityFromTags(want.tags())
-		if err != nil || got != want || !tellEncrypted(want.tags()) {
+		got, err := spec.FromTags(want.Tags())
+		if err != nil || got != want || !spec.AreEncrypted(want.Tags()) {
 			t.Errorf("%+v became %+v, error %v", want, got, err)
 		}
-		for _, tag := range want.tags() {
-			if !lvm.ValidTag(tag) {
+		for _, tag := range want.Tags() {
+			if !ondisk.ValidTag(tag) {
 				t.Errorf("tag %q", tag)
 			}
 		}

@@ -2,205 +2,219 @@ package lvmd
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// expansion is the growth of one volume. The model's lock guards it.
-type expansion struct {
-	volume *volume
-	// extents is what the volume is to have in all, and more by how much that is more
-	// than it has. Where more is zero there is nothing to be done, and the volume was not
-	// claimed.
-	extents, more int64
-	// zeroing is true when the new extents must read as zeroes before the volume has
-	// them. The expansion goes on then when its callers have gone, and others join it.
-	zeroing bool
-	// extension holds the new extents until they read as zeroes; nil unless zeroing.
-	extension *volume
-	// reserved is true while the group's free space is reserved for the expansion.
-	reserved bool
-	// cancel ends it; it is nil before the expansion was begun in the background.
-	cancel context.CancelFunc
-	// done is closed at the end, when err is its result.
-	done chan struct{}
-	err  error
-}
+// expander makes volumes larger.
+type expander struct{ *core }
 
 // ExpandVolume implements lvmdv1.LVMDServer. LVM's commit is the one effect,
 // and a retry finds it done.
 func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
 	if r.GetId() == "" {
-		return nil, invalidField("id", "it is empty")
+		return nil, apierror.InvalidField("id", "it is empty")
 	}
 	if r.GetRequiredBytes() < 1 {
-		return nil, invalidField("required_bytes", "%d is not at least 1", r.GetRequiredBytes())
+		return nil, apierror.InvalidField("required_bytes", "%d is not at least 1", r.GetRequiredBytes())
 	}
 	if l := r.GetLimitBytes(); l < 0 || l != 0 && l < r.GetRequiredBytes() {
-		return nil, invalidField("limit_bytes", "%d is neither 0, for no limit, nor at least required_bytes, %d", l, r.GetRequiredBytes())
+		return nil, apierror.InvalidField("limit_bytes", "%d is neither 0, for no limit, nor at least required_bytes, %d", l, r.GetRequiredBytes())
 	}
-	e, err := s.admitExpansion(r)
+	v, err := s.expander.expand(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	v := e.volume
+	return &lvmdv1.ExpandVolumeResponse{Volume: v.Report()}, nil
+}
+
+func (s *expander) expand(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*inventory.Volume, error) {
+	e, err := s.begin(r)
+	if err != nil {
+		return nil, err
+	}
 	switch {
-	case e.more == 0:
-	case e.zeroing:
-		s.beginZeroed(e)
+	case e.IsDone():
+	case e.IsZeroing():
 		select {
-		case <-e.done:
-			err = e.err
+		case <-e.Done():
+			err = e.Err()
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
 	default:
 		err = s.extend(ctx, e)
+		e.End(err)
 	}
 	if err == nil {
-		err = s.growEncrypted(v)
+		err = s.growEncrypted(e.Volume())
 	}
 	if err != nil {
-		return nil, publicError("expanding volume "+v.rec.ID, err)
+		return nil, apierror.From("expanding volume "+r.GetId(), err)
 	}
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	return &lvmdv1.ExpandVolumeResponse{Volume: v.proto()}, nil
+	return e.Volume(), nil
 }
 
-// admitExpansion reserves the space and claims the volume, or finds an expansion under
-// way that leads to what is asked for.
-func (s *Service) admitExpansion(r *lvmdv1.ExpandVolumeRequest) (*expansion, error) {
-	m := s.model
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s.isStopping() {
-		return nil, errStopping
-	}
-	v, err := m.lookup(r.GetId(), "")
+// begin decides about a request, and carries an expansion that is zeroing out in the background,
+// unless that has begun already.
+func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (*inventory.Expansion, error) {
+	release, err := s.admit()
 	if err != nil {
 		return nil, err
 	}
-	g := v.group
-	switch {
-	case v.op != nil || v.claimed && v.expansion == nil || v.pins > 0:
-		return nil, operationPending("another operation on volume %s is under way", v.rec.ID)
-	case v.rec.Phase != ready:
-		return nil, operationPending("the creation of volume %s is not finished", v.rec.ID)
-	case !g.present || g.info.MissingDevices > 0:
-		return nil, deviceMissing("volume group %q, or a device of it, is missing", g.name)
+	defer release()
+	e, err := s.inventory.AdmitExpansion(r.GetId(), r.GetRequiredBytes(), r.GetLimitBytes())
+	if err != nil || e.IsDone() || !e.IsZeroing() {
+		return e, err
 	}
-	extents, err := v.rec.Ident.extentsWithin(r.GetRequiredBytes(), r.GetLimitBytes(), g.info.ExtentSize*v.layout.Unit())
-	if err != nil {
-		return nil, err
+	ctx, cancel := context.WithCancel(onBehalfOf(s.work, e.Volume()))
+	if !e.Begin(cancel) {
+		cancel()
+		return e, nil
 	}
-	extents *= v.layout.Unit()
-	switch running := v.expansion; {
-	case extents <= v.extents:
-		return &expansion{volume: v}, nil
-	case running != nil && extents == running.extents:
-		return running, nil
-	case running != nil:
-		return nil, operationPending("volume %s is being expanded to %d bytes", v.rec.ID, running.extents*g.info.ExtentSize)
-	}
-	e := &expansion{volume: v, extents: extents, more: extents - v.extents, done: make(chan struct{})}
-	e.zeroing = v.pool == nil && m.mustBeClean(v.rec.Ident)
-	if e.zeroing {
-		e.extension = e.newExtension()
-	}
-	if err := m.checkExpansion(e); err != nil {
-		return nil, err
-	}
-	v.promiseMore(e.more)
-	v.claimed, e.reserved = true, true
-	if e.zeroing {
-		v.expansion = e
-	}
+	s.spawn(func() {
+		defer cancel()
+		e.End(s.extendZeroed(ctx, e))
+	})
 	return e, nil
-}
-
-// checkExpansion refuses what there is no free space for, in the group or in its
-// metadata. The caller holds the model's lock.
-func (m *model) checkExpansion(e *expansion) error {
-	v, more := e.volume, e.more
-	g := v.group
-	// A class that is not configured any more keeps no reserve.
-	room := max(0, g.allocatable-g.creating-g.expanding)
-	if v.pool != nil {
-		room = v.pool.freeRoom()
-	}
-	reserve := int64(0)
-	if c := m.class(v.rec.Ident.Class); c != nil && c.in(g) != nil {
-		room, reserve = c.in(g).room(), c.in(g).reserved()
-	}
-	if g.placed && v.pool == nil {
-		room = v.growth(reserve)
-	}
-	if more > room {
-		return noSpace("expanding volume %s by %d bytes: %d available", v.rec.ID, more*g.info.ExtentSize, room*g.info.ExtentSize)
-	}
-	pieces := max(1, min(more, g.fragments))
-	text := lvm.VolumeText(nil, v.layout.Segments(pieces))
-	if e.zeroing && !g.mayHaveMore() {
-		return g.errTooMany("expanding volume " + v.rec.ID + ", which takes another one for a while")
-	}
-	if e.zeroing {
-		text += lvm.VolumeText(extensionTags(e.extension), pieces)
-	}
-	if !g.hasText(text) {
-		return noSpace("expanding volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
-			v.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
-	}
-	return nil
 }
 
 // extend has LVM choose the new extents and add them to the volume: what they hold does
 // not matter.
-func (s *Service) extend(ctx context.Context, e *expansion) error {
+func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
-	v, g := e.volume, e.volume.group
-	s.model.mu.Lock()
-	takes := v.grows(e.more)
-	s.model.mu.Unlock()
-	defer s.unclaim(v)
-	var pieces []lvm.Piece
-	var unmapped error
-	err := s.change(onBehalfOf(ctx, v.rec.Ident.Owner), g, -takes,
-		func(ctx context.Context) error {
-			s.model.mu.Lock()
-			on := v.planGrowth(e.more)
-			s.model.mu.Unlock()
-			err := s.lvm.Extend(forClassOf(ctx, v), g.name, v.rec.ID, e.extents, on...)
-			if err == nil {
-				pieces, unmapped = s.lvm.Mapping(g.name, v.rec.ID)
-			}
-			return err
-		},
-		func() []*volume {
-			e.release()
-			if v.pool != nil {
-				v.pool.virtual += e.more
-				v.extents = e.extents
-			} else {
-				e.grown(pieces, unmapped)
-			}
-			return []*volume{v}
-		})
-	if err != nil {
-		s.model.mu.Lock()
-		e.release()
-		s.model.publish(g)
-		s.model.mu.Unlock()
-	}
-	return err
+	v := e.Volume()
+	return s.groups.Change(onBehalfOf(ctx, v), s.groups.Of(v), func(ctx context.Context) (inventory.Effect, error) {
+		return s.grow(ctx, e, e.PlanGrowth())
+	})
 }
 
-// grown notes that the volume has its new extents, and where they lie. The caller holds
-// the model's lock.
-func (e *expansion) grown(pieces []lvm.Piece, unmapped error) {
-	v, g := e.volume, e.volume.group
-	g.taken(pieces, v.extents*g.info.ExtentSize, e.extents*g.info.ExtentSize, unmapped)
-	v.extents, v.segments = e.extents, v.segments+min(e.more, g.fragments)
-	v.occupy(pieces, unmapped)
+// grow runs the command that gives a volume the extents of an expansion.
+func (s *expander) grow(ctx context.Context, e *inventory.Expansion, on []layout.Share) (inventory.Growth, error) {
+	v, group := e.Volume(), e.Volume().Group().Name()
+	if err := s.lvm.Extend(volumegroup.ForClassOf(ctx, v), group, v.ID(), e.Extents(), on...); err != nil {
+		return inventory.Growth{}, err
+	}
+	segments, unmapped := s.lvm.Mapping(group, v.ID())
+	return inventory.Grown(e, segments, unmapped), nil
+}
+
+// A raw volume shows its user every byte that it has. The extents by which it grows are
+// therefore zeroed first, in a logical volume of their own, the extension, which has no
+// other user. Then one slot of the group removes the extension and adds exactly its extents
+// to the volume. No byte is written to an extent after the volume's user can see it, and
+// the volume's size changes once. When lvmd ends in between, the next scan finds the
+// extension by its tag and removes it; the expansion begins again when it is requested again.
+
+// extendZeroed makes a volume larger by extents that read as zeroes.
+func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) error {
+	s.crash("expand: admitted")
+	g := s.groups.Of(e.Volume())
+	done, err := s.allocate(ctx, g, e)
+	if err == nil && !done {
+		s.crash("expand: extension made")
+		if err = s.zeroExtension(ctx, e); err == nil {
+			s.crash("expand: extension zeroed")
+			err = s.giveExtension(ctx, g, e)
+		}
+	}
+	if err != nil {
+		s.dropExtension(g, e)
+		return err
+	}
+	s.crash("expand: grown")
+	if err := s.journal.Update(s.groups.Remember(g)); err != nil {
+		s.log.Warn("what is known to be zero in a volume group will be forgotten at the next start", "group", g.Name(), "error", err)
+	}
+	return nil
+}
+
+// allocate takes the extents for an expansion. Where all of them are known to hold zeroes,
+// the volume gets them at once and done is true; otherwise the extension does.
+func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) (done bool, err error) {
+	err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+		on, zeroed, err := s.chooseExtents(e)
+		if err != nil {
+			return nil, err
+		}
+		if done = zeroed; done {
+			return s.grow(ctx, e, on)
+		}
+		if err := s.lvm.Create(volumegroup.ForClassOf(ctx, e.Volume()), e.ExtensionOptions(on)); err != nil {
+			return nil, err
+		}
+		segments, unmapped := s.lvm.Mapping(g.Name(), e.Extension().ID())
+		return inventory.ExtensionMade(e, segments, unmapped), nil
+	})
+	return done, err
+}
+
+// chooseExtents names the very extents by which a volume grows, and reports whether all of
+// them are known to hold zeroes. The caller has the group's slot.
+func (s *expander) chooseExtents(e *inventory.Expansion) (on []layout.Share, zeroed bool, err error) {
+	group := e.Volume().Group().Name()
+	p, err := s.lvm.Placement(group)
+	if err != nil {
+		return nil, false, fmt.Errorf("reading which extents are free: %w", err)
+	}
+	segments, err := s.lvm.Mapping(group, e.Volume().ID())
+	if err != nil {
+		return nil, false, err
+	}
+	return e.ChooseExtents(p, segments)
+}
+
+// zeroExtension makes the extension read as zeroes, durably.
+func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) error {
+	h, err := s.groups.Open(ctx, e.Extension())
+	if err != nil {
+		return fmt.Errorf("the device of the new extents: %w", err)
+	}
+	notZeroed, _ := e.Extension().NotZeroed(h.Size())
+	err = s.zero(ctx, h, notZeroed)
+	if err = errors.Join(err, h.Close()); err != nil {
+		return fmt.Errorf("zeroing the new extents: %w", err)
+	}
+	return nil
+}
+
+// giveExtension removes the extension and adds its extents to the volume, in one slot of the
+// group. Where they are is read again: an administrator may have moved them meanwhile.
+func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) error {
+	x := e.Extension().ID()
+	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+		zeroed, err := s.lvm.Mapping(g.Name(), x)
+		if err != nil {
+			return nil, err
+		}
+		on := g.SharesOf(zeroed)
+		if err := s.lvm.Remove(volumegroup.ForClassOf(ctx, e.Volume()), g.Name(), []string{x}); err != nil {
+			return nil, err
+		}
+		s.crash("expand: extension removed")
+		grown, err := s.grow(ctx, e, on)
+		if err != nil {
+			return nil, err
+		}
+		return inventory.ExtensionGiven(grown, zeroed), nil
+	})
+}
+
+// dropExtension makes what is left of an extension a tombstone.
+func (s *expander) dropExtension(g *volumegroup.Group, e *inventory.Expansion) {
+	rec, left := e.DropExtension()
+	if !left {
+		return
+	}
+	if err := s.journal.PutVolume(rec); err != nil {
+		// Its tag says the same at the next start.
+		s.log.Warn("an extension's tombstone is not in the journal", "volume", e.Volume().ID(), "extension", rec.ID, "error", err)
+	}
+	g.Reclaim()
 }

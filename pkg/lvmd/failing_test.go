@@ -18,10 +18,11 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-func TestADiskThatFailsACommandIsToldUntilOneGoesWellOrAWhilePassed(t *testing.T) {
+func TestADiskThatFailsACommandIsReportedUntilOneGoesWellOrAWhilePassed(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		// format has mkfs fail instead of LVM.
@@ -48,7 +49,7 @@ func TestADiskThatFailsACommandIsToldUntilOneGoesWellOrAWhilePassed(t *testing.T
 				return nil
 			}
 			d := m.start(t)
-			told := func() bool {
+			reported := func() bool {
 				return slices.ContainsFunc(d.class().GetConditions(), func(c *lvmdv1.Condition) bool { return c.GetType() == "DiskErrors" })
 			}
 			fail := func() {
@@ -59,21 +60,19 @@ func TestADiskThatFailsACommandIsToldUntilOneGoesWellOrAWhilePassed(t *testing.T
 				failing.Store(false)
 			}
 			fail()
-			if !c.format && !told() {
-				t.Error("it is not told")
+			if !c.format && !reported() {
+				t.Error("it is not reported")
 			}
 			d.delete(d.create(fsRequest("pvc-1", 4, "ext4")).GetId())
-			if told() {
-				t.Error("it is told although a command went well")
+			if reported() {
+				t.Error("it is reported although a command went well")
 			}
 			if c.format {
 				return // Its removal went well: that ends it, too.
 			}
 			fail()
-			d.model.mu.Lock()
-			d.failingFor = time.Millisecond
-			d.model.mu.Unlock()
-			waittest.Until(t, "it is forgiven", func() bool { return !told() })
+			d.failingFor.Store(int64(time.Millisecond))
+			waittest.Until(t, "it is forgiven", func() bool { return !reported() })
 			d.checkClean()
 		})
 	}
@@ -87,34 +86,7 @@ func TestErrorsSayThatItIsTheDisk(t *testing.T) {
 		fmt.Errorf("clearing: %w", unix.EIO),
 		&lvm.CommandError{Command: "lvcreate", Err: lvm.ErrUnavailable},
 	} {
-		wantCode(t, publicError("growing", err), codes.Unavailable, names.ReasonDeviceMissing)
+		wantCode(t, apierror.From("growing", err), codes.Unavailable, names.ReasonDeviceMissing)
 	}
-	wantCode(t, publicError("growing", errors.New("whatever")), codes.Internal, names.ReasonCommandFailed)
-}
-
-func TestOnlyWhatLVMHasNotFinishedMakingIsHalfMade(t *testing.T) {
-	raid := lvm.Layout{Type: lvm.RAID1, Mirrors: 1}
-	volume := func(layout lvm.Layout, skip bool, tags ...string) lvm.Volume {
-		return lvm.Volume{Name: "cv1", Layout: layout, Tags: tags, Attr: lvm.Attr{SkipActivation: skip}}
-	}
-	bare := lvm.Volume{Name: "cv1_rmeta_0"}
-	for _, c := range []struct {
-		name    string
-		volumes []lvm.Volume
-		want    bool
-	}{
-		{"its bookkeeping lies bare and it is not activated", []lvm.Volume{volume(raid, true, tagMarker), bare}, true},
-		{"it is whole", []lvm.Volume{volume(raid, false, tagMarker)}, false},
-		{"an administrator forbade its activation", []lvm.Volume{volume(raid, true, tagMarker)}, false},
-		{"it gets another image", []lvm.Volume{volume(raid, false, tagMarker), bare}, false},
-		{"it is not ours", []lvm.Volume{volume(raid, true), bare}, false},
-		{"it is a snapshot", []lvm.Volume{volume(lvm.Layout{Type: lvm.Linear}, true, tagMarker), bare}, false},
-		{"the bookkeeping is another volume's", []lvm.Volume{volume(raid, true, tagMarker), {Name: "cv2_rmeta_0"}}, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := halfMade(&lvm.Group{Volumes: c.volumes})["cv1"]; got != c.want {
-				t.Errorf("half made: %v", got)
-			}
-		})
-	}
+	wantCode(t, apierror.From("growing", errors.New("whatever")), codes.Internal, names.ReasonCommandFailed)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -26,7 +27,7 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 		return nil
 	}
 	d := m.start(t)
-	ids := make([]string, 8*maxBatch)
+	ids := make([]string, 8*reclaim.MaxRemoved)
 	for i := range ids {
 		ids[i] = d.create(request(fmt.Sprintf("old-%d", i), 1)).GetId()
 	}

@@ -17,49 +17,49 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// frailStart is where a frail disk lies on the disk below, in sectors, so that
+// faultyStart is where a faulty disk lies on the disk below, in sectors, so that
 // LVM does not find the same physical volume on both.
-const frailStart = 8192
+const faultyStart = 8192
 
-// frail is a disk that can be made to fail and to work again.
-type frail struct {
+// faulty is a disk that can be made to fail and to work again.
+type faulty struct {
 	t       testing.TB
 	name    string
 	sectors int64
 	disk    string
 }
 
-// newFrail puts a device-mapper device over a disk.
-func newFrail(t testing.TB, disk string) *frail {
+// newFaulty puts a device-mapper device over a disk.
+func newFaulty(t testing.TB, disk string) *faulty {
 	t.Helper()
 	file := must.Get(os.Open(disk))(t)
 	defer file.Close()
 	size := must.Get(file.Seek(0, 2))(t)
-	f := &frail{t: t, name: "carve-frail", sectors: size/512 - frailStart, disk: disk}
+	f := &faulty{t: t, name: "carve-faulty", sectors: size/512 - faultyStart, disk: disk}
 	byHand(t, "dmsetup", "create", f.name, "--table", f.table(f.linear()))
 	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--retry", f.name) })
 	return f
 }
 
-func (f *frail) path() string { return "/dev/mapper/" + f.name }
+func (f *faulty) path() string { return "/dev/mapper/" + f.name }
 
-func (f *frail) table(target string) string { return fmt.Sprintf("0 %d %s", f.sectors, target) }
+func (f *faulty) table(target string) string { return fmt.Sprintf("0 %d %s", f.sectors, target) }
 
 // set replaces what the disk does.
-func (f *frail) set(target string) {
+func (f *faulty) set(target string) {
 	f.t.Helper()
 	byHand(f.t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", f.name)
 	byHand(f.t, "dmsetup", "load", f.name, "--table", f.table(target))
 	byHand(f.t, "dmsetup", "resume", f.name)
 }
 
-func (f *frail) fail() { f.set("error") }
-func (f *frail) work() { f.set(f.linear()) }
+func (f *faulty) fail() { f.set("error") }
+func (f *faulty) work() { f.set(f.linear()) }
 
-func (f *frail) linear() string { return fmt.Sprintf("linear %s %d", f.disk, frailStart) }
+func (f *faulty) linear() string { return fmt.Sprintf("linear %s %d", f.disk, faultyStart) }
 
 func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
-	disk := newFrail(t, "/dev/vdc")
+	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
 	lvmByHand(t, "vgcreate", "--yes", "other", disk.path())
 	t.Cleanup(func() {
@@ -75,7 +75,7 @@ func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 	disk.fail()
 	t.Cleanup(disk.work)
 	class := func() *lvmdv1.DeviceClass { return p.state().GetClasses()[1] }
-	waittest.Until(t, "the class has no room and a condition", func() bool {
+	waittest.Until(t, "the class has no free space and a condition", func() bool {
 		return class().GetAvailableBytes() == 0 && len(class().GetConditions()) > 0
 	})
 	ask.Name = "pvc-more"
@@ -105,7 +105,7 @@ func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 }
 
 func TestADeletionWaitsWhileADiskOfTheGroupIsAway(t *testing.T) {
-	disk := newFrail(t, "/dev/vdc")
+	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t, "/dev/vdb", disk.path())
 	p := n.start()
 	all := p.available()

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -31,22 +30,21 @@ func (d *daemon) serving() bool {
 	return err == nil && r.GetStatus() == healthpb.HealthCheckResponse_SERVING
 }
 
-func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
+func TestAnUnresponsiveLVMIsNotServingUntilItAnswers(t *testing.T) {
 	m := newMachine(t)
-	var wedged atomic.Bool
+	var unresponsive atomic.Bool
 	m.fake.Before = func(context.Context, lvmfake.Op, string) error {
-		if wedged.Load() {
+		if unresponsive.Load() {
 			return &lvm.CommandError{Command: "x", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
 		}
 		return nil
 	}
-	d := m.start(t)
-	probeNow(d)
+	d := m.start(t, probeNow)
 	v := d.create(request("pvc-1", 1))
 	if !d.serving() || d.Ready(t.Context()) != nil {
 		t.Error("not serving at first")
 	}
-	wedged.Store(true)
+	unresponsive.Store(true)
 	_, err := d.client.CreateVolume(t.Context(), request("pvc-2", 1))
 	wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
 	if d.serving() || d.Ready(t.Context()) == nil {
@@ -71,7 +69,7 @@ func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
 	if m.fake.Commands(lvmfake.OpCreate) != commands {
 		t.Error("one more command was sent to an LVM that does not answer")
 	}
-	wedged.Store(false)
+	unresponsive.Store(false)
 	waittest.Until(t, "it serves again", d.serving)
 	d.checkClean()
 	wantSamples(t, d.Service, map[string]float64{
@@ -79,16 +77,15 @@ func TestAWedgedLVMIsNotServingUntilItAnswers(t *testing.T) {
 	})
 }
 
-// probeNow makes a wedged group be probed without delay.
-func probeNow(d *daemon) { d.probeInterval = time.Millisecond }
+// probeNow has a group that does not respond probed without delay.
+func probeNow(_ *daemon, o *Options) { o.probeInterval = time.Millisecond }
 
-func TestACommandThatActedAndFailedLeavesNoDoubt(t *testing.T) {
+func TestACommandThatActedAndFailedIsSeenToHaveActed(t *testing.T) {
 	for _, op := range []lvmfake.Op{lvmfake.OpCreate, lvmfake.OpExtend, lvmfake.OpRemove} {
 		for _, failure := range []error{lvm.ErrTimedOut, errors.New("something else")} {
 			t.Run(fmt.Sprintf("%s that ends with %q", op, failure), func(t *testing.T) {
 				m := newMachine(t)
-				d := m.start(t)
-				probeNow(d)
+				d := m.start(t, probeNow)
 				v := d.create(request("pvc-1", 2))
 				var once atomic.Bool
 				m.fake.After = func(o lvmfake.Op, _ string) error {
@@ -150,7 +147,7 @@ func TestAJournalThatCannotBeWrittenMeansAnErrorAndNoEffect(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(request("pvc-1", 1))
-	d.journal.close()
+	d.journal.Close()
 	_, err := d.client.CreateVolume(t.Context(), request("pvc-2", 1))
 	wantCode(t, err, codes.Unavailable, "")
 	_, err = d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
@@ -189,13 +186,6 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 		{"cut off", func() error { return os.WriteFile(path, whole[:2*4096+100], 0o600) }},
 		{"cut off within its head", func() error { return os.WriteFile(path, whole[:5000], 0o600) }},
 		{"empty", func() error { return os.WriteFile(path, nil, 0o600) }},
-		{"of another format", func() error {
-			j, err := tryOpen(path)
-			if err != nil {
-				return err
-			}
-			return errors.Join(j.setFormat("9"), j.close())
-		}},
 		{"with overwritten pages", func() error {
 			b := append([]byte(nil), whole...)
 			for i := 2 * 4096; i < len(b); i++ {
@@ -220,7 +210,7 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 			d.stop()
 		})
 	}
-	// Nobody touches it until it is asked for, however often lvmd starts.
+	// Nothing touches it until it is asked for, however often lvmd starts.
 	d = m.start(t)
 	if got := d.create(fsRequest("pvc-half", 8, "ext4")); got.GetId() != half.GetId() || m.formatted[half.GetDevicePath()].UUID != unformatted.UUID {
 		t.Errorf("finished: %v", got)
@@ -240,8 +230,8 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 	}
 	for i := range cycles {
 		r := request(fmt.Sprintf("pvc-%d", i), 1)
-		// The reaper may be behind: what is deleted takes room until it is clean.
-		waittest.Until(t, "there is room", func() bool {
+		// The reaper may be behind: what is deleted takes space until it is clean.
+		waittest.Until(t, "there is space", func() bool {
 			_, err := d.client.CreateVolume(t.Context(), r)
 			if err != nil && status.Code(err) != codes.ResourceExhausted {
 				t.Fatal(err)
@@ -255,12 +245,7 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 	}
 	d.checkClean()
 	// At most as many volumes as the group has extents were there at once.
-	if size := d.journal.size(); size > 256<<10 {
+	if size := d.journal.Size(); size > 256<<10 {
 		t.Errorf("%d bytes", size)
 	}
-}
-
-// setFormat makes a journal one of another version.
-func (j *journal) setFormat(format string) error {
-	return j.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyFormat, []byte(format)) })
 }

@@ -17,13 +17,13 @@ import (
 
 // flicker makes the disk work for some seconds and fail for some, in turns. What
 // fails is everything unless features of the kernel's flakey target say otherwise.
-func (f *frail) flicker(features string) {
-	f.set(fmt.Sprintf("flakey %s %d 3 2 %s", f.disk, frailStart, features))
+func (f *faulty) flicker(features string) {
+	f.set(fmt.Sprintf("flakey %s %d 3 2 %s", f.disk, faultyStart, features))
 }
 
 // flickering is what was asked of an lvmd whose disk flickers.
 type flickering struct {
-	*saga
+	*scenario
 	t *testing.T
 	p *process
 	// made and refused count what went well and what failed; volumes has the
@@ -31,8 +31,8 @@ type flickering struct {
 	made, refused, volumes int
 	// lastly is how the last creation ended.
 	lastly error
-	// told is true when the class said that something was wrong.
-	told bool
+	// reported is true when the class said that something was wrong.
+	reported bool
 }
 
 // typed checks that an error says that the disk is to blame, or that it is to be
@@ -86,13 +86,13 @@ func (f *flickering) ask(round int) {
 	f.look()
 }
 
-// look notes what is told of the class, and checks that no volume is lost meanwhile.
+// look notes what is reported of the class, and checks that no volume is lost meanwhile.
 func (f *flickering) look() {
 	f.t.Helper()
 	state := f.p.state()
-	if c := state.GetClasses()[0].GetConditions(); len(c) > 0 && !f.told {
-		f.told = true
-		f.t.Logf("told: %v", c)
+	if c := state.GetClasses()[0].GetConditions(); len(c) > 0 && !f.reported {
+		f.reported = true
+		f.t.Logf("reported: %v", c)
 	}
 	for name, v := range f.kept {
 		if !slices.ContainsFunc(state.GetVolumes(), func(other *lvmdv1.Volume) bool { return other.GetId() == v.GetId() }) {
@@ -102,7 +102,7 @@ func (f *flickering) look() {
 }
 
 func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
-	disk := newFrail(t, "/dev/vdb")
+	disk := newFaulty(t, "/dev/vdb")
 	n := newNode(t, disk.path())
 	n.otherGroup(t, "/dev/vdc")
 	p := n.start()
@@ -112,15 +112,15 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 		{"it takes no writes", "1 error_writes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := &flickering{saga: newSaga(n), t: t, p: p}
+			f := &flickering{scenario: newScenario(n), t: t, p: p}
 			f.create(p, create("pvc-kept", 8<<20, ""))
 			disk.flicker(c.features)
 			t.Cleanup(disk.work)
 			round := 0
-			waittest.Until(t, "something went well, something failed, and that is told", func() bool {
+			waittest.Until(t, "something went well, something failed, and that is reported", func() bool {
 				round++
 				f.ask(round)
-				return f.made > 1 && f.refused > 1 && f.told
+				return f.made > 1 && f.refused > 1 && f.reported
 			})
 			t.Logf("after %d rounds: %d made, %d refused", round, f.made, f.refused)
 			p.delete(p.create(inClass(create("pvc-steady", 8<<20, "ext4"), "other")).GetId())
@@ -136,7 +136,7 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 			})
 			for name, v := range f.kept {
 				if v.GetFsType() == "" && name != "pvc-kept" {
-					clean(t, v)
+					Map(t, v)
 					fill(t, v, 0x5a)
 				}
 			}

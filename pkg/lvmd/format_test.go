@@ -31,7 +31,7 @@ func TestFileSystemsAreMadeAsTheRequestSays(t *testing.T) {
 		t.Errorf("made with %+v, want %+v", got, want)
 	}
 	if v.GetProfile() != "scratch" || len(v.GetFsSettings()) != 2 || v.GetFsSettings()["block-size"] != "1024" {
-		t.Errorf("it is told as %v", v)
+		t.Errorf("it is reported as %v", v)
 	}
 	// The same in other words is the same request.
 	again := settingsRequest("a", map[string]string{"label": "cache", "block-size": "1024"})

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/must"
@@ -25,7 +26,7 @@ func (d *daemon) note(id string, types ...string) error {
 	return err
 }
 
-func TestWhatTheNodePluginFindsIsToldUntilItIsTakenBack(t *testing.T) {
+func TestWhatTheNodePluginFindsIsReportedUntilItIsTakenBack(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(request("pvc-1", 1))
@@ -51,11 +52,11 @@ func TestWhatTheNodePluginFindsIsToldUntilItIsTakenBack(t *testing.T) {
 	d.stop()
 	d = m.start(t)
 	if got := d.list()[0]; len(got.GetFound()) != 0 {
-		t.Errorf("found %v by an lvmd that nobody told", got.GetFound())
+		t.Errorf("found %v by an lvmd that got no report", got.GetFound())
 	}
 }
 
-func TestWhatNobodyFindsIsRefused(t *testing.T) {
+func TestMalformedFindingsAreRefused(t *testing.T) {
 	d := newMachine(t).start(t)
 	v := d.create(request("pvc-1", 1))
 	var many []string
@@ -70,4 +71,27 @@ func TestWhatNobodyFindsIsRefused(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
 	wantCode(t, d.note("cv00000000000000000000000000"), codes.NotFound, names.ReasonVolumeNotFound)
 	wantCode(t, d.note(""), codes.InvalidArgument, names.ReasonInvalidField)
+}
+
+func TestADeletionNamesWhatTheNodePluginFoundToUseTheVolume(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("v", 1))
+	must.Succeed(t, m.fake.Mount(testGroup, v.GetId()))
+	for _, tt := range []struct {
+		found *lvmdv1.Condition
+		named bool
+	}{
+		{&lvmdv1.Condition{Type: "FileSystemErrors", Message: "held by process 7"}, false},
+		{&lvmdv1.Condition{Type: conditions.MountedElsewhere, Message: "held by process 7"}, true},
+	} {
+		must.Get(d.client.NoteHealth(t.Context(), &lvmdv1.NoteHealthRequest{Id: v.GetId(), Found: []*lvmdv1.Condition{tt.found}}))(t)
+		_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+		wantCode(t, err, codes.FailedPrecondition, "VOLUME_IN_USE")
+		if named := strings.Contains(err.Error(), tt.found.GetMessage()); named != tt.named {
+			t.Errorf("with %s the error names it: %t, want %t: %v", tt.found.GetType(), named, tt.named, err)
+		}
+	}
+	m.fake.Unmount(testGroup, v.GetId())
+	d.delete(v.GetId())
 }

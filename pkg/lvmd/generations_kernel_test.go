@@ -31,13 +31,13 @@ func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole string) {
 	t.Helper()
 	p := n.start()
-	rooms := func() (all []int64) {
+	freeSpace := func() (all []int64) {
 		for _, c := range p.state().GetClasses() {
 			all = append(all, c.GetAvailableBytes())
 		}
 		return all
 	}
-	all := fmt.Sprint(rooms())
+	all := fmt.Sprint(freeSpace())
 	// What is slow to make, and what only leaves something to others, is not of every
 	// generation. The space of each class comes to another generation of it all the same.
 	generations := 4
@@ -60,7 +60,7 @@ func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole
 			name := fmt.Sprintf("pvc-%s-%d", classes[i], generation)
 			v := p.create(inClass(create(name, int64(2+generation%2)<<22, ""), classes[i]))
 			if classes[i] != "discard" && classes[i] != "none" {
-				clean(t, v)
+				Map(t, v)
 			}
 			now = append(now, filled{v, byte(1 + generation*len(classes) + i)})
 			fill(t, v, now[len(now)-1].pattern)
@@ -83,6 +83,6 @@ func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole
 	for _, v := range before {
 		p.delete(v.GetId())
 	}
-	waittest.Until(t, "the space is back", func() bool { return fmt.Sprint(rooms()) == all })
-	clean(t, p.create(inClass(create("pvc-all-"+whole, p.classNamed(whole).GetMaximumVolumeSizeBytes(), ""), whole)))
+	waittest.Until(t, "the space is back", func() bool { return fmt.Sprint(freeSpace()) == all })
+	Map(t, p.create(inClass(create("pvc-all-"+whole, p.classNamed(whole).GetMaximumVolumeSizeBytes(), ""), whole)))
 }

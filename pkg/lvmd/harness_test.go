@@ -3,22 +3,19 @@
 package lvmd
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
@@ -27,6 +24,8 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -39,9 +38,11 @@ const (
 
 // machine is what outlives an lvmd: disks and a state directory.
 type machine struct {
-	fake   *lvmfake.Groups
-	state  string
-	config string
+	// crashed is set once a daemon of it was killed.
+	crashed atomic.Bool
+	fake    *lvmfake.Groups
+	state   string
+	config  string
 
 	mu        sync.Mutex
 	formatted map[string]filesystem.FormatOptions // by device path
@@ -96,7 +97,7 @@ func (m *machine) probe(device string) (filesystem.Info, error) {
 	return filesystem.Info{Type: o.Type, UUID: o.UUID}, nil
 }
 
-// daemon is one life of an lvmd on a machine.
+// daemon is one run of an lvmd on a machine.
 type daemon struct {
 	*Service
 	t       *testing.T
@@ -125,6 +126,7 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	if err != nil {
 		return nil, err
 	}
+	m.fake.Restart()
 	d := &daemon{t: t, machine: m, gate: &gate{Groups: m.fake}}
 	format := func(ctx context.Context, device string, o filesystem.FormatOptions) error {
 		return d.gate.around("format", func() error { return m.format(ctx, device, o) })
@@ -132,7 +134,8 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	o := Options{
 		Config: c, LVM: d.gate, StateDir: m.state, Format: format, Probe: m.probe,
 		Log: slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond, crashPoint: d.gate.pass,
-		wipeCheckpoint: wipeChunk, // The disks are small, and progress is to be journaled.
+		entered: d.entered, defect: func(message string, args ...any) { t.Errorf("%s: %v", message, args) },
+		wipeCheckpoint: reclaim.WipeChunk, copyCheckpoint: copyChunk, // The disks are small, and progress is to be journaled.
 	}
 	for _, a := range adjust {
 		a(d, &o)
@@ -177,11 +180,22 @@ func (d *daemon) stop() {
 	d.socket.Close() // The server never saw it if it ended before it served.
 }
 
+// entered notes a change of a volume's state, if it happens in a crash case: in a daemon that
+// is to die somewhere, or that starts after one that did.
+func (d *daemon) entered(from, to inventory.State) {
+	d.gate.mu.Lock()
+	defer d.gate.mu.Unlock()
+	if d.gate.mayCrash() || d.machine.crashed.Load() {
+		crashPoints.note(transitionOf(from, to))
+	}
+}
+
 // kill ends the daemon as SIGKILL does: nothing it still tries has an effect.
 func (d *daemon) kill() {
 	d.ended = true
+	d.machine.crashed.Store(true)
 	d.gate.dead.Store(true)
-	d.journal.close()
+	d.journal.Close()
 	d.conn.Close()
 	d.server.Stop()
 	d.socket.Close()
@@ -226,7 +240,7 @@ func (d *daemon) list() []*lvmdv1.Volume {
 	return resp.GetVolumes()
 }
 
-// state is what a new watcher is told.
+// state is what a new watcher gets.
 func (d *daemon) state() *lvmdv1.WatchResponse {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
@@ -236,7 +250,7 @@ func (d *daemon) state() *lvmdv1.WatchResponse {
 	return r
 }
 
-// available is the first class' room in extents.
+// available is the first class' free space in extents.
 func (d *daemon) available() int64 {
 	d.t.Helper()
 	return d.state().GetClasses()[0].GetAvailableBytes() / testExtent
@@ -263,7 +277,7 @@ func (d *daemon) checkClean() {
 	waittest.Until(d.t, "all space is back", func() bool { return d.available() == testTotal })
 	d.checkModel()
 	waittest.Until(d.t, "the journal is empty", func() bool {
-		records, err := d.journal.all()
+		records, err := d.journal.Volumes()
 		return err == nil && len(records) == 0
 	})
 	must.Succeed(d.t, d.machine.fake.Create(d.t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "inspect", Extents: testTotal}))
@@ -280,35 +294,12 @@ func (d *daemon) checkModel() {
 	d.t.Helper()
 	var why string
 	deadline := time.Now().Add(time.Minute)
-	differs := func() string { return cmp.Or(d.modelDiffers(), d.listDiffers()) }
-	for why = differs(); why != "" && time.Now().Before(deadline); why = differs() {
+	for why = d.modelDiffers(); why != "" && time.Now().Before(deadline); why = d.modelDiffers() {
 		time.Sleep(2 * time.Millisecond)
 	}
 	if why != "" {
-		d.t.Errorf("the model is not what the disk says, or the list not what the model does: %s", why)
+		d.t.Errorf("the model is not what the disk says: %s", why)
 	}
-}
-
-// listDiffers compares what is listed, of which most is encoded only once, with
-// what is said of each volume at this moment.
-func (d *daemon) listDiffers() string {
-	response, err := d.ListVolumes(context.Background(), &lvmdv1.ListVolumesRequest{})
-	if err != nil {
-		return err.Error()
-	}
-	sent, err := proto.Marshal(response)
-	received := &lvmdv1.ListVolumesResponse{}
-	if err := errors.Join(err, proto.Unmarshal(sent, received)); err != nil {
-		return err.Error()
-	}
-	d.model.mu.Lock()
-	defer d.model.mu.Unlock()
-	for _, listed := range received.GetVolumes() {
-		if v := d.model.volumes[listed.GetId()]; v == nil || !proto.Equal(listed, v.proto()) {
-			return fmt.Sprintf("listed as %v, is %+v", listed, v)
-		}
-	}
-	return ""
 }
 
 func (d *daemon) modelDiffers() string {
@@ -316,30 +307,8 @@ func (d *daemon) modelDiffers() string {
 	if err != nil {
 		return err.Error()
 	}
-	d.model.mu.Lock()
-	defer d.model.mu.Unlock()
-	g, scan := d.model.groups[testGroup], found[0]
-	if g.allocatable != scan.Allocatable() || g.metadata.Seqno != scan.Seqno || g.creating != 0 || g.expanding != 0 || g.promisedText != 0 || g.fragments < scan.FreeSegments {
-		return fmt.Sprintf("allocatable %d, seqno %d, creating %d, expanding %d; scan: %d, %d",
-			g.allocatable, g.metadata.Seqno, g.creating, g.expanding, scan.Allocatable(), scan.Seqno)
-	}
-	ours := 0
-	for _, lv := range scan.Volumes {
-		if !g.exists[lv.Name] {
-			return "missing " + lv.Name
-		}
-		if !isOurs(lv.Tags) {
-			continue
-		}
-		ours++
-		v := d.model.volumes[lv.Name]
-		if v == nil || v.extents*testExtent != lv.Size {
-			return fmt.Sprintf("volume %s: model %+v, scan %+v", lv.Name, v, lv)
-		}
-	}
-	if ours != len(d.model.volumes) || len(scan.Volumes) != len(g.exists) {
-		return fmt.Sprintf("%d volumes in the model, %d of ours on the disk; %d names, %d volumes",
-			len(d.model.volumes), ours, len(g.exists), len(scan.Volumes))
+	if err := d.groups.Named(testGroup).Compare(&found[0]); err != nil {
+		return err.Error()
 	}
 	return ""
 }

@@ -8,6 +8,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 )
 
 // health is the standard gRPC health service. It says SERVING while LVM
@@ -40,14 +41,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 // Ready returns nil while the service answers and LVM answers it.
 func (s *Service) Ready(context.Context) error {
 	if s.isStopping() {
-		return errStopping
+		return apierror.ErrStopping
 	}
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	for _, g := range s.model.groups {
-		if !g.wedged.IsZero() {
-			return notAnswering(g.name, g.wedged)
-		}
-	}
-	return nil
+	return s.inventory.Responding(nil)
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// newRoomyNode makes a volume group of two disks whose metadata has room for
+// newLargeNode makes a volume group of two disks whose metadata has space for
 // thousands of volumes. At the end all that the group holds is taken away at
 // once, which volume by volume would take very long.
-func newRoomyNode(t testing.TB) *node {
+func newLargeNode(t testing.TB) *node {
 	t.Helper()
 	devices := []string{"/dev/vdb", "/dev/vdc"}
 	n := &node{t: t, group: "carve", dir: t.TempDir(), config: "- {name: local, default: true, volumeGroup: carve}\n"}

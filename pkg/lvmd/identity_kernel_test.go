@@ -53,7 +53,7 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 	p := n.start()
 	v := p.create(create("pvc-kept", 8<<20, ""))
 	fill(t, v, 0x5a)
-	room := p.classNamed("local").GetAvailableBytes()
+	free := p.classNamed("local").GetAvailableBytes()
 	p.kill()
 
 	// LVM makes no group while there are devices of one of its name.
@@ -62,12 +62,12 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 	theirs, away := n.intruder("/dev/vdc")
 	seqno := n.seqnoOn("/dev/vdc")
 	p = n.start()
-	if got := p.classNamed("local"); got.GetVgUuid() != ours || got.GetAvailableBytes() != room {
-		t.Errorf("the class is %v, want %d bytes in %s", got, room, ours)
+	if got := p.classNamed("local"); got.GetVgUuid() != ours || got.GetAvailableBytes() != free {
+		t.Errorf("the class is %v, want %d bytes in %s", got, free, ours)
 	}
 	w := p.create(create("pvc-more", 8<<20, "ext4"))
 	p.delete(w.GetId())
-	waittest.Until(t, "it is removed", func() bool { return p.classNamed("local").GetAvailableBytes() == room })
+	waittest.Until(t, "it is removed", func() bool { return p.classNamed("local").GetAvailableBytes() == free })
 	p.kill()
 
 	// Without it, the other one is refused, and nothing is forgotten.
@@ -84,7 +84,7 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 	byHand(t, "lvm", "vgrename", "--config", only("/dev/vdb"), "hidden", n.group)
 	waittest.Until(t, "the group is used again", func() bool {
 		c := p.classNamed("local")
-		return c.GetAvailableBytes() == room && len(c.GetConditions()) == 0
+		return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0
 	})
 	checkFilled(t, v, 0x5a, 8<<20)
 	if got := n.seqnoOn("/dev/vdc"); got != seqno {
@@ -125,7 +125,7 @@ func TestGroupsOnRealDevicesThatAreNotAllowedAreNotSeen(t *testing.T) {
 	away()
 }
 
-func TestOfTwoGroupsThatNobodyKnowsNoneIsTaken(t *testing.T) {
+func TestOfTwoUnknownGroupsNoneIsTaken(t *testing.T) {
 	n := newNode(t)
 	theirs, away := n.intruder("/dev/vdc")
 	ours := n.uuidOn("/dev/vdb")

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -54,7 +53,7 @@ func (d *daemon) checkRefused(id string) {
 	if got := d.list(); len(got) != 1 || got[0].GetId() != id || len(got[0].GetConditions()) == 0 {
 		d.t.Errorf("volumes %v, want %s with a condition", got, id)
 	}
-	if records := must.Get(d.journal.all())(d.t); len(records) != 1 {
+	if records := must.Get(d.journal.Volumes())(d.t); len(records) != 1 {
 		d.t.Errorf("the journal has %v", records)
 	}
 	if _, err := d.client.CreateVolume(d.t.Context(), request("more", 1)); status.Code(err) == codes.OK {
@@ -73,8 +72,7 @@ func TestAnotherGroupOfTheNameIsRefusedAndTheFirstComesBack(t *testing.T) {
 	d.checkRefused(id)
 	d.stop()
 	// The journal knows which group it was.
-	d = m.start(t)
-	d.probeInterval = time.Millisecond
+	d = m.start(t, probeNow)
 	d.checkRefused(id)
 	m.swapBack()
 	waittest.Until(t, "the volume is well", func() bool {
@@ -92,8 +90,7 @@ func TestAnAdministratorAcceptsAnotherGroup(t *testing.T) {
 	id := d.create(request("v", 4)).GetId()
 	d.stop()
 	m.swap()
-	d = m.start(t)
-	d.probeInterval = time.Millisecond
+	d = m.start(t, probeNow)
 	d.checkRefused(id)
 	file := filepath.Join(m.state, "accept-volume-group-"+otherUUID)
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/iolimit"
 )
 
 // Interceptor refuses changes that a superseded leader asks for, and logs and measures
@@ -37,7 +38,7 @@ func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 				level = slog.LevelInfo
 			}
 			s.log.Log(ctx, level, method+" failed", append(attrs, "code", code.String(), "error", err)...)
-		case changes(req):
+		case changes(req) && !isRoutine(req):
 			s.log.Info(method, attrs...)
 		default:
 			s.log.Debug(method, attrs...)
@@ -46,12 +47,20 @@ func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 	}
 }
 
-// changes reports whether a request changes a volume or snapshot, or what is recorded of it.
+// isRoutine reports whether a request may come every second.
+func isRoutine(req any) bool {
+	_, ok := req.(*lvmdv1.SetReservationsRequest)
+	return ok
+}
+
+// changes reports whether a request changes a volume or snapshot, or what is noted of it or
+// for it.
 func changes(req any) bool {
 	switch req.(type) {
-	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest,
+	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest, *lvmdv1.ModifyVolumeRequest,
 		*lvmdv1.CreateSnapshotRequest, *lvmdv1.DeleteSnapshotRequest,
-		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest:
+		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest, *lvmdv1.SetReservationsRequest,
+		*lvmdv1.AdoptVolumeRequest, *lvmdv1.ConfirmAdoptionRequest, *lvmdv1.RevertAdoptionRequest:
 		return true
 	}
 	return false
@@ -78,6 +87,17 @@ func subject(req, resp any) []any {
 			add("pod", o.GetPodNamespace()+"/"+o.GetPodName())
 		}
 		attrs = append(attrs, "bytes", r.GetRequiredBytes())
+	case *lvmdv1.AdoptVolumeRequest:
+		if adopted, ok := resp.(*lvmdv1.AdoptVolumeResponse); ok {
+			add("volume", adopted.GetVolume().GetId())
+		}
+		add("name", r.GetName())
+		add("from", r.GetLvName())
+		attrs = append(attrs, "dryRun", r.GetDryRun())
+	case *lvmdv1.ConfirmAdoptionRequest:
+		add("volume", r.GetId())
+	case *lvmdv1.RevertAdoptionRequest:
+		add("volume", r.GetId())
 	case interface {
 		GetId() string
 		GetName() string
@@ -87,11 +107,16 @@ func subject(req, resp any) []any {
 	case *lvmdv1.ExpandVolumeRequest:
 		add("volume", r.GetId())
 		attrs = append(attrs, "bytes", r.GetRequiredBytes())
+	case *lvmdv1.ModifyVolumeRequest:
+		add("volume", r.GetId())
+		add("io_limits", iolimit.FromProto(r.GetIoLimits()).String())
 	case *lvmdv1.NoteEncryptedRequest:
 		add("volume", r.GetId())
 	case *lvmdv1.NoteHealthRequest:
 		add("volume", r.GetId())
 		attrs = append(attrs, "conditions", len(r.GetFound()))
+	case *lvmdv1.SetReservationsRequest:
+		attrs = append(attrs, "reservations", len(r.GetReservations()))
 	}
 	return attrs
 }

@@ -12,11 +12,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -95,7 +95,7 @@ func TestNothingIsWipedThatIsNotMarked(t *testing.T) {
 				if op != lvmfake.OpTag {
 					return nil
 				}
-				if attempts.Add(1) == markAttempts {
+				if attempts.Add(1) == inventory.MarkAttempts {
 					close(last)
 					<-seen
 					if !fails {
@@ -112,8 +112,8 @@ func TestNothingIsWipedThatIsNotMarked(t *testing.T) {
 			d.shows(id, 2, 0x33)
 			close(seen)
 			d.checkClean()
-			if got := attempts.Load(); got != markAttempts {
-				t.Errorf("marking was tried %d times, want %d", got, markAttempts)
+			if got := attempts.Load(); got != inventory.MarkAttempts {
+				t.Errorf("marking was tried %d times, want %d", got, inventory.MarkAttempts)
 			}
 		})
 	}
@@ -151,9 +151,9 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 			t.Errorf("without page %d there are %d volumes: %v", at/page, len(found), found)
 		}
 		// It can be written, too.
-		room := d.available()
+		free := d.available()
 		d.delete(d.create(request("pvc-more", 1)).GetId())
-		waittest.Until(t, "the volume is gone", func() bool { return d.available() == room })
+		waittest.Until(t, "the volume is gone", func() bool { return d.available() == free })
 		d.stop()
 		aside := must.Get(filepath.Glob(path + ".damaged-*"))(t)
 		for _, file := range aside {
@@ -168,17 +168,4 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 		t.Errorf("only %d of %d pages were missed", rebuilt, len(whole)/page)
 	}
 	t.Logf("%d of %d pages were missed", rebuilt, len(whole)/page)
-}
-
-// TestAJournalThatCannotBeOpenedIsNotTakenForDamaged has the kernel refuse the file.
-func TestAJournalThatCannotBeOpenedIsNotTakenForDamaged(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal.db")
-	must.Succeed(t, os.MkdirAll(filepath.Join(path, "in it"), 0o700))
-	j, _, aside, err := openJournal(path)
-	if !errors.Is(err, syscall.EISDIR) || aside != "" {
-		t.Errorf("opened %v, moved aside %q, error %v; want EISDIR", j, aside, err)
-	}
-	if _, err := os.Stat(filepath.Join(path, "in it")); err != nil {
-		t.Error(err)
-	}
 }

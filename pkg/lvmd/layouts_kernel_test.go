@@ -121,7 +121,7 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 // contents.
 func leg(t *testing.T, disk string) (path string, fail, work func()) {
 	t.Helper()
-	const name, sectors = "carve-frail-leg", "94208"
+	const name, sectors = "carve-faulty-leg", "94208"
 	works := "linear " + disk + " 4096"
 	byHand(t, "dmsetup", "create", name, "--noudevsync", "--table", "0 "+sectors+" "+works)
 	t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", name) })
@@ -159,8 +159,8 @@ func overwrite(t *testing.T, file, contents string) {
 
 func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	devices := spares(t, 48, 48, 48)
-	frail, fail, work := leg(t, devices[0])
-	n := newNode(t, frail, devices[1], devices[2])
+	faulty, fail, work := leg(t, devices[0])
+	n := newNode(t, faulty, devices[1], devices[2])
 	n.config = "- {name: raid5, default: true, volumeGroup: carve, type: raid5, stripes: 2}\n"
 	p := n.start()
 	v := p.create(create("pvc-1", 24<<20, "ext4"))
@@ -170,7 +170,7 @@ func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	overwrite(t, file, "before")
 	fail()
 	overwrite(t, file, "behind")
-	waittest.Until(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
+	waittest.Until(t, "the loss is reported", func() bool { return strings.Contains(p.conditions(), "Degraded") })
 	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
 		t.Errorf("%q, error %v", b, err)
 	}
@@ -182,18 +182,18 @@ func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestADeadDiskOfARAIDClassIsReplaced goes the way that docs/operations.md
-// tells administrators.
+// TestADeadDiskOfARAIDClassIsReplaced goes the way that docs/how-to/troubleshooting.md
+// describes to administrators.
 func TestADeadDiskOfARAIDClassIsReplaced(t *testing.T) {
 	devices := spares(t, 48, 48, 48)
-	frail, fail, work := leg(t, devices[0])
+	faulty, fail, work := leg(t, devices[0])
 	t.Cleanup(func() { byHand(t, "wipefs", "--all", devices[2]) })
-	n := newNode(t, frail, devices[1])
+	n := newNode(t, faulty, devices[1])
 	n.config = "- {name: raid1, default: true, volumeGroup: carve, type: raid1}\n"
 	t.Cleanup(func() { // It is to be a physical volume again, as the node made it.
 		work()
-		byHand(t, "wipefs", "--all", frail)
-		lvmByHand(t, "pvcreate", "--yes", frail)
+		byHand(t, "wipefs", "--all", faulty)
+		lvmByHand(t, "pvcreate", "--yes", faulty)
 	})
 	p := n.start()
 	v := p.create(create("pvc-1", 20<<20, "ext4"))
@@ -202,7 +202,7 @@ func TestADeadDiskOfARAIDClassIsReplaced(t *testing.T) {
 	overwrite(t, file, "before")
 	fail()
 	overwrite(t, file, "behind")
-	waittest.Until(t, "the loss is told", func() bool { return strings.Contains(p.conditions(), "Degraded") })
+	waittest.Until(t, "the loss is reported", func() bool { return strings.Contains(p.conditions(), "Degraded") })
 	lvmByHand(t, "vgreduce", "--yes", "--removemissing", "--force", "carve")
 	lvmByHand(t, "vgextend", "--yes", "carve", devices[2])
 	lvmByHand(t, "lvconvert", "--yes", "--repair", "carve/"+v.GetId(), devices[2])

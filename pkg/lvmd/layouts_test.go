@@ -17,6 +17,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -57,7 +58,7 @@ func inClass(r *lvmdv1.CreateVolumeRequest, class string) *lvmdv1.CreateVolumeRe
 	return r
 }
 
-func TestEachLayoutReportsItsRoomAndUnit(t *testing.T) {
+func TestEachLayoutReportsItsFreeSpaceAndUnit(t *testing.T) {
 	d := newDisks(t, 10, 12, 14, 16, 18).start(t)
 	for _, c := range []struct {
 		class                           string
@@ -126,7 +127,7 @@ func TestMakingAndGrowingOneOfAnyLayoutTakesOneCommandAndNoScan(t *testing.T) {
 	}
 }
 
-func TestVolumesPromisedTheSameDevicesDoNotCollide(t *testing.T) {
+func TestVolumesAdmittedTogetherDoNotCollide(t *testing.T) {
 	d := newDisks(t, 16, 16, 16, 16).start(t)
 	errs := make(chan error)
 	for i := range 8 {
@@ -153,7 +154,7 @@ func TestVolumesPromisedTheSameDevicesDoNotCollide(t *testing.T) {
 	}
 }
 
-func TestRAIDTellsWhatBecomesOfItsImages(t *testing.T) {
+func TestRAIDReportsWhatBecomesOfItsImages(t *testing.T) {
 	m := newDisks(t, 16, 16, 16)
 	d := m.start(t)
 	v := d.create(inClass(request("pvc-1", 4), "raid5"))
@@ -175,9 +176,9 @@ func TestRAIDTellsWhatBecomesOfItsImages(t *testing.T) {
 	} {
 		m.fake.SetRAIDStatus(testGroup, v.GetId(), c.status)
 		waittest.Until(t, "conditions "+c.want, func() bool { return conditions() == c.want })
-		metric, told := "unhealthy_volumes{class=raid5,condition="+c.want+"}", samples(t, d.Service)
-		if c.want != "" && told[metric] != 1 {
-			t.Errorf("%s is %v", metric, told[metric])
+		metric, reported := "unhealthy_volumes{class=raid5,condition="+c.want+"}", samples(t, d.Service)
+		if c.want != "" && reported[metric] != 1 {
+			t.Errorf("%s is %v", metric, reported[metric])
 		}
 	}
 }
@@ -236,10 +237,10 @@ func TestAClassThatComesLaterKnowsWhatIsFreeWhere(t *testing.T) {
 	d.checkModel()
 }
 
-// TestNoLayoutPromisesMoreThanItHolds runs random sequences of calls on groups
+// TestNoLayoutReportsMoreThanItHolds runs random sequences of calls on groups
 // of random devices with a class of each layout, with an administrator between
 // them, and holds what each class reports against what can be made.
-func TestNoLayoutPromisesMoreThanItHolds(t *testing.T) {
+func TestNoLayoutReportsMoreThanItHolds(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(2, 16), 1, 6).Draw(r, "devices")
@@ -292,7 +293,7 @@ func TestNoLayoutPromisesMoreThanItHolds(t *testing.T) {
 				admins++
 				_ = m.fake.Create(t.Context(), lvm.CreateOptions{
 					Group: testGroup, Volume: fmt.Sprintf("admins-%d", admins), Extents: 2,
-					Layout: rapid.SampledFrom([]lvm.Layout{{}, {Type: lvm.Striped, Stripes: 2}}).Draw(r, "layout"),
+					Layout: rapid.SampledFrom([]layout.Layout{{}, {Type: layout.Striped, Stripes: 2}}).Draw(r, "layout"),
 				})
 			}
 			if t.Failed() {

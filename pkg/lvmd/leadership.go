@@ -2,17 +2,13 @@ package lvmd
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	"go.etcd.io/bbolt"
-	"google.golang.org/grpc/codes"
-
 	"github.com/carve-csi/carve/api/leadership"
-	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
 )
 
 // leadershipMemory is for how long a leader's number holds after its last call. A
@@ -23,13 +19,11 @@ const leadershipMemory = time.Hour
 // maxLeaders bounds of how many clusters the leaders are remembered.
 const maxLeaders = 16
 
-var keyLeaders = []byte("leaders")
-
 // leaders remembers the newest leader that called, by cluster, and refuses changes that
 // an earlier one asks for: it was paused while another took over, and does not know yet.
 // Calls without a number are not a leader's, and are never refused.
 type leaders struct {
-	journal *journal
+	journal *journal.Journal
 	log     *slog.Logger
 	now     func() time.Time
 
@@ -43,9 +37,9 @@ type leader struct {
 }
 
 // newLeaders reads what the journal has of them. Their time counts from now.
-func newLeaders(j *journal, log *slog.Logger) *leaders {
+func newLeaders(j *journal.Journal, log *slog.Logger) *leaders {
 	l := &leaders{journal: j, log: log, now: time.Now, newest: map[string]*leader{}}
-	kept, err := j.leaders()
+	kept, err := j.Leaders()
 	if err != nil {
 		log.Warn("which controller led last cannot be read, and is learnt again", "error", err)
 	}
@@ -60,7 +54,7 @@ func newLeaders(j *journal, log *slog.Logger) *leaders {
 func (l *leaders) admit(ctx context.Context, req any) error {
 	caller, has, err := leadership.Of(ctx)
 	if err != nil {
-		return invalidField(leadership.Key, "%v", err)
+		return apierror.InvalidField(leadership.Key, "%v", err)
 	}
 	if !has {
 		return nil
@@ -75,15 +69,14 @@ func (l *leaders) admit(ctx context.Context, req any) error {
 		if !changes(req) {
 			return nil
 		}
-		return &failure{code: codes.FailedPrecondition, reason: names.ReasonLeaderSuperseded,
-			message: fmt.Sprintf("the carve controller that asks led before another one took over: its number is %s, the newest is %s; nothing was done", caller, newest)}
+		return apierror.LeaderSuperseded("the carve controller that asks led before another one took over: its number is %s, the newest is %s; nothing was done", caller, newest)
 	case caller == newest.Leadership:
 		newest.seen = now
 		return nil
 	}
 	l.newest[caller.Cluster] = &leader{caller, now}
 	l.tidy()
-	if err := l.journal.keepLeaders(l.all()); err != nil {
+	if err := l.journal.PutLeaders(l.all()); err != nil {
 		// The change that is asked for is refused for the same reason, if it needs the journal.
 		l.log.Warn("which controller leads is not kept over a restart", "leadership", caller.String(), "error", err)
 	}
@@ -110,28 +103,4 @@ func (l *leaders) all() []leadership.Leadership {
 		out = append(out, known.Leadership)
 	}
 	return out
-}
-
-// leaders returns the newest leader of each cluster.
-func (j *journal) leaders() (kept []leadership.Leadership, err error) {
-	err = j.db.View(func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucketMeta).Get(keyLeaders)
-		if b == nil {
-			return nil
-		}
-		return json.Unmarshal(b, &kept)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("journal: leaders: %w", err)
-	}
-	return kept, nil
-}
-
-// keepLeaders replaces them.
-func (j *journal) keepLeaders(kept []leadership.Leadership) error {
-	b, err := json.Marshal(kept)
-	if err != nil {
-		return fmt.Errorf("journal: leaders: %w", err)
-	}
-	return j.do(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyLeaders, b) })
 }

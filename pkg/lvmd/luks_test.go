@@ -3,8 +3,9 @@
 package lvmd
 
 import (
+	"context"
 	"os"
-	"path/filepath"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -12,6 +13,9 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -32,7 +36,7 @@ func inspects(state luks.State, err error) func(*daemon, *Options) {
 	}
 }
 
-func TestAVolumeThatItsUserEncryptsHasRoomForTheHeaderAndNoFileSystem(t *testing.T) {
+func TestAVolumeThatItsUserEncryptsHasSpaceForTheHeaderAndNoFileSystem(t *testing.T) {
 	for _, r := range []*lvmdv1.CreateVolumeRequest{kept(request("pvc-1", 4)), kept(fsRequest("pvc-2", 4, "ext4"))} {
 		m := newMachine(t)
 		d := m.start(t)
@@ -85,7 +89,7 @@ func TestWhatAVolumeThatItsUserEncryptsCannotHave(t *testing.T) {
 	}
 }
 
-// holdsPattern tells which blocks of a volume show what a tenant wrote, within
+// holdsPattern says which blocks of a volume show what a tenant wrote, within
 // the header and behind it.
 func (d *daemon) holdsPattern(id string, at int64) bool {
 	d.t.Helper()
@@ -147,29 +151,30 @@ func TestTheHeaderOfADeletedVolumeIsErasedFirstWhateverItsClassSays(t *testing.T
 
 func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
 	for name, test := range map[string]struct {
+		noted bool // by the node plugin, before the journal was lost
 		state luks.State
 		err   error
 		want  lvmdv1.VolumeState
+		// encrypted says that a header which reads as zeroes was lost.
+		encrypted bool
 	}{
-		"one that nobody had":         {luks.Blank, nil, lvmdv1.VolumeState_VOLUME_STATE_READY},
-		"one in the making":           {luks.Making, nil, lvmdv1.VolumeState_VOLUME_STATE_READY},
-		"one with data":               {luks.Made, nil, lvmdv1.VolumeState_VOLUME_STATE_READY},
-		"one that cannot be read":     {luks.Blank, os.ErrPermission, lvmdv1.VolumeState_VOLUME_STATE_READY},
-		"what lay there before":       {luks.Blank, luks.ErrForeign, lvmdv1.VolumeState_VOLUME_STATE_CREATING},
-		"something that is no header": {luks.Blank, luks.ErrDamaged, lvmdv1.VolumeState_VOLUME_STATE_CREATING},
+		"one without a user":          {false, luks.Blank, nil, lvmdv1.VolumeState_VOLUME_STATE_READY, false},
+		"one in the making":           {false, luks.Making, nil, lvmdv1.VolumeState_VOLUME_STATE_READY, false},
+		"one with data":               {false, luks.Made, nil, lvmdv1.VolumeState_VOLUME_STATE_READY, true},
+		"one that lost its header":    {true, luks.Blank, nil, lvmdv1.VolumeState_VOLUME_STATE_READY, true},
+		"one that cannot be read":     {true, luks.Blank, os.ErrPermission, lvmdv1.VolumeState_VOLUME_STATE_READY, true},
+		"what lay there before":       {false, luks.Blank, luks.ErrForeign, lvmdv1.VolumeState_VOLUME_STATE_CREATING, false},
+		"something that is no header": {false, luks.Blank, luks.ErrDamaged, lvmdv1.VolumeState_VOLUME_STATE_CREATING, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			d := m.start(t)
 			v := d.create(kept(fsRequest("pvc-1", 4, "ext4")))
+			if test.noted {
+				must.Get(d.client.NoteEncrypted(t.Context(), &lvmdv1.NoteEncryptedRequest{Id: v.GetId()}))(t)
+			}
 			d.stop()
-			journals, err := filepath.Glob(filepath.Join(m.state, "*.db"))
-			if err != nil || len(journals) == 0 {
-				t.Fatalf("journals %q, error %v", journals, err)
-			}
-			for _, file := range journals {
-				must.Succeed(t, os.Remove(file))
-			}
+			m.loseJournal(t)
 			m.fake.BeforeZero = func(_, volume string, _, _ int64) error {
 				t.Errorf("%s is cleared", volume)
 				return nil
@@ -177,7 +182,97 @@ func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
 			d = m.start(t, inspects(test.state, test.err))
 			if all := d.list(); len(all) != 1 || all[0].GetId() != v.GetId() || all[0].GetState() != test.want || all[0].GetSizeBytes() != v.GetSizeBytes() {
 				t.Errorf("volumes %v", all)
+			} else if all[0].GetEncrypted() != test.encrypted {
+				t.Errorf("it is known to be encrypted: %t", all[0].GetEncrypted())
 			}
 		})
 	}
+}
+
+// tagged reports whether LVM shows that a volume's header was made.
+func (m *machine) tagged(t *testing.T, id string) bool {
+	t.Helper()
+	groups := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)
+	return slices.Contains(groups[0].Volume(id).Tags, spec.TagEncrypted)
+}
+
+func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
+	for name, test := range map[string]struct {
+		// before happens to the volume under the lvmd before.
+		before func(m *machine, d *daemon, id string)
+		state  luks.State
+		err    error
+		want   bool
+	}{
+		"by an older node plugin": {nil, luks.Made, nil, true},
+		"but in the journal, by an older lvmd": {func(m *machine, d *daemon, id string) {
+			must.Get(d.client.NoteEncrypted(d.t.Context(), &lvmdv1.NoteEncryptedRequest{Id: id}))(d.t)
+			must.Succeed(d.t, m.fake.Untag(d.t.Context(), testGroup, id, spec.TagEncrypted))
+		}, luks.Blank, nil, true},
+		"but in the journal, as the group took no tag": {func(m *machine, d *daemon, id string) {
+			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+				if op == lvmfake.OpTag {
+					return lvm.ErrNoSpace
+				}
+				return nil
+			}
+			must.Get(d.client.NoteEncrypted(d.t.Context(), &lvmdv1.NoteEncryptedRequest{Id: id}))(d.t)
+			m.fake.Before = nil
+		}, luks.Blank, nil, true},
+		"of a volume without a journal": {func(m *machine, d *daemon, _ string) { d.stop(); m.loseJournal(d.t) }, luks.Made, nil, true},
+		"as there is none":              {nil, luks.Blank, nil, false},
+		"as it is not complete":         {nil, luks.Making, nil, false},
+		"as it is another volume's":     {nil, luks.Blank, luks.ErrForeign, false},
+		"as the disk does not answer":   {nil, luks.Blank, os.ErrDeadlineExceeded, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			d := m.start(t)
+			v := d.create(kept(request("pvc-1", 4)))
+			if test.before != nil {
+				test.before(m, d, v.GetId())
+			}
+			if !d.ended {
+				d.stop()
+			}
+			d = m.start(t, inspects(test.state, test.err))
+			if !test.want {
+				d.headers.noteFound(t.Context(), d.groups.All()[testGroup]) // what the start has begun, to its end
+				if got := d.ready("pvc-1"); got.GetEncrypted() || m.tagged(t, v.GetId()) {
+					t.Errorf("it is noted: %v", got)
+				}
+				return
+			}
+			waittest.Until(t, "it is noted", func() bool { return d.ready("pvc-1").GetEncrypted() && m.tagged(t, v.GetId()) })
+			// From then on it is known whatever is lost.
+			d.stop()
+			m.loseJournal(t)
+			d = m.start(t, inspects(luks.Blank, nil))
+			if !d.ready("pvc-1").GetEncrypted() {
+				t.Error("it was noted, and is not known any more")
+			}
+			d.delete(v.GetId())
+			d.checkClean()
+		})
+	}
+}
+
+// TestADiskThatDoesNotGiveAHeaderHoldsNothingUp has lvmd serve and stop meanwhile.
+func TestADiskThatDoesNotGiveAHeaderHoldsNothingUp(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	d.create(kept(request("pvc-1", 4)))
+	d.stop()
+	asked, answer := make(chan struct{}), make(chan struct{})
+	defer close(answer)
+	d = m.start(t, func(_ *daemon, o *Options) {
+		o.Inspect = func(string, string) (luks.State, error) {
+			close(asked)
+			<-answer
+			return luks.Made, nil
+		}
+	})
+	<-asked
+	d.create(request("pvc-2", 4))
+	d.stop()
 }

@@ -17,7 +17,7 @@ import (
 type makers struct {
 	*node
 	t *testing.T
-	// all is the room that there is when all is made.
+	// all is the free space that there is when all is made.
 	all int64
 }
 
@@ -44,7 +44,7 @@ func (m *makers) check(p *process) {
 		m.t.Errorf("%d bytes are available, want %d", got, m.all)
 	}
 	v := p.create(create("pvc-1", 8<<20, ""))
-	clean(m.t, v)
+	Map(m.t, v)
 	p.delete(v.GetId())
 	waittest.Until(m.t, "the volume is gone", func() bool { return p.available() == m.all })
 	p.kill()
@@ -62,10 +62,10 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 	if !soaking {
 		for _, c := range []struct {
 			command string
-			at      death
+			at      killPoint
 		}{
-			{"vgcreate", death{3, "lvm", false}},
-			{"lvcreate", death{12, "lvmd", true}}, // of the thin pool
+			{"vgcreate", killPoint{3, "lvm", false}},
+			{"lvcreate", killPoint{12, "lvmd", true}}, // of the thin pool
 		} {
 			m.lasting = c.at.lasting
 			c.at.mustHit(t, m.killCommand(c.command, c.at))
@@ -75,21 +75,21 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 	// These change what is not yet a group, and never run in an lvm that lasts.
 	for command, least := range map[string]int{"pvcreate": 2, "vgcreate": 2, "vgextend": 2} {
 		for _, whom := range []string{"lvm", "lvmd"} {
-			eachNumber(t, least, func(number int) bool { return m.killCommand(command, death{number, whom, false}) })
+			eachNumber(t, least, func(number int) bool { return m.killCommand(command, killPoint{number, whom, false}) })
 		}
 	}
-	everyDeath(t, 12, func(lasting bool) func(death) bool {
+	everyKill(t, 12, func(lasting bool) func(killPoint) bool {
 		m.lasting = lasting
-		return func(at death) bool { return m.killCommand("lvcreate", at) }
+		return func(at killPoint) bool { return m.killCommand("lvcreate", at) }
 	})
 }
 
 // killCommand has one command killed that a starting lvmd runs. It returns false
 // when the command had fewer effects.
-func (m *makers) killCommand(command string, at death) (killed bool) {
+func (m *makers) killCommand(command string, at killPoint) (killed bool) {
 	m.t.Helper()
 	m.t.Logf("%s: %v", command, at)
-	m.ordain(command, at)
+	m.prepareKill(command, at)
 	first := m.command()
 	log := &output{}
 	first.Stdout, first.Stderr = log, log
@@ -120,33 +120,33 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 	n.standIn()
 	p := n.start()
 	const more = 32 << 20
-	size, room := int64(64<<20), p.available()
+	size, free := int64(64<<20), p.available()
 	// grow has pvresize killed, which never runs in an lvm that lasts. It returns false
 	// when that had fewer effects.
-	grow := func(at death) (killed bool) {
+	grow := func(at killPoint) (killed bool) {
 		t.Logf("pvresize: %v", at)
-		size, room = size+more, room+more
-		n.ordain("pvresize", at)
+		size, free = size+more, free+more
+		n.prepareKill("pvresize", at)
 		must.Succeed(t, os.Truncate(file, size))
 		byHand(t, "losetup", "--set-capacity", device)
 		if killed = n.killed(at); killed && at.whom == "lvmd" {
 			waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 			p = n.start()
 		}
-		waittest.Until(t, "the enlarged disk is used to its end", func() bool { return p.available() == room })
-		v := p.create(create("pvc-1", room, ""))
-		clean(t, v)
+		waittest.Until(t, "the enlarged disk is used to its end", func() bool { return p.available() == free })
+		v := p.create(create("pvc-1", free, ""))
+		Map(t, v)
 		p.delete(v.GetId())
-		waittest.Until(t, "the volume is gone", func() bool { return p.available() == room })
+		waittest.Until(t, "the volume is gone", func() bool { return p.available() == free })
 		return killed
 	}
 	if !soaking {
-		at := death{2, "lvmd", false}
+		at := killPoint{2, "lvmd", false}
 		at.mustHit(t, grow(at))
 		return
 	}
 	for _, whom := range []string{"lvm", "lvmd"} {
-		eachNumber(t, 2, func(number int) bool { return grow(death{number, whom, false}) })
+		eachNumber(t, 2, func(number int) bool { return grow(killPoint{number, whom, false}) })
 	}
 }
 
@@ -154,7 +154,7 @@ func TestLvmdKilledWhileAGroupIsMade(t *testing.T) {
 	m := newMakers(t)
 	const least = 12
 	for number := range places(chance(t), 1, least) {
-		p := m.startMortal(number)
+		p := m.startCrashing(number)
 		p.kill()
 		place := m.read("died")
 		t.Logf("place %d: %s", number, place)

@@ -3,15 +3,14 @@
 package lvmd
 
 import (
-	"os"
-	"regexp"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -49,7 +48,7 @@ func wantSamples(t testing.TB, s *Service, want map[string]float64) {
 	}
 }
 
-func TestMetricsTellOfSizesVolumesAndTheJournal(t *testing.T) {
+func TestMetricsReportSizesVolumesAndTheJournal(t *testing.T) {
 	m := newMachine(t)
 	m.fake.SetMetadataLimit(testGroup, 1<<20)
 	m.config = "- {name: local, default: true, volumeGroup: carve, reserve: 8Mi}\n"
@@ -94,9 +93,38 @@ func TestMetricsTellOfSizesVolumesAndTheJournal(t *testing.T) {
 	waittest.Until(t, condition, func() bool { return samples(t, d.Service)[condition] == 1 })
 }
 
-func TestMetricsTellHowLVMsCommandsEnd(t *testing.T) {
+// TestMetricsNameVolumesTheirOwnersAndDevices looks for a claim's volume, and for an inline
+// one of a Pod, while they are there and afterwards.
+func TestMetricsNameVolumesTheirOwnersAndDevices(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	of := func(r *lvmdv1.CreateVolumeRequest, o *lvmdv1.Owner) *lvmdv1.Volume {
+		r.Owner = o
+		return d.create(r)
+	}
+	claim := of(request("pvc-1", 3), &lvmdv1.Owner{ClaimNamespace: "shop", ClaimName: "cart", ClaimUid: "1"})
+	inline := of(request("csi-2", 2), &lvmdv1.Owner{PodNamespace: "shop", PodName: "till", PodUid: "2"})
+	want := map[string]float64{"volume_bytes{volume=" + claim.GetId() + "}": float64(3 * testExtent), "volume_bytes{volume=" + inline.GetId() + "}": float64(2 * testExtent)}
+	for _, v := range []struct {
+		volume                   *lvmdv1.Volume
+		claim, pod, persistentOf string
+	}{{claim, "cart", "", "pvc-1"}, {inline, "", "till", ""}} {
+		want[fmt.Sprintf("volume_info{class=local,device=dm-%d,group=carve,inline_pod=%s,owner_namespace=shop,persistentvolume=%s,persistentvolumeclaim=%s,volume=%s}",
+			v.volume.GetDeviceMinor(), v.pod, v.persistentOf, v.claim, v.volume.GetId())] = 1
+	}
+	wantSamples(t, d.Service, want)
+	d.delete(claim.GetId())
+	found := samples(t, d.Service)
+	for name := range found {
+		if strings.Contains(name, claim.GetId()) {
+			t.Errorf("%s is there, and the volume is deleted", name)
+		}
+	}
+}
+
+func TestMetricsReportHowLVMsCommandsEnd(t *testing.T) {
 	m := NewMetrics()
-	m.ObserveCommand(forClass(t.Context(), "fast"), lvm.Result{Command: "lvcreate"})
+	m.ObserveCommand(volumegroup.ForClass(t.Context(), "fast"), lvm.Result{Command: "lvcreate"})
 	for _, r := range []lvm.Result{
 		{Command: "lvcreate", Duration: time.Second},
 		{Command: "lvcreate", Duration: time.Second},
@@ -109,7 +137,7 @@ func TestMetricsTellHowLVMsCommandsEnd(t *testing.T) {
 	for _, r := range []ReloadResult{ReloadApplied, ReloadApplied, ReloadRefused} {
 		m.ObserveReload(r)
 	}
-	wantSamples(t, &Service{metrics: m}, map[string]float64{
+	wantSamples(t, &Service{core: &core{metrics: m}}, map[string]float64{
 		"lvm_command_seconds{class=,command=lvcreate,result=ok}":        2,
 		"lvm_command_seconds{class=fast,command=lvcreate,result=ok}":    1,
 		"lvm_command_seconds{class=,command=lvcreate,result=no_space}":  1,
@@ -126,7 +154,7 @@ func TestMetricsTellHowLVMsCommandsEnd(t *testing.T) {
 	})
 }
 
-func TestMetricsTellOfThinPools(t *testing.T) {
+func TestMetricsReportThinPools(t *testing.T) {
 	m := snapshotMachine(t) // 20 extents
 	d := m.start(t)
 	v := d.create(request("v", 4))
@@ -134,8 +162,8 @@ func TestMetricsTellOfThinPools(t *testing.T) {
 	d.fill(v.GetId(), 0x11)
 	m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{MetadataUsed: 256}) // of 1,024 blocks
 	waittest.Until(t, "the pool's use is seen", func() bool {
-		told := samples(t, d.Service)
-		return told["thin_data_percent{group=carve,pool=pool}"] == 20 && told["thin_metadata_percent{group=carve,pool=pool}"] == 25
+		reported := samples(t, d.Service)
+		return reported["thin_data_percent{group=carve,pool=pool}"] == 20 && reported["thin_metadata_percent{group=carve,pool=pool}"] == 25
 	})
 	wantSamples(t, d.Service, map[string]float64{
 		"thin_data_bytes{group=carve,pool=pool}":    float64(20 * testExtent),
@@ -143,36 +171,4 @@ func TestMetricsTellOfThinPools(t *testing.T) {
 		"snapshots{class=thin}":                     1,
 		"volumes{class=thin,state=ready}":           1,
 	})
-}
-
-// TestEveryMetricIsDocumented holds the registry against the page that lists
-// the metrics, both ways.
-func TestEveryMetricIsDocumented(t *testing.T) {
-	page := must.Get(os.ReadFile("../../docs/operations.md"))(t)
-	documented := map[string]bool{}
-	for _, row := range regexp.MustCompile("(?m)^\\| (`carve_lvmd_.*?) \\|").FindAllStringSubmatch(string(page), -1) {
-		for _, name := range regexp.MustCompile("`(carve_lvmd_[a-z_]+)`").FindAllStringSubmatch(row[1], -1) {
-			documented[name[1]] = true
-		}
-	}
-	descs := make(chan *prometheus.Desc)
-	go func() {
-		NewMetrics().Registry.Describe(descs)
-		close(descs)
-	}()
-	name := regexp.MustCompile(`fqName: "([a-z_]+)"`)
-	exist := map[string]bool{}
-	for d := range descs {
-		exist[name.FindStringSubmatch(d.String())[1]] = true
-	}
-	for n := range exist {
-		if !documented[n] {
-			t.Errorf("%s is in no row of docs/operations.md", n)
-		}
-	}
-	for n := range documented {
-		if !exist[n] {
-			t.Errorf("docs/operations.md has %s, which does not exist", n)
-		}
-	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/thinpool"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -41,7 +42,7 @@ func TestWhatAKilledCommandLeavesOfAPoolIsRemovedAndNothingElse(t *testing.T) {
 		{"nothing was made", nil, nil, nil},
 		{"the spare, not yet hidden", nil, []lvm.CreateOptions{spare}, nil},
 		{"the metadata, before it was a part of the pool", nil,
-			[]lvm.CreateOptions{{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{tagPool}}}, nil},
+			[]lvm.CreateOptions{{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{thinpool.Tag}}}, nil},
 		{"a volume that looks like a spare was there before", []lvm.CreateOptions{spare}, nil, []string{"lvol1"}},
 		{"others made two volumes, one of which looks like a spare", nil,
 			[]lvm.CreateOptions{spare, {Group: testGroup, Volume: "theirs", Extents: 1}}, []string{"lvol1", "theirs"}},
@@ -89,7 +90,7 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 	if got, want := m.volumeNames(t), append(slices.Clone(left), "pool"); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
 		t.Errorf("volumes %q, want %q", got, want)
 	}
-	if intents, err := d.journal.poolIntents(); err != nil || len(intents) > 0 {
+	if intents, err := d.journal.PoolIntents(); err != nil || len(intents) > 0 {
 		t.Errorf("intents %v, error %v", intents, err)
 	}
 	d.delete(d.create(request("pvc-1", 1)).GetId())
@@ -97,30 +98,30 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 
 func TestRemnantsOfAPoolAreKnownWithoutAJournal(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
-	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{tagPool}}))
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{thinpool.Tag}}))
 	m.start(t)
 	if got := m.volumeNames(t); !slices.Equal(got, []string{"pool"}) || m.fake.Commands(lvmfake.OpCreatePool) != 1 {
 		t.Errorf("volumes %q", got)
 	}
 }
 
-func TestWhatAKilledCommandLeftTornIsMendedAtTheStart(t *testing.T) {
+func TestWhatAKilledCommandLeftInconsistentIsRepairedAtTheStart(t *testing.T) {
 	for _, c := range []struct {
 		name, device string
-		mended       bool
+		repaired     bool
 	}{
 		{"a thin pool", "pool-tpool", true},
 		{"a part of a thin pool", "pool_tdata", true},
-		{"what is somebody else's", "theirs", false},
+		{"what belongs to another program", "theirs", false},
 		{"what begins alike", "pools", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := thinMachine(t, "size: 40Mi")
 			m.start(t).stop()
-			m.fake.Tear(testGroup, c.device)
+			m.fake.MakeInconsistent(testGroup, c.device)
 			m.start(t).stop()
-			if left, err := m.fake.Torn(testGroup); err != nil || (len(left) == 0) != c.mended {
-				t.Errorf("torn: %q, error %v", left, err)
+			if left, err := m.fake.Inconsistent(testGroup); err != nil || (len(left) == 0) != c.repaired {
+				t.Errorf("inconsistent: %q, error %v", left, err)
 			}
 		})
 	}
@@ -138,11 +139,11 @@ func TestAPoolThatCannotBeMadeAtTheStartStopsNoOtherClassAndIsTriedAgain(t *test
 		}
 		return nil
 	}
-	d := m.start(t, func(_ *daemon, o *Options) { o.providing = func(p *provider) { p.retry = 10 * time.Millisecond } })
+	d := m.start(t, func(_ *daemon, o *Options) { o.poolRetry = 10 * time.Millisecond })
 	classes := d.state().GetClasses()
 	if c := classes[0]; c.GetAvailableBytes() != 0 || len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "PoolMissing" ||
 		!strings.Contains(c.GetConditions()[0].GetMessage(), "the disk says no") {
-		t.Errorf("the class is %v, want no room, and PoolMissing with the reason", c)
+		t.Errorf("the class is %v, want no free space, and PoolMissing with the reason", c)
 	}
 	for _, i := range []int{1, 2} {
 		r := request("pvc-"+classes[i].GetName(), 1)

@@ -22,7 +22,7 @@ func (n *node) otherGroup(t *testing.T, device string) {
 }
 
 func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
-	disk := newFrail(t, "/dev/vdc")
+	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
 	n.otherGroup(t, disk.path())
 	p := n.start()
@@ -35,7 +35,7 @@ func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
 	byHand(t, "lvm", "lvcreate", "--yes", "--size", "8m", "--name", "theirs", "carve", "--config", only)
 	waittest.Until(t, "what others did to the other group is noticed", func() bool { return p.available() == all-8<<20 })
 	p.delete(p.create(create("pvc-1", 8<<20, "ext4")).GetId())
-	waittest.Until(t, "the room is back", func() bool { return p.available() == all-8<<20 })
+	waittest.Until(t, "the space is back", func() bool { return p.available() == all-8<<20 })
 	resume()
 	waittest.Until(t, "the disk's group serves", func() bool {
 		v, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-2", 8<<20, ""), "other"))
@@ -48,7 +48,7 @@ func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
 }
 
 func TestADiskThatIsSilentAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
-	disk := newFrail(t, "/dev/vdc")
+	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
 	n.otherGroup(t, disk.path())
 	p := n.start()
@@ -62,7 +62,7 @@ func TestADiskThatIsSilentAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
 
 	p = n.start()
 	if c := p.classNamed("other"); c.GetAvailableBytes() != 0 || len(c.GetConditions()) == 0 {
-		t.Errorf("the class of the silent disk's group is %v, want no room and a condition", c)
+		t.Errorf("the class of the silent disk's group is %v, want no free space and a condition", c)
 	}
 	p.delete(p.create(create("pvc-local", 8<<20, "ext4")).GetId())
 

@@ -45,12 +45,12 @@ func (c checked) TempDir() string {
 	return dir
 }
 
-// TestTheRoomOfRandomMachinesIsWhatLvmdSays makes groups of random disks with a class
+// TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays makes groups of random disks with a class
 // of each layout, and random volumes in them, which it deletes and expands, while an
 // administrator changes the group by hand. Then a disk is lost for a while. At the end
 // of each history, what lvmd says is what an lvmd says that scans anew, and what LVM
 // says, and each class gives as much as it said, to the last extent, and no more.
-func TestTheRoomOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
+func TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 	settings := map[string]string{"checks": "1", "shrinktime": "1ns", "nofailfile": "true", "seed": "1"}
 	if soaking || os.Getenv("CARVE_SEED") != "" {
 		settings["seed"] = strconv.FormatUint(max(1, chance(t).Uint64()), 10)
@@ -75,7 +75,7 @@ func TestTheRoomOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 		}
 		h.checkVolumes()
 		h.loseDisk()
-		h.checkRoom()
+		h.checkFreeSpace()
 	})
 	t.Logf("what happened, and how often: %v", happened)
 	want := []string{"lvcreate", "lvextend", "lvremove", "vgextend", "a RAID volume was degraded"}
@@ -103,11 +103,11 @@ type randomMachine struct {
 	made    int
 	// admins are an administrator's volumes, which are of no class.
 	admins []string
-	// disks are those of the group, frail the one that can be lost, and spare one that
+	// disks are those of the group, faulty the one that can be lost, and spare one that
 	// is in no group yet, or empty.
-	disks []string
-	frail *frail
-	spare string
+	disks  []string
+	faulty *faulty
+	spare  string
 	// happened counts what happened, in all histories.
 	happened map[string]int
 }
@@ -126,10 +126,10 @@ func isOnAllDisks(v randomVolume) bool { return v.GetDeviceClass() == "raid6" }
 func newRandomMachine(t checked, r *rapid.T) *randomMachine {
 	sizes := rapid.SliceOfN(rapid.Int64Range(52, 72), 4, 4).Draw(r, "disks in MiB")
 	devices := spares(t, append([]int64{48, 24, 88}, sizes...)...)
-	h := &randomMachine{r: r, classes: append([]string{"thin"}, layoutNames...), frail: newFrail(t, devices[0]), spare: devices[1]}
-	h.disks = append([]string{h.frail.path()}, devices[2:]...)
+	h := &randomMachine{r: r, classes: append([]string{"thin"}, layoutNames...), faulty: newFaulty(t, devices[0]), spare: devices[1]}
+	h.disks = append([]string{h.faulty.path()}, devices[2:]...)
 	n := newNode(t, h.disks...)
-	t.Cleanup(h.frail.work)
+	t.Cleanup(h.faulty.work)
 	reserve := func(class string) int64 {
 		return rapid.SampledFrom([]int64{0, 5, 12}).Draw(r, class+"'s reserve in MiB")
 	}
@@ -174,7 +174,7 @@ func (h *randomMachine) step() {
 	}
 }
 
-// create makes a raw volume if there is room for it, and fills it.
+// create makes a raw volume if there is space for it, and fills it.
 func (h *randomMachine) create(class string) {
 	h.made++
 	bytes := rapid.Int64Range(1, 8<<20).Draw(h.r, "bytes")
@@ -185,7 +185,7 @@ func (h *randomMachine) create(class string) {
 		h.r.Fatalf("creating %d bytes in class %s: %v", bytes, class, err)
 	default:
 		v := randomVolume{Volume: resp.GetVolume()}
-		clean(h.t, v.Volume)
+		Map(h.t, v.Volume)
 		if class != "thin" { // A full pool is another matter.
 			fill(h.t, v.Volume, 0x5a)
 			v.filled = v.GetSizeBytes()
@@ -197,7 +197,7 @@ func (h *randomMachine) create(class string) {
 
 // administer has an administrator change the group by hand, while lvmd runs.
 func (h *randomMachine) administer() {
-	h.settle() // What is being deleted is not to be moved.
+	h.finish() // What is being deleted is not to be moved.
 	can := map[string]bool{
 		"lvcreate": h.freeExtents() > 0, "lvextend": len(h.admins) > 0 && h.freeExtents() > 0, "lvremove": len(h.admins) > 0,
 		"vgextend": h.spare != "", "pvmove": h.movable() != "",
@@ -230,7 +230,7 @@ func (h *randomMachine) administer() {
 		source, name, _ := strings.Cut(h.movable(), " ")
 		lvmByHand(h.t, "pvmove", "--interval", "1", "--name", name, source)
 	}
-	h.settle()
+	h.finish()
 }
 
 // freeExtents is how many the group has, by LVM's account.
@@ -247,7 +247,7 @@ func (h *randomMachine) someExtents() string {
 }
 
 // movable names a disk and a linear volume of lvmd's with extents on it for which
-// there is room on one of the other disks, or nothing.
+// there is space on one of the other disks, or nothing.
 func (h *randomMachine) movable() string {
 	free := map[string]int64{}
 	for line := range strings.Lines(lvmByHand(h.t, "pvs", "--noheadings", "--separator", " ", "-o", "pv_name,pv_pe_count,pv_pe_alloc_count", "--select", "vg_name="+h.group)) {
@@ -319,11 +319,11 @@ func (h *randomMachine) loseDisk() {
 		h.create("raid6")
 	}
 	waittest.Until(h.t, "all images are in sync", func() bool { return h.conditions() == "" })
-	h.settle()
-	before := h.rooms()
-	h.frail.fail()
+	h.finish()
+	before := h.freeSpace()
+	h.faulty.fail()
 	must.Succeed(h.r, os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
-	waittest.Until(h.t, "all classes have a condition and no room", func() bool {
+	waittest.Until(h.t, "all classes have a condition and no free space", func() bool {
 		return !slices.ContainsFunc(h.state().GetClasses(), func(c *lvmdv1.DeviceClass) bool {
 			return c.GetName() != "thin" && (len(c.GetConditions()) == 0 || c.GetAvailableBytes() > 0)
 		})
@@ -340,19 +340,19 @@ func (h *randomMachine) loseDisk() {
 	h.kill()
 	h.process = h.start()
 	h.checkVolumes()
-	h.frail.work()
+	h.faulty.work()
 	for _, v := range h.volumes {
 		lvmByHand(h.t, "lvchange", "--refresh", h.group+"/"+v.GetId())
 	}
 	waittest.Until(h.t, "all is well again", func() bool {
 		return h.conditions() == "" && !slices.ContainsFunc(h.state().GetClasses(), func(c *lvmdv1.DeviceClass) bool { return len(c.GetConditions()) > 0 })
-	})
-	waittest.Until(h.t, "there is as much room as before: "+before, func() bool { return h.rooms() == before })
+	}, func() any { return h.state() }, func() any { return byHand(h.t, "dmsetup", "status") }, func() any { return byHand(h.t, "dmesg") })
+	waittest.Until(h.t, "there is as much space as before: "+before, func() bool { return h.freeSpace() == before }, func() any { return h.freeSpace() })
 	h.checkVolumes()
 }
 
-// rooms is what lvmd says of its classes.
-func (h *randomMachine) rooms() string {
+// freeSpace is what lvmd says of its classes.
+func (h *randomMachine) freeSpace() string {
 	var all []string
 	for _, c := range h.state().GetClasses() {
 		all = append(all, fmt.Sprintf("%s: %d of %d available, at most %d", c.GetName(), c.GetAvailableBytes(), c.GetTotalBytes(), c.GetMaximumVolumeSizeBytes()))
@@ -360,11 +360,11 @@ func (h *randomMachine) rooms() string {
 	return strings.Join(all, "; ")
 }
 
-// settle waits until what was deleted is gone.
-func (h *randomMachine) settle() {
+// finish waits until what was deleted is gone.
+func (h *randomMachine) finish() {
 	h.t.Helper()
 	waittest.Until(h.t, "what was deleted is gone", func() bool { return len(h.leftovers()) == len(h.volumes)+len(h.admins) })
-	waittest.Until(h.t, "lvmd knows it", func() bool { return h.linear().GetAvailableBytes() == h.free() })
+	waittest.Until(h.t, "lvmd knows it", func() bool { return h.linear().GetAvailableBytes() == h.free() }, func() any { return h.state() })
 }
 
 func (h *randomMachine) linear() *lvmdv1.DeviceClass { return h.state().GetClasses()[0] }
@@ -379,27 +379,27 @@ func (h *randomMachine) free() int64 {
 	return max(0, free-(h.keeps+extent-1)/extent*extent)
 }
 
-// checkRoom holds what lvmd says against what the next one says, and fills each class.
-func (h *randomMachine) checkRoom() {
-	h.settle()
-	said := h.rooms()
+// checkFreeSpace holds what lvmd says against what the next one says, and fills each class.
+func (h *randomMachine) checkFreeSpace() {
+	h.finish()
+	said := h.freeSpace()
 	h.kill()
 	h.process = h.start()
-	if again := h.rooms(); again != said {
+	if again := h.freeSpace(); again != said {
 		h.r.Fatalf("lvmd says %q, and the next one %q", said, again)
 	}
 	for _, class := range h.classes {
 		for _, v := range h.fillClass(class) {
 			h.delete(v.GetId())
 		}
-		h.settle()
-		if again := h.rooms(); again != said {
+		h.finish()
+		if again := h.freeSpace(); again != said {
 			h.r.Fatalf("lvmd said %q, and after class %s gave and took back all it has %q", said, class, again)
 		}
 	}
 }
 
-// fillClass makes volumes in a class until it has no room, each as large as can be,
+// fillClass makes volumes in a class until it has no free space, each as large as can be,
 // and checks at each that one unit more is refused.
 func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 	c := h.classNamed(class)

@@ -27,12 +27,12 @@ func fewHistories(t *testing.T) {
 	rapidtest.Set(t, map[string]string{"checks": "25"})
 }
 
-// TestAnySequenceOfCallsKeepsItsPromises runs random sequences of calls,
+// TestAnySequenceOfCallsKeepsItsInvariants runs random sequences of calls,
 // administrators' commands, reboots and kills, and checks after each step that
 // what is reported is true: acknowledged volumes are there, sizes add up, a
 // volume of the maximum fits and one extent more does not, no volume shows
 // what another held, and the model is what a fresh scan gives.
-func TestAnySequenceOfCallsKeepsItsPromises(t *testing.T) {
+func TestAnySequenceOfCallsKeepsItsInvariants(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		h := &history{machine: newMachine(t), t: t, volumes: map[string]*lvmdv1.Volume{}, mounted: map[string]bool{}}
@@ -73,8 +73,8 @@ func (h *history) pick(r *rapid.T) string {
 	return rapid.SampledFrom(slices.Sorted(maps.Keys(h.volumes))).Draw(r, "volume")
 }
 
-// settled waits until wipes and removals are over, and returns the room.
-func (h *history) settled() int64 {
+// finished waits until wipes and removals are over, and returns the free space.
+func (h *history) finished() int64 {
 	h.daemon.t = h.t
 	waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
 	h.daemon.checkModel()
@@ -82,7 +82,7 @@ func (h *history) settled() int64 {
 }
 
 func (h *history) create(r *rapid.T) {
-	room := h.settled()
+	free := h.finished()
 	h.next++
 	q := request(fmt.Sprintf("pvc-%d", h.next), rapid.Int64Range(1, 24).Draw(r, "extents"))
 	if rapid.Bool().Draw(r, "file system") {
@@ -92,10 +92,10 @@ func (h *history) create(r *rapid.T) {
 	if q.GetFsType() != "" {
 		needs = max(needs, filesystem.MinimumSize(filesystem.Ext4, false))
 	}
-	fits := needs <= room*testExtent
+	fits := needs <= free*testExtent
 	resp, err := h.daemon.client.CreateVolume(h.t.Context(), q)
 	if fits != (err == nil) || err != nil && status.Code(err) != codes.ResourceExhausted {
-		r.Fatalf("%d bytes into %d extents: %v", q.GetRequiredBytes(), room, err)
+		r.Fatalf("%d bytes into %d extents: %v", q.GetRequiredBytes(), free, err)
 	}
 	if err != nil {
 		return
@@ -129,15 +129,15 @@ func (h *history) delete(r *rapid.T) {
 
 func (h *history) expand(r *rapid.T) {
 	name := h.pick(r)
-	room := h.settled()
+	free := h.finished()
 	v := h.volumes[name]
 	want := v.GetSizeBytes() + rapid.Int64Range(-2, 12).Draw(r, "extents more")*testExtent
 	if want < 1 {
 		r.Skip("too small")
 	}
 	resp, err := h.daemon.client.ExpandVolume(h.t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: want})
-	if fits := want-v.GetSizeBytes() <= room*testExtent; fits != (err == nil) || err != nil && status.Code(err) != codes.ResourceExhausted {
-		r.Fatalf("from %d to %d with room for %d: %v", v.GetSizeBytes(), want, room*testExtent, err)
+	if fits := want-v.GetSizeBytes() <= free*testExtent; fits != (err == nil) || err != nil && status.Code(err) != codes.ResourceExhausted {
+		r.Fatalf("from %d to %d with space for %d: %v", v.GetSizeBytes(), want, free*testExtent, err)
 	}
 	if err == nil {
 		if got := resp.GetVolume().GetSizeBytes(); got != max(want, v.GetSizeBytes()) {
@@ -192,17 +192,17 @@ func (h *history) restart(r *rapid.T) {
 
 // maximum holds the reported maximum against the truth.
 func (h *history) maximum(r *rapid.T) {
-	room := h.settled()
-	q := request("maximum", room+1)
+	free := h.finished()
+	q := request("maximum", free+1)
 	if _, err := h.daemon.client.CreateVolume(h.t.Context(), q); status.Code(err) != codes.ResourceExhausted {
-		r.Fatalf("one extent more than %d: %v", room, err)
+		r.Fatalf("one extent more than %d: %v", free, err)
 	}
-	if room == 0 {
+	if free == 0 {
 		return
 	}
-	resp, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", room))
+	resp, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", free))
 	if err != nil {
-		r.Fatalf("%d extents: %v", room, err)
+		r.Fatalf("%d extents: %v", free, err)
 	}
 	must.Get(h.daemon.client.DeleteVolume(h.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: resp.GetVolume().GetId()}))(r)
 }

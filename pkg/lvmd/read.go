@@ -2,67 +2,102 @@ package lvmd
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"strings"
+	"math"
+	"regexp"
+
+	"google.golang.org/grpc"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
 // GetVolume implements lvmdv1.LVMDServer.
 func (s *Service) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	v, err := s.model.lookup(r.GetId(), r.GetName())
+	v, err := s.inventory.ReadVolume(r.GetId(), r.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return &lvmdv1.GetVolumeResponse{Volume: v.proto()}, nil
+	return &lvmdv1.GetVolumeResponse{Volume: v}, nil
+}
+
+// GetSnapshot implements lvmdv1.LVMDServer.
+func (s *Service) GetSnapshot(_ context.Context, r *lvmdv1.GetSnapshotRequest) (*lvmdv1.GetSnapshotResponse, error) {
+	v, err := s.inventory.ReadSnapshot(r.GetId(), r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return &lvmdv1.GetSnapshotResponse{Snapshot: v}, nil
 }
 
 // ListVolumes implements lvmdv1.LVMDServer. A page token is the id of the last
 // volume of the page before: volumes that come or go in between are neither
-// repeated nor the cause of others being left out. Only the response's encoding
-// has the volumes, see listed: who calls this method itself sees none.
+// repeated nor the cause of others being left out.
 func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (*lvmdv1.ListVolumesResponse, error) {
+	limit, err := pageSize(r, spec.VolumeID)
+	if err != nil {
+		return nil, err
+	}
+	volumes, more := s.inventory.Volumes(r.GetPageToken(), limit)
+	resp := &lvmdv1.ListVolumesResponse{Volumes: volumes}
+	if more {
+		resp.NextPageToken = volumes[limit-1].GetId()
+	}
+	return resp, nil
+}
+
+// ListSnapshots implements lvmdv1.LVMDServer. Pages are as those of ListVolumes.
+func (s *Service) ListSnapshots(_ context.Context, r *lvmdv1.ListSnapshotsRequest) (*lvmdv1.ListSnapshotsResponse, error) {
+	limit, err := pageSize(r, spec.SnapshotID)
+	if err != nil {
+		return nil, err
+	}
+	snapshots, more := s.inventory.Snapshots(r.GetSourceVolumeId(), r.GetPageToken(), limit)
+	resp := &lvmdv1.ListSnapshotsResponse{Snapshots: snapshots}
+	if more {
+		resp.NextPageToken = snapshots[limit-1].GetId()
+	}
+	return resp, nil
+}
+
+// pageSize checks which page is requested, of which the token is an id, and returns its size.
+func pageSize(r interface {
+	GetPageSize() int32
+	GetPageToken() string
+}, id *regexp.Regexp,
+) (int, error) {
 	if r.GetPageSize() < 0 {
-		return nil, invalidField("page_size", "%d is negative; 0 means no limit", r.GetPageSize())
+		return 0, apierror.InvalidField("page_size", "%d is negative; 0 means no limit", r.GetPageSize())
 	}
-	if t := r.GetPageToken(); t != "" && !idPattern.MatchString(t) {
-		return nil, invalidField("page_token", "%q is not one that was given out", t)
+	if t := r.GetPageToken(); t != "" && !id.MatchString(t) {
+		return 0, apierror.InvalidField("page_token", "%q is not one that was given out", t)
 	}
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	limit := clampPage(r.GetPageSize())
-	volumes := s.model.ordered()
-	after, _ := slices.BinarySearchFunc(volumes, r.GetPageToken()+"\x00", func(v *volume, id string) int { return strings.Compare(v.rec.ID, id) })
-	page := listed{expected: min(limit, len(volumes)-after), buffers: &s.lists}
-	count, last := 0, ""
-	for _, v := range volumes[after:] {
-		if v.rec.Phase == deleting || v.rec.Ident.Snapshot {
-			continue
-		}
-		if count == limit {
-			return page.response(last), nil
-		}
-		if err := page.add(v); err != nil {
-			return nil, fmt.Errorf("encoding volume %s: %w", v.rec.ID, err)
-		}
-		count, last = count+1, v.rec.ID
+	if r.GetPageSize() == 0 {
+		return math.MaxInt, nil
 	}
-	return page.response(""), nil
+	return int(r.GetPageSize()), nil
 }
 
 // ListClasses implements lvmdv1.LVMDServer.
 func (s *Service) ListClasses(context.Context, *lvmdv1.ListClassesRequest) (*lvmdv1.ListClassesResponse, error) {
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	resp := &lvmdv1.ListClassesResponse{}
-	for _, c := range s.model.classes {
-		if c.reported != nil {
-			// What was reported is replaced when it changes, never written to.
-			resp.Classes = append(resp.Classes, c.reported)
+	return &lvmdv1.ListClassesResponse{Classes: s.inventory.Classes()}, nil
+}
+
+// Watch implements lvmdv1.LVMDServer. A stream ends with the caller's context
+// or when lvmd stops.
+func (s *Service) Watch(r *lvmdv1.WatchRequest, stream grpc.ServerStreamingServer[lvmdv1.WatchResponse]) error {
+	w := s.inventory.Watch(r.GetEpoch(), r.GetGeneration())
+	defer w.End()
+	for {
+		select {
+		case <-w.Wake():
+			if err := stream.Send(w.Next()); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return context.Cause(stream.Context())
+		case <-s.stopping:
+			return apierror.ErrStopping
 		}
 	}
-	return resp, nil
 }

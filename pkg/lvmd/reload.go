@@ -1,15 +1,13 @@
 package lvmd
 
 import (
-	"cmp"
 	"errors"
-	"reflect"
-	"slices"
-
-	"go.etcd.io/bbolt"
 
 	"github.com/carve-csi/carve/api/config"
-	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
 )
 
 // ErrNeedsStart is returned by Reload for a configuration that is fit for the
@@ -25,126 +23,47 @@ var ErrNeedsStart = errors.New("the configuration needs a new start of the servi
 // One that brings or takes volume groups, or thin pools, is not taken over, with
 // ErrNeedsStart.
 func (s *Service) Reload(c *config.Config) error {
-	if s.isStopping() {
-		return errStopping
-	}
-	m, locked := s.model, false
-	defer func() {
-		if locked {
-			m.mu.Unlock()
-		}
-	}()
-	var refused error
 	// No volume may be made between the look at those there are and the end.
-	// Whoever has both locks took the journal's first.
-	err := s.journal.do(func(tx *bbolt.Tx) error {
-		m.mu.Lock()
-		locked = true
-		if refused = m.refuses(c); refused != nil {
-			return refused
-		}
-		return putTies(tx, tiesOf(c))
-	})
-	if err = cmp.Or(refused, err); err != nil {
+	s.admission.Lock()
+	defer s.admission.Unlock()
+	if s.isStopping() {
+		return apierror.ErrStopping
+	}
+	if err := orphans(bindingsOf(s.inventory.Config()), c, s.inventory.Members()); err != nil {
 		return err
 	}
-	m.config, m.refused = c, ""
-	m.classes = nil
-	for _, dc := range c.Classes {
-		c := &class{DeviceClass: dc, wiping: limiter(dc.WipeRate), copying: limiter(dc.CopyRate)}
-		for _, name := range dc.VolumeGroups {
-			c.parts = append(c.parts, &part{class: c, group: m.groups[name]})
-		}
-		m.classes = append(m.classes, c)
+	if !s.inventory.IsReloadable(c) {
+		return ErrNeedsStart
 	}
-	m.attachPools()
-	s.replaceGroups()
-	m.republish()
+	if err := checkGroups(c, s.inventory.Groups()); err != nil {
+		return err
+	}
+	placements := s.placementsFor(c)
+	if err := s.journal.Update(func(tx *journal.Tx) error { return tx.PutBindings(bindingsOf(c)) }); err != nil {
+		return err
+	}
+	s.inventory.Reconfigure(c, placements)
 	return nil
 }
 
-// refuses says why a configuration is not taken over, or nothing. The caller
-// holds the lock.
-func (m *model) refuses(c *config.Config) error {
-	if err := orphans(tiesOf(m.config), c, m.members()); err != nil {
-		return err
-	}
-	if !m.sameGroups(c) {
-		return ErrNeedsStart
-	}
-	var found []lvm.Group
-	for _, g := range m.groups {
-		if g.present {
-			found = append(found, g.info)
+// placementsFor reads where everything lies in the groups in which lvmd chooses that under a
+// configuration, as far as it can be read.
+func (s *Service) placementsFor(c *config.Config) map[string]ondisk.Placement {
+	all := map[string]ondisk.Placement{}
+	for _, dc := range c.Classes {
+		if layout.Type(dc.Type) == layout.Linear {
+			continue
+		}
+		for _, name := range dc.VolumeGroups {
+			if p, err := s.lvm.Placement(name); err == nil {
+				all[name] = p
+			}
 		}
 	}
-	return checkGroups(c, found, m.missing())
-}
-
-// missing are the groups that the present configuration has and this machine has
-// not: it was taken over all the same. The caller holds the lock.
-func (m *model) missing() map[string]bool {
-	groups := map[string]bool{}
-	for name, g := range m.groups {
-		groups[name] = !g.present
-	}
-	return groups
+	return all
 }
 
 // Refuse notes that the configuration file holds what cannot be taken over, and
 // why: every class says so until a configuration is taken over. An empty reason
 // takes it back.
-func (s *Service) Refuse(reason string) {
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	if s.model.refused != reason {
-		s.model.refused = reason
-		s.model.republish()
-	}
-}
-
-// republish tells all watchers everything. The caller holds the lock.
-func (m *model) republish() {
-	for _, c := range m.classes {
-		c.reported = m.report(c)
-	}
-	m.generation++
-	m.removals, m.horizon = nil, m.generation // Who resumes gets everything, too.
-	for w := range m.watchers {
-		w.markFull()
-	}
-}
-
-// sameGroups reports whether a configuration has the volume groups of the present one,
-// looks for them on the same devices, and makes the same in them. The caller holds the
-// lock.
-func (m *model) sameGroups(c *config.Config) bool {
-	groups, pools := map[string]bool{}, map[string]*config.ThinPool{}
-	for _, dc := range c.Classes {
-		for _, name := range dc.VolumeGroups {
-			if m.groups[name] == nil {
-				return false
-			}
-			if !slices.Equal(listedUUIDs(m.config, name), listedUUIDs(c, name)) {
-				return false
-			}
-			groups[name] = true
-			pools[name+"/"+dc.Name] = dc.Thin
-		}
-	}
-	for _, now := range m.classes {
-		for _, p := range now.parts {
-			was, ok := pools[p.group.name+"/"+now.Name]
-			if now.Thin != nil && (!ok || !reflect.DeepEqual(was, now.Thin)) {
-				return false
-			}
-			delete(pools, p.group.name+"/"+now.Name)
-		}
-	}
-	for _, thin := range pools {
-		if thin != nil {
-			return false
-		}
-	}
-	return len(groups) == len(m.groups) && reflect.DeepEqual(m.config.Devices, c.Devices) && slices.EqualFunc(m.config.VolumeGroups, c.VolumeGroups, config.VolumeGroup.Same)
-}
+func (s *Service) Refuse(reason string) { s.inventory.Refuse(reason) }

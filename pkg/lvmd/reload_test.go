@@ -28,7 +28,7 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 	must.Succeed(t, d.Reload(parse(t, "- {name: local, volumeGroup: carve, reserve: 10Mi, wipe: zero}\n- {name: other, default: true, volumeGroup: carve}\n")))
 	r := must.Get(w.Recv())(t)
 	if !r.GetFull() || len(r.GetClasses()) != 2 || len(r.GetVolumes()) != 1 {
-		t.Errorf("watchers are told %v", r)
+		t.Errorf("watchers got %v", r)
 	}
 	if got, want := r.GetClasses()[0].GetAvailableBytes(), (testTotal-4-3)*testExtent; got != want {
 		t.Errorf("available %d with the new reserve, want %d", got, want)
@@ -47,7 +47,7 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 		r = must.Get(w.Recv())(t)
 	}
 	if len(r.GetClasses()) != 1 {
-		t.Errorf("watchers are told %v", r)
+		t.Errorf("watchers got %v", r)
 	}
 }
 

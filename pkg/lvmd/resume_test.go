@@ -87,8 +87,8 @@ func TestAStreamThatCannotBeResumedBeginsWithTheFullState(t *testing.T) {
 		{"as it is", reloaded.GetEpoch(), reloaded.GetGeneration(), false},
 		{"before another configuration", before.GetEpoch(), before.GetGeneration(), true},
 		{"of the future", reloaded.GetEpoch(), reloaded.GetGeneration() + 1, true},
-		{"of another life", "another", reloaded.GetGeneration(), true},
-		{"of no life", "", reloaded.GetGeneration(), true},
+		{"of another run", "another", reloaded.GetGeneration(), true},
+		{"of no run", "", reloaded.GetGeneration(), true},
 	} {
 		if r := d.first(c.epoch, c.generation); r.GetFull() != c.full || c.full && (len(r.GetVolumes()) != 1 || len(r.GetClasses()) != 1) {
 			t.Errorf("%s: message %v, want full %v", c.name, r, c.full)
@@ -101,33 +101,8 @@ func TestAStreamThatCannotBeResumedBeginsWithTheFullState(t *testing.T) {
 	}
 }
 
-func TestRemovalsAreRememberedForAWhile(t *testing.T) {
-	m := newModel("life")
-	v := &volume{rec: record{ID: "kept", Phase: ready}, group: newGroup(testGroup)}
-	m.add(v)
-	m.publish(nil, v)
-	for i := range maxRemovals + 10 {
-		gone := &volume{rec: record{ID: fmt.Sprint(i), Phase: deleting}}
-		m.publish(nil, gone)
-		m.publish(nil, gone) // Being told twice takes no more room.
-	}
-	if len(m.removals) != maxRemovals {
-		t.Errorf("%d removals are remembered, want %d", len(m.removals), maxRemovals)
-	}
-	oldest := m.removals[0].generation
-	for generation, full := range map[uint64]bool{0: true, oldest - 3: true, oldest - 2: false, oldest - 1: false, m.generation: false} {
-		r := m.next(m.resume("life", generation))
-		if r.GetFull() != full {
-			t.Errorf("from generation %d of %d, removals from %d: full %v, want %v", generation, m.generation, oldest, r.GetFull(), full)
-		}
-		if generation == oldest-1 && len(r.GetRemovedVolumeIds()) != maxRemovals {
-			t.Errorf("%d removals are told, want all %d", len(r.GetRemovedVolumeIds()), maxRemovals)
-		}
-	}
-}
-
 // TestWhoResumesAtRandomSeesWhatIsThere has a reader break off and go on anywhere
-// in a random life, and holds what it has in the end against the full state.
+// in a random run, and holds what it has in the end against the full state.
 func TestWhoResumesAtRandomSeesWhatIsThere(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// graceful is how long calls under way have when lvmd is told to stop;
+	// graceful is how long calls under way have when lvmd is to stop;
 	// with what ending them takes, a stop stays below five seconds.
 	graceful = 3 * time.Second
 )
@@ -27,7 +27,7 @@ func LockStateDir(dir string) (release func(), err error) {
 
 // LockNode makes sure that no other lvmd works on this node, whatever its state
 // directory. dir is that of LVM's own locks, see lvm.LockDir: the lock holds as far
-// as those do, which whoever changes volume groups shares, also from within a
+// as those do, which every program that changes volume groups shares, also from within a
 // container.
 func LockNode(dir string) (release func(), err error) {
 	return lock(dir, "carve-lvmd", "LVM's lock directory")
@@ -54,7 +54,7 @@ func lock(dir, name, what string) (release func(), err error) {
 }
 
 // Listen listens on a unix socket that only its owner can use. A socket that
-// an lvmd left behind is replaced; one that somebody answers on is not. Between
+// an lvmd left behind is replaced; one that a program answers on is not. Between
 // the look and the replacement the caller's locks keep another lvmd away.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -78,8 +78,8 @@ func Listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// CheckSocket tells why Listen would not listen at a path: what is there is no
-// socket, or somebody answers on it.
+// CheckSocket says why Listen would not listen at a path: what is there is no
+// socket, or a program answers on it.
 func CheckSocket(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -98,7 +98,7 @@ func CheckSocket(path string) error {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
 		return nil
 	default:
-		return fmt.Errorf("socket %s: whether somebody answers on it cannot be told: %w", path, err)
+		return fmt.Errorf("socket %s: whether a program answers on it is not known: %w", path, err)
 	}
 }
 

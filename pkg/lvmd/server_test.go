@@ -59,7 +59,7 @@ func TestAStaleSocketIsReplacedAndIsItsOwnersAlone(t *testing.T) {
 	conn.Close()
 }
 
-func TestASocketThatSomebodyAnswersOnIsLeftAlone(t *testing.T) {
+func TestASocketThatAProgramAnswersOnIsLeftAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lvmd.sock")
 	first, err := Listen(path)
 	if err != nil {
@@ -67,7 +67,7 @@ func TestASocketThatSomebodyAnswersOnIsLeftAlone(t *testing.T) {
 	}
 	defer first.Close()
 	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "answers on it") {
-		t.Errorf("error %v, want that somebody answers", err)
+		t.Errorf("error %v, want that a program answers", err)
 	}
 	conn, err := net.Dial("unix", path)
 	if err != nil {

@@ -1,11 +1,12 @@
 package lvmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"path/filepath"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -15,19 +16,26 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/lvmd/provision"
+	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 )
 
 const (
-	// maxWaiting bounds how many operations may wait for a group's turn. LVM
-	// does a few per second at worst; who would wait for minutes had better
-	// try again.
-	maxWaiting = 1024
 	// maxFormatting bounds how many mkfs run at once.
 	maxFormatting = 8
-	// probeInterval is how often a group that stopped answering is asked again.
-	probeInterval = 5 * time.Second
 	// formatTimeout bounds one mkfs. They take a fraction of a second.
 	formatTimeout = 5 * time.Minute
+	// callerGrace is how long a creation goes on after its last caller has gone. Another
+	// controller leads within this time after one that died, and asks for the same again.
+	callerGrace = time.Minute
+	// failingFor is for how long a class reports that a disk failed a command, unless
+	// another command goes well.
+	failingFor = time.Minute
 )
 
 // Options configure a Service. Config, LVM and StateDir are required.
@@ -46,7 +54,7 @@ type Options struct {
 	// Metrics may be nil.
 	Metrics *Metrics
 	// BlockEvents wakes the service when block devices appear or vanish; nil
-	// means that nobody tells.
+	// means that nothing does.
 	BlockEvents <-chan struct{}
 	// Devices makes and grows volume groups; required when the configuration
 	// has any to be made.
@@ -54,63 +62,42 @@ type Options struct {
 	// PollInterval is how often the groups' sequence numbers are read from
 	// the disks; zero means every two seconds.
 	PollInterval time.Duration
-	// providing is set by tests only, to change its intervals.
-	providing func(*provider)
+	// provisioning and poolRetry are set by tests only; zero means the constants.
+	provisioning provision.Intervals
+	poolRetry    time.Duration
 
-	// wipeCheckpoint is set by tests only; zero means the constant.
-	wipeCheckpoint int64
+	// wipeCheckpoint and copyCheckpoint are set by tests only; zero means the constant.
+	wipeCheckpoint, copyCheckpoint int64
+	// slotTimeout, probeInterval and callerGrace are set by tests only; zero means
+	// the constants.
+	slotTimeout, probeInterval, callerGrace time.Duration
 	// crashPoint is set by tests only, see crash.
 	crashPoint func(point string)
+	// entered and defect are set by tests only, to see the changes of volumes' states and
+	// those that must not be.
+	entered func(from, to inventory.State)
+	defect  func(message string, args ...any)
 }
 
-// Service is lvmd's core: the LVMD service and the work behind it. Its
-// methods are safe for concurrent use.
+// Service is the LVMD service and the work behind it. Its methods are safe for concurrent use.
 type Service struct {
 	lvmdv1.UnimplementedLVMDServer
+	*core
 
-	lvm     lvm.Groups
-	journal *journal
-	leaders *leaders
-	model   *model
-	// stateDir is where the journal is.
-	stateDir string
-	format   func(ctx context.Context, device string, o filesystem.FormatOptions) error
-	probe    func(device string) (filesystem.Info, error)
-	inspect  func(device, volume string) (luks.State, error)
-	setUUID  func(device string, t filesystem.Type, uuid string) error
-	log      *slog.Logger
-	metrics  *Metrics
-	health   *health
-	lists    listBuffers
-
-	provider     *provider
-	blockEvents  <-chan struct{}
-	pollInterval time.Duration
-	// probeInterval is the constant but in tests.
-	probeInterval time.Duration
-	// failingFor is the constant but in tests.
-	failingFor time.Duration
-	// callerGrace is the constant but in tests; guarded by the model's lock.
-	callerGrace time.Duration
-	formatting  *semaphore.Weighted
-	copying     *semaphore.Weighted
-	// wipeCheckpoint is the constant but in tests.
-	wipeCheckpoint int64
-	// crashPoint is set by tests only.
-	crashPoint func(point string)
-
-	// lost wakes the loop that makes encrypted volumes anew. It is a channel of one.
-	lost chan struct{}
-
-	// stopping is closed when no new operation may begin and streams must end.
-	stopping chan struct{}
-	// work is the context of everything in the background and of operations;
-	// it ends after stopping, when they have had their time.
-	work   context.Context
-	cancel context.CancelFunc
-	// running counts operations and background work.
-	running  sync.WaitGroup
-	stopOnce sync.Once
+	creator     *creator
+	expander    *expander
+	adopter     *adopter
+	headers     *headers
+	pools       *poolKeeper
+	provisioned *provisioned
+	provisioner *provision.Provisioner
+	leaders     *leaders
+	health      *health
+	blockEvents <-chan struct{}
+	// failingFor is the constant, in nanoseconds, but in tests.
+	failingFor atomic.Int64
+	// reservationsLast is the constant but in tests.
+	reservationsLast time.Duration
 }
 
 // New opens the journal, scans and activates the configured volume groups,
@@ -118,60 +105,22 @@ type Service struct {
 // Start then begins the work in the background. Configuration errors are
 // config.Problems.
 func New(ctx context.Context, o Options) (*Service, error) {
-	s := &Service{
-		lvm: o.LVM, format: o.Format, probe: o.Probe, inspect: o.Inspect, setUUID: o.SetUUID, log: o.Log, metrics: o.Metrics,
-		blockEvents: o.BlockEvents, pollInterval: o.PollInterval, wipeCheckpoint: o.wipeCheckpoint, crashPoint: o.crashPoint,
-		model: newModel(newID()), health: newHealth(), stateDir: o.StateDir,
-		copying:    semaphore.NewWeighted(maxCopying),
-		formatting: semaphore.NewWeighted(maxFormatting), probeInterval: probeInterval, failingFor: failingFor, callerGrace: callerGrace,
-		stopping: make(chan struct{}), lost: make(chan struct{}, 1),
-		provider: newProvider(o.Devices),
-	}
-	if o.providing != nil {
-		o.providing(s.provider)
-	}
-	if s.format == nil {
-		s.format = filesystem.Format
-	}
-	if s.probe == nil {
-		s.probe = filesystem.Probe
-	}
-	if s.inspect == nil {
-		s.inspect = luks.Inspect
-	}
-	if s.setUUID == nil {
-		s.setUUID = filesystem.SetUUID
-	}
-	if s.log == nil {
-		s.log = slog.Default()
-	}
-	if s.metrics == nil {
-		s.metrics = NewMetrics()
-	}
-	if s.pollInterval == 0 {
-		s.pollInterval = 2 * time.Second
-	}
-	if s.wipeCheckpoint == 0 {
-		s.wipeCheckpoint = wipeCheckpoint
-	}
-	s.lvm.Limit(accepts(o.Config.Devices))
-	path := filepath.Join(o.StateDir, "journal.db")
-	j, found, aside, err := openJournal(path)
+	o.setDefaults()
+	o.LVM.Limit(provision.Filter(o.Config.Devices))
+	j, found, aside, err := journal.Open(filepath.Join(o.StateDir, "journal.db"))
 	if err != nil {
 		return nil, err
 	}
 	if aside != "" {
-		s.log.Warn("the journal was damaged and is rebuilt from the volumes' tags", "movedTo", aside)
+		o.Log.Warn("the journal was damaged and is rebuilt from the volumes' tags", "movedTo", aside)
 	}
-	s.journal = j
-	j.db.crash = s.crash
-	s.leaders = newLeaders(j, s.log)
-	s.work, s.cancel = context.WithCancel(context.Background())
+	s := assemble(&o, j)
 	loaded := false
 	defer func() {
 		if !loaded {
 			s.cancel()
-			_ = j.close()
+			s.running.Wait()
+			_ = j.Close()
 		}
 	}()
 	if err := s.load(ctx, o.Config, found); err != nil {
@@ -182,34 +131,122 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	return s, nil
 }
 
-// Start begins wiping, watching the groups and probing. It returns at once.
-func (s *Service) Start() {
-	s.model.mu.Lock()
-	defer s.model.mu.Unlock()
-	for _, g := range s.model.groups {
-		s.spawn(func() { s.wipeLoop(s.work, g) })
-		s.spawn(func() { s.removeLoop(s.work, g) })
-		s.spawn(func() { s.lookLoop(s.work, g) })
-		s.spawn(func() { s.poolLoop(s.work, g) })
+func (o *Options) setDefaults() {
+	if o.Format == nil {
+		o.Format = filesystem.Format
 	}
-	s.spawn(func() { s.refreshLoop(s.work) })
-	s.spawn(func() { s.keyLoop(s.work) })
-	s.spawn(func() { s.provideLoop(s.work) })
+	if o.Probe == nil {
+		o.Probe = filesystem.Probe
+	}
+	if o.Inspect == nil {
+		o.Inspect = luks.Inspect
+	}
+	if o.SetUUID == nil {
+		o.SetUUID = filesystem.SetUUID
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics()
+	}
 }
 
-// spawn runs f until it returns; Stop waits for it.
-func (s *Service) spawn(f func()) {
-	s.running.Add(1)
-	go func() {
-		defer s.running.Done()
-		f()
-	}()
+// assemble makes a service of its parts.
+func assemble(o *Options, j *journal.Journal) *Service {
+	c := &core{
+		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, crashPoint: o.crashPoint,
+		inventory: inventory.NewInventory(spec.NewVolumeID(), inventory.Options{
+			Log: o.Log, CallerGrace: cmp.Or(o.callerGrace, callerGrace),
+			Entered: o.entered, Defect: o.defect,
+		}),
+	}
+	c.stopping = make(chan struct{})
+	c.work, c.cancel = context.WithCancel(context.Background())
+	j.SetCrashPoint(c.crash)
+	s := &Service{core: c, leaders: newLeaders(j, o.Log), health: newHealth(), blockEvents: o.BlockEvents, reservationsLast: reservationsLast}
+	s.failingFor.Store(int64(failingFor))
+	s.creator = &creator{
+		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID,
+		formatting: semaphore.NewWeighted(maxFormatting), copying: semaphore.NewWeighted(maxCopying),
+		copyCheckpoint: cmp.Or(o.copyCheckpoint, copyCheckpoint), keyless: wakeup.New(),
+	}
+	s.expander = &expander{core: c}
+	s.adopter = &adopter{core: c, probe: o.Probe}
+	s.headers = &headers{core: c, inspect: o.Inspect, note: s.NoteEncrypted}
+	c.groups = volumegroup.New(volumegroup.Options{
+		LVM: o.LVM, Journal: j, Inventory: c.inventory, Log: o.Log, StateDir: o.StateDir,
+		Probe: o.Probe, Inspect: o.Inspect, Work: c.work, Spawn: c.spawnUnlessStopping,
+		Resume:       s.creator.resume,
+		Responding:   func(all bool) { s.health.set(all && !s.isStopping()) },
+		Scanned:      s.creator.keyless.Set,
+		PollInterval: o.PollInterval, ProbeInterval: o.probeInterval, SlotTimeout: o.slotTimeout,
+	})
+	c.reclaimer = reclaim.New(reclaim.Options{
+		LVM: o.LVM, Journal: j, Inventory: c.inventory, Groups: c.groups, Log: o.Log, Crash: c.crash, Checkpoint: o.wipeCheckpoint,
+	})
+	s.pools = newPoolKeeper(c, cmp.Or(o.poolRetry, poolRetry))
+	s.provisioned = &provisioned{core: c, pools: s.pools}
+	s.provisioner = provision.New(o.Devices, j, s.provisioned, o.Log, o.provisioning)
+	return s
+}
+
+// Start begins wiping, watching the groups and probing. It returns at once.
+func (s *Service) Start() {
+	for _, g := range s.groups.All() {
+		s.spawn(func() { s.reclaimer.WipeLoop(s.work, g) })
+		s.spawn(func() { s.reclaimer.RemoveLoop(s.work, g) })
+		s.spawn(func() { s.lookLoop(s.work, g) })
+		s.spawn(func() { s.pools.loop(s.work, g) })
+		s.spawn(func() { s.headers.noteFound(s.work, g) })
+	}
+	s.spawn(func() { s.pollLoop(s.work) })
+	s.spawn(func() { s.creator.keyLoop(s.work) })
+	s.spawn(func() { s.provisioner.Run(s.work) })
+}
+
+// pollLoop has each group looked at, at every tick and whenever block devices
+// come or go.
+func (s *Service) pollLoop(ctx context.Context) {
+	tick := time.NewTicker(s.groups.PollInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.blockEvents:
+			s.provisioner.Wake()
+			s.inventory.Recheck()
+		case <-ctx.Done():
+			return
+		}
+		for _, g := range s.groups.All() {
+			g.Look.Set()
+		}
+	}
+}
+
+// lookLoop looks at what others did to a group. A disk that answers late, or never, holds up
+// its own group only.
+func (s *Service) lookLoop(ctx context.Context, g *volumegroup.Group) {
+	for {
+		select {
+		case <-g.Look:
+		case <-ctx.Done():
+			return
+		}
+		s.groups.Refresh(ctx, g)
+		s.pools.retry(ctx, g)
+		s.pools.lookAtRAID(g)
+		g.ForgiveDisks(time.Duration(s.failingFor.Load()))
+	}
 }
 
 // Quiesce ends all Watch streams and makes new operations fail, so that a
 // gRPC server can stop. It may be called more than once.
 func (s *Service) Quiesce() {
 	s.stopOnce.Do(func() {
+		s.admission.Lock()
+		defer s.admission.Unlock()
 		close(s.stopping)
 		s.health.set(false)
 	})
@@ -223,15 +260,10 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.waitForOperations(ctx)
 	s.cancel()
 	s.running.Wait()
-	s.model.mu.Lock()
-	for _, v := range s.model.volumes {
-		if v.handle != nil {
-			_ = v.handle.Close()
-			v.handle = nil
-		}
+	for _, h := range s.inventory.TakeHandles() {
+		_ = h.Close()
 	}
-	s.model.mu.Unlock()
-	return errors.Join(s.rememberAll(), s.journal.close())
+	return errors.Join(s.groups.RememberAll(), s.journal.Close())
 }
 
 // waitForOperations returns when no creation or expansion is under way, or
@@ -239,29 +271,11 @@ func (s *Service) Stop(ctx context.Context) error {
 func (s *Service) waitForOperations(ctx context.Context) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for {
-		s.model.mu.Lock()
-		busy := false
-		for _, v := range s.model.volumes {
-			busy = busy || v.op != nil || v.claimed
-		}
-		s.model.mu.Unlock()
-		if !busy {
-			return
-		}
+	for !s.inventory.IsIdle() {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
-	}
-}
-
-func (s *Service) isStopping() bool {
-	select {
-	case <-s.stopping:
-		return true
-	default:
-		return false
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -28,7 +29,7 @@ func TestACreatedVolumeIsCarvedFormattedAndReported(t *testing.T) {
 	r := fsRequest("pvc-1", 8, "")
 	r.RequiredBytes -= 5
 	v := d.create(r)
-	if !idPattern.MatchString(v.GetId()) || v.GetName() != "pvc-1" || v.GetDeviceClass() != "local" ||
+	if !spec.VolumeID.MatchString(v.GetId()) || v.GetName() != "pvc-1" || v.GetDeviceClass() != "local" ||
 		v.GetSizeBytes() != 8*testExtent || v.GetFsType() != "ext4" || v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY ||
 		v.GetDevicePath() != "/dev/carve/"+v.GetId() || v.GetDeviceMajor() == 0 || v.GetVgName() != testGroup ||
 		v.GetOwner().GetClaimName() != "claim-pvc-1" || v.GetCreatedAt() == nil || v.GetDax() || len(v.GetConditions()) > 0 {
@@ -245,8 +246,7 @@ func TestACreateThatNoCallerWaitsForIsUndone(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	d := m.start(t)
-	d.callerGrace = time.Millisecond
+	d := m.start(t, func(_ *daemon, o *Options) { o.callerGrace = time.Millisecond })
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() {
@@ -292,10 +292,8 @@ func abandonedCreate(t *testing.T) (d *daemon, goOn chan struct{}) {
 	cancel()
 	wantCode(t, <-result, codes.Canceled, "")
 	waittest.Until(t, "the caller has gone", func() bool {
-		d.model.mu.Lock()
-		defer d.model.mu.Unlock()
-		op := d.model.names["pvc-1"].op
-		return op.waiters == 0 && op.abandoned != nil
+		v := d.inspect("pvc-1")
+		return v.Callers == 0 && v.Abandoned
 	})
 	return d, goOn
 }
@@ -313,10 +311,8 @@ func TestTheNextCallerJoinsACreationWhoseCallerHasGone(t *testing.T) {
 		second <- made.GetVolume().GetId()
 	}()
 	waittest.Until(t, "the second caller has joined", func() bool {
-		d.model.mu.Lock()
-		defer d.model.mu.Unlock()
-		op := d.model.names["pvc-1"].op
-		return op.waiters == 1 && op.abandoned == nil
+		v := d.inspect("pvc-1")
+		return v.Callers == 1 && !v.Abandoned
 	})
 	close(goOn)
 	if got := <-second; got != id {
@@ -358,9 +354,7 @@ func TestACallerThatLeavesDoesNotEndTheCreationOfAnother(t *testing.T) {
 		second <- err
 	}()
 	waittest.Until(t, "the second caller has joined", func() bool {
-		d.model.mu.Lock()
-		defer d.model.mu.Unlock()
-		return d.model.names["pvc-1"].op.waiters == 2
+		return d.inspect("pvc-1").Callers == 2
 	})
 	cancel()
 	wantCode(t, <-first, codes.Canceled, "")
@@ -444,7 +438,7 @@ func TestManyDeletesTakeFewCommands(t *testing.T) {
 	}
 }
 
-func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheRoom(t *testing.T) {
+func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheFreeSpace(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(request("pvc-1", 2))
@@ -469,7 +463,7 @@ func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheRoom(t *testing.T) {
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{
 		Id: v.GetId(), RequiredBytes: 6*testExtent + 1, LimitBytes: 6*testExtent + 2})
 	wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)
-	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: newID(), RequiredBytes: 1})
+	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: spec.NewVolumeID(), RequiredBytes: 1})
 	wantCode(t, err, codes.NotFound, names.ReasonVolumeNotFound)
 	if resp, err = expand(testTotal, 0); err != nil || d.available() != 0 {
 		t.Errorf("to the last extent: %v, error %v", resp, err)
@@ -537,22 +531,29 @@ func TestAGroupThatAppearsLaterAndIsNoPersistentMemoryOffersNothing(t *testing.T
 	}, func() any { return memory() })
 }
 
-func TestAMissingGroupIsAnErrorOfItsLineUnlessOptional(t *testing.T) {
+// TestAMissingGroupIsAConditionUntilItAppears starts on a node on which nothing was prepared:
+// lvmd is ready, says what is missing, and makes volumes once the group is there. An optional
+// class is not offered until then.
+func TestAMissingGroupIsAConditionUntilItAppears(t *testing.T) {
 	m := newMachine(t)
-	m.config = "- {name: local, volumeGroup: nowhere}\n"
-	_, err := m.tryStart(t)
-	if err == nil || !strings.HasPrefix(err.Error(), `lvmd.yaml:4:30: deviceClasses[0].volumeGroup: "nowhere": no such volume group`) {
-		t.Errorf("error %v", err)
-	}
-	m.config = "- {name: local, volumeGroup: carve}\n- {name: later, volumeGroup: nowhere, optional: true}\n"
+	m.config = "- {name: local, default: true, volumeGroup: nowhere}\n- {name: later, volumeGroup: nowhere, optional: true}\n"
 	events := make(chan struct{}, 1)
 	d := m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
-	if c := d.state().GetClasses(); len(c) != 1 {
-		t.Errorf("classes %v", c)
+	must.Succeed(t, d.Ready(t.Context()))
+	classes := d.state().GetClasses()
+	if len(classes) != 1 || classes[0].GetName() != "local" || classes[0].GetAvailableBytes() != 0 ||
+		len(classes[0].GetConditions()) != 1 || classes[0].GetConditions()[0].GetType() != "VolumeGroupMissing" {
+		t.Errorf("classes: want local alone, without space and with VolumeGroupMissing, got %v", classes)
 	}
+	_, err := d.client.CreateVolume(t.Context(), request("early", 1))
+	wantCode(t, err, codes.Unavailable, names.ReasonDeviceMissing)
 	m.fake.AddGroup("nowhere", testExtent, 4)
 	events <- struct{}{}
-	waittest.Until(t, "the class is offered", func() bool { return len(d.state().GetClasses()) == 2 })
+	waittest.Until(t, "both classes are offered", func() bool {
+		now := d.state().GetClasses()
+		return len(now) == 2 && now[0].GetAvailableBytes() == 4*testExtent && len(now[0].GetConditions()) == 0
+	})
+	d.create(request("in-time", 1))
 }
 
 func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.T) {
@@ -571,7 +572,7 @@ func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.
 	d = m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
 	other := func() *lvmdv1.DeviceClass { return d.state().GetClasses()[1] }
 	if c := other(); c.GetAvailableBytes() != 0 || len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "VolumeGroupMissing" {
-		t.Errorf("the class is %v, want no room and VolumeGroupMissing", c)
+		t.Errorf("the class is %v, want no free space and VolumeGroupMissing", c)
 	}
 	if got := d.list(); len(got) != 1 || got[0].GetId() != v.GetId() || len(got[0].GetConditions()) != 1 || got[0].GetConditions()[0].GetType() != "VolumeGroupMissing" {
 		t.Errorf("volumes %v, want %s with VolumeGroupMissing", got, v.GetId())
@@ -588,7 +589,7 @@ func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.
 	d.checkClean()
 }
 
-func TestAFullMetadataAreaLeavesNoRoom(t *testing.T) {
+func TestAFullMetadataAreaLeavesNoSpace(t *testing.T) {
 	m := newMachine(t)
 	m.fake.SetMetadataLimit(testGroup, 24<<10)
 	d := m.start(t)
@@ -597,8 +598,8 @@ func TestAFullMetadataAreaLeavesNoRoom(t *testing.T) {
 	for {
 		c := d.state().GetClasses()[0]
 		resp, err := d.client.CreateVolume(t.Context(), request(fmt.Sprintf("pvc-%d", len(ids)), 1))
-		if room := c.GetAvailableBytes() > 0; room && err != nil {
-			t.Fatalf("after %d volumes: room for %d, but %v", len(ids), c.GetAvailableBytes(), err)
+		if free := c.GetAvailableBytes() > 0; free && err != nil {
+			t.Fatalf("after %d volumes: space for %d, but %v", len(ids), c.GetAvailableBytes(), err)
 		}
 		if err != nil {
 			wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)

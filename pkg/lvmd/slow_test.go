@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -18,12 +20,13 @@ type silentDisk struct {
 	silent atomic.Bool
 	// answers is closed when it answers again; asked has an element once it was
 	// read in vain.
-	answers, asked chan struct{}
+	answers chan struct{}
+	asked   wakeup.Signal
 }
 
-func (s *silentDisk) Metadata(group string) (lvm.Metadata, error) {
+func (s *silentDisk) Metadata(group string) (ondisk.Metadata, error) {
 	if group == s.group && s.silent.Load() {
-		wake(s.asked)
+		s.asked.Set()
 		<-s.answers
 	}
 	return s.Groups.Metadata(group)
@@ -31,19 +34,19 @@ func (s *silentDisk) Metadata(group string) (lvm.Metadata, error) {
 
 func TestADiskThatDoesNotAnswerHoldsUpNoOtherGroup(t *testing.T) {
 	m := twoGroups(t)
-	disk := &silentDisk{group: "large", answers: make(chan struct{}), asked: make(chan struct{}, 1)}
+	disk := &silentDisk{group: "large", answers: make(chan struct{}), asked: wakeup.New()}
 	d := m.start(t, func(_ *daemon, o *Options) { disk.Groups, o.LVM = o.LVM, disk })
-	room := func(class int) int64 { return d.state().GetClasses()[class].GetAvailableBytes() }
+	free := func(class int) int64 { return d.state().GetClasses()[class].GetAvailableBytes() }
 	disk.silent.Store(true)
 	<-disk.asked
 	for _, group := range []string{testGroup, "large"} {
 		must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: group, Volume: "theirs", Extents: testTotal}))
 	}
-	waittest.Until(t, "what others did to the other group is noticed", func() bool { return room(1) == 0 })
-	if got := room(0); got != 2*testTotal*testExtent {
+	waittest.Until(t, "what others did to the other group is noticed", func() bool { return free(1) == 0 })
+	if got := free(0); got != 2*testTotal*testExtent {
 		t.Errorf("%d bytes available in both; of the silent disk nothing can be known", got)
 	}
 	disk.silent.Store(false)
 	close(disk.answers)
-	waittest.Until(t, "the disk's group is looked at, too", func() bool { return room(0) == testTotal*testExtent })
+	waittest.Until(t, "the disk's group is looked at, too", func() bool { return free(0) == testTotal*testExtent })
 }

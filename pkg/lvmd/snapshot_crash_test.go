@@ -15,7 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// lineage is one run of a story about volumes that are made of others, against
+// lineage is one run of a scenario with volumes that are made of others, against
 // a daemon that may die in it. The source "v" holds a pattern in four extents.
 type lineage struct {
 	*daemon
@@ -77,7 +77,7 @@ func (l *lineage) forget(name string) {
 
 var lineages = []struct {
 	name, config string
-	tell         func(*lineage)
+	run          func(*lineage)
 }{
 	{"a snapshot is taken, restored larger and deleted before its volumes", thinClass("size: 80Mi, overprovisioning: 3, dataThreshold: 100%"), func(l *lineage) {
 		l.begin(request("v", 4))
@@ -106,9 +106,9 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			for at := 1; ; at++ {
-				survived, point := runLineage(t, s.config, s.tell, at, 0)
+				survived, point := runLineage(t, s.config, s.run, at, 0)
 				if !survived && at%4 == 0 {
-					runLineage(t, s.config, s.tell, at, 2)
+					runLineage(t, s.config, s.run, at, 2)
 				}
 				if t.Failed() {
 					t.Fatalf("died at place %d, %q", at, point)
@@ -121,7 +121,7 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 	}
 }
 
-func runLineage(t *testing.T, config string, tell func(*lineage), at, again int) (survived bool, point string) {
+func runLineage(t *testing.T, config string, run func(*lineage), at, again int) (survived bool, point string) {
 	m := newMachine(t)
 	m.config = config
 	m.start(t).stop() // The pool is made.
@@ -138,7 +138,7 @@ func runLineage(t *testing.T, config string, tell func(*lineage), at, again int)
 	l := &lineage{
 		daemon: d, ctx: ctx, volumes: map[string]*lvmdv1.Volume{}, snapshots: map[string]*lvmdv1.Snapshot{}, gone: map[string]bool{},
 	}
-	tell(l)
+	run(l)
 	for i := 0; i < 5000 && !d.gate.dead.Load() && !d.isIdle(); i++ {
 		time.Sleep(time.Millisecond)
 	}
@@ -208,7 +208,7 @@ func (l *lineage) check(t *testing.T, m *machine) {
 		})
 	}
 	for _, v := range d.list() {
-		d.deletePatiently(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+		d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	}
 	snapshots := must.Get(d.client.ListSnapshots(t.Context(), &lvmdv1.ListSnapshotsRequest{}))(t)
 	for _, s := range snapshots.GetSnapshots() {
@@ -218,14 +218,12 @@ func (l *lineage) check(t *testing.T, m *machine) {
 		})
 	}
 	waittest.Until(t, "nothing is left", func() bool {
-		d.model.mu.Lock()
-		left := len(d.model.volumes)
-		d.model.mu.Unlock()
-		records, err := d.journal.all()
+		left := len(d.inventory.Inspect())
+		records, err := d.journal.Volumes()
 		return left == 0 && err == nil && len(records) == 0
 	})
 	d.checkModel()
 	if s, err := m.fake.PoolStatus(testGroup, "pool"); err == nil && s.DataUsed != 0 {
-		t.Errorf("%d chunks of the pool are used by nobody", s.DataUsed)
+		t.Errorf("%d chunks of the pool are used by no volume", s.DataUsed)
 	}
 }

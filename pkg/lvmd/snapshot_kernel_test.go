@@ -4,6 +4,7 @@ package lvmd_test
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,7 +103,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 			}
 			p.delete(r.GetId())
 			p.delete(c.GetId())
-			waittest.Until(t, "all room is back", func() bool { return p.available() == all && len(n.leftovers()) == 1 })
+			waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 1 })
 		})
 	}
 }
@@ -145,6 +146,51 @@ func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 	p.delete(v.GetId())
 	p.delete(c.GetId())
 	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+}
+
+// A copy of 64 MiB takes eight seconds, and its progress is on record after five.
+func TestARealCopyThatIsKilledGoesOnUnlessItsSourceWasWrittenTo(t *testing.T) {
+	for name, written := range map[string]bool{"it is left alone": false, "it is written to": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"
+			p := n.start()
+			all := p.available()
+			v := p.create(create("v", 64<<20, ""))
+			fill(t, v, 0x5a)
+			ask := create("c", 64<<20, "")
+			ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+			go p.client.CreateVolume(context.Background(), ask)
+			const late = 56 << 20
+			var unfinished *lvmdv1.Volume
+			waittest.Until(t, "most of it is copied", func() bool {
+				got, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"})
+				unfinished = got.GetVolume()
+				return err == nil && unfinished.GetCopiedBytes() >= late
+			})
+			p.kill()
+			if written {
+				fill(t, v, 0x77)
+			}
+			p = n.start()
+			if written {
+				waittest.Until(t, "the copy is undone", func() bool { return p.available() == all-64<<20 })
+			} else if v := p.volume(unfinished.GetId()); v.GetCopiedBytes() < 32<<20 && v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
+				t.Errorf("after the restart %d bytes are copied, want at least %d", v.GetCopiedBytes(), 32<<20)
+			}
+			c := p.create(ask)
+			if again := c.GetId() != unfinished.GetId(); again != written {
+				t.Errorf("another volume was made: %t, want %t", again, written)
+			}
+			want := must.Get(os.ReadFile(v.GetDevicePath()))(t)
+			if !bytes.Equal(must.Get(os.ReadFile(c.GetDevicePath()))(t), want) {
+				t.Error("the copy differs from its source")
+			}
+			p.delete(v.GetId())
+			p.delete(c.GetId())
+			waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+		})
+	}
 }
 
 func TestARealThickVolumeIsCopied(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -85,7 +86,7 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	m := snapshotMachine(t)
 	d := m.start(t)
 	v := d.create(request("v", 4))
-	// What is promised, not what is used, bounds what else can be.
+	// What is reserved, not what is used, bounds what else can be.
 	other := d.create(request("other", 16))
 	d.fill(v.GetId(), 0x11)
 	scans := m.fake.Commands(lvmfake.OpScan)
@@ -132,7 +133,7 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	d.delete(r.GetId())
 	d.delete(large.GetId())
 	d.delete(other.GetId())
-	waittest.Until(t, "all room is back", func() bool { return d.available() == 60 })
+	waittest.Until(t, "all space is back", func() bool { return d.available() == 60 })
 	if st, err := m.fake.PoolStatus(testGroup, "pool"); err != nil || st.DataUsed != 0 {
 		t.Errorf("pool %+v, error %v", st, err)
 	}
@@ -243,7 +244,7 @@ func TestRequestsForSnapshotsThatCannotBeAreRefused(t *testing.T) {
 	fill := request("fill", d.available()-3)
 	d.create(fill)
 	wantCode(t, ask("more", v.GetId()), codes.ResourceExhausted, "NO_SPACE")
-	if _, err := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Name: "nobody's"}); err != nil {
+	if _, err := d.client.DeleteSnapshot(t.Context(), &lvmdv1.DeleteSnapshotRequest{Name: "unknown"}); err != nil {
 		t.Errorf("deleting an unknown snapshot: %v", err)
 	}
 	d.checkModel()
@@ -282,7 +283,7 @@ func TestAThickVolumeIsClonedByACopyUnlessItIsInUse(t *testing.T) {
 	}
 	d.shows(c.GetId(), 3, 0x33)
 	found, _ := m.fake.Scan(t.Context(), []string{testGroup})
-	if tags := found[0].Volume(c.GetId()).Tags; strings.Contains(strings.Join(tags, " "), tagCopying) {
+	if tags := found[0].Volume(c.GetId()).Tags; strings.Contains(strings.Join(tags, " "), spec.TagCopying) {
 		t.Errorf("tags %q", tags)
 	}
 	d.delete(v.GetId())
@@ -408,7 +409,7 @@ func TestVolumesAreCopiedIntoAndOutOfPools(t *testing.T) {
 	if n, pattern, _ := m.fake.Traces(testGroup, back.GetId()); n != 1 || pattern != 0x44 {
 		t.Errorf("%d blocks of %#x", n, pattern)
 	}
-	// Zeroes take no room in a pool.
+	// Zeroes take no space in a pool.
 	if s, err := m.fake.PoolStatus(testGroup, "pool"); err != nil || s.DataUsed != 2 {
 		t.Errorf("pool %+v, error %v", s, err)
 	}
@@ -476,5 +477,89 @@ func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsEnlargedWhenAskedFor(t *
 	d.checkModel()
 	if got := d.available(); got != 60-12 {
 		t.Errorf("%d extents are available", got)
+	}
+}
+
+// copies counts how much is copied from here on, and ends lvmd after so many chunks.
+type copies struct {
+	chunks, stopAfter int
+	stopped           chan struct{}
+}
+
+// watch has crash points counted; a copy waits at the one where lvmd is to end.
+func (c *copies) watch(d *daemon, o *Options) {
+	pass := o.crashPoint
+	o.crashPoint = func(point string) {
+		pass(point)
+		if point != "clone: chunk copied" {
+			return
+		}
+		if c.chunks++; c.chunks == c.stopAfter {
+			close(c.stopped)
+			<-d.work.Done()
+			pass(point)
+		}
+	}
+}
+
+// interruptCopy copies a volume of eight extents and ends lvmd when five are on record.
+func interruptCopy(t *testing.T, m *machine, end func(*daemon)) (source, unfinished string) {
+	t.Helper()
+	c := copies{stopAfter: 6, stopped: make(chan struct{})}
+	d := m.start(t, func(d *daemon, o *Options) { c.watch(d, o) })
+	source = d.create(request("v", 8)).GetId()
+	d.fill(source, 0x33)
+	go d.client.CreateVolume(context.Background(), from(request("c", 8), source))
+	<-c.stopped
+	unfinished = must.Get(d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"}))(t).GetVolume().GetId()
+	end(d)
+	return source, unfinished
+}
+
+func TestAnInterruptedCopyGoesOnIfItsSourceIsWhatItWas(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		end       func(*daemon)
+		oldKernel bool
+		meanwhile func(t *testing.T, m *machine, source string)
+		// again is true when all is copied again, to another volume; else rest is how many
+		// extents are copied after the restart.
+		again bool
+		rest  int
+		holds byte
+	}{
+		{name: "lvmd is stopped", end: (*daemon).stop, rest: 2, holds: 0x33},
+		{name: "lvmd is killed", end: (*daemon).kill, rest: 3, holds: 0x33},
+		{name: "the source is written to", end: (*daemon).kill, again: true, holds: 0x44,
+			meanwhile: func(t *testing.T, m *machine, source string) { m.fill(t, source, 0x44) }},
+		{name: "the source has another device", end: (*daemon).kill, again: true, holds: 0x33,
+			meanwhile: func(t *testing.T, m *machine, source string) { m.fake.Deactivate() }},
+		{name: "the source is mounted", end: (*daemon).kill, again: true, holds: 0x33,
+			meanwhile: func(t *testing.T, m *machine, source string) { must.Succeed(t, m.fake.Mount(testGroup, source)) }},
+		{name: "the kernel does not number its devices", end: (*daemon).kill, oldKernel: true, again: true, holds: 0x33},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t)
+			m.fake.OldKernel = tt.oldKernel
+			source, unfinished := interruptCopy(t, m, tt.end)
+			if tt.meanwhile != nil {
+				tt.meanwhile(t, m, source)
+			}
+			var rest copies
+			d := m.start(t, func(d *daemon, o *Options) { rest.watch(d, o) })
+			waittest.Until(t, "the copy is complete or undone", d.isIdle)
+			m.fake.Unmount(testGroup, source)
+			c := d.create(from(request("c", 8), source))
+			d.shows(c.GetId(), 8, tt.holds)
+			if again := c.GetId() != unfinished; again != tt.again {
+				t.Errorf("the volume is another one: %t, want %t", again, tt.again)
+			}
+			if !tt.again && rest.chunks != tt.rest {
+				t.Errorf("%d extents were copied after the restart, want %d", rest.chunks, tt.rest)
+			}
+			d.delete(source)
+			d.delete(c.GetId())
+			d.checkClean()
+		})
 	}
 }

@@ -39,7 +39,7 @@ func takeAway(t testing.TB, f func()) {
 
 // sweep takes away what an earlier test left in the machine, in whatever state
 // that is, so that its failure is not that of the tests that follow. It says
-// what there was: who left it has failed, or vmtest tells.
+// what there was: the test that left it has failed, or vmtest says so.
 func sweep(t testing.TB) {
 	t.Helper()
 	b := broom{t: t}

@@ -44,7 +44,7 @@ func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
 	}
 	for generation := range 3 {
 		v := p.create(create("pvc-1", 48<<20, ""))
-		clean(t, v)
+		Map(t, v)
 		fill(t, v, byte(0xa1+generation))
 		p.delete(v.GetId())
 		waittest.Until(t, "the space is back", func() bool { return p.available() == most })
@@ -101,7 +101,7 @@ func TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot(t *testing.T) {
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }
 
-func TestAFullPoolFailsWritesAndIsTold(t *testing.T) {
+func TestAFullPoolFailsWritesAndIsReported(t *testing.T) {
 	n := thinNode(t, "overprovisioning: 3")
 	p := n.start()
 	v := p.create(create("pvc-1", 96<<20, ""))
@@ -123,14 +123,14 @@ func TestAFullPoolFailsWritesAndIsTold(t *testing.T) {
 	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EIO) {
 		t.Errorf("writing more than the pool holds: %v", err)
 	}
-	waittest.Until(t, "the condition is told", func() bool { return p.hasCondition("PoolFull") && p.available() == 0 })
+	waittest.Until(t, "the condition is reported", func() bool { return p.hasCondition("PoolFull") && p.available() == 0 })
 	_, err = p.client.CreateVolume(t.Context(), create("pvc-2", 4<<20, ""))
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "full") {
 		t.Errorf("error %v", err)
 	}
 	p.delete(v.GetId())
 	waittest.Until(t, "all is well", func() bool { return len(p.state().GetClasses()[0].GetConditions()) == 0 && p.available() > 0 })
-	clean(t, p.create(create("pvc-3", 64<<20, "")))
+	Map(t, p.create(create("pvc-3", 64<<20, "")))
 }
 
 func TestARealPoolGrowsBeforeItIsFull(t *testing.T) {

@@ -17,12 +17,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAnySequenceOfThinCallsKeepsItsPromises runs random sequences of calls on
+// TestAnySequenceOfThinCallsKeepsItsInvariants runs random sequences of calls on
 // a thin class, writes, reboots and kills, and checks after each step that what
 // is reported is true: what was acknowledged is there and shows what it should,
 // nothing shows what another held, the maximum fits and one extent more does
 // not, and the model is what a fresh scan gives.
-func TestAnySequenceOfThinCallsKeepsItsPromises(t *testing.T) {
+func TestAnySequenceOfThinCallsKeepsItsInvariants(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		h := &thinHistory{t: t, size: 10, volumes: map[string]*thinVolume{}, snapshots: map[string]*thinVolume{}}
@@ -74,14 +74,14 @@ func (h *thinHistory) pick(r *rapid.T, of map[string]*thinVolume) string {
 	return rapid.SampledFrom(slices.Sorted(maps.Keys(of))).Draw(r, "name")
 }
 
-// settled waits until nothing is under way and the pool's use is known, and
-// returns the room, which it holds against the definition.
-func (h *thinHistory) settled(r *rapid.T) int64 {
+// finished waits until nothing is under way and the pool's use is known, and
+// returns the free space, which it holds against the definition.
+func (h *thinHistory) finished(r *rapid.T) int64 {
 	h.daemon.t = h.t
 	waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
 	h.daemon.checkModel()
-	for _, p := range h.daemon.pools() {
-		h.daemon.lookAtPool(p)
+	for _, p := range h.daemon.inventory.Pools(nil) {
+		h.daemon.pools.look(p)
 	}
 	s := must.Get(h.machine.fake.PoolStatus(testGroup, "pool"))(r)
 	var sum int64
@@ -111,16 +111,16 @@ func (h *thinHistory) outcome(r *rapid.T, fits bool, err error) bool {
 }
 
 func (h *thinHistory) create(r *rapid.T) {
-	room := h.settled(r)
+	free := h.finished(r)
 	n := rapid.Int64Range(1, 8).Draw(r, "extents")
 	name := h.name("v")
 	resp, err := h.daemon.client.CreateVolume(h.t.Context(), request(name, n))
-	if h.outcome(r, n <= room, err) {
+	if h.outcome(r, n <= free, err) {
 		h.volumes[name] = &thinVolume{resp.GetVolume().GetId(), make([]byte, n)}
 	}
 }
 
-// write fills one extent of a volume, if the pool has room for it.
+// write fills one extent of a volume, if the pool has space for it.
 func (h *thinHistory) write(r *rapid.T) {
 	v := h.volumes[h.pick(r, h.volumes)]
 	if s, err := h.machine.fake.PoolStatus(testGroup, "pool"); err != nil || s.DataTotal-s.DataUsed < testExtent/(64<<10) {
@@ -140,11 +140,11 @@ func (h *thinHistory) write(r *rapid.T) {
 
 func (h *thinHistory) expand(r *rapid.T) {
 	v := h.volumes[h.pick(r, h.volumes)]
-	room := h.settled(r)
+	free := h.finished(r)
 	more := rapid.Int64Range(1, 4).Draw(r, "extents more")
 	size := int64(len(v.contents)) + more
 	_, err := h.daemon.client.ExpandVolume(h.t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.id, RequiredBytes: size * testExtent})
-	if h.outcome(r, more <= room, err) {
+	if h.outcome(r, more <= free, err) {
 		v.contents = append(v.contents, make([]byte, more)...)
 	}
 }
@@ -158,10 +158,10 @@ func (h *thinHistory) delete(r *rapid.T) {
 
 func (h *thinHistory) snapshot(r *rapid.T) {
 	source := h.volumes[h.pick(r, h.volumes)]
-	room := h.settled(r)
+	free := h.finished(r)
 	name := h.name("s")
 	resp, err := h.daemon.client.CreateSnapshot(h.t.Context(), &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: source.id})
-	if h.outcome(r, int64(len(source.contents)) <= room, err) {
+	if h.outcome(r, int64(len(source.contents)) <= free, err) {
 		h.snapshots[name] = &thinVolume{resp.GetSnapshot().GetId(), slices.Clone(source.contents)}
 	}
 }
@@ -178,12 +178,12 @@ func (h *thinHistory) restore(r *rapid.T) {
 	all := maps.Clone(h.snapshots)
 	maps.Copy(all, h.volumes)
 	source := all[h.pick(r, all)]
-	room := h.settled(r)
+	free := h.finished(r)
 	n := int64(len(source.contents)) + rapid.Int64Range(0, 2).Draw(r, "extents more")
 	name := h.name("v")
 	ask := from(request(name, n), source.id)
 	resp, err := h.daemon.client.CreateVolume(h.t.Context(), ask)
-	if !h.outcome(r, n <= room, err) {
+	if !h.outcome(r, n <= free, err) {
 		return
 	}
 	contents := make([]byte, n)
@@ -217,16 +217,16 @@ func (h *thinHistory) restart(r *rapid.T) {
 
 // maximum holds the reported maximum against the truth.
 func (h *thinHistory) maximum(r *rapid.T) {
-	room := h.settled(r)
-	if _, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", room+1)); status.Code(err) != codes.ResourceExhausted {
-		r.Fatalf("one extent more than %d: %v", room, err)
+	free := h.finished(r)
+	if _, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", free+1)); status.Code(err) != codes.ResourceExhausted {
+		r.Fatalf("one extent more than %d: %v", free, err)
 	}
-	if room == 0 {
+	if free == 0 {
 		return
 	}
-	resp, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", room))
+	resp, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", free))
 	if err != nil {
-		r.Fatalf("%d extents: %v", room, err)
+		r.Fatalf("%d extents: %v", free, err)
 	}
 	h.daemon.delete(resp.GetVolume().GetId())
 }

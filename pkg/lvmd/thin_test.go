@@ -13,8 +13,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/must"
@@ -72,25 +72,6 @@ func TestAPoolOfAPercentageTakesThatWithItsMetadata(t *testing.T) {
 	}
 }
 
-func TestAPoolHasTheChunksThatAreConfiguredOrThatSuitItsSize(t *testing.T) {
-	g := &lvm.Group{Name: testGroup, ExtentSize: testExtent, Extents: 1 << 20} // 4 TiB
-	for _, c := range []struct {
-		name         string
-		size, chunk  int64
-		want, memory int64
-	}{
-		{"a small pool", 1 << 30, 0, 64 << 10, 4 << 20},
-		{"a large pool", 2 << 40, 0, 1 << 20, 128 << 20},
-		{"a small pool of large chunks", 1 << 30, 4 << 20, 4 << 20, 4 << 20},
-		{"a large pool of small chunks", 2 << 40, 64 << 10, 64 << 10, 2 << 30},
-	} {
-		o := poolOptions(&config.ThinPool{Pool: "p", Size: config.Amount{Bytes: c.size}, ChunkSize: c.chunk, Overprovisioning: 100}, g)
-		if o.ChunkSize != c.want || o.MetadataBytes != c.memory {
-			t.Errorf("%s has chunks of %d bytes and %d bytes of metadata, want %d and %d", c.name, o.ChunkSize, o.MetadataBytes, c.want, c.memory)
-		}
-	}
-}
-
 func TestAPoolThatCannotBeIsARefusedConfiguration(t *testing.T) {
 	for _, c := range []struct {
 		name, settings string
@@ -132,7 +113,7 @@ func TestThinVolumesCostOneCommandAndNoWipe(t *testing.T) {
 	_, err := d.client.CreateVolume(t.Context(), request("c", 1))
 	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
 	d.delete(b.GetId())
-	waittest.Until(t, "the room is back", func() bool { return d.available() == 12 })
+	waittest.Until(t, "the space is back", func() bool { return d.available() == 12 })
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 21 * testExtent})
 	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
 	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 20 * testExtent}))(t)
@@ -162,11 +143,11 @@ func TestNoThinVolumeShowsWhatAnEarlierOneHeld(t *testing.T) {
 		must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), byte(0xa0+generation)))
 		waittest.Until(t, "the pool's fullness is seen", func() bool { return d.hasCondition("PoolFull") })
 		d.delete(v.GetId())
-		waittest.Until(t, "the room is back", func() bool { return d.available() == 10 })
+		waittest.Until(t, "the space is back", func() bool { return d.available() == 10 })
 	}
 }
 
-func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
+func TestAPassedThresholdIsReportedAndRefusesOverprovisionedVolumes(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%")
 	d := m.start(t)
 	if got := d.available(); got != 15 {
@@ -199,13 +180,13 @@ func TestAPassedThresholdIsToldAndRefusesOverprovisionedVolumes(t *testing.T) {
 	_, err = d.client.CreateVolume(t.Context(), request("d", 1))
 	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
 	if !strings.Contains(err.Error(), "is full") {
-		t.Errorf("the reason is not told: %v", err)
+		t.Errorf("the reason is not reported: %v", err)
 	}
 	d.delete(b.GetId())
 	waittest.Until(t, "all is well", func() bool { return len(d.class().GetConditions()) == 0 && d.available() == 3 })
 }
 
-func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
+func TestABrokenPoolIsReportedAndTakesNoVolume(t *testing.T) {
 	for _, c := range []struct {
 		condition string
 		status    lvm.PoolStatus
@@ -219,7 +200,7 @@ func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
 			m := thinMachine(t, "size: 40Mi")
 			d := m.start(t)
 			m.fake.SetPool(testGroup, "pool", c.status)
-			waittest.Until(t, "the condition is told", func() bool { return d.hasCondition(c.condition) && d.available() == 0 })
+			waittest.Until(t, "the condition is reported", func() bool { return d.hasCondition(c.condition) && d.available() == 0 })
 			_, err := d.client.CreateVolume(t.Context(), request("a", 1))
 			wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
 			m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{})
@@ -230,21 +211,21 @@ func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
 		m := thinMachine(t, "size: 40Mi")
 		d := m.start(t)
 		m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{QueuesWhenFull: true})
-		waittest.Until(t, "the condition is told", func() bool { return d.hasCondition("PoolQueuesWhenFull") })
+		waittest.Until(t, "the condition is reported", func() bool { return d.hasCondition("PoolQueuesWhenFull") })
 		d.create(request("a", 1))
 	})
 	t.Run("PoolKeepsOldData", func(t *testing.T) {
 		m := thinMachine(t, "size: 40Mi")
 		d := m.start(t)
 		m.fake.SetPoolZeroing(testGroup, "pool", false)
-		waittest.Until(t, "the condition is told", func() bool { return d.hasCondition("PoolKeepsOldData") && d.available() == 0 })
+		waittest.Until(t, "the condition is reported", func() bool { return d.hasCondition("PoolKeepsOldData") && d.available() == 0 })
 	})
 	t.Run("PoolMissing", func(t *testing.T) {
 		m := thinMachine(t, "size: 40Mi")
 		d := m.start(t)
 		d.create(request("a", 1))
 		m.fake.RemovePool(testGroup, "pool")
-		waittest.Until(t, "the condition is told", func() bool { return d.hasCondition("PoolMissing") && d.available() == 0 && len(d.list()) == 0 })
+		waittest.Until(t, "the condition is reported", func() bool { return d.hasCondition("PoolMissing") && d.available() == 0 && len(d.list()) == 0 })
 	})
 }
 
@@ -253,19 +234,19 @@ func TestABrokenPoolIsToldAndTakesNoVolume(t *testing.T) {
 func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	d := m.start(t)
-	p := d.pools()[0]
-	done := must.Get(d.take(t.Context(), p.group))(t)
+	p := d.inventory.Pools(nil)[0]
+	done := must.Get(d.groups.Acquire(t.Context(), d.groups.Named(testGroup)))(t)
 	m.fake.Deactivate()
 	looked := make(chan struct{})
 	go func() {
 		defer close(looked)
-		d.lookAtPool(p)
+		d.pools.look(p)
 	}()
-	waittest.Until(t, "somebody waits for the command to end", func() bool { return p.group.turns.depth() > 0 })
+	waittest.Until(t, "an operation waits for the command to end", func() bool { return d.groups.Named(testGroup).Queue().Waiting > 0 })
 	if d.hasCondition("PoolInactive") || d.available() == 0 {
 		t.Error("it is called missing")
 	}
-	must.Succeed(t, m.fake.Activate(t.Context(), testGroup, []string{p.name}))
+	must.Succeed(t, m.fake.Activate(t.Context(), testGroup, []string{p.Name()}))
 	done()
 	<-looked
 	if d.hasCondition("PoolInactive") {
@@ -314,7 +295,7 @@ func TestAPoolThatCouldNotGrowIsTriedAgainSoon(t *testing.T) {
 }
 
 // delete2 closes a device and deletes its volume.
-func (d *daemon) delete2(h lvm.Handle, id string) {
+func (d *daemon) delete2(h blockdev.Handle, id string) {
 	d.t.Helper()
 	must.Succeed(d.t, h.Close())
 	d.delete(id)
@@ -365,7 +346,7 @@ func TestPoolsAndTheirVolumesComeBackAfterAReboot(t *testing.T) {
 		t.Errorf("%d extents are available", got)
 	}
 	d.delete(v.GetId())
-	waittest.Until(t, "the room is back", func() bool { return d.available() == 10 })
+	waittest.Until(t, "the space is back", func() bool { return d.available() == 10 })
 	d.stop()
 	m.fake.Deactivate()
 	if d = m.start(t); d.available() != 10 {

@@ -27,7 +27,6 @@ func (s *Service) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.InitialWindowSize(requestWindow), grpc.InitialConnWindowSize(requestWindow),
 		grpc.WriteBufferSize(answerBuffer), // gRPC keeps none while there is nothing to write
-		grpc.ForceServerCodecV2(answerWriter{protoCodec(), &s.lists}),
 	}
 }
 
@@ -40,8 +39,7 @@ func Dial(socket string) (*grpc.ClientConn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}),
 		grpc.WithInitialWindowSize(answerWindow), grpc.WithInitialConnWindowSize(answerWindow),
-		grpc.WithReadBufferSize(answerBuffer),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(answerReader{protoCodec()})))
+		grpc.WithReadBufferSize(answerBuffer))
 	if err != nil {
 		return nil, fmt.Errorf("lvmd's socket %q: %w", socket, err)
 	}

@@ -44,16 +44,16 @@ func pull(t *testing.T, disk string) (putBack func()) {
 	return putBack
 }
 
-func TestADiskThatIsPulledIsToldAndOthersServe(t *testing.T) {
+func TestADiskThatIsPulledIsReportedAndOthersServe(t *testing.T) {
 	n := newNode(t)
 	n.otherGroup(t, "/dev/vdc")
 	p := n.start()
 	v := p.create(inClass(create("pvc-other", 8<<20, ""), "other"))
 	fill(t, v, 0x5a)
-	room := p.classNamed("other").GetAvailableBytes()
+	free := p.classNamed("other").GetAvailableBytes()
 
 	putBack := pull(t, "/dev/vdc")
-	waittest.Until(t, "the class has no room and a condition", func() bool {
+	waittest.Until(t, "the class has no free space and a condition", func() bool {
 		c := p.classNamed("other")
 		return c.GetAvailableBytes() == 0 && len(c.GetConditions()) > 0
 	})
@@ -73,7 +73,7 @@ func TestADiskThatIsPulledIsToldAndOthersServe(t *testing.T) {
 	putBack()
 	waittest.Until(t, "the class is well", func() bool {
 		c := p.classNamed("other")
-		return c.GetAvailableBytes() == room && len(c.GetConditions()) == 0
+		return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0
 	})
 	waittest.Until(t, "the volume has its device again", func() bool {
 		resp, err = p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
@@ -96,7 +96,7 @@ func TestADiskThatIsLateAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
 
 	p = n.start()
 	if c := p.classNamed("other"); c.GetAvailableBytes() != 0 || len(c.GetConditions()) == 0 {
-		t.Errorf("the class of the group that is not there is %v, want no room and a condition", c)
+		t.Errorf("the class of the group that is not there is %v, want no free space and a condition", c)
 	}
 	p.delete(p.create(create("pvc-local", 8<<20, "ext4")).GetId())
 

@@ -69,9 +69,9 @@ func (d *daemon) watch(ctx context.Context) grpc.ServerStreamingClient[lvmdv1.Wa
 	return w
 }
 
-func TestAVolumeAndTheRoomItTookArriveTogether(t *testing.T) {
+func TestAVolumeAndTheSpaceItTookArriveTogether(t *testing.T) {
 	d := newMachine(t).start(t)
-	// What was wiped need not be zeroed first, in a volume of its own that nobody sees.
+	// What was wiped need not be zeroed first, in a volume of its own that no watcher sees.
 	d.delete(d.create(request("first", testTotal)).GetId())
 	waittest.Until(t, "all space is known to be zero", func() bool { return d.available() == testTotal })
 	w := d.watch(t.Context())
@@ -99,58 +99,25 @@ func TestAVolumeAndTheRoomItTookArriveTogether(t *testing.T) {
 
 func TestASlowReaderGetsWhatIsNowNotWhatWas(t *testing.T) {
 	d := newMachine(t).start(t)
-	w := newWatcher()
-	d.model.mu.Lock()
-	d.model.watchers[w] = struct{}{}
-	d.model.mu.Unlock()
+	w := d.inventory.Watch("", 0)
+	defer w.End()
 	var m mirror
-	<-w.wake
-	m.take(t, d.model.next(w))
-	// Nobody reads while this happens.
+	<-w.Wake()
+	m.take(t, w.Next())
+	// The watcher does not read while this happens.
 	kept := d.create(request("kept", 2))
 	for i := range 10 {
 		d.delete(d.create(request(fmt.Sprintf("gone-%d", i), 1)).GetId())
 	}
 	waittest.Until(t, "all is removed", func() bool { return d.available() == testTotal-2 })
-	<-w.wake
-	r := d.model.next(w)
+	<-w.Wake()
+	r := w.Next()
 	if r.GetFull() || len(r.GetVolumes()) != 1 || r.GetVolumes()[0].GetId() != kept.GetId() || len(r.GetClasses()) != 1 {
 		t.Errorf("message %v", r)
 	}
 	m.take(t, r)
 	if m.bytes() != 2*testExtent || m.classes["local"].GetAvailableBytes() != (testTotal-2)*testExtent {
 		t.Errorf("mirror %v", m)
-	}
-}
-
-func TestAChangeThatIsSentDoesNotWakeTheReaderAgain(t *testing.T) {
-	w := newWatcher()
-	m := &model{watchers: map[*watcher]struct{}{w: {}}, volumes: map[string]*volume{}}
-	<-w.wake
-	m.next(w)
-
-	v := &volume{rec: record{ID: "cv1", Phase: deleting}}
-	m.publish(nil, v)
-	<-w.wake // the reader wakes for the first change, and meanwhile there is a second
-	m.publish(nil, v)
-	m.next(w)
-	if len(w.wake) != 0 {
-		t.Error("the reader is woken for a change that the last message had")
-	}
-}
-
-func TestAVerySlowReaderStartsOverInsteadOfRememberingAll(t *testing.T) {
-	w := newWatcher()
-	<-w.wake
-	w.full = false
-	for i := range 3 * maxPendingExtra {
-		w.mark(10, nil, []*volume{{rec: record{ID: fmt.Sprint(i)}}})
-		if len(w.volumes) > 10+maxPendingExtra {
-			t.Fatalf("%d remembered", len(w.volumes))
-		}
-	}
-	if !w.full || len(w.volumes) != 0 {
-		t.Errorf("full %v, %d remembered", w.full, len(w.volumes))
 	}
 }
 
@@ -165,7 +132,7 @@ func TestNothingIsSentWhileNothingHappens(t *testing.T) {
 	}
 }
 
-func TestEachLifeOfLvmdHasItsEpoch(t *testing.T) {
+func TestEachRunOfLvmdHasItsEpoch(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(request("pvc-1", 1))

@@ -42,7 +42,7 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		what string
 		do   func(v *lvmdv1.Volume)
 	}{
-		{"the first life of a disk that somebody used", func(v *lvmdv1.Volume) {
+		{"the first run of a used disk", func(v *lvmdv1.Volume) {
 			p.delete(v.GetId())
 		}},
 		{"killed in the middle", func(v *lvmdv1.Volume) {
@@ -67,7 +67,7 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		}},
 	} {
 		v := p.create(create("pvc", size, ""))
-		clean(t, v)
+		Map(t, v)
 		if t.Failed() {
 			t.Fatalf("before: %s", happens.what)
 		}
@@ -76,18 +76,18 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		waittest.Until(t, "the space is back: "+happens.what, func() bool { return p.available() == all })
 	}
 	v := p.create(create("last", size/2, ""))
-	clean(t, v)
+	Map(t, v)
 	must.Get(p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: size}))(t)
-	clean(t, v)
+	Map(t, v)
 }
 
 // TestAWipeThatWasKilledGoesOnWhereTheJournalSays kills lvmd when two chunks are
-// wiped, of which the journal knows one. What somebody writes into that one is there
+// wiped, of which the journal knows one. What the test writes into that one is there
 // when the wipe is over.
 func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	n := newNode(t)
 	const place = "delete: chunk wiped"
-	p := n.startMortalAt(place, 2)
+	p := n.startCrashingAt(place, 2)
 	all := p.available()
 	const size = 160 << 20 // two and a half chunks
 	v := p.create(create("pvc", size, ""))
@@ -107,7 +107,7 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 		t.Errorf("%d of %d bytes are as they were written into what was wiped: it was wiped again", bytes.Count(got, mark[:1]), len(mark))
 	}
 	writeHead(t, v, make([]byte, len(mark)))
-	clean(t, v)
+	Map(t, v)
 }
 
 // writeHead writes to the beginning of a raw volume, durably.
@@ -167,16 +167,22 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 		t.Errorf("%v, error %v", r, err)
 	}
 	change(local + "- {name: third, volumeGroup: carve-no-such-group}\n")
+	waittest.Until(t, "a class waits for its group", func() bool {
+		c := p.classes()
+		return len(c) == 2 && len(c[1].GetConditions()) == 1 && c[1].GetConditions()[0].GetType() == "VolumeGroupMissing"
+	})
+	// No start succeeds with this: the disk is none of persistent memory.
+	change(local + "- {name: fourth, volumeGroup: carve2, medium: pmem}\n")
 	waittest.Until(t, "the configuration before is back", func() bool {
 		c := p.classes()
-		return len(c) == 2 && len(c[0].GetConditions()) == 1
+		return len(c) == 2 && c[1].GetName() == "third" && len(c[0].GetConditions()) == 1 && c[0].GetConditions()[0].GetType() == "ConfigurationRefused"
 	})
 	waittest.Until(t, "lvmd serves", p.serving)
 	p.delete(v.GetId())
 	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// classes are what a watcher is told first, or nothing while lvmd cannot tell.
+// classes are what a watcher gets first, or nothing while lvmd does not know.
 func (p *process) classes() []*lvmdv1.DeviceClass {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -191,7 +197,7 @@ func (p *process) classes() []*lvmdv1.DeviceClass {
 	return r.GetClasses()
 }
 
-func TestAVolumesLifeByHand(t *testing.T) {
+func TestAVolumesCourseByHand(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
 	hand := func(args ...string) string {
@@ -218,7 +224,7 @@ func TestAVolumesLifeByHand(t *testing.T) {
 	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// contains tells whether a text has all the words.
+// contains reports whether a text has all the words.
 func contains(text string, words ...string) bool {
 	return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) })
 }

@@ -4,8 +4,8 @@
 // Health and readiness are open, because the kubelet's probes carry no
 // credentials; they say nothing but yes or why not. Metrics name volumes and
 // claims, so they are served only to those who present the bearer token kept
-// in a file; without such a file nobody may read them. The certificate is made
-// at start, lives in memory and is self-signed: it keeps the token off the
+// in a file; without such a file no one may read them. The certificate is made
+// at start, is kept in memory and is self-signed: it keeps the token off the
 // wire, it does not identify the server.
 package ops
 

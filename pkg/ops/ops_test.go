@@ -71,7 +71,7 @@ func get(t *testing.T, url, token string) (int, string) {
 	return response.StatusCode, string(body)
 }
 
-func TestProbesTellTheTruth(t *testing.T) {
+func TestProbesReportTheTruth(t *testing.T) {
 	address := start(t, Options{Ready: func(context.Context) error { return errors.New("still connecting") }})
 	if code, body := get(t, "https://"+address+"/healthz", ""); code != http.StatusOK {
 		t.Errorf("/healthz without a check: want 200, got %d %q", code, body)

@@ -4,7 +4,7 @@
 // The containers of the node plugin and of lvmd have to be privileged, as
 // Kubernetes allows mounts that other containers see, and the host's devices, to
 // privileged ones only; the processes need not stay so. What they keep, and why, is
-// told in docs/security.md.
+// said in docs/explanation/security.md.
 //
 // cmd/node and cmd/lvmd are the callers.
 package privilege

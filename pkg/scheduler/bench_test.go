@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// BenchmarkRoom is what publishing one node's room costs while claims wait there.
-func BenchmarkRoom(b *testing.B) {
+// BenchmarkFreeSpace is what publishing one node's free space costs while claims wait there.
+func BenchmarkFreeSpace(b *testing.B) {
 	for _, waiting := range []int{0, 10, 1000} {
 		b.Run(fmt.Sprintf("%d reservations", waiting), func(b *testing.B) {
 			l := loadedLedger(1, waiting)
 			for b.Loop() {
-				l.Room("node-0", "c")
+				l.FreeSpace("node-0", "c")
 			}
 		})
 	}
@@ -31,15 +31,15 @@ func BenchmarkCandidates(b *testing.B) {
 }
 
 // BenchmarkReserve is a claim that comes and goes on a node where 1,000 wait,
-// with the room published after each step.
+// with the free space published after each step.
 func BenchmarkReserve(b *testing.B) {
 	l := loadedLedger(1, 1000)
 	r := Reservation{Claim: "x", Volume: "pvc-x", Node: "node-0", Class: "c", Bytes: mib, Deadline: time.Unix(2000, 0)}
 	for b.Loop() {
 		l.Reserve(r)
-		l.Room("node-0", "c")
+		l.FreeSpace("node-0", "c")
 		l.Release("x")
-		l.Room("node-0", "c")
+		l.FreeSpace("node-0", "c")
 	}
 }
 

@@ -22,7 +22,7 @@ type Demand struct {
 // ShortError says that a node cannot take volumes together.
 type ShortError struct {
 	// Node is the node, Class the device class of the largest volume that finds
-	// too little room, under the name by which the node knows it.
+	// too little free space, under the name by which the node knows it.
 	Node, Class string
 	// Bytes is what that volume asks of the class, rounded up, and Left what
 	// there is for it beside the others.
@@ -32,7 +32,7 @@ type ShortError struct {
 }
 
 func (e *ShortError) Error() string {
-	return fmt.Sprintf("node %s has no room for all of the Pod's volumes: device class %q has %d bytes left for one of %d, beside the others and what is reserved",
+	return fmt.Sprintf("node %s has too little free space for all of the Pod's volumes: device class %q has %d bytes left for one of %d, beside the others and what is reserved",
 		e.Node, e.Class, e.Left, e.Bytes)
 }
 
@@ -47,8 +47,18 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("nothing is placed on node %s in device class %q at present: %s", e.Node, e.Class, e.Why)
 }
 
+// UnreportedError says that a node has not reported what it has.
+type UnreportedError struct {
+	Node string
+}
+
+func (e *UnreportedError) Error() string {
+	return fmt.Sprintf("node %s has not reported its capacity", e.Node)
+}
+
 // Fit returns nil when a node can take all of the demands together, in whatever
-// order they come, or else why not: a *ShortError when it is for want of room.
+// order they come, or else why not: a *ShortError when it is for want of free space, an
+// *UnreportedError when nothing is known of the node.
 // What the claims have reserved on the node already is not counted against them,
 // nor is a volume that exists there; these also do not suffer from Hold, which is
 // otherwise a *HeldError.
@@ -56,7 +66,7 @@ func (l *Ledger) Fit(name string, demands []Demand) error {
 	return l.fit(name, demands, false)
 }
 
-// FitAlone is Fit as though nobody else had reserved anything, and nothing were held.
+// FitAlone is Fit as though nothing else were reserved, and nothing were held.
 func (l *Ledger) FitAlone(name string, demands []Demand) error {
 	return l.fit(name, demands, true)
 }
@@ -66,7 +76,7 @@ func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
 	defer l.mu.Unlock()
 	n := l.nodes[name]
 	if n == nil || !n.reported {
-		return fmt.Errorf("node %s has not reported its capacity", name)
+		return &UnreportedError{Node: name}
 	}
 	l.lapse(name, n)
 	others := map[string]sum{} // what they have reserved, by group
@@ -109,11 +119,11 @@ func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
 	for i, v := range open {
 		before, beside := others[v.class.Group], all[v.class.Group]
 		beside.sub(v.cost)
-		// As in Room, what others wait for may come out of the largest stretch
+		// As in FreeSpace, what others wait for may come out of the largest stretch
 		// of space; the Pod's own volumes may each take another one.
-		room := min(v.class.room(before.saturated()).MaximumVolume, v.class.room(beside.saturated()).Available)
-		if v.size > room && (short < 0 || v.cost > open[short].cost) {
-			short, left = i, room
+		free := min(v.class.freeSpace(before.saturated()).MaximumVolume, v.class.freeSpace(beside.saturated()).Available)
+		if v.size > free && (short < 0 || v.cost > open[short].cost) {
+			short, left = i, free
 		}
 	}
 	if short < 0 {
@@ -142,17 +152,17 @@ func (l *Ledger) Score(nodes []string, demands []Demand, most int64) map[string]
 	for _, d := range demands {
 		low, high, found := int64(0), int64(0), false
 		for i, name := range nodes {
-			room, ok := l.room(name, d.Class)
+			free, ok := l.freeSpace(name, d.Class)
 			if known[i] = ok; !ok {
 				continue
 			}
 			switch d.Policy {
 			case LeastFree:
-				values[i] = -room.Available
+				values[i] = -free.Available
 			case FewestVolumes:
 				values[i] = -int64(len(l.nodes[name].report.Volumes) + len(l.nodes[name].claims))
 			case MostFree, "":
-				values[i] = room.Available
+				values[i] = free.Available
 			}
 			if !found {
 				low, high, found = values[i], values[i], true

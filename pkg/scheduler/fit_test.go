@@ -60,7 +60,7 @@ func TestFit(t *testing.T) {
 		"what has lapsed does not": {
 			reserved: []Reservation{{Claim: "x", Volume: "pvc-x", Node: "n", Class: "c", Bytes: 60 * mib, Deadline: now.Add(-1)}},
 			demands:  []Demand{demand("a", "c", 100*mib)}},
-		"a volume that is there already needs no room": {
+		"a volume that is there already needs no free space": {
 			demands: []Demand{demand("there", "c", 90*mib), demand("b", "c", 40*mib)}},
 		"a volume larger than the largest possible does not fit": {
 			demands: []Demand{demand("a", "pieces", 12*mib)}, short: `"pieces" has`},
@@ -99,14 +99,14 @@ func TestAPodFitsWhereItsSumDoesAndEachOfItsVolumes(t *testing.T) {
 		l.Report("n", NodeReport{Classes: []ClassReport{c}})
 		l.Reserve(Reservation{Claim: "other", Volume: "pvc-other", Node: "n", Class: "c", Deadline: now,
 			Bytes: rapid.Int64Range(0, 20*mib).Draw(t, "reserved")})
-		room, _ := l.Room("n", "c")
+		free, _ := l.FreeSpace("n", "c")
 		want, sum := true, int64(0)
 		var demands []Demand
 		for i, bytes := range rapid.SliceOfN(rapid.Int64Range(1, 40*mib), 0, 6).Draw(t, "sizes") {
 			id := string(rune('a' + i))
 			demands = append(demands, Demand{Claim: id, Volume: "pvc-" + id, Class: "c", Bytes: bytes})
 			sum += roundUp(bytes, 4*mib)
-			want = want && sum <= room.Available && roundUp(bytes, 4*mib) <= room.MaximumVolume
+			want = want && sum <= free.Available && roundUp(bytes, 4*mib) <= free.MaximumVolume
 		}
 		if got := l.Fit("n", demands); (got == nil) != want {
 			t.Fatalf("fit: %v, want %v", got, want)
@@ -169,9 +169,9 @@ func TestAPodFitsWhereItsVolumesDoOneAfterAnotherInAnyOrder(t *testing.T) {
 				l := ledgerWith(others)
 				for _, d := range order {
 					c, _ := findClass(n.classes(), d.Class)
-					first, _ := ledgerWith(others).Room("n", d.Class)
-					room, _ := l.Room("n", d.Class)
-					all = all && c.size(d.Bytes) <= room.Available && c.size(d.Bytes) <= first.MaximumVolume
+					first, _ := ledgerWith(others).FreeSpace("n", d.Class)
+					free, _ := l.FreeSpace("n", d.Class)
+					all = all && c.size(d.Bytes) <= free.Available && c.size(d.Bytes) <= first.MaximumVolume
 					l.Reserve(Reservation{Claim: d.Claim, Volume: d.Volume, Node: "n", Class: d.Class, Bytes: d.Bytes, Deadline: now})
 				}
 			})
@@ -228,7 +228,7 @@ func TestAPodFitsWhereItsGroupsHoldAllThatItsVolumesTake(t *testing.T) {
 	})
 }
 
-func TestWhatIsShortTellsOfTheLargestAndOfWhatIsBesideIt(t *testing.T) {
+func TestWhatIsShortNamesTheLargestAndWhatIsBesideIt(t *testing.T) {
 	now := time.Unix(1000, 0)
 	l := NewLedger(fixedClock(&now))
 	twin, other := class("twin", 100*mib), class("other", 100*mib)
@@ -257,14 +257,14 @@ func TestScore(t *testing.T) {
 		demands []Demand
 		want    [3]int64
 	}{
-		"most-free":                         {[]Demand{most}, [3]int64{10, 5, 0}},
-		"least-free":                        {[]Demand{least}, [3]int64{0, 5, 10}},
-		"fewest-volumes":                    {[]Demand{fewest}, [3]int64{0, 5, 10}},
-		"two policies are averaged":         {[]Demand{most, fewest}, [3]int64{5, 5, 5}},
-		"a class that nobody has":           {[]Demand{{Class: "nope"}}, [3]int64{0, 0, 0}},
-		"a Pod without volumes of ours":     {nil, [3]int64{0, 0, 0}},
-		"the default policy is most-free":   {[]Demand{{Class: "c"}}, [3]int64{10, 5, 0}},
-		"nobody has it, and somebody has c": {[]Demand{{Class: "nope"}, most}, [3]int64{5, 2, 0}},
+		"most-free":                       {[]Demand{most}, [3]int64{10, 5, 0}},
+		"least-free":                      {[]Demand{least}, [3]int64{0, 5, 10}},
+		"fewest-volumes":                  {[]Demand{fewest}, [3]int64{0, 5, 10}},
+		"two policies are averaged":       {[]Demand{most, fewest}, [3]int64{5, 5, 5}},
+		"a class that no node has":        {[]Demand{{Class: "nope"}}, [3]int64{0, 0, 0}},
+		"a Pod without volumes of ours":   {nil, [3]int64{0, 0, 0}},
+		"the default policy is most-free": {[]Demand{{Class: "c"}}, [3]int64{10, 5, 0}},
+		"no node has it, and some have c": {[]Demand{{Class: "nope"}, most}, [3]int64{5, 2, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := l.Score(nodes, test.demands, 10)

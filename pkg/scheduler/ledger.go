@@ -51,26 +51,26 @@ func (c ClassReport) worth(taken int64) int64 {
 	return saturatingMultiply(roundUp(taken, c.UnitCost)/c.UnitCost, c.AllocationUnit)
 }
 
-// room is what the class may promise when so much of its group is taken since it
+// freeSpace is what may be published of the class when so much of its group is taken since it
 // was reported.
-func (c ClassReport) room(taken int64) Room {
+func (c ClassReport) freeSpace(taken int64) FreeSpace {
 	less := c.worth(taken)
-	return Room{
+	return FreeSpace{
 		Total:         c.Total,
 		Available:     max(0, c.Available-less),
-		MaximumVolume: c.promise(min(c.MaximumVolume, c.Available) - less),
+		MaximumVolume: c.largestVolume(min(c.MaximumVolume, c.Available) - less),
 	}
 }
 
-// promise is the largest volume that fits so much room.
-func (c ClassReport) promise(room int64) int64 {
+// largestVolume is the largest volume that fits so much free space.
+func (c ClassReport) largestVolume(free int64) int64 {
 	if c.AllocationUnit > 1 {
-		room -= room % c.AllocationUnit
+		free -= free % c.AllocationUnit
 	}
-	if room < c.MinimumVolume {
+	if free < c.MinimumVolume {
 		return 0
 	}
-	return max(0, room)
+	return max(0, free)
 }
 
 func (c ClassReport) costsMore() bool {
@@ -90,7 +90,7 @@ type NodeReport struct {
 	Volumes map[string]struct{}
 }
 
-// Reservation is room that a claim will take.
+// Reservation is space that a claim will take.
 type Reservation struct {
 	// Claim is the claim's UID and the reservation's key.
 	Claim string
@@ -104,20 +104,20 @@ type Reservation struct {
 	Deadline time.Time
 }
 
-// Room is what may be promised to new claims, in bytes.
-type Room struct {
+// FreeSpace is what may be reserved for new claims, in bytes.
+type FreeSpace struct {
 	// Total is the size of the class; it does not change with use.
 	Total int64
 	// Available is what new volumes may take in sum.
 	Available int64
-	// MaximumVolume is the largest volume to promise. It is kept low when
+	// MaximumVolume is the largest volume to publish. It is kept low when
 	// reservations are open: each might take from the same stretch of space.
 	MaximumVolume int64
 }
 
-// Besides is what of a room can be had as volumes of which each takes so many bytes
+// Besides is what of free space can be had as volumes of which each takes so many bytes
 // besides its own size.
-func (r Room) Besides(bytes int64) Room {
+func (r FreeSpace) Besides(bytes int64) FreeSpace {
 	r.Available, r.MaximumVolume = max(0, r.Available-bytes), max(0, r.MaximumVolume-bytes)
 	return r
 }
@@ -125,7 +125,7 @@ func (r Room) Besides(bytes int64) Room {
 // Ledger holds reports and reservations. All methods may be called
 // concurrently; each is atomic.
 //
-// What is reserved is kept as a sum per node and group, so that room costs the
+// What is reserved is kept as a sum per node and group, so that free space costs the
 // same however many claims wait.
 type Ledger struct {
 	now func() time.Time
@@ -133,8 +133,8 @@ type Ledger struct {
 	mu     sync.Mutex
 	nodes  map[string]*node
 	claims map[string]*entry // by claim
-	// lapsed are nodes whose room grew because reservations were found to be
-	// past their deadline, and that Expire is still to tell of.
+	// lapsed are nodes whose free space grew because reservations were found to be
+	// past their deadline, and that Expire has yet to return.
 	lapsed map[string]struct{}
 	// held says why nothing new is to be placed on a node, by node and device class;
 	// an empty class stands for all of the node.
@@ -235,7 +235,7 @@ func (l *Ledger) holds(name, class string) string {
 
 // Reserve makes, renews, resizes or moves the reservation of a claim. Where
 // the node's report already counts the volume, the claim needs none, and one
-// that it had elsewhere ends. It returns the nodes whose room changed.
+// that it had elsewhere ends. It returns the nodes whose free space changed.
 func (l *Ledger) Reserve(r Reservation) (changed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -266,7 +266,7 @@ func (l *Ledger) Reserve(r Reservation) (changed []string) {
 	return changed
 }
 
-// Release ends the reservation of a claim. It returns the node whose room
+// Release ends the reservation of a claim. It returns the node whose free space
 // grew, or false when the claim had none.
 func (l *Ledger) Release(claim string) (node string, ok bool) {
 	l.mu.Lock()
@@ -291,7 +291,7 @@ func (l *Ledger) ReleaseAll() {
 }
 
 // Expire ends the reservations whose deadline has passed and returns the
-// nodes whose room grew since it was last called, for that reason, once each.
+// nodes whose free space grew since it was last called, for that reason, once each.
 func (l *Ledger) Expire() (changed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -310,48 +310,64 @@ func (l *Ledger) Reservations() int {
 	return len(l.claims)
 }
 
-// Room tells what a class of a node may promise, and false when the node did
-// not report or does not have the class. An empty class is the default one.
-func (l *Ledger) Room(node, class string) (Room, bool) {
+// ReservedOn returns the open reservations on a node, in no particular order.
+func (l *Ledger) ReservedOn(name string) []Reservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.room(node, class)
+	n := l.nodes[name]
+	if n == nil {
+		return nil
+	}
+	l.lapse(name, n)
+	out := make([]Reservation, 0, len(n.claims))
+	for _, e := range n.claims {
+		out = append(out, e.Reservation)
+	}
+	return out
 }
 
-// Candidates returns every node that has the class, with its room, in no
+// FreeSpace is what a class of a node may reserve, and false when the node did
+// not report or does not have the class. An empty class is the default one.
+func (l *Ledger) FreeSpace(node, class string) (FreeSpace, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.freeSpace(node, class)
+}
+
+// Candidates returns every node that has the class, with its free space, in no
 // particular order.
 func (l *Ledger) Candidates(class string) []Candidate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Candidate
 	for name, n := range l.nodes {
-		if room, ok := l.room(name, class); ok {
+		if free, ok := l.freeSpace(name, class); ok {
 			c, _ := findClass(n.report.Classes, class)
-			out = append(out, Candidate{Node: name, Room: room, Volumes: len(n.report.Volumes) + len(n.claims), Held: l.holds(name, c.Name) != ""})
+			out = append(out, Candidate{Node: name, FreeSpace: free, Volumes: len(n.report.Volumes) + len(n.claims), Held: l.holds(name, c.Name) != ""})
 		}
 	}
 	return out
 }
 
-func (l *Ledger) room(name, class string) (Room, bool) {
+func (l *Ledger) freeSpace(name, class string) (FreeSpace, bool) {
 	n := l.nodes[name]
 	if n == nil || !n.reported {
-		return Room{}, false
+		return FreeSpace{}, false
 	}
 	c, ok := findClass(n.report.Classes, class)
 	if !ok {
-		return Room{}, false
+		return FreeSpace{}, false
 	}
 	l.lapse(name, n)
 	var taken int64
 	if s := n.reserved[c.Group]; s != nil {
 		taken = s.saturated()
 	}
-	room := c.room(taken)
+	free := c.freeSpace(taken)
 	if l.holds(name, c.Name) != "" {
-		room.Available, room.MaximumVolume = 0, 0
+		free.Available, free.MaximumVolume = 0, 0
 	}
-	return room, true
+	return free, true
 }
 
 // node returns the node, made if need be.

@@ -13,7 +13,7 @@ import (
 
 // world is what really happens: nodes that make and delete volumes, their
 // reports on the way to the ledger, and claims. Every step that it takes it
-// also tells the ledger, through what may be lost, repeated or overtaken.
+// also reports to the ledger, through what may be lost, repeated or overtaken.
 type world struct {
 	t      *rapid.T
 	ledger *Ledger
@@ -109,7 +109,7 @@ func (w *world) arrive(name string, r NodeReport) {
 	}
 }
 
-// reserve tells the ledger of a claim that chose a node.
+// reserve reports to the ledger a claim that chose a node.
 func (w *world) reserve(r Reservation) {
 	r.Deadline = w.now.Add(time.Minute)
 	w.ledger.Reserve(r)
@@ -223,11 +223,11 @@ func (w *world) steps() map[string]func(*rapid.T) {
 			}
 			for node := range grew {
 				if rapid.Bool().Draw(t, "looked at first") {
-					w.ledger.Room(node, "small")
+					w.ledger.FreeSpace(node, "small")
 				}
 			}
-			if told := w.ledger.Expire(); !slices.Equal(told, slices.Sorted(maps.Keys(grew))) {
-				t.Fatalf("Expire told of %v, grown are %v", told, grew)
+			if due := w.ledger.Expire(); !slices.Equal(due, slices.Sorted(maps.Keys(grew))) {
+				t.Fatalf("Expire returned %v, grown are %v", due, grew)
 			}
 		},
 		"": func(t *rapid.T) { w.check(t) },
@@ -241,9 +241,9 @@ func (w *world) check(t *rapid.T) {
 	}
 	for name, n := range w.nodes {
 		for class, group := range groups {
-			room, ok := w.ledger.Room(name, class)
+			free, ok := w.ledger.FreeSpace(name, class)
 			if ok != (n.known != nil) {
-				t.Fatalf("room of %s known: %v", name, ok)
+				t.Fatalf("free space of %s known: %v", name, ok)
 			}
 			if !ok {
 				continue
@@ -267,27 +267,27 @@ func (w *world) check(t *rapid.T) {
 			if wantMaximum -= wantMaximum % c.AllocationUnit; wantMaximum < c.MinimumVolume {
 				wantMaximum = 0
 			}
-			// What is promised, the group can really hold beside all that is reserved.
+			// What is offered, the group can really hold beside all that is reserved.
 			whole, _ := findClass(n.known.Classes, group)
 			if group == "shared" {
 				whole, _ = findClass(n.known.Classes, "small")
 			}
-			if most := room.MaximumVolume; most > 0 && saturatingAdd(taken, takes(class, most)) > whole.Available {
-				t.Fatalf("class %q of %s promises %d, which takes %d; %d are taken, of %d", class, name, most, takes(class, most), taken, whole.Available)
+			if most := free.MaximumVolume; most > 0 && saturatingAdd(taken, takes(class, most)) > whole.Available {
+				t.Fatalf("class %q of %s offers %d, which takes %d; %d are taken, of %d", class, name, most, takes(class, most), taken, whole.Available)
 			}
-			if room.Available < 0 || room.MaximumVolume < 0 {
-				t.Fatalf("room of class %q of %s is negative: %+v", class, name, room)
+			if free.Available < 0 || free.MaximumVolume < 0 {
+				t.Fatalf("free space of class %q of %s is negative: %+v", class, name, free)
 			}
-			if room.Available != wantAvailable || room.MaximumVolume != wantMaximum {
-				t.Fatalf("room of class %q of %s: %+v, want %d and %d; reported %+v, claims %+v",
-					class, name, room, wantAvailable, wantMaximum, c, w.claims)
+			if free.Available != wantAvailable || free.MaximumVolume != wantMaximum {
+				t.Fatalf("free space of class %q of %s: %+v, want %d and %d; reported %+v, claims %+v",
+					class, name, free, wantAvailable, wantMaximum, c, w.claims)
 			}
 		}
 	}
 }
 
-// settle lets every node report and every claim end, and expects the truth.
-func (w *world) settle(t *rapid.T) {
+// finish lets every node report and every claim end, and expects the truth.
+func (w *world) finish(t *rapid.T) {
 	for _, claim := range slices.Sorted(maps.Keys(w.claims)) {
 		delete(w.claims, claim)
 		w.ledger.Release(claim)
@@ -299,8 +299,8 @@ func (w *world) settle(t *rapid.T) {
 	w.check(t)
 	for name, n := range w.nodes {
 		for class, group := range groups {
-			if room, ok := w.ledger.Room(name, class); !ok || room.Available != offers(class, n.free[group]) {
-				t.Fatalf("settled room of class %q of %s: %+v, truth %d", class, name, room, n.free[group])
+			if free, ok := w.ledger.FreeSpace(name, class); !ok || free.Available != offers(class, n.free[group]) {
+				t.Fatalf("free space in the end of class %q of %s: %+v, truth %d", class, name, free, n.free[group])
 			}
 		}
 	}
@@ -316,7 +316,7 @@ func TestTheLedgerNeverLiesWhateverHappens(t *testing.T) {
 			n.changed()
 		}
 		t.Repeat(w.steps())
-		w.settle(t)
+		w.finish(t)
 	})
 }
 

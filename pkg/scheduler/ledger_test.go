@@ -23,15 +23,15 @@ func counted(names ...string) map[string]struct{} {
 
 func fixedClock(t *time.Time) func() time.Time { return func() time.Time { return *t } }
 
-func wantRoom(t *testing.T, l *Ledger, node, class string, available, maximum int64) {
+func wantFree(t *testing.T, l *Ledger, node, class string, available, maximum int64) {
 	t.Helper()
-	room, ok := l.Room(node, class)
+	free, ok := l.FreeSpace(node, class)
 	if !ok {
-		t.Fatalf("no room known for class %q of %s", class, node)
+		t.Fatalf("no free space known for class %q of %s", class, node)
 	}
-	if room.Available != available || room.MaximumVolume != maximum {
-		t.Errorf("room of class %q of %s: available %d MiB, maximum %d MiB; want %d and %d", class, node,
-			room.Available/mib, room.MaximumVolume/mib, available/mib, maximum/mib)
+	if free.Available != available || free.MaximumVolume != maximum {
+		t.Errorf("free space of class %q of %s: available %d MiB, maximum %d MiB; want %d and %d", class, node,
+			free.Available/mib, free.MaximumVolume/mib, available/mib, maximum/mib)
 	}
 }
 
@@ -42,47 +42,47 @@ func TestLedger(t *testing.T) {
 		return Reservation{Claim: claim, Volume: "pvc-" + claim, Node: "n", Class: "c", Bytes: bytes, Deadline: later}
 	}
 	for name, test := range map[string]func(*testing.T, *Ledger){
-		"without reservations, room is what the node reported": func(t *testing.T, l *Ledger) {
-			wantRoom(t, l, "n", "c", 100*mib, 100*mib)
+		"without reservations, free space is what the node reported": func(t *testing.T, l *Ledger) {
+			wantFree(t, l, "n", "c", 100*mib, 100*mib)
 		},
 		"a reservation takes its size rounded up to the allocation unit": func(t *testing.T, l *Ledger) {
 			l.Reserve(reserve("a", 9*mib))
-			wantRoom(t, l, "n", "c", 88*mib, 88*mib)
+			wantFree(t, l, "n", "c", 88*mib, 88*mib)
 		},
 		"a reservation that is renewed counts once": func(t *testing.T, l *Ledger) {
 			l.Reserve(reserve("a", 8*mib))
 			if changed := l.Reserve(reserve("a", 8*mib)); len(changed) != 0 {
 				t.Errorf("renewing changed %v", changed)
 			}
-			wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+			wantFree(t, l, "n", "c", 92*mib, 92*mib)
 		},
 		"a report that counts the volume ends the reservation in the same instant": func(t *testing.T, l *Ledger) {
 			l.Reserve(reserve("a", 8*mib))
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 92*mib)}, Volumes: counted("pvc-a")})
-			wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+			wantFree(t, l, "n", "c", 92*mib, 92*mib)
 		},
 		"a report that does not count the volume yet leaves the reservation": func(t *testing.T, l *Ledger) {
 			l.Reserve(reserve("a", 8*mib))
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 50*mib)}, Volumes: counted("pvc-b")})
-			wantRoom(t, l, "n", "c", 42*mib, 40*mib) // whole units
+			wantFree(t, l, "n", "c", 42*mib, 40*mib) // whole units
 		},
 		"a claim whose volume is already counted reserves nothing": func(t *testing.T, l *Ledger) {
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 92*mib)}, Volumes: counted("pvc-a")})
 			l.Reserve(reserve("a", 8*mib))
-			wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+			wantFree(t, l, "n", "c", 92*mib, 92*mib)
 		},
-		"room is never negative": func(t *testing.T, l *Ledger) {
+		"free space is never negative": func(t *testing.T, l *Ledger) {
 			l.Reserve(reserve("a", 1<<62))
 			l.Reserve(reserve("b", 1<<62))
-			wantRoom(t, l, "n", "c", 0, 0)
+			wantFree(t, l, "n", "c", 0, 0)
 		},
 		"classes of one group share its space, others do not": func(t *testing.T, l *Ledger) {
 			other := class("other", 70*mib)
 			other.Group = "vg2"
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 100*mib), class("twin", 100*mib), other}})
 			l.Reserve(reserve("a", 8*mib))
-			wantRoom(t, l, "n", "twin", 92*mib, 92*mib)
-			wantRoom(t, l, "n", "other", 70*mib, 68*mib)
+			wantFree(t, l, "n", "twin", 92*mib, 92*mib)
+			wantFree(t, l, "n", "other", 70*mib, 68*mib)
 		},
 		"what a class takes of its group beyond its size is charged to all that share it": func(t *testing.T, l *Ledger) {
 			// Two mirrors, with a unit of bookkeeping beside each.
@@ -92,11 +92,11 @@ func TestLedger(t *testing.T) {
 			r := reserve("a", 8*mib)
 			r.Class = "mirrored"
 			l.Reserve(r)
-			wantRoom(t, l, "n", "c", 72*mib, 72*mib)
-			wantRoom(t, l, "n", "mirrored", 32*mib, 32*mib)
+			wantFree(t, l, "n", "c", 72*mib, 72*mib)
+			wantFree(t, l, "n", "mirrored", 32*mib, 32*mib)
 			l.Reserve(reserve("b", 4*mib))
-			wantRoom(t, l, "n", "c", 68*mib, 68*mib)
-			wantRoom(t, l, "n", "mirrored", 28*mib, 28*mib)
+			wantFree(t, l, "n", "c", 68*mib, 68*mib)
+			wantFree(t, l, "n", "mirrored", 28*mib, 28*mib)
 		},
 		"the empty class is the default class, for reports and reservations": func(t *testing.T, l *Ledger) {
 			c := class("c", 100*mib)
@@ -105,8 +105,8 @@ func TestLedger(t *testing.T) {
 			r := reserve("a", 8*mib)
 			r.Class = ""
 			l.Reserve(r)
-			wantRoom(t, l, "n", "", 92*mib, 92*mib)
-			wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+			wantFree(t, l, "n", "", 92*mib, 92*mib)
+			wantFree(t, l, "n", "c", 92*mib, 92*mib)
 		},
 		"a claim that moves to another node leaves nothing behind": func(t *testing.T, l *Ledger) {
 			l.Report("m", NodeReport{Classes: []ClassReport{class("c", 100*mib)}})
@@ -116,10 +116,10 @@ func TestLedger(t *testing.T) {
 			if changed := l.Reserve(r); !slices.Equal(changed, []string{"n", "m"}) {
 				t.Errorf("changed %v, want both nodes", changed)
 			}
-			wantRoom(t, l, "n", "c", 100*mib, 100*mib)
-			wantRoom(t, l, "m", "c", 92*mib, 92*mib)
+			wantFree(t, l, "n", "c", 100*mib, 100*mib)
+			wantFree(t, l, "m", "c", 92*mib, 92*mib)
 		},
-		"a released claim gives its room back": func(t *testing.T, l *Ledger) {
+		"a released claim gives its space back": func(t *testing.T, l *Ledger) {
 			l.Reserve(reserve("a", 8*mib))
 			if node, ok := l.Release("a"); !ok || node != "n" {
 				t.Errorf("Release: %q %v", node, ok)
@@ -127,21 +127,21 @@ func TestLedger(t *testing.T) {
 			if _, ok := l.Release("a"); ok {
 				t.Error("released twice")
 			}
-			wantRoom(t, l, "n", "c", 100*mib, 100*mib)
+			wantFree(t, l, "n", "c", 100*mib, 100*mib)
 		},
 		"a reservation on a node that did not report yet counts when it does": func(t *testing.T, l *Ledger) {
 			r := reserve("a", 8*mib)
 			r.Node = "new"
 			l.Reserve(r)
 			l.Report("new", NodeReport{Classes: []ClassReport{class("c", 100*mib)}})
-			wantRoom(t, l, "new", "c", 92*mib, 92*mib)
+			wantFree(t, l, "new", "c", 92*mib, 92*mib)
 		},
-		"a class that the node does not have has no room": func(t *testing.T, l *Ledger) {
-			if _, ok := l.Room("n", "nope"); ok {
-				t.Error("room for an unknown class")
+		"a class that the node does not have has no free space": func(t *testing.T, l *Ledger) {
+			if _, ok := l.FreeSpace("n", "nope"); ok {
+				t.Error("free space for an unknown class")
 			}
-			if _, ok := l.Room("n", ""); ok {
-				t.Error("room for a default class where there is none")
+			if _, ok := l.FreeSpace("n", ""); ok {
+				t.Error("free space for a default class where there is none")
 			}
 		},
 	} {
@@ -162,7 +162,7 @@ func TestReservationLapsesAtItsDeadline(t *testing.T) {
 		t.Errorf("expired early: %v", changed)
 	}
 	now = now.Add(2 * time.Minute)
-	wantRoom(t, l, "n", "c", 100*mib, 100*mib)
+	wantFree(t, l, "n", "c", 100*mib, 100*mib)
 	if changed := l.Expire(); !slices.Equal(changed, []string{"n"}) || l.Reservations() != 0 {
 		t.Errorf("Expire changed %v and left %d", changed, l.Reservations())
 	}
@@ -177,12 +177,12 @@ func TestAReportThatIsOlderThanTheLastOneIsIgnored(t *testing.T) {
 	report("e1", 1, 100*mib)
 	l.Reserve(Reservation{Claim: "a", Volume: "pvc-a", Node: "n", Class: "c", Bytes: 8 * mib, Deadline: now.Add(time.Minute)})
 	report("e1", 3, 92*mib, "pvc-a")
-	report("e1", 2, 100*mib) // overtaken: would promise what pvc-a has taken
-	wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+	report("e1", 2, 100*mib) // overtaken: would offer what pvc-a has taken
+	wantFree(t, l, "n", "c", 92*mib, 92*mib)
 	report("e1", 3, 92*mib, "pvc-a") // twice is once
-	wantRoom(t, l, "n", "c", 92*mib, 92*mib)
+	wantFree(t, l, "n", "c", 92*mib, 92*mib)
 	report("e2", 1, 100*mib) // the node's agent started anew
-	wantRoom(t, l, "n", "c", 100*mib, 100*mib)
+	wantFree(t, l, "n", "c", 100*mib, 100*mib)
 }
 
 func TestNothingIsLeftOfANodeThatIsForgottenAndHasNoReservations(t *testing.T) {
@@ -192,8 +192,8 @@ func TestNothingIsLeftOfANodeThatIsForgottenAndHasNoReservations(t *testing.T) {
 	l.Reserve(Reservation{Claim: "a", Volume: "pvc-a", Node: "n", Class: "c", Bytes: mib, Deadline: now})
 	l.Forget("n")
 	l.Forget("n")
-	if _, ok := l.Room("n", "c"); ok {
-		t.Error("room on a forgotten node")
+	if _, ok := l.FreeSpace("n", "c"); ok {
+		t.Error("free space on a forgotten node")
 	}
 	l.Release("a")
 	if len(l.nodes) != 0 {
@@ -208,14 +208,14 @@ func TestWhatIsHeldSeemsFullToWhatIsPlacedAnew(t *testing.T) {
 		{Name: "slow", Group: "b", Total: 100, Available: 100, MaximumVolume: 100},
 	}, Volumes: map[string]struct{}{"made": {}}})
 	l.Reserve(Reservation{Claim: "chose", Volume: "v", Node: "n1", Bytes: 10, Deadline: time.Now().Add(time.Hour)})
-	room := func(class string) int64 { r, _ := l.Room("n1", class); return r.Available + r.MaximumVolume }
+	free := func(class string) int64 { r, _ := l.FreeSpace("n1", class); return r.Available + r.MaximumVolume }
 	fits := func(claim, volume, class string) error {
 		return l.Fit("n1", []Demand{{Claim: claim, Volume: volume, Class: class, Bytes: 10}})
 	}
 	check := func(what string, fast, slow bool) {
 		t.Helper()
-		if (room("") > 0) != fast || (room("slow") > 0) != slow || (fits("new", "w", "") == nil) != fast || (fits("new", "w", "slow") == nil) != slow {
-			t.Errorf("%s: room %d and %d, fits %v and %v", what, room(""), room("slow"), fits("new", "w", ""), fits("new", "w", "slow"))
+		if (free("") > 0) != fast || (free("slow") > 0) != slow || (fits("new", "w", "") == nil) != fast || (fits("new", "w", "slow") == nil) != slow {
+			t.Errorf("%s: free space %d and %d, fits %v and %v", what, free(""), free("slow"), fits("new", "w", ""), fits("new", "w", "slow"))
 		}
 		if err := errors.Join(fits("chose", "v", ""), fits("", "made", ""), l.FitAlone("n1", []Demand{{Claim: "new", Bytes: 10}})); err != nil {
 			t.Errorf("%s: what is there already does not fit: %v", what, err)

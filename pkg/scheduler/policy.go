@@ -9,11 +9,11 @@ import (
 
 // Candidate is a node that a volume could be made on.
 type Candidate struct {
-	Node string
-	Room Room
+	Node      string
+	FreeSpace FreeSpace
 	// Volumes is how many it holds or is about to hold.
 	Volumes int
-	// Held says that nothing is to be placed on it: see Ledger.Hold. Its room is none then.
+	// Held says that nothing is to be placed on it: see Ledger.Hold. Its free space is none then.
 	Held bool
 }
 
@@ -21,9 +21,9 @@ type Candidate struct {
 type Policy string
 
 const (
-	// MostFree spreads: the node with the most room.
+	// MostFree spreads: the node with the most free space.
 	MostFree Policy = "most-free"
-	// LeastFree packs: the node with the least room that still fits.
+	// LeastFree packs: the node with the least free space that still fits.
 	LeastFree Policy = "least-free"
 	// FewestVolumes spreads by count: the node with the fewest volumes.
 	FewestVolumes Policy = "fewest-volumes"
@@ -56,17 +56,17 @@ func ParsePolicy(name string) (Policy, error) {
 // Equal ones are ordered by name, so that the answer depends on nothing else.
 func (p Policy) Rank(size int64, candidates []Candidate) []Candidate {
 	fit := slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool {
-		return c.Room.MaximumVolume < size || c.Room.Available < size
+		return c.FreeSpace.MaximumVolume < size || c.FreeSpace.Available < size
 	})
 	slices.SortFunc(fit, func(a, b Candidate) int {
 		var d int
 		switch p {
 		case LeastFree:
-			d = cmp.Compare(a.Room.Available, b.Room.Available)
+			d = cmp.Compare(a.FreeSpace.Available, b.FreeSpace.Available)
 		case FewestVolumes:
-			d = cmp.Or(cmp.Compare(a.Volumes, b.Volumes), cmp.Compare(b.Room.Available, a.Room.Available))
+			d = cmp.Or(cmp.Compare(a.Volumes, b.Volumes), cmp.Compare(b.FreeSpace.Available, a.FreeSpace.Available))
 		default:
-			d = cmp.Compare(b.Room.Available, a.Room.Available)
+			d = cmp.Compare(b.FreeSpace.Available, a.FreeSpace.Available)
 		}
 		return cmp.Or(d, strings.Compare(a.Node, b.Node))
 	})

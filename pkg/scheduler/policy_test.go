@@ -8,7 +8,7 @@ import (
 )
 
 func candidate(node string, free int64, volumes int) Candidate {
-	return Candidate{Node: node, Volumes: volumes, Room: Room{Available: free, MaximumVolume: free}}
+	return Candidate{Node: node, Volumes: volumes, FreeSpace: FreeSpace{Available: free, MaximumVolume: free}}
 }
 
 func TestPolicies(t *testing.T) {
@@ -39,12 +39,12 @@ func TestRankNeverReturnsANodeThatDoesNotFit(t *testing.T) {
 		size := rapid.Int64Range(0, 100).Draw(t, "size")
 		var all []Candidate
 		for i := range rapid.IntRange(0, 8).Draw(t, "nodes") {
-			all = append(all, Candidate{Node: string(rune('a' + i)), Room: Room{
+			all = append(all, Candidate{Node: string(rune('a' + i)), FreeSpace: FreeSpace{
 				Available:     rapid.Int64Range(0, 100).Draw(t, "available"),
 				MaximumVolume: rapid.Int64Range(0, 100).Draw(t, "maximum")}})
 		}
 		for _, c := range policy.Rank(size, all) {
-			if c.Room.Available < size || c.Room.MaximumVolume < size {
+			if c.FreeSpace.Available < size || c.FreeSpace.MaximumVolume < size {
 				t.Fatalf("%+v does not fit %d", c, size)
 			}
 		}

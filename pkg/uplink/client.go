@@ -135,7 +135,7 @@ func (c *client) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
 		served <- c.o.Serve(c.lis)
-		cancel() // nobody accepts any more: there is no point in dialling
+		cancel() // nothing accepts any more: there is no point in dialling
 	}()
 
 	c.resolveLoop(ctx, &links)

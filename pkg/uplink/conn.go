@@ -38,7 +38,7 @@ func newConnListener() *connListener {
 	return &connListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// put hands c to whoever accepts; false when the listener was closed.
+// put hands c to the call of Accept; false when the listener was closed.
 func (l *connListener) put(c net.Conn) bool {
 	select {
 	case l.conns <- c:

@@ -15,6 +15,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/connlimit"
 )
 
 const (
@@ -22,6 +23,13 @@ const (
 
 	// drainExpired is how long calls on a session may go on that ran out.
 	drainExpired = 30 * time.Second
+
+	// maxHandshakes bounds the peers that are connected and not yet accepted, and
+	// maxHandshakesPerAddress those of one address: any Pod can connect, and none may
+	// take what all nodes need. Nodes behind one address, as of a gateway, share it;
+	// those that are turned down dial again.
+	maxHandshakes           = 1024
+	maxHandshakesPerAddress = 32
 )
 
 // Grant is what a Hello that was found good earns.
@@ -30,7 +38,7 @@ type Grant struct {
 	ReauthenticateBy time.Time
 }
 
-// DeniedError is an Authenticate result that the peer may be told: its
+// DeniedError is an Authenticate result that the peer may see: its
 // credential is no good. Any other error is ours and is only logged.
 type DeniedError struct {
 	// Reason is sent to the node.
@@ -60,8 +68,8 @@ type Server struct {
 	c     ServerConfig
 	log   *slog.Logger
 	grace time.Duration
-	// handshakes are those under way.
-	handshakes handshakes
+	// handshakes are the peers that are connected and not yet accepted.
+	handshakes connlimit.Limiter
 
 	mu       sync.Mutex
 	sessions map[*Session]struct{}
@@ -75,8 +83,9 @@ func NewServer(c ServerConfig) *Server {
 	}
 	return &Server{
 		c: c, log: c.Log.With("component", "uplink"),
-		grace:    ExpiryGrace,
-		sessions: map[*Session]struct{}{},
+		grace:      ExpiryGrace,
+		handshakes: connlimit.Limiter{Total: maxHandshakes, PerAddress: maxHandshakesPerAddress},
+		sessions:   map[*Session]struct{}{},
 	}
 }
 
@@ -101,8 +110,8 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 			sleep(ctx, 100*time.Millisecond)
 			continue
 		}
-		address := addressOf(conn.RemoteAddr())
-		if !s.handshakes.begin(address) {
+		address := connlimit.Address(conn.RemoteAddr())
+		if !s.handshakes.Begin(address) {
 			conn.Close() // it will come back
 			continue
 		}
@@ -113,7 +122,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 // welcome takes a connection from TCP to a session, and watches over its end.
 func (s *Server) welcome(ctx context.Context, raw net.Conn, address netip.Prefix) {
 	session, err := s.handshake(ctx, raw)
-	s.handshakes.end(address)
+	s.handshakes.End(address)
 	if err != nil {
 		raw.Close()
 		if ctx.Err() == nil {

@@ -323,7 +323,7 @@ func TestNodeRefusesAControllerOfAnotherName(t *testing.T) {
 	}
 }
 
-func TestControllerRefusesPlaintextAndOldTLSAndStrangers(t *testing.T) {
+func TestControllerRefusesPlaintextAndOldTLSAndUnknownPeers(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	ctrl := startController(t, ca, "127.0.0.1:0")
 	dial := func() net.Conn {
@@ -376,7 +376,7 @@ func TestRefusedNodeLearnsTheReasonAndTriesOn(t *testing.T) {
 	writeFile(t, node.tok, []byte("bad-token"))
 	s.Close() // the token file is read again at the next dial
 	var refused *RefusedError
-	if err := node.failure(t, "it is told why", func(err error) bool { return errors.As(err, &refused) }); refused.Reason != "token is not good" {
+	if err := node.failure(t, "it gets the reason", func(err error) bool { return errors.As(err, &refused) }); refused.Reason != "token is not good" {
 		t.Errorf("a dial with a bad token: %v, want the controller's reason", err)
 	}
 	ctrl.noSession(t)
@@ -389,7 +389,7 @@ func TestRefusedNodeLearnsTheReasonAndTriesOn(t *testing.T) {
 		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) { return Grant{}, errors.New("secret detail") }
 	})
 	if _, _, err := l.dial(context.Background()); err == nil || strings.Contains(err.Error(), "secret detail") {
-		t.Errorf("the controller's own trouble was told to the peer: %v", err)
+		t.Errorf("the controller's own trouble was sent to the peer: %v", err)
 	}
 	ctrl.set(func() {
 		ctrl.auth = func(*lvmdv1.Hello) (Grant, error) { return Grant{}, nil }
@@ -482,7 +482,7 @@ func TestRotationOfTheCAAndOfTokensCutsNoCall(t *testing.T) {
 	<-node.lvmd.entered
 
 	// As the controller does it: first everybody trusts both, then it serves by
-	// the new one, then nobody trusts the old one.
+	// the new one, then no one trusts the old one.
 	writeFile(t, node.ca, append(before.pem(), after.pem()...))
 	writeFile(t, node.tok, []byte("next-token"))
 	ctrl.set(func() { token, ctrl.cert = "next-token", after.serving(t, testHost) })

@@ -27,6 +27,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/pluginpb"
+
+	"github.com/carve-csi/carve/tools/internal/generated"
 )
 
 const (
@@ -35,15 +37,8 @@ const (
 	uplink = "api/lvmd/v1/uplink.proto"
 )
 
-// plugins are the tools that write the code, and what they write it for.
-var plugins = []struct {
-	tool, parameter string
-	files           []string
-}{
-	{"protoc-gen-go", module, []string{lvmd, uplink}},
-	{"protoc-gen-go-grpc", module, []string{lvmd, uplink}},
-	{"protoc-gen-go-vtproto", module + ",features=unmarshal_unsafe", []string{lvmd}},
-}
+// plugins are the tools that write the code.
+var plugins = []string{"protoc-gen-go", "protoc-gen-go-grpc"}
 
 func main() {
 	check := flag.Bool("check", false, "compare the files with what would be generated, and write nothing")
@@ -69,14 +64,14 @@ func run(ctx context.Context, root string, check bool) error {
 	var problems []error
 	for _, plugin := range plugins {
 		request := &pluginpb.CodeGeneratorRequest{
-			FileToGenerate: plugin.files, Parameter: proto.String(plugin.parameter), ProtoFile: descriptors,
+			FileToGenerate: []string{lvmd, uplink}, Parameter: proto.String(module), ProtoFile: descriptors,
 		}
-		files, err := generate(ctx, plugin.tool, request)
+		files, err := generate(ctx, plugin, request)
 		if err != nil {
-			return fmt.Errorf("%s: %w", plugin.tool, err)
+			return fmt.Errorf("%s: %w", plugin, err)
 		}
 		for _, file := range files {
-			problems = append(problems, put(filepath.Join(root, file.GetName()), []byte(file.GetContent()), check))
+			problems = append(problems, generated.Put(filepath.Join(root, file.GetName()), []byte(file.GetContent()), check))
 		}
 	}
 	return errors.Join(problems...)
@@ -124,16 +119,4 @@ func generate(ctx context.Context, tool string, request *pluginpb.CodeGeneratorR
 		return nil, errors.New(response.GetError())
 	}
 	return response.File, nil
-}
-
-// put writes a file or, with check, fails where it differs.
-func put(path string, content []byte, check bool) error {
-	if !check {
-		return os.WriteFile(path, content, 0o644)
-	}
-	present, err := os.ReadFile(path)
-	if err == nil && !bytes.Equal(present, content) {
-		err = fmt.Errorf("%s is not current: run make generate", path)
-	}
-	return err
 }

@@ -21,12 +21,13 @@
 //   NOT_FOUND            VOLUME_NOT_FOUND     no such volume
 //   NOT_FOUND            CLASS_NOT_FOUND      no such device class on this node
 //   ALREADY_EXISTS       REQUEST_DIFFERS      same name, other request; the message names the difference
-//   RESOURCE_EXHAUSTED   NO_SPACE             not enough room, of whatever kind
+//   RESOURCE_EXHAUSTED   NO_SPACE             not enough free space, of whatever kind
 //   OUT_OF_RANGE         SIZE_OUT_OF_RANGE    limit_bytes cannot be kept
 //   FAILED_PRECONDITION  VOLUME_IN_USE        the volume is open or mounted
 //   NOT_FOUND            SNAPSHOT_NOT_FOUND   no such snapshot
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
 //                                             restored in their own pool
+//   FAILED_PRECONDITION  VOLUME_LEFT_ALONE    the volume's tags are those of a later version
 //   FAILED_PRECONDITION  LEADER_SUPERSEDED    a controller asks that led before another one (api/leadership)
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
 //   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone, or a disk fails
@@ -158,7 +159,7 @@ func (VolumeState) EnumDescriptor() ([]byte, []int) {
 }
 
 // Who a volume belongs to: tags on the logical volume, so that an
-// administrator with nothing but `lvs -o +tags` can tell. Informative but for
+// administrator with nothing but `lvs -o +tags` can see it. Informative but for
 // cluster_id, which guards garbage collection.
 type Owner struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -259,7 +260,7 @@ func (x *Owner) GetPodUid() string {
 type Condition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// CamelCase, e.g. "MissingDevice", "Degraded", "Suspended"; of a class also
-	// "DiskErrors". docs/operations.md lists those of volumes.
+	// "DiskErrors". docs/reference/conditions.md lists them.
 	Type          string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -342,7 +343,7 @@ type Volume struct {
 	CopiedBytes int64 `protobuf:"varint,18,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
 	// As it was asked for; device_path is the device that shows plain text.
 	Encryption string `protobuf:"bytes,30,opt,name=encryption,proto3" json:"encryption,omitempty"`
-	// When the volume was last made anew because the key of what it held was gone,
+	// When the volume was last reformatted because the key of what it held was gone,
 	// with all that it held; unset if that never happened.
 	EmptiedAt *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=emptied_at,json=emptiedAt,proto3" json:"emptied_at,omitempty"`
 	// As it was asked for.
@@ -355,7 +356,11 @@ type Volume struct {
 	// What the node plugin noted of it (NoteHealth). Empty when healthy.
 	Found []*Condition `protobuf:"bytes,43,rep,name=found,proto3" json:"found,omitempty"`
 	// NoteEncrypted was called for the volume: its device carries a header.
-	Encrypted     bool `protobuf:"varint,44,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
+	Encrypted bool `protobuf:"varint,44,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
+	// The logical volume's name before it was adopted, until that is confirmed.
+	AdoptedFrom string `protobuf:"bytes,45,opt,name=adopted_from,json=adoptedFrom,proto3" json:"adopted_from,omitempty"`
+	// The limits that were asked for last; unset when there are none.
+	IoLimits      *IOLimits `protobuf:"bytes,46,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -572,6 +577,420 @@ func (x *Volume) GetEncrypted() bool {
 	return false
 }
 
+func (x *Volume) GetAdoptedFrom() string {
+	if x != nil {
+		return x.AdoptedFrom
+	}
+	return ""
+}
+
+func (x *Volume) GetIoLimits() *IOLimits {
+	if x != nil {
+		return x.IoLimits
+	}
+	return nil
+}
+
+// How fast each Pod may read and write a volume. 0 means no limit.
+type IOLimits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes per second, 65536 to 2^63-1.
+	ReadBps  uint64 `protobuf:"varint,1,opt,name=read_bps,json=readBps,proto3" json:"read_bps,omitempty"`
+	WriteBps uint64 `protobuf:"varint,2,opt,name=write_bps,json=writeBps,proto3" json:"write_bps,omitempty"`
+	// Requests per second, 10 to 2^32-2.
+	ReadIops      uint64 `protobuf:"varint,3,opt,name=read_iops,json=readIops,proto3" json:"read_iops,omitempty"`
+	WriteIops     uint64 `protobuf:"varint,4,opt,name=write_iops,json=writeIops,proto3" json:"write_iops,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IOLimits) Reset() {
+	*x = IOLimits{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IOLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IOLimits) ProtoMessage() {}
+
+func (x *IOLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IOLimits.ProtoReflect.Descriptor instead.
+func (*IOLimits) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *IOLimits) GetReadBps() uint64 {
+	if x != nil {
+		return x.ReadBps
+	}
+	return 0
+}
+
+func (x *IOLimits) GetWriteBps() uint64 {
+	if x != nil {
+		return x.WriteBps
+	}
+	return 0
+}
+
+func (x *IOLimits) GetReadIops() uint64 {
+	if x != nil {
+		return x.ReadIops
+	}
+	return 0
+}
+
+func (x *IOLimits) GetWriteIops() uint64 {
+	if x != nil {
+		return x.WriteIops
+	}
+	return 0
+}
+
+type AdoptVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The volume group; empty means the one of the class' groups that has the logical volume.
+	VgName string `protobuf:"bytes,1,opt,name=vg_name,json=vgName,proto3" json:"vg_name,omitempty"`
+	// Required: the logical volume's name.
+	LvName string `protobuf:"bytes,2,opt,name=lv_name,json=lvName,proto3" json:"lv_name,omitempty"`
+	// Required: as in CreateVolumeRequest.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Empty means the default class.
+	DeviceClass string `protobuf:"bytes,4,opt,name=device_class,json=deviceClass,proto3" json:"device_class,omitempty"`
+	// With FILESYSTEM, the volume must hold one that Carve mounts.
+	Mode  VolumeMode `protobuf:"varint,5,opt,name=mode,proto3,enum=carve.lvmd.v1.VolumeMode" json:"mode,omitempty"`
+	Owner *Owner     `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Checks whether the volume can be adopted, and changes nothing in LVM's metadata. The
+	// volume that is returned has no id then. A device is made for an inactive logical volume
+	// all the same, to look at what it holds.
+	DryRun        bool `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptVolumeRequest) Reset() {
+	*x = AdoptVolumeRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptVolumeRequest) ProtoMessage() {}
+
+func (x *AdoptVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptVolumeRequest.ProtoReflect.Descriptor instead.
+func (*AdoptVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AdoptVolumeRequest) GetVgName() string {
+	if x != nil {
+		return x.VgName
+	}
+	return ""
+}
+
+func (x *AdoptVolumeRequest) GetLvName() string {
+	if x != nil {
+		return x.LvName
+	}
+	return ""
+}
+
+func (x *AdoptVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AdoptVolumeRequest) GetDeviceClass() string {
+	if x != nil {
+		return x.DeviceClass
+	}
+	return ""
+}
+
+func (x *AdoptVolumeRequest) GetMode() VolumeMode {
+	if x != nil {
+		return x.Mode
+	}
+	return VolumeMode_VOLUME_MODE_UNSPECIFIED
+}
+
+func (x *AdoptVolumeRequest) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *AdoptVolumeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type AdoptVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptVolumeResponse) Reset() {
+	*x = AdoptVolumeResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptVolumeResponse) ProtoMessage() {}
+
+func (x *AdoptVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptVolumeResponse.ProtoReflect.Descriptor instead.
+func (*AdoptVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AdoptVolumeResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+type ConfirmAdoptionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmAdoptionRequest) Reset() {
+	*x = ConfirmAdoptionRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmAdoptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmAdoptionRequest) ProtoMessage() {}
+
+func (x *ConfirmAdoptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmAdoptionRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmAdoptionRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ConfirmAdoptionRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ConfirmAdoptionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmAdoptionResponse) Reset() {
+	*x = ConfirmAdoptionResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmAdoptionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmAdoptionResponse) ProtoMessage() {}
+
+func (x *ConfirmAdoptionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmAdoptionResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmAdoptionResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ConfirmAdoptionResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+type RevertAdoptionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevertAdoptionRequest) Reset() {
+	*x = RevertAdoptionRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevertAdoptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevertAdoptionRequest) ProtoMessage() {}
+
+func (x *RevertAdoptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevertAdoptionRequest.ProtoReflect.Descriptor instead.
+func (*RevertAdoptionRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RevertAdoptionRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RevertAdoptionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the logical volume is called again.
+	VgName        string `protobuf:"bytes,1,opt,name=vg_name,json=vgName,proto3" json:"vg_name,omitempty"`
+	LvName        string `protobuf:"bytes,2,opt,name=lv_name,json=lvName,proto3" json:"lv_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevertAdoptionResponse) Reset() {
+	*x = RevertAdoptionResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevertAdoptionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevertAdoptionResponse) ProtoMessage() {}
+
+func (x *RevertAdoptionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevertAdoptionResponse.ProtoReflect.Descriptor instead.
+func (*RevertAdoptionResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RevertAdoptionResponse) GetVgName() string {
+	if x != nil {
+		return x.VgName
+	}
+	return ""
+}
+
+func (x *RevertAdoptionResponse) GetLvName() string {
+	if x != nil {
+		return x.LvName
+	}
+	return ""
+}
+
 type NoteEncryptedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -581,7 +1000,7 @@ type NoteEncryptedRequest struct {
 
 func (x *NoteEncryptedRequest) Reset() {
 	*x = NoteEncryptedRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -593,7 +1012,7 @@ func (x *NoteEncryptedRequest) String() string {
 func (*NoteEncryptedRequest) ProtoMessage() {}
 
 func (x *NoteEncryptedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[3]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -606,7 +1025,7 @@ func (x *NoteEncryptedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteEncryptedRequest.ProtoReflect.Descriptor instead.
 func (*NoteEncryptedRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{3}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NoteEncryptedRequest) GetId() string {
@@ -624,7 +1043,7 @@ type NoteEncryptedResponse struct {
 
 func (x *NoteEncryptedResponse) Reset() {
 	*x = NoteEncryptedResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -636,7 +1055,7 @@ func (x *NoteEncryptedResponse) String() string {
 func (*NoteEncryptedResponse) ProtoMessage() {}
 
 func (x *NoteEncryptedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[4]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -649,7 +1068,7 @@ func (x *NoteEncryptedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteEncryptedResponse.ProtoReflect.Descriptor instead.
 func (*NoteEncryptedResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{4}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
 }
 
 type NoteHealthRequest struct {
@@ -663,7 +1082,7 @@ type NoteHealthRequest struct {
 
 func (x *NoteHealthRequest) Reset() {
 	*x = NoteHealthRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +1094,7 @@ func (x *NoteHealthRequest) String() string {
 func (*NoteHealthRequest) ProtoMessage() {}
 
 func (x *NoteHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[5]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +1107,7 @@ func (x *NoteHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteHealthRequest.ProtoReflect.Descriptor instead.
 func (*NoteHealthRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{5}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NoteHealthRequest) GetId() string {
@@ -713,7 +1132,7 @@ type NoteHealthResponse struct {
 
 func (x *NoteHealthResponse) Reset() {
 	*x = NoteHealthResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +1144,7 @@ func (x *NoteHealthResponse) String() string {
 func (*NoteHealthResponse) ProtoMessage() {}
 
 func (x *NoteHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[6]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +1157,7 @@ func (x *NoteHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteHealthResponse.ProtoReflect.Descriptor instead.
 func (*NoteHealthResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{6}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
 }
 
 // What a volume is made of. Exactly one is set.
@@ -752,7 +1171,7 @@ type VolumeSource struct {
 
 func (x *VolumeSource) Reset() {
 	*x = VolumeSource{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +1183,7 @@ func (x *VolumeSource) String() string {
 func (*VolumeSource) ProtoMessage() {}
 
 func (x *VolumeSource) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[7]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +1196,7 @@ func (x *VolumeSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSource.ProtoReflect.Descriptor instead.
 func (*VolumeSource) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{7}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *VolumeSource) GetSnapshotId() string {
@@ -819,7 +1238,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +1250,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[8]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +1263,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{8}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Snapshot) GetId() string {
@@ -977,7 +1396,7 @@ type DeviceClass struct {
 
 func (x *DeviceClass) Reset() {
 	*x = DeviceClass{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1408,7 @@ func (x *DeviceClass) String() string {
 func (*DeviceClass) ProtoMessage() {}
 
 func (x *DeviceClass) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[9]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1421,7 @@ func (x *DeviceClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClass.ProtoReflect.Descriptor instead.
 func (*DeviceClass) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{9}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeviceClass) GetName() string {
@@ -1130,7 +1549,7 @@ type ClassGroup struct {
 
 func (x *ClassGroup) Reset() {
 	*x = ClassGroup{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1142,7 +1561,7 @@ func (x *ClassGroup) String() string {
 func (*ClassGroup) ProtoMessage() {}
 
 func (x *ClassGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[10]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1155,7 +1574,7 @@ func (x *ClassGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassGroup.ProtoReflect.Descriptor instead.
 func (*ClassGroup) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{10}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClassGroup) GetVgName() string {
@@ -1224,10 +1643,10 @@ type CreateVolumeRequest struct {
 	Source *VolumeSource `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
 	// "ephemeral" for a volume that is encrypted with a random key, which only the
 	// kernel has, and which is gone when the volume is deleted or the machine stops:
-	// then the volume is made anew, empty. Empty for none. It goes neither with a
+	// then the volume is reformatted, empty. Empty for none. It goes neither with a
 	// source nor with DAX, and has no snapshots.
 	// "luks" for a volume whose user encrypts it, with a header of 16 MiB that comes
-	// on top of all sizes given here and told of the volume. It is handed out
+	// on top of all sizes given here and reported of the volume. It is handed out
 	// unformatted, its first 16 MiB and its last MiB zeroed. It goes neither with a
 	// source nor with DAX nor with a profile, and has no snapshots; its header is
 	// overwritten first when it is deleted.
@@ -1235,20 +1654,23 @@ type CreateVolumeRequest struct {
 	// With encryption: lets discards through to the disk.
 	EncryptionDiscards bool `protobuf:"varint,31,opt,name=encryption_discards,json=encryptionDiscards,proto3" json:"encryption_discards,omitempty"`
 	// "scratch" for ext4 without what keeps data over a crash of the machine: after
-	// one the file system is made anew, empty. Empty for none. Such a volume has
+	// one the file system is reformatted, empty. Empty for none. Such a volume has
 	// no source, no snapshots and no clones.
 	Profile string `protobuf:"bytes,40,opt,name=profile,proto3" json:"profile,omitempty"`
 	// How the file system is made: settings of pkg/filesystem by name, such as
 	// "label" or "block-size". Only for FILESYSTEM. They count for the request's
 	// identity, but change nothing of what comes from a source.
-	FsSettings    map[string]string `protobuf:"bytes,41,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	FsSettings map[string]string `protobuf:"bytes,41,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Unset for none. They may change, and do not count for the request's identity: a
+	// volume that is there already keeps those that it has, and the answer has these.
+	IoLimits      *IOLimits `protobuf:"bytes,42,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1682,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[11]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1695,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1360,6 +1782,13 @@ func (x *CreateVolumeRequest) GetFsSettings() map[string]string {
 	return nil
 }
 
+func (x *CreateVolumeRequest) GetIoLimits() *IOLimits {
+	if x != nil {
+		return x.IoLimits
+	}
+	return nil
+}
+
 type CreateVolumeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
@@ -1369,7 +1798,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1810,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1823,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1415,7 +1844,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1856,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1869,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -1465,7 +1894,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1906,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1919,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
 }
 
 type GetVolumeRequest struct {
@@ -1504,7 +1933,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1945,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1958,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetVolumeRequest) GetId() string {
@@ -1555,7 +1984,7 @@ type GetVolumeResponse struct {
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1996,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +2009,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -1602,7 +2031,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +2043,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +2056,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListVolumesRequest) GetPageSize() int32 {
@@ -1655,7 +2084,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +2096,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +2109,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1705,7 +2134,7 @@ type ListClassesRequest struct {
 
 func (x *ListClassesRequest) Reset() {
 	*x = ListClassesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +2146,7 @@ func (x *ListClassesRequest) String() string {
 func (*ListClassesRequest) ProtoMessage() {}
 
 func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +2159,7 @@ func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesRequest.ProtoReflect.Descriptor instead.
 func (*ListClassesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
 }
 
 type ListClassesResponse struct {
@@ -1742,7 +2171,7 @@ type ListClassesResponse struct {
 
 func (x *ListClassesResponse) Reset() {
 	*x = ListClassesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +2183,7 @@ func (x *ListClassesResponse) String() string {
 func (*ListClassesResponse) ProtoMessage() {}
 
 func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +2196,7 @@ func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesResponse.ProtoReflect.Descriptor instead.
 func (*ListClassesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListClassesResponse) GetClasses() []*DeviceClass {
@@ -1789,7 +2218,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +2230,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +2243,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExpandVolumeRequest) GetId() string {
@@ -1847,7 +2276,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +2288,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +2301,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -1880,6 +2309,259 @@ func (x *ExpandVolumeResponse) GetVolume() *Volume {
 		return x.Volume
 	}
 	return nil
+}
+
+type ModifyVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Replaces all limits; unset for none.
+	IoLimits      *IOLimits `protobuf:"bytes,2,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyVolumeRequest) Reset() {
+	*x = ModifyVolumeRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyVolumeRequest) ProtoMessage() {}
+
+func (x *ModifyVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ModifyVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ModifyVolumeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ModifyVolumeRequest) GetIoLimits() *IOLimits {
+	if x != nil {
+		return x.IoLimits
+	}
+	return nil
+}
+
+type ModifyVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyVolumeResponse) Reset() {
+	*x = ModifyVolumeResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyVolumeResponse) ProtoMessage() {}
+
+func (x *ModifyVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyVolumeResponse.ProtoReflect.Descriptor instead.
+func (*ModifyVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ModifyVolumeResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+type SetReservationsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose claims they are, as in Owner.
+	ClusterId string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// All of them, at most 1000.
+	Reservations  []*Reservation `protobuf:"bytes,2,rep,name=reservations,proto3" json:"reservations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReservationsRequest) Reset() {
+	*x = SetReservationsRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReservationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReservationsRequest) ProtoMessage() {}
+
+func (x *SetReservationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReservationsRequest.ProtoReflect.Descriptor instead.
+func (*SetReservationsRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *SetReservationsRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *SetReservationsRequest) GetReservations() []*Reservation {
+	if x != nil {
+		return x.Reservations
+	}
+	return nil
+}
+
+type SetReservationsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetReservationsResponse) Reset() {
+	*x = SetReservationsResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetReservationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetReservationsResponse) ProtoMessage() {}
+
+func (x *SetReservationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetReservationsResponse.ProtoReflect.Descriptor instead.
+func (*SetReservationsResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{33}
+}
+
+// Space that a claim has reserved.
+type Reservation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name that the volume will be asked for by. While a volume has it, the
+	// reservation counts for nothing.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// As in CreateVolumeRequest. A class that the node does not offer is no error.
+	DeviceClass string `protobuf:"bytes,2,opt,name=device_class,json=deviceClass,proto3" json:"device_class,omitempty"`
+	// Required, at least 1: what the volume will take, with the header of one that its
+	// user encrypts.
+	RequiredBytes int64 `protobuf:"varint,3,opt,name=required_bytes,json=requiredBytes,proto3" json:"required_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reservation) Reset() {
+	*x = Reservation{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reservation) ProtoMessage() {}
+
+func (x *Reservation) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
+func (*Reservation) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Reservation) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Reservation) GetDeviceClass() string {
+	if x != nil {
+		return x.DeviceClass
+	}
+	return ""
+}
+
+func (x *Reservation) GetRequiredBytes() int64 {
+	if x != nil {
+		return x.RequiredBytes
+	}
+	return 0
 }
 
 type CreateSnapshotRequest struct {
@@ -1895,7 +2577,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1907,7 +2589,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1920,7 +2602,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateSnapshotRequest) GetName() string {
@@ -1953,7 +2635,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +2647,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +2660,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -1999,7 +2681,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2011,7 +2693,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2024,7 +2706,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteSnapshotRequest) GetId() string {
@@ -2049,7 +2731,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2743,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2756,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{38}
 }
 
 type GetSnapshotRequest struct {
@@ -2088,7 +2770,7 @@ type GetSnapshotRequest struct {
 
 func (x *GetSnapshotRequest) Reset() {
 	*x = GetSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2782,7 @@ func (x *GetSnapshotRequest) String() string {
 func (*GetSnapshotRequest) ProtoMessage() {}
 
 func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2795,7 @@ func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetSnapshotRequest) GetId() string {
@@ -2139,7 +2821,7 @@ type GetSnapshotResponse struct {
 
 func (x *GetSnapshotResponse) Reset() {
 	*x = GetSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2833,7 @@ func (x *GetSnapshotResponse) String() string {
 func (*GetSnapshotResponse) ProtoMessage() {}
 
 func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2846,7 @@ func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2188,7 +2870,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2882,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2895,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListSnapshotsRequest) GetPageSize() int32 {
@@ -2248,7 +2930,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2942,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2955,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{30}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2305,7 +2987,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2999,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +3012,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{31}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchRequest) GetEpoch() string {
@@ -2349,7 +3031,7 @@ func (x *WatchRequest) GetGeneration() uint64 {
 
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names this life of lvmd. Generations of different epochs do not compare.
+	// Names this run of lvmd. Generations of different epochs do not compare.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Rises with every message of one epoch, but for the first of a stream that was
 	// resumed, which may have nothing to say: its generation may be the request's.
@@ -2372,7 +3054,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +3066,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +3079,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{32}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -2466,7 +3148,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\xa0\b\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xf9\b\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -2503,10 +3185,37 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vfs_settings\x18* \x03(\v2%.carve.lvmd.v1.Volume.FsSettingsEntryR\n" +
 	"fsSettings\x12.\n" +
 	"\x05found\x18+ \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\x12\x1c\n" +
-	"\tencrypted\x18, \x01(\bR\tencrypted\x1a=\n" +
+	"\tencrypted\x18, \x01(\bR\tencrypted\x12!\n" +
+	"\fadopted_from\x18- \x01(\tR\vadoptedFrom\x124\n" +
+	"\tio_limits\x18. \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\x1a=\n" +
 	"\x0fFsSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"~\n" +
+	"\bIOLimits\x12\x19\n" +
+	"\bread_bps\x18\x01 \x01(\x04R\areadBps\x12\x1b\n" +
+	"\twrite_bps\x18\x02 \x01(\x04R\bwriteBps\x12\x1b\n" +
+	"\tread_iops\x18\x03 \x01(\x04R\breadIops\x12\x1d\n" +
+	"\n" +
+	"write_iops\x18\x04 \x01(\x04R\twriteIops\"\xf1\x01\n" +
+	"\x12AdoptVolumeRequest\x12\x17\n" +
+	"\avg_name\x18\x01 \x01(\tR\x06vgName\x12\x17\n" +
+	"\alv_name\x18\x02 \x01(\tR\x06lvName\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12!\n" +
+	"\fdevice_class\x18\x04 \x01(\tR\vdeviceClass\x12-\n" +
+	"\x04mode\x18\x05 \x01(\x0e2\x19.carve.lvmd.v1.VolumeModeR\x04mode\x12*\n" +
+	"\x05owner\x18\x06 \x01(\v2\x14.carve.lvmd.v1.OwnerR\x05owner\x12\x17\n" +
+	"\adry_run\x18\a \x01(\bR\x06dryRun\"D\n" +
+	"\x13AdoptVolumeResponse\x12-\n" +
+	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"(\n" +
+	"\x16ConfirmAdoptionRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"H\n" +
+	"\x17ConfirmAdoptionResponse\x12-\n" +
+	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"'\n" +
+	"\x15RevertAdoptionRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"J\n" +
+	"\x16RevertAdoptionResponse\x12\x17\n" +
+	"\avg_name\x18\x01 \x01(\tR\x06vgName\x12\x17\n" +
+	"\alv_name\x18\x02 \x01(\tR\x06lvName\"&\n" +
 	"\x14NoteEncryptedRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
 	"\x15NoteEncryptedResponse\"S\n" +
@@ -2565,7 +3274,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"totalBytes\x12'\n" +
 	"\x0favailable_bytes\x18\x04 \x01(\x03R\x0eavailableBytes\x129\n" +
 	"\x19maximum_volume_size_bytes\x18\x05 \x01(\x03R\x16maximumVolumeSizeBytes\x12!\n" +
-	"\fmost_volumes\x18\x06 \x01(\x03R\vmostVolumes\"\xbc\x04\n" +
+	"\fmost_volumes\x18\x06 \x01(\x03R\vmostVolumes\"\xf2\x04\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fdevice_class\x18\x02 \x01(\tR\vdeviceClass\x12%\n" +
@@ -2582,7 +3291,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x13encryption_discards\x18\x1f \x01(\bR\x12encryptionDiscards\x12\x18\n" +
 	"\aprofile\x18( \x01(\tR\aprofile\x12S\n" +
 	"\vfs_settings\x18) \x03(\v22.carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntryR\n" +
-	"fsSettings\x1a=\n" +
+	"fsSettings\x124\n" +
+	"\tio_limits\x18* \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\x1a=\n" +
 	"\x0fFsSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
@@ -2613,7 +3323,21 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\x03 \x01(\x03R\n" +
 	"limitBytes\"E\n" +
 	"\x14ExpandVolumeResponse\x12-\n" +
-	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"\x81\x01\n" +
+	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"[\n" +
+	"\x13ModifyVolumeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\tio_limits\x18\x02 \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\"E\n" +
+	"\x14ModifyVolumeResponse\x12-\n" +
+	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"w\n" +
+	"\x16SetReservationsRequest\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12>\n" +
+	"\freservations\x18\x02 \x03(\v2\x1a.carve.lvmd.v1.ReservationR\freservations\"\x19\n" +
+	"\x17SetReservationsResponse\"k\n" +
+	"\vReservation\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
+	"\fdevice_class\x18\x02 \x01(\tR\vdeviceClass\x12%\n" +
+	"\x0erequired_bytes\x18\x03 \x01(\x03R\rrequiredBytes\"\x81\x01\n" +
 	"\x15CreateSnapshotRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x10source_volume_id\x18\x02 \x01(\tR\x0esourceVolumeId\x12*\n" +
@@ -2660,21 +3384,26 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15VOLUME_STATE_CREATING\x10\x01\x12\x16\n" +
-	"\x12VOLUME_STATE_READY\x10\x022\xf2\b\n" +
+	"\x12VOLUME_STATE_READY\x10\x022\xc4\f\n" +
 	"\x04LVMD\x12W\n" +
 	"\fCreateVolume\x12\".carve.lvmd.v1.CreateVolumeRequest\x1a#.carve.lvmd.v1.CreateVolumeResponse\x12W\n" +
 	"\fDeleteVolume\x12\".carve.lvmd.v1.DeleteVolumeRequest\x1a#.carve.lvmd.v1.DeleteVolumeResponse\x12N\n" +
 	"\tGetVolume\x12\x1f.carve.lvmd.v1.GetVolumeRequest\x1a .carve.lvmd.v1.GetVolumeResponse\x12T\n" +
 	"\vListVolumes\x12!.carve.lvmd.v1.ListVolumesRequest\x1a\".carve.lvmd.v1.ListVolumesResponse\x12T\n" +
 	"\vListClasses\x12!.carve.lvmd.v1.ListClassesRequest\x1a\".carve.lvmd.v1.ListClassesResponse\x12W\n" +
-	"\fExpandVolume\x12\".carve.lvmd.v1.ExpandVolumeRequest\x1a#.carve.lvmd.v1.ExpandVolumeResponse\x12]\n" +
+	"\fExpandVolume\x12\".carve.lvmd.v1.ExpandVolumeRequest\x1a#.carve.lvmd.v1.ExpandVolumeResponse\x12W\n" +
+	"\fModifyVolume\x12\".carve.lvmd.v1.ModifyVolumeRequest\x1a#.carve.lvmd.v1.ModifyVolumeResponse\x12]\n" +
 	"\x0eCreateSnapshot\x12$.carve.lvmd.v1.CreateSnapshotRequest\x1a%.carve.lvmd.v1.CreateSnapshotResponse\x12]\n" +
 	"\x0eDeleteSnapshot\x12$.carve.lvmd.v1.DeleteSnapshotRequest\x1a%.carve.lvmd.v1.DeleteSnapshotResponse\x12T\n" +
 	"\vGetSnapshot\x12!.carve.lvmd.v1.GetSnapshotRequest\x1a\".carve.lvmd.v1.GetSnapshotResponse\x12Z\n" +
 	"\rListSnapshots\x12#.carve.lvmd.v1.ListSnapshotsRequest\x1a$.carve.lvmd.v1.ListSnapshotsResponse\x12Q\n" +
 	"\n" +
 	"NoteHealth\x12 .carve.lvmd.v1.NoteHealthRequest\x1a!.carve.lvmd.v1.NoteHealthResponse\x12Z\n" +
-	"\rNoteEncrypted\x12#.carve.lvmd.v1.NoteEncryptedRequest\x1a$.carve.lvmd.v1.NoteEncryptedResponse\x12D\n" +
+	"\rNoteEncrypted\x12#.carve.lvmd.v1.NoteEncryptedRequest\x1a$.carve.lvmd.v1.NoteEncryptedResponse\x12T\n" +
+	"\vAdoptVolume\x12!.carve.lvmd.v1.AdoptVolumeRequest\x1a\".carve.lvmd.v1.AdoptVolumeResponse\x12`\n" +
+	"\x0fConfirmAdoption\x12%.carve.lvmd.v1.ConfirmAdoptionRequest\x1a&.carve.lvmd.v1.ConfirmAdoptionResponse\x12]\n" +
+	"\x0eRevertAdoption\x12$.carve.lvmd.v1.RevertAdoptionRequest\x1a%.carve.lvmd.v1.RevertAdoptionResponse\x12`\n" +
+	"\x0fSetReservations\x12%.carve.lvmd.v1.SetReservationsRequest\x1a&.carve.lvmd.v1.SetReservationsResponse\x12D\n" +
 	"\x05Watch\x12\x1b.carve.lvmd.v1.WatchRequest\x1a\x1c.carve.lvmd.v1.WatchResponse0\x01B/Z-github.com/carve-csi/carve/api/lvmd/v1;lvmdv1b\x06proto3"
 
 var (
@@ -2690,110 +3419,141 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
-	(VolumeMode)(0),                // 0: carve.lvmd.v1.VolumeMode
-	(VolumeState)(0),               // 1: carve.lvmd.v1.VolumeState
-	(*Owner)(nil),                  // 2: carve.lvmd.v1.Owner
-	(*Condition)(nil),              // 3: carve.lvmd.v1.Condition
-	(*Volume)(nil),                 // 4: carve.lvmd.v1.Volume
-	(*NoteEncryptedRequest)(nil),   // 5: carve.lvmd.v1.NoteEncryptedRequest
-	(*NoteEncryptedResponse)(nil),  // 6: carve.lvmd.v1.NoteEncryptedResponse
-	(*NoteHealthRequest)(nil),      // 7: carve.lvmd.v1.NoteHealthRequest
-	(*NoteHealthResponse)(nil),     // 8: carve.lvmd.v1.NoteHealthResponse
-	(*VolumeSource)(nil),           // 9: carve.lvmd.v1.VolumeSource
-	(*Snapshot)(nil),               // 10: carve.lvmd.v1.Snapshot
-	(*DeviceClass)(nil),            // 11: carve.lvmd.v1.DeviceClass
-	(*ClassGroup)(nil),             // 12: carve.lvmd.v1.ClassGroup
-	(*CreateVolumeRequest)(nil),    // 13: carve.lvmd.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),   // 14: carve.lvmd.v1.CreateVolumeResponse
-	(*DeleteVolumeRequest)(nil),    // 15: carve.lvmd.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),   // 16: carve.lvmd.v1.DeleteVolumeResponse
-	(*GetVolumeRequest)(nil),       // 17: carve.lvmd.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),      // 18: carve.lvmd.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),     // 19: carve.lvmd.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),    // 20: carve.lvmd.v1.ListVolumesResponse
-	(*ListClassesRequest)(nil),     // 21: carve.lvmd.v1.ListClassesRequest
-	(*ListClassesResponse)(nil),    // 22: carve.lvmd.v1.ListClassesResponse
-	(*ExpandVolumeRequest)(nil),    // 23: carve.lvmd.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),   // 24: carve.lvmd.v1.ExpandVolumeResponse
-	(*CreateSnapshotRequest)(nil),  // 25: carve.lvmd.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil), // 26: carve.lvmd.v1.CreateSnapshotResponse
-	(*DeleteSnapshotRequest)(nil),  // 27: carve.lvmd.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil), // 28: carve.lvmd.v1.DeleteSnapshotResponse
-	(*GetSnapshotRequest)(nil),     // 29: carve.lvmd.v1.GetSnapshotRequest
-	(*GetSnapshotResponse)(nil),    // 30: carve.lvmd.v1.GetSnapshotResponse
-	(*ListSnapshotsRequest)(nil),   // 31: carve.lvmd.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),  // 32: carve.lvmd.v1.ListSnapshotsResponse
-	(*WatchRequest)(nil),           // 33: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),          // 34: carve.lvmd.v1.WatchResponse
-	nil,                            // 35: carve.lvmd.v1.Volume.FsSettingsEntry
-	nil,                            // 36: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	(*timestamppb.Timestamp)(nil),  // 37: google.protobuf.Timestamp
+	(VolumeMode)(0),                 // 0: carve.lvmd.v1.VolumeMode
+	(VolumeState)(0),                // 1: carve.lvmd.v1.VolumeState
+	(*Owner)(nil),                   // 2: carve.lvmd.v1.Owner
+	(*Condition)(nil),               // 3: carve.lvmd.v1.Condition
+	(*Volume)(nil),                  // 4: carve.lvmd.v1.Volume
+	(*IOLimits)(nil),                // 5: carve.lvmd.v1.IOLimits
+	(*AdoptVolumeRequest)(nil),      // 6: carve.lvmd.v1.AdoptVolumeRequest
+	(*AdoptVolumeResponse)(nil),     // 7: carve.lvmd.v1.AdoptVolumeResponse
+	(*ConfirmAdoptionRequest)(nil),  // 8: carve.lvmd.v1.ConfirmAdoptionRequest
+	(*ConfirmAdoptionResponse)(nil), // 9: carve.lvmd.v1.ConfirmAdoptionResponse
+	(*RevertAdoptionRequest)(nil),   // 10: carve.lvmd.v1.RevertAdoptionRequest
+	(*RevertAdoptionResponse)(nil),  // 11: carve.lvmd.v1.RevertAdoptionResponse
+	(*NoteEncryptedRequest)(nil),    // 12: carve.lvmd.v1.NoteEncryptedRequest
+	(*NoteEncryptedResponse)(nil),   // 13: carve.lvmd.v1.NoteEncryptedResponse
+	(*NoteHealthRequest)(nil),       // 14: carve.lvmd.v1.NoteHealthRequest
+	(*NoteHealthResponse)(nil),      // 15: carve.lvmd.v1.NoteHealthResponse
+	(*VolumeSource)(nil),            // 16: carve.lvmd.v1.VolumeSource
+	(*Snapshot)(nil),                // 17: carve.lvmd.v1.Snapshot
+	(*DeviceClass)(nil),             // 18: carve.lvmd.v1.DeviceClass
+	(*ClassGroup)(nil),              // 19: carve.lvmd.v1.ClassGroup
+	(*CreateVolumeRequest)(nil),     // 20: carve.lvmd.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),    // 21: carve.lvmd.v1.CreateVolumeResponse
+	(*DeleteVolumeRequest)(nil),     // 22: carve.lvmd.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 23: carve.lvmd.v1.DeleteVolumeResponse
+	(*GetVolumeRequest)(nil),        // 24: carve.lvmd.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),       // 25: carve.lvmd.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),      // 26: carve.lvmd.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 27: carve.lvmd.v1.ListVolumesResponse
+	(*ListClassesRequest)(nil),      // 28: carve.lvmd.v1.ListClassesRequest
+	(*ListClassesResponse)(nil),     // 29: carve.lvmd.v1.ListClassesResponse
+	(*ExpandVolumeRequest)(nil),     // 30: carve.lvmd.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),    // 31: carve.lvmd.v1.ExpandVolumeResponse
+	(*ModifyVolumeRequest)(nil),     // 32: carve.lvmd.v1.ModifyVolumeRequest
+	(*ModifyVolumeResponse)(nil),    // 33: carve.lvmd.v1.ModifyVolumeResponse
+	(*SetReservationsRequest)(nil),  // 34: carve.lvmd.v1.SetReservationsRequest
+	(*SetReservationsResponse)(nil), // 35: carve.lvmd.v1.SetReservationsResponse
+	(*Reservation)(nil),             // 36: carve.lvmd.v1.Reservation
+	(*CreateSnapshotRequest)(nil),   // 37: carve.lvmd.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),  // 38: carve.lvmd.v1.CreateSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),   // 39: carve.lvmd.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),  // 40: carve.lvmd.v1.DeleteSnapshotResponse
+	(*GetSnapshotRequest)(nil),      // 41: carve.lvmd.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),     // 42: carve.lvmd.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),    // 43: carve.lvmd.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),   // 44: carve.lvmd.v1.ListSnapshotsResponse
+	(*WatchRequest)(nil),            // 45: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),           // 46: carve.lvmd.v1.WatchResponse
+	nil,                             // 47: carve.lvmd.v1.Volume.FsSettingsEntry
+	nil,                             // 48: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	(*timestamppb.Timestamp)(nil),   // 49: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	37, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	49, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
-	9,  // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
-	37, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
-	35, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
+	16, // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
+	49, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
+	47, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
 	3,  // 8: carve.lvmd.v1.Volume.found:type_name -> carve.lvmd.v1.Condition
-	3,  // 9: carve.lvmd.v1.NoteHealthRequest.found:type_name -> carve.lvmd.v1.Condition
-	0,  // 10: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
-	2,  // 11: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	37, // 12: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,  // 13: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
-	3,  // 14: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
-	12, // 15: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
-	0,  // 16: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
-	2,  // 17: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
-	9,  // 18: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
-	36, // 19: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	4,  // 20: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 21: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	4,  // 22: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	11, // 23: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 24: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	2,  // 25: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
-	10, // 26: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	10, // 27: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	10, // 28: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
-	11, // 29: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
-	4,  // 30: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	13, // 31: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
-	15, // 32: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
-	17, // 33: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
-	19, // 34: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
-	21, // 35: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
-	23, // 36: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
-	25, // 37: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	27, // 38: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	29, // 39: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	31, // 40: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
-	7,  // 41: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
-	5,  // 42: carve.lvmd.v1.LVMD.NoteEncrypted:input_type -> carve.lvmd.v1.NoteEncryptedRequest
-	33, // 43: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	14, // 44: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	16, // 45: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	18, // 46: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	20, // 47: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	22, // 48: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
-	24, // 49: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	26, // 50: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	28, // 51: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	30, // 52: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	32, // 53: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	8,  // 54: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
-	6,  // 55: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
-	34, // 56: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	44, // [44:57] is the sub-list for method output_type
-	31, // [31:44] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	5,  // 9: carve.lvmd.v1.Volume.io_limits:type_name -> carve.lvmd.v1.IOLimits
+	0,  // 10: carve.lvmd.v1.AdoptVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 11: carve.lvmd.v1.AdoptVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
+	4,  // 12: carve.lvmd.v1.AdoptVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 13: carve.lvmd.v1.ConfirmAdoptionResponse.volume:type_name -> carve.lvmd.v1.Volume
+	3,  // 14: carve.lvmd.v1.NoteHealthRequest.found:type_name -> carve.lvmd.v1.Condition
+	0,  // 15: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 16: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
+	49, // 17: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,  // 18: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
+	3,  // 19: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
+	19, // 20: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
+	0,  // 21: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
+	2,  // 22: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
+	16, // 23: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
+	48, // 24: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	5,  // 25: carve.lvmd.v1.CreateVolumeRequest.io_limits:type_name -> carve.lvmd.v1.IOLimits
+	4,  // 26: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 27: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	4,  // 28: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	18, // 29: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 30: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	5,  // 31: carve.lvmd.v1.ModifyVolumeRequest.io_limits:type_name -> carve.lvmd.v1.IOLimits
+	4,  // 32: carve.lvmd.v1.ModifyVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
+	36, // 33: carve.lvmd.v1.SetReservationsRequest.reservations:type_name -> carve.lvmd.v1.Reservation
+	2,  // 34: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
+	17, // 35: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	17, // 36: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	17, // 37: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
+	18, // 38: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	4,  // 39: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
+	20, // 40: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
+	22, // 41: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
+	24, // 42: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
+	26, // 43: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
+	28, // 44: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
+	30, // 45: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
+	32, // 46: carve.lvmd.v1.LVMD.ModifyVolume:input_type -> carve.lvmd.v1.ModifyVolumeRequest
+	37, // 47: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	39, // 48: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	41, // 49: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	43, // 50: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	14, // 51: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
+	12, // 52: carve.lvmd.v1.LVMD.NoteEncrypted:input_type -> carve.lvmd.v1.NoteEncryptedRequest
+	6,  // 53: carve.lvmd.v1.LVMD.AdoptVolume:input_type -> carve.lvmd.v1.AdoptVolumeRequest
+	8,  // 54: carve.lvmd.v1.LVMD.ConfirmAdoption:input_type -> carve.lvmd.v1.ConfirmAdoptionRequest
+	10, // 55: carve.lvmd.v1.LVMD.RevertAdoption:input_type -> carve.lvmd.v1.RevertAdoptionRequest
+	34, // 56: carve.lvmd.v1.LVMD.SetReservations:input_type -> carve.lvmd.v1.SetReservationsRequest
+	45, // 57: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	21, // 58: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	23, // 59: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	25, // 60: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	27, // 61: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	29, // 62: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	31, // 63: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	33, // 64: carve.lvmd.v1.LVMD.ModifyVolume:output_type -> carve.lvmd.v1.ModifyVolumeResponse
+	38, // 65: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	40, // 66: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	42, // 67: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	44, // 68: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	15, // 69: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
+	13, // 70: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
+	7,  // 71: carve.lvmd.v1.LVMD.AdoptVolume:output_type -> carve.lvmd.v1.AdoptVolumeResponse
+	9,  // 72: carve.lvmd.v1.LVMD.ConfirmAdoption:output_type -> carve.lvmd.v1.ConfirmAdoptionResponse
+	11, // 73: carve.lvmd.v1.LVMD.RevertAdoption:output_type -> carve.lvmd.v1.RevertAdoptionResponse
+	35, // 74: carve.lvmd.v1.LVMD.SetReservations:output_type -> carve.lvmd.v1.SetReservationsResponse
+	46, // 75: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	58, // [58:76] is the sub-list for method output_type
+	40, // [40:58] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_api_lvmd_v1_lvmd_proto_init() }
@@ -2807,7 +3567,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   35,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,12 +21,13 @@
 //   NOT_FOUND            VOLUME_NOT_FOUND     no such volume
 //   NOT_FOUND            CLASS_NOT_FOUND      no such device class on this node
 //   ALREADY_EXISTS       REQUEST_DIFFERS      same name, other request; the message names the difference
-//   RESOURCE_EXHAUSTED   NO_SPACE             not enough room, of whatever kind
+//   RESOURCE_EXHAUSTED   NO_SPACE             not enough free space, of whatever kind
 //   OUT_OF_RANGE         SIZE_OUT_OF_RANGE    limit_bytes cannot be kept
 //   FAILED_PRECONDITION  VOLUME_IN_USE        the volume is open or mounted
 //   NOT_FOUND            SNAPSHOT_NOT_FOUND   no such snapshot
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
 //                                             restored in their own pool
+//   FAILED_PRECONDITION  VOLUME_LEFT_ALONE    the volume's tags are those of a later version
 //   FAILED_PRECONDITION  LEADER_SUPERSEDED    a controller asks that led before another one (api/leadership)
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
 //   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone, or a disk fails
@@ -54,19 +55,24 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LVMD_CreateVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/CreateVolume"
-	LVMD_DeleteVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/DeleteVolume"
-	LVMD_GetVolume_FullMethodName      = "/carve.lvmd.v1.LVMD/GetVolume"
-	LVMD_ListVolumes_FullMethodName    = "/carve.lvmd.v1.LVMD/ListVolumes"
-	LVMD_ListClasses_FullMethodName    = "/carve.lvmd.v1.LVMD/ListClasses"
-	LVMD_ExpandVolume_FullMethodName   = "/carve.lvmd.v1.LVMD/ExpandVolume"
-	LVMD_CreateSnapshot_FullMethodName = "/carve.lvmd.v1.LVMD/CreateSnapshot"
-	LVMD_DeleteSnapshot_FullMethodName = "/carve.lvmd.v1.LVMD/DeleteSnapshot"
-	LVMD_GetSnapshot_FullMethodName    = "/carve.lvmd.v1.LVMD/GetSnapshot"
-	LVMD_ListSnapshots_FullMethodName  = "/carve.lvmd.v1.LVMD/ListSnapshots"
-	LVMD_NoteHealth_FullMethodName     = "/carve.lvmd.v1.LVMD/NoteHealth"
-	LVMD_NoteEncrypted_FullMethodName  = "/carve.lvmd.v1.LVMD/NoteEncrypted"
-	LVMD_Watch_FullMethodName          = "/carve.lvmd.v1.LVMD/Watch"
+	LVMD_CreateVolume_FullMethodName    = "/carve.lvmd.v1.LVMD/CreateVolume"
+	LVMD_DeleteVolume_FullMethodName    = "/carve.lvmd.v1.LVMD/DeleteVolume"
+	LVMD_GetVolume_FullMethodName       = "/carve.lvmd.v1.LVMD/GetVolume"
+	LVMD_ListVolumes_FullMethodName     = "/carve.lvmd.v1.LVMD/ListVolumes"
+	LVMD_ListClasses_FullMethodName     = "/carve.lvmd.v1.LVMD/ListClasses"
+	LVMD_ExpandVolume_FullMethodName    = "/carve.lvmd.v1.LVMD/ExpandVolume"
+	LVMD_ModifyVolume_FullMethodName    = "/carve.lvmd.v1.LVMD/ModifyVolume"
+	LVMD_CreateSnapshot_FullMethodName  = "/carve.lvmd.v1.LVMD/CreateSnapshot"
+	LVMD_DeleteSnapshot_FullMethodName  = "/carve.lvmd.v1.LVMD/DeleteSnapshot"
+	LVMD_GetSnapshot_FullMethodName     = "/carve.lvmd.v1.LVMD/GetSnapshot"
+	LVMD_ListSnapshots_FullMethodName   = "/carve.lvmd.v1.LVMD/ListSnapshots"
+	LVMD_NoteHealth_FullMethodName      = "/carve.lvmd.v1.LVMD/NoteHealth"
+	LVMD_NoteEncrypted_FullMethodName   = "/carve.lvmd.v1.LVMD/NoteEncrypted"
+	LVMD_AdoptVolume_FullMethodName     = "/carve.lvmd.v1.LVMD/AdoptVolume"
+	LVMD_ConfirmAdoption_FullMethodName = "/carve.lvmd.v1.LVMD/ConfirmAdoption"
+	LVMD_RevertAdoption_FullMethodName  = "/carve.lvmd.v1.LVMD/RevertAdoption"
+	LVMD_SetReservations_FullMethodName = "/carve.lvmd.v1.LVMD/SetReservations"
+	LVMD_Watch_FullMethodName           = "/carve.lvmd.v1.LVMD/Watch"
 )
 
 // LVMDClient is the client API for LVMD service.
@@ -87,18 +93,23 @@ type LVMDClient interface {
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*GetVolumeResponse, error)
 	// ListVolumes pages through volumes in id order. It runs no command.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
-	// ListClasses tells of the device classes that the node offers, with their
-	// room at this moment, in the configuration's order. It runs no command.
-	// Whoever wants to know of every change watches instead.
+	// ListClasses lists the device classes that the node offers, with their
+	// free space at this moment, in the configuration's order. It runs no command.
+	// A client that wants to know of every change watches instead.
 	ListClasses(ctx context.Context, in *ListClassesRequest, opts ...grpc.CallOption) (*ListClassesResponse, error)
 	// ExpandVolume grows the logical volume, not the file system in it. Asking
 	// for no more than the volume has succeeds and changes nothing.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
+	// ModifyVolume replaces the attributes of a volume that may change while it is in
+	// use. It may be repeated: a volume that has them is left alone. They are tags in
+	// LVM's metadata, durable when the call returns, and lvmd does nothing else with
+	// them: the node plugin's component for it limits I/O.
+	ModifyVolume(ctx context.Context, in *ModifyVolumeRequest, opts ...grpc.CallOption) (*ModifyVolumeResponse, error)
 	// CreateSnapshot keeps what a thin volume holds at this moment, and answers
 	// when it does. A file system that is mounted there is frozen for it.
 	// Idempotent by name: the same request returns the same snapshot, a different
 	// one ALREADY_EXISTS. A snapshot counts with its volume's size against the
-	// room of its class. Names of snapshots and of volumes do not collide.
+	// free space of its class. Names of snapshots and of volumes do not collide.
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
 	// DeleteSnapshot answers once the snapshot can never be seen again by name or
 	// id. Volumes that were made of it keep what they hold. Deleting an unknown
@@ -110,7 +121,7 @@ type LVMDClient interface {
 	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
 	// NoteHealth takes down what the node plugin found wrong with what is on a
 	// volume, in place of what it found before; nothing, when all is well. lvmd
-	// tells it to its watchers as Volume.found, and forgets it when it ends: who
+	// reports it to its watchers as Volume.found, and forgets it when it ends: who
 	// notes compares, and notes again.
 	NoteHealth(ctx context.Context, in *NoteHealthRequest, opts ...grpc.CallOption) (*NoteHealthResponse, error)
 	// NoteEncrypted records that the node plugin has made the encrypted volume of a
@@ -118,6 +129,23 @@ type LVMDClient interface {
 	// without a header has lost it. The record is durable when the call returns. It
 	// may be repeated. Other volumes are refused with INVALID_ARGUMENT.
 	NoteEncrypted(ctx context.Context, in *NoteEncryptedRequest, opts ...grpc.CallOption) (*NoteEncryptedResponse, error)
+	// AdoptVolume makes a logical volume that another driver, or an administrator, made a
+	// volume, with what it holds: it is tagged and renamed, and nothing is written to it. It must
+	// lie as the class lays volumes out, and must not be open or mounted: VOLUME_IN_USE says that
+	// it is. Idempotent by name. The volume keeps its former name until ConfirmAdoption, so that
+	// RevertAdoption can give it back. A device is made for it where it has none.
+	AdoptVolume(ctx context.Context, in *AdoptVolumeRequest, opts ...grpc.CallOption) (*AdoptVolumeResponse, error)
+	// ConfirmAdoption forgets the former name of an adopted volume. It may be repeated.
+	ConfirmAdoption(ctx context.Context, in *ConfirmAdoptionRequest, opts ...grpc.CallOption) (*ConfirmAdoptionResponse, error)
+	// RevertAdoption gives an adopted volume its former name back and takes its tags off: it is
+	// no volume of Carve any more, and keeps what it holds. VOLUME_IN_USE when it is open or
+	// mounted, INVALID_FIELD when its adoption was confirmed, or when it was not adopted.
+	RevertAdoption(ctx context.Context, in *RevertAdoptionRequest, opts ...grpc.CallOption) (*RevertAdoptionResponse, error)
+	// SetReservations replaces what the claims of a cluster have reserved on the node
+	// and are yet to ask for. A volume of a Pod (Owner.pod_uid) that is asked for is
+	// made only if there is space for it beside these; other creations do not heed
+	// them. They end five minutes after the call, and with lvmd. It runs no command.
+	SetReservations(ctx context.Context, in *SetReservationsRequest, opts ...grpc.CallOption) (*SetReservationsResponse, error)
 	// Watch sends the node's full state first, or, to who resumes, what changed
 	// since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -193,6 +221,16 @@ func (c *lVMDClient) ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, 
 	return out, nil
 }
 
+func (c *lVMDClient) ModifyVolume(ctx context.Context, in *ModifyVolumeRequest, opts ...grpc.CallOption) (*ModifyVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ModifyVolumeResponse)
+	err := c.cc.Invoke(ctx, LVMD_ModifyVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lVMDClient) CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateSnapshotResponse)
@@ -253,6 +291,46 @@ func (c *lVMDClient) NoteEncrypted(ctx context.Context, in *NoteEncryptedRequest
 	return out, nil
 }
 
+func (c *lVMDClient) AdoptVolume(ctx context.Context, in *AdoptVolumeRequest, opts ...grpc.CallOption) (*AdoptVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdoptVolumeResponse)
+	err := c.cc.Invoke(ctx, LVMD_AdoptVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lVMDClient) ConfirmAdoption(ctx context.Context, in *ConfirmAdoptionRequest, opts ...grpc.CallOption) (*ConfirmAdoptionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmAdoptionResponse)
+	err := c.cc.Invoke(ctx, LVMD_ConfirmAdoption_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lVMDClient) RevertAdoption(ctx context.Context, in *RevertAdoptionRequest, opts ...grpc.CallOption) (*RevertAdoptionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevertAdoptionResponse)
+	err := c.cc.Invoke(ctx, LVMD_RevertAdoption_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lVMDClient) SetReservations(ctx context.Context, in *SetReservationsRequest, opts ...grpc.CallOption) (*SetReservationsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetReservationsResponse)
+	err := c.cc.Invoke(ctx, LVMD_SetReservations_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lVMDClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LVMD_ServiceDesc.Streams[0], LVMD_Watch_FullMethodName, cOpts...)
@@ -290,18 +368,23 @@ type LVMDServer interface {
 	GetVolume(context.Context, *GetVolumeRequest) (*GetVolumeResponse, error)
 	// ListVolumes pages through volumes in id order. It runs no command.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
-	// ListClasses tells of the device classes that the node offers, with their
-	// room at this moment, in the configuration's order. It runs no command.
-	// Whoever wants to know of every change watches instead.
+	// ListClasses lists the device classes that the node offers, with their
+	// free space at this moment, in the configuration's order. It runs no command.
+	// A client that wants to know of every change watches instead.
 	ListClasses(context.Context, *ListClassesRequest) (*ListClassesResponse, error)
 	// ExpandVolume grows the logical volume, not the file system in it. Asking
 	// for no more than the volume has succeeds and changes nothing.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
+	// ModifyVolume replaces the attributes of a volume that may change while it is in
+	// use. It may be repeated: a volume that has them is left alone. They are tags in
+	// LVM's metadata, durable when the call returns, and lvmd does nothing else with
+	// them: the node plugin's component for it limits I/O.
+	ModifyVolume(context.Context, *ModifyVolumeRequest) (*ModifyVolumeResponse, error)
 	// CreateSnapshot keeps what a thin volume holds at this moment, and answers
 	// when it does. A file system that is mounted there is frozen for it.
 	// Idempotent by name: the same request returns the same snapshot, a different
 	// one ALREADY_EXISTS. A snapshot counts with its volume's size against the
-	// room of its class. Names of snapshots and of volumes do not collide.
+	// free space of its class. Names of snapshots and of volumes do not collide.
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
 	// DeleteSnapshot answers once the snapshot can never be seen again by name or
 	// id. Volumes that were made of it keep what they hold. Deleting an unknown
@@ -313,7 +396,7 @@ type LVMDServer interface {
 	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
 	// NoteHealth takes down what the node plugin found wrong with what is on a
 	// volume, in place of what it found before; nothing, when all is well. lvmd
-	// tells it to its watchers as Volume.found, and forgets it when it ends: who
+	// reports it to its watchers as Volume.found, and forgets it when it ends: who
 	// notes compares, and notes again.
 	NoteHealth(context.Context, *NoteHealthRequest) (*NoteHealthResponse, error)
 	// NoteEncrypted records that the node plugin has made the encrypted volume of a
@@ -321,6 +404,23 @@ type LVMDServer interface {
 	// without a header has lost it. The record is durable when the call returns. It
 	// may be repeated. Other volumes are refused with INVALID_ARGUMENT.
 	NoteEncrypted(context.Context, *NoteEncryptedRequest) (*NoteEncryptedResponse, error)
+	// AdoptVolume makes a logical volume that another driver, or an administrator, made a
+	// volume, with what it holds: it is tagged and renamed, and nothing is written to it. It must
+	// lie as the class lays volumes out, and must not be open or mounted: VOLUME_IN_USE says that
+	// it is. Idempotent by name. The volume keeps its former name until ConfirmAdoption, so that
+	// RevertAdoption can give it back. A device is made for it where it has none.
+	AdoptVolume(context.Context, *AdoptVolumeRequest) (*AdoptVolumeResponse, error)
+	// ConfirmAdoption forgets the former name of an adopted volume. It may be repeated.
+	ConfirmAdoption(context.Context, *ConfirmAdoptionRequest) (*ConfirmAdoptionResponse, error)
+	// RevertAdoption gives an adopted volume its former name back and takes its tags off: it is
+	// no volume of Carve any more, and keeps what it holds. VOLUME_IN_USE when it is open or
+	// mounted, INVALID_FIELD when its adoption was confirmed, or when it was not adopted.
+	RevertAdoption(context.Context, *RevertAdoptionRequest) (*RevertAdoptionResponse, error)
+	// SetReservations replaces what the claims of a cluster have reserved on the node
+	// and are yet to ask for. A volume of a Pod (Owner.pod_uid) that is asked for is
+	// made only if there is space for it beside these; other creations do not heed
+	// them. They end five minutes after the call, and with lvmd. It runs no command.
+	SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error)
 	// Watch sends the node's full state first, or, to who resumes, what changed
 	// since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -354,6 +454,9 @@ func (UnimplementedLVMDServer) ListClasses(context.Context, *ListClassesRequest)
 func (UnimplementedLVMDServer) ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExpandVolume not implemented")
 }
+func (UnimplementedLVMDServer) ModifyVolume(context.Context, *ModifyVolumeRequest) (*ModifyVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ModifyVolume not implemented")
+}
 func (UnimplementedLVMDServer) CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateSnapshot not implemented")
 }
@@ -371,6 +474,18 @@ func (UnimplementedLVMDServer) NoteHealth(context.Context, *NoteHealthRequest) (
 }
 func (UnimplementedLVMDServer) NoteEncrypted(context.Context, *NoteEncryptedRequest) (*NoteEncryptedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NoteEncrypted not implemented")
+}
+func (UnimplementedLVMDServer) AdoptVolume(context.Context, *AdoptVolumeRequest) (*AdoptVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdoptVolume not implemented")
+}
+func (UnimplementedLVMDServer) ConfirmAdoption(context.Context, *ConfirmAdoptionRequest) (*ConfirmAdoptionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmAdoption not implemented")
+}
+func (UnimplementedLVMDServer) RevertAdoption(context.Context, *RevertAdoptionRequest) (*RevertAdoptionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RevertAdoption not implemented")
+}
+func (UnimplementedLVMDServer) SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetReservations not implemented")
 }
 func (UnimplementedLVMDServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -504,6 +619,24 @@ func _LVMD_ExpandVolume_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LVMD_ModifyVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ModifyVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).ModifyVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_ModifyVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).ModifyVolume(ctx, req.(*ModifyVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LVMD_CreateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateSnapshotRequest)
 	if err := dec(in); err != nil {
@@ -612,6 +745,78 @@ func _LVMD_NoteEncrypted_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LVMD_AdoptVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdoptVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).AdoptVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_AdoptVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).AdoptVolume(ctx, req.(*AdoptVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LVMD_ConfirmAdoption_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmAdoptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).ConfirmAdoption(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_ConfirmAdoption_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).ConfirmAdoption(ctx, req.(*ConfirmAdoptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LVMD_RevertAdoption_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevertAdoptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).RevertAdoption(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_RevertAdoption_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).RevertAdoption(ctx, req.(*RevertAdoptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LVMD_SetReservations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetReservationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).SetReservations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_SetReservations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).SetReservations(ctx, req.(*SetReservationsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LVMD_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -655,6 +860,10 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _LVMD_ExpandVolume_Handler,
 		},
 		{
+			MethodName: "ModifyVolume",
+			Handler:    _LVMD_ModifyVolume_Handler,
+		},
+		{
 			MethodName: "CreateSnapshot",
 			Handler:    _LVMD_CreateSnapshot_Handler,
 		},
@@ -677,6 +886,22 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NoteEncrypted",
 			Handler:    _LVMD_NoteEncrypted_Handler,
+		},
+		{
+			MethodName: "AdoptVolume",
+			Handler:    _LVMD_AdoptVolume_Handler,
+		},
+		{
+			MethodName: "ConfirmAdoption",
+			Handler:    _LVMD_ConfirmAdoption_Handler,
+		},
+		{
+			MethodName: "RevertAdoption",
+			Handler:    _LVMD_RevertAdoption_Handler,
+		},
+		{
+			MethodName: "SetReservations",
+			Handler:    _LVMD_SetReservations_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

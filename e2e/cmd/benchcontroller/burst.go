@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,51 +27,40 @@ type burst struct {
 	placed    []time.Duration // creation of the Pod to its node, sorted
 	bound     []time.Duration // selected node to bound claim, sorted
 	failures  int             // our ProvisioningFailed Events
-	alarms    int             // the PV controller's ProvisioningFailed and ClaimLost Events
-	writes    float64         // our API writes per volume, from creation to removal
+	warnings  int             // the PV controller's ProvisioningFailed and ClaimLost Events
+	writes    writes          // our API writes per volume, from creation to removal
 	deleteAll time.Duration   // from the Pods' deletion to the last PersistentVolume gone
 }
 
+// volumeBytes is the size of each Pod's volume.
+const volumeBytes = 1 << 30
+
 // burst creates Pods, at a rate per second or at once, waits until all have
 // their node, removes them and waits until nothing is left.
-func (c *cluster) burst(ctx context.Context, pods int, bytes int64, rate float64) (*burst, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+func (c *cluster) burst(ctx context.Context, pods int, rate float64) (*burst, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*waitTimeout)
 	defer cancel()
 	b := &burst{pods: pods}
 	before, err := c.writes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ns, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "burst-"}}, metav1.CreateOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("make a namespace: %w", err)
-	}
-	err = until(ctx, "the namespace has its service account", func(ctx context.Context) error {
-		_, err := c.client.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
-		return err
-	})
+	namespace, err := c.makeNamespace(ctx, "burst-")
 	if err != nil {
 		return nil, err
 	}
-	if err := c.place(ctx, ns.Name, b, bytes, rate); err != nil {
+	if err := c.place(ctx, namespace, b, rate); err != nil {
 		return nil, err
 	}
 	time.Sleep(10 * time.Second) // the controller-manager sends its Events late
-	if err := c.countEvents(ctx, ns.Name, b); err != nil {
+	if err := c.countEvents(ctx, namespace, b); err != nil {
 		return nil, err
 	}
 	begin := time.Now()
-	if err := c.client.CoreV1().Pods(ns.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := c.client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return nil, fmt.Errorf("delete the Pods: %w", err)
 	}
-	err = until(ctx, "all volumes are gone", func(ctx context.Context) error {
-		list, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-		if err == nil && len(list.Items) > 0 {
-			err = fmt.Errorf("%d are left", len(list.Items))
-		}
-		return err
-	})
-	if err != nil {
+	if err := c.noVolumes(ctx, waitTimeout); err != nil {
 		return nil, err
 	}
 	b.deleteAll = time.Since(begin)
@@ -79,12 +69,35 @@ func (c *cluster) burst(ctx context.Context, pods int, bytes int64, rate float64
 	if err != nil {
 		return nil, err
 	}
-	b.writes = (after - before) / float64(pods)
+	b.writes = after.since(before, pods)
 	return b, nil
 }
 
+// makeNamespace makes a namespace in which Pods can be made.
+func (c *cluster) makeNamespace(ctx context.Context, prefix string) (string, error) {
+	ns, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: prefix}}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("make a namespace: %w", err)
+	}
+	return ns.Name, until(ctx, "the namespace has its service account", func(ctx context.Context) error {
+		_, err := c.client.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// noVolumes waits until no PersistentVolume is left.
+func (c *cluster) noVolumes(ctx context.Context, bound time.Duration) error {
+	return untilWithin(ctx, bound, "all volumes are gone", func(ctx context.Context) error {
+		list, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%d are left", len(list.Items))
+		}
+		return err
+	})
+}
+
 // place creates the Pods and follows them and their claims.
-func (c *cluster) place(ctx context.Context, namespace string, b *burst, bytes int64, rate float64) error {
+func (c *cluster) place(ctx context.Context, namespace string, b *burst, rate float64) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	seen := make(chan any, 10*b.pods)
@@ -102,12 +115,12 @@ func (c *cluster) place(ctx context.Context, namespace string, b *burst, bytes i
 			}
 			created[i] = time.Now()
 			if rate > 0 {
-				if err := c.createPod(creatingCtx, namespace, i, bytes); err != nil {
+				if err := c.createPod(creatingCtx, namespace, i, volumeBytes); err != nil {
 					return err
 				}
 				continue
 			}
-			creating.Go(func() error { return c.createPod(creatingCtx, namespace, i, bytes) })
+			creating.Go(func() error { return c.createPod(creatingCtx, namespace, i, volumeBytes) })
 		}
 		return nil
 	})
@@ -171,7 +184,7 @@ func (c *cluster) follow(ctx context.Context, namespace string, seen chan<- any)
 
 func (c *cluster) createPod(ctx context.Context, namespace string, i int, bytes int64) error {
 	class, none := storageClass, int64(0)
-	_, request := c.room()
+	_, request := c.resources()
 	_, err := c.client.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i)},
 		Spec: corev1.PodSpec{
@@ -202,30 +215,61 @@ func (c *cluster) countEvents(ctx context.Context, namespace string, b *burst) e
 		case e.Reason == "ProvisioningFailed" && e.Source.Component == "carve-controller":
 			b.failures += int(max(e.Count, 1))
 		case e.Reason == "ProvisioningFailed", e.Reason == "ClaimLost":
-			b.alarms += int(max(e.Count, 1))
+			b.warnings += int(max(e.Count, 1))
 		}
 	}
 	return nil
 }
 
-// writes is how many requests that change something the controller has made.
-func (c *cluster) writes(ctx context.Context) (float64, error) {
-	page, err := c.metrics(ctx)
+// writes are numbers of requests that change something, by resource.
+type writes map[string]float64
+
+// writes is how many requests that change something the controller has made. Leases and
+// TokenReviews are not for volumes.
+func (c *cluster) writes(ctx context.Context) (writes, error) {
+	page, err := c.metrics(ctx, 0)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer page.Close()
-	sum := 0.0
+	found := writes{}
 	for lines := bufio.NewScanner(page); lines.Scan(); {
-		name, value, ok := strings.Cut(lines.Text(), "} ")
-		if !ok || !strings.HasPrefix(name, "carve_controller_api_requests_total{") || strings.Contains(name, `method="GET"`) {
+		name, value, ok := strings.Cut(lines.Text(), `"} `)
+		resource, ours := strings.CutPrefix(name, `carve_controller_api_writes_total{resource="`)
+		if !ok || !ours || resource == "leases" || resource == "tokenreviews" {
 			continue
 		}
-		n, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read metrics: %w", err)
+		if found[resource], err = strconv.ParseFloat(value, 64); err != nil {
+			return nil, fmt.Errorf("read metrics: %w", err)
 		}
+	}
+	return found, nil
+}
+
+// since is what was written since before, per volume.
+func (w writes) since(before writes, volumes int) writes {
+	each := writes{}
+	for resource, n := range w {
+		if n > before[resource] {
+			each[resource] = (n - before[resource]) / float64(volumes)
+		}
+	}
+	return each
+}
+
+// all is the sum over the resources.
+func (w writes) all() (sum float64) {
+	for _, n := range w {
 		sum += n
 	}
-	return sum, nil
+	return sum
+}
+
+// String returns the sum, and what it is made of.
+func (w writes) String() string {
+	var parts []string
+	for _, resource := range slices.Sorted(maps.Keys(w)) {
+		parts = append(parts, fmt.Sprintf("%s %.1f", resource, w[resource]))
+	}
+	return fmt.Sprintf("%.1f: %s", w.all(), strings.Join(parts, ", "))
 }

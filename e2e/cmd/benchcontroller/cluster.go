@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,8 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -36,11 +40,9 @@ const (
 	driver         = "carve.csi.local"
 	topologyKey    = "topology.carve.csi.local/node"
 	uplinkHost     = "carve-uplink"
-	uplinkAddress  = "127.0.0.1:9443"
-	opsAddress     = "127.0.0.1:9808"
 	metricsToken   = "benchmark"
-	// patience bounds every wait for the cluster to become as it should be.
-	patience = 3 * time.Minute
+	// waitTimeout bounds every wait for the cluster to become as it should be.
+	waitTimeout = 3 * time.Minute
 )
 
 // programs are what is built once and run in every cluster.
@@ -62,7 +64,7 @@ func build(ctx context.Context, progress io.Writer) (*programs, func(), error) {
 	fmt.Fprintln(progress, "building")
 	for _, program := range []struct{ pkg, output string }{
 		{"./cmd/controller", p.controller},
-		{"./pkg/fleet/fakelvmd/fakefleet", p.fakefleet},
+		{"./pkg/fleet/fakefleet", p.fakefleet},
 	} {
 		if err == nil {
 			err = gobuild.Build(ctx, gobuild.Program{Name: filepath.Base(program.output), Dir: root, Package: program.pkg}, program.output)
@@ -86,6 +88,8 @@ type clusterOptions struct {
 	createTime time.Duration
 	clientRate int // of Kubernetes' own controllers; 0 for their defaults
 	packed     bool
+	replicas   int // of the controller; 0 for one
+	volumes    int // that every node has from the beginning
 }
 
 // cluster is a control plane with a controller and fake nodes.
@@ -95,7 +99,18 @@ type cluster struct {
 	namespace netns.Namespace
 	plane     *controlplane.ControlPlane
 	client    kubernetes.Interface
+	// kubeconfig is the controller's, controllers are the processes of its replicas.
+	kubeconfig  string
+	controllers map[int]*os.Process
+	// fleet is the process of the fake nodes, connecting how long it took until every replica
+	// knew all of them and their capacity was published.
+	fleet      *os.Process
+	connecting time.Duration
 }
+
+// uplinkAddress and opsAddress are where a replica of the controller listens.
+func uplinkAddress(replica int) string { return fmt.Sprintf("127.0.0.%d:9443", 1+replica) }
+func opsAddress(replica int) string    { return fmt.Sprintf("127.0.0.%d:9808", 1+replica) }
 
 // withCluster makes a cluster, calls f and removes the cluster.
 func withCluster(ctx context.Context, o clusterOptions, f func(*cluster) error) (err error) {
@@ -114,7 +129,7 @@ func withCluster(ctx context.Context, o clusterOptions, f func(*cluster) error) 
 		defer cancel()
 		err = errors.Join(err, netns.Remove(removing, name)) // ends all that runs inside
 	}()
-	c := &cluster{clusterOptions: o, dir: dir, namespace: namespace}
+	c := &cluster{clusterOptions: o, dir: dir, namespace: namespace, controllers: map[int]*os.Process{}}
 	c.plane, err = controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "plane"), Namespace: namespace, Kube: o.programs.kubernetes, ClientRate: o.clientRate, Progress: o.progress})
 	if err != nil {
 		return err
@@ -140,16 +155,20 @@ func (c *cluster) install(ctx context.Context) error {
 			return fmt.Errorf("apply %s: %w\n%s", file, err, output)
 		}
 	}
-	kubeconfig, err := c.controllerKubeconfig(ctx)
-	if err != nil {
+	var err error
+	if c.kubeconfig, err = c.controllerKubeconfig(ctx); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(c.dir, "metrics-token"), []byte(metricsToken), 0o600); err != nil {
 		return fmt.Errorf("write the metrics token: %w", err)
 	}
-	if err := c.start("controller", c.programs.controller, "--kubeconfig", kubeconfig, "--uplink-listen", uplinkAddress, "--uplink-host", uplinkHost,
-		"--ops-listen", opsAddress, "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn"); err != nil {
-		return err
+	for replica := range max(1, c.replicas) {
+		if err := c.startReplica(replica); err != nil {
+			return err
+		}
+		if err := until(ctx, "the first replica leads", func(ctx context.Context) error { return c.leads(ctx, 0) }); err != nil {
+			return err
+		}
 	}
 	ca := filepath.Join(c.dir, "ca.crt")
 	err = until(ctx, "the controller publishes its CA", func(ctx context.Context) error {
@@ -166,22 +185,72 @@ func (c *cluster) install(ctx context.Context) error {
 	if err := os.Mkdir(tokens, 0o700); err != nil {
 		return fmt.Errorf("make a folder: %w", err)
 	}
+	adding, addingCtx := errgroup.WithContext(ctx)
+	adding.SetLimit(16)
 	for i := range c.nodes {
-		if err := c.addNode(ctx, fmt.Sprintf("node-%03d", i), tokens); err != nil {
+		adding.Go(func() error { return c.addNode(addingCtx, fmt.Sprintf("node-%03d", i), tokens) })
+	}
+	if err := adding.Wait(); err != nil {
+		return err
+	}
+	return c.startFleet(ctx, ca, tokens)
+}
+
+// startFleet starts the fake nodes, and waits until all are known and published.
+func (c *cluster) startFleet(ctx context.Context, ca, tokens string) error {
+	var uplinks []string
+	for replica := range max(1, c.replicas) {
+		uplinks = append(uplinks, uplinkAddress(replica))
+	}
+	begin := time.Now()
+	var err error
+	c.fleet, err = c.start("fakefleet", c.programs.fakefleet, "--controller", strings.Join(uplinks, ","), "--server-name", uplinkHost, "--controller-ca", ca,
+		"--tokens", tokens, "--bytes", fmt.Sprint(c.nodeBytes), "--create-time", c.createTime.String(), "--volumes", fmt.Sprint(c.volumes), "--changes", c.changesFile())
+	if err != nil {
+		return err
+	}
+	bound := waitTimeout + time.Duration(c.nodes)*100*time.Millisecond
+	for replica := range uplinks {
+		err := untilWithin(ctx, bound, "every node is connected", func(ctx context.Context) error {
+			connected, err := c.metric(ctx, replica, "carve_controller_connected_nodes")
+			if err == nil && int(connected) < c.nodes {
+				err = fmt.Errorf("%v of %d", connected, c.nodes)
+			}
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
-	if err := c.start("fakefleet", c.programs.fakefleet, "--controller", uplinkAddress, "--server-name", uplinkHost, "--controller-ca", ca,
-		"--tokens", tokens, "--bytes", fmt.Sprint(c.nodeBytes), "--create-time", c.createTime.String()); err != nil {
-		return err
-	}
-	return until(ctx, "every node's capacity is published", func(ctx context.Context) error {
-		list, err := c.client.StorageV1().CSIStorageCapacities(carveNamespace).List(ctx, metav1.ListOptions{})
+	err = untilWithin(ctx, bound, "every node's capacity is published", func(ctx context.Context) error {
+		list, err := c.client.StorageV1().CSIStorageCapacities(carveNamespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err == nil && len(list.Items) < c.nodes {
 			err = fmt.Errorf("%d of %d", len(list.Items), c.nodes)
 		}
 		return err
 	})
+	c.connecting = time.Since(begin)
+	return err
+}
+
+// changesFile is where the fake nodes note when they changed.
+func (c *cluster) changesFile() string { return filepath.Join(c.dir, "changes") }
+
+// startReplica starts a replica of the controller.
+func (c *cluster) startReplica(replica int) error {
+	process, err := c.start(fmt.Sprintf("controller-%d", replica), c.programs.controller, "--kubeconfig", c.kubeconfig, "--uplink-listen", uplinkAddress(replica), "--uplink-host", uplinkHost,
+		"--ops-listen", opsAddress(replica), "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn")
+	c.controllers[replica] = process
+	return err
+}
+
+// leads returns an error unless a replica leads.
+func (c *cluster) leads(ctx context.Context, replica int) error {
+	leading, err := c.metric(ctx, replica, "carve_controller_leading")
+	if err == nil && leading != 1 {
+		err = fmt.Errorf("replica %d does not lead", replica)
+	}
+	return err
 }
 
 // controllerKubeconfig lets the controller act as its own service account, so
@@ -211,10 +280,10 @@ func (c *cluster) token(ctx context.Context, account string, request *authentica
 	return made.Status.Token, nil
 }
 
-// room is what a node has for Pods, and request what a Pod asks for: such that the
+// resources is what a node has for Pods, and request what a Pod asks for: such that the
 // scheduler spreads the Pods over the nodes, or, packed, so little of so much that its
-// scores, which are whole numbers, let one node win until it has no room for a volume.
-func (o clusterOptions) room() (node, request corev1.ResourceList) {
+// scores, which are whole numbers, let one node win until it has no free space for a volume.
+func (o clusterOptions) resources() (node, request corev1.ResourceList) {
 	resources := func(processors, memory string) corev1.ResourceList {
 		return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(processors), corev1.ResourceMemory: resource.MustParse(memory)}
 	}
@@ -229,7 +298,7 @@ func (o clusterOptions) room() (node, request corev1.ResourceList) {
 // addNode makes a Node that Pods are scheduled to, the Pod of its agent, and
 // the token that is bound to that.
 func (c *cluster) addNode(ctx context.Context, name, tokens string) error {
-	room, _ := c.room()
+	allocatable, _ := c.resources()
 	_, err := c.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 		Labels: map[string]string{topologyKey: name, corev1.LabelHostname: name}}}, metav1.CreateOptions{})
 	if err != nil {
@@ -241,7 +310,7 @@ func (c *cluster) addNode(ctx context.Context, name, tokens string) error {
 		if err != nil {
 			return err
 		}
-		node.Status = corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{
+		node.Status = corev1.NodeStatus{Capacity: allocatable, Allocatable: allocatable, Conditions: []corev1.NodeCondition{
 			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: now, LastTransitionTime: now}}}
 		_, err = c.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
 		return err
@@ -275,41 +344,75 @@ func (c *cluster) addNode(ctx context.Context, name, tokens string) error {
 }
 
 // start runs a program in the cluster's network until the cluster is removed.
-func (c *cluster) start(name, path string, arguments ...string) error {
+func (c *cluster) start(name, path string, arguments ...string) (*os.Process, error) {
 	log, err := os.Create(filepath.Join(c.dir, name+".log"))
 	if err != nil {
-		return fmt.Errorf("make a log: %w", err)
+		return nil, fmt.Errorf("make a log: %w", err)
 	}
 	defer log.Close()
 	command := exec.Command(path, arguments...)
 	command.Stdout, command.Stderr = log, log
 	if err := c.namespace.Start(command); err != nil {
-		return fmt.Errorf("start %s: %w", name, err)
+		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	go func() { _ = command.Wait() }()
-	return nil
+	return command.Process, nil
 }
 
-// metrics reads the controller's metrics page.
-func (c *cluster) metrics(ctx context.Context) (io.ReadCloser, error) {
-	client := http.Client{Transport: &http.Transport{
-		DialContext:     c.namespace.DialContext,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // self-signed, on our own loopback
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+opsAddress+"/metrics", nil)
+// metrics reads the metrics page of a replica.
+func (c *cluster) metrics(ctx context.Context, replica int) (io.ReadCloser, error) {
+	return c.get(ctx, replica, "/metrics")
+}
+
+// ready returns an error unless a replica is ready.
+func (c *cluster) ready(ctx context.Context, replica int) error {
+	page, err := c.get(ctx, replica, "/readyz")
 	if err != nil {
-		return nil, fmt.Errorf("ask for metrics: %w", err)
+		return err
+	}
+	return page.Close()
+}
+
+// get reads a page that a replica serves beside its work.
+func (c *cluster) get(ctx context.Context, replica int, path string) (io.ReadCloser, error) {
+	client := http.Client{Transport: &http.Transport{
+		DialContext:       c.namespace.DialContext,
+		DisableKeepAlives: true,
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // self-signed, on our own loopback
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+opsAddress(replica)+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask for %s: %w", path, err)
 	}
 	request.Header.Set("Authorization", "Bearer "+metricsToken)
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("ask for metrics: %w", err)
+		return nil, fmt.Errorf("ask for %s: %w", path, err)
 	}
 	if response.StatusCode != http.StatusOK {
 		_ = response.Body.Close()
-		return nil, fmt.Errorf("ask for metrics: %s", response.Status)
+		return nil, fmt.Errorf("ask for %s: %s", path, response.Status)
 	}
 	return response.Body, nil
+}
+
+// metric reads a metric without labels of a replica.
+func (c *cluster) metric(ctx context.Context, replica int, name string) (float64, error) {
+	page, err := c.metrics(ctx, replica)
+	if err != nil {
+		return 0, err
+	}
+	defer page.Close()
+	for lines := bufio.NewScanner(page); lines.Scan(); {
+		if text, ours := strings.CutPrefix(lines.Text(), name+" "); ours {
+			value, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				return 0, fmt.Errorf("read %s: %w", name, err)
+			}
+			return value, nil
+		}
+	}
+	return 0, fmt.Errorf("replica %d has no metric %s", replica, name)
 }
 
 func combined(namespace netns.Namespace, command *exec.Cmd) ([]byte, error) {
@@ -329,8 +432,13 @@ func (w *writer) Write(p []byte) (int, error) {
 
 // until calls condition until it returns nil.
 func until(ctx context.Context, what string, condition func(context.Context) error) error {
+	return untilWithin(ctx, waitTimeout, what, condition)
+}
+
+// untilWithin calls condition until it returns nil, for so long at most.
+func untilWithin(ctx context.Context, bound time.Duration, what string, condition func(context.Context) error) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, bound, true, func(ctx context.Context) (bool, error) {
 		last = condition(ctx)
 		return last == nil, nil
 	})

@@ -6,12 +6,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -22,6 +24,10 @@ type plan struct {
 	singles              int
 	fillNodes            int
 	fillRate             float64
+	churnRate            float64
+	churnTime            time.Duration
+	churnOnly            bool
+	scale                []int
 }
 
 // singleRate is how many Pods per second come where each is to be alone.
@@ -34,7 +40,7 @@ type setting struct {
 	packed     bool          // the scheduler fills one node after the other, and does not spread Pods
 }
 
-// rate tells the setting's clientRate in a table.
+// rate shows the setting's clientRate in a table.
 func (s setting) rate() string {
 	if s.clientRate == 0 {
 		return "defaults"
@@ -42,7 +48,7 @@ func (s setting) rate() string {
 	return strconv.Itoa(s.clientRate) + " per second"
 }
 
-// order tells in a table how the scheduler chooses nodes.
+// order shows in a table how the scheduler chooses nodes.
 func (s setting) order() string {
 	if s.packed {
 		return "one by one"
@@ -74,6 +80,19 @@ func main() {
 	flag.IntVar(&p.singles, "singles", 20, "Pods that come one by one; 0 leaves them out")
 	flag.IntVar(&p.fillNodes, "fill-nodes", 20, "nodes in the experiment that fills them exactly")
 	flag.Float64Var(&p.fillRate, "fill-rate", 40, "Pods per second in that experiment")
+	flag.Float64Var(&p.churnRate, "churn-rate", 10, "Pods per second that come and, twenty seconds later, go")
+	flag.DurationVar(&p.churnTime, "churn", 10*time.Minute, "for how long they do")
+	flag.BoolVar(&p.churnOnly, "churn-only", false, "measure nothing else")
+	flag.Func("scale", "measure only how the controller scales, with that many `nodes`, separated by commas", func(text string) error {
+		for _, number := range strings.Split(text, ",") {
+			nodes, err := strconv.Atoi(number)
+			if err != nil {
+				return err
+			}
+			p.scale = append(p.scale, nodes)
+		}
+		return nil
+	})
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -91,6 +110,17 @@ func run(ctx context.Context, p plan, out, progress io.Writer) error {
 		return err
 	}
 	defer cleanUp()
+	if len(p.scale) > 0 {
+		scaled, err := measureScale(ctx, p, programs, progress)
+		return errors.Join(err, printScale(out, p, scaled))
+	}
+	churned, err := measureChurn(ctx, p, programs, progress)
+	if err != nil {
+		return err
+	}
+	if err := printChurn(out, p, churned); err != nil || p.churnOnly {
+		return err
+	}
 	var filled []filling
 	for _, s := range fillingSettings {
 		b, err := measureFilling(ctx, p, s, programs, progress)
@@ -118,7 +148,7 @@ func measureBursts(ctx context.Context, p plan, programs *programs, progress io.
 		}, func(c *cluster) error {
 			for round := range p.rounds + 1 { // the first does not count
 				fmt.Fprintf(progress, "burst %d of %d, creates take %s\n", round, p.rounds, s.createTime)
-				b, err := c.burst(ctx, p.burst, 1<<30, 0)
+				b, err := c.burst(ctx, p.burst, 0)
 				if err != nil {
 					return err
 				}
@@ -131,7 +161,7 @@ func measureBursts(ctx context.Context, p plan, programs *programs, progress io.
 			}
 			fmt.Fprintf(progress, "%d Pods one by one, creates take %s\n", p.singles, s.createTime)
 			var err error
-			result.single, err = c.burst(ctx, p.singles, 1<<30, singleRate)
+			result.single, err = c.burst(ctx, p.singles, singleRate)
 			return err
 		})
 		if err != nil {
@@ -158,7 +188,7 @@ func measureFilling(ctx context.Context, p plan, s setting, programs *programs, 
 	}, func(c *cluster) error {
 		fmt.Fprintf(progress, "filling %d nodes, %s\n", p.fillNodes, s.order())
 		var err error
-		result, err = c.burst(ctx, p.fillNodes*perNode, 1<<30, p.fillRate)
+		result, err = c.burst(ctx, p.fillNodes*perNode, p.fillRate)
 		return err
 	})
 	return result, err

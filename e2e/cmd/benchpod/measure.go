@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	roundPatience = 6 * time.Minute
-	volumeBytes   = int64(64 << 20)
-	selectedNode  = "volume.kubernetes.io/selected-node"
+	roundTimeout = 6 * time.Minute
+	volumeBytes  = int64(64 << 20)
+	selectedNode = "volume.kubernetes.io/selected-node"
 )
 
 // round is what one set of Pods, created at once, took.
@@ -65,7 +65,7 @@ func measure(ctx context.Context, client *carve.Client, rounds, burst int) (*tab
 // oneRound creates Pods in a namespace of their own, waits until they run and
 // removes them with all that they had.
 func oneRound(ctx context.Context, client *carve.Client, pods int, volume bool) (_ *round, err error) {
-	ctx, cancel := context.WithTimeout(ctx, roundPatience)
+	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	namespace, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
 	if err != nil {
@@ -151,12 +151,12 @@ func observe(ctx context.Context, podEvents, claimEvents watch.Interface, begin 
 }
 
 func remove(ctx context.Context, client *carve.Client, namespace string) error {
-	ctx, cancel := context.WithTimeout(ctx, roundPatience)
+	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	if err := client.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	return carve.Until(ctx, roundPatience, "the round's volumes are gone", func(ctx context.Context) error {
+	return carve.Until(ctx, roundTimeout, "the round's volumes are gone", func(ctx context.Context) error {
 		if _, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); err == nil {
 			return errors.New("the namespace is still there")
 		}

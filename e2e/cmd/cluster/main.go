@@ -91,8 +91,8 @@ func downCommand(name *string) *cobra.Command {
 
 func statusCommand(name *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Tell what is up", Args: cobra.NoArgs,
-		Long: "Tell, a line each, how the components of the control plane and the nodes are. The exit\n" +
+		Use: "status", Short: "Show what is up", Args: cobra.NoArgs,
+		Long: "Show, a line each, how the components of the control plane and the nodes are. The exit\n" +
 			"code is 0 only if all is well.",
 		RunE: func(command *cobra.Command, _ []string) error {
 			c, err := cluster.Attach(*name)

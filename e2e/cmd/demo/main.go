@@ -1,7 +1,7 @@
-// Command demo tells the story of one volume on a real cluster: it installs
+// Command demo shows a volume from its creation to its deletion on a real cluster: it installs
 // Carve from deploy/, runs a Pod with a generic ephemeral volume, shows every
 // object and device that belongs to it, deletes the Pod and shows that all of
-// it is gone. It fails when any step is not as told. The cluster stays up.
+// it is gone. It fails when any step does not do as expected. The cluster stays up.
 package main
 
 import (
@@ -42,18 +42,18 @@ func run(ctx context.Context, name string, nodes int) error {
 	if err != nil {
 		return err
 	}
-	title("2. Install Carve: kubectl apply -k deploy/overlays/pmem")
+	title("2. Install Carve: what deploy/ has, with the image of this tree: kubectl apply -k e2e/deploy")
 	if err := client.Install(ctx, os.Stdout); err != nil {
 		client.Diagnose(context.WithoutCancel(ctx), os.Stdout)
 		return err
 	}
-	s := &story{client: client, nodes: c.NodeNames()}
-	if err := s.tell(ctx); err != nil {
+	s := &scenario{client: client, nodes: c.NodeNames()}
+	if err := s.run(ctx); err != nil {
 		client.Diagnose(context.WithoutCancel(ctx), os.Stdout)
 		return err
 	}
 	fmt.Printf(`
-✓ Every step was as told, in %v.
+✓ Every step did as expected, in %v.
 
 The cluster is still up. Play with it:
 

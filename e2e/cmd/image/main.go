@@ -39,6 +39,7 @@ func command() *cobra.Command {
 	flags.StringVar(&options.Name, "name", "", "name and tag of the image (default carve.csi.local/IMAGE:dev)")
 	flags.StringVar(&options.Output, "output", "", "file to write (default bin/carve-image.tar for Carve's image, or else one in the cache)")
 	flags.StringVar(&options.Version, "version", "", "version that Carve's programs report (default what git says of the source tree)")
+	flags.StringVar(&options.Architecture, "arch", "amd64", "architecture of Carve's image: amd64 or arm64")
 	for _, one := range []struct {
 		use, short string
 		make       func(context.Context, image.Options) (string, error)

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// clockFolder is where the kernel tells of its clock sources, and is told.
+	// clockFolder is where the kernel lists its clock sources, and takes the choice of one.
 	clockFolder = "/sys/devices/system/clocksource/clocksource0/"
 	// clockWindow is how many seconds the clock is watched for.
 	clockWindow = 2
-	// clockPatience bounds the watching, by a clock that may run much too fast.
-	clockPatience = 5 * time.Minute
+	// clockTimeout bounds the watching, by a clock that may run much too fast.
+	clockTimeout = 5 * time.Minute
 )
 
 // keepTime holds the kernel's clock against the machine's real-time clock, and has
@@ -54,7 +54,7 @@ func keepTime() error {
 	return fmt.Errorf("the clock counted %v in %d s, and there is no other source than %s", elapsed, clockWindow, available)
 }
 
-// strays tells whether the clock runs at a speed of its own. The host may let the
+// strays reports whether the clock runs at a speed of its own. The host may let the
 // machine wait for a while, so that small differences mean nothing.
 func strays(counted, really time.Duration) bool {
 	return counted < really/2 || counted > really*3/2
@@ -63,7 +63,7 @@ func strays(counted, really time.Duration) bool {
 // watch returns what the kernel's clock counts while the real-time clock, in whole
 // seconds, goes on by clockWindow.
 func watch(seconds func() (int64, error)) (time.Duration, error) {
-	deadline := time.Now().Add(clockPatience)
+	deadline := time.Now().Add(clockTimeout)
 	first, err := seconds()
 	if err != nil {
 		return 0, err

@@ -132,13 +132,13 @@ func (s *service) setPID(pid int) {
 	s.pid = pid
 }
 
-// stop ends the service for good, gently for as long as patience lasts.
-func (s *service) stop(patience time.Duration) {
+// stop ends the service for good, gently until the timeout.
+func (s *service) stop(timeout time.Duration) {
 	close(s.stopping)
 	s.signal(unix.SIGTERM)
 	select {
 	case <-s.stopped:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		s.signal(unix.SIGKILL)
 	}
 }

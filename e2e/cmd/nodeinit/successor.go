@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// willDescriptor is the file descriptor on which the supervisor tells process 1
+// willDescriptor is the file descriptor on which the supervisor says to process 1
 // what to become.
 const willDescriptor = 3
 
@@ -25,7 +25,7 @@ func awaitSuccessor(succession *os.File) {
 	fmt.Printf("nodeinit: become %s: %v\n", argv[0], err)
 }
 
-// nameSuccessor tells process 1 to become the init argv, or to stay as it is where
+// nameSuccessor asks process 1 to become the init argv, or to stay as it is where
 // that is empty.
 func nameSuccessor(argv []string) error {
 	will := os.NewFile(willDescriptor, "will")

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"os"
 
@@ -10,7 +11,11 @@ import (
 )
 
 func main() {
-	if err := preflight.Check(preflight.Cluster(2)); err != nil {
+	disks := flag.Int("disks", 0, "how many `GiB` are written to the disks of virtual machines at a time")
+	flag.Parse()
+	needs := preflight.Cluster(2)
+	needs.DisksMiB = *disks << 10
+	if err := preflight.Check(needs); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -13,7 +13,7 @@ import (
 const keptLines = 40
 
 // failures finds the failed tests in what go test prints with -test.v, and what was
-// printed before each, so that the end of a long log tells what went wrong. It may
+// printed before each, so that the end of a long log says what went wrong. It may
 // be written to from several goroutines.
 type failures struct {
 	mu    sync.Mutex

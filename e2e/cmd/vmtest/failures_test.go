@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestFailuresAreToldAtTheEndWithWhatWasPrintedBefore(t *testing.T) {
+func TestFailuresAreListedAtTheEndWithWhatWasPrintedBefore(t *testing.T) {
 	var f failures
 	for _, part := range []string{
 		"=== RUN   TestGood\n    a_test.go:1: fine\n--- PASS: TestGood (0.1s)\n",

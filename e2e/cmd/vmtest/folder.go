@@ -14,7 +14,7 @@ const folderPattern = "carve-vm-test-"
 
 // makeFolder makes the folder of this run, for the machine's disks and what is
 // compiled, and removes those of runs that were killed: the lock on a folder is
-// its owner's for as long as the owner lives. The folder goes with remove.
+// its owner's for as long as the owner runs. The folder goes with remove.
 func makeFolder() (dir string, remove func() error, err error) {
 	if err := removeAbandoned(); err != nil {
 		return "", nil, err

@@ -28,6 +28,10 @@ var modules = []string{
 // hardwareModules drive what only a virtual machine has.
 var hardwareModules = []string{"nd_pmem", "nd_e820", "9p", "9pnet_virtio"}
 
+// otherKernelModules are those that a kernel of another release loads before there is a root
+// disk; it finds none later.
+var otherKernelModules = []string{"dm_mod", "loop", "xfs", "btrfs", "nd_pmem", "nd_e820", "9p", "9pnet_virtio"}
+
 // bootBound is how long a machine may take to come up, on a busy host; systemdBound
 // where systemd starts what it starts on any machine.
 const (
@@ -43,11 +47,19 @@ type builder struct {
 }
 
 func newBuilder(ctx context.Context, o options, root, dir string) (*builder, error) {
-	p, err := platform.Make(ctx, os.Stderr, o.hardware())
+	p, err := o.platform(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return &builder{options: o, root: root, dir: dir, platform: p}, nil
+}
+
+// platform is what the machines boot from.
+func (o options) platform(ctx context.Context) (platform.Platform, error) {
+	if o.kernel != "" {
+		return platform.MakeWithKernel(ctx, os.Stderr, o.kernel, otherKernelModules)
+	}
+	return platform.Make(ctx, os.Stderr, o.hardware())
 }
 
 // worker has a machine of its own, in a folder of its own.
@@ -69,7 +81,7 @@ func (b *builder) worker(number int, named bool) (*worker, error) {
 	return &worker{builder: b, number: number, folder: folder, named: named}, nil
 }
 
-// output is where what the tests of a package print goes. The prefix tells machines apart
+// output is where what the tests of a package print goes. The prefix distinguishes machines
 // that run tests of the same package at the same time.
 func (w *worker) output(p testPackage) io.Writer {
 	if !w.named {
@@ -128,7 +140,11 @@ func (b *builder) shares() []vm.Share {
 	}
 }
 
+// modules are those that are loaded from the root disk.
 func (b *builder) modules() []string {
+	if b.options.kernel != "" {
+		return nil
+	}
 	if b.platform.Accelerator == vm.UML {
 		return modules
 	}

@@ -39,12 +39,14 @@ What tests find in the machine:
   the source tree       read-only; a test starts in its package's folder, so testdata
                         is there. Write to t.TempDir(), which is memory
 
--virtual, -selinux and -durable ask for a virtual machine, which is emulated
+-virtual, -selinux, -durable and -kernel ask for a virtual machine, which is emulated
 where there is no KVM: a forked command costs twenty times what it costs on the host.
 Tests assert ratios or orders, never absolute times.
 
 Without -run and -bench, only the tests in files of that build tag run: the others
-run anywhere. With -virtual or -selinux only those run whose tag is that. Each test
+run anywhere. With -virtual, -selinux or -kernel only those
+run whose tag is that (oldkernel for -kernel). With -kernel, of device mapper there is
+linear only, and no module can be loaded. Each test
 runs in a process of its own, one after the other in one machine, or in so many machines as -machines says, in the order of the packages; what
 is printed then begins with the package's name. Before and after each test the
 machine's LVs, VGs, device-mapper entries, loop devices, mounts and processes are
@@ -102,12 +104,13 @@ func parseAndRun(ctx context.Context, args []string) error {
 	flags.BoolVar(&o.systemd, "systemd", false, "have systemd be the machine's first process, with all that Debian starts")
 	flags.BoolVar(&o.selinux, "selinux", false, "have SELinux in force, with a small policy of base_t, container_t and container_file_t, and run the tests of the tag selinux")
 	flags.BoolVar(&o.virtual, "virtual", false, "have a virtual machine also where a kernel in user mode would do, and run the tests of the tag virtual")
+	flags.StringVar(&o.kernel, "kernel", "", "boot the kernel of the release of Debian with this `suite`, such as bullseye (Linux 5.10), with the same root file system, and run the tests of the tag oldkernel")
 	flags.BoolVar(&o.durable, "durable", false, "make flushes real on the disks, for tests of what they cost")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if o.packages = flags.Args(); len(o.packages) == 0 {
-		return errors.New("name at least one package, such as ../pkg/lvm; -help tells more")
+		return errors.New("name at least one package, such as ../pkg/lvm; -help says more")
 	}
 	if o.machines < 1 {
 		return fmt.Errorf("-machines %d: at least one is needed", o.machines)

@@ -7,7 +7,7 @@ import (
 )
 
 // prefixer writes whole lines, each after a prefix, so that what several machines
-// print can be told apart. What is left without a line's end is written with the
+// print can be distinguished. What is left without a line's end is written with the
 // next line. It may be written to from several goroutines.
 type prefixer struct {
 	prefix string

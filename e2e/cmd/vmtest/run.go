@@ -17,7 +17,7 @@ import (
 	"github.com/carve-csi/carve/e2e/preflight"
 	"github.com/carve-csi/carve/e2e/vm"
 	"github.com/carve-csi/carve/e2e/vm/agent"
-	"github.com/carve-csi/carve/e2e/vm/residue"
+	"github.com/carve-csi/carve/e2e/vm/leftovers"
 )
 
 // options are the command's flags and arguments.
@@ -33,11 +33,13 @@ type options struct {
 	udev, systemd      bool
 	selinux            bool
 	durable, virtual   bool
+	// kernel is the suite of Debian whose kernel the machine boots, or "" for its own.
+	kernel string
 }
 
 // hardware reports whether the machine must be a virtual one, which has persistent memory.
 func (o options) hardware() bool {
-	return o.virtual || o.selinux || o.durable
+	return o.virtual || o.selinux || o.durable || o.kernel != ""
 }
 
 // pmemMiB is the size of the machine's persistent memory.
@@ -56,6 +58,9 @@ func (o options) tags() string {
 	}
 	if o.virtual {
 		tags = append(tags, "virtual")
+	}
+	if o.kernel != "" {
+		tags = append(tags, "oldkernel")
 	}
 	return strings.Join(tags, ",")
 }
@@ -268,7 +273,7 @@ func (r *results) print(out io.Writer, packages []testPackage) (failed bool) {
 // or the last one was left dirty.
 func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results) (err error) {
 	var machine *vm.Machine
-	var before residue.Snapshot
+	var before leftovers.Snapshot
 	defer func() {
 		if machine != nil {
 			// An interrupt ends the tests, not the good order.
@@ -283,7 +288,7 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 			if machine, err = w.start(ctx); err != nil {
 				return err
 			}
-			if before, err = residue.Take(ctx, machine.Agent()); err != nil {
+			if before, err = leftovers.Take(ctx, machine.Agent()); err != nil {
 				return err
 			}
 			if w.options.systemd || w.options.udev {
@@ -320,8 +325,8 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 
 // test runs a job, and returns its exit code and what it left behind. What there was in
 // the machine before is to be there after it, and nothing else.
-func (b *builder) test(ctx context.Context, machine *vm.Machine, j job, before residue.Snapshot, out io.Writer) (code int, left []string, err error) {
-	// The tests' own bound comes first, for it tells which test hangs and where.
+func (b *builder) test(ctx context.Context, machine *vm.Machine, j job, before leftovers.Snapshot, out io.Writer) (code int, left []string, err error) {
+	// The tests' own bound comes first, for it says which test hangs and where.
 	bounded, cancel := context.WithTimeout(ctx, b.options.timeout+time.Minute)
 	defer cancel()
 	code, err = machine.Agent().Run(bounded, agent.Command{
@@ -332,6 +337,6 @@ func (b *builder) test(ctx context.Context, machine *vm.Machine, j job, before r
 	if err != nil {
 		return 0, nil, err
 	}
-	left, err = residue.Left(ctx, machine.Agent(), before)
+	left, err = leftovers.Left(ctx, machine.Agent(), before)
 	return code, left, err
 }

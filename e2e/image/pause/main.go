@@ -1,5 +1,5 @@
 // Command pause is the first process of every Pod: it keeps the Pod's namespaces alive
-// and reaps the processes that were orphaned in them, until it is told to end.
+// and reaps the processes that were orphaned in them, until it is asked to end.
 package main
 
 import (

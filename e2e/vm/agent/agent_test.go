@@ -61,7 +61,7 @@ func TestACommandThatCannotBeRunIsAnError(t *testing.T) {
 		t.Error("Run of a command that is not there: want an error")
 	}
 	if _, err := client.Output(t.Context(), "sh", "-c", "echo why >&2; exit 1"); err == nil || !strings.Contains(err.Error(), "why") {
-		t.Errorf("Output of a failing command: %v, want what it complained of", err)
+		t.Errorf("Output of a failing command: %v, want what it printed", err)
 	}
 }
 

@@ -4,7 +4,7 @@
 // process that started the machine. Between them lies one reliable byte stream
 // (a virtio serial port), which yamux divides into streams: each request has a
 // stream of its own. No network is needed, so the agent works in a machine
-// whose network is cut or was never set up, and nobody but the owner of the
+// whose network is cut or was never set up, and no one but the owner of the
 // serial port can use it.
 //
 // A stream starts with the request, one line of JSON. Then come frames in both

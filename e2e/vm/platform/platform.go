@@ -29,9 +29,6 @@ func Make(ctx context.Context, progress io.Writer, hardware bool) (p Platform, e
 	if p.Base, err = rootfs.Make(ctx, progress); err != nil {
 		return p, err
 	}
-	if p.Initramfs, err = p.Base.Initramfs(ctx); err != nil {
-		return p, err
-	}
 	if !hardware {
 		p.UserMode, err = rootfs.MakeUserMode(ctx, progress)
 		if ctx.Err() != nil {
@@ -43,8 +40,34 @@ func Make(ctx context.Context, progress io.Writer, hardware bool) (p Platform, e
 			p.UserMode = vm.UserMode{}
 		}
 	}
-	p.Accelerator, err = vm.Probe(ctx, progress, p.Base.Kernel, p.Initramfs, p.UserMode, hardware)
+	err = p.choose(ctx, progress, hardware)
 	return p, err
+}
+
+// MakeWithKernel is Make for virtual machines with the kernel of another release of Debian
+// and these modules of it, see [rootfs.Base.WithKernel].
+func MakeWithKernel(ctx context.Context, progress io.Writer, suite string, modules []string) (p Platform, err error) {
+	if err := debian.Ensure(ctx, progress, vm.Packages...); err != nil {
+		return p, err
+	}
+	base, err := rootfs.Make(ctx, progress)
+	if err != nil {
+		return p, err
+	}
+	if p.Base, err = base.WithKernel(ctx, progress, suite, modules); err != nil {
+		return p, err
+	}
+	err = p.choose(ctx, progress, true)
+	return p, err
+}
+
+// choose makes the initial RAM file system, and chooses the accelerator by booting with it.
+func (p *Platform) choose(ctx context.Context, progress io.Writer, hardware bool) (err error) {
+	if p.Initramfs, err = p.Base.Initramfs(ctx); err != nil {
+		return err
+	}
+	p.Accelerator, err = vm.Probe(ctx, progress, p.Base.Kernel, p.Initramfs, p.UserMode, hardware)
+	return err
 }
 
 // Apply has a machine boot from the platform.

@@ -29,10 +29,10 @@ func unpackKernel(ctx context.Context, image, output string) error {
 	defer kernel.Close()
 	// What follows the payload is not xz's.
 	command := exec.CommandContext(ctx, "xz", "--decompress", "--single-stream", "--stdout")
-	var complaints bytes.Buffer
-	command.Stdin, command.Stdout, command.Stderr = bytes.NewReader(append(bytes.Clone(xzMagic), payload...)), kernel, &complaints
+	var printed bytes.Buffer
+	command.Stdin, command.Stdout, command.Stderr = bytes.NewReader(append(bytes.Clone(xzMagic), payload...)), kernel, &printed
 	if err := command.Run(); err != nil {
-		return fmt.Errorf("unpack the kernel %s: %w: %s", image, err, bytes.TrimSpace(complaints.Bytes()))
+		return fmt.Errorf("unpack the kernel %s: %w: %s", image, err, bytes.TrimSpace(printed.Bytes()))
 	}
 	return kernel.Close()
 }

@@ -38,7 +38,7 @@ var packages = []string{
 	"strace", "less", "busybox-static", "memcached", "ca-certificates",
 }
 
-// excluded are paths that nobody reads on a node, or drivers of hardware that no
+// excluded are paths that are never read on a node, or drivers of hardware that no
 // virtual machine has.
 var excluded = []string{
 	"/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*", "/usr/share/zoneinfo/*",
@@ -59,6 +59,11 @@ var earlyModules = []string{"crc32c_generic", "virtio_pci", "virtio_blk", "virti
 
 // hostPackages are what this package runs on the host.
 var hostPackages = []string{"mmdebstrap", "debian-archive-keyring", "e2fsprogs", "xz-utils"}
+
+// Files of a kernel in its folder in the cache.
+const (
+	kernelFile, versionFile, earlyFile = "vmlinux", "version", "early.cpio"
+)
 
 // Base is a node's kernel and root disk.
 type Base struct {
@@ -82,16 +87,7 @@ func Make(ctx context.Context, progress io.Writer) (Base, error) {
 	if err != nil {
 		return Base{}, err
 	}
-	version, err := os.ReadFile(filepath.Join(dir, "version"))
-	if err != nil {
-		return Base{}, fmt.Errorf("read the kernel's version: %w", err)
-	}
-	return Base{
-		Kernel:   filepath.Join(dir, "vmlinux"),
-		RootDisk: filepath.Join(dir, "root.ext4"),
-		Version:  string(version),
-		early:    filepath.Join(dir, "early.cpio"),
-	}, nil
+	return Base{RootDisk: filepath.Join(dir, "root.ext4")}.kernelFrom(dir)
 }
 
 func build(ctx context.Context, progress io.Writer, dir string) error {
@@ -106,28 +102,17 @@ func build(ctx context.Context, progress io.Writer, dir string) error {
 	if err != nil {
 		return err
 	}
-	modules := filepath.Join(tree, "lib", "modules", version)
-	names, err := loadOrder(modules, earlyModules)
-	if err != nil {
+	if err := keepKernel(ctx, dir, tree, version, earlyModules); err != nil {
 		return err
 	}
-	if err := writeModules(filepath.Join(dir, "early.cpio"), modules, names); err != nil {
-		return err
-	}
-	compressed := filepath.Join(tree, "boot", "vmlinuz-"+version)
-	if err := unpackKernel(ctx, compressed, filepath.Join(dir, "vmlinux")); err != nil {
-		return err
-	}
-	if err := os.Remove(compressed); err != nil {
+	// Machines do not boot from their root disk.
+	if err := os.Remove(filepath.Join(tree, "boot", "vmlinuz-"+version)); err != nil {
 		return err
 	}
 	if err := MakeDisk(ctx, filepath.Join(dir, "root.ext4"), tree); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(tree); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "version"), []byte(version), 0o644)
+	return os.RemoveAll(tree)
 }
 
 // bootstrap unpacks the packages into the directory tree.

@@ -2,23 +2,26 @@ package csiservice
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
 // CreateVolume makes a volume on the node that may hold one of that name
 // already, on that of its source, or on the best of those that are allowed and
-// have room.
+// have free space.
 func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	wish, err := wishOf(r)
+	desired, err := desiredOf(r)
 	if err != nil {
 		return nil, err
 	}
@@ -26,14 +29,14 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	if err != nil {
 		return nil, err
 	}
-	ask, policy, err := s.o.Request(wish)
+	ask, policy, err := s.o.Request(desired)
 	if err != nil {
 		return nil, invalid("parameters", "%v", err)
 	}
-	if err := s.begin(wish.Name); err != nil {
+	if err := s.begin(desired.Name); err != nil {
 		return nil, err
 	}
-	defer s.end(wish.Name)
+	defer s.end(desired.Name)
 	sourceNode, err := s.setSource(ctx, ask, r.GetVolumeContentSource())
 	if err != nil {
 		return nil, err
@@ -46,6 +49,9 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	for _, node := range nodes {
 		vol, err := s.createOn(ctx, node, ask)
 		if err == nil {
+			if err := s.matchLimits(ctx, node, vol, ask.GetIoLimits()); err != nil {
+				return nil, onNode(node, err)
+			}
 			s.awaitReport(ctx, node, vol.GetId(), true)
 			return &csi.CreateVolumeResponse{Volume: volumeOf(node, vol)}, nil
 		}
@@ -59,7 +65,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 		return nil, refused
 	}
 	return nil, fail(codes.ResourceExhausted, "no node that is connected and allowed has %d bytes free in device class %q: %v",
-		wish.Bytes, ask.GetDeviceClass(), orNothing(refused))
+		desired.Bytes, ask.GetDeviceClass(), orNothing(refused))
 }
 
 func orNothing(err error) error {
@@ -86,21 +92,45 @@ func (s *Service) end(name string) {
 	delete(s.busy, name)
 }
 
-// createOn makes the volume on a node. While it is not known whether one was
-// made there, the node is in doubt.
+// createOn makes the volume on a node. While it is not known whether one was made
+// there, the request is in flight on that node, and is sent to no other one.
 func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 	s.mu.Lock()
-	_, doubted := s.doubts[ask.GetName()]
-	s.doubts[ask.GetName()] = node
+	_, inFlight := s.inFlight[ask.GetName()]
+	s.inFlight[ask.GetName()] = node
 	s.mu.Unlock()
+	began := time.Now()
 	vol, err := s.o.Fleet.CreateVolume(ctx, node, ask)
-	if err != nil && (fleet.MayHaveHappened(err) || fleet.IsNotConnected(err) && doubted) {
+	s.noteAttempt(ctx, node, ask, began, err)
+	if err != nil && fleet.MayHaveHappened(err) {
 		return nil, onNode(node, err)
 	}
+	if fleet.IsNotConnected(err) && inFlight {
+		// What a node holds that is gone belongs to no request any more.
+		if gone, goneErr := s.o.NodeGone(ctx, node); goneErr != nil || !gone {
+			return nil, onNode(node, errors.Join(err, goneErr))
+		}
+	}
 	s.mu.Lock()
-	delete(s.doubts, ask.GetName())
+	delete(s.inFlight, ask.GetName())
 	s.mu.Unlock()
 	return vol, onNode(node, err)
+}
+
+// noteAttempt reports what came of an attempt on a node, see Options.Created.
+func (s *Service) noteAttempt(ctx context.Context, node string, ask *lvmdv1.CreateVolumeRequest, began time.Time, err error) {
+	if ctx.Err() != nil || ask.GetSource() != nil {
+		return // the caller left, or it may be the source's fault
+	}
+	if err == nil {
+		s.failedOn.Remove(ask.GetName())
+	} else {
+		if first, ok := s.failedOn.Get(ask.GetName()); ok && first != node {
+			return
+		}
+		s.failedOn.Add(ask.GetName(), node)
+	}
+	s.o.Created(node, ask.GetDeviceClass(), began, err)
 }
 
 // setSource completes the request by what the volume is to be made of, and
@@ -110,7 +140,7 @@ func (s *Service) setSource(ctx context.Context, ask *lvmdv1.CreateVolumeRequest
 	case source == nil:
 		return "", nil
 	case source.GetSnapshot() != nil:
-		node, id, ok := ParseSnapshotHandle(source.GetSnapshot().GetSnapshotId())
+		node, id, ok := spec.ParseSnapshotHandle(source.GetSnapshot().GetSnapshotId())
 		if !ok {
 			return "", fail(codes.NotFound, "volume_content_source: no snapshot %q", source.GetSnapshot().GetSnapshotId())
 		}
@@ -131,26 +161,45 @@ func (s *Service) setSource(ctx context.Context, ask *lvmdv1.CreateVolumeRequest
 func (s *Service) candidates(ask *lvmdv1.CreateVolumeRequest, sourceNode string, where place, policy scheduler.Policy) ([]string, error) {
 	holders := s.o.Fleet.Holders(ask.GetName())
 	s.mu.Lock()
-	if node, ok := s.doubts[ask.GetName()]; ok && len(holders) == 0 {
-		holders = []string{node}
+	if node, ok := s.inFlight[ask.GetName()]; ok {
+		holders = []string{node} // whatever nodes report: any can report any name
 	}
 	s.mu.Unlock()
+	allowed := slices.DeleteFunc(slices.Clone(holders), func(node string) bool { return !where.allows(node) })
 	switch {
-	case len(holders) > 0 && !where.allows(holders[0]):
-		return nil, fail(codes.AlreadyExists, "volume %s is, or may be, on node %s, which is not among those that are asked for", ask.GetName(), holders[0])
+	case len(allowed) > 1:
+		return nil, ambiguous(allowed)
+	case len(allowed) == 1:
+		return allowed, nil
 	case len(holders) > 0:
-		return holders[:1], nil
+		return nil, fail(codes.AlreadyExists, "volume %s is, or may be, on node %s, which is not among those that are asked for", ask.GetName(), holders[0])
 	case sourceNode != "" && !where.allows(sourceNode):
 		return nil, fail(codes.ResourceExhausted, "the source is on node %s, which is not among those that are asked for", sourceNode)
 	case sourceNode != "":
 		return []string{sourceNode}, nil
 	}
+	all := s.o.Ledger.Candidates(ask.GetDeviceClass())
 	out := slices.Clone(where.preferred)
-	for _, c := range policy.Rank(ask.GetRequiredBytes(), s.o.Ledger.Candidates(ask.GetDeviceClass())) {
+	for _, c := range policy.Rank(ask.GetRequiredBytes(), all) {
 		view, ok := s.o.Fleet.View(c.Node)
 		if ok && view.Connected && where.allows(c.Node) && !slices.Contains(out, c.Node) {
 			out = append(out, c.Node)
 		}
 	}
+	// Of several nodes, those that are held back come last, also where they are preferred:
+	// the upstream provisioner prefers any.
+	held := map[string]bool{}
+	for _, c := range all {
+		held[c.Node] = c.Held
+	}
+	slices.SortStableFunc(out, func(a, b string) int {
+		switch {
+		case held[a] == held[b]:
+			return 0
+		case held[b]:
+			return -1
+		}
+		return 1
+	})
 	return out, nil
 }

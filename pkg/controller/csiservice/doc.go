@@ -5,14 +5,14 @@
 // It owns the translation between CSI and the nodes' lvmds: what a request
 // means, on which node it is to be done, which code an error has. It keeps no
 // state but which creates it is not sure of, writes nothing to the Kubernetes
-// API, and never decides what a volume's parameters mean: that is told to it.
+// API, and never decides what a volume's parameters mean: it is given a function for that.
 //
 // Vocabulary: a volume's id is lvmd's; a snapshot's is "NODE/ID", for nodes
 // report their volumes unasked and their snapshots only when asked. A node is
 // absent when it may hold volumes and cannot be asked now.
 //
 // Invariants: what an absent node may hold is never called gone, or made
-// elsewhere while it is in doubt; a volume that is made here carries no claim's
+// elsewhere while its outcome is unknown; a volume that is made here carries no claim's
 // UID, and so is never taken for an orphan.
 //
 // Caller: pkg/controller. Read it from service.go.

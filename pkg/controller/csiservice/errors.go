@@ -74,8 +74,13 @@ func codeOf(err error) codes.Code {
 	if fleet.Reason(err) == names.ReasonClassNotFound {
 		return codes.InvalidArgument // NotFound would be the source's
 	}
-	if code := status.Code(err); code != codes.Unknown {
+	switch code := status.Code(err); code {
+	case codes.Unknown, codes.Internal, codes.ResourceExhausted, codes.DataLoss:
+		if fleet.MayHaveHappened(err) {
+			return codes.Unavailable // callers take the others for the node's last word
+		}
+		return code
+	default:
 		return code
 	}
-	return codes.Internal
 }

@@ -134,17 +134,17 @@ func (s *Service) reported(id string) (node string, vol *lvmdv1.Volume, err erro
 
 func isNotFound(err error) bool { return status.Code(Status(err)) == codes.NotFound }
 
-// reportPatience is how long a call waits for the node's report of what it did,
+// reportTimeout is how long a call waits for the node's report of what it did,
 // and reportLook how often it looks.
 const (
-	reportPatience = 2 * time.Second
-	reportLook     = 2 * time.Millisecond
+	reportTimeout = 2 * time.Second
+	reportLook    = 2 * time.Millisecond
 )
 
 // awaitReport waits, for a while, until a connected node's report has a volume
 // or has it no more, so that who made or deleted it finds it so in a list.
 func (s *Service) awaitReport(ctx context.Context, node, id string, there bool) {
-	ctx, cancel := context.WithTimeout(ctx, reportPatience)
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
 	look := time.NewTicker(reportLook)
 	defer look.Stop()

@@ -8,6 +8,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
 // defaultBytes is the size of a volume for which none is asked.
@@ -28,9 +29,9 @@ func checkCapability(c *csi.VolumeCapability) error {
 	return nil
 }
 
-// wishOf reads a CreateVolume, but for where the volume is to be.
-func wishOf(r *csi.CreateVolumeRequest) (Wish, error) {
-	w := Wish{Name: r.GetName(), Parameters: r.GetParameters()}
+// desiredOf reads a CreateVolume, but for where the volume is to be.
+func desiredOf(r *csi.CreateVolumeRequest) (Desired, error) {
+	w := Desired{Name: r.GetName(), Parameters: r.GetParameters()}
 	capabilities := r.GetVolumeCapabilities()
 	switch {
 	case w.Name == "":
@@ -65,7 +66,11 @@ func wishOf(r *csi.CreateVolumeRequest) (Wish, error) {
 	}
 	w.Bytes, w.LimitBytes = least, most
 	if len(r.GetMutableParameters()) > 0 {
-		return w, invalid("mutable_parameters", "none are allowed")
+		limits, err := mutable(r.GetMutableParameters())
+		if err != nil {
+			return w, err
+		}
+		w.IOLimits = &limits
 	}
 	return w, nil
 }
@@ -120,7 +125,7 @@ func (p place) allows(node string) bool {
 	return len(p.requisite) == 0 || slices.Contains(p.requisite, node)
 }
 
-// fits tells why a volume cannot be used as a capability says, or nil.
+// fits says why a volume cannot be used as a capability says, or nil.
 func fits(c *csi.VolumeCapability, vol *lvmdv1.Volume) error {
 	if err := checkCapability(c); err != nil {
 		return err
@@ -146,7 +151,7 @@ func volumeOf(node string, vol *lvmdv1.Volume) *csi.Volume {
 	switch source := vol.GetSource(); {
 	case source.GetSnapshotId() != "":
 		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshotHandle(node, source.GetSnapshotId())}}}
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: spec.SnapshotHandle(node, source.GetSnapshotId())}}}
 	case source.GetVolumeId() != "":
 		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: source.GetVolumeId()}}}

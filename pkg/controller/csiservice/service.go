@@ -6,20 +6,23 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+	"k8s.io/utils/lru"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/iolimit"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// Wish is what a CreateVolume asks for, checked as far as CSI goes.
-type Wish struct {
+// Desired is what a CreateVolume asks for, checked as far as CSI goes.
+type Desired struct {
 	Name string
 	// Bytes is at least 1, LimitBytes 0 for no limit.
 	Bytes, LimitBytes int64
@@ -29,30 +32,40 @@ type Wish struct {
 	// MountFlags are those of all capabilities.
 	MountFlags []string
 	Parameters map[string]string
+	// IOLimits count in place of those of the parameters where there are mutable ones.
+	IOLimits *iolimit.Limits
 }
 
 // Options configure a Service. All are required.
 type Options struct {
 	Fleet  *fleet.Fleet
 	Ledger *scheduler.Ledger
-	// Request turns a wish into lvmd's request, by the meaning of its
+	// Request turns a desired into lvmd's request, by the meaning of its
 	// parameters, and says how nodes are preferred. Its errors are about the
-	// wish.
-	Request func(Wish) (*lvmdv1.CreateVolumeRequest, scheduler.Policy, error)
+	// desired.
+	Request func(Desired) (*lvmdv1.CreateVolumeRequest, scheduler.Policy, error)
 	// NodeOf returns the node that the cluster names for a volume. It is believed
 	// before any node's report.
 	NodeOf func(volumeID string) (node string, ok bool)
+	// Created is called after each attempt to make an empty volume on a node, with when it
+	// began and what came of it. An attempt whose caller left is not one. Of the attempts
+	// that fail for one volume, only those on the node where the first one failed come to
+	// it: a request that fails everywhere is no node's fault.
+	Created func(node, deviceClass string, began time.Time, err error)
 	// Absent returns the nodes that may hold volumes and are not connected.
 	Absent func() []string
-	// NodeGone tells whether a node is not in the cluster any more: its Node
+	// NodeGone reports whether a node is not in the cluster any more: its Node
 	// object is deleted, or it is declared out of service.
 	NodeGone func(ctx context.Context, node string) (bool, error)
 	// ClusterID is what snapshots are tagged with.
 	ClusterID string
 	// Ready says why calls cannot be served yet.
-	Ready   func(context.Context) error
-	Version string
-	Log     *slog.Logger
+	Ready func(context.Context) error
+	// Answered is called with every call that was answered: the full name of the RPC, the
+	// gRPC status, and how long it took.
+	Answered func(method string, err error, took time.Duration)
+	Version  string
+	Log      *slog.Logger
 }
 
 // Service is the CSI Controller and Identity services. All methods may be
@@ -64,13 +77,20 @@ type Service struct {
 
 	mu   sync.Mutex
 	busy map[string]struct{} // names that are being created
-	// doubts are nodes that may hold a volume of that name without our knowing.
-	doubts map[string]string
+	// inFlight are the nodes that may hold a volume of that name without our knowing. An
+	// entry ends when the node says yes or no, or is not in the cluster any more.
+	inFlight map[string]string
+	// failedOn are the nodes on which the volume of that name failed first; the names of
+	// longest ago are forgotten.
+	failedOn *lru.Cache
 }
+
+// failuresKept is how many names of volumes that could not be made are known.
+const failuresKept = 1024
 
 // New makes the service.
 func New(o Options) *Service {
-	return &Service{o: o, busy: map[string]struct{}{}, doubts: map[string]string{}}
+	return &Service{o: o, busy: map[string]struct{}{}, inFlight: map[string]string{}, failedOn: lru.New(failuresKept)}
 }
 
 // Serve serves on the listener until ctx is done, then lets calls under way
@@ -87,9 +107,11 @@ func (s *Service) Serve(ctx context.Context, listener net.Listener) error {
 
 // intercept gives every error its code, and logs what failed.
 func (s *Service) intercept(ctx context.Context, r any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	begin := time.Now()
 	answer, err := handler(ctx, r)
+	err = Status(err)
+	s.o.Answered(info.FullMethod, err, time.Since(begin))
 	if err != nil {
-		err = Status(err)
 		s.o.Log.Info("call failed", "method", info.FullMethod, "error", err)
 		return nil, err
 	}
@@ -126,6 +148,7 @@ var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_GET_VOLUME,
 	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+	csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
 	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,

@@ -9,22 +9,17 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// snapshotHandle is a snapshot's CSI id.
-func snapshotHandle(node, id string) string { return node + "/" + id }
-
-// ParseSnapshotHandle reads a snapshot's CSI id, or returns false for what never
-// was one.
-func ParseSnapshotHandle(handle string) (node, id string, ok bool) {
-	node, id, ok = strings.Cut(handle, "/")
-	return node, id, ok && node != "" && id != "" && !strings.Contains(id, "/")
-}
+// snapshotsAtOnce is how many snapshots a node is asked for in one call: the fleet bounds
+// the bytes of an answer.
+const snapshotsAtOnce = 250
 
 func snapshotOf(node string, s *lvmdv1.Snapshot) *csi.Snapshot {
 	return &csi.Snapshot{
-		SnapshotId: snapshotHandle(node, s.GetId()), SourceVolumeId: s.GetSourceVolumeId(), SizeBytes: s.GetSizeBytes(),
+		SnapshotId: spec.SnapshotHandle(node, s.GetId()), SourceVolumeId: s.GetSourceVolumeId(), SizeBytes: s.GetSizeBytes(),
 		CreationTime: s.GetCreatedAt(), ReadyToUse: s.GetReady(),
 	}
 }
@@ -78,7 +73,7 @@ func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotReque
 	if r.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id", "a value is required")
 	}
-	node, id, ok := ParseSnapshotHandle(r.GetSnapshotId())
+	node, id, ok := spec.ParseSnapshotHandle(r.GetSnapshotId())
 	if !ok {
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
@@ -111,7 +106,7 @@ func (s *Service) GetSnapshot(ctx context.Context, r *csi.GetSnapshotRequest) (*
 }
 
 func (s *Service) snapshot(ctx context.Context, handle string) (*csi.Snapshot, error) {
-	node, id, ok := ParseSnapshotHandle(handle)
+	node, id, ok := spec.ParseSnapshotHandle(handle)
 	if !ok {
 		return nil, fail(codes.NotFound, "no snapshot %q", handle)
 	}
@@ -156,9 +151,9 @@ func (s *Service) ListSnapshots(ctx context.Context, r *csi.ListSnapshotsRequest
 		if nodes[i] != node {
 			token = "" // it is of another node
 		}
-		ask := &lvmdv1.ListSnapshotsRequest{SourceVolumeId: r.GetSourceVolumeId(), PageToken: token}
+		ask := &lvmdv1.ListSnapshotsRequest{SourceVolumeId: r.GetSourceVolumeId(), PageToken: token, PageSize: snapshotsAtOnce}
 		if most > 0 {
-			ask.PageSize = int32(most - len(answer.GetEntries())) //nolint:gosec // less than max_entries, which is an int32
+			ask.PageSize = int32(min(snapshotsAtOnce, most-len(answer.GetEntries()))) //nolint:gosec // at most snapshotsAtOnce
 		}
 		page, err := s.o.Fleet.ListSnapshots(ctx, nodes[i], ask)
 		if err != nil {

@@ -32,7 +32,7 @@ func (s *Service) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) 
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ValidateVolumeCapabilities tells whether a volume can be used as asked.
+// ValidateVolumeCapabilities reports whether a volume can be used as asked.
 func (s *Service) ValidateVolumeCapabilities(ctx context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if r.GetVolumeId() != "" && len(r.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("volume_capabilities", "a value is required")
@@ -101,15 +101,15 @@ func (s *Service) ControllerGetVolume(ctx context.Context, r *csi.ControllerGetV
 	return &csi.ControllerGetVolumeResponse{Volume: volumeOf(node, vol), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
 }
 
-// GetCapacity tells how much room there is for volumes of a kind: on a node, or
+// GetCapacity reports how much free space there is for volumes of a kind: on a node, or
 // in sum. What cannot be made at all has none.
 func (s *Service) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	wish := Wish{Name: "capacity", Bytes: 1, Parameters: r.GetParameters()}
+	desired := Desired{Name: "capacity", Bytes: 1, Parameters: r.GetParameters()}
 	for _, c := range r.GetVolumeCapabilities() {
 		if checkCapability(c) != nil {
-			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil //nolint:nilerr // there is no room for what cannot be
+			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil //nolint:nilerr // there is no space for what cannot be
 		}
-		wish.Block, wish.FSType = c.GetBlock() != nil, c.GetMount().GetFsType()
+		desired.Block, desired.FSType = c.GetBlock() != nil, c.GetMount().GetFsType()
 	}
 	var nodes []string
 	if r.GetAccessibleTopology() != nil {
@@ -118,7 +118,7 @@ func (s *Service) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*cs
 			return nil, err
 		}
 	}
-	ask, _, err := s.o.Request(wish)
+	ask, _, err := s.o.Request(desired)
 	if err != nil {
 		return nil, invalid("parameters", "%v", err)
 	}
@@ -130,11 +130,11 @@ func (s *Service) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*cs
 		if len(nodes) > 0 && !slices.Contains(nodes, c.Node) {
 			continue
 		}
-		room := c.Room.Besides(header)
-		if sum += room.Available; sum < 0 {
+		free := c.FreeSpace.Besides(header)
+		if sum += free.Available; sum < 0 {
 			sum = 1<<63 - 1
 		}
-		largest = max(largest, room.MaximumVolume)
+		largest = max(largest, free.MaximumVolume)
 	}
 	return &csi.GetCapacityResponse{AvailableCapacity: sum, MaximumVolumeSize: wrapperspb.Int64(largest)}, nil
 }

@@ -61,7 +61,7 @@ type authorities struct {
 }
 
 // parseAuthorities reads the Secret's data. The next and the previous CA are
-// optional; one that cannot be read is an error: somebody edited the Secret.
+// optional; one that cannot be read is an error: the Secret was edited.
 func parseAuthorities(data map[string][]byte) (*authorities, error) {
 	var out authorities
 	var err error
@@ -164,7 +164,7 @@ func (a *authorities) bundle() []byte {
 //	signer near its end, no next  → make next, and publish it
 //	next published long enough    → next signs, the signer becomes previous
 //	previous replaced long enough → previous is dropped
-//	signer past its end           → begin again: nobody trusts it any more
+//	signer past its end           → begin again: it is not trusted any more
 func (a *authorities) rotate(now time.Time) (*authorities, bool, error) {
 	if !now.Before(a.signer.cert.NotAfter) {
 		if a.next != nil && now.Before(a.next.cert.NotAfter) {
@@ -197,7 +197,7 @@ func newAuthority(now time.Time) (*authority, error) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial,
-		// The serial in the name lets verifiers tell two generations apart.
+		// The serial in the name lets verifiers distinguish two generations.
 		Subject:   pkix.Name{CommonName: "carve-uplink-ca-" + serial.Text(36)},
 		NotBefore: now.Add(-backdate), NotAfter: now.Add(CALife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,

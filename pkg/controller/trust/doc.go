@@ -10,7 +10,7 @@
 //
 //	signer    the CA certificate and key that sign serving certificates now
 //	next      a CA that is published already and signs later
-//	previous  the CA that signed before; published until nobody serves with it
+//	previous  the CA that signed before; published until no replica serves with it
 //	bundle    all of these certificates, what nodes verify the controller by
 //
 // Invariants: a CA is published for at least PublishOverlap before it signs

@@ -17,7 +17,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/fleet"
-	"github.com/carve-csi/carve/pkg/fleet/fakelvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -25,7 +25,7 @@ import (
 
 // agent is what a node has: its lvmd, and the two files that the kubelet keeps current.
 type agent struct {
-	node      *fakelvmd.Server
+	node      *lvmdfake.Server
 	ca, token string
 	address   string
 }
@@ -98,7 +98,7 @@ func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 		}
 	})
 	dir := t.TempDir()
-	n1 := agent{node: fakelvmd.New("n1", fakelvmd.Class{Name: "local", Default: true, Bytes: 1 << 50}),
+	n1 := agent{node: lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: 1 << 50}),
 		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), address: lis.Addr().String()}
 	stop := func() {}
 	t.Cleanup(func() { stop() })

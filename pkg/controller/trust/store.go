@@ -109,7 +109,7 @@ func (s *Store) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 }
 
 // loadOrMake returns the authorities as stored, after making or rotating them
-// where that is due. Whoever writes first wins; the others read again.
+// where that is due. The first replica to write wins; the others read again.
 func (s *Store) loadOrMake(ctx context.Context) (*authorities, error) {
 	secrets := s.client.CoreV1().Secrets(s.namespace)
 	for range writeAttempts {
@@ -155,7 +155,7 @@ func (s *Store) loadOrMake(ctx context.Context) (*authorities, error) {
 		if update.Data, err = rotated.data(); err != nil {
 			return nil, err
 		}
-		_, err = secrets.Update(ctx, update, metav1.UpdateOptions{}) // fails if somebody wrote since
+		_, err = secrets.Update(ctx, update, metav1.UpdateOptions{}) // fails if it was written since
 		if apierrors.IsConflict(err) {
 			continue
 		}

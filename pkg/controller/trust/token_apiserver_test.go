@@ -77,7 +77,7 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		"for the API server itself":        {"node-1", issue("carve-node", "agent", ""), "audience"},
 		"that expired":                     {"node-1", resign(t, good, past), "expired at"},
 		"signed anew, and not expired":     {"node-1", resign(t, good, func(map[string]any) {}), ""},
-		"of a Pod of another account":      {"node-1", issue("other", "stranger", "carve-uplink"), "only"},
+		"of a Pod of another account":      {"node-1", issue("other", "foreign", "carve-uplink"), "only"},
 		"of the account, without a Pod":    {"node-1", issue("carve-node", "", "carve-uplink"), "bound to node"},
 		"with a signature that is not its": {"node-1", good[:len(good)-8] + "AAAAAAAA", "does not accept"},
 		"of a Pod that is still there":     {"node-1", doomed, ""},
@@ -146,7 +146,7 @@ func create(t *testing.T, client kubernetes.Interface, namespace string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(ctx, "node-1", metav1.DeleteOptions{}) })
-	for name, account := range map[string]string{"agent": "carve-node", "doomed": "carve-node", "stranger": "other"} {
+	for name, account := range map[string]string{"agent": "carve-node", "doomed": "carve-node", "foreign": "other"} {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
 			NodeName: "node-1", ServiceAccountName: account, Containers: []v1.Container{{Name: "c", Image: "none"}}}}
 		must.Get(client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}))(t)

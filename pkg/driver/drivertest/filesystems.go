@@ -16,6 +16,8 @@ type FileSystems struct {
 	Checking func(ctx context.Context, device string) error
 	// CheckingWithin, when set, runs within Check, when that has the memory that it needs.
 	CheckingWithin func(ctx context.Context, device string, memory int64)
+	// Probing, when set, runs at the beginning of Probe.
+	Probing func(device string)
 	// CheckNeeds is how much memory checks need, in bytes, but for what SetCheckNeeds says.
 	CheckNeeds int64
 
@@ -79,6 +81,9 @@ func (f *FileSystems) Grown(device string) []string {
 
 // Probe implements driver.FileSystems.
 func (f *FileSystems) Probe(device string) (filesystem.Info, error) {
+	if f.Probing != nil {
+		f.Probing(device)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	info := f.on[device]
@@ -98,7 +103,7 @@ func (f *FileSystems) Format(ctx context.Context, device string, o filesystem.Fo
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.made[device] = append(f.made[device], o)
-	f.on[device] = filesystem.Info{Type: o.Type, UUID: o.UUID, SizeBytes: f.on[device].SizeBytes}
+	f.on[device] = filesystem.Info{Type: o.Type, UUID: o.UUID, SizeBytes: f.on[device].SizeBytes, Journal: o.Type == filesystem.Ext4}
 	return nil
 }
 

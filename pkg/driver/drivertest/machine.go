@@ -1,7 +1,7 @@
-// Package drivertest has what tests of the node plugin stand on: an lvmd, a
-// mount table and file systems that live in memory, a machine that holds them
-// while plugins come and go, and a CSI controller just good enough for
-// conformance suites, which need someone to create volumes.
+// Package drivertest has what tests of the node plugin stand on: file systems that live in memory,
+// a machine that holds them, a mount table (package mountfake) and an lvmd (package lvmdfake) while
+// plugins come and go, and a CSI controller that is just good enough for conformance suites, which need
+// one to create volumes.
 package drivertest
 
 import (
@@ -25,17 +25,22 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/inline"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/driver/mount/mountfake"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/luks/luksfake"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // NodeName is the name of the node that machines play.
 const NodeName = "node-1"
+
+// diskBytes is the size of a fake machine's disks: more than any test needs.
+const diskBytes = 1 << 50
 
 // Machine is what outlives a plugin on a node.
 type Machine struct {
@@ -55,6 +60,8 @@ type Machine struct {
 	InlineMaxBytes int64
 	// CheckMemory is driver.Options.CheckMemory.
 	CheckMemory int64
+	// IOLimits is driver.Options.IOLimits.
+	IOLimits driver.IOLimitDirs
 	// MaxVolumes is what plugins are configured with.
 	MaxVolumes int64
 	// Log holds the lines of all plugins that ran.
@@ -94,7 +101,7 @@ func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fi
 // FakeMachine is a machine with nothing real in it but directories.
 type FakeMachine struct {
 	*Machine
-	LVMD        *LVMD
+	LVMD        *lvmdfake.Server
 	Mounts      *mountfake.Table
 	FileSystems *FileSystems
 	LUKS        *luksfake.Table
@@ -104,7 +111,12 @@ type FakeMachine struct {
 // gets a device node and, if it is to have one, a clean file system.
 func NewFakeMachine(t testing.TB) *FakeMachine {
 	t.Helper()
-	f := &FakeMachine{LVMD: &LVMD{}, Mounts: &mountfake.Table{}, FileSystems: &FileSystems{}, LUKS: &luksfake.Table{}}
+	f := &FakeMachine{
+		LVMD:   lvmdfake.New(NodeName, lvmdfake.Class{Name: "local", Default: true, Group: "carve", Bytes: diskBytes}),
+		Mounts: &mountfake.Table{}, FileSystems: &FileSystems{}, LUKS: &luksfake.Table{},
+	}
+	classes := must.Get(f.LVMD.ListClasses(t.Context(), &lvmdv1.ListClassesRequest{}))(t)
+	f.Mounts.SetGroupUUID(classes.GetClasses()[0].GetVgUuid())
 	f.LUKS.Formatted = func(_, volume string) { f.FileSystems.Set(luks.Path(volume), filesystem.Info{}) }
 	f.LUKS.Opened = func(device, volume string, m luks.Mapping) {
 		size, err := f.Mounts.NodeSize(device)
@@ -115,14 +127,15 @@ func NewFakeMachine(t testing.TB) *FakeMachine {
 	}
 	f.LUKS.Closed = func(volume string) { f.Mounts.RemoveNode(luks.Path(volume)) }
 	f.LUKS.InUse = func(m luks.Mapping) bool { return f.Mounts.Shows(mount.Device{Major: m.Major, Minor: m.Minor}) }
-	f.LVMD.Created = func(v *lvmdv1.Volume) {
+	f.LVMD.SetHooks(lvmdfake.Hooks{Device: func(v *lvmdv1.Volume) {
 		below := v.GetSizeBytes()
 		if v.GetEncryption() == names.EncryptionLUKS {
 			below += luks.HeaderBytes
 		}
 		f.Mounts.AddNode(v.GetDevicePath(), mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}, below)
-		f.FileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), UUID: v.GetFsUuid(), SizeBytes: v.GetSizeBytes()})
-	}
+		f.FileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), UUID: v.GetFsUuid(), SizeBytes: v.GetSizeBytes(),
+			Journal: v.GetFsType() == string(filesystem.Ext4)})
+	}})
 	f.Machine = NewMachine(t, f.LVMD, f.Mounts, f.FileSystems, f.LUKS)
 	return f
 }
@@ -178,7 +191,7 @@ func (m *Machine) MakeDir(elements ...string) string {
 	return path
 }
 
-// Plugin is one life of the node plugin on a machine.
+// Plugin is one run of the node plugin on a machine.
 type Plugin struct {
 	csi.NodeClient
 	csi.IdentityClient
@@ -187,9 +200,11 @@ type Plugin struct {
 	// Sweep is the node service's.
 	Sweep func(context.Context)
 	// CheckHealth is the node service's.
-	CheckHealth func(context.Context, driver.Ailments) driver.Ailments
+	CheckHealth func(context.Context, driver.Conditions) driver.Conditions
+	// RequestIOLimits is the node service's.
+	RequestIOLimits func(context.Context)
 	// ReclaimInline is the node service's.
-	ReclaimInline func(context.Context, driver.Abandoned, time.Time) driver.Abandoned
+	ReclaimInline func(context.Context, inline.Abandoned, time.Time) inline.Abandoned
 
 	stop func() error
 }
@@ -206,7 +221,7 @@ func (m *Machine) Start() *Plugin {
 	metrics := driver.NewMetrics()
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
-		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, CheckMemory: m.CheckMemory, MaxVolumes: m.MaxVolumes,
+		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, CheckMemory: m.CheckMemory, MaxVolumes: m.MaxVolumes, IOLimits: m.IOLimits,
 	})
 	if err != nil {
 		m.t.Fatal(err)
@@ -238,7 +253,7 @@ func (m *Machine) Start() *Plugin {
 	p := &Plugin{
 		NodeClient: csi.NewNodeClient(conn), IdentityClient: csi.NewIdentityClient(conn),
 		Registration: registration, Metrics: metrics, Sweep: node.Sweep, CheckHealth: node.CheckHealth,
-		ReclaimInline: node.ReclaimInline,
+		ReclaimInline: node.ReclaimInline, RequestIOLimits: node.RequestIOLimits,
 	}
 	p.stop = sync.OnceValue(func() error {
 		cancel()

@@ -36,9 +36,9 @@ func Cryptsetup() *luks.Cryptsetup {
 	return luks.New("cryptsetup", luks.Cost{MemoryKiB: 32, Rounds: 4})
 }
 
-// patience bounds LVM's commands and the end of an lvmd: the machine is
+// waitTimeout bounds LVM's commands and the end of an lvmd: the machine is
 // emulated.
-const patience = time.Minute
+const waitTimeout = time.Minute
 
 // NewRealMachine makes a machine where everything is real: the kernel, LVM and
 // lvmd, with a volume group on the disk, of which nothing is left at the
@@ -67,12 +67,12 @@ deviceClasses:
 	c := must.Get(config.Parse("test", content))(t)
 	log := &Buffer{}
 	service := must.Get(lvmd.New(t.Context(), lvmd.Options{
-		Config: c, LVM: lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: patience}), StateDir: t.TempDir(),
+		Config: c, LVM: lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout}), StateDir: t.TempDir(),
 		Log: slog.New(slog.NewTextHandler(log, nil)),
 	}))(t)
 	service.Start()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if err := service.Stop(ctx); err != nil {
 			t.Error(err)

@@ -84,7 +84,7 @@ func btrfsFailures(device Device) (int64, error) {
 	for _, file := range counters {
 		content, err := os.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was just taken off
+			continue // it was just unmounted
 		}
 		if err != nil {
 			return 0, err

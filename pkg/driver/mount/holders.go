@@ -17,7 +17,7 @@ import (
 )
 
 // Holder is a mount of a device in another mount namespace, and a process that
-// lives there.
+// runs there.
 type Holder struct {
 	// PID is as Proc shows it, Process the name of the process.
 	PID     int
@@ -44,7 +44,7 @@ func (h Holder) String() string {
 // ErrHostUnseen says that only processes of our own container are seen.
 var ErrHostUnseen = errors.New("no process of the host is seen")
 
-// namespace is one mount namespace, by a process that lives in it.
+// namespace is one mount namespace, by a process that runs in it.
 type namespace struct {
 	pid    int
 	mounts []*mountinfo.Info
@@ -69,7 +69,7 @@ func (System) InUse(device Device) (bool, error) {
 }
 
 // Holders implements Interface by reading the mount table of each mount namespace
-// that a process lives in. A namespace is known by the number of its first mount,
+// that a process runs in. A namespace is known by the number of its first mount,
 // which the kernel gives to one mount only: comparing the namespaces themselves
 // needs more rights than reading their tables.
 func (s System) Holders(device Device, leaving string) ([]Holder, error) {
@@ -226,7 +226,7 @@ func group(m *mountinfo.Info, tag string) string {
 	return ""
 }
 
-// goingWith returns what tells whether a mount in another namespace goes when ours
+// goingWith returns a function that reports whether a mount in another namespace goes when ours
 // at the path leaving is unmounted: it is attached to the same place of a mount
 // that receives what happens to the one below ours.
 func goingWith(own []*mountinfo.Info, others []namespace, leaving string) func([]*mountinfo.Info, *mountinfo.Info) bool {

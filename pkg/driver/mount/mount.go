@@ -1,6 +1,6 @@
 // Package mount is the node plugin's view of the kernel's mount table: it
-// mounts file systems, binds them and device nodes to further paths, takes
-// them off again and tells what is where.
+// mounts file systems, binds them and device nodes to further paths, unmounts
+// them again and reports what is where.
 //
 // It owns the system calls and nothing else: no retries, no locks, no policy
 // about which path or option is allowed, and no process is ever forked.
@@ -8,11 +8,11 @@
 // Vocabulary: a layer is one mount at a path; several at the same path hide
 // each other, and only the topmost is seen. A device is a pair of numbers; a
 // path to a device node is only a way to find them. What is published at a
-// path is told by the device behind it: the one that the mounted file system
-// lives on, or the one that the bound node stands for.
+// path is identified by the device behind it: the one that the mounted file system
+// is on, or the one that the bound node stands for.
 //
 // Invariants: a mount appears at its path complete, with all its options, or
-// not at all. Off takes every layer away, and works on mounts whose device is
+// not at all. Unmount removes every layer, and works on mounts whose device is
 // dead. A symbolic link at or on the way to a path of a mount is refused.
 //
 // The CSI node service in pkg/driver is the caller. Package mountfake has the
@@ -28,6 +28,14 @@ type Device struct {
 
 // String returns "major:minor", as the kernel writes it in sysfs.
 func (d Device) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
+
+// Source is a device with a file system.
+type Source struct {
+	// Node is the path of a node of the device, which may be a link.
+	Node string
+	// Device is which device that has to be; zero is the one that the node stands for.
+	Device Device
+}
 
 // State is what At finds at a path.
 type State struct {
@@ -48,7 +56,7 @@ type State struct {
 type Point struct {
 	Path string
 	// Device of the file system. For a bound device node that is the file
-	// system the node lies in; At tells which device it stands for.
+	// system the node lies in; At returns which device it stands for.
 	Device Device
 	// Root is the path within the file system that is mounted: "/" unless a
 	// directory or file of it is bound.
@@ -74,16 +82,19 @@ type Usage struct {
 // called concurrently; callers serialise calls that change one path. Errors
 // wrap the errno.
 type Interface interface {
-	// Mount mounts the file system on a device node at a directory. Options are
+	// Mount mounts the file system on a device at a directory. Options are
 	// those of mount(8), one each, already checked; both those of the layer and
-	// those of the file system.
-	Mount(device, path, fsType string, options []string) error
+	// those of the file system, of which later ones win. Before the mount is seen at
+	// the path, the device, the type and the attributes of the layer are compared with
+	// what was asked for: ErrUnverified. What the kernel refuses is a *KernelError, with
+	// what the kernel says of it. EBUSY: the path shows the file system already.
+	Mount(source Source, path, fsType string, options []string) error
 	// Bind makes the mount at source, or the device node at source, appear at
 	// the existing directory or file path too.
 	Bind(source, path string, readOnly bool) error
-	// Off takes all layers at the path away. It succeeds when there are none and
+	// Unmount removes all layers at the path. It succeeds when there are none and
 	// when the path does not exist. EBUSY: the topmost layer is in use.
-	Off(path string) error
+	Unmount(path string) error
 	// At looks at one path, at a cost that does not depend on how many mounts
 	// there are. A dead file system can make it fail with EIO.
 	At(path string) (State, error)
@@ -100,7 +111,7 @@ type Interface interface {
 	// no more writes, unless its options say otherwise; newer kernels show that
 	// nowhere else. Zero for other file systems: xfs fails altogether instead.
 	Errors(device Device) (int64, error)
-	// Warnings returns how often the kernel complained of the file system mounted
+	// Warnings returns how often the kernel warned of the file system mounted
 	// from the device and went on with it: the warnings of ext4 since it was
 	// mounted, such as of data that could not be written; of btrfs the reads,
 	// writes and flushes that failed and the checksums that were wrong, since the

@@ -6,45 +6,55 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// layerFlags are the options that mount(2) takes as bits. Those that clear a
-// bit are there so that they do not reach the file system, which would not
-// know them.
-var layerFlags = map[string]struct {
-	set, clear uintptr
-}{
-	"ro":          {set: unix.MS_RDONLY},
-	"rw":          {clear: unix.MS_RDONLY},
-	"nosuid":      {set: unix.MS_NOSUID},
-	"suid":        {clear: unix.MS_NOSUID},
-	"nodev":       {set: unix.MS_NODEV},
-	"dev":         {clear: unix.MS_NODEV},
-	"noexec":      {set: unix.MS_NOEXEC},
-	"exec":        {clear: unix.MS_NOEXEC},
-	"sync":        {set: unix.MS_SYNCHRONOUS},
-	"async":       {clear: unix.MS_SYNCHRONOUS},
-	"dirsync":     {set: unix.MS_DIRSYNC},
-	"noatime":     {set: unix.MS_NOATIME},
-	"atime":       {clear: unix.MS_NOATIME},
-	"nodiratime":  {set: unix.MS_NODIRATIME},
-	"diratime":    {clear: unix.MS_NODIRATIME},
-	"relatime":    {set: unix.MS_RELATIME},
-	"norelatime":  {clear: unix.MS_RELATIME},
-	"strictatime": {set: unix.MS_STRICTATIME},
-	"lazytime":    {set: unix.MS_LAZYTIME},
-	"nolazytime":  {clear: unix.MS_LAZYTIME},
-	"defaults":    {},
+// atimeMask covers the attributes that say when access times are written. They are one
+// value, of which zero is relatime.
+const atimeMask = unix.MOUNT_ATTR__ATIME
+
+// layerOptions are the options that belong to a layer: attributes of fsmount(2).
+var layerOptions = map[string]struct{ clear, set int }{
+	"ro":          {set: unix.MOUNT_ATTR_RDONLY},
+	"rw":          {clear: unix.MOUNT_ATTR_RDONLY},
+	"nosuid":      {set: unix.MOUNT_ATTR_NOSUID},
+	"suid":        {clear: unix.MOUNT_ATTR_NOSUID},
+	"nodev":       {set: unix.MOUNT_ATTR_NODEV},
+	"dev":         {clear: unix.MOUNT_ATTR_NODEV},
+	"noexec":      {set: unix.MOUNT_ATTR_NOEXEC},
+	"exec":        {clear: unix.MOUNT_ATTR_NOEXEC},
+	"nodiratime":  {set: unix.MOUNT_ATTR_NODIRATIME},
+	"diratime":    {clear: unix.MOUNT_ATTR_NODIRATIME},
+	"noatime":     {clear: atimeMask, set: unix.MOUNT_ATTR_NOATIME},
+	"atime":       {clear: unix.MOUNT_ATTR_NOATIME},
+	"strictatime": {clear: atimeMask, set: unix.MOUNT_ATTR_STRICTATIME},
+	"relatime":    {clear: atimeMask},
+	// What the kernel does anyway.
+	"norelatime": {},
+	"defaults":   {},
 }
 
-// split sorts options into bits for mount(2) and the string for the file
-// system. Later options win over earlier ones.
-func split(options []string) (flags uintptr, data string) {
-	var rest []string
+// parameter is one option of a file system, as fsconfig(2) takes it.
+type parameter struct {
+	key, value string
+	// flag: the option has no value.
+	flag bool
+}
+
+// split sorts options into the attributes of the layer and the parameters of the file
+// system. Later options win over earlier ones: the kernel sees to that for parameters.
+func split(options []string) (attributes int, parameters []parameter) {
 	for _, option := range options {
-		if f, ok := layerFlags[option]; ok {
-			flags = flags&^f.clear | f.set
+		layer, ok := layerOptions[option]
+		attributes = attributes&^layer.clear | layer.set
+		// A file system is read-only, too, not its layer alone.
+		if ok && option != "ro" && option != "rw" {
 			continue
 		}
-		rest = append(rest, option)
+		key, value, hasValue := strings.Cut(option, "=")
+		// Quotes keep commas within a list of options together. Here they would be part of
+		// the value.
+		if len(value) >= 2 && strings.HasPrefix(value, `"`) && strings.HasSuffix(value, `"`) {
+			value = value[1 : len(value)-1]
+		}
+		parameters = append(parameters, parameter{key: key, value: value, flag: !hasValue})
 	}
-	return flags, strings.Join(rest, ",")
+	return attributes, parameters
 }

@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,22 +24,33 @@ func TestAddUp(t *testing.T) {
 
 func TestSplit(t *testing.T) {
 	tests := []struct {
-		name    string
-		options []string
-		flags   uintptr
-		data    string
+		name       string
+		options    []string
+		attributes int
+		parameters []parameter
 	}{
 		{name: "nothing is nothing"},
-		{name: "flags and data are told apart", options: []string{"noatime", "commit=30", "ro", "data=writeback"},
-			flags: unix.MS_NOATIME | unix.MS_RDONLY, data: "commit=30,data=writeback"},
-		{name: "later flags win", options: []string{"ro", "rw", "suid", "nosuid"}, flags: unix.MS_NOSUID},
-		{name: "words for the usual case reach nobody", options: []string{"defaults", "rw", "exec", "dev", "async"}},
+		{name: "attributes of the layer and parameters of the file system are separated",
+			options:    []string{"noatime", "commit=30", "nosuid", "data=writeback", "nobarrier"},
+			attributes: unix.MOUNT_ATTR_NOATIME | unix.MOUNT_ATTR_NOSUID,
+			parameters: []parameter{{key: "commit", value: "30"}, {key: "data", value: "writeback"}, {key: "nobarrier", flag: true}}},
+		{name: "read-only are both, the layer and the file system", options: []string{"ro"},
+			attributes: unix.MOUNT_ATTR_RDONLY, parameters: []parameter{{key: "ro", flag: true}}},
+		{name: "later attributes win", options: []string{"ro", "rw", "suid", "nosuid"}, attributes: unix.MOUNT_ATTR_NOSUID,
+			parameters: []parameter{{key: "ro", flag: true}, {key: "rw", flag: true}}},
+		{name: "relatime wins over an earlier noatime", options: []string{"noatime", "relatime"}},
+		{name: "noatime wins over an earlier strictatime", options: []string{"strictatime", "noatime"}, attributes: unix.MOUNT_ATTR_NOATIME},
+		{name: "atime takes noatime back", options: []string{"noatime", "atime"}},
+		{name: "words for what is usual reach no file system", options: []string{"defaults", "exec", "dev", "norelatime"}},
+		{name: "a file system gets a value without the quotes that keep its commas together",
+			options:    []string{`context="system_u:object_r:container_file_t:s0:c1,c2"`},
+			parameters: []parameter{{key: "context", value: "system_u:object_r:container_file_t:s0:c1,c2"}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			flags, data := split(tt.options)
-			if flags != tt.flags || data != tt.data {
-				t.Errorf("got %#x, %q, want %#x, %q", flags, data, tt.flags, tt.data)
+			attributes, parameters := split(tt.options)
+			if attributes != tt.attributes || !slices.Equal(parameters, tt.parameters) {
+				t.Errorf("got %#x, %+v, want %#x, %+v", attributes, parameters, tt.attributes, tt.parameters)
 			}
 		})
 	}

@@ -20,11 +20,11 @@ import (
 )
 
 // System is the running kernel, seen from the process's own mount namespace.
-// It needs Linux 5.8 (to tell the root of a mount), and 5.12 to bind
+// It needs Linux 5.8 (to identify the root of a mount), and 5.12 to bind
 // read-only.
 type System struct {
 	// Trusted is the directory below which no symbolic link is followed in the
-	// paths of what is mounted, bound and taken off, while the path of the
+	// paths of what is mounted, bound and unmounted, while the path of the
 	// directory itself may have some. Empty: none is followed anywhere, save in
 	// the paths of device nodes.
 	Trusted string
@@ -39,16 +39,56 @@ var _ Interface = System{}
 // descriptor.
 func handle(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// Mount implements Interface by mount(2).
-func (s System) Mount(device, path, fsType string, options []string) error {
+// Mount implements Interface. The mount is made attached nowhere, verified there, and
+// attached last. A process that is killed in between leaves nothing: the kernel takes a
+// mount away whose last descriptor is closed.
+func (s System) Mount(source Source, path, fsType string, options []string) error {
 	dir, err := nofollow.Directory(s.Trusted, path)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	flags, data := split(options)
-	if err := unix.Mount(device, handle(dir), fsType, flags, data); err != nil {
-		return &os.PathError{Op: "mount", Path: path, Err: err}
+	if stands, err := s.Node(source.Node); err != nil {
+		return err
+	} else if source.Device == (Device{}) {
+		source.Device = stands
+	}
+	attributes, parameters := split(options)
+	context, err := openContext(fsType)
+	if err != nil {
+		return fmt.Errorf("mount at %s: %w", path, err)
+	}
+	defer context.Close()
+	tree, err := context.create(source.Node, parameters, attributes)
+	if takesLabelsByMount(fsType, parameters, err) {
+		context.Close() // it has the device
+		tree, err = mountPrivately(source.Node, fsType, options, attributes)
+	}
+	if err != nil {
+		return fmt.Errorf("mount at %s: %w", path, err)
+	}
+	defer tree.Close()
+	if err := verify(tree, source.Device, fsType, attributes); err != nil {
+		return fmt.Errorf("mount at %s: %w", path, err)
+	}
+	if again, err := showsAlready(dir, tree); err != nil {
+		return err
+	} else if again {
+		return &os.PathError{Op: "mount", Path: path, Err: unix.EBUSY}
+	}
+	return attach(tree, dir, "", path)
+}
+
+// attach puts a mount that is attached nowhere at a name in a directory, or over the
+// directory itself where the name is empty. A symbolic link is not followed.
+func attach(tree, dir *os.File, name, path string) error {
+	flags := unix.MOVE_MOUNT_F_EMPTY_PATH
+	if name == "" {
+		flags |= unix.MOVE_MOUNT_T_EMPTY_PATH
+	}
+	// Without MOVE_MOUNT_T_SYMLINKS a link at the name is not followed.
+	if err := unix.MoveMount(int(tree.Fd()), "", int(dir.Fd()), name, flags); err != nil {
+		return &os.PathError{Op: "move_mount", Path: path, Err: err}
 	}
 	return nil
 }
@@ -63,7 +103,6 @@ func (s System) Bind(source, path string, readOnly bool) error {
 		return err
 	}
 	defer tree.Close()
-	fd := int(tree.Fd())
 	dir, name, err := nofollow.Parent(s.Trusted, path)
 	if err != nil {
 		return err
@@ -71,15 +110,11 @@ func (s System) Bind(source, path string, readOnly bool) error {
 	defer dir.Close()
 	if readOnly {
 		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
-		if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		if err := unix.MountSetattr(int(tree.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
 			return &os.PathError{Op: "mount_setattr", Path: path, Err: err}
 		}
 	}
-	// Without MOVE_MOUNT_T_SYMLINKS a link at the path is not followed.
-	if err := unix.MoveMount(fd, "", int(dir.Fd()), name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return &os.PathError{Op: "move_mount", Path: path, Err: err}
-	}
-	return nil
+	return attach(tree, dir, name, path)
 }
 
 // clone makes a detached copy of the layer at a path. The path of a device
@@ -102,13 +137,13 @@ func (s System) clone(source string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), source), nil
 }
 
-// Off implements Interface by umount(2). It does not look at the path first:
+// Unmount implements Interface by umount(2). It does not look at the path first:
 // that could fail or block on a dead device.
 //
 // It is never lazy (MNT_DETACH): what is still in use would go on writing to a
-// volume that everybody believes to be free. A dead device is no reason
-// either, as the kernel takes its file systems off like others.
-func (s System) Off(path string) error {
+// volume that is taken for free. A dead device is no reason
+// either, as the kernel unmounts its file systems like others.
+func (s System) Unmount(path string) error {
 	dir, name, err := nofollow.Parent(s.Trusted, path)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return nil
@@ -143,7 +178,7 @@ func (System) At(path string) (State, error) {
 	}
 	if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		return State{}, &os.PathError{Op: "statx", Path: path,
-			Err: fmt.Errorf("the kernel cannot tell the root of a mount, Linux 5.8 or newer is needed: %w", unix.ENOSYS)}
+			Err: fmt.Errorf("the kernel cannot identify the root of a mount, Linux 5.8 or newer is needed: %w", unix.ENOSYS)}
 	}
 	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		return State{}, nil

@@ -67,10 +67,10 @@ func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
 	must.Succeed(t, unix.Mount("tmpfs", ours, "tmpfs", 0, ""))
 	must.Succeed(t, unix.Mount("", ours, "", unix.MS_SHARED, ""))
 	must.Succeed(t, unix.Mount(ours, peer, "", unix.MS_BIND, ""))
-	must.Succeed(t, system.Mount(disk, source, "ext4", nil))
+	must.Succeed(t, system.Mount(mount.Source{Node: disk}, source, "ext4", nil))
 	t.Cleanup(func() {
 		for _, path := range []string{filepath.Join(ours, "target"), source, peer, ours} {
-			if err := system.Off(path); err != nil {
+			if err := system.Unmount(path); err != nil {
 				t.Error(err)
 			}
 		}
@@ -94,14 +94,14 @@ func TestHolders(t *testing.T) {
 			device, _ := formatDisk(t, fsType)
 			system, shared := mount.System{}, t.TempDir()
 			must.Succeed(t, unix.Mount("tmpfs", shared, "tmpfs", 0, ""))
-			t.Cleanup(func() { must.Succeed(t, system.Off(shared)) })
+			t.Cleanup(func() { must.Succeed(t, system.Unmount(shared)) })
 			must.Succeed(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
 			at := filepath.Join(shared, "volume")
 			must.Succeed(t, os.Mkdir(at, 0o700))
 			if inUse, err := system.InUse(device); inUse || err != nil {
 				t.Errorf("before it is mounted: %t, %v", inUse, err)
 			}
-			must.Succeed(t, system.Mount(disk, at, string(fsType), nil))
+			must.Succeed(t, system.Mount(mount.Source{Node: disk}, at, string(fsType), nil))
 			host, captor := mounttest.Elsewhere(t, false), mounttest.Elsewhere(t, true)
 
 			if got := pids(must.Get(system.Holders(device, ""))(t)); !slices.Equal(got, sorted(host.Pid, captor.Pid)) {
@@ -114,7 +114,7 @@ func TestHolders(t *testing.T) {
 			if left[0].Process != "cat" || left[0].Path != at {
 				t.Errorf("the holder is %v", left[0])
 			}
-			must.Succeed(t, system.Off(at))
+			must.Succeed(t, system.Unmount(at))
 			if got := pids(must.Get(system.Holders(device, ""))(t)); !slices.Equal(got, []int{captor.Pid}) {
 				t.Errorf("unmounted, it is held by %v, want %d", got, captor.Pid)
 			}
@@ -163,13 +163,13 @@ func TestTheTrustedDirectoryMayHoldMounts(t *testing.T) {
 	staged, published := filepath.Join(csi, "staged"), filepath.Join(pods, "published")
 	must.Succeed(t, nofollow.Mkdir(trusted, staged, 0o700))
 	must.Succeed(t, nofollow.Mkdir(trusted, published, 0o700))
-	must.Succeed(t, system.Mount(disk, staged, "ext4", nil))
+	must.Succeed(t, system.Mount(mount.Source{Node: disk}, staged, "ext4", nil))
 	must.Succeed(t, system.Bind(staged, published, true))
 	if at, err := system.At(published); err != nil || at != (mount.State{Mounted: true, Device: device, ReadOnly: true}) {
 		t.Errorf("published is %+v, %v", at, err)
 	}
 	for _, path := range []string{published, staged} {
-		must.Succeed(t, system.Off(path))
+		must.Succeed(t, system.Unmount(path))
 		must.Succeed(t, nofollow.Remove(trusted, path))
 	}
 }

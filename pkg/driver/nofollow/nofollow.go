@@ -3,7 +3,7 @@
 // links (openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS), and what is
 // done then is done relative to the directory that was found. Mounts are crossed
 // (no RESOLVE_NO_XDEV): single directories below the trusted one are mounts where
-// the program runs in a container, and each volume is one. Somebody who
+// the program runs in a container, and each volume is one. A process that
 // swaps a directory for a link in between changes nothing.
 //
 // The trusted directory itself may be a link: who runs the program names it.
@@ -56,7 +56,7 @@ func Directory(trusted, path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// split tells where to start and how to go on from there.
+// split returns where to start and how to go on from there.
 func split(trusted, path string) (base, relative string) {
 	if trusted != "" {
 		if path == trusted {
@@ -72,7 +72,7 @@ func split(trusted, path string) (base, relative string) {
 	return "/", "."
 }
 
-// Below tells whether the path lies below the directory.
+// Below reports whether the path lies below the directory.
 func Below(trusted, path string) bool {
 	return trusted != "" && strings.HasPrefix(path, strings.TrimSuffix(trusted, "/")+"/")
 }

@@ -80,7 +80,7 @@ func TestTheTrustedDirectoryMayBeALink(t *testing.T) {
 		t.Error(err)
 	}
 	if err := nofollow.Mkdir("", filepath.Join(link, "a", "newer"), 0o700); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("a link that nobody trusts: %v", err)
+		t.Errorf("a link that is not trusted: %v", err)
 	}
 }
 

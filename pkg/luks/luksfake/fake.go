@@ -27,7 +27,7 @@ type Table struct {
 	Opened func(device, volume string, m luks.Mapping)
 	// Closed is called when a mapping was removed.
 	Closed func(volume string)
-	// InUse tells whether somebody has a mapping open.
+	// InUse reports whether a mapping is open.
 	InUse func(m luks.Mapping) bool
 	// Working, when set, runs within Format, and its error is Format's: nothing
 	// was done then.
@@ -72,7 +72,7 @@ func (t *Table) Cleared(device string) int {
 	return t.cleared[device]
 }
 
-// Discards tells whether a volume's mapping lets discards through.
+// Discards reports whether a volume's mapping lets discards through.
 func (t *Table) Discards(volume string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,15 +123,15 @@ func (t *Table) Inspect(device, volume string) (luks.State, error) {
 	return h.state, nil
 }
 
-// Damage makes the header on a device one that nobody can read.
+// Damage makes the header on a device one that cannot be read.
 func (t *Table) Damage(device string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.put(device, header{})
 }
 
-// Weaken has the header on a device ask for another encryption, as one does that somebody
-// else wrote.
+// Weaken has the header on a device ask for another encryption, as one does that another program
+// wrote.
 func (t *Table) Weaken(device string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -24,6 +24,6 @@ func TestFake(t *testing.T) {
 		Grow:      func(_ *testing.T, more int64) { below += more },
 		Size:      func(*testing.T, string) int64 { return shown },
 		Interrupt: func(_ *testing.T, volume string) { table.Interrupt(device, volume) },
-		Die:       func(*testing.T) func() { return func() {} },
+		Fail:      func(*testing.T) func() { return func() {} },
 	})
 }

@@ -32,23 +32,23 @@ type Harness struct {
 	Size func(t *testing.T, node string) int64
 	// Interrupt leaves what is left of a mapping's making that was interrupted.
 	Interrupt func(t *testing.T, volume string)
-	// Die has the device fail until revive is called.
-	Die func(t *testing.T) (revive func())
+	// Fail has the device fail until revive is called.
+	Fail func(t *testing.T) (revive func())
 }
 
-// Run runs the suite: one life of a volume. Nothing is mapped before and after.
+// Run runs the suite: one volume from its making to its end. Nothing is mapped before and after.
 func Run(t *testing.T, h Harness) {
 	for _, c := range []struct {
 		name string
 		run  func(context.Context, *testing.T, Harness)
 	}{
 		{"a new device is blank and has no mapping", blank},
-		{"a header in the making is told from none and from another volume's", making},
+		{"a header in the making is distinguished from none and from another volume's", making},
 		{"only its key opens a volume, and only once", opens},
 		{"a mapping grows while it is in use, and is not closed then", grows},
 		{"a volume that was finished stays so", stays},
-		{"what is left of an interrupted mapping is told and closed", interrupted},
-		{"a mapping is closed when its device died", dies},
+		{"what is left of an interrupted mapping is found and closed", interrupted},
+		{"a mapping is closed when its device failed", fails},
 	} {
 		if !t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -120,11 +120,11 @@ func interrupted(ctx context.Context, t *testing.T, h Harness) {
 	h.wantMapping(t, false, false)
 }
 
-func dies(ctx context.Context, t *testing.T, h Harness) {
+func fails(ctx context.Context, t *testing.T, h Harness) {
 	want(t, h.Open(ctx, h.Device, Volume, bytes.TrimSuffix(Key, []byte("t")), false), luks.ErrWrongKey, "Open with a wrong key")
 	h.wantMapping(t, false, false)
 	want(t, h.Open(ctx, h.Device, Volume, Key, false), nil, "Open")
-	revive := h.Die(t)
+	revive := h.Fail(t)
 	defer revive()
 	want(t, h.Close(ctx, Volume), nil, "Close")
 	h.wantMapping(t, false, false)

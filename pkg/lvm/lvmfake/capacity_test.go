@@ -9,7 +9,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
 )
 
-func TestTheFakesRoomIsWhatTheArithmeticSays(t *testing.T) {
+func TestTheFakesFreeSpaceIsWhatTheArithmeticSays(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := lvmfake.New()
 		f.AddGroupOf("carve", 4<<20, rapid.SliceOfN(rapid.Int64Range(1, 30), 1, 6).Draw(t, "devices")...)

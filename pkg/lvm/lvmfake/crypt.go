@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
@@ -30,8 +31,8 @@ func (c *cipher) opens() int {
 	return c.mounts
 }
 
-// encrypted finds a volume that has an encrypted device. The caller holds f.mu.
-func (f *Groups) encrypted(name string) (string, *group, *volume, error) {
+// encrypted finds a volume that has an encrypted device. The caller holds the machine's lock.
+func (f *machine) encrypted(name string) (string, *group, *volume, error) {
 	for groupName, g := range f.groups {
 		if v := g.volumes[name]; v != nil && v.cipher != nil {
 			return groupName, g, v, nil
@@ -41,9 +42,8 @@ func (f *Groups) encrypted(name string) (string, *group, *volume, error) {
 }
 
 // Encrypt implements lvm.Crypt.
-func (f *Groups) Encrypt(groupName, name string, o lvm.CryptOptions) (fresh bool, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f encryption) Encrypt(groupName, name string, o lvm.CryptOptions) (fresh bool, err error) {
+	defer f.lock()()
 	g, v, err := f.active(groupName, name)
 	switch {
 	case err != nil:
@@ -59,9 +59,8 @@ func (f *Groups) Encrypt(groupName, name string, o lvm.CryptOptions) (fresh bool
 }
 
 // GrowCrypt implements lvm.Crypt.
-func (f *Groups) GrowCrypt(groupName, name string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f encryption) GrowCrypt(groupName, name string) error {
+	defer f.lock()()
 	g, v, err := f.active(groupName, name)
 	switch {
 	case err != nil:
@@ -74,9 +73,8 @@ func (f *Groups) GrowCrypt(groupName, name string) error {
 }
 
 // ForgetKey implements lvm.Crypt.
-func (f *Groups) ForgetKey(name string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f encryption) ForgetKey(name string) error {
+	defer f.lock()()
 	_, _, v, err := f.encrypted(name)
 	switch {
 	case err != nil:
@@ -89,9 +87,8 @@ func (f *Groups) ForgetKey(name string) error {
 }
 
 // CryptDevice implements lvm.Crypt.
-func (f *Groups) CryptDevice(name string) (lvm.Device, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f encryption) CryptDevice(name string) (lvm.Device, error) {
+	defer f.lock()()
 	_, _, v, err := f.encrypted(name)
 	if err != nil {
 		return lvm.Device{}, err
@@ -100,9 +97,8 @@ func (f *Groups) CryptDevice(name string) (lvm.Device, error) {
 }
 
 // OpenCrypt implements lvm.Crypt.
-func (f *Groups) OpenCrypt(name string) (lvm.Handle, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f encryption) OpenCrypt(name string) (blockdev.Handle, error) {
+	defer f.lock()()
 	groupName, g, v, err := f.encrypted(name)
 	switch {
 	case err != nil:
@@ -112,14 +108,13 @@ func (f *Groups) OpenCrypt(name string) (lvm.Handle, error) {
 	case v.cipher.handle != nil:
 		return nil, fmt.Errorf("encrypted device of %s: %w", name, lvm.ErrBusy)
 	}
-	v.cipher.handle = &handle{fake: f, group: g, volume: v, cipher: v.cipher, groupName: groupName, name: name}
+	v.cipher.handle = &handle{fake: f.machine, group: g, volume: v, cipher: v.cipher, groupName: groupName, name: name}
 	return v.cipher.handle, nil
 }
 
 // Encrypted implements lvm.Crypt.
-func (f *Groups) Encrypted() ([]string, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f encryption) Encrypted() ([]string, error) {
+	defer f.lock()()
 	var names []string
 	for _, g := range f.groups {
 		for name, v := range g.volumes {
@@ -130,31 +125,6 @@ func (f *Groups) Encrypted() ([]string, error) {
 	}
 	slices.Sort(names)
 	return names, nil
-}
-
-// Discards tells whether a volume's encrypted device lets discards through.
-func (f *Groups) Discards(name string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, _, v, err := f.encrypted(name)
-	return err == nil && v.cipher.discards
-}
-
-// Noise counts the blocks of a volume's own device that were last written
-// through a cipher.
-func (f *Groups) Noise(groupName, name string) (blocks int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g, v, err := f.active(groupName, name)
-	if err != nil || v.thin != nil {
-		return 0
-	}
-	for off := int64(0); off < g.size(v); off += blockSize {
-		if g.noise[g.block(v, off)] {
-			blocks++
-		}
-	}
-	return blocks
 }
 
 // write puts a pattern, or zeroes, into the block at an offset of an encrypted

@@ -23,8 +23,8 @@ func isAnLVM(t *testing.T, discardZeroes bool) {
 		}
 		return lvmtest.Env{
 			Groups: f, Group: "carve", Hold: hold, HoldCrypt: hold,
-			Deactivate: f.Deactivate,
-			Tear:       func(volume string) { f.Tear("carve", volume) },
+			Deactivate:       f.Deactivate,
+			MakeInconsistent: func(volume string) { f.MakeInconsistent("carve", volume) },
 		}
 	})
 }

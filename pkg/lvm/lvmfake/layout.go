@@ -1,10 +1,10 @@
 package lvmfake
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
 // bookkeeping is the pattern that RAID leaves in the extents it keeps its
@@ -13,7 +13,7 @@ const bookkeeping = 0x4d
 
 // shape is what a volume that is not linear has beside its data.
 type shape struct {
-	layout lvm.Layout
+	layout layout.Layout
 	// books are the extents of RAID's bookkeeping, one per image.
 	books []int64
 	// shadows are, for each of the volume's extents, those that hold a copy of
@@ -33,22 +33,6 @@ func (s *shape) extra() []int64 {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-// AddGroupOf makes a volume group of several devices of so many extents each.
-func (f *Groups) AddGroupOf(name string, extentSize int64, devices ...int64) {
-	f.AddGroup(name, extentSize, 0)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g := f.groups[name]
-	for i, extents := range devices {
-		d := &disk{dataOffset: g.dataOffset}
-		d.Path = fmt.Sprintf("/dev/fake-%s-%d", name, i)
-		d.Size = d.dataOffset + extents*extentSize
-		d.contents.Label = &lvm.Label{UUID: fmt.Sprintf("fake-pv-%s-%d", name, i), Group: name}
-		g.disks = append(g.disks, d)
-		g.grow(d)
-	}
 }
 
 // device is a device of a group with the numbers of its extents in the group,
@@ -77,8 +61,8 @@ func (g *group) devices(name string) []device {
 }
 
 // runs are a device's free extents.
-func (g *group) runs(d device) []lvm.Run {
-	var runs []lvm.Run
+func (g *group) runs(d device) []layout.Run {
+	var runs []layout.Run
 	for i, e := range d.members {
 		if !g.free[e] {
 			continue
@@ -86,17 +70,17 @@ func (g *group) runs(d device) []lvm.Run {
 		if n := len(runs); n > 0 && runs[n-1].Start+runs[n-1].Length == int64(i) {
 			runs[n-1].Length++
 		} else {
-			runs = append(runs, lvm.Run{Start: int64(i), Length: 1})
+			runs = append(runs, layout.Run{Start: int64(i), Length: 1})
 		}
 	}
 	return runs
 }
 
 // takeFrom allocates what a share says, lowest extents first.
-func (g *group) takeFrom(command string, d device, s lvm.Share) ([]int64, error) {
+func (g *group) takeFrom(command string, d device, s layout.Share) ([]int64, error) {
 	runs := s.Runs
 	if len(runs) == 0 {
-		runs = []lvm.Run{{Start: 0, Length: int64(len(d.members))}}
+		runs = []layout.Run{{Start: 0, Length: int64(len(d.members))}}
 	}
 	var got []int64
 	for _, r := range runs {
@@ -117,7 +101,7 @@ func (g *group) takeFrom(command string, d device, s lvm.Share) ([]int64, error)
 
 // allocate takes what a volume, or its growth, needs: of each share's device
 // its extents. Nothing is taken when not all is there.
-func (g *group) allocate(command, name string, on []lvm.Share) ([][]int64, error) {
+func (g *group) allocate(command, name string, on []layout.Share) ([][]int64, error) {
 	var got [][]int64
 	devices := g.devices(name)
 	for _, s := range on {
@@ -138,7 +122,7 @@ func (g *group) allocate(command, name string, on []lvm.Share) ([][]int64, error
 
 // layOut takes the extents of a volume, or of its growth by more, and adds
 // them to it. It mirrors what LVM does with the devices it is given.
-func (g *group) layOut(command, name string, v *volume, l lvm.Layout, more int64, on []lvm.Share) error {
+func (g *group) layOut(command, name string, v *volume, l layout.Layout, more int64, on []layout.Share) error {
 	fresh := len(v.extents) == 0
 	if more%l.Unit() != 0 {
 		return failure(command, nil, "%d extents are no multiple of %d", more, l.Unit())
@@ -185,7 +169,7 @@ func (g *group) addRow(v *volume, got [][]int64, row int) {
 	l := v.shape.layout
 	for stripe := range l.Unit() {
 		data, shadows := stripe, got[l.Unit():]
-		if l.Type == lvm.RAID10 { // copies lie side by side
+		if l.Type == layout.RAID10 { // copies lie side by side
 			data, shadows = 2*stripe, got[2*stripe+1:2*stripe+2]
 		}
 		var with []int64
@@ -206,11 +190,11 @@ func (g *group) keepBooks(extent int64) {
 }
 
 // choose picks devices where the caller left that to LVM.
-func (g *group) choose(name string, v *volume, l lvm.Layout, more int64) []lvm.Share {
-	var free []lvm.Free
+func (g *group) choose(name string, v *volume, l layout.Layout, more int64) []layout.Share {
+	var free []layout.Free
 	var own []string
 	for _, d := range g.devices(name) {
-		free = append(free, lvm.Free{Device: d.path, Runs: g.runs(d)})
+		free = append(free, layout.Free{Device: d.path, Runs: g.runs(d)})
 		if slices.Contains(g.on(name, v), d.uuid) {
 			own = append(own, d.path)
 		}
@@ -240,9 +224,9 @@ func (g *group) on(name string, v *volume) []string {
 	return on
 }
 
-func (v *volume) layout() lvm.Layout {
+func (v *volume) layout() layout.Layout {
 	if v.shape == nil {
-		return lvm.Layout{Type: lvm.Linear}
+		return layout.Layout{Type: layout.Linear}
 	}
 	return v.shape.layout
 }
@@ -261,49 +245,4 @@ func (g *group) shadow(v *volume, off int64, pattern byte) {
 			g.dirty[block] = pattern
 		}
 	}
-}
-
-// Placement implements lvm.Groups.
-func (f *Groups) Placement(name string) (lvm.Placement, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g := f.groups[name]
-	if g == nil || g.missing {
-		return lvm.Placement{}, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
-	}
-	p := lvm.Placement{Seqno: g.seqno, Free: map[string][]lvm.Run{}, Volumes: map[string]lvm.Lie{}}
-	for _, d := range g.devices(name) {
-		p.Free[d.uuid] = g.runs(d)
-	}
-	for vn, v := range g.volumes {
-		p.Volumes[vn] = lvm.Lie{Layout: v.layout(), On: g.on(name, v), Size: g.size(v)}
-	}
-	return p, nil
-}
-
-// RAIDStatus implements lvm.Groups.
-func (f *Groups) RAIDStatus(groupName, name string) (lvm.RAIDStatus, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g, v, err := f.active(groupName, name)
-	switch {
-	case err != nil:
-		return lvm.RAIDStatus{}, err
-	case !v.layout().IsRAID():
-		return lvm.RAIDStatus{}, fmt.Errorf("device %s/%s is not of type raid", groupName, name)
-	}
-	s := v.shape.status
-	s.Total = int64(len(v.extents)) / v.shape.layout.Unit() * g.extentSize / 512
-	if s.Behind == 0 {
-		s.Synced = s.Total
-	}
-	return s, nil
-}
-
-// SetRAIDStatus changes what the kernel says of a RAID volume, but for how
-// much of it there is: tests break it with this.
-func (f *Groups) SetRAIDStatus(groupName, name string, s lvm.RAIDStatus) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.groups[groupName].volumes[name].shape.status = s
 }

@@ -9,17 +9,22 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // The commands on thin pools.
 const (
 	OpCreatePool         Op = "create pool"
+	OpMakePool           Op = "make pool"
 	OpCreateThin         Op = "create thin"
 	OpSnapshot           Op = "snapshot"
 	OpExtendPool         Op = "extend pool"
 	OpExtendPoolMetadata Op = "extend pool metadata"
 	OpUntag              Op = "untag"
 	OpTag                Op = "tag"
+	OpRename             Op = "rename"
+	OpRetag              Op = "retag"
 )
 
 // metadataBlock is the unit in which the kernel counts a pool's metadata.
@@ -31,9 +36,11 @@ var errPoolFull = errors.New("no space left on device")
 // pool is a thin pool.
 type pool struct {
 	metadata, spare []int64
-	chunkSize       int64
-	keepsOld        bool // does not zero new blocks
-	used            int64
+	// metadataShape is that of the volume that the metadata was, or nil.
+	metadataShape *shape
+	chunkSize     int64
+	keepsOld      bool // does not zero new blocks
+	used          int64
 	// metadataUsed is set by tests; zero means as much as the chunks take.
 	metadataUsed       int64
 	readOnly, failed   bool
@@ -58,13 +65,13 @@ type chunk struct {
 func (v *volume) skipped() bool { return v.thin != nil && v.thin.skip }
 
 // CreatePool implements lvm.Thin.
-func (f *Groups) CreatePool(ctx context.Context, o lvm.PoolOptions) error {
+func (f thinPools) CreatePool(ctx context.Context, o lvm.PoolOptions) error {
 	return f.command(ctx, OpCreatePool, o.Group, "lvcreate", func(g *group) error {
 		if o.Extents < 1 || o.MetadataBytes < 1 || o.MetadataBytes%g.extentSize != 0 || o.ChunkSize%(64<<10) != 0 || o.ChunkSize < 1 {
 			return failure("lvcreate", nil, "bad sizes %+v", o)
 		}
 		p := &pool{chunkSize: o.ChunkSize}
-		v, err := g.make("lvcreate", o.Group, o.Pool, o.Tags)
+		v, err := g.make(o.Group, o.Pool, o.Tags)
 		if err != nil {
 			return err
 		}
@@ -74,12 +81,30 @@ func (f *Groups) CreatePool(ctx context.Context, o lvm.PoolOptions) error {
 		}
 		n := o.MetadataBytes / g.extentSize
 		v.pool, p.metadata, p.spare, v.extents = p, took[:n], took[n:2*n], took[2*n:]
-		return g.commit(f, o.Pool, v, 3)
+		return g.commit(f.machine, o.Pool, v, 3)
+	})
+}
+
+// MakePool implements lvm.Thin.
+func (f thinPools) MakePool(ctx context.Context, o lvm.PoolOptions, metadata string) error {
+	return f.command(ctx, OpMakePool, o.Group, "lvconvert", func(g *group) error {
+		data, meta := g.volumes[o.Pool], g.volumes[metadata]
+		if data == nil || meta == nil {
+			return failure("lvconvert", lvm.ErrNotFound, "volumes %s and %s of %s", o.Pool, metadata, o.Group)
+		}
+		spare, err := g.take("lvconvert", int64(len(meta.extents)))
+		if err != nil {
+			return err
+		}
+		delete(g.volumes, metadata)
+		data.pool = &pool{chunkSize: o.ChunkSize, metadata: meta.extents, metadataShape: meta.shape, spare: spare}
+		g.seqno += 3
+		return nil
 	})
 }
 
 // CreateThin implements lvm.Thin.
-func (f *Groups) CreateThin(ctx context.Context, o lvm.ThinOptions) error {
+func (f thinPools) CreateThin(ctx context.Context, o lvm.ThinOptions) error {
 	return f.command(ctx, OpCreateThin, o.Group, "lvcreate", func(g *group) error {
 		p := g.volumes[o.Pool]
 		switch {
@@ -91,17 +116,17 @@ func (f *Groups) CreateThin(ctx context.Context, o lvm.ThinOptions) error {
 		if err := g.accepts(p); err != nil {
 			return err
 		}
-		v, err := g.make("lvcreate", o.Group, o.Volume, o.Tags)
+		v, err := g.make(o.Group, o.Volume, o.Tags)
 		if err != nil {
 			return err
 		}
 		v.thin = &thin{pool: p, bytes: o.Bytes, chunks: map[int64]*chunk{}}
-		return g.commit(f, o.Volume, v, lvm.ThinSteps)
+		return g.commit(f.machine, o.Volume, v, lvm.ThinSteps)
 	})
 }
 
 // Snapshot implements lvm.Thin.
-func (f *Groups) Snapshot(ctx context.Context, o lvm.SnapshotOptions) error {
+func (f thinPools) Snapshot(ctx context.Context, o lvm.SnapshotOptions) error {
 	return f.command(ctx, OpSnapshot, o.Group, "lvcreate", func(g *group) error {
 		origin := g.volumes[o.Origin]
 		switch {
@@ -113,7 +138,7 @@ func (f *Groups) Snapshot(ctx context.Context, o lvm.SnapshotOptions) error {
 		if err := g.accepts(origin.thin.pool); err != nil {
 			return err
 		}
-		v, err := g.make("lvcreate", o.Group, o.Volume, o.Tags)
+		v, err := g.make(o.Group, o.Volume, o.Tags)
 		if err != nil {
 			return err
 		}
@@ -121,7 +146,7 @@ func (f *Groups) Snapshot(ctx context.Context, o lvm.SnapshotOptions) error {
 			pool: origin.thin.pool, origin: o.Origin, bytes: origin.thin.bytes, skip: o.Inactive,
 			chunks: maps.Clone(origin.thin.chunks),
 		}
-		if err := g.commit(f, o.Volume, v, lvm.ThinSteps); err != nil {
+		if err := g.commit(f.machine, o.Volume, v, lvm.ThinSteps); err != nil {
 			return err
 		}
 		for _, c := range v.thin.chunks {
@@ -132,7 +157,7 @@ func (f *Groups) Snapshot(ctx context.Context, o lvm.SnapshotOptions) error {
 }
 
 // ExtendPool implements lvm.Thin.
-func (f *Groups) ExtendPool(ctx context.Context, groupName, name string, extents int64) error {
+func (f thinPools) ExtendPool(ctx context.Context, groupName, name string, extents int64, on ...layout.Share) error {
 	return f.command(ctx, OpExtendPool, groupName, "lvextend", func(g *group) error {
 		p := g.volumes[name]
 		if p == nil || p.pool == nil {
@@ -142,18 +167,16 @@ func (f *Groups) ExtendPool(ctx context.Context, groupName, name string, extents
 		if more <= 0 {
 			return failure("lvextend", nil, "pool %s/%s is not smaller than %d extents", groupName, name, extents)
 		}
-		added, err := g.take("lvextend", more)
-		if err != nil {
+		if err := g.layOut("lvextend", groupName, p, p.layout(), more, on); err != nil {
 			return err
 		}
-		p.extents = append(p.extents, added...)
 		g.seqno++
 		return nil
 	})
 }
 
 // ExtendPoolMetadata implements lvm.Thin.
-func (f *Groups) ExtendPoolMetadata(ctx context.Context, groupName, name string, bytes int64) error {
+func (f thinPools) ExtendPoolMetadata(ctx context.Context, groupName, name string, bytes int64, on ...layout.Share) error {
 	return f.command(ctx, OpExtendPoolMetadata, groupName, "lvextend", func(g *group) error {
 		p := g.volumes[name]
 		if p == nil || p.pool == nil {
@@ -164,135 +187,32 @@ func (f *Groups) ExtendPoolMetadata(ctx context.Context, groupName, name string,
 			return failure("lvextend", nil, "the metadata of pool %s/%s is not smaller than %d bytes", groupName, name, bytes)
 		}
 		// The spare grows with it.
-		added, err := g.take("lvextend", 2*more)
+		added, err := g.take("lvextend", more)
 		if err != nil {
 			return err
 		}
-		p.pool.metadata = append(p.pool.metadata, added[:more]...)
-		p.pool.spare = append(p.pool.spare, added[more:]...)
+		meta := volume{extents: p.pool.metadata, shape: p.pool.metadataShape}
+		if err := g.layOut("lvextend", groupName, &meta, meta.layout(), more, on); err != nil {
+			g.give(added)
+			return err
+		}
+		p.pool.metadata, p.pool.metadataShape = meta.extents, meta.shape
+		p.pool.spare = append(p.pool.spare, added...)
 		g.seqno++
 		return nil
 	})
-}
-
-// Untag implements lvm.Thin.
-func (f *Groups) Untag(ctx context.Context, groupName, name, tag string) error {
-	return f.command(ctx, OpUntag, groupName, "lvchange", func(g *group) error {
-		v := g.volumes[name]
-		if v == nil {
-			return failure("lvchange", lvm.ErrNotFound, "volume %s/%s", groupName, name)
-		}
-		v.tags = slices.DeleteFunc(v.tags, func(t string) bool { return t == tag })
-		g.seqno++
-		return nil
-	})
-}
-
-// Tag implements lvm.Thin.
-func (f *Groups) Tag(ctx context.Context, groupName string, volumes []string, tag string) error {
-	return f.command(ctx, OpTag, groupName, "lvchange", func(g *group) error {
-		for _, name := range volumes {
-			v := g.volumes[name]
-			if v == nil {
-				return failure("lvchange", lvm.ErrNotFound, "volume %s/%s", groupName, name)
-			}
-			v.tags = append(v.tags, tag)
-			g.seqno++
-		}
-		return nil
-	})
-}
-
-// PoolStatus implements lvm.Thin.
-func (f *Groups) PoolStatus(groupName, name string) (lvm.PoolStatus, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g, v, err := f.active(groupName, name)
-	if err != nil {
-		return lvm.PoolStatus{}, err
-	}
-	p := v.pool
-	if p == nil {
-		return lvm.PoolStatus{}, fmt.Errorf("device %s/%s is not a thin pool", groupName, name)
-	}
-	if p.failed {
-		return lvm.PoolStatus{Failed: true}, nil
-	}
-	s := lvm.PoolStatus{
-		MetadataTotal: int64(len(p.metadata)) * g.extentSize / metadataBlock,
-		MetadataUsed:  p.metadataUsed,
-		DataTotal:     g.chunks(v), DataUsed: p.used,
-		ReadOnly: p.readOnly, NeedsCheck: p.needsCheck, QueuesWhenFull: p.queues,
-	}
-	if s.MetadataUsed == 0 {
-		s.MetadataUsed = 8 + p.used/64
-	}
-	s.OutOfData = s.DataUsed == s.DataTotal
-	return s, nil
-}
-
-// SetPool changes what the kernel says of a pool: tests break it with this.
-// Data counts cannot be changed; what volumes hold makes them.
-func (f *Groups) SetPool(groupName, name string, s lvm.PoolStatus) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	p := f.groups[groupName].volumes[name].pool
-	p.metadataUsed, p.failed, p.readOnly = s.MetadataUsed, s.Failed, s.ReadOnly
-	p.needsCheck, p.queues = s.NeedsCheck, s.QueuesWhenFull
-}
-
-// SetPoolZeroing makes a pool zero new blocks, or not.
-func (f *Groups) SetPoolZeroing(groupName, name string, zero bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g := f.groups[groupName]
-	g.volumes[name].pool.keepsOld = !zero
-	g.seqno++
-}
-
-// RemovePool removes a thin pool with all its volumes, as an administrator may.
-func (f *Groups) RemovePool(groupName, name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g := f.groups[groupName]
-	p := g.volumes[name]
-	for other, v := range g.volumes {
-		if v.thin != nil && v.thin.pool == p {
-			delete(g.volumes, other)
-		}
-	}
-	g.give(slices.Concat(p.extents, p.pool.metadata, p.pool.spare))
-	delete(g.volumes, name)
-	g.seqno++
-}
-
-// command is the frame of a command that changes a group.
-func (f *Groups) command(ctx context.Context, op Op, groupName, command string, effect func(*group) error) error {
-	if err := f.begin(ctx, op, groupName); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	g, err := f.writable(command, groupName)
-	if err == nil {
-		err = effect(g)
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return f.end(op, groupName)
 }
 
 // make returns a volume that is not in the group yet.
-func (g *group) make(command, groupName, name string, tags []string) (*volume, error) {
-	if !lvm.ValidName(name) {
-		return nil, failure(command, nil, "bad name %q", name)
+func (g *group) make(groupName, name string, tags []string) (*volume, error) {
+	if !ondisk.ValidName(name) {
+		return nil, failure("lvcreate", nil, "bad name %q", name)
 	}
-	if i := slices.IndexFunc(tags, func(t string) bool { return !lvm.ValidTag(t) }); i >= 0 {
+	if i := slices.IndexFunc(tags, func(t string) bool { return !ondisk.ValidTag(t) }); i >= 0 {
 		return nil, fmt.Errorf("tag %q is malformed", tags[i])
 	}
 	if g.volumes[name] != nil {
-		return nil, failure(command, lvm.ErrExists, "volume %s/%s", groupName, name)
+		return nil, failure("lvcreate", lvm.ErrExists, "volume %s/%s", groupName, name)
 	}
 	return &volume{
 		uuid: fmt.Sprintf("fake-%s-%s", groupName, name), tags: slices.Clone(tags),
@@ -300,14 +220,15 @@ func (g *group) make(command, groupName, name string, tags []string) (*volume, e
 	}, nil
 }
 
-// commit puts a volume into the group, if the metadata has room for it.
-func (g *group) commit(f *Groups, name string, v *volume, steps uint64) error {
+// commit puts a volume into the group, if the metadata has free space for it.
+func (g *group) commit(f *machine, name string, v *volume, steps uint64) error {
 	g.volumes[name] = v
 	if text := g.text(); text > g.metadataLimit {
 		delete(g.volumes, name)
 		if v.pool != nil {
-			g.give(slices.Concat(v.extents, v.pool.metadata, v.pool.spare))
+			g.give(slices.Concat(v.pool.metadata, v.pool.spare))
 		}
+		g.give(v.all())
 		return failure("lvcreate", lvm.ErrNoSpace, "metadata of %d bytes exceeds %d", text, g.metadataLimit)
 	}
 	if !v.skipped() {
@@ -318,7 +239,7 @@ func (g *group) commit(f *Groups, name string, v *volume, steps uint64) error {
 	return nil
 }
 
-// accepts tells whether a pool takes one more volume.
+// accepts reports whether a pool takes one more volume.
 func (g *group) accepts(p *volume) error {
 	switch {
 	case p.pool.readOnly || p.pool.failed || p.minor == 0:

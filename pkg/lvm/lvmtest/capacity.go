@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // TB is what both tests and generators of random cases have.
@@ -24,15 +26,15 @@ var (
 )
 
 // layouts are what Capacity makes volumes of.
-var layouts = []lvm.Layout{
+var layouts = []layout.Layout{
 	{},
-	{Type: lvm.Striped, Stripes: 2, StripeSize: 64 << 10},
-	{Type: lvm.Striped, Stripes: 3},
-	{Type: lvm.RAID1, Mirrors: 1},
-	{Type: lvm.RAID1, Mirrors: 2},
-	{Type: lvm.RAID10, Stripes: 2, StripeSize: 4 << 10, Mirrors: 1},
-	{Type: lvm.RAID5, Stripes: 2, StripeSize: 64 << 10},
-	{Type: lvm.RAID6, Stripes: 3},
+	{Type: layout.Striped, Stripes: 2, StripeSize: 64 << 10},
+	{Type: layout.Striped, Stripes: 3},
+	{Type: layout.RAID1, Mirrors: 1},
+	{Type: layout.RAID1, Mirrors: 2},
+	{Type: layout.RAID10, Stripes: 2, StripeSize: 4 << 10, Mirrors: 1},
+	{Type: layout.RAID5, Stripes: 2, StripeSize: 64 << 10},
+	{Type: layout.RAID6, Stripes: 3},
 }
 
 // history is a group to which random things happen.
@@ -42,7 +44,7 @@ type history struct {
 	random func(n int) int
 	// group is from the last scan; placement is always current.
 	group     lvm.Group
-	placement lvm.Placement
+	placement ondisk.Placement
 	seqno     uint64
 	volumes   []carved
 	next      int
@@ -50,7 +52,7 @@ type history struct {
 
 type carved struct {
 	name    string
-	layout  lvm.Layout
+	layout  layout.Layout
 	extents int64
 }
 
@@ -104,9 +106,9 @@ func (h *history) scan() {
 	}
 }
 
-func layoutType(l lvm.Layout) lvm.LayoutType {
+func layoutType(l layout.Layout) layout.Type {
 	if l.IsLinear() {
-		return lvm.Linear
+		return layout.Linear
 	}
 	return l.Type
 }
@@ -121,10 +123,10 @@ func (h *history) look() {
 	h.seqno = h.placement.Seqno
 }
 
-func (h *history) free() []lvm.Free { return h.group.FreeIn(h.placement) }
+func (h *history) free() []layout.Free { return h.group.FreeIn(h.placement) }
 
 // size draws a size up to the largest, often that.
-func (h *history) size(l lvm.Layout, most int64) int64 {
+func (h *history) size(l layout.Layout, most int64) int64 {
 	if h.random(3) == 0 {
 		return most
 	}
@@ -135,7 +137,7 @@ func (h *history) create() {
 	h.Helper()
 	l := layouts[h.random(len(layouts))]
 	free := h.free()
-	most := l.Largest(lvm.Counts(free), 0)
+	most := l.Largest(layout.Counts(free), 0)
 	h.next++
 	o := lvm.CreateOptions{Group: h.Group, Volume: fmt.Sprintf("cv%d", h.next), Layout: l, Extents: most + l.Unit()}
 	if h.random(2) == 0 {
@@ -157,14 +159,14 @@ func (h *history) create() {
 	h.took(l.Commits(), free, o.On)
 }
 
-// freest are the devices of which a volume would be made if there were room.
-func freest(l lvm.Layout, free []lvm.Free) []lvm.Share {
+// freest are the devices of which a volume would be made if there were free space.
+func freest(l layout.Layout, free []layout.Free) []layout.Share {
 	sorted := slices.Clone(free)
-	slices.SortStableFunc(sorted, func(a, b lvm.Free) int { return int(b.Extents() - a.Extents()) })
-	var on []lvm.Share
+	slices.SortStableFunc(sorted, func(a, b layout.Free) int { return int(b.Extents() - a.Extents()) })
+	var on []layout.Share
 	for _, f := range sorted {
 		if f.Extents() > 0 && (l.IsLinear() || len(on) < l.Devices()) {
-			on = append(on, lvm.Share{Device: f.Device, Extents: f.Extents() + 1})
+			on = append(on, layout.Share{Device: f.Device, Extents: f.Extents() + 1})
 		}
 	}
 	return on
@@ -179,7 +181,7 @@ func (h *history) extend() {
 	if h.random(2) == 0 {
 		from := free
 		if l.IsRAID() {
-			from = slices.DeleteFunc(slices.Clone(free), func(f lvm.Free) bool { return !slices.Contains(on, f.Device) })
+			from = slices.DeleteFunc(slices.Clone(free), func(f layout.Free) bool { return !slices.Contains(on, f.Device) })
 		}
 		err := h.Groups.Extend(context.Background(), h.Group, m.name, m.extents+most+l.Unit(), freest(l, from)...)
 		if len(freest(l, from)) > 0 && !errors.Is(err, lvm.ErrNoSpace) {
@@ -225,14 +227,14 @@ func (h *history) remove() {
 }
 
 // took checks what a command took of each device.
-func (h *history) took(commits uint64, before []lvm.Free, shares []lvm.Share) {
+func (h *history) took(commits uint64, before []layout.Free, shares []layout.Share) {
 	h.Helper()
 	was := h.seqno
 	h.look()
 	if h.seqno != was+commits {
 		h.Errorf("the sequence number went from %d to %d, want %d more", was, h.seqno, commits)
 	}
-	want := lvm.Counts(before)
+	want := layout.Counts(before)
 	for i, f := range before {
 		for _, s := range shares {
 			if s.Device == f.Device {
@@ -240,7 +242,7 @@ func (h *history) took(commits uint64, before []lvm.Free, shares []lvm.Share) {
 			}
 		}
 	}
-	if got := lvm.Counts(h.free()); !slices.Equal(got, want) {
+	if got := layout.Counts(h.free()); !slices.Equal(got, want) {
 		h.Errorf("%v are free on the devices, want %v: %v of %v", got, want, shares, before)
 	}
 }
@@ -254,7 +256,7 @@ func (h *history) unchanged() {
 	}
 }
 
-func sum(free []lvm.Free) int64 {
+func sum(free []layout.Free) int64 {
 	var n int64
 	for _, f := range free {
 		n += f.Extents()

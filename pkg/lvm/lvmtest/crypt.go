@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -25,7 +27,7 @@ var cryptCases = []struct {
 	{"what is not encrypted says so", notEncrypted},
 }
 
-const pattern = "plain text that nobody may find "
+const pattern = "plain text that none may find ! "
 
 // block is what is written: 64 KiB of a pattern.
 func block() []byte { return bytes.Repeat([]byte(pattern), 64<<10/len(pattern)) }
@@ -48,7 +50,7 @@ func (e Env) encrypt(t *testing.T, name string) {
 // inscribe writes the pattern through the encrypted device.
 func (e Env) inscribe(t *testing.T, name string, off int64) {
 	t.Helper()
-	e.through(t, name, func(h lvm.Handle) {
+	e.through(t, name, func(h blockdev.Handle) {
 		if _, err := h.WriteAt(block(), off); err != nil {
 			t.Error(err)
 		}
@@ -58,10 +60,10 @@ func (e Env) inscribe(t *testing.T, name string, off int64) {
 	})
 }
 
-// reads tells whether the pattern is read through the encrypted device.
+// reads reports whether the pattern is read through the encrypted device.
 func (e Env) reads(t *testing.T, name string, off int64) (same bool) {
 	t.Helper()
-	e.through(t, name, func(h lvm.Handle) {
+	e.through(t, name, func(h blockdev.Handle) {
 		b := make([]byte, 64<<10)
 		if _, err := h.ReadAt(b, off); err != nil {
 			t.Error(err)
@@ -72,7 +74,7 @@ func (e Env) reads(t *testing.T, name string, off int64) (same bool) {
 	return same
 }
 
-func (e Env) through(t *testing.T, name string, do func(lvm.Handle)) {
+func (e Env) through(t *testing.T, name string, do func(blockdev.Handle)) {
 	t.Helper()
 	h := must.Get(e.Groups.OpenCrypt(name))(t)
 	do(h)
@@ -153,7 +155,7 @@ func growsCrypt(t *testing.T, e Env) {
 	if !e.reads(t, "cvcrypt3", 0) || !e.reads(t, "cvcrypt3", 2*g.ExtentSize) {
 		t.Error("what was written is not read")
 	}
-	e.through(t, "cvcrypt3", func(h lvm.Handle) {
+	e.through(t, "cvcrypt3", func(h blockdev.Handle) {
 		if h.Size() != 3*g.ExtentSize {
 			t.Errorf("size %d, want 3 extents", h.Size())
 		}
@@ -165,6 +167,9 @@ func claimsVolume(t *testing.T, e Env) {
 	e.encrypt(t, "cvcrypt4")
 	_, err := e.Groups.Open(e.Group, "cvcrypt4")
 	wantErr(t, "Open of the volume below", err, lvm.ErrClaimed)
+	if err != nil && !strings.Contains(err.Error(), "(carve.crypt.cvcrypt4)") {
+		t.Errorf("the error does not name what lies on the volume: %v", err)
+	}
 	wantErr(t, "Remove", e.Groups.Remove(t.Context(), e.Group, []string{"cvcrypt4"}), lvm.ErrBusy)
 	release, err := e.HoldCrypt(e.Group, "cvcrypt4")
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -62,7 +63,7 @@ func blank(t *testing.T, e DeviceEnv) {
 // init makes a disk a physical volume and returns its UUID.
 func (e DeviceEnv) init(t *testing.T, device string) string {
 	t.Helper()
-	uuid := lvm.NewPhysicalVolumeUUID()
+	uuid := ondisk.NewUUID()
 	must.Succeed(t, e.Devices.InitDevice(t.Context(), lvm.InitOptions{
 		Device: device, UUID: uuid, MetadataSize: 2 << 20, DataAlignment: 1 << 20,
 	}))
@@ -146,7 +147,7 @@ func marked(t *testing.T, e DeviceEnv) {
 	if err != nil || c.Empty() || c.String() != "ext4" {
 		t.Fatalf("found %s, error %v", &c, err)
 	}
-	o := lvm.InitOptions{Device: e.First, UUID: lvm.NewPhysicalVolumeUUID(), MetadataSize: 1 << 20, DataAlignment: 1 << 20}
+	o := lvm.InitOptions{Device: e.First, UUID: ondisk.NewUUID(), MetadataSize: 1 << 20, DataAlignment: 1 << 20}
 	if err := e.Devices.InitDevice(t.Context(), o); err == nil {
 		t.Error("the file system was overwritten")
 	}

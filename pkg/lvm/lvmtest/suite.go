@@ -16,7 +16,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -30,9 +33,9 @@ type Env struct {
 	HoldCrypt func(group, volume string) (release func(), err error)
 	// Deactivate takes the devices of the group's volumes away, as a reboot does.
 	Deactivate func()
-	// Tear makes a volume's device what an extension leaves that is killed before
+	// MakeInconsistent makes a volume's device what an extension leaves that is killed before
 	// it commits.
-	Tear func(volume string)
+	MakeInconsistent func(volume string)
 }
 
 // Run runs the suite. setup makes a fresh Env and registers its clean-up on t.
@@ -54,7 +57,9 @@ func Run(t *testing.T, setup func(t *testing.T) Env) {
 		{"an open volume is neither opened again nor removed", busy},
 		{"a zeroed range needs an open handle and frees the device when closed", zeroed},
 		{"volumes without devices get them back by activation", activated},
-		{"what a killed extension leaves is told and mended", mended},
+		{"what a killed extension leaves is found and repaired", repaired},
+		{"a renamed volume keeps its device and what it holds", renamed},
+		{"tags are put on and taken off by one call", retagged},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, setup(t)) })
 	}
@@ -101,7 +106,7 @@ func unknownGroup(t *testing.T, e Env) {
 
 func created(t *testing.T, e Env) {
 	before := e.scan(t)
-	tags := []string{"carve", "carve.name=pvc-1", "carve.odd=" + lvm.EscapeTag("ä b,c\"#$'")}
+	tags := []string{"carve", "carve.name=pvc-1", "carve.odd=" + ondisk.EscapeTag("ä b,c\"#$'")}
 	e.create(t, "cv1", 3, tags...)
 	g := e.scan(t)
 	v := g.Volume("cv1")
@@ -130,7 +135,7 @@ func created(t *testing.T, e Env) {
 		t.Errorf("device %+v", d)
 	}
 	numbers, err := e.Groups.Numbers(e.Group)
-	if want := map[string]lvm.Number{"cv1": d.Number()}; err != nil || !maps.Equal(numbers.Volumes, want) {
+	if want := map[string]blockdev.Number{"cv1": d.Number()}; err != nil || !maps.Equal(numbers.Volumes, want) {
 		t.Errorf("numbers %v, error %v, want %v", numbers.Volumes, err, want)
 	}
 	if numbers, err = e.Groups.Numbers("carve-no-such-group"); err != nil || len(numbers.Volumes) > 0 {
@@ -222,7 +227,7 @@ func metadata(t *testing.T, e Env) {
 			break
 		}
 		after, err := e.Groups.Metadata(e.Group)
-		if grown, most := after.Size-m.Size, lvm.VolumeText(tags, 1); err != nil || grown <= 0 && made > 1 || made > 1 && grown > most {
+		if grown, most := after.Size-m.Size, layout.VolumeText(tags, 1); err != nil || grown <= 0 && made > 1 || made > 1 && grown > most {
 			t.Errorf("volume %d took %d bytes, at most %d are foreseen; error %v", made, grown, most, err)
 		}
 	}
@@ -351,13 +356,13 @@ func zeroed(t *testing.T, e Env) {
 }
 
 // write fills a range with a pattern.
-func write(t *testing.T, h lvm.Handle, off, length int64, pattern byte) {
+func write(t *testing.T, h blockdev.Handle, off, length int64, pattern byte) {
 	t.Helper()
 	must.Get(h.WriteAt(bytes.Repeat([]byte{pattern}, int(length)), off))(t)
 }
 
 // reads fails the test when something else is read of a range than may be.
-func reads(t *testing.T, what string, h lvm.Handle, off, length int64, may ...byte) {
+func reads(t *testing.T, what string, h blockdev.Handle, off, length int64, may ...byte) {
 	t.Helper()
 	b := make([]byte, length)
 	if _, err := h.ReadAt(b, off); err != nil {
@@ -368,28 +373,28 @@ func reads(t *testing.T, what string, h lvm.Handle, off, length int64, may ...by
 	}
 }
 
-func mended(t *testing.T, e Env) {
+func repaired(t *testing.T, e Env) {
 	g := e.scan(t)
 	e.create(t, "cv1", 1)
 	e.create(t, "cv2", 1)
-	torn := func(want ...string) {
+	inconsistent := func(want ...string) {
 		t.Helper()
-		if got, err := e.Groups.Torn(e.Group); err != nil || !slices.Equal(got, want) {
-			t.Errorf("torn: %q, want %q, error %v", got, want, err)
+		if got, err := e.Groups.Inconsistent(e.Group); err != nil || !slices.Equal(got, want) {
+			t.Errorf("inconsistent: %q, want %q, error %v", got, want, err)
 		}
 	}
-	torn()
-	e.Tear("cv2")
-	torn("cv2")
-	if err := e.Groups.Mend(t.Context(), e.Group, []string{"cv1"}); err != nil {
+	inconsistent()
+	e.MakeInconsistent("cv2")
+	inconsistent("cv2")
+	if err := e.Groups.Repair(t.Context(), e.Group, []string{"cv1"}); err != nil {
 		t.Error(err)
 	}
-	torn("cv2") // It was not asked for.
+	inconsistent("cv2") // It was not asked for.
 	for range 2 {
-		if err := e.Groups.Mend(t.Context(), e.Group, []string{"cv1", "cv2"}); err != nil {
+		if err := e.Groups.Repair(t.Context(), e.Group, []string{"cv1", "cv2"}); err != nil {
 			t.Error(err)
 		}
-		torn()
+		inconsistent()
 	}
 	if d, err := e.Groups.Device(e.Group, "cv2"); err != nil || d.Suspended {
 		t.Errorf("device %+v, error %v", d, err)
@@ -401,7 +406,7 @@ func mended(t *testing.T, e Env) {
 	if err := errors.Join(h.Zero(0, g.ExtentSize), h.Close()); err != nil {
 		t.Error(err)
 	}
-	if err := e.Groups.Mend(t.Context(), "carve-no-such-group", []string{"cv1"}); err != nil {
+	if err := e.Groups.Repair(t.Context(), "carve-no-such-group", []string{"cv1"}); err != nil {
 		t.Errorf("in no group: %v", err)
 	}
 }
@@ -430,4 +435,48 @@ func activated(t *testing.T, e Env) {
 	if _, err := e.Groups.Device(e.Group, "cv2"); err != nil {
 		t.Errorf("the other volume was not activated: %v", err)
 	}
+}
+
+func renamed(t *testing.T, e Env) {
+	e.scan(t)
+	e.create(t, "made-by-another", 2)
+	e.create(t, "cv2", 1)
+	h := must.Get(e.Groups.Open(e.Group, "made-by-another"))(t)
+	must.Get(h.WriteAt([]byte("kkkk"), 4096))(t)
+	must.Succeed(t, h.Sync())
+	must.Succeed(t, h.Close())
+	before := must.Get(e.Groups.Device(e.Group, "made-by-another"))(t)
+	must.Succeed(t, e.Groups.Rename(t.Context(), e.Group, "made-by-another", "cv1"))
+	g := e.scan(t)
+	if g.Volume("cv1") == nil || g.Volume("made-by-another") != nil {
+		t.Errorf("volumes %+v", g.Volumes)
+	}
+	after := must.Get(e.Groups.Device(e.Group, "cv1"))(t)
+	if after.Number() != before.Number() || after.Path == before.Path {
+		t.Errorf("device %+v, was %+v", after, before)
+	}
+	h = must.Get(e.Groups.Open(e.Group, "cv1"))(t)
+	held := make([]byte, 4)
+	must.Get(h.ReadAt(held, 4096))(t)
+	if string(held) != "kkkk" {
+		t.Errorf("it holds %q", held)
+	}
+	must.Succeed(t, h.Close())
+	if _, err := e.Groups.Device(e.Group, "made-by-another"); !errors.Is(err, lvm.ErrNotFound) {
+		t.Errorf("the former device: error %v", err)
+	}
+	wantErr(t, "Rename to a name that is taken", e.Groups.Rename(t.Context(), e.Group, "cv1", "cv2"), lvm.ErrExists)
+	wantErr(t, "Rename of nothing", e.Groups.Rename(t.Context(), e.Group, "made-by-another", "cv3"), lvm.ErrNotFound)
+}
+
+func retagged(t *testing.T, e Env) {
+	e.scan(t)
+	e.create(t, "cv1", 1, "a", "b")
+	must.Succeed(t, e.Groups.Retag(t.Context(), e.Group, "cv1", []string{"a", "never-there"}, []string{"c", "d=e"}))
+	g := e.scan(t)
+	tags := slices.Sorted(slices.Values(g.Volume("cv1").Tags))
+	if want := []string{"b", "c", "d=e"}; !slices.Equal(tags, want) {
+		t.Errorf("tags %q, want %q", tags, want)
+	}
+	wantErr(t, "Retag", e.Groups.Retag(t.Context(), e.Group, "cv9", nil, []string{"a"}), lvm.ErrNotFound)
 }

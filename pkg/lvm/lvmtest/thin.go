@@ -200,7 +200,7 @@ func snapshots(t *testing.T, e Env) {
 	e.holds(t, "cv2", 0, 2*poolChunk, 0x11)
 	must.Succeed(t, e.Groups.Remove(ctx, e.Group, []string{"cs1", "cv2"}))
 	if got := e.status(t).DataUsed; got != 0 {
-		t.Errorf("%d chunks are used by nobody", got)
+		t.Errorf("%d chunks are used by no volume", got)
 	}
 }
 

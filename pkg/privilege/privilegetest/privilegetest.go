@@ -1,4 +1,4 @@
-// Package privilegetest tells whether a process has the rights that package
+// Package privilegetest reports whether a process has the rights that package
 // privilege leaves it, for the tests of the programs that give up theirs.
 package privilegetest
 

@@ -3,7 +3,7 @@
 // and prioritises them by the volumes' placement policies.
 //
 // It owns the protocol and its limits, never the judgement: that is the
-// ledger's (pkg/scheduler), and what a Pod demands is told by the caller. It is
+// ledger's (pkg/scheduler), and the caller says what a Pod demands. It is
 // optional; without it the scheduler judges claims one by one.
 //
 // Invariants: a request is bounded in size, in time and in number; a node that
@@ -17,6 +17,7 @@ package extender
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -38,13 +39,14 @@ const (
 	// sends one at a time.
 	maximumWaiting = 16
 	// requestTimeout bounds the work on one request. The scheduler's own limit
-	// is 5 s unless it is told otherwise.
+	// is 5 s unless its configuration says otherwise.
 	requestTimeout = 2 * time.Second
 )
 
 // Judge is what the extender asks; *scheduler.Ledger is one.
 type Judge interface {
-	// Fit returns nil when a node can take all demands together, or why not.
+	// Fit returns nil when a node can take all demands together, or why not: a
+	// *scheduler.UnreportedError when it knows nothing of the node.
 	Fit(node string, demands []scheduler.Demand) error
 	// Score rates nodes from 0 to most.
 	Score(nodes []string, demands []scheduler.Demand, most int64) map[string]int64
@@ -53,7 +55,7 @@ type Judge interface {
 // Options configure New. All are required.
 type Options struct {
 	Judge Judge
-	// Demands tells which volumes a Pod still needs from us; none for a Pod that
+	// Demands says which volumes a Pod still needs from us; none for a Pod that
 	// is not our business. It is called concurrently.
 	Demands func(context.Context, *v1.Pod) ([]scheduler.Demand, error)
 	// Seconds, by verb and HTTP code, takes how long requests took.
@@ -125,8 +127,13 @@ func (h *handler) handle(w http.ResponseWriter, r *http.Request, answer verb) (c
 }
 
 // filter keeps the nodes that can take all of the Pod's volumes together.
-// Refusals are unresolvable: evicting other Pods does not make room at once,
+// Refusals are unresolvable: evicting other Pods does not free space at once,
 // for their volumes outlive them or have to be wiped first.
+//
+// A node that has not reported is kept. A replica knows no node in its first seconds, and the
+// scheduler asks again about a refused Pod only when something changes in the cluster. The node
+// is judged by the capacity that is published for it then, which the scheduler has compared
+// already.
 func (h *handler) filter(ctx context.Context, args *extenderv1.ExtenderArgs) (any, error) {
 	demands, err := h.demands(ctx, args.Pod)
 	if err != nil {
@@ -137,7 +144,8 @@ func (h *handler) filter(ctx context.Context, args *extenderv1.ExtenderArgs) (an
 	}
 	fit, refused := []string{}, extenderv1.FailedNodesMap{}
 	for _, node := range *args.NodeNames {
-		if err := h.Judge.Fit(node, demands); err != nil {
+		var unreported *scheduler.UnreportedError
+		if err := h.Judge.Fit(node, demands); err != nil && !errors.As(err, &unreported) {
 			refused[node] = err.Error()
 		} else {
 			fit = append(fit, node)

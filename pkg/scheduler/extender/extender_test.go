@@ -100,6 +100,7 @@ func ask(t *testing.T, client *http.Client, url string, args any, answer any) (c
 	return res.StatusCode, string(content)
 }
 
+// The node "elsewhere" has not reported: the capacity that is published for it decides.
 func TestFilterKeepsTheNodesThatCanTakeAllVolumesTogether(t *testing.T) {
 	server := httptest.NewServer(newHandler(demandsBySize))
 	defer server.Close()
@@ -108,9 +109,9 @@ func TestFilterKeepsTheNodesThatCanTakeAllVolumesTogether(t *testing.T) {
 		want  []string
 	}{
 		"a Pod that is not our business":         {"", []string{"small", "large", "elsewhere"}},
-		"one volume that fits both":              {"[40]", []string{"small", "large"}},
-		"two that fit the small one only singly": {"[40,40]", []string{"large"}},
-		"two that fit neither together":          {"[40,64]", []string{}},
+		"one volume that fits both":              {"[40]", []string{"small", "large", "elsewhere"}},
+		"two that fit the small one only singly": {"[40,40]", []string{"large", "elsewhere"}},
+		"two that fit neither together":          {"[40,64]", []string{"elsewhere"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nodes := []string{"small", "large", "elsewhere"}
@@ -152,7 +153,7 @@ func TestRequestsThatCannotBeAnsweredSayWhy(t *testing.T) {
 		"no Pod":                          {extenderv1.ExtenderArgs{NodeNames: &nodes}, http.StatusBadRequest, "no Pod"},
 		"whole nodes instead of names":    {extenderv1.ExtenderArgs{Pod: podOf(""), Nodes: &v1.NodeList{}}, http.StatusBadRequest, "nodeCacheCapable: true"},
 		"no JSON object":                  {"x", http.StatusBadRequest, "body: "},
-		"a claim that nobody knows":       {extenderv1.ExtenderArgs{Pod: podOf("unknown"), NodeNames: &nodes}, http.StatusServiceUnavailable, "volumes of Pod default/p: claim not found"},
+		"an unknown claim":                {extenderv1.ExtenderArgs{Pod: podOf("unknown"), NodeNames: &nodes}, http.StatusServiceUnavailable, "volumes of Pod default/p: claim not found"},
 		"a request of more than the most": {strings.Repeat("x", maximumRequest), http.StatusBadRequest, "too large"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -168,7 +169,7 @@ func TestRequestsThatCannotBeAnsweredSayWhy(t *testing.T) {
 	}
 }
 
-func TestTooManyRequestsAtOnceAreTurnedAwayAndSlowOnesEnd(t *testing.T) {
+func TestTooManyRequestsAtOnceAreRejectedAndSlowOnesEnd(t *testing.T) {
 	body := must.Get(json.Marshal(extenderv1.ExtenderArgs{Pod: podOf(""), NodeNames: &[]string{"small"}}))(t)
 	synctest.Test(t, func(t *testing.T) { // time passes when all requests wait
 		handler := newHandler(func(ctx context.Context, _ *v1.Pod) ([]scheduler.Demand, error) {
@@ -283,13 +284,13 @@ func TestServeAsksForTheSchedulersCertificateAndFollowsItsFiles(t *testing.T) {
 		t.Error("the scheduler is not answered")
 	}
 	if answered(ours.client()) {
-		t.Error("somebody without a certificate is answered")
+		t.Error("a client without a certificate is answered")
 	}
-	stranger := ours.client()
+	foreign := ours.client()
 	pair := must.Get(tls.LoadX509KeyPair(others.file("scheduler.crt"), others.file("scheduler.key")))(t)
-	stranger.Transport.(*http.Transport).TLSClientConfig.Certificates = []tls.Certificate{pair}
-	if answered(stranger) {
-		t.Error("somebody with another CA's certificate is answered")
+	foreign.Transport.(*http.Transport).TLSClientConfig.Certificates = []tls.Certificate{pair}
+	if answered(foreign) {
+		t.Error("a client with another CA's certificate is answered")
 	}
 	ours.sign("server", serving()) // renewed
 	if !answered(ours.client("scheduler")) {

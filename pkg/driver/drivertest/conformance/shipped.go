@@ -119,7 +119,7 @@ func (c *Controller) Connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect f
 		done <- uplink.RunClient(ctx, uplink.ClientOptions{Addresses: c.address, ServerName: uplinkHost, CAFile: c.ca, TokenFile: c.token,
 			NodeName: drivertest.NodeName, Version: "test", Serve: server.Serve, Log: c.log})
 	}()
-	waittest.Succeeds(t, "the controller knows the node's room", func() error {
+	waittest.Succeeds(t, "the controller knows the node's free space", func() error {
 		answer, err := c.CSI.GetCapacity(ctx, &csi.GetCapacityRequest{})
 		if err == nil && answer.GetAvailableCapacity() == 0 {
 			err = errors.New("no node has any")
@@ -135,7 +135,7 @@ func (c *Controller) Connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect f
 	}
 }
 
-// freeAddress is one of this machine that nobody listens at.
+// freeAddress is one of this machine that no process listens at.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	lis := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)

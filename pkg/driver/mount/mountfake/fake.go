@@ -6,6 +6,7 @@ package mountfake
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -28,7 +29,10 @@ type Table struct {
 	layers []layer
 	errors map[mount.Device]int64
 	warned map[mount.Device]int64
+	hidden map[mount.Device]error
 	forced error
+	// groupUUID is that of volume group carve, without hyphens.
+	groupUUID string
 	// held are the mounts in other namespaces, and unseen whether nothing can be
 	// said of them.
 	held   map[mount.Device][]mount.Holder
@@ -58,7 +62,7 @@ var _ mount.Interface = (*Table)(nil)
 
 // AddNode makes a device node of that size in bytes appear at a path, or
 // changes the one that is there. One at a path that LVM or cryptsetup make is of a
-// device that device-mapper knows by that path from then on, as Mapped tells.
+// device that device-mapper knows by that path from then on, as Mapped returns.
 func (t *Table) AddNode(path string, device mount.Device, size int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,7 +70,7 @@ func (t *Table) AddNode(path string, device mount.Device, size int64) {
 		t.nodes = map[string]node{}
 	}
 	t.nodes[path] = node{device, size}
-	if m := mappingAt(path); m != (mapping{}) {
+	if m := t.mappingAt(path); m != (mapping{}) {
 		if t.mapped == nil {
 			t.mapped = map[mount.Device]mapping{}
 		}
@@ -76,9 +80,9 @@ func (t *Table) AddNode(path string, device mount.Device, size int64) {
 
 // mappingAt is what device-mapper calls a device that has its node at a path:
 // /dev/carve/NAME is of logical volume NAME of group carve.
-func mappingAt(path string) mapping {
+func (t *Table) mappingAt(path string) mapping {
 	if base, ok := strings.CutPrefix(path, "/dev/carve/"); ok {
-		return mapping{"carve-" + base, "LVM-" + base}
+		return mapping{"carve-" + base, "LVM-" + t.groupUUID + base}
 	}
 	base, ok := strings.CutPrefix(path, "/dev/mapper/")
 	switch {
@@ -90,6 +94,14 @@ func mappingAt(path string) mapping {
 	return mapping{base, "CARVE-CRYPT-" + base}
 }
 
+// SetGroupUUID gives volume group carve a UUID, of which it has none at first. Nodes that were added
+// before keep what they are of.
+func (t *Table) SetGroupUUID(uuid string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.groupUUID = strings.ReplaceAll(uuid, "-", "")
+}
+
 // RemoveNode makes the node at the path disappear. Mounts of it stay.
 func (t *Table) RemoveNode(path string) {
 	t.mu.Lock()
@@ -97,7 +109,7 @@ func (t *Table) RemoveNode(path string) {
 	delete(t.nodes, path)
 }
 
-// SetBusy makes Off of the path fail with EBUSY while it is set.
+// SetBusy makes Unmount of the path fail with EBUSY while it is set.
 func (t *Table) SetBusy(path string, busy bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,7 +120,7 @@ func (t *Table) SetBusy(path string, busy bool) {
 }
 
 // Kill makes the device fail: its file systems answer with EIO, and can still
-// be taken off.
+// be unmounted.
 func (t *Table) Kill(device mount.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,7 +141,17 @@ func (t *Table) SetErrors(device mount.Device, n int64) {
 	t.errors[device] = n
 }
 
-// SetWarnings sets how often the kernel complained of the file system on the
+// HideErrors makes Errors fail for the device, until it is called with nil.
+func (t *Table) HideErrors(device mount.Device, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.hidden == nil {
+		t.hidden = map[mount.Device]error{}
+	}
+	t.hidden[device] = err
+}
+
+// SetWarnings sets how often the kernel warned of the file system on the
 // device.
 func (t *Table) SetWarnings(device mount.Device, n int64) {
 	t.mu.Lock()
@@ -213,17 +235,19 @@ func (t *Table) Holders(device mount.Device, _ string) ([]mount.Holder, error) {
 }
 
 // Mount implements mount.Interface.
-func (t *Table) Mount(device, path, fsType string, options []string) error {
+func (t *Table) Mount(source mount.Source, path, fsType string, options []string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n, ok := t.nodes[device]
+	n, ok := t.nodes[source.Node]
 	switch {
 	case t.forced != nil:
-		return pathError("mount", path, t.forced)
+		return fmt.Errorf("mount at %s: %w", path, t.forced)
 	case !ok:
-		return pathError("mount", device, unix.ENOENT)
+		return pathError("stat", source.Node, unix.ENOENT)
 	case t.dead[n.device]:
-		return pathError("mount", device, unix.EIO)
+		return fmt.Errorf("mount at %s: %w", path, &mount.KernelError{Step: "read the file system", Err: unix.EIO})
+	case source.Device != mount.Device{} && source.Device != n.device:
+		return fmt.Errorf("mount at %s: %w: it lies on device %v instead of %v", path, mount.ErrUnverified, n.device, source.Device)
 	}
 	dir, err := nofollow.Directory("", path)
 	if err != nil {
@@ -243,7 +267,7 @@ func (t *Table) Mount(device, path, fsType string, options []string) error {
 			Path: path, Device: n.device, Root: "/", FSType: fsType,
 			Options: access(readOnly), FSOptions: append(access(readOnly), options...),
 		},
-		source: device, device: n.device, readOnly: readOnly,
+		source: source.Node, device: n.device, readOnly: readOnly,
 	})
 	return nil
 }
@@ -285,8 +309,8 @@ func (t *Table) Bind(source, path string, readOnly bool) error {
 	return nil
 }
 
-// Off implements mount.Interface.
-func (t *Table) Off(path string) error {
+// Unmount implements mount.Interface.
+func (t *Table) Unmount(path string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if _, ok := t.top(path); ok && t.busy[path] {
@@ -366,7 +390,7 @@ func (t *Table) Usage(path string) (mount.Usage, error) {
 func (t *Table) Errors(device mount.Device) (int64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.errors[device], nil
+	return t.errors[device], t.hidden[device]
 }
 
 // Warnings implements mount.Interface.
@@ -377,7 +401,7 @@ func (t *Table) Warnings(device mount.Device) (int64, error) {
 }
 
 // Revive makes the device work again. A file system that failed with it stays
-// so until it is mounted anew.
+// so until it is mounted again.
 func (t *Table) Revive(device mount.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -387,14 +411,14 @@ func (t *Table) Revive(device mount.Device) {
 	}
 }
 
-// Shows tells whether any layer shows a device.
+// Shows reports whether any layer shows a device.
 func (t *Table) Shows(device mount.Device) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device })
 }
 
-// Mapped implements mount.Interface by what AddNode was told.
+// Mapped implements mount.Interface by what AddNode was given.
 func (t *Table) Mapped(device mount.Device) (name, uuid string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

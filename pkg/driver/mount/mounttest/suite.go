@@ -34,67 +34,67 @@ func Run(t *testing.T, h Harness) {
 		name string
 		run  func(*testing.T, Harness)
 	}{
-		{"a mounted file system is seen and taken off", mountAndOff},
+		{"a mounted file system is seen and unmounted", mountAndUnmount},
 		{"a file system can be mounted read-only", mountReadOnly},
 		{"a mount can be bound to further paths", bindMount},
 		{"a bound mount can be read-only while others are not", bindReadOnly},
 		{"a device node can be bound to a file", bindNode},
-		{"off takes all layers away", offTakesAll},
-		{"off of what is not mounted succeeds", offOfNothing},
-		{"off of a busy layer says so", offOfBusy},
+		{"unmount removes all layers", unmountRemovesAll},
+		{"unmount of what is not mounted succeeds", unmountOfNothing},
+		{"unmount of a busy layer fails", unmountOfBusy},
 		{"what is not mounted is seen as such", nothingMounted},
 		{"what cannot be mounted is an error and leaves nothing", cannotMount},
 		{"a symbolic link is never followed", links},
 		{"the table lists layers below a directory only", below},
 		{"usage is plausible", usage},
-		{"a node is told from what is none", node},
+		{"a node is distinguished from what is none", node},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) { c.run(t, h) })
 	}
 }
 
-func mountAndOff(t *testing.T, h Harness) {
+func mountAndUnmount(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, []string{"noatime"}))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, []string{"noatime"}))
 	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device})
 	points := must.Get(h.Below(filepath.Dir(dir)))(t)
 	if len(points) != 1 || points[0].Path != dir || points[0].Device != h.Device || points[0].Root != "/" ||
 		points[0].FSType != h.FSType || !slices.Contains(points[0].Options, "rw") {
 		t.Errorf("got %+v", points)
 	}
-	must.Succeed(t, h.Off(dir))
+	must.Succeed(t, h.Unmount(dir))
 	h.wantAt(t, dir, mount.State{})
 }
 
 func mountReadOnly(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, []string{"ro", "nosuid"}))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, []string{"ro", "nosuid"}))
 	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
-	must.Succeed(t, h.Off(dir))
+	must.Succeed(t, h.Unmount(dir))
 }
 
 func bindMount(t *testing.T, h Harness) {
 	a, b := h.dir(t, "a"), h.dir(t, "b")
-	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, a, h.FSType, nil))
 	must.Succeed(t, h.Bind(a, b, false))
 	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device})
-	must.Succeed(t, h.Off(a))
+	must.Succeed(t, h.Unmount(a))
 	h.wantAt(t, a, mount.State{})
 	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device})
-	must.Succeed(t, h.Off(b))
+	must.Succeed(t, h.Unmount(b))
 }
 
 func bindReadOnly(t *testing.T, h Harness) {
 	a, b, c := h.dir(t, "a"), h.dir(t, "b"), h.dir(t, "c")
-	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, a, h.FSType, nil))
 	must.Succeed(t, h.Bind(a, b, true))
 	h.wantAt(t, a, mount.State{Mounted: true, Device: h.Device})
 	h.wantAt(t, b, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
 	must.Succeed(t, h.Bind(b, c, false))
 	h.wantAt(t, c, mount.State{Mounted: true, Device: h.Device, ReadOnly: true})
 	for _, dir := range []string{c, b, a} {
-		must.Succeed(t, h.Off(dir))
+		must.Succeed(t, h.Unmount(dir))
 	}
 }
 
@@ -113,42 +113,42 @@ func bindNode(t *testing.T, h Harness) {
 		if len(points) != 1 || points[0].FSType != "devtmpfs" || points[0].Device == h.Device {
 			t.Errorf("got %+v", points)
 		}
-		must.Succeed(t, h.Off(file))
+		must.Succeed(t, h.Unmount(file))
 		h.wantAt(t, file, mount.State{})
 	}
 }
 
-func offTakesAll(t *testing.T, h Harness) {
+func unmountRemovesAll(t *testing.T, h Harness) {
 	a, b := h.dir(t, "a"), h.dir(t, "b")
-	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, a, h.FSType, nil))
 	must.Succeed(t, h.Bind(a, b, false))
 	must.Succeed(t, h.Bind(a, b, true))
 	must.Succeed(t, h.Bind(a, a, false))
-	must.Succeed(t, h.Off(b))
-	must.Succeed(t, h.Off(a))
+	must.Succeed(t, h.Unmount(b))
+	must.Succeed(t, h.Unmount(a))
 	h.wantAt(t, a, mount.State{})
 	h.wantAt(t, b, mount.State{})
 }
 
-func offOfNothing(t *testing.T, h Harness) {
+func unmountOfNothing(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
 	file := filepath.Join(dir, "file")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	for _, path := range []string{dir, file, filepath.Join(dir, "missing"), filepath.Join(file, "below")} {
-		must.Succeed(t, h.Off(path))
+		must.Succeed(t, h.Unmount(path))
 	}
 }
 
-func offOfBusy(t *testing.T, h Harness) {
+func unmountOfBusy(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
 	release := h.Busy(t, dir)
-	if err := h.Off(dir); !errors.Is(err, syscall.EBUSY) {
+	if err := h.Unmount(dir); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("got %v, want busy", err)
 	}
 	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device})
 	release()
-	must.Succeed(t, h.Off(dir))
+	must.Succeed(t, h.Unmount(dir))
 }
 
 func nothingMounted(t *testing.T, h Harness) {
@@ -166,12 +166,12 @@ func cannotMount(t *testing.T, h Harness) {
 	file := filepath.Join(dir, "file")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	mounted := h.dir(t, "b")
-	must.Succeed(t, h.Mount(h.Node, mounted, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, mounted, h.FSType, nil))
 	for name, err := range map[string]error{
-		"the same a second time":    h.Mount(h.Node, mounted, h.FSType, nil),
-		"a missing device":          h.Mount("/dev/carve-no-such", dir, h.FSType, nil),
-		"a missing directory":       h.Mount(h.Node, filepath.Join(dir, "missing"), h.FSType, nil),
-		"a file as mount point":     h.Mount(h.Node, file, h.FSType, nil),
+		"the same a second time":    h.Mount(mount.Source{Node: h.Node}, mounted, h.FSType, nil),
+		"a missing device":          h.Mount(mount.Source{Node: "/dev/carve-no-such"}, dir, h.FSType, nil),
+		"a missing directory":       h.Mount(mount.Source{Node: h.Node}, filepath.Join(dir, "missing"), h.FSType, nil),
+		"a file as mount point":     h.Mount(mount.Source{Node: h.Node}, file, h.FSType, nil),
 		"a node over a directory":   h.Bind(h.Node, dir, false),
 		"a bind to what is missing": h.Bind(h.Node, filepath.Join(dir, "missing"), false),
 	} {
@@ -179,7 +179,7 @@ func cannotMount(t *testing.T, h Harness) {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	must.Succeed(t, h.Off(mounted))
+	must.Succeed(t, h.Unmount(mounted))
 	h.wantAt(t, mounted, mount.State{})
 	h.wantAt(t, dir, mount.State{})
 	points, err := h.Below(filepath.Dir(dir))
@@ -193,10 +193,10 @@ func links(t *testing.T, h Harness) {
 	link := filepath.Join(t.TempDir(), "link")
 	must.Succeed(t, os.Symlink(filepath.Dir(outside), link))
 	must.Succeed(t, os.WriteFile(filepath.Join(filepath.Dir(outside), "file"), nil, 0o600))
-	must.Succeed(t, h.Mount(h.Node, source, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, source, h.FSType, nil))
 	through := filepath.Join(link, "outside")
 	for name, err := range map[string]error{
-		"mount on the way":       h.Mount(h.Node, through, h.FSType, nil),
+		"mount on the way":       h.Mount(mount.Source{Node: h.Node}, through, h.FSType, nil),
 		"bind on the way":        h.Bind(source, through, false),
 		"bind a node on the way": h.Bind(h.Node, filepath.Join(link, "file"), false),
 	} {
@@ -207,16 +207,16 @@ func links(t *testing.T, h Harness) {
 	if err := h.Bind(source, link, false); err == nil {
 		t.Error("bound to a link")
 	}
-	// What is mounted behind a link is not taken off through it.
+	// What is mounted behind a link is not unmounted through it.
 	must.Succeed(t, h.Bind(source, outside, false))
-	if err := h.Off(through); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("off on the way: got %v", err)
+	if err := h.Unmount(through); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("unmount on the way: got %v", err)
 	}
 	if at, err := h.At(outside); err != nil || !at.Mounted {
 		t.Errorf("got %+v, %v", at, err)
 	}
-	must.Succeed(t, h.Off(outside))
-	must.Succeed(t, h.Off(source))
+	must.Succeed(t, h.Unmount(outside))
+	must.Succeed(t, h.Unmount(source))
 	h.wantAt(t, outside, mount.State{})
 }
 
@@ -224,7 +224,7 @@ func below(t *testing.T, h Harness) {
 	a := h.dir(t, "a")
 	neighbour := a + "-neighbour"
 	must.Succeed(t, os.Mkdir(neighbour, 0o700))
-	must.Succeed(t, h.Mount(h.Node, a, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, a, h.FSType, nil))
 	must.Succeed(t, h.Bind(a, neighbour, true))
 	points, err := h.Below(a)
 	if err != nil || len(points) != 0 {
@@ -236,19 +236,19 @@ func below(t *testing.T, h Harness) {
 		slices.Contains(points[0].Options, "ro") || !slices.Contains(points[1].Options, "ro") || slices.Contains(points[1].FSOptions, "ro") {
 		t.Errorf("got %+v", points)
 	}
-	must.Succeed(t, h.Off(neighbour))
-	must.Succeed(t, h.Off(a))
+	must.Succeed(t, h.Unmount(neighbour))
+	must.Succeed(t, h.Unmount(a))
 }
 
 func usage(t *testing.T, h Harness) {
 	dir := h.dir(t, "a")
-	must.Succeed(t, h.Mount(h.Node, dir, h.FSType, nil))
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
 	u := must.Get(h.Usage(dir))(t)
 	if u.TotalBytes <= h.Size/2 || u.TotalBytes > h.Size || u.AvailableBytes <= 0 || u.UsedBytes < 0 ||
 		u.UsedBytes+u.AvailableBytes > u.TotalBytes || (u.TotalInodes > 0) != (h.FSType != "btrfs") || u.UsedInodes+u.FreeInodes != u.TotalInodes {
 		t.Errorf("got %+v", u)
 	}
-	must.Succeed(t, h.Off(dir))
+	must.Succeed(t, h.Unmount(dir))
 }
 
 func node(t *testing.T, h Harness) {

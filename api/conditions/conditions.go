@@ -1,0 +1,155 @@
+// Package conditions lists the conditions that Carve reports for volumes and device
+// classes: what each means, and what an administrator does about it. lvmd and the node
+// plugin take the types from here, and the reference page docs/reference/conditions.md
+// is generated from the table. The package depends on nothing.
+package conditions
+
+import "slices"
+
+// Types of conditions of device classes and volumes, as lvmd reports them.
+const (
+	CheckNeeded          = "CheckNeeded"
+	ConfigurationRefused = "ConfigurationRefused"
+	Converting           = "Converting"
+	Degraded             = "Degraded"
+	DiskErrors           = "DiskErrors"
+	Failed               = "Failed"
+	HealthUnknown        = "HealthUnknown"
+	Inactive             = "Inactive"
+	InvalidSnapshot      = "InvalidSnapshot"
+	Merging              = "Merging"
+	MergeFailed          = "MergeFailed"
+	MetadataFull         = "MetadataFull"
+	Mismatches           = "Mismatches"
+	MissingDevice        = "MissingDevice"
+	NotPersistentMemory  = "NotPersistentMemory"
+	NotResponding        = "NotResponding"
+	OutOfSync            = "OutOfSync"
+	PoolCannotGrow       = "PoolCannotGrow"
+	PoolDataHigh         = "PoolDataHigh"
+	PoolFailed           = "PoolFailed"
+	PoolFull             = "PoolFull"
+	PoolInactive         = "PoolInactive"
+	PoolKeepsOldData     = "PoolKeepsOldData"
+	PoolMetadataHigh     = "PoolMetadataHigh"
+	PoolMissing          = "PoolMissing"
+	PoolNeedsCheck       = "PoolNeedsCheck"
+	PoolQueuesWhenFull   = "PoolQueuesWhenFull"
+	PoolReadOnly         = "PoolReadOnly"
+	ReadOnly             = "ReadOnly"
+	RefreshNeeded        = "RefreshNeeded"
+	ReshapeLeftovers     = "ReshapeLeftovers"
+	Reshaping            = "Reshaping"
+	StateUnknown         = "StateUnknown"
+	Suspended            = "Suspended"
+	TooFewDevices        = "TooFewDevices"
+	TooManyVolumes       = "TooManyVolumes"
+	UnknownTarget        = "UnknownTarget"
+	VolumeGroupMissing   = "VolumeGroupMissing"
+	VolumeGroupReplaced  = "VolumeGroupReplaced"
+	VolumesLeftAlone     = "VolumesLeftAlone"
+	WriteCacheErrors     = "WriteCacheErrors"
+)
+
+// Types of conditions that the node plugin finds on a volume.
+const (
+	FileSystemErrors   = "FileSystemErrors"
+	FileSystemFailed   = "FileSystemFailed"
+	FileSystemReadOnly = "FileSystemReadOnly"
+	FileSystemWarnings = "FileSystemWarnings"
+	IOLimitsNotApplied = "IOLimitsNotApplied"
+	MountedElsewhere   = "MountedElsewhere"
+)
+
+// Condition describes one type of condition.
+type Condition struct {
+	// Type is the word that reports, metrics and Events carry.
+	Type string
+	// Of lists what has it: a class, a volume, or both.
+	Of []Subject
+	// Unusable lists what cannot be used while it lasts: the volume, or all volumes of
+	// the class.
+	Unusable []Subject
+	// Meaning says what is the case, Remedy what to do. Both are Markdown.
+	Meaning, Remedy string
+}
+
+// Subject is what has a condition.
+type Subject string
+
+// Subjects.
+const (
+	Class  Subject = "class"
+	Volume Subject = "volume"
+)
+
+// Has reports whether s can have the condition.
+func (c Condition) Has(s Subject) bool { return slices.Contains(c.Of, s) }
+
+// Unusable returns the types of conditions that make s unusable, sorted.
+func Unusable(s Subject) []string {
+	var types []string
+	for _, c := range All {
+		if slices.Contains(c.Unusable, s) {
+			types = append(types, c.Type)
+		}
+	}
+	return types
+}
+
+var (
+	ofClass  = []Subject{Class}
+	ofVolume = []Subject{Volume}
+	ofBoth   = []Subject{Class, Volume}
+)
+
+// All are all conditions, sorted by type.
+var All = []Condition{
+	{CheckNeeded, ofVolume, nil, "The metadata of the volume's pool or cache had an error.", "Deactivate it and run `lvconvert --repair`."},
+	{ConfigurationRefused, ofClass, nil, "The configuration file is not in force; the one before it is.", "Read the message or lvmd's log, and correct the file."},
+	{Converting, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
+	{Degraded, ofBoth, nil, "Devices of a RAID volume, or of a RAID thin pool, failed or are missing. The data is on the others.", "[Replace the disk](../how-to/troubleshooting.md#condition-degraded-a-raid-disk-failed)."},
+	{DiskErrors, ofClass, nil, "A disk of the volume group failed a request within the last minute.", "Look at `dmesg` and `smartctl`."},
+	{Failed, ofVolume, ofVolume, "The volume answers no I/O, because its pool or cache failed.", "Repair the pool or cache (`lvconvert --repair`)."},
+	{FileSystemErrors, ofVolume, nil, "The kernel found errors in the file system, which takes no writes until it was checked.", "Delete the Pods that use it: the next staging checks it."},
+	{FileSystemFailed, ofVolume, nil, "The file system answers with I/O errors.", "Look at the disk (`dmesg`), then delete the Pods that use the volume."},
+	{FileSystemReadOnly, ofVolume, nil, "Errors made the kernel remount the file system read-only.", "Delete the Pods that use it: the next staging checks it."},
+	{FileSystemWarnings, ofVolume, nil, "The file system met errors, mostly I/O errors, and goes on: ext4's `warning_count` since the mount, btrfs' `device stats`.", "Look at the disk. btrfs forgets its counts with `btrfs device stats --reset`."},
+	{HealthUnknown, ofVolume, nil, "LVM does not know the volume's health.", "Look at `dmesg` and `dmsetup status`."},
+	{IOLimitsNotApplied, ofVolume, nil, "A Pod that uses the volume is not held to its I/O limits; the message says why.", "[Install the component, or give the node what it lacks](../how-to/io-limits.md#limits-that-are-not-applied)."},
+	{Inactive, ofVolume, ofVolume, "The volume has no device, or one without a table.", "`vgchange --activate y VG`, or restart the agent."},
+	{InvalidSnapshot, ofVolume, ofVolume, "A snapshot with a size of its own, which lvmd does not make, overflowed.", "Remove the snapshot."},
+	{MergeFailed, ofVolume, nil, "An `lvconvert --merge` failed; the volume's contents may have changed in part.", "Look at `dmesg`; restore the data."},
+	{Merging, ofVolume, nil, "An `lvconvert --merge` is under way; the volume's contents change.", "Wait for it."},
+	{MetadataFull, ofClass, nil, "The volume group's metadata area is full: no more volumes fit.", "Delete volumes, or make a group with a larger area (`vgcreate --metadatasize`)."},
+	{Mismatches, ofBoth, nil, "A check (`lvchange --syncaction check`) found copies or parity that differ.", "`lvchange --syncaction repair VG/VOLUME`."},
+	{MissingDevice, ofBoth, ofVolume, "A disk is lost. LVM changes nothing in the group meanwhile.", "[Bring the disk back, or give it up](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing)."},
+	{MountedElsewhere, ofVolume, nil, "No Pod uses the volume, and something has it mounted. It can be neither staged nor deleted.", "[Restart the container that the message names](../how-to/troubleshooting.md#failedmount-still-mounted-elsewhere-on-the-node)."},
+	{NotPersistentMemory, ofClass, nil, "A class with `medium: pmem` has a group that is not on persistent memory, or is not aligned to 2 MiB.", "Make the group as [the guide](../how-to/persistent-memory.md) says."},
+	{NotResponding, ofClass, ofClass, "LVM commands time out for the volume group.", "[Find the disk that does not answer](../how-to/troubleshooting.md#lvm-hangs)."},
+	{OutOfSync, ofBoth, nil, "Copies or parity are synchronised. Until then the loss of a device may lose data.", "Wait for it."},
+	{PoolCannotGrow, ofClass, nil, "The thin pool should grow and cannot: the volume group is full, or `autoExtend.limit` is reached.", "Extend the volume group, raise `limit`, or delete volumes."},
+	{PoolDataHigh, ofClass, nil, "The pool's data passed `dataThreshold`. Volumes that would be overprovisioned are refused.", "`lvextend -L+10G VG/POOL`, or `autoExtend`; delete volumes or snapshots; `fstrim` mounted file systems."},
+	{PoolFailed, ofBoth, ofBoth, "The thin pool answers no I/O.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
+	{PoolFull, ofBoth, nil, "The thin pool is full: writes to new blocks fail.", "Extend the pool at once. File systems that met an error may be read-only until they are staged again."},
+	{PoolInactive, ofBoth, ofBoth, "The thin pool has no device.", "`lvchange -ay VG/POOL`, or restart the agent."},
+	{PoolKeepsOldData, ofClass, nil, "The pool does not zero new blocks. New volumes are refused.", "`lvchange --zero y VG/POOL`."},
+	{PoolMetadataHigh, ofClass, nil, "The pool's metadata passed `metadataThreshold`. New volumes are refused.", "`lvextend --poolmetadatasize +1G VG/POOL`; delete snapshots."},
+	{PoolMissing, ofBoth, ofBoth, "The thin pool is gone, or could not be made; the message says why.", "Remove the cause: lvmd tries again every minute. Where the pool is gone, restart the agent, which makes an empty one."},
+	{PoolNeedsCheck, ofBoth, nil, "The pool's metadata had an error.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
+	{PoolQueuesWhenFull, ofClass, nil, "Writes to a full pool wait before they fail.", "`lvchange --errorwhenfull y VG/POOL`."},
+	{PoolReadOnly, ofBoth, nil, "The pool's metadata cannot be written. All its volumes are read-only.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
+	{ReadOnly, ofBoth, nil, "The volume was made read-only, or its group is read-only or exported.", "`lvchange --permission rw VG/VOLUME`; `vgimport` for an exported group."},
+	{RefreshNeeded, ofVolume, nil, "A device of the volume came back, or had write errors.", "`lvchange --refresh VG/VOLUME`."},
+	{ReshapeLeftovers, ofVolume, nil, "An `lvconvert` is done and left devices over.", "The same `lvconvert` again removes them."},
+	{Reshaping, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
+	{StateUnknown, ofVolume, nil, "LVM could not ask the kernel for the volume's state.", "Look at `dmesg` and `dmsetup status`."},
+	{Suspended, ofVolume, ofVolume, "The kernel holds back the volume's I/O.", "lvmd resumes what its own commands left suspended; else `dmsetup resume`."},
+	{TooFewDevices, ofClass, nil, "The group has fewer devices than a volume of the class needs.", "`vgextend`, or another layout."},
+	{TooManyVolumes, ofClass, nil, "The group has as many logical volumes as its limit allows.", "`vgchange --logicalvolume 0 VG`."},
+	{UnknownTarget, ofVolume, nil, "LVM does not know the kind of the volume's device.", "Look at `dmsetup status`."},
+	{VolumeGroupMissing, ofBoth, ofBoth, "The volume group is not there.", "[Bring its disks back](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing), or make the group."},
+	{VolumeGroupReplaced, ofClass, nil, "Another volume group has the name. It is not used.", "[Remove it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
+	{VolumesLeftAlone, ofClass, nil, "Volumes have tags of Carve that this version cannot read; the message says why. They are neither used nor removed.", "[Install the later version again](../how-to/upgrade.md#go-back); else correct the tags (`lvchange --addtag`, `--deltag`)."},
+	{WriteCacheErrors, ofVolume, nil, "A write cache that an administrator added had an error.", "Look at the cache's disk."},
+}

@@ -1,0 +1,35 @@
+package names
+
+// ErrorReason describes one reason of lvmd's errors. The reference page
+// docs/reference/errors.md is generated from ErrorReasons.
+type ErrorReason struct {
+	// Reason is in the google.rpc.ErrorInfo of the error.
+	Reason string
+	// Code is the name of the gRPC status code that comes with it.
+	Code string
+	// Meaning says what was refused or failed. It is Markdown.
+	Meaning string
+	// Remedy says what to do. The controller appends it to a node's refusal where General
+	// says that it is right whatever was asked for.
+	Remedy  string
+	General bool
+}
+
+// ErrorReasons are all reasons.
+var ErrorReasons = []ErrorReason{
+	{ReasonInvalidField, "InvalidArgument", "A field of the request is malformed. The metadata `field` names it.", "correct the field that the message names", false},
+	{ReasonVolumeNotFound, "NotFound", "The node has no such volume.", "see whether the volume is on another node, or its disk is missing (carve-lvmd volumes)", false},
+	{ReasonSnapshotNotFound, "NotFound", "The node has no such snapshot.", "see which snapshots there are (carve-lvmd snapshots)", false},
+	{ReasonClassNotFound, "NotFound", "The node does not offer the device class.", "name a class that the node has (carve-lvmd classes), or add the class to its configuration", false},
+	{ReasonRequestDiffers, "AlreadyExists", "A volume or snapshot of the name exists, with other properties. The message names the difference.", "use another name, or delete what has this one", false},
+	{ReasonNoSpace, "ResourceExhausted", "There is not enough free space, of whatever kind: data, metadata, thin pool, reserve.", "free space, or extend the volume group; the controller tries another node", false},
+	{ReasonSizeOutOfRange, "OutOfRange", "`limit_bytes` leaves no possible size.", "allow a size that is a multiple of the class' unit", false},
+	{ReasonVolumeInUse, "FailedPrecondition", "The volume is open or mounted.", "stop what uses it", false},
+	{ReasonNotThin, "FailedPrecondition", "Only thin volumes have snapshots, and a snapshot is restored in its own pool.", "use the StorageClass of the source", false},
+	{ReasonVolumeLeftAlone, "FailedPrecondition", "The volume's tags are those of a later version of Carve, or were changed by hand.", "install that version on the node again, or correct the tags (lvs -o +lv_tags)", false},
+	{ReasonLeaderSuperseded, "FailedPrecondition", "A controller asked that led before another one.", "nothing: the present leader asks again", false},
+	{ReasonOperationPending, "Aborted", "Another operation on the volume is running, or too many wait for the volume group.", "nothing: the call is repeated", false},
+	{ReasonDeviceMissing, "Unavailable", "The volume group or a disk of it is missing, or a disk fails.", "look at the disks of its volume group there (vgs, dmesg)", true},
+	{ReasonCommandTimedOut, "DeadlineExceeded", "LVM did not answer in time.", "LVM does not answer there; look at the node's disks (dmesg)", true},
+	{ReasonCommandFailed, "Internal", "LVM failed in another way.", "the log of lvmd there says more", true},
+}

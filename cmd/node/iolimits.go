@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/iolimit"
+	"github.com/carve-csi/carve/pkg/iolimit/cgroup"
+	"github.com/carve-csi/carve/pkg/logging"
+)
+
+// ioLimitDirs are where the plugin and the program that limits I/O meet below a directory. Each
+// is a volume of its own, which the other mounts read-only. Empty: there is no such program.
+func ioLimitDirs(dir string) driver.IOLimitDirs {
+	if dir == "" {
+		return driver.IOLimitDirs{}
+	}
+	return driver.IOLimitDirs{Requests: filepath.Join(dir, "requests"), Reports: filepath.Join(dir, "reports")}
+}
+
+func ioLimits() *cobra.Command {
+	var dir, root string
+	c := &cobra.Command{
+		Use:   "io-limits",
+		Short: "Limit the I/O of Pods as the node plugin requests it",
+		Long: "Writes the I/O limits of volumes to the io.max of the Pods' cgroups, and keeps them there.\n" +
+			"Runs in a container of its own, with the node's cgroups and no other rights. Needs cgroup v2.",
+		Args: cobra.NoArgs,
+	}
+	flags := c.Flags()
+	flags.StringVar(&dir, "dir", "/run/carve-io-limits", "directory that is shared with the node plugin, its --io-limits-dir")
+	flags.StringVar(&root, "cgroup-root", "/sys/fs/cgroup", "where the node's cgroups are mounted")
+	logs := logging.AddFlags(flags)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		log, err := logs.Logger(os.Stderr)
+		if err != nil {
+			return err
+		}
+		at := ioLimitDirs(dir)
+		log.Info("starting", "version", version)
+		iolimit.NewApplier(iolimit.Options{Cgroups: cgroup.Root(root), RequestDir: at.Requests, ReportDir: at.Reports, Log: log}).Run(c.Context())
+		log.Info("stopped")
+		return nil
+	}
+	return c
+}

@@ -1,0 +1,160 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Guard bounds the wait for devices, any of which may never answer: nothing can
+// interrupt who waits in the kernel for a dead disk. A device of which a wait
+// was abandoned gets no other operation until it answers, so that it keeps few
+// threads however often it is tried. The zero value is ready; it must not be
+// copied, and is safe for concurrent use.
+type Guard struct {
+	// Answered, if set before use, is called when a device answers whose wait
+	// was abandoned.
+	Answered func()
+
+	mu sync.Mutex
+	// abandoned counts, by the path of the device, the operations that outlived
+	// the wait for them.
+	abandoned map[string]int
+}
+
+// Do runs an operation on a device and returns its result. ctx bounds the wait,
+// not the operation. ErrTimedOut when the wait is over, and at once while an
+// operation goes on whose wait was over.
+func Do[T any](ctx context.Context, g *Guard, device string, operation func(device string) (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var none T
+	if g.waits(device) {
+		return none, fmt.Errorf("%s: %w: it has not answered yet what was asked before", device, ErrTimedOut)
+	}
+	ended := make(chan result, 1)
+	go func() {
+		value, err := operation(device)
+		ended <- result{value, err}
+	}()
+	select {
+	case r := <-ended:
+		return r.value, r.err
+	case <-ctx.Done():
+	}
+	g.count(device, 1)
+	go func() {
+		<-ended
+		g.count(device, -1)
+		if g.Answered != nil {
+			g.Answered()
+		}
+	}()
+	return none, fmt.Errorf("%s: %w: it does not answer", device, TimedOut(ctx))
+}
+
+// waits reports whether an abandoned operation on the device goes on.
+func (g *Guard) waits(device string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.abandoned[device] > 0
+}
+
+func (g *Guard) count(device string, by int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.abandoned == nil {
+		g.abandoned = map[string]int{}
+	}
+	if g.abandoned[device] += by; g.abandoned[device] == 0 {
+		delete(g.abandoned, device)
+	}
+}
+
+// Stuck counts the operations that outlived the wait for them and go on. Each
+// keeps a thread.
+func (g *Guard) Stuck() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := 0
+	for _, n := range g.abandoned {
+		all += n
+	}
+	return all
+}
+
+// Each runs an operation on devices at the same time, once for each path, as Do
+// does. While any of them does not answer, it runs on none. An ErrTimedOut is
+// returned alone: of a device that failed more is known.
+func (g *Guard) Each(ctx context.Context, devices []string, operation func(device string) error) error {
+	for _, device := range devices {
+		if g.waits(device) {
+			return fmt.Errorf("%s: %w: it has not answered yet what was asked before", device, ErrTimedOut)
+		}
+	}
+	pending := map[string]bool{}
+	ended := make(chan error, len(devices))
+	for _, device := range devices {
+		if pending[device] {
+			continue
+		}
+		pending[device] = true
+		go func() {
+			_, err := Do(ctx, g, device, func(device string) (struct{}, error) { return struct{}{}, operation(device) })
+			ended <- err
+		}()
+	}
+	var failed, timedOut error
+	for range pending {
+		if err := <-ended; errors.Is(err, ErrTimedOut) {
+			timedOut = err
+		} else {
+			failed = errors.Join(failed, err)
+		}
+	}
+	if timedOut != nil {
+		return timedOut
+	}
+	return failed
+}
+
+// Flush has a device write down what is in its cache.
+func Flush(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// OpenUncached opens a device for reading what it holds and not what the kernel
+// remembers of its first length bytes, or of all of it when length is 0: of a
+// disk that is dead, the kernel would answer from its cache.
+func OpenUncached(path string, length int64) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, length, unix.FADV_DONTNEED); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+// ReadHead reads the first length bytes from the device itself.
+func ReadHead(path string, length int64) error {
+	f, err := OpenUncached(path, length)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.ReadAt(make([]byte, length), 0)
+	return err
+}

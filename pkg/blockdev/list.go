@@ -1,0 +1,203 @@
+package blockdev
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Device is a disk, a partition or any other block device, as the kernel
+// describes it.
+type Device struct {
+	// Name is the kernel's, such as nvme0n1, and Path the node of that name.
+	Name, Path string
+	// IDs are its names in /dev/disk/by-id, those that udev would make from
+	// what the kernel reports among them.
+	IDs []string
+	// Model and Serial are empty where the device has none.
+	Model, Serial string
+	// Size is in bytes.
+	Size int64
+	// Sequence differs for every device that the kernel ever saw since it
+	// booted; zero where it does not count them.
+	Sequence             uint64
+	Rotational, ReadOnly bool
+	// DAX is true when the kernel can map its contents directly into memory.
+	DAX bool
+	// Parent is the disk's name when this is a partition, else empty.
+	Parent string
+	// Partitions and Holders name what the kernel made of it.
+	Partitions, Holders []string
+	// Virtual is true for devices that the machine's own software makes:
+	// loops, RAM disks, device-mapper and md devices and their like.
+	Virtual bool
+	// Mapping describes a device-mapper device.
+	Mapping Mapping
+}
+
+// Mapping is what makes a device-mapper device. The zero value is no such device.
+type Mapping struct {
+	// Name is the device-mapper name.
+	Name string
+	// LogicalVolume is true when LVM made it.
+	LogicalVolume bool
+}
+
+// NVMe reports whether the device is a namespace of an NVMe controller, or a
+// partition of one.
+func (d *Device) NVMe() bool { return strings.HasPrefix(d.Name, "nvme") }
+
+// Paths are the nodes that the device always has.
+func (d *Device) Paths() []string {
+	if d.Mapping.Name == "" {
+		return []string{d.Path}
+	}
+	return []string{d.Path, "/dev/mapper/" + d.Mapping.Name}
+}
+
+// List reads which block devices there are from sysfs and the
+// links that udev made, both below root, which is "/" but in tests. Devices
+// without a size and those that the kernel hides are not among them. It opens
+// no device and runs nothing.
+func List(root string) ([]Device, error) {
+	base := filepath.Join(root, "sys/block")
+	disks, err := os.ReadDir(base)
+	if err != nil {
+		return nil, fmt.Errorf("block devices: %w", err)
+	}
+	links := deviceLinks(filepath.Join(root, "dev/disk/by-id"))
+	var all []Device
+	for _, entry := range disks {
+		dir := filepath.Join(base, entry.Name())
+		disk, err := readDevice(dir, entry.Name())
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone in this moment
+		}
+		if err != nil {
+			return nil, err
+		}
+		disk.describe(dir)
+		var partitions []Device
+		for _, name := range disk.Partitions {
+			p, err := readDevice(filepath.Join(dir, name), name)
+			if err != nil {
+				continue // gone in this moment
+			}
+			p.Parent, p.Model, p.Serial, p.Virtual = disk.Name, disk.Model, disk.Serial, disk.Virtual
+			p.Rotational, p.DAX = disk.Rotational, disk.DAX
+			p.IDs = links[name]
+			partitions = append(partitions, p)
+		}
+		disk.IDs = slices.Concat(links[disk.Name], disk.synthesized(dir))
+		slices.Sort(disk.IDs)
+		disk.IDs = slices.Compact(disk.IDs)
+		if disk.Size > 0 && attribute(dir, "hidden") != "1" {
+			all = append(append(all, disk), partitions...)
+		}
+	}
+	return all, nil
+}
+
+// readDevice reads what disks and partitions have in common.
+func readDevice(dir, name string) (Device, error) {
+	d := Device{Name: name, Path: "/dev/" + strings.ReplaceAll(name, "!", "/")}
+	size, err := os.ReadFile(filepath.Join(dir, "size"))
+	if err != nil {
+		return d, fmt.Errorf("block device %s: %w", name, err)
+	}
+	sectors, err := strconv.ParseInt(strings.TrimSpace(string(size)), 10, 64)
+	if err != nil || sectors > 1<<53 {
+		return d, fmt.Errorf("block device %s: size %q", name, size)
+	}
+	d.Size = sectors * SectorSize // the kernel counts in these whatever the device does
+	d.ReadOnly = attribute(dir, "ro") == "1"
+	d.Sequence, _ = strconv.ParseUint(attribute(dir, "diskseq"), 10, 64)
+	holders, _ := os.ReadDir(filepath.Join(dir, "holders"))
+	for _, h := range holders {
+		d.Holders = append(d.Holders, h.Name())
+	}
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if attribute(filepath.Join(dir, e.Name()), "partition") != "" {
+			d.Partitions = append(d.Partitions, e.Name())
+		}
+	}
+	return d, nil
+}
+
+// describe reads what only disks have.
+func (d *Device) describe(dir string) {
+	d.Rotational = attribute(dir, "queue/rotational") == "1"
+	d.DAX = attribute(dir, "queue/dax") == "1"
+	d.Model = attribute(dir, "device/model")
+	for _, file := range []string{"device/serial", "serial"} {
+		if d.Serial == "" {
+			d.Serial = attribute(dir, file)
+		}
+	}
+	d.Mapping = Mapping{
+		Name:          attribute(dir, "dm/name"),
+		LogicalVolume: strings.HasPrefix(attribute(dir, "dm/uuid"), logicalVolumeUUID),
+	}
+	for _, prefix := range []string{"loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd", "rbd", "drbd", "bcache", "zd", "ublkb"} {
+		rest, ok := strings.CutPrefix(d.Name, prefix)
+		// What follows is a number: mdXYZ and sram0 are no such devices.
+		d.Virtual = d.Virtual || ok && (rest == "" || rest[0] >= '0' && rest[0] <= '9' || rest[0] == '_')
+	}
+}
+
+// synthesized are the names that udev's rules make of the kernel's attributes,
+// for machines without it.
+func (d *Device) synthesized(dir string) []string {
+	// As udev replaces what a name cannot have.
+	clean := func(s string) string { return strings.Join(strings.Fields(s), "_") }
+	var ids []string
+	wwid := attribute(dir, "wwid")
+	if wwid == "" {
+		wwid = attribute(dir, "device/wwid")
+	}
+	switch {
+	case d.NVMe():
+		if d.Model != "" && d.Serial != "" {
+			ids = append(ids, "nvme-"+clean(d.Model)+"_"+clean(d.Serial))
+		}
+		if wwid != "" {
+			ids = append(ids, "nvme-"+clean(wwid))
+		}
+	case strings.HasPrefix(d.Name, "vd") && d.Serial != "":
+		ids = append(ids, "virtio-"+clean(d.Serial))
+	}
+	if naa, ok := strings.CutPrefix(wwid, "naa."); ok {
+		ids = append(ids, "wwn-0x"+naa)
+	}
+	return ids
+}
+
+// deviceLinks reads a directory of links to devices, by the name they lead to.
+func deviceLinks(dir string) map[string][]string {
+	links := map[string][]string{}
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
+			links[filepath.Base(target)] = append(links[filepath.Base(target)], e.Name())
+		}
+	}
+	return links
+}
+
+// logicalVolumeUUID begins the device-mapper UUIDs that LVM gives.
+const logicalVolumeUUID = "LVM-"
+
+// attribute is the contents of a sysfs file, or empty.
+func attribute(dir, file string) string {
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

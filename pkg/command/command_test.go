@@ -1,0 +1,177 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// sh is a command that runs a script.
+func sh(script string, args ...string) Command {
+	return Command{Program: "sh", Args: append([]string{"-c", script, "sh"}, args...), Env: []string{"PATH=" + Path}, MaxOutput: 4096}
+}
+
+func TestWhatAProgramLeavesIsReturned(t *testing.T) {
+	c := sh(`cat; echo "$1" >&2; exit 7`, "$(id) `id`")
+	c.Input, c.MaxErrors = []byte("a\x00b"), 100
+	r, err := Run(t.Context(), c)
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || r.ExitCode != 7 {
+		t.Errorf("exit status %d, error %v, want 7", r.ExitCode, err)
+	}
+	if !bytes.Equal(r.Output, c.Input) || r.Errors != "$(id) `id`\n" || r.Truncated {
+		t.Errorf("output %q, errors %q, truncated %t", r.Output, r.Errors, r.Truncated)
+	}
+	c = sh(`echo out; echo err >&2; echo "$HOME"`)
+	if r, err := Run(t.Context(), c); err != nil || string(r.Output) != "out\nerr\n\n" || r.Errors != "" {
+		t.Errorf("both in one: output %q, errors %q, error %v", r.Output, r.Errors, err)
+	}
+}
+
+func TestAMegabyteOfOutputIsReadAndBounded(t *testing.T) {
+	c := sh(`head -c 1048576 /dev/zero; head -c 1048576 /dev/zero >&2`)
+	c.MaxOutput, c.MaxErrors = 1000, 100
+	if r, err := Run(t.Context(), c); err != nil || len(r.Output) != 1000 || !r.Truncated || len(r.Errors) > 110 {
+		t.Errorf("kept %d and %d bytes, truncated %t, error %v", len(r.Output), len(r.Errors), r.Truncated, err)
+	}
+}
+
+func TestAProgramThatCannotStartIsAnError(t *testing.T) {
+	if r, err := Run(t.Context(), Command{Program: "carve-no-such-program"}); !errors.Is(err, exec.ErrNotFound) || r.ExitCode != -1 {
+		t.Errorf("exit status %d, error %v", r.ExitCode, err)
+	}
+	why := errors.New("it stops")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	file := filepath.Join(t.TempDir(), "file")
+	if _, err := Run(ctx, sh(`touch "$1"`, file)); !errors.Is(err, why) || errors.As(err, new(*KilledError)) {
+		t.Errorf("error %v, want %v and nothing killed", err, why)
+	}
+	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it ran all the same: %v", err)
+	}
+}
+
+func TestTheContextsEndKillsAProgramWithItsChildren(t *testing.T) {
+	why := errors.New("it stops")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	file := filepath.Join(t.TempDir(), "pid")
+	type ended struct {
+		result Result
+		err    error
+	}
+	end := make(chan ended, 1)
+	go func() {
+		r, err := Run(ctx, sh(`echo before; sleep 3600 & echo $! > "$1.part"; mv "$1.part" "$1"; sleep 3600; echo never`, file))
+		end <- ended{r, err}
+	}()
+	var child string
+	waittest.Succeeds(t, "the program has a child", func() error {
+		text, err := os.ReadFile(file)
+		child = strings.TrimSpace(string(text))
+		return err
+	})
+	t.Cleanup(func() {
+		if pid, err := strconv.Atoi(child); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // if it still runs
+		}
+	})
+	cancel(why)
+	e := <-end
+	var killed *KilledError
+	if !errors.As(e.err, &killed) || killed.Stuck || !errors.Is(e.err, why) {
+		t.Errorf("error %v, want a KilledError by %v", e.err, why)
+	}
+	if string(e.result.Output) != "before\n" || e.result.ExitCode != -1 {
+		t.Errorf("output %q, exit status %d", e.result.Output, e.result.ExitCode)
+	}
+	waittest.Until(t, "the child has ended", func() bool { // it may be a zombie until init reaps it
+		status, err := os.ReadFile("/proc/" + child + "/stat")
+		return err != nil || strings.Contains(string(status), ") Z ")
+	})
+}
+
+// lingering is a program that is not gone for two seconds after it was killed: a
+// grandchild, which is not in its process group, holds its output.
+func lingering(started string) Command {
+	// Before it has a session of its own, it would be killed with the rest.
+	return sh(`setsid sh -c 'touch "$0"; exec sleep 10' "$1" & sleep 3600`, started)
+}
+
+// runLingering kills a lingering program and waits for hardly any time until it counts
+// as stuck.
+func runLingering(t *testing.T, abandon bool) (stuckMeanwhile int, took time.Duration, err error) {
+	t.Helper()
+	before := Stuck()
+	c := lingering(filepath.Join(t.TempDir(), "started"))
+	c.Abandon = abandon
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	end := make(chan error, 1)
+	go func() {
+		_, err := run(ctx, c, time.Millisecond)
+		end <- err
+	}()
+	waittest.Succeeds(t, "the program has started", func() error { _, err := os.Stat(c.Args[len(c.Args)-1]); return err })
+	cancel()
+	killed := time.Now()
+	waittest.Until(t, "it counts as stuck", func() bool { stuckMeanwhile = Stuck() - before; return stuckMeanwhile > 0 })
+	err = <-end
+	took = time.Since(killed)
+	waittest.Until(t, "it is gone and counts no more", func() bool { return Stuck() == before })
+	return stuckMeanwhile, took, err
+}
+
+func TestAProcessThatIsNotGoneCountsAsStuckUntilItIs(t *testing.T) {
+	for name, abandon := range map[string]bool{"abandoned": true, "waited for": false} {
+		t.Run(name, func(t *testing.T) {
+			stuck, took, err := runLingering(t, abandon)
+			var killed *KilledError
+			if stuck != 1 || !errors.As(err, &killed) || !killed.Stuck {
+				t.Errorf("%d stuck, error %v, want one and a KilledError that says so", stuck, err)
+			}
+			if abandoned := took < reapGrace*3/4; abandoned != abandon {
+				t.Errorf("Run returned %v after the kill", took)
+			}
+		})
+	}
+}
+
+func TestMemoryIsLimitedBeforeTheProgramBegins(t *testing.T) {
+	const memory = 8 << 20
+	// A limit that comes after the program has begun is seen by some of these only.
+	for range 50 {
+		c := Command{Program: "cat", Args: []string{"/proc/self/limits"}, Env: []string{"PATH=" + Path}, MaxOutput: 4096, Memory: memory}
+		r, err := Run(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit := regexp.MustCompile(`Max data size +(\S+) +(\S+) +bytes`).FindSubmatch(r.Output)
+		if limit == nil {
+			t.Fatalf("no limit in:\n%s", r.Output)
+		}
+		if soft, hard := string(limit[1]), string(limit[2]); soft != strconv.Itoa(memory) || hard != soft {
+			t.Fatalf("the limit of its data is %s and at most %s bytes, want %d", soft, hard, memory)
+		}
+	}
+	if _, err := Run(t.Context(), Command{Program: "carve-no-such-program", Memory: memory}); !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("a program that is not there: %v", err)
+	}
+	c := sh(`exit 7`)
+	c.Memory = memory
+	if r, err := Run(t.Context(), c); r.ExitCode != 7 {
+		t.Errorf("exit status %d, error %v, want 7", r.ExitCode, err)
+	}
+}

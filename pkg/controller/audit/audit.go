@@ -1,0 +1,163 @@
+package audit
+
+import (
+	"context"
+	"maps"
+	"strings"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+const (
+	// auditPass is how often nodes and API are compared.
+	auditPass = time.Minute
+	// DefaultOrphanGrace is for Options.OrphanGrace: a PersistentVolume is written
+	// after its volume is made.
+	DefaultOrphanGrace = 10 * time.Minute
+	// LeastOrphanGrace is the shortest that Options.OrphanGrace may be.
+	LeastOrphanGrace = time.Minute
+)
+
+// Auditor compares what the nodes hold with what the API knows: volumes that no object names
+// (orphans), PersistentVolumes whose volume is missing, and volumes that are unhealthy.
+//
+// Orphans are counted and reported, and removed only if that was asked for: under the
+// reclaim policy Retain, an administrator who deletes a PersistentVolume means to
+// keep the data, and such a volume looks the same. See orphan.go.
+// A volume that is missing is never made again by itself: its user is notified. See
+// missing.go. A pass is made by one goroutine at a time.
+type Auditor struct {
+	*cluster.Cluster
+	Options
+	// reported has the missing volumes of which users were notified, by PersistentVolume.
+	reported map[string]absence
+	// orphans is what became of orphans, by node and volume id, as it was reported.
+	orphans map[string]map[string]string
+	// health is what is wrong with volumes that are there.
+	health health
+	// classes are the device classes that cannot be used, as was reported: why, by node and class.
+	classes map[string]map[string]string
+	// dataLost is when inline volumes lost their data, of which their Pods were notified since
+	// Options.Since.
+	dataLost map[held]time.Time
+}
+
+// Options say how an auditor works. Busy and Metrics are required.
+type Options struct {
+	// RemoveOrphans has orphans removed, not only reported.
+	RemoveOrphans bool
+	// Grace is how old a volume must be to be an orphan.
+	Grace time.Duration
+	// MissingGrace is how old a PersistentVolume must be before its volume's absence from the
+	// node's report means anything; zero means a minute.
+	MissingGrace time.Duration
+	// Since is when this replica began to lead.
+	Since time.Time
+	// Busy reports whether a claim, which is given by its UID, is being worked on.
+	Busy    func(claimUID string) bool
+	Metrics *Metrics
+}
+
+// New makes an auditor that remembers nothing yet.
+func New(c *cluster.Cluster, o Options) *Auditor {
+	return &Auditor{Cluster: c, Options: o, reported: map[string]absence{}, dataLost: map[held]time.Time{}}
+}
+
+// Run works until ctx is done. The caches must have synced.
+func (a *Auditor) Run(ctx context.Context) error {
+	ticker := time.NewTicker(auditPass)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		a.Pass(ctx)
+	}
+}
+
+// Standing of a volume on a node, and the label "standing" of
+// carve_controller_audited_volumes.
+const (
+	standingKnown   = "known"   // a PersistentVolume or a claim speaks for it
+	standingYoung   = "young"   // none does, but it may just have been made
+	StandingForeign = "foreign" // another installation's, or of unknown origin: not ours to judge
+	standingOrphan  = "orphan"  // ours, old, and no object names it
+	StandingInline  = "inline"  // a Pod's own: its node's plugin sees to it
+)
+
+// Pass compares everything once.
+func (a *Auditor) Pass(ctx context.Context) { a.PassOver(ctx, a.Fleet.Views()) }
+
+// PassOver is pass with these views of the nodes.
+func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
+	count := map[string]int{standingKnown: 0, standingYoung: 0, StandingForeign: 0, standingOrphan: 0, StandingInline: 0}
+	attempts, orphans := OrphansPerPass, map[string]map[string]string{}
+	now := newPresent()
+	// Nodes and volumes come in no order: orphans that cannot be removed do not use all
+	// attempts up for ever.
+	for _, view := range views {
+		if !view.Connected || !view.Reported() {
+			orphans[view.Node] = a.orphans[view.Node]
+			now.away[view.Node] = true
+			continue // what it holds is not known now
+		}
+		now.add(view)
+		var found []*lvmdv1.Volume
+		for _, vol := range view.Volumes {
+			a.reportDataLoss(ctx, now, view.Node, vol)
+			standing := a.Judge(vol)
+			count[standing]++
+			if standing == standingOrphan {
+				found = append(found, vol)
+			}
+		}
+		orphans[view.Node] = a.handleOrphans(ctx, view.Node, found, &attempts)
+	}
+	a.orphans = orphans
+	maps.DeleteFunc(a.dataLost, func(vol held, _ time.Time) bool { return !now.mayHold(vol) })
+	a.reportHealth(ctx, now)
+	a.reportClasses(now)
+	for standing, n := range count {
+		a.Metrics.Audited.WithLabelValues(standing).Set(float64(n))
+	}
+	for cause, n := range a.compare(ctx, now) {
+		a.Metrics.Missing.WithLabelValues(cause).Set(float64(n))
+	}
+}
+
+// Judge returns the standing of a volume on a node, by what the caches know.
+func (a *Auditor) Judge(vol *lvmdv1.Volume) string {
+	owner := vol.GetOwner()
+	if owner.GetPodUid() != "" {
+		return StandingInline
+	}
+	uid, named := strings.CutPrefix(vol.GetName(), "pvc-")
+	if owner.GetClusterId() == "" || owner.GetClusterId() != a.ID || !named || uid != owner.GetClaimUid() {
+		return StandingForeign
+	}
+	if pvs, err := a.Volumes.GetIndexer().ByIndex(cluster.ByHandle, vol.GetId()); err != nil || len(pvs) > 0 {
+		return standingKnown
+	}
+	claim := a.Claim(uid)
+	if claim != nil && claim.Spec.VolumeName == "" || a.Busy(uid) {
+		return standingKnown // being provisioned
+	}
+	if vol.GetAdoptedFrom() != "" {
+		return StandingForeign // Its adoption is under way, or can be reverted: it may be another driver's again.
+	}
+	if vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || a.Now().Sub(vol.GetCreatedAt().AsTime()) < a.Grace {
+		return standingYoung
+	}
+	return standingOrphan
+}
+
+// Remembered returns of how many unhealthy volumes, and of how many inline volumes that lost
+// their data, it is known that their users were notified.
+func (a *Auditor) Remembered() (unhealthy, dataLost int) {
+	return len(a.health.reported), len(a.dataLost)
+}

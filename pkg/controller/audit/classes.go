@@ -1,0 +1,66 @@
+package audit
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/carve-csi/carve/api/conditions"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// unusableClass are the types of conditions with which nothing can be made in a class.
+var unusableClass = conditions.Unusable(conditions.Class)
+
+// reportClasses writes Events on nodes whose device classes cannot be used, such as one
+// whose volume group is not there yet, and when that is over. Nodes that are not
+// connected are as they were.
+func (a *Auditor) reportClasses(now *present) {
+	reported := map[string]map[string]string{}
+	for node, before := range a.classes {
+		if now.away[node] {
+			reported[node] = before
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(now.nodes)) {
+		found, before := unusable(now.nodes[node]), a.classes[node]
+		for _, class := range slices.Sorted(maps.Keys(found)) {
+			if before[class] == "" {
+				a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonClassUnusable, "no volume can be made in device class "+class+": "+found[class])
+			}
+		}
+		for _, class := range slices.Sorted(maps.Keys(before)) {
+			if found[class] == "" {
+				a.NodeEvent(node, v1.EventTypeNormal, cluster.ReasonClassUsable, "volumes can be made in device class "+class+" again")
+			}
+		}
+		if len(found) > 0 {
+			reported[node] = found
+		}
+	}
+	a.classes = reported
+}
+
+// unusable returns why the node's classes cannot be used, by class.
+func unusable(view *fleet.View) map[string]string {
+	found := map[string]string{}
+	for name, class := range view.Classes {
+		if class.GetAvailableBytes() > 0 {
+			continue // in another of its groups
+		}
+		var reasons []string
+		for _, c := range class.GetConditions() {
+			if slices.Contains(unusableClass, c.GetType()) {
+				reasons = append(reasons, c.GetType()+": "+c.GetMessage())
+			}
+		}
+		if len(reasons) > 0 {
+			slices.Sort(reasons)
+			found[name] = strings.Join(reasons, "; ")
+		}
+	}
+	return found
+}

@@ -1,0 +1,84 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+)
+
+// dataLossMemory is how long before an auditor began the Pod of an inline volume may
+// have been notified: as long as API servers usually keep
+// Events.
+const dataLossMemory = time.Hour
+
+// reportDataLoss notifies the users of a volume that what it held is lost, with the key that
+// it was encrypted with: once for each time.
+func (a *Auditor) reportDataLoss(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) {
+	if vol.GetEmptiedAt() == nil {
+		return
+	}
+	when := vol.GetEmptiedAt().AsTime()
+	var users []runtime.Object
+	if vol.GetOwner().GetPodUid() != "" {
+		if !a.inlineDataLost(held{node, vol.GetId()}, when) {
+			return
+		}
+	} else {
+		pv := a.noteDataLoss(ctx, node, vol, when)
+		if pv == nil {
+			return
+		}
+		users = append(users, pv)
+	}
+	message := fmt.Sprintf("volume %s is empty since %s: node %s was restarted, and the key that the volume was encrypted with is gone with what it held",
+		vol.GetId(), when.UTC().Format(time.RFC3339), node)
+	a.Log.Warn("an encrypted volume lost its data", "volume", vol.GetName(), "volume_id", vol.GetId(), "node", node, "since", when)
+	for _, user := range append(users, a.usersOfVolume(ctx, now, node, vol)...) {
+		a.Recorder.Event(user, v1.EventTypeWarning, cluster.ReasonVolumeEmptied, message)
+	}
+}
+
+// noteDataLoss notes on a volume's PersistentVolume that its users are notified, for the
+// leaders to come, and returns it. It returns nil when that was noted before, when there are
+// no users, and when it cannot be noted now.
+func (a *Auditor) noteDataLoss(ctx context.Context, node string, vol *lvmdv1.Volume, at time.Time) *v1.PersistentVolume {
+	pv := a.VolumeOn(node, vol.GetId())
+	when := at.UTC().Format(time.RFC3339)
+	if pv == nil || pv.DeletionTimestamp != nil || pv.Annotations[names.AnnotationEmptied] >= when {
+		return nil
+	}
+	patch, err := cluster.Patch(pv, cluster.Exact, func(pv *v1.PersistentVolume) {
+		metav1.SetMetaDataAnnotation(&pv.ObjectMeta, names.AnnotationEmptied, when)
+	})
+	if err != nil {
+		return nil
+	}
+	callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	if _, err := a.Client.CoreV1().PersistentVolumes().Patch(callCtx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		a.Log.Info("a lost key is reported later", "volume", pv.Name, "error", err)
+		return nil
+	}
+	return pv
+}
+
+// inlineDataLost remembers that an inline volume lost its data, and reports whether its Pod
+// is to be notified. The volume has no PersistentVolume to note it on: what happened before
+// this auditor began was reported by the one before it, unless that is so short ago that it
+// may have ended with the same node.
+func (a *Auditor) inlineDataLost(vol held, at time.Time) bool {
+	if !at.After(a.dataLost[vol]) || at.Before(a.Since.Add(-dataLossMemory)) {
+		return false
+	}
+	a.dataLost[vol] = at
+	return true
+}

@@ -1,0 +1,132 @@
+package audit
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+)
+
+// healthPerPass bounds for how many volumes one pass reports that their health changed:
+// a lost disk may have a thousand.
+const healthPerPass = 100
+
+// transient are condition types that come and go with what LVM does. A volume that
+// has one is reported if it still has it a pass later.
+var transient = []string{"Suspended", "Inactive"}
+
+// harmless are condition types that are ordinary for a volume.
+var harmless = []string{"OutOfSync"}
+
+// health is what is wrong with volumes, by volume and condition type.
+type health struct {
+	// seen is what the last pass saw, reported what users were notified of.
+	seen, reported map[held]map[string]string
+}
+
+// conditionsOf returns the conditions that a volume has, of lvmd and of the node plugin.
+func conditionsOf(vol *lvmdv1.Volume) map[string]string {
+	found := map[string]string{}
+	for _, c := range slices.Concat(vol.GetConditions(), vol.GetFound()) {
+		if !slices.Contains(harmless, c.GetType()) {
+			found[c.GetType()] = c.GetMessage()
+		}
+	}
+	return found
+}
+
+// reportHealth notifies the users of volumes of what came to be wrong with them, and of what
+// is over. Volumes of nodes that are not connected are as they were.
+func (a *Auditor) reportHealth(ctx context.Context, now *present) {
+	seen, reported, changed := map[held]map[string]string{}, map[held]map[string]string{}, 0
+	for vol, before := range a.health.reported {
+		if now.away[vol.node] {
+			reported[vol] = before
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(now.nodes)) {
+		for id, vol := range now.nodes[node].Volumes {
+			at := held{node, id}
+			found, before := conditionsOf(vol), a.health.reported[at]
+			if len(found) == 0 && len(before) == 0 {
+				continue
+			}
+			seen[at] = maps.Clone(found)
+			for kind := range found {
+				_, reportedBefore := before[kind]
+				if _, seenBefore := a.health.seen[at][kind]; !reportedBefore && !seenBefore && slices.Contains(transient, kind) {
+					delete(found, kind)
+				}
+			}
+			if maps.EqualFunc(found, before, func(string, string) bool { return true }) {
+				reported[at] = before
+				continue
+			}
+			if changed++; changed > healthPerPass {
+				reported[at] = before // at the next pass
+				continue
+			}
+			reported[at] = found
+			a.notifyHealth(ctx, now, node, vol, before, found)
+		}
+	}
+	a.health = health{seen: seen, reported: reported}
+}
+
+// notifyHealth writes Events on a volume's claim and on the Pods on the node that use
+// it; of an inline volume, on its Pod.
+func (a *Auditor) notifyHealth(ctx context.Context, now *present, node string, vol *lvmdv1.Volume, before, found map[string]string) {
+	users := a.usersOfVolume(ctx, now, node, vol)
+	log := a.Log.With("volume", vol.GetName(), "volume_id", vol.GetId(), "node", node,
+		"claim", vol.GetOwner().GetClaimNamespace()+"/"+vol.GetOwner().GetClaimName())
+	for _, kind := range slices.Sorted(maps.Keys(found)) {
+		if _, known := before[kind]; known {
+			continue
+		}
+		log.Warn("a volume is not healthy", "condition", kind, "message", found[kind])
+		for _, user := range users {
+			a.Recorder.Eventf(user, v1.EventTypeWarning, cluster.ReasonVolumeUnhealthy, "volume %s on node %s is not healthy: %s: %s", vol.GetId(), node, kind, found[kind])
+		}
+	}
+	var over []string
+	for _, kind := range slices.Sorted(maps.Keys(before)) {
+		if _, still := found[kind]; !still {
+			over = append(over, kind)
+		}
+	}
+	if len(over) == 0 {
+		return
+	}
+	log.Info("conditions of a volume are over", "conditions", over)
+	for _, user := range users {
+		a.Recorder.Eventf(user, v1.EventTypeNormal, cluster.ReasonVolumeRecovered, "volume %s on node %s has this no more: %s", vol.GetId(), node, strings.Join(over, ", "))
+	}
+}
+
+// usersOfVolume are those who use a volume's claim, or the Pod that an inline volume
+// is a part of.
+func (a *Auditor) usersOfVolume(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) []runtime.Object {
+	owner := vol.GetOwner()
+	if owner.GetPodUid() != "" {
+		return []runtime.Object{&v1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: owner.GetPodNamespace(), Name: owner.GetPodName(), UID: types.UID(owner.GetPodUid()),
+		}}}
+	}
+	pv := a.VolumeOn(node, vol.GetId())
+	if pv == nil || pv.Spec.ClaimRef == nil {
+		return nil
+	}
+	claim := a.Claim(string(pv.Spec.ClaimRef.UID))
+	if claim == nil {
+		return nil
+	}
+	return a.UsersOf(ctx, now.pods, claim, node)
+}

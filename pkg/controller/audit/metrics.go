@@ -1,0 +1,25 @@
+package audit
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the metrics of volumes on nodes, against what the API knows.
+type Metrics struct {
+	Audited *prometheus.GaugeVec
+	Missing *prometheus.GaugeVec
+	Orphans *prometheus.CounterVec
+}
+
+// NewMetrics registers them.
+func NewMetrics(registerer prometheus.Registerer) *Metrics {
+	const ns, sub = "carve", "controller"
+	m := &Metrics{
+		Audited: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "audited_volumes",
+			Help: "Volumes on connected nodes, by standing: known, young (below --orphan-grace), foreign (of another cluster, or made by hand), inline, orphan."}, []string{"standing"}),
+		Missing: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "missing_volumes",
+			Help: "PersistentVolumes whose connected node does not have the volume, by cause: removed, no_group (the volume group is missing), replaced (other disks), moved (it is on another node), unknown."}, []string{"cause"}),
+		Orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
+			Help: "Attempts to remove orphans (--remove-orphans), by result: removed, in_use (open on the node), known (the API server names it after all), unconfirmed (the API server could not be asked), failed (the node could not)."}, []string{"result"}),
+	}
+	registerer.MustRegister(m.Audited, m.Missing, m.Orphans)
+	return m
+}

@@ -1,0 +1,322 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// learnPerPass bounds how many PersistentVolumes one pass notes the volume
+// group of. New ones are made with the note.
+const learnPerPass = 100
+
+// Causes of a volume's absence from its node, and the label "cause" of
+// carve_controller_missing_volumes.
+const (
+	CauseRemoved  = "removed"  // its volume group is there
+	CauseReplaced = "replaced" // the group of that name is another one: the node has other disks
+	CauseNoGroup  = "no_group" // its volume group is not there
+	CauseMoved    = "moved"    // it is on another node: its disks were moved
+	CauseUnknown  = "unknown"  // in which volume group it was was never noted
+)
+
+// groupsOf returns the UUIDs of a node's volume groups by their names; those that
+// its configuration names and that do not exist have an empty one.
+func groupsOf(view *fleet.View) map[string]string {
+	out := map[string]string{}
+	for _, class := range view.Classes {
+		if len(class.GetGroups()) == 0 {
+			out[class.GetVgName()] = class.GetVgUuid()
+		}
+		for _, group := range class.GetGroups() {
+			out[group.GetVgName()] = group.GetVgUuid()
+		}
+	}
+	return out
+}
+
+// held names a volume on the node that reported it.
+type held struct{ node, id string }
+
+// present is what the connected nodes hold, at one pass.
+type present struct {
+	nodes   map[string]*fleet.View
+	away    map[string]bool   // nodes that are not connected or have not reported
+	holders map[string]string // nodes by volume id
+	pods    cluster.PodLists
+}
+
+func newPresent() *present {
+	return &present{nodes: map[string]*fleet.View{}, away: map[string]bool{}, holders: map[string]string{}, pods: cluster.PodLists{}}
+}
+
+// mayHold reports whether a volume is on its node, as far as is known.
+func (p *present) mayHold(vol held) bool {
+	if view := p.nodes[vol.node]; view != nil && view.Volumes[vol.id] != nil {
+		return true
+	}
+	return p.away[vol.node]
+}
+
+func (p *present) add(view *fleet.View) {
+	p.nodes[view.Node] = view
+	for id := range view.Volumes {
+		p.holders[id] = view.Node
+	}
+}
+
+// absence is that of a volume from its node, which is connected.
+type absence struct {
+	cause string
+	// Node is where the volume is missing, elsewhere where it is.
+	node, elsewhere string
+	// was and is are the volume group, where those are known.
+	was cluster.VolumeGroup
+	is  string
+}
+
+// absent returns why a node does not have a volume that a PersistentVolume names, or the
+// volume. judged is false where that is not known now.
+func (a *Auditor) absent(pv *v1.PersistentVolume, now *present) (why *absence, vol *lvmdv1.Volume, judged bool) {
+	if !cluster.IsOurs(pv) || pv.DeletionTimestamp != nil || cluster.IsReleased(pv) || a.Now().Sub(pv.CreationTimestamp.Time) < cmp.Or(a.MissingGrace, time.Minute) {
+		return nil, nil, false
+	}
+	node, ok := cluster.NodeOf(pv)
+	if !ok {
+		return nil, nil, false
+	}
+	view, ok := now.nodes[node]
+	if !ok {
+		return nil, nil, false
+	}
+	if vol, there := view.Volumes[pv.Spec.CSI.VolumeHandle]; there {
+		return nil, vol, true
+	}
+	why = &absence{node: node, elsewhere: now.holders[pv.Spec.CSI.VolumeHandle], was: cluster.NotedGroup(pv)}
+	groups := groupsOf(view)
+	why.is = groups[why.was.Name]
+	switch {
+	case why.elsewhere != "":
+		why.cause = CauseMoved
+	case !why.was.Known():
+		why.cause = CauseUnknown
+	case hasUUID(groups, why.was.UUID):
+		why.cause = CauseRemoved
+	case why.is != "":
+		why.cause = CauseReplaced
+	default:
+		why.cause = CauseNoGroup
+	}
+	return why, nil, true
+}
+
+func hasUUID(groups map[string]string, uuid string) bool {
+	for _, have := range groups {
+		if have == uuid {
+			return true
+		}
+	}
+	return false
+}
+
+// message says what is wrong, where, and what to do.
+func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
+	what := fmt.Sprintf("volume %s is not on node %s any more", volumeID, w.node)
+	const giveUp = "Delete the claim to give the data up"
+	const pods = "Pods that wait for the volume are deleted where a controller makes them again; others have to be deleted"
+	switch {
+	case w.cause == CauseMoved:
+		return fmt.Sprintf("%s but on node %s, as when disks are moved. "+
+			"Move them back, or write a PersistentVolume that names the volume there", what, w.elsewhere)
+	case w.cause == CauseNoGroup:
+		return fmt.Sprintf("%s: volume group %s (%s) is not there. The volume is served again when its disks are back. %s",
+			what, w.was.Name, w.was.UUID, giveUp)
+	case w.cause == CauseReplaced && ephemeral:
+		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. "+
+			"The volume goes with its Pod. %s", what, w.was.Name, w.is, w.was.UUID, pods)
+	case w.cause == CauseReplaced && recreate:
+		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. The claim is to be deleted, "+
+			"as its class asks for, so that it can be made again. %s", what, w.was.Name, w.is, w.was.UUID, pods)
+	case w.cause == CauseReplaced:
+		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. "+
+			"The claim is kept for the old ones, should they come back. %s", what, w.was.Name, w.is, w.was.UUID, giveUp)
+	}
+	return what + "; its data is lost. Delete the claim to have it made again"
+}
+
+// compare looks at every PersistentVolume of ours once, and returns how many
+// volumes are absent, by cause.
+func (a *Auditor) compare(ctx context.Context, now *present) map[string]int {
+	count := map[string]int{CauseRemoved: 0, CauseReplaced: 0, CauseNoGroup: 0, CauseMoved: 0, CauseUnknown: 0}
+	reported, learned := map[string]absence{}, 0
+	for _, obj := range a.Volumes.GetStore().List() {
+		pv, ok := obj.(*v1.PersistentVolume)
+		if !ok {
+			continue
+		}
+		why, vol, judged := a.absent(pv, now)
+		before, reportedBefore := a.reported[pv.Name]
+		switch {
+		case !judged:
+			if reportedBefore {
+				reported[pv.Name] = before
+			}
+			continue
+		case why == nil:
+			if note := cluster.GroupOf(vol); note.Known() && cluster.NotedGroup(pv) != note && learned < learnPerPass {
+				learned++
+				a.learn(ctx, pv, note)
+			}
+			a.found(ctx, pv, now)
+			continue
+		}
+		count[why.cause]++
+		reported[pv.Name] = *why
+		a.report(ctx, pv, why, now, reportedBefore && before == *why)
+	}
+	a.reported = reported
+	return count
+}
+
+// learn notes the volume group of a volume on its PersistentVolume.
+func (a *Auditor) learn(ctx context.Context, pv *v1.PersistentVolume, note cluster.VolumeGroup) {
+	err := a.patchVolume(ctx, pv, func(pv *v1.PersistentVolume) {
+		metav1.SetMetaDataAnnotation(&pv.ObjectMeta, names.AnnotationVolumeGroup, note.String())
+	})
+	if err != nil && ctx.Err() == nil {
+		a.Log.Info("a volume's group is noted later", "volume", pv.Name, "error", err)
+	}
+}
+
+// report notifies the users of a volume that it is missing: by conditions, which last, and,
+// where it is not again, by Events. Where the node has other disks, the
+// volume is given up as that of a lost node is, though not at first sight: by its
+// claim, if the class asks for that, or with its Pod, if it is ephemeral.
+func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *absence, now *present, again bool) {
+	recreate := pv.Annotations[names.ParamOnNodeLoss] == names.NodeLossRecreate
+	var claim *v1.PersistentVolumeClaim
+	if pv.Spec.ClaimRef != nil {
+		claim = a.Claim(string(pv.Spec.ClaimRef.UID))
+	}
+	ephemeral := claim != nil && spec.OwnerPod(claim) != nil
+	message := why.message(pv.Spec.CSI.VolumeHandle, recreate, ephemeral)
+	a.setConditions(ctx, pv, claim, message)
+	if !again {
+		a.Log.Error("a volume is gone from its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", why.node, "cause", why.cause)
+		a.notify(ctx, now, pv, claim, v1.EventTypeWarning, cluster.ReasonVolumeMissing, message)
+		return
+	}
+	if why.cause != CauseReplaced || claim == nil || pv.Status.Phase != v1.VolumeBound || !recreate && !ephemeral {
+		return
+	}
+	if !ephemeral && claim.DeletionTimestamp == nil {
+		a.DeleteLostClaim(ctx, pv, claim, fmt.Sprintf("node %s, which held the volume, has other disks", why.node))
+	}
+	a.deleteWaiting(ctx, claim, now, why.node)
+}
+
+// found takes back what was said about a volume that is there again.
+func (a *Auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *present) {
+	var claim *v1.PersistentVolumeClaim
+	if pv.Spec.ClaimRef != nil {
+		claim = a.Claim(string(pv.Spec.ClaimRef.UID))
+	}
+	if !a.setConditions(ctx, pv, claim, "") {
+		return
+	}
+	node, _ := cluster.NodeOf(pv)
+	a.Log.Info("a volume is back on its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node)
+	a.notify(ctx, now, pv, claim, v1.EventTypeNormal, cluster.ReasonVolumeFound, fmt.Sprintf("volume %s is on node %s again", pv.Spec.CSI.VolumeHandle, node))
+}
+
+// notify writes an Event on a volume, its claim, and the Pods that use the claim.
+func (a *Auditor) notify(ctx context.Context, now *present, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, kind, reason, message string) {
+	a.Recorder.Event(pv, kind, reason, message)
+	node, ok := cluster.NodeOf(pv)
+	if claim == nil || !ok {
+		return
+	}
+	for _, user := range a.UsersOf(ctx, now.pods, claim, node) {
+		a.Recorder.Event(user, kind, reason, message)
+	}
+}
+
+// setConditions makes reason and message of the volume's status, and the
+// condition of its claim, say what is wrong, or nothing where message is empty.
+// It reports whether the volume's was changed. What fails is done at the next pass.
+func (a *Auditor) setConditions(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, message string) bool {
+	if claim != nil {
+		if err := a.setClaimCondition(ctx, claim, message); err != nil && ctx.Err() == nil {
+			a.Log.Info("a claim's condition is set later", "claim", claim.Namespace+"/"+claim.Name, "error", err)
+		}
+	}
+	reason := cluster.ReasonVolumeMissing
+	if message == "" {
+		reason = ""
+	}
+	ours := pv.Status.Reason == cluster.ReasonVolumeMissing
+	if ours && pv.Status.Message == message || !ours && message == "" {
+		return false
+	}
+	err := a.patchVolume(ctx, pv, func(pv *v1.PersistentVolume) { pv.Status.Reason, pv.Status.Message = reason, message }, "status")
+	if err != nil && ctx.Err() == nil {
+		a.Log.Info("a volume's condition is set later", "volume", pv.Name, "error", err)
+	}
+	return err == nil
+}
+
+func (a *Auditor) setClaimCondition(ctx context.Context, claim *v1.PersistentVolumeClaim, message string) error {
+	i := slices.IndexFunc(claim.Status.Conditions, func(c v1.PersistentVolumeClaimCondition) bool { return c.Type == names.ConditionVolumeMissing })
+	if i < 0 && message == "" || i >= 0 && claim.Status.Conditions[i].Message == message {
+		return nil
+	}
+	patch, err := cluster.Patch(claim, cluster.SameObject, func(claim *v1.PersistentVolumeClaim) {
+		conditions := &claim.Status.Conditions
+		switch {
+		case message == "":
+			*conditions = slices.Delete(*conditions, i, i+1)
+		case i < 0:
+			*conditions = append(*conditions, v1.PersistentVolumeClaimCondition{Type: names.ConditionVolumeMissing, Status: v1.ConditionTrue,
+				Reason: cluster.ReasonVolumeMissing, Message: message, LastTransitionTime: metav1.NewTime(a.Now())})
+		default:
+			(*conditions)[i].Message = message
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("write condition: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err = a.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return fmt.Errorf("write condition: %w", err)
+	}
+	return nil
+}
+
+// patchVolume changes a PersistentVolume.
+func (a *Auditor) patchVolume(ctx context.Context, pv *v1.PersistentVolume, change func(*v1.PersistentVolume), subresources ...string) error {
+	patch, err := cluster.Patch(pv, cluster.SameObject, change)
+	if err != nil {
+		return fmt.Errorf("change PersistentVolume: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err = a.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, subresources...)
+	if err != nil {
+		return fmt.Errorf("change PersistentVolume: %w", err)
+	}
+	return nil
+}

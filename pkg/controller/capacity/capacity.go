@@ -1,0 +1,605 @@
+package capacity
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+const (
+	// capacityWorkers is how many objects are written at once.
+	capacityWorkers = 32
+	// writtenTTL is for how long an object is believed to be as it was written, without
+	// having been seen in the informer's cache; writtenMax is of how many that is known.
+	writtenTTL = time.Minute
+	writtenMax = 1 << 17
+	// IncreaseDelay is how long an increase may wait for more of its kind.
+	// Decreases are written at once: they are what keeps a node from being
+	// overfilled.
+	IncreaseDelay = 250 * time.Millisecond
+	// LabelDriver is the label by which the upstream provisioner marks the objects of a
+	// driver, with its name.
+	LabelDriver = "csi.storage.k8s.io/drivername"
+	// LabelManager is the label by which the upstream provisioner marks its own objects.
+	LabelManager = "csi.storage.k8s.io/managed-by"
+)
+
+// Key names what one object is about.
+type Key struct {
+	Node, Class string // class is the StorageClass
+	// Template is set, and Node is not, for an object about nodes that do not exist yet.
+	Template string
+	// stray is set, and the others are not, for an object that carries our
+	// label under a name that we would not give it.
+	stray string
+}
+
+// ObjectName is where the capacity of key is published: NODE--CLASS--HASH, the node and the
+// class for people, shortened where both do not fit. The same key gives the same name in every
+// run of the controller, so that there is never a second object for it.
+func (k Key) ObjectName() string {
+	about, of := k.Node, shortened(k.Node)
+	if k.Template != "" {
+		about, of = "\x00"+k.Template, templateName(k.Template)
+	}
+	sum := sha256.Sum256([]byte(about + "\x00" + k.Class))
+	hash := strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:10]))
+	return of + "--" + shortened(k.Class) + "--" + hash
+}
+
+// partMax is how long each half of an object's name can be: with the hash and what is in
+// between it has at most 253 characters.
+const partMax = (validation.DNS1123SubdomainMaxLength - 16 - 4) / 2
+
+// shortened returns as much of a name as fits, and ends as a name may end.
+func shortened(name string) string {
+	if len(name) > partMax {
+		name = name[:partMax]
+	}
+	return strings.TrimRight(name, "-.")
+}
+
+// Publisher writes one CSIStorageCapacity per node and StorageClass.
+//
+// The objects belong to our Deployment: without a controller nothing serves the
+// claims that they draw to a node. One that is replaced by another of the same name
+// takes them along, and the new one's leader makes them anew when it starts.
+type Publisher struct {
+	*cluster.Cluster
+	Options
+	loop *workloop.Loop[Key]
+	// written has the objects as they are: in the informer's cache, or as they were written
+	// here where that is newer.
+	written cache.MutationCache
+
+	mu sync.Mutex
+	// risen is when an increase was first seen that is not written yet.
+	risen map[Key]time.Time
+}
+
+// Options say how a publisher works. All but Owner, TemplateLabel and Withdraw are required.
+type Options struct {
+	// Namespace is where the objects are, Owner the Deployment that they belong to.
+	Namespace string
+	Owner     *Owner
+	// Ledger has the free space, Available what of it is held back.
+	Ledger    *scheduler.Ledger
+	Available *cluster.Availability
+	// TemplateLabel is the label by whose values nodes are of one kind; empty publishes
+	// nothing about nodes that do not exist yet.
+	TemplateLabel string
+	// Withdraw removes what was published, and publishes nothing: a sidecar does.
+	Withdraw bool
+	Metrics  *Metrics
+}
+
+// New makes a publisher. Run runs it.
+func New(c *cluster.Cluster, o Options) *Publisher {
+	p := &Publisher{Cluster: c, Options: o, risen: map[Key]time.Time{}}
+	p.written = cache.NewIntegerResourceVersionMutationCacheWithOptions(klog.Background(), c.Capacities.GetStore(),
+		cache.MutationCacheOptions{TTL: writtenTTL, IncludeAdds: true, MaxCacheSize: writtenMax})
+	p.loop = workloop.New(workloop.Options[Key]{
+		Name: "capacities", Parallel: capacityWorkers, RetryMin: 50 * time.Millisecond, RetryMax: 10 * time.Second,
+		Work: p.sync, Failed: p.syncFailed,
+	})
+	return p
+}
+
+// Run works until ctx is done. The caches must have synced, and reservations
+// must have been derived.
+func (p *Publisher) Run(ctx context.Context) error {
+	own, err := p.Capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { p.objectChanged(obj, false) },
+		UpdateFunc: func(_, obj any) { p.objectChanged(obj, false) },
+		DeleteFunc: func(obj any) { p.objectChanged(obj, true) },
+	})
+	if err != nil {
+		return fmt.Errorf("watch capacities: %w", err)
+	}
+	defer func() { _ = p.Capacities.RemoveEventHandler(own) }()
+	classes, err := p.Classes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    p.classChanged,
+		UpdateFunc: func(_, obj any) { p.classChanged(obj) },
+		DeleteFunc: p.classChanged,
+	})
+	if err != nil {
+		return fmt.Errorf("watch storage classes: %w", err)
+	}
+	defer func() { _ = p.Classes.RemoveEventHandler(classes) }()
+	nodes, err := p.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: p.nodeObjectChanged,
+		UpdateFunc: func(old, now any) {
+			before, okBefore := old.(*v1.Node)
+			after, okAfter := now.(*v1.Node)
+			if okBefore && okAfter && cluster.OutOfService(before) != cluster.OutOfService(after) {
+				p.nodeObjectChanged(after)
+			}
+		},
+		DeleteFunc: p.nodeObjectChanged,
+	})
+	if err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	defer func() { _ = p.Nodes.RemoveEventHandler(nodes) }()
+	if p.Owner != nil {
+		owner, err := p.Owner.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { p.allChanged() },
+			DeleteFunc: func(any) { p.allChanged() },
+		})
+		if err != nil {
+			return fmt.Errorf("watch the owner of capacities: %w", err)
+		}
+		defer func() { _ = p.Owner.RemoveEventHandler(owner) }()
+	}
+	for _, view := range p.Fleet.Views() {
+		p.NodeChanged(view.Node)
+	}
+	p.loop.Run(ctx)
+	return nil
+}
+
+func (p *Publisher) syncFailed(ctx context.Context, key Key, err error) {
+	p.Metrics.writes.WithLabelValues("failed").Inc()
+	level := slog.LevelWarn
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		level = slog.LevelDebug // our cache was a moment behind
+	}
+	p.Log.Log(ctx, level, "capacity could not be published, trying on", "node", key.Node, "storage_class", key.Class, "error", err)
+}
+
+// NodeChanged publishes a node's capacity anew: it reported, or reservations on it were made
+// or released.
+func (p *Publisher) NodeChanged(node string) {
+	for _, class := range p.OurClasses() {
+		p.loop.Add(Key{Node: node, Class: class.Name})
+	}
+	p.templateChanged(node)
+}
+
+// nodeObjectChanged is about the Node in Kubernetes, not about its lvmd.
+func (p *Publisher) nodeObjectChanged(obj any) {
+	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return
+	}
+	p.NodeChanged(name)
+}
+
+func (p *Publisher) classChanged(obj any) {
+	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return
+	}
+	for _, view := range p.Fleet.Views() {
+		p.loop.Add(Key{Node: view.Node, Class: name})
+		p.templateChanged(view.Node)
+	}
+	p.configuredChanged(name)
+	for _, obj := range p.Capacities.GetStore().List() { // of nodes that are not connected, too
+		if c, ok := obj.(*storagev1.CSIStorageCapacity); ok && c.StorageClassName == name {
+			p.objectChanged(c, false)
+		}
+	}
+}
+
+// allChanged looks again at all objects.
+func (p *Publisher) allChanged() {
+	for _, view := range p.Fleet.Views() {
+		p.NodeChanged(view.Node)
+	}
+	for _, obj := range p.Capacities.GetStore().List() {
+		p.objectChanged(obj, false)
+	}
+}
+
+// objectChanged looks again at what an object of ours should be.
+func (p *Publisher) objectChanged(obj any, deleted bool) {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	c, ok := obj.(*storagev1.CSIStorageCapacity)
+	if !ok {
+		return
+	}
+	if deleted {
+		p.written.OnDelete(c)
+	} else {
+		p.written.OnAddOrUpdate(c)
+	}
+	key := p.keyOf(c)
+	if key.ObjectName() == c.Name {
+		p.loop.Add(key)
+		return
+	}
+	if !deleted {
+		p.loop.Add(Key{stray: c.Name})
+		return
+	}
+	p.allChanged() // one of them has that name
+}
+
+// TopologyNode returns the node that an object is about, or nothing.
+func TopologyNode(c *storagev1.CSIStorageCapacity) string {
+	if c.NodeTopology == nil {
+		return ""
+	}
+	return c.NodeTopology.MatchLabels[names.TopologyNode]
+}
+
+// desired is what should be published for a key.
+type desired int
+
+const (
+	keep    desired = iota // whatever there is: the node is not connected
+	remove                 // nothing
+	publish                // its free space
+)
+
+// desired decides what should be published. It takes away only what is
+// certainly gone: a node that is merely disconnected keeps its object, for
+// without one it could not be scheduled to. One that is out of service has none
+// until its taint is taken away.
+func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.FreeSpace, error) {
+	class, ours := p.OurClass(key.Class)
+	if !ours || p.Withdraw {
+		return remove, scheduler.FreeSpace{}, nil
+	}
+	params, err := spec.ParseClass(class)
+	if err != nil {
+		return remove, scheduler.FreeSpace{}, nil //nolint:nilerr // nothing can be made in it; Events on claims say why
+	}
+	gone, err := p.NodeGone(ctx, key.Node)
+	if err != nil {
+		return keep, scheduler.FreeSpace{}, err
+	}
+	view, ok := p.Fleet.View(key.Node)
+	if gone {
+		if !ok {
+			p.Available.Forget(key.Node)
+		}
+		return remove, scheduler.FreeSpace{}, nil
+	}
+	if !ok || !view.Reported() {
+		return p.unreported(key), scheduler.FreeSpace{}, nil
+	}
+	if !view.Connected {
+		p.Available.NoteAway(key.Node) // from then on the ledger has nothing free there
+	}
+	if view.Refused != "" {
+		return publish, scheduler.FreeSpace{}, nil // what it reported before is not what it has
+	}
+	free, ok := p.Ledger.FreeSpace(key.Node, params.DeviceClass)
+	if !ok {
+		return remove, scheduler.FreeSpace{}, nil
+	}
+	return publish, free.Besides(params.Encryption.HeaderBytes()), nil
+}
+
+// unreported decides what should be published for a node that this process never heard
+// of: what an earlier leader published, until the node has had time to connect, and then
+// no capacity.
+func (p *Publisher) unreported(key Key) desired {
+	if p.current(key.ObjectName()) != nil && p.Available.NoteAway(key.Node) {
+		return publish
+	}
+	return keep
+}
+
+// sync makes the object what it should be, and returns when to look again.
+func (p *Publisher) sync(ctx context.Context, key Key) (time.Duration, error) {
+	if key.stray != "" {
+		if object := p.current(key.stray); object != nil {
+			return 0, p.rename(ctx, object)
+		}
+		return 0, nil
+	}
+	if key.Template != "" {
+		return p.syncTemplate(ctx, key)
+	}
+	want, free, err := p.desired(ctx, key)
+	if err != nil {
+		return 0, err
+	}
+	current := p.current(key.ObjectName())
+	if current != nil && (TopologyNode(current) != key.Node || current.StorageClassName != key.Class) {
+		// These fields cannot be changed: it was not made by us.
+		return 0, p.remove(ctx, current)
+	}
+	owners, ended := p.Owner.References()
+	switch {
+	case want == remove:
+		p.forgetIncrease(key)
+		if current == nil {
+			return 0, nil
+		}
+		return 0, p.remove(ctx, current)
+	case want != publish || ended:
+		return 0, nil
+	}
+	object := p.describe(key, free)
+	object.OwnerReferences = owners
+	if current == nil {
+		return 0, p.create(ctx, key, object)
+	}
+	if equalCapacity(current, object) {
+		p.forgetIncrease(key)
+		return 0, nil
+	}
+	if left := p.delay(key, current, object); left > 0 {
+		return left, nil
+	}
+	return 0, p.update(ctx, key, current, object)
+}
+
+// rename removes an object whose name is not that of what it is about: an earlier version gave
+// it another one, or it is not ours. Its node is never without any meanwhile, even while it
+// is not connected: what the object says is first published under the right name.
+func (p *Publisher) rename(ctx context.Context, object *storagev1.CSIStorageCapacity) error {
+	key := Key{Node: TopologyNode(object), Class: object.StorageClassName}
+	if _, ours := p.OurClass(key.Class); ours && key.Node != "" && object.Capacity != nil && p.current(key.ObjectName()) == nil {
+		renamed := Describe(key, scheduler.FreeSpace{Available: object.Capacity.Value(), MaximumVolume: object.Capacity.Value()})
+		renamed.Annotations, renamed.OwnerReferences = object.Annotations, object.OwnerReferences
+		if object.MaximumVolumeSize != nil {
+			renamed.MaximumVolumeSize = object.MaximumVolumeSize
+		}
+		if err := p.create(ctx, key, renamed); err != nil {
+			return err
+		}
+	}
+	p.Log.Info("removing a capacity object that has not the name of what it is about", "object", object.Name)
+	return p.remove(ctx, object)
+}
+
+// delay returns for how long a mere increase waits for others.
+func (p *Publisher) delay(key Key, current, target *storagev1.CSIStorageCapacity) time.Duration {
+	if current.Capacity == nil || current.MaximumVolumeSize == nil ||
+		current.Capacity.Cmp(*target.Capacity) > 0 || current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) > 0 {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.Now()
+	since, ok := p.risen[key]
+	if !ok {
+		p.risen[key] = now
+		return IncreaseDelay
+	}
+	return since.Add(IncreaseDelay).Sub(now)
+}
+
+// Waiting returns what has increased and is not written yet.
+func (p *Publisher) Waiting() []Key {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.risen))
+}
+
+func (p *Publisher) forgetIncrease(key Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.risen, key)
+}
+
+// current returns an object as it is, or nil.
+func (p *Publisher) current(name string) *storagev1.CSIStorageCapacity {
+	obj, _, err := p.written.GetByKey(p.Namespace + "/" + name)
+	if object, ok := obj.(*storagev1.CSIStorageCapacity); ok && err == nil {
+		return object
+	}
+	return nil
+}
+
+func (p *Publisher) noteWritten(key Key, object *storagev1.CSIStorageCapacity, operation string) {
+	p.Metrics.writes.WithLabelValues(operation).Inc()
+	p.written.Mutation(object)
+	p.forgetIncrease(key)
+}
+
+func (p *Publisher) create(ctx context.Context, key Key, object *storagev1.CSIStorageCapacity) error {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	object.Namespace = p.Namespace
+	created, err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Create(ctx, object, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return p.adopt(ctx, key, object)
+	}
+	if err != nil {
+		return fmt.Errorf("create: %w", err)
+	}
+	p.noteWritten(key, created, "create")
+	return nil
+}
+
+// adopt makes an object what it should be that exists and that our cache does
+// not have: it is a moment behind, or it lost the label by which we
+// know our objects.
+func (p *Publisher) adopt(ctx context.Context, key Key, target *storagev1.CSIStorageCapacity) error {
+	current, err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Get(ctx, target.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the object that exists: %w", err)
+	}
+	if TopologyNode(current) != key.Node || current.StorageClassName != key.Class {
+		if err := p.remove(ctx, current); err != nil {
+			return err
+		}
+		return errors.New("an object that says something else had the name")
+	}
+	if equalCapacity(current, target) {
+		p.written.Mutation(current)
+		return nil
+	}
+	return p.update(ctx, key, current, target)
+}
+
+func (p *Publisher) update(ctx context.Context, key Key, current, target *storagev1.CSIStorageCapacity) error {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	object := current.DeepCopy()
+	if object.Labels == nil {
+		object.Labels = map[string]string{}
+	}
+	for k, v := range target.Labels {
+		object.Labels[k] = v
+	}
+	if len(target.OwnerReferences) > 0 {
+		object.OwnerReferences = target.OwnerReferences
+	}
+	if until := target.Annotations[names.AnnotationHeldBack]; until == "" {
+		delete(object.Annotations, names.AnnotationHeldBack)
+	} else {
+		metav1.SetMetaDataAnnotation(&object.ObjectMeta, names.AnnotationHeldBack, until)
+	}
+	object.Capacity, object.MaximumVolumeSize = target.Capacity, target.MaximumVolumeSize
+	updated, err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Update(ctx, object, metav1.UpdateOptions{})
+	if err != nil {
+		if apierrors.IsNotFound(err) {
+			p.written.OnDelete(current)
+		}
+		return fmt.Errorf("update: %w", err)
+	}
+	p.noteWritten(key, updated, "update")
+	return nil
+}
+
+func (p *Publisher) remove(ctx context.Context, object *storagev1.CSIStorageCapacity) error {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Delete(ctx, object.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &object.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete: %w", err)
+	}
+	p.written.OnDelete(object)
+	p.Metrics.writes.WithLabelValues("delete").Inc()
+	return nil
+}
+
+// describe returns the object that publishes free space, with a note of whether that is
+// held back.
+func (p *Publisher) describe(key Key, free scheduler.FreeSpace) *storagev1.CSIStorageCapacity {
+	object := Describe(key, free)
+	if class, ok := p.DeviceClassOf(key.Node, key.Class); ok {
+		if until := p.Available.HeldUntil(key.Node, class); !until.IsZero() {
+			object.Annotations = map[string]string{names.AnnotationHeldBack: until.UTC().Format(time.RFC3339Nano)}
+		}
+	}
+	return object
+}
+
+// Describe returns the object that publishes free space.
+func Describe(key Key, free scheduler.FreeSpace) *storagev1.CSIStorageCapacity {
+	return &storagev1.CSIStorageCapacity{
+		ObjectMeta: metav1.ObjectMeta{Name: key.ObjectName(), Labels: map[string]string{
+			names.LabelManagedBy: names.ManagedBy,
+			LabelDriver:          names.Driver,
+			LabelManager:         names.ManagedBy,
+		}},
+		NodeTopology:      &metav1.LabelSelector{MatchLabels: map[string]string{names.TopologyNode: key.Node}},
+		StorageClassName:  key.Class,
+		Capacity:          resource.NewQuantity(free.Available, resource.BinarySI),
+		MaximumVolumeSize: resource.NewQuantity(free.MaximumVolume, resource.BinarySI),
+	}
+}
+
+// equalCapacity reports whether everything that we write is as it should be.
+func equalCapacity(current, target *storagev1.CSIStorageCapacity) bool {
+	if current.Capacity == nil || current.MaximumVolumeSize == nil ||
+		current.Annotations[names.AnnotationHeldBack] != target.Annotations[names.AnnotationHeldBack] {
+		return false
+	}
+	for k, v := range target.Labels {
+		if current.Labels[k] != v {
+			return false
+		}
+	}
+	if len(target.OwnerReferences) > 0 && !slices.Equal(current.OwnerReferences, target.OwnerReferences) {
+		return false
+	}
+	return current.Capacity.Cmp(*target.Capacity) == 0 && current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) == 0
+}
+
+// published returns nil if what should be published for a key is, and why not otherwise.
+func (p *Publisher) published(ctx context.Context, key Key) error {
+	want, free, err := p.desired(ctx, key)
+	if err != nil {
+		return err
+	}
+	current := p.current(key.ObjectName())
+	switch {
+	case want == keep:
+		return errors.New("the node has not reported its capacity")
+	case want == remove && current != nil:
+		return errors.New("there is an object and should be none")
+	case want == publish && current == nil:
+		return errors.New("there is no object yet")
+	case want == publish && (TopologyNode(current) != key.Node || current.StorageClassName != key.Class || !equalCapacity(current, p.describe(key, free))):
+		return errors.New("the object is of an earlier state")
+	}
+	return nil
+}
+
+// Shown reports whether all that should be published for a node is, and our own watch
+// has delivered it.
+func (p *Publisher) Shown(ctx context.Context, node string) bool {
+	for _, class := range p.OurClasses() {
+		key := Key{Node: node, Class: class.Name}
+		if p.published(ctx, key) != nil {
+			return false
+		}
+		if p.undelivered(key.ObjectName()) {
+			return false
+		}
+	}
+	return true
+}
+
+// undelivered reports whether our own watch has yet to deliver an object as it is.
+func (p *Publisher) undelivered(name string) bool {
+	cached, _, err := p.Capacities.GetStore().GetByKey(p.Namespace + "/" + name)
+	is := p.current(name)
+	object, ok := cached.(*storagev1.CSIStorageCapacity)
+	return is != nil && (err != nil || !ok || object.ResourceVersion != is.ResourceVersion)
+}

@@ -1,0 +1,88 @@
+package capacity
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Owner is the Deployment that capacity objects belong to, so that the
+// garbage collector takes them away when Carve is taken out of the cluster. nil is
+// none. Its methods are safe for concurrent use.
+type Owner struct {
+	name    string
+	factory informers.SharedInformerFactory
+	cache.SharedIndexInformer
+	// seen is set once the Deployment was found to exist.
+	seen atomic.Bool
+}
+
+// NewOwner watches one Deployment; without a name, none.
+func NewOwner(client kubernetes.Interface, namespace, name string) (*Owner, error) {
+	if name == "" {
+		return nil, nil
+	}
+	o := &Owner{name: name}
+	o.factory = informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}))
+	o.SharedIndexInformer = o.factory.Apps().V1().Deployments().Informer()
+	err := o.SetTransform(func(obj any) (any, error) {
+		if d, ok := obj.(*appsv1.Deployment); ok {
+			obj = &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{
+				Name: d.Name, Namespace: d.Namespace, UID: d.UID, ResourceVersion: d.ResourceVersion, DeletionTimestamp: d.DeletionTimestamp,
+			}}
+		}
+		return obj, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("prepare informer: %w", err)
+	}
+	return o, nil
+}
+
+// Start watches until stop is closed.
+func (o *Owner) Start(stop <-chan struct{}) {
+	if o != nil {
+		o.factory.Start(stop)
+	}
+}
+
+// Shutdown waits for the end of what start started.
+func (o *Owner) Shutdown() {
+	if o != nil {
+		o.factory.Shutdown()
+	}
+}
+
+// References are what objects should have for owners: nothing where that is not
+// known, which says nothing of what they may have.
+//
+// ended is true when the Deployment was there and is not any more, or is about to
+// go: the garbage collector would not remove what is made now.
+func (o *Owner) References() (owners []metav1.OwnerReference, ended bool) {
+	if o == nil || !o.HasSynced() {
+		return nil, false
+	}
+	for _, obj := range o.GetStore().List() {
+		d, ok := obj.(*appsv1.Deployment)
+		if !ok || d.Name != o.name {
+			continue
+		}
+		o.seen.Store(true)
+		if d.DeletionTimestamp != nil {
+			return nil, true
+		}
+		return []metav1.OwnerReference{{
+			APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "Deployment", Name: d.Name, UID: d.UID,
+		}}, false
+	}
+	return nil, o.seen.Load()
+}

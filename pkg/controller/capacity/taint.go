@@ -1,0 +1,186 @@
+package capacity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
+)
+
+const (
+	// taintWorkers is how many nodes are worked on at once.
+	taintWorkers = 8
+	// taintRetryMin and taintRetryMax are the pauses between two looks at a
+	// node whose agent is not ready. What usually ends the wait is an event.
+	taintRetryMin = 100 * time.Millisecond
+	taintRetryMax = 5 * time.Second
+)
+
+// Untainter removes the taints names.TaintAgentNotReady and names.TaintAutoscaler, of whatever value and
+// effect, from nodes that are ready for Pods with volumes. A node is, when
+//
+//   - its agent is connected and has reported;
+//   - for every StorageClass of ours there is published what should be: the
+//     capacity, or nothing where the node does not have the device class;
+//   - it has the topology label, by which alone the scheduler can match what
+//     is published to the node, and which the kubelet sets when the node plugin
+//     has registered.
+//
+// It adds the taint to no node: that is for the component that makes the nodes.
+type Untainter struct {
+	*cluster.Cluster
+	publisher *Publisher
+	nodes     *workloop.Loop[string] // by name
+
+	mu sync.Mutex
+	// waiting is why nodes still carry the taint, by node.
+	waiting map[string]string
+}
+
+// errStillTainted has a node looked at again.
+var errStillTainted = errors.New("the node is not ready for Pods with volumes")
+
+// NewUntainter makes an untainter that waits for what a publisher publishes. Run runs it.
+func NewUntainter(p *Publisher) *Untainter {
+	u := &Untainter{Cluster: p.Cluster, publisher: p, waiting: map[string]string{}}
+	u.nodes = workloop.New(workloop.Options[string]{
+		Name: "taints", Parallel: taintWorkers, RetryMin: taintRetryMin, RetryMax: taintRetryMax,
+		Work: func(ctx context.Context, node string) (time.Duration, error) {
+			if !u.sync(ctx, node) {
+				return 0, errStillTainted
+			}
+			return 0, nil
+		},
+	})
+	return u
+}
+
+// Run works until ctx is done. The caches must have synced.
+func (u *Untainter) Run(ctx context.Context) error {
+	defer u.publisher.Metrics.tainted.Set(0)
+	look := func(obj any) {
+		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+			u.nodes.Add(name)
+		}
+	}
+	nodes, err := u.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: look, UpdateFunc: func(_, obj any) { look(obj) }, DeleteFunc: look,
+	})
+	if err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	defer func() { _ = u.Nodes.RemoveEventHandler(nodes) }()
+	capacities, err := u.Capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: u.capacityChanged, UpdateFunc: func(_, obj any) { u.capacityChanged(obj) },
+	})
+	if err != nil {
+		return fmt.Errorf("watch capacities: %w", err)
+	}
+	defer func() { _ = u.Capacities.RemoveEventHandler(capacities) }()
+	u.nodes.Run(ctx)
+	return nil
+}
+
+// NodeChanged looks at a node again: it connected or reported.
+func (u *Untainter) NodeChanged(node string) { u.nodes.Add(node) }
+
+func (u *Untainter) capacityChanged(obj any) {
+	if c, ok := obj.(*storagev1.CSIStorageCapacity); ok {
+		if node := TopologyNode(c); node != "" {
+			u.nodes.Add(node)
+		}
+	}
+}
+
+// sync looks at one node, and reports whether nothing is left to do there.
+func (u *Untainter) sync(ctx context.Context, name string) (done bool) {
+	node, err := u.NodeLister.Get(name)
+	if err != nil || !slices.ContainsFunc(node.Spec.Taints, AgentNotReady) {
+		u.note(name, "")
+		return true
+	}
+	if why := u.unready(ctx, node); why != nil {
+		u.note(name, why.Error())
+		return false
+	}
+	if err := u.untaint(ctx, node); err != nil {
+		if ctx.Err() == nil {
+			u.note(name, "the taint could not be removed: "+err.Error())
+		}
+		return false
+	}
+	u.publisher.Metrics.untainted.Inc()
+	u.Log.Info("start-up taint removed", "node", name)
+	u.note(name, "")
+	return true
+}
+
+// note keeps why a node is still tainted ("" for a node that is not), and logs
+// each reason once.
+func (u *Untainter) note(node, why string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if why == "" {
+		delete(u.waiting, node)
+	} else if u.waiting[node] != why {
+		u.waiting[node] = why
+		u.Log.Info("start-up taint stays", "node", node, "reason", why)
+	}
+	u.publisher.Metrics.tainted.Set(float64(len(u.waiting)))
+}
+
+// unready says why a node is not ready for Pods with volumes, or nil.
+func (u *Untainter) unready(ctx context.Context, node *v1.Node) error {
+	view, ok := u.Fleet.View(node.Name)
+	switch {
+	case !ok || !view.Connected:
+		return errors.New("its agent is not connected")
+	case !view.Reported():
+		return errors.New("its agent has not reported yet")
+	case node.Labels[names.TopologyNode] != node.Name:
+		return fmt.Errorf("its kubelet has not set the label %s yet: the node plugin is not registered", names.TopologyNode)
+	}
+	for _, class := range u.OurClasses() {
+		if err := u.publisher.published(ctx, Key{Node: node.Name, Class: class.Name}); err != nil {
+			return fmt.Errorf("its capacity in StorageClass %s is not published: %w", class.Name, err)
+		}
+	}
+	return nil
+}
+
+// AgentNotReady reports whether a taint is the start-up taint, under either key.
+func AgentNotReady(t v1.Taint) bool {
+	return t.Key == names.TaintAgentNotReady || t.Key == names.TaintAutoscaler
+}
+
+// untaint removes the taint, and nothing else: where the node is not as the cache shows it
+// any more, the patch fails and is made again.
+func (u *Untainter) untaint(ctx context.Context, node *v1.Node) error {
+	patch, err := cluster.Patch(node, cluster.Exact, func(n *v1.Node) { n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, AgentNotReady) })
+	if err != nil {
+		return fmt.Errorf("remove taint: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err = u.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("the controller may not patch nodes, see deploy/components/startup-taint: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,318 @@
+package cluster
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+const (
+	// awayGrace is how long a node may be without an uplink before its capacity is held
+	// back: longer than a reconnect takes, and shorter than releaseUnreachable, lest a
+	// claim that is rescheduled come to the same node again.
+	awayGrace = 25 * time.Second
+	// FailuresToHold is how many creates in a row may fail in a device class of a node
+	// before its capacity is held back.
+	FailuresToHold = 3
+	// holdLeast and holdMost bound for how long it is held back then: each time twice as
+	// long as the time before, until a create succeeds.
+	holdLeast = 30 * time.Second
+	holdMost  = 10 * time.Minute
+)
+
+// Why a node is held back, and the label "cause" of carve_controller_held_back_nodes.
+const (
+	CauseAway    = "away"
+	CauseFailing = "failing"
+)
+
+// Availability decides where capacity is held back, so that the scheduler does not
+// choose a node that cannot provision: all of a node whose agent is away, and a device
+// class of a node in which creates fail. What is held back is published as zero, and is
+// as good as full to the scheduler extender, to immediate binding and to GetCapacity.
+//
+// A node is offered again as soon as it reports, a class for one attempt when its time
+// is over, and for good when a create succeeds there. All methods may be called
+// concurrently.
+type Availability struct {
+	// connected reports whether a node has an uplink and has reported over it.
+	connected func(node string) bool
+	// hold makes a class seem full, or not any more: the ledger's.
+	hold func(node, class, why string)
+	// changed is called, without any lock, with a node whose capacity is another now.
+	changed func(node string)
+	now     func() time.Time
+	log     *slog.Logger
+
+	Grace, Least, Most time.Duration
+
+	mu    sync.Mutex
+	nodes map[string]*standing
+}
+
+// NewAvailability makes a view in which every node can provision.
+func NewAvailability(connected func(node string) bool, hold func(node, class, why string), changed func(node string), now func() time.Time, log *slog.Logger) *Availability {
+	return &Availability{connected: connected, hold: hold, changed: changed, now: now, log: log, Grace: awayGrace, Least: holdLeast, Most: holdMost, nodes: map[string]*standing{}}
+}
+
+// standing is what is known of a node's ability to provision.
+type standing struct {
+	// awaySince is when the node was first found without uplink, zero while it has one.
+	awaySince time.Time
+	// away says that the grace is over and the node held back.
+	away    bool
+	classes map[string]*failing // by the device class' name
+}
+
+// failing is a device class of a node in which creates failed since the last success.
+type failing struct {
+	// Count is how many of them count, holds how often the class was held back.
+	count, holds int
+	// held says that it is held back, until when until says.
+	held  bool
+	until time.Time
+}
+
+// standing returns what is known of a node, made if need be. The caller holds a.mu.
+func (a *Availability) standing(node string) *standing {
+	s := a.nodes[node]
+	if s == nil {
+		s = &standing{classes: map[string]*failing{}}
+		a.nodes[node] = s
+	}
+	return s
+}
+
+// NoteConnected offers a node again that was away.
+func (a *Availability) NoteConnected(node string) {
+	a.mu.Lock()
+	s := a.nodes[node]
+	if s == nil {
+		a.mu.Unlock()
+		return
+	}
+	was := s.away
+	s.away, s.awaySince = false, time.Time{}
+	if was {
+		a.hold(node, "", "")
+	}
+	a.mu.Unlock()
+	if was {
+		a.log.Info("node is back, its capacity is offered again", "node", node)
+		a.changed(node)
+	}
+}
+
+// NoteAway holds a node back that is still without uplink when the grace is over, and
+// reports whether it is held back. Calling it again changes nothing.
+func (a *Availability) NoteAway(node string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.standing(node)
+	if s.awaySince.IsZero() {
+		since := a.now()
+		s.awaySince = since
+		time.AfterFunc(a.Grace, func() { a.endGrace(node, since) })
+	}
+	return s.away
+}
+
+// endGrace holds a node back that has been away since then.
+func (a *Availability) endGrace(node string, since time.Time) {
+	a.mu.Lock()
+	s := a.nodes[node]
+	if s == nil || s.away || !s.awaySince.Equal(since) {
+		a.mu.Unlock()
+		return
+	}
+	if a.connected(node) { // it was taken for away by a view that was old already
+		s.awaySince = time.Time{}
+		a.mu.Unlock()
+		return
+	}
+	s.away = true
+	a.hold(node, "", fmt.Sprintf("its agent has not been connected to the carve controller for %s", a.Grace))
+	a.mu.Unlock()
+	a.log.Warn("node is not connected, its capacity is held back", "node", node, "after", a.Grace)
+	a.changed(node)
+}
+
+// Forget drops what is known of a node that is gone.
+func (a *Availability) Forget(node string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.nodes[node]
+	if s == nil {
+		return
+	}
+	delete(a.nodes, node)
+	a.hold(node, "", "")
+	for class := range s.classes {
+		a.hold(node, class, "")
+	}
+}
+
+// Failed counts a failure of a create that began then, and returns for how long the
+// class is held back because of it. A definite one needs no others. A create that began
+// before the last time in which the class was held back was over says nothing new: a
+// burst that fails together is held against the class once.
+func (a *Availability) Failed(node, class string, began time.Time, definite bool) time.Duration {
+	length := a.countFailure(node, class, began, definite)
+	if length > 0 {
+		a.log.Warn("creates fail on node, the capacity of its device class is held back", "node", node, "class", class, "for", length)
+		a.changed(node)
+	}
+	return length
+}
+
+func (a *Availability) countFailure(node, class string, began time.Time, definite bool) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.standing(node)
+	f := s.classes[class]
+	if f == nil {
+		f = &failing{}
+		s.classes[class] = f
+	}
+	if began.Before(f.until) {
+		return 0
+	}
+	if f.count++; definite {
+		f.count = max(f.count, FailuresToHold)
+	}
+	if f.count < FailuresToHold {
+		return 0
+	}
+	length := min(a.Least, a.Most)
+	for range f.holds {
+		length = min(2*length, a.Most)
+	}
+	f.holds++
+	a.holdUntil(node, class, f, a.now().Add(length), length)
+	return length
+}
+
+// holdUntil holds a class back for so long. The caller holds a.mu.
+func (a *Availability) holdUntil(node, class string, f *failing, until time.Time, length time.Duration) {
+	f.held, f.until = true, until
+	a.hold(node, class, "creating volumes failed there; it is tried again after "+until.UTC().Format(time.RFC3339))
+	time.AfterFunc(length, func() { a.endHold(node, class, until) })
+}
+
+// endHold offers a class again that was held back until then.
+func (a *Availability) endHold(node, class string, until time.Time) {
+	a.mu.Lock()
+	s := a.nodes[node]
+	over := s != nil && s.classes[class] != nil && s.classes[class].held && s.classes[class].until.Equal(until)
+	if over {
+		s.classes[class].held = false
+		a.hold(node, class, "")
+	}
+	a.mu.Unlock()
+	if over {
+		a.log.Info("node is offered again after failures", "node", node, "class", class)
+		a.changed(node)
+	}
+}
+
+// Succeeded forgets the failures in a class, and reports whether it had been held back
+// since the last success.
+func (a *Availability) Succeeded(node, class string) bool {
+	a.mu.Lock()
+	var f *failing
+	if s := a.nodes[node]; s != nil {
+		f = s.classes[class]
+		delete(s.classes, class)
+	}
+	if f == nil {
+		a.mu.Unlock()
+		return false
+	}
+	if f.held {
+		a.hold(node, class, "")
+	}
+	a.mu.Unlock()
+	if f.held {
+		a.changed(node)
+	}
+	return f.holds > 0
+}
+
+// HeldUntil returns until when a class is held back for failures, or zero.
+func (a *Availability) HeldUntil(node, class string) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.nodes[node]; s != nil && s.classes[class] != nil && s.classes[class].held {
+		return s.classes[class].until
+	}
+	return time.Time{}
+}
+
+// Adopt takes over what another replica decided about a class: that it is held back
+// until then, or, where until is zero, that it is not.
+func (a *Availability) Adopt(node, class string, until time.Time) {
+	left := until.Sub(a.now())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if left <= 0 {
+		if s := a.nodes[node]; s != nil && s.classes[class] != nil {
+			delete(s.classes, class)
+			a.hold(node, class, "")
+		}
+		return
+	}
+	s := a.standing(node)
+	if f := s.classes[class]; f != nil && f.until.Equal(until) {
+		return
+	}
+	s.classes[class] = &failing{count: FailuresToHold, holds: 1}
+	a.holdUntil(node, class, s.classes[class], until, min(left, a.Most))
+}
+
+// Count returns how many nodes are held back for a cause.
+func (a *Availability) Count(cause string) float64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	nodes := 0.
+	for _, s := range a.nodes {
+		held := s.away
+		if cause == CauseFailing {
+			held = false
+			for _, f := range s.classes {
+				held = held || f.held
+			}
+		}
+		if held {
+			nodes++
+		}
+	}
+	return nodes
+}
+
+// NodeFault reports whether a create failed for something that is wrong with the node,
+// and not with the request, for want of space, or because the connection broke. One that
+// is definite needs no repetition: LVM cannot change the group.
+func NodeFault(err error) (fault, definite bool) {
+	switch fleet.Reason(err) {
+	case names.ReasonDeviceMissing:
+		return true, true
+	case names.ReasonCommandFailed, names.ReasonCommandTimedOut:
+		return true, false
+	case "":
+	default:
+		return false, false
+	}
+	switch status.Code(err) {
+	case codes.DeadlineExceeded, codes.Internal, codes.DataLoss, codes.Unimplemented:
+		return !fleet.IsNotConnected(err), false
+	default:
+		return false, false
+	}
+}

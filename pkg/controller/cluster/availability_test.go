@@ -1,0 +1,83 @@
+package cluster
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+)
+
+// The end of an earlier grace must not hold a node back that has been back since.
+func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
+	a, held := newTestAvailability()
+	first := a.now()
+	a.NoteAway("n1")
+	a.NoteConnected("n1")
+	a.endGrace("n1", first)
+	if len(held) != 0 || a.Count(CauseAway) != 0 {
+		t.Fatalf("held back: %v", held)
+	}
+	// One that a view took for away which was old by then.
+	a.connected = func(string) bool { return true }
+	a.NoteAway("n1")
+	a.endGrace("n1", first)
+	if len(held) != 0 || a.NoteAway("n1") {
+		t.Fatalf("held back though connected: %v", held)
+	}
+}
+
+// newTestAvailability makes one whose clock stands and whose timers never end, and
+// which notes what it holds.
+func newTestAvailability() (a *Availability, held map[string]string) {
+	now := time.Unix(1000, 0)
+	held = map[string]string{}
+	return &Availability{
+		connected: func(string) bool { return false }, changed: func(string) {},
+		hold: func(node, class, why string) {
+			if delete(held, node+"/"+class); why != "" {
+				held[node+"/"+class] = why
+			}
+		},
+		now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler),
+		Grace: time.Hour, Least: time.Hour, Most: 5 * time.Hour, nodes: map[string]*standing{},
+	}, held
+}
+
+func TestFailuresInARowHoldAClassBackForLongerEachTime(t *testing.T) {
+	a, held := newTestAvailability()
+	now := a.now()
+	a.now = func() time.Time { return now }
+	fail := func() time.Duration { return a.Failed("n1", "fast", now, false) }
+	for range FailuresToHold - 1 {
+		if d := fail(); d != 0 {
+			t.Fatalf("held back for %v too early", d)
+		}
+	}
+	for _, want := range []time.Duration{time.Hour, 2 * time.Hour, 4 * time.Hour, 5 * time.Hour, 5 * time.Hour} {
+		if d := fail(); d != want || held["n1/fast"] == "" {
+			t.Fatalf("held back for %v (%v), want %v", d, held, want)
+		}
+		sent := now
+		now = now.Add(time.Minute)
+		if d := a.Failed("n1", "fast", sent, false); d != 0 {
+			t.Fatalf("a create of before counts again: %v", d)
+		}
+		until := a.HeldUntil("n1", "fast")
+		now = until
+		a.endHold("n1", "fast", until)
+		if len(held) != 0 {
+			t.Fatalf("still held back: %v", held)
+		}
+	}
+	if !a.Succeeded("n1", "fast") || len(held) != 0 {
+		t.Fatalf("a success changes nothing: %v", held)
+	}
+	if d := fail(); d != 0 {
+		t.Fatalf("the first failure after a success holds it back for %v", d)
+	}
+	if d := a.Failed("n1", "fast", now, true); d != time.Hour {
+		t.Fatalf("a definite one holds it back for %v", d)
+	}
+	if a.Failed("n1", "slow", now, false) != 0 || held["n1/slow"] != "" {
+		t.Error("the failures count against another class")
+	}
+}

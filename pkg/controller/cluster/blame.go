@@ -1,0 +1,33 @@
+package cluster
+
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// CountFailure counts a create that failed against a device class of a node, of which the
+// empty one is the node's default, if the node is to blame. When the class is held back
+// because of it, an Event of the node says so.
+func (c *Cluster) CountFailure(a *Availability, node, deviceClass string, began time.Time, cause error) {
+	fault, definite := NodeFault(cause)
+	class, ok := c.DeviceClassOn(node, deviceClass)
+	if !fault || !ok {
+		return
+	}
+	length := a.Failed(node, class, began, definite)
+	if length == 0 {
+		return
+	}
+	c.NodeEvent(node, v1.EventTypeWarning, ReasonHeldBack, "creating volumes in device class "+class+" fails: "+fleet.Message(cause)+
+		"; its capacity is published as zero for "+length.String()+", then it is tried again. The log of lvmd on the node says more")
+}
+
+// CountSuccess offers a node without reserve on which a create succeeded.
+func (c *Cluster) CountSuccess(a *Availability, node, class string) {
+	if a.Succeeded(node, class) {
+		c.NodeEvent(node, v1.EventTypeNormal, ReasonOffered, "a volume was created in device class "+class+", its capacity is published again")
+	}
+}

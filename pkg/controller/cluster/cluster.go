@@ -1,0 +1,235 @@
+package cluster
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+const (
+	// APITimeout bounds one call to the API server.
+	APITimeout = 15 * time.Second
+	// DeleteTimeout bounds one delete on a node; wiping is not part of it.
+	DeleteTimeout = 60 * time.Second
+)
+
+// byUID is the index of claims by their UID.
+const byUID = "uid"
+
+// byClaimUID is the index of volumes by the UID of the claim that they are for.
+const byClaimUID = "claim-uid"
+
+// bySource is the index of claims by the claim that they are to be a clone of.
+const bySource = "source"
+
+// Cluster is what is known of the cluster: of the API server's objects by informers, and of
+// the nodes by what they report. Its methods are safe for concurrent use.
+type Cluster struct {
+	// Client talks to the API server, fleet to the nodes.
+	Client kubernetes.Interface
+	Fleet  *fleet.Fleet
+	// Recorder writes Events. It and ID are set before anything acts.
+	Recorder record.EventRecorder
+	ID       string
+	Log      *slog.Logger
+	Now      func() time.Time
+
+	Claims     cache.SharedIndexInformer
+	Volumes    cache.SharedIndexInformer
+	Classes    cache.SharedIndexInformer
+	Nodes      cache.SharedIndexInformer
+	Capacities cache.SharedIndexInformer // ours
+	Pods       cache.SharedIndexInformer // those that have not started
+
+	VolumeLister corelisters.PersistentVolumeLister
+	NodeLister   corelisters.NodeLister
+
+	Losses losses
+}
+
+// New makes a view of a cluster that becomes complete once the informers run.
+// Those of capacity objects come from own, which is restricted to ours.
+func New(client kubernetes.Interface, nodes *fleet.Fleet, all, own informers.SharedInformerFactory, log *slog.Logger) (*Cluster, error) {
+	c := &Cluster{Client: client, Fleet: nodes, Log: log, Now: time.Now, Losses: losses{Grace: NodeLossGrace}}
+	return c, c.useInformers(all, own)
+}
+
+// useInformers takes the shared informers; capacities come from a factory that
+// is restricted to our own objects.
+func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
+	c.Claims = all.Core().V1().PersistentVolumeClaims().Informer()
+	c.Volumes = all.Core().V1().PersistentVolumes().Informer()
+	c.Classes = all.Storage().V1().StorageClasses().Informer()
+	c.Nodes = all.Core().V1().Nodes().Informer()
+	c.Capacities = own.Storage().V1().CSIStorageCapacities().Informer()
+	c.Pods = waitingPods(all)
+	c.VolumeLister = all.Core().V1().PersistentVolumes().Lister()
+	c.NodeLister = all.Core().V1().Nodes().Lister()
+	for _, informer := range c.Informers() {
+		if err := informer.SetTransform(stripManagedFields); err != nil {
+			return fmt.Errorf("prepare informer: %w", err)
+		}
+	}
+	if err := c.Pods.SetTransform(claimsOnly); err != nil {
+		return fmt.Errorf("prepare informer: %w", err)
+	}
+	if err := c.Volumes.AddIndexers(handleIndexer()); err != nil {
+		return fmt.Errorf("prepare informer: %w", err)
+	}
+	if err := c.Volumes.AddIndexers(cache.Indexers{byClaimUID: claimUIDIndexer}); err != nil {
+		return fmt.Errorf("prepare informer: %w", err)
+	}
+	err := c.Claims.AddIndexers(cache.Indexers{byUID: func(obj any) ([]string, error) {
+		claim, ok := obj.(*v1.PersistentVolumeClaim)
+		if !ok {
+			return nil, nil
+		}
+		return []string{string(claim.UID)}, nil
+	}, bySource: sourceIndexer})
+	if err != nil {
+		return fmt.Errorf("prepare informer: %w", err)
+	}
+	return nil
+}
+
+// Informers returns all informers.
+func (c *Cluster) Informers() []cache.SharedIndexInformer {
+	return []cache.SharedIndexInformer{c.Claims, c.Volumes, c.Classes, c.Nodes, c.Capacities, c.Pods}
+}
+
+// stripManagedFields drops what we never read and what is much of an object's
+// size. It changes the object before any cache holds it.
+func stripManagedFields(obj any) (any, error) {
+	if o, ok := obj.(metav1.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// Synced reports whether the view is complete.
+func (c *Cluster) Synced() bool {
+	for _, informer := range c.Informers() {
+		if !informer.HasSynced() {
+			return false
+		}
+	}
+	return true
+}
+
+// Claim returns the claim of that UID as the cache has it, or nil.
+func (c *Cluster) Claim(uid string) *v1.PersistentVolumeClaim {
+	objs, err := c.Claims.GetIndexer().ByIndex(byUID, uid)
+	if err != nil || len(objs) == 0 {
+		return nil
+	}
+	claim, _ := objs[0].(*v1.PersistentVolumeClaim)
+	return claim
+}
+
+// claimUIDIndexer is for byClaimUID.
+func claimUIDIndexer(obj any) ([]string, error) {
+	pv, ok := obj.(*v1.PersistentVolume)
+	if !ok || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
+		return nil, nil
+	}
+	return []string{string(pv.Spec.ClaimRef.UID)}, nil
+}
+
+// VolumesFor returns the volumes of any driver that are for this very claim, bound to it
+// yet or not, as the cache has them. The PV controller looks at each when the claim is
+// deleted.
+func (c *Cluster) VolumesFor(claim *v1.PersistentVolumeClaim) []*v1.PersistentVolume {
+	objs, err := c.Volumes.GetIndexer().ByIndex(byClaimUID, string(claim.UID))
+	if err != nil {
+		return nil
+	}
+	var all []*v1.PersistentVolume
+	for _, obj := range objs {
+		if pv, ok := obj.(*v1.PersistentVolume); ok {
+			all = append(all, pv)
+		}
+	}
+	return all
+}
+
+// ClonesOf returns the claims that are, or are to be, made of a claim, which is
+// given as namespace/name.
+func (c *Cluster) ClonesOf(source string) []*v1.PersistentVolumeClaim {
+	objs, err := c.Claims.GetIndexer().ByIndex(bySource, source)
+	if err != nil {
+		return nil
+	}
+	var out []*v1.PersistentVolumeClaim
+	for _, obj := range objs {
+		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok {
+			out = append(out, claim)
+		}
+	}
+	return out
+}
+
+// AllClaims returns every claim in the cache.
+func (c *Cluster) AllClaims() []*v1.PersistentVolumeClaim {
+	var out []*v1.PersistentVolumeClaim
+	for _, obj := range c.Claims.GetStore().List() {
+		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok {
+			out = append(out, claim)
+		}
+	}
+	return out
+}
+
+// OurClass returns the claim's StorageClass when that is one of ours.
+func (c *Cluster) OurClass(name string) (*storagev1.StorageClass, bool) {
+	class, err := storagelisters.NewStorageClassLister(c.Classes.GetIndexer()).Get(name)
+	if err != nil || class.Provisioner != names.Driver {
+		return nil, false
+	}
+	return class, true
+}
+
+// OurClasses returns every StorageClass of ours.
+func (c *Cluster) OurClasses() []*storagev1.StorageClass {
+	var out []*storagev1.StorageClass
+	for _, obj := range c.Classes.GetStore().List() {
+		if class, ok := obj.(*storagev1.StorageClass); ok && class.Provisioner == names.Driver {
+			out = append(out, class)
+		}
+	}
+	return out
+}
+
+// DeletedClaim returns the claim that a delete event is about, or nil.
+func DeletedClaim(obj any) *v1.PersistentVolumeClaim {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	claim, _ := obj.(*v1.PersistentVolumeClaim)
+	return claim
+}
+
+// sourceIndexer indexes claims by the claim that they are to be a clone of.
+func sourceIndexer(obj any) ([]string, error) {
+	claim, ok := obj.(*v1.PersistentVolumeClaim)
+	if !ok {
+		return nil, nil
+	}
+	if source, _, err := spec.SourceOf(claim); err == nil && source != nil && source.Kind == spec.KindClaim {
+		return []string{claim.Namespace + "/" + source.Name}, nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,104 @@
+package cluster
+
+import (
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+)
+
+// Reasons of our Events. Those of the upstream provisioner keep its names.
+const (
+	ReasonProvisioning = "Provisioning"
+	ReasonSucceeded    = "ProvisioningSucceeded"
+	ReasonFailed       = "ProvisioningFailed"
+	ReasonDeleteFailed = "VolumeFailedDelete"
+	// ReasonNodeGone: a volume was given up because its node left the cluster.
+	ReasonNodeGone = "NodeGone"
+	// ReasonSourceNode: a claim can only be where what it is made of is.
+	ReasonSourceNode = "SourceNodeSelected"
+	// ReasonCopying: a volume is being copied for a claim.
+	ReasonCopying = "Copying"
+	// ReasonNodeLost: the node that holds a bound claim's volume is lost.
+	ReasonNodeLost = "NodeLost"
+	// ReasonVolumeEmptied: what an encrypted volume held is gone with its key.
+	ReasonVolumeEmptied = "VolumeEmptied"
+	// ReasonVolumeMissing: a volume is gone from its node without our doing.
+	ReasonVolumeMissing = "VolumeMissing"
+	// ReasonVolumeUnhealthy: lvmd or the node plugin found something wrong with it.
+	ReasonVolumeUnhealthy = "VolumeUnhealthy"
+	// ReasonVolumeRecovered: that is over.
+	ReasonVolumeRecovered = "VolumeRecovered"
+	// ReasonVolumeFound: it is there again.
+	ReasonVolumeFound = "VolumeFound"
+	// ReasonReportRefused: a node reports more than a node can hold.
+	ReasonReportRefused = "ReportRefused"
+	// ReasonHeldBack: creates fail on a node, whose capacity is held back for a while.
+	ReasonHeldBack = "CapacityHeldBack"
+	// ReasonOffered: a create succeeded there, and that is over.
+	ReasonOffered = "CapacityOfferedAgain"
+	// ReasonClassUnusable: nothing can be made in a device class of a node.
+	ReasonClassUnusable = "DeviceClassUnusable"
+	// ReasonClassUsable: that is over.
+	ReasonClassUsable = "DeviceClassUsable"
+	// ReasonOrphanFound: a node has volumes that no object names.
+	ReasonOrphanFound = "OrphanFound"
+	// ReasonOrphanRemoved: they were removed.
+	ReasonOrphanRemoved = "OrphanRemoved"
+	// ReasonOrphanKept: they could not be removed.
+	ReasonOrphanKept = "OrphanNotRemoved"
+)
+
+// EventReason describes the Events of one reason: the reference page
+// docs/reference/events.md is generated from EventReasons.
+type EventReason struct {
+	Reason string
+	// Type is v1.EventTypeNormal or v1.EventTypeWarning.
+	Type string
+	// On lists what carries the Event.
+	On string
+	// Meaning says when it comes, Remedy what to do; Remedy is empty where nothing is to be
+	// done. Both are Markdown.
+	Meaning, Remedy string
+}
+
+// EventReasons are all Events of the controller, in the order of a claim's course.
+var EventReasons = []EventReason{
+	{ReasonProvisioning, v1.EventTypeNormal, "claim", "A node was asked for the volume, and has not answered for 5 s.", ""},
+	{ReasonSourceNode, v1.EventTypeNormal, "claim", "The controller selected the node of a clone's or restore's source.", ""},
+	{ReasonCopying, v1.EventTypeNormal, "claim", "How much of the source is copied, once a minute.", ""},
+	{ReasonSucceeded, v1.EventTypeNormal, "claim", "The PersistentVolume exists, for a claim that had another Event of the controller before. What is made quickly and at once has none.", ""},
+	{ReasonFailed, v1.EventTypeWarning, "claim", "The volume was not made. The message names the field or the node, and what is allowed or awaited.",
+		"[Read the message](../how-to/troubleshooting.md#provisioningfailed). A claim that met a full node is rescheduled by itself."},
+	{ReasonDeleteFailed, v1.EventTypeWarning, "PersistentVolume", "The node could not delete the volume yet.",
+		"[See who uses it, or whether the node is there](../how-to/troubleshooting.md#persistentvolume-stays-released)."},
+	{ReasonNodeGone, v1.EventTypeNormal, "PersistentVolume", "A released volume was abandoned, because its node is lost.", ""},
+	{ReasonNodeLost, v1.EventTypeWarning, "claim, and the Pods that use it", "The node that holds the volume is lost, or has other disks. The message says whether the claim is kept or deleted. " +
+		"On a Pod that waits for lost disks: it is deleted, to be made again.", "[Decide what becomes of the data](../how-to/replace-nodes.md)."},
+	{ReasonVolumeMissing, v1.EventTypeWarning, "claim, PersistentVolume, and the Pods that use the claim", "A connected node does not have the volume any more. It is not made again.",
+		"[Find the disk](../how-to/troubleshooting.md#volumemissing)."},
+	{ReasonVolumeFound, v1.EventTypeNormal, "claim, PersistentVolume, and the Pods that use the claim", "The volume is there again.", ""},
+	{ReasonVolumeUnhealthy, v1.EventTypeWarning, "claim, and the Pods that use it; of an inline volume its Pod", "The volume has a condition.", "[Look up the condition](conditions.md)."},
+	{ReasonVolumeRecovered, v1.EventTypeNormal, "claim, and the Pods that use it; of an inline volume its Pod", "The conditions that the message names are over.", ""},
+	{ReasonVolumeEmptied, v1.EventTypeWarning, "claim, PersistentVolume, and the Pods that use it; of an inline volume its Pod", "An encrypted volume with an ephemeral key is empty after a restart of its node.",
+		"None: [that is what the key is for](../how-to/encryption.md#ephemeral-keys). Fill it again."},
+	{ReasonReportRefused, v1.EventTypeWarning, "node", "The node reports more than a node can hold (20,000 volumes, 256 device classes or 16 MiB). Nothing is provisioned there.",
+		"Reduce what the message names."},
+	{ReasonHeldBack, v1.EventTypeWarning, "node", "Creating volumes fails there. The capacity of the device class is published as zero for a while.",
+		"[Read why](../how-to/troubleshooting.md#a-nodes-capacity-is-zero)."},
+	{ReasonOffered, v1.EventTypeNormal, "node", "A volume was made there, and the capacity is published again.", ""},
+	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, or does not answer.",
+		"[Make the volume group](../how-to/troubleshooting.md#a-node-has-no-capacity), or [look up the condition](conditions.md) that the message names."},
+	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
+	{ReasonOrphanFound, v1.EventTypeWarning, "node", "The node holds volumes that no PersistentVolume and no claim names.", "[Keep, adopt or delete them](../how-to/existing-volumes.md)."},
+	{ReasonOrphanRemoved, v1.EventTypeNormal, "node", "Such volumes were removed (`--remove-orphans`).", ""},
+	{ReasonOrphanKept, v1.EventTypeWarning, "node", "Such volumes could not be removed: they are in use, or known after all, or the node failed.", "Read the message; the controller tries again once a minute."},
+}
+
+// NewRecorder makes the recorder of our Events, and what ends it.
+func NewRecorder(client kubernetes.Interface) (record.EventRecorder, func()) {
+	broadcaster := record.NewBroadcaster()
+	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: "carve-controller"}), broadcaster.Shutdown
+}

@@ -1,0 +1,225 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+)
+
+// NodeLossGrace is how long a Node object must be gone before its volumes
+// are given up: a node that is registered anew is not a lost one.
+const NodeLossGrace = time.Minute
+
+// NodeIDAnnotation is where the kubelet notes the CSI drivers of a node.
+const NodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
+
+// losses remembers since when Node objects are gone.
+type losses struct {
+	Grace time.Duration
+
+	mu   sync.Mutex
+	gone map[string]time.Time
+}
+
+// NodeLost reports whether a node is lost for good: an administrator said so by
+// the taint node.kubernetes.io/out-of-service, or its Node object has been gone
+// for NodeLossGrace. A node whose lvmd is connected is alive, whatever else is
+// said. NotReady alone means nothing. An error means that it is not known.
+func (c *Cluster) NodeLost(ctx context.Context, name string) (bool, error) {
+	if view, ok := c.Fleet.View(name); ok && view.Connected {
+		c.Losses.forget(name)
+		return false, nil
+	}
+	if node, err := c.NodeLister.Get(name); err == nil {
+		c.Losses.forget(name)
+		return OutOfService(node), nil
+	}
+	gone, err := c.NodeGone(ctx, name)
+	if err != nil || !gone {
+		return false, err
+	}
+	return c.Losses.lasts(name, c.Now()), nil
+}
+
+// NodeGone reports whether a node is not in the cluster any more, so that what waits
+// for it must not go on waiting: its Node object is absent, from the cache and from
+// the API server, or an administrator declared it out of service. What is given up
+// by that alone can be found again, should the node return. An error means that
+// it is not known.
+func (c *Cluster) NodeGone(ctx context.Context, name string) (bool, error) {
+	node, err := c.NodeLister.Get(name)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(ctx, APITimeout)
+		defer cancel()
+		node, err = c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look for node %s: %w", name, err)
+	}
+	return OutOfService(node), nil
+}
+
+// WatchGone calls gone with the name of every node that NodeGone comes to be true
+// of, until stop is called.
+func (c *Cluster) WatchGone(gone func(node string)) (stop func(), err error) {
+	handler, err := c.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(old, now any) {
+			before, okBefore := old.(*v1.Node)
+			after, okAfter := now.(*v1.Node)
+			if okBefore && okAfter && OutOfService(after) && !OutOfService(before) {
+				gone(after.Name)
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				gone(name)
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch nodes: %w", err)
+	}
+	return func() { _ = c.Nodes.RemoveEventHandler(handler) }, nil
+}
+
+// OutOfService reports whether an administrator declared a node out of service, by the taint
+// node.kubernetes.io/out-of-service.
+func OutOfService(node *v1.Node) bool {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == v1.TaintNodeOutOfService {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *losses) forget(node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.gone, node)
+}
+
+// Retain forgets the nodes that do not matter any more.
+func (l *losses) Retain(matters func(node string) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.gone, func(node string, _ time.Time) bool { return !matters(node) })
+}
+
+// lasts notes that the Node object is gone, and reports whether it has been for
+// long enough.
+func (l *losses) lasts(node string, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone == nil {
+		l.gone = map[string]time.Time{}
+	}
+	if _, ok := l.gone[node]; !ok {
+		l.gone[node] = now
+	}
+	return now.Sub(l.gone[node]) >= l.Grace
+}
+
+// DeleteLostClaim deletes the claim of a volume that its class gives up, and says why.
+func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, why string) {
+	c.Recorder.Event(claim, v1.EventTypeWarning, ReasonNodeLost, why+"; the claim is deleted, as its class asks for, so that it can be made again elsewhere")
+	log := c.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", pv.Name, "why", why)
+	log.Info("deleting a claim whose class gives it up")
+	callCtx, cancel := context.WithTimeout(ctx, APITimeout)
+	defer cancel()
+	err := c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(callCtx, claim.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &claim.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
+		log.Warn("a claim that is given up could not be deleted, trying on", "error", err)
+	}
+}
+
+// AbsentNodes returns the nodes of the cluster that have, or had, an agent of
+// ours, and are not connected. Those that are out of service are not in the
+// cluster: see NodeGone.
+func (c *Cluster) AbsentNodes() []string {
+	connected := map[string]bool{}
+	for _, view := range c.Fleet.Views() {
+		connected[view.Node] = view.Connected
+	}
+	var out []string
+	for _, obj := range c.Nodes.GetStore().List() {
+		node, ok := obj.(*v1.Node)
+		if !ok || connected[node.Name] || OutOfService(node) {
+			continue
+		}
+		if _, known := connected[node.Name]; known || hasDriver(node) {
+			out = append(out, node.Name)
+		}
+	}
+	slices.SortFunc(out, strings.Compare)
+	return out
+}
+
+// hasDriver reports whether the kubelet noted our driver on a node.
+func hasDriver(node *v1.Node) bool {
+	ids := map[string]string{}
+	if err := json.Unmarshal([]byte(node.Annotations[NodeIDAnnotation]), &ids); err != nil {
+		return false
+	}
+	_, has := ids[names.Driver]
+	return has
+}
+
+// DeviceClassOn returns the name by which a node knows a device class, of which the
+// empty one is its default.
+func (c *Cluster) DeviceClassOn(node, class string) (string, bool) {
+	if class != "" {
+		return class, true
+	}
+	view, ok := c.Fleet.View(node)
+	if !ok {
+		return "", false
+	}
+	on, ok := view.Class("")
+	return on.GetName(), ok
+}
+
+// NodeEvent writes an Event on a node.
+func (c *Cluster) NodeEvent(node, kind, reason, message string) {
+	if object, err := c.NodeLister.Get(node); err == nil {
+		c.Recorder.Event(object, kind, reason, message)
+	}
+}
+
+// Nodes returns the nodes whose Node object is known to be gone.
+func (l *losses) Nodes() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.gone))
+}
+
+// DeviceClassOf returns the name by which a node knows the device class of a
+// StorageClass, or false where it has none.
+func (c *Cluster) DeviceClassOf(node, storageClass string) (string, bool) {
+	class, ours := c.OurClass(storageClass)
+	if !ours {
+		return "", false
+	}
+	params, err := spec.ParseClass(class)
+	if err != nil {
+		return "", false
+	}
+	return c.DeviceClassOn(node, params.DeviceClass)
+}

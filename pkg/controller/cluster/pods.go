@@ -1,0 +1,189 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	coreinformers "k8s.io/client-go/informers/core/v1"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/ephemeral"
+
+	"github.com/carve-csi/carve/pkg/controller/spec"
+)
+
+// PodLists are the Pods of one namespace on one node, by namespace/node, where
+// they were asked for in one pass.
+type PodLists map[string][]v1.Pod
+
+// PodsOn lists the Pods of a namespace on a node, once in a pass.
+func (c *Cluster) PodsOn(ctx context.Context, listed PodLists, namespace, node string) ([]v1.Pod, error) {
+	key := namespace + "/" + node
+	if pods, ok := listed[key]; ok {
+		return pods, nil
+	}
+	callCtx, cancel := context.WithTimeout(ctx, APITimeout)
+	defer cancel()
+	list, err := c.Client.CoreV1().Pods(namespace).List(callCtx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
+	if err != nil {
+		return nil, fmt.Errorf("list Pods on node %s: %w", node, err)
+	}
+	listed[key] = list.Items
+	return list.Items, nil
+}
+
+// Uses reports whether a claim is one of a Pod's volumes.
+func Uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
+	for _, v := range pod.Spec.Volumes {
+		switch {
+		case v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name:
+			return true
+		case v.Ephemeral != nil && pod.Name+"-"+v.Name == claim.Name && metav1.IsControlledBy(claim, pod):
+			return true
+		}
+	}
+	return false
+}
+
+// UsersOf are a claim and the Pods on its volume's node that use it. The Pod of a
+// generic ephemeral volume is known by the claim itself.
+func (c *Cluster) UsersOf(ctx context.Context, listed PodLists, claim *v1.PersistentVolumeClaim, node string) []runtime.Object {
+	if owner := spec.OwnerPod(claim); owner != nil {
+		return []runtime.Object{claim, owner}
+	}
+	users := []runtime.Object{claim}
+	pods, err := c.PodsOn(ctx, listed, claim.Namespace, node)
+	if err != nil && ctx.Err() == nil {
+		c.Log.Warn("Pods that use a volume cannot be looked for; only its claim has an Event",
+			"claim", claim.Namespace+"/"+claim.Name, "node", node, "error", err)
+	}
+	for i := range pods {
+		pod := &pods[i]
+		if pod.Spec.NodeName == node && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed && Uses(pod, claim) {
+			users = append(users, pod)
+		}
+	}
+	return users
+}
+
+// WaitersFor are the Pods without a node that wait for a claim. The Pod of a generic
+// ephemeral volume is none of them: it has a claim of its own.
+func (c *Cluster) WaitersFor(claim *v1.PersistentVolumeClaim) []*v1.Pod {
+	objs, err := c.Pods.GetIndexer().ByIndex(ByClaim, claim.Namespace+"/"+claim.Name)
+	if err != nil || spec.OwnerPod(claim) != nil {
+		return nil
+	}
+	var waiters []*v1.Pod
+	for _, obj := range objs {
+		if pod, ok := obj.(*v1.Pod); ok && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil {
+			waiters = append(waiters, pod)
+		}
+	}
+	return waiters
+}
+
+// ByClaim is the index of Pods by the claims that they name, as namespace/name.
+const ByClaim = "claim"
+
+// waitingPods watches the Pods that have not started: those that have no node yet, and those
+// that a kubelet waits for volumes of. Of each, no more is kept than its node and the claims
+// that it names.
+func waitingPods(all informers.SharedInformerFactory) cache.SharedIndexInformer {
+	return all.InformerFor(&v1.Pod{}, func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, resync, cache.Indexers{ByClaim: claimIndexer}, func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("status.phase", string(v1.PodPending)).String()
+		})
+	})
+}
+
+// PlacedOn returns the node of a Pod that is there and waits for a claim, or nothing. Usually a
+// Pod gets its node when all its claims are bound; one that names its node itself, or that was
+// bound by a component that does not know of claims, is there before.
+func (c *Cluster) PlacedOn(claim *v1.PersistentVolumeClaim) string {
+	objs, err := c.Pods.GetIndexer().ByIndex(ByClaim, claim.Namespace+"/"+claim.Name)
+	if err != nil {
+		return "" // there is the index
+	}
+	node := ""
+	for _, obj := range objs {
+		pod, ok := obj.(*v1.Pod)
+		if !ok || !IsPlaced(pod) || !usesAsItsOwn(pod, claim) {
+			continue
+		}
+		if node == "" || pod.Spec.NodeName < node { // any, but the same each time
+			node = pod.Spec.NodeName
+		}
+	}
+	return node
+}
+
+// IsPlaced reports whether a Pod has a node, and has not started there.
+func IsPlaced(pod *v1.Pod) bool {
+	return pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil && (pod.Status.Phase == v1.PodPending || pod.Status.Phase == "")
+}
+
+// usesAsItsOwn reports whether a Pod that names a claim may use it: that of a generic ephemeral
+// volume is one Pod's only.
+func usesAsItsOwn(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		switch {
+		case v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name:
+			return true
+		case v.Ephemeral != nil && ephemeral.VolumeClaimName(pod, v) == claim.Name:
+			return ephemeral.VolumeIsForPod(pod, claim) == nil
+		}
+	}
+	return false
+}
+
+// claimsOnly drops all of a Pod but its identity and the claims that it names.
+func claimsOnly(obj any) (any, error) {
+	pod, ok := obj.(*v1.Pod)
+	if !ok {
+		return obj, nil
+	}
+	lean := &v1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion, DeletionTimestamp: pod.DeletionTimestamp,
+	}, Spec: v1.PodSpec{NodeName: pod.Spec.NodeName}}
+	for _, v := range pod.Spec.Volumes {
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			lean.Spec.Volumes = append(lean.Spec.Volumes, v1.Volume{Name: v.Name, VolumeSource: v1.VolumeSource{
+				PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: v.PersistentVolumeClaim.ClaimName}}})
+		case v.Ephemeral != nil:
+			lean.Spec.Volumes = append(lean.Spec.Volumes, v1.Volume{Name: v.Name, VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}})
+		}
+	}
+	return lean, nil
+}
+
+// ClaimsNamed are the claims that a Pod names, each once, as namespace/name.
+func ClaimsNamed(pod *v1.Pod) []string {
+	var keys []string
+	for i := range pod.Spec.Volumes {
+		switch v := &pod.Spec.Volumes[i]; {
+		case v.PersistentVolumeClaim != nil:
+			keys = append(keys, pod.Namespace+"/"+v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			keys = append(keys, pod.Namespace+"/"+ephemeral.VolumeClaimName(pod, v))
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+func claimIndexer(obj any) ([]string, error) {
+	if pod, ok := obj.(*v1.Pod); ok {
+		return ClaimsNamed(pod), nil
+	}
+	return nil, nil
+}

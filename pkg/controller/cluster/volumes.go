@@ -1,0 +1,121 @@
+package cluster
+
+import (
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+)
+
+// Finalizer keeps a PersistentVolume until its volume is gone from the
+// node. The name is the upstream provisioner's, which others look for.
+const Finalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+
+// NodeOf returns the node that holds a PersistentVolume of ours, or false for
+// one that names none or several.
+func NodeOf(pv *v1.PersistentVolume) (string, bool) {
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return "", false
+	}
+	terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms
+	if len(terms) != 1 {
+		return "", false
+	}
+	for _, e := range terms[0].MatchExpressions {
+		if e.Key == names.TopologyNode && e.Operator == v1.NodeSelectorOpIn && len(e.Values) == 1 {
+			return e.Values[0], true
+		}
+	}
+	return "", false
+}
+
+// IsOurs reports whether a PersistentVolume is of this driver, made by us or by an
+// administrator.
+func IsOurs(pv *v1.PersistentVolume) bool {
+	if by, ok := pv.Annotations[volume.AnnDynamicallyProvisioned]; ok && by != names.Driver {
+		return false
+	}
+	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver
+}
+
+// BelongsTo reports whether a PersistentVolume is bound, or pre-bound, to this
+// very claim.
+func BelongsTo(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
+	ref := pv.Spec.ClaimRef
+	return ref != nil && ref.Namespace == claim.Namespace && ref.Name == claim.Name && ref.UID == claim.UID
+}
+
+// IsReleased reports whether the status of a volume says that its claim is gone.
+func IsReleased(pv *v1.PersistentVolume) bool {
+	return pv.Status.Phase == v1.VolumeReleased || pv.Status.Phase == v1.VolumeFailed
+}
+
+// VolumeGroup is what the annotation names.AnnotationVolumeGroup says: a volume
+// group by name and UUID. A volume never leaves its group; a group
+// of the same name with another UUID was made again, on other disks or on wiped
+// ones.
+type VolumeGroup struct{ Name, UUID string }
+
+// GroupOf returns the volume group of a volume that a node reports.
+func GroupOf(vol *lvmdv1.Volume) VolumeGroup { return VolumeGroup{vol.GetVgName(), vol.GetVgUuid()} }
+
+// String returns the group as an annotation says it.
+func (n VolumeGroup) String() string { return n.Name + "/" + n.UUID }
+
+// Known reports whether there is anything to note.
+func (n VolumeGroup) Known() bool { return n.Name != "" && n.UUID != "" }
+
+// NotedGroup returns what a PersistentVolume has noted.
+func NotedGroup(pv *v1.PersistentVolume) VolumeGroup {
+	name, uuid, _ := strings.Cut(pv.Annotations[names.AnnotationVolumeGroup], "/") // neither has a slash
+	return VolumeGroup{name, uuid}
+}
+
+// NodeOfVolume returns the node that a PersistentVolume of ours names for a
+// volume.
+func (c *Cluster) NodeOfVolume(id string) (string, bool) {
+	objs, err := c.Volumes.GetIndexer().ByIndex(ByHandle, id)
+	if err != nil || len(objs) == 0 {
+		return "", false
+	}
+	pv, ok := objs[0].(*v1.PersistentVolume)
+	if !ok {
+		return "", false
+	}
+	return NodeOf(pv)
+}
+
+// ByHandle is the index of our PersistentVolumes by volume id.
+const ByHandle = "handle"
+
+// handleIndexer indexes our PersistentVolumes by volume id.
+func handleIndexer() cache.Indexers {
+	return cache.Indexers{ByHandle: func(obj any) ([]string, error) {
+		pv, ok := obj.(*v1.PersistentVolume)
+		if !ok || !IsOurs(pv) {
+			return nil, nil
+		}
+		return []string{pv.Spec.CSI.VolumeHandle}, nil
+	}}
+}
+
+// VolumeOn returns the PersistentVolume of a volume that a node reports, if it names
+// that node. A node speaks for its own volumes only, whatever ids it reports.
+func (c *Cluster) VolumeOn(node, id string) *v1.PersistentVolume {
+	objs, err := c.Volumes.GetIndexer().ByIndex(ByHandle, id)
+	if err != nil {
+		return nil
+	}
+	for _, obj := range objs {
+		if pv, ok := obj.(*v1.PersistentVolume); ok {
+			if named, one := NodeOf(pv); one && named == node {
+				return pv
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/modifier"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/modifycontroller"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/informers"
+	storageinformers "k8s.io/client-go/informers/storage"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+const (
+	// modifyWorkers is how many claims are worked on at once. The library's workers wait for
+	// nodes: with so many, nodes that do not answer leave some for the others.
+	modifyWorkers = 64
+	// modifyResync is how often all classes are looked at again.
+	modifyResync = 10 * time.Minute
+	// modifyTimeout bounds one lvchange on a node, behind the node's own queue.
+	modifyTimeout = 3 * time.Minute
+	// discoveryInterval is how often an API server is asked again for what it did not have: it
+	// may be upgraded.
+	discoveryInterval = 10 * time.Minute
+)
+
+// runModifier changes the attributes of volumes as the VolumeAttributesClasses of their claims
+// say, by the upstream library, until ctx is done. Where the API server has no such classes
+// (Kubernetes before 1.34), there is nothing to do.
+func runModifier(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
+	if !awaitAttributesClasses(ctx, c) {
+		return nil
+	}
+	scoped := newScopedInformers(all)
+	defer scoped.release()
+	// It ends with this term of leadership, while the replica's own informers go on.
+	classes := informers.NewSharedInformerFactory(c.Client, 0)
+	defer classes.Shutdown()
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
+	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx}, c.Client, modifyResync, time.Minute, false,
+		withClasses{scoped, classes}, limiter)
+	// The library leaves a claim alone whose class did not exist when the claim was changed.
+	_, err := classes.Storage().V1().VolumeAttributesClasses().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
+		class, ok := obj.(*storagev1.VolumeAttributesClass)
+		if !ok || class.DriverName != names.Driver {
+			return
+		}
+		for _, claim := range c.AllClaims() {
+			if ptr.Deref(claim.Spec.VolumeAttributesClassName, "") == class.Name && ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "") != class.Name {
+				scoped.again(claim)
+			}
+		}
+	}})
+	if err != nil {
+		return fmt.Errorf("watch VolumeAttributesClasses: %w", err)
+	}
+	classes.Start(ctx.Done())
+	var workers sync.WaitGroup
+	controller.Run(modifyWorkers, ctx, &workers)
+	workers.Wait()
+	return nil
+}
+
+// withClasses has the informers of claims and volumes that are there, and others for the
+// classes.
+type withClasses struct {
+	informers.SharedInformerFactory
+	classes informers.SharedInformerFactory
+}
+
+func (w withClasses) Storage() storageinformers.Interface { return w.classes.Storage() }
+
+// awaitAttributesClasses waits until the API server has VolumeAttributesClasses. False: ctx is
+// done.
+func awaitAttributesClasses(ctx context.Context, c *core) bool {
+	for {
+		has, err := hasAttributesClasses(c.Client.Discovery())
+		if has {
+			return true
+		}
+		wait := discoveryInterval
+		if err != nil {
+			wait = time.Second
+			c.Log.Warn("whether the API server has VolumeAttributesClasses is not known, trying on", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(wait):
+		}
+	}
+}
+
+func hasAttributesClasses(server discovery.DiscoveryInterface) (bool, error) {
+	list, err := server.ServerResourcesForGroupVersion(storagev1.SchemeGroupVersion.String())
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, r := range list.APIResources {
+		if r.Name == "volumeattributesclasses" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// volumeModifier is what the library asks to change one volume.
+type volumeModifier struct {
+	*core
+	leading context.Context //nolint:containedctx // that of the library does not end with the leadership
+}
+
+var _ modifier.Modifier = (*volumeModifier)(nil)
+
+// Name is the driver's.
+func (m *volumeModifier) Name() string { return names.Driver }
+
+// Modify makes the attributes of a volume those of the parameters. Errors are gRPC statuses, by
+// which the library knows what is worth another attempt, and when the claim may go back to the
+// class before: InvalidArgument is for what can never be.
+func (m *volumeModifier) Modify(_ context.Context, pv *v1.PersistentVolume, parameters map[string]string) error {
+	limits, err := spec.ParseAttributes("VolumeAttributesClass", parameters)
+	var invalid *spec.InvalidError
+	switch {
+	case errors.As(err, &invalid):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case err != nil:
+		return status.Error(codes.Internal, err.Error())
+	}
+	node, ok := cluster.NodeOf(pv)
+	if !ok {
+		return status.Errorf(codes.FailedPrecondition, "PersistentVolume %s does not name its node by %s", pv.Name, names.TopologyNode)
+	}
+	ctx, cancel := context.WithTimeout(m.leading, modifyTimeout)
+	defer cancel()
+	vol, err := m.Fleet.ModifyVolume(ctx, node, &lvmdv1.ModifyVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, IoLimits: limits.Proto()})
+	switch {
+	case err == nil:
+		m.Log.Info("volume modified", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "io_limits", limits.String())
+		return nil
+	case fleet.IsNotConnected(err):
+		return status.Error(codes.Unavailable, cluster.Refusal(node, err))
+	case status.Code(err) == codes.Unimplemented:
+		return status.Error(codes.Unavailable, fmt.Sprintf("node %s: its agent is of an older version, which knows no I/O limits", node))
+	}
+	return status.Error(status.Code(err), cluster.Refusal(node, err))
+}

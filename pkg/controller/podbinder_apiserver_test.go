@@ -1,0 +1,539 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/component-helpers/storage/volume"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	"sigs.k8s.io/yaml"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/podbinder"
+	"github.com/carve-csi/carve/pkg/controller/provision"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/scheduler/extender"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+const (
+	schedulerComponent = "../../deploy/components/scheduler/"
+	carveScheduler     = "carve"
+	schedulerAccount   = "system:serviceaccount:" + ours + ":carve-scheduler"
+)
+
+// asScheduler is a client with the rights that the component's account has.
+func asScheduler(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
+	config.QPS = -1
+	config.Impersonate = rest.ImpersonationConfig{UserName: schedulerAccount, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
+	return must.Get(kubernetes.NewForConfig(config))(t)
+}
+
+// startCarveScheduler runs kube-scheduler until the test ends, as the component configures it and
+// with the rights that the component gives it, but for where its binder is.
+func startCarveScheduler(t *testing.T, binder string) {
+	t.Helper()
+	var shipped v1.ConfigMap
+	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile(schedulerComponent+"config.yaml"))(t), &shipped))
+	var config schedulerv1.KubeSchedulerConfiguration
+	must.Succeed(t, yaml.UnmarshalStrict([]byte(shipped.Data["kube-scheduler.yaml"]), &config))
+	dir, no := t.TempDir(), false
+	access := must.Get(clientcmd.LoadFromFile(os.Getenv("KUBECONFIG")))(t)
+	for _, user := range access.AuthInfos {
+		user.Impersonate, user.ImpersonateGroups = schedulerAccount, []string{"system:serviceaccounts", "system:authenticated"}
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	must.Succeed(t, clientcmd.WriteToFile(*pathsResolved(t, access), kubeconfig))
+	config.LeaderElection.LeaderElect = &no
+	config.ClientConnection.Kubeconfig = kubeconfig
+	config.Extenders[0].URLPrefix = "http://" + binder
+	path := filepath.Join(dir, "scheduler.yaml")
+	must.Succeed(t, os.WriteFile(path, must.Get(yaml.Marshal(config))(t), 0o600))
+	var log bytes.Buffer
+	command := exec.Command(os.Getenv("KUBERNETES"), "kube-scheduler", "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")
+	command.Stdout, command.Stderr = &log, &log
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it does not outlive a test that is killed
+	must.Succeed(t, command.Start())
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+		if t.Failed() {
+			t.Logf("the scheduler's log:\n%s", log.String())
+		}
+	})
+}
+
+// pathsResolved makes the files that a configuration names independent of where it is written.
+func pathsResolved(t *testing.T, config *clientcmdapi.Config) *clientcmdapi.Config {
+	t.Helper()
+	must.Succeed(t, clientcmd.ResolveLocalPaths(config))
+	return config
+}
+
+// bindPods runs the binder at an address, and returns what ends it.
+func bindPods(t *testing.T, address string) (stop func()) {
+	t.Helper()
+	binder := must.Get(podbinder.New(podbinder.Options{Client: asScheduler(t), SchedulerName: carveScheduler, Registerer: prometheus.NewRegistry()}))(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	log := slog.New(slog.DiscardHandler)
+	running.Go(func() {
+		if err := binder.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	running.Go(func() {
+		if err := extender.ServeBind(ctx, address, extender.NewBind(binder, log), log); err != nil {
+			t.Error(err)
+		}
+	})
+	waittest.Until(t, "the binder is ready", func() bool { return binder.Ready(ctx) == nil })
+	return sync.OnceFunc(func() {
+		cancel()
+		running.Wait()
+	})
+}
+
+// runPod makes a Pod in our namespace, with claims, and an ephemeral volume if it has a class. The
+// Pod goes with the test.
+func (w *world) runPod(t *testing.T, scheduler, name, class string, claims ...string) {
+	t.Helper()
+	spec, _ := scheduledPod(class != "")
+	spec.SchedulerName = scheduler
+	if class != "" {
+		spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
+	}
+	for _, claim := range claims {
+		spec.Volumes = append(spec.Volumes, byName(claim))
+	}
+	w.runPodOf(t, name, spec)
+}
+
+func (w *world) runPodOf(t *testing.T, name string, spec v1.PodSpec) {
+	t.Helper()
+	pods := w.client.CoreV1().Pods(w.namespace)
+	waittest.Succeeds(t, "the Pod is taken", func() error { // once the namespace has its service account
+		_, err := pods.Create(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+		return err
+	})
+	t.Cleanup(func() { _ = pods.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+}
+
+func (w *world) nodeOf(t *testing.T, pod string) string {
+	t.Helper()
+	return must.Get(w.client.CoreV1().Pods(w.namespace).Get(t.Context(), pod, metav1.GetOptions{}))(t).Spec.NodeName
+}
+
+// isPlaced waits until a Pod has its node, and fails the test unless the claims are bound to
+// volumes there.
+func (w *world) isPlaced(t *testing.T, pod string, claims ...string) (node string) {
+	t.Helper()
+	waittest.Until(t, "Pod "+pod+" has a node", func() bool { node = w.nodeOf(t, pod); return node != "" })
+	for _, name := range claims {
+		claim := must.Get(w.client.CoreV1().PersistentVolumeClaims(w.namespace).Get(t.Context(), name, metav1.GetOptions{}))(t)
+		if claim.Status.Phase != v1.ClaimBound {
+			t.Errorf("Pod %s is on %s while claim %s is %s", pod, node, name, claim.Status.Phase)
+			continue
+		}
+		pv := must.Get(w.client.CoreV1().PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{}))(t)
+		if err := volume.CheckNodeAffinity(pv, map[string]string{names.TopologyNode: node}); err != nil {
+			t.Errorf("Pod %s is on %s, and the volume of claim %s elsewhere: %v", pod, node, name, err)
+		}
+	}
+	return node
+}
+
+// named makes a claim in our namespace, which goes with the test.
+func (w *world) named(t *testing.T, name, class string, change func(*v1.PersistentVolumeClaim)) {
+	t.Helper()
+	w.claim(t, class, "", func(c *v1.PersistentVolumeClaim) {
+		c.Name = name
+		if change != nil {
+			change(c)
+		}
+	})
+	t.Cleanup(func() {
+		_ = w.client.CoreV1().PersistentVolumeClaims(w.namespace).Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+}
+
+// static makes a PersistentVolume on n2 that an administrator made, which goes with the test.
+func (w *world) static(t *testing.T, name, class string, change func(*v1.PersistentVolume)) {
+	t.Helper()
+	pv := volumeOf(name, otherDriver, "")
+	pv.Spec.StorageClassName, pv.Spec.NodeAffinity = class, provision.NodeAffinity("n2")
+	if change != nil {
+		change(pv)
+	}
+	must.Get(w.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
+	t.Cleanup(func() {
+		_ = w.client.CoreV1().PersistentVolumes().Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+	waittest.Until(t, "the PV controller offers it", func() bool {
+		now := must.Get(w.client.CoreV1().PersistentVolumes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+		return now.Status.Phase == v1.VolumeAvailable || now.Status.Phase == v1.VolumeBound
+	})
+}
+
+// TestPodsOfOurSchedulerStartWithTheirVolumes has the real scheduler, with the configuration and
+// the rights that the component ships, bring Pods to nodes.
+func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	apply(t, client, schedulerComponent+"rbac.yaml")
+	apply(t, client, schedulerComponent+"policy.yaml")
+	w.actsIn(t, func() func() {
+		_, _, stop := startOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+		return stop
+	})
+	binder := freeAddress(t)
+	stopBinder := bindPods(t, binder)
+	t.Cleanup(func() { stopBinder() })
+	startCarveScheduler(t, binder)
+	class := w.class(t, nil)
+
+	t.Run("an ephemeral volume", func(t *testing.T) {
+		w.runPod(t, carveScheduler, "ephemeral", class) // once the scheduler has started
+		w.isPlaced(t, "ephemeral", "ephemeral-data")
+		for scheduler, ephemeral := range map[string]string{carveScheduler: class, v1.DefaultSchedulerName: class, "empty": ""} {
+			var took []time.Duration
+			for i := range 5 {
+				name := fmt.Sprintf("%.5s-%d", scheduler, i)
+				began := time.Now()
+				if ephemeral == "" {
+					w.runPod(t, carveScheduler, name, "")
+					w.isPlaced(t, name)
+				} else {
+					w.runPod(t, scheduler, name, class)
+					w.isPlaced(t, name, name+"-data")
+				}
+				took = append(took, time.Since(began).Round(time.Millisecond))
+			}
+			slices.Sort(took)
+			t.Logf("created → placed, %s: %v", scheduler, took)
+		}
+	})
+	t.Run("several claims", func(t *testing.T) {
+		w.named(t, "first", class, nil)
+		w.named(t, "second", class, nil)
+		w.runPod(t, carveScheduler, "several", class, "first", "second")
+		w.isPlaced(t, "several", "several-data", "first", "second")
+	})
+	t.Run("a claim that two Pods share", func(t *testing.T) {
+		w.named(t, "shared", class, nil)
+		w.runPod(t, carveScheduler, "one", "", "shared")
+		w.runPod(t, carveScheduler, "two", "", "shared")
+		if one, two := w.isPlaced(t, "one", "shared"), w.isPlaced(t, "two", "shared"); one != two {
+			t.Errorf("on %s and %s", one, two)
+		}
+	})
+	t.Run("no claim at all", func(t *testing.T) {
+		w.runPod(t, carveScheduler, "plain", "")
+		w.isPlaced(t, "plain")
+	})
+	t.Run("a claim that binds immediately", func(t *testing.T) {
+		soon := w.class(t, func(c *storagev1.StorageClass) { c.Name = "soon"; immediate(c) })
+		w.named(t, "immediate", soon, nil)
+		w.runPod(t, carveScheduler, "immediate", class, "immediate")
+		w.isPlaced(t, "immediate", "immediate", "immediate-data")
+	})
+	t.Run("static volumes", func(t *testing.T) {
+		byHand := w.class(t, func(c *storagev1.StorageClass) { c.Name, c.Provisioner = "by-hand", "kubernetes.io/no-provisioner" })
+		w.static(t, "static", byHand, nil)
+		w.named(t, "static", byHand, nil)
+		w.static(t, "reserved", byHand, func(pv *v1.PersistentVolume) {
+			pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: ours, Name: "reserved"}
+		})
+		w.named(t, "reserved", byHand, nil)
+		w.static(t, "named", byHand, nil)
+		w.named(t, "named", byHand, func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "named" })
+		w.runPod(t, carveScheduler, "static", class, "static", "reserved", "named")
+		if node := w.isPlaced(t, "static", "static", "reserved", "named", "static-data"); node != "n2" {
+			t.Errorf("on %s", node)
+		}
+	})
+	t.Run("another driver's claim", func(t *testing.T) {
+		others := w.class(t, func(c *storagev1.StorageClass) { c.Name, c.Provisioner = "others", otherDriver })
+		w.named(t, "others", others, nil)
+		w.runPod(t, carveScheduler, "others", class, "others")
+		var claim *v1.PersistentVolumeClaim
+		waittest.Until(t, "the other driver is asked", func() bool {
+			claim = must.Get(client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "others", metav1.GetOptions{}))(t)
+			return claim.Annotations[volume.AnnSelectedNode] != "" && claim.Annotations[volume.AnnStorageProvisioner] == otherDriver
+		})
+		time.Sleep(time.Second) // more than ours takes
+		if node := w.nodeOf(t, "others"); node != "" {
+			t.Fatalf("the Pod is on %s without the other driver's volume", node)
+		}
+		w.static(t, "others", others, func(pv *v1.PersistentVolume) {
+			pv.Annotations = map[string]string{volume.AnnDynamicallyProvisioned: otherDriver}
+			pv.Spec.NodeAffinity = provision.NodeAffinity(claim.Annotations[volume.AnnSelectedNode])
+			pv.Spec.ClaimRef = &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: ours, Name: "others", UID: claim.UID}
+		})
+		w.isPlaced(t, "others", "others", "others-data")
+	})
+	t.Run("a node that is full after all", func(t *testing.T) {
+		var mu sync.Mutex
+		full := ""
+		for name, node := range w.nodes {
+			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if full == "" {
+					full = name
+					used := int64(lvmdfake.AllocationUnit) // too little for the Pod
+					for _, v := range node.Volumes() {
+						used += v.GetSizeBytes()
+					}
+					node.Resize("local", used)
+				}
+				if full == name {
+					return lvmdfake.Error(codes.ResourceExhausted, names.ReasonNoSpace, "no space")
+				}
+				return nil
+			}})
+		}
+		defer w.noHooks()
+		defer func() { w.nodes[full].Resize("local", gib) }()
+		w.runPod(t, carveScheduler, "full", class)
+		if node := w.isPlaced(t, "full", "full-data"); node == full {
+			t.Errorf("on %s", node)
+		}
+	})
+	t.Run("another leader in the middle", func(t *testing.T) {
+		entered, release := make(chan struct{}, 16), make(chan struct{})
+		for _, node := range w.nodes {
+			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+				entered <- struct{}{}
+				select {
+				case <-release:
+				case <-ctx.Done():
+				}
+				return ctx.Err()
+			}})
+		}
+		defer w.noHooks()
+		w.runPod(t, carveScheduler, "middle", class)
+		<-entered
+		w.restart()
+		if node := w.nodeOf(t, "middle"); node != "" {
+			t.Errorf("on %s without its volume", node)
+		}
+		close(release)
+		w.isPlaced(t, "middle", "middle-data")
+	})
+	t.Run("a node that cannot be asked, and a binder that is away", func(t *testing.T) {
+		var away atomic.Bool
+		away.Store(true)
+		for _, node := range w.nodes {
+			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+				if away.Load() {
+					return status.Error(codes.Unavailable, "away")
+				}
+				return nil
+			}})
+		}
+		defer w.noHooks()
+		w.runPod(t, carveScheduler, "waits", class)
+		w.runPod(t, carveScheduler, "goes-on", "")
+		w.isPlaced(t, "goes-on")
+		stopBinder()
+		w.runPod(t, carveScheduler, "no-binder", class)
+		w.runPod(t, v1.DefaultSchedulerName, "not-ours", "")
+		w.isPlaced(t, "not-ours")
+		time.Sleep(2 * time.Second)
+		for _, pod := range []string{"waits", "no-binder"} {
+			if node := w.nodeOf(t, pod); node != "" {
+				t.Errorf("Pod %s is on %s without its volume", pod, node)
+			}
+		}
+		stopBinder = bindPods(t, binder)
+		away.Store(false)
+		w.isPlaced(t, "waits", "waits-data")
+		w.isPlaced(t, "no-binder", "no-binder-data")
+	})
+	t.Run("a Pod that names its node", func(t *testing.T) {
+		spec, _ := scheduledPod(true)
+		spec.NodeName, spec.SchedulerName = "n2", carveScheduler
+		spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
+		w.runPodOf(t, "fixed", spec)
+		waittest.Until(t, "its volume is made on its node", func() bool {
+			claim, err := client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "fixed-data", metav1.GetOptions{})
+			return err == nil && claim.Status.Phase == v1.ClaimBound && claim.Annotations[volume.AnnSelectedNode] == "n2"
+		})
+	})
+}
+
+// noHooks has the nodes answer as they are again.
+func (w *world) noHooks() {
+	for _, node := range w.nodes {
+		node.SetHooks(lvmdfake.Hooks{})
+	}
+}
+
+// TestOurSchedulerMayWriteOnlyWhatItHasTo tries what the rights that the component ships allow, and
+// what their policies deny.
+func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
+	client := connectToAPIServer(t)
+	install(t, client)
+	apply(t, client, schedulerComponent+"rbac.yaml")
+	apply(t, client, schedulerComponent+"policy.yaml")
+	limited := asScheduler(t)
+	w := &world{client: client, namespace: ours}
+	for _, name := range []string{"bound-well", "bound-badly", "victim", "probe"} {
+		w.runPod(t, "no-such-scheduler", name, "")
+	}
+	must.Get(client.CoreV1().PersistentVolumeClaims(ours).Create(t.Context(), claimOf("wanted", nil), metav1.CreateOptions{}))(t)
+	t.Cleanup(func() {
+		_ = client.CoreV1().PersistentVolumeClaims(ours).Delete(context.Background(), "wanted", metav1.DeleteOptions{})
+	})
+	taken := volumeOf("taken", otherDriver, "")
+	taken.Spec.ClaimRef = &v1.ObjectReference{Namespace: ours, Name: "another", UID: "uid"}
+	unclaimed := volumeOf("unclaimed", otherDriver, "")
+	unclaimed.Spec.StorageClassName = "unrelated" // lest the PV controller gives it to the claim
+	for _, pv := range []*v1.PersistentVolume{unclaimed, taken} {
+		must.Get(client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
+		t.Cleanup(func() {
+			_ = client.CoreV1().PersistentVolumes().Delete(context.Background(), pv.Name, metav1.DeleteOptions{})
+		})
+	}
+	bind := func(pod string, change func(*v1.Binding)) error {
+		binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: ours, Name: pod}, Target: v1.ObjectReference{Kind: "Node", Name: "n1"}}
+		if change != nil {
+			change(binding)
+		}
+		return limited.CoreV1().Pods(binding.Namespace).Bind(t.Context(), binding, metav1.CreateOptions{})
+	}
+	updateVolume := func(name string, change func(*v1.PersistentVolume)) error {
+		pv := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+		change(pv)
+		_, err := limited.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{})
+		return err
+	}
+	updatePhase := func(name string, phase v1.PodPhase) error {
+		pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), name, metav1.GetOptions{}))(t)
+		pod.Status.Phase = phase
+		_, err := limited.CoreV1().Pods(ours).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+		return err
+	}
+	give := func(claim string) func(*v1.PersistentVolume) {
+		return func(pv *v1.PersistentVolume) {
+			pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: ours, Name: claim, UID: "uid-wanted"}
+		}
+	}
+	resized := func(pv *v1.PersistentVolume) {
+		give("wanted")(pv)
+		pv.Spec.Capacity[v1.ResourceStorage] = resource.MustParse("2Gi")
+	}
+	isDenied := func(err error) bool { return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) }
+	annotated := func(b *v1.Binding) { b.Annotations = map[string]string{"a": "b"} }
+	tries := 0 // of what is allowed, and harmless, until a policy is in force
+	for what, try := range map[string]func() error{
+		"bindings": func() error { return bind("none", annotated) },
+		"Pods":     func() error { return updatePhase("probe", []v1.PodPhase{v1.PodRunning, v1.PodFailed}[tries%2]) },
+		"claims": func() error {
+			return patchClaimAs(limited, "wanted", fmt.Sprintf(`{"metadata":{"annotations":{"tries":"%d"}}}`, tries))
+		},
+		"volumes": func() error {
+			return updateVolume("unclaimed", func(pv *v1.PersistentVolume) { pv.Labels = map[string]string{"tries": strconv.Itoa(tries)} })
+		},
+	} {
+		waittest.Until(t, "the policy for "+what+" is in force", func() bool { tries++; return isDenied(try()) })
+	}
+	for what, err := range map[string]error{
+		"annotate Pods by a binding": bind("bound-badly", annotated),
+		"label Pods by a binding":    bind("bound-badly", func(b *v1.Binding) { b.Labels = map[string]string{"a": "b"} }),
+		"bind Pods in kube-system":   bind("none", func(b *v1.Binding) { b.Namespace = "kube-system" }),
+		"annotate claims":            patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"probe":"x"}}}`),
+		"label claims":               patchClaimAs(limited, "wanted", `{"metadata":{"labels":{"probe":"x"}}}`),
+		"take volumes from claims":   updateVolume("taken", give("wanted")),
+		"resize volumes":             updateVolume("unclaimed", resized),
+		"end Pods by their status":   updatePhase("victim", v1.PodFailed),
+	} {
+		if !isDenied(err) {
+			t.Errorf("the scheduler may %s: %v", what, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"bind a Pod":                 bind("bound-well", nil),
+		"select a node for a claim":  patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"`+volume.AnnSelectedNode+`":"n1"}}}`),
+		"select another node for it": patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"`+volume.AnnSelectedNode+`":"n2"}}}`),
+		"give a volume to a claim":   updateVolume("unclaimed", give("wanted")),
+		"preempt a Pod":              limited.CoreV1().Pods(ours).Delete(t.Context(), "victim", metav1.DeleteOptions{}),
+	} {
+		if err != nil {
+			t.Errorf("the scheduler may not %s: %v", what, err)
+		}
+	}
+}
+
+// TestNamespacesOptInToOurScheduler applies the example's policy.
+func TestNamespacesOptInToOurScheduler(t *testing.T) {
+	client := connectToAPIServer(t)
+	apply(t, client, "../../deploy/examples/scheduler-by-namespace.yaml")
+	for name, labels := range map[string]map[string]string{"opted-in": {"carve.csi.local/scheduler": "carve"}, "others": nil} {
+		must.Get(client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))(t)
+		t.Cleanup(func() { _ = client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	}
+	schedulerOf := func(namespace string, change func(*v1.PodSpec)) string {
+		spec, _ := scheduledPod(true)
+		if change != nil {
+			change(&spec)
+		}
+		var pod *v1.Pod
+		waittest.Succeeds(t, "the Pod is taken", func() (err error) {
+			pod, err = client.CoreV1().Pods(namespace).Create(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: spec}, metav1.CreateOptions{})
+			return err
+		})
+		_ = client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{})
+		return pod.Spec.SchedulerName
+	}
+	waittest.Until(t, "the policy is in force", func() bool { return schedulerOf("opted-in", nil) == carveScheduler })
+	for what, test := range map[string]struct {
+		namespace string
+		change    func(*v1.PodSpec)
+		want      string
+	}{
+		"another namespace":                {"others", nil, v1.DefaultSchedulerName},
+		"a Pod that names its scheduler":   {"opted-in", func(s *v1.PodSpec) { s.SchedulerName = "special" }, "special"},
+		"a Pod that names its node":        {"opted-in", func(s *v1.PodSpec) { s.NodeName = "n1" }, v1.DefaultSchedulerName},
+		"a Pod without claims":             {"opted-in", func(s *v1.PodSpec) { s.Volumes = nil }, v1.DefaultSchedulerName},
+		"a Pod with a claim that is there": {"opted-in", func(s *v1.PodSpec) { s.Volumes = []v1.Volume{byName("c")} }, carveScheduler},
+	} {
+		if got := schedulerOf(test.namespace, test.change); got != test.want {
+			t.Errorf("%s: the scheduler is %q, want %q", what, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package provision
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/iolimit"
+)
+
+// attributes returns the limits of the claim's VolumeAttributesClass, which count in place of
+// the StorageClass'; those of the StorageClass where the claim names none. The class is read
+// from the API server: few claims have one. Errors are as those of find.
+func (s sources) attributes(ctx context.Context, claim *v1.PersistentVolumeClaim, r spec.Request) (iolimit.Limits, error) {
+	if r.AttributesClass == "" {
+		return r.IOLimits, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	class, err := s.Client.StorageV1().VolumeAttributesClasses().Get(ctx, r.AttributesClass, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return iolimit.Limits{}, &notReadyError{fmt.Sprintf("spec.volumeAttributesClassName: VolumeAttributesClass %s does not exist; waiting for it", r.AttributesClass)}
+	case err != nil:
+		return iolimit.Limits{}, fmt.Errorf("read VolumeAttributesClass %s of claim %s/%s: %w", r.AttributesClass, claim.Namespace, claim.Name, err)
+	}
+	return spec.AttributesOf(class)
+}
+
+// matchLimits gives a volume the limits that are asked for, if it was made before with others:
+// the class changed since, or the node's lvmd is of a version that knows none.
+func (p *Provisioner) matchLimits(ctx context.Context, node string, vol *lvmdv1.Volume, want iolimit.Limits) error {
+	if iolimit.FromProto(vol.GetIoLimits()) == want {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	var err error
+	p.loop.Outside(func() {
+		_, err = p.Fleet.ModifyVolume(ctx, node, &lvmdv1.ModifyVolumeRequest{Id: vol.GetId(), IoLimits: want.Proto()})
+	})
+	return err
+}

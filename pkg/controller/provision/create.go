@@ -1,0 +1,350 @@
+package provision
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// createTimeout bounds one create on a node: lvcreate and mkfs, behind the
+// creates of a whole burst. Giving up is dear, because the node then undoes
+// what it began, and it is not how a dead node is noticed: that is the
+// uplink's keepalive, and lvmd bounds each command that it runs.
+const createTimeout = 5 * time.Minute
+
+// slowCreate is how long a create takes before an Event says that it is under way.
+const slowCreate = 5 * time.Second
+
+// create makes the volume on a connected node and the PersistentVolume for it. The node is in
+// flight from before the create is sent until a PersistentVolume names the volume, or the node
+// said no.
+func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, node string) (time.Duration, error) {
+	timeout := createTimeout
+	if r.From != nil {
+		timeout = copyTimeout
+		if err := p.protectSource(ctx, a, r.From); err != nil {
+			return 0, err
+		}
+	}
+	before := a.inFlight.add(node)
+	began := p.Now()
+	createCtx, cancel := context.WithTimeout(ctx, timeout)
+	var vol *lvmdv1.Volume
+	var err error
+	answered := p.reportSlow(a, claim, node)
+	p.loop.Outside(func() { vol, err = p.Fleet.CreateVolume(createCtx, node, r.CreateVolume(claim, p.ID)) })
+	answered()
+	cancel()
+	if fleet.IsNotConnected(err) && !before {
+		a.inFlight.end(node) // it was not sent
+	}
+	if err != nil {
+		// The node is not to blame for a copy, which can fail for its source.
+		if fault, _ := cluster.NodeFault(err); fault && ctx.Err() == nil && r.From == nil && a.failures.blame(node) {
+			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
+		}
+		return p.createFailed(ctx, a, claim, r, node, err)
+	}
+	p.CountSuccess(p.Available, node, vol.GetDeviceClass())
+	a.failures.internal, a.failures.unanswered = 0, 0
+	p.Metrics.createSeconds.Observe(p.Now().Sub(began).Seconds())
+	if vol.GetSizeBytes() < r.Bytes || vol.GetName() != a.name {
+		err := fmt.Errorf("node %s answered with volume %q of %d bytes, asked for %q of %d; do its agent and the controller have the same version?",
+			node, vol.GetName(), vol.GetSizeBytes(), a.name, r.Bytes)
+		p.warn(a, claim, err.Error())
+		return 0, err
+	}
+	if err := p.matchLimits(ctx, node, vol, r.IOLimits); err != nil {
+		p.warn(a, claim, fmt.Sprintf("the volume was made, its I/O limits could not be set, trying on: %s", cluster.Refusal(node, err)))
+		return 0, err
+	}
+	pv, err := p.binder.createPersistentVolume(ctx, NewPersistentVolume(claim, class, node, vol, p.Identity), claim)
+	if err != nil {
+		// Once is a hiccup, or our own end: the next leader finds the volume.
+		if a.failures.unsaved++; a.failures.unsaved > 1 && ctx.Err() == nil {
+			p.warn(a, claim, fmt.Sprintf("volume was made on node %s, its PersistentVolume could not be, trying on: %v", node, err))
+		}
+		return 0, err
+	}
+	a.failures.unsaved = 0
+	if holder, ok := cluster.NodeOf(pv); !ok || holder != node {
+		// One for another node was there already. It counts; the volume that
+		// was just made stays in flight, and is removed once the claim is bound.
+		a.written.pv, a.written.at = pv, p.Now()
+		return p.finish(ctx, a, claim, pv)
+	}
+	a.inFlight.end(node)
+	p.unprotectSource(a)
+	a.written.pv, a.written.at = pv, p.Now()
+	p.Metrics.claims.WithLabelValues(resultProvisioned).Inc()
+	if a.reported {
+		p.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonSucceeded, "Successfully provisioned volume %s", pv.Name)
+	}
+	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("volume provisioned", "volume_id", vol.GetId(), "bytes", vol.GetSizeBytes(), "took", p.Now().Sub(began))
+	return p.finish(ctx, a, claim, pv)
+}
+
+// reportSlow sends the Event Provisioning if the create takes long, and returns what to call
+// once it is answered. A create that is quick and succeeds has no Events: each would be a write
+// for every volume, and would say what the claim's phase says.
+func (p *Provisioner) reportSlow(a *attempt, claim *v1.PersistentVolumeClaim, node string) (answered func()) {
+	if a.reportedNode == node {
+		return func() {}
+	}
+	timer := time.AfterFunc(cmp.Or(p.SlowCreate, slowCreate), func() {
+		p.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonProvisioning,
+			"External provisioner is provisioning volume for claim %q", claim.Namespace+"/"+claim.Name)
+	})
+	return func() {
+		if !timer.Stop() {
+			a.reportedNode, a.reported = node, true
+		}
+	}
+}
+
+// createFailed decides what a node's refusal means.
+func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r spec.Request, node string, cause error) (time.Duration, error) {
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	if r.From != nil && fleet.MayHaveHappened(cause) && p.sources.copying(ctx, a.name, claim, r) {
+		return time.Millisecond, nil // it goes on, and is waited for again
+	}
+	p.Metrics.claims.WithLabelValues(resultFailed).Inc()
+	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("node could not make the volume", "error", cause)
+	if fleet.MayHaveHappened(cause) {
+		// Once is a hiccup, of which nothing is left when the next attempt succeeds.
+		if a.failures.unanswered++; a.failures.unanswered > 1 {
+			p.warn(a, claim, unanswered(node, cause))
+		}
+		return 0, cause
+	}
+	a.failures.unanswered = 0
+	if fleet.IsNotConnected(cause) {
+		return time.Millisecond, nil
+	}
+	a.inFlight.end(node)
+	reason := fleet.Reason(cause)
+	if reason == names.ReasonRequestDiffers {
+		// Made for this claim under other parameters (the class was replaced),
+		// and no PersistentVolume names it.
+		a.inFlight.nodes[node] = struct{}{}
+		if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
+			return 0, err
+		}
+		return time.Millisecond, nil
+	}
+	if r.From != nil {
+		p.unprotectSource(a)
+		p.warn(a, claim, cluster.Refusal(node, cause)+sourceAdvice[reason]+"; asking it again")
+		return 0, cause // the volume can be nowhere else
+	}
+	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing}, reason)
+	if reason == names.ReasonCommandFailed {
+		a.failures.internal++
+		elsewhere = a.failures.internal >= cluster.FailuresToHold
+	}
+	if !elsewhere {
+		p.warn(a, claim, cluster.Refusal(node, cause)+"; asking it again")
+		return 0, cause
+	}
+	a.failures.internal = 0
+	why := errors.New(cluster.Refusal(node, cause))
+	if fault, _ := cluster.NodeFault(cause); fault && claim.Annotations[volume.AnnSelectedNode] == node {
+		a.failures.leaving = &departure{node, why} // when the scheduler can see that the node is held back
+		return time.Millisecond, nil
+	}
+	return 0, p.reschedule(ctx, a, claim, node, why)
+}
+
+// unanswered says that a node did not answer.
+func unanswered(node string, cause error) string {
+	if fleet.Reason(cause) != "" {
+		return cluster.Refusal(node, cause) + "; asking it again"
+	}
+	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, fleet.Message(cause))
+}
+
+// createPersistentVolume writes pv, or returns the one that exists for the
+// same claim.
+func (b binder) createPersistentVolume(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	volumes := b.Client.CoreV1().PersistentVolumes()
+	created, err := volumes.Create(ctx, pv, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		return created, err
+	}
+	existing, err := volumes.Get(ctx, pv.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read the PersistentVolume that exists: %w", err)
+	}
+	if !cluster.BelongsTo(existing, claim) {
+		return nil, fmt.Errorf("PersistentVolume %s exists and does not belong to the claim", pv.Name)
+	}
+	node, _ := cluster.NodeOf(pv)
+	if held, _ := cluster.NodeOf(existing); held == node && existing.Spec.CSI != nil && existing.Spec.CSI.VolumeHandle != pv.Spec.CSI.VolumeHandle {
+		return nil, fmt.Errorf("PersistentVolume %s exists and names volume %s, while node %s has %s under that name",
+			pv.Name, existing.Spec.CSI.VolumeHandle, node, pv.Spec.CSI.VolumeHandle)
+	}
+	return existing, nil
+}
+
+// removeElsewhere removes what may have been made for the claim on nodes other than
+// keep, so that no node but keep can hold its volume. It does nothing where a
+// PersistentVolume exists, and fails while a node cannot be asked.
+func (p *Provisioner) removeElsewhere(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, keep string) error {
+	nodes := p.suspects(a, keep)
+	if len(nodes) == 0 {
+		return nil
+	}
+	if exists, err := p.binder.persistentVolumeExists(ctx, a.name); err != nil {
+		return err
+	} else if exists {
+		return errVolumeAppeared
+	}
+	for _, node := range nodes {
+		if err := p.removeByName(ctx, node, a.name); err != nil {
+			if claim != nil && ctx.Err() == nil {
+				p.warn(a, claim, fmt.Sprintf("a volume may have been left on node %s, which cannot be asked: %s; %s",
+					node, fleet.Message(err), cluster.OutcomeUnknownAdvice))
+			}
+			p.waiting.Wait(node, a.uid)
+			return fmt.Errorf("remove what may be on node %s: %w", node, err)
+		}
+		a.inFlight.end(node)
+	}
+	return nil
+}
+
+// removeStrays removes what may have been made for the claim on nodes other
+// than the one that its PersistentVolume names.
+func (p *Provisioner) removeStrays(ctx context.Context, a *attempt, pv *v1.PersistentVolume) error {
+	keep, ok := cluster.NodeOf(pv)
+	if !ok {
+		return nil
+	}
+	for _, node := range p.suspects(a, keep) {
+		if err := p.removeByName(ctx, node, a.name); err != nil {
+			p.waiting.Wait(node, a.uid)
+			return fmt.Errorf("remove what was left on node %s: %w", node, err)
+		}
+		a.inFlight.end(node)
+	}
+	return nil
+}
+
+// suspects are the nodes other than keep that may hold the claim's volume.
+func (p *Provisioner) suspects(a *attempt, keep string) []string {
+	nodes := append(slices.Sorted(maps.Keys(a.inFlight.nodes)), p.Fleet.Holders(a.name)...)
+	slices.Sort(nodes)
+	return slices.DeleteFunc(slices.Compact(nodes), func(n string) bool { return n == keep })
+}
+
+func (b binder) persistentVolumeExists(ctx context.Context, name string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err := b.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for PersistentVolume %s: %w", name, err)
+	}
+	return true, nil
+}
+
+// removeByName removes a volume from a node; one that is gone holds nothing. What
+// should come back with it, the audit finds.
+func (p *Provisioner) removeByName(ctx context.Context, node, name string) error {
+	deleteCtx, cancel := context.WithTimeout(ctx, cluster.DeleteTimeout)
+	defer cancel()
+	var err error
+	p.loop.Outside(func() { err = p.Fleet.DeleteVolumeByName(deleteCtx, node, name) })
+	if !fleet.IsNotConnected(err) {
+		return err
+	}
+	gone, goneErr := p.NodeGone(ctx, node)
+	if goneErr != nil {
+		return goneErr
+	}
+	if gone {
+		p.Fleet.Forget(node)
+		return nil
+	}
+	return err
+}
+
+// reschedule asks for another node: late binding by removing the selected node, so
+// that the scheduler chooses again; immediate binding by trying another node. A claim of a Pod
+// that is on the node already can be nowhere else.
+func (p *Provisioner) reschedule(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, node string, why error) error {
+	if p.PlacedOn(claim) == node {
+		a.unreachableSince, a.shortageSince, a.failures.leaving = time.Time{}, time.Time{}, nil
+		p.warn(a, claim, why.Error()+"; a Pod that uses the claim is on that node already, so it is asked again: delete the Pod to have it elsewhere")
+		return why
+	}
+	p.Metrics.claims.WithLabelValues(resultRescheduled).Inc()
+	next := "; choosing another node"
+	if claim.Annotations[volume.AnnSelectedNode] == node {
+		next = "; the scheduler is asked for another node"
+	}
+	p.Recorder.Event(claim, v1.EventTypeWarning, cluster.ReasonFailed, why.Error()+next)
+	a.reported = true
+	a.reportedNode, a.unreachableSince, a.shortageSince, a.failures.leaving = "", time.Time{}, time.Time{}, nil
+	if claim.Annotations[volume.AnnSelectedNode] != node {
+		a.full[node] = p.Now()
+		p.attempts.change(a.uid, func(s *selection) { s.node = "" })
+		p.reservations.release(a.uid)
+		return why // tried again, on another node if there is one
+	}
+	if err := p.removeSelectedNode(ctx, a, claim, node); err != nil {
+		return err
+	}
+	p.reservations.release(a.uid)
+	return nil
+}
+
+// removeSelectedNode removes the annotation if it still names the node. The
+// tests in the patch make it exact: nothing else that happened to the claim
+// since is in the way, and a newer selection is never lost.
+func (p *Provisioner) removeSelectedNode(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, node string) error {
+	const path = "/metadata/annotations/volume.kubernetes.io~1selected-node"
+	patch, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": claim.UID},
+		{"op": "test", "path": path, "value": node},
+		{"op": "remove", "path": path},
+	})
+	if err != nil {
+		return fmt.Errorf("reschedule claim: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	freed, err := p.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.JSONPatchType, patch, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsInvalid(err):
+		return nil // the claim is gone, or chose again: its events follow
+	case err != nil:
+		return fmt.Errorf("reschedule claim: %w", err)
+	}
+	p.attempts.change(a.uid, func(s *selection) { s.rescheduledAs, s.node = freed.ResourceVersion, "" })
+	return nil
+}

@@ -1,0 +1,143 @@
+package provision
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+// fullMemory is how long a node that had too little free space is passed over.
+const fullMemory = 10 * time.Second
+
+// place selects a node for a claim that binds immediately, and reserves there: one claim
+// at a time, since the next one of a burst is to see what this one takes.
+func (p *Provisioner) place(a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request) (string, error) {
+	p.placing.Lock()
+	defer p.placing.Unlock()
+	_, selected := p.attempts.get(a.uid)
+	node, err := p.placer.choose(a, selected, class, r)
+	if err != nil {
+		if p.warn(a, claim, err.Error()) {
+			p.Metrics.claims.WithLabelValues(resultFailed).Inc()
+		}
+		return "", err
+	}
+	p.attempts.selectNode(a.uid, node, p.Now())
+	p.reservations.reserve(a, node, r)
+	return node, nil
+}
+
+// placer knows what fits on which node.
+type placer struct {
+	*cluster.Cluster
+	ledger *scheduler.Ledger
+}
+
+// choose picks a node: one that may hold the volume already, the one chosen
+// before, or else the best by policy of those that the class allows.
+func (l placer) choose(a *attempt, selected selection, class *storagev1.StorageClass, r spec.Request) (string, error) {
+	preferred := []string{selected.node}
+	preferred = append(append(l.Fleet.Holders(a.name), slices.Sorted(maps.Keys(a.inFlight.nodes))...), preferred...)
+	for _, node := range preferred {
+		if view, ok := l.Fleet.View(node); ok && view.Connected {
+			return node, nil
+		}
+	}
+	now, passed := l.Now(), passedOver{}
+	candidates := slices.DeleteFunc(l.ledger.Candidates(r.DeviceClass), func(c scheduler.Candidate) bool {
+		view, ok := l.Fleet.View(c.Node)
+		node, err := l.NodeLister.Get(c.Node)
+		switch {
+		case !ok || !view.Connected || err != nil:
+			passed.away++
+		case !spec.AllowedBy(class.AllowedTopologies, node):
+			passed.forbidden++
+		case node.Spec.Unschedulable || cluster.OutOfService(node):
+			passed.cordoned++
+		case c.Held:
+			passed.held++
+		case now.Sub(a.full[c.Node]) < fullMemory:
+			passed.full++
+		default:
+			passed.largest = max(passed.largest, min(c.FreeSpace.Available, c.FreeSpace.MaximumVolume))
+			return false
+		}
+		return true
+	})
+	ranked := r.Placement.Rank(r.Footprint(), candidates)
+	if len(ranked) == 0 {
+		if now.Sub(selected.began) >= WarnAfter {
+			if err := l.unsatisfiable(class, r); err != nil {
+				return "", err
+			}
+		}
+		passed.full += len(candidates)
+		return "", passed.explain(class, r)
+	}
+	return ranked[0].Node, nil
+}
+
+// passedOver counts why nodes that have the device class were not chosen.
+type passedOver struct {
+	away, forbidden, cordoned, held, full int
+	largest                               int64 // that could be made on any that is just too full
+}
+
+func (o passedOver) explain(class *storagev1.StorageClass, r spec.Request) error {
+	return fmt.Errorf("no connected node that StorageClass %s allows has %s free in device class %q: of those that have the class, "+
+		"%d are not connected, %d are excluded by allowedTopologies, %d are cordoned or out of service, %d are held back because creating volumes failed there, %d are too full (the largest volume would be %s); trying on",
+		class.Name, resource.NewQuantity(r.Bytes, resource.BinarySI), r.DeviceClass,
+		o.away, o.forbidden, o.cordoned, o.held, o.full, resource.NewQuantity(o.largest, resource.BinarySI))
+}
+
+// unsatisfiable returns why no node that ever connected can take the claim, even if
+// it were empty, or nil. A controller that just started knows no node yet.
+func (l placer) unsatisfiable(class *storagev1.StorageClass, r spec.Request) error {
+	var largest int64
+	var found, reported bool
+	known := map[string]struct{}{}
+	for _, view := range l.Fleet.Views() {
+		reported = reported || view.Reported()
+		for name := range view.Classes {
+			known[name] = struct{}{}
+		}
+		if c, ok := view.Class(r.DeviceClass); ok {
+			found, largest = true, max(largest, c.GetTotalBytes())
+		}
+	}
+	switch {
+	case !reported:
+		return errors.New("no node is connected to the carve controller: are the Pods of the DaemonSet carve-node running?")
+	case !found && r.DeviceClass == "":
+		return &spec.InvalidError{Field: spec.ClassField(class, names.ParamDeviceClass), Given: "no class, while no node has a default one,",
+			Allowed: fmt.Sprintf("%q", slices.Sorted(maps.Keys(known)))}
+	case !found:
+		return &spec.InvalidError{Field: spec.ClassField(class, names.ParamDeviceClass), Given: fmt.Sprintf("%q, which no node has,", r.DeviceClass),
+			Allowed: fmt.Sprintf("%q", slices.Sorted(maps.Keys(known)))}
+	case r.Footprint() > largest:
+		return &spec.InvalidError{Field: "spec.resources.requests.storage", Given: resource.NewQuantity(r.Bytes, resource.BinarySI).String(),
+			Allowed: fmt.Sprintf("at most %s, the size of the largest node's device class", resource.NewQuantity(largest, resource.BinarySI))}
+	}
+	return nil
+}
+
+// noSuchClass says that a node does not have a StorageClass's device class.
+func noSuchClass(class *storagev1.StorageClass, deviceClass string, view *fleet.View) error {
+	given := fmt.Sprintf("%q, which node %s does not have,", deviceClass, view.Node)
+	if deviceClass == "" {
+		given = fmt.Sprintf("no class, while node %s has no default one,", view.Node)
+	}
+	return &spec.InvalidError{Field: spec.ClassField(class, names.ParamDeviceClass), Given: given, Allowed: fmt.Sprintf("%q there", view.ClassNames())}
+}

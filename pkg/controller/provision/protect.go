@@ -1,0 +1,180 @@
+package provision
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
+)
+
+const (
+	// CloneFinalizer keeps a claim while clones of it are being made. The name
+	// is the upstream provisioner's.
+	CloneFinalizer = "provisioner.storage.kubernetes.io/cloning-protection"
+	// protectAgain is the pause before a protected claim is looked at again
+	// whose clones have not been looked at yet.
+	protectAgain = 2 * time.Second
+)
+
+// IsProtected reports whether a claim has the finalizer that keeps it while it is cloned.
+func IsProtected(claim *v1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Finalizers, CloneFinalizer)
+}
+
+// protector keeps the finalizer on claims that are being cloned. It remembers
+// the clones that need it; after a restart a finalizer stays until every
+// clone of that claim has been looked at by the provisioner, and so either
+// needs it again or does not.
+type protector struct {
+	*cluster.Cluster
+	loop *workloop.Loop[string] // by namespace/name
+	// unjudged reports whether the provisioner is yet to look at a clone of the
+	// source.
+	unjudged func(source string) bool
+
+	// mu is held while the API server is called: its calls are in order.
+	mu sync.Mutex
+	// clones are the UIDs of the claims that are made of a source, by the
+	// source's key (namespace/name).
+	clones map[string]map[string]struct{}
+}
+
+func newProtector(c *cluster.Cluster, unjudged func(string) bool) *protector {
+	g := &protector{Cluster: c, unjudged: unjudged, clones: map[string]map[string]struct{}{}}
+	g.loop = workloop.New(workloop.Options[string]{
+		Name: "clone-sources", Parallel: 1, RetryMin: retryMin, RetryMax: retryMax, Work: g.sync,
+		Failed: func(_ context.Context, source string, err error) {
+			g.Log.Info("claim is still protected", "claim", source, "error", err)
+		},
+	})
+	return g
+}
+
+// protect protects a source for a clone, before the clone is begun.
+func (g *protector) protect(ctx context.Context, source *v1.PersistentVolumeClaim, clone string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	key := source.Namespace + "/" + source.Name
+	if len(g.clones[key]) == 0 {
+		if err := g.setFinalizer(ctx, source, true); err != nil {
+			return fmt.Errorf("protect claim %s while it is cloned: %w", key, err)
+		}
+		g.clones[key] = map[string]struct{}{}
+	}
+	g.clones[key][clone] = struct{}{}
+	return nil
+}
+
+// unprotect notes that a clone needs the protection of its source no more.
+func (g *protector) unprotect(source, clone string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.clones[source], clone)
+	if len(g.clones[source]) == 0 {
+		delete(g.clones, source)
+		g.loop.Add(source)
+	}
+}
+
+// run works until ctx is done. The caches must have synced.
+func (g *protector) run(ctx context.Context) error {
+	look := func(obj any) {
+		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && IsProtected(claim) {
+			g.loop.Add(claim.Namespace + "/" + claim.Name)
+		}
+	}
+	handler, err := g.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: look, UpdateFunc: func(_, obj any) { look(obj) },
+	})
+	if err != nil {
+		return fmt.Errorf("watch claims: %w", err)
+	}
+	defer func() { _ = g.Claims.RemoveEventHandler(handler) }()
+	g.loop.Run(ctx)
+	return nil
+}
+
+// sync removes the finalizer from a source that is not being cloned.
+func (g *protector) sync(ctx context.Context, source string) (again time.Duration, err error) {
+	obj, _, err := g.Claims.GetStore().GetByKey(source)
+	claim, ok := obj.(*v1.PersistentVolumeClaim)
+	if err != nil || !ok || !IsProtected(claim) {
+		return 0, err
+	}
+	if g.unjudged(source) {
+		return protectAgain, nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.clones[source]) > 0 {
+		return 0, nil
+	}
+	return 0, g.setFinalizer(ctx, claim, false)
+}
+
+// setFinalizer adds or removes the finalizer.
+func (g *protector) setFinalizer(ctx context.Context, claim *v1.PersistentVolumeClaim, wanted bool) error {
+	patch, err := cluster.FinalizerPatch(claim, CloneFinalizer, wanted)
+	if err != nil {
+		return fmt.Errorf("change finalizer: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err = g.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) && !wanted {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("change finalizer: %w", err)
+	}
+	return nil
+}
+
+// protectSource protects the source of a claim that is about to be made of it.
+func (p *Provisioner) protectSource(ctx context.Context, a *attempt, from *spec.Origin) error {
+	if from.Claim == nil || a.protects != "" {
+		p.attempts.sawSource(a.uid)
+		return nil
+	}
+	if err := p.protector.protect(ctx, from.Claim, a.uid); err != nil {
+		return err
+	}
+	a.protects = from.Claim.Namespace + "/" + from.Claim.Name
+	p.attempts.sawSource(a.uid)
+	return nil
+}
+
+// unprotectSource ends the protection. It is called for claims without a source, too.
+func (p *Provisioner) unprotectSource(a *attempt) {
+	p.attempts.sawSource(a.uid)
+	if a.protects != "" {
+		p.protector.unprotect(a.protects, a.uid)
+		a.protects = ""
+	}
+}
+
+// unseen reports whether a clone of a source may be under way from an earlier run, without the
+// provisioner having got around to it.
+func (p *Provisioner) unseen(source string) bool {
+	for _, clone := range p.ClonesOf(source) {
+		if _, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(clone)); !ours || clone.Spec.VolumeName != "" {
+			continue
+		}
+		if _, selected := p.attempts.get(string(clone.UID)); !selected.sourceSeen {
+			return true
+		}
+	}
+	return false
+}

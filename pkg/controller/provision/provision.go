@@ -1,0 +1,435 @@
+package provision
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+const (
+	// provisionWorkers is how many claims are worked on at once, beside those that wait
+	// for a node. A worker mostly waits for the API server.
+	provisionWorkers = 128
+	// Pauses between attempts at one claim that failed.
+	retryMin = 200 * time.Millisecond
+	retryMax = 30 * time.Second
+	// RescheduleUnreachable is how long a selected node may be without an uplink
+	// before the claim is rescheduled.
+	RescheduleUnreachable = 30 * time.Second
+	// WarnAfter is how long a claim must have waited before we say that no
+	// node can ever take it: nodes may just be connecting.
+	WarnAfter = 10 * time.Second
+	// warnEvery is how often a warning about a claim that cannot be
+	// provisioned is repeated. Events are kept for an hour.
+	warnEvery = 5 * time.Minute
+	// cacheLag is how long what we wrote may take to show up in our cache.
+	cacheLag = 30 * time.Second
+)
+
+// Provisioner makes volumes for claims.
+type Provisioner struct {
+	*cluster.Cluster
+	Options
+	loop         *workloop.Loop[string] // by UID
+	waiting      cluster.Waiters
+	protector    *protector
+	attempts     *attempts
+	reservations reservations
+	sources      sources
+	placer       placer
+	binder       binder
+	placing      sync.Mutex // serialises immediate binding's choices; taken before all others
+}
+
+// Options say how claims are provisioned. All but Snapshots, CompleteBinding,
+// Parallel and SlowCreate are required.
+type Options struct {
+	// Snapshots talks to the API server about snapshots, nil for none of them.
+	Snapshots snapshotclient.Interface
+	// Ledger has the free space and the reservations, Available what is held back.
+	Ledger    *scheduler.Ledger
+	Available *cluster.Availability
+	// PVController says how far the PV controller is. CompleteBinding has done here what it
+	// was too slow for.
+	PVController    *PVController
+	CompleteBinding bool
+	// FreeChanged is called with a node on which a reservation was made or released, and
+	// CapacityShown reports whether the published capacity of a node is what it should be.
+	FreeChanged   func(node string)
+	CapacityShown func(ctx context.Context, node string) bool
+	// Identity names this run of the process in PersistentVolumes.
+	Identity string
+	// Parallel is how many claims are worked on at once, beside those that wait for a node;
+	// zero means 128.
+	Parallel int
+	// SlowCreate is how long a create takes before an Event says that it is under way; zero
+	// means 5 s.
+	SlowCreate time.Duration
+	Metrics    *Metrics
+}
+
+// New makes a provisioner. Run runs it.
+func New(c *cluster.Cluster, o Options) *Provisioner {
+	p := &Provisioner{
+		Cluster: c, Options: o, attempts: newAttempts(), reservations: reservations{c, o.Ledger, o.FreeChanged},
+		sources: sources{c, o.Snapshots}, placer: placer{c, o.Ledger}, binder: binder{c, o.PVController},
+	}
+	p.loop = workloop.New(workloop.Options[string]{
+		Name: "claims", Parallel: cmp.Or(o.Parallel, provisionWorkers), RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
+		Tenant: func(uid string) string {
+			if claim := p.Claim(uid); claim != nil {
+				return claim.Namespace
+			}
+			return ""
+		},
+		Failed: func(_ context.Context, uid string, err error) {
+			p.Log.Info("claim is not done yet", "claim_uid", uid, "error", err)
+		},
+	})
+	p.protector = newProtector(c, p.unseen)
+	return p
+}
+
+// Run works until ctx is done. The caches must have synced.
+func (p *Provisioner) Run(ctx context.Context) error {
+	claims, err := p.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { p.claimChanged(obj) },
+		UpdateFunc: func(_, obj any) { p.claimChanged(obj) },
+		DeleteFunc: p.claimDeleted,
+	})
+	if err != nil {
+		return fmt.Errorf("watch claims: %w", err)
+	}
+	defer func() { _ = p.Claims.RemoveEventHandler(claims) }()
+	classes, err := p.Classes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { p.allChanged() },
+		UpdateFunc: func(_, _ any) { p.allChanged() },
+	})
+	if err != nil {
+		return fmt.Errorf("watch storage classes: %w", err)
+	}
+	defer func() { _ = p.Classes.RemoveEventHandler(classes) }()
+	pods, err := p.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: p.podChanged, UpdateFunc: func(_, obj any) { p.podChanged(obj) },
+	})
+	if err != nil {
+		return fmt.Errorf("watch Pods: %w", err)
+	}
+	defer func() { _ = p.Pods.RemoveEventHandler(pods) }()
+	stop, err := p.WatchGone(p.NodeChanged)
+	if err != nil {
+		return err
+	}
+	defer stop()
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.protector.run(ctx) })
+	group.Go(func() error { p.loop.Run(ctx); return nil })
+	group.Go(func() error { p.reservations.expire(ctx); return nil })
+	return group.Wait()
+}
+
+// Idle reports whether no claim is being provisioned.
+func (p *Provisioner) Idle() bool {
+	p.attempts.mu.Lock()
+	defer p.attempts.mu.Unlock()
+	return len(p.attempts.byUID) == 0
+}
+
+// Add has a claim worked on, which is given by its UID.
+func (p *Provisioner) Add(uid string) { p.loop.Add(uid) }
+
+// attemptOf returns the attempt at a claim that is in the queue. Where there is none, it was
+// forgotten after a change of the claim was noted, and before this: then the change begins
+// another attempt, or what was reserved for the claim is released.
+func (p *Provisioner) attemptOf(uid string, claim *v1.PersistentVolumeClaim) *attempt {
+	if a, _ := p.attempts.get(uid); a != nil {
+		return a
+	}
+	if claim == nil || !p.noteSelection(claim) {
+		p.reservations.release(uid)
+		return nil
+	}
+	a, _ := p.attempts.get(uid)
+	return a
+}
+
+// NodeChanged looks again at the claims that wait for the node: it connected, or
+// is gone.
+func (p *Provisioner) NodeChanged(node string) {
+	for _, uid := range p.waiting.Take(node) {
+		p.loop.Add(uid)
+	}
+}
+
+// DeriveReservations reserves for every claim that selected a node already, and takes its
+// create for in flight there. It is called once, before capacity is published and before run.
+func (p *Provisioner) DeriveReservations() {
+	for _, claim := range p.AllClaims() {
+		if p.noteSelection(claim) {
+			p.adoptInFlight(claim)
+		}
+	}
+}
+
+// adoptInFlight notes that the node which a claim selected may hold its volume: an earlier
+// leader may have sent it the create, and have ended before the answer came. Where the node is
+// connected, and still the selected one, this changes nothing: it is asked for the volume as
+// any other node is.
+func (p *Provisioner) adoptInFlight(claim *v1.PersistentVolumeClaim) {
+	class, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(claim))
+	if !ours || claim.Spec.VolumeName != "" || spec.ForPopulator(claim) || provisionedByOthers(claim) {
+		return
+	}
+	if _, err := spec.ParseClaim(claim, class); err != nil {
+		return // no node was asked for that
+	}
+	if a, selected := p.attempts.get(string(claim.UID)); a != nil && selected.node != "" {
+		a.inFlight.adopt(selected.node)
+	}
+}
+
+// provisionedByOthers reports whether another provisioner was asked to serve a claim.
+func provisionedByOthers(claim *v1.PersistentVolumeClaim) bool {
+	by := claim.Annotations[volume.AnnStorageProvisioner]
+	return by != "" && by != names.Driver
+}
+
+func (p *Provisioner) allChanged() {
+	for _, claim := range p.AllClaims() {
+		p.claimChanged(claim)
+	}
+}
+
+// claimChanged runs in the informer's goroutine: the reservation is made here
+// and now, however busy the workers are.
+func (p *Provisioner) claimChanged(obj any) {
+	claim, ok := obj.(*v1.PersistentVolumeClaim)
+	if !ok {
+		return
+	}
+	if p.noteSelection(claim) {
+		p.loop.Add(string(claim.UID))
+	}
+	for _, clone := range p.ClonesOf(claim.Namespace + "/" + claim.Name) {
+		p.loop.Add(string(clone.UID))
+	}
+}
+
+// podChanged looks at the claims without a volume of a Pod that has its node already.
+func (p *Provisioner) podChanged(obj any) {
+	pod, ok := obj.(*v1.Pod)
+	if !ok || !cluster.IsPlaced(pod) {
+		return
+	}
+	for _, key := range cluster.ClaimsNamed(pod) {
+		if obj, _, err := p.Claims.GetStore().GetByKey(key); err == nil {
+			if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && claim.Spec.VolumeName == "" {
+				p.claimChanged(claim)
+			}
+		}
+	}
+}
+
+func (p *Provisioner) claimDeleted(obj any) {
+	claim := cluster.DeletedClaim(obj)
+	if claim == nil {
+		return
+	}
+	p.reservations.release(string(claim.UID))
+	if p.Busy(string(claim.UID)) {
+		p.loop.Add(string(claim.UID))
+	}
+}
+
+// noteSelection keeps the claim's reservation in step with the node it selected,
+// and reports whether the claim needs work.
+func (p *Provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
+	uid := string(claim.UID)
+	class, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(claim))
+	lost := claim.Status.Phase == v1.ClaimLost && claim.Spec.VolumeName == spec.VolumeName(claim) && p.CompleteBinding
+	if !ours || claim.Spec.VolumeName != "" && !lost {
+		return p.Busy(uid)
+	}
+	node := ""
+	if spec.BindsLate(class) {
+		node = claim.Annotations[volume.AnnSelectedNode]
+	}
+	a, current := p.attempts.note(claim, spec.BindsLate(class), node, p.Now())
+	if !current {
+		return false
+	}
+	if !spec.BindsLate(class) || lost {
+		return true
+	}
+	if node == "" || claim.DeletionTimestamp != nil {
+		p.reservations.release(uid)
+		return true
+	}
+	if r, err := spec.ParseClaim(claim, class); err == nil {
+		p.reservations.reserve(a, node, r)
+	}
+	return true
+}
+
+// sync takes a claim one step further: it reads the state, decides, and acts. It returns
+// when to look again without an event (0 means never), or an error to be retried with
+// backoff.
+func (p *Provisioner) sync(ctx context.Context, uid string) (again time.Duration, err error) {
+	claim := p.Claim(uid)
+	a := p.attemptOf(uid, claim)
+	if a == nil {
+		return 0, nil
+	}
+	var now pass
+	for {
+		s, err := p.observe(ctx, a, claim, now)
+		if err != nil {
+			return 0, err
+		}
+		switch act := decide(s); act.do {
+		case place:
+			if now.placed, err = p.place(a, claim, s.class, s.request); err != nil {
+				return 0, err
+			}
+		case clearSuspects:
+			if err := p.removeElsewhere(ctx, a, claim, act.node); err != nil {
+				return 0, err
+			}
+			now.cleared = true
+		default:
+			return p.perform(ctx, a, s, act)
+		}
+	}
+}
+
+// perform does what was decided. It returns as sync does.
+func (p *Provisioner) perform(ctx context.Context, a *attempt, s claimState, act action) (time.Duration, error) {
+	p.prepare(a, s, act)
+	switch act.do {
+	case abandon:
+		return 0, p.abandon(ctx, a, s.claim)
+	case bind:
+		return p.finish(ctx, a, s.claim, s.pv)
+	case reject:
+		return p.reject(ctx, a, s.claim, act.why)
+	case retry:
+		return 0, act.why
+	case selectPlaced:
+		_, err := selectNode(ctx, p.Cluster, s.claim, act.node)
+		return 0, err
+	case selectSourceNode:
+		return 0, p.sources.selectSourceNode(ctx, s.claim, s.request.From)
+	case reschedule:
+		return 0, p.reschedule(ctx, a, s.claim, act.node, act.why)
+	case rescheduleLowered:
+		if left := p.awaitLowered(ctx, a, act.node); left > 0 {
+			return left, nil
+		}
+		return 0, p.reschedule(ctx, a, s.claim, act.node, act.why)
+	case create:
+		return p.create(ctx, a, s.claim, s.class, s.request, act.node)
+	case wait, place, clearSuspects: // sync does the last two
+	}
+	if act.why != nil && p.warn(a, s.claim, act.why.Error()) && act.rejected {
+		p.Metrics.claims.WithLabelValues(resultRejected).Inc()
+	}
+	return act.again, nil
+}
+
+// prepare does what an action needs first: reservations, and what is known of the node
+// and the source.
+func (p *Provisioner) prepare(a *attempt, s claimState, act action) {
+	switch act.reservation {
+	case renewReservation:
+		if s.request.From != nil {
+			p.attempts.selectNode(a.uid, act.node, p.Now())
+		}
+		p.reservations.reserve(a, act.node, s.request)
+	case dropReservation:
+		p.reservations.release(a.uid)
+	case keepReservation:
+	}
+	if act.releaseSource {
+		p.unprotectSource(a)
+	}
+	if act.gone {
+		a.inFlight.end(act.node)
+	}
+	p.reservations.add(act.reserve...)
+}
+
+// abandon ends the work on a claim that is gone, going, or bound elsewhere:
+// what may have been made for it is removed, unless a PersistentVolume names
+// it, which the deleter then handles.
+func (p *Provisioner) abandon(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim) error {
+	if pv := p.binder.persistentVolume(a.name, &a.written); pv == nil && !a.wasBound {
+		if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
+			return err
+		}
+	} else if pv != nil {
+		if err := p.removeStrays(ctx, a, pv); err != nil {
+			return err
+		}
+	}
+	p.forget(a)
+	return nil
+}
+
+// Busy reports whether a claim is being worked on.
+func (p *Provisioner) Busy(uid string) bool {
+	a, _ := p.attempts.get(uid)
+	return a != nil
+}
+
+func (p *Provisioner) forget(a *attempt) {
+	p.unprotectSource(a)
+	p.waiting.Forget(a.uid)
+	p.attempts.forget(a.uid)
+}
+
+// reject reports a claim that cannot be provisioned as it is. A change of the
+// claim or of its class is what brings it back.
+func (p *Provisioner) reject(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, why error) (time.Duration, error) {
+	p.reservations.release(a.uid)
+	if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
+		return 0, err
+	}
+	p.unprotectSource(a)
+	if p.warn(a, claim, why.Error()) {
+		p.Metrics.claims.WithLabelValues(resultRejected).Inc()
+	}
+	return warnEvery, nil
+}
+
+// warn sends a warning Event about a claim, but the same one not again
+// before warnEvery has passed.
+func (p *Provisioner) warn(a *attempt, claim *v1.PersistentVolumeClaim, message string) bool {
+	now := p.Now()
+	if a.warning.message == message && now.Sub(a.warning.at) < warnEvery {
+		return false
+	}
+	a.warning, a.reported = warning{message, now}, true
+	p.Recorder.Event(claim, v1.EventTypeWarning, cluster.ReasonFailed, message)
+	return true
+}
+
+// errVolumeAppeared says that a PersistentVolume exists which the cache does
+// not have yet.
+var errVolumeAppeared = errors.New("the claim's PersistentVolume exists already, waiting to see it")

@@ -1,0 +1,59 @@
+package provision
+
+import (
+	"context"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+// ReservationLife is how long a reservation outlives the last attempt.
+const ReservationLife = 5 * time.Minute
+
+// reservations are those of claims in the ledger. Their methods are safe for concurrent use.
+type reservations struct {
+	*cluster.Cluster
+	ledger *scheduler.Ledger
+	// changed is called with each node whose reservations changed.
+	changed func(node string)
+}
+
+// reserve reserves on a node what a claim asks for, in place of what was reserved for it before.
+func (r reservations) reserve(a *attempt, node string, asked spec.Request) {
+	r.add(scheduler.Reservation{
+		Claim: a.uid, Volume: a.name, Node: node, Class: asked.DeviceClass, Bytes: asked.Footprint(), Deadline: r.Now().Add(ReservationLife),
+	})
+}
+
+func (r reservations) add(all ...scheduler.Reservation) {
+	for _, one := range all {
+		for _, node := range r.ledger.Reserve(one) {
+			r.changed(node)
+		}
+	}
+}
+
+// release ends the reservation of a claim, if there is one.
+func (r reservations) release(uid string) {
+	if node, ok := r.ledger.Release(uid); ok {
+		r.changed(node)
+	}
+}
+
+// expire releases the reservations that are over, until ctx is done.
+func (r reservations) expire(ctx context.Context) {
+	ticker := time.NewTicker(10 * time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			for _, node := range r.ledger.Expire() {
+				r.changed(node)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package provision
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// copyTimeout bounds one call for a volume that is made of another one. A
+// copy goes on when the call ends; the next one waits for it again.
+const copyTimeout = time.Minute
+
+// notReadyError says why a data source cannot be used yet.
+type notReadyError struct{ why string }
+
+func (e *notReadyError) Error() string { return e.why }
+
+func notReady(format string, args ...any) error {
+	return &notReadyError{fmt.Sprintf("spec.dataSource: "+format+"; waiting for it", args...)}
+}
+
+// sources finds what claims refer to: what they are made of, and the class of their attributes.
+type sources struct {
+	*cluster.Cluster
+	snapshots snapshotclient.Interface // nil for none
+}
+
+// find finds a claim's data source. Errors are *InvalidError for what can never
+// be, *notReadyError for what may come to be, and others for what is worth
+// another look soon.
+func (s sources) find(ctx context.Context, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request) (*spec.Origin, error) {
+	var from *spec.Origin
+	var err error
+	if r.Source.Kind == spec.KindSnapshot {
+		from, err = s.findSnapshot(ctx, claim, r)
+	} else {
+		from, err = s.findClaim(claim, r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if node, err := s.NodeLister.Get(from.Node); err == nil && !spec.AllowedBy(class.AllowedTopologies, node) {
+		return nil, &spec.InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("%s, which is on node %s,", from.What, from.Node),
+			Allowed: fmt.Sprintf("sources on the nodes that StorageClass %s allows (allowedTopologies)", class.Name)}
+	}
+	return from, nil
+}
+
+// findClaim is find for a claim.
+func (s sources) findClaim(claim *v1.PersistentVolumeClaim, r spec.Request) (*spec.Origin, error) {
+	what := "claim " + r.Source.Name
+	obj, _, err := s.Claims.GetStore().GetByKey(claim.Namespace + "/" + r.Source.Name)
+	source, ok := obj.(*v1.PersistentVolumeClaim)
+	switch {
+	case err != nil || !ok:
+		return nil, notReady("%s does not exist in namespace %s", what, claim.Namespace)
+	case source.DeletionTimestamp != nil && !IsProtected(source):
+		return nil, notReady("%s is being deleted", what)
+	case source.Spec.VolumeName == "" || source.Status.Phase != v1.ClaimBound:
+		return nil, notReady("%s is not bound to a volume yet", what)
+	}
+	pv, err := s.VolumeLister.Get(source.Spec.VolumeName)
+	if err != nil {
+		return nil, fmt.Errorf("PersistentVolume %s of %s: %w", source.Spec.VolumeName, what, err)
+	}
+	node, ok := cluster.NodeOf(pv)
+	switch {
+	case !cluster.IsOurs(pv) || !ok:
+		return nil, &spec.InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("%s, whose volume is not one of %s,", what, names.Driver),
+			Allowed: "a claim whose volume is"}
+	case !cluster.BelongsTo(pv, source):
+		return nil, fmt.Errorf("PersistentVolume %s does not belong to %s", pv.Name, what)
+	}
+	if block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock; block != (r.Mode == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK) {
+		mode := v1.PersistentVolumeFilesystem
+		if block {
+			mode = v1.PersistentVolumeBlock
+		}
+		return nil, &spec.InvalidError{Field: "spec.volumeMode", Given: "another mode than that of " + what, Allowed: string(mode)}
+	}
+	if least := source.Spec.Resources.Requests[v1.ResourceStorage]; least.CmpInt64(r.Bytes) > 0 {
+		return nil, &spec.InvalidError{Field: "spec.resources.requests.storage", Given: resource.NewQuantity(r.Bytes, resource.BinarySI).String(),
+			Allowed: fmt.Sprintf("at least %s, the size of %s", least.String(), what)}
+	}
+	return &spec.Origin{What: what, Node: node, Claim: source, Source: &lvmdv1.VolumeSource{VolumeId: pv.Spec.CSI.VolumeHandle}}, nil
+}
+
+// suits checks a claim against what the source's node, which is connected,
+// says about the source.
+func suits(class *storagev1.StorageClass, r spec.Request, view *fleet.View) error {
+	deviceClass, ok := view.Class(r.DeviceClass)
+	if !ok {
+		return noSuchClass(class, r.DeviceClass, view)
+	}
+	id := r.From.Source.GetVolumeId()
+	if id == "" {
+		return nil // the node knows better about snapshots
+	}
+	vol, ok := view.Volumes[id]
+	switch {
+	case !ok:
+		return notReady("node %s does not report the volume of %s", view.Node, r.From.What)
+	case vol.GetDeviceClass() != deviceClass.GetName():
+		return &spec.InvalidError{Field: spec.ClassField(class, names.ParamDeviceClass), Given: fmt.Sprintf("%q, while %s is in another device class,", deviceClass.GetName(), r.From.What),
+			Allowed: fmt.Sprintf("%q", vol.GetDeviceClass())}
+	case vol.GetFsType() != r.FSType:
+		return &spec.InvalidError{Field: spec.ClassField(class, names.ParamFSType), Given: fmt.Sprintf("%q, while %s has another file system,", r.FSType, r.From.What),
+			Allowed: fmt.Sprintf("%q", vol.GetFsType())}
+	}
+	return nil
+}
+
+// How often a source is looked for again without an event: at first, and
+// later. The bindings of claims are events.
+const (
+	lookForSoon   = time.Second
+	lookForSource = 15 * time.Second
+)
+
+// selectSourceNode selects the source's node for a claim that binds late. The scheduler
+// passes over all other nodes for a claim that has a selected node, so a Pod
+// that it meant to put elsewhere is tried again and comes to the right one.
+func (s sources) selectSourceNode(ctx context.Context, claim *v1.PersistentVolumeClaim, from *spec.Origin) error {
+	if selected, err := selectNode(ctx, s.Cluster, claim, from.Node); !selected || err != nil {
+		return err
+	}
+	message := fmt.Sprintf("the volume can only be on node %s, where %s is", from.Node, from.What)
+	if other := claim.Annotations[volume.AnnSelectedNode]; other != "" {
+		message += fmt.Sprintf("; the scheduler, which chose node %s, is asked to put the Pod there", other)
+	}
+	s.Recorder.Event(claim, v1.EventTypeNormal, cluster.ReasonSourceNode, message)
+	return nil
+}
+
+// selectNode selects a node for a claim that binds late, as the scheduler does. It returns
+// false where the claim is gone or has changed: its events follow.
+func selectNode(ctx context.Context, c *cluster.Cluster, claim *v1.PersistentVolumeClaim, node string) (bool, error) {
+	patch, err := cluster.Patch(claim, cluster.Exact, func(c *v1.PersistentVolumeClaim) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnSelectedNode, node)
+	})
+	if err != nil {
+		return false, fmt.Errorf("select node: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err = c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("select node: %w", err)
+	}
+	return true, nil
+}
+
+// copying reports by an Event how far the copy of a claim's source is, and returns false when
+// no copy is under way.
+func (s sources) copying(ctx context.Context, name string, claim *v1.PersistentVolumeClaim, r spec.Request) bool {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	vol, err := s.Fleet.GetVolumeByName(ctx, r.From.Node, name)
+	if err != nil || vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING || vol.GetSource() == nil {
+		return false
+	}
+	s.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonCopying, "%s of %s of %s are copied on node %s",
+		resource.NewQuantity(vol.GetCopiedBytes(), resource.BinarySI), resource.NewQuantity(vol.GetSizeBytes(), resource.BinarySI), r.From.What, r.From.Node)
+	return true
+}
+
+// sourceAdvice is what to do about a node's refusal to make a volume of
+// another one.
+var sourceAdvice = map[string]string{
+	names.ReasonNoSpace:       "; it can be on no other node: free space there",
+	names.ReasonVolumeInUse:   "; stop the Pods that use the source until it is copied (volumes of thin classes can be cloned while they are in use)",
+	names.ReasonNotThin:       "; name the StorageClass of the source",
+	names.ReasonDeviceMissing: "; it can be on no other node",
+}

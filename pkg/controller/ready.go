@@ -1,0 +1,102 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+)
+
+// fleetTimeout bounds how long after its uplink opened a replica waits for the nodes before it
+// is ready without them. Agents look for new replicas every five seconds, in a DNS answer that may
+// be five seconds old, so that whichever can connect has done so by then; a node that is down must
+// not hold up a rolling update for longer.
+const fleetTimeout = 15 * time.Second
+
+// readiness is whether a replica knows its fleet: once it does, it stays so, and a node that
+// joins later, or leaves, is no reason to be not ready. Its methods may be called concurrently.
+type readiness struct {
+	mu sync.Mutex
+	// opened is when the uplink was opened, known whether the nodes have reported since, or have
+	// had their time for it.
+	opened time.Time
+	known  bool
+}
+
+// open notes that the uplink is open.
+func (r *readiness) open(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.opened = now
+}
+
+// check returns an error while nodes that are expected have not reported. It looks at them until
+// it has returned nil once: probes after that cost nothing.
+func (r *readiness) check(c *cluster.Cluster) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known {
+		return nil
+	}
+	expected, silent := silentNodes(c)
+	if silent > 0 && c.Now().Sub(r.opened) < fleetTimeout {
+		return fmt.Errorf("%d of %d nodes have not reported yet", silent, expected)
+	}
+	r.known = true
+	if silent > 0 {
+		c.Log.Warn("ready without all nodes", "silent", silent, "expected", expected, "after", fleetTimeout)
+	}
+	return nil
+}
+
+// silentNodes returns how many nodes a replica expects to hear of, which are those that some
+// replica published capacity for and that are in the cluster, and how many of them it has not
+// heard of. A report that was refused counts as one: a better one need not come.
+func silentNodes(c *cluster.Cluster) (expected, silent int) {
+	seen := map[string]bool{}
+	for _, obj := range c.Capacities.GetStore().List() {
+		object, ok := obj.(*storagev1.CSIStorageCapacity)
+		if !ok {
+			continue
+		}
+		name := capacity.TopologyNode(object) // empty where the object is about a kind of node
+		if name == "" || seen[name] {
+			continue
+		}
+		seen[name] = true
+		node, err := c.NodeLister.Get(name)
+		if err != nil || cluster.OutOfService(node) {
+			continue
+		}
+		expected++
+		if view, ok := c.Fleet.View(name); !ok || !view.Reported() && view.Refused == "" {
+			silent++
+		}
+	}
+	return expected, silent
+}
+
+// openUplink notes that the uplink is open.
+func (c *Controller) openUplink() {
+	c.readiness.open(c.core.Now())
+	c.listening.Store(true)
+}
+
+// Ready returns why the replica should not be relied on to take over yet, or nil: its view of the
+// cluster is complete, its uplink open, and the nodes have reported to it, or have had fleetTimeout
+// to do so. It may be called concurrently, and costs little.
+func (c *Controller) Ready(context.Context) error {
+	switch {
+	case !c.core.Synced():
+		return errors.New("the view of the cluster is not complete yet")
+	case !c.listening.Load():
+		return errors.New("the uplink is not open yet")
+	}
+	return c.readiness.check(c.core.Cluster)
+}

@@ -1,0 +1,357 @@
+package reclaim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// deleteWorkers is how many released volumes are worked on at once, beside those that wait
+// for a node; lvmd batches what arrives together.
+const deleteWorkers = 128
+
+const (
+	// deleteRetryMax bounds the pauses between attempts at one volume. What is waited
+	// for is mostly a kubelet that unmounts it, asking costs one message, and until then
+	// no other volume gets the space.
+	deleteRetryMax = 5 * time.Second
+	// deleteQuiet is how many attempts at a volume in use no Event reports, and deleteRepeated
+	// after how many further ones an Event does so again.
+	deleteQuiet, deleteRepeated = 5, 6
+	// releaseAfter is how long the PV controller may take to mark a volume whose claim was
+	// deleted as released, before it is done here. It mostly takes less: then it is one write
+	// less for us. In a burst of deletions it is many seconds behind.
+	releaseAfter = 150 * time.Millisecond
+	// retryMin is the pause after the first failed attempt.
+	retryMin = 200 * time.Millisecond
+)
+
+// Values of the label "result" of carve_controller_deletes_total.
+const (
+	resultDeleted  = "deleted"
+	resultNotYet   = "failed"
+	resultNodeGone = "node_gone"
+)
+
+// Deleter removes volumes whose PersistentVolume was released under the
+// reclaim policy Delete, and keeps the finalizer that lets it.
+type Deleter struct {
+	*cluster.Cluster
+	Options
+	loop    *workloop.Loop[string] // by name
+	waiting cluster.Waiters
+
+	mu sync.Mutex
+	// claimGone holds the deleted claims, by their volume's name, until the volume is seen
+	// as released.
+	claimGone map[string]goneClaim
+	// done holds the PersistentVolumes that were deleted here, until the cache shows them gone:
+	// meanwhile it may show them as they were before.
+	done map[string]types.UID
+}
+
+// goneClaim is a claim that was seen deleted.
+type goneClaim struct {
+	uid types.UID
+	at  time.Time
+}
+
+// Options say how a deleter works. Metrics is required.
+type Options struct {
+	// CompleteRelease has volumes marked as released whose claim is gone.
+	CompleteRelease bool
+	// Parallel is how many volumes are worked on at once, beside those that wait for a node;
+	// zero means 128.
+	Parallel int
+	Metrics  *Metrics
+}
+
+// NewDeleter makes a deleter. Run runs it.
+func NewDeleter(c *cluster.Cluster, o Options) *Deleter {
+	d := &Deleter{Cluster: c, Options: o, claimGone: map[string]goneClaim{}, done: map[string]types.UID{}}
+	d.loop = workloop.New(workloop.Options[string]{
+		Name: "volumes", Parallel: cmp.Or(o.Parallel, deleteWorkers), RetryMin: retryMin, RetryMax: deleteRetryMax,
+		Work: d.sync,
+		Tenant: func(name string) string {
+			if pv, err := d.VolumeLister.Get(name); err == nil && pv.Spec.ClaimRef != nil {
+				return pv.Spec.ClaimRef.Namespace
+			}
+			return ""
+		},
+		Failed: func(_ context.Context, name string, err error) {
+			d.Log.Info("volume is not deleted yet", "volume", name, "error", err)
+		},
+	})
+	return d
+}
+
+// Run works until ctx is done. The caches must have synced.
+func (d *Deleter) Run(ctx context.Context) error {
+	enqueue := func(obj any) {
+		if pv, ok := obj.(*v1.PersistentVolume); ok && cluster.IsOurs(pv) {
+			d.loop.Add(pv.Name)
+		}
+	}
+	volumes, err := d.Volumes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    enqueue,
+		UpdateFunc: func(_, obj any) { enqueue(obj) },
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				d.loop.Add(name)
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch volumes: %w", err)
+	}
+	defer func() { _ = d.Volumes.RemoveEventHandler(volumes) }()
+	claims, err := d.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: d.claimDeleted})
+	if err != nil {
+		return fmt.Errorf("watch claims: %w", err)
+	}
+	defer func() { _ = d.Claims.RemoveEventHandler(claims) }()
+	stop, err := d.WatchGone(d.NodeChanged)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	d.loop.Run(ctx)
+	return nil
+}
+
+// NodeChanged looks again at the volumes that wait for the node: it connected, or
+// is gone.
+func (d *Deleter) NodeChanged(node string) {
+	for _, name := range d.waiting.Take(node) {
+		d.loop.Add(name)
+	}
+}
+
+// sync takes a volume one step further. It returns when to look again without an event
+// (0 means never).
+func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, err error) {
+	pv, err := d.VolumeLister.Get(name)
+	if err != nil || !cluster.IsOurs(pv) {
+		d.forget(name)
+		return 0, nil //nolint:nilerr // the lister's only error is that it is gone
+	}
+	if d.isDone(pv) {
+		return 0, nil
+	}
+	if err := d.keepFinalizer(ctx, pv); err != nil {
+		return 0, err
+	}
+	if pv, again, err = d.markReleased(ctx, pv); again > 0 || err != nil {
+		return again, err
+	}
+	if !shouldDelete(pv) {
+		return 0, nil
+	}
+	if err := d.deleteVolume(ctx, pv); err != nil {
+		d.Metrics.deletes.WithLabelValues(resultNotYet).Inc()
+		return 0, err
+	}
+	return 0, d.deletePersistentVolume(ctx, pv)
+}
+
+// forget drops what is remembered of a volume that is gone.
+func (d *Deleter) forget(name string) {
+	d.waiting.Forget(name)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.claimGone, name)
+	delete(d.done, name)
+}
+
+// isDone reports whether a volume was deleted here.
+func (d *Deleter) isDone(pv *v1.PersistentVolume) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	uid, done := d.done[pv.Name]
+	return done && uid == pv.UID
+}
+
+// claimDeleted notes the end of a claim, bound or not. A deletion is final: no other claim
+// will ever have that UID.
+func (d *Deleter) claimDeleted(obj any) {
+	claim := cluster.DeletedClaim(obj)
+	if claim == nil || !d.CompleteRelease {
+		return
+	}
+	for _, pv := range d.VolumesFor(claim) {
+		if !cluster.IsOurs(pv) {
+			continue
+		}
+		d.mu.Lock()
+		d.claimGone[pv.Name] = goneClaim{claim.UID, d.Now()}
+		d.mu.Unlock()
+		d.loop.Add(pv.Name)
+	}
+}
+
+// markReleased sets the phase of a volume whose claim is gone, where the PV controller
+// was too slow for it. It returns the volume as it then is, or how long the PV controller
+// still has.
+func (d *Deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (now *v1.PersistentVolume, again time.Duration, err error) {
+	d.mu.Lock()
+	claim, gone := d.claimGone[pv.Name]
+	open := gone && !cluster.IsReleased(pv) && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.uid
+	left := claim.at.Add(releaseAfter).Sub(d.Now())
+	if !open || left <= 0 {
+		delete(d.claimGone, pv.Name)
+	}
+	d.mu.Unlock()
+	switch {
+	case !open:
+		return pv, 0, nil
+	case left > 0:
+		return pv, left, nil
+	}
+	patch, err := cluster.Patch(pv, cluster.SameObject, func(pv *v1.PersistentVolume) { pv.Status.Phase = v1.VolumeReleased })
+	if err != nil {
+		return nil, 0, fmt.Errorf("mark volume released: %w", err)
+	}
+	callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	released, err := d.Client.CoreV1().PersistentVolumes().Patch(callCtx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return pv, 0, nil
+	case err != nil:
+		d.mu.Lock()
+		d.claimGone[pv.Name] = claim
+		d.mu.Unlock()
+		return nil, 0, fmt.Errorf("mark volume released: %w", err)
+	}
+	return released, 0, nil
+}
+
+// shouldDelete is the upstream provisioner's rule.
+func shouldDelete(pv *v1.PersistentVolume) bool {
+	if pv.DeletionTimestamp != nil && !slices.Contains(pv.Finalizers, cluster.Finalizer) {
+		return false // it was done already
+	}
+	return pv.Status.Phase == v1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete
+}
+
+// keepFinalizer adds the finalizer to bound volumes whose policy is Delete, and
+// takes it from those whose policy was changed.
+func (d *Deleter) keepFinalizer(ctx context.Context, pv *v1.PersistentVolume) error {
+	has, wanted := slices.Contains(pv.Finalizers, cluster.Finalizer), pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete
+	if has && !wanted || wanted && !has && pv.DeletionTimestamp == nil && pv.Status.Phase == v1.VolumeBound {
+		return d.setFinalizer(ctx, pv, wanted)
+	}
+	return nil
+}
+
+// setFinalizer adds or removes our finalizer, whatever others do to theirs.
+func (d *Deleter) setFinalizer(ctx context.Context, pv *v1.PersistentVolume, wanted bool) error {
+	patch, err := cluster.FinalizerPatch(pv, cluster.Finalizer, wanted)
+	if err != nil {
+		return fmt.Errorf("change finalizer: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err = d.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("change finalizer: %w", err)
+	}
+	return nil // a conflict is another volume of that name
+}
+
+// deleteVolume removes the volume from its node. Where the node is lost there
+// is nothing left to remove, and what should come back with it is found by its
+// owner tags.
+func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) error {
+	node, ok := cluster.NodeOf(pv)
+	if !ok {
+		err := fmt.Errorf("PersistentVolume %s: spec.nodeAffinity does not name one node by %s", pv.Name, names.TopologyNode)
+		d.Recorder.Event(pv, v1.EventTypeWarning, cluster.ReasonDeleteFailed, err.Error())
+		return err
+	}
+	callCtx, cancel := context.WithTimeout(ctx, cluster.DeleteTimeout)
+	defer cancel()
+	began := d.Now()
+	var err error
+	d.loop.Outside(func() { err = d.Fleet.DeleteVolumeByID(callCtx, node, pv.Spec.CSI.VolumeHandle) })
+	switch {
+	case err == nil:
+		d.Metrics.deletes.WithLabelValues(resultDeleted).Inc()
+		d.Log.Info("volume deleted", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node, "took", d.Now().Sub(began))
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case fleet.IsNotConnected(err):
+		d.waiting.Wait(node, pv.Name)
+		if view, ok := d.Fleet.View(node); ok && view.Connected {
+			d.NodeChanged(node) // it connected in between
+		}
+		lost, lostErr := d.NodeLost(ctx, node)
+		if lostErr != nil {
+			return lostErr
+		}
+		if lost {
+			d.Metrics.deletes.WithLabelValues(resultNodeGone).Inc()
+			d.Recorder.Eventf(pv, v1.EventTypeNormal, cluster.ReasonNodeGone, "node %s is lost; the volume on it is given up", node)
+			d.Log.Info("volume given up with its node", "volume", pv.Name, "node", node)
+			return nil
+		}
+	}
+	inUse := fleet.Reason(err) == names.ReasonVolumeInUse
+	if !worthReporting(d.loop.Failures(pv.Name), inUse) {
+		return err
+	}
+	message := cluster.Refusal(node, err)
+	if inUse {
+		message += "; it is deleted once no Pod there uses it any more"
+	}
+	d.Recorder.Event(pv, v1.EventTypeWarning, cluster.ReasonDeleteFailed, message+"; trying on")
+	return err
+}
+
+// worthReporting reports whether an Event is to report a failed attempt, after so many
+// before it. One at a volume in use is none at first, for the kubelet is unmounting
+// it; of what lasts, only some are.
+func worthReporting(failures int, inUse bool) bool {
+	if inUse && failures < deleteQuiet {
+		return false
+	}
+	return failures <= deleteQuiet || (failures-deleteQuiet)%deleteRepeated == 0
+}
+
+func (d *Deleter) deletePersistentVolume(ctx context.Context, pv *v1.PersistentVolume) error {
+	callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	err := d.Client.CoreV1().PersistentVolumes().Delete(callCtx, pv.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &pv.UID}})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("delete PersistentVolume: %w", err)
+	}
+	if err := d.setFinalizer(ctx, pv, false); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.done[pv.Name] = pv.UID
+	return nil
+}
+
+// Waiting returns the nodes that volumes wait for.
+func (d *Deleter) Waiting() []string { return d.waiting.Nodes() }

@@ -1,0 +1,137 @@
+package reclaim
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+)
+
+// nodeLossPass is how often lost nodes are looked for without an event.
+const nodeLossPass = 30 * time.Second
+
+// releaser gives up bound claims whose node is lost, where their class says so.
+//
+// Generic ephemeral volumes need nothing from it: their claims go with their
+// Pods, which Kubernetes removes from lost nodes. Other claims are kept by
+// default. What was Released in any way is the deleter's.
+type releaser struct {
+	*cluster.Cluster
+	kick chan struct{}
+	// notified has the Pods without a node, by UID, that were notified of what becomes of the
+	// volume that they wait for, by volume. Its other users were notified before them.
+	notified map[string]map[types.UID]struct{}
+}
+
+// NewReleaser makes a releaser. Run runs it.
+func NewReleaser(c *cluster.Cluster) *releaser {
+	return &releaser{Cluster: c, kick: make(chan struct{}, 1), notified: map[string]map[types.UID]struct{}{}}
+}
+
+// Run works until ctx is done. The caches must have synced.
+func (r *releaser) Run(ctx context.Context) error {
+	stop, err := r.WatchGone(func(string) {
+		select {
+		case r.kick <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return err
+	}
+	defer stop()
+	ticker := time.NewTicker(min(nodeLossPass, max(r.Losses.Grace, 10*time.Millisecond)))
+	defer ticker.Stop()
+	for {
+		r.Pass(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		case <-r.kick:
+		}
+	}
+}
+
+// Pass looks at every bound volume of ours once.
+func (r *releaser) Pass(ctx context.Context) {
+	lost, listed := map[string]bool{}, cluster.PodLists{}
+	named, volumes := map[string]bool{}, map[string]bool{} // nodes that volumes name, and these
+	for _, obj := range r.Volumes.GetStore().List() {
+		pv, ok := obj.(*v1.PersistentVolume)
+		if !ok || !cluster.IsOurs(pv) {
+			continue
+		}
+		node, ok := cluster.NodeOf(pv)
+		if !ok {
+			continue
+		}
+		named[node], volumes[pv.Name] = true, true
+		if pv.Status.Phase != v1.VolumeBound || pv.Spec.ClaimRef == nil {
+			continue
+		}
+		if _, known := lost[node]; !known {
+			is, err := r.NodeLost(ctx, node)
+			if err != nil {
+				if ctx.Err() == nil {
+					r.Log.Warn("it is not known whether a node is lost, trying on", "node", node, "error", err)
+				}
+				return
+			}
+			lost[node] = is
+		}
+		if lost[node] {
+			r.abandon(ctx, listed, pv, node)
+		} else {
+			delete(r.notified, pv.Name)
+		}
+	}
+	r.Losses.Retain(func(node string) bool { return named[node] })
+	maps.DeleteFunc(r.notified, func(volume string, _ map[types.UID]struct{}) bool { return !volumes[volume] })
+}
+
+// abandon deletes the claim of a volume on a lost node, or reports what becomes of it.
+func (r *releaser) abandon(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, node string) {
+	claim := r.Claim(string(pv.Spec.ClaimRef.UID))
+	if claim == nil || claim.DeletionTimestamp != nil {
+		return
+	}
+	why := fmt.Sprintf("node %s, which holds the volume, is lost", node)
+	switch {
+	case spec.OwnerPod(claim) != nil:
+		r.notify(ctx, listed, pv, claim, node, why+"; the volume goes with its Pod, which Kubernetes removes from such a node")
+	case pv.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate:
+		r.notify(ctx, listed, pv, claim, node, why+"; the claim is kept for a node that comes back. Delete the claim to give the data up")
+	default:
+		r.DeleteLostClaim(ctx, pv, claim, why)
+	}
+}
+
+// notify writes an Event on the users of a claim, one on each: when the loss is found, and on
+// Pods that are made in place of those on the lost node, as those of a StatefulSet, later.
+func (r *releaser) notify(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, node, message string) {
+	var users []runtime.Object
+	notified := r.notified[pv.Name]
+	if notified == nil {
+		notified = map[types.UID]struct{}{}
+		r.notified[pv.Name] = notified
+		users = r.UsersOf(ctx, listed, claim, node)
+	}
+	for _, pod := range r.WaitersFor(claim) {
+		if _, before := notified[pod.UID]; !before {
+			notified[pod.UID] = struct{}{}
+			users = append(users, pod)
+		}
+	}
+	for _, user := range users {
+		r.Recorder.Event(user, v1.EventTypeWarning, cluster.ReasonNodeLost, message)
+	}
+}

@@ -1,0 +1,148 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
+)
+
+// FileSystem is what a StorageClass says of the file system of its volumes.
+type FileSystem struct {
+	filesystem.Use
+	settings filesystem.Settings
+	// forAny lets every claim have a scratch file system.
+	forAny bool
+}
+
+// isFileSystemParameter reports whether parseFileSystem reads a key.
+func isFileSystemParameter(key string) bool {
+	return key == names.ParamFSType || key == names.ParamProfile || key == names.ParamScratchFor || strings.HasPrefix(key, names.ParamMkfsPrefix)
+}
+
+// parseFileSystem reads the parameters and the mount options of a StorageClass;
+// errors are *InvalidError.
+func parseFileSystem(class *storagev1.StorageClass) (FileSystem, error) {
+	var out FileSystem
+	refuse := func(key, given, allowed string) (FileSystem, error) {
+		return FileSystem{}, &InvalidError{Field: ClassField(class, key), Given: given, Allowed: allowed}
+	}
+	params := class.Parameters
+	t, err := filesystem.ParseType(params[names.ParamFSType])
+	if err != nil {
+		return refuse(names.ParamFSType, fmt.Sprintf("%q", params[names.ParamFSType]), typeNames())
+	}
+	out.Type, out.Profile = t, filesystem.Profile(params[names.ParamProfile])
+	switch err := out.Check(); {
+	case err != nil && t != filesystem.Ext4 && out.Profile == filesystem.Scratch:
+		return refuse(names.ParamProfile, fmt.Sprintf("%q with file system %s", out.Profile, t), fmt.Sprintf("%q with %s", out.Profile, filesystem.Ext4))
+	case err != nil:
+		return refuse(names.ParamProfile, fmt.Sprintf("%q", out.Profile), fmt.Sprintf("%q", filesystem.Scratch))
+	}
+	switch given := params[names.ParamScratchFor]; given {
+	case "", names.ScratchForEphemeral:
+	case names.ScratchForAny:
+		out.forAny = true
+	default:
+		return refuse(names.ParamScratchFor, fmt.Sprintf("%q", given), names.ScratchForEphemeral+", "+names.ScratchForAny)
+	}
+	settings := map[string]string{}
+	for key, value := range params {
+		if name, ok := strings.CutPrefix(key, names.ParamMkfsPrefix); ok {
+			settings[name] = value
+		}
+	}
+	if out.settings, err = filesystem.ParseSettings(out.Use, settings); err != nil {
+		return FileSystem{}, refusedSetting(class, err)
+	}
+	// Which volumes are on persistent memory is known when there is a node.
+	_, err = filesystem.MountOptions(out.Use, class.MountOptions)
+	if pmem := out.onPMEM(); err != nil && pmem.Check() == nil {
+		if _, errOnPMEM := filesystem.MountOptions(pmem, class.MountOptions); errOnPMEM == nil {
+			err = nil
+		}
+	}
+	if err != nil {
+		return FileSystem{}, refusedMountOption(class, err)
+	}
+	return out, nil
+}
+
+// onPMEM is the use of the same file system on persistent memory.
+func (f FileSystem) onPMEM() filesystem.Use {
+	use := f.Use
+	use.DAX = true
+	return use
+}
+
+// Suits checks the file system of a StorageClass against the medium of the device class on
+// the selected node. Errors are *InvalidError.
+func (f FileSystem) Suits(class *storagev1.StorageClass, on *lvmdv1.DeviceClass) error {
+	use := f.Use
+	if on.GetMedium() == "pmem" {
+		use = f.onPMEM()
+	}
+	if use.Check() != nil {
+		return &InvalidError{Field: ClassField(class, names.ParamFSType), Given: fmt.Sprintf("%q on persistent memory, as device class %s is,", use.Type, on.GetName()),
+			Allowed: fmt.Sprintf("%s, %s", filesystem.Ext4, filesystem.XFS)}
+	}
+	if _, err := filesystem.ParseSettings(use, f.settings.Map()); err != nil {
+		return refusedSetting(class, err)
+	}
+	if _, err := filesystem.MountOptions(use, class.MountOptions); err != nil {
+		return refusedMountOption(class, err)
+	}
+	return nil
+}
+
+// SuitsClaim checks whether a claim may have the file system of its class. Errors are
+// *InvalidError.
+func (f FileSystem) SuitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+	if f.Profile != filesystem.Scratch {
+		return nil
+	}
+	if claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil {
+		return &InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("a source, with %s: %s,", names.ParamProfile, f.Profile), Allowed: "none"}
+	}
+	if f.forAny || OwnerPod(claim) != nil {
+		return nil
+	}
+	return &InvalidError{Field: ClassField(class, names.ParamProfile), Given: fmt.Sprintf("%q, which loses data in a crash, for a claim that outlives its Pod", f.Profile),
+		Allowed: fmt.Sprintf("generic ephemeral volumes (spec.volumes[].ephemeral of a Pod), or any claim with %s: %s", names.ParamScratchFor, names.ScratchForAny)}
+}
+
+func refusedSetting(class *storagev1.StorageClass, err error) error {
+	var refused *filesystem.OptionError
+	if !errors.As(err, &refused) {
+		return err
+	}
+	value, given := strings.CutPrefix(refused.Given, refused.Name+"=")
+	if !given {
+		return &InvalidError{Field: fmt.Sprintf("StorageClass %s: parameters", class.Name), Given: fmt.Sprintf("key %q for %s", names.ParamMkfsPrefix+refused.Name, refused.For),
+			Allowed: names.ParamMkfsPrefix + "(" + refused.Allowed + ")"}
+	}
+	return &InvalidError{Field: ClassField(class, names.ParamMkfsPrefix+refused.Name), Given: fmt.Sprintf("%q for %s", value, refused.For), Allowed: refused.Allowed}
+}
+
+func refusedMountOption(class *storagev1.StorageClass, err error) error {
+	field := fmt.Sprintf("StorageClass %s: mountOptions", class.Name)
+	var refused *filesystem.OptionError
+	if !errors.As(err, &refused) {
+		return &InvalidError{Field: field, Given: "what is there", Allowed: err.Error()}
+	}
+	return &InvalidError{Field: field, Given: fmt.Sprintf("%q for %s", refused.Given, refused.For), Allowed: refused.Allowed}
+}
+
+func typeNames() string {
+	var all []string
+	for _, t := range filesystem.Types() {
+		all = append(all, string(t))
+	}
+	return strings.Join(all, ", ")
+}

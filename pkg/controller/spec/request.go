@@ -1,0 +1,200 @@
+package spec
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/iolimit"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+// MaximumRequest bounds a claim's size, in bytes, so that rounding it up cannot overflow.
+const MaximumRequest = math.MaxInt64 / 2
+
+// InvalidError says what is wrong with a claim or its StorageClass, in words
+// for the user.
+type InvalidError struct {
+	// Field is where the mistake is, Given what was found there and Allowed
+	// what may stand there.
+	Field, Given, Allowed string
+}
+
+// Error implements error.
+func (e *InvalidError) Error() string {
+	return fmt.Sprintf("%s: %s is not allowed, allowed: %s", e.Field, e.Given, e.Allowed)
+}
+
+// Class are a StorageClass's parameters, understood.
+type Class struct {
+	// DeviceClass is empty for each node's default class.
+	DeviceClass string
+	// FSType is the type of FileSystem, empty for raw block volumes.
+	FSType string
+	// FileSystem is what volumes carry that are not raw block devices.
+	FileSystem FileSystem
+	// onNodeLoss is names.NodeLossKeep or names.NodeLossRecreate.
+	onNodeLoss string
+	// Placement says which of the nodes with enough free space is preferred.
+	Placement scheduler.Policy
+	// Encryption says whether and how volumes are encrypted.
+	Encryption Encryption
+	// IOLimits are those that volumes have at first.
+	IOLimits iolimit.Limits
+}
+
+// ParseClass reads the parameters of a StorageClass; errors are *InvalidError.
+func ParseClass(class *storagev1.StorageClass) (Class, error) {
+	out := Class{onNodeLoss: names.NodeLossKeep, Placement: scheduler.Policies[0]}
+	for _, key := range slices.Sorted(maps.Keys(class.Parameters)) {
+		value := class.Parameters[key]
+		if isFileSystemParameter(key) || isStageSecret(key) || isIOLimit(key) {
+			continue
+		}
+		switch key {
+		case names.ParamDeviceClass:
+			out.DeviceClass = value
+		case names.ParamOnNodeLoss:
+			if value != names.NodeLossKeep && value != names.NodeLossRecreate {
+				return out, &InvalidError{Field: ClassField(class, key), Given: fmt.Sprintf("%q", value),
+					Allowed: names.NodeLossKeep + ", " + names.NodeLossRecreate}
+			}
+			out.onNodeLoss = value
+		case names.ParamPlacement:
+			policy, err := scheduler.ParsePolicy(value)
+			if err != nil {
+				return out, &InvalidError{Field: ClassField(class, key), Given: fmt.Sprintf("%q", value), Allowed: scheduler.PolicyNames()}
+			}
+			out.Placement = policy
+		case names.ParamEncryption, names.ParamEncryptionDiscards:
+			var err error
+			if out.Encryption, err = parseEncryption(class); err != nil {
+				return out, err
+			}
+		default:
+			return out, &InvalidError{Field: fmt.Sprintf("StorageClass %s: parameters", class.Name),
+				Given: fmt.Sprintf("key %q", key), Allowed: strings.Join(parameterKeys(), ", ")}
+		}
+	}
+	var err error
+	if out.FileSystem, err = parseFileSystem(class); err != nil {
+		return out, err
+	}
+	if out.IOLimits, err = parseIOLimits(class.Parameters, func(key string) string { return ClassField(class, key) }); err != nil {
+		return out, err
+	}
+	out.FSType = string(out.FileSystem.Type)
+	if out.Encryption.kind == names.EncryptionLUKS && out.FileSystem.Profile != filesystem.Usual {
+		return out, &InvalidError{Field: ClassField(class, names.ParamProfile), Given: fmt.Sprintf("%q", out.FileSystem.Profile),
+			Allowed: fmt.Sprintf("none with %s: %s, which is for data that outlive a restart", names.ParamEncryption, names.EncryptionLUKS)}
+	}
+	return out, out.Encryption.suitsMount(class)
+}
+
+// ClassField names a parameter of a StorageClass in an InvalidError.
+func ClassField(class *storagev1.StorageClass, key string) string {
+	return fmt.Sprintf("StorageClass %s: parameters[%s]", class.Name, key)
+}
+
+// Request is what a claim asks for, checked.
+type Request struct {
+	Class
+	Bytes int64
+	Mode  lvmdv1.VolumeMode
+	// Source is what the volume is to be made of, nil for an empty one, and From the same
+	// once it was found.
+	Source *DataSource
+	From   *Origin
+	// AttributesClass is the name of the VolumeAttributesClass whose limits count in place of
+	// the StorageClass', or empty.
+	AttributesClass string
+}
+
+// ParseClaim checks a claim against its StorageClass; errors are *InvalidError.
+func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) (Request, error) {
+	params, err := ParseClass(class)
+	if err != nil {
+		return Request{}, err
+	}
+	out := Request{Class: params, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
+	if claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == v1.PersistentVolumeBlock {
+		out.Mode, out.FSType = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, ""
+	} else if err := params.FileSystem.SuitsClaim(claim, class); err != nil {
+		return out, err
+	}
+	if len(claim.Spec.AccessModes) == 0 {
+		return out, &InvalidError{Field: "spec.accessModes", Given: "no access mode", Allowed: "ReadWriteOnce, ReadWriteOncePod"}
+	}
+	for _, mode := range claim.Spec.AccessModes {
+		if mode != v1.ReadWriteOnce && mode != v1.ReadWriteOncePod {
+			return out, &InvalidError{Field: "spec.accessModes", Given: string(mode) + " (the volume is on one node's disk)",
+				Allowed: "ReadWriteOnce, ReadWriteOncePod"}
+		}
+	}
+	size := claim.Spec.Resources.Requests[v1.ResourceStorage]
+	if size.Sign() <= 0 || size.CmpInt64(MaximumRequest) > 0 {
+		return out, &InvalidError{Field: "spec.resources.requests.storage", Given: size.String(),
+			Allowed: fmt.Sprintf("1 to %d bytes", int64(MaximumRequest))}
+	}
+	out.Bytes = size.Value()
+	if out.Mode == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		out.Bytes = max(out.Bytes, filesystem.MinimumSize(params.FileSystem.Type, false))
+	}
+	if claim.Spec.Selector != nil {
+		return out, &InvalidError{Field: "spec.selector", Given: "a selector", Allowed: "none: the volume is made for the claim"}
+	}
+	if name := claim.Spec.VolumeAttributesClassName; name != nil {
+		out.AttributesClass = *name
+	}
+	if out.Source, _, err = SourceOf(claim); err != nil {
+		return out, err
+	}
+	if err := out.Encryption.checkStageSecret(class); err != nil {
+		return out, err
+	}
+	if _, err := StageSecret(class, claim); err != nil {
+		return out, err
+	}
+	return out, out.Encryption.suits(out.Source)
+}
+
+// Footprint is how many bytes the volume takes of a node's free space: its header comes on top
+// of what the claim asks for.
+func (r Request) Footprint() int64 { return r.Bytes + r.Encryption.HeaderBytes() }
+
+// CreateVolume returns the request as lvmd takes it, for a claim of the cluster with that id.
+func (r Request) CreateVolume(claim *v1.PersistentVolumeClaim, clusterID string) *lvmdv1.CreateVolumeRequest {
+	var source *lvmdv1.VolumeSource
+	if r.From != nil {
+		source = r.From.Source
+	}
+	ask := &lvmdv1.CreateVolumeRequest{
+		Name: VolumeName(claim), DeviceClass: r.DeviceClass, RequiredBytes: r.Bytes, Mode: r.Mode, FsType: r.FSType, Source: source,
+		Encryption: r.Encryption.kind, EncryptionDiscards: r.Encryption.discards, IoLimits: r.IOLimits.Proto(),
+		Owner: &lvmdv1.Owner{
+			ClusterId: clusterID, ClaimNamespace: claim.Namespace, ClaimName: claim.Name, ClaimUid: string(claim.UID),
+		},
+	}
+	if fs := r.FileSystem; r.Mode == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
+		ask.Profile, ask.FsSettings = string(fs.Profile), fs.settings.Map()
+	}
+	return ask
+}
+
+// Demand returns what a claim that asks for r takes of a node. A claim that does not exist yet
+// has no UID.
+func Demand(claim *v1.PersistentVolumeClaim, r Request) scheduler.Demand {
+	d := scheduler.Demand{Class: r.DeviceClass, Bytes: r.Footprint(), Policy: r.Placement}
+	if claim.UID != "" {
+		d.Claim, d.Volume = string(claim.UID), VolumeName(claim)
+	}
+	return d
+}

@@ -1,0 +1,202 @@
+package kubectl
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/kubectl/why"
+)
+
+// Check is one thing that doctor looked at.
+type Check struct {
+	Name string `json:"name"`
+	OK   bool   `json:"ok"`
+	// Problem says what is wrong, and Next what to do.
+	Problem string `json:"problem,omitempty"`
+	Next    string `json:"next,omitempty"`
+}
+
+// soon is how long before its end a certificate is reported: the controller renews its own earlier.
+const soon = 7 * 24 * time.Hour
+
+func (p *plugin) doctorCommand() *cobra.Command {
+	var agents bool
+	command := &cobra.Command{
+		Use: "doctor", Short: "Check the installation: driver, controllers, agents, nodes, versions, certificates", Args: cobra.NoArgs,
+		Long: "Checks the installation, and fails when something is not as it should be. With --agents it also asks each node agent for its device " +
+			"classes and whether the kernel has what they need; that takes the right to run programs in the agents.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.do(cmd.Context(), func(ctx context.Context, client kubernetes.Interface, run run) error {
+				checks, err := p.doctor(ctx, client)
+				if err != nil {
+					return err
+				}
+				if agents {
+					more, err := p.askAgents(ctx, client, run)
+					if err != nil {
+						return err
+					}
+					checks = append(checks, more...)
+				}
+				var rows [][]string
+				wrong := 0
+				for _, c := range checks {
+					if c.OK {
+						rows = append(rows, []string{"ok", c.Name})
+						continue
+					}
+					wrong++
+					rows = append(rows, []string{"WRONG", c.Name + ": " + c.Problem}, []string{"", "next: " + c.Next})
+				}
+				if err := p.print(cmd.OutOrStdout(), checks, rows); err != nil {
+					return err
+				}
+				if wrong > 0 {
+					return fmt.Errorf("%d of %d checks: %w", wrong, len(checks), ErrUnhealthy)
+				}
+				return nil
+			})
+		},
+	}
+	command.Flags().BoolVar(&agents, "agents", false, "also ask the node agents for their device classes and the kernel's targets")
+	return command
+}
+
+// doctor makes all checks; it fails only when it cannot look.
+func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Check, error) {
+	s, err := p.read(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	var checks []Check
+	check := func(name, problem, next string) {
+		checks = append(checks, Check{Name: name, OK: problem == "", Problem: problem, Next: next})
+		if problem == "" {
+			checks[len(checks)-1].Next = ""
+		}
+	}
+	problem := ""
+	if _, err := client.StorageV1().CSIDrivers().Get(ctx, names.Driver, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		problem = "there is no CSIDriver " + names.Driver
+	} else if err != nil {
+		return nil, fmt.Errorf("read the CSIDriver: %w", err)
+	}
+	check("driver", problem, "install Carve")
+	status, err := s.status()
+	if err != nil {
+		return nil, err
+	}
+	problem = ""
+	if status.ControllersReady == 0 || status.ControllersReady < status.Controllers {
+		problem = fmt.Sprintf("%d of %d are ready", status.ControllersReady, status.Controllers)
+	}
+	check("controllers", problem, "kubectl -n "+p.carve+" describe pods -l "+labelName+"="+nameController)
+	problem = ""
+	if len(status.Images) > 1 {
+		problem = "several are in use: " + strings.Join(status.Images, ", ")
+	}
+	check("one image", problem, "wait for the rollout; else compare the Deployment and the DaemonSets")
+	problem, err = p.certificate(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	check("certificate authority", problem, "the controller makes and renews it: look at its log")
+	problem = ""
+	if len(s.classes) == 0 {
+		problem = "none has the provisioner " + names.Driver
+	}
+	check("StorageClasses", problem, "docs/reference/configuration.md")
+	nodes, err := s.whyNodes()
+	if err != nil {
+		return nil, err
+	}
+	for _, node := range nodes {
+		_, wanted := s.agents[node.Name]
+		problem, next := "", "kubectl -n "+p.carve+" describe pod "+s.agents[node.Name].Name
+		switch {
+		case !node.Ready:
+			problem, next = "it is not ready", "kubectl describe node "+node.Name
+		case !wanted:
+			continue // The DaemonSet leaves it out.
+		case !node.AgentReady:
+			problem = "its agent is not ready"
+		case !node.Registered:
+			problem, next = "its kubelet does not know the driver", "kubectl -n "+p.carve+" logs "+s.agents[node.Name].Name+" -c node"
+		case len(node.Largest) == 0:
+			problem, next = "it offers no space: it is full, or lacks its volume group", "kubectl -n "+p.carve+" exec "+s.agents[node.Name].Name+" -c lvmd -- carve-lvmd classes"
+		}
+		check("node "+node.Name, problem, next)
+	}
+	for _, name := range strays(s) {
+		check("volume "+name, "its node does not exist", "if the node will not come back, delete the claim; see carve.csi.local/on-node-loss")
+	}
+	return checks, nil
+}
+
+// strays are the volumes whose nodes are gone.
+func strays(s *snapshot) []string {
+	there := map[string]bool{}
+	for _, node := range s.nodes {
+		there[node.Name] = true
+	}
+	result := map[string]bool{}
+	for _, pv := range s.volumes {
+		if home := why.Home(&pv); home != "" && !there[home] {
+			result[pv.Name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(result))
+}
+
+// certificate says what is wrong with the certificate by which nodes verify the controller.
+func (p *plugin) certificate(ctx context.Context, client kubernetes.Interface) (string, error) {
+	const name = "carve-uplink-ca"
+	published, err := client.CoreV1().ConfigMaps(p.carve).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "there is no ConfigMap " + name + ", for which the node agents wait", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the ConfigMap %s: %w", name, err)
+	}
+	last, err := lastCertificate([]byte(published.Data["ca.crt"]))
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the ConfigMap %s holds none: %v", name, err), nil
+	case p.now().After(last.NotAfter):
+		return "it ended on " + last.NotAfter.Format(time.DateOnly), nil
+	case last.NotAfter.Sub(p.now()) < soon:
+		return "it ends on " + last.NotAfter.Format(time.DateOnly) + ", and was not renewed", nil
+	}
+	return "", nil
+}
+
+// lastCertificate returns the one of several that is valid the longest.
+func lastCertificate(text []byte) (*x509.Certificate, error) {
+	var last *x509.Certificate
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		if last == nil || certificate.NotAfter.After(last.NotAfter) {
+			last = certificate
+		}
+	}
+	if last == nil {
+		return nil, errors.New("no certificate")
+	}
+	return last, nil
+}

@@ -1,0 +1,198 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// Orphan is a volume on a node that no PersistentVolume and no claim knows.
+type Orphan struct {
+	ID    string    `json:"id"`
+	Name  string    `json:"name"`
+	Node  string    `json:"node"`
+	Class string    `json:"deviceClass"`
+	Bytes int64     `json:"bytes"`
+	Made  time.Time `json:"made"`
+	// Claim is the NAMESPACE/NAME that it was made for; empty when it was made by hand.
+	Claim string `json:"claim,omitempty"`
+	// Foreign is whether another cluster's installation made it, or no installation did.
+	Foreign bool `json:"foreign"`
+	// FSType is empty for raw volumes.
+	FSType string `json:"fsType,omitempty"`
+
+	volume *lvmdv1.Volume
+}
+
+// Orphans is what was found, and which nodes could not be asked.
+type Orphans struct {
+	Orphans []Orphan `json:"orphans"`
+	// Unreachable are the nodes whose agents did not answer, with the reason.
+	Unreachable map[string]string `json:"unreachable,omitempty"`
+}
+
+// youngest is how old a volume must be: a younger one may be about to get its PersistentVolume.
+const youngest = 10 * time.Minute
+
+func (p *plugin) orphansCommand() *cobra.Command {
+	command := &cobra.Command{
+		Use: "orphans", Short: "List volumes on the nodes that nothing in the API knows", Args: cobra.NoArgs,
+		Long: "Lists volumes that no PersistentVolume and no claim knows and that are older than ten minutes: of deleted claims whose policy is " +
+			"Retain, made by hand, or left. It runs carve-lvmd in the node agents, and needs the right to.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.do(cmd.Context(), func(ctx context.Context, client kubernetes.Interface, run run) error {
+				found, err := p.orphans(ctx, client, run)
+				if err != nil {
+					return err
+				}
+				rows := [][]string{{"ID", "NODE", "CLASS", "SIZE", "AGE", "MADE FOR", ""}}
+				for _, o := range found.Orphans {
+					note := ""
+					if o.Foreign {
+						note = "not of this cluster"
+					}
+					rows = append(rows, []string{o.ID, o.Node, o.Class, size(o.Bytes), p.now().Sub(o.Made).Round(time.Minute).String(), o.Claim, note})
+				}
+				for _, node := range slices.Sorted(maps.Keys(found.Unreachable)) {
+					rows = append(rows, []string{"?", node, found.Unreachable[node]})
+				}
+				return p.print(cmd.OutOrStdout(), found, rows)
+			})
+		},
+	}
+	command.AddCommand(p.removeCommand(), p.claimCommand())
+	return command
+}
+
+// orphans asks every node's agent what it holds, and leaves out what the API knows.
+func (p *plugin) orphans(ctx context.Context, client kubernetes.Interface, run run) (*Orphans, error) {
+	s, err := p.read(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	system, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's id: %w", err)
+	}
+	claims, err := client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the claims: %w", err)
+	}
+	known := map[string]bool{}
+	for _, claim := range claims.Items {
+		known["pvc-"+string(claim.UID)] = true
+	}
+	for _, pv := range s.volumes {
+		known[pv.Spec.CSI.VolumeHandle] = true
+	}
+	result := &Orphans{Orphans: []Orphan{}, Unreachable: map[string]string{}}
+	for _, node := range slices.Sorted(maps.Keys(s.agents)) {
+		output, err := run(ctx, s.agents[node].Name, "lvmd", "carve-lvmd", "volumes", "--json")
+		if err != nil {
+			result.Unreachable[node] = err.Error()
+			continue
+		}
+		volumes, err := parseVolumes(output)
+		if err != nil {
+			return nil, fmt.Errorf("read what the agent of %s holds: %w", node, err)
+		}
+		for _, v := range volumes {
+			if known[v.GetId()] || known[v.GetName()] || v.GetOwner().GetPodUid() != "" ||
+				v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || p.now().Sub(v.GetCreatedAt().AsTime()) < youngest {
+				continue
+			}
+			o := Orphan{
+				ID: v.GetId(), Name: v.GetName(), Node: node, Class: v.GetDeviceClass(), Bytes: v.GetSizeBytes(), Made: v.GetCreatedAt().AsTime(),
+				Foreign: v.GetOwner().GetClusterId() != string(system.UID), FSType: v.GetFsType(), volume: v,
+			}
+			if claim := v.GetOwner().GetClaimName(); claim != "" {
+				o.Claim = v.GetOwner().GetClaimNamespace() + "/" + claim
+			}
+			result.Orphans = append(result.Orphans, o)
+		}
+	}
+	return result, nil
+}
+
+// parseVolumes reads what carve-lvmd lists, a volume on each line.
+func parseVolumes(output string) ([]*lvmdv1.Volume, error) {
+	var volumes []*lvmdv1.Volume
+	for line := range strings.Lines(output) {
+		v := &lvmdv1.Volume{}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(line), v); err != nil {
+			return nil, fmt.Errorf("parse %.80q: %w", line, err)
+		}
+		volumes = append(volumes, v)
+	}
+	return volumes, nil
+}
+
+// ErrNotAnOrphan is the error of removing what is not in the list.
+var ErrNotAnOrphan = errors.New("it is not in the list of orphans")
+
+// ErrForeign is the error of removing what another cluster may use.
+var ErrForeign = errors.New("this cluster did not make it: another one may use it; --foreign removes it all the same")
+
+// Removal is an orphan, and whether it was removed.
+type Removal struct {
+	Orphan  Orphan `json:"orphan"`
+	Removed bool   `json:"removed"`
+}
+
+// orphan finds the orphan of an id. The error is ErrNotAnOrphan where there is none, and
+// ErrForeign where it is another cluster's and those are not asked for.
+func (p *plugin) orphan(ctx context.Context, client kubernetes.Interface, run run, id string, foreign bool) (Orphan, error) {
+	found, err := p.orphans(ctx, client, run)
+	if err != nil {
+		return Orphan{}, err
+	}
+	i := slices.IndexFunc(found.Orphans, func(o Orphan) bool { return o.ID == id })
+	switch {
+	case i < 0:
+		return Orphan{}, fmt.Errorf("%s: %w", id, ErrNotAnOrphan)
+	case found.Orphans[i].Foreign && !foreign:
+		return Orphan{}, fmt.Errorf("%s: %w", id, ErrForeign)
+	}
+	return found.Orphans[i], nil
+}
+
+func (p *plugin) removeCommand() *cobra.Command {
+	var yes, foreign bool
+	command := &cobra.Command{
+		Use: "remove ID", Short: "Remove an orphan, with all it holds, from its node", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.do(cmd.Context(), func(ctx context.Context, client kubernetes.Interface, run run) error {
+				o, err := p.orphan(ctx, client, run, args[0], foreign)
+				if err != nil {
+					return err
+				}
+				if !yes {
+					return p.print(cmd.OutOrStdout(), Removal{Orphan: o}, [][]string{{fmt.Sprintf("would remove %s (%s) from %s; --yes does", o.ID, size(o.Bytes), o.Node)}})
+				}
+				s, err := p.read(ctx, client)
+				if err != nil {
+					return err
+				}
+				if _, err := run(ctx, s.agents[o.Node].Name, "lvmd", "carve-lvmd", "delete", o.ID); err != nil {
+					return err
+				}
+				return p.print(cmd.OutOrStdout(), Removal{Orphan: o, Removed: true}, [][]string{{fmt.Sprintf("removed %s from %s", o.ID, o.Node)}})
+			})
+		},
+	}
+	command.Flags().BoolVar(&yes, "yes", false, "remove it; without, only say what would be removed")
+	command.Flags().BoolVar(&foreign, "foreign", false, "remove it even if this cluster did not make it")
+	return command
+}

@@ -1,0 +1,207 @@
+package kubectl
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/kubectl/why"
+)
+
+// Labels of Carve's Pods.
+const (
+	labelName      = "app.kubernetes.io/name"
+	nameController = "carve-controller"
+	nameAgent      = "carve-node"
+)
+
+// snapshot is what the API server says of Carve's volumes at one time.
+type snapshot struct {
+	nodes      []corev1.Node
+	registered map[string]bool // By node: whether its kubelet knows the driver.
+	agents     map[string]corev1.Pod
+	control    []corev1.Pod
+	volumes    []corev1.PersistentVolume         // Carve's.
+	classes    map[string]storagev1.StorageClass // Carve's, by name.
+	capacities []storagev1.CSIStorageCapacity
+	claims     []corev1.PersistentVolumeClaim // Of Carve's classes, without a volume.
+}
+
+// read reads a snapshot. It needs the rights of the ClusterRole carve-view.
+func (p *plugin) read(ctx context.Context, client kubernetes.Interface) (*snapshot, error) {
+	s := &snapshot{registered: map[string]bool{}, agents: map[string]corev1.Pod{}, classes: map[string]storagev1.StorageClass{}}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the nodes: %w", err)
+	}
+	s.nodes = nodes.Items
+	slices.SortFunc(s.nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	drivers, err := client.StorageV1().CSINodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list what the kubelets know: %w", err)
+	}
+	for _, node := range drivers.Items {
+		s.registered[node.Name] = slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == names.Driver })
+	}
+	pods, err := client.CoreV1().Pods(p.carve).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list Carve's Pods: %w", err)
+	}
+	for _, pod := range pods.Items {
+		switch pod.Labels[labelName] {
+		case nameController:
+			s.control = append(s.control, pod)
+		case nameAgent:
+			// While a Pod is replaced there are two: the one that is ready counts.
+			if before, ok := s.agents[pod.Spec.NodeName]; !ok || !isReady(&before) {
+				s.agents[pod.Spec.NodeName] = pod
+			}
+		}
+	}
+	volumes, err := client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the PersistentVolumes: %w", err)
+	}
+	for _, pv := range volumes.Items {
+		if pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver {
+			s.volumes = append(s.volumes, pv)
+		}
+	}
+	classes, err := client.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the StorageClasses: %w", err)
+	}
+	for _, class := range classes.Items {
+		if class.Provisioner == names.Driver {
+			s.classes[class.Name] = class
+		}
+	}
+	claims, err := client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the claims: %w", err)
+	}
+	for _, claim := range claims.Items {
+		if class := claim.Spec.StorageClassName; claim.Spec.VolumeName == "" && class != nil {
+			if _, ours := s.classes[*class]; ours {
+				s.claims = append(s.claims, claim)
+			}
+		}
+	}
+	capacities, err := client.StorageV1().CSIStorageCapacities(p.carve).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the capacities: %w", err)
+	}
+	for _, c := range capacities.Items {
+		if _, ours := s.classes[c.StorageClassName]; ours {
+			s.capacities = append(s.capacities, c)
+		}
+	}
+	return s, nil
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func nodeReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// Capacity is what a node offers of a StorageClass.
+type Capacity struct {
+	Node         string `json:"node"`
+	StorageClass string `json:"storageClass"`
+	// UsedBytes are the sizes of the PersistentVolumes of the class on the node, in sum.
+	UsedBytes int64 `json:"usedBytes"`
+	// ReservedBytes are what claims asked for that the scheduler has given to the node and
+	// that have no volume yet, in sum.
+	ReservedBytes int64 `json:"reservedBytes"`
+	// AvailableBytes is what may be given out yet: what is free, less what is reserved for
+	// claims whose volumes are being made. LargestBytes is the largest volume of it.
+	AvailableBytes int64 `json:"availableBytes"`
+	LargestBytes   int64 `json:"largestBytes"`
+}
+
+// capacity returns what each node offers, by node and class. A capacity may be that of a
+// group of nodes; it is each member's.
+func (s *snapshot) capacity() ([]Capacity, error) {
+	var result []Capacity
+	for _, node := range s.nodes {
+		offers := map[string]Capacity{}
+		for _, c := range s.capacities {
+			selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
+			if err != nil {
+				return nil, fmt.Errorf("read the capacity %s: %w", c.Name, err)
+			}
+			if c.Capacity == nil || !selector.Matches(labels.Set(node.Labels)) {
+				continue
+			}
+			offer := Capacity{Node: node.Name, StorageClass: c.StorageClassName, AvailableBytes: c.Capacity.Value(), LargestBytes: c.Capacity.Value()}
+			if c.MaximumVolumeSize != nil {
+				offer.LargestBytes = c.MaximumVolumeSize.Value()
+			}
+			offers[c.StorageClassName] = offer
+		}
+		for _, pv := range s.volumes {
+			if why.Home(&pv) != node.Name {
+				continue
+			}
+			offer := offers[pv.Spec.StorageClassName]
+			offer.Node, offer.StorageClass = node.Name, pv.Spec.StorageClassName
+			size := pv.Spec.Capacity[corev1.ResourceStorage]
+			offer.UsedBytes += size.Value()
+			offers[pv.Spec.StorageClassName] = offer
+		}
+		for _, claim := range s.claims {
+			if claim.Annotations[volume.AnnSelectedNode] != node.Name {
+				continue
+			}
+			offer := offers[*claim.Spec.StorageClassName]
+			offer.Node, offer.StorageClass = node.Name, *claim.Spec.StorageClassName
+			request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+			offer.ReservedBytes += request.Value()
+			offers[offer.StorageClass] = offer
+		}
+		for _, class := range slices.Sorted(maps.Keys(offers)) {
+			result = append(result, offers[class])
+		}
+	}
+	return result, nil
+}
+
+// whyNodes returns the nodes as the decision wants them.
+func (s *snapshot) whyNodes() ([]why.Node, error) {
+	capacities, err := s.capacity()
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]why.Node, 0, len(s.nodes))
+	for _, node := range s.nodes {
+		agent, ok := s.agents[node.Name]
+		one := why.Node{
+			Name: node.Name, Ready: nodeReady(&node), Unschedulable: node.Spec.Unschedulable,
+			AgentReady: ok && isReady(&agent), Registered: s.registered[node.Name], Largest: map[string]int64{},
+		}
+		for _, c := range capacities {
+			if c.Node == node.Name && c.LargestBytes > 0 {
+				one.Largest[c.StorageClass] = c.LargestBytes
+			}
+		}
+		nodes = append(nodes, one)
+	}
+	return nodes, nil
+}

@@ -1,0 +1,320 @@
+// Package why decides why a Pod with volumes of Carve does not run, of what the API server
+// says. It is a pure function: it reads nothing and calls nothing.
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/carve-csi/carve/api/names"
+)
+
+// selectedNode is the annotation in which the scheduler names the node that it chose.
+const selectedNode = "volume.kubernetes.io/selected-node"
+
+// Facts are what is known of a Pod and of what it waits for.
+type Facts struct {
+	Pod *corev1.Pod
+	// PodEvents are what was last reported of the Pod, newest first.
+	PodEvents []Event
+	Claims    []Claim
+	Nodes     []Node
+}
+
+// Event is the reason and the message of a Kubernetes Event.
+type Event struct{ Reason, Message string }
+
+// Claim is one of the Pod's claims. What there is none of is nil.
+type Claim struct {
+	// Name is the claim's, whether or not it exists.
+	Name   string
+	Claim  *corev1.PersistentVolumeClaim
+	Class  *storagev1.StorageClass
+	Volume *corev1.PersistentVolume
+	Events []Event
+}
+
+// Node is a node of the cluster, with what Carve has there.
+type Node struct {
+	Name          string
+	Ready         bool
+	Unschedulable bool
+	// AgentReady is whether the Pod of the DaemonSet carve-node is ready there.
+	AgentReady bool
+	// Registered is whether the kubelet knows the driver.
+	Registered bool
+	// Largest is the size in bytes of the largest volume that may be made there now, by
+	// StorageClass; a class that the node does not offer is not in it.
+	Largest map[string]int64
+}
+
+// Reason is one thing that keeps the Pod from running.
+type Reason struct {
+	// Subject is what it is about: a kind and a name.
+	Subject string `json:"subject"`
+	Problem string `json:"problem"`
+	// Next is what to do, or to look at, next; empty where there is nothing.
+	Next string `json:"next,omitempty"`
+}
+
+// Explain returns the reasons, the one that explains most first. There is none when the Pod is ready.
+func Explain(f Facts) []Reason {
+	pod := f.Pod
+	subject := "pod/" + pod.Name
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return []Reason{{subject, "it is being deleted", "wait for its end; a container that does not stop keeps its volume mounted"}}
+	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+		return []Reason{{subject, fmt.Sprintf("it has ended (%s)", pod.Status.Phase), "kubectl describe pod " + pod.Name}}
+	case ready(pod):
+		return nil
+	}
+	var reasons []Reason
+	mine := 0
+	for _, claim := range f.Claims {
+		if served(claim) {
+			mine++
+		}
+		if reason, ok := claimReason(f, claim); ok {
+			reasons = append(reasons, reason)
+		}
+	}
+	if pod.Spec.NodeName == "" {
+		return append(reasons, unscheduled(f, mine, len(reasons))...)
+	}
+	return append(reasons, unstarted(f, mine)...)
+}
+
+func ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// served reports whether the claim is for Carve to serve, or was served by it.
+func served(c Claim) bool {
+	if c.Volume != nil && c.Volume.Spec.CSI != nil {
+		return c.Volume.Spec.CSI.Driver == names.Driver
+	}
+	return c.Class != nil && c.Class.Provisioner == names.Driver
+}
+
+// claimReason returns what is wrong with a claim itself.
+func claimReason(f Facts, c Claim) (Reason, bool) {
+	subject := "claim/" + c.Name
+	switch {
+	case c.Claim == nil:
+		return Reason{subject, "it does not exist", "make it; one of a Pod's own volume (ephemeral) is made by the controller-manager"}, true
+	case c.Claim.DeletionTimestamp != nil:
+		return Reason{subject, "it is being deleted", "it goes when no Pod uses it; this Pod cannot start with it"}, true
+	case c.Claim.Status.Phase == corev1.ClaimLost || c.Claim.Spec.VolumeName != "" && c.Volume == nil:
+		return Reason{subject, fmt.Sprintf("its PersistentVolume %s is gone", c.Claim.Spec.VolumeName), "the data is lost to the claim: delete it, and make it again"}, true
+	case c.Claim.Spec.VolumeName == "" && c.Class == nil:
+		return Reason{subject, fmt.Sprintf("its StorageClass %q does not exist", className(c.Claim)), "kubectl get storageclasses"}, true
+	case !served(c):
+		return Reason{}, false
+	case missing(c.Claim):
+		return Reason{subject, "its node does not have the volume: " + condition(c.Claim, names.ConditionVolumeMissing), "docs/explanation/claims.md, when a node returns"}, true
+	case c.Volume != nil:
+		return volumeReason(f, subject, c)
+	}
+	if failed, ok := find(c.Events, "ProvisioningFailed"); ok {
+		return Reason{subject, "its volume could not be made: " + failed.Message, "kubectl carve capacity"}, true
+	}
+	chosen := c.Claim.Annotations[selectedNode]
+	if chosen == "" {
+		return Reason{}, false // That is the scheduler's affair.
+	}
+	if node, ok := f.node(chosen); !ok {
+		return Reason{subject, fmt.Sprintf("it is to be made on node %s, which does not exist", chosen), "delete the Pod if it stays so"}, true
+	} else if !node.AgentReady {
+		return Reason{subject, fmt.Sprintf("it is to be made on node %s, where the node agent is not ready", chosen), "kubectl carve doctor"}, true
+	}
+	return Reason{subject, "its volume is being made on node " + chosen, "wait some seconds; then look at the logs of carve-controller"}, true
+}
+
+// volumeReason returns what is wrong with the node that holds a claim's volume.
+func volumeReason(f Facts, subject string, c Claim) (Reason, bool) {
+	home := Home(c.Volume)
+	if home == "" {
+		return Reason{}, false
+	}
+	node, ok := f.node(home)
+	switch {
+	case !ok:
+		return Reason{subject, fmt.Sprintf("its volume is on node %s, which does not exist any more", home),
+			"if the node will not come back, delete the claim; see carve.csi.local/on-node-loss"}, true
+	case !node.Ready:
+		return Reason{subject, fmt.Sprintf("its volume is on node %s, which is not ready", home), "kubectl describe node " + home}, true
+	case f.Pod.Spec.NodeName == "" && node.Unschedulable:
+		return Reason{subject, fmt.Sprintf("its volume is on node %s, which takes no Pods", home), "kubectl uncordon " + home}, true
+	}
+	return Reason{}, false
+}
+
+// unscheduled returns why the scheduler found no node.
+func unscheduled(f Facts, mine, known int) []Reason {
+	var reasons []Reason
+	if waiting := f.waiting(); len(waiting) > 0 && known == 0 {
+		if reason, ok := short(f, waiting); ok {
+			reasons = append(reasons, reason)
+		}
+	}
+	for _, c := range f.Pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
+			next := "kubectl describe pod " + f.Pod.Name
+			if mine == 0 {
+				next = "it has no volume of Carve: " + next
+			}
+			reasons = append(reasons, Reason{"scheduler", c.Message, next})
+		}
+	}
+	if len(reasons) == 0 && known == 0 {
+		reasons = append(reasons, Reason{"scheduler", "it has not looked at the Pod yet", "is a scheduler called " + f.Pod.Spec.SchedulerName + " running?"})
+	}
+	return reasons
+}
+
+// waiting are the claims of ours that have no volume and no node yet.
+func (f Facts) waiting() []Claim {
+	return slices.DeleteFunc(slices.Clone(f.Claims), func(c Claim) bool {
+		return c.Claim == nil || c.Volume != nil || !served(c) || c.Claim.Annotations[selectedNode] != ""
+	})
+}
+
+// short reports that no node can take the claims, and of the nearest ones why not.
+func short(f Facts, claims []Claim) (Reason, bool) {
+	var lines []string
+	for _, node := range f.Nodes {
+		line := refusal(node, claims)
+		if line == "" {
+			return Reason{}, false // A node can: what keeps the Pod is something else.
+		}
+		lines = append(lines, node.Name+": "+line)
+	}
+	if len(lines) == 0 {
+		return Reason{}, false
+	}
+	const most = 5
+	if more := len(lines) - most; more > 0 {
+		lines = append(lines[:most], fmt.Sprintf("and %d more nodes", more))
+	}
+	return Reason{"nodes", "no node can take the volumes: " + strings.Join(lines, "; "),
+		"kubectl carve capacity; free space, ask for less, or add nodes"}, true
+}
+
+// refusal returns why a node cannot take the claims, or nothing where it seems to.
+func refusal(node Node, claims []Claim) string {
+	switch {
+	case !node.Ready:
+		return "not ready"
+	case node.Unschedulable:
+		return "takes no Pods"
+	case !node.AgentReady:
+		return "its agent is not ready"
+	case !node.Registered:
+		return "its kubelet does not know the driver"
+	}
+	for _, c := range claims {
+		asked := c.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
+		largest, ok := node.Largest[c.Class.Name]
+		if !ok {
+			return fmt.Sprintf("does not offer the StorageClass %s", c.Class.Name)
+		}
+		if asked.Value() > largest {
+			return fmt.Sprintf("the largest volume of %s is %s, %s asks for %s",
+				c.Class.Name, resource.NewQuantity(largest, resource.BinarySI), c.Name, asked.String())
+		}
+	}
+	return ""
+}
+
+// unstarted returns why the kubelet has not started the Pod.
+func unstarted(f Facts, mine int) []Reason {
+	home := f.Pod.Spec.NodeName
+	var reasons []Reason
+	if node, ok := f.node(home); !ok {
+		reasons = append(reasons, Reason{"node/" + home, "it does not exist any more", "delete the Pod"})
+	} else if mine > 0 {
+		switch {
+		case !node.Ready:
+			reasons = append(reasons, Reason{"node/" + home, "it is not ready", "kubectl describe node " + home})
+		case !node.AgentReady:
+			reasons = append(reasons, Reason{"node/" + home, "the node agent is not ready, so that volumes cannot be mounted", "kubectl carve doctor"})
+		case !node.Registered:
+			reasons = append(reasons, Reason{"node/" + home, "the kubelet does not know the driver", "look at the container node of its Pod of carve-node; see kubeletDir"})
+		}
+	}
+	for _, name := range []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"} {
+		if event, ok := find(f.PodEvents, name); ok {
+			reasons = append(reasons, Reason{"kubelet", event.Message, "the log of the container node of carve-node on " + home})
+		}
+	}
+	for _, status := range slices.Concat(f.Pod.Status.InitContainerStatuses, f.Pod.Status.ContainerStatuses) {
+		if waiting := status.State.Waiting; waiting != nil && waiting.Reason != "ContainerCreating" && waiting.Reason != "PodInitializing" {
+			reasons = append(reasons, Reason{"container/" + status.Name, strings.TrimSpace(waiting.Reason + " " + waiting.Message),
+				"not about volumes: kubectl logs " + f.Pod.Name + " -c " + status.Name})
+		}
+	}
+	if len(reasons) == 0 {
+		reasons = append(reasons, Reason{"pod/" + f.Pod.Name, "it was given to node " + home + ", and is not ready yet", "kubectl describe pod " + f.Pod.Name})
+	}
+	return reasons
+}
+
+// Home returns the node that holds a volume, or nothing where the volume does not say.
+func Home(pv *corev1.PersistentVolume) string {
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return ""
+	}
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Key == names.TopologyNode && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
+				return e.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+func (f Facts) node(name string) (Node, bool) {
+	i := slices.IndexFunc(f.Nodes, func(n Node) bool { return n.Name == name })
+	if i < 0 {
+		return Node{}, false
+	}
+	return f.Nodes[i], true
+}
+
+func className(c *corev1.PersistentVolumeClaim) string {
+	if c.Spec.StorageClassName == nil {
+		return ""
+	}
+	return *c.Spec.StorageClassName
+}
+
+func missing(c *corev1.PersistentVolumeClaim) bool {
+	return condition(c, names.ConditionVolumeMissing) != ""
+}
+
+// condition returns the message of a claim's condition that is true.
+func condition(c *corev1.PersistentVolumeClaim, kind string) string {
+	for _, one := range c.Status.Conditions {
+		if string(one.Type) == kind && one.Status == corev1.ConditionTrue {
+			return one.Message
+		}
+	}
+	return ""
+}
+
+func find(events []Event, reason string) (Event, bool) {
+	i := slices.IndexFunc(events, func(e Event) bool { return e.Reason == reason })
+	if i < 0 {
+		return Event{}, false
+	}
+	return events[i], true
+}

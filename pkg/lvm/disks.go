@@ -1,0 +1,348 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
+
+// disks knows on which disks the groups are, and reads the groups' metadata there. It is
+// safe for concurrent use; mu is held for moments only.
+type disks struct {
+	mu     sync.Mutex
+	groups map[string]*knownGroup
+	// reads bounds the wait for disks.
+	reads blockdev.Guard
+	// accepts limits which block devices are looked at, or is nil. See Limit.
+	accepts func(*blockdev.Device) bool
+}
+
+// knownGroup is what is known of a group of a name.
+type knownGroup struct {
+	// paths are those of the physical volumes, former those where a group that is gone
+	// was last seen.
+	paths, former []string
+	physical      []PhysicalVolume
+	// uuid is that of the group that was found last, pin the one that it must have, and
+	// others those of further groups of the name.
+	uuid, pin string
+	others    []string
+	// policy is the allocation policy.
+	policy string
+	// messages is true while messages may be left for thin pools, see messages.
+	messages bool
+}
+
+// group is what is known of a group. The caller holds mu.
+func (d *disks) group(name string) *knownGroup {
+	if d.groups[name] == nil {
+		d.groups[name] = &knownGroup{}
+	}
+	return d.groups[name]
+}
+
+// view returns a copy of what is known of a group.
+func (d *disks) view(name string) knownGroup {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return *d.group(name)
+}
+
+// Pin implements Groups. Where another group of the name was is forgotten: the next
+// Scan looks at all devices.
+func (d *disks) Pin(group, uuid string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.group(group)
+	if g.pin == uuid {
+		return
+	}
+	g.pin = uuid
+	if len(g.physical) > 0 && g.uuid != uuid {
+		g.paths, g.physical = nil, nil
+	}
+}
+
+// Limit implements Groups.
+func (d *disks) Limit(accepts func(*blockdev.Device) bool) { d.accepts = accepts }
+
+// Others implements Groups.
+func (d *disks) Others(group string) []string { return slices.Clone(d.view(group).others) }
+
+// pick keeps those of the found groups that are taken for the ones of their names, and
+// notes the UUIDs of the others.
+func (d *disks) pick(groups []string, found []Group) []Group {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var ours []Group
+	for _, name := range groups {
+		g := d.group(name)
+		var taken *Group
+		if taken, g.others = Identify(name, g.pin, found); taken != nil {
+			g.uuid = taken.UUID
+			ours = append(ours, *taken)
+		}
+	}
+	return ours
+}
+
+// Identify chooses among groups the one that is taken for the one of a name: that with
+// the UUID, or without a UUID the only one of the name. It returns nil when there is
+// none, and the UUIDs of all others of the name.
+func Identify(name, uuid string, among []Group) (taken *Group, others []string) {
+	var named []*Group
+	for i := range among {
+		if among[i].Name == name {
+			named = append(named, &among[i])
+		}
+	}
+	for _, g := range named {
+		if g.UUID == uuid || uuid == "" && len(named) == 1 {
+			taken = g
+		} else {
+			others = append(others, g.UUID)
+		}
+	}
+	slices.Sort(others)
+	return taken, others
+}
+
+// remember keeps where the groups lie that were looked for and found.
+func (d *disks) remember(groups []string, found []Group) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, name := range groups {
+		g := d.group(name)
+		if len(g.paths) > 0 {
+			g.former = g.paths
+		}
+		g.paths, g.physical = nil, nil
+	}
+	for _, f := range found {
+		g := d.group(f.Name)
+		g.former, g.physical, g.policy = nil, f.Devices, f.Allocation
+		if slices.ContainsFunc(f.Volumes, func(v Volume) bool { return v.Pool != "" || v.Attr.Type == 't' }) {
+			g.messages = true
+		}
+		for _, pv := range f.Devices {
+			if !pv.Missing && strings.HasPrefix(pv.Path, "/dev/") {
+				g.paths = append(g.paths, pv.Path)
+			}
+		}
+	}
+}
+
+// add adds devices to those of a group.
+func (d *disks) add(group string, devices []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.group(group)
+	g.paths = slices.Concat(g.paths, devices)
+	slices.Sort(g.paths)
+	g.paths = slices.Compact(g.paths)
+}
+
+// known returns the devices of the groups, or nothing when any group has none.
+func (d *disks) known(groups ...string) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []string
+	for _, name := range groups {
+		g := d.group(name)
+		if len(g.paths) == 0 {
+			return nil
+		}
+		all = append(all, g.paths...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// require is known, or ErrNotFound.
+func (d *disks) require(group string) ([]string, error) {
+	if known := d.known(group); len(known) > 0 {
+		return known, nil
+	}
+	return nil, fmt.Errorf("volume group %q: %w: none of its disks is known", group, ErrNotFound)
+}
+
+// messagesLeft notes whether messages may be left for thin pools of a group.
+func (d *disks) messagesLeft(group string, left bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.group(group).messages = left
+}
+
+// numbers are the device numbers of a group's physical volumes, with their UUIDs.
+func (d *disks) numbers(group string) map[blockdev.Number]string {
+	numbers := map[blockdev.Number]string{}
+	for _, pv := range d.view(group).physical {
+		if n, err := blockdev.NumberOf(pv.Path); err == nil {
+			numbers[n] = pv.UUID
+		}
+	}
+	return numbers
+}
+
+// BlockDevices implements Devices.
+func (d *disks) BlockDevices() ([]blockdev.Device, error) {
+	all, err := blockdev.List("/")
+	if err != nil || d.accepts == nil {
+		return all, err
+	}
+	return slices.DeleteFunc(all, func(b blockdev.Device) bool { return !d.accepts(&b) }), nil
+}
+
+// mayHoldGroups reports whether LVM looks for groups on a device: not on volumes, whose
+// contents are the tenants', encrypted or not.
+func mayHoldGroups(d *blockdev.Device) bool {
+	return !d.Mapping.LogicalVolume && !strings.HasPrefix(d.Mapping.Name, "carve.")
+}
+
+// everywhere is the configuration of a command that looks at all block devices that the
+// limit leaves, but not at those that do not answer: LVM would wait for them, and its
+// caller with it.
+func (d *disks) everywhere() (string, error) {
+	all, err := d.BlockDevices()
+	if err != nil && d.accepts != nil {
+		return "", err
+	}
+	all = slices.DeleteFunc(all, func(b blockdev.Device) bool { return !mayHoldGroups(&b) })
+	answers := make([]error, len(all))
+	var asking sync.WaitGroup
+	for i := range all {
+		asking.Go(func() {
+			_, answers[i] = readWithTimeout(d, all[i].Path, func(path string) (struct{}, error) {
+				return struct{}{}, blockdev.ReadHead(path, ondisk.LabelLength)
+			})
+		})
+	}
+	asking.Wait()
+	var silent, others []string
+	for i := range all {
+		if errors.Is(answers[i], ErrTimedOut) {
+			silent = append(silent, all[i].Paths()...)
+		} else {
+			others = append(others, all[i].Paths()...)
+		}
+	}
+	if d.accepts == nil {
+		// The paths that LVM knows are more than those of the kernel's list.
+		slices.Sort(silent)
+		return lvmConfigWithout(silent), nil
+	}
+	return lvmConfig(others), nil
+}
+
+// readTimeout is how long a read of a label or of metadata may take.
+const readTimeout = 10 * time.Second
+
+// readWithTimeout reads a device, or fails with ErrTimedOut.
+func readWithTimeout[T any](d *disks, device string, read func(device string) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	return blockdev.Do(ctx, &d.reads, device, read)
+}
+
+// Label implements Devices.
+func (d *disks) Label(device string) (ondisk.Label, error) {
+	return readWithTimeout(d, device, ondisk.ReadLabel)
+}
+
+// confirm returns an error when a disk of the group, where it was seen last, holds another
+// group by now: the kernel gives the name of a disk that is gone to the next one. ErrNotFound
+// has the caller scan. A disk that cannot be read is left to LVM.
+func (d *disks) confirm(group string) error {
+	pin := d.view(group).pin
+	if pin == "" {
+		return nil
+	}
+	for _, path := range d.known(group) {
+		head, err := readWithTimeout(d, path, ondisk.ReadHead)
+		if err != nil {
+			continue
+		}
+		if err := head.Check(group, pin); err != nil {
+			return fmt.Errorf("volume group %q: %w: %s: %w", group, ErrNotFound, path, err)
+		}
+	}
+	return nil
+}
+
+// Metadata implements Groups: the highest sequence number on any of the
+// group's disks is the one that counts, and the smallest area the one that
+// limits. Of a group that is gone it reads the disks where the group was: one that was
+// given another name comes back there.
+func (d *disks) Metadata(group string) (ondisk.Metadata, error) {
+	var best ondisk.Metadata
+	var last error
+	g := d.view(group)
+	paths := g.paths
+	if len(paths) == 0 {
+		paths = g.former
+	}
+	for _, path := range paths {
+		head, err := readWithTimeout(d, path, ondisk.ReadHead)
+		if err != nil {
+			last = err
+			best.Unreadable++
+			continue
+		}
+		if head.Check(group, g.pin) != nil {
+			continue
+		}
+		if best.Seqno == 0 || head.Limit < best.Limit {
+			best.Limit = head.Limit
+		}
+		if head.Seqno > best.Seqno {
+			best.Seqno, best.Size = head.Seqno, head.Size
+		}
+	}
+	if best.Seqno == 0 {
+		if last == nil {
+			last = errors.New("no disk with its metadata")
+		}
+		return ondisk.Metadata{}, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
+	}
+	return best, nil
+}
+
+// Placement implements Groups: from the first disk that has what Metadata says
+// is current.
+func (d *disks) Placement(group string) (ondisk.Placement, error) {
+	return committed(d, group, ondisk.ParsePlacement)
+}
+
+// committed is what parse makes of the group's metadata text, read from a disk that
+// has the newest. ErrNotFound when there is none.
+func committed[T any](d *disks, group string, parse func(text []byte) (T, error)) (T, error) {
+	var none T
+	now, err := d.Metadata(group)
+	if err != nil {
+		return none, err
+	}
+	last := errors.New("no disk with its metadata")
+	pin := d.view(group).pin
+	for _, path := range d.known(group) {
+		text, err := readWithTimeout(d, path, func(path string) (ondisk.Text, error) { return ondisk.ReadText(path, group, pin) })
+		if err == nil && text.Seqno < now.Seqno {
+			continue
+		}
+		var v T
+		if err == nil {
+			v, err = parse(text.Text)
+		}
+		if err == nil {
+			return v, nil
+		}
+		last = fmt.Errorf("%s: %w", path, err)
+	}
+	return none, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
+}

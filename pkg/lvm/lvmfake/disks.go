@@ -1,0 +1,287 @@
+package lvmfake
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
+
+// The commands that make and grow groups.
+const (
+	OpInitDevice   Op = "pvcreate"
+	OpCreateGroup  Op = "vgcreate"
+	OpExtendGroup  Op = "vgextend"
+	OpResizeDevice Op = "pvresize"
+)
+
+// disk is a block device of the fake machine.
+type disk struct {
+	blockdev.Device
+	contents lvm.Contents
+	claimed  bool
+	// unplugged disks keep what they hold, unseen.
+	unplugged bool
+	// dataOffset is where extents begin once it is a physical volume.
+	dataOffset int64
+	// members are the numbers of its extents in its group, in order.
+	members []int64
+}
+
+// AddDisk adds a block device, which holds what the signatures say.
+func (f hands) AddDisk(d blockdev.Device, signatures ...string) {
+	defer f.lock()()
+	d.Path = "/dev/" + d.Name
+	f.disks = append(f.disks, &disk{Device: d, contents: lvm.Contents{
+		Signatures: signatures, Partitioned: slices.Contains(signatures, "gpt"),
+	}})
+}
+
+// ChangeDisk lets change alter what the kernel says of a device.
+func (f hands) ChangeDisk(name string, change func(*blockdev.Device)) {
+	defer f.lock()()
+	change(&f.disk("/dev/" + name).Device)
+}
+
+// MarkDisk puts a signature on a device that is in no group.
+func (f hands) MarkDisk(name, signature string) {
+	defer f.lock()()
+	f.disk("/dev/" + name).contents = lvm.Contents{Signatures: []string{signature}, Partitioned: signature == "gpt"}
+}
+
+// WipeDisk removes everything from a device that is in no group.
+func (f hands) WipeDisk(name string) {
+	defer f.lock()()
+	f.disk("/dev/" + name).contents = lvm.Contents{}
+}
+
+// ClaimDisk has a device in exclusive use, or not any more.
+func (f hands) ClaimDisk(name string, claimed bool) {
+	defer f.lock()()
+	f.disk("/dev/" + name).claimed = claimed
+}
+
+// PlugDisk takes a device away, or brings it back with all it holds. A group
+// of which no device is left is not found.
+func (f hands) PlugDisk(name string, plugged bool) {
+	defer f.lock()()
+	d := f.disk("/dev/" + name)
+	d.unplugged = !plugged
+	if d.contents.Label == nil || d.contents.Label.Group == "" {
+		return
+	}
+	groupName := d.contents.Label.Group
+	present, missing := 0, false
+	for _, other := range f.disks {
+		if other.contents.Label != nil && other.contents.Label.Group == groupName {
+			missing = missing || other.unplugged
+			if !other.unplugged {
+				present++
+			}
+		}
+	}
+	g := f.groups[groupName]
+	if g == nil {
+		g = f.away[groupName]
+	}
+	g.missing = missing
+	if present == 0 {
+		f.away[groupName] = g
+		delete(f.groups, groupName)
+	} else {
+		f.groups[groupName] = g
+		delete(f.away, groupName)
+	}
+}
+
+// disk finds a device by its path, or nil. The caller holds the machine's lock.
+func (f *machine) disk(path string) *disk {
+	for _, d := range f.disks {
+		if d.Path == path {
+			return d
+		}
+	}
+	return nil
+}
+
+// plugged finds a device that can be seen. The caller holds the machine's lock.
+func (f *machine) plugged(path string) (*disk, error) {
+	if d := f.disk(path); d != nil && !d.unplugged {
+		return d, nil
+	}
+	return nil, fmt.Errorf("%s: %w", path, lvm.ErrNotFound)
+}
+
+// Examine implements lvm.Devices.
+func (f provisioning) Examine(_ context.Context, device string) (lvm.Contents, error) {
+	defer f.lock()()
+	d, err := f.plugged(device)
+	if err != nil {
+		return lvm.Contents{}, err
+	}
+	f.ops["examine"]++
+	if d.claimed {
+		return lvm.Contents{}, fmt.Errorf("%s: %w", device, lvm.ErrClaimed)
+	}
+	c := d.contents
+	c.Signatures = slices.Clone(c.Signatures)
+	if c.Label != nil {
+		label := *c.Label
+		c.Label = &label
+	}
+	return c, nil
+}
+
+// InitDevice implements lvm.Devices.
+func (f provisioning) InitDevice(ctx context.Context, o lvm.InitOptions) error {
+	if err := f.begin(ctx, OpInitDevice, ""); err != nil {
+		return err
+	}
+	if err := f.initDevice(o); err != nil {
+		return err
+	}
+	return f.end(OpInitDevice, "")
+}
+
+func (f provisioning) initDevice(o lvm.InitOptions) error {
+	defer f.lock()()
+	d, err := f.plugged(o.Device)
+	switch {
+	case err != nil:
+		return err
+	case d.claimed:
+		return failure("pvcreate", lvm.ErrBusy, "%s is in use", o.Device)
+	case d.contents.Partitioned, d.contents.Label != nil && d.contents.Label.Group != "":
+		return failure("pvcreate", nil, "%s is partitioned or belongs to a group", o.Device)
+	case !d.contents.Empty() && !o.Overwrite:
+		return failure("pvcreate", nil, "%s holds %s", o.Device, &d.contents)
+	}
+	d.dataOffset = o.MetadataSize + o.DataAlignment - o.MetadataSize%o.DataAlignment
+	d.contents = lvm.Contents{
+		Signatures: []string{"LVM2_member"},
+		Label:      &ondisk.Label{UUID: o.UUID, Orphan: true, KnownSize: d.Size},
+	}
+	return nil
+}
+
+// CreateGroup implements lvm.Devices.
+func (f provisioning) CreateGroup(ctx context.Context, o lvm.GroupOptions) error {
+	if err := f.begin(ctx, OpCreateGroup, o.Group); err != nil {
+		return err
+	}
+	if err := f.createGroup(o); err != nil {
+		return err
+	}
+	return f.end(OpCreateGroup, o.Group)
+}
+
+func (f provisioning) createGroup(o lvm.GroupOptions) error {
+	defer f.lock()()
+	if f.groups[o.Group] != nil {
+		return failure("vgcreate", lvm.ErrExists, "volume group %q", o.Group)
+	}
+	f.minor++
+	g := &group{
+		uuid: fmt.Sprintf("fake-%s-%d", o.Group, f.minor), seqno: 1, extentSize: o.ExtentSize,
+		metadataLimit: 64 << 20, volumes: map[string]*volume{}, dirty: map[int64]byte{},
+	}
+	if err := f.join(g, "vgcreate", o.Group, o.Devices); err != nil {
+		return err
+	}
+	f.groups[o.Group] = g
+	return nil
+}
+
+// ExtendGroup implements lvm.Devices.
+func (f provisioning) ExtendGroup(ctx context.Context, groupName string, devices []string) error {
+	return f.command(ctx, OpExtendGroup, groupName, "vgextend", func(g *group) error {
+		if err := f.join(g, "vgextend", groupName, devices); err != nil {
+			return err
+		}
+		g.seqno++
+		return nil
+	})
+}
+
+// join adds devices to a group, all or none. The caller holds the machine's lock.
+func (f provisioning) join(g *group, command, groupName string, devices []string) error {
+	var joining []*disk
+	for _, path := range devices {
+		d, err := f.plugged(path)
+		if err != nil {
+			return err
+		}
+		if d.contents.Label == nil || !d.contents.Label.Orphan {
+			return failure(command, nil, "%s is no physical volume without a group", path)
+		}
+		joining = append(joining, d)
+	}
+	for _, d := range joining {
+		d.contents.Label.Group, d.contents.Label.Orphan = groupName, false
+		g.dataOffset, g.dax = d.dataOffset, d.DAX
+		g.disks = append(g.disks, d)
+		g.grow(d)
+	}
+	return nil
+}
+
+// grow gives a group the extents of a device that it has not yet.
+func (g *group) grow(d *disk) {
+	d.contents.Label.KnownSize = d.Size
+	more := (d.Size-d.dataOffset)/g.extentSize - int64(len(d.members))
+	for range more {
+		d.members = append(d.members, g.extents)
+		g.free = append(g.free, true)
+		g.extents++
+	}
+}
+
+// ResizeDevice implements lvm.Devices.
+func (f provisioning) ResizeDevice(ctx context.Context, groupName, device string) error {
+	return f.command(ctx, OpResizeDevice, groupName, "pvresize", func(g *group) error {
+		d, err := f.plugged(device)
+		if err != nil || !slices.Contains(g.disks, d) {
+			return failure("pvresize", lvm.ErrNotFound, "%s is not in volume group %q", device, groupName)
+		}
+		g.grow(d)
+		g.seqno++
+		return nil
+	})
+}
+
+// AttachFile implements lvm.Devices: the file is a disk named after it.
+func (f provisioning) AttachFile(path string, size int64) (string, error) {
+	defer f.lock()()
+	name := "loop-" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
+	d := f.disk("/dev/" + name)
+	if d == nil {
+		d = &disk{Device: blockdev.Device{Name: name, Path: "/dev/" + name, Virtual: true}}
+		f.disks = append(f.disks, d)
+	}
+	d.Size = max(d.Size, size)
+	return d.Path, nil
+}
+
+// reportDisks lists the devices of a group that was made of disks.
+func (g *group) reportDisks(r *lvm.Group) {
+	r.MissingDevices = 0
+	for _, d := range g.disks {
+		pv := lvm.PhysicalVolume{
+			Path: d.Path, UUID: d.contents.Label.UUID, Missing: d.unplugged, Allocatable: true,
+			DAX: d.DAX, Extents: int64(len(d.members)), DataOffset: d.dataOffset,
+		}
+		if d.unplugged {
+			r.MissingDevices++
+		}
+		for _, e := range d.members {
+			if !g.free[e] {
+				pv.AllocatedExtents++
+			}
+		}
+		r.Devices = append(r.Devices, pv)
+	}
+}

@@ -1,0 +1,179 @@
+package lvmfake
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"syscall"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+)
+
+func (h *handle) isInconsistent() bool {
+	return slices.ContainsFunc(h.group.inconsistent, func(device string) bool { return layout.IsOf(device, h.name) })
+}
+
+// works fails for a volume that is inconsistent.
+func (h *handle) works() error {
+	if h.isInconsistent() {
+		return fmt.Errorf("%s/%s: %w", h.groupName, h.name, syscall.EIO)
+	}
+	return nil
+}
+
+type handle struct {
+	fake            *machine
+	group           *group
+	volume          *volume
+	groupName, name string
+	// cipher is set when the encrypted device is what is open.
+	cipher *cipher
+	// shared handles are open beside others.
+	shared bool
+}
+
+func (h *handle) Size() int64 {
+	defer h.fake.lock()()
+	return h.size()
+}
+
+func (h *handle) size() int64 {
+	if h.cipher != nil {
+		return h.cipher.bytes
+	}
+	if h.isInconsistent() {
+		return h.group.size(h.volume) + h.group.extentSize
+	}
+	return h.group.size(h.volume)
+}
+
+func (h *handle) write(off int64, pattern byte) error {
+	h.volume.written++
+	if h.cipher != nil {
+		return h.cipher.write(h.group, h.volume, off, pattern)
+	}
+	return h.group.write(h.volume, off, pattern)
+}
+
+func (h *handle) read(off int64) byte {
+	if h.cipher != nil {
+		return h.cipher.read(off)
+	}
+	return h.group.read(h.volume, off)
+}
+
+// closed reports whether the device was closed, or taken away.
+func (h *handle) closed() bool {
+	if h.cipher != nil {
+		return h.volume.cipher != h.cipher || h.cipher.handle != h
+	}
+	return h.volume.handle != h && !h.shared
+}
+
+func (h *handle) Zero(off, length int64) error {
+	if h.fake.BeforeZero != nil {
+		if err := h.fake.BeforeZero(h.groupName, h.name, off, length); err != nil {
+			return err
+		}
+	}
+	defer h.fake.lock()()
+	return h.clear(off, length, true)
+}
+
+// clear does what the device does to a range. The caller holds the machine's lock.
+func (h *handle) clear(off, length int64, zeroes bool) error {
+	if h.closed() {
+		return fmt.Errorf("%s/%s: handle is closed", h.groupName, h.name)
+	}
+	if err := h.works(); err != nil {
+		return err
+	}
+	for o := off; zeroes && o < off+length; o += blockSize {
+		if err := h.write(o, 0); err != nil {
+			return fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
+		}
+	}
+	return nil
+}
+
+func (h *handle) Overwrite(off, length int64) error { return h.Zero(off, length) }
+
+// Discard zeroes, or leaves what is there: devices do either. A thin volume gives whole chunks
+// back to its pool.
+func (h *handle) Discard(off, length int64) error {
+	defer h.fake.lock()()
+	if h.volume.thin != nil && h.cipher == nil {
+		if err := h.clear(off, length, false); err != nil {
+			return err
+		}
+		h.volume.thin.unmap(off, length)
+		return nil
+	}
+	return h.clear(off, length, h.fake.DiscardZeroes)
+}
+
+func (h *handle) ReadAt(b []byte, off int64) (int, error) {
+	defer h.fake.lock()()
+	if err := h.works(); err != nil {
+		return 0, err
+	}
+	clear(b)
+	for i := 0; i < len(b); {
+		at := off + int64(i)
+		if at >= h.size() {
+			return i, io.EOF
+		}
+		end := min(len(b), i+int(blockSize-at%blockSize))
+		if p := h.read(at / blockSize * blockSize); p != 0 {
+			for j := i; j < end; j++ {
+				b[j] = p
+			}
+		}
+		i = end
+	}
+	return len(b), nil
+}
+
+// WriteAt keeps the first byte of each block: the fake remembers no more.
+func (h *handle) WriteAt(b []byte, off int64) (int, error) {
+	defer h.fake.lock()()
+	if err := h.works(); err != nil {
+		return 0, err
+	}
+	for i := 0; i < len(b); i += blockSize {
+		if off+int64(i) >= h.size() {
+			return i, io.ErrShortWrite
+		}
+		if err := h.write(off+int64(i), b[i]); err != nil {
+			return i, fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
+		}
+	}
+	return len(b), nil
+}
+
+// Uncached implements blockdev.Handle: the fake has no page cache.
+func (h *handle) Uncached() {}
+
+// Written implements blockdev.Handle. The fake counts blocks.
+func (h *handle) Written() (blockdev.WriteMark, error) {
+	defer h.fake.lock()()
+	mark := blockdev.WriteMark{Boot: "fake", Sectors: h.volume.written}
+	if !h.fake.OldKernel {
+		mark.Sequence = uint64(h.volume.minor) // No number is ever given twice.
+	}
+	return mark, nil
+}
+
+func (h *handle) Sync() error { return nil }
+
+func (h *handle) Close() error {
+	defer h.fake.lock()()
+	switch {
+	case h.cipher != nil && h.cipher.handle == h:
+		h.cipher.handle = nil
+	case h.volume.handle == h:
+		h.volume.handle = nil
+	}
+	return nil
+}

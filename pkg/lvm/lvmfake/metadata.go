@@ -1,0 +1,97 @@
+package lvmfake
+
+import (
+	"fmt"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
+
+// Limit implements lvm.Groups. A group of which one device is accepted is seen whole.
+func (f metadata) Limit(accepts func(*blockdev.Device) bool) {
+	defer f.lock()()
+	f.accepts = accepts
+}
+
+// Pin implements lvm.Groups.
+func (f metadata) Pin(name, uuid string) {
+	defer f.lock()()
+	f.pins[name] = uuid
+}
+
+// Restart forgets what the machine does not keep but a process that uses LVM: which groups
+// are pinned.
+func (f metadata) Restart() {
+	defer f.lock()()
+	clear(f.pins)
+}
+
+// Others implements lvm.Groups. The fake has one group of a name at most.
+func (f metadata) Others(name string) []string {
+	defer f.lock()()
+	if g := f.groups[name]; g != nil && f.sees(name, g) && !f.takes(name, g) {
+		return []string{g.uuid}
+	}
+	return nil
+}
+
+// Metadata implements lvm.Groups.
+func (f metadata) Metadata(name string) (ondisk.Metadata, error) {
+	defer f.lock()()
+	g := f.groups[name]
+	if g == nil || g.missing || !f.takes(name, g) {
+		return ondisk.Metadata{}, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
+	}
+	return ondisk.Metadata{Seqno: g.seqno, Size: g.text(), Limit: g.metadataLimit}, nil
+}
+
+// BlockDevices implements lvm.Devices.
+func (f metadata) BlockDevices() ([]blockdev.Device, error) {
+	defer f.lock()()
+	var all []blockdev.Device
+	for _, d := range f.disks {
+		if !d.unplugged && f.accepted(&d.Device) {
+			all = append(all, d.Device)
+		}
+	}
+	return all, nil
+}
+
+// Label implements lvm.Devices.
+func (f metadata) Label(device string) (ondisk.Label, error) {
+	defer f.lock()()
+	d, err := f.plugged(device)
+	switch {
+	case err != nil:
+		return ondisk.Label{}, err
+	case d.contents.Label == nil:
+		return ondisk.Label{}, fmt.Errorf("%s: %w: not a physical volume", device, lvm.ErrNotFound)
+	}
+	l := *d.contents.Label
+	l.Size = d.Size
+	return l, nil
+}
+
+// Placement implements lvm.Groups.
+func (f metadata) Placement(name string) (ondisk.Placement, error) {
+	defer f.lock()()
+	g := f.groups[name]
+	if g == nil || g.missing {
+		return ondisk.Placement{}, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
+	}
+	p := ondisk.Placement{Seqno: g.seqno, Free: map[string][]layout.Run{}, Volumes: map[string]ondisk.Volume{}}
+	for _, d := range g.devices(name) {
+		p.Free[d.uuid] = g.runs(d)
+	}
+	for vn, v := range g.volumes {
+		p.Volumes[vn] = ondisk.Volume{Layout: v.layout(), On: g.on(name, v), Size: g.size(v)}
+		if v.pool != nil {
+			meta := &volume{extents: v.pool.metadata, shape: v.pool.metadataShape}
+			p.Volumes[vn+"_tdata"] = p.Volumes[vn]
+			p.Volumes[vn+"_tmeta"] = ondisk.Volume{Layout: meta.layout(), On: g.on(name, meta), Size: int64(len(meta.extents)) * g.extentSize}
+		}
+	}
+	return p, nil
+}

@@ -1,0 +1,118 @@
+package lvmfake
+
+import (
+	"fmt"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+// Mount counts one more opener of a volume, or of its encrypted device, as a
+// mount does.
+func (f tenants) Mount(groupName, name string) error {
+	defer f.lock()()
+	_, v, err := f.active(groupName, name)
+	if err != nil {
+		return err
+	}
+	switch c := v.cipher; {
+	case v.handle != nil, c != nil && c.handle != nil:
+		return fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrBusy)
+	case c != nil:
+		c.mounts++
+		return nil
+	}
+	v.mounts++
+	return nil
+}
+
+// Unmount takes back one Mount.
+func (f tenants) Unmount(groupName, name string) {
+	defer f.lock()()
+	if _, v, err := f.active(groupName, name); err == nil && v.mounts > 0 {
+		v.mounts--
+	} else if err == nil && v.cipher != nil && v.cipher.mounts > 0 {
+		v.cipher.mounts--
+	}
+}
+
+// CloseAll drops the handles of a user that crashed.
+func (f tenants) CloseAll() {
+	defer f.lock()()
+	for _, g := range f.groups {
+		for _, v := range g.volumes {
+			v.handle = nil
+			if v.cipher != nil {
+				v.cipher.handle = nil
+			}
+		}
+	}
+}
+
+// Fill writes the pattern, not zero, over the whole volume, as its tenant does:
+// through its encrypted device, if it has one.
+func (f tenants) Fill(groupName, name string, pattern byte) error {
+	defer f.lock()()
+	g, v, err := f.active(groupName, name)
+	if err != nil {
+		return err
+	}
+	size, write := g.size(v), func(off int64) error { return g.write(v, off, pattern) }
+	if c := v.cipher; c != nil {
+		size, write = c.bytes, func(off int64) error { return c.write(g, v, off, pattern) }
+	}
+	v.written++
+	for off := int64(0); off < size; off += blockSize {
+		if err := write(off); err != nil {
+			return fmt.Errorf("%s/%s: %w", groupName, name, err)
+		}
+	}
+	return nil
+}
+
+// Traces counts the blocks of a volume that show something other than zeroes,
+// and returns one of the patterns. Of a volume with an encrypted device, it
+// counts what was written through that.
+func (f tenants) Traces(groupName, name string) (blocks int, pattern byte, err error) {
+	defer f.lock()()
+	g, v, err := f.active(groupName, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	if v.cipher != nil {
+		for _, p := range v.cipher.plain {
+			if p != 0 {
+				blocks, pattern = blocks+1, p
+			}
+		}
+		return blocks, pattern, nil
+	}
+	for off := int64(0); off < g.size(v); off += blockSize {
+		if p := g.read(v, off); p != 0 {
+			blocks, pattern = blocks+1, p
+		}
+	}
+	return blocks, pattern, nil
+}
+
+// Discards reports whether a volume's encrypted device lets discards through.
+func (f tenants) Discards(name string) bool {
+	defer f.lock()()
+	_, _, v, err := f.encrypted(name)
+	return err == nil && v.cipher.discards
+}
+
+// Noise counts the blocks of a volume's own device that were last written
+// through a cipher.
+func (f tenants) Noise(groupName, name string) (blocks int) {
+	defer f.lock()()
+	g, v, err := f.active(groupName, name)
+	if err != nil || v.thin != nil {
+		return 0
+	}
+	for off := int64(0); off < g.size(v); off += blockSize {
+		if g.noise[g.block(v, off)] {
+			blocks++
+		}
+	}
+	return blocks
+}

@@ -1,0 +1,123 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
+
+// volumes changes the volumes of groups.
+type volumes struct {
+	commands *commands
+	disks    *disks
+	messages *messages
+}
+
+// Scan implements Groups with one command, or with a second one over all
+// devices when the known ones do not make every group whole; stale device
+// nodes are dropped before that.
+func (v *volumes) Scan(ctx context.Context, groups []string) ([]Group, error) {
+	if known := v.disks.known(groups...); len(known) > 0 {
+		found, err := v.scan(ctx, groups, known)
+		if err == nil && whole(found, groups) {
+			return found, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	return v.scan(ctx, groups, nil)
+}
+
+// whole reports whether every wanted group was found with all of its devices.
+func whole(found []Group, want []string) bool {
+	return len(found) >= len(want) && !slices.ContainsFunc(found, func(g Group) bool { return g.MissingDevices > 0 })
+}
+
+// scan reads the groups from the devices, or from all devices when there are none, and
+// finishes what a command that was killed left: what is reported will be acted on, and
+// may have been written a moment ago.
+func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, error) {
+	found, err := v.commands.scan(ctx, groups, devices)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, v.commands.runner.Timeout)
+	defer cancel()
+	for _, g := range found {
+		// A disk that cannot flush is no reason not to report what it holds: the next
+		// change finds out.
+		err := v.commands.durable(ctx, v.disks.known(g.Name))
+		if errors.Is(err, ErrTimedOut) {
+			return nil, err
+		}
+		if err == nil && v.disks.view(g.Name).messages {
+			// What fails of it, the next command on the pool does.
+			_ = v.messages.sendRemovals(g.Name)
+		}
+	}
+	return found, nil
+}
+
+// maxActivated bounds how many volumes one command activates: a lasting lvm process takes
+// some sixty words.
+const maxActivated = 50
+
+// poolNodeFailure is the exit code of vgmknodes in groups with thin pools.
+const poolNodeFailure = 5
+
+// Activate implements Groups. Device nodes are made afresh, too: those of
+// volumes that are active already may be missing or stale, for example where
+// /dev is not the host's. What an activation that was killed left in the way is
+// removed before.
+func (v *volumes) Activate(ctx context.Context, group string, names []string) error {
+	// If it cannot be removed, LVM says what is in the way.
+	_ = dropComponents(group, names)
+	for _, target := range []string{thinPoolTarget, raidTarget} {
+		// If there is a volume that needs it, LVM says that it is missing.
+		_ = provideTarget(target)
+	}
+	var errs []error
+	for some := range slices.Chunk(names, maxActivated) {
+		errs = append(errs, v.commands.change(ctx, group, "lvchange", append([]string{"--activate", "y"}, volumeArgs(group, some)...)...))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	err := v.commands.change(ctx, group, "vgmknodes", group)
+	if failed := (*CommandError)(nil); errors.As(err, &failed) && failed.Err == nil && failed.ExitCode == poolNodeFailure {
+		// It makes all nodes and says nothing, but fails for every thin pool,
+		// which has none under /dev/GROUP. A user of a node looks for it.
+		return nil
+	}
+	return err
+}
+
+// Remove implements Groups.
+func (v *volumes) Remove(ctx context.Context, group string, names []string) error {
+	pools, err := v.messages.finish(group, names...)
+	if err != nil {
+		return err
+	}
+	err = v.commands.change(ctx, group, "lvremove", append([]string{"--yes"}, volumeArgs(group, names)...)...)
+	return errors.Join(err, v.messages.deleteRemoved(group, pools, names))
+}
+
+// Untag implements Thin.
+func (v *volumes) Untag(ctx context.Context, group, volume, tag string) error {
+	if !ondisk.ValidTag(tag) {
+		return fmt.Errorf("tag %q is malformed", tag)
+	}
+	return v.commands.change(ctx, group, "lvchange", "--deltag", tag, group+"/"+volume)
+}
+
+// Tag implements Thin.
+func (v *volumes) Tag(ctx context.Context, group string, names []string, tag string) error {
+	if !ondisk.ValidTag(tag) {
+		return fmt.Errorf("tag %q is malformed", tag)
+	}
+	return v.commands.change(ctx, group, "lvchange", append([]string{"--addtag", tag}, volumeArgs(group, names)...)...)
+}

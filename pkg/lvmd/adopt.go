@@ -1,0 +1,289 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+)
+
+// A logical volume becomes a volume of ours in two steps: it is tagged, and it gets an id for
+// a name. Only with both it is one, so the rename decides. What is killed between the steps
+// leaves a logical volume that is no volume of ours, with tags that the next attempt
+// replaces; what is killed after them, the next scan adopts as it does after a journal was
+// lost. The volume's former name is one of the tags until the adoption is confirmed.
+
+// adopter makes logical volumes of other drivers volumes of ours.
+type adopter struct {
+	*core
+	probe func(device string) (filesystem.Info, error)
+}
+
+// candidate is a logical volume that is to be adopted.
+type candidate struct {
+	group *volumegroup.Group
+	lv    *lvm.Volume
+	ident spec.Identity
+	// report is what it would be reported as.
+	report *lvmdv1.Volume
+}
+
+// tags are those that the adopted volume has.
+func (c *candidate) tags() []string { return append(c.ident.Tags(), spec.AdoptedFromTag(c.lv.Name)) }
+
+// AdoptVolume implements lvmdv1.LVMDServer.
+func (s *Service) AdoptVolume(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (*lvmdv1.AdoptVolumeResponse, error) {
+	if r.GetLvName() == "" {
+		return nil, apierror.InvalidField("lv_name", "it is empty")
+	}
+	adopted, err := s.inventory.AdoptedBefore(r.GetName(), r.GetLvName())
+	if adopted != nil || err != nil {
+		return &lvmdv1.AdoptVolumeResponse{Volume: adopted}, err
+	}
+	c, err := s.adopter.candidate(ctx, r)
+	if err != nil {
+		return nil, apierror.From("adopting logical volume "+r.GetLvName(), err)
+	}
+	if r.GetDryRun() {
+		return &lvmdv1.AdoptVolumeResponse{Volume: c.report}, nil
+	}
+	id, err := s.adopter.takeOver(ctx, c)
+	if err != nil {
+		return nil, apierror.From("adopting logical volume "+r.GetLvName(), err)
+	}
+	v, err := s.inventory.ReadVolume(id, "")
+	if err != nil {
+		return nil, apierror.OperationPending("logical volume %q is volume %s now, which volume group %q could not be scanned for yet", c.lv.Name, id, c.group.Name())
+	}
+	return &lvmdv1.AdoptVolumeResponse{Volume: v}, nil
+}
+
+// candidate finds the logical volume of a request and decides whether it can be adopted.
+func (s *adopter) candidate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (*candidate, error) {
+	home, lv, err := s.locate(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	g := s.groups.Named(home.Group().Name())
+	if err := home.Takes(lv); err != nil {
+		return nil, apierror.InvalidField("lv_name", "%s/%s %v", g.Name(), lv.Name, err)
+	}
+	request := &lvmdv1.CreateVolumeRequest{
+		Name: r.GetName(), DeviceClass: r.GetDeviceClass(), RequiredBytes: lv.Size, Mode: r.GetMode(), Owner: r.GetOwner(),
+	}
+	info, err := s.lookInto(ctx, g, lv.Name)
+	switch {
+	case r.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK && (err == nil || errors.Is(err, filesystem.ErrUnformatted)):
+		// What a raw volume holds is its user's affair.
+	case errors.Is(err, filesystem.ErrUnformatted):
+		return nil, apierror.InvalidField("mode", "%s/%s holds no file system that Carve mounts; it can be adopted as a raw volume", g.Name(), lv.Name)
+	case err != nil:
+		return nil, err
+	default:
+		request.FsType = string(info.Type)
+	}
+	ident, err := spec.FromRequest(request)
+	if err != nil {
+		return nil, err
+	}
+	ident.Class = home.Class()
+	if !ident.Block {
+		ident.FSUUID = info.UUID
+	}
+	c := &candidate{group: g, lv: lv, ident: ident}
+	c.report, err = home.Candidate(lv, ident, c.tags())
+	return c, err
+}
+
+// locate finds the logical volume, and the class and group that it lies in.
+func (s *adopter) locate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (in inventory.Home, lv *lvm.Volume, err error) {
+	homes, err := s.inventory.Homes(r.GetDeviceClass(), r.GetVgName())
+	if err != nil {
+		return in, nil, err
+	}
+	var names []string
+	for _, h := range homes {
+		names = append(names, h.Group().Name())
+	}
+	found, err := s.lvm.Scan(ctx, names)
+	if err != nil {
+		return in, nil, err
+	}
+	for _, h := range homes {
+		i := slices.IndexFunc(found, func(g lvm.Group) bool { return g.Name == h.Group().Name() })
+		if i < 0 {
+			continue
+		}
+		if one := found[i].Volume(r.GetLvName()); one != nil {
+			if lv != nil {
+				return in, nil, apierror.InvalidField("vg_name", "it is empty, and both %q and %q have a logical volume %q", in.Group().Name(), h.Group().Name(), lv.Name)
+			}
+			in, lv = h, one
+		}
+	}
+	if lv == nil {
+		return in, nil, apierror.VolumeNotFound(strings.Join(names, ",") + "/" + r.GetLvName())
+	}
+	return in, lv, nil
+}
+
+// lookInto says what a logical volume holds that no process has open.
+func (s *adopter) lookInto(ctx context.Context, g *volumegroup.Group, lv string) (filesystem.Info, error) {
+	device, err := s.lvm.Device(g.Name(), lv)
+	if errors.Is(err, lvm.ErrNotFound) {
+		if device, err = s.activate(ctx, g, lv); err != nil {
+			return filesystem.Info{}, err
+		}
+	}
+	if err != nil {
+		return filesystem.Info{}, err
+	}
+	if err := s.checkUnused(ctx, g, lv); err != nil {
+		return filesystem.Info{}, err
+	}
+	return s.probe(device.Path)
+}
+
+// activate makes the device of a logical volume that is not ours.
+func (s *adopter) activate(ctx context.Context, g *volumegroup.Group, lv string) (lvm.Device, error) {
+	done, err := s.groups.Acquire(ctx, g)
+	if err != nil {
+		return lvm.Device{}, err
+	}
+	defer done()
+	if err := s.lvm.Activate(s.work, g.Name(), []string{lv}); err != nil {
+		return lvm.Device{}, err
+	}
+	return s.lvm.Device(g.Name(), lv)
+}
+
+// checkUnused fails with VOLUME_IN_USE when a logical volume is open or mounted.
+func (s *adopter) checkUnused(ctx context.Context, g *volumegroup.Group, lv string) error {
+	h, err := s.groups.OpenForeign(ctx, g, lv)
+	switch {
+	case err == nil:
+		return h.Close()
+	case errors.Is(err, lvm.ErrBusy):
+		return apierror.VolumeInUse(g.Name()+"/"+lv, err)
+	}
+	return err
+}
+
+// takeOver tags and renames a logical volume, and returns its id.
+func (s *adopter) takeOver(ctx context.Context, c *candidate) (id string, err error) {
+	g := c.group
+	id = spec.NewVolumeID()
+	return id, s.groups.Change(withTenant(ctx, &c.ident.Owner), g, func(ctx context.Context) (inventory.Effect, error) {
+		if s.inventory.HasName(c.ident.Name) {
+			return nil, apierror.OperationPending("a volume named %q is being made", c.ident.Name)
+		}
+		if err := s.checkUnused(ctx, g, c.lv.Name); err != nil {
+			return nil, err
+		}
+		if err := s.lvm.Retag(ctx, g.Name(), c.lv.Name, ourTags(c.lv.Tags), c.tags()); err != nil {
+			return nil, err
+		}
+		s.crash("adopt: tagged")
+		if err := s.lvm.Rename(ctx, g.Name(), c.lv.Name, id); err != nil {
+			return nil, err
+		}
+		s.crash("adopt: renamed")
+		return inventory.Unknown(), nil
+	})
+}
+
+// ourTags are those of a volume's tags that are Carve's.
+func ourTags(tags []string) []string {
+	return slices.DeleteFunc(slices.Clone(tags), func(t string) bool { return !spec.IsOurTag(t) })
+}
+
+// ConfirmAdoption implements lvmdv1.LVMDServer.
+func (s *Service) ConfirmAdoption(ctx context.Context, r *lvmdv1.ConfirmAdoptionRequest) (*lvmdv1.ConfirmAdoptionResponse, error) {
+	v, err := s.claimAdopted(r.GetId(), inventory.Noting)
+	if err != nil {
+		return nil, err
+	}
+	defer v.Release()
+	if err := s.adopter.confirm(ctx, v); err != nil {
+		return nil, apierror.From("confirming the adoption of volume "+v.ID(), err)
+	}
+	return &lvmdv1.ConfirmAdoptionResponse{Volume: v.Report()}, nil
+}
+
+// confirm forgets the former name of a claimed volume.
+func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
+	confirmed := v.Record()
+	if confirmed.AdoptedFrom == "" {
+		return nil
+	}
+	g := s.groups.Of(v)
+	err := s.groups.Change(onBehalfOf(ctx, v), g, func(ctx context.Context) (inventory.Effect, error) {
+		return inventory.Tagged(), s.lvm.Untag(volumegroup.ForClassOf(ctx, v), g.Name(), v.ID(), spec.AdoptedFromTag(confirmed.AdoptedFrom))
+	})
+	if err != nil {
+		return err
+	}
+	s.crash("adopt: confirmed")
+	confirmed.AdoptedFrom = ""
+	if err := s.journal.PutVolume(confirmed); err != nil {
+		return err
+	}
+	v.SetConfirmed()
+	return nil
+}
+
+// RevertAdoption implements lvmdv1.LVMDServer. The rename decides here, too: what is killed
+// after it leaves tags that mean nothing.
+func (s *Service) RevertAdoption(ctx context.Context, r *lvmdv1.RevertAdoptionRequest) (*lvmdv1.RevertAdoptionResponse, error) {
+	v, err := s.claimAdopted(r.GetId(), inventory.Deleting)
+	if err != nil {
+		return nil, err
+	}
+	defer v.Release()
+	from := v.Record().AdoptedFrom
+	if from == "" {
+		return nil, apierror.InvalidField("id", "volume %s was not adopted, or its adoption was confirmed", v.ID())
+	}
+	err = s.adopter.revert(ctx, v, from)
+	if err == nil {
+		err = s.journal.RemoveVolumes([]string{v.ID()})
+	}
+	if err != nil {
+		return nil, apierror.From("reverting the adoption of volume "+v.ID(), err)
+	}
+	return &lvmdv1.RevertAdoptionResponse{VgName: v.Group().Name(), LvName: from}, nil
+}
+
+// revert gives a claimed volume its former name and tags.
+func (s *adopter) revert(ctx context.Context, v *inventory.Volume, from string) error {
+	g := s.groups.Of(v)
+	return s.groups.Change(onBehalfOf(ctx, v), g, func(ctx context.Context) (inventory.Effect, error) {
+		if err := s.checkUnused(ctx, g, v.ID()); err != nil && !errors.Is(err, lvm.ErrNotFound) {
+			return nil, err
+		}
+		if err := s.lvm.Rename(ctx, g.Name(), v.ID(), from); err != nil {
+			return nil, err
+		}
+		s.crash("adopt: reverted")
+		limits, _ := v.LimitTags()
+		return inventory.Reverted(v), s.lvm.Retag(ctx, g.Name(), from, slices.Concat(v.Ident().Tags(), limits, []string{spec.AdoptedFromTag(from)}), nil)
+	})
+}
+
+// claimAdopted claims a volume whose adoption is to be confirmed or reverted.
+func (s *Service) claimAdopted(id string, claim inventory.State) (*inventory.Volume, error) {
+	release, err := s.admit()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return s.inventory.ClaimAdopted(id, claim)
+}

@@ -1,0 +1,284 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// crashCase is something that lvmd is asked for, in the middle of which an LVM command
+// is killed.
+type crashCase struct {
+	name string
+	// command is the one of LVM's that is killed.
+	command string
+	// before is asked for when nothing is killed.
+	before []func(*scenario, *process)
+	// do is what the command is for.
+	do func(*scenario, *process)
+	// least is how many effects the command has at least.
+	least int
+}
+
+func keeping(s *scenario, p *process)      { s.create(p, create("pvc-kept", 8<<20, "")) }
+func snapshotting(s *scenario, p *process) { s.snapshot(p, "snapshot", "pvc-kept") }
+func creating(s *scenario, p *process)     { s.create(p, create("pvc-new", 8<<20, "")) }
+func expanding(s *scenario, p *process)    { s.expand(p, "pvc-kept", 12<<20) }
+func expandingFar(s *scenario, p *process) { s.expand(p, "pvc-kept", 30<<20) }
+func deleting(s *scenario, p *process)     { s.delete(p, "pvc-kept") }
+func copying(s *scenario, p *process)      { s.clone(p, "pvc-copy", "pvc-kept") }
+
+var kept = []func(*scenario, *process){keeping}
+
+var thickCrashCases = []crashCase{
+	{"a volume is created", "lvcreate", kept, creating, 6},
+	{"a volume is expanded", "lvextend", kept, expanding, 5},
+	{"a volume is deleted", "lvremove", kept, deleting, 4},
+	{"a volume is copied", "lvcreate", kept, copying, 6},
+	{"a copy is complete", "lvchange", kept, copying, 2},
+}
+
+var thinCrashCases = []crashCase{
+	{"a thin volume is created", "lvcreate", kept, creating, 8},
+	{"a thin volume is expanded", "lvextend", kept, expanding, 6},
+	{"a thin volume is deleted", "lvremove", kept, deleting, 4},
+	{"a snapshot is taken", "lvcreate", kept, snapshotting, 8},
+	{"a snapshot is deleted", "lvremove", []func(*scenario, *process){keeping, snapshotting}, func(s *scenario, p *process) { s.delete(p, "snapshot") }, 4},
+	{"a snapshot is restored", "lvcreate", []func(*scenario, *process){keeping, snapshotting}, func(s *scenario, p *process) { s.clone(p, "pvc-restored", "snapshot") }, 8},
+	{"a thin volume is cloned", "lvcreate", kept, copying, 8},
+}
+
+var mirrorCrashCases = []crashCase{
+	{"a RAID volume is created", "lvcreate", kept, creating, 35},
+	{"a RAID volume is expanded", "lvextend", kept, expanding, 10},
+	{"a RAID volume is deleted", "lvremove", kept, deleting, 12},
+}
+
+// wideCrashCases are for volumes that lie on several devices, of which an extent is larger.
+var wideCrashCases = []crashCase{
+	{"a wide volume is created", "lvcreate", kept, creating, 6},
+	{"a wide volume is expanded", "lvextend", kept, expandingFar, 5},
+	{"a wide volume is deleted", "lvremove", kept, deleting, 4},
+}
+
+// TestLVMKilledInTheMiddleOfACommand and those like it kill LVM as lvmd runs it by
+// default, in a process that lasts, and as it runs it with --lvm-lasting=false.
+func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
+	thickNode(t).killWithin(t, thickCrashCases,
+		killedCase{thickCrashCases[0], killPoint{5, "lvm", true}}, killedCase{thickCrashCases[1], killPoint{4, "lvmd", true}},
+		killedCase{thickCrashCases[4], killPoint{2, "lvm", false}})
+}
+
+func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
+	poolNode(t).killWithin(t, thinCrashCases,
+		killedCase{thinCrashCases[5], killPoint{5, "lvm", true}},
+		// The pool is suspended, and its volume has a table that was never committed.
+		killedCase{thinCrashCases[1], killPoint{5, "lvm", true}},
+		// The volume is removed, and the pool does not know of it.
+		killedCase{thinCrashCases[2], killPoint{3, "lvm", true}},
+		killedCase{thinCrashCases[4], killPoint{4, "lvm", false}}, killedCase{thinCrashCases[3], killPoint{5, "lvm", false}})
+}
+
+func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
+	mirrorNode(t).killWithin(t, mirrorCrashCases,
+		// A part of it has a device, which has no table.
+		killedCase{mirrorCrashCases[0], killPoint{19, "lvm", true}},
+		// A table that was never committed is loaded, and its device and all parts of
+		// it are suspended.
+		killedCase{mirrorCrashCases[1], killPoint{10, "lvmd", true}},
+		// Its bookkeeping lies bare.
+		killedCase{mirrorCrashCases[0], killPoint{2, "lvm", false}})
+}
+
+func TestLVMKilledInTheMiddleOfACommandOnWideVolumes(t *testing.T) {
+	layouts := []string{"raid5"}
+	if soaking {
+		layouts = []string{"striped", "raid5", "raid6", "raid10"}
+	}
+	for _, layout := range layouts {
+		t.Run(layout, func(t *testing.T) {
+			wideNode(t, layout).killWithin(t, wideCrashCases,
+				killedCase{wideCrashCases[1], killPoint{7, "lvmd", true}}, killedCase{wideCrashCases[0], killPoint{12, "lvm", false}})
+		})
+	}
+}
+
+// killPoint says where an LVM command is killed.
+type killPoint struct {
+	// number is that of the effect before which it is killed.
+	number int
+	// whom is "lvm", or "lvmd" if lvmd is killed in the same moment.
+	whom string
+	// lasting has the command run in an lvm that lasts, as it does by default.
+	lasting bool
+}
+
+func (d killPoint) String() string {
+	kind, with := "an lvm of its own", ""
+	if d.lasting {
+		kind = "a lasting lvm"
+	}
+	if d.whom == "lvmd" {
+		with = " and lvmd with it"
+	}
+	return fmt.Sprintf("%s: %s is killed before effect %d%s", time.Now().UTC().Format(time.TimeOnly), kind, d.number, with)
+}
+
+// killedCase says where the command of a crashCase is killed.
+type killedCase struct {
+	crashCase crashCase
+	killPoint killPoint
+}
+
+// killWithin does crashCases: all of them, killed at all effects, with lvmd and
+// without, in a lasting lvm and in others, where that is wanted, otherwise those that
+// are given.
+func (n *node) killWithin(t *testing.T, crashCases []crashCase, given ...killedCase) {
+	t.Helper()
+	n.standIn()
+	if !soaking {
+		var p *process
+		for _, d := range given {
+			if p == nil || n.lasting != d.killPoint.lasting {
+				if p != nil {
+					p.kill()
+				}
+				n.lasting = d.killPoint.lasting
+				p = n.start()
+			}
+			var killed bool
+			p, killed = n.exercise(t, p, d.crashCase, d.killPoint)
+			d.killPoint.mustHit(t, killed)
+			if t.Failed() {
+				t.FailNow()
+			}
+		}
+		return
+	}
+	for _, d := range crashCases {
+		t.Run(d.name, func(t *testing.T) {
+			n := *n
+			n.t = t
+			var p *process
+			everyKill(t, d.least, func(lasting bool) func(killPoint) bool {
+				if p != nil {
+					p.kill()
+				}
+				n.lasting = lasting
+				p = n.start()
+				return func(at killPoint) (killed bool) {
+					p, killed = n.exercise(t, p, d, at)
+					return killed
+				}
+			})
+		})
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+}
+
+// mustHit fails the test when a command came to its end that was to be killed.
+func (d killPoint) mustHit(t *testing.T, killed bool) {
+	t.Helper()
+	if !killed {
+		t.Errorf("%v: the command had fewer effects", d)
+	}
+}
+
+// everyKill has a command killed before each of its effects, with lvmd and without,
+// in a lasting lvm and in others, and fails the test unless each of these came to the
+// least number of kills. begin prepares kills in one kind of lvm, and returns what
+// has the command killed, which returns false when the command had fewer effects.
+func everyKill(t *testing.T, least int, begin func(lasting bool) func(killPoint) (killed bool)) {
+	t.Helper()
+	for _, lasting := range []bool{true, false} {
+		kill := begin(lasting)
+		for _, whom := range []string{"lvm", "lvmd"} {
+			eachNumber(t, least, func(number int) bool { return kill(killPoint{number, whom, lasting}) })
+		}
+	}
+}
+
+// eachNumber kills at 1, 2 and so on until nothing is killed, and fails the test when
+// that came too soon.
+func eachNumber(t *testing.T, least int, kill func(number int) (killed bool)) {
+	t.Helper()
+	for number := 1; ; number++ {
+		killed := kill(number)
+		if t.Failed() {
+			t.FailNow()
+		}
+		if killed {
+			continue
+		}
+		if number <= least {
+			t.Fatalf("%d kills, want at least %d", number-1, least)
+		}
+		return
+	}
+}
+
+// exercise has one command of a crashCase killed, and checks what becomes of it. It
+// returns the lvmd that runs then, and false when the command had fewer effects.
+func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ *process, killed bool) {
+	t.Helper()
+	t.Logf("%s: %v", d.name, at)
+	all := p.available()
+	s := newScenario(n)
+	for _, before := range d.before {
+		before(s, p)
+	}
+	n.prepareKill(d.command, at)
+	d.do(s, p)
+	if killed = n.killed(at); killed && at.whom == "lvmd" {
+		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		p = n.start()
+	}
+	s.check(p, all)
+	return p, killed
+}
+
+// prepareKill has the next command of the name killed, see killCommand.
+func (n *node) prepareKill(command string, d killPoint) {
+	n.t.Helper()
+	for _, file := range []string{"effects", "killed"} {
+		_ = os.Remove(filepath.Join(n.dir, file))
+	}
+	// All at once: who reads it must not find half of it.
+	file := filepath.Join(n.dir, "kill")
+	err := os.WriteFile(file+".new", []byte(command+" "+strconv.Itoa(d.number)+" "+d.whom), 0o600)
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
+	if err != nil {
+		n.t.Fatal(fmt.Errorf("preparing a kill: %w", err))
+	}
+}
+
+// killed waits until the command ended that prepareKill named, or was killed, and reports
+// which. It fails the test when the command ran in another kind of lvm than the kill
+// is to be in.
+func (n *node) killed(d killPoint) (killed bool) {
+	n.t.Helper()
+	var killedFile, effects string
+	waittest.Until(n.t, "the command ended, or was killed", func() bool {
+		killedFile, effects = n.read("killed"), n.read("effects")
+		return killedFile != "" || effects != ""
+	})
+	if lasting := strings.HasPrefix(killedFile+effects, lastingOne); lasting != d.lasting {
+		n.t.Fatalf("%v: the command ran in a lasting lvm is %t, want %t", d, lasting, d.lasting)
+	}
+	if killedFile == "" {
+		n.t.Logf("it had %s effects", strings.TrimPrefix(effects, lastingOne))
+	}
+	return killedFile != ""
+}

@@ -1,0 +1,305 @@
+package inventory
+
+import (
+	"fmt"
+	"strings"
+
+	"golang.org/x/time/rate"
+
+	"github.com/carve-csi/carve/api/conditions"
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+)
+
+// class is a device class and what was last reported of it.
+type class struct {
+	config.DeviceClass
+	// groups has the class in each of its groups, in the configuration's order.
+	groups []*classGroup
+	// wiping limits the rate of wipes; nil means no limit.
+	wiping *rate.Limiter
+	// copying limits the rate of copies to volumes of the class; nil means no limit.
+	copying *rate.Limiter
+	// reported is nil while the class is not offered.
+	reported *lvmdv1.DeviceClass
+	// changed is the generation that reported changed with.
+	changed uint64
+}
+
+// classGroup is a class in one of its groups.
+type classGroup struct {
+	*class
+	group *Group
+	// pool is the class' thin pool in the group, if it is thin, or nil.
+	pool *Pool
+}
+
+// wipeBurst bounds how much a limited rate allows at once, in bytes.
+const wipeBurst = 64 << 20
+
+// newClass is a class whose groups are in groups.
+func newClass(dc config.DeviceClass, groups map[string]*Group) *class {
+	c := &class{DeviceClass: dc, wiping: limiter(dc.WipeRate), copying: limiter(dc.CopyRate)}
+	for _, name := range dc.VolumeGroups {
+		c.groups = append(c.groups, &classGroup{class: c, group: groups[name]})
+	}
+	return c
+}
+
+// limiter limits wipes or copies to so many bytes per second, in steps of a tenth; zero is
+// no limit.
+func limiter(bytesPerSecond int64) *rate.Limiter {
+	if bytesPerSecond == 0 {
+		return nil
+	}
+	burst := min(wipeBurst, bytesPerSecond/10)
+	return rate.NewLimiter(rate.Limit(bytesPerSecond), int(burst-burst%4096))
+}
+
+// wipes reports whether what is deleted of the class reads as zeroes before it is free.
+func (c *class) wipes() bool { return c.Wipe == config.WipeAuto || c.Wipe == config.WipeZero }
+
+// layout is how the class' volumes lie. Thin volumes lie in their pool: their
+// layout is linear.
+func (c *class) layout() layout.Layout {
+	if c.Type == config.Thin {
+		return layout.Layout{Type: layout.Linear}
+	}
+	return layout.Layout{Type: layout.Type(c.Type), Stripes: c.Stripes, StripeSize: c.StripeSize, Mirrors: c.Mirrors}
+}
+
+// in returns the class in a group, or nil.
+func (c *class) in(g *Group) *classGroup {
+	for _, p := range c.groups {
+		if p.group == g {
+			return p
+		}
+	}
+	return nil
+}
+
+// fit is how a volume would lie in a group.
+type fit struct {
+	extents, segments int64
+	// text is what it may take of the group's metadata.
+	text int64
+}
+
+// choose picks the group for a new volume: of those that can take it, the one
+// with the most free space. When none can, the error is that of the group which came
+// closest: no space rather than out of order.
+func (c *class) choose(ident *spec.Identity) (*classGroup, fit, error) {
+	var best *classGroup
+	var bestFit fit
+	var refusal error
+	refusedFor := -1
+	for _, p := range c.groups {
+		f, stage, err := p.place(ident)
+		if err != nil {
+			if stage > refusedFor {
+				refusal, refusedFor = err, stage
+			}
+			continue
+		}
+		if best == nil || p.freeBytes() > best.freeBytes() {
+			best, bestFit = p, f
+		}
+	}
+	if best == nil {
+		return nil, fit{}, refusal
+	}
+	return best, bestFit, nil
+}
+
+// place decides whether a volume can be made in the group now. stage counts
+// how many of the conditions held when it cannot.
+func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
+	g := c.group
+	switch {
+	case !g.present:
+		return f, 0, apierror.DeviceMissing("device class %q: volume group %q is missing", c.Name, g.name)
+	case g.info.MissingDevices > 0:
+		return f, 1, apierror.DeviceMissing("device class %q: %d devices of volume group %q are missing", c.Name, g.info.MissingDevices, g.name)
+	case g.responding() != nil:
+		return f, 2, g.responding()
+	}
+	l := c.layout()
+	if f.extents, err = ident.Extents(g.info.ExtentSize * l.Unit()); err != nil {
+		return f, 3, err
+	}
+	f.extents *= l.Unit()
+	segments := max(1, min(f.extents, g.fragments))
+	if c.pool != nil {
+		if why := c.pool.refusal(); why != "" {
+			return f, 3, apierror.NoSpace("device class %q: %s", c.Name, why)
+		}
+		segments = 1
+	}
+	if err := c.unfit(); err != nil {
+		return f, 1, apierror.NoSpace("device class %q: %v", c.Name, err)
+	}
+	if !g.mayHaveMore() {
+		return f, 3, g.errTooMany(fmt.Sprintf("device class %q", c.Name))
+	}
+	f.segments, f.text = l.Segments(segments), l.Text(ident.Tags(), segments)
+	if !g.hasText(f.text) {
+		return f, 4, apierror.NoSpace("device class %q: the metadata of volume group %q has no space for more volumes: it takes %d of at most %d bytes",
+			c.Name, g.name, g.metadata.Size, g.metadata.Limit)
+	}
+	if free := c.free(); f.extents > free {
+		return f, 5, apierror.NoSpace("device class %q: %d bytes asked for, %d available%s",
+			c.Name, f.extents*g.info.ExtentSize, c.largest(), c.several())
+	}
+	return f, 0, nil
+}
+
+// largest is the free space of the class' group that has the most, in bytes.
+func (c *class) largest() int64 {
+	var n int64
+	for _, p := range c.groups {
+		n = max(n, p.freeBytes())
+	}
+	return n
+}
+
+// several reminds readers of messages that a volume lies in one group.
+func (c *class) several() string {
+	if len(c.groups) == 1 {
+		return ""
+	}
+	return " in its volume group with the most free space"
+}
+
+// unfit says why the class cannot have volumes in a group that it was configured with, or
+// nothing. A group that is there when lvmd starts is fit, or the configuration is refused;
+// one that appears later may be anything.
+func (c *classGroup) unfit() error {
+	if c.Medium != config.PMEM || !c.group.present {
+		return nil
+	}
+	return PMEMProblem(&c.group.info)
+}
+
+// PMEMProblem says why a group cannot be used for volumes that are mapped
+// directly into memory, or nothing.
+func PMEMProblem(g *lvm.Group) error {
+	if g.ExtentSize%layout.PMEMAlignment != 0 {
+		return fmt.Errorf("volume group %q has extents of %d bytes; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
+			g.Name, g.ExtentSize)
+	}
+	for _, d := range g.Devices {
+		if !d.Missing && !d.DAX {
+			return fmt.Errorf("%s of volume group %q cannot be mapped directly into memory (its queue/dax is not 1); use medium: disk", d.Path, g.Name)
+		}
+		if !d.Missing && d.DataOffset%layout.PMEMAlignment != 0 {
+			return fmt.Errorf("on %s of volume group %q the data begins at byte %d; for pmem it must be a multiple of 2 MiB (pvcreate --dataalignment 2m)",
+				d.Path, g.Name, d.DataOffset)
+		}
+	}
+	return nil
+}
+
+// report is what the service says of a class; nil when it is not offered.
+func (m *model) report(c *class) *lvmdv1.DeviceClass {
+	r := &lvmdv1.DeviceClass{
+		Name: c.Name, Default: c.Default, Type: string(c.Type), Medium: string(c.Medium),
+	}
+	if m.refused != "" {
+		r.Conditions = append(r.Conditions, condition(conditions.ConfigurationRefused,
+			"what the configuration file says now is not in force: %s", m.refused))
+	}
+	var groups, uuids []string
+	for _, p := range c.groups {
+		if !p.group.present && c.Optional && p.group.refused == "" {
+			continue
+		}
+		part := p.report(r, m.config.Devices.IsEmpty())
+		groups = append(groups, part.VgName)
+		if part.VgUuid != "" {
+			uuids = append(uuids, part.VgUuid)
+		}
+		r.TotalBytes += part.TotalBytes
+		r.AvailableBytes += part.AvailableBytes
+		r.MaximumVolumeSizeBytes = max(r.MaximumVolumeSizeBytes, part.MaximumVolumeSizeBytes)
+		r.Groups = append(r.Groups, part)
+	}
+	if len(r.Groups) == 0 {
+		return nil
+	}
+	r.VgName, r.VgUuid = strings.Join(groups, ","), strings.Join(uuids, ",")
+	return r
+}
+
+// report is what a group adds to its class' report: the numbers are returned,
+// conditions and sizes that every group must be fit for go into the class. everywhere is
+// true when all block devices are looked at for the group.
+func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.ClassGroup {
+	g := c.group
+	r := &lvmdv1.ClassGroup{VgName: g.name}
+	add := func(kind, format string, args ...any) {
+		class.Conditions = append(class.Conditions, condition(kind, format, args...))
+	}
+	if !g.present && g.refused != "" {
+		add(conditions.VolumeGroupReplaced, "%s", g.refused)
+		return r
+	}
+	if !g.present {
+		where := "on this node"
+		if !everywhere {
+			where = "on those block devices of this node that the configuration's key devices allows"
+		}
+		add(conditions.VolumeGroupMissing, "volume group %q does not exist %s%s", g.name, where, g.absence)
+		return r
+	}
+	r.VgUuid, r.MostVolumes = g.info.UUID, g.metadata.Most()
+	r.TotalBytes = g.info.Extents * g.info.ExtentSize
+	if c.pool != nil {
+		r.TotalBytes = c.pool.limit() * g.info.ExtentSize
+		class.Conditions = append(class.Conditions, c.pool.conditions()...)
+	}
+	unit := g.info.ExtentSize * c.layout().Unit()
+	class.AllocationUnitBytes = max(class.AllocationUnitBytes, unit)
+	class.MinimumVolumeSizeBytes = max(class.MinimumVolumeSizeBytes, unit)
+	if c.pool == nil {
+		one, two := c.layout().Raw(c.layout().Unit()), c.layout().Raw(2*c.layout().Unit())
+		class.UnitCostBytes = max(class.UnitCostBytes, (two-one)*g.info.ExtentSize)
+		class.VolumeCostBytes = max(class.VolumeCostBytes, (2*one-two)*g.info.ExtentSize)
+	}
+	r.AvailableBytes = c.reportedFree() * g.info.ExtentSize
+	// A linear volume can lie on any extents: fragments do not matter.
+	r.MaximumVolumeSizeBytes = r.AvailableBytes
+	if l := c.layout(); !l.IsLinear() {
+		c.reportLayout(r, l, add)
+	}
+	if n := g.info.MissingDevices; n > 0 {
+		add(conditions.MissingDevice, "%d of %d devices of volume group %q are missing; it cannot be changed until they are back (vgextend --restoremissing) or given up (vgreduce --removemissing)",
+			n, len(g.info.Devices), g.name)
+	}
+	if !g.failing.IsZero() {
+		add(conditions.DiskErrors, "a disk of volume group %q failed what was asked of it a moment ago", g.name)
+	}
+	if g.info.Exported || g.info.ReadOnly {
+		add(conditions.ReadOnly, "volume group %q is exported or read-only", g.name)
+	}
+	if len(g.leftAlone) > 0 {
+		add(conditions.VolumesLeftAlone, "%d volumes of volume group %q have tags of Carve and are left alone: %s", len(g.leftAlone), g.name, g.examplesLeftAlone())
+	}
+	if c.pool == nil && g.textFull() || c.pool != nil && !g.hasThinText() {
+		add(conditions.MetadataFull, "the metadata of volume group %q takes %d of at most %d bytes: there is no space for more volumes",
+			g.name, g.metadata.Size, g.metadata.Limit)
+	}
+	if !g.mayHaveMore() {
+		add(conditions.TooManyVolumes, "volume group %q has all of the %d logical volumes that it may have (vgchange --logicalvolume)", g.name, g.info.MostVolumes)
+	}
+	if err := c.unfit(); err != nil {
+		add(conditions.NotPersistentMemory, "%v", err)
+	}
+	if !g.unresponsive.IsZero() {
+		add(conditions.NotResponding, "LVM commands time out for volume group %q", g.name)
+	}
+	return r
+}

@@ -1,0 +1,118 @@
+package inventory
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/carve-csi/carve/api/conditions"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+)
+
+func sameConditions(a, b []*lvmdv1.Condition) bool {
+	return slices.EqualFunc(a, b, func(a, b *lvmdv1.Condition) bool {
+		return a.GetType() == b.GetType() && a.GetMessage() == b.GetMessage()
+	})
+}
+
+func condition(kind, format string, args ...any) *lvmdv1.Condition {
+	return &lvmdv1.Condition{Type: kind, Message: fmt.Sprintf(format, args...)}
+}
+
+// A finding is a condition that a letter of lv_attr makes of a volume.
+type finding struct{ kind, message string }
+
+// What becomes of lv_attr, whose letters lvs(8) lists by position. Letters that
+// are in none of these tables make no condition:
+//
+//   - 1, type: all others are layouts, which are reported as such, or components of
+//     volumes. That a mirror was not synchronised at first is how lvmd makes them;
+//     that an image is out of sync the kernel says of the whole, see RAIDConditions.
+//   - 2, permissions: r and R are ReadOnly, w is usual.
+//   - 3, 4, allocation and minor number: how LVM is to choose. Extents that are
+//     locked are being moved by pvmove, while the volume is as good as ever.
+//   - 5, state: of a, s, d, i and - the device is asked itself, now: it is Inactive
+//     without a live table, and Suspended while the kernel holds back its I/O. h is of
+//     volumes that are gone, which are not asked for.
+//   - 6, open: usual, and its user's affair.
+//   - 7, target: all others are known kinds of devices.
+//   - 8, zeroing: of pools, see pool.conditions.
+//   - 9, health: w is what an administrator asked for (lvchange --writemostly). Of
+//     RAID the kernel reports r and m at any time; LVM only when it was asked.
+//   - 10, k: the administrator who set it does not want it active; then it is Inactive.
+var (
+	typeFindings = map[byte]finding{
+		'O': {conditions.Merging, "a snapshot is being merged into the volume"},
+		'S': {conditions.Merging, "the volume is being merged into the one that it is a snapshot of"},
+		'c': {conditions.Converting, "how the volume lies is being changed (lvconvert)"},
+	}
+	activationFindings = map[lvm.Activation]finding{
+		lvm.InvalidSnapshot:   {conditions.InvalidSnapshot, "the snapshot overflowed and holds nothing that can be used"},
+		lvm.MergeFailed:       {conditions.MergeFailed, "merging a snapshot into the volume failed"},
+		lvm.CheckNeeded:       {conditions.CheckNeeded, "the metadata of its pool had an error and must be checked (lvconvert --repair)"},
+		lvm.UnknownActivation: {conditions.StateUnknown, "LVM could not ask the kernel for the volume's state"},
+	}
+	targetFindings = map[byte]finding{
+		'u': {conditions.UnknownTarget, "LVM does not know the kind of device that the kernel has for the volume"},
+	}
+	healthFindings = map[lvm.Health]finding{
+		lvm.Partial:          {conditions.MissingDevice, "a device that the volume lies on is missing"},
+		lvm.RefreshNeeded:    {conditions.RefreshNeeded, "a device of the volume came back or had write errors"},
+		lvm.MismatchesExist:  {conditions.Mismatches, "a check found copies or parity that differ"},
+		lvm.Reshaping:        {conditions.Reshaping, "how the volume lies is being changed (lvconvert)"},
+		lvm.ReshapeRemoved:   {conditions.ReshapeLeftovers, "devices are left over from a change of how the volume lies; the same lvconvert again removes them"},
+		lvm.Failed:           {conditions.Failed, "the volume answers no more I/O"},
+		lvm.OutOfDataSpace:   {conditions.PoolFull, "its pool is full: writes to new blocks fail"},
+		lvm.MetadataReadOnly: {conditions.PoolReadOnly, "the metadata of its pool cannot be written"},
+		lvm.WriteCacheError:  {conditions.WriteCacheErrors, "its write cache had an error"},
+		lvm.UnknownHealth:    {conditions.HealthUnknown, "LVM does not know the volume's health"},
+	}
+)
+
+// conditionsOf translates what LVM and the kernel say of a volume.
+func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition {
+	var c []*lvmdv1.Condition
+	add := func(f finding) {
+		if f.kind != "" {
+			c = append(c, condition(f.kind, "%s", f.message))
+		}
+	}
+	if health := lv.Attr.Health; !lv.Layout.IsRAID() || health != lvm.RefreshNeeded && health != lvm.MismatchesExist {
+		add(healthFindings[health])
+	}
+	switch {
+	case !active:
+		add(finding{conditions.Inactive, "the volume has no device"})
+	case d.Suspended:
+		add(finding{conditions.Suspended, "the kernel holds back the volume's I/O"})
+	}
+	add(activationFindings[lv.Attr.Activation])
+	if !lv.Attr.Writable {
+		add(finding{conditions.ReadOnly, "the volume is read-only"})
+	}
+	add(typeFindings[lv.Attr.Type])
+	add(targetFindings[lv.Attr.Target])
+	return c
+}
+
+// RAIDConditions translates what the kernel says of a RAID volume. Progress is
+// reported in steps: each is a message to every watcher.
+func RAIDConditions(s lvm.RAIDStatus) []*lvmdv1.Condition {
+	var c []*lvmdv1.Condition
+	if s.Failed > 0 {
+		c = append(c, condition(conditions.Degraded, "%d of the volume's %d devices failed or are missing; one that is back is taken in again by lvchange --refresh", s.Failed, s.Images))
+	}
+	if s.Synced < s.Total && s.Total > 0 && s.Action != "check" && s.Action != "repair" || s.Behind > 0 {
+		const step = 10
+		tenths := int64(0)
+		if s.Total > 0 {
+			tenths = s.Synced / (s.Total/step + 1)
+		}
+		c = append(c, condition(conditions.OutOfSync, "copies or parity are being made true (%s, about %d %% done); until then the loss of a device may lose data",
+			s.Action, tenths*step))
+	}
+	if s.Mismatches > 0 && s.Action != "check" && s.Action != "repair" {
+		c = append(c, condition(conditions.Mismatches, "a check found %d sectors in which copies or parity differ", s.Mismatches))
+	}
+	return c
+}

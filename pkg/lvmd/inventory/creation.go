@@ -1,0 +1,348 @@
+package inventory
+
+import (
+	"time"
+
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/iolimit"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
+)
+
+// Creation is the making of one volume. Callers of the same name join it. It is
+// cancelled when no caller has waited for it for Options.CallerGrace.
+type Creation struct {
+	m    *model
+	done chan struct{}
+	// cancel ends the creation; nil before it has begun.
+	cancel func()
+	// waiters counts the callers.
+	waiters int
+	// abandoned cancels the creation when no caller joins it in time; nil while there is
+	// one.
+	abandoned *time.Timer
+	// cancelled is true once it is cancelled.
+	cancelled bool
+	// lasting is true for what goes on when all callers have gone.
+	lasting bool
+	// volume and err are the result, valid once done is closed.
+	volume *lvmdv1.Volume
+	err    error
+}
+
+// Done is closed at the end of the creation.
+func (op *Creation) Done() <-chan struct{} { return op.done }
+
+// Result is what came of the creation, once it is done.
+func (op *Creation) Result() (*lvmdv1.Volume, error) { return op.volume, op.err }
+
+// join adds a caller.
+func (op *Creation) join() {
+	op.waiters++
+	op.attended()
+}
+
+// attended ends the time within which a caller must come.
+func (op *Creation) attended() {
+	if op.abandoned != nil {
+		op.abandoned.Stop()
+		op.abandoned = nil
+	}
+}
+
+// stop cancels the creation, which is undone.
+func (op *Creation) stop() {
+	op.cancelled = true
+	if op.cancel != nil {
+		op.cancel()
+	}
+}
+
+// isUnattended reports whether the creation goes on although no caller waits for it.
+func (op *Creation) isUnattended() bool { return op.lasting || op.waiters == 0 }
+
+// Step is what a creation begins with.
+type Step int
+
+const (
+	// Nothing is to be begun: the volume is ready, or another caller's creation was joined.
+	Nothing Step = iota
+	// Make is a new volume that is made of nothing.
+	Make
+	// MakeFromSource is a new volume that is made of another one.
+	MakeFromSource
+	// Finish is a volume that LVM has made already.
+	Finish
+)
+
+// Admission is what a request for a volume leads to.
+type Admission struct {
+	// Volume is the volume's, and Creation what its caller waits for; nil when it is ready.
+	Volume   *Volume
+	Creation *Creation
+	// Step is what the caller begins, by Begin.
+	Step Step
+	// Ready is the report of a volume that is ready.
+	Ready *lvmdv1.Volume
+}
+
+// AdmitCreation decides about a request at one instant: the volume is there, or its
+// creation is under way and joined, or there is space, which is reserved. A volume that is there
+// keeps its limits.
+func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits) (Admission, error) {
+	m.lock()
+	defer m.unlock()
+	c := m.class(ident.Class)
+	if c != nil {
+		ident.Class = c.Name
+		ident.DAX = c.Medium == config.PMEM && !ident.Block
+	}
+	if err := ident.CheckMapping(); err != nil {
+		return Admission{}, err
+	}
+	if v := m.names[ident.Key()]; v != nil {
+		return m.joinCreation(v, &ident)
+	}
+	switch {
+	case c == nil && ident.DefaultClass:
+		return Admission{}, apierror.ClassNotFound("no device class was named and no class is the default; %s", m.classNames())
+	case c == nil || c.reported == nil:
+		return Admission{}, apierror.ClassNotFound("no device class %q; %s", ident.Class, m.classNames())
+	}
+	if err := ident.CheckMedium(); err != nil {
+		return Admission{}, err
+	}
+	if !ident.Block {
+		ident.FSUUID = spec.NewUUID()
+	}
+	var in *classGroup
+	var fit fit
+	var from *source
+	var err error
+	switch {
+	case ident.Source != "":
+		in, fit, from, err = m.chooseFor(c, &ident)
+	case ident.Owner.PodUID != "":
+		in, fit, err = m.chooseBesideReservations(c, &ident)
+	default:
+		in, fit, err = c.choose(&ident)
+	}
+	if err != nil {
+		return Admission{}, err
+	}
+	v := &Volume{
+		group:        in.group,
+		volumeScan:   volumeScan{pool: in.pool, layout: in.layout(), extents: fit.extents, segments: fit.segments},
+		volumeLimits: limitsOf(limits),
+		volumeWork:   volumeWork{reservedText: fit.text},
+		recorded:     recorded{newRecord(spec.NewVolumeID(), in.group, ident)},
+	}
+	for _, tag := range v.limitTags {
+		v.reservedText += int64(len(tag))
+	}
+	op := m.admit(v, from)
+	op.lasting = from != nil && !from.snapshot
+	m.publish(v.group, v)
+	if from != nil {
+		return Admission{Volume: v, Creation: op, Step: MakeFromSource}, nil
+	}
+	return Admission{Volume: v, Creation: op, Step: Make}, nil
+}
+
+func newRecord(id string, g *Group, ident spec.Identity) spec.Record {
+	return spec.Record{
+		ID: id, Group: g.name, Phase: spec.Creating, Ident: ident,
+		Created: time.Now().UTC().Truncate(time.Millisecond),
+	}
+}
+
+// joinCreation is AdmitCreation for a name that a volume has.
+func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error) {
+	if d := v.rec.Ident.Difference(*ident); d != "" {
+		return Admission{}, apierror.RequestDiffers(ident.Name, d)
+	}
+	switch {
+	case v.rec.Phase == spec.Ready:
+		return Admission{Volume: v, Ready: v.proto()}, nil
+	case v.life.State() == Unfinished:
+		return Admission{Volume: v, Creation: m.beginCreation(v), Step: Finish}, nil
+	case v.op == nil:
+		return Admission{}, apierror.OperationPending("another operation on volume %q is under way", ident.Name)
+	case v.op.cancelled:
+		return Admission{}, apierror.OperationPending("an earlier, cancelled creation of volume %q is being undone", ident.Name)
+	}
+	v.op.join()
+	return Admission{Volume: v, Creation: v.op}, nil
+}
+
+// admit takes in a new volume, for which it reserves the space, and its creation.
+func (m *model) admit(v *Volume, from *source) *Creation {
+	v.reserve()
+	m.add(v, Creating)
+	if from != nil {
+		v.pin(from)
+	}
+	return m.beginCreation(v)
+}
+
+// beginCreation gives a volume to a creation.
+func (m *model) beginCreation(v *Volume) *Creation {
+	v.op = &Creation{m: m, done: make(chan struct{}), waiters: 1}
+	m.enter(v, v.life.Begun())
+	return v.op
+}
+
+// Begin has a creation cancelled by cancel. If it was cancelled before, that is called at once.
+func (op *Creation) Begin(cancel func()) {
+	m := op.m
+	m.lock()
+	defer m.unlock()
+	op.cancel = cancel
+	if op.cancelled {
+		cancel()
+	}
+}
+
+// End takes a volume from its creation, whatever came of it, and gives the result to its
+// callers. The source's device is closed by then, see Source.TakeHandle.
+func (v *Volume) End(op *Creation, err error) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.op = nil
+	m.enter(v, v.life.Ended())
+	op.attended()
+	v.unpin()
+	if op.err = err; err == nil {
+		op.volume = v.proto()
+	}
+	close(op.done)
+}
+
+// Leave is called when a caller has gone before the end of a creation.
+func (op *Creation) Leave() {
+	m := op.m
+	m.lock()
+	defer m.unlock()
+	op.waiters--
+	if op.waiters > 0 || op.lasting {
+		return
+	}
+	op.abandoned = time.AfterFunc(m.options.CallerGrace, func() {
+		m.lock()
+		defer m.unlock()
+		if op.waiters == 0 {
+			op.stop()
+		}
+	})
+}
+
+// BeginReformat gives a claimed volume whose key is gone to a creation.
+func (v *Volume) BeginReformat() *Creation {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	op := m.beginCreation(v)
+	m.publish(v.group, v)
+	return op
+}
+
+// FinishCreation makes a volume ready as the journal has it.
+func (v *Volume) FinishCreation(done spec.Record) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.rec.Reformatted, v.rec.Copied, v.rec.Source = done.Reformatted, 0, blockdev.WriteMark{}
+	m.enter(v, Ready)
+	m.publish(v.group, v)
+}
+
+// UndoCreation takes back the reservation of a creation whose command failed. It returns true
+// if LVM may have made something of it, as far as is known, and forgets the volume otherwise.
+func (v *Volume) UndoCreation() (made bool) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.unreserve()
+	if v.group.stale || v.group.exists[v.rec.ID] {
+		return true
+	}
+	m.drop(v)
+	m.publish(v.group, v)
+	return false
+}
+
+// DropCreation forgets a volume of which LVM has made nothing.
+func (v *Volume) DropCreation() {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.unreserve()
+	m.drop(v)
+	m.publish(v.group, v)
+}
+
+// NotZeroed is where a new volume of so many bytes may not hold zeroes. all is true if everything
+// that its user sees of it must.
+func (v *Volume) NotZeroed(size int64) (where zeroed.Set, all bool) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	where = v.notZeroed
+	if v.rec.Phase == spec.Unfinished {
+		where = zeroed.Set{{From: 0, To: size}}
+	}
+	return where, m.mustBeZeroed(v.rec.Ident)
+}
+
+// created is a volume that LVM has made, with the segments that it lies in, or why these are
+// not known.
+type created struct {
+	v        *Volume
+	segments []lvm.Segment
+	unmapped error
+}
+
+// Created is the effect of the command that made a volume.
+func Created(v *Volume, segments []lvm.Segment, unmapped error) Effect {
+	return created{v, segments, unmapped}
+}
+
+func (e created) steps() uint64 { return e.v.layout.Commits() }
+func (e created) delta() int64  { return -e.v.takes(e.v.extents) }
+func (e created) apply(*model) []*Volume {
+	v, g := e.v, e.v.group
+	v.notZeroed = g.taken(e.segments, 0, v.bytes(), e.unmapped)
+	v.occupy(e.segments, e.unmapped)
+	// The volume is reported as being created, with its size, since it
+	// was admitted: nothing of that changes here.
+	v.unreserve()
+	g.exists[v.rec.ID] = true
+	return nil
+}
+
+type thinCreated struct{ v *Volume }
+
+// ThinCreated is the effect of the command that made a thin volume.
+func ThinCreated(v *Volume) Effect { return thinCreated{v} }
+
+func (e thinCreated) steps() uint64 { return lvm.ThinSteps }
+func (e thinCreated) delta() int64  { return 0 }
+func (e thinCreated) apply(*model) []*Volume {
+	e.v.unreserve()
+	e.v.pool.virtual += e.v.extents
+	e.v.group.exists[e.v.rec.ID] = true
+	return nil
+}
+
+// ThinOptions are those of the command that makes a thin volume.
+func (v *Volume) ThinOptions() lvm.ThinOptions {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	return lvm.ThinOptions{Group: v.group.name, Pool: v.pool.name, Volume: v.rec.ID, Bytes: v.bytes(), Tags: v.tags()}
+}

@@ -1,0 +1,349 @@
+package inventory
+
+import (
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
+)
+
+const (
+	// A failed wipe or removal is tried again after a delay that doubles.
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = time.Minute
+	// FairEvery is of how many chunks one is of the volume that has waited longest.
+	FairEvery = 4
+	// MarkAttempts is how often lvmd tries to mark a volume. Then the deletion goes on without:
+	// a group of which the metadata is full, for example, takes no more tags, and deleting is
+	// what helps it.
+	MarkAttempts = 3
+)
+
+// ClaimForDeletion claims the volume, or snapshot, that exactly one of id and name names. Nothing
+// else changes it from then on, until Release or MarkDeleted.
+func (m *Inventory) ClaimForDeletion(id, name string, snapshot bool) (*Volume, error) {
+	m.lock()
+	defer m.unlock()
+	what := "volume"
+	if snapshot {
+		what = "snapshot"
+	}
+	v, err := m.lookup(id, name, snapshot)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.op != nil && v.op.isUnattended():
+		v.op.stop()
+		return nil, apierror.OperationPending("%s %s is being made, which is cancelled now", what, v.rec.ID)
+	case v.expansion != nil && v.expansion.cancel != nil:
+		v.expansion.cancel()
+		return nil, apierror.OperationPending("%s %s is being expanded, which is cancelled now", what, v.rec.ID)
+	case v.isBusy() || v.pins > 0:
+		return nil, apierror.OperationPending("another operation on %s %s is under way", what, v.rec.ID)
+	}
+	m.enter(v, Deleting)
+	return v, nil
+}
+
+// MarkDeleted makes a volume a tombstone, with its open device or nil, and returns what the
+// journal is to have.
+func (v *Volume) MarkDeleted(h blockdev.Handle) spec.Record {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.handle = h
+	m.markDeleted(v)
+	m.publish(v.group, v)
+	return v.rec
+}
+
+// needsMark reports whether LVM's metadata is yet to show that a tombstone is one. What LVM has
+// not finished making is known for that by itself.
+func (v *Volume) needsMark() bool {
+	return v.life.State() == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
+}
+
+// NextToMark picks at most so many tombstones that are to be marked. unmarked is true when others
+// are deleted without a mark from now on. When all of them must wait, it
+// returns until when; the zero time means for an event.
+func (g *Group) NextToMark(most int) (batch []*Volume, unmarked bool, retry time.Time) {
+	m := g.m
+	now := time.Now()
+	m.lock()
+	defer m.unlock()
+	if !g.canFree() {
+		return nil, false, time.Time{}
+	}
+	for _, v := range m.volumes {
+		switch {
+		case v.group != g || !v.needsMark():
+		case v.failures >= MarkAttempts:
+			m.warn("a deleted volume cannot be marked; its deletion goes on, and would begin anew if the journal were lost", "volume", v.rec.ID)
+			m.enter(v, Marked)
+			v.failures = 0
+			unmarked = true
+		case v.retryAt.After(now):
+			retry = wakeup.Earlier(retry, v.retryAt)
+		case len(batch) < most:
+			batch = append(batch, v)
+		}
+	}
+	return batch, unmarked, retry
+}
+
+type marked struct{ batch []*Volume }
+
+// MarkedDeleted is the effect of the command that marked tombstones.
+func MarkedDeleted(batch []*Volume) Effect { return marked{batch} }
+
+func (e marked) steps() uint64 { return uint64(len(e.batch)) }
+func (e marked) delta() int64  { return 0 }
+func (e marked) apply(m *model) []*Volume {
+	for _, v := range e.batch {
+		m.enter(v, Marked)
+		v.failures = 0
+	}
+	return nil
+}
+
+// NextToWipe picks a tombstone. When all of them must wait, ok is false, and retry is until
+// when; the zero time means for an event.
+//
+// Small volumes do not wait for large ones: most chunks are of the volume with the least left to
+// do, which makes the mean wait the least possible. One of FairEvery is of the volume that has
+// waited longest, and of these the largest, so that large ones end, too.
+func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
+	m := g.m
+	now := time.Now()
+	m.lock()
+	defer m.unlock()
+	if !g.canFree() {
+		return Tombstone{}, false, time.Time{}
+	}
+	left := func(v *Volume) int64 { return v.bytes() - v.rec.Wiped }
+	var best *Volume
+	before := func(a, b *Volume) bool {
+		if g.chunks%FairEvery == 0 {
+			return a.waitsSince < b.waitsSince || a.waitsSince == b.waitsSince && left(a) > left(b)
+		}
+		return left(a) < left(b)
+	}
+	for _, v := range m.volumes {
+		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || v.needsMark() {
+			continue
+		}
+		if v.waitsSince == 0 {
+			v.waitsSince = g.chunks + 1
+		}
+		switch {
+		case v.retryAt.After(now):
+			retry = wakeup.Earlier(retry, v.retryAt)
+		case best == nil || before(v, best):
+			best = v
+		}
+	}
+	if best != nil {
+		g.chunks++
+		best.waitsSince = g.chunks + 1
+	}
+	return Tombstone{best}, best != nil, retry
+}
+
+// Tombstone is a volume that is deleted, and is wiped step by step by its one owner.
+type Tombstone struct{ *Volume }
+
+// Progress is how far the deletion of a volume is.
+type Progress struct {
+	// Handle is the volume's open device, or nil.
+	Handle blockdev.Handle
+	// Wiped is how many bytes of it are wiped, from its beginning.
+	Wiped int64
+	// HalfMade is true of a volume that was never written to.
+	HalfMade bool
+}
+
+// Progress returns how far the deletion is.
+func (t Tombstone) Progress() Progress {
+	m := t.group.m
+	m.lock()
+	defer m.unlock()
+	return Progress{t.handle, t.rec.Wiped, t.halfMade}
+}
+
+// SetHandle notes the open device of a tombstone.
+func (t Tombstone) SetHandle(h blockdev.Handle) {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.handle = h
+}
+
+// SizeToWipe is a tombstone's size in bytes. Where its device has more, the device may be
+// another's: the handle is taken from the tombstone, to be closed, and the group's devices are
+// suspect.
+func (t Tombstone) SizeToWipe(device int64) (size int64, mistaken blockdev.Handle) {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	size = v.bytes()
+	if device > size {
+		v.group.suspect = true
+		mistaken, v.handle = v.handle, nil
+	}
+	return size, mistaken
+}
+
+// Wiping is how a volume's class wants it wiped, and what limits the rate; nil is no limit. A
+// class that is not configured any more wipes.
+func (t Tombstone) Wiping() (config.Wipe, *rate.Limiter) {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	how, limit := config.WipeAuto, (*rate.Limiter)(nil)
+	if c := m.class(v.rec.Ident.Class); c != nil {
+		how, limit = c.Wipe, c.wiping
+	}
+	if v.IsEncrypted() && how != config.WipeDiscard {
+		how = config.WipeNone // The key is gone.
+	}
+	return how, limit
+}
+
+// Delay has nothing done to a volume before a time.
+func (t Tombstone) Delay(until time.Time) {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.retryAt = until
+}
+
+// Postpone delays the next attempt on a volume, the more the more of them failed.
+func (m *Inventory) Postpone(volumes ...*Volume) {
+	m.lock()
+	defer m.unlock()
+	for _, v := range volumes {
+		delay := lastRetry
+		if v.failures < 8 {
+			delay = firstRetry << v.failures
+		}
+		v.failures++
+		v.retryAt = time.Now().Add(delay)
+	}
+}
+
+// SetNotZeroed notes that something of a tombstone is left as it is.
+func (t Tombstone) SetNotZeroed() {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.rec.NotZeroed = true
+}
+
+// SetWiped notes how much of a tombstone is wiped. It returns what the journal is to have, and
+// how often what is known of the group was forgotten so far, see FinishWipe.
+func (t Tombstone) SetWiped(bytes int64) (rec spec.Record, forgotten int) {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.rec.Wiped = bytes
+	v.failures = 0
+	return v.rec, v.group.forgotten
+}
+
+// FinishWipe notes that a tombstone, of which the device is closed, is only to be removed. It lies
+// in the given segments, which hold zeroes, unless what is known of the group was forgotten since
+// they were read.
+func (t Tombstone) FinishWipe(segments []lvm.Segment, forgotten int) {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	if v.group.forgotten != forgotten {
+		segments = nil
+	}
+	v.handle, v.segmentsFreed = nil, segments
+	m.enter(v, Wiped)
+}
+
+// SkipWipe is FinishWipe for what needs no wiping, or no more of it.
+func (t Tombstone) SkipWipe() {
+	v := t.Volume
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.handle = nil
+	m.enter(v, Wiped)
+}
+
+// NextToRemove picks at most so many tombstones that are only to be removed, by one command. When
+// all of them must wait, it returns until when; the zero time means for an event.
+func (g *Group) NextToRemove(most int) (batch []*Volume, retry time.Time) {
+	m := g.m
+	now := time.Now()
+	m.lock()
+	defer m.unlock()
+	if !g.canFree() {
+		return nil, time.Time{}
+	}
+	for _, v := range m.volumes {
+		switch {
+		case v.group != g || v.life.State() != Wiped:
+		case len(batch) > 0 && (batch[0].pool == nil) != (v.pool == nil):
+			// One command removes either thin volumes or others: by how much it
+			// raises the sequence number depends on that.
+		case v.retryAt.After(now):
+			retry = wakeup.Earlier(retry, v.retryAt)
+		case len(batch) < most:
+			batch = append(batch, v)
+		}
+	}
+	return batch, retry
+}
+
+type removed struct{ batch []*Volume }
+
+// Removed is the effect of the command that removed tombstones, of one group, thin or not.
+func Removed(batch []*Volume) Effect { return removed{batch} }
+
+func (e removed) steps() uint64 {
+	if e.batch[0].pool != nil {
+		return lvm.ThinSteps * uint64(len(e.batch))
+	}
+	return 1
+}
+
+func (e removed) delta() int64 {
+	var extents int64
+	for _, v := range e.batch {
+		extents += v.takes(v.extents)
+	}
+	return extents
+}
+
+func (e removed) apply(m *model) []*Volume {
+	g := e.batch[0].group
+	for _, v := range e.batch {
+		delete(g.exists, v.rec.ID)
+		g.zeroes.Free(v.segmentsFreed)
+		if v.pool != nil {
+			v.pool.virtual -= v.extents
+		} else {
+			g.fragments += v.segments
+		}
+		m.drop(v)
+	}
+	m.boundFragments(g)
+	return nil
+}

@@ -1,0 +1,133 @@
+//go:build !kernel
+
+package inventory
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/iolimit"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/must"
+)
+
+const extent = 4 << 20
+
+// scanned is an inventory of one class, in a group of ten extents that was scanned.
+func scanned(t *testing.T, o Options) (*Inventory, *Group) {
+	t.Helper()
+	c := must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: local, default: true, volumeGroup: carve}\n")))(t)
+	o.Log = slog.New(slog.DiscardHandler)
+	m := NewInventory("run", o)
+	g := m.Configure(c)[0]
+	g.ApplyScan(Scan{
+		Group: &lvm.Group{
+			Name: "carve", UUID: "uuid", Seqno: 1, ExtentSize: extent, Extents: 10, FreeExtents: 10, FreeSegments: 1,
+			Devices: []lvm.PhysicalVolume{{Path: "/dev/vdb", UUID: "pv", Allocatable: true, Extents: 10}},
+		},
+		Metadata: ondisk.Metadata{Seqno: 1, Size: 1000, Limit: 1 << 20},
+	}, nil)
+	return m, g
+}
+
+// free is what the class reports as available, in extents.
+func free(m *Inventory) int64 { return m.Classes()[0].GetAvailableBytes() / extent }
+
+func admitted(t *testing.T, m *Inventory, extents int64) Admission {
+	t.Helper()
+	ident := spec.Identity{Name: "v", Block: true, DefaultClass: true, Size: spec.Size{Required: extents * extent}}
+	return must.Get(m.AdmitCreation(ident, iolimit.Limits{}))(t)
+}
+
+func TestAnEffectEndsItsReservationInTheSameInstant(t *testing.T) {
+	m, g := scanned(t, Options{})
+	a := admitted(t, m, 4)
+	if n := free(m); n != 6 || a.Step != Make {
+		t.Fatalf("%d extents are free after the admission of 4 of 10, step %v", n, a.Step)
+	}
+	w := m.Watch("", 0)
+	<-w.Wake()
+	w.Next()
+	change, effect := g.BeginChange(), Created(a.Volume, nil, errors.New("not mapped"))
+	now := ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}
+	if explains, _ := change.Explains(effect, now); !explains {
+		t.Fatal("the next sequence number is not explained by the command")
+	}
+	if explains, _ := change.Explains(effect, ondisk.Metadata{Seqno: 3}); explains {
+		t.Error("a change of another program is taken for the command's")
+	}
+	change.Commit(effect, now, ondisk.Placement{})
+	if n := free(m); n != 6 || g.creating != 0 || g.reservedText != 0 || g.creations != 0 {
+		t.Errorf("%d extents are free, reserved: %d extents, %d bytes of metadata, %d volumes", n, g.creating, g.reservedText, g.creations)
+	}
+	if len(w.wake) != 0 {
+		t.Errorf("watchers are notified of %v, although nothing changed for them", w.Next())
+	}
+}
+
+func TestACreationOfWhichLVMMadeNothingLeavesNothing(t *testing.T) {
+	m, g := scanned(t, Options{})
+	a := admitted(t, m, 4)
+	if a.Volume.UndoCreation() || free(m) != 10 || len(m.Inspect()) != 0 {
+		t.Errorf("%d extents are free, volumes %v", free(m), m.Inspect())
+	}
+	a = admitted(t, m, 4)
+	g.SetStale()
+	if !a.Volume.UndoCreation() {
+		t.Error("it is forgotten although LVM may have made it")
+	}
+}
+
+func TestACreationThatIsCancelledBeforeItBeginsIsCancelledThen(t *testing.T) {
+	m, _ := scanned(t, Options{CallerGrace: time.Nanosecond})
+	a := admitted(t, m, 1)
+	a.Creation.Leave()
+	for deadline := time.Now().Add(10 * time.Second); !m.isCancelled(a.Creation) && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	cancelled := false
+	a.Creation.Begin(func() { cancelled = true })
+	if !cancelled {
+		t.Error("it goes on")
+	}
+}
+
+func (m *Inventory) isCancelled(op *Creation) bool {
+	m.lock()
+	defer m.unlock()
+	return op.cancelled
+}
+
+// TestNothingIsCalledUnderTheLock: what is called may use the inventory.
+func TestNothingIsCalledUnderTheLock(t *testing.T) {
+	var m *Inventory
+	var entered, defects int
+	m, g := scanned(t, Options{
+		Entered: func(State, State) { m.Inspect(); entered++ },
+		Defect:  func(string, ...any) { m.Inspect(); defects++ },
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		v := admitted(t, m, 1).Volume
+		v.MarkDeleted(nil)
+		Tombstone{v}.FinishWipe(nil, 0)
+		v.Release()
+		m.lock()
+		m.enter(v, Ready) // A tombstone never comes back.
+		m.unlock()
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the lock is held while a function is called")
+	}
+	if entered != 4 || defects != 1 {
+		t.Errorf("%d changes of states and %d defects are observed, volume in group %s", entered, defects, g.Name())
+	}
+}

@@ -1,0 +1,253 @@
+package inventory
+
+import (
+	"slices"
+
+	"github.com/carve-csi/carve/api/conditions"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
+
+// A group is placed when a volume of it is striped or RAID, or could be. Where
+// the extents of a placed group are free then matters, not only how many: lvmd
+// chooses the devices of every volume in it, reserves them when the volume is
+// admitted, and reads from the disks' metadata what is free after each change.
+// In other groups LVM chooses, and counting is enough.
+
+// plan is what of a placed group's devices is reserved for an operation.
+type plan struct {
+	shares []layout.Share
+	// growth is true for expansions, false for creations.
+	growth bool
+}
+
+func (p plan) extents() int64 {
+	var n int64
+	for _, s := range p.shares {
+		n += s.Extents
+	}
+	return n
+}
+
+// markPlaced decides about a group.
+func (m *model) markPlaced(g *Group) {
+	g.placed = false
+	for _, c := range m.classes {
+		g.placed = g.placed || c.in(g) != nil && !c.layout().IsLinear()
+	}
+	for _, p := range g.pools {
+		g.placed = g.placed || !p.data.Layout.IsLinear()
+	}
+	for _, v := range m.volumes {
+		g.placed = g.placed || v.group == g && v.pool == nil && !v.layout.IsLinear()
+	}
+}
+
+// replaceGroups decides about all groups anew, under another configuration. Of one that was not
+// placed before, what is free where was not kept up to date: placements has it, or the group
+// has no free space until it is scanned.
+func (m *model) replaceGroups(placements map[string]ondisk.Placement) {
+	for _, g := range m.groups {
+		before := g.placed
+		if m.markPlaced(g); !g.placed || before || !g.present {
+			continue
+		}
+		if p, ok := placements[g.name]; ok && p.Seqno == g.metadata.Seqno {
+			m.relocate(g, p)
+		} else {
+			g.free, g.stale = nil, true
+		}
+	}
+}
+
+// relocate takes over where everything lies after a change.
+func (m *model) relocate(g *Group, p ondisk.Placement) {
+	if !g.placed || p.Free == nil {
+		return
+	}
+	g.free = g.info.FreeIn(p)
+	g.allocatable, g.fragments = 0, 0
+	for _, f := range g.free {
+		g.allocatable += f.Extents()
+		g.fragments += int64(len(f.Runs))
+	}
+	for id, v := range m.volumes {
+		if lies, ok := p.Volumes[id]; ok && v.group == g {
+			v.on = lies.On
+		}
+	}
+}
+
+// left is what is free on each device of a placed group beside what is
+// reserved for creations and, if growth is wanted, for expansions; and how many
+// more extents are reserved that may lie anywhere. except, which may be nil, is an
+// operation that does not count.
+func (g *freeSpace) left(growth bool, except *Volume) (free []layout.Free, elsewhere int64) {
+	free, elsewhere = g.free, g.creating
+	if growth {
+		elsewhere += g.expanding
+	}
+	for v, p := range g.plans {
+		if p.growth && !growth {
+			continue
+		}
+		elsewhere -= p.extents()
+		if v != except {
+			free = layout.Without(free, p.shares)
+		}
+	}
+	return free, max(0, elsewhere)
+}
+
+// capacity is the largest volume that the class can have in a placed group,
+// and the most that its volumes can have in all, in extents.
+func (c *classGroup) capacity(growth bool) (largest, available int64) {
+	l := c.layout()
+	free, elsewhere := c.group.left(growth, nil)
+	counts, reserve := layout.Counts(free), c.reserved()
+	if l.IsLinear() {
+		reserve += elsewhere
+	} else {
+		// It may be taken of any device.
+		for i := range counts {
+			counts[i] = max(0, counts[i]-elsewhere)
+		}
+	}
+	return l.Largest(counts, reserve), l.Available(counts, reserve)
+}
+
+// reportLayout adds what is different where volumes lie on several devices at
+// once.
+func (c *classGroup) reportLayout(r *lvmdv1.ClassGroup, l layout.Layout, add func(kind, format string, args ...any)) {
+	g := c.group
+	sizes := make([]int64, len(g.info.Devices))
+	for i, d := range g.info.Devices {
+		sizes[i] = d.Extents
+	}
+	r.TotalBytes = l.Available(sizes, 0) * g.info.ExtentSize
+	if r.MaximumVolumeSizeBytes > 0 {
+		_, available := c.capacity(false)
+		r.AvailableBytes = available * g.info.ExtentSize
+	}
+	if len(sizes) < l.Devices() {
+		add(conditions.TooFewDevices, "volume group %q has %d devices; a volume of type %s lies on %d", g.name, len(sizes), c.Type, l.Devices())
+	}
+}
+
+// largestGrowth is by how many extents a volume can grow in a placed group.
+func (v *Volume) largestGrowth(reserve int64) int64 {
+	free, elsewhere := v.group.left(true, nil)
+	return v.layout.LargestGrowth(free, v.group.info.PathsOf(v.on), reserve+elsewhere)
+}
+
+// planCreation reserves devices for a new volume, or chooses them again. What
+// it returns is empty where LVM is to choose.
+func (v *Volume) planCreation() []layout.Share {
+	g := v.group
+	if !g.placed || v.pool != nil {
+		return nil
+	}
+	free, _ := g.left(true, v)
+	g.plans[v] = plan{shares: v.layout.Place(free, v.extents)}
+	return g.plans[v].shares
+}
+
+// planGrowth is planCreation for an expansion by so many extents.
+func (v *Volume) planGrowth(more int64) []layout.Share {
+	g := v.group
+	if !g.placed || v.pool != nil {
+		return nil
+	}
+	free, _ := g.left(true, v)
+	g.plans[v] = plan{shares: v.layout.PlaceGrowth(free, g.info.PathsOf(v.on), more), growth: true}
+	return g.plans[v].shares
+}
+
+// growthOf is by how many extents what lies so can grow in the group, of which so many
+// extents are free beside what is reserved.
+func (g *Group) growthOf(lies ondisk.Volume, free, reserve int64) int64 {
+	if lies.Layout.IsLinear() {
+		return free
+	}
+	left, elsewhere := g.left(true, nil)
+	return lies.Layout.LargestGrowth(left, g.info.PathsOf(lies.On), reserve+elsewhere)
+}
+
+// placeGrowth chooses where what lies so grows by so many extents, beside what is
+// reserved. It chooses nothing where LVM is to.
+func (g *Group) placeGrowth(lies ondisk.Volume, more int64) []layout.Share {
+	if lies.Layout.IsLinear() {
+		return nil
+	}
+	left, _ := g.left(true, nil)
+	return lies.Layout.PlaceGrowth(left, g.info.PathsOf(lies.On), more)
+}
+
+// CreateOptions are those of the one command that makes a volume, with what is free now. The
+// caller has the group's slot.
+func (v *Volume) CreateOptions() lvm.CreateOptions {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	o := lvm.CreateOptions{
+		Group: v.group.name, Volume: v.rec.ID, Layout: v.layout, Extents: v.extents,
+		On: v.planCreation(), Tags: v.tags(),
+	}
+	if c := m.class(v.rec.Ident.Class); c != nil {
+		o.Options = c.LvcreateOptions
+	}
+	return o
+}
+
+// endsOf says where on each device, by path, the last of a volume's segments ends, in extents.
+func (g *groupScan) endsOf(segments []lvm.Segment) map[string]int64 {
+	ends := map[string]int64{}
+	if len(segments) == 0 {
+		return ends
+	}
+	for _, s := range g.sharesOf(segments[len(segments)-1:]) {
+		for _, r := range s.Runs {
+			ends[s.Device] = max(ends[s.Device], r.Start+r.Length)
+		}
+	}
+	return ends
+}
+
+// sharesOf names the devices and extents that segments lie on.
+func (g *groupScan) sharesOf(segments []lvm.Segment) []layout.Share {
+	var shares []layout.Share
+	for _, p := range segments {
+		for _, a := range p.Areas {
+			i := slices.IndexFunc(g.info.Devices, func(d lvm.PhysicalVolume) bool { return d.UUID == a.Device })
+			if i < 0 {
+				continue
+			}
+			d := &g.info.Devices[i]
+			shares = layout.Join(shares, layout.Share{
+				Device: d.Path, Extents: a.Length / g.info.ExtentSize,
+				Runs: []layout.Run{{Start: (a.Start - d.DataOffset) / g.info.ExtentSize, Length: a.Length / g.info.ExtentSize}},
+			})
+		}
+	}
+	return shares
+}
+
+// areasOf is the reverse of sharesOf.
+func (g *groupScan) areasOf(shares []layout.Share) []lvm.Area {
+	var areas []lvm.Area
+	for _, s := range shares {
+		i := slices.IndexFunc(g.info.Devices, func(d lvm.PhysicalVolume) bool { return d.Path == s.Device })
+		if i < 0 {
+			continue
+		}
+		d := &g.info.Devices[i]
+		for _, r := range s.Runs {
+			areas = append(areas, lvm.Area{
+				Device: d.UUID, Start: d.DataOffset + r.Start*g.info.ExtentSize, Length: r.Length * g.info.ExtentSize,
+			})
+		}
+	}
+	return areas
+}

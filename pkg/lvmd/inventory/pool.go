@@ -1,0 +1,466 @@
+package inventory
+
+import (
+	"time"
+
+	"github.com/carve-csi/carve/api/conditions"
+	"github.com/carve-csi/carve/api/config"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+)
+
+// Pool is a thin pool of a volume group: that of a class, or one that volumes
+// of ours lie in although no class names it any more.
+type Pool struct {
+	name  string
+	group *Group
+	// settings are those of the pool's class; nil without one.
+	settings *config.ThinPool
+	// creating and expanding are extents reserved for operations that LVM has
+	// not carried out yet.
+	creating, expanding int64
+	poolScan
+	poolHealth
+}
+
+// poolScan is the pool as LVM's metadata describes it.
+type poolScan struct {
+	// present is false while LVM does not know the pool.
+	present bool
+	// extents is the size of its data, metadata that of its metadata in bytes; data and
+	// metadataAt are how and where they lie.
+	extents, metadata int64
+	data, metadataAt  ondisk.Volume
+	// zeroes is true when what a volume is given reads as zeroes.
+	zeroes bool
+	// virtual is what all of its volumes and snapshots, ours or not, have in
+	// sum, in extents.
+	virtual int64
+}
+
+// poolHealth is how full the pool is, and what is wrong with it.
+type poolHealth struct {
+	// status is what the kernel last said; known is false when it said nothing.
+	status lvm.PoolStatus
+	known  bool
+	// raid is what the kernel says of the images of its data and metadata.
+	raid []*lvmdv1.Condition
+	// stuck is why the pool could not be extended, unmade why it could not be made;
+	// or empty.
+	stuck, unmade string
+}
+
+// pool returns the group's pool of the given name, which it makes known; nil for the empty name, as
+// what is not thin has it.
+func (g *Group) pool(name string) *Pool {
+	p := g.pools[name]
+	if p == nil && name != "" {
+		p = &Pool{name: name, group: g}
+		if g.pools == nil {
+			g.pools = map[string]*Pool{}
+		}
+		g.pools[name] = p
+	}
+	return p
+}
+
+// usable reports whether the pool can take new volumes at all.
+func (p *Pool) usable() bool {
+	return p.present && p.known && p.zeroes && !p.metadataHigh() &&
+		!p.status.Failed && !p.status.ReadOnly && !p.status.NeedsCheck && !p.status.OutOfData
+}
+
+// limit is what the pool's volumes may have in sum, in extents.
+func (p *Pool) limit() int64 {
+	return config.MulDiv(p.extents, p.ratio(), 100)
+}
+
+func (p *Pool) ratio() int64 {
+	if p.settings == nil {
+		return config.DefaultOverprovisioning
+	}
+	return p.settings.Overprovisioning
+}
+
+// freeBeside is how many extents a new volume can have where the volumes there are,
+// and what else is reserved, have so many in sum: what the overprovisioning
+// leaves, but no more than
+//
+//   - what the pool could hold if all volumes were written full, or
+//   - what is left below the threshold of the data, overprovisioned likewise,
+//
+// whichever is more.
+func (p *Pool) freeBeside(committed int64) int64 {
+	if !p.usable() {
+		return 0
+	}
+	left := int64(0)
+	if most := config.MulDiv(p.status.DataTotal, p.dataThreshold(), 100); most > p.status.DataUsed {
+		left = config.MulDiv(most-p.status.DataUsed, p.extents, p.status.DataTotal)
+	}
+	allowed := max(p.extents-committed, config.MulDiv(left, p.ratio(), 100))
+	return max(0, min(p.limit()-committed, allowed))
+}
+
+// reportedFree is what is free as watchers see it, see classGroup.reportedFree.
+func (p *Pool) reportedFree() int64 { return p.freeBeside(p.virtual + p.creating) }
+
+// free is what is free beside all operations under way.
+func (p *Pool) free() int64 { return p.freeBeside(p.virtual + p.creating + p.expanding) }
+
+func (p *Pool) dataThreshold() int64 {
+	if p.settings == nil {
+		return config.DefaultThreshold
+	}
+	return p.settings.DataThreshold
+}
+
+func (p *Pool) metadataThreshold() int64 {
+	if p.settings == nil {
+		return config.DefaultThreshold
+	}
+	return p.settings.MetadataThreshold
+}
+
+// dataHigh reports whether the data's threshold is passed.
+func (p *Pool) dataHigh() bool {
+	return p.known && !p.status.Failed && p.status.DataUsed*100 >= p.status.DataTotal*p.dataThreshold()
+}
+
+// metadataHigh reports whether the metadata's threshold is passed.
+func (p *Pool) metadataHigh() bool {
+	return p.known && !p.status.Failed && p.status.MetadataUsed*100 >= p.status.MetadataTotal*p.metadataThreshold()
+}
+
+// troubles are the conditions that concern the pool's volumes as much as its
+// class. Their messages change only when something is to be done.
+func (p *Pool) troubles() []*lvmdv1.Condition {
+	var c []*lvmdv1.Condition
+	add := func(kind, format string, args ...any) { c = append(c, condition(kind, format, args...)) }
+	switch {
+	case !p.present && p.unmade != "":
+		add(conditions.PoolMissing, "thin pool %q of volume group %q could not be made, which is tried again: %s", p.name, p.group.name, p.unmade)
+	case !p.present:
+		add(conditions.PoolMissing, "thin pool %q is gone from volume group %q", p.name, p.group.name)
+	case !p.known:
+		add(conditions.PoolInactive, "thin pool %q has no device", p.name)
+	case p.status.Failed:
+		add(conditions.PoolFailed, "thin pool %q failed and answers no more I/O; deactivate it and repair it (lvconvert --repair)", p.name)
+	case p.status.NeedsCheck:
+		add(conditions.PoolNeedsCheck, "the metadata of thin pool %q had an error; deactivate it and repair it (lvconvert --repair)", p.name)
+	case p.status.ReadOnly:
+		add(conditions.PoolReadOnly, "the metadata of thin pool %q cannot be written; all its volumes are read-only", p.name)
+	case p.status.OutOfData:
+		add(conditions.PoolFull, "thin pool %q is full: writes to new blocks fail; extend it (lvextend) or delete volumes", p.name)
+	}
+	return c
+}
+
+// conditions are those that the pool adds to its class.
+func (p *Pool) conditions() []*lvmdv1.Condition {
+	c := append(p.troubles(), p.raid...)
+	add := func(kind, format string, args ...any) { c = append(c, condition(kind, format, args...)) }
+	if p.dataHigh() {
+		add(conditions.PoolDataHigh, "the data of thin pool %q is used to %d%% or more: overprovisioned volumes are refused", p.name, p.dataThreshold())
+	}
+	if p.metadataHigh() {
+		add(conditions.PoolMetadataHigh, "the metadata of thin pool %q is used to %d%% or more: new volumes are refused", p.name, p.metadataThreshold())
+	}
+	if p.present && !p.zeroes {
+		add(conditions.PoolKeepsOldData, "thin pool %q does not zero new blocks: new volumes are refused (lvchange --zero y)", p.name)
+	}
+	if p.known && p.status.QueuesWhenFull {
+		add(conditions.PoolQueuesWhenFull, "thin pool %q lets writes wait when it is full instead of failing them (lvchange --errorwhenfull y)", p.name)
+	}
+	if p.stuck != "" {
+		add(conditions.PoolCannotGrow, "thin pool %q cannot be extended: %s", p.name, p.stuck)
+	}
+	return c
+}
+
+// refusal says why the pool takes no new volume at all, or nothing.
+func (p *Pool) refusal() string {
+	if p.usable() {
+		return ""
+	}
+	if c := p.conditions(); len(c) > 0 {
+		return c[0].GetMessage()
+	}
+	return "the thin pool is not ready"
+}
+
+// mergePools takes over what a scan says of thin pools.
+func (g *Group) mergePools(scan *lvm.Group, where ondisk.Placement) {
+	for _, p := range g.pools {
+		p.present, p.virtual = false, 0
+	}
+	for i := range scan.Volumes {
+		lv := &scan.Volumes[i]
+		extents := lv.Size / scan.ExtentSize
+		switch {
+		case lv.Pool != "":
+			g.pool(lv.Pool).virtual += extents
+		case lv.Attr.IsThinPool():
+			p := g.pool(lv.Name)
+			p.present, p.extents, p.metadata, p.zeroes = true, extents, lv.MetadataSize, lv.Attr.ZeroNew
+			if where.Seqno == scan.Seqno {
+				p.data, p.metadataAt = where.Volumes[p.name+"_tdata"], where.Volumes[p.name+"_tmeta"]
+			}
+		}
+	}
+}
+
+// Name is the pool's. It needs no lock.
+func (p *Pool) Name() string { return p.name }
+
+// Group is the pool's. It needs no lock.
+func (p *Pool) Group() *Group { return p.group }
+
+// trouble is the type of what is wrong with the pool, or nothing.
+func (p *Pool) trouble() string {
+	for _, c := range p.troubles() {
+		return c.GetType()
+	}
+	return ""
+}
+
+// class is the class that has the pool, or nil.
+func (p *Pool) class() *class {
+	if p.settings == nil {
+		return nil
+	}
+	for _, c := range p.group.m.classes {
+		if in := c.in(p.group); in != nil && in.pool == p {
+			return c
+		}
+	}
+	return nil
+}
+
+// attachPools gives each thin class its pools.
+func (m *model) attachPools() {
+	for _, g := range m.groups {
+		for _, p := range g.pools {
+			p.settings = nil
+		}
+	}
+	for _, c := range m.classes {
+		if c.Type != config.Thin {
+			continue
+		}
+		for _, in := range c.groups {
+			in.pool = in.group.pool(c.Thin.Pool)
+			in.pool.settings = c.Thin
+		}
+	}
+}
+
+// volumes are those that lie in the pool, without tombstones.
+func (p *Pool) volumes() []*Volume {
+	var all []*Volume
+	for _, v := range p.group.m.volumes {
+		if v.pool == p && v.rec.Phase != spec.Deleting {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// Pools are the thin pools that are known in a group; nil stands for all groups.
+func (m *Inventory) Pools(g *Group) []*Pool {
+	m.lock()
+	defer m.unlock()
+	var all []*Pool
+	for _, other := range m.groups {
+		for _, p := range other.pools {
+			if g == nil || other == g {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// ClassPools names the thin pools of classes in a group.
+func (m *Inventory) ClassPools(group string) map[string]bool {
+	m.lock()
+	defer m.unlock()
+	pools := map[string]bool{}
+	for _, c := range m.classes {
+		for _, in := range c.groups {
+			if in.pool != nil && in.group.name == group {
+				pools[in.pool.name] = true
+			}
+		}
+	}
+	return pools
+}
+
+// SetStatus takes over what the kernel says of a pool, and notifies watchers of what that
+// changes for its class and its volumes. known is false when the kernel says nothing.
+func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	if known && !status.Failed && (status.DataTotal < 1 || status.MetadataTotal < 1) {
+		known = false
+	}
+	if p.known == known && p.status == status {
+		return
+	}
+	before := p.trouble()
+	p.known, p.status = known, status
+	var changed []*Volume
+	if p.trouble() != before {
+		changed = p.volumes()
+	}
+	m.publish(p.group, changed...)
+}
+
+// SetPoolUnmade notes why a class' pool could not be made, which is tried again after retry;
+// nil is that it is there.
+func (g *Group) SetPoolUnmade(name string, err error, retry time.Duration) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	p := g.pool(name)
+	p.unmade = ""
+	if err != nil {
+		p.unmade = err.Error()
+	}
+	g.poolsDue = time.Time{}
+	for _, p := range g.pools {
+		if p.unmade != "" {
+			g.poolsDue = time.Now().Add(retry)
+		}
+	}
+}
+
+// PoolsDue reports whether pools of a group that could not be made are to be tried again now.
+func (g *Group) PoolsDue() bool {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	return g.present && !g.poolsDue.IsZero() && time.Now().After(g.poolsDue)
+}
+
+// Components are how and where a pool's components lie, by the suffix of their names.
+func (p *Pool) Components() map[string]ondisk.Volume {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	return map[string]ondisk.Volume{"_tdata": p.data, "_tmeta": p.metadataAt}
+}
+
+// SetRAID replaces the conditions of the images of a pool's components.
+func (p *Pool) SetRAID(found []*lvmdv1.Condition) {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	if !sameConditions(p.raid, found) {
+		p.raid = found
+		m.publish(p.group, p.volumes()...)
+	}
+}
+
+// PoolSizes are what the decision to extend a pool depends on.
+type PoolSizes struct {
+	// Settings are those of the pool's class.
+	Settings *config.ThinPool
+	// Total is the group's extents, ExtentSize their size in bytes, and Free how many are free
+	// beside what is reserved for operations and for the class.
+	Total, ExtentSize, Free int64
+	// DataDue and MetadataDue are true when that component is to grow.
+	DataDue, MetadataDue bool
+	// Extents is the size of the data, and Metadata that of the metadata in bytes.
+	Extents, Metadata          int64
+	DataLayout, MetadataLayout layout.Layout
+	// DataGrowth and MetadataGrowth are by how many extents that component can grow on its
+	// devices.
+	DataGrowth, MetadataGrowth int64
+}
+
+// Sizes returns what the decision to extend a pool depends on, or nil where it is not to be
+// extended now.
+func (p *Pool) Sizes() *PoolSizes {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	g := p.group
+	c := p.class()
+	if c == nil || p.settings.AutoExtend == nil || !p.present || !p.known || p.status.Failed || p.status.NeedsCheck || !g.canFree() {
+		return nil
+	}
+	reserve := c.in(g).reserved()
+	free := max(0, g.allocatable-g.creating-g.expanding-reserve)
+	return &PoolSizes{
+		Settings: p.settings, Total: g.info.Extents, ExtentSize: g.info.ExtentSize, Free: free,
+		DataDue: p.dataHigh() || p.status.OutOfData, MetadataDue: p.metadataHigh(), Extents: p.extents, Metadata: p.metadata,
+		DataLayout: p.data.Layout, MetadataLayout: p.metadataAt.Layout,
+		DataGrowth: g.growthOf(p.data, free, reserve), MetadataGrowth: g.growthOf(p.metadataAt, free, reserve),
+	}
+}
+
+// SetStuck notes why a pool that should grow cannot, or that it can.
+func (p *Pool) SetStuck(why string) {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	if p.stuck != why {
+		p.stuck = why
+		m.publish(p.group)
+	}
+}
+
+// PoolGrowth is the growth of a pool's data, for which space is reserved.
+type PoolGrowth struct {
+	pool           *Pool
+	extents, takes int64
+	reserved       bool
+}
+
+// Reserve reserves what a pool's data takes to have so many extents, until Commit of
+// the growth, or Release.
+func (p *Pool) Reserve(extents int64) *PoolGrowth {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	g := &PoolGrowth{pool: p, extents: extents, takes: p.data.Layout.RawGrowth(extents - p.extents), reserved: true}
+	p.group.expanding += g.takes
+	return g
+}
+
+// Release gives back what is reserved for a pool's growth, once.
+func (g *PoolGrowth) Release() {
+	m := g.pool.group.m
+	m.lock()
+	defer m.unlock()
+	g.release()
+}
+
+func (g *PoolGrowth) release() {
+	if g.reserved {
+		g.reserved = false
+		g.pool.group.expanding -= g.takes
+	}
+}
+
+// PlaceData chooses where a pool's data grows to so many extents; nothing where LVM is to
+// choose. The caller has the group's slot.
+func (p *Pool) PlaceData(extents int64) []layout.Share {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	return p.group.placeGrowth(p.data, extents-p.extents)
+}
+
+// PlaceMetadata is PlaceData for the metadata, in bytes.
+func (p *Pool) PlaceMetadata(bytes int64) []layout.Share {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	return p.group.placeGrowth(p.metadataAt, (bytes-p.metadata)/p.group.info.ExtentSize)
+}

@@ -1,0 +1,455 @@
+package inventory
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/carve-csi/carve/api/conditions"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+)
+
+// Scan is what LVM, the disks and the kernel say of a group.
+type Scan struct {
+	// Group is nil when LVM does not know the group.
+	Group *lvm.Group
+	// Refused says why a group of the name is not taken for it, or is empty.
+	Refused string
+	// Devices are those of our volumes, by name, where they have one.
+	Devices map[string]lvm.Device
+	// Metadata is the zero value where it cannot be read.
+	Metadata ondisk.Metadata
+	// Where is where everything lies, of groups with thin pools.
+	Where ondisk.Placement
+}
+
+// Diff is what a scan found that was not known, as far as there is something to be done about it.
+type Diff struct {
+	// Vanished are the ids of volumes that exist no more.
+	Vanished []string
+	// Adopted are volumes that were not known.
+	Adopted []Adopted
+	// Undone are volumes whose creation no operation continues; they are tombstones now.
+	Undone []spec.Record
+	// Resumed are volumes whose creation, by copying, is to be continued.
+	Resumed []Admission
+	// Pinned is true when the group was found with a UUID that it is known by from now on.
+	Pinned bool
+	// Closed are the devices of volumes that vanished, to be closed.
+	Closed []blockdev.Handle
+
+	changed []*Volume
+}
+
+// ApplyScan takes over a scan of one group, and before it the effect of the command that it
+// follows, if any. The caller has the group's slot, and makes what is returned durable.
+func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	var d Diff
+	if after != nil {
+		d.changed = after.apply(m)
+	}
+	g.stale, g.recheck, g.scanned = false, false, time.Now()
+	if scan.Group == nil {
+		m.applyMissing(g, scan.Refused, &d)
+	} else {
+		m.applyGroup(g, &scan, &d)
+	}
+	m.publish(g, d.changed...)
+	return d
+}
+
+func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
+	found := scan.Group
+	g.refused = ""
+	if g.pinned != found.UUID {
+		g.pinned, d.Pinned = found.UUID, true
+	}
+	if found.UUID != g.info.UUID || found.Seqno != g.metadata.Seqno {
+		m.forgetZeroed(g)
+	}
+	g.present = true
+	g.info = *found
+	g.info.Volumes = nil
+	g.allocatable, g.fragments = found.Allocatable(), found.FreeSegments
+	g.free = found.Free()
+	g.metadata = scan.Metadata
+	g.metadata.Seqno = found.Seqno
+	g.mergePools(found, scan.Where)
+	g.exists = make(map[string]bool, len(found.Volumes))
+	g.foreign = 0
+	before := g.leftAlone
+	g.leaveLaterAlone(found, d)
+	halfMade := halfMade(found)
+	for i := range found.Volumes {
+		lv := &found.Volumes[i]
+		g.exists[lv.Name] = true
+		v := m.volumes[lv.Name]
+		if v == nil && !g.extensions[lv.Name] {
+			if v = m.adopt(g, lv, halfMade[lv.Name]); v != nil {
+				if v.rec.Phase == spec.Deleting {
+					d.Undone = append(d.Undone, v.rec)
+				}
+				d.Adopted = append(d.Adopted, Adopted{v})
+				d.changed = append(d.changed, v)
+			}
+		}
+		if v == nil {
+			g.foreign += lv.Segments
+			continue
+		}
+		if v.update(lv, scan.Devices) {
+			d.changed = append(d.changed, v)
+		}
+		v.halfMade = halfMade[lv.Name]
+		m.advance(v, lv, d)
+	}
+	for name, why := range g.leftAlone {
+		if before[name] != why {
+			m.error("a volume has tags of Carve and is left alone", "volume", name, "group", g.name, "reason", why)
+		}
+	}
+	m.markPlaced(g)
+	for id, v := range m.volumes {
+		if v.group != g || g.exists[id] || v.op != nil {
+			continue
+		}
+		if v.rec.Phase != spec.Creating && v.rec.Phase != spec.Deleting {
+			m.warn("volume is gone: it was removed behind our back", "volume", id, "name", v.rec.Ident.Name)
+		}
+		if v.handle != nil {
+			d.Closed = append(d.Closed, v.handle)
+		}
+		m.drop(v)
+		d.Vanished = append(d.Vanished, id)
+		d.changed = append(d.changed, v)
+	}
+}
+
+// leaveLaterAlone finds the volumes of later versions and forgets those that are known: the
+// journal keeps their records, for the version that can read them.
+func (g *Group) leaveLaterAlone(found *lvm.Group, d *Diff) {
+	m := g.m
+	g.leftAlone = map[string]string{}
+	for i := range found.Volumes {
+		lv := &found.Volumes[i]
+		later := spec.LaterMarker(lv.Tags)
+		v := m.volumes[lv.Name]
+		if later == "" || v != nil && v.op != nil {
+			continue
+		}
+		g.leftAlone[lv.Name] = fmt.Sprintf("its tags are those of a later version (%s, this one knows %s)", later, spec.TagMarker)
+		if v == nil {
+			continue
+		}
+		if v.handle != nil {
+			d.Closed = append(d.Closed, v.handle)
+		}
+		m.drop(v)
+		d.changed = append(d.changed, v)
+	}
+}
+
+// examplesLeftAlone names some of the volumes that are left alone, and why.
+func (g *groupScan) examplesLeftAlone() string {
+	const most = 3
+	var examples []string
+	for _, name := range slices.Sorted(maps.Keys(g.leftAlone)) {
+		if len(examples) == most {
+			return strings.Join(append(examples, "and others"), "; ")
+		}
+		examples = append(examples, name+": "+g.leftAlone[name])
+	}
+	return strings.Join(examples, "; ")
+}
+
+// advance changes the state of a volume by what a scan says of it.
+func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
+	if v.life.State() == Deleted && isMarked(lv) {
+		m.enter(v, Marked)
+	}
+	if v.life.State() != Interrupted {
+		return
+	}
+	if m.resumeCopy(v) {
+		d.Resumed = append(d.Resumed, Admission{Volume: v, Creation: v.op})
+		return
+	}
+	// lvmd ended in the middle of the creation, which was never acknowledged.
+	m.info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
+	m.markDeleted(v)
+	d.Undone = append(d.Undone, v.rec)
+	d.changed = append(d.changed, v)
+}
+
+// applyMissing is for a group that LVM does not know any more. Its volumes are kept: the disks
+// may come back.
+func (m *model) applyMissing(g *Group, refused string, d *Diff) {
+	if g.present {
+		m.warn("volume group is gone", "group", g.name)
+	}
+	if refused != g.refused {
+		g.refused = refused
+		m.warn("volume group is not taken", "group", g.name, "reason", cmp.Or(refused, "it is not there"))
+	}
+	g.present, g.allocatable = false, 0
+	for _, p := range g.pools {
+		p.present, p.virtual = false, 0
+	}
+	for _, v := range m.volumes {
+		if v.group == g && v.rec.Phase != spec.Deleting && v.op == nil {
+			v.conditions = []*lvmdv1.Condition{condition(conditions.VolumeGroupMissing, "%s", cmp.Or(g.refused, fmt.Sprintf("volume group %q is gone", g.name)))}
+			d.changed = append(d.changed, v)
+		}
+	}
+}
+
+// update brings a known volume up to date and reports whether anything that is
+// reported changed.
+func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device) bool {
+	if v.op != nil {
+		return false // its creation says what it is when it is done
+	}
+	extents := lv.Size / v.group.info.ExtentSize
+	device, active := devices[lv.Name]
+	conditions := conditionsOf(lv, device, active || v.rec.Ident.Snapshot)
+	// Who has a device open is not reported.
+	limits, limitTags := spec.LimitsFromTags(lv.Tags)
+	same := v.extents == extents && v.limits == limits && v.device.Path == device.Path &&
+		v.device.Major == device.Major && v.device.Minor == device.Minor && sameConditions(v.conditions, conditions)
+	if lv.Pool == "" {
+		v.layout, v.on = lv.Layout, lv.On
+	}
+	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, conditions
+	v.limits, v.limitTags = limits, limitTags
+	v.tagged = slices.Contains(lv.Tags, spec.TagEncrypted)
+	v.pool = v.group.pool(lv.Pool) // It never changes: this is when it is met.
+	return !same
+}
+
+// adopt makes a volume of ours that was not known known, as its tags describe it. It returns nil
+// for volumes that are not ours.
+func (m *model) adopt(g *Group, lv *lvm.Volume, halfMade bool) *Volume {
+	if !spec.AreOurs(lv.Tags) || !spec.VolumeID.MatchString(lv.Name) && !spec.SnapshotID.MatchString(lv.Name) {
+		return nil
+	}
+	ident, err := spec.FromTags(lv.Tags)
+	if err != nil {
+		g.leftAlone[lv.Name] = err.Error()
+		return nil
+	}
+	if other := m.names[ident.Key()]; other != nil && !isMarked(lv) {
+		g.leftAlone[lv.Name] = fmt.Sprintf("%s has its name, %q", other.rec.ID, ident.Name)
+		return nil
+	}
+	v := &Volume{
+		group:      g,
+		volumeScan: volumeScan{extents: lv.Size / g.info.ExtentSize, segments: lv.Segments},
+		recorded:   recorded{spec.Record{ID: lv.Name, Group: g.name, Ident: ident, Created: lv.Created}},
+	}
+	v.rec.Encrypted = slices.Contains(lv.Tags, spec.TagEncrypted)
+	v.rec.AdoptedFrom = spec.AdoptedFrom(lv.Tags)
+	state := Ready
+	switch {
+	case isMarked(lv):
+		state = Deleted
+	case slices.Contains(lv.Tags, spec.TagCopying) || isExtension(lv.Tags) || halfMade:
+		// How much of it was copied or zeroed is not known: it was never handed out.
+		state = Interrupted
+	}
+	m.warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name, "state", string(state))
+	m.add(v, state)
+	return v
+}
+
+// isMarked reports whether a logical volume is that of a deleted volume.
+func isMarked(lv *lvm.Volume) bool { return slices.Contains(lv.Tags, spec.TagDeleted) }
+
+// halfMade names the volumes of ours that need no wipe, because they were never handed out:
+// extensions, and the RAID volumes that an lvcreate left when it was killed
+// before it had cleared what becomes RAID's own bookkeeping. Until then that lies
+// bare, in volumes that are shown like any other, and the volume itself is never activated:
+// it was never written to or read from, and it has no device to
+// wipe. LVM removes it, with its components, like any other.
+//
+// Either sign alone is not enough: an administrator can forbid the activation of
+// any volume, and the bookkeeping of a new image of one in use lies bare, too.
+func halfMade(g *lvm.Group) map[string]bool {
+	names := map[string]bool{}
+	for i := range g.Volumes {
+		lv := &g.Volumes[i]
+		if isExtension(lv.Tags) {
+			names[lv.Name] = true
+		}
+		if spec.AreOurs(lv.Tags) && lv.Layout.IsRAID() && lv.Attr.SkipActivation &&
+			slices.ContainsFunc(g.Volumes, func(component lvm.Volume) bool { return strings.HasPrefix(component.Name, lv.Name+"_rmeta_") }) {
+			names[lv.Name] = true
+		}
+	}
+	return names
+}
+
+// Adopted is a volume that was not in the journal.
+type Adopted struct{ *Volume }
+
+// Known is what is known of the volume that the journal keeps, with phase
+// unfinished if it is known to be, and the path of its device, or nothing.
+func (a Adopted) Known() (rec spec.Record, path string) {
+	m := a.group.m
+	m.lock()
+	defer m.unlock()
+	rec = a.rec
+	if a.tooSmall() {
+		rec.Phase = spec.Unfinished
+	}
+	return rec, a.device.Path
+}
+
+// Set takes over how far the volume has come.
+func (a Adopted) Set(rec spec.Record) {
+	v, m := a.Volume, a.group.m
+	m.lock()
+	defer m.unlock()
+	if v.rec.Phase == spec.Deleting {
+		return
+	}
+	v.rec.Encrypted = rec.Encrypted
+	if rec.Phase == spec.Unfinished {
+		v.rec.Phase = spec.Unfinished
+		m.enter(v, v.life.FoundUnfinished())
+	}
+	m.publish(v.group, v)
+}
+
+// CameBack reports whether a scan found a group, or a disk of it, that is not known:
+// its volumes have no devices when it was away while the machine started.
+func (g *Group) CameBack(found []lvm.Group) bool {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	return len(found) == 1 && (!g.present || found[0].MissingDevices < g.info.MissingDevices)
+}
+
+// Recheck has all groups scanned of which devices may have come or gone.
+func (m *Inventory) Recheck() {
+	m.lock()
+	defer m.unlock()
+	for _, g := range m.groups {
+		g.recheck = true
+	}
+}
+
+// blindInterval is how often a group is scanned whose sequence number cannot
+// be read.
+const blindInterval = time.Minute
+
+// Differs reports whether a group's metadata, as it is now or cannot be read now for err, says
+// something else than is known. poll is how often that is asked, and probe how often a
+// group is scanned that is not as it should be.
+func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duration) bool {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	switch {
+	case g.waits(poll):
+		return false
+	case g.stale || err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):
+		return true
+	case !g.isUsable():
+		// It can only come back with a device, or by its name.
+		if g.refused != "" && time.Since(g.scanned) > probe {
+			return true // the other group may be away, or accepted by now
+		}
+		return g.recheck || !g.present && err == nil
+	case g.suspect && time.Since(g.scanned) > probe:
+		return true // what could not be repaired is tried again
+	}
+	return err != nil && (!g.blind || g.recheck || time.Since(g.scanned) > blindInterval)
+}
+
+// waits reports whether a group is not to be scanned now: one that does not respond is
+// scanned by its probe, and bursts of changes are scanned once, at the next tick.
+func (g *Group) waits(poll time.Duration) bool {
+	return !g.unresponsive.IsZero() || time.Since(g.scanned) < poll/2
+}
+
+// SetBlind notes whether a group's metadata could be read after a scan.
+func (g *Group) SetBlind(err error) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	if blind := err != nil && g.isUsable(); blind != g.blind {
+		g.blind = blind
+		m.warn("whether others change the group can be read from its disks", "group", g.name, "can", !blind, "error", err)
+	}
+}
+
+// Renumbered compares the numbers of our volumes' devices in a group with those that are known:
+// moved is true when a volume has lost its device, or has another one. appeared are the volumes
+// that had none and may have one now, and suspended those whose device was suspended.
+func (g *Group) Renumbered(numbers lvm.Numbers, poll time.Duration) (moved bool, appeared, suspended []*Volume) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	if !g.present || g.waits(poll) {
+		return false, nil, nil
+	}
+	for id, v := range m.volumes {
+		if v.group != g || v.isBusy() || v.rec.Phase == spec.Deleting {
+			continue
+		}
+		of := numbers.Volumes
+		if v.IsEncrypted() {
+			of = numbers.Encrypted
+		}
+		switch now, there := of[id]; {
+		case v.device.Path == "" && there:
+			appeared = append(appeared, v)
+		case v.device.Path != "" && (!there || now != v.device.Number()):
+			return true, nil, nil
+		case v.device.Suspended:
+			suspended = append(suspended, v)
+		}
+	}
+	return false, appeared, suspended
+}
+
+// RAIDVolumes are the ids of a group's RAID volumes that can be used.
+func (g *Group) RAIDVolumes() []string {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	var ids []string
+	for id, v := range m.volumes {
+		if v.group == g && v.rec.Phase == spec.Ready && v.layout.IsRAID() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// SetRAID replaces the conditions of the images of a group's volumes, by id.
+func (g *Group) SetRAID(ids []string, found map[string][]*lvmdv1.Condition) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	var changed []*Volume
+	for _, id := range ids {
+		if v := m.volumes[id]; v != nil && !sameConditions(v.raid, found[id]) {
+			v.raid = found[id]
+			changed = append(changed, v)
+		}
+	}
+	if len(changed) > 0 {
+		m.publish(g, changed...)
+	}
+}

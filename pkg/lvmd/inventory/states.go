@@ -1,0 +1,230 @@
+package inventory
+
+import (
+	"fmt"
+
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+)
+
+// State is where a volume is between its admission and its end. docs/explanation/volumes.md
+// draws the transitions.
+type State string
+
+const (
+	// New is before the inventory has the volume.
+	New State = ""
+	// Creating is a new volume that a creation has.
+	Creating State = "creating"
+	// Finishing is an unfinished volume that a creation has, which formats it after all.
+	Finishing State = "finishing"
+	// Refilling is an encrypted volume that a creation has, which formats it with another key.
+	Refilling State = "refilling"
+	// Interrupted is a creation that ended in the middle, with the run of lvmd that had it.
+	Interrupted State = "interrupted"
+	// Ready is a volume that can be used.
+	Ready State = "ready"
+	// Unfinished is a volume whose file system, or header, was not found.
+	Unfinished State = "unfinished"
+	// KeyLost is an encrypted volume whose key is gone, and what it held with it.
+	KeyLost State = "keyLost"
+	// Expanding is a claim, as Noting, Checking and Deleting are: one operation has the volume,
+	// and it goes back to the state in which it was claimed unless the operation leads elsewhere.
+	Expanding State = "expanding"
+	// Noting is the claim of the record that the node has encrypted the volume.
+	Noting State = "noting"
+	// Checking is the claim of the search for an encrypted device that is missing.
+	Checking State = "checking"
+	// Deleting is the claim of a deletion.
+	Deleting State = "deleting"
+	// Deleted is a tombstone in the journal.
+	Deleted State = "deleted"
+	// Marked is a tombstone that LVM's metadata shows, or cannot show, and that is to be wiped.
+	Marked State = "marked"
+	// Wiped is a tombstone that is only to be removed.
+	Wiped State = "wiped"
+	// Gone is after LVM has the volume no more. Nothing leads out of it: an operation that is
+	// still under way ends without effect.
+	Gone State = "gone"
+)
+
+// IsClaim reports whether one operation has the volume.
+func (s State) IsClaim() bool {
+	return s == Expanding || s == Noting || s == Checking || s == Deleting
+}
+
+// IsCreation reports whether a creation has the volume.
+func (s State) IsCreation() bool { return s == Creating || s == Finishing || s == Refilling }
+
+// Transition is one allowed change of state, and what causes it.
+type Transition struct {
+	From, To State
+	Cause    string
+}
+
+// Transitions are all that are allowed, but for two rules: a claim may be released, which
+// leads back to the state in which it was taken; and a volume that no creation has may
+// vanish from LVM, which leads to Gone.
+var Transitions = []Transition{
+	{New, Creating, "a creation is admitted"},
+	{New, Interrupted, "an intent is found without its creation"},
+	{New, Ready, "it is found"},
+	{New, Unfinished, "it is found so in the journal"},
+	{New, KeyLost, "it is found so in the journal"},
+	{New, Deleted, "a tombstone is found"},
+	{Creating, Ready, "it is formatted"},
+	{Creating, Interrupted, "lvmd stops during a copy"},
+	{Creating, Deleted, "it fails, LVM may have it"},
+	{Creating, Gone, "it fails before"},
+	{Interrupted, Creating, "a copy is continued"},
+	{Interrupted, Deleted, "the creation is undone"},
+	{Ready, Unfinished, "no file system is found on it"},
+	{Unfinished, Finishing, "it is requested again"},
+	{Finishing, Ready, "it is formatted"},
+	{Finishing, Unfinished, "that fails"},
+	{Ready, Expanding, "an expansion claims it"},
+	{Ready, Noting, "the node has encrypted it"},
+	{Ready, Checking, "its encrypted device is missing"},
+	{Checking, Refilling, "its key is gone"},
+	{KeyLost, Checking, "its key was lost before"},
+	{Refilling, Ready, "it is formatted"},
+	{Refilling, KeyLost, "that fails"},
+	{Ready, Deleting, "a deletion claims it"},
+	{Unfinished, Deleting, "a deletion claims it"},
+	{KeyLost, Deleting, "a deletion claims it"},
+	{Deleting, Deleted, "the tombstone is durable"},
+	{Deleted, Marked, "LVM shows it, or cannot"},
+	{Deleted, Wiped, "it was never handed out"},
+	{Marked, Wiped, "it is wiped"},
+	{Wiped, Gone, "LVM has removed it"},
+}
+
+// PhaseOf is what the journal keeps of a state. It is empty for New and Gone, and for claims,
+// which leave the phase as it is.
+func PhaseOf(s State) spec.Phase {
+	switch s {
+	case Creating, Interrupted:
+		return spec.Creating
+	case Ready:
+		return spec.Ready
+	case Unfinished, Finishing:
+		return spec.Unfinished
+	case KeyLost, Refilling:
+		return spec.DataLost
+	case Deleted, Marked, Wiped:
+		return spec.Deleting
+	default:
+		return ""
+	}
+}
+
+// Recalled is the state of a volume that the journal has in a phase.
+func Recalled(p spec.Phase) State {
+	switch p {
+	case spec.Creating:
+		return Interrupted
+	case spec.Unfinished:
+		return Unfinished
+	case spec.DataLost:
+		return KeyLost
+	case spec.Deleting:
+		return Deleted
+	default:
+		return Ready
+	}
+}
+
+// TransitionError says that a volume entered a state that it must not enter from the one
+// before: a defect.
+type TransitionError struct{ From, To State }
+
+// Error implements error.
+func (e *TransitionError) Error() string {
+	return fmt.Sprintf("state %q is entered from %q, which is not allowed", e.To, e.From)
+}
+
+// Lifecycle is the state of one volume. The zero value is of a volume that is New. It is not
+// safe for concurrent use.
+type Lifecycle struct {
+	state, claimedIn State
+}
+
+// State is where the volume is.
+func (l *Lifecycle) State() State { return l.state }
+
+// Enter changes the state. A change that is not allowed is made all the same, since what it
+// stands for has happened, and is a *TransitionError. Out of Gone there is none: Enter does
+// nothing then.
+func (l *Lifecycle) Enter(to State) error {
+	from := l.state
+	if from == Gone {
+		return nil
+	}
+	var err error
+	if !l.mayEnter(to) {
+		err = &TransitionError{from, to}
+	}
+	if to.IsClaim() {
+		l.claimedIn = from
+	}
+	l.state = to
+	return err
+}
+
+// mayEnter reports whether the table or one of the rules allows a state.
+func (l *Lifecycle) mayEnter(to State) bool {
+	for _, t := range Transitions {
+		if t.From == l.state && t.To == to {
+			return true
+		}
+	}
+	released := l.state.IsClaim() && to == l.claimedIn
+	vanished := to == Gone && l.state != New && !l.state.IsCreation()
+	return released || vanished
+}
+
+// Released is the state that the end of a claim leads back to, or that of a volume that is
+// not claimed.
+func (l *Lifecycle) Released() State {
+	if l.state.IsClaim() {
+		return l.claimedIn
+	}
+	return l.state
+}
+
+// Begun is the state in which a creation has the volume that has been idle before.
+func (l *Lifecycle) Begun() State {
+	switch l.state {
+	case Interrupted:
+		return Creating
+	case Unfinished:
+		return Finishing
+	case Checking:
+		return Refilling
+	default:
+		return l.state
+	}
+}
+
+// Ended is the state of a volume that a creation has no more, unless it led elsewhere.
+func (l *Lifecycle) Ended() State {
+	switch l.state {
+	case Creating:
+		return Interrupted
+	case Finishing:
+		return Unfinished
+	case Refilling:
+		return KeyLost
+	default:
+		return l.state
+	}
+}
+
+// FoundUnfinished is the state of a volume on which no file system was found. One that
+// an operation has claimed meanwhile is unfinished when that ends.
+func (l *Lifecycle) FoundUnfinished() State {
+	if l.state.IsClaim() {
+		l.claimedIn = Unfinished
+		return l.state
+	}
+	return Unfinished
+}

@@ -1,0 +1,205 @@
+package journal
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+)
+
+// lockTimeout bounds the wait for the file's lock, which only another lvmd could hold.
+const lockTimeout = time.Second
+
+var (
+	bucketMeta    = []byte("meta")
+	bucketVolumes = []byte("volumes")
+	keyFormat     = []byte("format")
+)
+
+// Journal is an open journal.
+type Journal struct {
+	db         *bbolt.DB
+	crashPoint func(point string)
+}
+
+// Open opens or makes the file, and migrates one of an earlier format. found is false when there was
+// none that could be used: it was absent or empty, or it was damaged and has been moved aside to the
+// returned path. What the kernel refuses (no space, an I/O error, too many open files) says nothing
+// of what is in the file: it stays, and the error is returned. So does a file that a later version
+// wrote, with a *FormatError.
+func Open(path string) (j *Journal, found bool, aside string, err error) {
+	return openWith(path, steps)
+}
+
+// openWith is Open for a version that has made these steps.
+func openWith(path string, steps []step) (j *Journal, found bool, aside string, err error) {
+	info, statErr := os.Stat(path)
+	found = statErr == nil && info.Size() > 0
+	j, err = tryOpen(path, steps)
+	_, refused := errors.AsType[syscall.Errno](err)
+	_, later := errors.AsType[*FormatError](err)
+	if err == nil || !found || errors.Is(err, bolterrors.ErrTimeout) || refused || later {
+		return j, found, "", err
+	}
+	damage := err
+	aside = fmt.Sprintf("%s.damaged-%s", path, time.Now().UTC().Format("20060102T150405.000"))
+	if err := os.Rename(path, aside); err != nil {
+		return nil, false, "", fmt.Errorf("journal is damaged (%w) and cannot be moved aside: %w", damage, err)
+	}
+	j, err = tryOpen(path, steps)
+	return j, false, aside, err
+}
+
+// tryOpen opens the file and reads all of it, so that damage is found now.
+func tryOpen(path string, steps []step) (j *Journal, err error) {
+	var db *bbolt.DB
+	// Reading a file that was cut off faults where the map has no file.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		// bbolt panics on pages that make no sense.
+		if r := recover(); r != nil {
+			err = fmt.Errorf("journal %s: %v", path, r)
+		}
+		if err != nil && db != nil {
+			_ = db.Close()
+		}
+	}()
+	db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	format, err := formatOf(db)
+	if err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	if newest := 1 + len(steps); format > newest {
+		return nil, &FormatError{Path: path, Found: format, Known: newest}
+	}
+	if err := db.View(readAll); err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	if err := migrate(db, format, steps); err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	j = &Journal{db: db}
+	if _, err := j.Volumes(); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+// readAll reads every page that is in use, and checks that each is used once:
+// what is damaged now would else be found in the middle of an operation.
+func readAll(tx *bbolt.Tx) error {
+	err := tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
+		return b.ForEach(func(_, _ []byte) error { return nil })
+	})
+	if err != nil {
+		return err
+	}
+	var problems []error
+	for problem := range tx.Check() {
+		problems = append(problems, problem)
+	}
+	return errors.Join(problems...)
+}
+
+// Close closes the file.
+func (j *Journal) Close() error { return j.db.Close() }
+
+// Size is the file's size in bytes.
+func (j *Journal) Size() int64 {
+	info, err := os.Stat(j.db.Path())
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// SetCrashPoint has f called before and after each commit, with a name for the place: tests end
+// lvmd's process run there. It must be called before the journal is used by others.
+func (j *Journal) SetCrashPoint(f func(point string)) { j.crashPoint = f }
+
+// Tx is a transaction that writes. It is valid only in the call that got it.
+type Tx struct{ tx *bbolt.Tx }
+
+// Update does something in a transaction of its own, all of it or, with an error, nothing.
+func (j *Journal) Update(what func(*Tx) error) error {
+	j.crash("journal: before a commit")
+	err := j.db.Update(func(tx *bbolt.Tx) error { return what(&Tx{tx}) })
+	j.crash("journal: after a commit")
+	if err != nil {
+		return fmt.Errorf("%w: %w", apierror.ErrNotStored, err)
+	}
+	return nil
+}
+
+func (j *Journal) crash(point string) {
+	if j.crashPoint != nil {
+		j.crashPoint(point)
+	}
+}
+
+// put stores a value as JSON. The bucket is made when there is none.
+func (t *Tx) put(bucket []byte, key string, value any) error {
+	b, err := t.tx.CreateBucketIfNotExists(bucket)
+	if err != nil {
+		return err
+	}
+	encoded, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", bucket, key, err)
+	}
+	return b.Put([]byte(key), encoded)
+}
+
+// remove removes values, known or not.
+func (t *Tx) remove(bucket []byte, keys ...string) error {
+	b := t.tx.Bucket(bucket)
+	if b == nil {
+		return nil
+	}
+	for _, key := range keys {
+		if err := b.Delete([]byte(key)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readBucket decodes a bucket's values, by key. damaged decides about one that cannot be
+// understood: nil leaves it out.
+func readBucket[T any](j *Journal, bucket []byte, damaged func(key string, err error) error) (map[string]T, error) {
+	values := map[string]T{}
+	err := j.db.View(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucket)
+		if b == nil {
+			return nil
+		}
+		return b.ForEach(func(k, encoded []byte) error {
+			var value T
+			if err := json.Unmarshal(encoded, &value); err != nil {
+				return damaged(string(k), err)
+			}
+			values[string(k)] = value
+			return nil
+		})
+	})
+	return values, err
+}
+
+// forget is for buckets of which a value that cannot be understood is as good as none.
+func forget(string, error) error { return nil }
+
+// fail is for buckets that must be read whole.
+func fail(what string) func(key string, err error) error {
+	return func(key string, err error) error { return fmt.Errorf("journal: %s %q: %w", what, key, err) }
+}

@@ -1,0 +1,35 @@
+package journal
+
+var bucketPools = []byte("pools")
+
+// PoolIntent is the intent to make a thin pool, which takes LVM several commits. It is kept while
+// LVM works, and says what a command that was killed left.
+type PoolIntent struct {
+	Group string `json:"group"`
+	Pool  string `json:"pool"`
+	// UUID and Seqno are the group's before the command.
+	UUID  string `json:"uuid"`
+	Seqno uint64 `json:"seqno"`
+	// Metadata is the size of the pool's metadata, and of its spare, in bytes.
+	Metadata int64 `json:"metadata"`
+	// Unnamed are the volumes that had names of LVM's making.
+	Unnamed []string `json:"unnamed,omitempty"`
+}
+
+// PoolKey is what an intent is known by.
+func PoolKey(group, pool string) string { return group + "/" + pool }
+
+// PoolIntents returns all intents, by PoolKey.
+func (j *Journal) PoolIntents() (map[string]*PoolIntent, error) {
+	return readBucket[*PoolIntent](j, bucketPools, fail("thin pool"))
+}
+
+// PutPoolIntent stores an intent in place of an earlier one for the same pool.
+func (j *Journal) PutPoolIntent(p *PoolIntent) error {
+	return j.Update(func(t *Tx) error { return t.put(bucketPools, PoolKey(p.Group, p.Pool), p) })
+}
+
+// RemovePoolIntent removes an intent.
+func (j *Journal) RemovePoolIntent(p *PoolIntent) error {
+	return j.Update(func(t *Tx) error { return t.remove(bucketPools, PoolKey(p.Group, p.Pool)) })
+}

@@ -1,0 +1,213 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/thinpool"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+)
+
+const (
+	// A pool that could not be extended is left alone for a delay that doubles,
+	// unless its group changes: it may fill up meanwhile.
+	firstExtendRetry = time.Second
+	lastExtendRetry  = time.Minute
+	// poolRetry is after what time a pool that could not be made is tried again.
+	poolRetry = time.Minute
+)
+
+// poolKeeper makes thin pools, watches how full they are, extends them, and watches RAID.
+type poolKeeper struct {
+	*core
+	*thinpool.Maker
+}
+
+func newPoolKeeper(c *core, retry time.Duration) *poolKeeper {
+	report := func(group, pool string, err error) {
+		c.groups.Named(group).SetPoolUnmade(pool, err, retry)
+	}
+	return &poolKeeper{c, thinpool.New(c.lvm, c.journal, c.log, report, c.crash)}
+}
+
+// loop watches the fullness of a group's thin pools until ctx is
+// done, and extends those that are configured to grow. It asks the kernel, which
+// costs a system call for each pool and wakes no disk.
+func (s *poolKeeper) loop(ctx context.Context, g *volumegroup.Group) {
+	tick := time.NewTicker(s.groups.PollInterval)
+	defer tick.Stop()
+	failed := map[*inventory.Pool]attempt{}
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		for _, p := range s.inventory.Pools(g.Group) {
+			s.look(p)
+			last, seqno := failed[p], g.Seqno()
+			if time.Since(last.at) < last.delay && last.seqno == seqno {
+				continue
+			}
+			switch err := s.extend(ctx, g, p); {
+			case err == nil:
+				delete(failed, p)
+			case ctx.Err() == nil:
+				failed[p] = attempt{time.Now(), g.Seqno(), min(max(firstExtendRetry, 2*last.delay), lastExtendRetry)}
+				s.log.Warn("thin pool cannot be extended", "group", g.Name(), "pool", p.Name(), "error", err)
+			}
+		}
+	}
+}
+
+// attempt is when, and at which state of the group, something was tried, and for
+// how long it is then left alone.
+type attempt struct {
+	at    time.Time
+	seqno uint64
+	delay time.Duration
+}
+
+// look brings what is known of a pool's fullness up to date.
+func (s *poolKeeper) look(p *inventory.Pool) {
+	group := p.Group().Name()
+	status, err := s.lvm.PoolStatus(group, p.Name())
+	if errors.Is(err, lvm.ErrNotFound) {
+		// LVM gives the device another name, and takes it away for that moment,
+		// when a pool gets its first volume or loses its last one. Only between
+		// commands is a device that is not there missing.
+		done, slotErr := s.groups.Acquire(s.work, s.groups.Named(group))
+		if slotErr != nil {
+			return // What is known stays; it is looked at again soon.
+		}
+		status, err = s.lvm.PoolStatus(group, p.Name())
+		done()
+	}
+	if err != nil && !errors.Is(err, lvm.ErrNotFound) {
+		s.log.Warn("thin pool's status cannot be read", "group", group, "pool", p.Name(), "error", err)
+	}
+	p.SetStatus(status, err == nil)
+}
+
+// extend grows a pool's data or metadata by one step when its threshold is
+// passed. It needs no intent: LVM's commit is the one effect, and what follows
+// from it is in LVM's metadata.
+func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *inventory.Pool) error {
+	growth := s.plan(g, p)
+	// What keeps the data from growing does not keep the metadata from it.
+	var stuck, err error
+	if growth.Stuck != "" {
+		stuck = errors.New(growth.Stuck)
+	}
+	if growth.Extents > 0 {
+		reserved := p.Reserve(growth.Extents)
+		err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+			return inventory.PoolGrown(reserved), s.lvm.ExtendPool(ctx, g.Name(), p.Name(), growth.Extents, p.PlaceData(growth.Extents)...)
+		})
+		reserved.Release()
+		s.log.Info("thin pool was extended", "group", g.Name(), "pool", p.Name(), "extents", growth.Extents, "error", err)
+	}
+	if err == nil && growth.Metadata > 0 {
+		// How much the spare for repairs grows with it is up to LVM.
+		err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+			return inventory.Unknown(), s.lvm.ExtendPoolMetadata(ctx, g.Name(), p.Name(), growth.Metadata, p.PlaceMetadata(growth.Metadata)...)
+		})
+		s.log.Info("thin pool's metadata was extended", "group", g.Name(), "pool", p.Name(), "bytes", growth.Metadata, "error", err)
+	}
+	if growth.Extents > 0 || growth.Metadata > 0 {
+		s.crash("pool: extended")
+		s.look(p)
+	}
+	return errors.Join(err, stuck)
+}
+
+// plan decides to which size a pool is to grow, and notes why a pool that should grow cannot.
+func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinpool.Growth) {
+	if now := p.Sizes(); now != nil {
+		growth = thinpool.Pool{
+			Group: g.Name(), Total: now.Total, ExtentSize: now.ExtentSize, Free: now.Free, AutoExtend: *now.Settings.AutoExtend,
+			DataDue: now.DataDue, MetadataDue: now.MetadataDue, Extents: now.Extents, Metadata: now.Metadata,
+			DataLayout: now.DataLayout, MetadataLayout: now.MetadataLayout,
+			DataGrowth: now.DataGrowth, MetadataGrowth: now.MetadataGrowth,
+		}.Grow()
+	}
+	p.SetStuck(growth.Stuck)
+	return growth
+}
+
+// retry makes the thin pools of a group that could not be made before.
+func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
+	if !g.PoolsDue() {
+		return
+	}
+	done, err := s.groups.Acquire(ctx, g)
+	if err != nil {
+		return
+	}
+	defer done()
+	if err := s.Make(ctx, s.inventory.Config(), g.Name()); err != nil {
+		s.log.Error("not all thin pools could be made; it will be tried again", "group", g.Name(), "error", err)
+		if errors.Is(err, lvm.ErrTimedOut) {
+			s.groups.SetUnresponsive(g, err)
+			return
+		}
+	}
+	if err := s.groups.Rescan(g); err != nil {
+		s.log.Warn("scanning failed", "group", g.Name(), "error", err)
+	}
+}
+
+// lookAtRAID asks the kernel how the images of the group's RAID volumes and pools do,
+// which changes without any change of the metadata. It runs no command.
+func (s *poolKeeper) lookAtRAID(g *volumegroup.Group) {
+	for _, p := range s.inventory.Pools(g.Group) {
+		s.lookAtRAIDPool(g, p)
+	}
+	ids := g.RAIDVolumes()
+	if len(ids) == 0 {
+		return
+	}
+	found := map[string][]*lvmdv1.Condition{}
+	for _, id := range ids {
+		status, err := s.lvm.RAIDStatus(g.Name(), id)
+		switch {
+		case err == nil:
+			found[id] = inventory.RAIDConditions(status)
+		case !errors.Is(err, lvm.ErrNotFound): // That it has no device is another condition.
+			s.log.Warn("a RAID volume cannot be asked for its status", "volume", id, "error", err)
+		}
+	}
+	g.SetRAID(ids, found)
+}
+
+// lookAtRAIDPool is lookAtRAID for a thin pool.
+func (s *poolKeeper) lookAtRAIDPool(g *volumegroup.Group, p *inventory.Pool) {
+	components := p.Components()
+	var found []*lvmdv1.Condition
+	for _, suffix := range slices.Sorted(maps.Keys(components)) {
+		if !components[suffix].Layout.IsRAID() {
+			continue
+		}
+		status, err := s.lvm.RAIDStatus(g.Name(), p.Name()+suffix)
+		switch {
+		case err == nil:
+			for _, c := range inventory.RAIDConditions(status) {
+				found = append(found, &lvmdv1.Condition{Type: c.GetType(), Message: fmt.Sprintf("thin pool %q: %s", p.Name(), c.GetMessage())})
+			}
+		case !errors.Is(err, lvm.ErrNotFound): // That the pool has no device is another condition.
+			s.log.Warn("a thin pool cannot be asked for the status of its RAID", "group", g.Name(), "pool", p.Name(), "error", err)
+		}
+	}
+	// Of two conditions of a type, that of the data is enough.
+	slices.SortStableFunc(found, func(a, b *lvmdv1.Condition) int { return strings.Compare(a.GetType(), b.GetType()) })
+	found = slices.CompactFunc(found, func(a, b *lvmdv1.Condition) bool { return a.GetType() == b.GetType() })
+	p.SetRAID(found)
+}

@@ -1,0 +1,80 @@
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/provision"
+)
+
+// provisioned are the service's groups as provision sees them.
+type provisioned struct {
+	*core
+	pools *poolKeeper
+	// states has a *provision.State for each group that lvmd makes, by name.
+	states sync.Map
+}
+
+var _ provision.Groups = (*provisioned)(nil)
+
+// Scanned implements provision.Groups.
+func (p *provisioned) Scanned(name string) *lvm.Group {
+	return p.groups.Named(name).Scanned()
+}
+
+// Acquire implements provision.Groups.
+func (p *provisioned) Acquire(ctx context.Context, name string) (release func(), err error) {
+	return p.groups.Acquire(ctx, p.groups.Named(name))
+}
+
+// Scan implements provision.Groups.
+func (p *provisioned) Scan(ctx context.Context, name string) (*lvm.Group, error) {
+	found, err := p.groups.Scan(ctx, []string{name})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(found) > 0:
+		return &found[0], nil
+	}
+	if refused := p.groups.Refusal(p.groups.Named(name)); refused != "" {
+		return nil, errors.New(refused)
+	}
+	return nil, nil
+}
+
+// ForgetUUID implements provision.Groups.
+func (p *provisioned) ForgetUUID(name string) error { return p.groups.Unpin(p.groups.Named(name)) }
+
+// MakePools implements provision.Groups.
+func (p *provisioned) MakePools(ctx context.Context, name string) error {
+	return p.pools.Make(ctx, p.inventory.Config(), name)
+}
+
+// Changed implements provision.Groups.
+func (p *provisioned) Changed(name string, changed bool, err error) error {
+	g := p.groups.Named(name)
+	switch {
+	case errors.Is(err, lvm.ErrTimedOut):
+		p.groups.SetUnresponsive(g, err)
+	case changed || err != nil:
+		err = errors.Join(err, p.groups.Rescan(g))
+		g.Reclaim()
+	}
+	return err
+}
+
+// Report implements provision.Groups.
+func (p *provisioned) Report(name string, state *provision.State) {
+	p.states.Store(name, state)
+	p.groups.Named(name).SetAbsence(state.Absence())
+}
+
+// refusals are the devices that are selected for a group and not used, by path.
+func (p *provisioned) refusals(name string) map[string]*provision.Refusal {
+	if state, ok := p.states.Load(name); ok {
+		return state.(*provision.State).Refusals()
+	}
+	return nil
+}

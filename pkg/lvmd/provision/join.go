@@ -1,0 +1,213 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
+)
+
+const (
+	defaultExtentSize    = 4 << 20
+	defaultDataAlignment = 1 << 20
+)
+
+// join does what was planned for a group, nil when there is none yet. The
+// caller has the group's slot, and scans the group when it was changed. What
+// is found on devices, and what fails with one of them, adds to w.refused; an
+// error is about the whole.
+//
+// Each physical volume is an intent in the journal before it is made: one that
+// an lvmd left without a group is known by its UUID, and joins later.
+func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, w *work) (changed bool, err error) {
+	if scanned != nil && (scanned.MissingDevices > 0 || scanned.Exported || scanned.ReadOnly) {
+		return false, nil // LVM would refuse all of it; what ends that is an event
+	}
+	for _, device := range w.grown {
+		p.log.Info("a disk has grown", "group", g.Name, "device", device)
+		if err := p.devices.ResizeDevice(ctx, g.Name, device); err != nil {
+			return changed, err
+		}
+		changed = true
+	}
+	records, err := p.journal.Devices(g.Name)
+	if err != nil {
+		return changed, err
+	}
+	exists := scanned != nil
+	for i := range w.fresh {
+		d := &w.fresh[i]
+		r, err := p.prepare(ctx, g, d, exists, w, records)
+		if err == nil && r != nil {
+			err = p.joinDevice(ctx, g, r, exists, records)
+		}
+		switch {
+		case errors.Is(err, lvm.ErrTimedOut), errors.Is(err, apierror.ErrNotStored):
+			return changed, err
+		case err != nil:
+			// One bad device does not keep the others out.
+			p.log.Error("a device cannot be used", "group", g.Name, "device", d.Path, "error", err)
+			// Not before its time, for whatever event: the attempt may have made one.
+			e := examination{why: refuse("failed", "%v", err), due: time.Now().Add(p.intervals.Retry), stale: true}
+			w.refused[d.Path], g.examined[identityOf(d)] = e.why, e
+			w.again = wakeup.Earlier(w.again, e.due)
+		case r != nil:
+			exists, changed = true, true
+		}
+	}
+	return changed, nil
+}
+
+// prepare makes a device a physical volume that can join the group, unless it is
+// one. It returns nil when the device is refused.
+func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device, exists bool, w *work, records map[string]journal.Device) (*journal.Device, error) {
+	finish, overwrite, uuid := p.examine(ctx, g, d, w, records)
+	if finish {
+		r := records[uuid]
+		r.Device = d.Path // the kernel may call it otherwise now
+		return &r, nil
+	}
+	if w.refused[d.Path] != nil {
+		return nil, nil
+	}
+	if until := p.awaits(exists, records); !until.IsZero() {
+		w.refused[d.Path] = refuse("waiting", "the group was on other disks, which may appear until %s", until.UTC().Format(time.RFC3339))
+		w.again = wakeup.Earlier(w.again, until)
+		return nil, nil
+	}
+	r, err := p.initDevice(ctx, g, d, overwrite, records)
+	if err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// examine looks at what is on a device. When that speaks against it, it is
+// noted in w.refused, and not looked at again until devices change.
+func (p *Provisioner) examine(ctx context.Context, g *group, d *blockdev.Device, w *work, records map[string]journal.Device) (finish, overwrite bool, uuid string) {
+	c, err := p.devices.Examine(ctx, d.Path)
+	var why *Refusal
+	switch {
+	case errors.Is(err, lvm.ErrNotFound):
+		why = refuse("gone", "it is gone")
+	case errors.Is(err, lvm.ErrBusy):
+		why = refuse("in_use", "it is mounted, or something else has claimed it")
+	case err != nil:
+		why = refuse("unreadable", "%v", err)
+	default:
+		finish, overwrite, why = judgeContents(&g.VolumeGroup, d, &c, records)
+	}
+	if why != nil {
+		w.refused[d.Path] = why
+		g.examined[identityOf(d)] = examination{why: why, due: time.Now().Add(p.intervals.Examine)}
+		return false, false, ""
+	}
+	if overwrite {
+		p.log.Warn("what is on a device is destroyed, as allowSignatures says", "group", g.Name, "device", d.Path, "contents", c.String())
+	}
+	if c.Label != nil {
+		uuid = c.Label.UUID
+	}
+	return finish, overwrite, uuid
+}
+
+// awaits returns until when a group is not made again, because it was on other
+// disks that may only be late; zero when nothing is in the way.
+func (p *Provisioner) awaits(exists bool, records map[string]journal.Device) time.Time {
+	until := p.started.Add(p.intervals.ReturnGrace)
+	if exists || time.Now().After(until) {
+		return time.Time{}
+	}
+	for _, r := range records {
+		if r.Joined {
+			return until
+		}
+	}
+	return time.Time{}
+}
+
+// confirmJoined notes in the journal which intents were carried out, by what
+// the devices say: an earlier lvmd may have ended in between.
+func (p *Provisioner) confirmJoined(g *group, all []blockdev.Device) error {
+	records, err := p.journal.Devices(g.Name)
+	if err != nil {
+		return err
+	}
+	var joined []journal.Device
+	for i := range all {
+		if !g.wants(&all[i]) {
+			continue
+		}
+		label, err := p.devices.Label(all[i].Path)
+		if err == nil && label.Group == g.Name && isIntent(records, label.UUID) {
+			r := records[label.UUID]
+			r.Joined = true
+			joined = append(joined, r)
+		}
+	}
+	return p.journal.PutDevices(joined...)
+}
+
+// initDevice makes a device a physical volume that belongs to no group yet.
+func (p *Provisioner) initDevice(ctx context.Context, g *group, d *blockdev.Device, overwrite bool, records map[string]journal.Device) (journal.Device, error) {
+	r := journal.Device{UUID: ondisk.NewUUID(), Group: g.Name, Device: d.Path}
+	for _, old := range records {
+		// The intent of an attempt that made nothing: one per device is enough.
+		if !old.Joined && old.Device == d.Path {
+			r = old
+		}
+	}
+	if err := p.journal.PutDevices(r); err != nil {
+		return r, err
+	}
+	alignment := int64(defaultDataAlignment)
+	if g.Medium == config.PMEM {
+		alignment = layout.PMEMAlignment
+	}
+	p.log.Info("making a physical volume", "group", g.Name, "device", d.Path, "size", d.Size, "model", d.Model, "serial", d.Serial, "uuid", r.UUID)
+	err := p.devices.InitDevice(ctx, lvm.InitOptions{
+		Device: d.Path, UUID: r.UUID, MetadataSize: lvm.MetadataSize(d.Size), DataAlignment: alignment, Overwrite: overwrite,
+	})
+	return r, err
+}
+
+// joinDevice makes the group of a physical volume, or adds it.
+func (p *Provisioner) joinDevice(ctx context.Context, g *group, r *journal.Device, exists bool, records map[string]journal.Device) error {
+	devices := []string{r.Device}
+	var old []string
+	if exists {
+		p.log.Info("extending a volume group", "group", g.Name, "device", r.Device)
+		if err := p.devices.ExtendGroup(ctx, g.Name, devices); err != nil {
+			return err
+		}
+	} else {
+		extent := int64(defaultExtentSize)
+		if g.Medium == config.PMEM {
+			extent = layout.PMEMAlignment
+		}
+		if err := p.host.ForgetUUID(g.Name); err != nil {
+			return err
+		}
+		p.log.Info("making a volume group", "group", g.Name, "device", r.Device)
+		if err := p.devices.CreateGroup(ctx, lvm.GroupOptions{Group: g.Name, Devices: devices, ExtentSize: extent}); err != nil {
+			return err
+		}
+		// What the journal knew of another group of this name is over.
+		for uuid, other := range records {
+			if other.Joined {
+				old = append(old, uuid)
+			}
+		}
+	}
+	r.Joined = true
+	records[r.UUID] = *r
+	return errors.Join(p.journal.PutDevices(*r), p.journal.RemoveDevices(old...))
+}

@@ -1,0 +1,108 @@
+package provision
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
+)
+
+// work is what there is to do for a group.
+type work struct {
+	// grown are devices of the group that are larger than it knows.
+	grown []string
+	// fresh are selected devices that are to be examined.
+	fresh   []blockdev.Device
+	refused map[string]*Refusal
+	again   time.Time
+}
+
+func (w *work) any() bool { return len(w.grown)+len(w.fresh) > 0 }
+
+// plan compares a group, nil when there is none, with the machine's devices.
+// It opens devices only for reading, and runs nothing.
+func (p *Provisioner) plan(g *group, scanned *lvm.Group, all []blockdev.Device, taken map[string]bool) work {
+	w := work{refused: map[string]*Refusal{}}
+	members := map[string]bool{}
+	if scanned != nil {
+		for _, d := range scanned.Devices {
+			members[d.UUID] = true
+			if d.Missing {
+				continue
+			}
+			label, err := p.devices.Label(d.Path)
+			// LVM's own idea of the device's size shows that it was looked at.
+			if err == nil && label.UUID == d.UUID && label.Size-label.KnownSize >= scanned.ExtentSize &&
+				label.Size-d.DataOffset-d.Extents*scanned.ExtentSize >= scanned.ExtentSize {
+				w.grown = append(w.grown, d.Path)
+			}
+		}
+	}
+	seen := map[string]bool{}
+	for i := range all {
+		d := &all[i]
+		if !g.wants(d) || taken[d.Path] {
+			continue
+		}
+		label, err := p.devices.Label(d.Path)
+		if err == nil && members[label.UUID] {
+			continue
+		}
+		if errors.Is(err, lvm.ErrTimedOut) {
+			w.refused[d.Path] = refuse("unreadable", "it does not answer")
+			continue
+		}
+		if why := judge(&g.VolumeGroup, d); why != nil {
+			w.refused[d.Path] = why
+			continue
+		}
+		key := identityOf(d)
+		seen[key] = true
+		if old, ok := g.examined[key]; ok {
+			if !old.stale || time.Now().Before(old.due) {
+				w.refused[d.Path] = old.why
+				if old.stale {
+					w.again = wakeup.Earlier(w.again, old.due)
+				}
+				continue
+			}
+		}
+		w.fresh = append(w.fresh, *d)
+	}
+	maps.DeleteFunc(g.examined, func(key string, _ examination) bool { return !seen[key] })
+	return w
+}
+
+// identityOf distinguishes a device from others that had its name before.
+func identityOf(d *blockdev.Device) string {
+	return fmt.Sprintf("%s %d %d", d.Name, d.Sequence, d.Size)
+}
+
+// wants reports whether the configuration selects a device. Logical volumes never
+// are; partitions, and devices made by software, only when they are named
+// without wildcards.
+func (g *group) wants(d *blockdev.Device) bool {
+	if d.Mapping.LogicalVolume {
+		return false
+	}
+	if g.LoopFile != nil {
+		return d.Path == g.loop
+	}
+	return slices.ContainsFunc(g.Devices, func(s config.DeviceSelector) bool {
+		ok, literal := selects(&s, d)
+		return ok && (literal || d.Parent == "" && !d.Virtual)
+	})
+}
+
+// isFullMember reports whether a device says that it belongs to the group, to its
+// end: while LVM does not know the group, there is nothing to do with it.
+func (p *Provisioner) isFullMember(g *group, d *blockdev.Device) bool {
+	label, err := p.devices.Label(d.Path)
+	return err == nil && label.Group == g.Name && label.Size-label.KnownSize < smallestGrowth
+}

@@ -1,0 +1,374 @@
+package reclaim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+const (
+	extent = 4 << 20
+	// size is that of each volume, in extents: one chunk and a quarter of one.
+	size = 20
+)
+
+// id is that of the volume of a number below 26*26.
+func id(n int) string {
+	return fmt.Sprintf("cv%s%c%c", strings.Repeat("a", 24), 'a'+n/26, 'a'+n%26)
+}
+
+// recorder is a fake LVM that notes what is done to volumes, in order.
+type recorder struct {
+	*lvmfake.Groups
+	mu  sync.Mutex
+	did []string
+	// refuse, if set, may fail what is done, by its name in did. It is set before use.
+	refuse func(what string) error
+}
+
+// note notes what is done, and returns the error of it.
+func (r *recorder) note(what string, args ...any) error {
+	r.mu.Lock()
+	r.did = append(r.did, fmt.Sprintf(what, args...))
+	r.mu.Unlock()
+	if r.refuse == nil {
+		return nil
+	}
+	word, _, _ := strings.Cut(what, " ")
+	return r.refuse(word)
+}
+
+func (r *recorder) notes() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.did)
+}
+
+func (r *recorder) Tag(ctx context.Context, group string, volumes []string, tag string) error {
+	if err := r.note("tag %d %s", len(volumes), tag); err != nil {
+		return err
+	}
+	return r.Groups.Tag(ctx, group, volumes, tag)
+}
+
+func (r *recorder) Remove(ctx context.Context, group string, volumes []string) error {
+	if err := r.note("remove %d", len(volumes)); err != nil {
+		return err
+	}
+	return r.Groups.Remove(ctx, group, volumes)
+}
+
+func (r *recorder) Open(group, volume string) (blockdev.Handle, error) {
+	h, err := r.Groups.Open(group, volume)
+	if err != nil {
+		return nil, err
+	}
+	return &handle{h, r}, nil
+}
+
+type handle struct {
+	blockdev.Handle
+	*recorder
+}
+
+func (h *handle) Zero(off, length int64) error {
+	if err := h.note("zero %d+%d", off>>20, length>>20); err != nil {
+		return err
+	}
+	return h.Handle.Zero(off, length)
+}
+
+func (h *handle) Overwrite(off, length int64) error {
+	if err := h.note("overwrite %d+%d", off>>20, length>>20); err != nil {
+		return err
+	}
+	return h.Handle.Overwrite(off, length)
+}
+
+func (h *handle) Discard(off, length int64) error {
+	if err := h.note("discard %d+%d", off>>20, length>>20); err != nil {
+		return err
+	}
+	return h.Handle.Discard(off, length)
+}
+
+func (h *handle) Sync() error {
+	if err := h.note("sync"); err != nil {
+		return err
+	}
+	return h.Handle.Sync()
+}
+
+// node is a machine on which lvmd's process may end and begin: it has the group carve with volumes
+// of one class, and a journal.
+type node struct {
+	t       *testing.T
+	lvm     *recorder
+	class   string
+	journal *journal.Journal
+	// checkpoint is Options.Checkpoint.
+	checkpoint int64
+}
+
+// newNode makes a node with so many volumes, that were made with tags besides those of the
+// identity.
+func newNode(t *testing.T, volumes int, encryption string, tags ...string) *node {
+	t.Helper()
+	n := &node{t: t, lvm: &recorder{Groups: lvmfake.New()}}
+	n.lvm.AddGroup("carve", extent, int64(volumes)*size)
+	for i := range volumes {
+		ident := spec.Identity{Name: id(i), Class: "local", Block: true, Size: spec.Size{Required: size * extent}, Encryption: encryption}
+		must.Succeed(t, n.lvm.Create(t.Context(), lvm.CreateOptions{
+			Group: "carve", Volume: id(i), Layout: layout.Layout{Type: layout.Linear}, Extents: size, Tags: append(ident.Tags(), tags...),
+		}))
+	}
+	j, _, _, err := journal.Open(filepath.Join(t.TempDir(), "journal"))
+	must.Succeed(t, err)
+	n.journal = j
+	t.Cleanup(func() { must.Succeed(t, j.Close()) })
+	return n
+}
+
+// start begins a process run in which those volumes are deleted that are not yet. It ends with the
+// test, or when stop is called.
+func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inventory.Inventory, stop func()) {
+	n.t.Helper()
+	content := "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: local, default: true, volumeGroup: carve" + n.class + "}\n"
+	c := must.Get(config.Parse("lvmd.yaml", []byte(content)))(n.t)
+	log := slog.New(slog.DiscardHandler)
+	m = inventory.NewInventory("run", inventory.Options{Log: log})
+	work, cancel := context.WithCancel(context.Background())
+	var background sync.WaitGroup
+	groups := volumegroup.New(volumegroup.Options{
+		LVM: n.lvm, Journal: n.journal, Inventory: m, Log: log, StateDir: n.t.TempDir(), Work: work,
+		Probe:   func(string) (filesystem.Info, error) { return filesystem.Info{}, filesystem.ErrUnformatted },
+		Inspect: func(string, string) (luks.State, error) { return luks.Made, nil },
+		Spawn:   func(do func()) { background.Go(do) }, Resume: func(*inventory.Volume, *inventory.Creation) {},
+		Responding: func(bool) {}, Scanned: func() {},
+	})
+	listed := groups.Configure(c)
+	must.Succeed(n.t, groups.RecallPins(c, listed, nil))
+	g := groups.Named("carve")
+	records := must.Get(n.journal.Volumes())(n.t)
+	m.Recall(records, nil)
+	must.Succeed(n.t, groups.Load(must.Get(groups.Scan(n.t.Context(), listed))(n.t)))
+	r := New(Options{LVM: n.lvm, Journal: n.journal, Inventory: m, Groups: groups, Log: log, Crash: func(point string) { crash(m, point) }, Checkpoint: n.checkpoint})
+	for name, v := range m.Inspect() {
+		if v.Record.Phase != spec.Deleting {
+			claimed := must.Get(m.ClaimForDeletion(name, "", false))(n.t)
+			record := claimed.Record()
+			record.Phase = spec.Deleting
+			must.Succeed(n.t, n.journal.PutVolume(record))
+			claimed.MarkDeleted(nil)
+		}
+	}
+	background.Go(func() { r.WipeLoop(work, g) })
+	background.Go(func() { r.RemoveLoop(work, g) })
+	g.Reclaim()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		background.Wait()
+		n.lvm.CloseAll()
+	})
+	n.t.Cleanup(stop)
+	return m, stop
+}
+
+// reclaimed waits until nothing is left of the volumes.
+func (n *node) reclaimed(m *inventory.Inventory) {
+	n.t.Helper()
+	waittest.Until(n.t, "nothing is left of the volumes", func() bool {
+		records, err := n.journal.Volumes()
+		return err == nil && len(records) == 0 && len(m.Inspect()) == 0
+	}, func() any { return n.lvm.notes() })
+	found := must.Get(n.lvm.Scan(n.t.Context(), []string{"carve"}))(n.t)
+	if left := found[0].Volumes; len(left) > 0 {
+		n.t.Errorf("LVM has %+v", left)
+	}
+}
+
+// failing is a function that fails what has the name, so many times.
+func failing(what string, times int32) func(string) error {
+	var failed atomic.Int32
+	return func(does string) error {
+		if does == what && failed.Add(1) <= times {
+			return errors.New("broken")
+		}
+		return nil
+	}
+}
+
+func TestADeletedVolumeIsMarkedWipedDurablyAndThenRemoved(t *testing.T) {
+	for name, test := range map[string]struct {
+		class      string
+		encryption string
+		tags       []string
+		fails      bool
+		want       []string
+	}{
+		"one of a class without more":           {want: []string{"tag 1 carve.deleted", "zero 0+64", "zero 64+16", "sync", "remove 1"}},
+		"one that was marked by an earlier run": {tags: []string{spec.TagDeleted}, want: []string{"zero 0+64", "zero 64+16", "sync", "remove 1"}},
+		"one of which a write fails": {fails: true,
+			want: []string{"tag 1 carve.deleted", "zero 0+64", "zero 0+64", "zero 64+16", "sync", "remove 1"}},
+		"one that is to be overwritten": {class: ", wipe: zero", want: []string{"tag 1 carve.deleted", "overwrite 0+64", "overwrite 64+16", "sync", "remove 1"}},
+		"one that is to be discarded":   {class: ", wipe: discard", want: []string{"tag 1 carve.deleted", "discard 0+64", "discard 64+16", "sync", "remove 1"}},
+		"one that is not to be wiped":   {class: ", wipe: none", want: []string{"tag 1 carve.deleted", "sync", "remove 1"}},
+		"one whose user had the key loses its header in any case": {class: ", wipe: none", encryption: names.EncryptionLUKS,
+			want: []string{"tag 1 carve.deleted", "overwrite 0+16", "sync", "sync", "remove 1"}},
+		"and it loses its header once": {encryption: names.EncryptionLUKS,
+			want: []string{"tag 1 carve.deleted", "overwrite 0+16", "sync", "zero 0+64", "zero 64+16", "sync", "remove 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, 1, test.encryption, test.tags...)
+			n.class = test.class
+			if test.fails {
+				n.lvm.refuse = failing("zero", 1)
+			}
+			m, stop := n.start(func(*inventory.Inventory, string) {})
+			n.reclaimed(m)
+			stop()
+			if got := n.lvm.notes(); !slices.Equal(got, test.want) {
+				t.Errorf("done was %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestOneCommandMarksOrRemovesManyVolumesButNotMoreThanItMay(t *testing.T) {
+	const volumes = MaxRemoved + 4
+	n := newNode(t, volumes, "")
+	n.class = ", wipe: none"
+	var first sync.Once
+	m, _ := n.start(func(m *inventory.Inventory, point string) {
+		if point == "delete: removed" {
+			first.Do(func() { gather(m) })
+		}
+	})
+	n.reclaimed(m)
+	marks, removals := 0, 0
+	for _, did := range n.lvm.notes() {
+		var count int
+		if _, err := fmt.Sscanf(did, "tag %d", &count); err == nil {
+			marks++
+			if count > maxMarked {
+				t.Errorf("%d volumes were marked by one command", count)
+			}
+		}
+		if _, err := fmt.Sscanf(did, "remove %d", &count); err == nil {
+			removals++
+			if count > MaxRemoved {
+				t.Errorf("%d volumes were removed by one command", count)
+			}
+		}
+	}
+	if marks != 2 || removals > 3 {
+		t.Errorf("%d commands marked and %d removed %d volumes", marks, removals, volumes)
+	}
+}
+
+// gather waits, for a bounded time, until all volumes that are left are wiped.
+func gather(m *inventory.Inventory) {
+	wiped := func() bool {
+		for _, v := range m.Inspect() {
+			if v.State != inventory.Wiped {
+				return false
+			}
+		}
+		return true
+	}
+	for deadline := time.Now().Add(waittest.Limit); !wiped() && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestWipingGoesOnWhereTheLastCheckpointWas(t *testing.T) {
+	for name, test := range map[string]struct {
+		checkpoint int64
+		wiped      int64
+		next       string
+	}{
+		"after each chunk": {checkpoint: WipeChunk, wiped: WipeChunk, next: "zero 64+16"},
+		"as usual":         {next: "zero 0+64"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, 1, "")
+			n.checkpoint = test.checkpoint
+			var broken atomic.Bool
+			n.lvm.refuse = func(does string) error {
+				if broken.Load() && does == "zero" {
+					return errors.New("broken")
+				}
+				return nil
+			}
+			_, stop := n.start(func(_ *inventory.Inventory, point string) {
+				if point == "delete: chunk wiped" {
+					broken.Store(true)
+				}
+			})
+			waittest.Until(t, "the second chunk cannot be wiped", func() bool { return slices.Contains(n.lvm.notes(), "zero 64+16") })
+			stop()
+			if got := must.Get(n.journal.Volumes())(t)[id(0)].Wiped; got != test.wiped {
+				t.Errorf("the journal has that %d bytes are wiped, want %d", got, test.wiped)
+			}
+			broken.Store(false)
+			before := len(n.lvm.notes())
+			m, _ := n.start(func(*inventory.Inventory, string) {})
+			n.reclaimed(m)
+			if did := n.lvm.notes()[before:]; did[0] != test.next {
+				t.Errorf("the next run did %q, want %q first", did, test.next)
+			}
+		})
+	}
+}
+
+// A device that is broken is broken for long: what fails is tried less and less often, and not all
+// the time.
+func TestWhatFailsIsTriedAgainLaterAndLater(t *testing.T) {
+	for _, what := range []string{"tag", "zero", "sync", "remove"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, 1, "")
+			fail := failing(what, 2)
+			var mu sync.Mutex
+			var tried []time.Time
+			n.lvm.refuse = func(does string) error {
+				err := fail(does)
+				mu.Lock()
+				defer mu.Unlock()
+				if does == what && len(tried) < 3 {
+					tried = append(tried, time.Now())
+				}
+				return err
+			}
+			m, stop := n.start(func(*inventory.Inventory, string) {})
+			n.reclaimed(m)
+			stop()
+			if first, second := tried[1].Sub(tried[0]), tried[2].Sub(tried[1]); first < 250*time.Millisecond || second < 500*time.Millisecond {
+				t.Errorf("it was tried again after %v and %v, want 250 ms and then twice as long, or later", first, second)
+			}
+		})
+	}
+}

@@ -1,0 +1,230 @@
+package spec
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
+
+// A volume's identity as LVM tags, one per field, short because they live in
+// the group's metadata area, and readable with `lvs -o +tags`. TagMarker says
+// that the volume is Carve's and that the others are in this form. A version that
+// adds a field which earlier ones may skip keeps the marker, as they skip tags that
+// they do not know; one whose tags they would misread has another marker, see LaterMarker.
+const (
+	tagPrefix = "carve."
+	// TagMarker is on every volume of Carve.
+	TagMarker    = "carve.v1"
+	tagName      = "carve.name="
+	tagClass     = "carve.class="
+	tagMode      = "carve.mode="
+	tagFS        = "carve.fs="  // TYPE:UUID
+	tagRequest   = "carve.req=" // REQUIRED:LIMIT, and ":default" when no class was named
+	tagCluster   = "carve.cluster="
+	tagNamespace = "carve.ns="
+	tagClaim     = "carve.claim="
+	tagClaimUID  = "carve.uid="
+	tagPodNS     = "carve.podns="
+	tagPod       = "carve.pod="
+	tagPodUID    = "carve.poduid="
+	tagDAX       = "carve.dax"
+	tagProfile   = "carve.profile="
+	tagSettings  = "carve.mkfs="
+	tagSource    = "carve.source="
+	tagSnapshot  = "carve.snapshot"
+	tagCrypt     = "carve.crypt=" // KIND, and ":discards" when those are let through
+	// TagCopying is on a volume until all of its source is copied.
+	TagCopying = "carve.copying"
+	// TagDeleted is on what is deleted, from before anything is done to it.
+	TagDeleted = "carve.deleted"
+	// TagEncrypted is on a volume whose header was made: one that reads as zeroes has lost it.
+	TagEncrypted = "carve.encrypted"
+	// TagExtension is on the logical volumes that hold what volumes are growing by.
+	TagExtension = "carve.extension"
+
+	// tagAdopted has the name that the logical volume had before it was adopted.
+	tagAdopted = "carve.from="
+
+	modeBlock      = "block"
+	modeFilesystem = "filesystem"
+)
+
+var marker = regexp.MustCompile(`^carve\.v[0-9]+$`)
+
+// Tags encodes an identity.
+func (i Identity) Tags() []string {
+	t := []string{TagMarker, tagName + ondisk.EscapeTag(i.Name), tagClass + ondisk.EscapeTag(i.Class)}
+	if i.Block {
+		t = append(t, tagMode+modeBlock)
+	} else {
+		t = append(t, tagMode+modeFilesystem, tagFS+ondisk.EscapeTag(string(i.FSType)+":"+i.FSUUID))
+	}
+	request := fmt.Sprintf("%s%d:%d", tagRequest, i.Required, i.Limit)
+	if i.DefaultClass {
+		request += ":default"
+	}
+	t = append(t, request)
+	if i.DAX {
+		t = append(t, tagDAX)
+	}
+	if i.Encryption != "" {
+		t = append(t, tagCrypt+i.encryptionTag())
+	}
+	if i.Profile != "" {
+		t = append(t, tagProfile+ondisk.EscapeTag(string(i.Profile)))
+	}
+	if i.Settings != "" {
+		t = append(t, tagSettings+ondisk.EscapeTag(string(i.Settings)))
+	}
+	if i.Source != "" {
+		t = append(t, tagSource+ondisk.EscapeTag(i.Source))
+	}
+	if i.Snapshot {
+		t = append(t, tagSnapshot)
+	}
+	for _, o := range []struct{ key, value string }{
+		{tagCluster, i.Owner.Cluster}, {tagNamespace, i.Owner.Namespace},
+		{tagClaim, i.Owner.Claim}, {tagClaimUID, i.Owner.ClaimUID},
+		{tagPodNS, i.Owner.PodNamespace}, {tagPod, i.Owner.Pod}, {tagPodUID, i.Owner.PodUID},
+	} {
+		if o.value != "" {
+			t = append(t, o.key+ondisk.EscapeTag(o.value))
+		}
+	}
+	return t
+}
+
+func (i Identity) encryptionTag() string {
+	if i.Discards {
+		return i.Encryption + ":discards"
+	}
+	return i.Encryption
+}
+
+// AdoptedFromTag is on an adopted volume until that is confirmed: its former name.
+func AdoptedFromTag(name string) string { return tagAdopted + ondisk.EscapeTag(name) }
+
+// AdoptedFrom returns the name that a volume had before it was adopted, by its tags, or
+// nothing.
+func AdoptedFrom(tags []string) string {
+	for _, t := range tags {
+		if escaped, ok := strings.CutPrefix(t, tagAdopted); ok {
+			if name, err := ondisk.UnescapeTag(escaped); err == nil {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+// IsOurTag reports whether a tag is one that Carve makes.
+func IsOurTag(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
+
+// AreOurs reports whether tags mark a volume as Carve's, in a form that this version knows.
+func AreOurs(tags []string) bool {
+	return slices.Contains(tags, TagMarker) && LaterMarker(tags) == ""
+}
+
+// LaterMarker returns the marker of a later version, whose tags this one cannot read: the
+// volume is neither used nor removed. It returns nothing for volumes that are ours, or of
+// others.
+func LaterMarker(tags []string) string {
+	for _, t := range tags {
+		if t != TagMarker && marker.MatchString(t) {
+			return t
+		}
+	}
+	return ""
+}
+
+// FromTags decodes what tags made. Tags that an administrator added
+// are skipped.
+func FromTags(tags []string) (Identity, error) {
+	var i Identity
+	var mode string
+	for _, t := range tags {
+		key, rest := t, ""
+		if n := strings.IndexByte(t, '='); n >= 0 {
+			key, rest = t[:n+1], t[n+1:]
+		}
+		value, err := ondisk.UnescapeTag(rest)
+		if err != nil {
+			return Identity{}, err
+		}
+		switch key {
+		case tagName:
+			i.Name = value
+		case tagClass:
+			i.Class = value
+		case tagMode:
+			mode = value
+		case tagFS:
+			fs, uuid, ok := strings.Cut(value, ":")
+			if !ok {
+				return Identity{}, fmt.Errorf("tag %q: no UUID", t)
+			}
+			i.FSType, i.FSUUID = filesystem.Type(fs), uuid
+		case tagRequest:
+			if err := i.parseRequest(value); err != nil {
+				return Identity{}, fmt.Errorf("tag %q: %w", t, err)
+			}
+		case tagDAX:
+			i.DAX = true
+		case tagCrypt:
+			kind, discards, _ := strings.Cut(value, ":")
+			i.Encryption, i.Discards = kind, discards != ""
+		case tagProfile:
+			i.Profile = filesystem.Profile(value)
+		case tagSettings:
+			i.Settings = filesystem.Settings(value)
+		case tagSource:
+			i.Source = value
+		case tagSnapshot:
+			i.Snapshot = true
+		case tagCluster:
+			i.Owner.Cluster = value
+		case tagNamespace:
+			i.Owner.Namespace = value
+		case tagClaim:
+			i.Owner.Claim = value
+		case tagClaimUID:
+			i.Owner.ClaimUID = value
+		case tagPodNS:
+			i.Owner.PodNamespace = value
+		case tagPod:
+			i.Owner.Pod = value
+		case tagPodUID:
+			i.Owner.PodUID = value
+		}
+	}
+	switch {
+	case i.Name == "" || i.Class == "":
+		return Identity{}, fmt.Errorf("the tags %q name no volume or no class", tags)
+	case mode == modeBlock && i.FSType == "":
+		i.Block = true
+	case mode != modeFilesystem || i.FSType == "":
+		return Identity{}, fmt.Errorf("the tags %q have no mode, or one that does not go with the file system", tags)
+	}
+	return i, nil
+}
+
+func (i *Identity) parseRequest(s string) error {
+	parts := strings.Split(s, ":")
+	if len(parts) < 2 || len(parts) > 3 {
+		return fmt.Errorf("want REQUIRED:LIMIT")
+	}
+	var err error
+	if i.Required, err = strconv.ParseInt(parts[0], 10, 64); err != nil {
+		return err
+	}
+	if i.Limit, err = strconv.ParseInt(parts[1], 10, 64); err != nil {
+		return err
+	}
+	i.DefaultClass = len(parts) == 3
+	return nil
+}

@@ -1,0 +1,161 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// Crash cases of transitions that no scenario passes: see inventory.Transitions.
+
+// stateOf is where the inventory has a volume.
+func (d *daemon) stateOf(id string) inventory.State {
+	if v, known := d.inventory.Inspect()[id]; known {
+		return v.State
+	}
+	return inventory.Gone
+}
+
+// inspect is what is known of the volume of a name that is no tombstone.
+func (d *daemon) inspect(name string) inventory.Inspection {
+	for _, v := range d.inventory.Inspect() {
+		if v.Record.Ident.Name == name && v.Record.Phase != spec.Deleting {
+			return v
+		}
+	}
+	return inventory.Inspection{}
+}
+
+// withoutFileSystem is a machine that lost its journal in a crash, and the file system of a
+// volume, and the volume's id.
+func withoutFileSystem(t *testing.T, r *lvmdv1.CreateVolumeRequest) (m *machine, id string) {
+	t.Helper()
+	m = newMachine(t)
+	d := m.start(t)
+	id = d.create(r).GetId()
+	d.kill()
+	m.loseJournal(t)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.formatted = map[string]filesystem.FormatOptions{}
+	return m, id
+}
+
+func TestKilledAroundAVolumeWithoutItsFileSystem(t *testing.T) {
+	r := fsRequest("a", 4, "ext4")
+	m, id := withoutFileSystem(t, r)
+	d := m.start(t)
+	d.kill()
+	d = m.start(t)
+	if s := d.stateOf(id); s != inventory.Unfinished {
+		t.Fatalf("state %q after two starts", s)
+	}
+	h := must.Get(m.fake.Open(testGroup, id))(t)
+	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: id})
+	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeInUse)
+	must.Succeed(t, h.Close())
+	m.formatHook = func(context.Context, string) error { return errors.New("no file system today") }
+	if _, err := d.client.CreateVolume(t.Context(), r); err == nil {
+		t.Error("it is finished without a file system")
+	}
+	if s := d.stateOf(id); s != inventory.Unfinished {
+		t.Errorf("state %q after it could not be finished", s)
+	}
+	d.kill()
+	m.formatHook = nil
+	d = m.start(t)
+	if again := d.create(r); again.GetId() != id {
+		t.Errorf("volume %v, want %s", again, id)
+	}
+	d.delete(id)
+	d.checkClean()
+}
+
+func TestAnUnfinishedVolumeIsDeleted(t *testing.T) {
+	m, id := withoutFileSystem(t, fsRequest("a", 4, "ext4"))
+	d := m.start(t)
+	d.delete(id)
+	d.checkClean()
+}
+
+// TestAVolumeThatIsBeingDeletedIsNotFinished: a creation of the same name does not take a
+// volume that a deletion has.
+func TestAVolumeThatIsBeingDeletedIsNotFinished(t *testing.T) {
+	r := fsRequest("a", 4, "ext4")
+	m, id := withoutFileSystem(t, r)
+	d := m.start(t)
+	claimed := must.Get(d.claimForDeletion(id, "", false))(t)
+	_, err := d.client.CreateVolume(t.Context(), r)
+	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+	claimed.Release()
+	d.delete(id)
+	d.checkClean()
+}
+
+func TestKilledAroundALostKey(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	id := d.create(sealed(fsRequest("a", 4, "ext4"))).GetId()
+	d.kill()
+	m.fake.Deactivate()
+	// At first the volume has no device, then no file system can be made on it.
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpActivate {
+			return &lvm.CommandError{Command: "lvchange", ExitCode: 5, Message: "not now"}
+		}
+		return nil
+	}
+	m.formatHook = func(context.Context, string) error { return errors.New("no file system today") }
+	d = m.start(t)
+	waittest.Until(t, "its device was looked for", func() bool {
+		v := d.inventory.Inspect()[id]
+		return v.Failures > 0 && v.State == inventory.Ready
+	})
+	d.kill()
+	m.fake.Before = nil
+	d = m.start(t)
+	waittest.Until(t, "it is known to have lost its key", func() bool { return d.stateOf(id) == inventory.KeyLost })
+	d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Id: id})
+	d.checkClean()
+}
+
+func TestAfterACrashACreationThatLVMRefusesLeavesNothing(t *testing.T) {
+	m := newMachine(t)
+	m.start(t).kill()
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpCreate {
+			return &lvm.CommandError{Command: "lvcreate", ExitCode: 5, Message: "no", Err: lvm.ErrNoSpace}
+		}
+		return nil
+	}
+	d := m.start(t)
+	_, err := d.client.CreateVolume(t.Context(), request("a", 4))
+	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	m.fake.Before = nil
+	d.checkClean()
+}
+
+func TestACopyIsContinuedAfterACrashAndAStop(t *testing.T) {
+	m := newMachine(t)
+	m.start(t).kill()
+	source, id := interruptCopy(t, m, (*daemon).stop)
+	d := m.start(t)
+	if c := d.create(from(request("c", 8), source)); c.GetId() != id {
+		t.Errorf("volume %v, want %s", c, id)
+	}
+	d.shows(id, 8, 0x33)
+}

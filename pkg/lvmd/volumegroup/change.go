@@ -1,0 +1,162 @@
+package volumegroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+)
+
+// Change runs one command that changes a group, in its slot, and leaves the inventory true to what
+// came of it. run returns the command's effect when it succeeds.
+//
+// When the sequence number shows that nothing else happened to the group, no further
+// command is needed; otherwise, and after any failure, the group is scanned.
+//
+// ctx bounds only the wait for the slot. A command that has started runs to
+// its end or its own deadline: half a change is worse than a late one.
+func (s *Groups) Change(ctx context.Context, g *Group, run func(context.Context) (inventory.Effect, error)) error {
+	done, err := s.Acquire(ctx, g)
+	if err != nil {
+		return err
+	}
+	defer done()
+	change := g.BeginChange()
+	effect, err := run(s.Work)
+	if err != nil {
+		g.SetSuspect(true)
+	}
+	g.NoteDisks(err)
+	switch {
+	case errors.Is(err, lvm.ErrTimedOut):
+		s.SetUnresponsive(g, err)
+		return err
+	case err != nil:
+		// What is scanned shows what was done; a failed scan leaves the group stale.
+		if scanErr := s.Rescan(g); scanErr != nil {
+			s.Log.Error("scanning after a failed command", "group", g.Name(), "error", scanErr)
+		}
+		return err
+	case s.commit(g, change, effect):
+		return nil
+	}
+	change.Unexplained()
+	if err := s.rescan(g, effect); err != nil {
+		s.Log.Error("scanning after a change", "group", g.Name(), "error", err)
+		// The command succeeded: its effect counts until a scan says more.
+		change.CommitUnscanned(effect)
+	}
+	return nil
+}
+
+// commit takes over an effect, and reports whether that explains all that happened to the group.
+func (s *Groups) commit(g *Group, change inventory.Change, effect inventory.Effect) bool {
+	now, err := s.LVM.Metadata(g.Name())
+	if err != nil {
+		return false
+	}
+	explains, placed := change.Explains(effect, now)
+	if !explains {
+		return false
+	}
+	var where ondisk.Placement
+	if placed {
+		if where, err = s.LVM.Placement(g.Name()); err != nil {
+			s.Log.Warn("where volumes lie cannot be read from the disks; scanning", "group", g.Name(), "error", err)
+		}
+		if err != nil || where.Seqno != now.Seqno {
+			return false
+		}
+	}
+	change.Commit(effect, now, where)
+	return true
+}
+
+// Acquire waits for a group's slot, which release gives back.
+func (s *Groups) Acquire(ctx context.Context, g *Group) (release func(), err error) {
+	done, err := g.slot.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Inventory.Responding(g.Group); err != nil {
+		done()
+		return nil, err
+	}
+	return done, nil
+}
+
+// Rescan makes the inventory's view of a group equal to the disks, and durable what follows from
+// that. The caller has the group's slot. When the scan fails, the group is
+// stale, and the loop that looks for changes tries again.
+func (s *Groups) Rescan(g *Group) error { return s.rescan(g, nil) }
+
+// rescan is Rescan after a command, whose effect is taken over in the same instant, if the scan
+// succeeds.
+func (s *Groups) rescan(g *Group, after inventory.Effect) error {
+	found, err := s.Scan(s.Work, []string{g.Name()})
+	if err == nil {
+		repaired := s.repairSuspect(g, found)
+		if g.CameBack(found) && s.makeDevices(s.Work, found) || repaired {
+			found, err = s.LVM.Scan(s.Work, []string{g.Name()})
+		}
+	}
+	if err != nil {
+		g.SetStale()
+		if errors.Is(err, lvm.ErrTimedOut) {
+			s.SetUnresponsive(g, err)
+		}
+		return fmt.Errorf("scanning volume group %q: %w", g.Name(), err)
+	}
+	return s.persist(g, g.ApplyScan(s.read(g, found), after))
+}
+
+// Load takes over the first scan of all groups.
+func (s *Groups) Load(found []lvm.Group) error {
+	diffs := map[*Group]inventory.Diff{}
+	for _, g := range s.byName {
+		diffs[g] = g.ApplyScan(s.read(g, found), nil)
+	}
+	for g, diff := range diffs {
+		if err := s.persist(g, diff); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read adds to a scan what the disks and the kernel say of a group.
+func (s *Groups) read(g *Group, found []lvm.Group) inventory.Scan {
+	i := slices.IndexFunc(found, func(f lvm.Group) bool { return f.Name == g.Name() })
+	if i < 0 {
+		return inventory.Scan{Refused: s.Refusal(g)}
+	}
+	scan := inventory.Scan{Group: &found[i], Devices: map[string]lvm.Device{}}
+	thin := false
+	for _, lv := range scan.Group.Volumes {
+		thin = thin || lv.Attr.IsThinPool()
+		if !spec.AreOurs(lv.Tags) {
+			continue
+		}
+		if d, err := s.deviceOf(g.Name(), lv.Name, spec.AreEncrypted(lv.Tags)); err == nil {
+			scan.Devices[lv.Name] = d
+		} else if !errors.Is(err, lvm.ErrNotFound) {
+			s.Log.Warn("volume's device cannot be asked for", "volume", lv.Name, "error", err)
+		}
+	}
+	var err error
+	if scan.Metadata, err = s.LVM.Metadata(g.Name()); err != nil {
+		scan.Metadata = ondisk.Metadata{}
+		return scan
+	}
+	if thin {
+		if scan.Where, err = s.LVM.Placement(g.Name()); err != nil {
+			s.Log.Warn("where thin pools lie cannot be read from the disks", "group", g.Name(), "error", err)
+		}
+	}
+	return scan
+}

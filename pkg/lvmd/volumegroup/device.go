@@ -1,0 +1,83 @@
+package volumegroup
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+)
+
+// openTimeout is for how long a device that another program has open is tried again:
+// udev, where the host runs it, looks into a device for a moment after it
+// appeared or was closed.
+const openTimeout = 500 * time.Millisecond
+
+// Open opens the device that a volume's user has, for lvmd alone.
+func (s *Groups) Open(ctx context.Context, v *inventory.Volume) (blockdev.Handle, error) {
+	return retryBusy(ctx, func() (blockdev.Handle, error) {
+		if v.IsEncrypted() {
+			return s.LVM.OpenCrypt(v.ID())
+		}
+		return s.LVM.Open(v.Group().Name(), v.ID())
+	})
+}
+
+// OpenForeign is Open for a logical volume that is no volume of ours.
+func (s *Groups) OpenForeign(ctx context.Context, g *Group, lv string) (blockdev.Handle, error) {
+	return retryBusy(ctx, func() (blockdev.Handle, error) { return s.LVM.Open(g.Name(), lv) })
+}
+
+func retryBusy(ctx context.Context, open func() (blockdev.Handle, error)) (blockdev.Handle, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	for wait := time.Millisecond; ; wait *= 2 {
+		h, err := open()
+		if !errors.Is(err, lvm.ErrBusy) || errors.Is(err, lvm.ErrClaimed) {
+			return h, err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// Device asks the kernel for the device that a volume's user has.
+func (s *Groups) Device(v *inventory.Volume) (lvm.Device, error) {
+	return s.deviceOf(v.Group().Name(), v.ID(), v.IsEncrypted())
+}
+
+func (s *Groups) deviceOf(group, id string, encrypted bool) (lvm.Device, error) {
+	if encrypted {
+		return s.LVM.CryptDevice(id)
+	}
+	return s.LVM.Device(group, id)
+}
+
+type classKey struct{}
+
+// ForClass is a context in which LVM commands count for a device class.
+func ForClass(ctx context.Context, class string) context.Context {
+	return context.WithValue(ctx, classKey{}, class)
+}
+
+// ForClassOf is ForClass for volumes; those of several classes count for none.
+func ForClassOf(ctx context.Context, volumes ...*inventory.Volume) context.Context {
+	class := volumes[0].Ident().Class
+	for _, v := range volumes {
+		if v.Ident().Class != class {
+			return ctx
+		}
+	}
+	return ForClass(ctx, class)
+}
+
+// ClassOf is the class that LVM commands of a context count for, or empty.
+func ClassOf(ctx context.Context) string {
+	class, _ := ctx.Value(classKey{}).(string)
+	return class
+}

@@ -1,0 +1,147 @@
+package volumegroup
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
+)
+
+// A volume group's name proves nothing: any disk may hold a group of any name. So a group
+// is known by its UUID, which the journal keeps from when the group was first seen. Another
+// group of the name is not taken for it, and what the journal has of the group's volumes
+// stays, unless one of these is true:
+//
+//   - The configuration lists the other group's UUID.
+//   - The journal has no volume of the group, so that none can be lost.
+//   - The state directory has a file acceptPrefix + UUID, which an administrator made.
+
+// acceptPrefix begins the name of a file that accepts another volume group.
+const acceptPrefix = "accept-volume-group-"
+
+// RecallPins has LVM take only the groups that the journal and the configuration know.
+func (s *Groups) RecallPins(c *config.Config, names []string, states map[string]journal.Group) error {
+	pins, err := s.Journal.GroupUUIDs()
+	if err != nil {
+		return err
+	}
+	for name, state := range states {
+		if pins[name] == "" {
+			pins[name] = state.UUID // an earlier version kept no other
+		}
+	}
+	for _, name := range names {
+		s.byName[name].SetPinned(pins[name])
+		if listed := inventory.ListedUUIDs(c, name); len(listed) > 0 && !slices.Contains(listed, pins[name]) {
+			pins[name] = listed[0] // No other is taken before scan has looked at the list.
+		}
+	}
+	for name, uuid := range pins {
+		s.LVM.Pin(name, uuid)
+	}
+	return nil
+}
+
+// Scan scans groups, and once more when another group of a name is accepted.
+func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) {
+	found, err := s.LVM.Scan(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	again := false
+	for _, name := range names {
+		if slices.ContainsFunc(found, func(g lvm.Group) bool { return g.Name == name }) {
+			continue
+		}
+		accepted, err := s.acceptable(name, s.LVM.Others(name))
+		if err != nil {
+			return nil, err
+		}
+		if accepted == "" {
+			continue
+		}
+		s.Log.Warn("another volume group of the same name is accepted", "group", name, "uuid", accepted)
+		if err := s.Journal.PutGroupUUID(name, accepted); err != nil {
+			return nil, err
+		}
+		s.LVM.Pin(name, accepted)
+		// The journal has it now. A file that stays accepts what is accepted already.
+		_ = os.Remove(s.acceptFile(accepted))
+		again = true
+	}
+	if !again {
+		return found, nil
+	}
+	return s.LVM.Scan(ctx, names)
+}
+
+// acceptable returns which of the groups of a name is to be taken for the one that is not
+// found, or nothing.
+func (s *Groups) acceptable(name string, others []string) (uuid string, err error) {
+	if len(others) == 0 {
+		return "", nil
+	}
+	listed := inventory.ListedUUIDs(s.Inventory.Config(), name)
+	isListed := func(uuid string) bool { return slices.Contains(listed, uuid) }
+	isAccepted := func(uuid string) bool {
+		_, err := os.Stat(s.acceptFile(uuid))
+		return err == nil && (len(listed) == 0 || isListed(uuid))
+	}
+	for _, allowed := range []func(uuid string) bool{isAccepted, isListed} {
+		if fit := slices.DeleteFunc(slices.Clone(others), func(o string) bool { return !allowed(o) }); len(fit) == 1 {
+			return fit[0], nil
+		}
+	}
+	if len(others) > 1 || len(listed) > 0 {
+		return "", nil
+	}
+	records, err := s.Journal.Volumes()
+	if err != nil {
+		return "", err
+	}
+	for _, r := range records {
+		if r.Group == name {
+			return "", nil
+		}
+	}
+	return others[0], nil
+}
+
+func (s *Groups) acceptFile(uuid string) string {
+	return filepath.Join(s.StateDir, acceptPrefix+filepath.Base(uuid))
+}
+
+// Refusal says why other groups of its name are not taken for a group, or nothing when there are
+// none.
+func (s *Groups) Refusal(g *Group) string {
+	name := g.Name()
+	others := s.LVM.Others(name)
+	if len(others) == 0 {
+		return ""
+	}
+	wanted := "no UUID of it is known yet, or is none of volumeGroupUUIDs"
+	if pinned := g.Pinned(); pinned != "" {
+		wanted = "this node's has the UUID " + pinned
+	}
+	return fmt.Sprintf("volume group %q is not found: %s, and disks of this machine have another group of that name, with the UUID %s. "+
+		"Nothing is done to either. Take away, or rename, what is not this node's; or, if it is to be used from now on, "+
+		"and the volumes of the former group are lost, run: touch %s",
+		name, wanted, strings.Join(others, " and "), s.acceptFile(others[0]))
+}
+
+// Unpin forgets which group there was: lvmd makes another in its place.
+func (s *Groups) Unpin(g *Group) error {
+	if err := s.Journal.PutGroupUUID(g.Name(), ""); err != nil {
+		return err
+	}
+	s.LVM.Pin(g.Name(), "")
+	g.SetPinned("")
+	return nil
+}

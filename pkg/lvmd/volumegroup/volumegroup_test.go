@@ -1,0 +1,352 @@
+package volumegroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+const (
+	extent = 4 << 20
+	// ours is a volume's id.
+	ours = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	// first is the UUID of the group, and other of another one of its name.
+	first = "first0-0000-0000-0000-0000-0000-000000"
+	other = "other0-0000-0000-0000-0000-0000-000000"
+)
+
+// fixture is the group carve of ten extents on a fake LVM, and lvmd's way to it.
+type fixture struct {
+	*Groups
+	t   *testing.T
+	lvm *lvmfake.Groups
+	g   *Group
+	// found is what a probe finds on a device.
+	found filesystem.Info
+
+	mu         sync.Mutex
+	responding []bool
+}
+
+// newFixture makes the group with these logical volumes of two extents, by name with their tags.
+func newFixture(t *testing.T, volumes map[string][]string) *fixture {
+	t.Helper()
+	f := &fixture{t: t, lvm: lvmfake.New()}
+	f.lvm.AddGroup("carve", extent, 10)
+	f.lvm.SetGroupUUID("carve", first)
+	for _, name := range slices.Sorted(maps.Keys(volumes)) {
+		f.create(name, volumes[name]...)
+	}
+	return f
+}
+
+// create is what lvcreate does.
+func (f *fixture) create(name string, tags ...string) {
+	f.t.Helper()
+	must.Succeed(f.t, f.lvm.Create(f.t.Context(), lvm.CreateOptions{
+		Group: "carve", Volume: name, Layout: layout.Layout{Type: layout.Linear}, Extents: 2, Tags: tags,
+	}))
+}
+
+// start takes over what LVM has, as lvmd does at its start. The configuration lists UUIDs of the
+// group; none is for any.
+func (f *fixture) start(uuids ...string) {
+	f.t.Helper()
+	content := "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: local, default: true, volumeGroup: carve"
+	if len(uuids) > 0 {
+		content += ", volumeGroupUUIDs: [" + strings.Join(uuids, ", ") + "]"
+	}
+	c := must.Get(config.Parse("lvmd.yaml", []byte(content+"}\n")))(f.t)
+	dir, log := f.t.TempDir(), slog.New(slog.DiscardHandler)
+	j, _, _, err := journal.Open(filepath.Join(dir, "journal"))
+	must.Succeed(f.t, err)
+	work, cancel := context.WithCancel(context.Background())
+	var background sync.WaitGroup
+	f.t.Cleanup(func() {
+		cancel()
+		background.Wait()
+		must.Succeed(f.t, j.Close())
+	})
+	f.Groups = New(Options{
+		LVM: f.lvm, Journal: j, Inventory: inventory.NewInventory("run", inventory.Options{Log: log}), Log: log, StateDir: dir, Work: work,
+		Probe: func(string) (filesystem.Info, error) {
+			if f.found.Type == "" {
+				return f.found, filesystem.ErrUnformatted
+			}
+			return f.found, nil
+		},
+		Inspect: func(string, string) (luks.State, error) { return luks.Blank, nil },
+		Spawn:   func(do func()) { background.Go(do) },
+		Resume:  func(*inventory.Volume, *inventory.Creation) {},
+		Responding: func(all bool) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.responding = append(f.responding, all)
+		},
+		Scanned: func() {}, ProbeInterval: time.Millisecond, PollInterval: time.Hour,
+	})
+	names := f.Configure(c)
+	must.Succeed(f.t, f.RecallPins(c, names, nil))
+	f.g = f.Named("carve")
+	must.Succeed(f.t, f.Load(must.Get(f.Scan(f.t.Context(), names))(f.t)))
+}
+
+// named are the tags of a raw volume of ours.
+func named(name string) []string {
+	return spec.Identity{Name: name, Class: "local", Block: true, Size: spec.Size{Required: 2 * extent}}.Tags()
+}
+
+// wantTrue checks that the inventory has what the disks have.
+func (f *fixture) wantTrue() {
+	f.t.Helper()
+	found := must.Get(f.lvm.Scan(f.t.Context(), []string{"carve"}))(f.t)
+	must.Succeed(f.t, f.g.Compare(&found[0]))
+}
+
+func TestAfterAChangeTheInventoryIsTrueAndScannedOnlyWhereItMustBe(t *testing.T) {
+	failed := errors.New("lvchange failed")
+	for name, test := range map[string]struct {
+		// meanwhile happens to the group while the command runs.
+		meanwhile func(*fixture)
+		effect    inventory.Effect
+		err       error
+		scans     int
+	}{
+		"the command alone":                           {effect: inventory.Tagged(), scans: 0},
+		"a command of which a scan shows what it did": {effect: inventory.Unknown(), scans: 1},
+		"another program changes the group":           {meanwhile: func(f *fixture) { f.create("theirs") }, effect: inventory.Tagged(), scans: 1},
+		"the command fails":                           {err: failed, scans: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, map[string][]string{ours: named("a")})
+			f.start()
+			scans := f.lvm.Commands(lvmfake.OpScan)
+			err := f.Change(t.Context(), f.g, func(ctx context.Context) (inventory.Effect, error) {
+				if test.meanwhile != nil {
+					test.meanwhile(f)
+				}
+				must.Succeed(t, f.lvm.Tag(ctx, "carve", []string{ours}, "tag"))
+				return test.effect, test.err
+			})
+			if !errors.Is(err, test.err) {
+				t.Errorf("got %v, want %v", err, test.err)
+			}
+			if n := f.lvm.Commands(lvmfake.OpScan) - scans; n != test.scans {
+				t.Errorf("%d scans, want %d", n, test.scans)
+			}
+			f.wantTrue()
+		})
+	}
+}
+
+func TestOneChangeAtATimeAndOnceItRunsItRunsToItsEnd(t *testing.T) {
+	f := newFixture(t, map[string][]string{ours: named("a")})
+	f.start()
+	ctx, leave := context.WithCancel(t.Context())
+	begun, end, first := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		first <- f.Change(ctx, f.g, func(work context.Context) (inventory.Effect, error) {
+			close(begun)
+			<-end
+			return inventory.Tagged(), errors.Join(work.Err(), f.lvm.Tag(work, "carve", []string{ours}, "tag"))
+		})
+	}()
+	<-begun
+	leave()
+	waiting, give := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer give()
+	if err := f.Change(waiting, f.g, func(context.Context) (inventory.Effect, error) {
+		t.Error("a second command runs beside the first")
+		return inventory.Tagged(), nil
+	}); err == nil {
+		t.Error("a change ended without its command")
+	}
+	close(end)
+	if err := <-first; err != nil {
+		t.Errorf("its caller left, and the command got %v", err)
+	}
+	f.wantTrue()
+}
+
+func TestAGroupForWhichACommandTimedOutIsUsedAgainWhenAScanSucceeds(t *testing.T) {
+	f := newFixture(t, map[string][]string{ours: named("a")})
+	var mu sync.Mutex
+	hangs := false
+	hang := func(on bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		hangs = on
+	}
+	f.lvm.Before = func(context.Context, lvmfake.Op, string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if hangs {
+			return lvm.ErrTimedOut
+		}
+		return nil
+	}
+	f.start()
+	tag := func(ctx context.Context) (inventory.Effect, error) {
+		return inventory.Tagged(), f.lvm.Tag(ctx, "carve", []string{ours}, "tag")
+	}
+	hang(true)
+	if err := f.Change(t.Context(), f.g, tag); !errors.Is(err, lvm.ErrTimedOut) {
+		t.Fatalf("got %v", err)
+	}
+	if err := f.Change(t.Context(), f.g, func(context.Context) (inventory.Effect, error) {
+		t.Error("a command runs in a group that does not respond")
+		return nil, nil
+	}); err == nil {
+		t.Error("a group that does not respond was changed")
+	}
+	hang(false)
+	waittest.Succeeds(t, "the group is changed", func() error { return f.Change(t.Context(), f.g, tag) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if want := []bool{false, true}; !slices.Equal(f.responding, want) {
+		t.Errorf("reported is %v, want %v", f.responding, want)
+	}
+}
+
+func TestDevicesAreRepairedAfterACommandOfOursFailedAndAtNoOtherTime(t *testing.T) {
+	f := newFixture(t, map[string][]string{ours: named("a"), "theirs": nil})
+	f.start()
+	f.lvm.MakeInconsistent("carve", ours)
+	f.lvm.MakeInconsistent("carve", "theirs")
+	left := func(want ...string) {
+		t.Helper()
+		if got := must.Get(f.lvm.Inconsistent("carve"))(t); !slices.Equal(got, want) {
+			t.Errorf("inconsistent are %q, want %q", got, want)
+		}
+	}
+	must.Succeed(t, f.Rescan(f.g))
+	left(ours, "theirs")
+	_ = f.Change(t.Context(), f.g, func(context.Context) (inventory.Effect, error) { return nil, errors.New("killed") })
+	left("theirs")
+	f.lvm.MakeInconsistent("carve", ours)
+	must.Succeed(t, f.Rescan(f.g))
+	left("theirs", ours)
+}
+
+func TestAnotherGroupOfTheNameIsTakenOnlyWhereItMayBe(t *testing.T) {
+	for name, test := range map[string]struct {
+		volumes map[string][]string
+		listed  []string
+		accept  bool
+		taken   bool
+	}{
+		"none is lost, as the first had no volume": {taken: true},
+		"volumes could be lost":                    {volumes: map[string][]string{ours: named("a")}},
+		"an administrator accepts it":              {volumes: map[string][]string{ours: named("a")}, accept: true, taken: true},
+		"the configuration lists it, too":          {volumes: map[string][]string{ours: named("a")}, listed: []string{first, other}, taken: true},
+		"the configuration lists the first alone":  {listed: []string{first}},
+		"nor does an administrator overrule that":  {listed: []string{first}, accept: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.volumes)
+			f.start(test.listed...)
+			f.lvm.PlugGroup("carve", false)
+			f.lvm.AddGroup("carve", extent, 10)
+			f.lvm.SetGroupUUID("carve", other)
+			accept := filepath.Join(f.StateDir, "accept-volume-group-"+other)
+			if test.accept {
+				must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+			}
+			must.Succeed(t, f.Rescan(f.g))
+			pinned := must.Get(f.Journal.GroupUUIDs())(t)["carve"]
+			if taken := pinned == other; taken != test.taken || f.g.Pinned() != pinned {
+				t.Errorf("the journal has the group %q, the inventory %q", pinned, f.g.Pinned())
+			}
+			refusal := f.Refusal(f.g)
+			if test.taken != (refusal == "") || !test.taken && !strings.Contains(refusal, "touch "+accept) {
+				t.Errorf("the refusal is %q", refusal)
+			}
+			if _, err := os.Stat(accept); test.taken && !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the file that accepts it is left: %v", err)
+			}
+		})
+	}
+}
+
+func TestAVolumeThatTheJournalDoesNotKnowIsAsFarAsItsDeviceShows(t *testing.T) {
+	const uuid = "00000000-0000-4000-8000-000000000001"
+	mounted := spec.Identity{
+		Name: "a", Class: "local", Size: spec.Size{Required: 2 * extent}, Format: spec.Format{FSType: filesystem.Ext4, FSUUID: uuid},
+	}.Tags()
+	for name, test := range map[string]struct {
+		tags  []string
+		found filesystem.Info
+		want  spec.Phase
+	}{
+		"a raw one":                            {tags: named("a"), want: spec.Ready},
+		"one with its file system":             {tags: mounted, found: filesystem.Info{Type: filesystem.Ext4, UUID: uuid}, want: spec.Ready},
+		"one without a file system":            {tags: mounted, want: spec.Unfinished},
+		"one with the file system of another":  {tags: mounted, found: filesystem.Info{Type: filesystem.Ext4, UUID: "other"}, want: spec.Unfinished},
+		"one that is deleted and partly wiped": {tags: append(mounted, spec.TagDeleted), want: spec.Deleting},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, map[string][]string{ours: test.tags, "theirs": nil})
+			f.found = test.found
+			f.start()
+			records := must.Get(f.Journal.Volumes())(t)
+			if len(records) != 1 || records[ours].Phase != test.want || records[ours].Ident.Name != "a" {
+				t.Errorf("the journal has %+v, want one %s", records, test.want)
+			}
+			if got := f.Inventory.Inspect()[ours].Record.Phase; got != test.want {
+				t.Errorf("the inventory has it as %s", got)
+			}
+		})
+	}
+}
+
+func TestADeviceThatAnotherProgramHasOpenIsTriedAgainForAMoment(t *testing.T) {
+	broken := errors.New("broken")
+	for name, test := range map[string]struct {
+		// errs are the errors of the attempts; the last one stays.
+		errs  []error
+		want  error
+		takes time.Duration
+	}{
+		"it is closed":        {errs: []error{lvm.ErrBusy, lvm.ErrBusy, nil}, takes: 3 * time.Millisecond},
+		"it is not closed":    {errs: []error{lvm.ErrBusy}, want: lvm.ErrBusy, takes: openTimeout},
+		"it is mounted":       {errs: []error{fmt.Errorf("%w: %w", lvm.ErrBusy, lvm.ErrClaimed)}, want: lvm.ErrClaimed},
+		"it cannot be opened": {errs: []error{broken}, want: broken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begin, attempts := time.Now(), 0
+				_, err := retryBusy(t.Context(), func() (blockdev.Handle, error) {
+					err := test.errs[min(attempts, len(test.errs)-1)]
+					attempts++
+					return nil, err
+				})
+				if took := time.Since(begin); !errors.Is(err, test.want) || took != test.takes {
+					t.Errorf("got %v after %v, want %v after %v", err, took, test.want, test.takes)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,165 @@
+// Package uplinktest has a real uplink on the loopback device, for tests of what is above it: a
+// server that accepts every token, and nodes that dial it and serve an lvmd, mostly one of package
+// lvmdfake. The uplink's own tests do not use it.
+package uplinktest
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/uplink"
+)
+
+// Network is a real uplink server on the loopback device that accepts every
+// token, and the nodes that dial it.
+type Network struct {
+	addr   string
+	dir    string
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu    sync.Mutex
+	nodes map[string]*attachment
+}
+
+// attachment is a node's running client.
+type attachment struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// NewNetwork starts an uplink server that hands its sessions to onSession.
+// dir holds the files that nodes read. Close ends it.
+func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
+	cert, ca, err := selfSigned()
+	if err != nil {
+		return nil, err
+	}
+	for name, content := range map[string][]byte{"ca.crt": ca, "token": []byte("token")} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return nil, fmt.Errorf("files of the test's network: %w", err)
+		}
+	}
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listen for the nodes of a test: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	n := &Network{addr: lis.Addr().String(), dir: dir, cancel: cancel, done: make(chan struct{}), nodes: map[string]*attachment{}}
+	server := uplink.NewServer(uplink.ServerConfig{
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil },
+		ClusterID:      "fake-cluster",
+		Authenticate:   func(context.Context, *lvmdv1.Hello) (uplink.Grant, error) { return uplink.Grant{}, nil },
+		OnSession:      onSession,
+		Log:            slog.New(slog.DiscardHandler),
+	})
+	go func() {
+		defer close(n.done)
+		_ = server.Serve(ctx, lis) // ends with ctx
+	}()
+	return n, nil
+}
+
+// Node is an lvmd that knows whose it is.
+type Node interface {
+	lvmdv1.LVMDServer
+	Node() string
+}
+
+// Attach connects a node. A node that is attached already gets a second
+// connection, as one that renews its credential does.
+func (n *Network) Attach(s Node) {
+	grpcServer := grpc.NewServer(uplink.ServerOptions()...)
+	lvmdv1.RegisterLVMDServer(grpcServer, s)
+	n.AttachServer(s.Node(), grpcServer)
+}
+
+// AttachServer is Attach for whatever serves as a node's lvmd. The server ends with the
+// attachment.
+func (n *Network) AttachServer(node string, grpcServer *grpc.Server) {
+	ctx, cancel := context.WithCancel(context.Background())
+	a := &attachment{cancel: cancel, done: make(chan struct{})}
+	n.mu.Lock()
+	before := n.nodes[node]
+	n.nodes[node] = a
+	n.mu.Unlock()
+	go func() {
+		defer close(a.done)
+		_ = uplink.RunClient(ctx, uplink.ClientOptions{
+			Addresses: n.addr, ServerName: serverName, NodeName: node, Version: "fake",
+			CAFile: filepath.Join(n.dir, "ca.crt"), TokenFile: filepath.Join(n.dir, "token"),
+			Serve: grpcServer.Serve, Log: slog.New(slog.DiscardHandler),
+		})
+		grpcServer.Stop()
+		if before != nil {
+			before.cancel()
+			<-before.done
+		}
+	}()
+}
+
+// Detach cuts a node off and waits until it is.
+func (n *Network) Detach(node string) {
+	n.mu.Lock()
+	a := n.nodes[node]
+	delete(n.nodes, node)
+	n.mu.Unlock()
+	if a != nil {
+		a.cancel()
+		<-a.done
+	}
+}
+
+// Close cuts all nodes off and ends the server.
+func (n *Network) Close() {
+	n.mu.Lock()
+	var all []string
+	for name := range n.nodes {
+		all = append(all, name)
+	}
+	n.mu.Unlock()
+	for _, name := range all {
+		n.Detach(name)
+	}
+	n.cancel()
+	<-n.done
+}
+
+const serverName = "carve-uplink.test"
+
+// selfSigned makes a certificate that is its own CA.
+func selfSigned() (*tls.Certificate, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("key of the test's network: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: serverName}, DNSNames: []string{serverName},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("certificate of the test's network: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+}

@@ -1,0 +1,200 @@
+package chart_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/carve-csi/carve/release/chart"
+	"github.com/carve-csi/carve/release/manifests"
+)
+
+// TestEveryValueComesWhereItBelongsAndNowhereElse sets every value that no kustomization has a
+// counterpart of to something unusual, and wants what the chart makes otherwise with the changes
+// that are listed.
+func TestEveryValueComesWhereItBelongsAndNowhereElse(t *testing.T) {
+	const (
+		enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}}"
+		digest  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+		carve   = "r.example.com/c@" + digest
+		changed = `
+image: {repository: r.example.com/c, tag: v0, digest: "` + digest + `", pullPolicy: Always, pullSecrets: [{name: pull}]}
+controller:
+  replicas: 3
+  priorityClassName: first
+  nodeSelector: {for: controllers}
+  tolerations: [{key: c, operator: Exists}]
+  affinity: {nodeAffinity: {of: controllers}}
+  resources: {limits: {memory: 1Gi}}
+  extraArgs: [--of-the-controller]
+  podLabels: {label: controller}
+  podAnnotations: {note: controller}
+node:
+  priorityClassName: second
+  nodeSelector: {for: agents}
+  affinity: {nodeAffinity: {of: agents}}
+  tolerations: [{key: agents, operator: Exists}]
+  maxUnavailable: 4
+  resources: {limits: {memory: 2Gi}}
+  extraArgs: [--of-the-node]
+  podLabels: {label: node}
+  podAnnotations: {note: node}
+lvmd:
+  resources: {limits: {memory: 3Gi}}
+  extraArgs: [--of-lvmd]
+storageClasses:
+  - name: carve
+    default: true
+    annotations: {note: class}
+    reclaimPolicy: Retain
+    volumeBindingMode: Immediate
+    allowVolumeExpansion: false
+    parameters: {a: b}
+    mountOptions: [noatime]
+    allowedTopologies: [{matchLabelExpressions: [{key: a, values: [b]}]}]
+inlineVolumes: {maxSize: 5Gi}
+ioLimits: {resources: {limits: {memory: 4Gi}}}
+schedulerExtender: {secretName: secret}
+scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5}
+`
+		controller = "Deployment.apps/carve-system/carve-controller"
+		agent      = "DaemonSet.apps/carve-system/carve-node"
+		scheduler  = "Deployment.apps/carve-system/carve-scheduler"
+		class      = "StorageClass.storage.k8s.io//carve"
+	)
+	want, err := chart.Render(load(t), namespace, values(t, enabled))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ object, path, value string }{
+		{controller, "spec replicas", "3"},
+		{controller, "spec template spec priorityClassName", "first"},
+		{controller, "spec template spec nodeSelector", "{for: controllers}"},
+		{controller, "spec template spec tolerations", "[{key: c, operator: Exists}, {key: carve.csi.local/agent-not-ready, operator: Exists}, " +
+			"{key: startup-taint.cluster-autoscaler.kubernetes.io/carve, operator: Exists}]"},
+		{controller, "spec template spec affinity nodeAffinity", "{of: controllers}"},
+		{controller, "spec template spec imagePullSecrets", "[{name: pull}]"},
+		{controller, "spec template spec containers controller image", carve},
+		{controller, "spec template spec containers controller imagePullPolicy", "Always"},
+		{controller, "spec template spec containers controller resources limits memory", "1Gi"},
+		{controller, "spec template spec containers controller args +", "--of-the-controller"},
+		{controller, "spec template metadata labels label", "controller"},
+		{controller, "spec template metadata annotations note", "controller"},
+		{controller, "spec template spec volumes extender-tls secret secretName", "secret"},
+
+		{agent, "spec updateStrategy rollingUpdate maxUnavailable", "4"},
+		{agent, "spec template spec priorityClassName", "second"},
+		{agent, "spec template spec nodeSelector", "{for: agents}"},
+		{agent, "spec template spec affinity", "{nodeAffinity: {of: agents}}"},
+		{agent, "spec template spec tolerations", "[{key: agents, operator: Exists}]"},
+		{agent, "spec template spec imagePullSecrets", "[{name: pull}]"},
+		{agent, "spec template metadata labels label", "node"},
+		{agent, "spec template metadata annotations note", "node"},
+		{agent, "spec template spec containers node image", carve},
+		{agent, "spec template spec containers node imagePullPolicy", "Always"},
+		{agent, "spec template spec containers node resources limits memory", "2Gi"},
+		{agent, "spec template spec containers node args", "[--node-name=$(NODE_NAME), --metrics-token-file=/etc/carve/metrics/token, " +
+			"--host-proc=/host/proc, --inline-volumes, --inline-max-size=5Gi, --io-limits-dir=/run/carve-io-limits, --of-the-node]"},
+		{agent, "spec template spec containers lvmd image", carve},
+		{agent, "spec template spec containers lvmd imagePullPolicy", "Always"},
+		{agent, "spec template spec containers lvmd resources limits memory", "3Gi"},
+		{agent, "spec template spec containers lvmd args +", "--of-lvmd"},
+		{agent, "spec template spec containers io-limits image", carve},
+		{agent, "spec template spec containers io-limits imagePullPolicy", "Always"},
+		{agent, "spec template spec containers io-limits resources limits memory", "4Gi"},
+
+		{scheduler, "spec replicas", "5"},
+		{scheduler, "spec template spec priorityClassName", "first"},
+		{scheduler, "spec template spec imagePullSecrets", "[{name: pull}]"},
+		{scheduler, "spec template spec containers kube-scheduler image", "r.example.com/s:v2"},
+		{scheduler, "spec template spec containers kube-scheduler imagePullPolicy", "Always"},
+		{scheduler, "spec template spec containers bind-pods image", carve},
+		{scheduler, "spec template spec containers bind-pods imagePullPolicy", "Always"},
+
+		{class, "metadata annotations", `{storageclass.kubernetes.io/is-default-class: "true", note: class}`},
+		{class, "reclaimPolicy", "Retain"},
+		{class, "volumeBindingMode", "Immediate"},
+		{class, "allowVolumeExpansion", "false"},
+		{class, "parameters", "{a: b}"},
+		{class, "mountOptions", "[noatime]"},
+		{class, "allowedTopologies", "[{matchLabelExpressions: [{key: a, values: [b]}]}]"},
+	} {
+		object, ok := want[c.object]
+		if !ok {
+			t.Fatalf("there is no %s in %q", c.object, keys(want))
+		}
+		var value any
+		if err := yaml.Unmarshal([]byte(c.value), &value); err != nil {
+			t.Fatalf("%s: %v", c.value, err)
+		}
+		put(t, object.Object, strings.Fields(c.path), value)
+	}
+	given := values(t, enabled)
+	for key, value := range values(t, changed) {
+		of, ok := value.(map[string]any)
+		if !ok {
+			given[key] = value
+			continue
+		}
+		for name, one := range of {
+			given = put(t, given, []string{key, name}, one).(map[string]any)
+		}
+	}
+	got, err := chart.Render(load(t), namespace, given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(plain(t, want), plain(t, got)); diff != "" {
+		t.Errorf("what the values change (- want, + got):\n%s", diff)
+	}
+}
+
+// put sets a field of an object, and returns the object. In a list, a step of the path is the name
+// of an element, and + adds one.
+func put(t *testing.T, in any, path []string, value any) any {
+	t.Helper()
+	if len(path) == 0 {
+		return value
+	}
+	step, rest := path[0], path[1:]
+	switch in := in.(type) {
+	case nil:
+		return map[string]any{step: put(t, nil, rest, value)}
+	case map[string]any:
+		in[step] = put(t, in[step], rest, value)
+		return in
+	case []any:
+		if step == "+" {
+			return append(in, value)
+		}
+		for i, element := range in {
+			if named, ok := element.(map[string]any); ok && named["name"] == step {
+				in[i] = put(t, element, rest, value)
+				return in
+			}
+		}
+	}
+	t.Fatalf("there is no %q in %v", path, in)
+	return nil
+}
+
+// plain returns the objects as JSON has them.
+func plain(t *testing.T, set manifests.Set) map[string]any {
+	t.Helper()
+	result := map[string]any{}
+	for key, object := range set {
+		text, err := json.Marshal(object.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var content any
+		if err := json.Unmarshal(text, &content); err != nil {
+			t.Fatal(err)
+		}
+		result[key] = content
+	}
+	return result
+}

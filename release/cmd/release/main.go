@@ -1,0 +1,125 @@
+// Command release makes what a release has beside the images, and pushes it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/sigstore/sigstore/pkg/signature"
+	"github.com/spf13/cobra"
+
+	"github.com/carve-csi/carve/release/dist"
+	"github.com/carve-csi/carve/release/oci"
+	"github.com/carve-csi/carve/release/version"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	o := dist.Options{Platforms: dist.Platforms}
+	var key string
+	root := &cobra.Command{
+		Use: "release", Short: "Make image index, list of parts, chart, manifests, kubectl-carve, checksums and signature", Args: cobra.NoArgs,
+		Long: "Makes what a release has beside the image. Files in archives have the time in SOURCE_DATE_EPOCH, " +
+			"in seconds since 1970, or else that of 1980.",
+		SilenceErrors: true, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.At = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
+			if text := os.Getenv("SOURCE_DATE_EPOCH"); text != "" {
+				seconds, err := strconv.ParseInt(text, 10, 64)
+				if err != nil {
+					return fmt.Errorf("SOURCE_DATE_EPOCH: got %q, want seconds since 1970: %w", text, err)
+				}
+				o.At = time.Unix(seconds, 0).UTC()
+			}
+			if key != "" {
+				signer, err := load(key)
+				if err != nil {
+					return err
+				}
+				o.Signer = signer
+			}
+			v, err := dist.Make(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "made %s in %s\n", v, o.Dir)
+			return err
+		},
+	}
+	root.PersistentFlags().StringVar(&o.Root, "root", "..", "the source tree")
+	root.PersistentFlags().StringVar(&o.Dir, "dir", "../dist", "folder of the release")
+	root.PersistentFlags().StringVar(&key, "key", "", "file with the key to sign with: ECDSA in PEM as PKCS 8, or cosign's, with its password in COSIGN_PASSWORD; empty: nothing is signed")
+	root.AddCommand(&cobra.Command{
+		Use: "push REGISTRY/NAME", Short: "Push the image index under NAME:VERSION, sign it there, and print its digest", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			digest, err := push(cmd.Context(), o, args[0], key)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), digest)
+			return err
+		},
+	})
+	root.AddCommand(&cobra.Command{
+		Use: "version", Short: "Print the version of the source tree", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v, err := version.Read(o.Root)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), v)
+			return err
+		},
+	})
+	return root
+}
+
+// load reads the key to sign with.
+func load(path string) (signature.Signer, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the key: %w", err)
+	}
+	return oci.Signer(content, []byte(os.Getenv("COSIGN_PASSWORD")))
+}
+
+// errNoImages is the error of a folder without images.
+var errNoImages = errors.New("there is no image: run make release first")
+
+func push(ctx context.Context, o dist.Options, reference, key string) (string, error) {
+	v, err := version.Read(o.Root)
+	if err != nil {
+		return "", err
+	}
+	index, _, err := dist.Images(o.Dir, v)
+	if err != nil {
+		return "", err
+	}
+	if index == nil {
+		return "", fmt.Errorf("%s: %w", o.Dir, errNoImages)
+	}
+	digest, err := oci.Push(ctx, index, reference+":"+v)
+	if err != nil || key == "" {
+		return digest.String(), err
+	}
+	signer, err := load(key)
+	if err != nil {
+		return "", err
+	}
+	return digest.String(), oci.Sign(ctx, digest, signer)
+}

@@ -1,0 +1,258 @@
+// Package dist makes what a release has beside the images of single architectures: one image
+// index of them, a list of what they are made of, the chart's package, plain manifests,
+// kubectl-carve for several platforms, checksums of all, and a signature of them. The same
+// sources and images give the same bytes.
+package dist
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/sigstore/sigstore/pkg/signature"
+
+	"github.com/carve-csi/carve/release/chart"
+	"github.com/carve-csi/carve/release/manifests"
+	"github.com/carve-csi/carve/release/oci"
+	"github.com/carve-csi/carve/release/sbom"
+	"github.com/carve-csi/carve/release/version"
+)
+
+// Names of files in a release.
+const (
+	Checksums = "SHA256SUMS"
+	Signature = "SHA256SUMS.sig"
+)
+
+// Platform is an operating system and an architecture, as Go calls them.
+type Platform struct{ OS, Arch string }
+
+// Platforms are those that kubectl-carve is built for.
+var Platforms = []Platform{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}}
+
+// Options say what to make.
+type Options struct {
+	// Root is the source tree, Dir the folder to write to. What is in it already is of the
+	// release: the images, which ImageArchive names.
+	Root, Dir string
+	// Platforms are those of kubectl-carve.
+	Platforms []Platform
+	// At is the time of every file in an archive.
+	At time.Time
+	// Signer signs the checksums; without one nothing is signed.
+	Signer signature.Signer
+}
+
+// Architectures are those of the image.
+var Architectures = []string{"amd64", "arm64"}
+
+// ImageArchive is the name of the image's archive for one architecture.
+func ImageArchive(v, architecture string) string {
+	return fmt.Sprintf("carve-image-%s-linux-%s.tar", v, architecture)
+}
+
+// ImageName is what the images of a release are called before they are pushed.
+const ImageName = "registry.example.com/carve"
+
+// Images returns the index of the images in a release's folder, and their archives by
+// architecture. It is nil where there are none.
+func Images(dir, v string) (v1.ImageIndex, map[string]string, error) {
+	archives := map[string]string{}
+	var paths []string
+	for _, architecture := range Architectures {
+		path := filepath.Join(dir, ImageArchive(v, architecture))
+		if _, err := os.Stat(path); err == nil {
+			archives[architecture], paths = path, append(paths, path)
+		}
+	}
+	if len(paths) == 0 {
+		return nil, nil, nil
+	}
+	index, err := oci.Index(paths...)
+	return index, archives, err
+}
+
+// Make makes the release and returns its version.
+func Make(ctx context.Context, o Options) (string, error) {
+	v, err := version.Read(o.Root)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the release: %w", err)
+	}
+	c, err := chart.Load(filepath.Join(o.Root, chart.Dir))
+	if err != nil {
+		return "", err
+	}
+	if _, err := chart.Package(c, o.Dir, o.At); err != nil {
+		return "", err
+	}
+	if err := plain(o); err != nil {
+		return "", err
+	}
+	for _, platform := range o.Platforms {
+		if err := plugin(ctx, o, platform, v); err != nil {
+			return "", err
+		}
+	}
+	if err := images(o, v); err != nil {
+		return "", err
+	}
+	sums, err := checksums(o.Dir)
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(filepath.Join(o.Dir, Checksums), sums, 0o644); err != nil {
+		return "", fmt.Errorf("write the checksums: %w", err)
+	}
+	if o.Signer == nil {
+		return v, nil
+	}
+	signed, err := o.Signer.SignMessage(bytes.NewReader(sums))
+	if err != nil {
+		return "", fmt.Errorf("sign the checksums: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(o.Dir, Signature), []byte(base64.StdEncoding.EncodeToString(signed)), 0o644); err != nil {
+		return "", fmt.Errorf("write the signature: %w", err)
+	}
+	return v, nil
+}
+
+// images writes the index of the images, and the list of what each is made of.
+func images(o Options, v string) error {
+	index, archives, err := Images(o.Dir, v)
+	if err != nil || index == nil {
+		return err
+	}
+	if err := oci.Archive(index, ImageName+":"+v, filepath.Join(o.Dir, fmt.Sprintf("carve-image-%s-oci.tar", v)), o.At); err != nil {
+		return err
+	}
+	for architecture, archive := range archives {
+		image, err := oci.Image(archive)
+		if err != nil {
+			return err
+		}
+		var list bytes.Buffer
+		if err := (sbom.Document{Version: v, Architecture: architecture, At: o.At}).Write(image, &list); err != nil {
+			return err
+		}
+		name := strings.TrimSuffix(ImageArchive(v, architecture), ".tar") + ".spdx.json"
+		if err := os.WriteFile(filepath.Join(o.Dir, name), list.Bytes(), 0o644); err != nil {
+			return fmt.Errorf("write the list of what the image is made of: %w", err)
+		}
+	}
+	return nil
+}
+
+// plain writes the objects of the base and of each overlay, for who has no kustomize.
+func plain(o Options) error {
+	overlays, err := os.ReadDir(filepath.Join(o.Root, "deploy", "overlays"))
+	if err != nil {
+		return fmt.Errorf("list the overlays: %w", err)
+	}
+	sources := map[string]string{"carve.yaml": "deploy/base"}
+	for _, overlay := range overlays {
+		sources["carve-"+overlay.Name()+".yaml"] = filepath.Join("deploy/overlays", overlay.Name())
+	}
+	for name, source := range sources {
+		text, err := manifests.Build(filepath.Join(o.Root, source))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(o.Dir, name), text, 0o644); err != nil {
+			return fmt.Errorf("write the manifests: %w", err)
+		}
+	}
+	return nil
+}
+
+// plugin builds kubectl-carve and packs it with the licence.
+func plugin(ctx context.Context, o Options, platform Platform, v string) error {
+	dir, err := os.MkdirTemp("", "carve-release-")
+	if err != nil {
+		return fmt.Errorf("build kubectl-carve: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	program := filepath.Join(dir, "kubectl-carve")
+	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -X main.version="+v, "-o", program, "./cmd/kubectl-carve")
+	command.Dir = o.Root
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+platform.OS, "GOARCH="+platform.Arch)
+	if output, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("build kubectl-carve for %s: %w\n%s", platform, err, bytes.TrimSpace(output))
+	}
+	archive, err := pack(o.At, member{"kubectl-carve", program, 0o755}, member{"LICENSE", filepath.Join(o.Root, "LICENSE"), 0o644})
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("kubectl-carve-%s-%s-%s.tar.gz", v, platform.OS, platform.Arch)
+	if err := os.WriteFile(filepath.Join(o.Dir, name), archive, 0o644); err != nil {
+		return fmt.Errorf("write kubectl-carve: %w", err)
+	}
+	return nil
+}
+
+// String returns the platform as OS/ARCH.
+func (p Platform) String() string { return p.OS + "/" + p.Arch }
+
+// member is a file of an archive.
+type member struct {
+	name, path string
+	mode       int64
+}
+
+// pack returns an archive that depends on nothing but the files and the time.
+func pack(at time.Time, members ...member) ([]byte, error) {
+	var buffer bytes.Buffer
+	zipped := gzip.NewWriter(&buffer)
+	archive := tar.NewWriter(zipped)
+	for _, m := range members {
+		content, err := os.ReadFile(m.path)
+		if err != nil {
+			return nil, fmt.Errorf("pack %s: %w", m.name, err)
+		}
+		header := &tar.Header{Name: m.name, Mode: m.mode, Size: int64(len(content)), ModTime: at, Format: tar.FormatPAX}
+		if err := archive.WriteHeader(header); err != nil {
+			return nil, fmt.Errorf("pack %s: %w", m.name, err)
+		}
+		if _, err := archive.Write(content); err != nil {
+			return nil, fmt.Errorf("pack %s: %w", m.name, err)
+		}
+	}
+	if err := errors.Join(archive.Close(), zipped.Close()); err != nil {
+		return nil, fmt.Errorf("pack: %w", err)
+	}
+	return buffer.Bytes(), nil
+}
+
+// checksums returns those of all files of the release, as sha256sum prints and checks them.
+func checksums(dir string) ([]byte, error) {
+	var sums bytes.Buffer
+	err := fs.WalkDir(os.DirFS(dir), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || path == Checksums || path == Signature {
+			return err
+		}
+		content, err := os.ReadFile(filepath.Join(dir, path))
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(content), path)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("sum up the release: %w", err)
+	}
+	return sums.Bytes(), nil
+}

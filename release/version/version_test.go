@@ -1,0 +1,90 @@
+package version
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/carve-csi/carve/release/chart"
+	"github.com/carve-csi/carve/release/manifests"
+)
+
+const root = "../.."
+
+// TestThereIsOneVersion compares the changelog with the chart, the image that kustomize and
+// the chart install, and the documents.
+func TestThereIsOneVersion(t *testing.T) {
+	want, err := Read(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := chart.Load(filepath.Join(root, chart.Dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Metadata.AppVersion != want || "v"+c.Metadata.Version != want {
+		t.Errorf("the chart: want %s, got version %s and appVersion %s", want, c.Metadata.Version, c.Metadata.AppVersion)
+	}
+	installed, err := manifests.Build(filepath.Join(root, "deploy/base"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{"kustomize's objects": string(installed)}
+	documents, err := filepath.Glob(filepath.Join(root, "docs/*/*.md"))
+	if err != nil || len(documents) == 0 {
+		t.Fatalf("documents: got %d, %v", len(documents), err)
+	}
+	for _, name := range append(documents, filepath.Join(root, "deploy/image/Dockerfile")) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = string(text)
+	}
+	tag := regexp.MustCompile(`registry\.example\.com/carve:(\S+)`)
+	for name, text := range files {
+		found := tag.FindAllStringSubmatch(text, -1)
+		if name == "kustomize's objects" && len(found) != 3 {
+			t.Errorf("images in %s: want three, got %q", name, found)
+		}
+		for _, match := range found {
+			if match[1] != want {
+				t.Errorf("%s: want the image's tag %s, got %s", name, want, match[1])
+			}
+		}
+	}
+}
+
+// TestEveryProgramSaysItsVersion builds each with the version, as a release does, and asks it.
+func TestEveryProgramSaysItsVersion(t *testing.T) {
+	want, err := Read(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"lvmd", "node", "controller", "kubectl-carve"} {
+		program := filepath.Join(t.TempDir(), name)
+		build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-s -w -X main.version="+want, "-o", program, "./cmd/"+name)
+		build.Dir = root
+		if output, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", name, err, output)
+		}
+		output, err := exec.CommandContext(t.Context(), program, "--version").CombinedOutput()
+		if err != nil || !strings.HasSuffix(strings.TrimSpace(string(output)), " "+want) {
+			t.Errorf("%s --version: want %s, got %q, %v", name, want, output, err)
+		}
+	}
+}
+
+func TestAChangelogWithoutAVersionIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "CHANGELOG.md"), []byte("# Changelog\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(dir); !errors.Is(err, ErrNone) {
+		t.Errorf("want %v, got %v", ErrNone, err)
+	}
+}
