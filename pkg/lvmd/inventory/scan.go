@@ -232,7 +232,7 @@ func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device) bool {
 	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, conditions
 	v.limits, v.limitTags = limits, limitTags
 	v.tagged = slices.Contains(lv.Tags, spec.TagEncrypted)
-	v.pool = v.group.pool(lv.Pool) // It never changes: this is when it is met.
+	v.pool = v.group.pool(lv.Pool) // It is always the same one; the first scan finds it.
 	return !same
 }
 

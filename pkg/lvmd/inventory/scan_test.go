@@ -3,10 +3,13 @@
 package inventory
 
 import (
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
@@ -35,4 +38,38 @@ func TestOnlyWhatLVMHasNotFinishedMakingIsHalfMade(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The race detector finds what a scan writes to while a reader does not have the lock.
+func TestAVolumeIsReadWhileItsGroupIsScanned(t *testing.T) {
+	m, g := scanned(t, Options{})
+	const id = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	identity := spec.Identity{Name: "v", Class: "local", Block: true, Size: spec.Size{Required: extent}}
+	scan := func(seqno uint64) {
+		g.ApplyScan(Scan{
+			Group: &lvm.Group{
+				Name: "carve", UUID: "uuid", Seqno: seqno, ExtentSize: extent, Extents: 10, FreeExtents: 9, FreeSegments: 1,
+				Devices: []lvm.PhysicalVolume{{Path: "/dev/vdb", UUID: "pv", Allocatable: true, Extents: 10}},
+				Volumes: []lvm.Volume{{Name: id, Size: extent, Segments: 1, Pool: "pool", Tags: identity.Tags(), Created: time.Unix(1, 0)}},
+			},
+			Metadata: ondisk.Metadata{Seqno: seqno, Size: 1000, Limit: 1 << 20},
+		}, nil)
+	}
+	scan(2)
+	v := m.Volume(id)
+	if v == nil {
+		t.Fatal("the volume of the scan is not known")
+	}
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for range 100 {
+			if !v.IsThin() || v.IsEncrypted() || v.ID() != id || v.Ident().Name != "v" || v.Group() != g {
+				t.Errorf("volume %s of %s is %q, thin %v", v.ID(), v.Group().Name(), v.Ident().Name, v.IsThin())
+			}
+		}
+	})
+	for i := range 100 {
+		scan(uint64(3 + i))
+	}
+	reader.Wait()
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Volume is a logical volume of ours: what is known of it, each part a type of its own. Its
-// exported methods need no lock: what they return does not change.
+// exported methods may be called at any time, without the lock.
 type Volume struct {
 	recorded
 	life  Lifecycle
@@ -99,9 +99,6 @@ func (v *recorded) Ident() *spec.Identity { return &v.rec.Ident }
 
 // Group is the volume's.
 func (v *Volume) Group() *Group { return v.group }
-
-// IsThin reports whether the volume lies in a thin pool.
-func (v *volumeScan) IsThin() bool { return v.pool != nil }
 
 // IsEncrypted reports whether lvmd encrypts the volume, with a key that the kernel
 // keeps. One that its user encrypts is as any other to the kernel.
@@ -238,6 +235,15 @@ func (v *Volume) Record() spec.Record {
 	m.lock()
 	defer m.unlock()
 	return v.rec
+}
+
+// IsThin reports whether the volume lies in a thin pool. Of a volume that the journal knows, this is
+// not known before the first scan of its group.
+func (v *Volume) IsThin() bool {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	return v.pool != nil
 }
 
 // Release takes a volume from the operation that claimed it.
