@@ -94,10 +94,14 @@ deps: ## Install the Debian packages that the race detector needs
 
 # Stages that run one after the other are a lane; lanes run beside each other. The first
 # lane needs processors, the second waits for Pods much of the time.
-STAGES    := cd e2e && $(GO) run ./cmd/stages -condense test-unit,test-race,test-harness
+STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -condense test-unit,test-race,test-harness
+
+# RUN chooses tests by a regular expression, in each target that runs tests. The stages use it to
+# run failed tests once more.
+CHOSEN     = $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test
-test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster
+test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster (STRICT=1 runs no failed test again)
 	@cd e2e && $(GO) run ./cmd/preflight -disks 25
 	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-selinux,test-virtual,test-vm test-e2e,test-powercut,test-systemd
 
@@ -110,18 +114,19 @@ test-quick: ## The inner loop: unit tests, and the controller against a real API
 .PHONY: test-unit
 test-unit: ## Tests that run anywhere, in seconds
 	$(GO) vet ./...
-	$(GO) test $(VERBOSE) ./...
-	cd e2e && $(GO) vet ./... && $(GO) test $(VERBOSE) ./...
-	cd release && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) ./...
-	cd monitoring && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) ./...
+	$(GO) test $(VERBOSE) $(CHOSEN) ./...
+	cd e2e && $(GO) vet ./... && $(GO) test $(VERBOSE) $(CHOSEN) ./...
+	cd release && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) $(CHOSEN) ./...
+	cd monitoring && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) $(CHOSEN) ./...
 
 # Vetting looks at everything that is imported, too. The linter does it for all build tags.
 .PHONY: test-race
 test-race: deps ## The same, with the race detector where the product is tested
-	CGO_ENABLED=1 $(GO) test -race -vet=off $(VERBOSE) ./...
-	cd e2e && $(GO) test -vet=off $(VERBOSE) ./...
-	cd release && $(GO) test -vet=off -count=1 $(VERBOSE) ./...
-	cd monitoring && $(GO) test -vet=off -count=1 $(VERBOSE) ./...
+	@failed=0; \
+	CGO_ENABLED=1 $(GO) test -race -vet=off -count=1 $(VERBOSE) $(CHOSEN) ./... || failed=1; \
+	for module in e2e release monitoring; do \
+	  (cd $$module && $(GO) test -vet=off -count=1 $(VERBOSE) $(CHOSEN) ./...) || failed=1; \
+	done; exit $$failed
 
 # Packages whose tests want a real API server beside fake nodes.
 APISERVER_TESTS := pkg/controller pkg/controller/trust pkg/kubectl
@@ -131,38 +136,38 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	@for package in $(APISERVER_TESTS); do \
 	  $(GO) test -tags apiserver -c -o bin/tests/$$(basename $$package) ./$$package || exit 1; \
 	done
-	@cd e2e && for package in $(APISERVER_TESTS); do \
-	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' ../$$package/*_apiserver_test.go | paste -s -d '|'); \
+	cd release && $(GO) test -tags apiserver -c -o ../bin/tests/chart ./chart
+	@cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
+	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -E '$(RUN)' | paste -s -d '|'); \
+	  [ -n "$$names" ] || continue; \
 	  $(GO) run ./cmd/controlplane env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
-	    -test.v -test.timeout 15m -test.run "^($$names)$$" || exit 1; \
-	done
-	cd release && $(GO) test -tags apiserver -c -o ../bin/tests/platforms ./chart
-	cd e2e && $(GO) run ./cmd/controlplane env --chdir=../release/chart $(CURDIR)/bin/tests/platforms -test.v -test.timeout 5m -test.run '^TestEveryPlatformsPodsAreAdmitted$$'
+	    -test.v -test.timeout 15m -test.run "^($$names)$$" || failed=1; \
+	done; exit $$failed
 
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in virtual machines (MACHINES=n)
-	cd e2e && $(GO) run ./cmd/vmtest -machines $(MACHINES) -timeout 30m -with lvmd,node $(VM_TESTS)
+	cd e2e && $(GO) run ./cmd/vmtest -machines $(MACHINES) -timeout 30m -with lvmd,node $(CHOSEN) $(VM_TESTS)
 
 .PHONY: test-powercut
 test-powercut: ## Cut the power of a virtual machine while lvmd changes volumes
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v ./powercut
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m -v $(CHOSEN) ./powercut
 
 .PHONY: test-harness
 test-harness: ## Tests of what the other tests stand on: network namespaces, control plane, a cluster's beginning and end
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m $(VERBOSE) ./netns ./controlplane
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m $(VERBOSE) -skip '^TestARealCluster$$/power_cut' ./cluster
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m $(VERBOSE) $(CHOSEN) ./netns ./controlplane
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 20m $(VERBOSE) $(CHOSEN) -skip '^TestARealCluster$$/power_cut' ./cluster
 
 .PHONY: test-systemd
 test-systemd: ## Tests of lvmd's systemd unit, in a machine that systemd boots
-	cd e2e && $(GO) run ./cmd/vmtest -systemd -timeout 15m -with lvmd ../deploy/systemd
+	cd e2e && $(GO) run ./cmd/vmtest -systemd -timeout 15m -with lvmd $(CHOSEN) ../deploy/systemd
 
 .PHONY: test-selinux
 test-selinux: ## Tests of volumes' labels, in a virtual machine with SELinux in force
-	cd e2e && $(GO) run ./cmd/vmtest -selinux -timeout 10m -with lvmd,node ../pkg/driver
+	cd e2e && $(GO) run ./cmd/vmtest -selinux -timeout 10m -with lvmd,node $(CHOSEN) ../pkg/driver
 
 .PHONY: test-virtual
 test-virtual: ## Tests that need what only a virtual machine has: persistent memory, disks that are unplugged
-	cd e2e && $(GO) run ./cmd/vmtest -virtual -timeout 15m -with lvmd,node ../pkg/lvmd ../pkg/driver
+	cd e2e && $(GO) run ./cmd/vmtest -virtual -timeout 15m -with lvmd,node $(CHOSEN) ../pkg/lvmd ../pkg/driver
 
 .PHONY: test-old-kernel
 test-old-kernel: ## Mount new file systems on a kernel older than the oldest supported one (Linux 5.10), in a virtual machine; part of soak
@@ -200,7 +205,7 @@ test-upgrade: ## Upgrade from an earlier version under I/O and go back, on a rea
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(if $(RUN),-run '$(RUN)',-skip '^$(UPGRADE)$$') ./tests $(if $(KEEP),-args -keep)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '^$(UPGRADE)$$') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
 bench: bench-lvmd bench-io bench-controller bench-pod ## All measurements, each a ratio within one run

@@ -199,7 +199,7 @@ func (s *scope) clean(check func(context.Context) error) {
 	}
 	// The Namespace object itself may stay for a while: namespacesGone looks at it.
 	if err := carve.Until(ctx, waitTimeout, "nothing is left", check); err != nil {
-		s.Errorf("%v", err)
+		s.Errorf("left behind: %v", err)
 	}
 }
 

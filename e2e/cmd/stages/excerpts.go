@@ -17,12 +17,18 @@ var begins = regexp.MustCompile(`^([\w.-]+: )?=== (?:RUN|CONT|NAME)\s+([^/\s]+)`
 // logged is a line that a test wrote to its log, or the continuation of one.
 var logged = regexp.MustCompile(`^([\w.-]+: )?(?: {4}|panic:|WARNING: DATA RACE)`)
 
+// final are the lines of failures that a second run does not disprove: what was left behind, data
+// races, and failures of tests whose course is drawn from a seed, which another run does not repeat.
+var final = regexp.MustCompile(`DATA RACE|race detected|left behind|\[rapid\]|-seed \d|CARVE_SEED=`)
+
 // excerpts keeps what failed tests wrote to their logs, so that the end of a long output
 // says what went wrong. It is not safe for concurrent use.
 type excerpts struct {
 	current map[string]string // the test that prints now, by the machine
 	lines   map[string][]string
 	found   []string
+	// final are the tests with a line that no second run disproves.
+	final map[string]bool
 }
 
 func (e *excerpts) line(line string) {
@@ -46,7 +52,10 @@ func (e *excerpts) line(line string) {
 	}
 	test := e.current[match[1]]
 	if e.lines == nil {
-		e.lines = map[string][]string{}
+		e.lines, e.final = map[string][]string{}, map[string]bool{}
+	}
+	if final.MatchString(line) {
+		e.final[test] = true
 	}
 	if kept := e.lines[test]; len(kept) < keptLines {
 		e.lines[test] = append(kept, line)

@@ -54,15 +54,33 @@ type timed struct {
 	took time.Duration
 }
 
+// failedPackage is go test's line for a package that failed: with its time, or with a reason in
+// brackets why it did not run.
+var failedPackage = regexp.MustCompile(`^FAIL\t(\S+)(?:\t[0-9.]+s| \[.*\])$`)
+
+// timeout begins the line with which tests end that took too long. The test that hung has no result.
+const timeout = "panic: test timed out"
+
 // counter counts tests by their results.
 type counter struct {
 	passed, failed, skipped int
-	// broken are the names of the tests that failed.
+	// broken are the names of the tests that failed, and what stands for a failure without a test.
 	broken []string
 	times  []timed
+	// named is true after a test of the package that failed.
+	named bool
 }
 
 func (c *counter) line(line string) {
+	switch match := failedPackage.FindStringSubmatch(line); {
+	case match != nil && !c.named:
+		c.fail(match[1])
+	case strings.Contains(line, timeout):
+		c.fail("(timeout)")
+	}
+	if strings.HasPrefix(line, "FAIL\t") || strings.HasPrefix(line, "ok  \t") {
+		c.named = false
+	}
 	match := result.FindStringSubmatch(line)
 	if match == nil {
 		return
@@ -76,13 +94,24 @@ func (c *counter) line(line string) {
 	case "SKIP":
 		c.skipped++
 	case "FAIL":
-		// vmtest repeats at its end what failed.
-		if slices.Contains(c.broken, match[2]) {
-			return
-		}
-		c.failed++
-		c.broken = append(c.broken, match[2])
+		c.named = true
+		c.fail(match[2])
 	}
+}
+
+// fail counts a failure once: vmtest repeats at its end what failed.
+func (c *counter) fail(name string) {
+	if slices.Contains(c.broken, name) {
+		return
+	}
+	c.failed++
+	c.broken = append(c.broken, name)
+}
+
+// hasPassed reports whether the test of that name ended and did not fail.
+func (c *counter) hasPassed(name string) bool {
+	ended := slices.ContainsFunc(c.times, func(t timed) bool { return t.name == name })
+	return ended && !slices.Contains(c.broken, name)
 }
 
 // condenser holds back what go test prints of a package until its result is known, and

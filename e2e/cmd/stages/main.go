@@ -1,12 +1,16 @@
 // Command stages runs targets of make as the stages of one proof, and ends with a table
 // of their times and numbers of tests:
 //
-//	stages [-condense TARGET,...] LANE...
+//	stages [-strict] [-condense TARGET,...] LANE...
 //
 // A lane is a list of targets with commas between them, which run one after the other.
 // The lanes run beside each other. Each line that is printed begins with its target. When
 // a target fails, the lanes go on: one run shows all that is wrong. The exit code is 1
 // then.
+//
+// A few tests that failed are run once more when all lanes have ended, see
+// rerunFailed. Those that pass
+// then are flaky: the table names them, and the exit code is 0.
 package main
 
 import (
@@ -34,17 +38,18 @@ var errFailed = errors.New("a stage failed")
 
 func main() {
 	condense := flag.String("condense", "", "`targets`, with commas between them, of whose packages with passed tests only the result is printed")
+	strict := flag.Bool("strict", false, "run no failed test once more")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Stdout, flag.Args(), strings.Split(*condense, ",")); err != nil {
+	if err := run(ctx, os.Stdout, flag.Args(), strings.Split(*condense, ","), *strict); err != nil {
 		fmt.Fprintln(os.Stderr, "stages:", err)
 		os.Exit(1)
 	}
 }
 
-// run runs the lanes beside each other.
-func run(ctx context.Context, out io.Writer, lanes, condensed []string) error {
+// run runs the lanes beside each other, and then what failed, unless strict.
+func run(ctx context.Context, out io.Writer, lanes, condensed []string, strict bool) error {
 	if len(lanes) == 0 {
 		return errors.New("no lane of targets to run")
 	}
@@ -73,6 +78,9 @@ func run(ctx context.Context, out io.Writer, lanes, condensed []string) error {
 		})
 	}
 	group.Wait()
+	if !strict {
+		rerunFailed(ctx, root, shared, all)
+	}
 	took := time.Since(started)
 	share, err := idle.since()
 	if err != nil {
@@ -107,6 +115,8 @@ type stage struct {
 	// took is how long the stage ran, processor how long it and its children kept a processor.
 	took, processor time.Duration
 	err             error
+	// flaky are the tests that failed and passed in a second run.
+	flaky []string
 }
 
 func newStage(target string, out io.Writer, condensed bool) *stage {
@@ -125,15 +135,15 @@ func newStage(target string, out io.Writer, condensed bool) *stage {
 	return s
 }
 
-// run runs the target in the folder of the Makefile.
-func (s *stage) run(ctx context.Context, root string) {
+// run runs the target in the folder of the Makefile, with variables of make.
+func (s *stage) run(ctx context.Context, root string, variables ...string) {
 	if ctx.Err() != nil {
 		s.err = context.Cause(ctx)
 		return
 	}
 	started := time.Now()
 	// The tests' names are counted, so they must be printed.
-	command := exec.CommandContext(ctx, "make", "--no-print-directory", s.target, "VERBOSE=-v")
+	command := exec.CommandContext(ctx, "make", append([]string{"--no-print-directory", s.target, "VERBOSE=-v"}, variables...)...)
 	command.Dir = root
 	command.Stdout, command.Stderr = s.lines, s.lines
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
@@ -148,6 +158,9 @@ func (s *stage) run(ctx context.Context, root string) {
 	if s.err != nil {
 		s.held()
 		result = "failed: " + s.err.Error()
+		if len(s.tests.broken) == 0 {
+			s.tests.fail("(" + s.target + ")")
+		}
 	}
 	s.print(fmt.Sprintf("=== %s %s after %s", s.target, result, s.took.Round(time.Second)))
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -71,5 +73,73 @@ func TestAFailedTestsOwnLinesAreKept(t *testing.T) {
 	}
 	if got := s.failures.found; !slices.Equal(got, want) {
 		t.Errorf("want %q, got %q", want, got)
+	}
+}
+
+func TestAFailureWithoutATestHasAName(t *testing.T) {
+	for _, c := range []struct{ name, printed, want string }{
+		{"a package that was not compiled", "FAIL\tp [build failed]\n", "p"},
+		{"what TestMain found", "--- PASS: TestA (0.10s)\nPASS\nleft over\nFAIL\tp\t0.1s\n", "p"},
+		{"a test that failed has one", "--- FAIL: TestA (0.10s)\nFAIL\nFAIL\tp\t0.1s\n", "TestA"},
+		{"a machine's tests have theirs", "p: --- FAIL: TestA (0.10s)\nFAIL\tp\t0.1s\t(3 passed, 1 failed)\n", "TestA"},
+		{"a test that did not end", "panic: test timed out after 15m0s\n", "(timeout)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage("target", new(strings.Builder), false)
+			fmt.Fprint(s.lines, c.printed)
+			if got := s.tests; got.failed != 1 || !slices.Equal(got.broken, []string{c.want}) {
+				t.Errorf("want the one failure %s, got %d, %q", c.want, got.failed, got.broken)
+			}
+		})
+	}
+}
+
+// Each Makefile's target prints what its tests print, and something else in the second run.
+func TestAFewFailedTestsAreRunOnceMore(t *testing.T) {
+	const failed, passed = `echo "--- FAIL: TestA (0.10s)"; exit 1`, `echo "--- PASS: TestA (0.10s)"`
+	for _, c := range []struct {
+		name, first, second string
+		// flaky are the tests that passed in the second run, ran how often make ran.
+		flaky []string
+		ran   int
+	}{
+		{"it passes then", failed, passed, []string{"TestA"}, 2},
+		{"it fails again", failed, failed, nil, 2},
+		{"it is not among those that run", failed, "true", nil, 2},
+		{"another one fails then", failed, passed + `; echo "--- FAIL: TestB (0.10s)"; exit 1`, nil, 2},
+		{"it had a data race", `echo "=== RUN   TestA"; echo "WARNING: DATA RACE"; ` + failed, passed, nil, 1},
+		{"it left something behind", `echo "=== RUN   TestA"; echo "    left behind: mount /mnt"; ` + failed, passed, nil, 1},
+		{"its course was drawn from a seed", `echo "=== RUN   TestA"; echo "    a_test.go:1: -args -seed 7 -rounds 3"; ` + failed, passed, nil, 1},
+		{"it is a random history", `echo "=== RUN   TestA"; echo "    a_test.go:1: [rapid] failed after 3 tests"; ` + failed, passed, nil, 1},
+		{"too many fail", `echo "--- FAIL: TestB (0.10s)"; echo "--- FAIL: TestC (0.10s)"; ` + failed, passed, nil, 1},
+		{"a package is not compiled", "printf 'FAIL\\tp [build failed]\\n'; " + failed, passed, nil, 1},
+		{"make fails without a test", "exit 1", passed, nil, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := t.TempDir()
+			recipe := "target:\n\t@echo run >> runs; if [ -z '$(RUN)' ]; then " + c.first + "; fi; if [ '$(RUN)' = '^(TestA)$$' ]; then " + c.second + "; fi\n"
+			if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte(recipe), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var out strings.Builder
+			s, other := newStage("target", &out, false), newStage("other", &out, false)
+			s.run(t.Context(), root)
+			all := []*stage{other, s}
+			rerunFailed(t.Context(), root, &out, all)
+			ran, err := os.ReadFile(filepath.Join(root, "runs"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			runs := strings.Count(string(ran), "run")
+			if !slices.Equal(s.flaky, c.flaky) || (s.err == nil) != (c.flaky != nil) || runs != c.ran {
+				t.Errorf("make ran %d times, flaky are %q, error %v; want %d times, %q\n%s", runs, s.flaky, s.err, c.ran, c.flaky, out.String())
+			}
+			if err := printTable(&out, all, time.Minute, 0); (err == nil) != (c.flaky != nil) {
+				t.Errorf("the error of the table: %v", err)
+			}
+			if c.flaky != nil && !strings.Contains(out.String(), "flaky   0:00  0:00       1      TestA") {
+				t.Errorf("the table does not name the flaky test:\n%s", out.String())
+			}
+		})
 	}
 }

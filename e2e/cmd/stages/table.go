@@ -22,6 +22,7 @@ func printTable(out io.Writer, stages []*stage, took time.Duration, idle float64
 	var err error
 	var sum counter
 	var times []timed
+	flaky := 0
 	for _, s := range stages {
 		times = append(times, s.tests.times...)
 	}
@@ -32,26 +33,35 @@ func printTable(out io.Writer, stages []*stage, took time.Duration, idle float64
 	}
 	for _, s := range stages {
 		for _, failure := range s.failures.found {
-			fmt.Fprintf(out, "\n=== FAILED in %s\n%s\n", s.target, failure)
+			word := "FAILED"
+			if len(s.flaky) > 0 {
+				word = "FLAKY, passed alone:"
+			}
+			fmt.Fprintf(out, "\n=== %s in %s\n%s\n", word, s.target, failure)
 		}
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "\nstage\tresult\ttime\tprocessor\ttests\tfailed")
+	fmt.Fprintln(table, "\nstage\tresult\ttime\tprocessor\ttests\tfailed or flaky")
 	for _, s := range stages {
 		word := "passed"
-		if s.err != nil {
+		switch {
+		case s.err != nil:
 			word, err = "FAILED", errFailed
+		case len(s.flaky) > 0:
+			word = "flaky"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%s\n", s.target, word, minutes(s.took), minutes(s.processor), s.tests.passed+s.tests.failed, strings.Join(s.tests.broken, " "))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%s\n", s.target, word, minutes(s.took), minutes(s.processor), s.tests.passed+s.tests.failed, strings.Join(append(s.flaky, s.tests.broken...), " "))
 		sum.passed += s.tests.passed
 		sum.failed += s.tests.failed
 		sum.skipped += s.tests.skipped
+		flaky += len(s.flaky)
 	}
 	fmt.Fprintf(table, "all\t\t%s\t\t%d\t\n", minutes(took), sum.passed+sum.failed)
 	if flushed := table.Flush(); flushed != nil {
 		return flushed
 	}
 	fmt.Fprintf(out, "The processors were idle for %.0f %% of the time.\n", 100*idle)
+	fmt.Fprintf(out, "%d of the tests that passed failed first.\n", flaky)
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)
 	return err
 }

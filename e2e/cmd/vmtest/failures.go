@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -50,6 +51,15 @@ func (f *failures) line(line string) {
 	if len(f.lines) < keptLines {
 		f.lines = append(f.lines, line)
 	}
+}
+
+// has reports whether go test said that the test failed.
+func (f *failures) has(test string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.found, func(failure string) bool {
+		return strings.Contains("\n"+failure, "\n--- FAIL: "+test+" (")
+	})
 }
 
 // report prints the failed tests of a package and the problems with it as a whole.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -29,5 +30,13 @@ func TestFailuresAreListedAtTheEndWithWhatWasPrintedBefore(t *testing.T) {
 `
 	if got := out.String(); got != want {
 		t.Errorf("the report is\n%swant\n%s", got, want)
+	}
+}
+
+func TestATestThatGoTestSaysFailedHasFailed(t *testing.T) {
+	f := new(failures)
+	fmt.Fprint(f, "=== RUN   TestA\n    a_test.go:1: why\n--- FAIL: TestA (0.10s)\n=== RUN   TestAB\n")
+	if !f.has("TestA") || f.has("TestAB") {
+		t.Errorf("TestA, which failed: %t; TestAB, which did not end: %t", f.has("TestA"), f.has("TestAB"))
 	}
 }

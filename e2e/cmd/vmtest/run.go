@@ -179,8 +179,8 @@ func (o options) jobs(p testPackage) []job {
 	return jobs
 }
 
-// testAll shares the tests among the machines. An error in one ends the others'
-// tests, too; a failed test does not.
+// testAll shares the tests among the machines. An error in one, such as that it cannot be started,
+// ends the others' tests, too; a failed test does not, nor does a machine that goes away during one.
 func testAll(ctx context.Context, b *builder, packages []testPackage) error {
 	var jobs []job
 	for _, p := range packages {
@@ -300,8 +300,12 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 		out := io.MultiWriter(w.output(j.testPackage), failures)
 		started := time.Now()
 		code, problems, err := w.test(ctx, machine, j, before, out)
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s %s: %w", j.ImportPath, j.arguments[0], errors.Join(err, context.Cause(ctx)))
+		}
 		if err != nil {
-			return fmt.Errorf("%s %s: %w", j.ImportPath, j.arguments[0], err)
+			// The next test starts in a new machine.
+			problems = append(problems, fmt.Sprintf("the machine went away: %v", err))
 		}
 		results.add(j.testPackage, code == 0 && len(problems) == 0, time.Since(started))
 		if code == 0 && len(problems) == 0 {
@@ -312,8 +316,9 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 		}
 		if code != 0 {
 			problems = append(problems, fmt.Sprintf("exit code %d", code))
-		} else if j.test != "" {
-			// For itself, the test passed.
+		}
+		if j.test != "" && !failures.has(j.test) {
+			// For itself, the test passed, or it did not come to an end.
 			fmt.Fprintf(out, "--- FAIL: %s (%.2fs)\n", j.test, time.Since(started).Seconds())
 		}
 		failures.report(&w.report, j.ImportPath, problems)
