@@ -65,7 +65,7 @@ func (v *Volume) MarkDeleted(h blockdev.Handle) spec.Record {
 
 // needsMark reports whether LVM's metadata is yet to show that a tombstone is one. What LVM has
 // not finished making is known for that by itself.
-func (v *Volume) needsMark() bool {
+func needsMark(v *Volume) bool {
 	return v.life.State() == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
 }
 
@@ -82,7 +82,7 @@ func (g *Group) NextToMark(most int) (batch []*Volume, unmarked bool, retry time
 	}
 	for _, v := range m.volumes {
 		switch {
-		case v.group != g || !v.needsMark():
+		case v.group != g || !needsMark(v):
 		case v.failures >= MarkAttempts:
 			m.warn("a deleted volume cannot be marked; its deletion goes on, and would begin anew if the journal were lost", "volume", v.rec.ID)
 			m.enter(v, Marked)
@@ -135,7 +135,7 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 		return left(a) < left(b)
 	}
 	for _, v := range m.volumes {
-		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || v.needsMark() {
+		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) {
 			continue
 		}
 		if v.waitsSince == 0 {
