@@ -102,7 +102,7 @@ CHOSEN     = $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster (STRICT=1 runs no failed test again)
-	@cd e2e && $(GO) run ./cmd/preflight -disks 25
+	@cd e2e && $(GO) run ./cmd/preflight -disks 25 -shared 5
 	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-selinux,test-virtual,test-vm test-e2e,test-powercut,test-systemd
 
 .PHONY: test-quick

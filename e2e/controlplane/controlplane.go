@@ -31,6 +31,9 @@ type Options struct {
 	// ProxyNode names the node that the proxy of Services takes for its own. Start does
 	// not start the proxy, which waits for that node; StartComponent does.
 	ProxyNode string
+	// FakeNodes means that no kubelet renews what shows that its node lives. Without it, the
+	// nodes count as unreachable after a minute, and are tainted.
+	FakeNodes bool
 	// Progress gets what is waited for. It may be nil.
 	Progress io.Writer
 }
@@ -44,6 +47,7 @@ type ControlPlane struct {
 	kube       string
 	clientRate int
 	proxyNode  string
+	fakeNodes  bool
 	progress   io.Writer
 	identities *identities
 }
@@ -88,7 +92,7 @@ func load(o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the folder %s: %w", o.Dir, err)
 	}
-	c := &ControlPlane{dir: dir, namespace: o.Namespace, kube: o.Kube, clientRate: o.ClientRate, proxyNode: o.ProxyNode, progress: o.Progress}
+	c := &ControlPlane{dir: dir, namespace: o.Namespace, kube: o.Kube, clientRate: o.ClientRate, proxyNode: o.ProxyNode, fakeNodes: o.FakeNodes, progress: o.Progress}
 	if err := os.MkdirAll(filepath.Join(dir, logFolder), 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder of logs: %w", err)
 	}

@@ -118,7 +118,12 @@ func (c *ControlPlane) managerArguments() []string {
 	pki := filepath.Join(c.dir, pkiFolder)
 	ca, _ := pairFiles(pki, clusterAuthority)
 	_, sign := pairFiles(pki, signingPair)
-	return append(c.clientArguments(managerConfig),
+	// A node that has lost its power is noticed in three heartbeats instead of five.
+	grace := []string{"--node-monitor-grace-period=30s"}
+	if c.fakeNodes {
+		grace = []string{"--node-monitor-grace-period=24h", "--node-startup-grace-period=24h"}
+	}
+	return append(append(c.clientArguments(managerConfig), grace...),
 		"--use-service-account-credentials=true",
 		"--service-account-private-key-file="+sign,
 		"--root-ca-file="+ca,
@@ -126,8 +131,6 @@ func (c *ControlPlane) managerArguments() []string {
 		"--cluster-cidr="+PodSubnet,
 		"--node-cidr-mask-size="+strconv.Itoa(NodePodBits),
 		"--service-cluster-ip-range="+ServiceSubnet,
-		// A node that has lost its power is noticed in three heartbeats instead of five.
-		"--node-monitor-grace-period=30s",
 	)
 }
 

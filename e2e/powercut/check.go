@@ -75,12 +75,6 @@ func (r *rig) checkOne(ctx context.Context, l *ledger, e *entry, v listed, there
 	return nil
 }
 
-// errLeaked is that the thin pool counts chunks as used that no volume in it has. The kernel leaves
-// them so where the power is cut while it passes a discard down to the disk: until that is done,
-// nothing else may take the chunks, and a commit of the pool meanwhile writes down just that
-// (dm-thin, process_prepared_discard_passdown_pt1). lvconvert --repair counts them anew.
-var errLeaked = errors.New("the kernel counts chunks of the thin pool as used that no volume has")
-
 // checkEmpty deletes everything and waits until LVM has nothing left of it, and as
 // much is available as at the beginning.
 func (r *rig) checkEmpty(ctx context.Context, l *ledger, free map[string]int64) error {
@@ -101,44 +95,32 @@ func (r *rig) checkEmpty(ctx context.Context, l *ledger, free map[string]int64) 
 		if err != nil {
 			return err
 		}
-		removed := strings.TrimSpace(volumes) == thinPool
-		if removed && maps.Equal(now, free) {
+		if strings.TrimSpace(volumes) == thinPool && maps.Equal(now, free) {
 			return nil
 		}
 		select {
 		case <-timeout:
-			err := fmt.Errorf("left in LVM: %q; available in the classes is %v, and was %v", volumes, now, free)
-			if now["thin"] < free["thin"] {
-				now["thin"] = free["thin"]
-				if removed && maps.Equal(now, free) {
-					return fmt.Errorf("%w: %w", r.inPool(ctx), err)
-				}
-			}
-			return err
+			return fmt.Errorf("left in LVM: %q; available in the classes is %v, and was %v\n%s", volumes, now, free, r.pool(ctx))
 		case <-time.After(time.Second):
 		}
 	}
 }
 
-// inPool returns errLeaked if there is no volume in the thin pool, and else what the pool's metadata say.
-func (r *rig) inPool(ctx context.Context) error {
+// pool is what the kernel, the pool's metadata and LVM's say of the thin pool.
+func (r *rig) pool(ctx context.Context) string {
 	// LVM has two names for the pool's device, by whether it has had volumes.
-	status, err := r.run(ctx, "dmsetup", "status", "--target", "thin-pool")
+	const script = `exec 2>&1
+		dmsetup status --target thin-pool
+		pool=$(dmsetup ls --target thin-pool | cut -f 1)
+		dmsetup message "$pool" 0 reserve_metadata_snap
+		thin_dump --metadata-snap "/dev/mapper/${pool%-tpool}_tmeta"
+		dmsetup message "$pool" 0 release_metadata_snap
+		vgcfgbackup --file /run/carve.vg carve && cat /run/carve.vg`
+	out, err := r.run(ctx, "sh", "-c", script)
 	if err != nil {
-		return err
+		return fmt.Sprintf("%s\n%v", out, err)
 	}
-	pool, _, _ := strings.Cut(status, ":")
-	if _, err := r.run(ctx, "dmsetup", "message", pool, "0", "reserve_metadata_snap"); err != nil {
-		return err
-	}
-	metadata, err := r.run(ctx, "thin_dump", "--metadata-snap", "/dev/mapper/"+strings.TrimSuffix(pool, "-tpool")+"_tmeta")
-	if _, releaseErr := r.run(ctx, "dmsetup", "message", pool, "0", "release_metadata_snap"); err != nil || releaseErr != nil {
-		return errors.Join(err, releaseErr)
-	}
-	if strings.Contains(metadata, "<superblock") && !strings.Contains(metadata, "<device") {
-		return errLeaked
-	}
-	return fmt.Errorf("the thin pool holds:\n%s", metadata)
+	return out
 }
 
 // readsAsZeroes fails where a device is shorter than size bytes, or one of those

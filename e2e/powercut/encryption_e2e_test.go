@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,7 +120,7 @@ func TestAfterAPowerCutEncryptedVolumesAreEmpty(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*bootBound)
 	defer cancel()
 	dir := t.TempDir()
-	r, err := newRig(ctx, dir, rand.Uint64(), os.Stderr)
+	r, err := newRig(ctx, dir, seedOf(t), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,11 @@ import (
 	"syscall"
 )
 
-const tunDevice = "/dev/net/tun"
+const (
+	tunDevice    = "/dev/net/tun"
+	kvmDevice    = "/dev/kvm"
+	sharedMemory = "/dev/shm"
+)
 
 // look finds out what this machine has.
 func look(needs Needs) (host, error) {
@@ -32,6 +36,10 @@ func look(needs Needs) (host, error) {
 	if h.temp, err = free(os.TempDir()); err != nil {
 		return h, err
 	}
+	if h.shared, err = free(sharedMemory); err != nil {
+		return h, err
+	}
+	h.kvm = openable(kvmDevice)
 	meminfo, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return h, err

@@ -41,6 +41,9 @@ type Needs struct {
 	// DisksMiB is what is written to the disks of virtual machines at a time. They are
 	// in the folder of the cache and among the temporary files.
 	DisksMiB int
+	// SharedMiB must be free in /dev/shm where machines run as programs, without KVM: they have
+	// their memory there, and are emulated where it is too small.
+	SharedMiB int
 }
 
 // Cluster is what a cluster of so many nodes needs.
@@ -65,10 +68,12 @@ type host struct {
 	memoryMiB int
 	cache     space
 	temp      space
+	// shared is /dev/shm.
+	shared space
 	// cold means that the cache has no Kubernetes.
 	cold bool
-	// namespaces and tun say why there are none; empty when there are.
-	namespaces, tun string
+	// kvm says why there is none, and namespaces and tun say why there are none; empty when there are.
+	kvm, namespaces, tun string
 	// absent are the programs that are not in the PATH.
 	absent []string
 }
@@ -132,6 +137,9 @@ func missing(needs Needs, h host) []string {
 		if s.freeMiB < s.needed {
 			lack("disk: %s free in %s, %s needed", gib(s.freeMiB), s.folder, gib(s.needed))
 		}
+	}
+	if h.kvm != "" && h.shared.freeMiB < needs.SharedMiB {
+		lack("memory of machines: %s free in %s, %s needed without KVM (%s)", gib(h.shared.freeMiB), h.shared.folder, gib(needs.SharedMiB), h.kvm)
 	}
 	for _, program := range h.absent {
 		lack("%s, which %s, is not in the PATH", program, programs[program])

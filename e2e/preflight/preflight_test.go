@@ -10,7 +10,7 @@ import (
 func good() host {
 	return host{
 		system: "linux", processor: "amd64", root: true, memoryMiB: 8 << 10,
-		cache: space{"/cache", 20 << 10}, temp: space{"/tmp", 2 << 10},
+		cache: space{"/cache", 20 << 10}, temp: space{"/tmp", 2 << 10}, shared: space{"/dev/shm", 64},
 	}
 }
 
@@ -61,6 +61,11 @@ func TestEverythingThatIsMissingIsSaidAtOnceALineEach(t *testing.T) {
 			change: func(*host) {}, needs: Needs{DisksMiB: 17 << 10},
 			want: []string{"disk: 20.0 GiB free in /cache, 21.0 GiB needed", "disk: 2.0 GiB free in /tmp, 18.0 GiB needed"},
 		},
+		"machines that run as programs need their memory": {
+			change: func(h *host) { h.kvm = "there is no /dev/kvm" }, needs: Needs{SharedMiB: 5 << 10},
+			want: []string{"memory of machines: 0.1 GiB free in /dev/shm, 5.0 GiB needed without KVM (there is no /dev/kvm)"},
+		},
+		"machines that run with KVM do not": {change: func(*host) {}, needs: Needs{SharedMiB: 5 << 10}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := good()

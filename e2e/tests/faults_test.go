@@ -6,14 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/e2e/carve"
+	"github.com/carve-csi/carve/e2e/vm/agent"
 )
 
 // process is a process of one of our programs on a node.
@@ -124,34 +127,66 @@ func (s *scope) endedByKill(pod corev1.Pod, container string) error {
 	return fmt.Errorf("the Pod %s has no status of its container %s", pod.Name, container)
 }
 
+// holdLVM has every command of LVM on every node wait that would change the volume group or read
+// it: volumes that are being made meanwhile stay in their middle until release is called.
+func (s *scope) holdLVM() (release func()) {
+	s.Helper()
+	// LVM removes the file of a lock that it lets go of. Who has the lock of a file that is gone
+	// has nothing.
+	const script = `cd /run/lock/lvm
+		until exec 9>V_carve && flock 9 && [ V_carve -ef /proc/self/fd/9 ]; do :; done
+		echo held && exec sleep 1000000`
+	ctx, cancel := context.WithCancel(s.ctx)
+	var holders sync.WaitGroup
+	release = func() { cancel(); holders.Wait() }
+	s.Cleanup(release)
+	for _, node := range s.nodes {
+		output, printed := io.Pipe()
+		holders.Go(func() {
+			code, err := s.Cluster.Run(ctx, node, agent.Command{Argv: []string{"sh", "-ec", script}, Stdout: printed, Stderr: printed})
+			printed.CloseWithError(fmt.Errorf("exit code %d, error %w", code, err))
+		})
+		text := make([]byte, len("held"))
+		if _, err := io.ReadFull(output, text); err != nil || string(text) != "held" {
+			s.Fatalf("hold LVM's lock on %s: %q, %v", node, text, err)
+		}
+		go io.Copy(io.Discard, output)
+	}
+	return release
+}
+
+// beingMade waits until so many claims wait for a volume on the node that was selected for them.
+func (s *scope) beingMade(claims int) {
+	s.Helper()
+	s.must(carve.Until(s.ctx, waitTimeout, "volumes are being made", func(ctx context.Context) error {
+		if making, _ := s.claimsUnderWay(ctx); making < claims {
+			return fmt.Errorf("%d claims wait for a volume on the node that was selected", making)
+		}
+		return nil
+	}), "wait")
+}
+
 // TestProcessesKilledInTheMiddleOfABurst kills the programs one after the other
-// while volumes are being made for Pods. All Pods run in the end, and what the
-// test leaves is compared as always.
+// while volumes are being made for Pods: LVM's lock keeps them from being finished
+// before. All Pods run in the end, and what the test leaves is compared as always.
 func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 	s := begin(t)
 	var names []string
 	var killed []process
 	for i := range 8 {
+		program := map[int]string{2: "carve-controller", 4: "carve-lvmd", 6: "carve-node"}[i]
+		release := func() {}
+		if program != "" {
+			release = s.holdLVM()
+		}
 		name := fmt.Sprintf("burst-%d", i)
 		s.start(name, podOptions{bytes: 32 * extent})
 		names = append(names, name)
-		program := map[int]string{2: "carve-controller", 4: "carve-lvmd", 6: "carve-node"}[i]
-		if program == "" {
-			continue
+		if program != "" {
+			s.beingMade(1)
+			killed = append(killed, s.kill(program)...)
 		}
-		s.must(carve.Until(s.ctx, waitTimeout, "a volume of the burst is being made", func(ctx context.Context) error {
-			claims, err := s.CoreV1().PersistentVolumeClaims(s.namespace).List(ctx, metav1.ListOptions{})
-			if err != nil {
-				return err
-			}
-			for _, claim := range claims.Items {
-				if claim.Annotations["volume.kubernetes.io/selected-node"] != "" && claim.Status.Phase == corev1.ClaimPending {
-					return nil
-				}
-			}
-			return fmt.Errorf("of %d claims, none that waits has a selected node", len(claims.Items))
-		}), "wait until "+program+" is needed")
-		killed = append(killed, s.kill(program)...)
+		release()
 	}
 	s.running(names...)
 	for _, name := range names {

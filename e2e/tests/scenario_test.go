@@ -231,9 +231,9 @@ func (r *scenario) unplug() {
 		}
 		return err
 	}), "wait")
-	if err := r.dialAPIServer(r.ctx, victim); err != nil {
-		r.Fatalf("%s, which has a network: %v", victim, err)
-	}
+	r.must(carve.Until(r.ctx, waitTimeout, victim+" reaches the API server", func(ctx context.Context) error {
+		return r.dialAPIServer(ctx, victim)
+	}), "wait")
 	r.must(r.Cluster.Unplug(victim), "unplug "+victim)
 	r.unplugged = victim
 	cut := time.Now()

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -60,7 +61,7 @@ type volumeObservation struct {
 func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observation {
 	t.Helper()
 	out := observation{Claim: "gone", OnNodes: map[string]int{}, Seen: w.notes}
-	if now, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Get(t.Context(), claim.Name, metav1.GetOptions{}); err == nil {
+	if now := w.get(claim); now != nil {
 		out.Claim, out.Notes, out.Guards = string(now.Status.Phase), now.Annotations, now.Finalizers
 		// The PV controller's request to a provisioner. Ours does not wait for
 		// it, and the PV controller does not make it for a claim whose volume
@@ -167,27 +168,54 @@ func (w *world) claim(t *testing.T, class, node string, change func(*v1.Persiste
 	return created
 }
 
+// get returns the claim as it is now, or nil when it is gone.
 func (w *world) get(claim *v1.PersistentVolumeClaim) *v1.PersistentVolumeClaim {
-	now, err := w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(context.Background(), claim.Name, metav1.GetOptions{})
-	if err != nil {
-		return nil
-	}
-	return now
+	return found(func() (*v1.PersistentVolumeClaim, error) {
+		return w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(context.Background(), claim.Name, metav1.GetOptions{})
+	})
 }
 
+// pv returns the claim's PersistentVolume as it is now, or nil when it is gone.
 func (w *world) pv(claim *v1.PersistentVolumeClaim) *v1.PersistentVolume {
-	now, err := w.client.CoreV1().PersistentVolumes().Get(context.Background(), w.volumeOf(claim), metav1.GetOptions{})
-	if err != nil {
-		return nil
+	return found(func() (*v1.PersistentVolume, error) {
+		return w.client.CoreV1().PersistentVolumes().Get(context.Background(), w.volumeOf(claim), metav1.GetOptions{})
+	})
+}
+
+// found returns what is read, or nil when the API server says that it is not there. A read that
+// fails otherwise says neither, and is repeated.
+func found[T any](read func() (*T, error)) *T {
+	for deadline := time.Now().Add(waittest.Limit); ; time.Sleep(50 * time.Millisecond) {
+		now, err := read()
+		switch {
+		case err == nil:
+			return now
+		case apierrors.IsNotFound(err):
+			return nil
+		case time.Now().After(deadline):
+			panic(err)
+		}
 	}
-	return now
+}
+
+// volumeIs is a condition of the claim's PersistentVolume, which is there.
+func (w *world) volumeIs(claim *v1.PersistentVolumeClaim, is func(*v1.PersistentVolume) bool) func() bool {
+	return func() bool { pv := w.pv(claim); return pv != nil && is(pv) }
+}
+
+func phaseIs(phase v1.PersistentVolumePhase) func(*v1.PersistentVolume) bool {
+	return func(pv *v1.PersistentVolume) bool { return pv.Status.Phase == phase }
+}
+
+func hasFinalizer(pv *v1.PersistentVolume) bool {
+	return slices.Contains(pv.Finalizers, cluster.Finalizer)
 }
 
 func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	waittest.Until(t, "claim is bound", func() bool {
 		now, pv := w.get(claim), w.pv(claim)
-		return now.Status.Phase == v1.ClaimBound && pv != nil && pv.Status.Phase == v1.VolumeBound
+		return now != nil && now.Status.Phase == v1.ClaimBound && pv != nil && pv.Status.Phase == v1.VolumeBound
 	})
 }
 
@@ -197,7 +225,10 @@ func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
 // selected meanwhile, which it then never sees.
 func (w *world) waitReleased(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	waittest.Until(t, "selection is taken back", func() bool { return w.get(claim).Annotations[volume.AnnSelectedNode] == "" })
+	waittest.Until(t, "selection is taken back", func() bool {
+		now := w.get(claim)
+		return now != nil && now.Annotations[volume.AnnSelectedNode] == ""
+	})
 	time.Sleep(time.Second)
 }
 
@@ -315,16 +346,16 @@ var scenarios = []scenario{
 		claim := w.claim(t, w.class(t, func(c *storagev1.StorageClass) { c.ReclaimPolicy = &retain }), "n1", nil)
 		w.waitBound(t, claim)
 		w.delete(t, claim)
-		waittest.Until(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
+		waittest.Until(t, "volume is released", w.volumeIs(claim, phaseIs(v1.VolumeReleased)))
 		return claim
 	}},
 	{name: "a policy changed to Retain, and back", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		w.waitBound(t, claim)
 		w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
-		waittest.Until(t, "finalizer is gone", func() bool { return !slices.Contains(w.pv(claim).Finalizers, cluster.Finalizer) })
+		waittest.Until(t, "finalizer is gone", w.volumeIs(claim, func(pv *v1.PersistentVolume) bool { return !hasFinalizer(pv) }))
 		w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
-		waittest.Until(t, "finalizer is back", func() bool { return slices.Contains(w.pv(claim).Finalizers, cluster.Finalizer) })
+		waittest.Until(t, "finalizer is back", w.volumeIs(claim, hasFinalizer))
 		return claim
 	}},
 	{name: "a volume deleted before its claim", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {

@@ -3,7 +3,6 @@
 package controller
 
 import (
-	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -13,7 +12,6 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -47,7 +45,7 @@ func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1
 // finalized waits for what follows the binding of a volume under Delete.
 func (w *world) finalized(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
-	waittest.Until(t, "the volume has its finalizer", func() bool { return slices.Contains(w.pv(claim).Finalizers, cluster.Finalizer) })
+	waittest.Until(t, "the volume has its finalizer", w.volumeIs(claim, hasFinalizer))
 }
 
 // staticScenarios are those of volumes that an administrator made.
@@ -67,10 +65,10 @@ var staticScenarios = []scenario{
 	{name: "an administrator's volume, deleted under Retain, and given to a claim again", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.adopt(t, v1.PersistentVolumeReclaimRetain)
 		w.delete(t, claim)
-		waittest.Until(t, "volume is released", func() bool { return w.pv(claim).Status.Phase == v1.VolumeReleased })
+		waittest.Until(t, "volume is released", w.volumeIs(claim, phaseIs(v1.VolumeReleased)))
 		w.note("released: %d volumes, finalizers %v", w.observe(t, claim).volumes(), w.pv(claim).Finalizers)
 		w.patchPV(t, claim, `{"spec":{"claimRef":null}}`)
-		waittest.Until(t, "volume is available", func() bool { return w.pv(claim).Status.Phase == v1.VolumeAvailable })
+		waittest.Until(t, "volume is available", w.volumeIs(claim, phaseIs(v1.VolumeAvailable)))
 		claim = w.claim(t, "scenario", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = w.volume })
 		w.waitBound(t, claim)
 		return claim

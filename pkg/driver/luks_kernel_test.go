@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -18,6 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // plainText is what tests look for on the disk.
@@ -140,31 +140,38 @@ func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 }
 
 // TestRealMakingOfAVolumeWithAKeptKeyIsStopped has the plugin stop, and kill what it has
-// started, in the middle of the first stage, ever later. TestRealPluginIsKilledAtEveryPoint
-// has it killed.
+// started, in the middle of the first stage, ever later: where a tool waits.
+// TestRealPluginIsKilledAtEveryPoint has it killed.
 func TestRealMakingOfAVolumeWithAKeptKeyIsStopped(t *testing.T) {
+	dir := t.TempDir()
+	waits := filepath.Join(dir, "waits")
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	r := newRealLUKS(t)
 	v := r.locked("kept", "ext4")
 	for _, place := range []struct {
-		name    string
-		reached func() bool
+		name, tool, does string
+		reached          func() bool
 	}{
-		{"a header is there", func() bool {
+		{"a header is there", "cryptsetup", `case "$*" in *luksFormat*) /usr/sbin/cryptsetup "$@";; *) exec /usr/sbin/cryptsetup "$@";; esac`, func() bool {
 			state, err := r.machine.LUKS.Inspect(v.GetDevicePath(), v.GetId())
 			return err == nil && state != luks.Blank
 		}},
-		{"the volume is open", func() bool {
+		{"the volume is open", "mkfs.ext4", "", func() bool {
 			_, there, err := r.machine.LUKS.Mapping(v.GetId())
 			return err == nil && there
 		}},
 	} {
+		tool := filepath.Join(dir, place.tool)
+		must.Succeed(t, os.WriteFile(tool, []byte("#!/bin/sh\n"+place.does+"\ntouch "+waits+"\nexec sleep 1000000\n"), 0o700))
 		ended := make(chan error, 1)
 		go func() { ended <- r.stage(v, access(v)) }()
-		for len(ended) == 0 && !place.reached() {
-			time.Sleep(time.Millisecond)
+		waittest.Until(t, "a tool waits", func() bool { _, err := os.Stat(waits); return err == nil || len(ended) > 0 })
+		if !place.reached() {
+			t.Errorf("where %s waits, it is not so that %s", place.tool, place.name)
 		}
 		r.Stop(t)
 		err := <-ended
+		must.Succeed(t, errors.Join(os.Remove(tool), os.Remove(waits)))
 		state, inspectErr := r.machine.LUKS.Inspect(v.GetDevicePath(), v.GetId())
 		if err == nil || inspectErr != nil || state == luks.Made {
 			t.Errorf("stopped when %s: %v, the volume is %v, %v; want a stage that failed and a volume that is not made", place.name, err, state, inspectErr)

@@ -97,6 +97,18 @@ func (p *thinPool) leave(message string) {
 	p.scan()
 }
 
+// A discard that is passed down is what a power cut makes a pool lose chunks by.
+func TestAPoolPassesNoDiscardDown(t *testing.T) {
+	p := newThinPool(t, "carve-discard")
+	if err := p.ExtendPool(t.Context(), p.group, "pool", 9); err != nil { // Its table is loaded again.
+		t.Error(err)
+	}
+	table, err := exec.Command("dmsetup", "table", "carve--discard-pool").CombinedOutput()
+	if err != nil || !strings.Contains(string(table), " no_discard_passdown") {
+		t.Errorf("the pool's table is %s, error %v", table, err)
+	}
+}
+
 // TestANewThinVolumeIsBlankWhateverIsInThePool has a volume in the pool that LVM does
 // not know, as an administrator's lvremove may leave it.
 func TestANewThinVolumeIsBlankWhateverIsInThePool(t *testing.T) {

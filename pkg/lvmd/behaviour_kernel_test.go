@@ -301,7 +301,17 @@ func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
 	hang := n.hangable()
 	n.timeout = 5 * time.Second
 	p := n.start()
-	v := p.create(create("pvc-1", 8<<20, ""))
+	// On a slow machine, a command may take longer than that.
+	var v *lvmdv1.Volume
+	made := func(name string) {
+		t.Helper()
+		waittest.Succeeds(t, name+" is made", func() error {
+			resp, err := p.client.CreateVolume(t.Context(), create(name, 8<<20, ""))
+			v = resp.GetVolume()
+			return err
+		})
+	}
+	made("pvc-1")
 	must.Succeed(t, os.WriteFile(hang, nil, 0o600))
 	_, err := p.client.CreateVolume(t.Context(), create("pvc-2", 8<<20, ""))
 	if status.Code(err) != codes.DeadlineExceeded {
@@ -315,5 +325,5 @@ func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
 	}
 	must.Succeed(t, os.Remove(hang))
 	waittest.Until(t, "the health service says SERVING", p.serving)
-	p.create(create("pvc-2", 8<<20, ""))
+	made("pvc-2")
 }

@@ -241,7 +241,7 @@ func (n *node) launch(cmd *exec.Cmd) *process {
 }
 
 func (p *process) serving() bool {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	r, err := healthpb.NewHealthClient(p.conn).Check(ctx, &healthpb.HealthCheckRequest{})
 	return err == nil && r.GetStatus() == healthpb.HealthCheckResponse_SERVING

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/rapidtest"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -108,6 +109,8 @@ type randomMachine struct {
 	disks  []string
 	faulty *faulty
 	spare  string
+	// reserves are those of the classes, in MiB.
+	reserves map[string]int64
 	// happened counts what happened, in all histories.
 	happened map[string]int
 }
@@ -130,8 +133,10 @@ func newRandomMachine(t checked, r *rapid.T) *randomMachine {
 	h.disks = append([]string{h.faulty.path()}, devices[2:]...)
 	n := newNode(t, h.disks...)
 	t.Cleanup(h.faulty.work)
+	h.reserves = map[string]int64{"raid6": 8}
 	reserve := func(class string) int64 {
-		return rapid.SampledFrom([]int64{0, 5, 12}).Draw(r, class+"'s reserve in MiB")
+		h.reserves[class] = rapid.SampledFrom([]int64{0, 5, 12}).Draw(r, class+"'s reserve in MiB")
+		return h.reserves[class]
 	}
 	keeps := reserve("linear")
 	h.keeps = keeps << 20
@@ -399,12 +404,36 @@ func (h *randomMachine) checkFreeSpace() {
 	}
 }
 
+// inRows are the classes whose volumes lie on several disks at once.
+var inRows = map[string]layout.Layout{
+	"striped": {Type: layout.Striped, Stripes: 2},
+	"raid1":   {Type: layout.RAID1, Mirrors: 1},
+	"raid10":  {Type: layout.RAID10, Stripes: 2, Mirrors: 1},
+	"raid5":   {Type: layout.RAID5, Stripes: 2},
+	"raid6":   {Type: layout.RAID6, Stripes: 3},
+}
+
+// inRow is what a class of inRows can give, by what LVM says is free on each disk.
+func (h *randomMachine) inRow(class string) int64 {
+	const extent = 4 << 20
+	var free []int64
+	for _, text := range strings.Fields(lvmByHand(h.t, "pvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "pv_free", "--select", "vg_name="+h.group)) {
+		free = append(free, must.Get(strconv.ParseInt(text, 10, 64))(h.t)/extent)
+	}
+	return inRows[class].Available(free, (h.reserves[class]<<20+extent-1)/extent) * extent
+}
+
 // fillClass makes volumes in a class until it has no free space, each as large as can be,
 // and checks at each that one unit more is refused.
 func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 	c := h.classNamed(class)
 	unit := c.GetAllocationUnitBytes()
 	said, first, sum := c.GetAvailableBytes(), c.GetMaximumVolumeSizeBytes(), int64(0)
+	if _, ok := inRows[class]; ok && first > 0 {
+		if want := h.inRow(class); said != want {
+			h.r.Fatalf("class %v: by LVM, %d bytes are available", c, want)
+		}
+	}
 	exact := class == "linear" || class == "thin" || class == "striped"
 	for {
 		available, most := c.GetAvailableBytes(), c.GetMaximumVolumeSizeBytes()

@@ -3,8 +3,11 @@
 package lvmd_test
 
 import (
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // Machines on which lvmd is killed.
@@ -59,54 +62,91 @@ func (s *scenario) liveMirrored(p *process) {
 	s.delete(p, "pvc-fs")
 }
 
+// The names of places at which lvmd comes past in any run, in the order of the operations.
+var (
+	creationPlaces  = []string{"create: intent written", "create: carved", "create: formatted", "create: ready"}
+	expansionPlaces = []string{"expand: admitted", "expand: extension made", "expand: extension zeroed", "expand: grown", "expand: extension removed"}
+	deletionPlaces  = []string{"delete: tombstone written", "delete: marked", "delete: wiped", "delete: removed"}
+	journalPlaces   = []string{"journal: before a commit", "journal: after a commit"}
+)
+
 func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
-	thickNode(t).killBetween(t, (*scenario).live, 3, 41)
+	thickNode(t).killBetween(t, (*scenario).live, 3, slices.Concat(slices.Repeat(creationPlaces, 3), slices.Repeat(journalPlaces, 4),
+		expansionPlaces, deletionPlaces, []string{"delete: chunk wiped", "clone: chunk copied", "clone: copied"}))
 }
 
 func TestKilledBetweenTwoEffectsOnRealThinVolumes(t *testing.T) {
-	poolNode(t).killBetween(t, (*scenario).liveThin, 3, 43)
+	poolNode(t).killBetween(t, (*scenario).liveThin, 3, slices.Concat(creationPlaces, slices.Repeat([]string{"clone: intent written"}, 3), slices.Repeat(journalPlaces, 4),
+		[]string{"expand: admitted", "snapshot: tombstone written", "delete: chunk unmapped"}, slices.Repeat(deletionPlaces[1:], 2)))
 }
 
 func TestKilledBetweenTwoEffectsOnRealRAIDVolumes(t *testing.T) {
-	mirrorNode(t).killBetween(t, (*scenario).liveMirrored, 2, 24)
+	mirrorNode(t).killBetween(t, (*scenario).liveMirrored, 2, slices.Concat(slices.Repeat(creationPlaces, 2), slices.Repeat(journalPlaces, 2),
+		expansionPlaces, deletionPlaces, []string{"delete: chunk wiped"}))
 }
 
-// killBetween has an lvmd die at one place of a life after the other: at a few of
-// the least that there are, or at all of them. How many there are depends on time: what
-// is written to the journal at once is one place.
-func (n *node) killBetween(t *testing.T, live func(*scenario, *process), few, least int) {
+// killBetween has an lvmd die at one place of a life after the other.
+func (n *node) killBetween(t *testing.T, live func(*scenario, *process), few int, places []string) {
 	t.Helper()
 	p := n.start()
 	all := p.available()
 	p.kill()
-	for number := range places(chance(t), few, least) {
+	n.eachPlace(t, few, places, func(_ int, p *process) string {
 		s := newScenario(n)
-		p := n.startCrashing(number)
 		live(s, p)
-		for i := 0; i < 50 && !p.dead(100*time.Millisecond) && len(n.leftovers()) > len(s.kept)+len(s.snapshots); i++ {
-		}
-		p.kill()
-		place := n.read("died")
-		t.Logf("place %d: %s", number, place)
+		place := s.end(p)
 		p = n.start()
 		s.check(p, all)
 		p.kill()
-		if t.Failed() {
-			t.Fatalf("died at place %d, %q", number, place)
+		return place
+	})
+}
+
+// eachPlace starts one lvmd after the other, of which each dies at another place: at a few of those
+// that are named, chosen by chance, or at all that there are. A name that is there for the second
+// time is of the second time that lvmd comes to the place. run returns the place at which lvmd
+// died, or nothing where it did not.
+func (n *node) eachPlace(t *testing.T, few int, named []string, run func(number int, p *process) (place string)) {
+	t.Helper()
+	missed := map[string]bool{}
+	for _, name := range named {
+		missed[name] = true
+	}
+	for number := range places(chance(t), few, len(named)) {
+		name, times := "", number
+		if !soaking {
+			name, times = named[number-1], 0
+			for _, other := range named[:number] {
+				if other == name {
+					times++
+				}
+			}
 		}
-		if noPlace(t, place, number, least) {
+		place := run(number, n.startCrashingAt(name, times))
+		t.Logf("place %d: %s", number, place)
+		delete(missed, place)
+		switch {
+		case t.Failed():
+			t.Fatalf("died at place %d, %q", number, place)
+		case place == "" && !soaking:
+			t.Fatalf("lvmd did not come to %q %d times", name, times)
+		case place == "":
+			if len(missed) > 0 {
+				t.Errorf("lvmd came past %d places to die at, and to none of %v", number-1, missed)
+			}
 			return
 		}
 	}
 }
 
-// noPlace reports whether an lvmd survived that was to die at the place of the number,
-// which was the name that it left: then there are no more places. It fails the test
-// when there were to be more.
-func noPlace(t *testing.T, place string, number, least int) bool {
-	t.Helper()
-	if place == "" && number <= least {
-		t.Errorf("lvmd came past %d places to die at, want at least %d", number-1, least)
-	}
-	return place == ""
+// end waits until lvmd has died, or has done everything where there may be no place left to die
+// at, and returns the place.
+func (s *scenario) end(p *process) (place string) {
+	s.n.t.Helper()
+	waittest.Until(s.n.t, "lvmd is dead", func() bool {
+		done := soaking && len(s.n.leftovers()) <= len(s.kept)+len(s.snapshots)
+		return p.dead(100*time.Millisecond) || done && !p.dead(time.Second)
+	})
+	p.kill()
+	return s.n.read("died")
 }

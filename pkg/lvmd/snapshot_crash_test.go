@@ -77,22 +77,24 @@ func (l *lineage) forget(name string) {
 
 var lineages = []struct {
 	name, config string
-	run          func(*lineage)
+	// places is how many places there are at least to die at.
+	places int
+	run    func(*lineage)
 }{
-	{"a snapshot is taken, restored larger and deleted before its volumes", thinClass("size: 80Mi, overprovisioning: 3, dataThreshold: 100%"), func(l *lineage) {
+	{"a snapshot is taken, restored larger and deleted before its volumes", thinClass("size: 80Mi, overprovisioning: 3, dataThreshold: 100%"), 40, func(l *lineage) {
 		l.begin(request("v", 4))
 		id := l.keep("s")
 		l.restore("r", id, 6)
 		l.forget("s")
 		l.forget("v")
 	}},
-	{"a volume is cloned twice, of which one clone is deleted", thinClass("size: 80Mi, overprovisioning: 3, dataThreshold: 100%"), func(l *lineage) {
+	{"a volume is cloned twice, of which one clone is deleted", thinClass("size: 80Mi, overprovisioning: 3, dataThreshold: 100%"), 32, func(l *lineage) {
 		l.begin(request("v", 4))
 		l.restore("a", l.source, 4)
 		l.restore("b", l.source, 5)
 		l.forget("a")
 	}},
-	{"a volume is copied", oneClass, func(l *lineage) {
+	{"a volume is copied", oneClass, 60, func(l *lineage) {
 		l.begin(request("v", 4))
 		l.restore("c", l.source, 5)
 		l.forget("v")
@@ -114,6 +116,9 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 					t.Fatalf("died at place %d, %q", at, point)
 				}
 				if survived {
+					if at-1 < s.places {
+						t.Errorf("lvmd died at %d places, want at least %d", at-1, s.places)
+					}
 					return
 				}
 			}
@@ -139,9 +144,7 @@ func runLineage(t *testing.T, config string, run func(*lineage), at, again int) 
 		daemon: d, ctx: ctx, volumes: map[string]*lvmdv1.Volume{}, snapshots: map[string]*lvmdv1.Snapshot{}, gone: map[string]bool{},
 	}
 	run(l)
-	for i := 0; i < 5000 && !d.gate.dead.Load() && !d.isIdle(); i++ {
-		time.Sleep(time.Millisecond)
-	}
+	waittest.Until(t, "lvmd is dead, or has nothing to do", func() bool { return d.gate.dead.Load() || d.isIdle() })
 	survived = !d.gate.dead.Load()
 	d.kill()
 	if again > 0 {

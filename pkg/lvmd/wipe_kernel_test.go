@@ -24,19 +24,16 @@ import (
 // wiping in every way there is before the next generation gets the space.
 func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 	n := newNode(t)
-	// Slow enough that a wipe can be met in its middle.
-	n.config = "- {name: local, default: true, volumeGroup: carve, wipe: zero, wipeRate: 16Mi}\n"
+	n.config = "- {name: local, default: true, volumeGroup: carve, wipe: zero}\n"
 	p := n.start()
 	all := p.available()
-	const size = 40 << 20
-	// killed ends lvmd while a wipe is under way.
-	killed := func() {
+	const size = 80 << 20 // a chunk and a quarter
+	// killed deletes a volume and kills lvmd when one chunk is wiped.
+	killed := func(v *lvmdv1.Volume) {
 		t.Helper()
-		time.Sleep(time.Second)
 		p.kill()
-		if len(n.leftovers()) == 0 {
-			t.Fatal("the wipe was over before lvmd was killed")
-		}
+		p = n.startCrashingAt(chunkWiped, 1)
+		n.diesDeleting(p, v)
 	}
 	for i, happens := range []struct {
 		what string
@@ -46,13 +43,11 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 			p.delete(v.GetId())
 		}},
 		{"killed in the middle", func(v *lvmdv1.Volume) {
-			p.delete(v.GetId())
-			killed()
+			killed(v)
 			p = n.start()
 		}},
 		{"killed in the middle and the journal lost", func(v *lvmdv1.Volume) {
-			p.delete(v.GetId())
-			killed()
+			killed(v)
 			must.Succeed(t, os.Remove(filepath.Join(n.dir, "state", "journal.db")))
 			p = n.start()
 			p.delete(v.GetId())
@@ -86,18 +81,12 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 // when the wipe is over.
 func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	n := newNode(t)
-	const place = "delete: chunk wiped"
-	p := n.startCrashingAt(place, 2)
+	p := n.startCrashingAt(chunkWiped, 2)
 	all := p.available()
 	const size = 160 << 20 // two and a half chunks
 	v := p.create(create("pvc", size, ""))
 	fill(t, v, 0xa1)
-	// It may be dead before it answers.
-	_, _ = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-	waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
-	if died := n.read("died"); died != place {
-		t.Fatalf("lvmd died at %q, want %q", died, place)
-	}
+	n.diesDeleting(p, v)
 	mark := bytes.Repeat([]byte{0x77}, 4096)
 	writeHead(t, v, mark)
 	p = n.start()
@@ -108,6 +97,19 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	}
 	writeHead(t, v, make([]byte, len(mark)))
 	Map(t, v)
+}
+
+const chunkWiped = "delete: chunk wiped"
+
+// diesDeleting deletes a volume, by which lvmd comes to the place to die at, chunkWiped.
+func (n *node) diesDeleting(p *process, v *lvmdv1.Volume) {
+	n.t.Helper()
+	// It may be dead before it answers.
+	_, _ = p.client.DeleteVolume(n.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
+	waittest.Until(n.t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+	if died := n.read("died"); died != chunkWiped {
+		n.t.Fatalf("lvmd died at %q, want %q", died, chunkWiped)
+	}
 }
 
 // writeHead writes to the beginning of a raw volume, durably.

@@ -72,7 +72,7 @@ func run(ctx context.Context, name string, arguments []string, progress io.Write
 		defer cancel()
 		err = errors.Join(err, netns.Remove(removing, name))
 	}()
-	c, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Namespace: namespace, Kube: binary, Progress: progress})
+	c, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Namespace: namespace, Kube: binary, FakeNodes: true, Progress: progress})
 	if err != nil {
 		return err
 	}

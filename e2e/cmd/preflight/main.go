@@ -12,9 +12,10 @@ import (
 
 func main() {
 	disks := flag.Int("disks", 0, "how many `GiB` are written to the disks of virtual machines at a time")
+	shared := flag.Int("shared", 0, "how many `GiB` of /dev/shm machines need where there is no KVM")
 	flag.Parse()
 	needs := preflight.Cluster(2)
-	needs.DisksMiB = *disks << 10
+	needs.DisksMiB, needs.SharedMiB = *disks<<10, *shared<<10
 	if err := preflight.Check(needs); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -86,6 +86,11 @@ func TestWhatIsSaidToFitFitsAndNoMore(t *testing.T) {
 			if most%l.Unit() != 0 || available%l.Unit() != 0 || available < most || available > max(0, sum(before)-reserve) {
 				t.Fatalf("%v of %v but %d: largest %d, available %d", l, before, reserve, most, available)
 			}
+			if !l.IsLinear() && most > 0 {
+				if want := (rowByRow(l, before, reserve) - l.bookkeeping()) * l.Unit(); available != want {
+					t.Fatalf("%v of %v but %d: %d available, want %d", l, before, reserve, available, want)
+				}
+			}
 			if reserve == 0 && l.Place(free, most+l.Unit()) != nil {
 				t.Fatalf("%v of %v: %d and more can be placed", l, before, most)
 			}
@@ -107,6 +112,23 @@ func TestWhatIsSaidToFitFitsAndNoMore(t *testing.T) {
 			}
 		}
 	})
+}
+
+// rowByRow counts the rows of one extent on each device that can be taken one after the other, on
+// the freest devices.
+func rowByRow(l Layout, free []int64, reserve int64) (rows int64) {
+	left, n := slices.Clone(free), l.Devices()
+	for ; len(left) >= n && sum(left)-int64(n) >= reserve; rows++ {
+		slices.Sort(left)
+		freest := left[len(left)-n:]
+		if freest[0] == 0 {
+			break
+		}
+		for i := range freest {
+			freest[i]--
+		}
+	}
+	return rows
 }
 
 func checkShares(t *rapid.T, l Layout, free []Free, shares []Share, size int64) {
