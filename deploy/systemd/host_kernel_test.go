@@ -108,6 +108,9 @@ func group(t *testing.T, name string, devices ...string) {
 
 func removeGroup(t *testing.T, name string, devices ...string) {
 	t.Helper()
+	if left := run(t, "lvs", "--noheadings", "--options=lv_name", name); strings.Contains(left, "cv") {
+		t.Errorf("left in group %s: %s", name, left)
+	}
 	run(t, "vgremove", "--yes", "--force", name)
 	run(t, "pvremove", slices.Concat([]string{"--yes"}, devices)...)
 	// LVM makes no group whose directory in /dev exists.

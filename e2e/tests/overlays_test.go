@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -157,6 +158,14 @@ func (s *scope) withoutOverlays() {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*waitTimeout)
 	defer cancel()
 	s.withoutAgents(ctx)
+	// The group goes with all that is in it, before the nodes are compared.
+	for _, node := range s.nodes {
+		left, err := s.LogicalVolumes(ctx, node)
+		left = slices.DeleteFunc(left, func(v carve.LogicalVolume) bool { return !strings.HasPrefix(v.Name, "cv") })
+		if err != nil || len(left) > 0 {
+			s.Errorf("left on %s: %+v, error %v", node, left, err)
+		}
+	}
 	s.everyNode(ctx, fmt.Sprintf(`set -ex
 		if vgs carve-kept; then
 			if vgs carve; then vgremove --force --yes carve; fi

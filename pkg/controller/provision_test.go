@@ -346,7 +346,8 @@ func TestANodeThatNeverConnectsIsNotAskedAndTheClaimWaitsForIt(t *testing.T) {
 	h.run()
 	h.claim("c", "n1", nil)
 	waittest.Until(h.t, "claim is reserved", func() bool { return h.c.core.ledger.Reservations() == 1 })
-	time.Sleep(100 * time.Millisecond)
+	h.node("n2", gib)
+	h.boundVolume("other", "n2")
 	if _, has := h.getClaim("c").Annotations[volume.AnnSelectedNode]; !has {
 		t.Fatal("the claim was rescheduled at once")
 	}
@@ -464,9 +465,11 @@ func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
 		c.Spec.StorageClassName = &mine
 		c.Spec.DataSourceRef = &v1.TypedObjectReference{APIGroup: &group, Kind: "Book", Name: "b"}
 	})
-	time.Sleep(200 * time.Millisecond)
-	if node.Creates() != 0 {
-		t.Errorf("%d volumes were made", node.Creates())
+	mine := "mine"
+	h.claim("mine", "n1", func(c *v1.PersistentVolumeClaim) { c.Spec.StorageClassName = &mine })
+	waittest.Until(h.t, "another one is bound", h.bound("mine"))
+	if node.Creates() != 1 {
+		t.Errorf("%d volumes were made, want one", node.Creates())
 	}
 }
 
@@ -507,10 +510,11 @@ func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
 	must.Succeed(t, h.client.CoreV1().PersistentVolumes().Delete(t.Context(), "pvc-uid-c", metav1.DeleteOptions{}))
 	waittest.Until(h.t, "deletion is seen", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-c"); return err != nil })
 	lose()
-	time.Sleep(100 * time.Millisecond)
+	h.boundVolume("before", "n1")
 	h.deleteClaim("c")
-	time.Sleep(200 * time.Millisecond)
-	if len(node.Volumes()) != 1 {
+	h.claim("after", "n1", nil)
+	waittest.Until(h.t, "a volume is made of another claim", func() bool { return h.pv("pvc-uid-after") != nil })
+	if node.Volumes()["pvc-uid-c"] == nil {
 		t.Error("data was deleted without a request")
 	}
 }

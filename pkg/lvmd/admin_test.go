@@ -26,7 +26,9 @@ func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(d.list()) == 0 })
 	d.checkModel()
 	scans := m.fake.Commands(lvmfake.OpScan)
-	time.Sleep(50 * time.Millisecond)
+	for range 10 {
+		d.groups.Refresh(t.Context(), d.groups.Named(testGroup))
+	}
 	if now := m.fake.Commands(lvmfake.OpScan); now != scans {
 		t.Errorf("%d scans while nothing happened", now-scans)
 	}

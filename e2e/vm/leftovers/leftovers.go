@@ -124,8 +124,8 @@ func readProcesses(text, script string) []string {
 }
 
 // leaving is how long Left waits for what is on its way out: a process that was killed is
-// there until the kernel has freed its memory.
-const leaving = 10 * time.Second
+// there until the kernel has freed its memory, which takes long on a busy host.
+const leaving = time.Minute
 
 // Left compares what there is in the machine with what there was before. Where they
 // differ it looks again for a while, and returns the differences that stay. Where before
