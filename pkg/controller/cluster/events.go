@@ -71,7 +71,7 @@ var EventReasons = []EventReason{
 	{ReasonSucceeded, v1.EventTypeNormal, "claim", "The PersistentVolume exists, for a claim that had another Event of the controller before. What is made quickly and at once has none.", ""},
 	{ReasonFailed, v1.EventTypeWarning, "claim", "The volume was not made. The message names the field or the node, and what is allowed or awaited.",
 		"[Read the message](../how-to/troubleshooting.md#provisioningfailed). A claim that met a full node is rescheduled by itself."},
-	{ReasonDeleteFailed, v1.EventTypeWarning, "PersistentVolume", "The node could not delete the volume yet.",
+	{ReasonDeleteFailed, v1.EventTypeWarning, "PersistentVolume", "The volume could not be deleted yet: the node refused, or a claim names the volume.",
 		"[See who uses it, or whether the node is there](../how-to/troubleshooting.md#persistentvolume-stays-released)."},
 	{ReasonNodeGone, v1.EventTypeNormal, "PersistentVolume", "A released volume was abandoned, because its node is lost.", ""},
 	{ReasonNodeLost, v1.EventTypeWarning, "claim, and the Pods that use it", "The node that holds the volume is lost, or has other disks. The message says whether the claim is kept or deleted. " +
