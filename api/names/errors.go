@@ -30,6 +30,7 @@ var ErrorReasons = []ErrorReason{
 	{ReasonLeaderSuperseded, "FailedPrecondition", "A controller asked that led before another one.", "nothing: the present leader asks again", false},
 	{ReasonOperationPending, "Aborted", "Another operation on the volume is running, or too many wait for the volume group.", "nothing: the call is repeated", false},
 	{ReasonDeviceMissing, "Unavailable", "The volume group or a disk of it is missing, or a disk fails.", "look at the disks of its volume group there (vgs, dmesg)", true},
-	{ReasonCommandTimedOut, "DeadlineExceeded", "LVM did not answer in time.", "LVM does not answer there; look at the node's disks (dmesg)", true},
+	{ReasonNotResponding, "Unavailable", "LVM does not answer for the volume group, and nothing was begun.", "LVM does not answer there; look at the node's disks (dmesg)", true},
+	{ReasonCommandTimedOut, "DeadlineExceeded", "LVM did not answer in time. What was begun may have had effect.", "LVM does not answer there; look at the node's disks (dmesg)", true},
 	{ReasonCommandFailed, "Internal", "LVM failed in another way.", "the log of lvmd there says more", true},
 }

@@ -38,6 +38,8 @@ func TestEveryRefusalOfANodeSaysWhereWhatAndWhatToDo(t *testing.T) {
 			[]string{"node n1: the reason", "the scheduler is asked for another node"}},
 		"a missing device": {codes.Unavailable, names.ReasonDeviceMissing,
 			[]string{"node n1: the reason", "look at the disks of its volume group", "the scheduler is asked for another node"}},
+		"a volume group that does not respond": {codes.Unavailable, names.ReasonNotResponding,
+			[]string{"node n1: the reason", "LVM does not answer there", "the scheduler is asked for another node"}},
 		"a command that fails again and again": {codes.Internal, names.ReasonCommandFailed,
 			[]string{"node n1: the reason", "the log of lvmd there", "the scheduler is asked for another node"}},
 		"a command that hangs": {codes.DeadlineExceeded, names.ReasonCommandTimedOut,
