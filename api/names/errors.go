@@ -23,7 +23,7 @@ var ErrorReasons = []ErrorReason{
 	{ReasonClassNotFound, "NotFound", "The node does not offer the device class.", "name a class that the node has (carve-lvmd classes), or add the class to its configuration", false},
 	{ReasonRequestDiffers, "AlreadyExists", "A volume or snapshot of the name exists, with other properties. The message names the difference.", "use another name, or delete what has this one", false},
 	{ReasonNoSpace, "ResourceExhausted", "There is not enough free space, of whatever kind: data, metadata, thin pool, reserve.", "free space, or extend the volume group; the controller tries another node", false},
-	{ReasonSizeOutOfRange, "OutOfRange", "`limit_bytes` leaves no possible size.", "allow a size that is a multiple of the class' unit", false},
+	{ReasonSizeOutOfRange, "OutOfRange", "`limit_bytes` leaves no possible size, or a volume is to become larger than all that its device class has on the node.", "allow a size that is a multiple of the class' unit; ask for less", false},
 	{ReasonVolumeInUse, "FailedPrecondition", "The volume is open or mounted.", "stop what uses it", false},
 	{ReasonNotThin, "FailedPrecondition", "Only thin volumes have snapshots, and a snapshot is restored in its own pool.", "use the StorageClass of the source", false},
 	{ReasonVolumeLeftAlone, "FailedPrecondition", "The volume's tags are those of a later version of Carve, or were changed by hand.", "install that version on the node again, or correct the tags (lvs -o +lv_tags)", false},

@@ -124,7 +124,7 @@ func TestAClaimThatCannotGrowSaysWhereWhatAndWhatToDo(t *testing.T) {
 	h.boundVolume("large", "n1")
 	h.boundVolume("away", "n2")
 	h.grow("large", "5Gi")
-	h.resizeEvent("large", "node n1: ", "add some to its volume group, or lower the request")
+	h.resizeEvent("large", "node n1: ", "to 5Gi", "lower the request again, or extend its volume group")
 	h.net.Detach("n2")
 	waittest.Until(h.t, "n2 is away", func() bool { v, _ := h.c.core.Fleet.View("n2"); return !v.Connected })
 	h.grow("away", "200Mi")

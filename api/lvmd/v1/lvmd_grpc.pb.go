@@ -22,7 +22,7 @@
 //   NOT_FOUND            CLASS_NOT_FOUND      no such device class on this node
 //   ALREADY_EXISTS       REQUEST_DIFFERS      same name, other request; the message names the difference
 //   RESOURCE_EXHAUSTED   NO_SPACE             not enough free space, of whatever kind
-//   OUT_OF_RANGE         SIZE_OUT_OF_RANGE    limit_bytes cannot be kept
+//   OUT_OF_RANGE         SIZE_OUT_OF_RANGE    limit_bytes cannot be kept, or no disk of the class could hold the size
 //   FAILED_PRECONDITION  VOLUME_IN_USE        the volume is open or mounted
 //   NOT_FOUND            SNAPSHOT_NOT_FOUND   no such snapshot
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
