@@ -42,6 +42,10 @@ const (
 	ReasonClassUnusable = "DeviceClassUnusable"
 	// ReasonClassUsable: that is over.
 	ReasonClassUsable = "DeviceClassUsable"
+	// ReasonLabelMissing: a node does not have the topology label.
+	ReasonLabelMissing = "TopologyLabelMissing"
+	// ReasonLabelRestored: that is over.
+	ReasonLabelRestored = "TopologyLabelRestored"
 	// ReasonOrphanFound: a node has volumes that no object names.
 	ReasonOrphanFound = "OrphanFound"
 	// ReasonOrphanRemoved: they were removed.
@@ -91,6 +95,9 @@ var EventReasons = []EventReason{
 	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, or does not answer.",
 		"[Make the volume group](../how-to/troubleshooting.md#a-node-has-no-capacity), or [look up the condition](conditions.md) that the message names."},
 	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
+	{ReasonLabelMissing, v1.EventTypeWarning, "node", "The Node object does not have the label `topology.carve.csi.local/node` with its name. No Pod with a volume is scheduled there.",
+		"[Set it, or restart the node's agent](../how-to/troubleshooting.md#a-node-has-no-topology-label)."},
+	{ReasonLabelRestored, v1.EventTypeNormal, "node", "The node has the label again.", ""},
 	{ReasonOrphanFound, v1.EventTypeWarning, "node", "The node holds volumes that no PersistentVolume and no claim names.", "[Keep, adopt or delete them](../how-to/existing-volumes.md)."},
 	{ReasonOrphanRemoved, v1.EventTypeNormal, "node", "Such volumes were removed (`--remove-orphans`).", ""},
 	{ReasonOrphanKept, v1.EventTypeWarning, "node", "Such volumes could not be removed: they are in use, or known after all, or the node failed.", "Read the message; the controller tries again once a minute."},
