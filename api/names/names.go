@@ -155,6 +155,7 @@ const (
 	ReasonLeaderSuperseded = "LEADER_SUPERSEDED"
 	ReasonOperationPending = "OPERATION_PENDING"
 	ReasonDeviceMissing    = "DEVICE_MISSING"
+	ReasonNotResponding    = "GROUP_NOT_RESPONDING"
 	ReasonCommandTimedOut  = "COMMAND_TIMED_OUT"
 	ReasonCommandFailed    = "COMMAND_FAILED"
 )

@@ -38,6 +38,8 @@ func TestEveryRefusalOfANodeSaysWhereWhatAndWhatToDo(t *testing.T) {
 			[]string{"node n1: the reason", "the scheduler is asked for another node"}},
 		"a missing device": {codes.Unavailable, names.ReasonDeviceMissing,
 			[]string{"node n1: the reason", "look at the disks of its volume group", "the scheduler is asked for another node"}},
+		"a volume group that does not respond": {codes.Unavailable, names.ReasonNotResponding,
+			[]string{"node n1: the reason", "LVM does not answer there", "the scheduler is asked for another node"}},
 		"a command that fails again and again": {codes.Internal, names.ReasonCommandFailed,
 			[]string{"node n1: the reason", "the log of lvmd there", "the scheduler is asked for another node"}},
 		"a command that hangs": {codes.DeadlineExceeded, names.ReasonCommandTimedOut,
@@ -122,7 +124,7 @@ func TestAClaimThatCannotGrowSaysWhereWhatAndWhatToDo(t *testing.T) {
 	h.boundVolume("large", "n1")
 	h.boundVolume("away", "n2")
 	h.grow("large", "5Gi")
-	h.resizeEvent("large", "node n1: ", "add some to its volume group, or lower the request")
+	h.resizeEvent("large", "node n1: ", "to 5Gi", "lower the request again, or extend its volume group")
 	h.net.Detach("n2")
 	waittest.Until(h.t, "n2 is away", func() bool { v, _ := h.c.core.Fleet.View("n2"); return !v.Connected })
 	h.grow("away", "200Mi")

@@ -14,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/csiservice"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/csisocket"
+	"github.com/carve-csi/carve/pkg/quantity"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -65,7 +66,7 @@ func (c *core) request(w csiservice.Desired) (*lvmdv1.CreateVolumeRequest, sched
 		return nil, "", err
 	}
 	if w.Bytes > spec.MaximumRequest {
-		return nil, "", &spec.InvalidError{Field: "capacity_range", Given: fmt.Sprint(w.Bytes), Allowed: fmt.Sprintf("at most %d bytes", int64(spec.MaximumRequest))}
+		return nil, "", &spec.InvalidError{Field: "capacity_range", Given: fmt.Sprint(w.Bytes), Allowed: "at most " + quantity.Bytes(spec.MaximumRequest)}
 	}
 	if w.IOLimits != nil {
 		params.IOLimits = *w.IOLimits

@@ -22,6 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 const (
@@ -59,6 +60,23 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 	return nil
 }
 
+// resizeError is a node's refusal to grow a volume, as the library is to see it. It goes on with
+// the size that it began with, whatever the claim asks for by then, unless the error is final for
+// it: by its codes, ResourceExhausted is not, and FailedPrecondition means that the volume is in
+// use. A node that has too little free space has begun nothing; what its disks could not hold in
+// any case is OutOfRange, which the library asks for less often.
+func resizeError(node string, err error) error {
+	code, message := status.Code(err), cluster.Refusal(node, err)
+	switch fleet.Reason(err) {
+	case names.ReasonNoSpace:
+		code = codes.Internal
+		message += "; free space on that node, add some to its volume group, or lower the request again"
+	case names.ReasonSizeOutOfRange:
+		message += "; lower the request again, or extend its volume group"
+	}
+	return status.Error(code, message)
+}
+
 // volumeResizer is what the library asks to grow one volume.
 type volumeResizer struct {
 	*core
@@ -87,7 +105,7 @@ func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) 
 		return size, false, status.Errorf(codes.FailedPrecondition, "PersistentVolume %s does not name its node by %s", pv.Name, names.TopologyNode)
 	}
 	if size.CmpInt64(spec.MaximumRequest) > 0 {
-		return size, false, status.Errorf(codes.OutOfRange, "spec.resources.requests.storage: %s is not allowed, allowed: at most %d bytes", size.String(), int64(spec.MaximumRequest))
+		return size, false, status.Errorf(codes.OutOfRange, "spec.resources.requests.storage: %s is not allowed, allowed: at most %s", size.String(), quantity.Bytes(spec.MaximumRequest))
 	}
 	ctx, cancel := context.WithTimeout(r.leading, resizeTimeout)
 	defer cancel()
@@ -96,11 +114,7 @@ func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) 
 		return size, false, status.Error(codes.Unavailable, cluster.Refusal(node, err))
 	}
 	if err != nil {
-		message := cluster.Refusal(node, err)
-		if fleet.Reason(err) == names.ReasonNoSpace {
-			message += "; free space on that node, add some to its volume group, or lower the request again"
-		}
-		return size, false, status.Error(status.Code(err), message)
+		return size, false, resizeError(node, err)
 	}
 	r.Log.Info("volume grown", "volume", pv.Name, "volume_id", vol.GetId(), "node", node, "bytes", vol.GetSizeBytes())
 	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock

@@ -53,6 +53,39 @@ func TestARawBlockVolumeHasGrownWhenTheNodeHasGrownIt(t *testing.T) {
 	waittest.Until(h.t, "claim has grown", func() bool { return h.getClaim("c").Status.Capacity.Storage().Value() == 200*mib })
 }
 
+func TestGrowthThatAskedForTooMuchCanBeTakenBack(t *testing.T) {
+	for name, test := range map[string]struct {
+		size   string
+		expect []string
+		status v1.ClaimResourceStatus
+	}{
+		"more than the disks of the node could ever hold": {"100Gi", []string{"OutOfRange", "to 100Gi", "has is 1Gi", "lower the request again"},
+			v1.PersistentVolumeClaimControllerResizeInfeasible},
+		"more than there is space for": {"500Mi", []string{"by 400Mi", "124Mi available", "lower the request again"},
+			v1.PersistentVolumeClaimControllerResizeInProgress},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			node := h.node("n1", gib)
+			h.class("carve", expandable)
+			h.run()
+			h.claim("other", "n1", func(c *v1.PersistentVolumeClaim) {
+				c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("800Mi")
+			})
+			waittest.Until(t, "the other claim is bound", h.bound("other"))
+			h.boundVolume("c", "n1")
+			h.grow("c", test.size)
+			h.resizeEvent("c", test.expect...)
+			waittest.Until(t, "the claim says so", func() bool {
+				return h.getClaim("c").Status.AllocatedResourceStatuses[v1.ResourceStorage] == test.status
+			})
+			h.grow("c", "200Mi")
+			waittest.Until(t, "the volume has what is asked for now", func() bool { return node.Volumes()["pvc-uid-c"].GetSizeBytes() == 200*mib })
+		})
+	}
+}
+
 func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsNotified(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
@@ -61,15 +94,7 @@ func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsNotified(t *testing.T) {
 	h.boundVolume("c", "n1")
 	h.boundVolume("other", "n1")
 	h.grow("c", "5Gi")
-	waittest.Until(h.t, "an Event says why", func() bool {
-		events := must.Get(h.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{}))(t)
-		for _, e := range events.Items {
-			if e.Reason == "VolumeResizeFailed" && e.InvolvedObject.Name == "c" && e.Type == v1.EventTypeWarning {
-				return true
-			}
-		}
-		return false
-	})
+	h.resizeEvent("c")
 	h.grow("other", "200Mi")
 	waittest.Until(h.t, "another one has grown", func() bool { return h.pv("pvc-uid-other").Spec.Capacity.Storage().Value() == 200*mib })
 	if node.Volumes()["pvc-uid-c"].GetSizeBytes() != 100*mib || h.pv("pvc-uid-c").Spec.Capacity.Storage().Value() != 100*mib {

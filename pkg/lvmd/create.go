@@ -73,7 +73,7 @@ func (s *creator) admit(ident spec.Identity, decide func(spec.Identity) (invento
 	case inventory.MakeFromSource:
 		s.begin(a.Volume, a.Creation, s.makeFromSource)
 	case inventory.Finish:
-		s.begin(a.Volume, a.Creation, s.finish)
+		s.begin(a.Volume, a.Creation, func(ctx context.Context, v *inventory.Volume) error { return apierror.Begun(s.finish(ctx, v)) })
 	case inventory.Nothing:
 	}
 	return a, nil
@@ -154,9 +154,10 @@ func (s *creator) undo(v *inventory.Volume) {
 	}
 }
 
-// ended undoes a volume whose making failed, unless it is a copy that the next run of
-// lvmd continues.
+// ended undoes a volume whose making failed after LVM made it, unless it is a copy that the next
+// run of lvmd continues.
 func (s *creator) ended(v *inventory.Volume, err error) error {
+	err = apierror.Begun(err)
 	if err == nil || s.work.Err() != nil && v.Record().Copied > 0 {
 		return err
 	}

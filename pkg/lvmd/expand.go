@@ -123,6 +123,7 @@ func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) err
 			s.crash("expand: extension zeroed")
 			err = s.giveExtension(ctx, g, e)
 		}
+		err = apierror.Begun(err)
 	}
 	if err != nil {
 		s.dropExtension(g, e)

@@ -64,8 +64,9 @@ func TestAnUnresponsiveLVMIsNotServingUntilItAnswers(t *testing.T) {
 		"volumes{class=local,state=deleting}": 2, "wipe_backlog_bytes{group=carve}": float64(2 * testExtent),
 	})
 	commands := m.fake.Commands(lvmfake.OpCreate)
+	// Nothing was begun of this one: its caller may go elsewhere at once.
 	_, err = d.client.CreateVolume(t.Context(), request("pvc-3", 1))
-	wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
+	wantCode(t, err, codes.Unavailable, names.ReasonNotResponding)
 	if m.fake.Commands(lvmfake.OpCreate) != commands {
 		t.Error("one more command was sent to an LVM that does not answer")
 	}
@@ -75,6 +76,34 @@ func TestAnUnresponsiveLVMIsNotServingUntilItAnswers(t *testing.T) {
 	wantSamples(t, d.Service, map[string]float64{
 		"lvm_responding{group=carve}": 1, "volumes{class=local,state=deleting}": 0, "wipe_backlog_bytes{group=carve}": 0,
 	})
+}
+
+// TestAnExpansionThatBeganIsInFlightWhenLVMStopsAnswering has LVM stop answering between the two
+// commands of one expansion: the second is refused without being run.
+func TestAnExpansionThatBeganIsInFlightWhenLVMStopsAnswering(t *testing.T) {
+	m := newMachine(t)
+	var unresponsive atomic.Bool
+	m.fake.Before = func(context.Context, lvmfake.Op, string) error {
+		if unresponsive.Load() {
+			return &lvm.CommandError{Command: "x", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
+		}
+		return nil
+	}
+	var d *daemon
+	d = m.start(t, probeNow, func(_ *daemon, o *Options) {
+		o.crashPoint = func(point string) {
+			if point == "expand: extension zeroed" {
+				unresponsive.Store(true)
+				_, err := d.client.CreateVolume(t.Context(), request("pvc-2", 1))
+				wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
+			}
+		}
+	})
+	v := d.create(request("pvc-1", 1))
+	_, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 8))
+	wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
+	unresponsive.Store(false)
+	waittest.Until(t, "it serves again", d.serving)
 }
 
 // probeNow has a group that does not respond probed without delay.

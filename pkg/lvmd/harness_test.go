@@ -256,6 +256,11 @@ func (d *daemon) available() int64 {
 	return d.state().GetClasses()[0].GetAvailableBytes() / testExtent
 }
 
+// refusesSize reports whether an error says that there is no space for an expansion, now or ever.
+func refusesSize(err error) bool {
+	return status.Code(err) == codes.ResourceExhausted || status.Code(err) == codes.OutOfRange
+}
+
 func wantCode(t *testing.T, err error, code codes.Code, reason string) {
 	t.Helper()
 	s := status.Convert(err)

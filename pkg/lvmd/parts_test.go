@@ -87,7 +87,7 @@ func TestAVolumeGrowsWithinItsOwnGroup(t *testing.T) {
 		t.Fatalf("volume %v", v)
 	}
 	_, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 65))
-	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)
 	if _, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 64)); err != nil {
 		t.Error(err)
 	}

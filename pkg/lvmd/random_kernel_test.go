@@ -174,7 +174,7 @@ func (h *randomMachine) step() {
 	switch {
 	case err == nil:
 		h.volumes[i].Volume = resp.GetVolume()
-	case status.Code(err) != codes.ResourceExhausted:
+	case status.Code(err) != codes.ResourceExhausted && status.Code(err) != codes.OutOfRange:
 		h.r.Fatalf("expanding %v to %d bytes: %v", v, bytes, err)
 	}
 }

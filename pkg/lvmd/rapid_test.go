@@ -136,7 +136,7 @@ func (h *history) expand(r *rapid.T) {
 		r.Skip("too small")
 	}
 	resp, err := h.daemon.client.ExpandVolume(h.t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: want})
-	if fits := want-v.GetSizeBytes() <= free*testExtent; fits != (err == nil) || err != nil && status.Code(err) != codes.ResourceExhausted {
+	if fits := want-v.GetSizeBytes() <= free*testExtent; fits != (err == nil) || err != nil && !refusesSize(err) {
 		r.Fatalf("from %d to %d with space for %d: %v", v.GetSizeBytes(), want, free*testExtent, err)
 	}
 	if err == nil {

@@ -52,7 +52,7 @@ func TestAVolumeOfAPodLeavesWhatClaimsHaveReserved(t *testing.T) {
 	d := newMachine(t).start(t)
 	d.reserve(reservation("pvc-1", "", 30), reservation("pvc-2", "local", 10), reservation("pvc-3", "no such class", 10))
 	if why := d.refused(ofPod(request("csi-1", 25))); !strings.Contains(why, "beside 2 volumes that claims have reserved space for") ||
-		!strings.Contains(why, "100663296 available") {
+		!strings.Contains(why, "96Mi available") {
 		t.Errorf("refused with %q", why)
 	}
 	d.create(ofPod(request("csi-1", 24)))

@@ -20,6 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/quantity"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -458,8 +459,17 @@ func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheFreeSpace(t *testing.T) {
 	if m.fake.Commands(lvmfake.OpExtend) != commands {
 		t.Error("a command was run for nothing")
 	}
+	// The group could never hold this, and could hold that if the other volume were not there.
 	_, err = expand(testTotal+1, 0)
+	wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)
+	if size := quantity.Bytes(testTotal * testExtent); !strings.HasSuffix(status.Convert(err).Message(), size) {
+		t.Errorf("%v, want how much the class has, %s", err, size)
+	}
+	other := d.create(request("pvc-other", 1))
+	_, err = expand(testTotal, 0)
 	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+	d.delete(other.GetId())
+	waittest.Until(t, "the other volume's space is free", func() bool { return d.available() == testTotal-5 })
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{
 		Id: v.GetId(), RequiredBytes: 6*testExtent + 1, LimitBytes: 6*testExtent + 2})
 	wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)

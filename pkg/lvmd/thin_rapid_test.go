@@ -104,7 +104,7 @@ func (h *thinHistory) finished(r *rapid.T) int64 {
 
 // outcome holds an operation's against what was to be expected.
 func (h *thinHistory) outcome(r *rapid.T, fits bool, err error) bool {
-	if fits != (err == nil) || err != nil && status.Code(err) != codes.ResourceExhausted {
+	if fits != (err == nil) || err != nil && !refusesSize(err) {
 		r.Fatalf("it fits: %v; error %v", fits, err)
 	}
 	return err == nil

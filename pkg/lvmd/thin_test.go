@@ -115,7 +115,7 @@ func TestThinVolumesCostOneCommandAndNoWipe(t *testing.T) {
 	d.delete(b.GetId())
 	waittest.Until(t, "the space is back", func() bool { return d.available() == 12 })
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 21 * testExtent})
-	wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
+	wantCode(t, err, codes.OutOfRange, "SIZE_OUT_OF_RANGE")
 	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: a.GetId(), RequiredBytes: 20 * testExtent}))(t)
 	if got := d.available(); got != 0 {
 		t.Errorf("%d extents are left", got)

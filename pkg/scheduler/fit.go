@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"math/bits"
+
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // Demand is one volume that a Pod still needs.
@@ -32,8 +34,8 @@ type ShortError struct {
 }
 
 func (e *ShortError) Error() string {
-	return fmt.Sprintf("node %s has too little free space for all of the Pod's volumes: device class %q has %d bytes left for one of %d, beside the others and what is reserved",
-		e.Node, e.Class, e.Left, e.Bytes)
+	return fmt.Sprintf("node %s has too little free space for all of the Pod's volumes: device class %q has %s left for one of %s, beside the others and what is reserved",
+		e.Node, e.Class, quantity.Bytes(e.Left), quantity.Bytes(e.Bytes))
 }
 
 // HeldError says that nothing new is to be placed in a device class of a node.

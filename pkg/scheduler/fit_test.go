@@ -36,13 +36,13 @@ func TestFit(t *testing.T) {
 		"sizes are rounded up before they are added": {
 			demands: []Demand{demand("a", "c", 48*mib+1), demand("b", "c", 52*mib)}, short: `"c" has`},
 		"a large volume after a mirrored one, with what the mirrors take": {
-			demands: []Demand{demand("a", "mirrored", 300*mib), demand("b", "plain", 600*mib)}, short: `"mirrored" has 205520896 bytes left for one of 314572800`},
+			demands: []Demand{demand("a", "mirrored", 300*mib), demand("b", "plain", 600*mib)}, short: `"mirrored" has 196Mi left for one of 300Mi`},
 		"a mirrored volume after a large one": {
 			demands: []Demand{demand("a", "plain", 600*mib), demand("b", "mirrored", 300*mib)}, short: `"mirrored" has`},
 		"a mirrored volume and all that it leaves": {
 			demands: []Demand{demand("a", "plain", 392*mib), demand("b", "mirrored", 300*mib)}},
 		"two mirrored volumes, each with its bookkeeping": {
-			demands: []Demand{demand("a", "mirrored", 248*mib), demand("b", "mirrored", 248*mib)}, short: `"mirrored" has 255852544 bytes left for one of 260046848`},
+			demands: []Demand{demand("a", "mirrored", 248*mib), demand("b", "mirrored", 248*mib)}, short: `"mirrored" has 244Mi left for one of 248Mi`},
 		"two mirrored volumes that fill the group": {
 			demands: []Demand{demand("a", "mirrored", 248*mib), demand("b", "mirrored", 244*mib)}},
 		"what others have reserved for mirrors counts once": {

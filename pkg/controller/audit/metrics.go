@@ -7,6 +7,8 @@ type Metrics struct {
 	Audited *prometheus.GaugeVec
 	Missing *prometheus.GaugeVec
 	Orphans *prometheus.CounterVec
+	// Unlabelled counts nodes without the topology label.
+	Unlabelled prometheus.Gauge
 }
 
 // NewMetrics registers them.
@@ -19,7 +21,9 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 			Help: "PersistentVolumes whose connected node does not have the volume, by cause: removed, no_group (the volume group is missing), replaced (other disks), moved (it is on another node), unknown."}, []string{"cause"}),
 		Orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
 			Help: "Attempts to remove orphans (--remove-orphans), by result: removed, in_use (open on the node), known (the API server names it after all), unconfirmed (the API server could not be asked), failed (the node could not)."}, []string{"result"}),
+		Unlabelled: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "nodes_without_label",
+			Help: "Connected nodes whose Node object does not have the label topology.carve.csi.local/node with its name. No Pod with a volume is scheduled there."}),
 	}
-	registerer.MustRegister(m.Audited, m.Missing, m.Orphans)
+	registerer.MustRegister(m.Audited, m.Missing, m.Orphans, m.Unlabelled)
 	return m
 }

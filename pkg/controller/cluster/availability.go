@@ -301,7 +301,7 @@ func (a *Availability) Count(cause string) float64 {
 // is definite needs no repetition: LVM cannot change the group.
 func NodeFault(err error) (fault, definite bool) {
 	switch fleet.Reason(err) {
-	case names.ReasonDeviceMissing:
+	case names.ReasonDeviceMissing, names.ReasonNotResponding:
 		return true, true
 	case names.ReasonCommandFailed, names.ReasonCommandTimedOut:
 		return true, false

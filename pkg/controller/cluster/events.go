@@ -42,6 +42,10 @@ const (
 	ReasonClassUnusable = "DeviceClassUnusable"
 	// ReasonClassUsable: that is over.
 	ReasonClassUsable = "DeviceClassUsable"
+	// ReasonLabelMissing: a node does not have the topology label.
+	ReasonLabelMissing = "TopologyLabelMissing"
+	// ReasonLabelRestored: that is over.
+	ReasonLabelRestored = "TopologyLabelRestored"
 	// ReasonOrphanFound: a node has volumes that no object names.
 	ReasonOrphanFound = "OrphanFound"
 	// ReasonOrphanRemoved: they were removed.
@@ -71,7 +75,7 @@ var EventReasons = []EventReason{
 	{ReasonSucceeded, v1.EventTypeNormal, "claim", "The PersistentVolume exists, for a claim that had another Event of the controller before. What is made quickly and at once has none.", ""},
 	{ReasonFailed, v1.EventTypeWarning, "claim", "The volume was not made. The message names the field or the node, and what is allowed or awaited.",
 		"[Read the message](../how-to/troubleshooting.md#provisioningfailed). A claim that met a full node is rescheduled by itself."},
-	{ReasonDeleteFailed, v1.EventTypeWarning, "PersistentVolume", "The node could not delete the volume yet.",
+	{ReasonDeleteFailed, v1.EventTypeWarning, "PersistentVolume", "The volume could not be deleted yet: the node refused, or a claim names the volume.",
 		"[See who uses it, or whether the node is there](../how-to/troubleshooting.md#persistentvolume-stays-released)."},
 	{ReasonNodeGone, v1.EventTypeNormal, "PersistentVolume", "A released volume was abandoned, because its node is lost.", ""},
 	{ReasonNodeLost, v1.EventTypeWarning, "claim, and the Pods that use it", "The node that holds the volume is lost, or has other disks. The message says whether the claim is kept or deleted. " +
@@ -91,6 +95,9 @@ var EventReasons = []EventReason{
 	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, or does not answer.",
 		"[Make the volume group](../how-to/troubleshooting.md#a-node-has-no-capacity), or [look up the condition](conditions.md) that the message names."},
 	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
+	{ReasonLabelMissing, v1.EventTypeWarning, "node", "The Node object does not have the label `topology.carve.csi.local/node` with its name. No Pod with a volume is scheduled there.",
+		"[Set it, or restart the node's agent](../how-to/troubleshooting.md#a-node-has-no-topology-label)."},
+	{ReasonLabelRestored, v1.EventTypeNormal, "node", "The node has the label again.", ""},
 	{ReasonOrphanFound, v1.EventTypeWarning, "node", "The node holds volumes that no PersistentVolume and no claim names.", "[Keep, adopt or delete them](../how-to/existing-volumes.md)."},
 	{ReasonOrphanRemoved, v1.EventTypeNormal, "node", "Such volumes were removed (`--remove-orphans`).", ""},
 	{ReasonOrphanKept, v1.EventTypeWarning, "node", "Such volumes could not be removed: they are in use, or known after all, or the node failed.", "Read the message; the controller tries again once a minute."},

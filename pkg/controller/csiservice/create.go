@@ -14,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -64,8 +65,8 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	if len(nodes) == 1 {
 		return nil, refused
 	}
-	return nil, fail(codes.ResourceExhausted, "no node that is connected and allowed has %d bytes free in device class %q: %v",
-		desired.Bytes, ask.GetDeviceClass(), orNothing(refused))
+	return nil, fail(codes.ResourceExhausted, "no node that is connected and allowed has %s free in device class %q: %v",
+		quantity.Bytes(desired.Bytes), ask.GetDeviceClass(), orNothing(refused))
 }
 
 func orNothing(err error) error {

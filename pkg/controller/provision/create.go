@@ -157,7 +157,7 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 		p.warn(a, claim, cluster.Refusal(node, cause)+sourceAdvice[reason]+"; asking it again")
 		return 0, cause // the volume can be nowhere else
 	}
-	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing}, reason)
+	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding}, reason)
 	if reason == names.ReasonCommandFailed {
 		a.failures.internal++
 		elsewhere = a.failures.internal >= cluster.FailuresToHold

@@ -158,6 +158,9 @@ func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, e
 	if pv, again, err = d.markReleased(ctx, pv); again > 0 || err != nil {
 		return again, err
 	}
+	if isUnbound(pv) {
+		return 0, d.withdraw(ctx, pv) // the volume's next event says that it is released
+	}
 	if !shouldDelete(pv) {
 		return 0, nil
 	}
@@ -240,12 +243,16 @@ func (d *Deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (no
 	return released, 0, nil
 }
 
-// shouldDelete is the upstream provisioner's rule.
+// shouldDelete is the upstream provisioner's rule, and more than that for a PersistentVolume that
+// is being deleted: in the phase Failed, which the PV controller sets where it knows no
+// provisioner, nothing else would end it.
 func shouldDelete(pv *v1.PersistentVolume) bool {
-	if pv.DeletionTimestamp != nil && !slices.Contains(pv.Finalizers, cluster.Finalizer) {
+	deleted := pv.DeletionTimestamp != nil
+	if deleted && !slices.Contains(pv.Finalizers, cluster.Finalizer) {
 		return false // it was done already
 	}
-	return pv.Status.Phase == v1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete
+	return pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete &&
+		(pv.Status.Phase == v1.VolumeReleased || deleted && pv.Status.Phase == v1.VolumeFailed)
 }
 
 // keepFinalizer adds the finalizer to bound volumes whose policy is Delete, and

@@ -14,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/iolimit"
+	"github.com/carve-csi/carve/pkg/quantity"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -142,7 +143,7 @@ func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	size := claim.Spec.Resources.Requests[v1.ResourceStorage]
 	if size.Sign() <= 0 || size.CmpInt64(MaximumRequest) > 0 {
 		return out, &InvalidError{Field: "spec.resources.requests.storage", Given: size.String(),
-			Allowed: fmt.Sprintf("1 to %d bytes", int64(MaximumRequest))}
+			Allowed: "1 to " + quantity.Bytes(MaximumRequest)}
 	}
 	out.Bytes = size.Value()
 	if out.Mode == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {

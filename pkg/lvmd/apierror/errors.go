@@ -145,9 +145,20 @@ func DeviceMissing(format string, args ...any) error {
 	return &Error{code: codes.Unavailable, reason: names.ReasonDeviceMissing, message: fmt.Sprintf(format, args...)}
 }
 
-// CommandTimedOut is DEADLINE_EXCEEDED for a volume group for which LVM does not answer.
-func CommandTimedOut(format string, args ...any) error {
-	return &Error{code: codes.DeadlineExceeded, reason: names.ReasonCommandTimedOut, message: fmt.Sprintf(format, args...)}
+// NotResponding is UNAVAILABLE for a volume group for which LVM does not answer. Nothing was
+// begun: callers may ask another node at once.
+func NotResponding(format string, args ...any) error {
+	return &Error{code: codes.Unavailable, reason: names.ReasonNotResponding, message: fmt.Sprintf(format, args...)}
+}
+
+// Begun is for errors of an operation that had effects already. One that says that nothing was
+// begun becomes that of a command that timed out, whose outcome is unknown.
+func Begun(err error) error {
+	e, ok := errors.AsType[*Error](err)
+	if !ok || e.reason != names.ReasonNotResponding {
+		return err
+	}
+	return &Error{code: codes.DeadlineExceeded, reason: names.ReasonCommandTimedOut, message: e.message, cause: e.cause}
 }
 
 // LeaderSuperseded is FAILED_PRECONDITION for a change that an earlier leader than the newest asks for.

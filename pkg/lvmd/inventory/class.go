@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // class is a device class and what was last reported of it.
@@ -147,12 +148,12 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 	}
 	f.segments, f.text = l.Segments(segments), l.Text(ident.Tags(), segments)
 	if !g.hasText(f.text) {
-		return f, 4, apierror.NoSpace("device class %q: the metadata of volume group %q has no space for more volumes: it takes %d of at most %d bytes",
-			c.Name, g.name, g.metadata.Size, g.metadata.Limit)
+		return f, 4, apierror.NoSpace("device class %q: the metadata of volume group %q has no space for more volumes: it takes %s of at most %s",
+			c.Name, g.name, quantity.Bytes(g.metadata.Size), quantity.Bytes(g.metadata.Limit))
 	}
 	if free := c.free(); f.extents > free {
-		return f, 5, apierror.NoSpace("device class %q: %d bytes asked for, %d available%s",
-			c.Name, f.extents*g.info.ExtentSize, c.largest(), c.several())
+		return f, 5, apierror.NoSpace("device class %q: %s asked for, %s available%s",
+			c.Name, quantity.Bytes(f.extents*g.info.ExtentSize), quantity.Bytes(c.largest()), c.several())
 	}
 	return f, 0, nil
 }
@@ -289,8 +290,8 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 		add(conditions.VolumesLeftAlone, "%d volumes of volume group %q have tags of Carve and are left alone: %s", len(g.leftAlone), g.name, g.examplesLeftAlone())
 	}
 	if c.pool == nil && g.textFull() || c.pool != nil && !g.hasThinText() {
-		add(conditions.MetadataFull, "the metadata of volume group %q takes %d of at most %d bytes: there is no space for more volumes",
-			g.name, g.metadata.Size, g.metadata.Limit)
+		add(conditions.MetadataFull, "the metadata of volume group %q takes %s of at most %s: there is no space for more volumes",
+			g.name, quantity.Bytes(g.metadata.Size), quantity.Bytes(g.metadata.Limit))
 	}
 	if !g.mayHaveMore() {
 		add(conditions.TooManyVolumes, "volume group %q has all of the %d logical volumes that it may have (vgchange --logicalvolume)", g.name, g.info.MostVolumes)

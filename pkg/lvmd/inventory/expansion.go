@@ -8,6 +8,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // Expansion is the growth of one volume. Its exported methods need no lock: what they return
@@ -103,7 +104,7 @@ func (m *Inventory) AdmitExpansion(id string, required, limit int64) (*Expansion
 	case running != nil && extents == running.extents:
 		return running, nil
 	case running != nil:
-		return nil, apierror.OperationPending("volume %s is being expanded to %d bytes", v.rec.ID, running.extents*g.info.ExtentSize)
+		return nil, apierror.OperationPending("volume %s is being expanded to %s", v.rec.ID, quantity.Bytes(running.extents*g.info.ExtentSize))
 	}
 	e := &Expansion{volume: v, extents: extents, more: extents - v.extents, done: make(chan struct{})}
 	e.zeroing = v.pool == nil && m.mustBeZeroed(v.rec.Ident)
@@ -139,8 +140,13 @@ func (m *model) checkExpansion(e *Expansion) error {
 	if g.placed && v.pool == nil {
 		free = v.largestGrowth(reserve)
 	}
-	if more > free {
-		return apierror.NoSpace("expanding volume %s by %d bytes: %d available", v.rec.ID, more*g.info.ExtentSize, free*g.info.ExtentSize)
+	switch wanted, most := e.extents*g.info.ExtentSize, v.mostExtents(reserve)*g.info.ExtentSize; {
+	case wanted > most:
+		return apierror.SizeOutOfRange("expanding volume %s to %s: all that its device class has in volume group %q is %s",
+			v.rec.ID, quantity.Bytes(wanted), g.name, quantity.Bytes(most))
+	case more > free:
+		return apierror.NoSpace("expanding volume %s to %s, by %s: %s available",
+			v.rec.ID, quantity.Bytes(wanted), quantity.Bytes(more*g.info.ExtentSize), quantity.Bytes(free*g.info.ExtentSize))
 	}
 	segments := max(1, min(more, g.fragments))
 	text := layout.VolumeText(nil, v.layout.Segments(segments))
@@ -151,10 +157,19 @@ func (m *model) checkExpansion(e *Expansion) error {
 		text += layout.VolumeText(extensionTags(e.extension), segments)
 	}
 	if !g.hasText(text) {
-		return apierror.NoSpace("expanding volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
-			v.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
+		return apierror.NoSpace("expanding volume %s: the metadata of volume group %q is full: it takes %s of at most %s",
+			v.rec.ID, g.name, quantity.Bytes(g.metadata.Size), quantity.Bytes(g.metadata.Limit))
 	}
 	return nil
+}
+
+// mostExtents is how many extents a volume can have at most where nothing else is on the disks of
+// its class, besides a reserve of so many.
+func (v *Volume) mostExtents(reserve int64) int64 {
+	if v.pool != nil {
+		return max(v.pool.limit(), v.extents)
+	}
+	return max(v.group.info.Extents-reserve, v.extents)
 }
 
 // Begin has an expansion that is zeroing cancelled by cancel. It returns false when it
@@ -215,8 +230,8 @@ func (e *Expansion) ChooseExtents(p ondisk.Placement, segments []lvm.Segment) (o
 	}
 	on = v.layout.PlaceGrowthExactly(free, g.info.PathsOf(v.on), e.more, g.endsOf(segments))
 	if on == nil {
-		return nil, false, apierror.NoSpace("expanding volume %s by %d bytes: the free extents of volume group %q do not allow it",
-			v.rec.ID, e.more*g.info.ExtentSize, g.name)
+		return nil, false, apierror.NoSpace("expanding volume %s by %s: the free extents of volume group %q do not allow it",
+			v.rec.ID, quantity.Bytes(e.more*g.info.ExtentSize), g.name)
 	}
 	return on, g.zeroes.Holds(lvm.Segment{Areas: g.areasOf(on)}), nil
 }

@@ -132,7 +132,7 @@ func (g *Group) responding() error {
 	if g.unresponsive.IsZero() {
 		return nil
 	}
-	return apierror.CommandTimedOut("LVM has not answered for volume group %q since %s", g.name, g.unresponsive.UTC().Format(time.RFC3339))
+	return apierror.NotResponding("LVM has not answered for volume group %q since %s", g.name, g.unresponsive.UTC().Format(time.RFC3339))
 }
 
 // Group is the group of a name, or nil. The configured groups never change.
@@ -142,8 +142,8 @@ func (m *Inventory) Group(name string) *Group {
 	return m.groups[name]
 }
 
-// Responding is an error, with the code of a command that timed out, while LVM does not answer
-// for a group; nil stands for all groups.
+// Responding is an error, apierror.NotResponding, while LVM does not answer for a group; nil stands
+// for all groups.
 func (m *Inventory) Responding(g *Group) error {
 	m.lock()
 	defer m.unlock()

@@ -7,6 +7,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // Snapshots are volumes whose identity says so: they have intents, tags, tombstones and removal
@@ -75,11 +76,11 @@ func (v *Volume) snapshotFits(text int64) error {
 	case !g.mayHaveMore():
 		return g.errTooMany("a snapshot of volume " + v.rec.ID)
 	case !g.hasText(text):
-		return apierror.NoSpace("a snapshot of volume %s: the metadata of volume group %q is full: it takes %d of at most %d bytes",
-			v.rec.ID, g.name, g.metadata.Size, g.metadata.Limit)
+		return apierror.NoSpace("a snapshot of volume %s: the metadata of volume group %q is full: it takes %s of at most %s",
+			v.rec.ID, g.name, quantity.Bytes(g.metadata.Size), quantity.Bytes(g.metadata.Limit))
 	case v.extents > p.free():
-		return apierror.NoSpace("a snapshot of volume %s counts with its size, %d bytes; %d are available in thin pool %q (thin.overprovisioning)",
-			v.rec.ID, v.bytes(), p.free()*g.info.ExtentSize, p.name)
+		return apierror.NoSpace("a snapshot of volume %s counts with its size, %s; %s are available in thin pool %q (thin.overprovisioning)",
+			v.rec.ID, quantity.Bytes(v.bytes()), quantity.Bytes(p.free()*g.info.ExtentSize), p.name)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // source is what a volume or snapshot is being made of.
@@ -279,7 +280,7 @@ func (s *Source) Enlargement() (extents int64, err error) {
 	case more <= 0:
 		return 0, nil
 	case p.freeBeside(p.virtual+p.creating+p.expanding-more) < more:
-		return 0, apierror.NoSpace("enlarging the volume by %d bytes: thin pool %q has no space left", more*v.group.info.ExtentSize, p.name)
+		return 0, apierror.NoSpace("enlarging the volume by %s: thin pool %q has no space left", quantity.Bytes(more*v.group.info.ExtentSize), p.name)
 	}
 	return v.extents, nil
 }

@@ -27,6 +27,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // Hooks let a test interfere. Each may be nil. All but Device are called without locks.
@@ -279,8 +280,12 @@ func (s *Server) ExpandVolume(_ context.Context, r *lvmdv1.ExpandVolumeRequest) 
 		if more <= 0 {
 			return nil
 		}
-		if free := s.disks.free(s.disks.classes[v.GetDeviceClass()]); more > free {
-			return apierror.NoSpace("volume %s: %d bytes more asked for, %d available", v.GetId(), more, free)
+		class := s.disks.classes[v.GetDeviceClass()]
+		if wanted := v.GetSizeBytes() + more; wanted > class.Bytes {
+			return apierror.SizeOutOfRange("expanding volume %s to %s: all that its device class has is %s", v.GetId(), quantity.Bytes(wanted), quantity.Bytes(class.Bytes))
+		}
+		if free := s.disks.free(class); more > free {
+			return apierror.NoSpace("expanding volume %s by %s: %s available", v.GetId(), quantity.Bytes(more), quantity.Bytes(free))
 		}
 		v.SizeBytes += more
 		s.device(v)

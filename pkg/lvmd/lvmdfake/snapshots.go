@@ -13,6 +13,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // Snapshots returns the snapshots there are, by name.
@@ -48,7 +49,7 @@ func (s *Server) CreateSnapshot(_ context.Context, r *lvmdv1.CreateSnapshotReque
 	case class == nil || !class.Thin:
 		return nil, apierror.NotThin("only thin volumes have snapshots")
 	case v.GetSizeBytes() > s.disks.free(class):
-		return nil, apierror.NoSpace("no space for a snapshot of %d bytes", v.GetSizeBytes())
+		return nil, apierror.NoSpace("no space for a snapshot of %s", quantity.Bytes(v.GetSizeBytes()))
 	}
 	snapshot := &lvmdv1.Snapshot{
 		Id: "cs" + newID(), Name: r.GetName(), SourceVolumeId: v.GetId(), DeviceClass: v.GetDeviceClass(), SizeBytes: v.GetSizeBytes(),

@@ -8,6 +8,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // maxOwnerLength bounds each of an owner's strings: Kubernetes names have up
@@ -82,7 +83,7 @@ func (i Identity) Extents(extentSize int64) (int64, error) {
 func (i Identity) ExtentsWithin(want, limit, extentSize int64) (int64, error) {
 	n, ok := layout.ExtentsFor(min(want, math.MaxInt64-i.HeaderBytes())+i.HeaderBytes(), extentSize)
 	if !ok {
-		return 0, apierror.NoSpace("%d bytes are more than any volume group has", want)
+		return 0, apierror.NoSpace("%s are more than any volume group has", quantity.Bytes(want))
 	}
 	if got := n*extentSize - i.HeaderBytes(); limit > 0 && got > limit {
 		return 0, apierror.SizeOutOfRange("the smallest volume that holds %d bytes has %d bytes (extents have %d), more than limit_bytes, %d",

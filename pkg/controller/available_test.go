@@ -1,0 +1,150 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// changeVolume writes a PersistentVolume as an administrator, or the PV controller, does.
+func (h *harness) changeVolume(name string, change func(*v1.PersistentVolume)) {
+	h.t.Helper()
+	pv := h.pv(name).DeepCopy()
+	change(pv)
+	must.Get(h.client.CoreV1().PersistentVolumes().Update(h.t.Context(), pv, metav1.UpdateOptions{}))(h.t)
+}
+
+// availableAndDeleted is a volume that an administrator made available again, and then deleted.
+// The finalizer keeps it.
+func availableAndDeleted(pv *v1.PersistentVolume) {
+	now := metav1.Now()
+	pv.Spec.ClaimRef, pv.Status.Phase, pv.DeletionTimestamp = nil, v1.VolumeAvailable, &now
+}
+
+// unbindable waits until no claim can be bound to a volume: it is for a claim with a UID that
+// no claim has.
+func (h *harness) unbindable(name string) {
+	h.t.Helper()
+	waittest.Until(h.t, "no claim can be bound to the volume", func() bool {
+		pv := h.pv(name)
+		return pv != nil && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == pv.UID
+	})
+}
+
+// heldVolume makes a volume on a node that does not delete it until free is called, and deletes
+// its claim.
+func (h *harness) heldVolume(node *lvmdfake.Server) (free func()) {
+	h.t.Helper()
+	var held atomic.Bool
+	held.Store(true)
+	node.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+		if held.Load() {
+			return lvmdfake.Error(codes.Internal, names.ReasonCommandFailed, "not now")
+		}
+		return nil
+	}})
+	h.boundVolume("c", "n1")
+	h.changeVolume("pvc-uid-c", func(pv *v1.PersistentVolume) { pv.UID = "uid-of-the-volume" })
+	h.deleteClaim("c")
+	h.event("Warning VolumeFailedDelete", "not now")
+	return func() { held.Store(false) }
+}
+
+func TestAVolumeThatWasMadeAvailableAndIsDeletedEnds(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	free := h.heldVolume(node)
+	h.changeVolume("pvc-uid-c", availableAndDeleted)
+	h.unbindable("pvc-uid-c")
+	h.released("pvc-uid-c")
+	free()
+	waittest.Until(t, "volume and PersistentVolume are gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+}
+
+func TestAVolumeThatIsReservedForAClaimAndDeletedEnds(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	free := h.heldVolume(node)
+	h.changeVolume("pvc-uid-c", func(pv *v1.PersistentVolume) {
+		availableAndDeleted(pv)
+		pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: "team", Name: "next"}
+	})
+	h.unbindable("pvc-uid-c")
+	if ref := h.pv("pvc-uid-c").Spec.ClaimRef; ref.Namespace != "team" || ref.Name != "next" {
+		t.Errorf("the volume is for claim %s/%s now", ref.Namespace, ref.Name)
+	}
+	h.released("pvc-uid-c")
+	free()
+	waittest.Until(t, "volume and PersistentVolume are gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+}
+
+// The PV controller binds a claim that names an available volume to it, also one that is being
+// deleted.
+func TestAnAvailableVolumeThatAClaimNamesIsKeptWithAnEvent(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	free := h.heldVolume(node)
+	h.claim("next", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-uid-c" })
+	waittest.Until(t, "the claim is seen", func() bool { return h.c.core.Claim("uid-next") != nil })
+	h.changeVolume("pvc-uid-c", availableAndDeleted)
+	h.event("Warning VolumeFailedDelete", "claim default/next names", "delete the claim")
+	if len(node.Volumes()) != 1 || h.pv("pvc-uid-c").Spec.ClaimRef != nil {
+		t.Fatalf("the node has %d volumes, the volume is for %v", len(node.Volumes()), h.pv("pvc-uid-c").Spec.ClaimRef)
+	}
+	free()
+	h.deleteClaim("next")
+	h.unbindable("pvc-uid-c")
+	h.released("pvc-uid-c")
+	waittest.Until(t, "volume and PersistentVolume are gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+}
+
+func TestAnAvailableVolumeThatIsDeletedUnderRetainStaysOnItsNode(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.heldVolume(node)
+	h.changeVolume("pvc-uid-c", func(pv *v1.PersistentVolume) {
+		availableAndDeleted(pv)
+		pv.Spec.PersistentVolumeReclaimPolicy = v1.PersistentVolumeReclaimRetain
+	})
+	waittest.Until(t, "the finalizer is gone", func() bool {
+		return !slices.Contains(h.pv("pvc-uid-c").Finalizers, cluster.Finalizer)
+	})
+	if len(node.Volumes()) != 1 {
+		t.Error("the volume is gone from its node")
+	}
+}
+
+// The PV controller has the phase Failed for volumes under Delete that no provisioner is noted on.
+func TestAFailedVolumeThatIsDeletedEnds(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	free := h.heldVolume(node)
+	h.changeVolume("pvc-uid-c", func(pv *v1.PersistentVolume) {
+		now := metav1.Now()
+		pv.Status.Phase, pv.DeletionTimestamp = v1.VolumeFailed, &now
+	})
+	free()
+	waittest.Until(t, "volume and PersistentVolume are gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+}

@@ -1,0 +1,67 @@
+package reclaim
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+)
+
+// isUnbound reports whether a PersistentVolume is being deleted, has our finalizer, and is
+// Available: its claim is gone and an administrator removed spec.claimRef, so that the PV
+// controller will not call it released.
+func isUnbound(pv *v1.PersistentVolume) bool {
+	return pv.DeletionTimestamp != nil && slices.Contains(pv.Finalizers, cluster.Finalizer) &&
+		pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete &&
+		pv.Status.Phase == v1.VolumeAvailable && (pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "")
+}
+
+// withdraw makes it impossible to bind an unbound volume that is being deleted. The PV controller
+// binds a claim that names it, also then. So the volume is given to a claim with a UID that no
+// claim has, if nothing has changed since: the PV controller then calls it released, and it is
+// deleted as any other. One that a claim names already stays, and an Event says so.
+func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
+	if claim := d.claimNaming(pv); claim != "" {
+		err := fmt.Errorf("claim %s names the volume: delete the claim, and the volume is deleted, too", claim)
+		if worthReporting(d.loop.Failures(pv.Name), true) {
+			d.Recorder.Event(pv, v1.EventTypeWarning, cluster.ReasonDeleteFailed, err.Error())
+		}
+		return err
+	}
+	patch, err := cluster.Patch(pv, cluster.Exact, func(pv *v1.PersistentVolume) {
+		ref := &v1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: names.Namespace, Name: pv.Name}
+		if pv.Spec.ClaimRef != nil {
+			ref.Namespace, ref.Name = pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name
+		}
+		ref.UID = pv.UID
+		pv.Spec.ClaimRef = ref
+	})
+	if err != nil {
+		return fmt.Errorf("withdraw volume: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err = d.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("withdraw volume: %w", err)
+	}
+	return nil // after a conflict, its next event follows
+}
+
+// claimNaming returns a claim, as namespace/name, that is or can be bound to an unbound volume, or
+// nothing.
+func (d *Deleter) claimNaming(pv *v1.PersistentVolume) string {
+	for _, claim := range d.AllClaims() {
+		if claim.Spec.VolumeName == pv.Name {
+			return claim.Namespace + "/" + claim.Name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,64 @@
+package controller
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt removes the label from a Node object, has it
+// name another node, and sets it again.
+func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
+	w := newAuditing(t, "")
+	label := func(value string) {
+		t.Helper()
+		node := must.Get(w.client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{}))(t).DeepCopy()
+		delete(node.Labels, names.TopologyNode)
+		if value != "" {
+			node.Labels[names.TopologyNode] = value
+		}
+		must.Get(w.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}))(t)
+		waittest.Until(t, "the controller knows", func() bool {
+			node, err := w.c.core.NodeLister.Get("n1")
+			return err == nil && node.Labels[names.TopologyNode] == value
+		})
+	}
+	pass := func() []string {
+		t.Helper()
+		w.drain()
+		w.pass()
+		return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, "TopologyLabel") })
+	}
+	counted := func(want float64) {
+		t.Helper()
+		m := &dto.Metric{}
+		must.Succeed(t, w.c.core.metrics.audit.Unlabelled.Write(m))
+		if got := m.GetGauge().GetValue(); got != want {
+			t.Errorf("%v nodes are counted, want %v", got, want)
+		}
+	}
+	wantEvents(t, "a node with its label", pass(), 0)
+	label("")
+	wantEvents(t, "what may be a moment", pass(), 0)
+	wantEvents(t, "no label", pass(), 1, v1.EventTypeWarning+" TopologyLabelMissing", "kubectl label --overwrite node n1 "+names.TopologyNode+"=n1")
+	counted(1)
+	wantEvents(t, "still none", pass(), 0)
+	label("n2")
+	wantEvents(t, "another node's", pass(), 0)
+	counted(1)
+	label("n1")
+	wantEvents(t, "its own", pass(), 1, v1.EventTypeNormal+" TopologyLabelRestored")
+	counted(0)
+	label("")
+	pass()
+	label("n1")
+	wantEvents(t, "a moment", pass(), 0)
+}
