@@ -210,21 +210,25 @@ func (System) Below(dir string) ([]Point, error) {
 	}
 	points := make([]Point, 0, len(found))
 	for _, i := range found {
-		device := Device{uint32(i.Major), uint32(i.Minor)}
-		if i.FSType == "btrfs" {
-			device = btrfsSource(i.Source, device)
-		}
-		points = append(points, Point{
-			Path:      i.Mountpoint,
-			Device:    device,
-			Root:      i.Root,
-			FSType:    i.FSType,
-			Options:   strings.Split(i.Options, ","),
-			FSOptions: filesystem.SplitOptions(i.VFSOptions),
-		})
+		points = append(points, pointOf(i))
 	}
 	slices.SortStableFunc(points, func(a, b Point) int { return cmp.Compare(a.Path, b.Path) })
 	return points, nil
+}
+
+func pointOf(i *mountinfo.Info) Point {
+	device := Device{uint32(i.Major), uint32(i.Minor)}
+	if i.FSType == "btrfs" {
+		device = btrfsSource(i.Source, device)
+	}
+	return Point{
+		Path:      i.Mountpoint,
+		Device:    device,
+		Root:      i.Root,
+		FSType:    i.FSType,
+		Options:   strings.Split(i.Options, ","),
+		FSOptions: filesystem.SplitOptions(i.VFSOptions),
+	}
 }
 
 // Node implements Interface.

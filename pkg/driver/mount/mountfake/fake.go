@@ -313,7 +313,8 @@ func (t *Table) Bind(source, path string, readOnly bool) error {
 func (t *Table) Unmount(path string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, ok := t.top(path); ok && t.busy[path] {
+	below := func(l layer) bool { return strings.HasPrefix(l.Path, path+"/") }
+	if _, ok := t.top(path); ok && (t.busy[path] || slices.ContainsFunc(t.layers, below)) {
 		return pathError("umount", path, unix.EBUSY)
 	}
 	if _, err := lstat(path); errors.Is(err, unix.ELOOP) {
@@ -321,6 +322,30 @@ func (t *Table) Unmount(path string) error {
 	}
 	t.layers = slices.DeleteFunc(t.layers, func(l layer) bool { return l.Path == path })
 	return nil
+}
+
+// UnmountBelow implements mount.Interface. Layers do not propagate here.
+func (t *Table) UnmountBelow(path string, users []string) (removed []mount.Point, _ error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := len(t.layers) - 1; i >= 0; i-- {
+		l := t.layers[i]
+		relative, below := strings.CutPrefix(l.Path, path+"/")
+		if !below {
+			continue
+		}
+		for _, user := range users {
+			if _, seen := t.top(user + "/" + relative); seen {
+				return removed, &mount.BelowError{Point: l.Point, Reason: "it is seen at " + user + "/" + relative + " too"}
+			}
+		}
+		if t.busy[l.Path] {
+			return removed, &mount.BelowError{Point: l.Point, Reason: "it is in use"}
+		}
+		t.layers = slices.Delete(t.layers, i, i+1)
+		removed = append(removed, l.Point)
+	}
+	return removed, nil
 }
 
 // At implements mount.Interface.
