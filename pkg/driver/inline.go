@@ -53,6 +53,11 @@ func (n *Node) find(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 // unpublish unmounts a volume from a target path and removes it, if it is an inline
 // one, and the path.
 func (n *Node) unpublish(ctx context.Context, id, target string) error {
+	if inline.IsID(id) { // it is not staged: the mount is the last one
+		if err := n.unmounter.thaw(id, target); err != nil {
+			return err
+		}
+	}
 	if err := n.unmounter.leave(id, target); err != nil {
 		return err
 	}

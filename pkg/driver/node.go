@@ -93,7 +93,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		devices: n.devices, unmounter: n.unmounter, metrics: o.Metrics, log: o.Log}
 	n.publisher = &publisher{mounts: o.Mounts, kubelet: n.kubelet, devices: n.devices, encryption: n.encryption, stager: n.stager}
 	n.grower = &grower{background: ctx, fileSystems: o.FileSystems, devices: n.devices}
-	n.sweeper = &sweeper{mounts: o.Mounts, luks: o.LUKS, kubelet: n.kubelet, locks: &n.locks, devices: n.devices,
+	n.sweeper = &sweeper{mounts: o.Mounts, luks: o.LUKS, kubelet: n.kubelet, locks: &n.locks, devices: n.devices, unmounter: n.unmounter,
 		encryption: n.encryption, metrics: o.Metrics, log: o.Log}
 	n.ioLimits = &ioLimits{dirs: o.IOLimits, mounts: o.Mounts, kubelet: n.kubelet, volumes: n.volumes, devices: n.devices,
 		encryption: n.encryption, metrics: o.Metrics, log: o.Log, began: time.Now(), now: time.Now, wake: make(chan struct{}, 1)}

@@ -177,8 +177,12 @@ func explain(err error) error {
 }
 
 // complete does what a mounted file system needs before a Pod gets it. The run that
-// mounted it may have been killed before that.
+// mounted it may have been killed before that. One that was left frozen would hang with the
+// first write.
 func (s *stager) complete(v *lvmdv1.Volume, device, path string, options []string) error {
+	if err := s.unmounter.thaw(v.GetId(), path); err != nil {
+		return err
+	}
 	if slices.ContainsFunc(options, isDAX) {
 		if err := s.verifyDAX(v, path); err != nil {
 			return err
@@ -220,6 +224,9 @@ func (s *stager) unmountFailed(v *lvmdv1.Volume, staging string, why error) erro
 		if path != staging {
 			return csierror.New(codes.FailedPrecondition, fmt.Errorf("%w; it can be repaired when it is no longer in use at %s", why, path))
 		}
+	}
+	if err := s.unmounter.thaw(v.GetId(), staging); err != nil {
+		return err
 	}
 	if err := s.unmounter.unmount(v.GetId(), staging); err != nil {
 		return s.devices.withHolders(fmt.Errorf("volume %s: %w", v.GetId(), err), deviceOf(v))
@@ -290,6 +297,9 @@ func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRe
 	device, shown, err := n.devices.shownAt(path)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	if err := n.unmounter.thaw(id, path); err != nil {
+		return nil, err
 	}
 	if err := n.unmounter.leave(id, path); err != nil {
 		return nil, err

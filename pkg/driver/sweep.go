@@ -26,6 +26,7 @@ type sweeper struct {
 	kubelet    kubelet.Dir
 	locks      *locks
 	devices    *devices
+	unmounter  *unmounter
 	encryption *encryption
 	metrics    *Metrics
 	log        *slog.Logger
@@ -136,6 +137,9 @@ func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 		return id, false, err
 	}
 	if err := s.refuseUsed(device, l); err != nil {
+		return id, false, err
+	}
+	if err := s.unmounter.thaw(id, l.Path); err != nil {
 		return id, false, err
 	}
 	if err := s.mounts.Unmount(l.Path); err != nil {

@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -30,6 +32,8 @@ type unmounter struct {
 	log     *slog.Logger
 
 	mu sync.Mutex
+	// thawing are the ids of volumes whose file systems are being thawed.
+	thawing map[string]bool
 	// waiting are the paths that could not be left when that was asked for last.
 	waiting map[string]waiting
 }
@@ -70,6 +74,66 @@ func (u *unmounter) unmount(id, path string) error {
 		return err
 	}
 	return u.mounts.Unmount(path)
+}
+
+// thawTimeout is how long a file system may take to be thawed. Its device does not answer then.
+const thawTimeout = 20 * time.Second
+
+// thaw thaws the file system at a path if it is mounted at no other one. What is frozen
+// (fsfreeze(8)) stays in the kernel when its last mount goes, and is what the next mount shows.
+// What fails is only logged, as a dead device has to be unmounted all the same. One that does
+// not answer is an error: nothing may be done with the volume meanwhile.
+func (u *unmounter) thaw(id, path string) error {
+	alone, err := u.alone(path)
+	if err != nil || !alone {
+		return err
+	}
+	if done := u.beginThaw(id, path); done != nil {
+		select {
+		case <-done:
+			return nil
+		case <-time.After(thawTimeout):
+		}
+	}
+	return csierror.New(codes.DeadlineExceeded, fmt.Errorf("volume %s: thaw the file system at %s: its device does not answer", id, path))
+}
+
+// beginThaw thaws a file system in the background. It returns nil if that is under way already.
+func (u *unmounter) beginThaw(id, path string) (done chan struct{}) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.thawing[id] {
+		return nil
+	}
+	if u.thawing == nil {
+		u.thawing = map[string]bool{}
+	}
+	u.thawing[id], done = true, make(chan struct{})
+	go func() {
+		defer close(done)
+		thawed, err := u.mounts.Thaw(path)
+		switch {
+		case err != nil:
+			u.log.Warn("it is not known whether a file system is frozen", "volume", id, "path", path, "error", err)
+		case thawed:
+			u.log.Warn("thawed a file system that was left frozen", "volume", id, "path", path)
+		}
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		delete(u.thawing, id)
+	}()
+	return done
+}
+
+// alone reports whether a path shows a file system that is mounted nowhere else in the
+// kubelet's directory.
+func (u *unmounter) alone(path string) (bool, error) {
+	device, shown, err := u.devices.shownAt(path)
+	if err != nil || !shown {
+		return false, err
+	}
+	points, err := u.mounts.Below(string(u.kubelet))
+	return !slices.ContainsFunc(points, func(p mount.Point) bool { return p.Device == device && p.Path != path }), err
 }
 
 // usersBeside returns the other paths of Pods that show the volume at a path, and are to go on

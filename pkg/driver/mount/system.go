@@ -166,6 +166,32 @@ func (s System) Unmount(path string) error {
 	}
 }
 
+// fiThaw is FITHAW, _IOWR('X', 120, int), of linux/fs.h.
+const fiThaw = 0xc0045878
+
+// Thaw implements Interface by ioctl(2).
+func (s System) Thaw(path string) (bool, error) {
+	parent, name, err := nofollow.Parent(s.Trusted, path)
+	if err != nil {
+		return false, err
+	}
+	defer parent.Close()
+	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	defer dir.Close()
+	err = unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0)
+	switch {
+	case errors.Is(err, unix.EINVAL): // it is not frozen
+		return false, nil
+	case err != nil:
+		return false, &os.PathError{Op: "FITHAW", Path: path, Err: err}
+	}
+	return true, nil
+}
+
 // At implements Interface.
 func (System) At(path string) (State, error) {
 	var st unix.Statx_t

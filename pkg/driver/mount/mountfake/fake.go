@@ -28,6 +28,7 @@ type Table struct {
 	dead   map[mount.Device]bool
 	layers []layer
 	errors map[mount.Device]int64
+	frozen map[mount.Device]bool
 	warned map[mount.Device]int64
 	hidden map[mount.Device]error
 	forced error
@@ -162,6 +163,28 @@ func (t *Table) SetWarnings(device mount.Device, n int64) {
 	t.warned[device] = n
 }
 
+// Freeze freezes the file system on the device until it is thawed.
+func (t *Table) Freeze(device mount.Device) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.frozen == nil {
+		t.frozen = map[mount.Device]bool{}
+	}
+	t.frozen[device] = true
+}
+
+// Thaw implements mount.Interface.
+func (t *Table) Thaw(path string) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l, ok := t.top(path)
+	was := ok && t.frozen[l.device]
+	if was {
+		delete(t.frozen, l.device)
+	}
+	return was, nil
+}
+
 // TurnReadOnly makes the file systems on the device read-only, as older
 // kernels do after an error: in the options of the file system, not of its
 // layers.
@@ -221,7 +244,7 @@ func (t *Table) InUse(device mount.Device) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	mounted := slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device && !l.node })
-	return mounted || len(t.held[device]) > 0, nil
+	return mounted || len(t.held[device]) > 0 || t.frozen[device], nil
 }
 
 // Holders implements mount.Interface by what Hold was given.

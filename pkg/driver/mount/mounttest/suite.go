@@ -26,6 +26,8 @@ type Harness struct {
 	Size   int64
 	// Busy makes the layer at a path busy until release is called.
 	Busy func(t *testing.T, path string) (release func())
+	// Freeze freezes the file system at a path.
+	Freeze func(t *testing.T, path string)
 }
 
 // Run runs the suite. Each case starts and ends without mounts.
@@ -43,6 +45,7 @@ func Run(t *testing.T, h Harness) {
 		{"unmount of what is not mounted succeeds", unmountOfNothing},
 		{"unmount of a busy layer fails", unmountOfBusy},
 		{"what is mounted below a layer is unmounted before it", unmountBelow},
+		{"a frozen file system is in use until it is thawed", thaw},
 		{"what is not mounted is seen as such", nothingMounted},
 		{"what cannot be mounted is an error and leaves nothing", cannotMount},
 		{"a symbolic link is never followed", links},
@@ -180,6 +183,27 @@ func unmountBelow(t *testing.T, h Harness) {
 	}
 	must.Succeed(t, h.Unmount(dir))
 	h.wantAt(t, dir, mount.State{})
+}
+
+func thaw(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
+	if was, err := h.Thaw(dir); was || err != nil {
+		t.Errorf("a file system that is not frozen: %t, %v", was, err)
+	}
+	h.Freeze(t, dir)
+	must.Succeed(t, h.Unmount(dir))
+	if inUse, err := h.InUse(h.Device); !inUse || err != nil {
+		t.Errorf("frozen and unmounted, in use: %t, %v", inUse, err)
+	}
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
+	if was, err := h.Thaw(dir); !was || err != nil {
+		t.Errorf("a frozen file system: %t, %v", was, err)
+	}
+	must.Succeed(t, h.Unmount(dir))
+	if inUse, err := h.InUse(h.Device); inUse || err != nil {
+		t.Errorf("thawed and unmounted, in use: %t, %v", inUse, err)
+	}
 }
 
 func nothingMounted(t *testing.T, h Harness) {
