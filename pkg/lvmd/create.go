@@ -25,6 +25,8 @@ type creator struct {
 	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
 	probe   func(device string) (filesystem.Info, error)
 	setUUID func(device string, t filesystem.Type, uuid string) error
+	// sectorSize is a disk's logical block size, in bytes.
+	sectorSize func(path string) (int64, error)
 
 	formatting, copying *semaphore.Weighted
 	copyCheckpoint      int64
@@ -112,6 +114,10 @@ func (s *creator) begin(v *inventory.Volume, op *inventory.Creation, steps func(
 // make makes a volume of nothing: intent, logical volume, file system. On
 // failure nothing of it is left, or a tombstone.
 func (s *creator) make(ctx context.Context, v *inventory.Volume) error {
+	if err := s.checkSectors(v); err != nil {
+		v.DropCreation()
+		return err
+	}
 	if err := s.journal.PutVolume(v.Record()); err != nil {
 		v.DropCreation()
 		return err
@@ -130,6 +136,21 @@ func (s *creator) make(ctx context.Context, v *inventory.Volume) error {
 		return inventory.Created(v, segments, unmapped), nil
 	})
 	return s.made(ctx, v, err)
+}
+
+// checkSectors refuses a file system whose blocks are smaller than the sectors of the disks that
+// the volume can lie on. Disks of which that is not known are left to mkfs.
+func (s *creator) checkSectors(v *inventory.Volume) error {
+	for _, disk := range inventory.Disks(v) {
+		sector, err := s.sectorSize(disk)
+		if err != nil {
+			continue
+		}
+		if err := v.Ident().CheckSectors(sector); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // made goes on after the command that made a volume, or failed to.
@@ -210,10 +231,15 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
 	defer s.formatting.Release(1)
 	ctx, cancel := context.WithTimeout(ctx, formatTimeout)
 	defer cancel()
-	if err := s.format(ctx, device.Path, v.Ident().FormatOptions()); err != nil {
+	o := v.Ident().FormatOptions()
+	switch err := s.format(ctx, device.Path, o); {
+	case err == nil:
+		return nil
+	case o.Settings != "" && filesystem.Refused(err):
+		return apierror.FormatRefused(string(o.Settings), err)
+	default:
 		return fmt.Errorf("formatting: %w", err)
 	}
-	return nil
 }
 
 // blank makes sure that nothing shows of what lay where a volume lies, and

@@ -3,11 +3,15 @@
 package lvmd
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -152,4 +156,45 @@ func TestAClonedBtrfsGetsAUUIDOfItsOwn(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestWhatMkfsRefusesForTheSettingsIsTheRequestsFault(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	set := map[string]string{"bytes-per-inode": "64Ki"}
+	for _, c := range []struct {
+		settings map[string]string
+		cause    error
+		exit     int
+		code     codes.Code
+		reason   string
+	}{
+		{set, errors.New("exit status 1"), 1, codes.InvalidArgument, names.ReasonFormatRefused},
+		{nil, errors.New("exit status 1"), 1, codes.Internal, names.ReasonCommandFailed},
+		{set, syscall.EIO, 1, codes.Unavailable, names.ReasonDeviceMissing},
+		{set, errors.New("killed"), -1, codes.Internal, names.ReasonCommandFailed},
+	} {
+		m.formatHook = func(context.Context, string) error {
+			return &filesystem.CommandError{Args: []string{"mkfs.ext4"}, ExitCode: c.exit, Output: "not so\nUsage: mkfs", Err: c.cause}
+		}
+		_, err := d.client.CreateVolume(t.Context(), settingsRequest("a", c.settings))
+		wantCode(t, err, c.code, c.reason)
+		if message := status.Convert(err).Message(); !strings.Contains(message, "not so") || strings.Contains(message, "Usage") {
+			t.Errorf("the message is %q", message)
+		}
+	}
+}
+
+func TestBlocksSmallerThanSectorsAreRefusedBeforeAnythingIsMade(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t, func(_ *daemon, o *Options) { o.sectorSize = func(string) (int64, error) { return 4096, nil } })
+	made := 0
+	m.formatHook = func(context.Context, string) error { made++; return nil }
+	_, err := d.client.CreateVolume(t.Context(), settingsRequest("a", map[string]string{"block-size": "2Ki"}))
+	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+	if message := status.Convert(err).Message(); made > 0 || !strings.Contains(message,
+		`setting "block-size=2048" is not allowed for ext4 on disks with sectors of 4096 bytes: allowed are 4096; correct the parameter carve.csi.local/mkfs-block-size`) {
+		t.Errorf("formatted %d times: %q", made, message)
+	}
+	d.create(settingsRequest("a", map[string]string{"block-size": "4Ki"}))
 }
