@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -28,7 +26,7 @@ type creator struct {
 	// sectorSize is a disk's logical block size, in bytes.
 	sectorSize func(path string) (int64, error)
 
-	formatting, copying *semaphore.Weighted
+	formatting, copying *places
 	copyCheckpoint      int64
 	// keyless wakes the loop that reformats encrypted volumes.
 	keyless wakeup.Signal
@@ -225,10 +223,11 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
 	if v.Ident().Block || v.Ident().IsLUKS() {
 		return ctx.Err()
 	}
-	if err := s.formatting.Acquire(ctx, 1); err != nil {
+	release, err := s.formatting.take(ctx, v.Group().Name())
+	if err != nil {
 		return err
 	}
-	defer s.formatting.Release(1)
+	defer release()
 	ctx, cancel := context.WithTimeout(ctx, formatTimeout)
 	defer cancel()
 	o := v.Ident().FormatOptions()

@@ -5,10 +5,13 @@ package lvmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -16,6 +19,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func settingsRequest(name string, settings map[string]string) *lvmdv1.CreateVolumeRequest {
@@ -197,4 +201,42 @@ func TestBlocksSmallerThanSectorsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 		t.Errorf("formatted %d times: %q", made, message)
 	}
 	d.create(settingsRequest("a", map[string]string{"block-size": "4Ki"}))
+}
+
+// TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther has more volumes than one group's places in a
+// group whose disk does not answer mkfs.
+func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroup("second", testExtent, testTotal)
+	m.config += "- {name: second, volumeGroup: second}\n"
+	answers, waiting := make(chan struct{}), atomic.Int32{}
+	m.formatHook = func(_ context.Context, device string) error {
+		if strings.HasPrefix(device, "/dev/"+testGroup+"/") {
+			waiting.Add(1)
+			<-answers
+		}
+		return nil
+	}
+	d := m.start(t)
+	var creating sync.WaitGroup
+	for i := range maxFormatting + 1 {
+		creating.Go(func() {
+			if _, err := d.client.CreateVolume(t.Context(), fsRequest(fmt.Sprintf("stuck-%d", i), 4, "ext4")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	waittest.Until(t, "all places of the group are taken", func() bool { return waiting.Load() == maxFormatting })
+	r := fsRequest("other", 4, "ext4")
+	r.DeviceClass = "second"
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := d.client.CreateVolume(ctx, r); err != nil {
+		t.Errorf("in the other group: %v", err)
+	}
+	if n := waiting.Load(); n != maxFormatting {
+		t.Errorf("%d file systems are made at once in a group, want %d", n, maxFormatting)
+	}
+	close(answers)
+	creating.Wait()
 }

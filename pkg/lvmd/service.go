@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
@@ -27,7 +25,7 @@ import (
 )
 
 const (
-	// maxFormatting bounds how many mkfs run at once.
+	// maxFormatting bounds how many mkfs run at once in a volume group.
 	maxFormatting = 8
 	// formatTimeout bounds one mkfs. They take a fraction of a second.
 	formatTimeout = 5 * time.Minute
@@ -174,7 +172,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
 		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,
-		formatting: semaphore.NewWeighted(maxFormatting), copying: semaphore.NewWeighted(maxCopying),
+		formatting: newPlaces(maxFormatting), copying: newPlaces(maxCopying),
 		copyCheckpoint: cmp.Or(o.copyCheckpoint, copyCheckpoint), keyless: wakeup.New(),
 	}
 	s.expander = &expander{core: c}
