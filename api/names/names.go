@@ -143,6 +143,7 @@ const (
 	ErrorDomain = "lvmd.carve.csi.local"
 
 	ReasonInvalidField     = "INVALID_FIELD"
+	ReasonFormatRefused    = "FORMAT_REFUSED"
 	ReasonVolumeNotFound   = "VOLUME_NOT_FOUND"
 	ReasonSnapshotNotFound = "SNAPSHOT_NOT_FOUND"
 	ReasonNotThin          = "NOT_THIN"

@@ -99,6 +99,25 @@ func HasDAX(path string) bool {
 	return false
 }
 
+// LogicalBlockSize is the smallest unit of the device's reads and writes, in bytes, by sysfs; of
+// a partition, its disk's.
+func LogicalBlockSize(path string) (int64, error) {
+	n, err := NumberOf(path)
+	if err != nil {
+		return 0, err
+	}
+	dir := "/sys/dev/block/" + n.String()
+	text := attribute(dir, "queue/logical_block_size")
+	if text == "" {
+		text = attribute(dir, "../queue/logical_block_size")
+	}
+	size, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || size < 1 {
+		return 0, fmt.Errorf("logical block size of %s: sysfs says %q", path, text)
+	}
+	return size, nil
+}
+
 // Sectors is how many sectors a device has, by sysfs.
 func Sectors(n Number) (int64, error) {
 	text := attribute("/sys/dev/block/"+n.String(), "size")

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -274,5 +275,28 @@ func TestTheNextLeaderKnowsWhatIsHeldBack(t *testing.T) {
 	}
 	if free, ok := h.c.core.ledger.FreeSpace("n1", "local"); !ok || free.Available != 0 {
 		t.Errorf("it would place on n1: %+v", free)
+	}
+}
+
+// TestSettingsThatNoNodeCanUseAreHeldAgainstNone has claims whose StorageClass asks for file
+// systems that mkfs refuses, beside one of a class that is right.
+func TestSettingsThatNoNodeCanUseAreHeldAgainstNone(t *testing.T) {
+	for _, reason := range []string{names.ReasonFormatRefused, names.ReasonInvalidField} {
+		t.Run(reason, func(t *testing.T) {
+			h := newHarness(t)
+			failing := failCreates(h.node("n1", gib), codes.InvalidArgument, reason)
+			h.class("carve", nil)
+			h.run()
+			for i := range 2 * cluster.FailuresToHold {
+				h.claim(fmt.Sprintf("bad-%d", i), "n1", nil)
+				h.event("Warning ProvisioningFailed", "node n1: lvcreate failed")
+			}
+			if until := h.c.core.available.HeldUntil("n1", "local"); !until.IsZero() {
+				t.Error("n1 is held back")
+			}
+			failing.Store(false)
+			h.claim("good", "n1", nil)
+			waittest.Until(t, "the volume of the good claim is made", h.bound("good"))
+		})
 	}
 }

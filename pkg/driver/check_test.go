@@ -3,13 +3,16 @@ package driver_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
@@ -46,6 +49,39 @@ func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestChecksInOneVolumeGroupHoldUpNoOther has a disk that does not answer the checks of its
+// volumes' file systems.
+func TestChecksInOneVolumeGroupHoldUpNoOther(t *testing.T) {
+	f := newFixture(t)
+	dirty := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
+	answers, waiting := make(chan struct{}), atomic.Int32{}
+	other := f.volume("other", "ext4")
+	f.alter(other, func(v *lvmdv1.Volume) { v.VgName = "other" })
+	f.fileSystems.Set(other.GetDevicePath(), dirty)
+	f.fileSystems.CheckingWithin = func(_ context.Context, device string, _ int64) {
+		if device != other.GetDevicePath() {
+			waiting.Add(1)
+			<-answers
+		}
+	}
+	var staging sync.WaitGroup
+	for _, name := range []string{"a", "b", "c", "d"} {
+		v := f.volume(name, "ext4")
+		f.fileSystems.Set(v.GetDevicePath(), dirty)
+		staging.Go(func() {
+			if err := f.stage(v, filesystemAccess(writer)); err != nil {
+				t.Errorf("stage %s: %v", name, err)
+			}
+		})
+	}
+	waittest.Until(t, "checks wait for the disk", func() bool { return waiting.Load() > 1 })
+	if err := f.stage(other, filesystemAccess(writer)); err != nil {
+		t.Errorf("in another volume group: %v", err)
+	}
+	close(answers)
+	staging.Wait()
 }
 
 func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T) {

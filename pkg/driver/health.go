@@ -30,6 +30,8 @@ const (
 	// ReasonMountedElsewhere: no Pod uses the volume, and something has it mounted: it can
 	// be neither staged nor deleted.
 	ReasonMountedElsewhere = conditions.MountedElsewhere
+	// ReasonUnmountFails: the volume cannot be unmounted from a path that it is to leave.
+	ReasonUnmountFails = conditions.UnmountFails
 )
 
 // inaccessible are lvmd's condition types of volumes that cannot be used at
@@ -80,6 +82,9 @@ func (m *monitor) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.Volum
 		}
 		entries = append(entries, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: c.GetType(), Message: c.GetMessage()})
 	}
+	if entry := m.unmounter.health(v); entry != nil {
+		entries = append(entries, entry)
+	}
 	v, open, err := m.encryption.opened(v)
 	if err != nil || !open {
 		return entries, err
@@ -94,8 +99,15 @@ func (m *monitor) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.Volum
 	return entries, err
 }
 
-// maxHolders is how long a message about holders may be, in bytes: lvmd takes 1024.
-const maxHolders = 900
+// maxFound is how long a message may be that others wrote parts of, in bytes: lvmd takes 1024.
+const maxFound = 900
+
+func cut(message string) string {
+	if len(message) > maxFound {
+		return strings.ToValidUTF8(message[:maxFound], "") + "…"
+	}
+	return message
+}
 
 // mountedElsewhere says what has a volume mounted that is not mounted below the kubelet's
 // directory.
@@ -109,13 +121,9 @@ func (m *monitor) mountedElsewhere(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHe
 	if err != nil || slices.ContainsFunc(points, func(p mount.Point) bool { return p.Device == device }) {
 		return nil, err
 	}
-	holders := m.devices.holdersOf(device)
-	if len(holders) > maxHolders {
-		holders = strings.ToValidUTF8(holders[:maxHolders], "") + "…"
-	}
 	return &csi.VolumeHealth_VolumeHealthEntry{
 		Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonMountedElsewhere,
-		Message: "no Pod uses the volume, and it can be neither staged nor deleted: " + holders,
+		Message: "no Pod uses the volume, and it can be neither staged nor deleted: " + cut(m.devices.holdersOf(device)),
 	}, nil
 }
 

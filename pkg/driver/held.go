@@ -72,5 +72,6 @@ func (d *devices) holdersOf(device mount.Device) string {
 	case err != nil:
 		return fmt.Sprintf("it is not known by whom: %v", err)
 	}
-	return "no mount namespace has it; a process may have a file open on a mount that was detached"
+	return "no mount namespace has it: its file system was left frozen (fsfreeze), which ends when a Pod uses the volume again, " +
+		"or a process has a file open on a mount that was detached"
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"google.golang.org/grpc/codes"
 
@@ -54,18 +53,18 @@ func (n *Node) find(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 // unpublish unmounts a volume from a target path and removes it, if it is an inline
 // one, and the path.
 func (n *Node) unpublish(ctx context.Context, id, target string) error {
-	if err := n.options.Mounts.Unmount(target); err != nil {
-		return fmt.Errorf("volume %s: %w", id, err)
+	if inline.IsID(id) { // it is not staged: the mount is the last one
+		if err := n.unmounter.thaw(id, target); err != nil {
+			return err
+		}
+	}
+	if err := n.unmounter.leave(id, target); err != nil {
+		return err
 	}
 	if inline.IsID(id) {
 		if err := n.inline.Remove(ctx, id); err != nil {
 			return err
 		}
 	}
-	// A directory that is not empty is kept: what is in it was written while
-	// nothing was mounted, and is not ours to throw away.
-	if err := nofollow.Remove(string(n.kubelet), target); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("volume %s is unmounted from its target path: %w", id, err)
-	}
-	return nil
+	return n.unmounter.removeTarget(id, target)
 }

@@ -46,6 +46,7 @@ type monitor struct {
 	volumes    lvmdclient.Client
 	devices    *devices
 	encryption *encryption
+	unmounter  *unmounter
 	limits     *ioLimits
 	metrics    *Metrics
 	log        *slog.Logger
@@ -138,7 +139,7 @@ func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*c
 
 // knownReasons are those that this plugin finds. The metrics always have them, so that
 // an alert can distinguish "none" from "not known".
-var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed, ReasonMountedElsewhere, ReasonIOLimitsNotApplied}
+var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed, ReasonMountedElsewhere, ReasonUnmountFails, ReasonIOLimitsNotApplied}
 
 // setConditions sets the gauge of unhealthy volumes. Reasons that were there once stay
 // at zero.

@@ -38,6 +38,7 @@ carve_node_volume_conditions{reason="FileSystemReadOnly"} 0
 carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 carve_node_volume_conditions{reason="IOLimitsNotApplied"} 0
 carve_node_volume_conditions{reason="MountedElsewhere"} 0
+carve_node_volume_conditions{reason="UnmountFails"} 0
 `
 	found := f.CheckHealth(context.Background(), driver.Conditions{})
 	wantGauge(healthy)
@@ -54,6 +55,7 @@ carve_node_volume_conditions{reason="FileSystemReadOnly"} 1
 carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 carve_node_volume_conditions{reason="IOLimitsNotApplied"} 0
 carve_node_volume_conditions{reason="MountedElsewhere"} 0
+carve_node_volume_conditions{reason="UnmountFails"} 0
 `
 	wantGauge(unhealthy)
 	if n := strings.Count(f.machine.Log.String(), "a volume is not healthy"); n != 2 {

@@ -66,6 +66,7 @@ type Node struct {
 	volumes    lvmdclient.Client
 	locks      locks
 	devices    *devices
+	unmounter  *unmounter
 	encryption *encryption
 	stager     *stager
 	publisher  *publisher
@@ -85,18 +86,19 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	}
 	n := &Node{options: o, kubelet: kubelet.Dir(o.KubeletDir), volumes: lvmdclient.Client{LVMDClient: o.LVMD}}
 	n.devices = &devices{mounts: o.Mounts, kubelet: n.kubelet, log: o.Log}
+	n.unmounter = &unmounter{mounts: o.Mounts, kubelet: n.kubelet, devices: n.devices, log: o.Log}
 	n.encryption = &encryption{background: ctx, luks: o.LUKS, mounts: o.Mounts, fileSystems: o.FileSystems,
 		volumes: n.volumes, devices: n.devices, log: o.Log}
 	n.stager = &stager{background: ctx, mounts: o.Mounts, fileSystems: o.FileSystems, checker: newChecker(o.FileSystems, o.CheckMemory),
-		devices: n.devices, metrics: o.Metrics, log: o.Log}
+		devices: n.devices, unmounter: n.unmounter, metrics: o.Metrics, log: o.Log}
 	n.publisher = &publisher{mounts: o.Mounts, kubelet: n.kubelet, devices: n.devices, encryption: n.encryption, stager: n.stager}
 	n.grower = &grower{background: ctx, fileSystems: o.FileSystems, devices: n.devices}
-	n.sweeper = &sweeper{mounts: o.Mounts, luks: o.LUKS, kubelet: n.kubelet, locks: &n.locks, devices: n.devices,
+	n.sweeper = &sweeper{mounts: o.Mounts, luks: o.LUKS, kubelet: n.kubelet, locks: &n.locks, devices: n.devices, unmounter: n.unmounter,
 		encryption: n.encryption, metrics: o.Metrics, log: o.Log}
 	n.ioLimits = &ioLimits{dirs: o.IOLimits, mounts: o.Mounts, kubelet: n.kubelet, volumes: n.volumes, devices: n.devices,
 		encryption: n.encryption, metrics: o.Metrics, log: o.Log, began: time.Now(), now: time.Now, wake: make(chan struct{}, 1)}
 	n.monitor = &monitor{mounts: o.Mounts, kubelet: n.kubelet, volumes: n.volumes, devices: n.devices,
-		encryption: n.encryption, limits: n.ioLimits, metrics: o.Metrics, log: o.Log}
+		encryption: n.encryption, unmounter: n.unmounter, limits: n.ioLimits, metrics: o.Metrics, log: o.Log}
 	n.inline = inline.New(inline.Options{Enabled: o.InlineVolumes, MaxBytes: o.InlineMaxBytes, Kubelet: n.kubelet, LVMD: n.volumes,
 		Lock: n.locks.take, Explain: func(err error, v *lvmdv1.Volume) error { return n.devices.withHolders(err, deviceOf(v)) },
 		Count: o.Metrics.inline, Log: o.Log})

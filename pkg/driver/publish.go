@@ -59,6 +59,7 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	}
 	defer release()
 
+	n.unmounter.note(id, target, nil)
 	pub := publication{id: id, staging: staging, target: target, exclusive: want.exclusive, node: want.block}
 	if want.block {
 		err = n.publisher.sourceNode(ctx, &pub, want)

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
@@ -221,9 +223,18 @@ func TestUnpublishKeepsWhatWasWrittenBesideTheVolume(t *testing.T) {
 	file := filepath.Join(f.target(v, "pod"), "file")
 	must.Succeed(f.t, os.Mkdir(filepath.Dir(file), 0o750))
 	must.Succeed(f.t, os.WriteFile(file, []byte("data"), 0o600))
-	wantError(t, f.unpublish(v, "pod"), codes.Internal, "not empty")
+	wantError(t, f.unpublish(v, "pod"), codes.FailedPrecondition, `"file", written while the volume was not mounted`)
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
+	}
+	found := f.CheckHealth(f.ctx(), driver.Conditions{})
+	if message := found[v.GetId()][driver.ReasonUnmountFails]; !strings.Contains(message, "Pod pod ") || !strings.Contains(message, `"file"`) {
+		t.Errorf("the health of the volume is %q, want the Pod and the file named", found)
+	}
+	must.Succeed(t, os.Remove(file))
+	must.Succeed(t, f.unpublish(v, "pod"))
+	if found := f.CheckHealth(f.ctx(), found); len(found) > 0 {
+		t.Errorf("unpublished, the health of the volumes is %q", found)
 	}
 }
 

@@ -74,6 +74,7 @@ func (n *Node) stageVolume(v *lvmdv1.Volume, path string, want capability, secre
 	if err != nil || want.block {
 		return err
 	}
+	n.unmounter.note(v.GetId(), path, nil)
 	return n.stager.stage(v, device, path, want)
 }
 
@@ -84,6 +85,7 @@ type stager struct {
 	fileSystems FileSystems
 	checker     *checker
 	devices     *devices
+	unmounter   *unmounter
 	metrics     *Metrics
 	log         *slog.Logger
 }
@@ -175,8 +177,12 @@ func explain(err error) error {
 }
 
 // complete does what a mounted file system needs before a Pod gets it. The run that
-// mounted it may have been killed before that.
+// mounted it may have been killed before that. One that was left frozen would hang with the
+// first write.
 func (s *stager) complete(v *lvmdv1.Volume, device, path string, options []string) error {
+	if err := s.unmounter.thaw(v.GetId(), path); err != nil {
+		return err
+	}
 	if slices.ContainsFunc(options, isDAX) {
 		if err := s.verifyDAX(v, path); err != nil {
 			return err
@@ -219,7 +225,10 @@ func (s *stager) unmountFailed(v *lvmdv1.Volume, staging string, why error) erro
 			return csierror.New(codes.FailedPrecondition, fmt.Errorf("%w; it can be repaired when it is no longer in use at %s", why, path))
 		}
 	}
-	if err := s.mounts.Unmount(staging); err != nil {
+	if err := s.unmounter.thaw(v.GetId(), staging); err != nil {
+		return err
+	}
+	if err := s.unmounter.unmount(v.GetId(), staging); err != nil {
 		return s.devices.withHolders(fmt.Errorf("volume %s: %w", v.GetId(), err), deviceOf(v))
 	}
 	// Mounted again, it would still be the file system that failed.
@@ -289,8 +298,11 @@ func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRe
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	if err := n.options.Mounts.Unmount(path); err != nil {
-		return nil, fmt.Errorf("volume %s: %w", id, err)
+	if err := n.unmounter.thaw(id, path); err != nil {
+		return nil, err
+	}
+	if err := n.unmounter.leave(id, path); err != nil {
+		return nil, err
 	}
 	if shown {
 		n.devices.warnOfHolders(id, device)

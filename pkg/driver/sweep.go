@@ -26,6 +26,7 @@ type sweeper struct {
 	kubelet    kubelet.Dir
 	locks      *locks
 	devices    *devices
+	unmounter  *unmounter
 	encryption *encryption
 	metrics    *Metrics
 	log        *slog.Logger
@@ -138,8 +139,11 @@ func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 	if err := s.refuseUsed(device, l); err != nil {
 		return id, false, err
 	}
-	if err := s.mounts.Unmount(l.Path); err != nil {
+	if err := s.unmounter.thaw(id, l.Path); err != nil {
 		return id, false, err
+	}
+	if err := s.mounts.Unmount(l.Path); err != nil {
+		return id, false, s.withBelow(err, l.Path)
 	}
 	if l.Published {
 		if err := nofollow.Remove(string(s.kubelet), l.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -147,6 +151,15 @@ func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 		}
 	}
 	return id, true, nil
+}
+
+// withBelow adds to the error of an unmount what is mounted below the path.
+func (s *sweeper) withBelow(err error, path string) error {
+	points, tableErr := s.mounts.Below(path)
+	if tableErr != nil || len(points) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: unmount %s first, which is mounted in it", err, points[len(points)-1].Path)
 }
 
 // rank orders leaks: what is published is unmounted before what is staged.

@@ -40,7 +40,9 @@ type CommandError struct {
 
 // Error quotes the tool's own words.
 func (e *CommandError) Error() string {
-	out := strings.Join(strings.Fields(e.Output), " ")
+	// mkfs.xfs goes on with all of its options.
+	reason, _, _ := strings.Cut(e.Output, "\nUsage:")
+	out := strings.Join(strings.Fields(reason), " ")
 	if out == "" {
 		return fmt.Sprintf("%s: %v", e.Args[0], e.Err)
 	}
@@ -49,6 +51,13 @@ func (e *CommandError) Error() string {
 
 // Unwrap returns the cause.
 func (e *CommandError) Unwrap() error { return e.Err }
+
+// Refused reports whether a tool ran to its end and failed, for another reason than the device
+// or the memory: mostly for its options.
+func Refused(err error) bool {
+	code, ended := exitCode(err)
+	return ended && code > 0 && !errors.Is(err, syscall.EIO) && !errors.Is(err, ErrMemory)
+}
 
 // run runs one command to its end, without input and in a fixed environment. It
 // returns nil or a *CommandError. A command that is killed when the context ends is

@@ -8,7 +8,7 @@ import (
 // settingMeanings says in one line what each setting does.
 var settingMeanings = map[string]string{
 	SettingLabel:           "The label of the file system.",
-	SettingBlockSize:       "The unit of allocation, in bytes.",
+	SettingBlockSize:       "The unit of allocation, in bytes; not less than a sector of the disks.",
 	SettingInodeSize:       "The size of one inode, in bytes.",
 	SettingBytesPerInode:   "One inode is made for so many bytes of the volume; at least a block and four inodes.",
 	SettingReservedPercent: "Percent of the blocks that only root may use.",

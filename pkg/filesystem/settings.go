@@ -153,6 +153,18 @@ func (s Settings) agree(u Use) error {
 	return nil
 }
 
+// CheckSectors fails, with an *OptionError, if no file system can be made with the settings on
+// disks with sectors of so many bytes, their logical block size.
+func (s Settings) CheckSectors(t Type, sector int64) error {
+	if s.value(SettingBlockSize) == "" || s.number(SettingBlockSize, 0) >= sector {
+		return nil
+	}
+	known, _ := settings[t][SettingBlockSize].(sizes)
+	allowed := slices.DeleteFunc(slices.Clone(known), func(size int64) bool { return size < sector })
+	return &OptionError{Kind: "setting", Name: SettingBlockSize, Given: SettingBlockSize + "=" + s.value(SettingBlockSize),
+		For: fmt.Sprintf("%s on disks with sectors of %d bytes", t, sector), Allowed: allowed.String()}
+}
+
 // values are those that a setting or a mount option may have.
 type values interface {
 	// canonical returns the value in the form in which it is kept. False: it is

@@ -31,7 +31,7 @@ const (
 	copyInterval   = 5 * time.Second
 	// copyReport is how often watchers are notified of a copy's progress.
 	copyReport = time.Second
-	// maxCopying bounds how many copies run at once.
+	// maxCopying bounds how many copies run at once in a volume group.
 	maxCopying = 2
 )
 
@@ -77,10 +77,11 @@ func (s *creator) resume(v *inventory.Volume, op *inventory.Creation) {
 
 // copyFrom copies the source to a volume that LVM has made, durably.
 func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
-	if err := s.copying.Acquire(ctx, 1); err != nil {
+	release, err := s.copying.take(ctx, v.Group().Name())
+	if err != nil {
 		return err
 	}
-	defer s.copying.Release(1)
+	defer release()
 	to, err := s.groups.Open(ctx, v)
 	if err != nil {
 		return fmt.Errorf("the new volume's device: %w", err)

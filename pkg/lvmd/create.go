@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -25,8 +23,10 @@ type creator struct {
 	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
 	probe   func(device string) (filesystem.Info, error)
 	setUUID func(device string, t filesystem.Type, uuid string) error
+	// sectorSize is a disk's logical block size, in bytes.
+	sectorSize func(path string) (int64, error)
 
-	formatting, copying *semaphore.Weighted
+	formatting, copying *places
 	copyCheckpoint      int64
 	// keyless wakes the loop that reformats encrypted volumes.
 	keyless wakeup.Signal
@@ -112,6 +112,10 @@ func (s *creator) begin(v *inventory.Volume, op *inventory.Creation, steps func(
 // make makes a volume of nothing: intent, logical volume, file system. On
 // failure nothing of it is left, or a tombstone.
 func (s *creator) make(ctx context.Context, v *inventory.Volume) error {
+	if err := s.checkSectors(v); err != nil {
+		v.DropCreation()
+		return err
+	}
 	if err := s.journal.PutVolume(v.Record()); err != nil {
 		v.DropCreation()
 		return err
@@ -130,6 +134,21 @@ func (s *creator) make(ctx context.Context, v *inventory.Volume) error {
 		return inventory.Created(v, segments, unmapped), nil
 	})
 	return s.made(ctx, v, err)
+}
+
+// checkSectors refuses a file system whose blocks are smaller than the sectors of the disks that
+// the volume can lie on. Disks of which that is not known are left to mkfs.
+func (s *creator) checkSectors(v *inventory.Volume) error {
+	for _, disk := range inventory.Disks(v) {
+		sector, err := s.sectorSize(disk)
+		if err != nil {
+			continue
+		}
+		if err := v.Ident().CheckSectors(sector); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // made goes on after the command that made a volume, or failed to.
@@ -205,16 +224,22 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
 	if v.Ident().Block || v.Ident().IsLUKS() {
 		return ctx.Err()
 	}
-	if err := s.formatting.Acquire(ctx, 1); err != nil {
+	release, err := s.formatting.take(ctx, v.Group().Name())
+	if err != nil {
 		return err
 	}
-	defer s.formatting.Release(1)
+	defer release()
 	ctx, cancel := context.WithTimeout(ctx, formatTimeout)
 	defer cancel()
-	if err := s.format(ctx, device.Path, v.Ident().FormatOptions()); err != nil {
+	o := v.Ident().FormatOptions()
+	switch err := s.format(ctx, device.Path, o); {
+	case err == nil:
+		return nil
+	case o.Settings != "" && filesystem.Refused(err):
+		return apierror.FormatRefused(string(o.Settings), err)
+	default:
 		return fmt.Errorf("formatting: %w", err)
 	}
-	return nil
 }
 
 // blank makes sure that nothing shows of what lay where a volume lies, and

@@ -3,15 +3,23 @@
 package lvmd
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func settingsRequest(name string, settings map[string]string) *lvmdv1.CreateVolumeRequest {
@@ -152,4 +160,83 @@ func TestAClonedBtrfsGetsAUUIDOfItsOwn(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestWhatMkfsRefusesForTheSettingsIsTheRequestsFault(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	set := map[string]string{"bytes-per-inode": "64Ki"}
+	for _, c := range []struct {
+		settings map[string]string
+		cause    error
+		exit     int
+		code     codes.Code
+		reason   string
+	}{
+		{set, errors.New("exit status 1"), 1, codes.InvalidArgument, names.ReasonFormatRefused},
+		{nil, errors.New("exit status 1"), 1, codes.Internal, names.ReasonCommandFailed},
+		{set, syscall.EIO, 1, codes.Unavailable, names.ReasonDeviceMissing},
+		{set, errors.New("killed"), -1, codes.Internal, names.ReasonCommandFailed},
+	} {
+		m.formatHook = func(context.Context, string) error {
+			return &filesystem.CommandError{Args: []string{"mkfs.ext4"}, ExitCode: c.exit, Output: "not so\nUsage: mkfs", Err: c.cause}
+		}
+		_, err := d.client.CreateVolume(t.Context(), settingsRequest("a", c.settings))
+		wantCode(t, err, c.code, c.reason)
+		if message := status.Convert(err).Message(); !strings.Contains(message, "not so") || strings.Contains(message, "Usage") {
+			t.Errorf("the message is %q", message)
+		}
+	}
+}
+
+func TestBlocksSmallerThanSectorsAreRefusedBeforeAnythingIsMade(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t, func(_ *daemon, o *Options) { o.sectorSize = func(string) (int64, error) { return 4096, nil } })
+	made := 0
+	m.formatHook = func(context.Context, string) error { made++; return nil }
+	_, err := d.client.CreateVolume(t.Context(), settingsRequest("a", map[string]string{"block-size": "2Ki"}))
+	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
+	if message := status.Convert(err).Message(); made > 0 || !strings.Contains(message,
+		`setting "block-size=2048" is not allowed for ext4 on disks with sectors of 4096 bytes: allowed are 4096; correct the parameter carve.csi.local/mkfs-block-size`) {
+		t.Errorf("formatted %d times: %q", made, message)
+	}
+	d.create(settingsRequest("a", map[string]string{"block-size": "4Ki"}))
+}
+
+// TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther has more volumes than one group's places in a
+// group whose disk does not answer mkfs.
+func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroup("second", testExtent, testTotal)
+	m.config += "- {name: second, volumeGroup: second}\n"
+	answers, waiting := make(chan struct{}), atomic.Int32{}
+	m.formatHook = func(_ context.Context, device string) error {
+		if strings.HasPrefix(device, "/dev/"+testGroup+"/") {
+			waiting.Add(1)
+			<-answers
+		}
+		return nil
+	}
+	d := m.start(t)
+	var creating sync.WaitGroup
+	for i := range maxFormatting + 1 {
+		creating.Go(func() {
+			if _, err := d.client.CreateVolume(t.Context(), fsRequest(fmt.Sprintf("stuck-%d", i), 4, "ext4")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	waittest.Until(t, "all places of the group are taken", func() bool { return waiting.Load() == maxFormatting })
+	r := fsRequest("other", 4, "ext4")
+	r.DeviceClass = "second"
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := d.client.CreateVolume(ctx, r); err != nil {
+		t.Errorf("in the other group: %v", err)
+	}
+	if n := waiting.Load(); n != maxFormatting {
+		t.Errorf("%d file systems are made at once in a group, want %d", n, maxFormatting)
+	}
+	close(answers)
+	creating.Wait()
 }

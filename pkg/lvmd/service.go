@@ -9,10 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -26,7 +25,7 @@ import (
 )
 
 const (
-	// maxFormatting bounds how many mkfs run at once.
+	// maxFormatting bounds how many mkfs run at once in a volume group.
 	maxFormatting = 8
 	// formatTimeout bounds one mkfs. They take a fraction of a second.
 	formatTimeout = 5 * time.Minute
@@ -62,6 +61,8 @@ type Options struct {
 	// PollInterval is how often the groups' sequence numbers are read from
 	// the disks; zero means every two seconds.
 	PollInterval time.Duration
+	// sectorSize is set by tests only; nil means blockdev.LogicalBlockSize.
+	sectorSize func(path string) (int64, error)
 	// provisioning and poolRetry are set by tests only; zero means the constants.
 	provisioning provision.Intervals
 	poolRetry    time.Duration
@@ -135,6 +136,9 @@ func (o *Options) setDefaults() {
 	if o.Format == nil {
 		o.Format = filesystem.Format
 	}
+	if o.sectorSize == nil {
+		o.sectorSize = blockdev.LogicalBlockSize
+	}
 	if o.Probe == nil {
 		o.Probe = filesystem.Probe
 	}
@@ -167,8 +171,8 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	s := &Service{core: c, leaders: newLeaders(j, o.Log), health: newHealth(), blockEvents: o.BlockEvents, reservationsLast: reservationsLast}
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
-		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID,
-		formatting: semaphore.NewWeighted(maxFormatting), copying: semaphore.NewWeighted(maxCopying),
+		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,
+		formatting: newPlaces(maxFormatting), copying: newPlaces(maxCopying),
 		copyCheckpoint: cmp.Or(o.copyCheckpoint, copyCheckpoint), keyless: wakeup.New(),
 	}
 	s.expander = &expander{core: c}

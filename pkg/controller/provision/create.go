@@ -158,7 +158,8 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 		return 0, cause // the volume can be nowhere else
 	}
 	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding}, reason)
-	if reason == names.ReasonCommandFailed {
+	// The second counts against the claim alone: another node may have other disks.
+	if reason == names.ReasonCommandFailed || reason == names.ReasonFormatRefused {
 		a.failures.internal++
 		elsewhere = a.failures.internal >= cluster.FailuresToHold
 	}

@@ -95,6 +95,14 @@ type Interface interface {
 	// Unmount removes all layers at the path. It succeeds when there are none and
 	// when the path does not exist. EBUSY: the topmost layer is in use.
 	Unmount(path string) error
+	// UnmountBelow unmounts what others mounted below the mount at the path, deepest first,
+	// and returns what it unmounted. A mount is left, with a *BelowError, if it is in use, if
+	// the same would be unmounted elsewhere than in copies of the one at the path, or if it
+	// is seen below one of the users' paths too: others have the volume in use there.
+	UnmountBelow(path string, users []string) ([]Point, error)
+	// Thaw thaws the file system mounted at the path (fsfreeze(8)), and
+	// reports whether it was frozen. It can block as long as the device does.
+	Thaw(path string) (bool, error)
 	// At looks at one path, at a cost that does not depend on how many mounts
 	// there are. A dead file system can make it fail with EIO.
 	At(path string) (State, error)

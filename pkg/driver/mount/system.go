@@ -166,6 +166,32 @@ func (s System) Unmount(path string) error {
 	}
 }
 
+// fiThaw is FITHAW, _IOWR('X', 120, int), of linux/fs.h.
+const fiThaw = 0xc0045878
+
+// Thaw implements Interface by ioctl(2).
+func (s System) Thaw(path string) (bool, error) {
+	parent, name, err := nofollow.Parent(s.Trusted, path)
+	if err != nil {
+		return false, err
+	}
+	defer parent.Close()
+	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	defer dir.Close()
+	err = unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0)
+	switch {
+	case errors.Is(err, unix.EINVAL): // it is not frozen
+		return false, nil
+	case err != nil:
+		return false, &os.PathError{Op: "FITHAW", Path: path, Err: err}
+	}
+	return true, nil
+}
+
 // At implements Interface.
 func (System) At(path string) (State, error) {
 	var st unix.Statx_t
@@ -210,21 +236,25 @@ func (System) Below(dir string) ([]Point, error) {
 	}
 	points := make([]Point, 0, len(found))
 	for _, i := range found {
-		device := Device{uint32(i.Major), uint32(i.Minor)}
-		if i.FSType == "btrfs" {
-			device = btrfsSource(i.Source, device)
-		}
-		points = append(points, Point{
-			Path:      i.Mountpoint,
-			Device:    device,
-			Root:      i.Root,
-			FSType:    i.FSType,
-			Options:   strings.Split(i.Options, ","),
-			FSOptions: filesystem.SplitOptions(i.VFSOptions),
-		})
+		points = append(points, pointOf(i))
 	}
 	slices.SortStableFunc(points, func(a, b Point) int { return cmp.Compare(a.Path, b.Path) })
 	return points, nil
+}
+
+func pointOf(i *mountinfo.Info) Point {
+	device := Device{uint32(i.Major), uint32(i.Minor)}
+	if i.FSType == "btrfs" {
+		device = btrfsSource(i.Source, device)
+	}
+	return Point{
+		Path:      i.Mountpoint,
+		Device:    device,
+		Root:      i.Root,
+		FSType:    i.FSType,
+		Options:   strings.Split(i.Options, ","),
+		FSOptions: filesystem.SplitOptions(i.VFSOptions),
+	}
 }
 
 // Node implements Interface.

@@ -53,6 +53,12 @@ func TestSystem(t *testing.T) {
 					f := must.Get(os.Open(path))(t)
 					return func() { f.Close() }
 				},
+				Freeze: func(t *testing.T, path string) {
+					const fiFreeze = 0xc0045877
+					f := must.Get(os.Open(path))(t)
+					defer f.Close()
+					must.Succeed(t, unix.IoctlSetInt(int(f.Fd()), fiFreeze, 0))
+				},
 			})
 		})
 	}

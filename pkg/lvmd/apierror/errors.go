@@ -59,6 +59,14 @@ func InvalidField(field, format string, args ...any) error {
 	}
 }
 
+// FormatRefused is INVALID_ARGUMENT for settings with which no file system can be made, for why.
+func FormatRefused(settings string, cause error) error {
+	return &Error{
+		code: codes.InvalidArgument, reason: names.ReasonFormatRefused,
+		message: fmt.Sprintf("no file system can be made with the settings %q (parameters %s*)", settings, names.ParamMkfsPrefix), cause: cause,
+	}
+}
+
 // VolumeNotFound is NOT_FOUND for a volume's id or name.
 func VolumeNotFound(what string) error {
 	return &Error{code: codes.NotFound, reason: names.ReasonVolumeNotFound, message: fmt.Sprintf("no volume %q on this node", what)}

@@ -118,6 +118,18 @@ func (c *classGroup) capacity(growth bool) (largest, available int64) {
 	return l.Largest(counts, reserve), l.Available(counts, reserve)
 }
 
+// Disks returns the paths of the physical volumes of a volume's group.
+func Disks(v *Volume) []string {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	paths := make([]string, len(v.group.info.Devices))
+	for i, d := range v.group.info.Devices {
+		paths[i] = d.Path
+	}
+	return paths
+}
+
 // reportLayout adds what is different where volumes lie on several devices at
 // once.
 func (c *classGroup) reportLayout(r *lvmdv1.ClassGroup, l layout.Layout, add func(kind, format string, args ...any)) {

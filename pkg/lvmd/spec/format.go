@@ -2,6 +2,7 @@ package spec
 
 import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 )
@@ -44,6 +45,18 @@ func (i Identity) CheckMedium() error {
 	}
 	if _, err := filesystem.ParseSettings(i.use(), i.Settings.Map()); err != nil {
 		return apierror.InvalidField("fs_settings", "%v", err)
+	}
+	return nil
+}
+
+// CheckSectors judges the settings of the file system in the light of the disks' sectors, of so
+// many bytes.
+func (i Identity) CheckSectors(sector int64) error {
+	if i.Block || i.Source != "" {
+		return nil
+	}
+	if err := i.Settings.CheckSectors(i.FSType, sector); err != nil {
+		return apierror.InvalidField("fs_settings", "%v; correct the parameter %s%s", err, names.ParamMkfsPrefix, filesystem.SettingBlockSize)
 	}
 	return nil
 }

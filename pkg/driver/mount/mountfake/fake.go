@@ -28,6 +28,7 @@ type Table struct {
 	dead   map[mount.Device]bool
 	layers []layer
 	errors map[mount.Device]int64
+	frozen map[mount.Device]bool
 	warned map[mount.Device]int64
 	hidden map[mount.Device]error
 	forced error
@@ -162,6 +163,28 @@ func (t *Table) SetWarnings(device mount.Device, n int64) {
 	t.warned[device] = n
 }
 
+// Freeze freezes the file system on the device until it is thawed.
+func (t *Table) Freeze(device mount.Device) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.frozen == nil {
+		t.frozen = map[mount.Device]bool{}
+	}
+	t.frozen[device] = true
+}
+
+// Thaw implements mount.Interface.
+func (t *Table) Thaw(path string) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l, ok := t.top(path)
+	was := ok && t.frozen[l.device]
+	if was {
+		delete(t.frozen, l.device)
+	}
+	return was, nil
+}
+
 // TurnReadOnly makes the file systems on the device read-only, as older
 // kernels do after an error: in the options of the file system, not of its
 // layers.
@@ -221,7 +244,7 @@ func (t *Table) InUse(device mount.Device) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	mounted := slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device && !l.node })
-	return mounted || len(t.held[device]) > 0, nil
+	return mounted || len(t.held[device]) > 0 || t.frozen[device], nil
 }
 
 // Holders implements mount.Interface by what Hold was given.
@@ -313,7 +336,8 @@ func (t *Table) Bind(source, path string, readOnly bool) error {
 func (t *Table) Unmount(path string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, ok := t.top(path); ok && t.busy[path] {
+	below := func(l layer) bool { return strings.HasPrefix(l.Path, path+"/") }
+	if _, ok := t.top(path); ok && (t.busy[path] || slices.ContainsFunc(t.layers, below)) {
 		return pathError("umount", path, unix.EBUSY)
 	}
 	if _, err := lstat(path); errors.Is(err, unix.ELOOP) {
@@ -321,6 +345,30 @@ func (t *Table) Unmount(path string) error {
 	}
 	t.layers = slices.DeleteFunc(t.layers, func(l layer) bool { return l.Path == path })
 	return nil
+}
+
+// UnmountBelow implements mount.Interface. Layers do not propagate here.
+func (t *Table) UnmountBelow(path string, users []string) (removed []mount.Point, _ error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := len(t.layers) - 1; i >= 0; i-- {
+		l := t.layers[i]
+		relative, below := strings.CutPrefix(l.Path, path+"/")
+		if !below {
+			continue
+		}
+		for _, user := range users {
+			if _, seen := t.top(user + "/" + relative); seen {
+				return removed, &mount.BelowError{Point: l.Point, Reason: "it is seen at " + user + "/" + relative + " too"}
+			}
+		}
+		if t.busy[l.Path] {
+			return removed, &mount.BelowError{Point: l.Point, Reason: "it is in use"}
+		}
+		t.layers = slices.Delete(t.layers, i, i+1)
+		removed = append(removed, l.Point)
+	}
+	return removed, nil
 }
 
 // At implements mount.Interface.

@@ -18,5 +18,6 @@ func TestFake(t *testing.T) {
 			table.SetBusy(path, true)
 			return func() { table.SetBusy(path, false) }
 		},
+		Freeze: func(*testing.T, string) { table.Freeze(device) },
 	})
 }

@@ -26,6 +26,8 @@ type Harness struct {
 	Size   int64
 	// Busy makes the layer at a path busy until release is called.
 	Busy func(t *testing.T, path string) (release func())
+	// Freeze freezes the file system at a path.
+	Freeze func(t *testing.T, path string)
 }
 
 // Run runs the suite. Each case starts and ends without mounts.
@@ -42,6 +44,8 @@ func Run(t *testing.T, h Harness) {
 		{"unmount removes all layers", unmountRemovesAll},
 		{"unmount of what is not mounted succeeds", unmountOfNothing},
 		{"unmount of a busy layer fails", unmountOfBusy},
+		{"what is mounted below a layer is unmounted before it", unmountBelow},
+		{"a frozen file system is in use until it is thawed", thaw},
 		{"what is not mounted is seen as such", nothingMounted},
 		{"what cannot be mounted is an error and leaves nothing", cannotMount},
 		{"a symbolic link is never followed", links},
@@ -149,6 +153,57 @@ func unmountOfBusy(t *testing.T, h Harness) {
 	h.wantAt(t, dir, mount.State{Mounted: true, Device: h.Device})
 	release()
 	must.Succeed(t, h.Unmount(dir))
+}
+
+func unmountBelow(t *testing.T, h Harness) {
+	dir, user := h.dir(t, "a"), h.dir(t, "b")
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
+	inside := filepath.Join(dir, "node")
+	// The fake's files are all in the same directory, a mount's own are not there any more.
+	t.Cleanup(func() { _ = os.Remove(inside) })
+	must.Succeed(t, os.WriteFile(inside, nil, 0o600))
+	must.Succeed(t, h.Bind(h.Node, inside, false))
+	if err := h.Unmount(dir); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("with a mount below: %v, want EBUSY", err)
+	}
+	// Where another uses the volume, what is mounted at the same place is left.
+	must.Succeed(t, os.WriteFile(filepath.Join(user, "node"), nil, 0o600))
+	must.Succeed(t, h.Bind(h.Node, filepath.Join(user, "node"), false))
+	var left *mount.BelowError
+	if removed, err := h.UnmountBelow(dir, []string{user}); !errors.As(err, &left) || left.Path != inside || len(removed) > 0 {
+		t.Errorf("got %v, %v", removed, err)
+	}
+	must.Succeed(t, h.Unmount(filepath.Join(user, "node")))
+	removed, err := h.UnmountBelow(dir, []string{user})
+	if err != nil || len(removed) != 1 || removed[0].Path != inside {
+		t.Errorf("got %v, %v", removed, err)
+	}
+	if removed, err := h.UnmountBelow(dir, nil); err != nil || len(removed) > 0 {
+		t.Errorf("where nothing is mounted below: %v, %v", removed, err)
+	}
+	must.Succeed(t, h.Unmount(dir))
+	h.wantAt(t, dir, mount.State{})
+}
+
+func thaw(t *testing.T, h Harness) {
+	dir := h.dir(t, "a")
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
+	if was, err := h.Thaw(dir); was || err != nil {
+		t.Errorf("a file system that is not frozen: %t, %v", was, err)
+	}
+	h.Freeze(t, dir)
+	must.Succeed(t, h.Unmount(dir))
+	if inUse, err := h.InUse(h.Device); !inUse || err != nil {
+		t.Errorf("frozen and unmounted, in use: %t, %v", inUse, err)
+	}
+	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
+	if was, err := h.Thaw(dir); !was || err != nil {
+		t.Errorf("a frozen file system: %t, %v", was, err)
+	}
+	must.Succeed(t, h.Unmount(dir))
+	if inUse, err := h.InUse(h.Device); inUse || err != nil {
+		t.Errorf("thawed and unmounted, in use: %t, %v", inUse, err)
+	}
 }
 
 func nothingMounted(t *testing.T, h Harness) {

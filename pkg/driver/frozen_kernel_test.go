@@ -1,0 +1,111 @@
+//go:build kernel
+
+package driver_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// fsfreeze freezes or thaws the file system at a path, as the program of that name does.
+func fsfreeze(path string, request uint) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.IoctlSetInt(int(f.Fd()), request, 0)
+}
+
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+// thawAtEnd thaws what a failed test left frozen: nothing could be removed otherwise.
+func (r *real) thawAtEnd(v *lvmdv1.Volume) {
+	r.t.Cleanup(func() {
+		if inUse, err := r.machine.Mounts.InUse(deviceOf(v)); err != nil || !inUse || !r.t.Failed() {
+			return
+		}
+		dir := r.t.TempDir()
+		if err := unix.Mount(v.GetDevicePath(), dir, v.GetFsType(), 0, ""); err != nil {
+			r.t.Error(err)
+			return
+		}
+		_ = fsfreeze(dir, fiThaw)
+		if err := unix.Unmount(dir, 0); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// wantWrites writes a file, and fails when that hangs.
+func (r *real) wantWrites(path string) {
+	r.t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- os.WriteFile(path, []byte("two"), 0o600) }()
+	waittest.Until(r.t, "a write to "+path+" ends", func() bool { return len(done) > 0 })
+	must.Succeed(r.t, <-done)
+}
+
+// TestRealFrozenFileSystem has a Pod leave its file system frozen, as a hook of a backup does
+// that is killed in between.
+func TestRealFrozenFileSystem(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.published("frozen"+fsType, fsType, "one", "two")
+			r.thawAtEnd(v)
+			r.write(filepath.Join(r.target(v, "one"), "file"), "one")
+			must.Succeed(t, fsfreeze(r.target(v, "one"), fiFreeze))
+
+			// It stays so as long as a Pod uses it, whatever the kubelet does meanwhile.
+			must.Succeed(t, r.unpublish(v, "one"))
+			must.Succeed(t, r.stage(v, filesystemAccess(multi)))
+			if err := fsfreeze(r.target(v, "two"), fiThaw); err != nil {
+				t.Errorf("a file system that is in use was thawed: %v", err)
+			}
+			must.Succeed(t, fsfreeze(r.target(v, "two"), fiFreeze))
+
+			must.Succeed(t, r.unpublish(v, "two"))
+			must.Succeed(t, r.unstage(v))
+			if inUse := must.Get(r.machine.Mounts.InUse(deviceOf(v)))(t); inUse {
+				t.Fatal("the kernel has the file system still after it was unmounted")
+			}
+			must.Succeed(t, r.stage(v, filesystemAccess(multi)))
+			r.wantWrites(filepath.Join(r.staging(v), "file"))
+			must.Succeed(t, r.unstage(v))
+			r.delete(v)
+			r.waitForSpace()
+		})
+	}
+}
+
+// TestRealFrozenFileSystemIsStaged has a file system frozen that nothing has mounted any more.
+func TestRealFrozenFileSystemIsStaged(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.published("frozen"+fsType, fsType)
+			r.thawAtEnd(v)
+			must.Succeed(t, fsfreeze(r.staging(v), fiFreeze))
+			must.Succeed(t, unix.Unmount(r.staging(v), 0))
+			if inUse := must.Get(r.machine.Mounts.InUse(deviceOf(v)))(t); !inUse {
+				t.Fatal("the kernel forgot a frozen file system when it was unmounted")
+			}
+			must.Succeed(t, r.stage(v, filesystemAccess(multi)))
+			r.wantWrites(filepath.Join(r.staging(v), "file"))
+			must.Succeed(t, r.unstage(v))
+			r.delete(v)
+			r.waitForSpace()
+		})
+	}
+}

@@ -1,0 +1,63 @@
+package driver
+
+import (
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/carve-csi/carve/pkg/driver/csierror"
+	"github.com/carve-csi/carve/pkg/driver/kubelet"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/driver/mount/mountfake"
+	"github.com/carve-csi/carve/pkg/must"
+)
+
+// hanging is a mount table that thaws nothing until its device answers.
+type hanging struct {
+	mount.Interface
+	answers chan struct{}
+	asked   int
+}
+
+func (h *hanging) Thaw(path string) (bool, error) {
+	h.asked++
+	<-h.answers
+	return h.Interface.Thaw(path)
+}
+
+func TestThawDoesNotWaitForADeviceThatDoesNotAnswer(t *testing.T) {
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
+	path := filepath.Join(dir, "globalmount")
+	must.Succeed(t, os.Mkdir(path, 0o750))
+	synctest.Test(t, func(t *testing.T) {
+		table, device := &mountfake.Table{}, mount.Device{Major: 253, Minor: 7}
+		table.AddNode("/dev/carve/cv1", device, 1<<30)
+		must.Succeed(t, table.Mount(mount.Source{Node: "/dev/carve/cv1"}, path, "ext4", nil))
+		table.Freeze(device)
+		mounts := &hanging{Interface: table, answers: make(chan struct{})}
+		log := slog.New(slog.NewTextHandler(io.Discard, nil))
+		u := &unmounter{mounts: mounts, kubelet: kubelet.Dir(dir), devices: &devices{mounts: mounts, kubelet: kubelet.Dir(dir), log: log}, log: log}
+
+		// The second call does not ask the kernel once more.
+		for range 2 {
+			if err := u.thaw("cv1", path); csierror.CodeOf(err) != codes.DeadlineExceeded {
+				t.Errorf("got %v", err)
+			}
+		}
+		if mounts.asked != 1 {
+			t.Errorf("the kernel was asked %d times", mounts.asked)
+		}
+		close(mounts.answers)
+		synctest.Wait()
+		must.Succeed(t, u.thaw("cv1", path))
+		must.Succeed(t, table.Unmount(path))
+		if inUse := must.Get(table.InUse(device))(t); inUse {
+			t.Error("the file system is still frozen")
+		}
+	})
+}
