@@ -18,8 +18,10 @@ import (
 type disks struct {
 	mu     sync.Mutex
 	groups map[string]*knownGroup
-	// reads bounds the wait for disks.
-	reads blockdev.Guard
+	// reads bounds the wait for disks, and layers that for what is below them.
+	reads, layers blockdev.Guard
+	// excluded are the devices that the last look at all of them left out, see Excluded.
+	excluded []string
 	// accepts limits which block devices are looked at, or is nil. See Limit.
 	accepts func(*blockdev.Device) bool
 }
@@ -194,27 +196,49 @@ func (d *disks) numbers(group string) map[blockdev.Number]string {
 // BlockDevices implements Devices.
 func (d *disks) BlockDevices() ([]blockdev.Device, error) {
 	all, err := blockdev.List("/")
-	if err != nil || d.accepts == nil {
-		return all, err
+	if err != nil {
+		return nil, err
 	}
-	return slices.DeleteFunc(all, func(b blockdev.Device) bool { return !d.accepts(&b) }), nil
+	if d.accepts != nil {
+		all = slices.DeleteFunc(all, func(b blockdev.Device) bool { return !d.accepts(&b) })
+	}
+	var asking sync.WaitGroup
+	for i := range all {
+		if all[i].UserData = usersMapping(all[i].Mapping); all[i].UserData == "" {
+			asking.Go(func() {
+				if err := d.examine(all[i].Path); err != nil {
+					all[i].UserData = err.Error()
+				}
+			})
+		}
+	}
+	asking.Wait()
+	return all, nil
 }
 
-// mayHoldGroups reports whether LVM looks for groups on a device: not on volumes, whose
-// contents are the tenants', encrypted or not.
-func mayHoldGroups(d *blockdev.Device) bool {
-	return !d.Mapping.LogicalVolume && !strings.HasPrefix(d.Mapping.Name, "carve.")
+// Excluded implements Groups.
+func (d *disks) Excluded() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.excluded)
 }
 
 // everywhere is the configuration of a command that looks at all block devices that the
-// limit leaves, but not at those that do not answer: LVM would wait for them, and its
-// caller with it.
+// limit leaves, but not at those whose contents are a user's, nor at those that do not answer:
+// LVM would wait for them, and its caller with it. It names what was looked at: what appears
+// later is not.
 func (d *disks) everywhere() (string, error) {
 	all, err := d.BlockDevices()
-	if err != nil && d.accepts != nil {
+	if err != nil {
 		return "", err
 	}
-	all = slices.DeleteFunc(all, func(b blockdev.Device) bool { return !mayHoldGroups(&b) })
+	var excluded []string
+	all = slices.DeleteFunc(all, func(b blockdev.Device) bool {
+		if b.UserData != "" && usersMapping(b.Mapping) == "" {
+			excluded = append(excluded, b.Path+": "+b.UserData)
+		}
+		return b.UserData != ""
+	})
 	answers := make([]error, len(all))
 	var asking sync.WaitGroup
 	for i := range all {
@@ -225,27 +249,28 @@ func (d *disks) everywhere() (string, error) {
 		})
 	}
 	asking.Wait()
-	var silent, others []string
+	var answering []string
 	for i := range all {
-		if errors.Is(answers[i], ErrTimedOut) {
-			silent = append(silent, all[i].Paths()...)
-		} else {
-			others = append(others, all[i].Paths()...)
+		if !errors.Is(answers[i], ErrTimedOut) {
+			answering = append(answering, all[i].Paths()...)
 		}
 	}
-	if d.accepts == nil {
-		// The paths that LVM knows are more than those of the kernel's list.
-		slices.Sort(silent)
-		return lvmConfigWithout(silent), nil
-	}
-	return lvmConfig(others), nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.excluded = excluded
+	return lvmConfig(answering), nil
 }
 
 // readTimeout is how long a read of a label or of metadata may take.
 const readTimeout = 10 * time.Second
 
-// readWithTimeout reads a device, or fails with ErrTimedOut.
+// readWithTimeout reads a device, or fails with ErrTimedOut; with ErrUserData where the
+// contents are a user's.
 func readWithTimeout[T any](d *disks, device string, read func(device string) (T, error)) (T, error) {
+	if err := d.examine(device); err != nil {
+		var none T
+		return none, err
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	return blockdev.Do(ctx, &d.reads, device, read)
@@ -267,7 +292,7 @@ func (d *disks) confirm(group string) error {
 	for _, path := range d.known(group) {
 		head, err := readWithTimeout(d, path, ondisk.ReadHead)
 		if err != nil {
-			continue
+			continue // change looks for users' data
 		}
 		if err := head.Check(group, pin); err != nil {
 			return fmt.Errorf("volume group %q: %w: %s: %w", group, ErrNotFound, path, err)

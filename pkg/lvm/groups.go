@@ -42,6 +42,11 @@ type Groups interface {
 	// A Scan that finds the group where it was before sees no others.
 	Others(group string) []string
 
+	// Excluded are the devices that the last Scan of all devices did not look at because they
+	// lie on volumes, so that what they hold is a user's: each path with the reason. The
+	// volumes themselves are not among them.
+	Excluded() []string
+
 	// Metadata reads the state of the group's metadata straight from its
 	// disks. It runs no command and costs three small reads per disk.
 	// ErrNotFound when no disk of the group is known or readable.

@@ -37,6 +37,17 @@ func (f metadata) Others(name string) []string {
 	return nil
 }
 
+// Excluded implements lvm.Groups.
+func (f metadata) Excluded() (paths []string) {
+	defer f.lock()()
+	for _, d := range f.disks {
+		if d.UserData != "" {
+			paths = append(paths, d.Path+": "+d.UserData)
+		}
+	}
+	return paths
+}
+
 // Metadata implements lvm.Groups.
 func (f metadata) Metadata(name string) (ondisk.Metadata, error) {
 	defer f.lock()()
@@ -66,6 +77,8 @@ func (f metadata) Label(device string) (ondisk.Label, error) {
 	switch {
 	case err != nil:
 		return ondisk.Label{}, err
+	case d.UserData != "":
+		return ondisk.Label{}, fmt.Errorf("%s: %w: %s", device, lvm.ErrUserData, d.UserData)
 	case d.contents.Label == nil:
 		return ondisk.Label{}, fmt.Errorf("%s: %w: not a physical volume", device, lvm.ErrNotFound)
 	}

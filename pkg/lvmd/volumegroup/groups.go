@@ -3,6 +3,7 @@ package volumegroup
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
@@ -61,6 +62,8 @@ type Options struct {
 type Groups struct {
 	Options
 	byName map[string]*Group
+	// excluded is what was last logged of the devices that no scan looks at.
+	excluded atomic.Pointer[string]
 }
 
 // Group is a volume group that lvmd serves.

@@ -55,6 +55,7 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	if err != nil {
 		return nil, err
 	}
+	s.logExcluded()
 	again := false
 	for _, name := range names {
 		if slices.ContainsFunc(found, func(g lvm.Group) bool { return g.Name == name }) {
@@ -80,6 +81,18 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 		return found, nil
 	}
 	return s.LVM.Scan(ctx, names)
+}
+
+// logExcluded logs which devices are not looked at because of what they lie on, when these are
+// others than before.
+func (s *Groups) logExcluded() {
+	const most = 20
+	excluded := s.LVM.Excluded()
+	all := strings.Join(excluded, "; ")
+	if before := s.excluded.Swap(&all); all == "" || before != nil && *before == all {
+		return
+	}
+	s.Log.Info("no volume group is looked for on devices that lie on volumes", "count", len(excluded), "devices", excluded[:min(most, len(excluded))])
 }
 
 // acceptable returns which of the groups of a name is to be taken for the one that is not
