@@ -32,10 +32,11 @@ type knownGroup struct {
 	// was last seen.
 	paths, former []string
 	physical      []PhysicalVolume
-	// uuid is that of the group that was found last, pin the one that it must have, and
-	// others those of further groups of the name.
-	uuid, pin string
-	others    []string
+	// uuid is that of the group that was found last, pin what it must be, and others are
+	// further groups of the name.
+	uuid   string
+	pin    Identity
+	others []Other
 	// policy is the allocation policy.
 	policy string
 	// messages is true while messages may be left for thin pools, see messages.
@@ -59,15 +60,12 @@ func (d *disks) view(name string) knownGroup {
 
 // Pin implements Groups. Where another group of the name was is forgotten: the next
 // Scan looks at all devices.
-func (d *disks) Pin(group, uuid string) {
+func (d *disks) Pin(group string, identity Identity) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.group(group)
-	if g.pin == uuid {
-		return
-	}
-	g.pin = uuid
-	if len(g.physical) > 0 && g.uuid != uuid {
+	g.pin = identity
+	if len(g.physical) > 0 && g.uuid != identity.UUID {
 		g.paths, g.physical = nil, nil
 	}
 }
@@ -76,10 +74,10 @@ func (d *disks) Pin(group, uuid string) {
 func (d *disks) Limit(accepts func(*blockdev.Device) bool) { d.accepts = accepts }
 
 // Others implements Groups.
-func (d *disks) Others(group string) []string { return slices.Clone(d.view(group).others) }
+func (d *disks) Others(group string) []Other { return slices.Clone(d.view(group).others) }
 
 // pick keeps those of the found groups that are taken for the ones of their names, and
-// notes the UUIDs of the others.
+// notes the others.
 func (d *disks) pick(groups []string, found []Group) []Group {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,9 +94,9 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 }
 
 // Identify chooses among groups the one that is taken for the one of a name: that with
-// the UUID, or without a UUID the only one of the name. It returns nil when there is
-// none, and the UUIDs of all others of the name.
-func Identify(name, uuid string, among []Group) (taken *Group, others []string) {
+// the identity, or without a UUID the only one of the name. It returns nil when there is
+// none, and all others of the name, by UUID.
+func Identify(name string, identity Identity, among []Group) (taken *Group, others []Other) {
 	var named []*Group
 	for i := range among {
 		if among[i].Name == name {
@@ -106,13 +104,19 @@ func Identify(name, uuid string, among []Group) (taken *Group, others []string) 
 		}
 	}
 	for _, g := range named {
-		if g.UUID == uuid || uuid == "" && len(named) == 1 {
+		if identity.UUID == "" && len(named) == 1 || g.Fits(identity) {
 			taken = g
-		} else {
-			others = append(others, g.UUID)
+			continue
 		}
+		other := Other{UUID: g.UUID}
+		for _, pv := range g.Devices {
+			if !pv.Missing {
+				other.Paths = append(other.Paths, pv.Path)
+			}
+		}
+		others = append(others, other)
 	}
-	slices.Sort(others)
+	slices.SortFunc(others, func(a, b Other) int { return strings.Compare(a.UUID, b.UUID) })
 	return taken, others
 }
 
@@ -285,7 +289,7 @@ func (d *disks) Label(device string) (ondisk.Label, error) {
 // group by now: the kernel gives the name of a disk that is gone to the next one. ErrNotFound
 // has the caller scan. A disk that cannot be read is left to LVM.
 func (d *disks) confirm(group string) error {
-	pin := d.view(group).pin
+	pin := d.view(group).pin.UUID
 	if pin == "" {
 		return nil
 	}
@@ -320,7 +324,7 @@ func (d *disks) Metadata(group string) (ondisk.Metadata, error) {
 			best.Unreadable++
 			continue
 		}
-		if head.Check(group, g.pin) != nil {
+		if head.Check(group, g.pin.UUID) != nil {
 			continue
 		}
 		if best.Seqno == 0 || head.Limit < best.Limit {
@@ -354,7 +358,7 @@ func committed[T any](d *disks, group string, parse func(text []byte) (T, error)
 		return none, err
 	}
 	last := errors.New("no disk with its metadata")
-	pin := d.view(group).pin
+	pin := d.view(group).pin.UUID
 	for _, path := range d.known(group) {
 		text, err := readWithTimeout(d, path, func(path string) (ondisk.Text, error) { return ondisk.ReadText(path, group, pin) })
 		if err == nil && text.Seqno < now.Seqno {

@@ -104,3 +104,28 @@ func TestTheFilterAcceptsTheDevicesAndNothingElse(t *testing.T) {
 		t.Errorf("with none: %s does not hold %s", got, want)
 	}
 }
+
+func TestAGroupFitsTheDisksThatAreThere(t *testing.T) {
+	g := Group{Name: "g", UUID: "u", Devices: []PhysicalVolume{{UUID: "b", Path: "/dev/b"}, {UUID: "a", Missing: true}}}
+	for _, c := range []struct {
+		identity Identity
+		want     bool
+	}{
+		{Identity{UUID: "u"}, true},
+		{Identity{UUID: "v"}, false},
+		{Identity{UUID: "u", Devices: []string{"b", "c"}}, true},
+		{Identity{UUID: "u", Devices: []string{"a", "c"}}, false}, // Anybody can list one that is missing.
+		{Identity{UUID: "v", Devices: []string{"b"}}, false},
+	} {
+		taken, others := Identify("g", c.identity, []Group{g, {Name: "h", UUID: "u"}})
+		if g.Fits(c.identity) != c.want || (taken != nil) != c.want || (len(others) == 0) != c.want {
+			t.Errorf("%v: fits: %v, taken: %v, others: %v; want %v", c.identity, g.Fits(c.identity), taken, others, c.want)
+		}
+		if len(others) > 0 && (others[0].UUID != "u" || len(others[0].Paths) != 1 || others[0].Paths[0] != "/dev/b") {
+			t.Errorf("others: %v", others)
+		}
+	}
+	if got := g.Identity(); !got.Equal(Identity{UUID: "u", Devices: []string{"a", "b"}}) {
+		t.Errorf("it is known by %v", got)
+	}
+}

@@ -76,7 +76,7 @@ func TestNoGroupIsLookedForOnWhatLiesOnAVolume(t *testing.T) {
 	if len(found) != 1 {
 		t.Fatalf("a group in a file: %+v", found)
 	}
-	h.Pin(theirs, found[0].UUID)
+	h.Pin(theirs, found[0].Identity())
 	must.Get(h.Metadata(theirs))(t)
 	detach()
 
@@ -99,7 +99,7 @@ func TestNoGroupIsLookedForOnWhatLiesOnAVolume(t *testing.T) {
 	}
 	fresh := host(t)
 	if found := must.Get(fresh.Scan(t.Context(), []string{theirs}))(t); len(found) != 0 || len(fresh.Others(theirs)) != 0 {
-		t.Errorf("a group in a volume is found by who does not know it: %+v, others %q", found, fresh.Others(theirs))
+		t.Errorf("a group in a volume is found by a host that does not know it: %+v, others %q", found, fresh.Others(theirs))
 	}
 	excluded := fresh.Excluded()
 	for _, device := range []string{loop, partitioned, mapped, deeper} {

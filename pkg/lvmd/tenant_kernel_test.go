@@ -49,6 +49,77 @@ func (n *node) forge(device, uuid string) {
 	}
 }
 
+// TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused has the forged group on a disk of the machine,
+// such as one that several nodes share.
+func TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	uuid := n.uuidOn("/dev/vdb")
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free := p.available()
+	p.kill()
+	n.forge("/dev/vdc", uuid)
+	forged, kept := n.seqnoOn("/dev/vdc"), n.seqnoOn("/dev/vdb")
+	wipe := func() { byHand(t, "dd", "if=/dev/zero", "of=/dev/vdc", "bs=1M", "count=1", "conv=fsync") }
+	takeAway(t, wipe)
+	p = n.start()
+	c := p.classNamed("local")
+	if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "VolumeGroupReplaced" || !strings.Contains(c.GetConditions()[0].GetMessage(), "/dev/vdc") || c.GetAvailableBytes() != 0 {
+		t.Errorf("the class is %v, want no space and a condition with /dev/vdc", c)
+	}
+	if _, err := p.client.CreateVolume(t.Context(), create("pvc-more", 8<<20, "")); err == nil {
+		t.Error("a volume was made in the forged group")
+	}
+	if !p.has(v.GetId()) {
+		t.Errorf("the volumes are %v, want %s", p.state().GetVolumes(), v.GetId())
+	}
+	if now := n.seqnoOn("/dev/vdc"); now != forged {
+		t.Errorf("the forged group was changed: sequence number %s, was %s", now, forged)
+	}
+	if now := n.seqnoOn("/dev/vdb"); now != kept {
+		t.Errorf("the node's group was changed: sequence number %s, was %s", now, kept)
+	}
+	wipe()
+	waittest.Until(t, "the group is used again", func() bool {
+		c := p.classNamed("local")
+		return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0
+	})
+	checkFilled(t, v, 0x5a, 8<<20)
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
+
+// TestTheDisksOfTheGroupMayBeReplacedOneAfterTheOther moves the group as an administrator does.
+func TestTheDisksOfTheGroupMayBeReplacedOneAfterTheOther(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free := p.available()
+	lvmByHand(t, "vgextend", "--yes", n.group, "/dev/vdc")
+	waittest.Until(t, "the disk is added", func() bool { return p.available() > free })
+	lvmByHand(t, "pvmove", "--yes", "/dev/vdb")
+	lvmByHand(t, "vgreduce", n.group, "/dev/vdb")
+	waittest.Until(t, "the first disk is gone", func() bool { return p.available() == free })
+	p.kill()
+	p = n.start()
+	if c := p.classNamed("local"); len(c.GetConditions()) != 0 || c.GetAvailableBytes() != free || p.conditions() != "" {
+		t.Errorf("after a restart the class is %v, and the volumes' conditions are %s", c, p.conditions())
+	}
+	checkFilled(t, v, 0x5a, 8<<20)
+	lvmByHand(t, "vgextend", "--yes", n.group, "/dev/vdb")
+	waittest.Until(t, "the disk is added again", func() bool { return p.available() > free })
+	lvmByHand(t, "pvmove", "--yes", "/dev/vdc")
+	lvmByHand(t, "vgreduce", n.group, "/dev/vdc")
+	lvmByHand(t, "pvremove", "--yes", "/dev/vdc")
+	waittest.Until(t, "all is as it was", func() bool { return p.available() == free })
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
+
 func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

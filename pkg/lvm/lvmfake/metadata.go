@@ -16,9 +16,9 @@ func (f metadata) Limit(accepts func(*blockdev.Device) bool) {
 }
 
 // Pin implements lvm.Groups.
-func (f metadata) Pin(name, uuid string) {
+func (f metadata) Pin(name string, identity lvm.Identity) {
 	defer f.lock()()
-	f.pins[name] = uuid
+	f.pins[name] = identity
 }
 
 // Restart forgets what the machine does not keep but a process that uses LVM: which groups
@@ -29,10 +29,14 @@ func (f metadata) Restart() {
 }
 
 // Others implements lvm.Groups. The fake has one group of a name at most.
-func (f metadata) Others(name string) []string {
+func (f metadata) Others(name string) []lvm.Other {
 	defer f.lock()()
 	if g := f.groups[name]; g != nil && f.sees(name, g) && !f.takes(name, g) {
-		return []string{g.uuid}
+		other := lvm.Other{UUID: g.uuid}
+		for _, d := range g.devices(name) {
+			other.Paths = append(other.Paths, d.path)
+		}
+		return []lvm.Other{other}
 	}
 	return nil
 }

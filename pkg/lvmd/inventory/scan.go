@@ -40,7 +40,8 @@ type Diff struct {
 	Undone []spec.Record
 	// Resumed are volumes whose creation, by copying, is to be continued.
 	Resumed []Admission
-	// Pinned is true when the group was found with a UUID that it is known by from now on.
+	// Pinned is true when the group was found with a UUID, or with physical volumes, that it is
+	// known by from now on.
 	Pinned bool
 	// Closed are the devices of volumes that vanished, to be closed.
 	Closed []blockdev.Handle
@@ -71,8 +72,8 @@ func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	found := scan.Group
 	g.refused = ""
-	if g.pinned != found.UUID {
-		g.pinned, d.Pinned = found.UUID, true
+	if now := found.Identity(); !g.pinned.Equal(now) {
+		g.pinned, d.Pinned = now, true
 	}
 	if found.UUID != g.info.UUID || found.Seqno != g.metadata.Seqno {
 		m.forgetZeroed(g)

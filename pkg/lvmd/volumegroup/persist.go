@@ -6,6 +6,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
@@ -18,9 +19,9 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 		s.Resume(r.Volume, r.Creation)
 	}
 	if diff.Pinned {
-		uuid := g.Pinned()
-		s.LVM.Pin(g.Name(), uuid)
-		if err := s.Journal.PutGroupUUID(g.Name(), uuid); err != nil {
+		identity := g.Pinned()
+		s.LVM.Pin(g.Name(), identity)
+		if err := s.Journal.PutIdentity(g.Name(), journal.Identity(identity)); err != nil {
 			return err
 		}
 	}
