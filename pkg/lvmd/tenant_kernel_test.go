@@ -177,3 +177,31 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 	}
 	p.kill()
 }
+
+// TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt removes all volumes from the metadata, and
+// restores that.
+func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v, w := p.create(create("pvc-1", 8<<20, "")), p.create(create("pvc-2", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free, backup := p.available(), filepath.Join(n.dir, "backup")
+	lvmByHand(t, "vgcfgbackup", "--file", backup, n.group)
+	lvmByHand(t, "lvremove", "--yes", n.group)
+	waittest.Until(t, "the group is not believed", func() bool {
+		c := p.classNamed("local")
+		return len(c.GetConditions()) == 1 && c.GetConditions()[0].GetType() == "VolumeGroupReplaced" && c.GetAvailableBytes() == 0
+	})
+	if !p.has(v.GetId()) || !p.has(w.GetId()) {
+		t.Errorf("the volumes are %v, want both", p.state().GetVolumes())
+	}
+	lvmByHand(t, "vgcfgrestore", "--yes", "--file", backup, n.group)
+	waittest.Until(t, "all is as before", func() bool {
+		return p.available() == free && len(p.classNamed("local").GetConditions()) == 0 && p.conditions() == ""
+	})
+	checkFilled(t, v, 0x5a, 8<<20)
+	p.delete(v.GetId())
+	p.delete(w.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}

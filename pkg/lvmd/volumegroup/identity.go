@@ -59,6 +59,7 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	s.logExcluded()
 	again := false
 	for _, name := range names {
+		s.byName[name].vanished = ""
 		if slices.ContainsFunc(found, func(g lvm.Group) bool { return g.Name == name }) {
 			continue
 		}
@@ -74,14 +75,36 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 			return nil, err
 		}
 		s.LVM.Pin(name, lvm.Identity{UUID: accepted})
-		// The journal has it now. A file that stays accepts what is accepted already.
-		_ = os.Remove(s.acceptFile(accepted))
 		again = true
 	}
-	if !again {
-		return found, nil
+	if again {
+		if found, err = s.LVM.Scan(ctx, names); err != nil {
+			return nil, err
+		}
 	}
-	return s.LVM.Scan(ctx, names)
+	return slices.DeleteFunc(found, func(f lvm.Group) bool { return !s.believes(&f) }), nil
+}
+
+// believes reports whether what was found of a group may be: one in which all of several volumes
+// are gone at once is not, unless an administrator accepts it.
+func (s *Groups) believes(found *lvm.Group) bool {
+	g, file := s.byName[found.Name], s.acceptFile(found.UUID)
+	if found.UUID != g.Pinned().UUID {
+		return true // It was accepted in place of another one, or lvmd makes it in its place.
+	}
+	why := g.AllVanished(found)
+	if why == "" {
+		// It must not accept what happens later.
+		_ = os.Remove(file)
+		return true
+	}
+	if _, err := os.Stat(file); err == nil {
+		s.Log.Warn("a volume group without its volumes is accepted", "group", found.Name, "uuid", found.UUID, "reason", why)
+		return true
+	}
+	g.vanished = fmt.Sprintf("volume group %q is not used: %s. Nothing is done to it, and the volumes are kept in mind. "+
+		"Bring back the disks or the metadata (vgcfgrestore) that had them; or, if the volumes are lost, run: touch %s", found.Name, why, file)
+	return false
 }
 
 // logExcluded logs which devices are not looked at because of what they lie on, when these are
@@ -143,6 +166,9 @@ func (s *Groups) acceptFile(uuid string) string {
 // none.
 func (s *Groups) Refusal(g *Group) string {
 	name := g.Name()
+	if g.vanished != "" {
+		return g.vanished
+	}
 	others := s.LVM.Others(name)
 	if len(others) == 0 {
 		return ""

@@ -2,6 +2,7 @@ package volumegroup
 
 import (
 	"errors"
+	"os"
 
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
@@ -40,7 +41,15 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	}
 	s.warnOfKeys(diff.Vanished)
 	s.Scanned()
-	return s.Journal.RemoveVolumes(diff.Vanished)
+	if err := s.Journal.RemoveVolumes(diff.Vanished); err != nil {
+		return err
+	}
+	if diff.Pinned || len(diff.Vanished) > 0 {
+		// If an administrator accepted that, it is done: see believes. Until then the file is
+		// there, wherever lvmd is killed.
+		_ = os.Remove(s.acceptFile(g.Pinned().UUID))
+	}
+	return nil
 }
 
 // persistAdopted decides how far a volume had come that the journal did not

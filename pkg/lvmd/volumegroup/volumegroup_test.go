@@ -382,6 +382,68 @@ func TestTheDisksThatAGroupIsKnownByFollowItsMetadata(t *testing.T) {
 	}
 }
 
+func TestAGroupInWhichAllVolumesAreGoneAtOnceIsNotBelieved(t *testing.T) {
+	const second = "cvbbbbbbbbbbbbbbbbbbbbbbbbbb"
+	one, two := map[string][]string{ours: named("a")}, map[string][]string{ours: named("a"), second: named("b")}
+	for name, test := range map[string]struct {
+		volumes map[string][]string
+		remove  []string
+		// older has the group's metadata go back, too.
+		older    bool
+		believed bool
+	}{
+		"the only one":                          {volumes: one, remove: []string{ours}, believed: true},
+		"one of two":                            {volumes: two, remove: []string{ours}, believed: true},
+		"both":                                  {volumes: two, remove: []string{ours, second}},
+		"the only one, and the metadata is old": {volumes: one, older: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.volumes)
+			f.start()
+			if test.older {
+				f.lvm.RemoveGroup("carve")
+				f.lvm.AddGroup("carve", extent, 10)
+				f.lvm.SetGroupUUID("carve", first)
+			} else {
+				must.Succeed(t, f.lvm.Remove(t.Context(), "carve", test.remove))
+			}
+			kept := func() int { return len(must.Get(f.Journal.Volumes())(t)) }
+			before := kept()
+			must.Succeed(t, f.Rescan(f.g))
+			if test.believed {
+				if got := kept(); got != before-len(test.remove) || f.Refusal(f.g) != "" {
+					t.Errorf("the journal has %d volumes, want %d; refused for %q", got, before-len(test.remove), f.Refusal(f.g))
+				}
+				return
+			}
+			accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
+			refusal := f.Refusal(f.g)
+			if kept() != before || f.g.Scanned() != nil || !strings.Contains(refusal, ours) || !strings.Contains(refusal, "touch "+accept) {
+				t.Errorf("the journal has %d volumes, want %d; the group is %v; refused for %q", kept(), before, f.g.Scanned(), refusal)
+			}
+			must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+			must.Succeed(t, f.Rescan(f.g))
+			if kept() != 0 || f.g.Scanned() == nil || f.Refusal(f.g) != "" {
+				t.Errorf("accepted: the journal has %d volumes, want none; the group is %v; refused for %q", kept(), f.g.Scanned(), f.Refusal(f.g))
+			}
+			if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the file that accepts it is left: %v", err)
+			}
+		})
+	}
+}
+
+func TestAFileThatAcceptsNothingDoesNotAcceptWhatHappensLater(t *testing.T) {
+	f := newFixture(t, map[string][]string{ours: named("a")})
+	f.start()
+	accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
+	must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+	must.Succeed(t, f.Rescan(f.g))
+	if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is left: %v", err)
+	}
+}
+
 func TestAVolumeThatTheJournalDoesNotKnowIsAsFarAsItsDeviceShows(t *testing.T) {
 	const uuid = "00000000-0000-4000-8000-000000000001"
 	mounted := spec.Identity{
