@@ -102,7 +102,7 @@ func (s *Groups) believes(found *lvm.Group) bool {
 		s.Log.Warn("a volume group without its volumes is accepted", "group", found.Name, "uuid", found.UUID, "reason", why)
 		return true
 	}
-	g.vanished = fmt.Sprintf("volume group %q is not used: %s. Nothing is done to it, and the volumes are kept in mind. "+
+	g.vanished = fmt.Sprintf("volume group %q is not used: %s. Nothing is done to it, and no volume is forgotten. "+
 		"Bring back the disks or the metadata (vgcfgrestore) that had them; or, if the volumes are lost, run: touch %s", found.Name, why, file)
 	return false
 }
