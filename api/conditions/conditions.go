@@ -151,7 +151,7 @@ var All = []Condition{
 	{UnknownTarget, ofVolume, nil, "LVM does not know the kind of the volume's device.", "Look at `dmsetup status`."},
 	{UnmountFails, ofVolume, nil, "The volume cannot be unmounted from a Pod that has ended, mostly for what is mounted in it; the Pod stays Terminating.", "[Remove what the message names](../how-to/troubleshooting.md#condition-unmountfails-a-pod-stays-terminating)."},
 	{VolumeGroupMissing, ofBoth, ofBoth, "The volume group is not there.", "[Bring its disks back](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing), or make the group."},
-	{VolumeGroupReplaced, ofClass, nil, "Another volume group has the name. It is not used.", "[Remove it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
+	{VolumeGroupReplaced, ofClass, nil, "Another volume group has the name, or the group has none of its disks, or none of its volumes, any more. It is not used.", "[Remove it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
 	{VolumesLeftAlone, ofClass, nil, "Volumes have tags of Carve that this version cannot read; the message says why. They are neither used nor removed.", "[Install the later version again](../how-to/upgrade.md#go-back); else correct the tags (`lvchange --addtag`, `--deltag`)."},
 	{WriteCacheErrors, ofVolume, nil, "A write cache that an administrator added had an error.", "Look at the cache's disk."},
 }

@@ -38,6 +38,11 @@ type Device struct {
 	Virtual bool
 	// Mapping describes a device-mapper device.
 	Mapping Mapping
+	// Number is the kernel's.
+	Number Number
+	// UserData says why the contents are those of a volume's user, or may be, so that nothing
+	// looks for LVM's metadata there. List leaves it empty: see lvm.Devices.
+	UserData string
 }
 
 // Mapping is what makes a device-mapper device. The zero value is no such device.
@@ -115,6 +120,7 @@ func readDevice(dir, name string) (Device, error) {
 		return d, fmt.Errorf("block device %s: size %q", name, size)
 	}
 	d.Size = sectors * SectorSize // the kernel counts in these whatever the device does
+	d.Number, _ = ParseNumber(attribute(dir, "dev"))
 	d.ReadOnly = attribute(dir, "ro") == "1"
 	d.Sequence, _ = strconv.ParseUint(attribute(dir, "diskseq"), 10, 64)
 	holders, _ := os.ReadDir(filepath.Join(dir, "holders"))
@@ -140,10 +146,7 @@ func (d *Device) describe(dir string) {
 			d.Serial = attribute(dir, file)
 		}
 	}
-	d.Mapping = Mapping{
-		Name:          attribute(dir, "dm/name"),
-		LogicalVolume: strings.HasPrefix(attribute(dir, "dm/uuid"), logicalVolumeUUID),
-	}
+	d.Mapping = readMapping(dir)
 	for _, prefix := range []string{"loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd", "rbd", "drbd", "bcache", "zd", "ublkb"} {
 		rest, ok := strings.CutPrefix(d.Name, prefix)
 		// What follows is a number: mdXYZ and sram0 are no such devices.

@@ -20,7 +20,11 @@ type commands struct {
 
 // exec runs a command that looks at the devices and at no others.
 func (c *commands) exec(ctx context.Context, devices []string, command string, args ...string) error {
-	_, err := c.runner.Run(ctx, command, append([]string{"--config", lvmConfig(devices)}, args...)...)
+	devices, err := c.disks.examined(devices)
+	if err != nil {
+		return err
+	}
+	_, err = c.runner.Run(ctx, command, append([]string{"--config", lvmConfig(devices)}, args...)...)
 	return err
 }
 
@@ -42,8 +46,12 @@ func (c *commands) change(ctx context.Context, group, command string, args ...st
 	if err := c.disks.confirm(group); err != nil {
 		return err
 	}
+	seen, err := c.disks.examined(devices)
+	if err != nil {
+		return fmt.Errorf("volume group %q: %w", group, err)
+	}
 	before := linksOf(group)
-	if _, err := c.runner.RunFor(ctx, group, command, append([]string{"--config", lvmConfig(devices)}, args...)...); err != nil {
+	if _, err := c.runner.RunFor(ctx, group, command, append([]string{"--config", lvmConfig(seen)}, args...)...); err != nil {
 		// It may have acted all the same: the Scan that must follow flushes, and
 		// drops nodes of what is gone. Links that it replaced may be missing.
 		return errors.Join(err, before.restore())
@@ -70,12 +78,15 @@ func (c *commands) durable(ctx context.Context, devices []string) error {
 // report reads all groups that are seen on the devices, or on all devices when there are
 // none: a name on the command line that does not exist would be an error.
 func (c *commands) report(ctx context.Context, devices []string) ([]Group, error) {
-	configuration := lvmConfig(devices)
+	var configuration string
+	var err error
 	if len(devices) == 0 {
-		var err error
-		if configuration, err = c.disks.everywhere(); err != nil {
-			return nil, err
-		}
+		configuration, err = c.disks.everywhere()
+	} else if devices, err = c.disks.examined(devices); err == nil {
+		configuration = lvmConfig(devices)
+	}
+	if err != nil {
+		return nil, err
 	}
 	args := []string{
 		"--config", configuration,
@@ -100,6 +111,10 @@ func (c *commands) scan(ctx context.Context, groups, devices []string) ([]Group,
 	}
 	found = c.disks.pick(groups, found)
 	for _, g := range found {
+		// A path may lead to another device since it was chosen.
+		if err := c.disks.confirmLayers(&g); err != nil {
+			return nil, err
+		}
 		for i := range g.Devices {
 			g.Devices[i].DAX = !g.Devices[i].Missing && blockdev.HasDAX(g.Devices[i].Path)
 		}

@@ -35,27 +35,18 @@ const baseConfig = `activation { udev_sync=0 udev_rules=0 verify_udev_operations
 	`devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 ` +
 	`external_device_info_source="none" hints="none" `
 
-// noCrypt keeps LVM from looking into encrypted volumes, which it would not know
-// for what they are.
-const noCrypt = `"r|^/dev/mapper/carve\\.crypt\\.|","r|^/dev/mapper/carve\\.luks\\.|"`
-
 // lvmConfig is the argument of --config for commands that look at these devices, and at no
 // others.
 func lvmConfig(devices []string) string {
-	return baseConfig + "global_filter=[" + patterns("a", devices) + `"r|.*|"] }`
+	return baseConfig + "global_filter=[" + accept(devices) + `"r|.*|"] }`
 }
 
-// lvmConfigWithout has all block devices looked at but logical volumes and these.
-func lvmConfigWithout(devices []string) string {
-	return baseConfig + "global_filter=[" + patterns("r", devices) + noCrypt + "] }"
-}
-
-// patterns accepts ("a") or rejects ("r") device paths in a filter.
-func patterns(what string, devices []string) string {
+// accept has a filter accept device paths.
+func accept(devices []string) string {
 	var b strings.Builder
 	for _, d := range devices {
 		// A device path in a regular expression between '|' in a quoted string.
-		b.WriteString(`"` + what + `|^`)
+		b.WriteString(`"a|^`)
 		b.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`, `|`, `\\|`).Replace(regexp.QuoteMeta(d)))
 		b.WriteString(`$|",`)
 	}

@@ -14,7 +14,8 @@ import (
 // The rules of Groups hold: methods that change a group do not run
 // concurrently for the same group, and errors match the package's sentinels.
 type Devices interface {
-	// BlockDevices lists the machine's block devices.
+	// BlockDevices lists the machine's block devices, and says of which the contents are a
+	// user's. Those are not read: the methods below fail with ErrUserData.
 	BlockDevices() ([]blockdev.Device, error)
 
 	// Label reads what a device says of itself as a physical volume. It runs

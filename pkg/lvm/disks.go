@@ -18,8 +18,10 @@ import (
 type disks struct {
 	mu     sync.Mutex
 	groups map[string]*knownGroup
-	// reads bounds the wait for disks.
-	reads blockdev.Guard
+	// reads bounds the wait for disks, and layers that for what is below them.
+	reads, layers blockdev.Guard
+	// excluded are the devices that the last look at all of them left out, see Excluded.
+	excluded []string
 	// accepts limits which block devices are looked at, or is nil. See Limit.
 	accepts func(*blockdev.Device) bool
 }
@@ -30,10 +32,11 @@ type knownGroup struct {
 	// was last seen.
 	paths, former []string
 	physical      []PhysicalVolume
-	// uuid is that of the group that was found last, pin the one that it must have, and
-	// others those of further groups of the name.
-	uuid, pin string
-	others    []string
+	// uuid is that of the group that was found last, pin what it must be, and others are
+	// further groups of the name.
+	uuid   string
+	pin    Identity
+	others []Other
 	// policy is the allocation policy.
 	policy string
 	// messages is true while messages may be left for thin pools, see messages.
@@ -57,15 +60,12 @@ func (d *disks) view(name string) knownGroup {
 
 // Pin implements Groups. Where another group of the name was is forgotten: the next
 // Scan looks at all devices.
-func (d *disks) Pin(group, uuid string) {
+func (d *disks) Pin(group string, identity Identity) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.group(group)
-	if g.pin == uuid {
-		return
-	}
-	g.pin = uuid
-	if len(g.physical) > 0 && g.uuid != uuid {
+	g.pin = identity
+	if len(g.physical) > 0 && g.uuid != identity.UUID {
 		g.paths, g.physical = nil, nil
 	}
 }
@@ -74,10 +74,10 @@ func (d *disks) Pin(group, uuid string) {
 func (d *disks) Limit(accepts func(*blockdev.Device) bool) { d.accepts = accepts }
 
 // Others implements Groups.
-func (d *disks) Others(group string) []string { return slices.Clone(d.view(group).others) }
+func (d *disks) Others(group string) []Other { return slices.Clone(d.view(group).others) }
 
 // pick keeps those of the found groups that are taken for the ones of their names, and
-// notes the UUIDs of the others.
+// notes the others.
 func (d *disks) pick(groups []string, found []Group) []Group {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -94,9 +94,9 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 }
 
 // Identify chooses among groups the one that is taken for the one of a name: that with
-// the UUID, or without a UUID the only one of the name. It returns nil when there is
-// none, and the UUIDs of all others of the name.
-func Identify(name, uuid string, among []Group) (taken *Group, others []string) {
+// the identity, or without a UUID the only one of the name. It returns nil when there is
+// none, and all others of the name, by UUID.
+func Identify(name string, identity Identity, among []Group) (taken *Group, others []Other) {
 	var named []*Group
 	for i := range among {
 		if among[i].Name == name {
@@ -104,13 +104,19 @@ func Identify(name, uuid string, among []Group) (taken *Group, others []string) 
 		}
 	}
 	for _, g := range named {
-		if g.UUID == uuid || uuid == "" && len(named) == 1 {
+		if identity.UUID == "" && len(named) == 1 || g.Fits(identity) {
 			taken = g
-		} else {
-			others = append(others, g.UUID)
+			continue
 		}
+		other := Other{UUID: g.UUID}
+		for _, pv := range g.Devices {
+			if !pv.Missing {
+				other.Paths = append(other.Paths, pv.Path)
+			}
+		}
+		others = append(others, other)
 	}
-	slices.Sort(others)
+	slices.SortFunc(others, func(a, b Other) int { return strings.Compare(a.UUID, b.UUID) })
 	return taken, others
 }
 
@@ -194,27 +200,49 @@ func (d *disks) numbers(group string) map[blockdev.Number]string {
 // BlockDevices implements Devices.
 func (d *disks) BlockDevices() ([]blockdev.Device, error) {
 	all, err := blockdev.List("/")
-	if err != nil || d.accepts == nil {
-		return all, err
+	if err != nil {
+		return nil, err
 	}
-	return slices.DeleteFunc(all, func(b blockdev.Device) bool { return !d.accepts(&b) }), nil
+	if d.accepts != nil {
+		all = slices.DeleteFunc(all, func(b blockdev.Device) bool { return !d.accepts(&b) })
+	}
+	var asking sync.WaitGroup
+	for i := range all {
+		if all[i].UserData = usersMapping(all[i].Mapping); all[i].UserData == "" {
+			asking.Go(func() {
+				if err := d.examine(all[i].Path); err != nil {
+					all[i].UserData = err.Error()
+				}
+			})
+		}
+	}
+	asking.Wait()
+	return all, nil
 }
 
-// mayHoldGroups reports whether LVM looks for groups on a device: not on volumes, whose
-// contents are the tenants', encrypted or not.
-func mayHoldGroups(d *blockdev.Device) bool {
-	return !d.Mapping.LogicalVolume && !strings.HasPrefix(d.Mapping.Name, "carve.")
+// Excluded implements Groups.
+func (d *disks) Excluded() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.excluded)
 }
 
 // everywhere is the configuration of a command that looks at all block devices that the
-// limit leaves, but not at those that do not answer: LVM would wait for them, and its
-// caller with it.
+// limit leaves, but not at those whose contents are a user's, nor at those that do not answer:
+// LVM would wait for them, and its caller with it. It names what was looked at: what appears
+// later is not.
 func (d *disks) everywhere() (string, error) {
 	all, err := d.BlockDevices()
-	if err != nil && d.accepts != nil {
+	if err != nil {
 		return "", err
 	}
-	all = slices.DeleteFunc(all, func(b blockdev.Device) bool { return !mayHoldGroups(&b) })
+	var excluded []string
+	all = slices.DeleteFunc(all, func(b blockdev.Device) bool {
+		if b.UserData != "" && usersMapping(b.Mapping) == "" {
+			excluded = append(excluded, b.Path+": "+b.UserData)
+		}
+		return b.UserData != ""
+	})
 	answers := make([]error, len(all))
 	var asking sync.WaitGroup
 	for i := range all {
@@ -225,27 +253,28 @@ func (d *disks) everywhere() (string, error) {
 		})
 	}
 	asking.Wait()
-	var silent, others []string
+	var answering []string
 	for i := range all {
-		if errors.Is(answers[i], ErrTimedOut) {
-			silent = append(silent, all[i].Paths()...)
-		} else {
-			others = append(others, all[i].Paths()...)
+		if !errors.Is(answers[i], ErrTimedOut) {
+			answering = append(answering, all[i].Paths()...)
 		}
 	}
-	if d.accepts == nil {
-		// The paths that LVM knows are more than those of the kernel's list.
-		slices.Sort(silent)
-		return lvmConfigWithout(silent), nil
-	}
-	return lvmConfig(others), nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.excluded = excluded
+	return lvmConfig(answering), nil
 }
 
 // readTimeout is how long a read of a label or of metadata may take.
 const readTimeout = 10 * time.Second
 
-// readWithTimeout reads a device, or fails with ErrTimedOut.
+// readWithTimeout reads a device, or fails with ErrTimedOut; with ErrUserData where the
+// contents are a user's.
 func readWithTimeout[T any](d *disks, device string, read func(device string) (T, error)) (T, error) {
+	if err := d.examine(device); err != nil {
+		var none T
+		return none, err
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	return blockdev.Do(ctx, &d.reads, device, read)
@@ -260,14 +289,14 @@ func (d *disks) Label(device string) (ondisk.Label, error) {
 // group by now: the kernel gives the name of a disk that is gone to the next one. ErrNotFound
 // has the caller scan. A disk that cannot be read is left to LVM.
 func (d *disks) confirm(group string) error {
-	pin := d.view(group).pin
+	pin := d.view(group).pin.UUID
 	if pin == "" {
 		return nil
 	}
 	for _, path := range d.known(group) {
 		head, err := readWithTimeout(d, path, ondisk.ReadHead)
 		if err != nil {
-			continue
+			continue // change looks for users' data
 		}
 		if err := head.Check(group, pin); err != nil {
 			return fmt.Errorf("volume group %q: %w: %s: %w", group, ErrNotFound, path, err)
@@ -295,7 +324,7 @@ func (d *disks) Metadata(group string) (ondisk.Metadata, error) {
 			best.Unreadable++
 			continue
 		}
-		if head.Check(group, g.pin) != nil {
+		if head.Check(group, g.pin.UUID) != nil {
 			continue
 		}
 		if best.Seqno == 0 || head.Limit < best.Limit {
@@ -329,7 +358,7 @@ func committed[T any](d *disks, group string, parse func(text []byte) (T, error)
 		return none, err
 	}
 	last := errors.New("no disk with its metadata")
-	pin := d.view(group).pin
+	pin := d.view(group).pin.UUID
 	for _, path := range d.known(group) {
 		text, err := readWithTimeout(d, path, func(path string) (ondisk.Text, error) { return ondisk.ReadText(path, group, pin) })
 		if err == nil && text.Seqno < now.Seqno {

@@ -24,6 +24,8 @@ var (
 	ErrClaimed = blockdev.ErrClaimed
 	// ErrDeviceMissing: a disk of the group is gone or does not answer.
 	ErrDeviceMissing = errors.New("device missing")
+	// ErrUserData: what a device holds was written by the user of a volume, or may have been.
+	ErrUserData = errors.New("its contents are a user's")
 	// ErrTimedOut: the command did not end within its deadline and was killed.
 	// What it did is unknown.
 	ErrTimedOut = blockdev.ErrTimedOut

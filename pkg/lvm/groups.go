@@ -28,19 +28,24 @@ type Groups interface {
 	// absent from the result, which is not an error.
 	Scan(ctx context.Context, groups []string) ([]Group, error)
 
-	// Pin has Scan take only the group of this UUID for the one of the name, as any disk
-	// may hold a group of any name. Without a UUID, as at first, Scan takes the only
+	// Pin has Scan take only the group of this identity for the one of the name, as any disk
+	// may hold a group of any name and UUID. Without a UUID, as at first, Scan takes the only
 	// group of the name, and none of several.
-	Pin(group, uuid string)
+	Pin(group string, identity Identity)
 
 	// Limit has Scan and BlockDevices see only the block devices that accepts accepts. A
 	// nil accepts is no limit, which is what there is at first. It is called before any
 	// other method. accepts is called from several goroutines at once.
 	Limit(accepts func(*blockdev.Device) bool)
 
-	// Others are the UUIDs of groups of this name that the last Scan saw and did not take.
+	// Others are the groups of this name that the last Scan saw and did not take, by UUID.
 	// A Scan that finds the group where it was before sees no others.
-	Others(group string) []string
+	Others(group string) []Other
+
+	// Excluded are the devices that the last Scan of all devices did not look at because they
+	// lie on volumes, so that what they hold is a user's: each path with the reason. The
+	// volumes themselves are not among them.
+	Excluded() []string
 
 	// Metadata reads the state of the group's metadata straight from its
 	// disks. It runs no command and costs three small reads per disk.

@@ -11,7 +11,7 @@ import (
 //
 // It looks at the devices of the groups it was asked about and at no others:
 // the first Scan, and one that misses something, looks at every block device
-// that is not a logical volume, and remembers where the groups' devices were.
+// that does not lie on a volume, and remembers where the groups' devices were.
 // Host is safe for concurrent use within the rules of Groups.
 type Host struct {
 	*disks
@@ -40,7 +40,7 @@ func NewHost(r *Runner) *Host {
 		disks: d, volumes: v, thinPools: &thinPools{volumes: v}, commands: c,
 		inspection: inspection{d}, provisioning: provisioning{c, d, v},
 	}
-	d.reads.Answered, c.flushes.Answered = h.answered, h.answered
+	d.reads.Answered, d.layers.Answered, c.flushes.Answered = h.answered, h.answered, h.answered
 	return h
 }
 
@@ -48,7 +48,7 @@ func NewHost(r *Runner) *Host {
 // answer: commands that were killed, reads, and flushes. Each keeps a thread or a process.
 // It is safe for concurrent use.
 func (h *Host) Stuck() int {
-	return command.Stuck() + h.reads.Stuck() + h.commands.flushes.Stuck()
+	return command.Stuck() + h.reads.Stuck() + h.layers.Stuck() + h.commands.flushes.Stuck()
 }
 
 // Notify sends on events, which should hold an element, when a block device answers

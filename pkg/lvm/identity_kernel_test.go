@@ -21,7 +21,7 @@ func TestNothingIsDoneToAnotherGroupThatIsWhereTheKnownOneWas(t *testing.T) {
 		return must.Get(h.Scan(t.Context(), []string{name}))(t)
 	}
 	known := scan()[0]
-	h.Pin(name, known.UUID)
+	h.Pin(name, known.Identity())
 	create := func(volume string) error {
 		return h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: volume, Extents: 1, Tags: []string{"carve"}})
 	}
@@ -45,7 +45,7 @@ func TestNothingIsDoneToAnotherGroupThatIsWhereTheKnownOneWas(t *testing.T) {
 	if found := scan(); len(found) != 0 {
 		t.Errorf("another group is taken for the known one: %+v", found)
 	}
-	h.Pin(name, "")
+	h.Pin(name, lvm.Identity{})
 	if found := scan(); len(found) != 1 || len(found[0].Volumes) != 1 || len(found[0].Volume("cv1").Tags) != 0 {
 		t.Errorf("the other group was changed: %+v", found)
 	}

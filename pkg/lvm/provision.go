@@ -39,6 +39,9 @@ func (p provisioning) AttachFile(path string, size int64) (string, error) {
 // that what is found is in no use. Signatures are found by
 // wipefs, which knows all that libblkid knows; one process per call.
 func (p provisioning) Examine(ctx context.Context, device string) (Contents, error) {
+	if err := p.disks.examine(device); err != nil {
+		return Contents{}, err
+	}
 	// For reading: closing a device that was open for writing makes udev look at it.
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	switch {

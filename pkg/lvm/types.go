@@ -36,6 +36,46 @@ type Group struct {
 	Volumes []Volume
 }
 
+// Identity is what a group is known by.
+type Identity struct {
+	// UUID is the group's, and Devices are those of its physical volumes, in order. Without
+	// any, as at first, any will do.
+	UUID    string
+	Devices []string
+}
+
+// Equal reports whether two identities are the same.
+func (i Identity) Equal(other Identity) bool {
+	return i.UUID == other.UUID && slices.Equal(i.Devices, other.Devices)
+}
+
+// Identity is what the group is known by from now on: the physical volumes that its metadata
+// has, those that are missing among them.
+func (g *Group) Identity() Identity {
+	i := Identity{UUID: g.UUID}
+	for _, d := range g.Devices {
+		i.Devices = append(i.Devices, d.UUID)
+	}
+	slices.Sort(i.Devices)
+	return i
+}
+
+// Fits reports whether a group may be the one of the identity: it has the UUID, and at least one of
+// the physical volumes is there. A group's metadata can list any, so that those that are
+// missing prove nothing.
+func (g *Group) Fits(i Identity) bool {
+	return g.UUID == i.UUID && (len(i.Devices) == 0 || slices.ContainsFunc(g.Devices, func(d PhysicalVolume) bool {
+		return !d.Missing && slices.Contains(i.Devices, d.UUID)
+	}))
+}
+
+// Other is a group of a name that is not taken for the one of the name.
+type Other struct {
+	UUID string
+	// Paths are those of its devices that are there.
+	Paths []string
+}
+
 // PhysicalVolume is one device of a volume group.
 type PhysicalVolume struct {
 	// Path is the device node LVM found it at; of a missing one, what it

@@ -204,6 +204,22 @@ func TestAPartitionOrALoopDeviceIsUsedWhenItIsNamed(t *testing.T) {
 	}
 }
 
+func TestADeviceThatLiesOnAVolumeIsNotUsedWhereItIsNamed(t *testing.T) {
+	m := bare(t, "{name: carve, devices: [{path: /dev/loop7}], allowSignatures: [/dev/loop7]}")
+	m.fake.AddDisk(disk("loop7"), "ext4")
+	m.fake.ChangeDisk("loop7", func(b *blockdev.Device) { b.Virtual, b.UserData = true, "it lies on the logical volume carve-v" })
+	d := m.start(t, withDevices(nil))
+	if got := d.refusedFor("/dev/loop7"); got != "on_volume" {
+		t.Errorf("it is refused for %q, want on_volume", got)
+	}
+	if _, message := d.classCondition(); !strings.Contains(message, "carve-v") {
+		t.Errorf("the class' condition is %q, want one that names the volume", message)
+	}
+	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 0 {
+		t.Errorf("%d physical volumes were made", n)
+	}
+}
+
 func TestWhyThereIsNoGroupIsReportedUntilThereIsOne(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"), "ext4")

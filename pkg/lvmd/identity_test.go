@@ -84,6 +84,37 @@ func TestAnotherGroupOfTheNameIsRefusedAndTheFirstComesBack(t *testing.T) {
 	}
 }
 
+// TestVolumesThatAreAllGoneAtOnceAreKept has them vanish while lvmd runs, and starts it again.
+func TestVolumesThatAreAllGoneAtOnceAreKept(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t, probeNow)
+	a, b := d.create(request("a", 2)).GetId(), d.create(request("b", 2)).GetId()
+	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{a, b}))
+	refused := func(when string) {
+		t.Helper()
+		waittest.Until(t, when+": the group is refused", func() bool {
+			kind, message := d.classCondition()
+			return kind == "VolumeGroupReplaced" && strings.Contains(message, "none of the 2 volumes")
+		})
+		if got := d.list(); len(got) != 2 || len(got[0].GetConditions()) == 0 || len(got[1].GetConditions()) == 0 {
+			t.Errorf("%s: the volumes are %v, want both with a condition", when, got)
+		}
+		if got := d.available(); got != 0 {
+			t.Errorf("%s: %d extents are offered", when, got)
+		}
+		if _, err := d.client.CreateVolume(t.Context(), request("more", 1)); status.Code(err) == codes.OK {
+			t.Errorf("%s: a volume was made", when)
+		}
+	}
+	refused("while lvmd runs")
+	d.stop()
+	d = m.start(t, probeNow)
+	refused("at a start")
+	must.Succeed(t, os.WriteFile(filepath.Join(m.state, "accept-volume-group-fake-"+testGroup), nil, 0o600))
+	waittest.Until(t, "it is accepted", func() bool { return d.available() == testTotal && len(d.list()) == 0 })
+	d.create(request("a", 1))
+}
+
 func TestAnAdministratorAcceptsAnotherGroup(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

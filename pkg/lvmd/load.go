@@ -35,6 +35,12 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 	if err := s.groups.RecallPins(c, names, states); err != nil {
 		return err
 	}
+	// What is found is held against them.
+	remembered := map[string]inventory.Remembered{}
+	for name, state := range states {
+		remembered[name] = inventory.Remembered(state)
+	}
+	s.inventory.Recall(records, remembered)
 	if err := s.refuseOrphans(ctx, c, before, records); err != nil {
 		return err
 	}
@@ -64,11 +70,6 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 			s.log.Warn("there is no journal; it is rebuilt from the volumes' tags", "volumes", n)
 		}
 	}
-	remembered := map[string]inventory.Remembered{}
-	for name, state := range states {
-		remembered[name] = inventory.Remembered(state)
-	}
-	s.inventory.Recall(records, remembered)
 	if err := s.groups.Load(found); err != nil {
 		return err
 	}

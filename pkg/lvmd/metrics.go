@@ -40,7 +40,7 @@ var (
 	descCallers   = desc("queue_callers", "Namespaces, and lvmd itself, whose operations wait for the volume group.", "group")
 	descRejected  = desc("queue_refused_total", "Operations rejected because too many waited for the volume group, or because they waited ten minutes.", "group")
 	descAnswers   = desc("lvm_responding", "1 while LVM answers for the volume group, 0 while its commands time out.", "group")
-	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by reason: signature, partitioned, in_use, other_group, read_only, too_small, not_dax, waiting (for the disks of a group that was here before), unreadable, gone, failed.", "group", "device", "reason")
+	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by reason: signature, partitioned, in_use, other_group, read_only, too_small, not_dax, waiting (for the disks of a group that was here before), unreadable, gone, on_volume (its contents are a user's), failed.", "group", "device", "reason")
 	descZeroed    = desc("clean_bytes", "Free space that is known to hold zeroes: raw volumes made there need no clearing.", "group")
 	descConfig    = desc("config_current", "1 while what the configuration file says is in force.")
 	descCondition = desc("class_condition", "1 for each condition of the device class.", "class", "condition")

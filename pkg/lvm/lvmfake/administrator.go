@@ -35,7 +35,7 @@ func (f administrator) Renumber(groupName, name string, active bool) {
 func (f administrator) AddGroup(name string, extentSize, extents int64) {
 	defer f.lock()()
 	g := &group{
-		uuid: fmt.Sprintf("fake-%s", name), seqno: 1, extentSize: extentSize, extents: extents,
+		uuid: fmt.Sprintf("fake-%s", name), device: "fake-pv-" + name, seqno: 1, extentSize: extentSize, extents: extents,
 		metadataLimit: 521472, dataOffset: 1 << 20,
 		free: make([]bool, extents), volumes: map[string]*volume{}, dirty: map[int64]byte{}, noise: map[int64]bool{},
 	}
@@ -67,6 +67,22 @@ func (f administrator) PlugGroup(name string, plugged bool) {
 func (f administrator) SetGroupUUID(name, uuid string) {
 	defer f.lock()()
 	f.groups[name].uuid = uuid
+}
+
+// ReplaceDevice has a group lie on another physical volume instead of one, as an administrator does
+// with vgextend, pvmove and vgreduce.
+func (f administrator) ReplaceDevice(groupName, from, to string) {
+	defer f.lock()()
+	g := f.groups[groupName]
+	g.seqno++
+	if g.device == from {
+		g.device = to
+	}
+	for _, d := range g.disks {
+		if d.contents.Label.UUID == from {
+			d.contents.Label.UUID = to
+		}
+	}
 }
 
 // SetDAX makes a group's device one that can be mapped directly into memory.

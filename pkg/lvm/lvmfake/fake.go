@@ -83,8 +83,8 @@ type machine struct {
 	disks  []*disk
 	// away has the groups of which no disk is plugged in.
 	away map[string]*group
-	// pins are the UUIDs that groups must have.
-	pins map[string]string
+	// pins are what groups must be.
+	pins map[string]lvm.Identity
 	// accepts limits which devices are seen, or is nil.
 	accepts func(*blockdev.Device) bool
 
@@ -111,7 +111,9 @@ func (f *machine) lock() (unlock func()) {
 }
 
 type group struct {
-	uuid       string
+	uuid string
+	// device is the UUID of the physical volume, of a group that AddGroup made.
+	device     string
 	seqno      uint64
 	extentSize int64
 	extents    int64
@@ -157,7 +159,7 @@ type volume struct {
 
 // New returns an LVM without volume groups.
 func New() *Groups {
-	m := &machine{groups: map[string]*group{}, ops: map[Op]int{}, away: map[string]*group{}, pins: map[string]string{}}
+	m := &machine{groups: map[string]*group{}, ops: map[Op]int{}, away: map[string]*group{}, pins: map[string]lvm.Identity{}}
 	return &Groups{
 		machine: m, metadata: metadata{m}, volumes: volumes{m}, thinPools: thinPools{m}, inspection: inspection{m},
 		encryption: encryption{m}, provisioning: provisioning{m}, administrator: administrator{m}, hands: hands{m}, tenants: tenants{m},
@@ -166,7 +168,12 @@ func New() *Groups {
 
 // takes reports whether a group of the name is seen, and the one that is pinned.
 func (f *machine) takes(name string, g *group) bool {
-	return (f.pins[name] == "" || f.pins[name] == g.uuid) && f.sees(name, g)
+	report := g.report(name)
+	if g.disks == nil {
+		// That a disk is missing, see SetMissing, is said of a group of which another is there.
+		report.Devices[0].Missing = false
+	}
+	return (f.pins[name].UUID == "" || report.Fits(f.pins[name])) && f.sees(name, g)
 }
 
 // sees reports whether a device of the group is accepted.
@@ -295,7 +302,7 @@ func (g *group) report(name string) lvm.Group {
 		g.reportDisks(&r)
 	} else {
 		r.Devices = []lvm.PhysicalVolume{{
-			Path: "/dev/fake-" + name, UUID: "fake-pv-" + name, Missing: g.missing, Allocatable: true, DAX: g.dax,
+			Path: "/dev/fake-" + name, UUID: g.device, Missing: g.missing, Allocatable: true, DAX: g.dax,
 			Extents: g.extents, AllocatedExtents: g.extents - r.FreeExtents, DataOffset: g.dataOffset,
 		}}
 	}

@@ -47,7 +47,7 @@ type device struct {
 
 func (g *group) devices(name string) []device {
 	if g.disks == nil {
-		d := device{path: "/dev/fake-" + name, uuid: "fake-pv-" + name, dataOffset: g.dataOffset, members: make([]int64, g.extents)}
+		d := device{path: "/dev/fake-" + name, uuid: g.device, dataOffset: g.dataOffset, members: make([]int64, g.extents)}
 		for i := range d.members {
 			d.members[i] = int64(i)
 		}

@@ -16,9 +16,9 @@ func (f metadata) Limit(accepts func(*blockdev.Device) bool) {
 }
 
 // Pin implements lvm.Groups.
-func (f metadata) Pin(name, uuid string) {
+func (f metadata) Pin(name string, identity lvm.Identity) {
 	defer f.lock()()
-	f.pins[name] = uuid
+	f.pins[name] = identity
 }
 
 // Restart forgets what the machine does not keep but a process that uses LVM: which groups
@@ -29,12 +29,27 @@ func (f metadata) Restart() {
 }
 
 // Others implements lvm.Groups. The fake has one group of a name at most.
-func (f metadata) Others(name string) []string {
+func (f metadata) Others(name string) []lvm.Other {
 	defer f.lock()()
 	if g := f.groups[name]; g != nil && f.sees(name, g) && !f.takes(name, g) {
-		return []string{g.uuid}
+		other := lvm.Other{UUID: g.uuid}
+		for _, d := range g.devices(name) {
+			other.Paths = append(other.Paths, d.path)
+		}
+		return []lvm.Other{other}
 	}
 	return nil
+}
+
+// Excluded implements lvm.Groups.
+func (f metadata) Excluded() (paths []string) {
+	defer f.lock()()
+	for _, d := range f.disks {
+		if d.UserData != "" {
+			paths = append(paths, d.Path+": "+d.UserData)
+		}
+	}
+	return paths
 }
 
 // Metadata implements lvm.Groups.
@@ -66,6 +81,8 @@ func (f metadata) Label(device string) (ondisk.Label, error) {
 	switch {
 	case err != nil:
 		return ondisk.Label{}, err
+	case d.UserData != "":
+		return ondisk.Label{}, fmt.Errorf("%s: %w: %s", device, lvm.ErrUserData, d.UserData)
 	case d.contents.Label == nil:
 		return ondisk.Label{}, fmt.Errorf("%s: %w: not a physical volume", device, lvm.ErrNotFound)
 	}

@@ -34,9 +34,10 @@ type Group struct {
 type groupScan struct {
 	// present is false while LVM does not know the group.
 	present bool
-	// pinned is the UUID that the journal has of the group, and refused says why a group
+	// pinned is what the journal has the group known by, and refused says why a group
 	// of its name is not taken for it, or is empty.
-	pinned, refused string
+	pinned  lvm.Identity
+	refused string
 	// info is the group as last scanned, but for its volumes.
 	info lvm.Group
 	// exists names all logical volumes of the group, ours or not.
@@ -252,8 +253,8 @@ func (g *Group) SetAbsence(why string) {
 	m.publish(g)
 }
 
-// Pinned is the UUID that a group is known by, or empty.
-func (g *Group) Pinned() string {
+// Pinned is what a group is known by, or the zero value.
+func (g *Group) Pinned() lvm.Identity {
 	m := g.m
 	m.lock()
 	defer m.unlock()
@@ -261,11 +262,11 @@ func (g *Group) Pinned() string {
 }
 
 // SetPinned replaces it.
-func (g *Group) SetPinned(uuid string) {
+func (g *Group) SetPinned(identity lvm.Identity) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	g.pinned = uuid
+	g.pinned = identity
 }
 
 // Scanned is a group as last scanned, but for its volumes, or nil while LVM does not know it.

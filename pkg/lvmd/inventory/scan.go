@@ -40,7 +40,8 @@ type Diff struct {
 	Undone []spec.Record
 	// Resumed are volumes whose creation, by copying, is to be continued.
 	Resumed []Admission
-	// Pinned is true when the group was found with a UUID that it is known by from now on.
+	// Pinned is true when the group was found with a UUID, or with physical volumes, that it is
+	// known by from now on.
 	Pinned bool
 	// Closed are the devices of volumes that vanished, to be closed.
 	Closed []blockdev.Handle
@@ -71,8 +72,8 @@ func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	found := scan.Group
 	g.refused = ""
-	if g.pinned != found.UUID {
-		g.pinned, d.Pinned = found.UUID, true
+	if now := found.Identity(); !g.pinned.Equal(now) {
+		g.pinned, d.Pinned = now, true
 	}
 	if found.UUID != g.info.UUID || found.Seqno != g.metadata.Seqno {
 		m.forgetZeroed(g)
@@ -133,6 +134,43 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 		d.Vanished = append(d.Vanished, id)
 		d.changed = append(d.changed, v)
 	}
+}
+
+// fewestVanished is of how many volumes a group is refused when all of them vanish at once. An
+// administrator who removes the only volume of a group is believed.
+const fewestVanished = 2
+
+// AllVanished says why a group as LVM found it cannot be what it was, or nothing: of the volumes that
+// were acknowledged none is left, and there were several, or the group's metadata is older than
+// it was.
+func (g *Group) AllVanished(found *lvm.Group) string {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	exists := make(map[string]bool, len(found.Volumes))
+	for i := range found.Volumes {
+		exists[found.Volumes[i].Name] = true
+	}
+	var gone []string
+	for id, v := range m.volumes {
+		if v.group != g || v.rec.Phase == spec.Creating || v.rec.Phase == spec.Deleting {
+			continue
+		}
+		if exists[id] {
+			return ""
+		}
+		gone = append(gone, id)
+	}
+	older := found.Seqno < g.metadata.Seqno
+	if len(gone) == 0 || len(gone) < fewestVanished && !older {
+		return ""
+	}
+	slices.Sort(gone)
+	why := fmt.Sprintf("none of the %d volumes that it had, such as %s, is in it any more", len(gone), gone[0])
+	if older {
+		why += fmt.Sprintf(", and its metadata is older than it was (sequence number %d, was %d)", found.Seqno, g.metadata.Seqno)
+	}
+	return why
 }
 
 // leaveLaterAlone finds the volumes of later versions and forgets those that are known: the
@@ -362,13 +400,13 @@ func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duratio
 	switch {
 	case g.waits(poll):
 		return false
+	case g.refused != "" && !g.stale:
+		// Another group may be away, or accepted by now.
+		return g.recheck || time.Since(g.scanned) > probe
 	case g.stale || err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):
 		return true
 	case !g.isUsable():
 		// It can only come back with a device, or by its name.
-		if g.refused != "" && time.Since(g.scanned) > probe {
-			return true // the other group may be away, or accepted by now
-		}
 		return g.recheck || !g.present && err == nil
 	case g.suspect && time.Since(g.scanned) > probe:
 		return true // what could not be repaired is tried again

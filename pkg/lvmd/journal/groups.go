@@ -1,11 +1,17 @@
 package journal
 
-import "go.etcd.io/bbolt"
+import (
+	"errors"
+
+	"go.etcd.io/bbolt"
+)
 
 var (
 	bucketGroups = []byte("groups")
-	// bucketUUIDs has the UUID of each group, by name, as it is.
-	bucketUUIDs = []byte("volumeGroupUUIDs")
+	// bucketUUIDs has the UUID of each group, by name, as it is, and bucketIdentities that and
+	// those of its physical volumes: an earlier version knows the former only.
+	bucketUUIDs      = []byte("volumeGroupUUIDs")
+	bucketIdentities = []byte("volumeGroupIdentities")
 )
 
 // Group is what is remembered of a volume group. Without it, or with one that is out of date, no
@@ -26,32 +32,49 @@ func (j *Journal) Groups() (map[string]Group, error) {
 // PutGroup stores what is remembered of a group.
 func (t *Tx) PutGroup(name string, g Group) error { return t.put(bucketGroups, name, g) }
 
-// GroupUUIDs returns the UUIDs of the groups that were seen, by name.
-func (j *Journal) GroupUUIDs() (map[string]string, error) {
-	uuids := map[string]string{}
-	err := j.db.View(func(tx *bbolt.Tx) error {
+// Identity is what a group is known by: its UUID, and those of its physical volumes, which are
+// not known in a journal of an earlier version.
+type Identity struct {
+	UUID    string   `json:"uuid"`
+	Devices []string `json:"devices,omitempty"`
+}
+
+// Identities returns those of the groups that were seen, by name.
+func (j *Journal) Identities() (map[string]Identity, error) {
+	whole, err := readBucket[Identity](j, bucketIdentities, forget)
+	if err != nil {
+		return nil, err
+	}
+	identities := map[string]Identity{}
+	err = j.db.View(func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket(bucketUUIDs)
 		if bucket == nil {
 			return nil
 		}
 		return bucket.ForEach(func(k, v []byte) error {
-			uuids[string(k)] = string(v)
+			i := Identity{UUID: string(v)}
+			// An earlier version may have accepted another group since.
+			if w := whole[string(k)]; w.UUID == i.UUID {
+				i = w
+			}
+			identities[string(k)] = i
 			return nil
 		})
 	})
-	return uuids, err
+	return identities, err
 }
 
-// PutGroupUUID stores a group's UUID in place of an earlier one; an empty one removes it.
-func (j *Journal) PutGroupUUID(group, uuid string) error {
+// PutIdentity stores what a group is known by in place of what it was; one without a UUID
+// removes it.
+func (j *Journal) PutIdentity(group string, i Identity) error {
 	return j.Update(func(t *Tx) error {
-		if uuid == "" {
-			return t.remove(bucketUUIDs, group)
+		if i.UUID == "" {
+			return errors.Join(t.remove(bucketUUIDs, group), t.remove(bucketIdentities, group))
 		}
 		bucket, err := t.tx.CreateBucketIfNotExists(bucketUUIDs)
 		if err != nil {
 			return err
 		}
-		return bucket.Put([]byte(group), []byte(uuid))
+		return errors.Join(bucket.Put([]byte(group), []byte(i.UUID)), t.put(bucketIdentities, group, i))
 	})
 }

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/api/leadership"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
@@ -51,9 +53,10 @@ func TestWhatIsStoredIsReadByTheNextRun(t *testing.T) {
 	must.Succeed(t, j.PutVolume(volume, func(tx *Tx) error { return tx.PutGroup("g", group) }))
 	must.Succeed(t, j.PutVolume(gone))
 	must.Succeed(t, j.RemoveVolumes([]string{gone.ID, "cv3"}, func(tx *Tx) error { return tx.PutBindings(bindings) }))
-	must.Succeed(t, j.PutGroupUUID("g", "u"))
-	must.Succeed(t, j.PutGroupUUID("other", "v"))
-	must.Succeed(t, j.PutGroupUUID("other", ""))
+	identity := Identity{UUID: "u", Devices: []string{"d1"}}
+	must.Succeed(t, j.PutIdentity("g", identity))
+	must.Succeed(t, j.PutIdentity("other", Identity{UUID: "v"}))
+	must.Succeed(t, j.PutIdentity("other", Identity{}))
 	must.Succeed(t, j.PutDevices(device, other, Device{UUID: "d3", Group: "g"}))
 	must.Succeed(t, j.RemoveDevices("d3", "d4"))
 	must.Succeed(t, j.PutPoolIntent(pool))
@@ -66,7 +69,7 @@ func TestWhatIsStoredIsReadByTheNextRun(t *testing.T) {
 	for what, c := range map[string]struct{ got, want any }{
 		"volumes":  {must.Get(j.Volumes())(t), map[string]spec.Record{"cv1": volume}},
 		"groups":   {must.Get(j.Groups())(t), map[string]Group{"g": group}},
-		"UUIDs":    {must.Get(j.GroupUUIDs())(t), map[string]string{"g": "u"}},
+		"known by": {must.Get(j.Identities())(t), map[string]Identity{"g": identity}},
 		"bindings": {must.Get(j.Bindings())(t), bindings},
 		"devices":  {must.Get(j.Devices("g"))(t), map[string]Device{"d1": device}},
 		"pools":    {must.Get(j.PoolIntents())(t), map[string]*PoolIntent{PoolKey("g", "p"): pool}},
@@ -75,6 +78,16 @@ func TestWhatIsStoredIsReadByTheNextRun(t *testing.T) {
 		if !reflect.DeepEqual(c.got, c.want) {
 			t.Errorf("%s: %+v, want %+v", what, c.got, c.want)
 		}
+	}
+}
+
+func TestTheDevicesThatAGroupIsKnownByAreThoseOfItsUUID(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "journal.db"))
+	must.Succeed(t, j.PutIdentity("g", Identity{UUID: "u", Devices: []string{"d1"}}))
+	// An earlier version writes the UUID alone.
+	must.Succeed(t, j.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketUUIDs).Put([]byte("g"), []byte("v")) }))
+	if got, want := must.Get(j.Identities())(t), map[string]Identity{"g": {UUID: "v"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("the group is known by %v, want %v", got, want)
 	}
 }
 

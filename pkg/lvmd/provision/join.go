@@ -143,7 +143,7 @@ func (p *Provisioner) confirmJoined(g *group, all []blockdev.Device) error {
 	}
 	var joined []journal.Device
 	for i := range all {
-		if !g.wants(&all[i]) {
+		if !g.wants(&all[i]) || all[i].UserData != "" {
 			continue
 		}
 		label, err := p.devices.Label(all[i].Path)

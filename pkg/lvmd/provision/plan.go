@@ -50,6 +50,10 @@ func (p *Provisioner) plan(g *group, scanned *lvm.Group, all []blockdev.Device, 
 		if !g.wants(d) || taken[d.Path] {
 			continue
 		}
+		if d.UserData != "" {
+			w.refused[d.Path] = refuse("on_volume", "%s", d.UserData)
+			continue
+		}
 		label, err := p.devices.Label(d.Path)
 		if err == nil && members[label.UUID] {
 			continue

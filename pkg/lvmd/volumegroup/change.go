@@ -102,7 +102,7 @@ func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 	if err == nil {
 		repaired := s.repairSuspect(g, found)
 		if g.CameBack(found) && s.makeDevices(s.Work, found) || repaired {
-			found, err = s.LVM.Scan(s.Work, []string{g.Name()})
+			found, err = s.Scan(s.Work, []string{g.Name()})
 		}
 	}
 	if err != nil {

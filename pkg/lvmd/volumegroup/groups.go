@@ -3,6 +3,7 @@ package volumegroup
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
@@ -61,6 +62,8 @@ type Options struct {
 type Groups struct {
 	Options
 	byName map[string]*Group
+	// excluded is what was last logged of the devices that no scan looks at.
+	excluded atomic.Pointer[string]
 }
 
 // Group is a volume group that lvmd serves.
@@ -71,6 +74,9 @@ type Group struct {
 	// Wipe and Remove wake the loops that wipe and remove tombstones, and Look the one that looks
 	// for changes.
 	Wipe, Remove, Look wakeup.Signal
+	// vanished says why the group that the last scan found is not believed, or is empty. It
+	// is read and written in the slot.
+	vanished string
 }
 
 // Reclaim wakes the loops that mark, wipe and remove deleted volumes.

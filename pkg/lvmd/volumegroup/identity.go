@@ -14,12 +14,13 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 )
 
-// A volume group's name proves nothing: any disk may hold a group of any name. So a group
-// is known by its UUID, which the journal keeps from when the group was first seen. Another
-// group of the name is not taken for it, and what the journal has of the group's volumes
-// stays, unless one of these is true:
+// A volume group's name proves nothing: any disk may hold a group of any name. Its UUID proves
+// little, as every user can read it. So a group is known by its UUID and those of its physical volumes,
+// which the journal keeps from when the group was first seen, and with each that is added or taken
+// away. Another group of the name, or one of the UUID on other disks, is not taken for it, and what
+// the journal has of the group's volumes stays, unless one of these is true:
 //
-//   - The configuration lists the other group's UUID.
+//   - The configuration lists the other group's UUID, and that is not the one which is known.
 //   - The journal has no volume of the group, so that none can be lost.
 //   - The state directory has a file acceptPrefix + UUID, which an administrator made.
 
@@ -28,23 +29,23 @@ const acceptPrefix = "accept-volume-group-"
 
 // RecallPins has LVM take only the groups that the journal and the configuration know.
 func (s *Groups) RecallPins(c *config.Config, names []string, states map[string]journal.Group) error {
-	pins, err := s.Journal.GroupUUIDs()
+	pins, err := s.Journal.Identities()
 	if err != nil {
 		return err
 	}
 	for name, state := range states {
-		if pins[name] == "" {
-			pins[name] = state.UUID // an earlier version kept no other
+		if pins[name].UUID == "" {
+			pins[name] = journal.Identity{UUID: state.UUID} // an earlier version kept no other
 		}
 	}
 	for _, name := range names {
-		s.byName[name].SetPinned(pins[name])
-		if listed := inventory.ListedUUIDs(c, name); len(listed) > 0 && !slices.Contains(listed, pins[name]) {
-			pins[name] = listed[0] // No other is taken before scan has looked at the list.
+		s.byName[name].SetPinned(lvm.Identity(pins[name]))
+		if listed := inventory.ListedUUIDs(c, name); len(listed) > 0 && !slices.Contains(listed, pins[name].UUID) {
+			pins[name] = journal.Identity{UUID: listed[0]} // No other is taken before scan has looked at the list.
 		}
 	}
-	for name, uuid := range pins {
-		s.LVM.Pin(name, uuid)
+	for name, identity := range pins {
+		s.LVM.Pin(name, lvm.Identity(identity))
 	}
 	return nil
 }
@@ -55,8 +56,10 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	if err != nil {
 		return nil, err
 	}
+	s.logExcluded()
 	again := false
 	for _, name := range names {
+		s.byName[name].vanished = ""
 		if slices.ContainsFunc(found, func(g lvm.Group) bool { return g.Name == name }) {
 			continue
 		}
@@ -68,33 +71,74 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 			continue
 		}
 		s.Log.Warn("another volume group of the same name is accepted", "group", name, "uuid", accepted)
-		if err := s.Journal.PutGroupUUID(name, accepted); err != nil {
+		if err := s.Journal.PutIdentity(name, journal.Identity{UUID: accepted}); err != nil {
 			return nil, err
 		}
-		s.LVM.Pin(name, accepted)
-		// The journal has it now. A file that stays accepts what is accepted already.
-		_ = os.Remove(s.acceptFile(accepted))
+		s.LVM.Pin(name, lvm.Identity{UUID: accepted})
 		again = true
 	}
-	if !again {
-		return found, nil
+	if again {
+		if found, err = s.LVM.Scan(ctx, names); err != nil {
+			return nil, err
+		}
 	}
-	return s.LVM.Scan(ctx, names)
+	return slices.DeleteFunc(found, func(f lvm.Group) bool { return !s.believes(&f) }), nil
+}
+
+// believes reports whether what was found of a group may be: one in which all of several volumes
+// are gone at once is not, unless an administrator accepts it.
+func (s *Groups) believes(found *lvm.Group) bool {
+	g, file := s.byName[found.Name], s.acceptFile(found.UUID)
+	if found.UUID != g.Pinned().UUID {
+		return true // It was accepted in place of another one, or lvmd makes it in its place.
+	}
+	why := g.AllVanished(found)
+	if why == "" {
+		// It must not accept what happens later.
+		_ = os.Remove(file)
+		return true
+	}
+	if _, err := os.Stat(file); err == nil {
+		s.Log.Warn("a volume group without its volumes is accepted", "group", found.Name, "uuid", found.UUID, "reason", why)
+		return true
+	}
+	g.vanished = fmt.Sprintf("volume group %q is not used: %s. Nothing is done to it, and no volume is forgotten. "+
+		"Bring back the disks or the metadata (vgcfgrestore) that had them; or, if the volumes are lost, run: touch %s", found.Name, why, file)
+	return false
+}
+
+// logExcluded logs which devices are not looked at because of what they lie on, when these are
+// others than before.
+func (s *Groups) logExcluded() {
+	const most = 20
+	excluded := s.LVM.Excluded()
+	all := strings.Join(excluded, "; ")
+	if before := s.excluded.Swap(&all); all == "" || before != nil && *before == all {
+		return
+	}
+	s.Log.Info("no volume group is looked for on devices that lie on volumes", "count", len(excluded), "devices", excluded[:min(most, len(excluded))])
 }
 
 // acceptable returns which of the groups of a name is to be taken for the one that is not
 // found, or nothing.
-func (s *Groups) acceptable(name string, others []string) (uuid string, err error) {
-	if len(others) == 0 {
+func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err error) {
+	if len(groups) == 0 {
 		return "", nil
 	}
+	var others []string
+	for _, g := range groups {
+		others = append(others, g.UUID)
+	}
+	known := s.byName[name].Pinned().UUID
 	listed := inventory.ListedUUIDs(s.Inventory.Config(), name)
 	isListed := func(uuid string) bool { return slices.Contains(listed, uuid) }
+	// What is listed for long says nothing of the disks that the UUID is on now.
+	isNewlyListed := func(uuid string) bool { return isListed(uuid) && uuid != known }
 	isAccepted := func(uuid string) bool {
 		_, err := os.Stat(s.acceptFile(uuid))
 		return err == nil && (len(listed) == 0 || isListed(uuid))
 	}
-	for _, allowed := range []func(uuid string) bool{isAccepted, isListed} {
+	for _, allowed := range []func(uuid string) bool{isAccepted, isNewlyListed} {
 		if fit := slices.DeleteFunc(slices.Clone(others), func(o string) bool { return !allowed(o) }); len(fit) == 1 {
 			return fit[0], nil
 		}
@@ -122,26 +166,40 @@ func (s *Groups) acceptFile(uuid string) string {
 // none.
 func (s *Groups) Refusal(g *Group) string {
 	name := g.Name()
+	if g.vanished != "" {
+		return g.vanished
+	}
 	others := s.LVM.Others(name)
 	if len(others) == 0 {
 		return ""
 	}
 	wanted := "no UUID of it is known yet, or is none of volumeGroupUUIDs"
-	if pinned := g.Pinned(); pinned != "" {
-		wanted = "this node's has the UUID " + pinned
+	pinned := g.Pinned()
+	if pinned.UUID != "" {
+		wanted = "this node's has the UUID " + pinned.UUID
+	}
+	var found []string
+	for _, o := range others {
+		if o.UUID == pinned.UUID {
+			return fmt.Sprintf("volume group %q is not used: the group with its UUID, %s, is on %s, and none of the disks that it was on is there (physical volumes %s). "+
+				"Nothing is done to it. Bring the node's own disks back, and take away what only looks like the group; or, if all of its disks were replaced "+
+				"while lvmd did not run, run: touch %s",
+				name, o.UUID, strings.Join(o.Paths, " and "), strings.Join(pinned.Devices, ", "), s.acceptFile(o.UUID))
+		}
+		found = append(found, fmt.Sprintf("%s on %s", o.UUID, strings.Join(o.Paths, ", ")))
 	}
 	return fmt.Sprintf("volume group %q is not found: %s, and disks of this machine have another group of that name, with the UUID %s. "+
 		"Nothing is done to either. Take away, or rename, what is not this node's; or, if it is to be used from now on, "+
 		"and the volumes of the former group are lost, run: touch %s",
-		name, wanted, strings.Join(others, " and "), s.acceptFile(others[0]))
+		name, wanted, strings.Join(found, " and "), s.acceptFile(others[0].UUID))
 }
 
 // Unpin forgets which group there was: lvmd makes another in its place.
 func (s *Groups) Unpin(g *Group) error {
-	if err := s.Journal.PutGroupUUID(g.Name(), ""); err != nil {
+	if err := s.Journal.PutIdentity(g.Name(), journal.Identity{}); err != nil {
 		return err
 	}
-	s.LVM.Pin(g.Name(), "")
-	g.SetPinned("")
+	s.LVM.Pin(g.Name(), lvm.Identity{})
+	g.SetPinned(lvm.Identity{})
 	return nil
 }

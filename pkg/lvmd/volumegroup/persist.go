@@ -2,10 +2,12 @@ package volumegroup
 
 import (
 	"errors"
+	"os"
 
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
@@ -18,9 +20,9 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 		s.Resume(r.Volume, r.Creation)
 	}
 	if diff.Pinned {
-		uuid := g.Pinned()
-		s.LVM.Pin(g.Name(), uuid)
-		if err := s.Journal.PutGroupUUID(g.Name(), uuid); err != nil {
+		identity := g.Pinned()
+		s.LVM.Pin(g.Name(), identity)
+		if err := s.Journal.PutIdentity(g.Name(), journal.Identity(identity)); err != nil {
 			return err
 		}
 	}
@@ -39,7 +41,15 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	}
 	s.warnOfKeys(diff.Vanished)
 	s.Scanned()
-	return s.Journal.RemoveVolumes(diff.Vanished)
+	if err := s.Journal.RemoveVolumes(diff.Vanished); err != nil {
+		return err
+	}
+	if diff.Pinned || len(diff.Vanished) > 0 {
+		// If an administrator accepted that, it is done: see believes. Until then the file is
+		// there, wherever lvmd is killed.
+		_ = os.Remove(s.acceptFile(g.Pinned().UUID))
+	}
+	return nil
 }
 
 // persistAdopted decides how far a volume had come that the journal did not

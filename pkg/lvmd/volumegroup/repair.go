@@ -86,7 +86,7 @@ func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group
 	if !s.makeDevices(ctx, found) && !changed {
 		return found, nil
 	}
-	found, err := s.LVM.Scan(ctx, names)
+	found, err := s.Scan(ctx, names)
 	if err != nil {
 		return nil, fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
 	}

@@ -276,8 +276,8 @@ func TestAnotherGroupOfTheNameIsTakenOnlyWhereItMayBe(t *testing.T) {
 				must.Succeed(t, os.WriteFile(accept, nil, 0o600))
 			}
 			must.Succeed(t, f.Rescan(f.g))
-			pinned := must.Get(f.Journal.GroupUUIDs())(t)["carve"]
-			if taken := pinned == other; taken != test.taken || f.g.Pinned() != pinned {
+			pinned := lvm.Identity(must.Get(f.Journal.Identities())(t)["carve"])
+			if taken := pinned.UUID == other; taken != test.taken || !f.g.Pinned().Equal(pinned) {
 				t.Errorf("the journal has the group %q, the inventory %q", pinned, f.g.Pinned())
 			}
 			refusal := f.Refusal(f.g)
@@ -288,6 +288,159 @@ func TestAnotherGroupOfTheNameIsTakenOnlyWhereItMayBe(t *testing.T) {
 				t.Errorf("the file that accepts it is left: %v", err)
 			}
 		})
+	}
+}
+
+func TestTheGroupIsNotTakenOnDisksOfWhichNoneIsItsOwn(t *testing.T) {
+	volumes := map[string][]string{ours: named("a")}
+	for name, test := range map[string]struct {
+		volumes map[string][]string
+		listed  []string
+		accept  bool
+		earlier bool
+		taken   bool
+	}{
+		"volumes could be lost":             {volumes: volumes},
+		"the configuration lists the group": {volumes: volumes, listed: []string{first}},
+		"an administrator accepts it":       {volumes: volumes, accept: true, taken: true},
+		"both":                              {volumes: volumes, listed: []string{first}, accept: true, taken: true},
+		"none is lost":                      {taken: true},
+		"an earlier version kept no disks":  {volumes: volumes, earlier: true, taken: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.volumes)
+			f.start(test.listed...)
+			if got := f.identity().Devices; !slices.Equal(got, []string{"fake-pv-carve"}) {
+				t.Fatalf("the group is known by %q", got)
+			}
+			if test.earlier {
+				f.lvm.Pin("carve", lvm.Identity{UUID: first})
+			}
+			f.lvm.ReplaceDevice("carve", "fake-pv-carve", "forged")
+			accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
+			if test.accept {
+				must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+			}
+			must.Succeed(t, f.Rescan(f.g))
+			want := "fake-pv-carve"
+			if test.taken {
+				want = "forged"
+			}
+			if got := f.identity(); !slices.Equal(got.Devices, []string{want}) || got.UUID != first || !f.g.Pinned().Equal(got) {
+				t.Errorf("the journal has %v, the inventory %v, want %s", got, f.g.Pinned(), want)
+			}
+			refusal := f.Refusal(f.g)
+			if test.taken != (refusal == "") || !test.taken && (!strings.Contains(refusal, "touch "+accept) || !strings.Contains(refusal, "fake-pv-carve") || !strings.Contains(refusal, "/dev/fake-carve")) {
+				t.Errorf("the refusal is %q", refusal)
+			}
+			if got := len(must.Get(f.Journal.Volumes())(t)); got != len(test.volumes) {
+				t.Errorf("the journal has %d volumes, want %d", got, len(test.volumes))
+			}
+			if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the file that accepts it is left: %v", err)
+			}
+		})
+	}
+}
+
+// identity is what the journal has the group known by.
+func (f *fixture) identity() lvm.Identity {
+	f.t.Helper()
+	return lvm.Identity(must.Get(f.Journal.Identities())(f.t)["carve"])
+}
+
+func TestTheDisksThatAGroupIsKnownByFollowItsMetadata(t *testing.T) {
+	f := newFixture(t, nil)
+	f.lvm.AddGroupOf("carve", extent, 5, 5)
+	f.create(ours, named("a")...)
+	f.start()
+	has := func(when string, want ...string) {
+		t.Helper()
+		must.Succeed(t, f.Rescan(f.g))
+		if got := f.identity().Devices; !slices.Equal(got, want) {
+			t.Errorf("%s: the group is known by %q, want %q", when, got, want)
+		}
+		if refusal := f.Refusal(f.g); refusal != "" {
+			t.Errorf("%s: %s", when, refusal)
+		}
+	}
+	has("at first", "fake-pv-carve-0", "fake-pv-carve-1")
+	f.lvm.ReplaceDevice("carve", "fake-pv-carve-0", "third")
+	has("one is replaced", "fake-pv-carve-1", "third")
+	f.lvm.ReplaceDevice("carve", "fake-pv-carve-1", "fourth")
+	has("so is the other", "fourth", "third")
+	f.lvm.AddDisk(blockdev.Device{Name: "vdx", Size: 64 << 20})
+	must.Succeed(t, f.lvm.InitDevice(t.Context(), lvm.InitOptions{Device: "/dev/vdx", UUID: "fifth", MetadataSize: 1 << 20, DataAlignment: 1 << 20}))
+	must.Succeed(t, f.lvm.ExtendGroup(t.Context(), "carve", []string{"/dev/vdx"}))
+	has("one is added", "fifth", "fourth", "third")
+	for _, from := range []string{"third", "fourth", "fifth"} {
+		f.lvm.ReplaceDevice("carve", from, "forged-"+from)
+	}
+	must.Succeed(t, f.Rescan(f.g))
+	if f.Refusal(f.g) == "" || len(f.identity().Devices) != 3 || f.identity().Devices[0] != "fifth" {
+		t.Errorf("all are others at once: refused for %q, known by %q", f.Refusal(f.g), f.identity().Devices)
+	}
+}
+
+func TestAGroupInWhichAllVolumesAreGoneAtOnceIsNotBelieved(t *testing.T) {
+	const second = "cvbbbbbbbbbbbbbbbbbbbbbbbbbb"
+	one, two := map[string][]string{ours: named("a")}, map[string][]string{ours: named("a"), second: named("b")}
+	for name, test := range map[string]struct {
+		volumes map[string][]string
+		remove  []string
+		// older has the group's metadata go back, too.
+		older    bool
+		believed bool
+	}{
+		"the only one":                          {volumes: one, remove: []string{ours}, believed: true},
+		"one of two":                            {volumes: two, remove: []string{ours}, believed: true},
+		"both":                                  {volumes: two, remove: []string{ours, second}},
+		"the only one, and the metadata is old": {volumes: one, older: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.volumes)
+			f.start()
+			if test.older {
+				f.lvm.RemoveGroup("carve")
+				f.lvm.AddGroup("carve", extent, 10)
+				f.lvm.SetGroupUUID("carve", first)
+			} else {
+				must.Succeed(t, f.lvm.Remove(t.Context(), "carve", test.remove))
+			}
+			kept := func() int { return len(must.Get(f.Journal.Volumes())(t)) }
+			before := kept()
+			must.Succeed(t, f.Rescan(f.g))
+			if test.believed {
+				if got := kept(); got != before-len(test.remove) || f.Refusal(f.g) != "" {
+					t.Errorf("the journal has %d volumes, want %d; refused for %q", got, before-len(test.remove), f.Refusal(f.g))
+				}
+				return
+			}
+			accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
+			refusal := f.Refusal(f.g)
+			if kept() != before || f.g.Scanned() != nil || !strings.Contains(refusal, ours) || !strings.Contains(refusal, "touch "+accept) {
+				t.Errorf("the journal has %d volumes, want %d; the group is %v; refused for %q", kept(), before, f.g.Scanned(), refusal)
+			}
+			must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+			must.Succeed(t, f.Rescan(f.g))
+			if kept() != 0 || f.g.Scanned() == nil || f.Refusal(f.g) != "" {
+				t.Errorf("accepted: the journal has %d volumes, want none; the group is %v; refused for %q", kept(), f.g.Scanned(), f.Refusal(f.g))
+			}
+			if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the file that accepts it is left: %v", err)
+			}
+		})
+	}
+}
+
+func TestAFileThatAcceptsNothingDoesNotAcceptWhatHappensLater(t *testing.T) {
+	f := newFixture(t, map[string][]string{ours: named("a")})
+	f.start()
+	accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
+	must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+	must.Succeed(t, f.Rescan(f.g))
+	if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is left: %v", err)
 	}
 }
 

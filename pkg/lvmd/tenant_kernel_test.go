@@ -1,0 +1,207 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// asKubelet attaches a loop device to a raw volume as the kubelet does: by a node in a place
+// of its own, which is away afterwards as it is for lvmd, in another mount namespace.
+func asKubelet(t *testing.T, v *lvmdv1.Volume) (loop string) {
+	t.Helper()
+	const node = "/dev/carve-kubelet"
+	must.Succeed(t, blockdev.MakeNode(node, must.Get(blockdev.NumberOf(v.GetDevicePath()))(t)))
+	t.Cleanup(func() { must.Succeed(t, blockdev.RemoveNode(node)) })
+	loop = strings.TrimSpace(byHand(t, "losetup", "--find", "--show", node))
+	takeAway(t, func() { byHand(t, "losetup", "--detach", loop) })
+	must.Succeed(t, blockdev.RemoveNode(node))
+	return loop
+}
+
+// forge writes to a device a group of the node's name and UUID that was changed more often.
+func (n *node) forge(device, uuid string) {
+	n.t.Helper()
+	const draft = "draft"
+	alone, file := only(device), filepath.Join(n.dir, "forged")
+	byHand(n.t, "lvm", "vgcreate", "--config", alone, "--yes", draft, device)
+	byHand(n.t, "lvm", "vgcfgbackup", "--config", alone, "--file", file, draft)
+	byHand(n.t, "lvm", "vgremove", "--config", alone, "--yes", draft)
+	text := string(must.Get(os.ReadFile(file))(n.t))
+	at := strings.Index(text, draft+" {")
+	body := strings.Replace(text[at:], draft+" {", n.group+" {", 1)
+	id := regexp.MustCompile(`id = "[^"]+"`).FindString(body)
+	body = strings.Replace(body, id, `id = "`+uuid+`"`, 1)
+	body = regexp.MustCompile(`seqno = \d+`).ReplaceAllString(body, "seqno = 1000000")
+	must.Succeed(n.t, os.WriteFile(file, []byte(text[:at]+body), 0o600))
+	byHand(n.t, "lvm", "vgcfgrestore", "--config", alone, "--yes", "--file", file, n.group)
+	if got := n.seqnoOn(device); n.uuidOn(device) != uuid || len(got) < len("1000000") {
+		n.t.Fatalf("the forged group has the UUID %s and the sequence number %s", n.uuidOn(device), got)
+	}
+}
+
+// TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused has the forged group on a disk of the machine,
+// such as one that several nodes share.
+func TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	uuid := n.uuidOn("/dev/vdb")
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free := p.available()
+	p.kill()
+	n.forge("/dev/vdc", uuid)
+	forged, kept := n.seqnoOn("/dev/vdc"), n.seqnoOn("/dev/vdb")
+	wipe := func() { byHand(t, "dd", "if=/dev/zero", "of=/dev/vdc", "bs=1M", "count=1", "conv=fsync") }
+	takeAway(t, wipe)
+	p = n.start()
+	c := p.classNamed("local")
+	if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "VolumeGroupReplaced" || !strings.Contains(c.GetConditions()[0].GetMessage(), "/dev/vdc") || c.GetAvailableBytes() != 0 {
+		t.Errorf("the class is %v, want no space and a condition with /dev/vdc", c)
+	}
+	if _, err := p.client.CreateVolume(t.Context(), create("pvc-more", 8<<20, "")); err == nil {
+		t.Error("a volume was made in the forged group")
+	}
+	if !p.has(v.GetId()) {
+		t.Errorf("the volumes are %v, want %s", p.state().GetVolumes(), v.GetId())
+	}
+	if now := n.seqnoOn("/dev/vdc"); now != forged {
+		t.Errorf("the forged group was changed: sequence number %s, was %s", now, forged)
+	}
+	if now := n.seqnoOn("/dev/vdb"); now != kept {
+		t.Errorf("the node's group was changed: sequence number %s, was %s", now, kept)
+	}
+	wipe()
+	waittest.Until(t, "the group is used again", func() bool {
+		c := p.classNamed("local")
+		return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0
+	})
+	checkFilled(t, v, 0x5a, 8<<20)
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
+
+// TestTheDisksOfTheGroupMayBeReplacedOneAfterTheOther moves the group as an administrator does.
+func TestTheDisksOfTheGroupMayBeReplacedOneAfterTheOther(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free := p.available()
+	lvmByHand(t, "vgextend", "--yes", n.group, "/dev/vdc")
+	waittest.Until(t, "the disk is added", func() bool { return p.available() > free })
+	lvmByHand(t, "pvmove", "--yes", "/dev/vdb")
+	lvmByHand(t, "vgreduce", n.group, "/dev/vdb")
+	waittest.Until(t, "the first disk is gone", func() bool { return p.available() == free })
+	p.kill()
+	p = n.start()
+	if c := p.classNamed("local"); len(c.GetConditions()) != 0 || c.GetAvailableBytes() != free || p.conditions() != "" {
+		t.Errorf("after a restart the class is %v, and the volumes' conditions are %s", c, p.conditions())
+	}
+	checkFilled(t, v, 0x5a, 8<<20)
+	lvmByHand(t, "vgextend", "--yes", n.group, "/dev/vdb")
+	waittest.Until(t, "the disk is added again", func() bool { return p.available() > free })
+	lvmByHand(t, "pvmove", "--yes", "/dev/vdc")
+	lvmByHand(t, "vgreduce", n.group, "/dev/vdc")
+	lvmByHand(t, "pvremove", "--yes", "/dev/vdc")
+	waittest.Until(t, "all is as it was", func() bool { return p.available() == free })
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
+
+func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	uuid := n.uuidOn("/dev/vdb")
+	victim := p.create(create("pvc-victim", 8<<20, ""))
+	fill(t, victim, 0x5a)
+	raw := p.create(create("pvc-raw", 64<<20, ""))
+	loop := asKubelet(t, raw)
+	n.forge(loop, uuid)
+	forged, free := n.seqnoOn(loop), p.available()
+	// check has lvmd scan, and compares.
+	check := func(when string) {
+		t.Helper()
+		scanned := n.seqnoOn("/dev/vdb")
+		w := p.create(create("pvc-next", 8<<20, ""))
+		if on := byHand(t, "lvm", "lvs", "--config", only("/dev/vdb"), "--noheadings", "-o", "devices", n.group+"/"+w.GetId()); !strings.Contains(on, "/dev/vdb(") {
+			t.Errorf("%s: a new volume lies on %s", when, on)
+		}
+		p.delete(w.GetId())
+		waittest.Until(t, "the new volume is removed", func() bool { return p.available() == free })
+		if now := n.seqnoOn("/dev/vdb"); now == scanned {
+			t.Errorf("%s: the group has the sequence number %s, as before", when, now)
+		}
+		c := p.classNamed("local")
+		if c.GetVgUuid() != uuid || len(c.GetConditions()) != 0 || !p.has(victim.GetId()) || !p.has(raw.GetId()) || p.conditions() != "" {
+			t.Errorf("%s: the class is %v, and the volumes are %v", when, c, p.state().GetVolumes())
+		}
+		if log := p.log.String(); strings.Contains(log, "volume is gone") {
+			t.Errorf("%s: lvmd takes volumes for gone:\n%s", when, log)
+		}
+		if got := n.seqnoOn(loop); got != forged {
+			t.Errorf("%s: what the tenant wrote has the sequence number %s, want %s", when, got, forged)
+		}
+		checkFilled(t, victim, 0x5a, 8<<20)
+	}
+	check("while lvmd runs")
+	p.kill()
+	p = n.start()
+	check("after a restart")
+	if log := p.log.String(); !strings.Contains(log, loop) {
+		t.Errorf("lvmd does not say that it looks at no %s:\n%s", loop, log)
+	}
+	p.kill()
+	// An administrator's list cannot have it looked at either.
+	classes := n.config
+	n.config = classes + "devices: {allow: [{path: '/dev/*'}]}\n"
+	p = n.start()
+	check("where all devices are allowed")
+	p.kill()
+	n.config = classes + "volumeGroups:\n- {name: carve, devices: [{path: " + loop + "}], allowSignatures: [" + loop + "]}\n"
+	p = n.start()
+	check("where the configuration names it")
+	if metrics := p.log.String(); !strings.Contains(metrics, "on_volume") {
+		t.Errorf("lvmd does not say why it does not use %s:\n%s", loop, metrics)
+	}
+	p.kill()
+}
+
+// TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt removes all volumes from the metadata, and
+// restores that.
+func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v, w := p.create(create("pvc-1", 8<<20, "")), p.create(create("pvc-2", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free, backup := p.available(), filepath.Join(n.dir, "backup")
+	lvmByHand(t, "vgcfgbackup", "--file", backup, n.group)
+	lvmByHand(t, "lvremove", "--yes", n.group)
+	waittest.Until(t, "the group is not believed", func() bool {
+		c := p.classNamed("local")
+		return len(c.GetConditions()) == 1 && c.GetConditions()[0].GetType() == "VolumeGroupReplaced" && c.GetAvailableBytes() == 0
+	})
+	if !p.has(v.GetId()) || !p.has(w.GetId()) {
+		t.Errorf("the volumes are %v, want both", p.state().GetVolumes())
+	}
+	lvmByHand(t, "vgcfgrestore", "--yes", "--file", backup, n.group)
+	waittest.Until(t, "all is as before", func() bool {
+		return p.available() == free && len(p.classNamed("local").GetConditions()) == 0 && p.conditions() == ""
+	})
+	checkFilled(t, v, 0x5a, 8<<20)
+	p.delete(v.GetId())
+	p.delete(w.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
