@@ -120,7 +120,8 @@ func (s *scope) fillToMultipleOf(n int64) int64 {
 
 // wantProvisioningFailures allows that many failed attempts at each claim of the
 // namespace. Repeated Events are one object with a count, so occurrences are added up,
-// not objects.
+// not objects. The PV controller has Events of this reason, too: of writes that another
+// one came before, which it repeats.
 func (s *scope) wantProvisioningFailures(most int) {
 	s.Helper()
 	events, err := s.CoreV1().Events(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "reason=ProvisioningFailed"})
@@ -128,7 +129,9 @@ func (s *scope) wantProvisioningFailures(most int) {
 	failures := map[string]int{}
 	for i := range events.Items {
 		event := &events.Items[i]
-		failures[event.InvolvedObject.Name] += occurrences(event)
+		if event.Source.Component == "carve-controller" {
+			failures[event.InvolvedObject.Name] += occurrences(event)
+		}
 		s.Logf("ProvisioningFailed of %s, %d times: %s", event.InvolvedObject.Name, occurrences(event), event.Message)
 	}
 	for claim, got := range failures {

@@ -425,11 +425,18 @@ func (p *Publisher) forgetIncrease(key Key) {
 
 // current returns an object as it is, or nil.
 func (p *Publisher) current(name string) *storagev1.CSIStorageCapacity {
-	obj, _, err := p.written.GetByKey(p.Namespace + "/" + name)
-	if object, ok := obj.(*storagev1.CSIStorageCapacity); ok && err == nil {
-		return object
+	key := p.Namespace + "/" + name
+	obj, _, err := p.written.GetByKey(key)
+	object, ok := obj.(*storagev1.CSIStorageCapacity)
+	if !ok || err != nil {
+		return nil
 	}
-	return nil
+	if _, seen, _ := p.Capacities.GetStore().GetByKey(key); !seen {
+		// The first read of an object that the informer's cache does not have takes it out of
+		// written (client-go v0.37), and the next one would have it created once more.
+		p.written.Mutation(object)
+	}
+	return object
 }
 
 func (p *Publisher) noteWritten(key Key, object *storagev1.CSIStorageCapacity, operation string) {
