@@ -103,7 +103,7 @@ func (g *Group) mayHaveMore() bool {
 }
 
 // errTooMany says that a group may not have more volumes, in words for what is refused.
-func (g *Group) errTooMany(what string) error {
+func errTooMany(g *Group, what string) error {
 	return apierror.NoSpace("%s: volume group %q has all of the %d logical volumes that it may have; vgchange --logicalvolume 0 %s lifts the limit",
 		what, g.name, g.info.MostVolumes, g.name)
 }

@@ -144,7 +144,7 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 		return f, 1, apierror.NoSpace("device class %q: %v", c.Name, err)
 	}
 	if !g.mayHaveMore() {
-		return f, 3, g.errTooMany(fmt.Sprintf("device class %q", c.Name))
+		return f, 3, errTooMany(g, fmt.Sprintf("device class %q", c.Name))
 	}
 	f.segments, f.text = l.Segments(segments), l.Text(ident.Tags(), segments)
 	if !g.hasText(f.text) {

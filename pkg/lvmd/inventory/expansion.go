@@ -140,7 +140,7 @@ func (m *model) checkExpansion(e *Expansion) error {
 	if g.placed && v.pool == nil {
 		free = v.largestGrowth(reserve)
 	}
-	switch wanted, most := e.extents*g.info.ExtentSize, v.mostExtents(reserve)*g.info.ExtentSize; {
+	switch wanted, most := e.extents*g.info.ExtentSize, mostExtents(v, reserve)*g.info.ExtentSize; {
 	case wanted > most:
 		return apierror.SizeOutOfRange("expanding volume %s to %s: all that its device class has in volume group %q is %s",
 			v.rec.ID, quantity.Bytes(wanted), g.name, quantity.Bytes(most))
@@ -151,7 +151,7 @@ func (m *model) checkExpansion(e *Expansion) error {
 	segments := max(1, min(more, g.fragments))
 	text := layout.VolumeText(nil, v.layout.Segments(segments))
 	if e.zeroing && !g.mayHaveMore() {
-		return g.errTooMany("expanding volume " + v.rec.ID + ", which takes another one for a while")
+		return errTooMany(g, "expanding volume "+v.rec.ID+", which takes another one for a while")
 	}
 	if e.zeroing {
 		text += layout.VolumeText(extensionTags(e.extension), segments)
@@ -165,7 +165,7 @@ func (m *model) checkExpansion(e *Expansion) error {
 
 // mostExtents is how many extents a volume can have at most where nothing else is on the disks of
 // its class, besides a reserve of so many.
-func (v *Volume) mostExtents(reserve int64) int64 {
+func mostExtents(v *Volume, reserve int64) int64 {
 	if v.pool != nil {
 		return max(v.pool.limit(), v.extents)
 	}

@@ -74,7 +74,7 @@ func (v *Volume) snapshotFits(text int64) error {
 	case p.refusal() != "":
 		return apierror.NoSpace("a snapshot of volume %s: %s", v.rec.ID, p.refusal())
 	case !g.mayHaveMore():
-		return g.errTooMany("a snapshot of volume " + v.rec.ID)
+		return errTooMany(g, "a snapshot of volume "+v.rec.ID)
 	case !g.hasText(text):
 		return apierror.NoSpace("a snapshot of volume %s: the metadata of volume group %q is full: it takes %s of at most %s",
 			v.rec.ID, g.name, quantity.Bytes(g.metadata.Size), quantity.Bytes(g.metadata.Limit))

@@ -88,7 +88,7 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 // believes reports whether what was found of a group may be: one in which all of several volumes
 // are gone at once is not, unless an administrator accepts it.
 func (s *Groups) believes(found *lvm.Group) bool {
-	g, file := s.byName[found.Name], s.acceptFile(found.UUID)
+	g, file := s.byName[found.Name], acceptFile(s.StateDir, found.UUID)
 	if found.UUID != g.Pinned().UUID {
 		return true // It was accepted in place of another one, or lvmd makes it in its place.
 	}
@@ -135,7 +135,7 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 	// What is listed for long says nothing of the disks that the UUID is on now.
 	isNewlyListed := func(uuid string) bool { return isListed(uuid) && uuid != known }
 	isAccepted := func(uuid string) bool {
-		_, err := os.Stat(s.acceptFile(uuid))
+		_, err := os.Stat(acceptFile(s.StateDir, uuid))
 		return err == nil && (len(listed) == 0 || isListed(uuid))
 	}
 	for _, allowed := range []func(uuid string) bool{isAccepted, isNewlyListed} {
@@ -158,8 +158,9 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 	return others[0], nil
 }
 
-func (s *Groups) acceptFile(uuid string) string {
-	return filepath.Join(s.StateDir, acceptPrefix+filepath.Base(uuid))
+// acceptFile is the file in the state directory with which an administrator accepts a group.
+func acceptFile(stateDir, uuid string) string {
+	return filepath.Join(stateDir, acceptPrefix+filepath.Base(uuid))
 }
 
 // Refusal says why other groups of its name are not taken for a group, or nothing when there are
@@ -184,14 +185,14 @@ func (s *Groups) Refusal(g *Group) string {
 			return fmt.Sprintf("volume group %q is not used: the group with its UUID, %s, is on %s, and none of the disks that it was on is there (physical volumes %s). "+
 				"Nothing is done to it. Bring the node's own disks back, and take away what only looks like the group; or, if all of its disks were replaced "+
 				"while lvmd did not run, run: touch %s",
-				name, o.UUID, strings.Join(o.Paths, " and "), strings.Join(pinned.Devices, ", "), s.acceptFile(o.UUID))
+				name, o.UUID, strings.Join(o.Paths, " and "), strings.Join(pinned.Devices, ", "), acceptFile(s.StateDir, o.UUID))
 		}
 		found = append(found, fmt.Sprintf("%s on %s", o.UUID, strings.Join(o.Paths, ", ")))
 	}
 	return fmt.Sprintf("volume group %q is not found: %s, and disks of this machine have another group of that name, with the UUID %s. "+
 		"Nothing is done to either. Take away, or rename, what is not this node's; or, if it is to be used from now on, "+
 		"and the volumes of the former group are lost, run: touch %s",
-		name, wanted, strings.Join(found, " and "), s.acceptFile(others[0].UUID))
+		name, wanted, strings.Join(found, " and "), acceptFile(s.StateDir, others[0].UUID))
 }
 
 // Unpin forgets which group there was: lvmd makes another in its place.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
@@ -61,7 +62,7 @@ func (s *Groups) inconsistentIn(g *lvm.Group) []string {
 	if len(names) == 0 {
 		return nil
 	}
-	pools := s.poolsIn(g)
+	pools := poolsIn(s.Inventory, g)
 	var inconsistent []string
 	for _, lv := range g.Volumes {
 		if (spec.AreOurs(lv.Tags) || pools[lv.Name] && !lv.Attr.SkipActivation) &&
@@ -117,7 +118,7 @@ func (s *Groups) makeDevices(ctx context.Context, found []lvm.Group) (changed bo
 // repair them for example, are left alone, and so is what lies in such a pool: to activate
 // it would activate the pool.
 func (s *Groups) inactiveIn(g *lvm.Group) []string {
-	pools := s.poolsIn(g)
+	pools := poolsIn(s.Inventory, g)
 	var inactive []string
 	for i := range g.Volumes {
 		lv := &g.Volumes[i]
@@ -139,8 +140,8 @@ func (s *Groups) inactiveIn(g *lvm.Group) []string {
 
 // poolsIn names the thin pools of a scanned group that we have to do with: those of our
 // classes, and those that volumes or snapshots of ours lie in.
-func (s *Groups) poolsIn(g *lvm.Group) map[string]bool {
-	pools := s.Inventory.ClassPools(g.Name)
+func poolsIn(known *inventory.Inventory, g *lvm.Group) map[string]bool {
+	pools := known.ClassPools(g.Name)
 	for i := range g.Volumes {
 		if lv := &g.Volumes[i]; lv.Pool != "" && spec.AreOurs(lv.Tags) {
 			pools[lv.Pool] = true
