@@ -25,17 +25,12 @@ type Device struct {
 	Size int64
 	// Sequence differs for every device that the kernel ever saw since it
 	// booted; zero where it does not count them.
-	Sequence             uint64
-	Rotational, ReadOnly bool
-	// DAX is true when the kernel can map its contents directly into memory.
-	DAX bool
+	Sequence uint64
+	Features
 	// Parent is the disk's name when this is a partition, else empty.
 	Parent string
 	// Partitions and Holders name what the kernel made of it.
 	Partitions, Holders []string
-	// Virtual is true for devices that the machine's own software makes:
-	// loops, RAM disks, device-mapper and md devices and their like.
-	Virtual bool
 	// Mapping describes a device-mapper device.
 	Mapping Mapping
 	// Number is the kernel's.
@@ -43,6 +38,16 @@ type Device struct {
 	// UserData says why the contents are those of a volume's user, or may be, so that nothing
 	// looks for LVM's metadata there. List leaves it empty: see lvm.Devices.
 	UserData string
+}
+
+// Features are what kind of device it is.
+type Features struct {
+	Rotational, ReadOnly bool
+	// DAX is true when the kernel can map its contents directly into memory.
+	DAX bool
+	// Virtual is true for devices that the machine's own software makes:
+	// loops, RAM disks, device-mapper and md devices and their like.
+	Virtual bool
 }
 
 // Mapping is what makes a device-mapper device. The zero value is no such device.

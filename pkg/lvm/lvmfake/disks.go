@@ -259,7 +259,7 @@ func (f provisioning) AttachFile(path string, size int64) (string, error) {
 	name := "loop-" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
 	d := f.disk("/dev/" + name)
 	if d == nil {
-		d = &disk{Device: blockdev.Device{Name: name, Path: "/dev/" + name, Virtual: true}}
+		d = &disk{Device: blockdev.Device{Name: name, Path: "/dev/" + name, Features: blockdev.Features{Virtual: true}}}
 		f.disks = append(f.disks, d)
 	}
 	d.Size = max(d.Size, size)

@@ -13,8 +13,8 @@ func TestASelectorNeedsAllOfItsConditions(t *testing.T) {
 		Name: "nvme1n1", Path: "/dev/nvme1n1", Size: 100 << 30,
 		Model: "Amazon EC2 NVMe Instance Storage", IDs: []string{"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS1", "nvme-eui.01"},
 	}
-	hdd := blockdev.Device{Name: "sda", Path: "/dev/sda", Size: 4 << 40, Rotational: true, Model: "ST4000NM0035-1V4", IDs: []string{"wwn-0x5000c5"}}
-	mapped := blockdev.Device{Name: "dm-3", Path: "/dev/dm-3", Size: 1 << 40, Virtual: true, Mapping: blockdev.Mapping{Name: "mpatha"}}
+	hdd := blockdev.Device{Name: "sda", Path: "/dev/sda", Size: 4 << 40, Features: blockdev.Features{Rotational: true}, Model: "ST4000NM0035-1V4", IDs: []string{"wwn-0x5000c5"}}
+	mapped := blockdev.Device{Name: "dm-3", Path: "/dev/dm-3", Size: 1 << 40, Features: blockdev.Features{Virtual: true}, Mapping: blockdev.Mapping{Name: "mpatha"}}
 	persistent := blockdev.Device{Name: "nvme0n1", Path: "/dev/nvme0n1", Model: "nvme_card-pd", Size: 1 << 30}
 	local := blockdev.Device{Name: "nvme0n2", Path: "/dev/nvme0n2", Model: "nvme_card2", Size: 1 << 30}
 	azure := blockdev.Device{Name: "nvme0n1", Path: "/dev/nvme0n1", Model: "Microsoft NVMe Direct Disk v2", Size: 1 << 30}
