@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -21,11 +22,11 @@ import (
 type hanging struct {
 	mount.Interface
 	answers chan struct{}
-	asked   int
+	asked   atomic.Int64
 }
 
 func (h *hanging) Thaw(path string) (bool, error) {
-	h.asked++
+	h.asked.Add(1)
 	<-h.answers
 	return h.Interface.Thaw(path)
 }
@@ -49,8 +50,8 @@ func TestThawDoesNotWaitForADeviceThatDoesNotAnswer(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		}
-		if mounts.asked != 1 {
-			t.Errorf("the kernel was asked %d times", mounts.asked)
+		if asked := mounts.asked.Load(); asked != 1 {
+			t.Errorf("the kernel was asked %d times", asked)
 		}
 		close(mounts.answers)
 		synctest.Wait()
