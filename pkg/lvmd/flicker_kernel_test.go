@@ -15,10 +15,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// flicker makes the disk work for some seconds and fail for as many, in turns. What
+// flicker makes the disk work for some seconds and fail for some, in turns. What
 // fails is everything unless features of the kernel's flakey target say otherwise.
-func (f *faulty) flicker(seconds int, features string) {
-	f.set(fmt.Sprintf("flakey %s %d %d %d %s", f.disk, faultyStart, seconds, seconds, features))
+func (f *faulty) flicker(features string) {
+	f.set(fmt.Sprintf("flakey %s %d 3 2 %s", f.disk, faultyStart, features))
 }
 
 // flickering is what was asked of an lvmd whose disk flickers.
@@ -114,13 +114,10 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := &flickering{scenario: newScenario(n), t: t, p: p}
 			f.create(p, create("pvc-kept", 8<<20, ""))
+			disk.flicker(c.features)
 			t.Cleanup(disk.work)
 			round := 0
 			waittest.Until(t, "something went well, something failed, and that is reported", func() bool {
-				if round%8 == 0 {
-					// On a slow machine, nothing is done in the time for which the disk works.
-					disk.flicker(3+round/2, c.features)
-				}
 				round++
 				f.ask(round)
 				return f.made > 1 && f.refused > 1 && f.reported
