@@ -20,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -32,10 +31,6 @@ import (
 const (
 	// capacityWorkers is how many objects are written at once.
 	capacityWorkers = 32
-	// writtenTTL is for how long an object is believed to be as it was written, without
-	// having been seen in the informer's cache; writtenMax is of how many that is known.
-	writtenTTL = time.Minute
-	writtenMax = 1 << 17
 	// IncreaseDelay is how long an increase may wait for more of its kind.
 	// Decreases are written at once: they are what keeps a node from being
 	// overfilled.
@@ -90,10 +85,8 @@ func shortened(name string) string {
 type Publisher struct {
 	*cluster.Cluster
 	Options
-	loop *workloop.Loop[Key]
-	// written has the objects as they are: in the informer's cache, or as they were written
-	// here where that is newer.
-	written cache.MutationCache
+	loop    *workloop.Loop[Key]
+	objects *objects
 
 	mu sync.Mutex
 	// risen is when an increase was first seen that is not written yet.
@@ -119,8 +112,7 @@ type Options struct {
 // New makes a publisher. Run runs it.
 func New(c *cluster.Cluster, o Options) *Publisher {
 	p := &Publisher{Cluster: c, Options: o, risen: map[Key]time.Time{}}
-	p.written = cache.NewIntegerResourceVersionMutationCacheWithOptions(klog.Background(), c.Capacities.GetStore(),
-		cache.MutationCacheOptions{TTL: writtenTTL, IncludeAdds: true, MaxCacheSize: writtenMax})
+	p.objects = newObjects(c.Capacities.GetStore(), c.Now)
 	p.loop = workloop.New(workloop.Options[Key]{
 		Name: "capacities", Parallel: capacityWorkers, RetryMin: 50 * time.Millisecond, RetryMax: 10 * time.Second,
 		Work: p.sync, Failed: p.syncFailed,
@@ -245,9 +237,9 @@ func (p *Publisher) objectChanged(obj any, deleted bool) {
 		return
 	}
 	if deleted {
-		p.written.OnDelete(c)
+		p.objects.deleted(c)
 	} else {
-		p.written.OnAddOrUpdate(c)
+		p.objects.seen(c)
 	}
 	key := p.keyOf(c)
 	if key.ObjectName() == c.Name {
@@ -423,107 +415,6 @@ func (p *Publisher) forgetIncrease(key Key) {
 	delete(p.risen, key)
 }
 
-// current returns an object as it is, or nil.
-func (p *Publisher) current(name string) *storagev1.CSIStorageCapacity {
-	key := p.Namespace + "/" + name
-	obj, _, err := p.written.GetByKey(key)
-	object, ok := obj.(*storagev1.CSIStorageCapacity)
-	if !ok || err != nil {
-		return nil
-	}
-	if _, seen, _ := p.Capacities.GetStore().GetByKey(key); !seen {
-		// The first read of an object that the informer's cache does not have takes it out of
-		// written (client-go v0.37), and the next one would have it created once more.
-		p.written.Mutation(object)
-	}
-	return object
-}
-
-func (p *Publisher) noteWritten(key Key, object *storagev1.CSIStorageCapacity, operation string) {
-	p.Metrics.writes.WithLabelValues(operation).Inc()
-	p.written.Mutation(object)
-	p.forgetIncrease(key)
-}
-
-func (p *Publisher) create(ctx context.Context, key Key, object *storagev1.CSIStorageCapacity) error {
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	object.Namespace = p.Namespace
-	created, err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Create(ctx, object, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		return p.adopt(ctx, key, object)
-	}
-	if err != nil {
-		return fmt.Errorf("create: %w", err)
-	}
-	p.noteWritten(key, created, "create")
-	return nil
-}
-
-// adopt makes an object what it should be that exists and that our cache does
-// not have: it is a moment behind, or it lost the label by which we
-// know our objects.
-func (p *Publisher) adopt(ctx context.Context, key Key, target *storagev1.CSIStorageCapacity) error {
-	current, err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Get(ctx, target.Name, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("read the object that exists: %w", err)
-	}
-	if TopologyNode(current) != key.Node || current.StorageClassName != key.Class {
-		if err := p.remove(ctx, current); err != nil {
-			return err
-		}
-		return errors.New("an object that says something else had the name")
-	}
-	if equalCapacity(current, target) {
-		p.written.Mutation(current)
-		return nil
-	}
-	return p.update(ctx, key, current, target)
-}
-
-func (p *Publisher) update(ctx context.Context, key Key, current, target *storagev1.CSIStorageCapacity) error {
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	object := current.DeepCopy()
-	if object.Labels == nil {
-		object.Labels = map[string]string{}
-	}
-	for k, v := range target.Labels {
-		object.Labels[k] = v
-	}
-	if len(target.OwnerReferences) > 0 {
-		object.OwnerReferences = target.OwnerReferences
-	}
-	if until := target.Annotations[names.AnnotationHeldBack]; until == "" {
-		delete(object.Annotations, names.AnnotationHeldBack)
-	} else {
-		metav1.SetMetaDataAnnotation(&object.ObjectMeta, names.AnnotationHeldBack, until)
-	}
-	object.Capacity, object.MaximumVolumeSize = target.Capacity, target.MaximumVolumeSize
-	updated, err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Update(ctx, object, metav1.UpdateOptions{})
-	if err != nil {
-		if apierrors.IsNotFound(err) {
-			p.written.OnDelete(current)
-		}
-		return fmt.Errorf("update: %w", err)
-	}
-	p.noteWritten(key, updated, "update")
-	return nil
-}
-
-func (p *Publisher) remove(ctx context.Context, object *storagev1.CSIStorageCapacity) error {
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Delete(ctx, object.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &object.UID}})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete: %w", err)
-	}
-	p.written.OnDelete(object)
-	p.Metrics.writes.WithLabelValues("delete").Inc()
-	return nil
-}
-
 // describe returns the object that publishes free space, with a note of whether that is
 // held back.
 func (p *Publisher) describe(key Key, free scheduler.FreeSpace) *storagev1.CSIStorageCapacity {
@@ -549,23 +440,6 @@ func Describe(key Key, free scheduler.FreeSpace) *storagev1.CSIStorageCapacity {
 		Capacity:          resource.NewQuantity(free.Available, resource.BinarySI),
 		MaximumVolumeSize: resource.NewQuantity(free.MaximumVolume, resource.BinarySI),
 	}
-}
-
-// equalCapacity reports whether everything that we write is as it should be.
-func equalCapacity(current, target *storagev1.CSIStorageCapacity) bool {
-	if current.Capacity == nil || current.MaximumVolumeSize == nil ||
-		current.Annotations[names.AnnotationHeldBack] != target.Annotations[names.AnnotationHeldBack] {
-		return false
-	}
-	for k, v := range target.Labels {
-		if current.Labels[k] != v {
-			return false
-		}
-	}
-	if len(target.OwnerReferences) > 0 && !slices.Equal(current.OwnerReferences, target.OwnerReferences) {
-		return false
-	}
-	return current.Capacity.Cmp(*target.Capacity) == 0 && current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) == 0
 }
 
 // published returns nil if what should be published for a key is, and why not otherwise.
