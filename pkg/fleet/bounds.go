@@ -2,11 +2,15 @@ package fleet
 
 import (
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // the codec that boundedReader adds to
+	_ "google.golang.org/grpc/encoding/proto" // the codec that the readers add to
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
@@ -22,9 +26,16 @@ const (
 	// maxReportBytes bounds the encoded volumes and classes of a node, in one message
 	// and in all that it reported.
 	maxReportBytes = 16 << 20
-	// maxReportFields bounds the fields of one message and of its volumes and classes.
+	// maxReportFields bounds the fields of one message, with those of the messages in it.
 	// Decoded, a field may take fifty times as much memory as encoded.
 	maxReportFields = 40 * MaxVolumes
+	// maxAnswerBytes and maxAnswerFields bound the answer to one call in the same way. A node
+	// may have a hundred calls to answer at once. The largest answer is a page of snapshots.
+	maxAnswerBytes  = 512 << 10
+	maxAnswerFields = 20_000
+	// maxText bounds, in bytes, each text of a node that is shown to people: the message of an
+	// error and that of a condition. What is longer is cut.
+	maxText = 1 << 10
 	// reportsPerSecond and reportsAtOnce bound how often a node's report is taken in: each
 	// time takes the processor for as long as the node has volumes.
 	reportsPerSecond = 100
@@ -78,22 +89,8 @@ const (
 // too many, or nothing. What is not well formed is left to the decoder, which refuses
 // it.
 func tooMany(encoded []byte) (what string, most int) {
-	fields := 0
 	parts := map[protowire.Number]int{}
-	for len(encoded) > 0 {
-		number, kind, tag := protowire.ConsumeTag(encoded)
-		length := protowire.ConsumeFieldValue(number, kind, encoded[max(tag, 0):])
-		if tag < 0 || length < 0 {
-			return "", 0
-		}
-		if kind == protowire.BytesType && (number == fieldVolumes || number == fieldClasses) {
-			parts[number]++
-			part, _ := protowire.ConsumeBytes(encoded[tag:])
-			fields += countFields(part)
-		}
-		fields++
-		encoded = encoded[tag+length:]
-	}
+	fields := countFields(encoded, (&lvmdv1.WatchResponse{}).ProtoReflect().Descriptor(), parts)
 	switch {
 	case parts[fieldVolumes] > MaxVolumes:
 		return "volumes", MaxVolumes
@@ -105,18 +102,79 @@ func tooMany(encoded []byte) (what string, most int) {
 	return "", 0
 }
 
-// countFields returns how many fields an encoded message has at its top.
-func countFields(encoded []byte) int {
+// countFields returns how many fields an encoded message has, with those of the messages in it.
+// It counts those of the message itself in byNumber, too, unless that is nil.
+func countFields(encoded []byte, message protoreflect.MessageDescriptor, byNumber map[protowire.Number]int) int {
 	count := 0
 	for len(encoded) > 0 {
-		_, _, n := protowire.ConsumeField(encoded)
-		if n < 0 {
+		number, kind, tag := protowire.ConsumeTag(encoded)
+		length := protowire.ConsumeFieldValue(number, kind, encoded[max(tag, 0):])
+		if tag < 0 || length < 0 {
 			break
 		}
-		encoded = encoded[n:]
 		count++
+		if byNumber != nil {
+			byNumber[number]++
+		}
+		if field := message.Fields().ByNumber(number); kind == protowire.BytesType && field != nil && field.Message() != nil {
+			part, _ := protowire.ConsumeBytes(encoded[tag:])
+			count += countFields(part, field.Message(), nil)
+		}
+		encoded = encoded[tag+length:]
 	}
 	return count
+}
+
+// answerReader refuses answers that have too many fields before they are decoded.
+type answerReader struct{ encoding.CodecV2 }
+
+// Unmarshal implements encoding.CodecV2.
+func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
+	if m, ok := message.(proto.Message); ok {
+		if fields := countFields(encoded.Materialize(), m.ProtoReflect().Descriptor(), nil); fields > maxAnswerFields {
+			return fmt.Errorf("the answer has %d fields, more than the %d that are allowed", fields, maxAnswerFields)
+		}
+	}
+	return r.CodecV2.Unmarshal(encoded, message)
+}
+
+// withShortText returns the error that a node answered with, its message cut to what may be shown.
+func withShortText(err error) error {
+	s, ok := status.FromError(err)
+	if !ok || len(s.Message()) <= maxText {
+		return err
+	}
+	short := s.Proto()
+	short.Message = cut(short.GetMessage())
+	return status.ErrorProto(short)
+}
+
+// cutConditions cuts the messages of a report that are too long to be shown. The report is
+// not shared yet.
+func cutConditions(r *lvmdv1.WatchResponse) {
+	for _, class := range r.GetClasses() {
+		cutMessages(class.GetConditions())
+	}
+	for _, vol := range r.GetVolumes() {
+		cutMessages(vol.GetConditions())
+		cutMessages(vol.GetFound())
+	}
+}
+
+func cutMessages(conditions []*lvmdv1.Condition) {
+	for _, c := range conditions {
+		if len(c.GetMessage()) > maxText {
+			c.Message = cut(c.GetMessage())
+		}
+	}
+}
+
+// cut returns the first maxText bytes of a text, without a part of a character at the end.
+func cut(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText], "") + " …"
 }
 
 // exceeds returns of what a view has too much, or nothing.

@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,7 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -104,6 +107,56 @@ func TestAnAnswerThatIsTooLargeIsRefusedAndTheCallMayHaveHappened(t *testing.T) 
 	}
 	s.Put(&lvmdv1.Volume{Id: "w", Name: "small", DeviceClass: "local"})
 	must.Get(h.GetVolumeByName(testContext(t), "n", "small"))(t)
+}
+
+// Small parts of an answer take much more memory than they are long.
+func TestAnAnswerThatHasTooManyPartsIsRefusedAndTheCallMayHaveHappened(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	// Two bytes each, a fifth of what an answer may be long.
+	s.Put(&lvmdv1.Volume{Id: "v", Name: "large", Conditions: make([]*lvmdv1.Condition, 50_000)})
+	vol, err := h.GetVolumeByName(testContext(t), "n", "large")
+	if err == nil || !fleet.MayHaveHappened(err) || !strings.Contains(err.Error(), "more than the 20000 that are allowed") {
+		t.Errorf("an answer of 50,000 parts: %d conditions, %v", len(vol.GetConditions()), err)
+	}
+}
+
+func TestTextsOfANodeAreCutToWhatMayBeShown(t *testing.T) {
+	h := newHarness(t)
+	long := "x" + strings.Repeat("ä", 1000)
+	s := h.node(t, "n")
+	s.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+		return apierror.DeviceMissing("%s", long)
+	}})
+	err := h.DeleteVolumeByID(testContext(t), "n", "v")
+	if text := fleet.Message(err); len(text) > 1100 || !strings.HasSuffix(text, "ä …") || fleet.Reason(err) != names.ReasonDeviceMissing {
+		t.Errorf("an error of %d bytes with the reason %q that ends in %q", len(text), fleet.Reason(err), text[max(len(text)-10, 0):])
+	}
+	condition := func() []*lvmdv1.Condition { return []*lvmdv1.Condition{{Type: "Unhealthy", Message: long}} }
+	s.Put(&lvmdv1.Volume{Id: "v", DeviceClass: "local", Conditions: condition(), Found: condition()})
+	s.SetClass("local", gib, condition()...)
+	view := h.eventually(t, "n", func(v *fleet.View) bool {
+		return v.Volumes["v"] != nil && len(v.Classes["local"].GetConditions()) > 0
+	})
+	for what, conditions := range map[string][]*lvmdv1.Condition{
+		"lvmd's of a volume": view.Volumes["v"].GetConditions(), "the node plugin's of a volume": view.Volumes["v"].GetFound(),
+		"of a class": view.Classes["local"].GetConditions(),
+	} {
+		if text := conditions[0].GetMessage(); len(text) > 1100 || !strings.HasSuffix(text, "ä …") {
+			t.Errorf("the condition %s has %d bytes", what, len(text))
+		}
+	}
+}
+
+// gRPC would read 16 MiB of a status.
+func TestAStatusThatIsTooLargeIsNotRead(t *testing.T) {
+	h := newHarness(t)
+	h.node(t, "n").SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
+		return apierror.DeviceMissing("%s", strings.Repeat("x", 1<<20))
+	}})
+	if err := h.DeleteVolumeByID(testContext(t), "n", "v"); err == nil || fleet.Reason(err) != "" || !fleet.MayHaveHappened(err) {
+		t.Errorf("a status of 1 MiB was taken in: %.100v", err)
+	}
 }
 
 // A node that reports without end must not take the controller's processor.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/uplink"
@@ -109,13 +110,10 @@ func (o observed) Invoke(ctx context.Context, method string, args, reply any, op
 	return err
 }
 
-// maxAnswerBytes bounds the answer to one call. Decoded, it may take fifty times as much
-// memory, and a node may have a hundred calls to answer. The largest is a page of snapshots.
-const maxAnswerBytes = 512 << 10
-
 // call makes one call on the node's current session. A session that was
 // retired between choosing and using it costs another look, never the call. An answer
-// of more than maxAnswerBytes is refused with ResourceExhausted.
+// of more than maxAnswerBytes is refused with gRPC's ResourceExhausted, one of more than
+// maxAnswerFields with its Internal.
 func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
 	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error)) (*Res, error) {
 	for range 3 {
@@ -123,9 +121,10 @@ func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
 		if err != nil {
 			return nil, err
 		}
-		res, err := method(lvmdv1.NewLVMDClient(observed{s, f.onCall}), ctx, r, grpc.MaxCallRecvMsgSize(maxAnswerBytes))
+		res, err := method(lvmdv1.NewLVMDClient(observed{s, f.onCall}), ctx, r,
+			grpc.MaxCallRecvMsgSize(maxAnswerBytes), grpc.ForceCodecV2(answerReader{encoding.GetCodecV2("proto")}))
 		if !errors.Is(err, uplink.ErrSessionClosed) {
-			return res, err
+			return res, withShortText(err)
 		}
 	}
 	return nil, &NotConnectedError{Node: node}

@@ -210,6 +210,7 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 		if r.GetEpoch() == "" || first && !r.GetFull() {
 			return reported, status.Error(codes.Internal, "lvmd's stream does not begin with its full state")
 		}
+		cutConditions(r)
 		applied := true
 		var refused *ReportRefusedError
 		f.change(n, s, func(view *View) *View {

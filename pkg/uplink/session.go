@@ -27,6 +27,9 @@ const maxMessageBytes = 4 << 20
 // each call costs a ping more.
 const answerWindow = 1 << 20
 
+// maxTrailerBytes bounds the status of an answer, with its message and details.
+const maxTrailerBytes = 64 << 10
+
 // Session is one accepted connection of a node. It implements
 // grpc.ClientConnInterface: lvmdv1.NewLVMDClient(session) calls the node.
 // All methods may be called concurrently.
@@ -76,6 +79,7 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 			Time: KeepaliveInterval, Timeout: KeepaliveTimeout, PermitWithoutStream: true,
 		}),
 		grpc.WithInitialWindowSize(answerWindow), grpc.WithInitialConnWindowSize(answerWindow),
+		grpc.WithMaxHeaderListSize(maxTrailerBytes),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)),
 	)
 	if err != nil {
