@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -107,5 +110,34 @@ func TestOnlyItsOwnNodeSpeaksForAVolume(t *testing.T) {
 	}
 	if pv := h.pv("pvc-uid-c"); pv.Annotations[names.AnnotationEmptied] != "" || pv.Status.Phase != v1.VolumeBound {
 		t.Errorf("the PersistentVolume was changed for another node: %v, %s", pv.Annotations, pv.Status.Phase)
+	}
+}
+
+func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
+	h := newHarness(t)
+	node, impostor := h.node("n1", gib), h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	id := node.Volumes()["pvc-uid-c"].GetId()
+	impostor.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		impostor.Put(&lvmdv1.Volume{Id: id, Name: r.GetName(), DeviceClass: "local", SizeBytes: r.GetRequiredBytes(),
+			State: lvmdv1.VolumeState_VOLUME_STATE_READY, Mode: r.GetMode(), FsType: r.GetFsType()})
+		return nil
+	}})
+	h.claim("d", "n2", nil)
+	waittest.Until(t, "an Event names both nodes", func() bool {
+		return slices.ContainsFunc(h.warnings(), func(e string) bool {
+			return strings.Contains(e, "node n2 answered with volume id "+id) && strings.Contains(e, `pvc-uid-c on node "n1"`)
+		})
+	})
+	if _, err := h.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-d", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("a PersistentVolume with the other's id: %v", err)
+	}
+	_, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-uid-d", func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n2")}
+	}))
+	if message := status.Convert(err).Message(); status.Code(err) != codes.Internal || !strings.Contains(message, id) {
+		t.Errorf("a create by CSI: %v, want Internal that names the id", err)
 	}
 }

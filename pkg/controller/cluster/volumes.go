@@ -78,15 +78,36 @@ func NotedGroup(pv *v1.PersistentVolume) VolumeGroup {
 // NodeOfVolume returns the node that a PersistentVolume of ours names for a
 // volume.
 func (c *Cluster) NodeOfVolume(id string) (string, bool) {
+	pvs := c.withHandle(id)
+	if len(pvs) == 0 {
+		return "", false
+	}
+	return NodeOf(pvs[0])
+}
+
+// OtherWithHandle returns a PersistentVolume of ours that has the volume id and not the name, or
+// nil. An id is one volume's on one node: a node that answers with it for another volume would be
+// asked for the other one's snapshots and clones.
+func (c *Cluster) OtherWithHandle(id, name string) *v1.PersistentVolume {
+	for _, pv := range c.withHandle(id) {
+		if pv.Name != name {
+			return pv
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) withHandle(id string) (pvs []*v1.PersistentVolume) {
 	objs, err := c.Volumes.GetIndexer().ByIndex(ByHandle, id)
-	if err != nil || len(objs) == 0 {
-		return "", false
+	if err != nil {
+		return nil
 	}
-	pv, ok := objs[0].(*v1.PersistentVolume)
-	if !ok {
-		return "", false
+	for _, obj := range objs {
+		if pv, ok := obj.(*v1.PersistentVolume); ok {
+			pvs = append(pvs, pv)
+		}
 	}
-	return NodeOf(pv)
+	return pvs
 }
 
 // ByHandle is the index of our PersistentVolumes by volume id.
@@ -106,15 +127,9 @@ func handleIndexer() cache.Indexers {
 // VolumeOn returns the PersistentVolume of a volume that a node reports, if it names
 // that node. A node speaks for its own volumes only, whatever ids it reports.
 func (c *Cluster) VolumeOn(node, id string) *v1.PersistentVolume {
-	objs, err := c.Volumes.GetIndexer().ByIndex(ByHandle, id)
-	if err != nil {
-		return nil
-	}
-	for _, obj := range objs {
-		if pv, ok := obj.(*v1.PersistentVolume); ok {
-			if named, one := NodeOf(pv); one && named == node {
-				return pv
-			}
+	for _, pv := range c.withHandle(id) {
+		if named, one := NodeOf(pv); one && named == node {
+			return pv
 		}
 	}
 	return nil
