@@ -28,7 +28,7 @@ var ErrorReasons = []ErrorReason{
 	{ReasonVolumeInUse, "FailedPrecondition", "The volume is open or mounted.", "stop what uses it", false},
 	{ReasonNotThin, "FailedPrecondition", "Only thin volumes have snapshots, and a snapshot is restored in its own pool.", "use the StorageClass of the source", false},
 	{ReasonVolumeLeftAlone, "FailedPrecondition", "The volume's tags are those of a later version of Carve, or were changed by hand.", "install that version on the node again, or correct the tags (lvs -o +lv_tags)", false},
-	{ReasonLeaderSuperseded, "FailedPrecondition", "A controller asked that led before another one.", "nothing: the present leader asks again", false},
+	{ReasonLeaderSuperseded, "FailedPrecondition", "A controller asked that led before another one.", "the present leader asks again; after the cluster was restored from a backup of etcd, delete the Lease carve-controller and restart the controller", true},
 	{ReasonOperationPending, "Aborted", "Another operation on the volume is running, or too many wait for the volume group.", "nothing: the call is repeated", false},
 	{ReasonDeviceMissing, "Unavailable", "The volume group or a disk of it is missing, or a disk fails.", "look at the disks of its volume group there (vgs, dmesg)", true},
 	{ReasonNotResponding, "Unavailable", "LVM does not answer for the volume group, and nothing was begun.", "LVM does not answer there; look at the node's disks (dmesg)", true},

@@ -47,6 +47,11 @@ func TestAnEarlierLeaderChangesNothing(t *testing.T) {
 	if _, err := d.client.CreateVolume(other, create); err != nil {
 		t.Errorf("the leader of another cluster: %v", err)
 	}
+	// The Lease was deleted, and the controller restarted.
+	again := leadership.With(t.Context(), leadership.Leadership{Cluster: "c", Lease: 101})
+	if _, err := d.client.CreateVolume(again, create); err != nil {
+		t.Errorf("the leader of a new Lease: %v", err)
+	}
 	d.stop()
 	d = m.start(t)
 	refused() // after a restart, too
