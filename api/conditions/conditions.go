@@ -13,6 +13,7 @@ const (
 	Converting           = "Converting"
 	Degraded             = "Degraded"
 	DiskErrors           = "DiskErrors"
+	DuplicateDevice      = "DuplicateDevice"
 	Failed               = "Failed"
 	HealthUnknown        = "HealthUnknown"
 	Inactive             = "Inactive"
@@ -46,6 +47,7 @@ const (
 	TooManyVolumes       = "TooManyVolumes"
 	UnknownTarget        = "UnknownTarget"
 	VolumeGroupMissing   = "VolumeGroupMissing"
+	VolumeGroupOutdated  = "VolumeGroupOutdated"
 	VolumeGroupReplaced  = "VolumeGroupReplaced"
 	VolumesLeftAlone     = "VolumesLeftAlone"
 	WriteCacheErrors     = "WriteCacheErrors"
@@ -111,6 +113,7 @@ var All = []Condition{
 	{Converting, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
 	{Degraded, ofBoth, nil, "Devices of a RAID volume, or of a RAID thin pool, failed or are missing. The data is on the others.", "[Replace the disk](../how-to/troubleshooting.md#condition-degraded-a-raid-disk-failed)."},
 	{DiskErrors, ofClass, nil, "A disk of the volume group failed a request within the last minute.", "Look at `dmesg` and `smartctl`."},
+	{DuplicateDevice, ofClass, ofClass, "A physical volume of the group is on two devices: one is a copy of the other, or both lead to one disk. Nothing in the group is changed or activated until one is gone.", "[Take the copy away](../how-to/troubleshooting.md#duplicatedevice-a-disk-and-its-copy)."},
 	{Failed, ofVolume, ofVolume, "The volume answers no I/O, because its pool or cache failed.", "Repair the pool or cache (`lvconvert --repair`)."},
 	{FileSystemErrors, ofVolume, nil, "The kernel found errors in the file system, which takes no writes until it was checked.", "Delete the Pods that use it: the next staging checks it."},
 	{FileSystemFailed, ofVolume, nil, "The file system answers with I/O errors.", "Look at the disk (`dmesg`), then delete the Pods that use the volume."},
@@ -151,7 +154,8 @@ var All = []Condition{
 	{UnknownTarget, ofVolume, nil, "LVM does not know the kind of the volume's device.", "Look at `dmsetup status`."},
 	{UnmountFails, ofVolume, nil, "The volume cannot be unmounted from a Pod that has ended, mostly for what is mounted in it; the Pod stays Terminating.", "[Remove what the message names](../how-to/troubleshooting.md#condition-unmountfails-a-pod-stays-terminating)."},
 	{VolumeGroupMissing, ofBoth, ofBoth, "The volume group is not there.", "[Bring its disks back](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing), or make the group."},
-	{VolumeGroupReplaced, ofClass, nil, "Another volume group has the name, or the group has none of its disks, or none of its volumes, any more. It is not used.", "[Remove it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
+	{VolumeGroupOutdated, ofClass, ofClass, "The volume group's metadata is older than it was, as on a copy of a disk from before. It is not used.", "[Bring the newest disk back, or accept what is there](../how-to/troubleshooting.md#volumegroupoutdated-the-metadata-is-older-than-it-was)."},
+	{VolumeGroupReplaced, ofClass, ofClass, "Another volume group has the name, or the group has none of its disks, or none of its volumes, any more. It is not used.", "[Remove it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
 	{VolumesLeftAlone, ofClass, nil, "Volumes have tags of Carve that this version cannot read; the message says why. They are neither used nor removed.", "[Install the later version again](../how-to/upgrade.md#go-back); else correct the tags (`lvchange --addtag`, `--deltag`)."},
 	{WriteCacheErrors, ofVolume, nil, "A write cache that an administrator added had an error.", "Look at the cache's disk."},
 }

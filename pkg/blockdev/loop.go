@@ -129,21 +129,45 @@ func attachedLoop(want *unix.Stat_t) (string, error) {
 	}
 	for _, file := range files {
 		device := "/dev/" + strings.Split(file, "/")[3]
-		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return "", fmt.Errorf("the file of loop device %s cannot be read: %w", device, err)
-		}
-		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-		_ = f.Close()
+		is, err := LoopFileOf(device)
 		switch {
-		case errors.Is(err, unix.ENXIO): // detached in this moment
+		case errors.Is(err, ErrNotFound): // detached in this moment
 		case err != nil:
-			return "", fmt.Errorf("the file of loop device %s cannot be read: %w", device, err)
-		case info.Device == want.Dev && info.Inode == want.Ino:
+			return "", err
+		case is.Device == want.Dev && is.Inode == want.Ino:
 			return device, nil
 		}
 	}
 	return "", nil
+}
+
+// LoopFile is the file that a loop device is attached to, and where in it the device begins. The zero
+// value is none.
+type LoopFile struct{ Device, Inode, Offset uint64 }
+
+// LoopFileOf asks the driver of a loop device for its file, whose file system may never answer.
+// ErrNotFound when the device is attached to nothing, or is no loop device.
+func LoopFileOf(device string) (LoopFile, error) {
+	n, err := NumberOf(device)
+	if err != nil {
+		return LoopFile{}, err
+	}
+	if n.Major != loopMajor {
+		return LoopFile{}, fmt.Errorf("%s: %w: it is no loop device", device, ErrNotFound)
+	}
+	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return LoopFile{}, fmt.Errorf("the file of loop device %s cannot be read: %w", device, err)
+	}
+	defer f.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return LoopFile{}, fmt.Errorf("loop device %s: %w: it is attached to nothing", device, ErrNotFound)
+	case err != nil:
+		return LoopFile{}, fmt.Errorf("the file of loop device %s cannot be read: %w", device, err)
+	}
+	return LoopFile{info.Device, info.Inode, info.Offset}, nil
 }
 
 // canDirect reports whether direct I/O to a file works. The loop driver falls back by

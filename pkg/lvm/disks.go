@@ -22,6 +22,9 @@ type disks struct {
 	reads, layers blockdev.Guard
 	// excluded are the devices that the last look at all of them left out, see Excluded.
 	excluded []string
+	// duplicates are the physical volumes that the last look at all devices found on several
+	// of them, by UUID, see Duplicated.
+	duplicates map[string]Duplicate
 	// accepts limits which block devices are looked at, or is nil. See Limit.
 	accepts func(*blockdev.Device) bool
 }
@@ -85,7 +88,13 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 	for _, name := range groups {
 		g := d.group(name)
 		var taken *Group
-		if taken, g.others = Identify(name, g.pin, found); taken != nil {
+		taken, g.others = Identify(name, g.pin, found)
+		if copied := d.duplicatesOf(g.pin, taken); len(copied) > 0 {
+			// LVM has chosen one of the devices, and would not see the other where it is
+			// confined to that.
+			g.others, taken = []Other{duplicated(&g.pin, taken, copied)}, nil
+		}
+		if taken != nil {
 			g.uuid = taken.UUID
 			ours = append(ours, *taken)
 		}
@@ -173,6 +182,9 @@ func (d *disks) known(groups ...string) []string {
 
 // require is known, or ErrNotFound.
 func (d *disks) require(group string) ([]string, error) {
+	if copied := d.duplicatesOfKnown(group); len(copied) > 0 {
+		return nil, fmt.Errorf("volume group %q: %w: physical volume %s is on %s", group, ErrNotFound, copied[0].UUID, strings.Join(copied[0].Paths, " and "))
+	}
 	if known := d.known(group); len(known) > 0 {
 		return known, nil
 	}
@@ -243,16 +255,8 @@ func (d *disks) everywhere() (string, error) {
 		}
 		return b.UserData != ""
 	})
-	answers := make([]error, len(all))
-	var asking sync.WaitGroup
-	for i := range all {
-		asking.Go(func() {
-			_, answers[i] = readWithTimeout(d, all[i].Path, func(path string) (struct{}, error) {
-				return struct{}{}, blockdev.ReadHead(path, ondisk.LabelLength)
-			})
-		})
-	}
-	asking.Wait()
+	labels, answers := d.labels(all)
+	duplicates := d.duplicatesAmong(all, labels)
 	var answering []string
 	for i := range all {
 		if !errors.Is(answers[i], ErrTimedOut) {
@@ -261,7 +265,7 @@ func (d *disks) everywhere() (string, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.excluded = excluded
+	d.excluded, d.duplicates = excluded, duplicates
 	return lvmConfig(answering), nil
 }
 

@@ -39,8 +39,14 @@ type Groups interface {
 	Limit(accepts func(*blockdev.Device) bool)
 
 	// Others are the groups of this name that the last Scan saw and did not take, by UUID.
-	// A Scan that finds the group where it was before sees no others.
+	// A Scan that finds the group where it was before sees no others. The group itself is among
+	// them while one of its physical volumes is on several devices: no Scan takes it then.
 	Others(group string) []Other
+
+	// Duplicated looks at all devices, and returns the groups that were found before and of which
+	// a physical volume is on several devices by now. Until a Scan finds that ended, commands that
+	// change such a group fail with ErrNotFound. It runs no command.
+	Duplicated() (groups []string, err error)
 
 	// Excluded are the devices that the last Scan of all devices did not look at because they
 	// lie on volumes, so that what they hold is a user's: each path with the reason. The

@@ -74,6 +74,16 @@ type Other struct {
 	UUID string
 	// Paths are those of its devices that are there.
 	Paths []string
+	// Duplicates are those of its physical volumes that are on several devices.
+	Duplicates []Duplicate
+}
+
+// Duplicate is a physical volume that is on several devices, as after one was copied block by
+// block: which of them holds the newest data cannot be known.
+type Duplicate struct {
+	// UUID is the physical volume's.
+	UUID  string
+	Paths []string
 }
 
 // PhysicalVolume is one device of a volume group.

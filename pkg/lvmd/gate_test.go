@@ -89,6 +89,7 @@ func (g *gate) called(ctx context.Context, r any, info *grpc.UnaryServerInfo, ne
 var harmless = map[string]bool{
 	"Metadata": true, "Device": true, "Mapping": true, "Placement": true, "PoolStatus": true, "RAIDStatus": true,
 	"CryptDevice": true, "Encrypted": true, "Inconsistent": true, "Numbers": true, "Pin": true, "Others": true, "Excluded": true, "Limit": true,
+	"Duplicated": true,
 }
 
 func TestEveryEffectOnLVMPassesTheGate(t *testing.T) {

@@ -38,8 +38,8 @@ func (p *provisioned) Scan(ctx context.Context, name string) (*lvm.Group, error)
 	case len(found) > 0:
 		return &found[0], nil
 	}
-	if refused := p.groups.Refusal(p.groups.Named(name)); refused != "" {
-		return nil, errors.New(refused)
+	if refused := p.groups.Refusal(p.groups.Named(name)); refused.Message != "" {
+		return nil, errors.New(refused.Message)
 	}
 	return nil, nil
 }

@@ -95,6 +95,8 @@ type Service struct {
 	leaders     *leaders
 	health      *health
 	blockEvents <-chan struct{}
+	// devicesChanged wakes duplicateLoop.
+	devicesChanged wakeup.Signal
 	// failingFor is the constant, in nanoseconds, but in tests.
 	failingFor atomic.Int64
 	// reservationsLast is the constant but in tests.
@@ -168,7 +170,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	c.stopping = make(chan struct{})
 	c.work, c.cancel = context.WithCancel(context.Background())
 	j.SetCrashPoint(c.crash)
-	s := &Service{core: c, leaders: newLeaders(j, o.Log), health: newHealth(), blockEvents: o.BlockEvents, reservationsLast: reservationsLast}
+	s := &Service{core: c, leaders: newLeaders(j, o.Log), health: newHealth(), blockEvents: o.BlockEvents, devicesChanged: wakeup.New(), reservationsLast: reservationsLast}
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
 		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,
@@ -205,6 +207,7 @@ func (s *Service) Start() {
 		s.spawn(func() { s.headers.noteFound(s.work, g) })
 	}
 	s.spawn(func() { s.pollLoop(s.work) })
+	s.spawn(func() { s.duplicateLoop(s.work) })
 	s.spawn(func() { s.creator.keyLoop(s.work) })
 	s.spawn(func() { s.provisioner.Run(s.work) })
 }
@@ -220,11 +223,37 @@ func (s *Service) pollLoop(ctx context.Context) {
 		case <-s.blockEvents:
 			s.provisioner.Wake()
 			s.inventory.Recheck()
+			s.devicesChanged.Set()
 		case <-ctx.Done():
 			return
 		}
 		for _, g := range s.groups.All() {
 			g.Look.Set()
+		}
+	}
+}
+
+// duplicateLoop looks for copies of the groups' disks when block devices came, went or changed, at
+// most once in the interval between two looks at the groups. A device that does not answer holds up
+// nothing else.
+func (s *Service) duplicateLoop(ctx context.Context) {
+	tick := time.NewTicker(s.groups.PollInterval)
+	defer tick.Stop()
+	for s.devicesChanged.Wait(ctx, time.Time{}) {
+		names, err := s.lvm.Duplicated()
+		if err != nil {
+			s.log.Warn("devices cannot be looked at for copies of the groups' disks", "error", err)
+		}
+		for _, name := range names {
+			if g := s.groups.Named(name); g != nil {
+				g.SetStale() // The scan finds what to say of it.
+				g.Look.Set()
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -85,6 +85,18 @@ func (f administrator) ReplaceDevice(groupName, from, to string) {
 	}
 }
 
+// SetCopied has another device hold the same as the first one of a group; none if path is empty.
+func (f administrator) SetCopied(name, path string) {
+	defer f.lock()()
+	f.groups[name].copied = path
+}
+
+// SetSeqno has a group's metadata be that of before, or of later.
+func (f administrator) SetSeqno(name string, seqno uint64) {
+	defer f.lock()()
+	f.groups[name].seqno = seqno
+}
+
 // SetDAX makes a group's device one that can be mapped directly into memory.
 func (f administrator) SetDAX(name string, dax bool) {
 	defer f.lock()()

@@ -36,9 +36,24 @@ func (f metadata) Others(name string) []lvm.Other {
 		for _, d := range g.devices(name) {
 			other.Paths = append(other.Paths, d.path)
 		}
+		if g.copied != "" {
+			other.Paths = append(other.Paths, g.copied)
+			other.Duplicates = []lvm.Duplicate{{UUID: g.devices(name)[0].uuid, Paths: other.Paths}}
+		}
 		return []lvm.Other{other}
 	}
 	return nil
+}
+
+// Duplicated implements lvm.Groups.
+func (f metadata) Duplicated() (groups []string, err error) {
+	defer f.lock()()
+	for name, g := range f.groups {
+		if g.copied != "" {
+			groups = append(groups, name)
+		}
+	}
+	return groups, nil
 }
 
 // Excluded implements lvm.Groups.

@@ -215,7 +215,7 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	}
 	var groups, uuids []string
 	for _, p := range c.groups {
-		if !p.group.present && c.Optional && p.group.refused == "" {
+		if !p.group.present && c.Optional && p.group.refused == (Refusal{}) {
 			continue
 		}
 		part := p.report(r, m.config.Devices.IsEmpty())
@@ -244,8 +244,8 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 	add := func(kind, format string, args ...any) {
 		class.Conditions = append(class.Conditions, condition(kind, format, args...))
 	}
-	if !g.present && g.refused != "" {
-		add(conditions.VolumeGroupReplaced, "%s", g.refused)
+	if !g.present && g.refused != (Refusal{}) {
+		add(g.refused.Type, "%s", g.refused.Message)
 		return r
 	}
 	if !g.present {

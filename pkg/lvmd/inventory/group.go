@@ -35,9 +35,9 @@ type groupScan struct {
 	// present is false while LVM does not know the group.
 	present bool
 	// pinned is what the journal has the group known by, and refused says why a group
-	// of its name is not taken for it, or is empty.
+	// of its name is not taken for it.
 	pinned  lvm.Identity
-	refused string
+	refused Refusal
 	// info is the group as last scanned, but for its volumes.
 	info lvm.Group
 	// exists names all logical volumes of the group, ours or not.
@@ -55,6 +55,12 @@ type groupScan struct {
 	// at intervals.
 	scanned               time.Time
 	recheck, stale, blind bool
+}
+
+// Refusal says why a group that is there is not used. The zero value is that of a group that is.
+type Refusal struct {
+	// Type is that of the condition, and Message the condition's.
+	Type, Message string
 }
 
 // groupHealth is whether LVM and the disks do what they are asked.
@@ -157,6 +163,16 @@ func (m *Inventory) Responding(g *Group) error {
 		}
 	}
 	return nil
+}
+
+// Used is an error, apierror.DeviceMissing, while a group that is there is not used.
+func (m *Inventory) Used(g *Group) error {
+	m.lock()
+	defer m.unlock()
+	if g.refused == (Refusal{}) {
+		return nil
+	}
+	return apierror.DeviceMissing("volume group %q is not used (%s); the condition of its device class says why", g.name, g.refused.Type)
 }
 
 // SetUnresponsive notes that LVM does not answer for a group. It returns false if that was known.

@@ -20,8 +20,8 @@ import (
 type Scan struct {
 	// Group is nil when LVM does not know the group.
 	Group *lvm.Group
-	// Refused says why a group of the name is not taken for it, or is empty.
-	Refused string
+	// Refused says why a group of the name is not taken for it.
+	Refused Refusal
 	// Devices are those of our volumes, by name, where they have one.
 	Devices map[string]lvm.Device
 	// Metadata is the zero value where it cannot be read.
@@ -43,6 +43,8 @@ type Diff struct {
 	// Pinned is true when the group was found with a UUID, or with physical volumes, that it is
 	// known by from now on.
 	Pinned bool
+	// WentBack is true when the group's metadata is older than it was, and is accepted as it is.
+	WentBack bool
 	// Closed are the devices of volumes that vanished, to be closed.
 	Closed []blockdev.Handle
 
@@ -71,10 +73,11 @@ func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 
 func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	found := scan.Group
-	g.refused = ""
+	g.refused = Refusal{}
 	if now := found.Identity(); !g.pinned.Equal(now) {
 		g.pinned, d.Pinned = now, true
 	}
+	d.WentBack = g.outdated(found) != ""
 	if found.UUID != g.info.UUID || found.Seqno != g.metadata.Seqno {
 		m.forgetZeroed(g)
 	}
@@ -140,13 +143,33 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 // administrator who removes the only volume of a group is believed.
 const fewestVanished = 2
 
-// AllVanished says why a group as LVM found it cannot be what it was, or nothing: of the volumes that
-// were acknowledged none is left, and there were several, or the group's metadata is older than
-// it was.
-func (g *Group) AllVanished(found *lvm.Group) string {
+// Implausible says why a group as LVM found it cannot be what it was: its metadata is older than
+// it was, or of several volumes that were acknowledged none is left. The reason begins in the middle
+// of a sentence.
+func (g *Group) Implausible(found *lvm.Group) Refusal {
 	m := g.m
 	m.lock()
 	defer m.unlock()
+	if why := g.outdated(found); why != "" {
+		return Refusal{conditions.VolumeGroupOutdated, why}
+	}
+	if why := m.allVanished(g, found); why != "" {
+		return Refusal{conditions.VolumeGroupReplaced, why}
+	}
+	return Refusal{}
+}
+
+// outdated says why the metadata of a group is older than what is known of it, or nothing. LVM raises
+// the sequence number with each change.
+func (g *Group) outdated(found *lvm.Group) string {
+	if found.UUID != g.info.UUID || found.Seqno >= g.metadata.Seqno {
+		return ""
+	}
+	return fmt.Sprintf("its metadata is older than it was (sequence number %d, was %d)", found.Seqno, g.metadata.Seqno)
+}
+
+// allVanished says why no volume of a group may be gone that is, or nothing.
+func (m *model) allVanished(g *Group, found *lvm.Group) string {
 	exists := make(map[string]bool, len(found.Volumes))
 	for i := range found.Volumes {
 		exists[found.Volumes[i].Name] = true
@@ -161,16 +184,11 @@ func (g *Group) AllVanished(found *lvm.Group) string {
 		}
 		gone = append(gone, id)
 	}
-	older := found.Seqno < g.metadata.Seqno
-	if len(gone) == 0 || len(gone) < fewestVanished && !older {
+	if len(gone) < fewestVanished {
 		return ""
 	}
 	slices.Sort(gone)
-	why := fmt.Sprintf("none of the %d volumes that it had, such as %s, is in it any more", len(gone), gone[0])
-	if older {
-		why += fmt.Sprintf(", and its metadata is older than it was (sequence number %d, was %d)", found.Seqno, g.metadata.Seqno)
-	}
-	return why
+	return fmt.Sprintf("none of the %d volumes that it had, such as %s, is in it any more", len(gone), gone[0])
 }
 
 // leaveLaterAlone finds the volumes of later versions and forgets those that are known: the
@@ -231,13 +249,13 @@ func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 
 // applyMissing is for a group that LVM does not know any more. Its volumes are kept: the disks
 // may come back.
-func (m *model) applyMissing(g *Group, refused string, d *Diff) {
+func (m *model) applyMissing(g *Group, refused Refusal, d *Diff) {
 	if g.present {
 		m.warn("volume group is gone", "group", g.name)
 	}
 	if refused != g.refused {
 		g.refused = refused
-		m.warn("volume group is not taken", "group", g.name, "reason", cmp.Or(refused, "it is not there"))
+		m.warn("volume group is not taken", "group", g.name, "reason", cmp.Or(refused.Message, "it is not there"))
 	}
 	g.present, g.allocatable = false, 0
 	for _, p := range g.pools {
@@ -245,7 +263,7 @@ func (m *model) applyMissing(g *Group, refused string, d *Diff) {
 	}
 	for _, v := range m.volumes {
 		if v.group == g && v.rec.Phase != spec.Deleting && v.op == nil {
-			v.conditions = []*lvmdv1.Condition{condition(conditions.VolumeGroupMissing, "%s", cmp.Or(g.refused, fmt.Sprintf("volume group %q is gone", g.name)))}
+			v.conditions = []*lvmdv1.Condition{condition(conditions.VolumeGroupMissing, "%s", cmp.Or(g.refused.Message, fmt.Sprintf("volume group %q is gone", g.name)))}
 			d.changed = append(d.changed, v)
 		}
 	}
@@ -400,7 +418,7 @@ func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duratio
 	switch {
 	case g.waits(poll):
 		return false
-	case g.refused != "" && !g.stale:
+	case g.refused != Refusal{} && !g.stale:
 		// Another group may be away, or accepted by now.
 		return g.recheck || time.Since(g.scanned) > probe
 	case g.stale || err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):

@@ -26,6 +26,10 @@ func (s *Groups) Change(ctx context.Context, g *Group, run func(context.Context)
 		return err
 	}
 	defer done()
+	// It may have been refused while the operation waited.
+	if err := s.Inventory.Used(g.Group); err != nil {
+		return err
+	}
 	change := g.BeginChange()
 	effect, err := run(s.Work)
 	if err != nil {

@@ -74,9 +74,9 @@ type Group struct {
 	// Wipe and Remove wake the loops that wipe and remove tombstones, and Look the one that looks
 	// for changes.
 	Wipe, Remove, Look wakeup.Signal
-	// vanished says why the group that the last scan found is not believed, or is empty. It
-	// is read and written in the slot.
-	vanished string
+	// implausible says why the group that the last scan found is not believed. It is read and
+	// written in the slot.
+	implausible inventory.Refusal
 }
 
 // Reclaim wakes the loops that mark, wipe and remove deleted volumes.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/carve-csi/carve/api/conditions"
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -59,7 +60,7 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	s.logExcluded()
 	again := false
 	for _, name := range names {
-		s.byName[name].vanished = ""
+		s.byName[name].implausible = inventory.Refusal{}
 		if slices.ContainsFunc(found, func(g lvm.Group) bool { return g.Name == name }) {
 			continue
 		}
@@ -85,26 +86,37 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	return slices.DeleteFunc(found, func(f lvm.Group) bool { return !s.believes(&f) }), nil
 }
 
-// believes reports whether what was found of a group may be: one in which all of several volumes
-// are gone at once is not, unless an administrator accepts it.
+// believes reports whether what was found of a group may be: one whose metadata went back, or in which
+// all of several volumes are gone at once, is not, unless an administrator accepts it.
 func (s *Groups) believes(found *lvm.Group) bool {
 	g, file := s.byName[found.Name], acceptFile(s.StateDir, found.UUID)
 	if found.UUID != g.Pinned().UUID {
 		return true // It was accepted in place of another one, or lvmd makes it in its place.
 	}
-	why := g.AllVanished(found)
-	if why == "" {
+	why := g.Implausible(found)
+	if why == (inventory.Refusal{}) {
 		// It must not accept what happens later.
 		_ = os.Remove(file)
 		return true
 	}
 	if _, err := os.Stat(file); err == nil {
-		s.Log.Warn("a volume group without its volumes is accepted", "group", found.Name, "uuid", found.UUID, "reason", why)
+		s.Log.Warn("a volume group is accepted as it is", "group", found.Name, "uuid", found.UUID, "reason", why.Message)
 		return true
 	}
-	g.vanished = fmt.Sprintf("volume group %q is not used: %s. Nothing is done to it, and no volume is forgotten. "+
-		"Bring back the disks or the metadata (vgcfgrestore) that had them; or, if the volumes are lost, run: touch %s", found.Name, why, file)
+	g.implausible = inventory.Refusal{Type: why.Type, Message: fmt.Sprintf("volume group %q on %s is not used: %s. Nothing is done to it, and no volume is forgotten. "+
+		"Bring back the disks or the metadata (vgcfgrestore) that were there before; or, if what was done since is lost, run: touch %s",
+		found.Name, strings.Join(pathsOf(found), " and "), why.Message, file)}
 	return false
+}
+
+// pathsOf are those of the devices of a group that are there.
+func pathsOf(g *lvm.Group) (paths []string) {
+	for _, d := range g.Devices {
+		if !d.Missing {
+			paths = append(paths, d.Path)
+		}
+	}
+	return paths
 }
 
 // logExcluded logs which devices are not looked at because of what they lie on, when these are
@@ -127,6 +139,9 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 	}
 	var others []string
 	for _, g := range groups {
+		if len(g.Duplicates) > 0 {
+			return "", nil // There is nothing to accept: one of the devices must go.
+		}
 		others = append(others, g.UUID)
 	}
 	known := s.byName[name].Pinned().UUID
@@ -163,17 +178,34 @@ func acceptFile(stateDir, uuid string) string {
 	return filepath.Join(stateDir, acceptPrefix+filepath.Base(uuid))
 }
 
-// Refusal says why other groups of its name are not taken for a group, or nothing when there are
-// none.
-func (s *Groups) Refusal(g *Group) string {
-	name := g.Name()
-	if g.vanished != "" {
-		return g.vanished
+// Refusal says why a group is not used that is there, or others of its name are not taken for it.
+func (s *Groups) Refusal(g *Group) inventory.Refusal {
+	if g.implausible != (inventory.Refusal{}) {
+		return g.implausible
 	}
-	others := s.LVM.Others(name)
+	others := s.LVM.Others(g.Name())
 	if len(others) == 0 {
-		return ""
+		return inventory.Refusal{}
 	}
+	if copied := others[0].Duplicates; len(copied) > 0 {
+		return inventory.Refusal{Type: conditions.DuplicateDevice, Message: duplicated(g.Name(), copied)}
+	}
+	return inventory.Refusal{Type: conditions.VolumeGroupReplaced, Message: s.replaced(g, others)}
+}
+
+// duplicated says why a group is not used of which physical volumes are on several devices.
+func duplicated(name string, duplicates []lvm.Duplicate) string {
+	var copied []string
+	for _, d := range duplicates {
+		copied = append(copied, fmt.Sprintf("physical volume %s is on %s", d.UUID, strings.Join(d.Paths, " and ")))
+	}
+	return fmt.Sprintf("volume group %q is not used: %s: one is a copy of the other, or leads to the same disk, and which has the newest data cannot be known. "+
+		"Nothing is done to either, and what is mounted goes on. Take the copy away, or overwrite it (wipefs); run multipathd if both lead to one disk", name, strings.Join(copied, ", and "))
+}
+
+// replaced says why none of other groups of its name is taken for a group.
+func (s *Groups) replaced(g *Group, others []lvm.Other) string {
+	name := g.Name()
 	wanted := "no UUID of it is known yet, or is none of volumeGroupUUIDs"
 	pinned := g.Pinned()
 	if pinned.UUID != "" {

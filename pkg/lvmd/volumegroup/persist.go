@@ -44,7 +44,14 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	if err := s.Journal.RemoveVolumes(diff.Vanished); err != nil {
 		return err
 	}
-	if diff.Pinned || len(diff.Vanished) > 0 {
+	if diff.WentBack {
+		// The next start would refuse it again, and could take the number, once it is reached
+		// again, for that of what is known to be zero.
+		if err := s.Journal.Update(s.Remember(g)); err != nil {
+			return err
+		}
+	}
+	if diff.Pinned || diff.WentBack || len(diff.Vanished) > 0 {
 		// If an administrator accepted that, it is done: see believes. Until then the file is
 		// there, wherever lvmd is killed.
 		_ = os.Remove(acceptFile(s.StateDir, g.Pinned().UUID))

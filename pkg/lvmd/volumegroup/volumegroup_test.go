@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/carve-csi/carve/api/conditions"
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -22,6 +23,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
@@ -280,7 +282,7 @@ func TestAnotherGroupOfTheNameIsTakenOnlyWhereItMayBe(t *testing.T) {
 			if taken := pinned.UUID == other; taken != test.taken || !f.g.Pinned().Equal(pinned) {
 				t.Errorf("the journal has the group %q, the inventory %q", pinned, f.g.Pinned())
 			}
-			refusal := f.Refusal(f.g)
+			refusal := f.Refusal(f.g).Message
 			if test.taken != (refusal == "") || !test.taken && !strings.Contains(refusal, "touch "+accept) {
 				t.Errorf("the refusal is %q", refusal)
 			}
@@ -329,7 +331,7 @@ func TestTheGroupIsNotTakenOnDisksOfWhichNoneIsItsOwn(t *testing.T) {
 			if got := f.identity(); !slices.Equal(got.Devices, []string{want}) || got.UUID != first || !f.g.Pinned().Equal(got) {
 				t.Errorf("the journal has %v, the inventory %v, want %s", got, f.g.Pinned(), want)
 			}
-			refusal := f.Refusal(f.g)
+			refusal := f.Refusal(f.g).Message
 			if test.taken != (refusal == "") || !test.taken && (!strings.Contains(refusal, "touch "+accept) || !strings.Contains(refusal, "fake-pv-carve") || !strings.Contains(refusal, "/dev/fake-carve")) {
 				t.Errorf("the refusal is %q", refusal)
 			}
@@ -360,7 +362,7 @@ func TestTheDisksThatAGroupIsKnownByFollowItsMetadata(t *testing.T) {
 		if got := f.identity().Devices; !slices.Equal(got, want) {
 			t.Errorf("%s: the group is known by %q, want %q", when, got, want)
 		}
-		if refusal := f.Refusal(f.g); refusal != "" {
+		if refusal := f.Refusal(f.g).Message; refusal != "" {
 			t.Errorf("%s: %s", when, refusal)
 		}
 	}
@@ -377,8 +379,8 @@ func TestTheDisksThatAGroupIsKnownByFollowItsMetadata(t *testing.T) {
 		f.lvm.ReplaceDevice("carve", from, "forged-"+from)
 	}
 	must.Succeed(t, f.Rescan(f.g))
-	if f.Refusal(f.g) == "" || len(f.identity().Devices) != 3 || f.identity().Devices[0] != "fifth" {
-		t.Errorf("all are others at once: refused for %q, known by %q", f.Refusal(f.g), f.identity().Devices)
+	if f.Refusal(f.g).Message == "" || len(f.identity().Devices) != 3 || f.identity().Devices[0] != "fifth" {
+		t.Errorf("all are others at once: refused for %q, known by %q", f.Refusal(f.g).Message, f.identity().Devices)
 	}
 }
 
@@ -386,48 +388,107 @@ func TestAGroupInWhichAllVolumesAreGoneAtOnceIsNotBelieved(t *testing.T) {
 	const second = "cvbbbbbbbbbbbbbbbbbbbbbbbbbb"
 	one, two := map[string][]string{ours: named("a")}, map[string][]string{ours: named("a"), second: named("b")}
 	for name, test := range map[string]struct {
-		volumes map[string][]string
-		remove  []string
-		// older has the group's metadata go back, too.
-		older    bool
+		volumes  map[string][]string
+		remove   []string
 		believed bool
 	}{
-		"the only one":                          {volumes: one, remove: []string{ours}, believed: true},
-		"one of two":                            {volumes: two, remove: []string{ours}, believed: true},
-		"both":                                  {volumes: two, remove: []string{ours, second}},
-		"the only one, and the metadata is old": {volumes: one, older: true},
+		"the only one": {volumes: one, remove: []string{ours}, believed: true},
+		"one of two":   {volumes: two, remove: []string{ours}, believed: true},
+		"both":         {volumes: two, remove: []string{ours, second}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.volumes)
 			f.start()
-			if test.older {
-				f.lvm.RemoveGroup("carve")
-				f.lvm.AddGroup("carve", extent, 10)
-				f.lvm.SetGroupUUID("carve", first)
-			} else {
-				must.Succeed(t, f.lvm.Remove(t.Context(), "carve", test.remove))
-			}
+			must.Succeed(t, f.lvm.Remove(t.Context(), "carve", test.remove))
 			kept := func() int { return len(must.Get(f.Journal.Volumes())(t)) }
 			before := kept()
 			must.Succeed(t, f.Rescan(f.g))
 			if test.believed {
-				if got := kept(); got != before-len(test.remove) || f.Refusal(f.g) != "" {
-					t.Errorf("the journal has %d volumes, want %d; refused for %q", got, before-len(test.remove), f.Refusal(f.g))
+				if got := kept(); got != before-len(test.remove) || f.Refusal(f.g).Message != "" {
+					t.Errorf("the journal has %d volumes, want %d; refused for %q", got, before-len(test.remove), f.Refusal(f.g).Message)
 				}
 				return
 			}
 			accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
-			refusal := f.Refusal(f.g)
+			refusal := f.Refusal(f.g).Message
 			if kept() != before || f.g.Scanned() != nil || !strings.Contains(refusal, ours) || !strings.Contains(refusal, "touch "+accept) {
 				t.Errorf("the journal has %d volumes, want %d; the group is %v; refused for %q", kept(), before, f.g.Scanned(), refusal)
 			}
 			must.Succeed(t, os.WriteFile(accept, nil, 0o600))
 			must.Succeed(t, f.Rescan(f.g))
-			if kept() != 0 || f.g.Scanned() == nil || f.Refusal(f.g) != "" {
-				t.Errorf("accepted: the journal has %d volumes, want none; the group is %v; refused for %q", kept(), f.g.Scanned(), f.Refusal(f.g))
+			if kept() != 0 || f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
+				t.Errorf("accepted: the journal has %d volumes, want none; the group is %v; refused for %q", kept(), f.g.Scanned(), f.Refusal(f.g).Message)
 			}
 			if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the file that accepts it is left: %v", err)
+			}
+		})
+	}
+}
+
+func TestAGroupWhoseMetadataIsOlderThanItWasIsNotBelieved(t *testing.T) {
+	f := newFixture(t, map[string][]string{ours: named("a")})
+	f.start()
+	seqno := f.g.Seqno()
+	f.lvm.SetSeqno("carve", seqno-1)
+	must.Succeed(t, f.Rescan(f.g))
+	accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
+	refusal := f.Refusal(f.g)
+	if refusal.Type != conditions.VolumeGroupOutdated || !strings.Contains(refusal.Message, "touch "+accept) || f.g.Scanned() != nil {
+		t.Errorf("the group is %v, refused for %v", f.g.Scanned(), refusal)
+	}
+	err := f.Change(t.Context(), f.g, func(context.Context) (inventory.Effect, error) {
+		t.Error("a command was run")
+		return nil, nil
+	})
+	if want := new(apierror.Error); !errors.As(err, &want) {
+		t.Errorf("a change fails with %v, want one of apierror", err)
+	}
+	f.lvm.SetSeqno("carve", seqno)
+	must.Succeed(t, f.Rescan(f.g))
+	if f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
+		t.Errorf("with its number again, the group is %v, refused for %v", f.g.Scanned(), f.Refusal(f.g))
+	}
+	f.lvm.SetSeqno("carve", seqno-1)
+	must.Succeed(t, f.Rescan(f.g))
+	must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+	must.Succeed(t, f.Rescan(f.g))
+	if f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
+		t.Errorf("accepted, the group is %v, refused for %v", f.g.Scanned(), f.Refusal(f.g))
+	}
+	// The next start must not refuse it again.
+	if got := must.Get(f.Journal.Groups())(t)["carve"].Seqno; got != seqno-1 {
+		t.Errorf("the journal has the sequence number %d, want %d", got, seqno-1)
+	}
+	if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file that accepts it is left: %v", err)
+	}
+}
+
+func TestAGroupOfWhichADiskAndItsCopyAreThereIsNotTaken(t *testing.T) {
+	for name, volumes := range map[string]map[string][]string{
+		"with a volume":    {ours: named("a")},
+		"without a volume": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, volumes)
+			f.start()
+			known := f.identity()
+			f.lvm.SetCopied("carve", "/dev/copy")
+			// There is nothing to accept.
+			must.Succeed(t, os.WriteFile(filepath.Join(f.StateDir, "accept-volume-group-"+first), nil, 0o600))
+			must.Succeed(t, f.Rescan(f.g))
+			refusal := f.Refusal(f.g)
+			if refusal.Type != conditions.DuplicateDevice || !strings.Contains(refusal.Message, "/dev/fake-carve and /dev/copy") || f.g.Scanned() != nil {
+				t.Errorf("the group is %v, refused for %v", f.g.Scanned(), refusal)
+			}
+			if got := f.identity(); !got.Equal(known) || !f.g.Pinned().Equal(known) {
+				t.Errorf("the journal has %v, the inventory %v, want %v", got, f.g.Pinned(), known)
+			}
+			f.lvm.SetCopied("carve", "")
+			must.Succeed(t, f.Rescan(f.g))
+			if f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
+				t.Errorf("without the copy, the group is %v, refused for %v", f.g.Scanned(), f.Refusal(f.g))
 			}
 		})
 	}

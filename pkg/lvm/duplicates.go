@@ -1,0 +1,179 @@
+package lvm
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+)
+
+// LVM itself changes and activates nothing in a group of which it sees a physical volume twice. Our
+// commands see the devices only on which the last scan found the group, so a copy of one is looked for
+// here, by the labels of all devices.
+
+// Duplicated implements Groups.
+func (d *disks) Duplicated() (groups []string, err error) {
+	all, err := d.BlockDevices()
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(b blockdev.Device) bool { return b.UserData != "" })
+	labels, _ := d.labels(all)
+	duplicates := d.duplicatesAmong(all, labels)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.duplicates = duplicates
+	for name, g := range d.groups {
+		if len(g.paths) > 0 && len(d.duplicatesOf(g.pin, &Group{Devices: g.physical})) > 0 {
+			groups = append(groups, name)
+		}
+	}
+	return groups, nil
+}
+
+// labels reads what devices say of themselves as physical volumes. The label of one that is none, or
+// that cannot be read, is the zero value.
+func (d *disks) labels(devices []blockdev.Device) ([]ondisk.Label, []error) {
+	labels, errs := make([]ondisk.Label, len(devices)), make([]error, len(devices))
+	var reading sync.WaitGroup
+	for i := range devices {
+		reading.Go(func() {
+			labels[i], errs[i] = readWithTimeout(d, devices[i].Path, func(path string) (ondisk.Label, error) {
+				if err := blockdev.ReadHead(path, ondisk.LabelLength); err != nil {
+					return ondisk.Label{}, err
+				}
+				return ondisk.ReadLabel(path)
+			})
+		})
+	}
+	reading.Wait()
+	return labels, errs
+}
+
+// duplicatesAmong finds the physical volumes that are on several devices. One that another of them lies
+// on is none of those, such as a path of a multipath device or a member of an array, nor is a further
+// loop device of the same file.
+func (d *disks) duplicatesAmong(devices []blockdev.Device, labels []ondisk.Label) map[string]Duplicate {
+	byUUID := map[string][]*blockdev.Device{}
+	for i := range devices {
+		if uuid := labels[i].UUID; uuid != "" {
+			byUUID[uuid] = append(byUUID[uuid], &devices[i])
+		}
+	}
+	duplicates := map[string]Duplicate{}
+	for uuid, on := range byUUID {
+		if len(on) < 2 {
+			continue
+		}
+		if on = distinct(on, d.originOf); len(on) < 2 {
+			continue
+		}
+		copied := Duplicate{UUID: uuid}
+		for _, device := range on {
+			copied.Paths = append(copied.Paths, device.Path)
+		}
+		slices.Sort(copied.Paths)
+		duplicates[uuid] = copied
+	}
+	return duplicates
+}
+
+// origin is where the contents of a device come from.
+type origin struct {
+	// below are the kernel's names of what the device lies on, and the device's own.
+	below []string
+	// file is what a loop device is attached to, or the zero value.
+	file blockdev.LoopFile
+	// member is true for a member of an array, whether the array runs or not.
+	member bool
+}
+
+// originOf asks for the origin of a device. What cannot be known is left out: then the device counts.
+func (d *disks) originOf(device *blockdev.Device) (o origin) {
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	o, _ = blockdev.Do(ctx, &d.layers, device.Path, func(path string) (o origin, err error) {
+		layers, err := blockdev.Layers(device.Number)
+		for _, l := range layers {
+			o.below = append(o.below, l.Name)
+		}
+		o.file, _ = blockdev.LoopFileOf(path)
+		o.member, _ = blockdev.IsArrayMember(path)
+		return o, err
+	})
+	return o
+}
+
+// distinct leaves one of the devices that lead to the same, the one that lies on the others.
+func distinct(devices []*blockdev.Device, originOf func(*blockdev.Device) origin) (left []*blockdev.Device) {
+	origins, same := make([]origin, len(devices)), make([]int, len(devices))
+	for i, device := range devices {
+		origins[i], same[i] = originOf(device), i
+	}
+	liesOn := func(i, j int) bool { return i != j && slices.Contains(origins[i].below, devices[j].Name) }
+	for i := range devices {
+		for j := range devices {
+			if liesOn(i, j) || origins[i].file != (blockdev.LoopFile{}) && origins[i].file == origins[j].file {
+				from, to := same[i], same[j]
+				for k := range same {
+					if same[k] == from {
+						same[k] = to
+					}
+				}
+			}
+		}
+	}
+	seen := map[int]bool{}
+	for i, device := range devices {
+		isBelow := false
+		for j := range devices {
+			isBelow = isBelow || liesOn(j, i)
+		}
+		if origins[i].member || isBelow || seen[same[i]] {
+			continue
+		}
+		seen[same[i]] = true
+		left = append(left, device)
+	}
+	return left
+}
+
+// duplicatesOf are those of the physical volumes of a group, found or known by its identity, that
+// are on several devices. The caller holds mu.
+func (d *disks) duplicatesOf(i Identity, found *Group) (copied []Duplicate) {
+	uuids := slices.Clone(i.Devices)
+	if found != nil {
+		uuids = append(uuids, found.Identity().Devices...)
+	}
+	slices.Sort(uuids)
+	for _, uuid := range slices.Compact(uuids) {
+		if duplicate, is := d.duplicates[uuid]; is {
+			copied = append(copied, duplicate)
+		}
+	}
+	return copied
+}
+
+// duplicatesOfKnown is duplicatesOf for a group as it was found last.
+func (d *disks) duplicatesOfKnown(group string) []Duplicate {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.group(group)
+	return d.duplicatesOf(g.pin, &Group{Devices: g.physical})
+}
+
+// duplicated is the group that is not taken because of duplicates.
+func duplicated(i *Identity, found *Group, duplicates []Duplicate) Other {
+	o := Other{UUID: i.UUID, Duplicates: duplicates}
+	if found != nil {
+		o.UUID = found.UUID
+	}
+	for _, duplicate := range duplicates {
+		o.Paths = append(o.Paths, duplicate.Paths...)
+	}
+	slices.SortFunc(o.Paths, strings.Compare)
+	return o
+}

@@ -1,0 +1,215 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// copied is how much of a disk the tests copy: the metadata, and the first volumes.
+const copied = "count=64"
+
+// copyDisk copies the beginning of a disk, or of a file with it.
+func copyDisk(t *testing.T, from, to string) {
+	t.Helper()
+	byHand(t, "dd", "if="+from, "of="+to, "bs=1M", copied, "conv=fsync,notrunc")
+}
+
+// wipeHead overwrites the metadata of a disk.
+func wipeHead(t *testing.T, device string) {
+	t.Helper()
+	byHand(t, "dd", "if=/dev/zero", "of="+device, "bs=1M", "count=1", "conv=fsync")
+}
+
+// numberOn is the sequence number of the group on a disk, also where LVM warns of a copy.
+func (n *node) numberOn(device string) string {
+	n.t.Helper()
+	fields := strings.Fields(n.seqnoOn(device))
+	return fields[len(fields)-1]
+}
+
+// hasOne reports whether the class offers nothing and has one condition, of this type, in which all
+// of these are named.
+func (p *process) hasOne(kind string, named ...string) bool {
+	p.t.Helper()
+	c := p.classNamed("local")
+	if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != kind || c.GetAvailableBytes() != 0 {
+		return false
+	}
+	for _, name := range named {
+		if !strings.Contains(c.GetConditions()[0].GetMessage(), name) {
+			return false
+		}
+	}
+	return true
+}
+
+// TestADiskAndItsCopyAreNotUsedUntilOneIsGone copies the node's disk while lvmd runs.
+func TestADiskAndItsCopyAreNotUsedUntilOneIsGone(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free, seqno := p.available(), n.numberOn("/dev/vdb")
+	takeAway(t, func() { wipeHead(t, "/dev/vdc") })
+	copyDisk(t, "/dev/vdb", "/dev/vdc")
+	sendChange(t, "/dev/vdc")
+	deleted := false
+	check := func(when string) {
+		t.Helper()
+		waittest.Until(t, when+": the group is not used", func() bool { return p.hasOne("DuplicateDevice", "/dev/vdb", "/dev/vdc") })
+		if _, err := p.client.CreateVolume(t.Context(), create("pvc-more", 8<<20, "")); err == nil {
+			t.Errorf("%s: a volume was made", when)
+		}
+		if p.has(v.GetId()) == deleted {
+			t.Errorf("%s: the volumes are %v; deleted: %v", when, p.state().GetVolumes(), deleted)
+		}
+		for _, device := range []string{"/dev/vdb", "/dev/vdc"} {
+			if now := n.numberOn(device); now != seqno {
+				t.Errorf("%s: the group on %s has the sequence number %s, want %s", when, device, now, seqno)
+			}
+		}
+	}
+	check("while lvmd runs")
+	// What is in use goes on.
+	fill(t, v, 0xa5)
+	p.kill()
+	p = n.start()
+	check("after a restart")
+	checkFilled(t, v, 0xa5, 8<<20)
+	// A deletion waits.
+	p.delete(v.GetId())
+	deleted = true
+	check("after a deletion")
+	wipeHead(t, "/dev/vdc")
+	sendChange(t, "/dev/vdc")
+	waittest.Until(t, "the group is used again, and the volume is removed", func() bool {
+		c := p.classNamed("local")
+		return len(c.GetConditions()) == 0 && c.GetAvailableBytes() == free+8<<20 && len(n.leftovers()) == 0
+	})
+	p.kill()
+}
+
+// TestACopyFromBeforeIsNotServed has a copy of the node's disk from before a volume was made in its
+// place when the machine starts.
+func TestACopyFromBeforeIsNotServed(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-old", 8<<20, ""))
+	fill(t, v, 0x5a)
+	p.kill()
+	old, own := filepath.Join(n.dir, "old"), filepath.Join(n.dir, "own")
+	copyDisk(t, "/dev/vdb", old)
+	p = n.start()
+	w := p.create(create("pvc-new", 8<<20, ""))
+	fill(t, v, 0xa5)
+	fill(t, w, 0xa5)
+	free := p.available()
+	p.kill()
+	// The machine starts with both.
+	byHand(t, "lvm", "vgchange", "--config", only("/dev/vdb"), "--activate", "n", n.group)
+	takeAway(t, func() { wipeHead(t, "/dev/vdc") })
+	copyDisk(t, old, "/dev/vdc")
+	before := n.numberOn("/dev/vdc")
+	check := func(when string) {
+		t.Helper()
+		if _, err := p.client.CreateVolume(t.Context(), create("pvc-more", 8<<20, "")); err == nil {
+			t.Errorf("%s: a volume was made", when)
+		}
+		if !p.has(v.GetId()) || !p.has(w.GetId()) {
+			t.Errorf("%s: the volumes are %v, want both", when, p.state().GetVolumes())
+		}
+		if _, err := os.Stat(v.GetDevicePath()); err == nil {
+			t.Errorf("%s: a volume was activated", when)
+		}
+		if now := n.numberOn("/dev/vdc"); now != before {
+			t.Errorf("%s: the copy has the sequence number %s, want %s", when, now, before)
+		}
+	}
+	p = n.start()
+	if !p.hasOne("DuplicateDevice", "/dev/vdb", "/dev/vdc") {
+		t.Errorf("the class is %v, want a condition with both disks", p.classNamed("local"))
+	}
+	check("beside the disk")
+	// The disk is away.
+	copyDisk(t, "/dev/vdb", own)
+	wipeHead(t, "/dev/vdb")
+	away := true
+	restore := func() {
+		if away {
+			byHand(t, "dd", "if="+own, "of=/dev/vdb", "bs=1M", "count=1", "conv=fsync")
+		}
+		away = false
+	}
+	takeAway(t, restore)
+	waittest.Until(t, "the copy is not used", func() bool { return p.hasOne("VolumeGroupOutdated", "sequence number "+before) })
+	check("in place of the disk")
+	p.kill()
+	p = n.start()
+	if !p.hasOne("VolumeGroupOutdated", "sequence number "+before) {
+		t.Errorf("after a restart the class is %v, want a condition with the sequence number %s", p.classNamed("local"), before)
+	}
+	check("in place of the disk, after a restart")
+	// The disk is back, and the copy goes.
+	wipeHead(t, "/dev/vdc")
+	restore()
+	waittest.Until(t, "the group is used again", func() bool {
+		c := p.classNamed("local")
+		return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0 && p.conditions() == ""
+	})
+	checkFilled(t, v, 0xa5, 8<<20)
+	checkFilled(t, w, 0xa5, 8<<20)
+	p.delete(v.GetId())
+	p.delete(w.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
+
+// TestAnOldBackupOfTheMetadataWaitsToBeAccepted restores the metadata of before a volume was made, as an
+// administrator does with vgcfgrestore.
+func TestAnOldBackupOfTheMetadataWaitsToBeAccepted(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-old", 8<<20, ""))
+	fill(t, v, 0x5a)
+	backup := filepath.Join(n.dir, "backup")
+	lvmByHand(t, "vgcfgbackup", "--file", backup, n.group)
+	free := p.available()
+	for _, name := range []string{"pvc-1", "pvc-2", "pvc-3"} {
+		p.create(create(name, 8<<20, ""))
+	}
+	p.kill()
+	byHand(t, "lvm", "vgchange", "--config", only("/dev/vdb"), "--activate", "n", n.group)
+	known := n.numberOn("/dev/vdb")
+	lvmByHand(t, "vgcfgrestore", "--yes", "--file", backup, n.group)
+	t.Logf("the sequence number was %s, and is %s after vgcfgrestore", known, n.numberOn("/dev/vdb"))
+	p = n.start()
+	if !p.hasOne("VolumeGroupOutdated", "accept-volume-group-"+n.uuidOn("/dev/vdb")) {
+		t.Errorf("the class is %v, want a condition with the file that accepts it", p.classNamed("local"))
+	}
+	if got := len(p.state().GetVolumes()); got != 4 {
+		t.Errorf("there are %d volumes, want 4", got)
+	}
+	must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "state", "accept-volume-group-"+n.uuidOn("/dev/vdb")), nil, 0o600))
+	accepted := func(when string) {
+		t.Helper()
+		waittest.Until(t, when+": the group is used as it is", func() bool {
+			c := p.classNamed("local")
+			return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0 && len(p.state().GetVolumes()) == 1 && p.conditions() == ""
+		})
+	}
+	accepted("accepted")
+	checkFilled(t, v, 0x5a, 8<<20)
+	p.kill()
+	p = n.start()
+	accepted("after a restart")
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
