@@ -123,6 +123,26 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 	wantEvents(t, "the group appears", report(gib), 1, "Normal DeviceClassUsable", "device class local")
 	wantEvents(t, "a condition with which volumes can be made", report(gib, of("Degraded")...), 0)
 	wantEvents(t, "one of two groups", report(gib, of("VolumeGroupMissing")...), 0)
+	wantEvents(t, "a disk and its copy", report(0, of("DuplicateDevice")...), 1, "Warning DeviceClassUnusable", "DuplicateDevice: why DuplicateDevice")
+}
+
+func TestANodeWhoseVolumeGroupTookThePlaceOfAnotherIsNamedOnce(t *testing.T) {
+	w := newAuditing(t, "")
+	report := func(conditions ...*lvmdv1.Condition) []string {
+		t.Helper()
+		w.node.SetClass("local", gib, conditions...)
+		waittest.Until(t, "the controller knows", func() bool {
+			view, _ := w.c.core.Fleet.View("n1")
+			return len(view.Classes["local"].GetConditions()) == len(conditions) && view.Classes["local"].GetTotalBytes() == gib
+		})
+		w.drain()
+		w.pass()
+		return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, "device class") })
+	}
+	wantEvents(t, "another group", report(of("VolumeGroupChanged")...), 1, "Warning VolumeGroupChanged", "device class local: why VolumeGroupChanged")
+	wantEvents(t, "the same", report(of("VolumeGroupChanged")...), 0)
+	wantEvents(t, "that is over", report(), 0)
+	wantEvents(t, "another one again", report(of("VolumeGroupChanged")...), 1, "Warning VolumeGroupChanged")
 }
 
 func TestTheHealthOfVolumesOnNodesThatAreAwayIsNotOver(t *testing.T) {

@@ -4,7 +4,10 @@ package lvmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -317,17 +320,97 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAgain(t *testing.T) {
 		t.Errorf("volumes %v", got)
 	}
 	d.stop()
-	// Without them for too long, the machine has other disks, and another group.
+	// Without them, however long, no other group is made while there are volumes.
 	m.fake.PlugDisk("vdb", false)
 	m.fake.PlugDisk("vdc", false)
 	m.fake.AddDisk(disk("vdd"))
-	d = m.start(t, withDevices(events), func(_ *daemon, o *Options) {
-		o.provisioning.ReturnGrace = 20 * time.Millisecond
-	})
+	d = m.start(t, withDevices(events), soonGivenUp)
+	give := filepath.Join(m.state, "replace-volume-group-"+uuid)
+	d.waitUntilKept(give)
+	if got := d.list(); len(got) != 1 || got[0].GetId() != v.GetId() {
+		t.Errorf("volumes %v", got)
+	}
+	must.Succeed(t, os.WriteFile(give, nil, 0o600))
 	waittest.Until(t, "a new group is made", func() bool { return d.available() == 63 })
 	if c := d.state().GetClasses()[0]; c.GetVgUuid() == uuid || len(d.list()) != 0 {
 		t.Errorf("class %v, volumes %v", c, d.list())
 	}
+	if _, err := os.Stat(give); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file that gives the group up is left: %v", err)
+	}
+}
+
+// soonGivenUp has an lvmd give up a group that is not there at its start almost at once.
+func soonGivenUp(_ *daemon, o *Options) { o.provisioning.ReturnGrace = time.Millisecond }
+
+// waitUntilKept waits until several attempts made no group, and the class says that a file gives up
+// the one that was there.
+func (d *daemon) waitUntilKept(file string) {
+	d.t.Helper()
+	waittest.Until(d.t, "the group is kept", func() bool {
+		_, message := d.classCondition()
+		return d.refusedFor("/dev/vdd") == "waiting" && strings.Contains(message, "touch "+file)
+	})
+	before := d.machine.fake.Commands(lvmfake.OpScan)
+	waittest.Until(d.t, "it was tried again", func() bool { return d.machine.fake.Commands(lvmfake.OpScan) > before+2 })
+	if got := d.available(); got != 0 {
+		d.t.Errorf("%d extents are offered", got)
+	}
+}
+
+func TestAGroupWithoutVolumesIsMadeAgainAtAStartOnly(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"))
+	events := make(chan struct{}, 1)
+	d := m.start(t, withDevices(events), soonGivenUp)
+	uuid := d.state().GetClasses()[0].GetVgUuid()
+	m.fake.PlugDisk("vdb", false)
+	m.fake.AddDisk(disk("vdd"))
+	events <- struct{}{}
+	d.waitUntilKept(filepath.Join(m.state, "replace-volume-group-"+uuid))
+	m.fake.PlugDisk("vdb", true)
+	events <- struct{}{}
+	waittest.Until(t, "the group is back, with the new disk", func() bool { return d.available() == 2*63 })
+	if c := d.state().GetClasses()[0]; c.GetVgUuid() != uuid {
+		t.Errorf("class %v, want the group %s", c, uuid)
+	}
+	d.stop()
+	m.fake.PlugDisk("vdb", false)
+	m.fake.PlugDisk("vdd", false)
+	m.fake.AddDisk(disk("vde"))
+	d = m.start(t, withDevices(events), soonGivenUp)
+	waittest.Until(t, "a new group is made", func() bool { return d.available() == 63 })
+	if kind, message := d.classCondition(); kind != "VolumeGroupChanged" || !strings.Contains(message, uuid) {
+		t.Errorf("condition %s: %s", kind, message)
+	}
+}
+
+// TestAPhysicalVolumeThatWasToJoinMakesNoGroupInPlaceOfOneThatIsAway has an lvmd end before the second disk
+// joins, and the first away when the next one starts.
+func TestAPhysicalVolumeThatWasToJoinMakesNoGroupInPlaceOfOneThatIsAway(t *testing.T) {
+	m := bare(t, anyDisk)
+	m.fake.AddDisk(disk("vdb"))
+	d := m.start(t, withDevices(nil))
+	uuid := d.create(request("v", 1)).GetVgUuid()
+	d.stop()
+	m.fake.AddDisk(disk("vdd"))
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpExtendGroup {
+			return errors.New("vgextend: no luck")
+		}
+		return nil
+	}
+	d = m.start(t, withDevices(nil))
+	if why := d.refusedFor("/dev/vdd"); why != "failed" {
+		t.Fatalf("the second disk is refused for %q", why)
+	}
+	d.stop()
+	m.fake.Before = nil
+	m.fake.PlugDisk("vdb", false)
+	d = m.start(t, withDevices(nil), soonGivenUp)
+	d.waitUntilKept(filepath.Join(m.state, "replace-volume-group-"+uuid))
+	m.fake.PlugDisk("vdb", true)
+	waittest.Until(t, "the group is back, with the second disk", func() bool { return d.available() == 62+63 })
 }
 
 func TestALoopFileIsAttachedOnceAndGrows(t *testing.T) {

@@ -171,6 +171,75 @@ func TestACopyFromBeforeIsNotServed(t *testing.T) {
 	p.kill()
 }
 
+// TestAnEmptyNodeTakesAnotherGroupAtAStartOnly has the node's group away while it has no volumes.
+func TestAnEmptyNodeTakesAnotherGroupAtAStartOnly(t *testing.T) {
+	n := newNode(t)
+	ours := n.uuidOn("/dev/vdb")
+	p := n.start()
+	free := p.available()
+	hidden := false
+	hide := func() {
+		byHand(t, "lvm", "vgrename", "--config", only("/dev/vdb"), ours, "hidden")
+		hidden = true
+	}
+	show := func() {
+		if hidden {
+			byHand(t, "lvm", "vgrename", "--config", only("/dev/vdb"), "hidden", n.group)
+		}
+		hidden = false
+	}
+	takeAway(t, show)
+	hide()
+	theirs, away := n.intruder("/dev/vdc")
+	seqno := n.seqnoOn("/dev/vdc")
+	sendChange(t, "/dev/vdc")
+	waittest.Until(t, "the other group is refused", func() bool { return p.hasOne("VolumeGroupReplaced", ours, theirs) })
+	show()
+	waittest.Until(t, "the group is used again", func() bool {
+		c := p.classNamed("local")
+		return c.GetVgUuid() == ours && c.GetAvailableBytes() == free && len(c.GetConditions()) == 0
+	})
+	if now := n.seqnoOn("/dev/vdc"); now != seqno {
+		t.Errorf("the other group was changed: sequence number %s, was %s", now, seqno)
+	}
+	p.kill()
+	hide()
+	p = n.start()
+	c := p.classNamed("local")
+	if c.GetVgUuid() != theirs || len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "VolumeGroupChanged" || !strings.Contains(c.GetConditions()[0].GetMessage(), ours) {
+		t.Errorf("after a start the class is %v, want the group %s and a condition that says so", c, theirs)
+	}
+	p.kill()
+	away()
+}
+
+// TestAGroupThatLvmdMadeIsNotMadeAgainWhileItHasVolumes has the group's disk blank at a start, and another
+// disk that could take its place.
+func TestAGroupThatLvmdMadeIsNotMadeAgainWhileItHasVolumes(t *testing.T) {
+	n := bareNode(t, "{name: carve, devices: [{path: '/dev/vd[bc]'}]}", "/dev/vdb", "/dev/vdc")
+	blank := n.config
+	n.config = strings.Replace(blank, "[bc]", "b", 1)
+	p := n.start()
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	uuid := p.classNamed("local").GetVgUuid()
+	p.kill()
+	byHand(t, "lvm", "vgchange", "--config", only("/dev/vdb"), "--activate", "n", n.group)
+	wipeHead(t, "/dev/vdb")
+	n.config = blank
+	p = n.start()
+	give := filepath.Join(n.dir, "state", "replace-volume-group-"+uuid)
+	if !p.hasOne("VolumeGroupMissing", "touch "+give) || !p.has(v.GetId()) {
+		t.Errorf("the class is %v, and the volumes are %v, want %s and a condition with %s", p.classNamed("local"), p.state().GetVolumes(), v.GetId(), give)
+	}
+	must.Succeed(t, os.WriteFile(give, nil, 0o600))
+	sendChange(t, "/dev/vdc")
+	waittest.Until(t, "a new group is made", func() bool {
+		c := p.classNamed("local")
+		return c.GetVgUuid() != "" && c.GetVgUuid() != uuid && c.GetAvailableBytes() > 0 && len(p.state().GetVolumes()) == 0
+	})
+	p.kill()
+}
+
 // TestAnOldBackupOfTheMetadataWaitsToBeAccepted restores the metadata of before a volume was made, as an
 // administrator does with vgcfgrestore.
 func TestAnOldBackupOfTheMetadataWaitsToBeAccepted(t *testing.T) {

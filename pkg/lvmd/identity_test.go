@@ -173,7 +173,7 @@ func TestGroupsOnDevicesThatAreNotAllowedAreNotSeen(t *testing.T) {
 	}
 }
 
-func TestAnotherGroupIsTakenWhereNoVolumeIsLost(t *testing.T) {
+func TestAnotherGroupIsTakenAtAStartWhereNoVolumeIsLost(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	d.stop()
@@ -184,6 +184,54 @@ func TestAnotherGroupIsTakenWhereNoVolumeIsLost(t *testing.T) {
 	}
 	if got := d.state().GetClasses()[0].GetVgUuid(); got != otherUUID {
 		t.Errorf("the group is %s", got)
+	}
+	if kind, message := d.classCondition(); kind != "VolumeGroupChanged" || !strings.Contains(message, otherUUID) || !strings.Contains(message, "fake-"+testGroup) {
+		t.Errorf("condition %s: %s", kind, message)
+	}
+	d.stop()
+	d = m.start(t)
+	if kind, message := d.classCondition(); kind != "" {
+		t.Errorf("after another start, condition %s: %s", kind, message)
+	}
+}
+
+// TestAnotherGroupIsNotTakenWhileLvmdRuns has the disks of an empty group away for a moment.
+func TestAnotherGroupIsNotTakenWhileLvmdRuns(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t, probeNow)
+	m.swap()
+	waittest.Until(t, "the other group is refused", func() bool {
+		kind, message := d.classCondition()
+		return kind == "VolumeGroupReplaced" && strings.Contains(message, otherUUID)
+	})
+	if _, err := d.client.CreateVolume(t.Context(), request("v", 1)); status.Code(err) == codes.OK {
+		t.Error("a volume was made in the other group")
+	}
+	m.swapBack()
+	waittest.Until(t, "the first is used again", func() bool {
+		kind, _ := d.classCondition()
+		return kind == "" && d.available() == testTotal
+	})
+	d.create(request("v", 1))
+}
+
+// TestAVolumeThatIsBeingDeletedIsNotLost has another group beside what is left of a deleted volume.
+func TestAVolumeThatIsBeingDeletedIsNotLost(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	id := d.create(request("v", 4)).GetId()
+	m.fake.PlugGroup(testGroup, false)
+	waittest.Until(t, "the group is away", func() bool { return d.available() == 0 })
+	d.delete(id)
+	d.stop()
+	m.fake.PlugGroup(testGroup, true)
+	m.swap()
+	d = m.start(t)
+	if kind, message := d.classCondition(); kind != "VolumeGroupReplaced" {
+		t.Errorf("condition %s: %s", kind, message)
+	}
+	if records := must.Get(d.journal.Volumes())(t); len(records) != 1 {
+		t.Errorf("the journal has %v", records)
 	}
 }
 

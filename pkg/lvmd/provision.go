@@ -47,6 +47,11 @@ func (p *provisioned) Scan(ctx context.Context, name string) (*lvm.Group, error)
 // ForgetUUID implements provision.Groups.
 func (p *provisioned) ForgetUUID(name string) error { return p.groups.Unpin(p.groups.Named(name)) }
 
+// Kept implements provision.Groups.
+func (p *provisioned) Kept(name string) (why string, givenUp bool, err error) {
+	return p.groups.Kept(p.groups.Named(name))
+}
+
 // MakePools implements provision.Groups.
 func (p *provisioned) MakePools(ctx context.Context, name string) error {
 	return p.pools.Make(ctx, p.inventory.Config(), name)

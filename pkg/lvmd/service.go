@@ -35,6 +35,8 @@ const (
 	// failingFor is for how long a class reports that a disk failed a command, unless
 	// another command goes well.
 	failingFor = time.Minute
+	// replacedFor is for how long a class reports that its group took the place of another one.
+	replacedFor = time.Hour
 )
 
 // Options configure a Service. Config, LVM and StateDir are required.
@@ -270,6 +272,7 @@ func (s *Service) lookLoop(ctx context.Context, g *volumegroup.Group) {
 		s.groups.Refresh(ctx, g)
 		s.pools.retry(ctx, g)
 		s.pools.lookAtRAID(g)
+		inventory.ForgetReplaced(g.Group, replacedFor)
 		g.ForgiveDisks(time.Duration(s.failingFor.Load()))
 	}
 }

@@ -40,6 +40,8 @@ type Auditor struct {
 	health health
 	// classes are the device classes that cannot be used, as was reported: why, by node and class.
 	classes map[string]map[string]string
+	// changed are the device classes whose group took the place of another one, likewise.
+	changed map[string]map[string]string
 	// unlabelled is how many passes in a row found a node without its topology label.
 	unlabelled map[string]int
 	// dataLost is when inline volumes lost their data, of which their Pods were notified since
@@ -124,6 +126,7 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 	maps.DeleteFunc(a.dataLost, func(vol held, _ time.Time) bool { return !now.mayHold(vol) })
 	a.reportHealth(ctx, now)
 	a.reportClasses(now)
+	a.reportChangedGroups(now)
 	a.reportUnlabelled(now)
 	for standing, n := range count {
 		a.Metrics.Audited.WithLabelValues(standing).Set(float64(n))

@@ -44,6 +44,35 @@ func (a *Auditor) reportClasses(now *present) {
 	a.classes = reported
 }
 
+// reportChangedGroups writes Events on nodes on which a volume group took the place of another
+// one. Nodes that are not connected are as they were.
+func (a *Auditor) reportChangedGroups(now *present) {
+	changed := map[string]map[string]string{}
+	for node, before := range a.changed {
+		if now.away[node] {
+			changed[node] = before
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(now.nodes)) {
+		view := now.nodes[node]
+		for _, name := range slices.Sorted(maps.Keys(view.Classes)) {
+			for _, c := range view.Classes[name].GetConditions() {
+				if c.GetType() != conditions.VolumeGroupChanged {
+					continue
+				}
+				if changed[node] == nil {
+					changed[node] = map[string]string{}
+				}
+				changed[node][name] = c.GetMessage()
+				if a.changed[node][name] != c.GetMessage() {
+					a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonGroupChanged, "device class "+name+": "+c.GetMessage())
+				}
+			}
+		}
+	}
+	a.changed = changed
+}
+
 // unusable returns why the node's classes cannot be used, by class.
 func unusable(view *fleet.View) map[string]string {
 	found := map[string]string{}

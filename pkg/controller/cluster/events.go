@@ -42,6 +42,8 @@ const (
 	ReasonClassUnusable = "DeviceClassUnusable"
 	// ReasonClassUsable: that is over.
 	ReasonClassUsable = "DeviceClassUsable"
+	// ReasonGroupChanged: a node's volume group took the place of another one.
+	ReasonGroupChanged = "VolumeGroupChanged"
 	// ReasonLabelMissing: a node does not have the topology label.
 	ReasonLabelMissing = "TopologyLabelMissing"
 	// ReasonLabelRestored: that is over.
@@ -92,9 +94,11 @@ var EventReasons = []EventReason{
 	{ReasonHeldBack, v1.EventTypeWarning, "node", "Creating volumes fails there. The capacity of the device class is published as zero for a while.",
 		"[Read why](../how-to/troubleshooting.md#a-nodes-capacity-is-zero)."},
 	{ReasonOffered, v1.EventTypeNormal, "node", "A volume was made there, and the capacity is published again.", ""},
-	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, or does not answer.",
+	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, is not used, or does not answer.",
 		"[Make the volume group](../how-to/troubleshooting.md#a-node-has-no-capacity), or [look up the condition](conditions.md) that the message names."},
 	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
+	{ReasonGroupChanged, v1.EventTypeWarning, "node", "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up.",
+		"If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
 	{ReasonLabelMissing, v1.EventTypeWarning, "node", "The Node object does not have the label `topology.carve.csi.local/node` with its name. No Pod with a volume is scheduled there.",
 		"[Set it, or restart the node's agent](../how-to/troubleshooting.md#a-node-has-no-topology-label)."},
 	{ReasonLabelRestored, v1.EventTypeNormal, "node", "The node has the label again.", ""},

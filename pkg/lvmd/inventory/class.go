@@ -256,6 +256,9 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 		add(conditions.VolumeGroupMissing, "volume group %q does not exist %s%s", g.name, where, g.absence)
 		return r
 	}
+	if g.replaced != "" {
+		add(conditions.VolumeGroupChanged, "%s", g.replaced)
+	}
 	r.VgUuid, r.MostVolumes = g.info.UUID, g.metadata.Most()
 	r.TotalBytes = g.info.Extents * g.info.ExtentSize
 	if c.pool != nil {

@@ -38,6 +38,11 @@ type groupScan struct {
 	// of its name is not taken for it.
 	pinned  lvm.Identity
 	refused Refusal
+	// wasThere is true once the group was there since lvmd started.
+	wasThere bool
+	// replaced says that the group took the place of another one, and replacedAt when that was.
+	replaced   string
+	replacedAt time.Time
 	// info is the group as last scanned, but for its volumes.
 	info lvm.Group
 	// exists names all logical volumes of the group, ours or not.
@@ -256,6 +261,35 @@ func (g *Group) ForgiveDisks(after time.Duration) {
 	defer m.unlock()
 	if !g.failing.IsZero() && time.Since(g.failing) > after {
 		g.failing = time.Time{}
+		m.publish(g)
+	}
+}
+
+// WasThere reports whether a group was there at any time since lvmd started.
+func WasThere(g *Group) bool {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	return g.wasThere
+}
+
+// SetReplaced notes, for the class' conditions, that a group takes the place of another one.
+func SetReplaced(g *Group, message string) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	g.replaced, g.replacedAt = message, time.Now()
+	m.warn("a volume group takes the place of another one", "group", g.name, "message", message)
+	m.publish(g)
+}
+
+// ForgetReplaced takes back what SetReplaced noted longer ago than after.
+func ForgetReplaced(g *Group, after time.Duration) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	if g.replaced != "" && time.Since(g.replacedAt) > after {
+		g.replaced = ""
 		m.publish(g)
 	}
 }

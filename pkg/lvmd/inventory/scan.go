@@ -77,11 +77,11 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	if now := found.Identity(); !g.pinned.Equal(now) {
 		g.pinned, d.Pinned = now, true
 	}
-	d.WentBack = g.outdated(found) != ""
+	d.WentBack = outdated(g, found) != ""
 	if found.UUID != g.info.UUID || found.Seqno != g.metadata.Seqno {
 		m.forgetZeroed(g)
 	}
-	g.present = true
+	g.present, g.wasThere = true, true
 	g.info = *found
 	g.info.Volumes = nil
 	g.allocatable, g.fragments = found.Allocatable(), found.FreeSegments
@@ -150,7 +150,7 @@ func (g *Group) Implausible(found *lvm.Group) Refusal {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	if why := g.outdated(found); why != "" {
+	if why := outdated(g, found); why != "" {
 		return Refusal{conditions.VolumeGroupOutdated, why}
 	}
 	if why := m.allVanished(g, found); why != "" {
@@ -161,7 +161,7 @@ func (g *Group) Implausible(found *lvm.Group) Refusal {
 
 // outdated says why the metadata of a group is older than what is known of it, or nothing. LVM raises
 // the sequence number with each change.
-func (g *Group) outdated(found *lvm.Group) string {
+func outdated(g *Group, found *lvm.Group) string {
 	if found.UUID != g.info.UUID || found.Seqno >= g.metadata.Seqno {
 		return ""
 	}

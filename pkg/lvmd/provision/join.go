@@ -43,6 +43,11 @@ func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, w 
 		return changed, err
 	}
 	exists := scanned != nil
+	if !exists && len(w.fresh) > 0 {
+		if w.kept, w.givenUp, err = p.host.Kept(g.Name); err != nil {
+			return changed, err
+		}
+	}
 	for i := range w.fresh {
 		d := &w.fresh[i]
 		r, err := p.prepare(ctx, g, d, exists, w, records)
@@ -70,18 +75,23 @@ func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, w 
 // one. It returns nil when the device is refused.
 func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device, exists bool, w *work, records map[string]journal.Device) (*journal.Device, error) {
 	finish, overwrite, uuid := p.examine(ctx, g, d, w, records)
+	if w.refused[d.Path] != nil {
+		return nil, nil
+	}
+	if w.kept != "" {
+		w.refused[d.Path] = refuse("waiting", "%s", w.kept)
+		w.again = wakeup.Earlier(w.again, time.Now().Add(p.intervals.Retry)) // An administrator may give the group up.
+		return nil, nil
+	}
+	if until := p.awaits(exists || w.givenUp, records); !until.IsZero() {
+		w.refused[d.Path] = refuse("waiting", "the group was on other disks, which may appear until %s", until.UTC().Format(time.RFC3339))
+		w.again = wakeup.Earlier(w.again, until)
+		return nil, nil
+	}
 	if finish {
 		r := records[uuid]
 		r.Device = d.Path // the kernel may call it otherwise now
 		return &r, nil
-	}
-	if w.refused[d.Path] != nil {
-		return nil, nil
-	}
-	if until := p.awaits(exists, records); !until.IsZero() {
-		w.refused[d.Path] = refuse("waiting", "the group was on other disks, which may appear until %s", until.UTC().Format(time.RFC3339))
-		w.again = wakeup.Earlier(w.again, until)
-		return nil, nil
 	}
 	r, err := p.initDevice(ctx, g, d, overwrite, records)
 	if err != nil {

@@ -21,6 +21,10 @@ type work struct {
 	fresh   []blockdev.Device
 	refused map[string]*Refusal
 	again   time.Time
+	// kept says why no group is made, or is empty, and givenUp whether the one that was there is
+	// not waited for.
+	kept    string
+	givenUp bool
 }
 
 func (w *work) any() bool { return len(w.grown)+len(w.fresh) > 0 }

@@ -54,6 +54,9 @@ type Groups interface {
 	Scan(ctx context.Context, group string) (*lvm.Group, error)
 	// ForgetUUID ends that only the group with the UUID that was seen is taken.
 	ForgetUUID(group string) error
+	// Kept says why no group is made in place of one of the name that was there, or is empty.
+	// givenUp is true when an administrator gave that one up, so that it is not waited for.
+	Kept(group string) (why string, givenUp bool, err error)
 	// MakePools makes the group's thin pools that are not there.
 	MakePools(ctx context.Context, group string) error
 	// Changed takes over what an attempt did to a group: changed reports whether it did

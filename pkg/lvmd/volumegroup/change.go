@@ -119,8 +119,9 @@ func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 	return s.persist(g, g.ApplyScan(s.read(g, found), after))
 }
 
-// Load takes over the first scan of all groups.
+// Load takes over the first scan of all groups, which ends the start.
 func (s *Groups) Load(found []lvm.Group) error {
+	s.loaded = true
 	diffs := map[*Group]inventory.Diff{}
 	for _, g := range s.byName {
 		diffs[g] = g.ApplyScan(s.read(g, found), nil)

@@ -62,6 +62,8 @@ type Options struct {
 type Groups struct {
 	Options
 	byName map[string]*Group
+	// loaded is true once the groups' first scan was taken over.
+	loaded bool
 	// excluded is what was last logged of the devices that no scan looks at.
 	excluded atomic.Pointer[string]
 }

@@ -22,11 +22,19 @@ import (
 // the journal has of the group's volumes stays, unless one of these is true:
 //
 //   - The configuration lists the other group's UUID, and that is not the one which is known.
-//   - The journal has no volume of the group, so that none can be lost.
+//   - lvmd starts, and the journal has no volume of the group, so that none can be lost. While it runs, the
+//     group's disks may be away for a moment.
 //   - The state directory has a file acceptPrefix + UUID, which an administrator made.
+//
+// lvmd itself makes a group in place of one that is known at a start only, too, unless there is
+// a file replacePrefix + UUID: see Kept.
 
-// acceptPrefix begins the name of a file that accepts another volume group.
-const acceptPrefix = "accept-volume-group-"
+const (
+	// acceptPrefix begins the name of a file that accepts another volume group.
+	acceptPrefix = "accept-volume-group-"
+	// replacePrefix begins the name of a file that has lvmd make a group in place of one that is lost.
+	replacePrefix = "replace-volume-group-"
+)
 
 // RecallPins has LVM take only the groups that the journal and the configuration know.
 func (s *Groups) RecallPins(c *config.Config, names []string, states map[string]journal.Group) error {
@@ -158,24 +166,61 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 			return fit[0], nil
 		}
 	}
-	if len(others) > 1 || len(listed) > 0 {
+	if s.loaded || len(others) > 1 || len(listed) > 0 {
 		return "", nil
 	}
-	records, err := s.Journal.Volumes()
-	if err != nil {
+	if volumes, err := volumesOf(s.Journal, name); err != nil || volumes > 0 {
 		return "", err
 	}
+	inventory.SetReplaced(s.byName[name].Group, fmt.Sprintf("volume group %q with the UUID %s was taken when lvmd started, in place of the one with the UUID %s, which had no volumes and was not there as it was. "+
+		"If that is wrong, take it away or rename it, bring back the other one and restart lvmd", name, others[0], known))
+	return others[0], nil
+}
+
+// volumesOf counts the volumes that the journal has of a group, those that are being deleted among
+// them.
+func volumesOf(j *journal.Journal, name string) (n int, err error) {
+	records, err := j.Volumes()
 	for _, r := range records {
 		if r.Group == name {
-			return "", nil
+			n++
 		}
 	}
-	return others[0], nil
+	return n, err
+}
+
+// Kept says why lvmd makes no group in place of one that is not there, or nothing: volumes would be
+// lost, or the group was there since lvmd started, so that its disks may be away for a moment only.
+// givenUp is true when an administrator gave the group up.
+func (s *Groups) Kept(g *Group) (why string, givenUp bool, err error) {
+	uuid := g.Pinned().UUID
+	if uuid == "" {
+		return "", false, nil
+	}
+	file := replaceFile(s.StateDir, uuid)
+	if _, err := os.Stat(file); err == nil {
+		return "", true, nil
+	}
+	volumes, err := volumesOf(s.Journal, g.Name())
+	switch {
+	case err != nil:
+		return "", false, err
+	case volumes > 0:
+		why = fmt.Sprintf("volume group %q, with the UUID %s, has %d volumes and is away: bring its disks back; or, if they are lost, run: touch %s", g.Name(), uuid, volumes, file)
+	case inventory.WasThere(g.Group):
+		why = fmt.Sprintf("volume group %q, with the UUID %s, was there since lvmd started: bring its disks back; or, if they are lost, restart lvmd, or run: touch %s", g.Name(), uuid, file)
+	}
+	return why, false, nil
 }
 
 // acceptFile is the file in the state directory with which an administrator accepts a group.
 func acceptFile(stateDir, uuid string) string {
 	return filepath.Join(stateDir, acceptPrefix+filepath.Base(uuid))
+}
+
+// replaceFile is the file in the state directory with which an administrator gives up a group.
+func replaceFile(stateDir, uuid string) string {
+	return filepath.Join(stateDir, replacePrefix+filepath.Base(uuid))
 }
 
 // Refusal says why a group is not used that is there, or others of its name are not taken for it.
@@ -190,7 +235,7 @@ func (s *Groups) Refusal(g *Group) inventory.Refusal {
 	if copied := others[0].Duplicates; len(copied) > 0 {
 		return inventory.Refusal{Type: conditions.DuplicateDevice, Message: duplicated(g.Name(), copied)}
 	}
-	return inventory.Refusal{Type: conditions.VolumeGroupReplaced, Message: s.replaced(g, others)}
+	return inventory.Refusal{Type: conditions.VolumeGroupReplaced, Message: replaced(g, others, s.StateDir)}
 }
 
 // duplicated says why a group is not used of which physical volumes are on several devices.
@@ -204,7 +249,7 @@ func duplicated(name string, duplicates []lvm.Duplicate) string {
 }
 
 // replaced says why none of other groups of its name is taken for a group.
-func (s *Groups) replaced(g *Group, others []lvm.Other) string {
+func replaced(g *Group, others []lvm.Other, stateDir string) string {
 	name := g.Name()
 	wanted := "no UUID of it is known yet, or is none of volumeGroupUUIDs"
 	pinned := g.Pinned()
@@ -217,22 +262,27 @@ func (s *Groups) replaced(g *Group, others []lvm.Other) string {
 			return fmt.Sprintf("volume group %q is not used: the group with its UUID, %s, is on %s, and none of the disks that it was on is there (physical volumes %s). "+
 				"Nothing is done to it. Bring the node's own disks back, and take away what only looks like the group; or, if all of its disks were replaced "+
 				"while lvmd did not run, run: touch %s",
-				name, o.UUID, strings.Join(o.Paths, " and "), strings.Join(pinned.Devices, ", "), acceptFile(s.StateDir, o.UUID))
+				name, o.UUID, strings.Join(o.Paths, " and "), strings.Join(pinned.Devices, ", "), acceptFile(stateDir, o.UUID))
 		}
 		found = append(found, fmt.Sprintf("%s on %s", o.UUID, strings.Join(o.Paths, ", ")))
 	}
 	return fmt.Sprintf("volume group %q is not found: %s, and disks of this machine have another group of that name, with the UUID %s. "+
 		"Nothing is done to either. Take away, or rename, what is not this node's; or, if it is to be used from now on, "+
 		"and the volumes of the former group are lost, run: touch %s",
-		name, wanted, strings.Join(found, " and "), acceptFile(s.StateDir, others[0].UUID))
+		name, wanted, strings.Join(found, " and "), acceptFile(stateDir, others[0].UUID))
 }
 
 // Unpin forgets which group there was: lvmd makes another in its place.
 func (s *Groups) Unpin(g *Group) error {
+	uuid := g.Pinned().UUID
 	if err := s.Journal.PutIdentity(g.Name(), journal.Identity{}); err != nil {
 		return err
 	}
 	s.LVM.Pin(g.Name(), lvm.Identity{})
 	g.SetPinned(lvm.Identity{})
+	if uuid != "" {
+		_ = os.Remove(replaceFile(s.StateDir, uuid))
+		inventory.SetReplaced(g.Group, fmt.Sprintf("volume group %q was made by lvmd in place of the one with the UUID %s, whose disks were not there", g.Name(), uuid))
+	}
 	return nil
 }

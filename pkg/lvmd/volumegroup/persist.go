@@ -2,10 +2,12 @@ package volumegroup
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
@@ -39,7 +41,7 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	if len(diff.Undone) > 0 {
 		g.Reclaim()
 	}
-	s.warnOfKeys(diff.Vanished)
+	warnOfKeys(s.LVM, s.Log, diff.Vanished)
 	s.Scanned()
 	if err := s.Journal.RemoveVolumes(diff.Vanished); err != nil {
 		return err
@@ -116,10 +118,10 @@ func (s *Groups) inspectAdopted(rec *spec.Record, path string) {
 // warnOfKeys warns of volumes that are gone but for their encrypted devices. LVM
 // removes no volume that has one: it was renamed, and comes back by its name with
 // all that it holds as long as the device is not removed, or it was forced away.
-func (s *Groups) warnOfKeys(vanished []string) {
+func warnOfKeys(from lvm.Groups, log *slog.Logger, vanished []string) {
 	for _, id := range vanished {
-		if d, err := s.LVM.CryptDevice(id); err == nil {
-			s.Log.Warn("the encrypted device of a volume that is gone is left: give the volume its name back, or remove the device (dmsetup remove)",
+		if d, err := from.CryptDevice(id); err == nil {
+			log.Warn("the encrypted device of a volume that is gone is left: give the volume its name back, or remove the device (dmsetup remove)",
 				"volume", id, "device", d.Path)
 		}
 	}

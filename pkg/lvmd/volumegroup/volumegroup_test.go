@@ -260,12 +260,12 @@ func TestAnotherGroupOfTheNameIsTakenOnlyWhereItMayBe(t *testing.T) {
 		accept  bool
 		taken   bool
 	}{
-		"none is lost, as the first had no volume": {taken: true},
-		"volumes could be lost":                    {volumes: map[string][]string{ours: named("a")}},
-		"an administrator accepts it":              {volumes: map[string][]string{ours: named("a")}, accept: true, taken: true},
-		"the configuration lists it, too":          {volumes: map[string][]string{ours: named("a")}, listed: []string{first, other}, taken: true},
-		"the configuration lists the first alone":  {listed: []string{first}},
-		"nor does an administrator overrule that":  {listed: []string{first}, accept: true},
+		"none is lost, but lvmd runs":             {},
+		"volumes could be lost":                   {volumes: map[string][]string{ours: named("a")}},
+		"an administrator accepts it":             {volumes: map[string][]string{ours: named("a")}, accept: true, taken: true},
+		"the configuration lists it, too":         {volumes: map[string][]string{ours: named("a")}, listed: []string{first, other}, taken: true},
+		"the configuration lists the first alone": {listed: []string{first}},
+		"nor does an administrator overrule that": {listed: []string{first}, accept: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.volumes)
@@ -306,7 +306,7 @@ func TestTheGroupIsNotTakenOnDisksOfWhichNoneIsItsOwn(t *testing.T) {
 		"the configuration lists the group": {volumes: volumes, listed: []string{first}},
 		"an administrator accepts it":       {volumes: volumes, accept: true, taken: true},
 		"both":                              {volumes: volumes, listed: []string{first}, accept: true, taken: true},
-		"none is lost":                      {taken: true},
+		"none is lost, but lvmd runs":       {},
 		"an earlier version kept no disks":  {volumes: volumes, earlier: true, taken: true},
 	} {
 		t.Run(name, func(t *testing.T) {
