@@ -114,9 +114,12 @@ func distinct(devices []*blockdev.Device, originOf func(*blockdev.Device) origin
 		origins[i], same[i] = originOf(device), i
 	}
 	liesOn := func(i, j int) bool { return i != j && slices.Contains(origins[i].below, devices[j].Name) }
+	sameFile := func(i, j int) bool {
+		return origins[i].file != (blockdev.LoopFile{}) && origins[i].file == origins[j].file
+	}
 	for i := range devices {
 		for j := range devices {
-			if liesOn(i, j) || origins[i].file != (blockdev.LoopFile{}) && origins[i].file == origins[j].file {
+			if liesOn(i, j) || sameFile(i, j) {
 				from, to := same[i], same[j]
 				for k := range same {
 					if same[k] == from {
@@ -126,13 +129,19 @@ func distinct(devices []*blockdev.Device, originOf func(*blockdev.Device) origin
 			}
 		}
 	}
+	below := make([]bool, len(devices))
+	for i := range devices {
+		for j := range devices {
+			if liesOn(i, j) {
+				for k := range devices {
+					below[k] = below[k] || k == j || sameFile(k, j)
+				}
+			}
+		}
+	}
 	seen := map[int]bool{}
 	for i, device := range devices {
-		isBelow := false
-		for j := range devices {
-			isBelow = isBelow || liesOn(j, i)
-		}
-		if origins[i].member || isBelow || seen[same[i]] {
+		if origins[i].member || below[i] || seen[same[i]] {
 			continue
 		}
 		seen[same[i]] = true

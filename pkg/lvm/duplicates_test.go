@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"maps"
 	"slices"
 	"testing"
 
@@ -25,16 +26,19 @@ func TestDevicesThatLeadToTheSameAreNoCopies(t *testing.T) {
 		"layers of layers, and a stack": {map[string]origin{"dm-1": {below: []string{"dm-1", "md0", "sda"}}, "md0": {below: []string{"md0", "sda"}}, "sda": {below: []string{"sda"}}}, []string{"dm-1"}},
 	} {
 		var devices []*blockdev.Device
-		for name := range test.origins {
+		for _, name := range slices.Sorted(maps.Keys(test.origins)) {
 			devices = append(devices, &blockdev.Device{Name: name})
 		}
-		var got []string
-		for _, left := range distinct(devices, func(b *blockdev.Device) origin { return test.origins[b.Name] }) {
-			got = append(got, left.Name)
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, test.want) {
-			t.Errorf("%s: %q are distinct, want %q", name, got, test.want)
+		for range 2 {
+			var got []string
+			for _, left := range distinct(devices, func(b *blockdev.Device) origin { return test.origins[b.Name] }) {
+				got = append(got, left.Name)
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, test.want) {
+				t.Errorf("%s: %q are distinct, want %q", name, got, test.want)
+			}
+			slices.Reverse(devices)
 		}
 	}
 }
