@@ -12,9 +12,11 @@ const (
 	ConfigurationRefused = "ConfigurationRefused"
 	Converting           = "Converting"
 	Degraded             = "Degraded"
+	DeletionWaits        = "DeletionWaits"
 	DiskErrors           = "DiskErrors"
 	DuplicateDevice      = "DuplicateDevice"
 	Failed               = "Failed"
+	HasDependents        = "HasDependents"
 	HealthUnknown        = "HealthUnknown"
 	Inactive             = "Inactive"
 	InvalidSnapshot      = "InvalidSnapshot"
@@ -113,6 +115,7 @@ var All = []Condition{
 	{ConfigurationRefused, ofClass, nil, "The configuration file is not in force; the one before it is.", "Read the message or lvmd's log, and correct the file."},
 	{Converting, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
 	{Degraded, ofBoth, nil, "Devices of a RAID volume, or of a RAID thin pool, failed or are missing. The data is on the others.", "[Replace the disk](../how-to/troubleshooting.md#condition-degraded-a-raid-disk-failed)."},
+	{DeletionWaits, ofClass, nil, "Deleted volumes are neither wiped nor removed, for logical volumes that depend on them and were made after the deletion.", "[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
 	{DiskErrors, ofClass, nil, "A disk of the volume group failed a request within the last minute.", "Look at `dmesg` and `smartctl`."},
 	{DuplicateDevice, ofClass, ofClass, "A physical volume of the group is on two devices: one is a copy of the other, or both lead to one disk. Nothing in the group is changed or activated until one is gone.", "[Take the copy away](../how-to/troubleshooting.md#duplicatedevice-a-disk-and-its-copy)."},
 	{Failed, ofVolume, ofVolume, "The volume answers no I/O, because its pool or cache failed.", "Repair the pool or cache (`lvconvert --repair`)."},
@@ -120,6 +123,7 @@ var All = []Condition{
 	{FileSystemFailed, ofVolume, nil, "The file system answers with I/O errors.", "Look at the disk (`dmesg`), then delete the Pods that use the volume."},
 	{FileSystemReadOnly, ofVolume, nil, "Errors made the kernel remount the file system read-only.", "Delete the Pods that use it: the next staging checks it."},
 	{FileSystemWarnings, ofVolume, nil, "The file system met errors, mostly I/O errors, and goes on: ext4's `warning_count` since the mount, btrfs' `device stats`.", "Look at the disk. btrfs forgets its counts with `btrfs device stats --reset`."},
+	{HasDependents, ofVolume, nil, "A logical volume that an administrator made depends on the volume, such as a snapshot or a cache. The volume can be neither deleted nor grown.", "[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
 	{HealthUnknown, ofVolume, nil, "LVM does not know the volume's health.", "Look at `dmesg` and `dmsetup status`."},
 	{IOLimitsNotApplied, ofVolume, nil, "A Pod that uses the volume is not held to its I/O limits; the message says why.", "[Install the component, or give the node what it lacks](../how-to/io-limits.md#limits-that-are-not-applied)."},
 	{Inactive, ofVolume, ofVolume, "The volume has no device, or one without a table.", "`vgchange --activate y VG`, or restart the agent."},

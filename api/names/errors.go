@@ -29,6 +29,7 @@ var ErrorReasons = []ErrorReason{
 	{ReasonNotThin, "FailedPrecondition", "Only thin volumes have snapshots, and a snapshot is restored in its own pool.", "use the StorageClass of the source", false},
 	{ReasonVolumeLeftAlone, "FailedPrecondition", "The volume's tags are those of a later version of Carve, or were changed by hand.", "install that version on the node again, or correct the tags (lvs -o +lv_tags)", false},
 	{ReasonLeaderSuperseded, "FailedPrecondition", "A controller asked that led before another one.", "the present leader asks again; after the cluster was restored from a backup of etcd, delete the Lease carve-controller and restart the controller", true},
+	{ReasonHasDependents, "FailedPrecondition", "Another logical volume, such as an administrator's snapshot, depends on the volume: deleting or growing the volume would harm it. The message names it.", "remove the logical volume that the message names, as the message says", false},
 	{ReasonOperationPending, "Aborted", "Another operation on the volume is running, or too many wait for the volume group.", "nothing: the call is repeated", false},
 	{ReasonDeviceMissing, "Unavailable", "The volume group or a disk of it is missing, or a disk fails.", "look at the disks of its volume group there (vgs, dmesg)", true},
 	{ReasonNotResponding, "Unavailable", "LVM does not answer for the volume group, and nothing was begun.", "LVM does not answer there; look at the node's disks (dmesg)", true},

@@ -115,12 +115,17 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 		})
 		w.drain()
 		w.pass()
-		return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, "DeviceClass") })
+		return slices.DeleteFunc(w.drain(), func(e string) bool {
+			return !strings.Contains(e, "DeviceClass") && !strings.Contains(e, "DeletionWaits")
+		})
 	}
 	wantEvents(t, "no group", report(0, of("VolumeGroupMissing")...), 1, "Warning DeviceClassUnusable", "device class local: VolumeGroupMissing: why VolumeGroupMissing")
 	waittest.Until(t, "the capacity is zero", w.capacityIs("n1", 0))
 	wantEvents(t, "still none", report(0, of("VolumeGroupMissing")...), 0)
 	wantEvents(t, "the group appears", report(gib), 1, "Normal DeviceClassUsable", "device class local")
+	wantEvents(t, "a deletion that waits", report(gib, of("DeletionWaits")...), 1, "Warning DeletionWaits", "why DeletionWaits")
+	wantEvents(t, "it waits still", report(gib, of("DeletionWaits")...), 0)
+	wantEvents(t, "it goes on", report(gib), 0)
 	wantEvents(t, "a condition with which volumes can be made", report(gib, of("Degraded")...), 0)
 	wantEvents(t, "one of two groups", report(gib, of("VolumeGroupMissing")...), 0)
 	wantEvents(t, "a disk and its copy", report(0, of("DuplicateDevice")...), 1, "Warning DeviceClassUnusable", "DuplicateDevice: why DuplicateDevice")

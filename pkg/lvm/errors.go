@@ -22,6 +22,8 @@ var (
 	ErrBusy = blockdev.ErrBusy
 	// ErrClaimed is the ErrBusy of a volume that is mounted or mapped.
 	ErrClaimed = blockdev.ErrClaimed
+	// ErrHasDependents: another logical volume depends on the volume, see Dependent.
+	ErrHasDependents = errors.New("another logical volume depends on it")
 	// ErrDeviceMissing: a disk of the group is gone or does not answer.
 	ErrDeviceMissing = errors.New("device missing")
 	// ErrUserData: what a device holds was written by the user of a volume, or may have been.

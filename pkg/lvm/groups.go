@@ -84,7 +84,8 @@ type Groups interface {
 	Extend(ctx context.Context, group, volume string, extents int64, on ...layout.Share) error
 
 	// Remove frees the volumes of one group in one command. A volume that is
-	// open fails with ErrBusy; others of the same call may have been removed.
+	// open fails with ErrBusy, and one that has dependents at that moment with
+	// ErrHasDependents; others of the same call may have been removed.
 	Remove(ctx context.Context, group string, volumes []string) error
 
 	// Inconsistent lists the devices of a group that are not what the metadata says, as a
@@ -116,6 +117,11 @@ type Groups interface {
 
 	// OpenInUse opens a volume's device also while other processes have it open.
 	OpenInUse(group, volume string) (blockdev.Handle, error)
+
+	// HasDependents asks the kernel whether what is written to an active volume changes
+	// another logical volume, or goes through one, see Dependent. It costs one system
+	// call. ErrNotFound when it is not active.
+	HasDependents(group, volume string) (bool, error)
 
 	// Mapping lists the segments of an active volume from its beginning, without a
 	// command. ErrNotFound when it is not active.

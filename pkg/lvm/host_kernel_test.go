@@ -63,6 +63,9 @@ func TestTheRealLVMIsAnLVM(t *testing.T) {
 				return func() { f.Close() }, err
 			},
 			Deactivate: func() { lvmByHand(t, "vgchange", "--activate", "n", name) },
+			MakeSnapshot: func(origin, snapshot string) {
+				lvmByHand(t, "lvcreate", "--yes", "--snapshot", "--name", snapshot, "--extents", "1", name+"/"+origin)
+			},
 			MakeInconsistent: func(volume string) {
 				device := "carve--test-" + volume
 				load(t, device, 8192)

@@ -96,14 +96,33 @@ func (v *volumes) Activate(ctx context.Context, group string, names []string) er
 	return err
 }
 
-// Remove implements Groups.
+// Remove implements Groups. lvremove --yes removes with a volume all that depends on it; without
+// --yes it removes nothing that is active. So the command selects, and skips the others without an
+// error.
 func (v *volumes) Remove(ctx context.Context, group string, names []string) error {
 	pools, err := v.messages.finish(group, names...)
 	if err != nil {
 		return err
 	}
-	err = v.commands.change(ctx, group, "lvremove", append([]string{"--yes"}, volumeArgs(group, names)...)...)
+	err = v.commands.change(ctx, group, "lvremove", append([]string{"--yes", "--select", withoutDependents}, volumeArgs(group, names)...)...)
+	if err == nil {
+		err = v.checkRemoved(group, names)
+	}
 	return errors.Join(err, v.messages.deleteRemoved(group, pools, names))
+}
+
+// checkRemoved is an error when a command that removed volumes skipped one of them.
+func (v *volumes) checkRemoved(group string, names []string) error {
+	left, err := committed(v.disks, group, ondisk.VolumeNames)
+	if err != nil {
+		return fmt.Errorf("looking whether volumes were removed: %w", err)
+	}
+	for _, name := range names {
+		if left[name] {
+			return fmt.Errorf("volume %q of volume group %q was not removed: %w", name, group, ErrHasDependents)
+		}
+	}
+	return nil
 }
 
 // Untag implements Thin.

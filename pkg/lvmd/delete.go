@@ -12,6 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
 // DeleteVolume implements lvmdv1.LVMDServer. It runs no command: it makes the
@@ -26,6 +27,9 @@ func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeReques
 	}
 	// From here on the volume is claimed: nothing else changes it.
 	handle, err := s.openUnused(ctx, v)
+	if err == nil {
+		err = volumegroup.CheckDependents(ctx, s.groups, v)
+	}
 	if err == nil {
 		err = s.putTombstone(v)
 	}

@@ -56,6 +56,10 @@ func (s *expander) expand(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*
 		err = s.growEncrypted(e.Volume())
 	}
 	if err != nil {
+		// After a command that failed there was a scan, which may have found why LVM refuses.
+		if dependents := inventory.CheckDependents(e.Volume()); dependents != nil {
+			err = dependents
+		}
 		return nil, apierror.From("expanding volume "+r.GetId(), err)
 	}
 	return e.Volume(), nil

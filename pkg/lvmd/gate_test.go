@@ -87,7 +87,7 @@ func (g *gate) called(ctx context.Context, r any, info *grpc.UnaryServerInfo, ne
 
 // harmless are the methods of lvm.Groups that have no effect on anything.
 var harmless = map[string]bool{
-	"Metadata": true, "Device": true, "Mapping": true, "Placement": true, "PoolStatus": true, "RAIDStatus": true,
+	"Metadata": true, "Device": true, "HasDependents": true, "Mapping": true, "Placement": true, "PoolStatus": true, "RAIDStatus": true,
 	"CryptDevice": true, "Encrypted": true, "Inconsistent": true, "Numbers": true, "Pin": true, "Others": true, "Excluded": true, "Limit": true,
 	"Duplicated": true,
 }

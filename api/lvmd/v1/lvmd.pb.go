@@ -28,6 +28,7 @@
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
 //                                             restored in their own pool
 //   FAILED_PRECONDITION  VOLUME_LEFT_ALONE    the volume's tags are those of a later version
+//   FAILED_PRECONDITION  VOLUME_HAS_DEPENDENTS another logical volume depends on the volume
 //   FAILED_PRECONDITION  LEADER_SUPERSEDED    a controller asks that led before another one (api/leadership)
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
 //   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone, or a disk fails

@@ -42,6 +42,8 @@ type Auditor struct {
 	classes map[string]map[string]string
 	// changed are the device classes whose group took the place of another one, likewise.
 	changed map[string]map[string]string
+	// deletions says which deletions wait, as was reported, by node.
+	deletions map[string]string
 	// unlabelled is how many passes in a row found a node without its topology label.
 	unlabelled map[string]int
 	// dataLost is when inline volumes lost their data, of which their Pods were notified since
@@ -127,6 +129,7 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 	a.reportHealth(ctx, now)
 	a.reportClasses(now)
 	a.reportChangedGroups(now)
+	a.reportDeletions(now)
 	a.reportUnlabelled(now)
 	for standing, n := range count {
 		a.Metrics.Audited.WithLabelValues(standing).Set(float64(n))

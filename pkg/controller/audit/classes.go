@@ -93,3 +93,35 @@ func unusable(view *fleet.View) map[string]string {
 	}
 	return found
 }
+
+// reportDeletions writes Events on nodes where deleted volumes are not removed, because of what
+// depends on them: such a volume has no claim and no PersistentVolume any more. Nodes that are not
+// connected are as they were.
+func (a *Auditor) reportDeletions(now *present) {
+	reported := map[string]string{}
+	for node, before := range a.deletions {
+		if now.away[node] {
+			reported[node] = before
+		}
+	}
+	for node, view := range now.nodes {
+		var waiting []string
+		for _, class := range view.Classes {
+			for _, c := range class.GetConditions() {
+				if c.GetType() == conditions.DeletionWaits {
+					waiting = append(waiting, c.GetMessage())
+				}
+			}
+		}
+		if len(waiting) == 0 {
+			continue
+		}
+		slices.Sort(waiting)
+		// All classes of a volume group say the same.
+		reported[node] = strings.Join(slices.Compact(waiting), "; ")
+		if reported[node] != a.deletions[node] {
+			a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonDeletionWaits, reported[node])
+		}
+	}
+	a.deletions = reported
+}

@@ -44,6 +44,8 @@ const (
 	ReasonClassUsable = "DeviceClassUsable"
 	// ReasonGroupChanged: a node's volume group took the place of another one.
 	ReasonGroupChanged = "VolumeGroupChanged"
+	// ReasonDeletionWaits: deleted volumes of a node are not removed, for what depends on them.
+	ReasonDeletionWaits = "DeletionWaits"
 	// ReasonLabelMissing: a node does not have the topology label.
 	ReasonLabelMissing = "TopologyLabelMissing"
 	// ReasonLabelRestored: that is over.
@@ -99,6 +101,8 @@ var EventReasons = []EventReason{
 	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
 	{ReasonGroupChanged, v1.EventTypeWarning, "node", "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up.",
 		"If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
+	{ReasonDeletionWaits, v1.EventTypeWarning, "node", "Deleted volumes there are neither wiped nor removed: logical volumes that an administrator made depend on them.",
+		"[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
 	{ReasonLabelMissing, v1.EventTypeWarning, "node", "The Node object does not have the label `topology.carve.csi.local/node` with its name. No Pod with a volume is scheduled there.",
 		"[Set it, or restart the node's agent](../how-to/troubleshooting.md#a-node-has-no-topology-label)."},
 	{ReasonLabelRestored, v1.EventTypeNormal, "node", "The node has the label again.", ""},

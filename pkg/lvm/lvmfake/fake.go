@@ -157,6 +157,11 @@ type volume struct {
 	thin *thin
 	// shape is set for a volume that is not linear.
 	shape *shape
+	// snapshots are those with a size of their own. Of one, origin is what it is of, and
+	// overwritten is set when that was written to since.
+	snapshots   []*volume
+	origin      *volume
+	overwritten bool
 }
 
 // New returns an LVM without volume groups.
@@ -325,6 +330,7 @@ func (g *group) report(name string) lvm.Group {
 			lv.Attr.Activation = lvm.Active
 		}
 		g.reportThin(v, &lv)
+		g.reportSnapshots(v, &lv)
 		r.Volumes = append(r.Volumes, lv)
 	}
 	return r

@@ -5,6 +5,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvm/lvmtest"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestFakeIsAnLVM(t *testing.T) {
@@ -25,6 +26,7 @@ func isAnLVM(t *testing.T, discardZeroes bool) {
 			Groups: f, Group: "carve", Hold: hold, HoldCrypt: hold,
 			Deactivate:       f.Deactivate,
 			MakeInconsistent: func(volume string) { f.MakeInconsistent("carve", volume) },
+			MakeSnapshot:     func(origin, name string) { must.Succeed(t, f.MakeSnapshot("carve", origin, name)) },
 		}
 	})
 }

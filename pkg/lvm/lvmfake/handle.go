@@ -50,6 +50,7 @@ func (h *handle) size() int64 {
 
 func (h *handle) write(off int64, pattern byte) error {
 	h.volume.written++
+	h.volume.overwrite()
 	if h.cipher != nil {
 		return h.cipher.write(h.group, h.volume, off, pattern)
 	}
@@ -108,6 +109,7 @@ func (h *handle) Discard(off, length int64) error {
 			return err
 		}
 		h.volume.thin.unmap(off, length)
+		h.volume.overwrite()
 		return nil
 	}
 	return h.clear(off, length, h.fake.DiscardZeroes)

@@ -106,6 +106,9 @@ func (g *group) extend(groupName, name string, extents int64, on []layout.Share)
 	if v == nil {
 		return failure("lvextend", lvm.ErrNotFound, "volume %s/%s", groupName, name)
 	}
+	if len(v.snapshots) > 0 && v.minor != 0 {
+		return failure("lvextend", nil, "snapshot origin volumes can be resized only while inactive: try lvchange -an")
+	}
 	if v.thin != nil {
 		return g.extendThin(groupName, name, extents)
 	}
@@ -140,6 +143,8 @@ func (g *group) remove(groupName string, names []string) error {
 		switch {
 		case v == nil:
 			failed = failure("lvremove", lvm.ErrNotFound, "volume %s/%s", groupName, name)
+		case len(v.snapshots) > 0:
+			failed = failure("lvremove", lvm.ErrHasDependents, "volume %s/%s", groupName, name)
 		case v.opens() > 0:
 			failed = failure("lvremove", lvm.ErrBusy, "volume %s/%s", groupName, name)
 		case v.thin != nil:
@@ -150,6 +155,7 @@ func (g *group) remove(groupName string, names []string) error {
 			failed = failure("lvremove", nil, "the thin pool %s/%s is not for callers to remove", groupName, name)
 		default:
 			g.give(v.all())
+			v.detach()
 			delete(g.volumes, name)
 			removed = true
 		}

@@ -36,6 +36,8 @@ type Env struct {
 	// MakeInconsistent makes a volume's device what an extension leaves that is killed before
 	// it commits.
 	MakeInconsistent func(volume string)
+	// MakeSnapshot makes a snapshot with a size of its own, as an administrator does.
+	MakeSnapshot func(origin, name string)
 }
 
 // Run runs the suite. setup makes a fresh Env and registers its clean-up on t.
@@ -54,6 +56,7 @@ func Run(t *testing.T, setup func(t *testing.T) Env) {
 		{"changes to what is not there say so", notFound},
 		{"an extended volume is larger and keeps its device", extended},
 		{"several volumes are removed by one call", removed},
+		{"what another volume depends on is neither removed nor grown", dependedOn},
 		{"an open volume is neither opened again nor removed", busy},
 		{"a zeroed range needs an open handle and frees the device when closed", zeroed},
 		{"volumes without devices get them back by activation", activated},
@@ -281,6 +284,44 @@ func extended(t *testing.T, e Env) {
 	if err != nil || after.Major != before.Major || after.Minor != before.Minor || after.Suspended {
 		t.Errorf("device %+v, then %+v, error %v", before, after, err)
 	}
+}
+
+// dependedOn has a snapshot made after the last scan: only LVM itself knows of it.
+func dependedOn(t *testing.T, e Env) {
+	e.scan(t)
+	for _, name := range []string{"cv1", "cv2"} {
+		e.create(t, name, 1)
+	}
+	before := e.scan(t)
+	has := func(want bool) {
+		t.Helper()
+		if got, err := e.Groups.HasDependents(e.Group, "cv1"); got != want || err != nil {
+			t.Errorf("cv1 has dependents: %v, error %v, want %v", got, err, want)
+		}
+	}
+	has(false)
+	if d := before.Dependents(); len(d) > 0 {
+		t.Errorf("before there is a snapshot: %v", d)
+	}
+	e.MakeSnapshot("cv1", "snap")
+	has(true)
+	wantErr(t, "removing an origin, and another volume", e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv2"}), lvm.ErrHasDependents)
+	if err := e.Groups.Extend(t.Context(), e.Group, "cv1", 2); err == nil {
+		t.Error("an origin was grown")
+	}
+	g := e.scan(t)
+	if g.Volume("cv1") == nil || g.Volume("snap") == nil || g.Volume("cv2") != nil {
+		t.Errorf("volumes %+v, want the origin and its snapshot", g.Volumes)
+	}
+	want := lvm.Dependent{Name: "snap", Is: "is a snapshot of it", Remedy: "lvremove " + e.Group + "/snap"}
+	if d := g.Dependents(); len(d) != 1 || !slices.Equal(d["cv1"], []lvm.Dependent{want}) {
+		t.Errorf("dependents %v, want %v", d, want)
+	}
+	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, []string{"snap"}))
+	has(false)
+	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, []string{"cv1"}))
+	_, err := e.Groups.HasDependents(e.Group, "cv1")
+	wantErr(t, "of a volume without a device", err, lvm.ErrNotFound)
 }
 
 func removed(t *testing.T, e Env) {

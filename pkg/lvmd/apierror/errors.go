@@ -135,6 +135,15 @@ func VolumeInUse(id string, cause error) error {
 	}
 }
 
+// HasDependents is FAILED_PRECONDITION for a volume on which other logical volumes depend; which
+// says what they are.
+func HasDependents(id, which string) error {
+	return &Error{
+		code: codes.FailedPrecondition, reason: names.ReasonHasDependents,
+		message: fmt.Sprintf("volume %s can be neither deleted nor grown: %s", id, which),
+	}
+}
+
 // VolumeWritten is FAILED_PRECONDITION for the source of a copy that was written to.
 func VolumeWritten(id string) error {
 	return &Error{
@@ -203,6 +212,7 @@ func From(doing string, err error) error {
 		{unix.EIO, codes.Unavailable, names.ReasonDeviceMissing},
 		{lvm.ErrTimedOut, codes.DeadlineExceeded, names.ReasonCommandTimedOut},
 		{lvm.ErrBusy, codes.FailedPrecondition, names.ReasonVolumeInUse},
+		{lvm.ErrHasDependents, codes.FailedPrecondition, names.ReasonHasDependents},
 		{fairqueue.ErrFull, codes.Aborted, names.ReasonOperationPending},
 		{fairqueue.ErrTimedOut, codes.Aborted, names.ReasonOperationPending},
 		{ErrNotStored, codes.Unavailable, ""},

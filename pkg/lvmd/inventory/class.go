@@ -292,6 +292,9 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 	if len(g.leftAlone) > 0 {
 		add(conditions.VolumesLeftAlone, "%d volumes of volume group %q have tags of Carve and are left alone: %s", len(g.leftAlone), g.name, g.examplesLeftAlone())
 	}
+	if len(g.waiting) > 0 {
+		add(conditions.DeletionWaits, "%d deleted volumes of volume group %q are not removed: %s", len(g.waiting), g.name, examples(g.waiting))
+	}
 	if c.pool == nil && g.textFull() || c.pool != nil && !g.hasThinText() {
 		add(conditions.MetadataFull, "the metadata of volume group %q takes %s of at most %s: there is no space for more volumes",
 			g.name, quantity.Bytes(g.metadata.Size), quantity.Bytes(g.metadata.Limit))

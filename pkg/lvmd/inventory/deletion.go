@@ -47,6 +47,9 @@ func (m *Inventory) ClaimForDeletion(id, name string, snapshot bool) (*Volume, e
 	case v.isBusy() || v.pins > 0:
 		return nil, apierror.OperationPending("another operation on %s %s is under way", what, v.rec.ID)
 	}
+	if err := v.dependents.refuse(v.group.name, v.rec.ID); err != nil {
+		return nil, err
+	}
 	m.enter(v, Deleting)
 	return v, nil
 }
@@ -135,7 +138,7 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 		return left(a) < left(b)
 	}
 	for _, v := range m.volumes {
-		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) {
+		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) || len(v.dependents) > 0 {
 			continue
 		}
 		if v.waitsSince == 0 {
@@ -299,7 +302,7 @@ func (g *Group) NextToRemove(most int) (batch []*Volume, retry time.Time) {
 	}
 	for _, v := range m.volumes {
 		switch {
-		case v.group != g || v.life.State() != Wiped:
+		case v.group != g || v.life.State() != Wiped || len(v.dependents) > 0:
 		case len(batch) > 0 && (batch[0].pool == nil) != (v.pool == nil):
 			// One command removes either thin volumes or others: by how much it
 			// raises the sequence number depends on that.

@@ -123,10 +123,13 @@ func (m *Inventory) AdmitExpansion(id string, required, limit int64) (*Expansion
 	return e, nil
 }
 
-// checkExpansion refuses what there is no free space for, in the group or in its
-// metadata.
+// checkExpansion refuses what something depends on, or there is no free space for, in the
+// group or in its metadata.
 func (m *model) checkExpansion(e *Expansion) error {
 	v, more := e.volume, e.more
+	if err := v.dependents.refuse(v.group.name, v.rec.ID); err != nil {
+		return err
+	}
 	g := v.group
 	// A class that is not configured any more keeps no reserve.
 	free := max(0, g.allocatable-g.creating-g.expanding)

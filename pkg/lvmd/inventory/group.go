@@ -52,6 +52,8 @@ type groupScan struct {
 	// leftAlone are the logical volumes with tags of Carve that are not taken for ours, by
 	// name, and why.
 	leftAlone map[string]string
+	// waiting says of deleted volumes what depends on them.
+	waiting []string
 	// foreign is in how many segments volumes lie that are not ours.
 	foreign int64
 	// scanned is when the group was last scanned. recheck is set when a device came or went

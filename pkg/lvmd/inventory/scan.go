@@ -93,7 +93,8 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	g.foreign = 0
 	before := g.leftAlone
 	g.leaveLaterAlone(found, d)
-	halfMade := halfMade(found)
+	halfMade, dependents := halfMade(found), found.Dependents()
+	g.waiting = nil
 	for i := range found.Volumes {
 		lv := &found.Volumes[i]
 		g.exists[lv.Name] = true
@@ -111,12 +112,16 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 			g.foreign += lv.Segments
 			continue
 		}
-		if v.update(lv, scan.Devices) {
+		if v.update(lv, scan.Devices, dependents[lv.Name]) {
 			d.changed = append(d.changed, v)
+		}
+		if v.rec.Phase == spec.Deleting && len(v.dependents) > 0 {
+			g.waiting = append(g.waiting, v.rec.ID+": "+v.dependents.describe(g.name))
 		}
 		v.halfMade = halfMade[lv.Name]
 		m.advance(v, lv, d)
 	}
+	slices.Sort(g.waiting)
 	for name, why := range g.leftAlone {
 		if before[name] != why {
 			m.error("a volume has tags of Carve and is left alone", "volume", name, "group", g.name, "reason", why)
@@ -217,15 +222,20 @@ func (g *Group) leaveLaterAlone(found *lvm.Group, d *Diff) {
 
 // examplesLeftAlone names some of the volumes that are left alone, and why.
 func (g *groupScan) examplesLeftAlone() string {
-	const most = 3
-	var examples []string
+	var all []string
 	for _, name := range slices.Sorted(maps.Keys(g.leftAlone)) {
-		if len(examples) == most {
-			return strings.Join(append(examples, "and others"), "; ")
-		}
-		examples = append(examples, name+": "+g.leftAlone[name])
+		all = append(all, name+": "+g.leftAlone[name])
 	}
-	return strings.Join(examples, "; ")
+	return examples(all)
+}
+
+// examples joins the first of what a message is to name.
+func examples(all []string) string {
+	const most = 3
+	if len(all) > most {
+		all = append(slices.Clone(all[:most]), "and others")
+	}
+	return strings.Join(all, "; ")
 }
 
 // advance changes the state of a volume by what a scan says of it.
@@ -271,21 +281,25 @@ func (m *model) applyMissing(g *Group, refused Refusal, d *Diff) {
 
 // update brings a known volume up to date and reports whether anything that is
 // reported changed.
-func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device) bool {
+func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependents []lvm.Dependent) bool {
 	if v.op != nil {
 		return false // its creation says what it is when it is done
 	}
 	extents := lv.Size / v.group.info.ExtentSize
 	device, active := devices[lv.Name]
-	conditions := conditionsOf(lv, device, active || v.rec.Ident.Snapshot)
+	v.dependents = dependents
+	found := conditionsOf(lv, device, active || v.rec.Ident.Snapshot)
+	if len(dependents) > 0 {
+		found = append(found, condition(conditions.HasDependents, "the volume can be neither deleted nor grown: %s", v.dependents.describe(v.group.name)))
+	}
 	// Who has a device open is not reported.
 	limits, limitTags := spec.LimitsFromTags(lv.Tags)
 	same := v.extents == extents && v.limits == limits && v.device.Path == device.Path &&
-		v.device.Major == device.Major && v.device.Minor == device.Minor && sameConditions(v.conditions, conditions)
+		v.device.Major == device.Major && v.device.Minor == device.Minor && sameConditions(v.conditions, found)
 	if lv.Pool == "" {
 		v.layout, v.on = lv.Layout, lv.On
 	}
-	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, conditions
+	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, found
 	v.limits, v.limitTags = limits, limitTags
 	v.tagged = slices.Contains(lv.Tags, spec.TagEncrypted)
 	v.pool = v.group.pool(lv.Pool) // It is always the same one; the first scan finds it.

@@ -46,6 +46,8 @@ type volumeScan struct {
 	layout layout.Layout
 	on     []string
 	device lvm.Device
+	// dependents are the logical volumes that depend on it.
+	dependents dependents
 	// halfMade is true of what LVM has not finished making, see halfMade.
 	halfMade bool
 	// tagged is true when LVM shows that the volume's header was made.

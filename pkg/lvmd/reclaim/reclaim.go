@@ -17,7 +17,7 @@ const (
 	// MaxRemoved bounds how many volumes one command removes: it bounds how long
 	// others wait for the slot, and the command's words: a lasting lvm process
 	// takes some sixty.
-	MaxRemoved = 56
+	MaxRemoved = 54
 	// maxMarked bounds how many volumes one command marks, for the same reasons.
 	maxMarked = 50
 )

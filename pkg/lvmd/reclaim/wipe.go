@@ -66,7 +66,7 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, t inventory.
 		}
 	}
 	if t.IsThin() {
-		return r.unmap(g, t, p)
+		return r.unmap(ctx, g, t, p)
 	}
 	if err := r.open(ctx, g, t, &p); err != nil {
 		return err
@@ -171,18 +171,21 @@ func (r *Reclaimer) clear(t inventory.Tombstone, h blockdev.Handle, off, size in
 
 // open opens a tombstone's device if it is not open, activating the volume when there is none:
 // after a reboot in the middle of a deletion, for example.
+//
+// It fails while another logical volume depends on the tombstone: that may have been made a moment
+// ago.
 func (r *Reclaimer) open(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone, p *inventory.Progress) (err error) {
-	if p.Handle != nil {
-		return nil
-	}
-	p.Handle, err = r.LVM.Open(g.Name(), t.ID())
-	if errors.Is(err, lvm.ErrNotFound) {
-		p.Handle, err = r.activate(ctx, g, t)
-	}
-	if err == nil {
+	if p.Handle == nil {
+		p.Handle, err = r.LVM.Open(g.Name(), t.ID())
+		if errors.Is(err, lvm.ErrNotFound) {
+			p.Handle, err = r.activate(ctx, g, t)
+		}
+		if err != nil {
+			return err
+		}
 		t.SetHandle(p.Handle)
 	}
-	return err
+	return volumegroup.CheckDependents(ctx, r.Groups, t.Volume)
 }
 
 func (r *Reclaimer) activate(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone) (blockdev.Handle, error) {
@@ -242,7 +245,7 @@ func (r *Reclaimer) EraseKey(v *inventory.Volume, h blockdev.Handle) blockdev.Ha
 //
 // A snapshot has no device, and is removed as it is. So is a volume that cannot be unmapped: LVM
 // says why, if the removal fails, too.
-func (r *Reclaimer) unmap(g *volumegroup.Group, t inventory.Tombstone, p inventory.Progress) error {
+func (r *Reclaimer) unmap(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone, p inventory.Progress) error {
 	if p.Handle == nil {
 		h, err := r.LVM.Open(g.Name(), t.ID())
 		if errors.Is(err, lvm.ErrBusy) {
@@ -252,6 +255,10 @@ func (r *Reclaimer) unmap(g *volumegroup.Group, t inventory.Tombstone, p invento
 			return r.skip(g, t, nil)
 		}
 		p.Handle = h
+		t.SetHandle(h)
+	}
+	if err := volumegroup.CheckDependents(ctx, r.Groups, t.Volume); err != nil {
+		return err
 	}
 	n := min(int64(unmapChunk), p.Handle.Size()-p.Wiped)
 	err := p.Handle.Discard(p.Wiped, n)
@@ -259,7 +266,6 @@ func (r *Reclaimer) unmap(g *volumegroup.Group, t inventory.Tombstone, p invento
 		r.Log.Warn("a deleted thin volume is removed with what it holds", "volume", t.ID(), "error", err)
 	}
 	r.crash("delete: chunk unmapped")
-	t.SetHandle(p.Handle)
 	t.SetWiped(p.Wiped + n)
 	if err != nil || p.Wiped+n >= p.Handle.Size() {
 		return r.skip(g, t, p.Handle)
