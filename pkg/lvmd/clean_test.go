@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -163,9 +164,50 @@ func TestWhatADeviceMakesOfADiscardIsItsOwn(t *testing.T) {
 // dirty uses all of the disk, and gives it back, as another program would.
 func (m *machine) dirty(t *testing.T) {
 	t.Helper()
-	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: testTotal}))
+	m.dirtyFree(t, testTotal)
+}
+
+// dirtyFree uses so many extents, and gives them back.
+func (m *machine) dirtyFree(t *testing.T, extents int64) {
+	t.Helper()
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: extents}))
 	m.fill(t, "theirs", 0x77)
 	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{"theirs"}))
+}
+
+// TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten has the disk used and given back by
+// another program, of which no scan knows, after lvmd wiped all of it.
+func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t, blind)
+	v := d.create(request("wiped", testTotal))
+	d.delete(v.GetId())
+	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
+	v = d.create(request("grows", 2))
+	m.dirtyFree(t, testTotal-2)
+	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}))(t)
+	d.traces(v.GetId())
+}
+
+// TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween has the disk used and given back
+// between the two commands that give an extension's extents to a volume.
+func TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween(t *testing.T) {
+	m := newMachine(t)
+	var once sync.Once
+	d := m.start(t, blind, func(d *daemon, o *Options) {
+		o.crashPoint = func(at string) {
+			if at == "expand: extension removed" {
+				once.Do(func() { m.dirtyFree(t, testTotal-2) })
+			}
+			d.gate.pass(at)
+		}
+	})
+	v := d.create(request("grows", 2))
+	grow := &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}
+	_, err := d.client.ExpandVolume(t.Context(), grow)
+	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+	must.Get(d.client.ExpandVolume(t.Context(), grow))(t)
+	d.traces(v.GetId())
 }
 
 func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {

@@ -190,7 +190,9 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 }
 
 // giveExtension removes the extension and adds its extents to the volume, in one slot of the
-// group. Where they are is read again: an administrator may have moved them meanwhile.
+// group. Where they are is read again: an administrator may have moved them meanwhile. Between the
+// two commands the extents are free: if another program changed the group by then, it may have had
+// them, and the expansion begins again when it is requested again.
 func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) error {
 	x := e.Extension().ID()
 	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
@@ -199,10 +201,17 @@ func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *i
 			return nil, err
 		}
 		on := g.SharesOf(zeroed)
+		before, err := s.lvm.Metadata(g.Name())
+		if err != nil {
+			return nil, err
+		}
 		if err := s.lvm.Remove(volumegroup.ForClassOf(ctx, e.Volume()), g.Name(), []string{x}); err != nil {
 			return nil, err
 		}
 		s.crash("expand: extension removed")
+		if now, err := s.lvm.Metadata(g.Name()); err != nil || now.Seqno != before.Seqno+1 {
+			return nil, errors.Join(err, apierror.OperationPending("another program changed volume group %q while volume %s was growing", g.Name(), e.Volume().ID()))
+		}
 		grown, err := s.grow(ctx, e, on)
 		if err != nil {
 			return nil, err

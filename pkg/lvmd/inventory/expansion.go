@@ -221,7 +221,8 @@ func (e *Expansion) PlanGrowth() []layout.Share {
 
 // ChooseExtents names the very extents by which a volume grows, and reports whether all of
 // them are known to hold zeroes. p is where everything lies in the group, and segments where the
-// volume does. The caller has the group's slot.
+// volume does. The caller has the group's slot, and has just read p: what is known of zeroes is
+// true of one sequence number, and another program that raised it may have written to free extents.
 func (e *Expansion) ChooseExtents(p ondisk.Placement, segments []lvm.Segment) (on []layout.Share, zeroed bool, err error) {
 	m := e.volume.group.m
 	m.lock()
@@ -236,7 +237,7 @@ func (e *Expansion) ChooseExtents(p ondisk.Placement, segments []lvm.Segment) (o
 		return nil, false, apierror.NoSpace("expanding volume %s by %s: the free extents of volume group %q do not allow it",
 			v.rec.ID, quantity.Bytes(e.more*g.info.ExtentSize), g.name)
 	}
-	return on, g.zeroes.Holds(lvm.Segment{Areas: g.areasOf(on)}), nil
+	return on, p.Seqno == g.metadata.Seqno && g.zeroes.Holds(lvm.Segment{Areas: g.areasOf(on)}), nil
 }
 
 // ExtensionOptions are those of the command that makes an extension on the given extents. From now
