@@ -5,11 +5,15 @@ package lvmd
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -45,7 +49,108 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 	}
 	slow.Store(false)
 	waittest.Until(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 597 })
-	if n := m.fake.Commands(lvmfake.OpRemove); n > len(ids)/4 {
-		t.Errorf("%d commands removed %d volumes", n, len(ids))
+}
+
+// churn is a load of namespaces that create a volume, delete it, and do so again. Each command waits
+// until all that can ask for the group's slot wait for it, and until all that may be wiped is: how
+// many deleted volumes are left then depends on the order of turns alone, not on time.
+type churn struct {
+	*daemon
+	tenants int
+	// on is false before the load, and from the end of the first namespace.
+	on atomic.Bool
+	// most is the most deleted volumes that LVM had at a creation, and deleted counts deletions.
+	most, deleted atomic.Int64
+}
+
+func (c *churn) before(_ context.Context, op lvmfake.Op, _ string) error {
+	if op != lvmfake.OpCreate && op != lvmfake.OpTag && op != lvmfake.OpRemove {
+		return nil
+	}
+	for deadline := time.Now().Add(waittest.Limit); c.on.Load() && !c.saturated(op); time.Sleep(200 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			c.t.Errorf("not all wait for the slot while %s runs: %+v", op, c.groups.Named(testGroup).Queue())
+			c.on.Store(false)
+		}
+	}
+	return nil
+}
+
+func (c *churn) saturated(op lvmfake.Op) bool {
+	left, due := int64(0), 0
+	for _, v := range c.inventory.Inspect() {
+		switch v.State {
+		case inventory.Marked, inventory.Deleting:
+			return false
+		case inventory.Deleted, inventory.Wiped:
+			left, due = left+1, 1
+		}
+	}
+	waiting := c.tenants
+	if op == lvmfake.OpCreate {
+		waiting += due - 1
+	}
+	if c.groups.Named(testGroup).Queue().Waiting != waiting {
+		return false
+	}
+	if op == lvmfake.OpCreate {
+		c.most.Store(max(c.most.Load(), left))
+	}
+	return true
+}
+
+func (c *churn) tenant(n, rounds int) {
+	defer c.on.Store(false)
+	for i := range rounds {
+		r := request(fmt.Sprintf("pvc-%d-%d", n, i), 1)
+		r.Owner.ClaimNamespace = fmt.Sprintf("ns-%d", n)
+		created, err := c.client.CreateVolume(c.t.Context(), r)
+		if err == nil {
+			_, err = c.client.DeleteVolume(c.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: created.GetVolume().GetId()})
+		}
+		if err != nil {
+			c.t.Error(err)
+			return
+		}
+		if c.on.Load() {
+			c.deleted.Add(1)
+		}
+	}
+}
+
+func TestDeletedVolumesAreRemovedWhileNamespacesCreateAndDelete(t *testing.T) {
+	for tenants, rounds := range map[int]int{10: 25, 90: 8} {
+		t.Run(fmt.Sprintf("%d namespaces", tenants), func(t *testing.T) {
+			m := newMachine(t)
+			m.fake.RemoveGroup(testGroup)
+			m.fake.AddGroup(testGroup, testExtent, 2000)
+			m.fake.SetMetadataLimit(testGroup, 16<<20)
+			// Nothing but commands asks for the slot.
+			d := m.start(t, func(_ *daemon, o *Options) { o.PollInterval = time.Hour })
+			c := &churn{daemon: d, tenants: tenants}
+			m.fake.Before = c.before
+			before := m.fake.Commands(lvmfake.OpTag) + m.fake.Commands(lvmfake.OpRemove)
+			c.on.Store(true)
+			var wg sync.WaitGroup
+			for n := range tenants {
+				wg.Go(func() { c.tenant(n, rounds) })
+			}
+			wg.Wait()
+			deleted, most := c.deleted.Load(), c.most.Load()
+			commands := m.fake.Commands(lvmfake.OpTag) + m.fake.Commands(lvmfake.OpRemove) - before
+			t.Logf("%d volumes were deleted, at most %d of them were left; %d commands marked and removed them", deleted, most, commands)
+			if deleted < int64(tenants*(rounds-2)) {
+				t.Errorf("%d volumes were deleted under load, want more", deleted)
+			}
+			// Those of the time between two turns of the removal are to be marked, as many to be removed,
+			// and as many may have come since.
+			if bound := int64(3 * min(tenants, fairqueue.MaxTenantTurns)); most > bound {
+				t.Errorf("%d of %d deleted volumes were left at once, want at most %d", most, deleted, bound)
+			}
+			if int64(commands) > deleted/3 {
+				t.Errorf("%d commands marked and removed %d volumes", commands, deleted)
+			}
+			waittest.Until(t, "all are gone", func() bool { return len(c.list()) == 0 && c.available() == 2000 })
+		})
 	}
 }

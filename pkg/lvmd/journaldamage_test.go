@@ -13,10 +13,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
-	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -85,38 +85,65 @@ func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 	}
 }
 
+// TestNothingIsWipedThatIsNotMarked has LVM refuse marks for a while, and answer then.
 func TestNothingIsWipedThatIsNotMarked(t *testing.T) {
-	for name, fails := range map[string]bool{"marking succeeds in the end": false, "marking fails for ever": true} {
-		t.Run(name, func(t *testing.T) {
-			m := newMachine(t)
-			last, seen := make(chan struct{}), make(chan struct{})
-			var attempts atomic.Int32
-			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
-				if op != lvmfake.OpTag {
-					return nil
-				}
-				if attempts.Add(1) == inventory.MarkAttempts {
-					close(last)
-					<-seen
-					if !fails {
-						return nil
-					}
-				}
-				return errors.New("no")
-			}
-			d := m.start(t)
-			id := d.create(request("v", 2)).GetId()
-			d.fill(id, 0x33)
-			d.delete(id)
-			<-last
-			d.shows(id, 2, 0x33)
-			close(seen)
-			d.checkClean()
-			if got := attempts.Load(); got != inventory.MarkAttempts {
-				t.Errorf("marking was tried %d times, want %d", got, inventory.MarkAttempts)
-			}
-		})
+	const attempts = 5
+	m := newMachine(t)
+	last, seen := make(chan struct{}), make(chan struct{})
+	var tried atomic.Int32
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		switch {
+		case op != lvmfake.OpTag:
+			return nil
+		case tried.Add(1) < attempts:
+			return errors.New("no")
+		}
+		close(last)
+		<-seen
+		return nil
 	}
+	d := m.start(t)
+	id := d.create(request("v", 2)).GetId()
+	d.fill(id, 0x33)
+	d.delete(id)
+	select {
+	case <-last:
+	case <-time.After(waittest.Limit):
+		t.Errorf("marking was tried %d times, want %d", tried.Load(), attempts)
+	}
+	d.shows(id, 2, 0x33)
+	close(seen)
+	d.checkClean()
+}
+
+// TestADeletedVolumeIsMarkedWhenTheMetadataIsFull has space for one mark at a time.
+func TestADeletedVolumeIsMarkedWhenTheMetadataIsFull(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	var ids []string
+	for i := range 5 {
+		ids = append(ids, d.create(fsRequest(fmt.Sprintf("pvc-%d", i), 8, "")).GetId())
+	}
+	m.fake.SetMetadataLimit(testGroup, must.Get(m.fake.Metadata(testGroup))(t).Size+60)
+	died := d.gate.dieNext("delete: chunk wiped")
+	// All of them wait for the slot.
+	done := must.Get(d.groups.Acquire(t.Context(), d.groups.Named(testGroup)))(t)
+	for _, id := range ids {
+		d.delete(id)
+	}
+	done()
+	<-died
+	d.kill()
+	m.loseJournal(t)
+	d = m.start(t)
+	left := d.list()
+	if len(left) != len(ids)-1 {
+		t.Errorf("after the loss of the journal there are %d volumes, want %d: %v", len(left), len(ids)-1, left)
+	}
+	for _, v := range left {
+		d.delete(v.GetId())
+	}
+	waittest.Until(t, "all are removed", func() bool { return len(d.inventory.Inspect()) == 0 }, func() any { return d.inventory.Inspect() })
 }
 
 // TestAZeroedPageOfTheJournalIsNoticedWhereverItIs zeroes each page in turn, as a

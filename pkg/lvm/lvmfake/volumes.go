@@ -182,12 +182,21 @@ func (f volumes) Untag(ctx context.Context, groupName, name, tag string) error {
 // Tag implements lvm.Thin.
 func (f volumes) Tag(ctx context.Context, groupName string, volumes []string, tag string) error {
 	return f.command(ctx, OpTag, groupName, "lvchange", func(g *group) error {
+		// The metadata has the command, too.
+		words := int64(0)
+		for _, name := range volumes {
+			words += int64(len(groupName) + len(name) + 2)
+		}
 		for _, name := range volumes {
 			v := g.volumes[name]
 			if v == nil {
 				return failure("lvchange", lvm.ErrNotFound, "volume %s/%s", groupName, name)
 			}
 			v.tags = append(v.tags, tag)
+			if text := g.text() + words; text > g.metadataLimit {
+				v.tags = v.tags[:len(v.tags)-1]
+				return failure("lvchange", lvm.ErrNoSpace, "metadata of %d bytes exceeds %d", text, g.metadataLimit)
+			}
 			g.seqno++
 		}
 		return nil

@@ -9,6 +9,12 @@ import (
 	"time"
 )
 
+// MaxTenantTurns is how many turns tenants have at most between two of the daemon's own operations
+// while such a one waits.
+// What it does for all tenants at once, such as to remove what they delete, keeps pace with them
+// however many they are.
+const MaxTenantTurns = 16
+
 // ErrFull is returned to operations that are rejected because too many wait.
 var ErrFull = errors.New("too many operations are waiting")
 
@@ -47,7 +53,8 @@ func callerOf(ctx context.Context) caller {
 
 // Queue hands out the slot. The callers that wait get it one after the other, round robin,
 // and each caller's operations in the order of asking. However much one caller asks for,
-// another waits for no more operations than there are callers. It is safe for concurrent use.
+// another waits for no more operations than there are callers, besides the daemon's own, which
+// have a turn after MaxTenantTurns at the latest. It is safe for concurrent use.
 //
 // It bounds how many operations wait. When it is full, the latest one of the caller with the
 // most waiting is rejected, so that no caller can fill it for others. It bounds, too, how
@@ -65,6 +72,8 @@ type Queue struct {
 	round    list.List // of *line
 	waiting  int
 	rejected uint64
+	// tenantTurns counts the turns of tenants since the last one of the daemon's own.
+	tenantTurns int
 }
 
 // line is where the operations of one caller wait.
@@ -188,7 +197,7 @@ func (q *Queue) reject() {
 }
 
 // release gives the slot to the first operation of the next line, which is the last line
-// from then on.
+// from then on. The next line is the daemon's own when tenants have had enough turns.
 func (q *Queue) release() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -196,6 +205,14 @@ func (q *Queue) release() {
 	if next == nil {
 		q.held = false
 		return
+	}
+	if own := q.lines[caller{}]; own != nil && q.tenantTurns >= MaxTenantTurns {
+		next = own.place
+	}
+	if next.Value.(*line).caller.isTenant {
+		q.tenantTurns++
+	} else {
+		q.tenantTurns = 0
 	}
 	q.round.MoveToBack(next)
 	q.leave(next.Value.(*line).waiters.Front().Value.(*waiter), nil)

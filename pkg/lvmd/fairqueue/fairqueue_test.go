@@ -49,6 +49,43 @@ func TestTheSlotIsGivenInTheOrderOfAsking(t *testing.T) {
 	}
 }
 
+// TestTheDaemonsOwnWorkDoesNotWaitForAllTenants has every tenant ask for more as soon as it has had
+// its turn.
+func TestTheDaemonsOwnWorkDoesNotWaitForAllTenants(t *testing.T) {
+	const tenants = 3 * MaxTenantTurns
+	q := New(100, testTimeout)
+	release := must.Get(q.Acquire(t.Context()))(t)
+	var own, between, most atomic.Int32
+	var wg sync.WaitGroup
+	for n := range tenants {
+		wg.Go(func() {
+			ctx := WithTenant(t.Context(), Tenant{Namespace: fmt.Sprint(n)})
+			for own.Load() < 5 {
+				done := must.Get(q.Acquire(ctx))(t)
+				waittest.Until(t, "all others wait", func() bool { return own.Load() == 5 || q.depth() == tenants })
+				if own.Load() < 5 {
+					most.Store(max(most.Load(), between.Add(1)))
+				}
+				done()
+			}
+		})
+	}
+	wg.Go(func() {
+		for own.Load() < 5 {
+			done := must.Get(q.Acquire(t.Context()))(t)
+			between.Store(0)
+			own.Add(1)
+			done()
+		}
+	})
+	waittest.Until(t, "all wait", func() bool { return q.depth() == tenants+1 })
+	release()
+	wg.Wait()
+	if most.Load() > MaxTenantTurns {
+		t.Errorf("the daemon's own work waited for %d turns of tenants, want at most %d", most.Load(), MaxTenantTurns)
+	}
+}
+
 func TestAnAbandonedWaitIsPassedOver(t *testing.T) {
 	q := New(100, testTimeout)
 	first := must.Get(q.Acquire(t.Context()))(t)

@@ -19,10 +19,6 @@ const (
 	lastRetry  = time.Minute
 	// FairEvery is of how many chunks one is of the volume that has waited longest.
 	FairEvery = 4
-	// MarkAttempts is how often lvmd tries to mark a volume. Then the deletion goes on without:
-	// a group of which the metadata is full, for example, takes no more tags, and deleting is
-	// what helps it.
-	MarkAttempts = 3
 )
 
 // ClaimForDeletion claims the volume, or snapshot, that exactly one of id and name names. Nothing
@@ -72,32 +68,26 @@ func needsMark(v *Volume) bool {
 	return v.life.State() == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
 }
 
-// NextToMark picks at most so many tombstones that are to be marked. unmarked is true when others
-// are deleted without a mark from now on. When all of them must wait, it
-// returns until when; the zero time means for an event.
-func (g *Group) NextToMark(most int) (batch []*Volume, unmarked bool, retry time.Time) {
+// NextToMark picks at most so many tombstones that are to be marked, by one command. When all of
+// them must wait, it returns until when; the zero time means for an event.
+func (g *Group) NextToMark(most int) (batch []*Volume, retry time.Time) {
 	m := g.m
 	now := time.Now()
 	m.lock()
 	defer m.unlock()
 	if !g.canFree() {
-		return nil, false, time.Time{}
+		return nil, time.Time{}
 	}
 	for _, v := range m.volumes {
 		switch {
 		case v.group != g || !needsMark(v):
-		case v.failures >= MarkAttempts:
-			m.warn("a deleted volume cannot be marked; its deletion goes on, and would begin anew if the journal were lost", "volume", v.rec.ID)
-			m.enter(v, Marked)
-			v.failures = 0
-			unmarked = true
 		case v.retryAt.After(now):
 			retry = wakeup.Earlier(retry, v.retryAt)
 		case len(batch) < most:
 			batch = append(batch, v)
 		}
 	}
-	return batch, unmarked, retry
+	return batch, retry
 }
 
 type marked struct{ batch []*Volume }
@@ -235,13 +225,28 @@ func (m *Inventory) Postpone(volumes ...*Volume) {
 	m.lock()
 	defer m.unlock()
 	for _, v := range volumes {
-		delay := lastRetry
-		if v.failures < 8 {
-			delay = firstRetry << v.failures
-		}
-		v.failures++
-		v.retryAt = time.Now().Add(delay)
+		m.postpone(v)
 	}
+}
+
+// PostponeMarks is Postpone for those of the tombstones that are yet to be marked.
+func (m *Inventory) PostponeMarks(batch []*Volume) {
+	m.lock()
+	defer m.unlock()
+	for _, v := range batch {
+		if needsMark(v) {
+			m.postpone(v)
+		}
+	}
+}
+
+func (m *model) postpone(v *Volume) {
+	delay := lastRetry
+	if v.failures < 8 {
+		delay = firstRetry << v.failures
+	}
+	v.failures++
+	v.retryAt = time.Now().Add(delay)
 }
 
 // SetNotZeroed notes that something of a tombstone is left as it is.

@@ -242,6 +242,7 @@ func examples(all []string) string {
 func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 	if v.life.State() == Deleted && isMarked(lv) {
 		m.enter(v, Marked)
+		v.failures, v.retryAt = 0, time.Time{}
 	}
 	if v.life.State() != Interrupted {
 		return

@@ -38,7 +38,7 @@ const (
 	Deleting State = "deleting"
 	// Deleted is a tombstone in the journal.
 	Deleted State = "deleted"
-	// Marked is a tombstone that LVM's metadata shows, or cannot show, and that is to be wiped.
+	// Marked is a tombstone that LVM's metadata shows, and that is to be wiped.
 	Marked State = "marked"
 	// Wiped is a tombstone that is only to be removed.
 	Wiped State = "wiped"
@@ -92,7 +92,7 @@ var Transitions = []Transition{
 	{Unfinished, Deleting, "a deletion claims it"},
 	{KeyLost, Deleting, "a deletion claims it"},
 	{Deleting, Deleted, "the tombstone is durable"},
-	{Deleted, Marked, "LVM shows it, or cannot"},
+	{Deleted, Marked, "LVM shows it"},
 	{Deleted, Wiped, "it was never handed out"},
 	{Marked, Wiped, "it is wiped"},
 	{Wiped, Gone, "LVM has removed it"},

@@ -2,6 +2,7 @@ package reclaim
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -20,6 +21,8 @@ const (
 	MaxRemoved = 54
 	// maxMarked bounds how many volumes one command marks, for the same reasons.
 	maxMarked = 50
+	// turnRetry is how long the loop waits when it could not get the group's slot.
+	turnRetry = 250 * time.Millisecond
 )
 
 // Options configure a Reclaimer. All are required.
@@ -51,66 +54,100 @@ func New(o Options) *Reclaimer {
 func (r *Reclaimer) crash(point string) { r.Crash(point) }
 
 // RemoveLoop marks the group's new tombstones and frees the wiped ones until ctx is done.
-// While one command runs, more of them gather for the next: the busier it is, the fewer
-// commands there are for each volume.
+// While it waits for its turn at the group's slot, more of them gather: the busier the group is, the
+// fewer commands there are for each volume.
 func (r *Reclaimer) RemoveLoop(ctx context.Context, g *volumegroup.Group) {
 	for ctx.Err() == nil {
-		do := r.mark
-		batch, unmarked, retry := g.NextToMark(maxMarked)
-		if unmarked {
-			g.Wipe.Set()
-		}
-		if len(batch) == 0 {
-			var again time.Time
-			do = r.remove
-			batch, again = g.NextToRemove(MaxRemoved)
-			retry = wakeup.Earlier(retry, again)
-		}
-		if len(batch) == 0 {
-			if !g.Remove.Wait(ctx, retry) {
+		unmarked, retry := g.NextToMark(1)
+		wiped, again := g.NextToRemove(1)
+		if len(unmarked)+len(wiped) == 0 {
+			if !g.Remove.Wait(ctx, wakeup.Earlier(retry, again)) {
 				return
 			}
 			continue
 		}
-		if err := do(ctx, g, batch); err != nil && ctx.Err() == nil {
-			r.Log.Warn("marking or removing deleted volumes failed and will be tried again", "group", g.Name(), "volumes", len(batch), "error", err)
+		if err := r.turn(ctx, g); err != nil && ctx.Err() == nil {
+			r.Log.Warn("deleted volumes get no turn and will be tried again", "group", g.Name(), "error", err)
+			g.Remove.Wait(ctx, time.Now().Add(turnRetry))
+		}
+	}
+}
+
+// turn removes wiped tombstones and marks new ones, in one turn at the group's slot: neither waits
+// until there is no more of the other.
+func (r *Reclaimer) turn(ctx context.Context, g *volumegroup.Group) error {
+	removed, err := r.change(ctx, g)
+	if err != nil || len(removed) == 0 {
+		return err
+	}
+	r.crash("delete: removed")
+	if err := r.Journal.RemoveVolumes(idsOf(removed), r.Groups.Remember(g)); err != nil {
+		// The next start finds tombstones without volumes, and forgets them.
+		r.Log.Error("tombstones are left in the journal", "group", g.Name(), "error", err)
+	}
+	return nil
+}
+
+// change runs a turn's commands, and returns what was removed. It fails when the slot cannot be had;
+// volumes of which a command fails are postponed.
+func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed []*inventory.Volume, err error) {
+	done, err := r.Groups.Acquire(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if batch, _ := g.NextToRemove(MaxRemoved); len(batch) > 0 {
+		if err := r.remove(g, batch); err == nil {
+			removed = batch
+		} else if ctx.Err() == nil {
+			r.Log.Warn("removing deleted volumes failed and will be tried again", "group", g.Name(), "volumes", len(batch), "error", err)
 			r.Inventory.Postpone(batch...)
 		}
 	}
+	if batch, _ := g.NextToMark(maxMarked); len(batch) > 0 {
+		if err := r.mark(g, batch); err != nil && ctx.Err() == nil {
+			r.Log.Warn("marking deleted volumes failed and will be tried again; they are not wiped before", "group", g.Name(), "volumes", len(batch), "error", err)
+			r.Inventory.PostponeMarks(batch)
+		}
+	}
+	return removed, nil
+}
+
+// remove frees tombstones. The caller has the group's slot.
+func (r *Reclaimer) remove(g *volumegroup.Group, batch []*inventory.Volume) error {
+	return r.Groups.ChangeHeld(g, func(ctx context.Context) (inventory.Effect, error) {
+		return inventory.Removed(batch), r.LVM.Remove(volumegroup.ForClassOf(ctx, batch...), g.Name(), idsOf(batch))
+	})
 }
 
 // mark marks tombstones as deleted, and has them wiped. Before anything else is done to a deleted
 // volume it is marked in LVM, too. So a node that loses its
 // journal afterwards goes on with the deletion, and never offers a volume that is partly
 // wiped. The caller of the deletion does not wait for the mark: that would have every deletion wait
-// for the group's exclusive slot.
-func (r *Reclaimer) mark(ctx context.Context, g *volumegroup.Group, batch []*inventory.Volume) error {
-	err := r.Groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.MarkedDeleted(batch), r.LVM.Tag(volumegroup.ForClassOf(ctx, batch...), g.Name(), idsOf(batch), spec.TagDeleted)
-	})
+// for the group's exclusive slot, as the caller of mark has it.
+func (r *Reclaimer) mark(g *volumegroup.Group, batch []*inventory.Volume) error {
+	// What fails may have marked some of them.
+	defer g.Wipe.Set()
+	err := r.tag(g, batch)
+	if errors.Is(err, lvm.ErrNoSpace) {
+		// LVM's metadata have the command that wrote them, with the names of all volumes. Where there is no
+		// space for that there is for one of them, and for others once that is removed.
+		if batch, _ = g.NextToMark(1); len(batch) == 0 {
+			return nil
+		}
+		err = r.tag(g, batch)
+	}
 	if err != nil {
 		return err
 	}
 	r.crash("delete: marked")
-	g.Wipe.Set()
 	return nil
 }
 
-// remove frees tombstones.
-func (r *Reclaimer) remove(ctx context.Context, g *volumegroup.Group, batch []*inventory.Volume) error {
-	ids := idsOf(batch)
-	err := r.Groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.Removed(batch), r.LVM.Remove(volumegroup.ForClassOf(ctx, batch...), g.Name(), ids)
+func (r *Reclaimer) tag(g *volumegroup.Group, batch []*inventory.Volume) error {
+	return r.Groups.ChangeHeld(g, func(ctx context.Context) (inventory.Effect, error) {
+		return inventory.MarkedDeleted(batch), r.LVM.Tag(volumegroup.ForClassOf(ctx, batch...), g.Name(), idsOf(batch), spec.TagDeleted)
 	})
-	if err != nil {
-		return err
-	}
-	r.crash("delete: removed")
-	if err := r.Journal.RemoveVolumes(ids, r.Groups.Remember(g)); err != nil {
-		// The next start finds tombstones without volumes, and forgets them.
-		r.Log.Error("tombstones are left in the journal", "group", g.Name(), "error", err)
-	}
-	return nil
 }
 
 func idsOf(volumes []*inventory.Volume) []string {

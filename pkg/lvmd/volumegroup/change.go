@@ -26,6 +26,11 @@ func (s *Groups) Change(ctx context.Context, g *Group, run func(context.Context)
 		return err
 	}
 	defer done()
+	return s.ChangeHeld(g, run)
+}
+
+// ChangeHeld is Change for a caller that has the group's slot.
+func (s *Groups) ChangeHeld(g *Group, run func(context.Context) (inventory.Effect, error)) error {
 	// It may have been refused while the operation waited.
 	if err := s.Inventory.Used(g.Group); err != nil {
 		return err

@@ -1,0 +1,59 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// TestSpaceComesBackWhileNamespacesCreateAndDelete does what a node of a CI cluster does all day: what
+// is deleted is free again while others go on, and not when they end.
+func TestSpaceComesBackWhileNamespacesCreateAndDelete(t *testing.T) {
+	const (
+		tenants, rounds = 10, 16
+		size            = 4 << 20
+		// mostLeft bounds the volumes that are deleted and take space still, with those that are not
+		// deleted, when a namespace is at its end and the others are not yet.
+		mostLeft = tenants * rounds / 2
+	)
+	n := newNode(t)
+	n.lasting = true
+	p := n.start()
+	all := p.available()
+	var deleted, most atomic.Int64
+	var once sync.Once
+	var wg sync.WaitGroup
+	for tenant := range tenants {
+		wg.Go(func() {
+			for i := range rounds {
+				r := create(fmt.Sprintf("pvc-%d-%d", tenant, i), size, "")
+				r.Owner.ClaimNamespace = fmt.Sprintf("ns-%d", tenant)
+				created, err := p.client.CreateVolume(t.Context(), r)
+				if err == nil {
+					_, err = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: created.GetVolume().GetId()})
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				deleted.Add(1)
+			}
+			once.Do(func() { most.Store((all - p.available()) / size) })
+		})
+	}
+	wg.Wait()
+	t.Logf("of %d volumes, %d took space when the first namespace was at its end", deleted.Load(), most.Load())
+	if got := most.Load(); got > mostLeft {
+		t.Errorf("%d of %d volumes take space under load, want at most %d", got, tenants*rounds, mostLeft)
+	}
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all })
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
