@@ -1,6 +1,9 @@
 package lvm
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Attr is the ten characters of lv_attr, decoded. lvs(8) lists them.
 type Attr struct {
@@ -96,18 +99,22 @@ var healths = map[byte]Health{
 }
 
 // ParseAttr decodes lv_attr. It fails on anything but ten characters of which
-// the fifth and the ninth are known.
+// the fifth and the ninth are known; in what it returns then, what is not known is unknown.
 func ParseAttr(s string) (Attr, error) {
 	if len(s) != 10 {
-		return Attr{}, fmt.Errorf("lv_attr %q: want 10 characters, got %d", s, len(s))
+		return Attr{Type: '-', Writable: true, Target: '-', Activation: UnknownActivation, Health: UnknownHealth},
+			fmt.Errorf("lv_attr %q: want 10 characters, got %d", s, len(s))
 	}
+	var errs []error
 	activation, ok := activations[s[4]]
 	if !ok {
-		return Attr{}, fmt.Errorf("lv_attr %q: unknown state %q", s, s[4])
+		activation = UnknownActivation
+		errs = append(errs, fmt.Errorf("lv_attr %q: unknown state %q", s, s[4]))
 	}
 	health, ok := healths[s[8]]
 	if !ok {
-		return Attr{}, fmt.Errorf("lv_attr %q: unknown health %q", s, s[8])
+		health = UnknownHealth
+		errs = append(errs, fmt.Errorf("lv_attr %q: unknown health %q", s, s[8]))
 	}
 	return Attr{
 		Type:           s[0],
@@ -118,5 +125,5 @@ func ParseAttr(s string) (Attr, error) {
 		ZeroNew:        s[7] == 'z',
 		Health:         health,
 		SkipActivation: s[9] == 'k',
-	}, nil
+	}, errors.Join(errs...)
 }

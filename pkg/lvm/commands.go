@@ -75,9 +75,9 @@ func (c *commands) durable(ctx context.Context, devices []string) error {
 	return nil
 }
 
-// report reads all groups that are seen on the devices, or on all devices when there are
-// none: a name on the command line that does not exist would be an error.
-func (c *commands) report(ctx context.Context, devices []string) ([]Group, error) {
+// report reads the groups as they are seen on the devices, or on all devices when there are
+// none. All groups are asked for: a name on the command line that does not exist would be an error.
+func (c *commands) report(ctx context.Context, groups, devices []string) ([]Group, error) {
 	var configuration string
 	var err error
 	if len(devices) == 0 {
@@ -99,13 +99,13 @@ func (c *commands) report(ctx context.Context, devices []string) ([]Group, error
 	if err != nil {
 		return nil, err
 	}
-	return parseFullReport(out)
+	return parseFullReport(out, groups)
 }
 
 // scan reads the groups from the devices, or from all devices when there are none, and
 // remembers where they are.
 func (c *commands) scan(ctx context.Context, groups, devices []string) ([]Group, error) {
-	found, err := c.report(ctx, devices)
+	found, err := c.report(ctx, groups, devices)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func TestAFullReportIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups, err := parseFullReport(b)
+	groups, err := parseFullReport(b, []string{"carve"})
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("%d groups, error %v", len(groups), err)
 	}
@@ -68,11 +68,52 @@ func TestAReportThatMakesNoSenseIsAnError(t *testing.T) {
 	for _, bad := range []string{
 		"", "{", `{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"x"}]}]}`,
 		`{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"0"}]}]}`,
-		`{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"1"}],"lv":[{"lv_name":"b","lv_attr":"?"}]}]}`,
 	} {
-		if _, err := parseFullReport([]byte(bad)); err == nil {
+		if _, err := parseFullReport([]byte(bad), []string{"a"}); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
+	}
+}
+
+func TestWhatIsReportedOfOtherGroupsIsNoError(t *testing.T) {
+	for _, other := range []string{
+		`"vg":[{"vg_name":"other","vg_extent_size":"x"}]`,
+		`"vg":[{"vg_name":"other","vg_extent_size":"0"}]`,
+		`"vg":[{"vg_name":"other","vg_extent_size":"1"}],"lv":[{"lv_name":"b","lv_attr":"?","lv_time":"","sync_percent":"?","lv_size":"x"}]`,
+		`"vg":"other"`,
+	} {
+		report := `{"report":[{` + other + `},{"vg":[{"vg_name":"a","vg_extent_size":"1"}]}]}`
+		if groups, err := parseFullReport([]byte(report), []string{"a"}); err != nil || len(groups) != 1 || groups[0].Name != "a" {
+			t.Errorf("beside %s: %+v, error %v", other, groups, err)
+		}
+	}
+}
+
+func TestWhatCannotBeReadOfAVolumeIsUnknown(t *testing.T) {
+	const healthy = `"lv_attr":"-wi-a-----","lv_time":"2026-11-21 03:59:04 +0000"`
+	for name, test := range map[string]struct {
+		lv      string
+		unknown bool
+	}{
+		"no time":           {`"lv_attr":"-wi-a-----","lv_time":""`, false},
+		"another time":      {`"lv_attr":"-wi-a-----","lv_time":"yesterday"`, false},
+		"other attributes":  {`"lv_attr":"-wi-?---?-","lv_time":""`, true},
+		"longer attributes": {`"lv_attr":"-wi-a------","lv_time":""`, true},
+		"a percentage":      {`"lv_attr":"-wi-a-----","lv_time":"","sync_percent":"101"`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			report := `{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"1"}],"lv":[{"lv_name":"b",` + test.lv + `},{"lv_name":"c",` + healthy + `}]}]}`
+			groups, err := parseFullReport([]byte(report), []string{"a"})
+			if err != nil || len(groups) != 1 || len(groups[0].Volumes) != 2 {
+				t.Fatalf("%+v, error %v", groups, err)
+			}
+			if b := groups[0].Volume("b"); !b.Created.IsZero() || (b.Attr.Health == UnknownHealth) != test.unknown || !b.Attr.Writable {
+				t.Errorf("it is %+v", b)
+			}
+			if c := groups[0].Volume("c"); c.Created.IsZero() || c.Attr.Health != Healthy {
+				t.Errorf("the other is %+v", c)
+			}
+		})
 	}
 }
 

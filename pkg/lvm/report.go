@@ -20,49 +20,54 @@ var reportFields = []struct{ section, fields string }{
 	{"seg", "lv_uuid,seg_start_pe,segtype,stripes,stripe_size"},
 }
 
+// fullReport has a section for each group, which are decoded one by one: nothing that LVM reports of
+// one makes another unreadable.
 type fullReport struct {
-	Report []struct {
-		VG []struct {
-			Name         string `json:"vg_name"`
-			UUID         string `json:"vg_uuid"`
-			Seqno        number `json:"vg_seqno"`
-			ExtentSize   number `json:"vg_extent_size"`
-			ExtentCount  number `json:"vg_extent_count"`
-			FreeCount    number `json:"vg_free_count"`
-			MissingCount number `json:"vg_missing_pv_count"`
-			Exported     string `json:"vg_exported"`
-			Permissions  string `json:"vg_permissions"`
-			Allocation   string `json:"vg_allocation_policy"`
-			MostVolumes  number `json:"max_lv"`
-		} `json:"vg"`
-		PV []struct {
-			Name        string `json:"pv_name"`
-			UUID        string `json:"pv_uuid"`
-			Missing     string `json:"pv_missing"`
-			Allocatable string `json:"pv_allocatable"`
-			PECount     number `json:"pv_pe_count"`
-			PEAlloc     number `json:"pv_pe_alloc_count"`
-			PEStart     number `json:"pe_start"`
-		} `json:"pv"`
-		LV []struct {
-			Name string `json:"lv_name"`
-			UUID string `json:"lv_uuid"`
-			Size number `json:"lv_size"`
-			Segs number `json:"seg_count"`
-			Tags string `json:"lv_tags"`
-			Time string `json:"lv_time"`
-			Attr string `json:"lv_attr"`
-			// Of thin volumes, and of thin pools.
-			Pool         string `json:"pool_lv"`
-			Origin       string `json:"origin"`
-			MetadataSize number `json:"lv_metadata_size"`
-			// Of RAID volumes.
-			Synced     string `json:"sync_percent"`
-			Mismatches number `json:"raid_mismatch_count"`
-		} `json:"lv"`
-		PVSeg []reportedRun     `json:"pvseg"`
-		Seg   []reportedSegment `json:"seg"`
-	} `json:"report"`
+	Report []json.RawMessage `json:"report"`
+}
+
+// reportedGroup is the section of a group.
+type reportedGroup struct {
+	VG []struct {
+		Name         string `json:"vg_name"`
+		UUID         string `json:"vg_uuid"`
+		Seqno        number `json:"vg_seqno"`
+		ExtentSize   number `json:"vg_extent_size"`
+		ExtentCount  number `json:"vg_extent_count"`
+		FreeCount    number `json:"vg_free_count"`
+		MissingCount number `json:"vg_missing_pv_count"`
+		Exported     string `json:"vg_exported"`
+		Permissions  string `json:"vg_permissions"`
+		Allocation   string `json:"vg_allocation_policy"`
+		MostVolumes  number `json:"max_lv"`
+	} `json:"vg"`
+	PV []struct {
+		Name        string `json:"pv_name"`
+		UUID        string `json:"pv_uuid"`
+		Missing     string `json:"pv_missing"`
+		Allocatable string `json:"pv_allocatable"`
+		PECount     number `json:"pv_pe_count"`
+		PEAlloc     number `json:"pv_pe_alloc_count"`
+		PEStart     number `json:"pe_start"`
+	} `json:"pv"`
+	LV []struct {
+		Name string `json:"lv_name"`
+		UUID string `json:"lv_uuid"`
+		Size number `json:"lv_size"`
+		Segs number `json:"seg_count"`
+		Tags string `json:"lv_tags"`
+		Time string `json:"lv_time"`
+		Attr string `json:"lv_attr"`
+		// Of thin volumes, and of thin pools.
+		Pool         string `json:"pool_lv"`
+		Origin       string `json:"origin"`
+		MetadataSize number `json:"lv_metadata_size"`
+		// Of RAID volumes.
+		Synced     string `json:"sync_percent"`
+		Mismatches number `json:"raid_mismatch_count"`
+	} `json:"lv"`
+	PVSeg []reportedRun     `json:"pvseg"`
+	Seg   []reportedSegment `json:"seg"`
 }
 
 // reportedRun is a run of extents of a device: of a volume, of a hidden volume
@@ -104,19 +109,24 @@ func (n *number) UnmarshalJSON(b []byte) error {
 // reportTime is lv_time's layout, in the C locale and UTC or not.
 const reportTime = "2006-01-02 15:04:05 -0700"
 
-// parseFullReport reads the JSON of fullreport. Sections that name no group are
-// physical volumes without one and are left out.
-func parseFullReport(b []byte) ([]Group, error) {
+// parseFullReport reads the groups of these names from the JSON of fullreport. What is reported of
+// others is not looked at, and no error.
+func parseFullReport(b []byte, names []string) ([]Group, error) {
 	var r fullReport
 	if err := json.Unmarshal(b, &r); err != nil {
 		return nil, fmt.Errorf("fullreport: %w", err)
 	}
 	var groups []Group
-	for _, of := range r.Report {
-		if len(of.VG) != 1 || of.VG[0].Name == "" {
+	for _, section := range r.Report {
+		var of reportedGroup
+		err := json.Unmarshal(section, &of)
+		if len(of.VG) != 1 || !slices.Contains(names, of.VG[0].Name) {
 			continue
 		}
 		vg := of.VG[0]
+		if err != nil {
+			return nil, fmt.Errorf("fullreport: volume group %q: %w", vg.Name, err)
+		}
 		if vg.ExtentSize <= 0 {
 			return nil, fmt.Errorf("fullreport: volume group %q: extent size %d", vg.Name, vg.ExtentSize)
 		}
@@ -144,15 +154,13 @@ func parseFullReport(b []byte) ([]Group, error) {
 			}
 			v.Pool, v.Origin, v.MetadataSize = lv.Pool, lv.Origin, int64(lv.MetadataSize)
 			v.Layout, v.On, v.Mismatches = layouts[lv.UUID], places.of(lv.Name, lv.UUID), int64(lv.Mismatches)
+			// What cannot be read of one volume is unknown, and its condition; the group's other volumes
+			// are not concerned. Volumes that were made before LVM 2.02.89 have no time.
+			v.Attr, _ = ParseAttr(lv.Attr)
+			v.Created, _ = time.Parse(reportTime, lv.Time)
 			var err error
 			if v.Synced, err = parsePercent(lv.Synced); err != nil {
-				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)
-			}
-			if v.Attr, err = ParseAttr(lv.Attr); err != nil {
-				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)
-			}
-			if v.Created, err = time.Parse(reportTime, lv.Time); err != nil {
-				return nil, fmt.Errorf("fullreport: volume %s/%s: %w", vg.Name, lv.Name, err)
+				v.Attr.Health = UnknownHealth
 			}
 			g.Volumes = append(g.Volumes, v)
 		}

@@ -114,7 +114,7 @@ type Volume struct {
 	// Segments counts its segments on the devices.
 	Segments int64
 	Tags     []string
-	// Created is when LVM says it was made, to the second.
+	// Created is when LVM says it was made, to the second, or zero where it does not say.
 	Created time.Time
 	Attr    Attr
 	// Layout and On are those of ondisk.Volume.

@@ -213,6 +213,33 @@ storageClasses:
 	}
 }
 
+// TestTheLastWordsOfEachContainerAreInItsStatus has `kubectl describe pod` show why a program ended.
+func TestTheLastWordsOfEachContainerAreInItsStatus(t *testing.T) {
+	set, err := chart.Render(load(t), namespace, values(t, "{scheduler: {enabled: true}, ioLimits: {enabled: true}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for key, object := range set {
+		for _, list := range []string{"containers", "initContainers"} {
+			containers, _, err := unstructured.NestedSlice(object.Object, "spec", "template", "spec", list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range containers {
+				seen++
+				container := c.(map[string]any)
+				if got := container["terminationMessagePolicy"]; got != "FallbackToLogsOnError" {
+					t.Errorf("%s: container %v has the policy %v", key, container["name"], got)
+				}
+			}
+		}
+	}
+	if seen < 6 {
+		t.Errorf("%d containers were seen", seen)
+	}
+}
+
 // TestTheKubeletsDirectoryIsOneValue proves that no path of the usual directory is left, and
 // that the node plugin gets the other one.
 func TestTheKubeletsDirectoryIsOneValue(t *testing.T) {

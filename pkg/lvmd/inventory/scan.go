@@ -322,10 +322,15 @@ func (m *model) adopt(g *Group, lv *lvm.Volume, halfMade bool) *Volume {
 		g.leftAlone[lv.Name] = fmt.Sprintf("%s has its name, %q", other.rec.ID, ident.Name)
 		return nil
 	}
+	created := lv.Created
+	if created.IsZero() {
+		// Its age is not known: it counts as new, so that it is no orphan at once.
+		created = time.Now().UTC().Truncate(time.Second)
+	}
 	v := &Volume{
 		group:      g,
 		volumeScan: volumeScan{extents: lv.Size / g.info.ExtentSize, segments: lv.Segments},
-		recorded:   recorded{spec.Record{ID: lv.Name, Group: g.name, Ident: ident, Created: lv.Created}},
+		recorded:   recorded{spec.Record{ID: lv.Name, Group: g.name, Ident: ident, Created: created}},
 	}
 	v.rec.Encrypted = slices.Contains(lv.Tags, spec.TagEncrypted)
 	v.rec.AdoptedFrom = spec.AdoptedFrom(lv.Tags)
