@@ -240,6 +240,42 @@ func TestTheLastWordsOfEachContainerAreInItsStatus(t *testing.T) {
 	}
 }
 
+// TestAnAgentThatStartsSlowlyIsNotEnded: it answers no probe before all its groups are activated, one
+// after the other, each with a minute for a command.
+func TestAnAgentThatStartsSlowlyIsNotEnded(t *testing.T) {
+	set, err := chart.Render(load(t), namespace, values(t, "{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := false
+	for key, object := range set {
+		containers, _, err := unstructured.NestedSlice(object.Object, "spec", "template", "spec", "containers")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range containers {
+			container := c.(map[string]any)
+			if container["name"] != "lvmd" {
+				continue
+			}
+			seen = true
+			period, _, _ := unstructured.NestedInt64(container, "startupProbe", "periodSeconds")
+			most, _, _ := unstructured.NestedInt64(container, "startupProbe", "failureThreshold")
+			if given := time.Duration(period*most) * time.Second; given < 20*time.Minute {
+				t.Errorf("%s: lvmd is given %v to start, want 20 minutes or more", key, given)
+			}
+			startup, _, _ := unstructured.NestedMap(container, "startupProbe", "httpGet")
+			liveness, _, _ := unstructured.NestedMap(container, "livenessProbe", "httpGet")
+			if diff := cmp.Diff(liveness, startup); diff != "" {
+				t.Errorf("%s: the startup probe asks something else (- liveness, + startup):\n%s", key, diff)
+			}
+		}
+	}
+	if !seen {
+		t.Error("there is no container lvmd")
+	}
+}
+
 // TestTheKubeletsDirectoryIsOneValue proves that no path of the usual directory is left, and
 // that the node plugin gets the other one.
 func TestTheKubeletsDirectoryIsOneValue(t *testing.T) {
