@@ -48,6 +48,20 @@ func (r *lineReader) flush() {
 // with their tests.
 var result = regexp.MustCompile(`^(?:[\w.-]+: )?--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+)s\)`)
 
+// repetition is true while vmtest prints again, at its end, what the failed tests printed.
+type repetition bool
+
+// has reports whether the line repeats an earlier one.
+func (r *repetition) has(line string) bool {
+	switch {
+	case strings.HasPrefix(line, "=== FAILED "):
+		*r = true
+	case strings.HasPrefix(line, "ok  \t"), strings.HasPrefix(line, "FAIL\t"):
+		*r = false
+	}
+	return bool(*r)
+}
+
 // timed is a test with the time that it took.
 type timed struct {
 	name string
@@ -99,11 +113,7 @@ func (c *counter) line(line string) {
 	}
 }
 
-// fail counts a failure once: vmtest repeats at its end what failed.
 func (c *counter) fail(name string) {
-	if slices.Contains(c.broken, name) {
-		return
-	}
 	c.failed++
 	c.broken = append(c.broken, name)
 }

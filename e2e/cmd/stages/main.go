@@ -108,8 +108,9 @@ type stage struct {
 	print func(string)
 	lines *lineReader
 	// held passes on what is held back until a package's result is known.
-	held  func()
-	tests counter
+	held     func()
+	repeated repetition
+	tests    counter
 	// failures is what the tests that failed wrote to their logs.
 	failures excerpts
 	// took is how long the stage ran, processor how long it and its children kept a processor.
@@ -128,8 +129,10 @@ func newStage(target string, out io.Writer, condensed bool) *stage {
 		pass, s.held = c.line, c.flush
 	}
 	s.lines = &lineReader{line: func(line string) {
-		s.tests.line(line)
-		s.failures.line(line)
+		if !s.repeated.has(line) {
+			s.tests.line(line)
+			s.failures.line(line)
+		}
 		pass(line)
 	}}
 	return s

@@ -76,6 +76,28 @@ func TestAFailedTestsOwnLinesAreKept(t *testing.T) {
 	}
 }
 
+// At its end, vmtest prints again what the failed tests printed, without the machines' names.
+func TestWhatVmtestRepeatsAtItsEndIsKeptOnce(t *testing.T) {
+	s := newStage("target", new(strings.Builder), false)
+	fmt.Fprint(s.lines, "p-0: === RUN   TestA\np-0:     a_test.go:1: of A in p\np-0: --- FAIL: TestA (0.1s)\n"+
+		"q-1: === RUN   TestA\nq-1:     a_test.go:1: of A in q\nq-1: --- FAIL: TestA (0.2s)\n"+
+		"=== FAILED in p\n=== RUN   TestA\n    a_test.go:1: of A in p\n--- FAIL: TestA (0.1s)\n=== FAILED p: exit code 1\n"+
+		"=== FAILED in q\n=== RUN   TestA\n    a_test.go:1: of A in q\n--- FAIL: TestA (0.2s)\n=== FAILED q: exit code 1\n"+
+		"FAIL\tp\t0.1s\t(0 passed, 1 failed)\nFAIL\tq\t0.2s\t(0 passed, 1 failed)\n"+
+		"=== RUN   TestB\n    b_test.go:1: of the command after it\n--- FAIL: TestB (0.3s)\nFAIL\tr\t0.3s\n")
+	want := []string{
+		"p-0: --- FAIL: TestA (0.1s)\np-0:     a_test.go:1: of A in p",
+		"q-1: --- FAIL: TestA (0.2s)\nq-1:     a_test.go:1: of A in q",
+		"--- FAIL: TestB (0.3s)\n    b_test.go:1: of the command after it",
+	}
+	if got := s.failures.found; !slices.Equal(got, want) {
+		t.Errorf("want %q, got %q", want, got)
+	}
+	if got := s.tests; got.failed != 3 || len(got.times) != 3 {
+		t.Errorf("want three failed tests and as many times, got %+v", got)
+	}
+}
+
 func TestAFailureWithoutATestHasAName(t *testing.T) {
 	for _, c := range []struct{ name, printed, want string }{
 		{"a package that was not compiled", "FAIL\tp [build failed]\n", "p"},
