@@ -44,6 +44,9 @@ type Needs struct {
 	// SharedMiB must be free in /dev/shm where machines run as programs, without KVM: they have
 	// their memory there, and are emulated where it is too small.
 	SharedMiB int
+	// Prove is asked for proof of KVM where /dev/kvm can be opened and SharedMiB is not free: it says
+	// why KVM does not work, nothing if it does. Without it, a device that can be opened is enough.
+	Prove func() (string, error)
 }
 
 // Cluster is what a cluster of so many nodes needs.
@@ -97,10 +100,27 @@ func Check(needs Needs) error {
 	if err != nil {
 		return fmt.Errorf("look at this machine: %w", err)
 	}
-	if lines := missing(needs, h); len(lines) > 0 {
+	lines, err := missingAndProved(needs, h)
+	if err != nil {
+		return fmt.Errorf("look at this machine: %w", err)
+	}
+	if len(lines) > 0 {
 		return errors.New("this machine cannot run it:\n  " + strings.Join(lines, "\n  "))
 	}
 	return nil
+}
+
+// missingAndProved is missing, where KVM is proved if it matters. The proof needs what the host
+// may lack, and so comes last.
+func missingAndProved(needs Needs, h host) (lines []string, err error) {
+	lines = missing(needs, h)
+	if len(lines) > 0 || needs.Prove == nil || h.kvm != "" || h.shared.freeMiB >= needs.SharedMiB {
+		return lines, nil
+	}
+	if h.kvm, err = needs.Prove(); err != nil {
+		return nil, fmt.Errorf("find out whether KVM works: %w", err)
+	}
+	return missing(needs, h), nil
 }
 
 // missing says, a line each, what a host lacks.

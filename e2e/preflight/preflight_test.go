@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -74,6 +75,47 @@ func TestEverythingThatIsMissingIsSaidAtOnceALineEach(t *testing.T) {
 				t.Errorf("got  %q\nwant %q", got, c.want)
 			}
 		})
+	}
+}
+
+func TestKVMIsProvedWhereTheMachinesMemoryDependsOnIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*host)
+		// why is what the proof finds; proofs is how often it is asked.
+		why    string
+		proofs int
+		want   []string
+	}{
+		"it works": {change: func(*host) {}, proofs: 1},
+		"the device can be opened and runs no machine": {
+			change: func(*host) {}, why: "qemu ends with signal: aborted", proofs: 1,
+			want: []string{"memory of machines: 0.1 GiB free in /dev/shm, 5.0 GiB needed without KVM (qemu ends with signal: aborted)"},
+		},
+		"there is memory for either": {change: func(h *host) { h.shared.freeMiB = 5 << 10 }, why: "it does not"},
+		"there is no device": {
+			change: func(h *host) { h.kvm = "there is no /dev/kvm" },
+			want:   []string{"memory of machines: 0.1 GiB free in /dev/shm, 5.0 GiB needed without KVM (there is no /dev/kvm)"},
+		},
+		"something else is missing": {
+			change: func(h *host) { h.root = false }, why: "it does not",
+			want: []string{"rights: run it as root, for network namespaces, mounts and the installation of packages"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, proofs := good(), 0
+			c.change(&h)
+			got, err := missingAndProved(Needs{SharedMiB: 5 << 10, Prove: func() (string, error) {
+				proofs++
+				return c.why, nil
+			}}, h)
+			if err != nil || !slices.Equal(got, c.want) || proofs != c.proofs {
+				t.Errorf("got  %q, error %v, after %d proofs\nwant %q, after %d", got, err, proofs, c.want, c.proofs)
+			}
+		})
+	}
+	failed := errors.New("no package")
+	if _, err := missingAndProved(Needs{SharedMiB: 5 << 10, Prove: func() (string, error) { return "", failed }}, good()); !errors.Is(err, failed) {
+		t.Errorf("a proof that cannot be made: got error %v, want %v", err, failed)
 	}
 }
 

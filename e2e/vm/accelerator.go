@@ -83,7 +83,7 @@ func (p probed) String() string {
 // boots again. Progress, which may be nil, gets a line that says which one is used, and why
 // no other.
 func Probe(ctx context.Context, progress io.Writer, kernel, initramfs string, userMode UserMode, hardware bool) (Accelerator, error) {
-	candidates := []candidate{{KVM, unusable(kvmDevice), kvmCommand(kernel, initramfs)}}
+	candidates := []candidate{kvm(kernel, initramfs)}
 	if !hardware {
 		candidates = append(candidates, candidate{UML, userMode.unusable(memoryFolder), userModeProbe(userMode)})
 	}
@@ -95,6 +95,15 @@ func Probe(ctx context.Context, progress io.Writer, kernel, initramfs string, us
 		fmt.Fprintln(progress, found)
 	}
 	return found.Accelerator, nil
+}
+
+// WithoutKVM says why Probe does not choose KVM; nothing if it does.
+func WithoutKVM(ctx context.Context, kernel, initramfs string) (string, error) {
+	return kvm(kernel, initramfs).reason(ctx)
+}
+
+func kvm(kernel, initramfs string) candidate {
+	return candidate{KVM, unusable(kvmDevice), kvmCommand(kernel, initramfs)}
 }
 
 const (
@@ -131,12 +140,9 @@ type candidate struct {
 func choose(ctx context.Context, candidates []candidate) (probed, error) {
 	var reasons []string
 	for _, c := range candidates {
-		reason := c.unusable
-		if reason == "" {
-			var err error
-			if reason, err = c.keptProbe(ctx); err != nil {
-				return probed{}, err
-			}
+		reason, err := c.reason(ctx)
+		if err != nil {
+			return probed{}, err
 		}
 		if reason == "" {
 			return probed{c.accelerator, strings.Join(reasons, "; ")}, nil
@@ -144,6 +150,14 @@ func choose(ctx context.Context, candidates []candidate) (probed, error) {
 		reasons = append(reasons, reason)
 	}
 	return probed{TCG, strings.Join(reasons, "; ")}, nil
+}
+
+// reason returns why the accelerator does not work, or nothing.
+func (c candidate) reason(ctx context.Context) (string, error) {
+	if c.unusable != "" {
+		return c.unusable, nil
+	}
+	return c.keptProbe(ctx)
 }
 
 // keptProbe returns why the accelerator does not work, or nothing.

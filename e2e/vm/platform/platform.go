@@ -70,6 +70,23 @@ func (p *Platform) choose(ctx context.Context, progress io.Writer, hardware bool
 	return err
 }
 
+// WithoutKVM says why machines do not run with KVM; nothing if they do. It boots one, for which it
+// makes what the cache does not have, and so finds what Make finds.
+func WithoutKVM(ctx context.Context, progress io.Writer) (reason string, err error) {
+	if err := debian.Ensure(ctx, progress, vm.Packages...); err != nil {
+		return "", err
+	}
+	base, err := rootfs.Make(ctx, progress)
+	if err != nil {
+		return "", err
+	}
+	initramfs, err := base.Initramfs(ctx)
+	if err != nil {
+		return "", err
+	}
+	return vm.WithoutKVM(ctx, base.Kernel, initramfs)
+}
+
 // Apply has a machine boot from the platform.
 func (p Platform) Apply(config *vm.Config) {
 	config.Kernel, config.Initramfs, config.RootDisk = p.Base.Kernel, p.Initramfs, p.Base.RootDisk
