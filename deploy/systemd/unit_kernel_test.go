@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -112,6 +113,48 @@ func TestTheServiceFromStartToStop(t *testing.T) {
 	remove(t, id)
 	run(t, "systemctl", "disable", unitName)
 	t.Run("it stops in time while a client watches", testStop)
+}
+
+// An administrator's LVM leaves links and nodes of volumes to udev, which has made none of those
+// that lvmd's LVM made, and vgcreate refuses the name of a directory in /dev.
+func TestNothingInDevOutlivesAVolumeThatAnAdministratorRemoves(t *testing.T) {
+	group(t, "carve", "/dev/vdb")
+	install(t, oneClass)
+	run(t, "systemctl", "start", unitName)
+	removed, kept := made(t, "create", "removed", "8Mi", "--block"), made(t, "create", "kept", "8Mi", "--block")
+	run(t, "lvremove", "--yes", "carve/"+removed)
+	waittest.Until(t, "lvmd has dropped the link and the node", func() bool {
+		run(t, "udevadm", "settle")
+		return !strings.Contains(strings.Join(inDev(t, "carve"), " "), removed)
+	}, func() any { return inDev(t, "carve") })
+	if got, want := inDev(t, "carve"), []string{"/dev/carve", "/dev/carve/" + kept, "/dev/mapper/carve-" + kept}; !slices.Equal(got, want) {
+		t.Errorf("of the volume that is left, there is %q, want %q", got, want)
+	}
+
+	// No lvmd runs any more, and the volume is removed as the documents say.
+	run(t, "systemctl", "stop", unitName)
+	again := func() {
+		run(t, "udevadm", "settle")
+		if left := inDev(t, "carve"); len(left) > 0 {
+			t.Errorf("after the removal of the group there is %q", left)
+		}
+		run(t, "vgcreate", "--yes", "carve", "/dev/vdb")
+	}
+	run(t, "vgremove", "--yes", "--config", "activation/udev_rules=0", "carve")
+	again()
+
+	// And as they do not say: the next lvmd drops what is left.
+	run(t, "rm", "-r", stateDir) // It knows the group that is gone.
+	run(t, "systemctl", "start", unitName)
+	made(t, "create", "kept", "8Mi", "--block")
+	run(t, "systemctl", "stop", unitName)
+	run(t, "vgremove", "--yes", "carve")
+	run(t, "udevadm", "settle")
+	if len(inDev(t, "carve")) == 0 {
+		t.Error("vgremove removed what lvmd's LVM made in /dev: the documents need not say how")
+	}
+	run(t, "systemctl", "start", unitName)
+	again()
 }
 
 func testSandbox(t *testing.T) {
