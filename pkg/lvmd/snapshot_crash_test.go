@@ -107,10 +107,14 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 	for _, s := range lineages {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
+			recoveries, killed := 0, 0
 			for at := 1; ; at++ {
-				survived, point := runLineage(t, s.config, s.run, at, 0)
+				survived, point, _ := runLineage(t, s.config, s.run, at, 0)
 				if !survived && at%4 == 0 {
-					runLineage(t, s.config, s.run, at, 2)
+					recoveries++
+					if _, _, again := runLineage(t, s.config, s.run, at, 2); again {
+						killed++
+					}
 				}
 				if t.Failed() {
 					t.Fatalf("died at place %d, %q", at, point)
@@ -119,6 +123,10 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 					if at-1 < s.places {
 						t.Errorf("lvmd died at %d places, want at least %d", at-1, s.places)
 					}
+					if killed == 0 {
+						t.Errorf("lvmd died in none of %d recoveries", recoveries)
+					}
+					t.Logf("lvmd died at %d places, and in %d of %d recoveries", at-1, killed, recoveries)
 					return
 				}
 			}
@@ -126,7 +134,7 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 	}
 }
 
-func runLineage(t *testing.T, config string, run func(*lineage), at, again int) (survived bool, point string) {
+func runLineage(t *testing.T, config string, run func(*lineage), at, again int) (survived bool, point string, diedAgain bool) {
 	m := newMachine(t)
 	m.config = config
 	m.start(t).stop() // The pool is made.
@@ -148,15 +156,23 @@ func runLineage(t *testing.T, config string, run func(*lineage), at, again int) 
 	survived = !d.gate.dead.Load()
 	d.kill()
 	if again > 0 {
-		if between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = again, make(chan struct{}) }); err == nil {
+		var recovery *daemon
+		between, err := m.tryStart(t, func(d *daemon, _ *Options) {
+			recovery = d
+			d.gate.dieAt, d.gate.died = again, make(chan struct{})
+		})
+		if err == nil {
 			for i := 0; i < 100 && !between.gate.dead.Load() && !between.isIdle(); i++ {
 				time.Sleep(time.Millisecond)
 			}
+		}
+		diedAgain = recovery.gate.dead.Load()
+		if err == nil {
 			between.kill()
 		}
 	}
 	l.check(t, m)
-	return survived, d.gate.point
+	return survived, d.gate.point, diedAgain
 }
 
 // check starts a daemon and holds it against what was acknowledged.
