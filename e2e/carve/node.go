@@ -56,7 +56,7 @@ func (c *Client) LogicalVolumes(ctx context.Context, node string) ([]LogicalVolu
 }
 
 // Footprint is all that volumes leave on a node, one line a thing: logical
-// volumes, device-mapper entries, loop devices, mounts of our devices or below the
+// volumes, device-mapper entries, stale names in /dev, loop devices, mounts of our devices or below the
 // kubelet's folder of CSI volumes, and programs that only tests bring about. Tests compare it before
 // and after.
 func (c *Client) Footprint(ctx context.Context, node string) ([]string, error) {
@@ -72,6 +72,7 @@ func (c *Client) Footprint(ctx context.Context, node string) ([]string, error) {
 	}
 	add("logical volume", snapshot.Volumes)
 	add("device-mapper entry", snapshot.DeviceMapper)
+	add("stale name", snapshot.Stale)
 	add("loop device", snapshot.Loops)
 	add("mount at", slices.DeleteFunc(snapshot.Mounts, func(mount string) bool {
 		return !strings.Contains(mount, "/dev/mapper/") && !strings.Contains(mount, "kubernetes.io~csi") && !strings.Contains(mount, "kubernetes.io/csi")

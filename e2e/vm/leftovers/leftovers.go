@@ -1,6 +1,6 @@
 // Package leftovers finds what storage code leaves behind in a machine: it takes
-// snapshots of the volume groups, logical volumes, device-mapper entries, loop
-// devices, mounts and processes, and compares two of them. It only looks, with the
+// snapshots of the volume groups, logical volumes, device-mapper entries, stale names
+// in /dev, loop devices, mounts and processes, and compares two of them. It only looks, with the
 // administrator's commands, and never cleans up.
 package leftovers
 
@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -31,6 +32,9 @@ type Snapshot struct {
 	// among the volumes are left out: LVM renames the pool's entry when the first volume
 	// is made in it, puts one with the pool's name above, and keeps both.
 	DeviceMapper []string
+	// Stale has the names in /dev that lead to no device-mapper device: nodes and links of volumes
+	// that are gone, and empty directories. LVM makes no volume group of the name of a directory.
+	Stale []string
 	// Loops has "DEVICE on FILE".
 	Loops []string
 	// Mounts has "TARGET (TYPE of SOURCE)"; mounts stacked on one target are
@@ -52,6 +56,9 @@ const look = `set -e
 echo "` + marker + `pvs"; pvs --noheadings --separator " on " -o vg_name,pv_name --config "$1"
 echo "` + marker + `lvs"; lvs --noheadings --separator / -o vg_name,lv_name,lv_attr --config "$1"
 echo "` + marker + `dmsetup"; dmsetup info -c --noheadings -o name
+echo "` + marker + `dev"; find /dev -maxdepth 2 -path "/dev/mapper/*" ! -name control -printf "node %p\n" \
+	-o -type l -lname "/dev/mapper/*" -printf "link %p %l\n" -o -type l -lname "../dm-*" -xtype l -printf "dangling %p\n" \
+	-o -type d -empty -printf "empty %p\n" || true # what goes meanwhile
 echo "` + marker + `losetup"; losetup --noheadings --raw -O NAME,BACK-FILE
 echo "` + marker + `mountinfo"; cat /proc/self/mountinfo
 echo "` + marker + `ps $$"; ps -ww -e -o pid=,ppid=,stat=,args=`
@@ -71,14 +78,18 @@ func Take(ctx context.Context, run Runner, below ...string) (Snapshot, error) {
 		name, pid, _ := strings.Cut(title, " ")
 		parts[name], script = content, pid
 	}
-	for _, name := range []string{"pvs", "lvs", "dmsetup", "losetup", "mountinfo", "ps"} {
+	for _, name := range []string{"pvs", "lvs", "dmsetup", "dev", "losetup", "mountinfo", "ps"} {
 		if _, ok := parts[name]; !ok {
 			return s, fmt.Errorf("look at the machine: there is no output of %s in %q", name, output)
 		}
 	}
 	s.VolumeGroups = lines(parts["pvs"])
 	pools := s.readVolumes(parts["lvs"])
-	s.DeviceMapper = slices.DeleteFunc(lines(parts["dmsetup"]), func(name string) bool {
+	mapped := lines(parts["dmsetup"])
+	if s.Stale, err = readStale(parts["dev"], mapped, parts["mountinfo"]); err != nil {
+		return s, err
+	}
+	s.DeviceMapper = slices.DeleteFunc(mapped, func(name string) bool {
 		return name == "No devices found" || slices.Contains(pools, strings.TrimSuffix(name, "-tpool"))
 	})
 	for _, line := range lines(parts["losetup"]) {
@@ -102,6 +113,36 @@ func (s *Snapshot) readVolumes(text string) (pools []string) {
 		}
 	}
 	return pools
+}
+
+// readStale reads lines of "KIND PATH [TARGET]" of names in /dev, and returns those that lead to none
+// of the mapped devices. An empty directory may be the root of a mount, and counts only in /dev itself.
+func readStale(text string, mapped []string, mountinfo string) ([]string, error) {
+	mounts, err := parseMounts(mountinfo, []string{"/dev"})
+	if err != nil {
+		return nil, err
+	}
+	var stale []string
+	for _, line := range lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			return nil, fmt.Errorf("names in /dev: a line that cannot be read: %q", line)
+		}
+		kind, name := fields[0], fields[1]
+		var gone bool
+		switch kind {
+		case "node", "link":
+			gone = !slices.Contains(mapped, path.Base(fields[len(fields)-1]))
+		case "empty":
+			gone = path.Dir(name) == "/dev" && !slices.ContainsFunc(mounts, func(m string) bool { return strings.HasPrefix(m, name+" ") })
+		default: // dangling
+			gone = true
+		}
+		if gone {
+			stale = append(stale, name)
+		}
+	}
+	return stale, nil
 }
 
 // readProcesses reads lines of "PID PARENT STATE ARGUMENTS". It leaves out the kernel's
@@ -210,6 +251,7 @@ func Compare(before, after Snapshot) []string {
 	compare("physical volume", before.VolumeGroups, after.VolumeGroups)
 	compare("logical volume", before.Volumes, after.Volumes)
 	compare("device-mapper entry", before.DeviceMapper, after.DeviceMapper)
+	compare("stale name", before.Stale, after.Stale)
 	compare("loop device", before.Loops, after.Loops)
 	compare("mount", before.Mounts, after.Mounts)
 	compare("process", before.Processes, after.Processes)

@@ -17,7 +17,7 @@ func (m machine) Output(context.Context, ...string) (string, error) {
 		return "", errors.New(text)
 	}
 	var output strings.Builder
-	for _, command := range []string{"pvs", "lvs", "dmsetup", "losetup", "mountinfo", "ps 70"} {
+	for _, command := range []string{"pvs", "lvs", "dmsetup", "dev", "losetup", "mountinfo", "ps 70"} {
 		if text, ok := m[command]; ok {
 			output.WriteString(marker + command + "\n" + text)
 		}
@@ -27,8 +27,8 @@ func (m machine) Output(context.Context, ...string) (string, error) {
 
 func clean() machine {
 	return machine{
-		"pvs": "  carve on /dev/vdb\n", "lvs": "", "dmsetup": "No devices found\n", "losetup": "",
-		"mountinfo": "22 1 0:21 / / rw shared:1 - overlay overlay rw\n" +
+		"pvs": "  carve on /dev/vdb\n", "lvs": "", "dmsetup": "No devices found\n", "dev": "empty /dev/shm\n", "losetup": "",
+		"mountinfo": "22 1 0:21 / / rw shared:1 - overlay overlay rw\n" + "23 22 0:22 / /dev/shm rw - tmpfs tmpfs rw\n" +
 			"40 22 0:33 / /var/lib/kubelet/pods/a/volumes/x rw - tmpfs tmpfs rw\n",
 		"ps 70": "  1  0 S  /init\n  2  0 S [kthreadd]\n 9 2 I [kworker/0:1]\n 70 1 S sh -c look\n 71 70 R ps\n",
 	}
@@ -68,6 +68,25 @@ func TestWhatIsLeftBehindAndWhatIsGoneIsNamed(t *testing.T) {
 	}
 	got := Compare(take(t, clean(), "/var/lib/kubelet"), take(t, dirty, "/var/lib/kubelet"))
 	if !slices.Equal(got, want) {
+		t.Errorf("Compare:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestNamesInDevThatLeadToNoDeviceAreLeftBehind(t *testing.T) {
+	dirty := clean()
+	dirty["lvs"] = "  carve/x/-wi-a-----\n"
+	dirty["dmsetup"] = "carve-x\n"
+	dirty["dev"] = "empty /dev/carve-empty\nempty /dev/bus/usb\nempty /dev/shm\nnode /dev/mapper/carve-x\nnode /dev/mapper/carve-y\n" +
+		"link /dev/carve/x /dev/mapper/carve-x\nlink /dev/carve/y /dev/mapper/carve-y\ndangling /dev/carve/z\n"
+	want := []string{
+		"left behind: logical volume carve/x",
+		"left behind: device-mapper entry carve-x",
+		"left behind: stale name /dev/carve-empty",
+		"left behind: stale name /dev/carve/y",
+		"left behind: stale name /dev/carve/z",
+		"left behind: stale name /dev/mapper/carve-y",
+	}
+	if got := Compare(take(t, clean()), take(t, dirty)); !slices.Equal(got, want) {
 		t.Errorf("Compare:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

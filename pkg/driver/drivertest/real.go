@@ -6,8 +6,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -47,14 +47,8 @@ const waitTimeout = time.Minute
 // one machine at a time.
 func NewRealMachine(t testing.TB, disk, medium string, classes ...string) *Machine {
 	t.Helper()
-	// A command of an lvmd that was stopped may have left links to devices that are
-	// gone, which the next lvmd drops; vgcreate refuses the name for them.
-	must.Succeed(t, os.RemoveAll("/dev/"+Group))
 	ByHand(t, "lvm", "vgcreate", "--yes", "--dataalignment", "2m", Group, disk, "--config", HandConfig)
-	t.Cleanup(func() {
-		ByHand(t, "lvm", "vgremove", "--yes", "--force", "--force", Group, "--config", HandConfig)
-		ByHand(t, "lvm", "pvremove", "--yes", disk, "--config", HandConfig)
-	})
+	t.Cleanup(func() { removeGroup(t, disk) })
 	content := fmt.Appendf(nil, `
 apiVersion: carve.csi.local/v1
 kind: LvmdConfig
@@ -93,6 +87,23 @@ deviceClasses:
 		}
 	})
 	return m
+}
+
+// removeGroup removes the volume group of a machine, whose lvmd has stopped, with the volumes in it.
+func removeGroup(t testing.TB, disk string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+	defer cancel()
+	// A command that was cut off when lvmd stopped may have left links to devices that are gone.
+	// The next lvmd drops them when it scans; vgcreate refuses the name for them.
+	if _, err := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout}).Scan(ctx, []string{Group}); err != nil {
+		t.Errorf("scan the volume group: %v", err)
+	}
+	ByHand(t, "lvm", "vgremove", "--yes", "--force", "--force", Group, "--config", HandConfig)
+	ByHand(t, "lvm", "pvremove", "--yes", disk, "--config", HandConfig)
+	if left, err := filepath.Glob("/dev/" + Group + "*"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %q, error %v", left, err)
+	}
 }
 
 // ByHand runs a program as an administrator would.
