@@ -62,6 +62,8 @@ type Options struct {
 	RemoveOrphans bool
 	// OrphanGrace is how old a volume must be to be an orphan: at least LeastOrphanGrace, zero means DefaultOrphanGrace.
 	OrphanGrace time.Duration
+	// AuditInterval is how often all nodes' volumes are compared with the PersistentVolumes; zero means once a minute.
+	AuditInterval time.Duration
 	// TemplateLabel is the label by whose values nodes are of one kind to the Cluster
 	// Autoscaler; empty publishes nothing for it.
 	TemplateLabel string

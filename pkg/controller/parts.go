@@ -71,7 +71,7 @@ func (c *Controller) assemble() *acting {
 		a.deleter = reclaim.NewDeleter(c.core.Cluster, reclaim.Options{CompleteRelease: c.o.CompleteBinding, Parallel: c.core.workers, Metrics: c.core.metrics.reclaim})
 		busy = a.provisioner.Busy
 	}
-	a.auditor = audit.New(c.core.Cluster, audit.Options{RemoveOrphans: c.o.RemoveOrphans, Grace: c.o.OrphanGrace, Since: c.core.Now(), Busy: busy, Metrics: c.core.metrics.audit})
+	a.auditor = audit.New(c.core.Cluster, audit.Options{RemoveOrphans: c.o.RemoveOrphans, Grace: c.o.OrphanGrace, Interval: c.o.AuditInterval, Since: c.core.Now(), Busy: busy, Metrics: c.core.metrics.audit})
 	if c.o.RemoveStartupTaint {
 		a.untainter = capacity.NewUntainter(publisher)
 	}

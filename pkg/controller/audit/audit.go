@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"strings"
@@ -60,6 +61,8 @@ type Options struct {
 	// MissingGrace is how old a PersistentVolume must be before its volume's absence from the
 	// node's report means anything; zero means a minute.
 	MissingGrace time.Duration
+	// Interval is the time from one pass to the next; zero means a minute.
+	Interval time.Duration
 	// Since is when this replica began to lead.
 	Since time.Time
 	// Busy reports whether a claim, which is given by its UID, is being worked on.
@@ -74,7 +77,7 @@ func New(c *cluster.Cluster, o Options) *Auditor {
 
 // Run works until ctx is done. The caches must have synced.
 func (a *Auditor) Run(ctx context.Context) error {
-	ticker := time.NewTicker(auditPass)
+	ticker := time.NewTicker(cmp.Or(a.Interval, auditPass))
 	defer ticker.Stop()
 	for {
 		select {

@@ -315,7 +315,7 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 	t.Cleanup(func() { disconnect() })
 
 	var pv *v1.PersistentVolume
-	waittest.Until(t, "the volume is called missing", func() bool { // once a minute it is looked
+	waittest.Until(t, "the volume is called missing", func() bool {
 		var err error
 		pv, err = c.Client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-data", metav1.GetOptions{})
 		return err == nil && pv.Status.Reason != ""

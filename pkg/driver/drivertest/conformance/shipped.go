@@ -85,7 +85,7 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), log: log}
 	c := must.Get(controller.New(controller.Options{
 		Client: client, Namespace: namespace, UplinkListen: out.address, UplinkHost: uplinkHost, NodeServiceAccount: account,
-		Identity: "test", CSISocket: out.Socket, Version: "test", CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log,
+		Identity: "test", CSISocket: out.Socket, Version: "test", CompleteBinding: true, AuditInterval: time.Second, Registerer: prometheus.NewRegistry(), Log: log,
 	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
