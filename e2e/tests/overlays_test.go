@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,52 +16,6 @@ import (
 
 	"github.com/carve-csi/carve/e2e/carve"
 )
-
-// TestEveryOverlayIsAcceptedByTheAPIServer asks the API server to take in what
-// users apply, without keeping it.
-func TestEveryOverlayIsAcceptedByTheAPIServer(t *testing.T) {
-	s := begin(t)
-	s.defineConstraints()
-	const overlays = "../../deploy/overlays"
-	entries, err := os.ReadDir(overlays)
-	if err != nil || len(entries) == 0 {
-		t.Fatalf("overlays: want some, got %d, %v", len(entries), err)
-	}
-	for _, entry := range entries {
-		if output, err := s.Kubectl(s.ctx, nil, "apply", "--dry-run=server", "--kustomize", filepath.Join(overlays, entry.Name())); err != nil {
-			t.Errorf("overlay %s: %v\n%s", entry.Name(), err, output)
-		}
-	}
-}
-
-// constraintsKind is as much of OpenShift's SecurityContextConstraints as makes them the
-// cluster's, so that one with a namespace is refused. What is in them is checked against
-// OpenShift's own types, where the chart is.
-const constraintsKind = `{
-	"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-	"metadata": {"name": "securitycontextconstraints.security.openshift.io"},
-	"spec": {
-		"group": "security.openshift.io", "scope": "Cluster",
-		"names": {"kind": "SecurityContextConstraints", "plural": "securitycontextconstraints", "singular": "securitycontextconstraints"},
-		"versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
-			"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]
-	}
-}`
-
-// defineConstraints has the cluster know SecurityContextConstraints until the end of the test.
-func (s *scope) defineConstraints() {
-	s.Helper()
-	_, err := s.Kubectl(s.ctx, strings.NewReader(constraintsKind), "apply", "--filename", "-")
-	s.must(err, "define SecurityContextConstraints")
-	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
-		defer cancel()
-		_, err := s.Kubectl(ctx, strings.NewReader(constraintsKind), "delete", "--filename", "-")
-		s.must(err, "remove the definition of SecurityContextConstraints")
-	})
-	_, err = s.Kubectl(s.ctx, nil, "wait", "--for=condition=Established", "--timeout=1m", "crd/securitycontextconstraints.security.openshift.io")
-	s.must(err, "wait for SecurityContextConstraints")
-}
 
 // Files of the nodes that stand in for disks: the one that the overlay loop names, and
 // those by which the test has the volume group span as many disks as the overlay layouts needs.
