@@ -107,6 +107,9 @@ func (s *scope) usableOnceThereIsAGroup() {
 	s.wantMarker("later")
 	s.remove("later")
 	s.noVolumes()
+	if left := s.node(with, "lvs", "--noheadings", "--options", "lv_name", laterGroup); strings.TrimSpace(left) != "" {
+		s.Errorf("left in %s: %s", laterGroup, left)
+	}
 	s.node(with, "sh", "-c", dropLaterGroup)
 }
 

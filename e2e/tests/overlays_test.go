@@ -125,10 +125,18 @@ func (s *scope) withoutOverlays() {
 				for device in $(losetup --noheadings --output NAME --associated $file); do losetup --detach $device; done
 				rm -f $file
 			done
-			# Links that an agent that was killed left keep vgrename from moving the folder.
-			rm -rf /dev/carve /dev/carve-kept
-			vgrename carve-kept carve
 		fi`, loopFile, extraDisk))
+	for _, node := range s.nodes {
+		// vgrename moves no folder to a name that is there.
+		left, err := s.NodeExec(ctx, node, "sh", "-c", `if vgs carve-kept >&2; then
+			find /dev/carve /dev/carve-kept || true
+			rm -rf /dev/carve /dev/carve-kept
+			vgrename carve-kept carve >&2
+		fi`)
+		if err != nil || left != "" {
+			s.Errorf("left in /dev on %s: %q, error %v", node, left, err)
+		}
+	}
 	_, err := s.Kubectl(ctx, nil, "apply", "--kustomize", "../deploy")
 	s.must(err, "install again what the harness does")
 	s.agentsOn(ctx, "null")
