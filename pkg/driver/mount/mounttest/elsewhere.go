@@ -1,17 +1,21 @@
 package mounttest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // Elsewhere starts a process in a mount namespace of its own. What is mounted where
 // it starts goes with ours when that is shared or, if it is captured, stays until
-// the process ends, at the test's end at the latest.
+// the process ends, at the test's end at the latest. The process has its own name,
+// cat: Start returns once exec has closed our files, and until the kernel sets the
+// name a little later, the process still has that of the test.
 func Elsewhere(t testing.TB, captured bool) *os.Process {
 	t.Helper()
 	c := exec.Command("cat")
@@ -22,5 +26,9 @@ func Elsewhere(t testing.TB, captured bool) *os.Process {
 	stop := must.Get(c.StdinPipe())(t)
 	must.Succeed(t, c.Start())
 	t.Cleanup(func() { _, _ = stop.Close(), c.Wait() })
+	waittest.Until(t, "the process has the name of its program", func() bool {
+		name := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.Process.Pid)))(t)
+		return string(name) == "cat\n"
+	})
 	return c.Process
 }
