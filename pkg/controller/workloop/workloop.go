@@ -66,11 +66,13 @@ func (l *Loop[K]) Run(ctx context.Context) {
 	defer workers.Wait()
 	defer context.AfterFunc(ctx, l.queue.ShutDown)()
 	for {
-		l.places <- struct{}{}
+		// The key comes first: a place that is held until there is a key is none for one that
+		// was in Outside.
 		key, shutdown := l.queue.Get()
 		if shutdown {
 			return
 		}
+		l.places <- struct{}{}
 		workers.Go(func() {
 			defer func() { <-l.places }()
 			defer l.queue.Done(key)

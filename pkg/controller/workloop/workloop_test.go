@@ -128,6 +128,25 @@ func TestKeysThatWaitOutsideHoldUpNoOthers(t *testing.T) {
 	})
 }
 
+func TestAKeyThatWasOutsideGoesOnThoughNoOtherComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		done := false
+		var l *Loop[string]
+		l, stop := loop(t, Options[string]{Parallel: 1, Work: func(context.Context, string) (time.Duration, error) {
+			l.Outside(func() { time.Sleep(time.Second) })
+			done = true
+			return 0, nil
+		}})
+		defer stop()
+		l.Add("k")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !done {
+			t.Error("the key does not go on")
+		}
+	})
+}
+
 func TestAKeyThatFailsIsWorkedOnAgainLaterEachTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var at []time.Duration
