@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -30,25 +31,48 @@ type agent struct {
 	address   string
 }
 
-// connect dials as an agent does that starts or renews its connection, until the
-// returned function is called.
+// connect dials as an agent does that starts or renews its connection. The agent ends with its
+// session, or when the returned function is called.
 func (a agent) connect(t *testing.T) (stop func()) {
 	t.Helper()
 	server := grpc.NewServer(uplink.ServerOptions()...)
 	lvmdv1.RegisterLVMDServer(server, a.node)
 	ctx, cancel := context.WithCancel(context.Background())
+	// The next session is another agent's.
+	serve := func(l net.Listener) error { return server.Serve(closing{l, cancel}) }
 	done := make(chan error, 1)
 	go func() {
 		done <- uplink.RunClient(ctx, uplink.ClientOptions{Addresses: a.address, ServerName: "carve-uplink.carve-system.svc", CAFile: a.ca,
-			TokenFile: a.token, NodeName: "n1", Version: "test", Serve: server.Serve, Log: slog.New(slog.DiscardHandler)})
+			TokenFile: a.token, NodeName: "n1", Version: "test", Serve: serve, Log: slog.New(slog.DiscardHandler)})
 	}()
-	return sync.OnceFunc(func() {
+	return func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("the agent's end: %v", err)
 		}
 		server.Stop()
-	})
+	}
+}
+
+// closing calls a function before any of its connections is closed.
+type closing struct {
+	net.Listener
+	call func()
+}
+
+func (l closing) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return closingConn{conn, l.call}, err
+}
+
+type closingConn struct {
+	net.Conn
+	call func()
+}
+
+func (c closingConn) Close() error {
+	c.call()
+	return c.Conn.Close()
 }
 
 func put(t *testing.T, path string, content []byte) {
@@ -100,35 +124,53 @@ func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 	dir := t.TempDir()
 	n1 := agent{node: lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: 1 << 50}),
 		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), address: lis.Addr().String()}
-	stop := func() {}
-	t.Cleanup(func() { stop() })
+	// The creates of one caller are under way whenever the node renews its connection.
+	creating, endCreating := context.WithCancel(t.Context())
+	entered, release := make(chan struct{}), make(chan struct{})
+	n1.node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		if !strings.HasPrefix(r.GetName(), "pvc-0-") {
+			return nil
+		}
+		for _, step := range []chan struct{}{entered, release} {
+			select {
+			case step <- struct{}{}:
+			case <-creating.Done():
+			}
+		}
+		return nil
+	}})
+	var stops []func()
+	t.Cleanup(func() {
+		for _, stop := range stops {
+			stop()
+		}
+	})
 	renew := func(step string) {
 		t.Helper()
-		next := n1.connect(t)
+		if len(stops) > 0 {
+			<-entered
+			defer func() { <-release }()
+		}
+		// The session before ends when its calls have.
+		stops = append(stops, n1.connect(t))
 		select {
 		case <-sessions:
 		case <-time.After(waittest.Limit):
-			next()
 			t.Fatalf("%s: the node does not connect", step)
 		}
-		// The session before ends when its calls have; the agent keeps it as long.
-		old := stop
-		time.AfterFunc(2*time.Second, old)
-		stop = next
 	}
 	accepted.Store("token-0")
 	put(t, n1.token, []byte("token-0"))
 	put(t, n1.ca, published(t, client))
 	renew("the beginning")
 
-	creating, endCreating := context.WithCancel(t.Context())
 	var created atomic.Int64
 	var creators sync.WaitGroup
 	t.Cleanup(func() { endCreating(); creators.Wait() })
 	for who := range 4 {
 		creators.Go(func() {
 			for i := 0; creating.Err() == nil; i++ {
-				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(context.Background(), waittest.Limit)
 				name := fmt.Sprintf("pvc-%d-%d", who, i)
 				if _, err := nodes.CreateVolume(ctx, "n1", &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: 1 << 20, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}); err != nil {
 					t.Errorf("create of %s: %v", name, err)
