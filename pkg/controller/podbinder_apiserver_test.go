@@ -293,7 +293,9 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 			claim = must.Get(client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "others", metav1.GetOptions{}))(t)
 			return claim.Annotations[volume.AnnSelectedNode] != "" && claim.Annotations[volume.AnnStorageProvisioner] == otherDriver
 		})
-		time.Sleep(time.Second) // more than ours takes
+		// One of our own Pods that comes later is placed.
+		w.runPod(t, carveScheduler, "after-others", class)
+		w.isPlaced(t, "after-others", "after-others-data")
 		if node := w.nodeOf(t, "others"); node != "" {
 			t.Fatalf("the Pod is on %s without the other driver's volume", node)
 		}
@@ -356,10 +358,12 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 	})
 	t.Run("a node that cannot be asked, and a binder that is away", func(t *testing.T) {
 		var away atomic.Bool
+		var refused atomic.Int32
 		away.Store(true)
 		for _, node := range w.nodes {
 			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
 				if away.Load() {
+					refused.Add(1)
 					return status.Error(codes.Unavailable, "away")
 				}
 				return nil
@@ -373,7 +377,14 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		w.runPod(t, carveScheduler, "no-binder", class)
 		w.runPod(t, v1.DefaultSchedulerName, "not-ours", "")
 		w.isPlaced(t, "not-ours")
-		time.Sleep(2 * time.Second)
+		waittest.Until(t, "the scheduler could not bind the Pod whose binder is away", func() bool {
+			pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), "no-binder", metav1.GetOptions{}))(t)
+			return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
+				return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == v1.PodReasonSchedulerError
+			})
+		})
+		before := refused.Load()
+		waittest.Until(t, "a node is asked again", func() bool { return refused.Load() > before+1 })
 		for _, pod := range []string{"waits", "no-binder"} {
 			if node := w.nodeOf(t, pod); node != "" {
 				t.Errorf("Pod %s is on %s without its volume", pod, node)

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/client-go/kubernetes/fake"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-helpers/storage/volume"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
@@ -35,6 +36,7 @@ type world struct {
 	t      *testing.T
 	client *fake.Clientset
 	binder *Binder
+	known  corelisters.PersistentVolumeClaimLister // the binder's
 
 	mu      sync.Mutex
 	bound   map[string]string // the node by Pod
@@ -141,7 +143,7 @@ func (w *world) start() {
 		}
 	})
 	waittest.Until(w.t, "the binder is ready", func() bool { return b.Ready(ctx) == nil })
-	w.binder = b
+	w.binder, w.known = b, b.claims
 }
 
 // claim makes a claim of 10 GiB.
@@ -187,7 +189,7 @@ func (w *world) seen() {
 	waittest.Until(w.t, "the binder sees what there is", func() bool {
 		claims := must.Get(w.client.CoreV1().PersistentVolumeClaims("default").List(w.t.Context(), metav1.ListOptions{}))(w.t)
 		for _, c := range claims.Items {
-			if now, err := w.binder.claims.PersistentVolumeClaims("default").Get(c.Name); err != nil || now.ResourceVersion != c.ResourceVersion {
+			if now, err := w.known.PersistentVolumeClaims("default").Get(c.Name); err != nil || now.ResourceVersion != c.ResourceVersion {
 				return false
 			}
 		}
@@ -255,6 +257,29 @@ func (w *world) nodeOf(pod string) string {
 	return w.bound[pod]
 }
 
+// reads counts how often a binder reads a claim.
+type reads struct {
+	corelisters.PersistentVolumeClaimLister
+	count atomic.Int32
+}
+
+func (r *reads) PersistentVolumeClaims(namespace string) corelisters.PersistentVolumeClaimNamespaceLister {
+	r.count.Add(1)
+	return r.PersistentVolumeClaimLister.PersistentVolumeClaims(namespace)
+}
+
+// looked returns when the binder, which waits for the claims a and b, has decided by what is
+// known of them now: it began to read them once more after that.
+func (w *world) looked(r *reads) {
+	w.t.Helper()
+	w.seen()
+	for range 2 {
+		before := r.count.Load()
+		w.update("a", func(c *v1.PersistentVolumeClaim) { c.Annotations["touched"] += "x" })
+		waittest.Until(w.t, "the binder looks at the claims", func() bool { return r.count.Load() >= before+2 || len(w.nodeOf("p")) > 0 })
+	}
+}
+
 // isBound fails the test unless the Pod was bound to n1 without an error.
 func (w *world) isBound(pod string, err error) {
 	w.t.Helper()
@@ -272,18 +297,20 @@ func TestAPodIsBoundWhenAllItsClaimsAre(t *testing.T) {
 	w := newWorld(t)
 	w.claim("a", "late", nil)
 	w.claim("b", "late", nil)
+	counted := &reads{PersistentVolumeClaimLister: w.known}
+	w.binder.claims = counted
 	outcome := w.bind(w.pod("p", "a", "b"))
 	w.provision("a")
 	if claim := w.getClaim("b"); claim.Annotations[volume.AnnSelectedNode] != "n1" {
 		t.Errorf("no node was selected for the second claim meanwhile: %v", claim.Annotations)
 	}
-	time.Sleep(50 * time.Millisecond)
+	w.looked(counted)
 	if node := w.nodeOf("p"); node != "" {
 		t.Fatalf("the Pod is on %s before its second claim is bound", node)
 	}
 	w.volumeFor(&v1.ObjectReference{Namespace: "default", Name: "b", UID: "uid-b"}, "pvc-b", "late", "n1", "10Gi")
 	w.update("b", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-b" }) // the PV controller is half way
-	time.Sleep(50 * time.Millisecond)
+	w.looked(counted)
 	if node := w.nodeOf("p"); node != "" {
 		t.Fatalf("the Pod is on %s before its second claim is bound completely", node)
 	}
