@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -20,6 +19,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/logging/logtest"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
@@ -123,7 +123,8 @@ func TestCapacityUnderAnotherNameIsRenamed(t *testing.T) {
 func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T) {
 	for _, verb := range []string{"create", "update"} {
 		t.Run(verb, func(t *testing.T) {
-			h := newHarness(t)
+			var log logtest.Recorder
+			h := newHarness(t, loggedTo(&log))
 			node := h.node("n1", gib)
 			h.class("carve", nil)
 			objects := h.client.Tracker()
@@ -151,8 +152,15 @@ func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T
 				if err := objects.Delete(gvr, written.Namespace, written.Name); err != nil {
 					return true, nil, err
 				}
-				waittest.Until(h.t, "the cache has it no more", func() bool { return !cached() })
-				time.Sleep(50 * time.Millisecond) // for the handlers, which hear of it after the cache
+				// The publisher sees the deletion before what it logs of the next event.
+				next := capacity.Describe(capacity.Key{Node: "n1", Class: "unknown"}, spaceOf(gib))
+				next.Name, next.Namespace = "misnamed", written.Namespace
+				if err := objects.Create(gvr, next, next.Namespace); err != nil {
+					return true, nil, err
+				}
+				waittest.Until(h.t, "the next event is seen", func() bool {
+					return len(log.Find(func(l logtest.Record) bool { return l.Attributes["object"] == next.Name })) > 0
+				})
 				deleted.Store(true)
 				return true, written, nil
 			})

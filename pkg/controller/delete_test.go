@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -50,16 +52,29 @@ func (h *harness) boundVolume(name, node string) *v1.PersistentVolume {
 	return h.pv("pvc-uid-" + name)
 }
 
-// passBy has the controller make another claim's volume and delete it again: what it does at all
-// about what happened before, it has done then.
+// inTurn has the controller work on one claim at a time, and on one volume. Those of one namespace
+// come in the order of their events.
+func inTurn(c *Controller) { c.core.workers = 1 }
+
+// passBy has the controller delete another volume, which is released. Working inTurn, it has looked
+// by then at every volume that changed before. What waits for a clock is due then only if the test
+// moved the clock before it touched the volume.
 func (h *harness) passBy(node string) {
 	h.t.Helper()
-	h.boundVolume("passing", node)
-	// The fake API server knows no conflicts: a write of the controller's would undo the test's.
-	waittest.Until(h.t, "the volume is bound, too", func() bool { return h.pv("pvc-uid-passing").Status.Phase == v1.VolumeBound })
-	h.deleteClaim("passing")
-	h.released("pvc-uid-passing")
-	waittest.Until(h.t, "the passing claim's volume is gone", func() bool { return h.pv("pvc-uid-passing") == nil })
+	h.passed++
+	claim := h.claim(fmt.Sprintf("passing-%d", h.passed), "", nil)
+	pv := provision.NewPersistentVolume(claim, mustClass(h.t, h), node, &lvmdv1.Volume{Id: claim.Name, SizeBytes: gib}, "x")
+	pv.Status.Phase = v1.VolumeReleased
+	must.Get(h.client.CoreV1().PersistentVolumes().Create(h.t.Context(), pv, metav1.CreateOptions{}))(h.t)
+	waittest.Until(h.t, "the passing volume is gone", func() bool { return h.pv(pv.Name) == nil })
+}
+
+// touchVolume changes a PersistentVolume, so that it is looked at.
+func (h *harness) touchVolume(name string) {
+	h.t.Helper()
+	h.passed++
+	must.Get(h.client.CoreV1().PersistentVolumes().Patch(h.t.Context(), name, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"labels":{"touched":"%d"}}}`, h.passed), metav1.PatchOptions{}))(h.t)
 }
 
 func TestAReleasedVolumeIsDeletedFromItsNodeAndFromTheAPI(t *testing.T) {
@@ -78,7 +93,7 @@ func TestAReleasedVolumeIsDeletedFromItsNodeAndFromTheAPI(t *testing.T) {
 // TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas has an API server whose watch shows a deleted
 // volume with its finalizer, again and again.
 func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
-	h := newHarness(t)
+	h := newHarness(t, inTurn)
 	node := h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
@@ -93,13 +108,16 @@ func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
 		pv.DeletionTimestamp = &now
 		must.Succeed(t, h.client.Tracker().Update(volumes, pv, ""))
 	}
-	h.client.PrependReactor("delete", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+	h.client.PrependReactor("delete", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if one, ok := action.(clienttesting.DeleteAction); !ok || one.GetName() != "pvc-uid-c" {
+			return false, nil, nil
+		}
 		writes.Add(1)
 		show()
 		return true, nil, nil
 	})
 	h.client.PrependReactor("patch", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.GetSubresource() != "" {
+		if one, ok := action.(clienttesting.PatchAction); !ok || one.GetName() != "pvc-uid-c" || one.GetSubresource() != "" {
 			return false, nil, nil
 		}
 		writes.Add(1)
@@ -107,9 +125,9 @@ func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
 	})
 	h.deleteClaim("c")
 	waittest.Until(t, "the volume is deleted", func() bool { return writes.Load() >= 2 && len(node.Volumes()) == 0 })
-	for range 5 {
+	for range 3 {
 		show()
-		time.Sleep(20 * time.Millisecond)
+		h.passBy("n1")
 	}
 	if n := writes.Load(); n != 2 {
 		t.Errorf("%d writes, want the deletion and the finalizer", n)
@@ -117,14 +135,20 @@ func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
 }
 
 func TestWithoutCompletionAVolumeIsDeletedOnceThePVControllerReleasedIt(t *testing.T) {
-	h := newHarness(t)
+	var skew atomic.Int64
+	h := newHarness(t, skewedBy(&skew), inTurn)
 	node := h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("c", "n1")
 	h.leader().deleter.CompleteRelease = false
 	h.deleteClaim("c")
-	time.Sleep(200 * time.Millisecond)
+	for range 2 {
+		h.passBy("n1")
+		skew.Add(int64(time.Hour)) // more than the PV controller is given
+		h.touchVolume("pvc-uid-c")
+	}
+	h.passBy("n1")
 	if len(node.Volumes()) != 1 || h.pv("pvc-uid-c").Status.Phase != v1.VolumeBound {
 		t.Error("the volume was not left to the PV controller")
 	}
@@ -133,7 +157,7 @@ func TestWithoutCompletionAVolumeIsDeletedOnceThePVControllerReleasedIt(t *testi
 }
 
 func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
-	h := newHarness(t)
+	h := newHarness(t, inTurn)
 	node := h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
@@ -200,7 +224,7 @@ func TestAVolumeOnANodeThatLeftTheClusterDoesNotHang(t *testing.T) {
 }
 
 func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
-	h := newHarness(t)
+	h := newHarness(t, inTurn)
 	h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()

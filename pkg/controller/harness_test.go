@@ -48,6 +48,8 @@ type harness struct {
 	net    *uplinktest.Network
 	events *record.FakeRecorder
 	stop   func()
+	// passed is how often passBy was called.
+	passed int
 }
 
 type harnessOption func(*Controller)

@@ -213,14 +213,31 @@ func TestRawBlockAndRetainAndXFS(t *testing.T) {
 	}
 }
 
+// lookTwice has the controller, which works inTurn, look at a claim whose PersistentVolume exists,
+// and look again when it would have given the PV controller all the time that it gives it. What
+// it does then, it has done before it makes the volume of another claim.
+func (h *harness) lookTwice(claim string, skew *atomic.Int64) {
+	h.t.Helper()
+	waittest.Until(h.t, "the volume is in the cache", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-" + claim); return err == nil })
+	for range 2 {
+		h.touch(claim)
+		h.passed++
+		later := fmt.Sprintf("later-%d", h.passed)
+		h.claim(later, "n1", nil)
+		waittest.Until(h.t, "the volume of another claim exists", func() bool { return h.pv("pvc-uid-"+later) != nil })
+		skew.Add(int64(time.Hour))
+	}
+}
+
 func TestWithoutCompletionTheBindingIsLeftToThePVController(t *testing.T) {
-	h := newHarness(t, withoutCompletion)
+	var skew atomic.Int64
+	h := newHarness(t, withoutCompletion, skewedBy(&skew), inTurn)
 	h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
 	h.claim("c", "n1", nil)
 	waittest.Until(h.t, "volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
-	time.Sleep(provision.CompleteAfter + 300*time.Millisecond)
+	h.lookTwice("c", &skew)
 	if claim := h.getClaim("c"); claim.Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
 		t.Errorf("the controller bound the claim itself: %+v", claim)
 	}
@@ -381,7 +398,6 @@ func (h *harness) waitInVain(skew *atomic.Int64, claim string, parts ...string) 
 	waittest.Until(h.t, "the claim waits in vain", func() bool {
 		skew.Add(int64(provision.RescheduleUnreachable + time.Second))
 		h.touch(claim)
-		time.Sleep(20 * time.Millisecond) // for it to be looked at
 		return slices.ContainsFunc(h.drain(), func(e string) bool {
 			return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(e, part) })
 		})
@@ -520,7 +536,8 @@ func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
 }
 
 func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
-	h := newHarness(t)
+	var skew atomic.Int64
+	h := newHarness(t, skewedBy(&skew), inTurn)
 	h.node("n1", gib)
 	h.class("carve", nil)
 	other := h.claim("other", "", func(c *v1.PersistentVolumeClaim) {
@@ -538,7 +555,7 @@ func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
 	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver })
 	waittest.Until(h.t, "volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
 	h.released("pv-other")
-	time.Sleep(provision.CompleteAfter + 2*provision.LookAgain)
+	h.lookTwice("c", &skew)
 	if h.getClaim("c").Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
 		t.Error("bound while the volume may be stuck in the PV controller's queue")
 	}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -17,12 +17,18 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/logging/logtest"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func withUntainting(c *Controller) { c.o.RemoveStartupTaint = true }
+
+// loggedTo keeps in log what the controller logs.
+func loggedTo(log *logtest.Recorder) harnessOption {
+	return func(c *Controller) { c.core.Log = log.Logger() }
+}
 
 // newNode adds a Node as a cluster's provisioner would: tainted, and without
 // the label that the kubelet sets when the node plugin registers.
@@ -63,17 +69,23 @@ func (h *harness) onlyOthersTaintIsLeft(name string) func() bool {
 	return func() bool { return slices.Equal(h.taints(name), []string{"example.com/other"}) }
 }
 
-// staysTainted looks for a while.
-func (h *harness) staysTainted(name, why string) {
+// staysTainted waits until the controller has looked at a tainted node, and has left the taint for
+// this reason, which it logs once.
+func (h *harness) staysTainted(log *logtest.Recorder, name, reason string) {
 	h.t.Helper()
-	time.Sleep(300 * time.Millisecond)
+	left := func(l logtest.Record) bool {
+		why, _ := l.Attributes["reason"].(string)
+		return l.Message == "start-up taint stays" && l.Attributes["node"] == name && strings.Contains(why, reason)
+	}
+	waittest.Until(h.t, "the taint was left because "+reason, func() bool { return len(log.Find(left)) > 0 || len(h.taints(name)) != 4 })
 	if got := h.taints(name); len(got) != 4 {
-		h.t.Fatalf("the taint was removed although %s: %v", why, got)
+		h.t.Fatalf("the taint was removed although %s: %v", reason, got)
 	}
 }
 
 func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *testing.T) {
-	h := newHarness(t, withUntainting)
+	var log logtest.Recorder
+	h := newHarness(t, withUntainting, loggedTo(&log))
 	var published atomic.Bool
 	h.client.PrependReactor("create", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if published.Load() {
@@ -84,11 +96,11 @@ func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *te
 	h.class("carve", nil)
 	h.newNode("n1")
 	h.run()
-	h.staysTainted("n1", "its agent is not connected")
+	h.staysTainted(&log, "n1", "its agent is not connected")
 	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
-	h.staysTainted("n1", "the kubelet has not registered the node plugin")
+	h.staysTainted(&log, "n1", "the node plugin is not registered")
 	h.registered("n1")
-	h.staysTainted("n1", "nothing is published")
+	h.staysTainted(&log, "n1", "its capacity in StorageClass carve is not published")
 	published.Store(true)
 	waittest.Until(h.t, "the taint is gone, other taints are not", h.onlyOthersTaintIsLeft("n1"))
 	if h.capacity("n1") == nil {
@@ -97,7 +109,8 @@ func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *te
 }
 
 func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierRunIsThere(t *testing.T) {
-	h := newHarness(t, withUntainting)
+	var log logtest.Recorder
+	h := newHarness(t, withUntainting, loggedTo(&log))
 	h.class("carve", nil)
 	h.newNode("n1")
 	h.registered("n1")
@@ -112,7 +125,7 @@ func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierRunIsThere(t *testin
 	})
 	h.run()
 	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
-	h.staysTainted("n1", "what is published is of an earlier run")
+	h.staysTainted(&log, "n1", "its capacity in StorageClass carve is not published")
 	allowed.Store(true)
 	waittest.Until(h.t, "the taint is gone", h.onlyOthersTaintIsLeft("n1"))
 	if !h.capacityIs("n1", gib)() {
@@ -157,5 +170,11 @@ func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
 	h.run()
 	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
 	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
-	h.staysTainted("n1", "it was not asked for")
+	if h.leader().untainter != nil {
+		t.Error("the taint was not asked to be removed, and what removes it runs")
+	}
+	h.stop() // returns when all that runs has ended
+	if got := h.taints("n1"); len(got) != 4 {
+		t.Errorf("the taint was removed: %v", got)
+	}
 }
