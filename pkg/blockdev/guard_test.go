@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -63,20 +64,21 @@ func TestADeadDiskIsFlushedOnceHoweverOftenItIsTried(t *testing.T) {
 	}
 }
 
-// TestADeviceThatIsNamedOftenIsFlushedOnce holds the flush for long enough that others would
-// begin.
+// TestADeviceThatIsNamedOftenIsFlushedOnce has the flush last until nothing else can begin.
 func TestADeviceThatIsNamedOftenIsFlushedOnce(t *testing.T) {
-	const times = 10
-	var g Guard
-	asked := make(chan string, times)
-	flush := func(path string) error {
-		asked <- path
-		time.Sleep(100 * time.Millisecond)
-		return nil
-	}
-	if err := g.Each(t.Context(), slices.Repeat([]string{"/dev/a"}, times), flush); err != nil || len(asked) != 1 {
-		t.Errorf("want one flush, got %d, %v", len(asked), err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const times = 10
+		var g Guard
+		asked := make(chan string, times)
+		flush := func(path string) error {
+			asked <- path
+			time.Sleep(time.Hour)
+			return nil
+		}
+		if err := g.Each(t.Context(), slices.Repeat([]string{"/dev/a"}, times), flush); err != nil || len(asked) != 1 {
+			t.Errorf("want one flush, got %d, %v", len(asked), err)
+		}
+	})
 }
 
 // TestADeviceThatAnswersAgainIsReported has a device be silent for longer than its reader waits.
@@ -104,10 +106,10 @@ func TestADeviceThatAnswersAgainIsReported(t *testing.T) {
 	close(answers)
 	select {
 	case <-answered:
-	case <-time.After(10 * time.Second):
+	case <-time.After(waittest.Limit):
 		t.Fatal("the answer is not reported")
 	}
-	if n, err := do(10 * time.Second); n != 7 || err != nil {
+	if n, err := do(waittest.Limit); n != 7 || err != nil {
 		t.Errorf("a device that answers: %d, error %v", n, err)
 	}
 	if len(answered) != 0 {

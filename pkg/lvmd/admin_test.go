@@ -72,7 +72,7 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 	for range 2 {
 		for range 10 {
 			d.groups.Refresh(t.Context(), d.groups.Named(testGroup))
-			time.Sleep(d.groups.PollInterval)
+			time.Sleep(d.groups.PollInterval) // For less than that, the next one need not look.
 		}
 		if now := m.fake.Commands(lvmfake.OpScan); now != scans {
 			t.Errorf("%d scans while nothing happened", now-scans)

@@ -300,16 +300,10 @@ func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 		d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Name: name})
 	}
 	if acknowledged.last != nil && acknowledged.kept[acknowledged.last.GetName()].id == "" {
-		var err error
-		for range 1000 {
-			if _, err = d.client.CreateVolume(t.Context(), acknowledged.last); err == nil {
-				break
-			}
-			time.Sleep(2 * time.Millisecond)
-		}
-		if err != nil {
-			t.Fatalf("the last request does not succeed: %v", err)
-		}
+		waittest.Succeeds(t, "the last request succeeds", func() error {
+			_, err := d.client.CreateVolume(t.Context(), acknowledged.last)
+			return err
+		})
 	}
 	for _, v := range d.list() {
 		if blocks, pattern, _ := m.fake.Traces(testGroup, v.GetId()); v.GetName() == "a" && acknowledged.kept["a"].id == "" && blocks > 0 {

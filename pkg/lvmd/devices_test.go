@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -73,6 +74,32 @@ func withDevices(events chan struct{}) func(*daemon, *Options) {
 		o.BlockEvents = events
 		o.provisioning = provision.Intervals{Examine: time.Millisecond, Retry: 10 * time.Millisecond}
 		o.poolRetry = 10 * time.Millisecond
+	}
+}
+
+// looking counts how often lvmd lists the block devices, which is what it does first of all when it
+// looks at its groups.
+type looking struct {
+	lvm.Devices
+	count atomic.Int32
+}
+
+func (l *looking) BlockDevices() ([]blockdev.Device, error) {
+	l.count.Add(1)
+	return l.Devices.BlockDevices()
+}
+
+// on is an option that has what a daemon lists counted.
+func (l *looking) on(_ *daemon, o *Options) { l.Devices, o.Devices = o.Devices, l }
+
+// again sends events, and returns when lvmd has looked at its groups for one of them at least, and
+// has done what it does then: it looks once more only after that.
+func (l *looking) again(t *testing.T, events chan<- struct{}) {
+	t.Helper()
+	for range 3 { // The first look may have been asked for before.
+		before := l.count.Load()
+		events <- struct{}{}
+		waittest.Until(t, "lvmd looks at its groups", func() bool { return l.count.Load() > before })
 	}
 }
 
@@ -258,17 +285,22 @@ func TestAThinClassGetsItsPoolInAGroupThatIsMadeLater(t *testing.T) {
 	d.create(request("v", 1))
 }
 
+// TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent has an lvmd that waits for no time: what it
+// repeats by a clock it repeats without end.
 func TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"), "ext4")
 	events := make(chan struct{})
-	d := m.start(t, withDevices(events))
-	time.Sleep(50 * time.Millisecond)
-	if n := m.fake.Commands("examine"); n != 1 {
-		t.Errorf("examined %d times without an event", n)
+	d := m.start(t, withDevices(events), func(_ *daemon, o *Options) {
+		o.provisioning = provision.Intervals{Examine: time.Nanosecond, Retry: time.Nanosecond}
+	})
+	for n := 1; n <= 10; n++ {
+		waittest.Until(t, "the device is examined", func() bool { return m.fake.Commands("examine") >= n })
+		if got := m.fake.Commands("examine"); got > n {
+			t.Fatalf("examined %d times after %d events", got, n-1)
+		}
+		events <- struct{}{}
 	}
-	events <- struct{}{}
-	waittest.Until(t, "the device is examined again", func() bool { return m.fake.Commands("examine") == 2 })
 	if why := d.refusedFor("/dev/vdb"); why != "signature" {
 		t.Errorf("refused for %q", why)
 	}
@@ -278,7 +310,8 @@ func TestADiskThatAppearsIsAddedAndOneThatGrowsIsUsed(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"))
 	events := make(chan struct{}, 1)
-	d := m.start(t, withDevices(events))
+	var looks looking
+	d := m.start(t, withDevices(events), looks.on)
 	d.create(request("v", 60))
 	m.fake.AddDisk(disk("vdc"))
 	events <- struct{}{}
@@ -289,10 +322,9 @@ func TestADiskThatAppearsIsAddedAndOneThatGrowsIsUsed(t *testing.T) {
 	d.create(request("w", 76))
 	d.checkModel()
 	scans := m.fake.Commands(lvmfake.OpScan)
-	events <- struct{}{}
-	time.Sleep(50 * time.Millisecond)
+	looks.again(t, events)
 	if n := m.fake.Commands(lvmfake.OpScan); n != scans {
-		t.Errorf("%d scans for an event that changed nothing", n-scans)
+		t.Errorf("%d scans for events that changed nothing", n-scans)
 	}
 	if got := d.list(); len(got) != 2 {
 		t.Errorf("volumes %v", got)
@@ -549,13 +581,11 @@ func TestAnAttemptThatFailsIsNotRepeatedForEveryEvent(t *testing.T) {
 		return nil
 	}
 	events := make(chan struct{})
-	d := m.start(t, withDevices(events), func(_ *daemon, o *Options) {
+	var looks looking
+	d := m.start(t, withDevices(events), looks.on, func(_ *daemon, o *Options) {
 		o.provisioning.Retry, o.poolRetry = time.Hour, time.Hour
 	})
-	for range 5 {
-		events <- struct{}{}
-	}
-	time.Sleep(20 * time.Millisecond)
+	looks.again(t, events)
 	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 1 || d.refusedFor("/dev/vdb") != "failed" {
 		t.Errorf("%d attempts, refused for %q", n, d.refusedFor("/dev/vdb"))
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -23,31 +24,38 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 	m.fake.RemoveGroup(testGroup)
 	m.fake.AddGroup(testGroup, testExtent, 600)
 	m.fake.SetMetadataLimit(testGroup, 16<<20)
-	var slow atomic.Bool
+	// A removal takes as long as the test wants.
+	begun, end := make(chan struct{}, 1000), make(chan struct{})
+	endAll := sync.OnceFunc(func() { close(end) })
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
-		if op == lvmfake.OpRemove && slow.Load() {
-			time.Sleep(30 * time.Millisecond)
+		if op == lvmfake.OpRemove {
+			begun <- struct{}{}
+			<-end
 		}
 		return nil
 	}
 	d := m.start(t)
+	t.Cleanup(endAll)
 	ids := make([]string, 8*reclaim.MaxRemoved)
 	for i := range ids {
 		ids[i] = d.create(request(fmt.Sprintf("old-%d", i), 1)).GetId()
 	}
-	slow.Store(true)
 	for _, id := range ids {
 		d.delete(id)
 	}
 	for i := range 3 {
-		before := m.fake.Commands(lvmfake.OpRemove)
-		d.create(request(fmt.Sprintf("new-%d", i), 1))
-		// One removal that was under way, and one that began before the creation asked for its turn.
-		if n := m.fake.Commands(lvmfake.OpRemove) - before; n > 2 {
-			t.Errorf("a creation waited for %d removals", n)
-		}
+		<-begun
+		created := make(chan error, 1)
+		go func() {
+			_, err := d.client.CreateVolume(t.Context(), request(fmt.Sprintf("new-%d", i), 1))
+			created <- err
+		}()
+		waittest.Until(t, "the creation waits for the removal", func() bool { return d.groups.Named(testGroup).Queue().Waiting > 0 })
+		end <- struct{}{}
+		waittest.Until(t, "the creation ends before the next removal does", func() bool { return len(created) > 0 })
+		must.Succeed(t, <-created)
 	}
-	slow.Store(false)
+	endAll()
 	waittest.Until(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 597 })
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/quantity"
@@ -417,25 +418,51 @@ func TestAMountedVolumeIsNotDeleted(t *testing.T) {
 	d.checkClean()
 }
 
+// TestManyDeletesTakeFewCommands has what marks and removes volumes go on only when the others are
+// deleted, and then wiped: as it is when commands take long.
 func TestManyDeletesTakeFewCommands(t *testing.T) {
 	m := newMachine(t)
-	d := m.start(t)
+	var marked, removed sync.Once
+	deleted := make(chan struct{})
+	d := m.start(t, func(d *daemon, o *Options) {
+		pass := o.crashPoint
+		o.crashPoint = func(point string) {
+			pass(point)
+			switch point {
+			case "delete: marked":
+				marked.Do(func() {
+					select {
+					case <-deleted:
+					case <-t.Context().Done():
+					}
+				})
+			case "delete: removed":
+				removed.Do(func() {
+					for wiped := false; !wiped && t.Context().Err() == nil; time.Sleep(time.Millisecond) {
+						wiped = true
+						for _, v := range d.inventory.Inspect() {
+							wiped = wiped && v.State == inventory.Wiped
+						}
+					}
+				})
+			}
+		}
+	})
 	var ids []string
 	for i := range 32 {
 		ids = append(ids, d.create(request(fmt.Sprintf("pvc-%d", i), 1)).GetId())
 	}
-	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
-		if op == lvmfake.OpRemove {
-			time.Sleep(20 * time.Millisecond)
-		}
-		return nil
-	}
 	for _, id := range ids {
 		d.delete(id)
 	}
+	close(deleted)
 	d.checkClean()
-	if n := m.fake.Commands(lvmfake.OpRemove); n > 16 {
-		t.Errorf("%d commands for 32 volumes", n)
+	if n := m.fake.Commands(lvmfake.OpTag); n > 2 {
+		t.Errorf("%d commands marked 32 volumes", n)
+	}
+	// One of the volumes that were wiped first, one of the others, and one of what checkClean makes.
+	if n := m.fake.Commands(lvmfake.OpRemove); n > 3 {
+		t.Errorf("%d commands removed 32 volumes", n)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const extent = 4 << 20
@@ -87,9 +88,7 @@ func TestACreationThatIsCancelledBeforeItBeginsIsCancelledThen(t *testing.T) {
 	m, _ := scanned(t, Options{CallerGrace: time.Nanosecond})
 	a := admitted(t, m, 1)
 	a.Creation.Leave()
-	for deadline := time.Now().Add(10 * time.Second); !m.isCancelled(a.Creation) && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
+	waittest.Until(t, "it is cancelled", func() bool { return m.isCancelled(a.Creation) })
 	cancelled := false
 	a.Creation.Begin(func() { cancelled = true })
 	if !cancelled {
@@ -124,7 +123,7 @@ func TestNothingIsCalledUnderTheLock(t *testing.T) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(waittest.Limit):
 		t.Fatal("the lock is held while a function is called")
 	}
 	if entered != 4 || defects != 1 {
