@@ -81,7 +81,8 @@ func crashing(dir, number, name string) error {
 
 // killCommand runs the real lvm and kills it with SIGKILL before one of its effects: the
 // one of the number in the file "kill", which holds a command's name, a number, and
-// "lvmd" if lvmd is to be killed in the same moment. Effects are writes to disks,
+// "lvmd" if lvmd is to be killed in the same moment. Where it holds "disk" instead, the command
+// is not killed, but goes on after a disk was given the table in the file "table". Effects are writes to disks,
 // changes of the kernel's device mapper and of device nodes. The number of effects
 // that there were is written to the file "effects" when the command came to its end,
 // and the file "killed" when it did not.
@@ -97,9 +98,11 @@ func killCommand(dir string) bool {
 	effects := 0
 	code, err := trace(observer{entering: func(_ int, regs *unix.PtraceRegs) bool {
 		if isEffect(regs) {
-			effects++
+			if effects++; effects == d.number && d.whom == "disk" {
+				switchTable(dir)
+			}
 		}
-		return effects == d.number
+		return effects == d.number && d.whom != "disk"
 	}})
 	switch {
 	case err != nil:
@@ -111,6 +114,18 @@ func killCommand(dir string) bool {
 	}
 	os.Exit(code)
 	return true
+}
+
+// switchTable gives a disk the table in the file "table", which begins with the disk's name.
+func switchTable(dir string) {
+	text, err := os.ReadFile(filepath.Join(dir, "table"))
+	if err == nil {
+		name, table, _ := strings.Cut(string(text), " ")
+		err = setTable(name, table)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "switch:", err)
+	}
 }
 
 // killLasting is killCommand for an lvm that is given its commands one after the other. It

@@ -5,6 +5,7 @@ package lvmd_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -48,9 +49,21 @@ func (f *faulty) table(target string) string { return fmt.Sprintf("0 %d %s", f.s
 // set replaces what the disk does.
 func (f *faulty) set(target string) {
 	f.t.Helper()
-	byHand(f.t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", f.name)
-	byHand(f.t, "dmsetup", "load", f.name, "--table", f.table(target))
-	byHand(f.t, "dmsetup", "resume", f.name)
+	must.Succeed(f.t, setTable(f.name, f.table(target)))
+}
+
+// setTable replaces the table of a device-mapper device.
+func setTable(name, table string) error {
+	for _, args := range [][]string{
+		{"suspend", "--noflush", "--nolockfs", "--noudevsync", name}, {"load", name, "--table", table}, {"resume", name},
+	} {
+		cmd := exec.Command("dmsetup", args...)
+		cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("dmsetup %v: %w: %s", args, err, out)
+		}
+	}
+	return nil
 }
 
 func (f *faulty) fail() { f.set("error") }

@@ -4,6 +4,8 @@ package lvmd_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -12,13 +14,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// flicker makes the disk work for some seconds and fail for some, in turns. What
-// fails is everything unless features of the kernel's flakey target say otherwise.
-func (f *faulty) flicker(features string) {
-	f.set(fmt.Sprintf("flakey %s %d 3 2 %s", f.disk, faultyStart, features))
+// failing is the target of a disk that fails. What fails is everything unless features of the
+// kernel's flakey target say otherwise.
+func (f *faulty) failing(features string) string {
+	return fmt.Sprintf("flakey %s %d 0 1 %s", f.disk, faultyStart, features) // for no second it works
 }
 
 // flickering is what was asked of an lvmd whose disk flickers.
@@ -105,6 +108,7 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdb")
 	n := newNode(t, disk.path())
 	n.otherGroup(t, "/dev/vdc")
+	n.standIn()
 	p := n.start()
 	all := p.available()
 	for _, c := range []struct{ name, features string }{
@@ -114,21 +118,39 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := &flickering{scenario: newScenario(n), t: t, p: p}
 			f.create(p, create("pvc-kept", 8<<20, ""))
-			disk.flicker(c.features)
 			t.Cleanup(disk.work)
 			round := 0
-			waittest.Until(t, "something went well, something failed, and that is reported", func() bool {
-				round++
+			again := func() {
+				t.Helper()
+				waittest.Until(t, "volumes are made", func() bool {
+					round++
+					f.ask(round)
+					return f.lastly == nil
+				})
+			}
+			again()
+			for _, at := range []struct {
+				command string
+				effect  int
+			}{{"lvcreate", 1}, {"lvcreate", 6}, {"lvextend", 2}, {"lvremove", 2}} {
+				t.Logf("the disk fails before effect %d of %s", at.effect, at.command)
+				f.refused, f.reported = 0, false
+				must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "table"), []byte(disk.name+" "+disk.table(disk.failing(c.features))), 0o600))
+				point := killPoint{at.effect, "disk", false}
+				n.prepareKill(at.command, point)
+				round += 2 - round%2 // In such a round a volume is deleted, too.
 				f.ask(round)
-				return f.made > 1 && f.refused > 1 && f.reported
-			})
-			t.Logf("after %d rounds: %d made, %d refused", round, f.made, f.refused)
-			p.delete(p.create(inClass(create("pvc-steady", 8<<20, "ext4"), "other")).GetId())
-			disk.work()
-			waittest.Until(t, "volumes are made again", func() bool {
-				f.ask(round)
-				return f.lastly == nil
-			})
+				point.mustHit(t, n.killed(point))
+				waittest.Until(t, "something failed, and that is reported", func() bool {
+					round++
+					f.ask(round)
+					return f.refused > 1 && f.reported
+				})
+				p.delete(p.create(inClass(create(fmt.Sprintf("pvc-steady-%d", round), 8<<20, "ext4"), "other")).GetId())
+				disk.work()
+				again()
+			}
+			t.Logf("after %d rounds: %d made", round, f.made)
 			waittest.Until(t, "nothing is wrong any more", func() bool {
 				state := p.state()
 				return len(state.GetClasses()[0].GetConditions()) == 0 &&
