@@ -25,6 +25,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // soaking has every crash point taken, each with a volume of its own.
@@ -302,11 +303,8 @@ func (k *killed) call(name string) error {
 // lead to. It succeeds at once, unless the plugin that has just begun is sweeping.
 func (k *killed) repeat(name string) {
 	k.t.Helper()
-	err := k.call(name)
-	for begin := time.Now(); status.Code(err) == codes.Aborted && time.Since(begin) < time.Minute; {
-		time.Sleep(20 * time.Millisecond)
-		err = k.call(name)
-	}
+	var err error
+	waittest.Until(k.t, name+" is not aborted", func() bool { err = k.call(name); return status.Code(err) != codes.Aborted })
 	if err != nil {
 		k.t.Fatalf("repeat %s: %v", name, err)
 	}

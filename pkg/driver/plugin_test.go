@@ -1,14 +1,12 @@
 package driver_test
 
 import (
-	"context"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -191,19 +189,5 @@ func TestTheMetricsCountCalls(t *testing.T) {
 		if counts[calls] != 1 {
 			t.Errorf("calls of %s: want 1, got %d of %v", calls, counts[calls], counts)
 		}
-	}
-}
-
-func TestStoppingWaitsForNoIdleClient(t *testing.T) {
-	f := newFixture(t)
-	must.Get(f.NodeGetInfo(f.ctx(), &csi.NodeGetInfoRequest{}))(f.t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	stopped := make(chan struct{})
-	go func() { f.Stop(t); close(stopped) }()
-	select {
-	case <-stopped:
-	case <-ctx.Done():
-		t.Error("it waits for an idle connection")
 	}
 }

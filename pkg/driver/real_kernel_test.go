@@ -11,13 +11,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const mib = 1 << 20
@@ -119,13 +119,10 @@ func (r *real) delete(v *lvmdv1.Volume) {
 // waitForSpace waits until deleted volumes are wiped and gone, and lvmd knows.
 func (r *real) waitForSpace() {
 	r.t.Helper()
-	for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(200 * time.Millisecond) {
-		if strings.TrimSpace(drivertest.ByHand(r.t, "lvm", "lvs", "--noheadings", drivertest.Group, "--config", drivertest.HandConfig)) == "" &&
-			r.isEmpty() {
-			return
-		}
-	}
-	r.t.Fatal("deleted volumes are still there")
+	waittest.Until(r.t, "deleted volumes are gone", func() bool {
+		return strings.TrimSpace(drivertest.ByHand(r.t, "lvm", "lvs", "--noheadings", drivertest.Group, "--config", drivertest.HandConfig)) == "" &&
+			r.isEmpty()
+	})
 }
 
 // isErrno reports whether an error is that of the system.

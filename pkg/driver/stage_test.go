@@ -2,13 +2,14 @@ package driver_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -319,9 +320,12 @@ func TestStageWaitsForALVMDThatRestarts(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	f.machine.StopLVMD()
+	// What dials meanwhile is the stage, which asks for the volume.
+	stopped := must.Get(net.Listen("unix", f.machine.LVMDSocket()))(t)
 	staged := make(chan error, 1)
 	go func() { staged <- f.stage(v, filesystemAccess(writer)) }()
-	time.Sleep(100 * time.Millisecond)
+	dialled := must.Get(stopped.Accept())(t)
+	must.Succeed(t, errors.Join(dialled.Close(), stopped.Close()))
 	f.machine.StartLVMD()
 	must.Succeed(f.t, <-staged)
 	f.wantLayers(1)

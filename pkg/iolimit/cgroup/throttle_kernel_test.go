@@ -18,6 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/devmapper"
 	"github.com/carve-csi/carve/pkg/iolimit/cgroup"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const (
@@ -85,14 +86,10 @@ func write(t *testing.T, dir string, args ...string) {
 		if t.Failed() {
 			t.Logf("fio: %s", said.String())
 		}
-		for range 600 { // until the cgroup is empty
+		waittest.Until(t, "the cgroup is empty", func() bool {
 			procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-			if err != nil || len(procs) == 0 {
-				return
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		t.Errorf("processes are left in %s", dir)
+			return err != nil || len(procs) == 0
+		})
 	})
 }
 

@@ -314,6 +314,10 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 	disconnect := c.Connect(t, m.LVMD)
 	t.Cleanup(func() { disconnect() })
 
+	// Another claim is served here: by then the controller has the node's report, and misses the
+	// volume the next time that it looks, which it does once a minute.
+	makeClaim(t, c, "fresh")
+	waitBound(t, c, "fresh")
 	var pv *v1.PersistentVolume
 	waittest.Until(t, "the volume is called missing", func() bool {
 		var err error
@@ -329,12 +333,10 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 	if err != nil || claim.DeletionTimestamp != nil || claim.Spec.VolumeName != pv.Name {
 		t.Errorf("the claim was not kept for the old disks: %v, %v", claim, err)
 	}
-	volumes() // nothing was made for it here
+	volumes("pvc-uid-fresh") // nothing was made for it here
 	kept()
 
-	// Another claim is served here, and the old one's end removes nothing that is here.
-	makeClaim(t, c, "fresh")
-	waitBound(t, c, "fresh")
+	// The old claim's end removes nothing that is here.
 	deleteClaim(t, c, "data")
 	waitGone(t, c, "data")
 	volumes("pvc-uid-fresh")
