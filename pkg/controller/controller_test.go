@@ -72,8 +72,8 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 			if err != nil {
 				t.Errorf("replica %s: %v", name, err)
 			}
-		case <-time.After(30 * time.Second):
-			t.Errorf("replica %s did not stop within 30 s", name)
+		case <-time.After(waittest.Limit):
+			t.Errorf("replica %s does not stop", name)
 		}
 	})
 	t.Cleanup(r.stop)
