@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -303,7 +302,7 @@ func adoptRevertConfirm(t *testing.T, d *daemon) {
 // contextUntil ends when a daemon dies.
 func contextUntil(t *testing.T, died <-chan struct{}) (context.Context, context.CancelFunc) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)
 	go func() {
 		select {
 		case <-died:

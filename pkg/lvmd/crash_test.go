@@ -221,7 +221,7 @@ func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, p
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)
 	defer cancel()
 	acknowledged := &acknowledgements{daemon: d, ctx: ctx, kept: map[string]keptVolume{}, unsure: map[string]bool{}}
 	go func() {

@@ -34,7 +34,8 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 		}
 		return nil
 	}
-	d := m.start(t)
+	// Without polls, only the creation can wait for the exclusive slot beside what removes.
+	d := m.start(t, func(_ *daemon, o *Options) { o.PollInterval = time.Hour })
 	t.Cleanup(endAll)
 	ids := make([]string, 8*reclaim.MaxRemoved)
 	for i := range ids {

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -229,7 +228,7 @@ func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
 	waittest.Until(t, "all places of the group are taken", func() bool { return waiting.Load() == maxFormatting })
 	r := fsRequest("other", 4, "ext4")
 	r.DeviceClass = "second"
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)
 	defer cancel()
 	if _, err := d.client.CreateVolume(ctx, r); err != nil {
 		t.Errorf("in the other group: %v", err)

@@ -139,7 +139,7 @@ func runLineage(t *testing.T, config string, run func(*lineage), at, again int) 
 	m.config = config
 	m.start(t).stop() // The pool is made.
 	d := m.start(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)
 	defer cancel()
 	go func() {
 		select {
