@@ -93,6 +93,7 @@ func (c *churn) saturated(op lvmfake.Op) bool {
 			return false
 		case inventory.Deleted, inventory.Wiped:
 			left, due = left+1, 1
+		default:
 		}
 	}
 	waiting := c.tenants

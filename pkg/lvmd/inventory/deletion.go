@@ -229,8 +229,9 @@ func (m *Inventory) Postpone(volumes ...*Volume) {
 	}
 }
 
-// PostponeMarks is Postpone for those of the tombstones that are yet to be marked.
-func (m *Inventory) PostponeMarks(batch []*Volume) {
+// PostponeMarks is Postpone for those of the tombstones of a group that are yet to be marked.
+func PostponeMarks(batch []*Volume) {
+	m := batch[0].group.m
 	m.lock()
 	defer m.unlock()
 	for _, v := range batch {

@@ -20,6 +20,7 @@ type Group struct {
 	// absence says why lvmd has not made the group yet, to follow what says that it does not
 	// exist; empty for a group that lvmd does not make.
 	absence string
+	groupIdentity
 	groupScan
 	groupHealth
 	freeSpace
@@ -34,15 +35,6 @@ type Group struct {
 type groupScan struct {
 	// present is false while LVM does not know the group.
 	present bool
-	// pinned is what the journal has the group known by, and refused says why a group
-	// of its name is not taken for it.
-	pinned  lvm.Identity
-	refused Refusal
-	// wasThere is true once the group was there since lvmd started.
-	wasThere bool
-	// replaced says that the group took the place of another one, and replacedAt when that was.
-	replaced   string
-	replacedAt time.Time
 	// info is the group as last scanned, but for its volumes.
 	info lvm.Group
 	// exists names all logical volumes of the group, ours or not.
@@ -62,6 +54,19 @@ type groupScan struct {
 	// at intervals.
 	scanned               time.Time
 	recheck, stale, blind bool
+}
+
+// groupIdentity is which group it is.
+type groupIdentity struct {
+	// pinned is what the journal has the group known by, and refused says why a group
+	// of its name is not taken for it.
+	pinned  lvm.Identity
+	refused Refusal
+	// wasThere is true once the group was there since lvmd started.
+	wasThere bool
+	// replaced says that the group took the place of another one, and replacedAt when that was.
+	replaced   string
+	replacedAt time.Time
 }
 
 // Refusal says why a group that is there is not used. The zero value is that of a group that is.

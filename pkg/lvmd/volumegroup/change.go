@@ -152,7 +152,7 @@ func (s *Groups) read(g *Group, found []lvm.Group) inventory.Scan {
 		if !spec.AreOurs(lv.Tags) {
 			continue
 		}
-		if d, err := s.deviceOf(g.Name(), lv.Name, spec.AreEncrypted(lv.Tags)); err == nil {
+		if d, err := deviceOf(s.LVM, g.Name(), lv.Name, spec.AreEncrypted(lv.Tags)); err == nil {
 			scan.Devices[lv.Name] = d
 		} else if !errors.Is(err, lvm.ErrNotFound) {
 			s.Log.Warn("volume's device cannot be asked for", "volume", lv.Name, "error", err)

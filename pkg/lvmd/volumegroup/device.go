@@ -48,14 +48,14 @@ func retryBusy(ctx context.Context, open func() (blockdev.Handle, error)) (block
 
 // Device asks the kernel for the device that a volume's user has.
 func (s *Groups) Device(v *inventory.Volume) (lvm.Device, error) {
-	return s.deviceOf(v.Group().Name(), v.ID(), v.IsEncrypted())
+	return deviceOf(s.LVM, v.Group().Name(), v.ID(), v.IsEncrypted())
 }
 
-func (s *Groups) deviceOf(group, id string, encrypted bool) (lvm.Device, error) {
+func deviceOf(groups lvm.Groups, group, id string, encrypted bool) (lvm.Device, error) {
 	if encrypted {
-		return s.LVM.CryptDevice(id)
+		return groups.CryptDevice(id)
 	}
-	return s.LVM.Device(group, id)
+	return groups.Device(group, id)
 }
 
 type classKey struct{}
