@@ -68,7 +68,7 @@ func TestAVolumeThatCannotBeDeletedSaysWhereWhatAndWhatToDo(t *testing.T) {
 		reason string
 		expect []string
 	}{
-		"it is in use":     {codes.FailedPrecondition, names.ReasonVolumeInUse, []string{"node n1: the reason", "once no Pod there uses it"}},
+		"it is in use":     {codes.FailedPrecondition, names.ReasonVolumeInUse, []string{"node n1: the reason", "when nothing on the node uses it any more"}},
 		"a missing device": {codes.Unavailable, names.ReasonDeviceMissing, []string{"node n1: the reason", "look at the disks of its volume group", "trying on"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,7 +28,7 @@ func interceptor(log *slog.Logger, metrics *Metrics) grpc.UnaryServerInterceptor
 		method, code := path.Base(info.FullMethod), status.Code(err)
 		metrics.called(info.FullMethod, err, took)
 
-		attrs := append(subject(req), slog.Duration("took", took))
+		attrs := append(subject(req), slog.Duration("duration", took))
 		level, message := slog.LevelDebug, method
 		switch {
 		case err != nil:

@@ -207,7 +207,7 @@ func (e *encryption) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below strin
 	if err := e.luks.Finish(ctx, below, v.GetId()); err != nil {
 		return nil, err
 	}
-	e.log.Info("made an encrypted volume", "volume", v.GetId(), "took", time.Since(begin))
+	e.log.Info("made an encrypted volume", "volume", v.GetId(), "duration", time.Since(begin))
 	return plain, nil
 }
 

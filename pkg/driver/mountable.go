@@ -84,7 +84,7 @@ func (s *stager) repair(v *lvmdv1.Volume, device string, info filesystem.Info, e
 	if err != nil {
 		return false, fmt.Errorf("volume %s: %w", v.GetId(), err)
 	}
-	s.log.Info("checked the file system after a crash", "volume", v.GetId(), "took", time.Since(begin))
+	s.log.Info("checked the file system after a crash", "volume", v.GetId(), "duration", time.Since(begin))
 	return true, nil
 }
 

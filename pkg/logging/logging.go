@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
@@ -34,14 +35,33 @@ func (o *Options) Logger(w io.Writer) (*slog.Logger, error) {
 		return nil, fmt.Errorf("--log-level: %q is not one of debug, info, warn, error", o.level)
 	}
 	var handler slog.Handler
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: readable}
 	switch o.format {
 	case "json":
-		handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})
+		handler = slog.NewJSONHandler(w, options)
 	case "text":
-		handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})
+		handler = slog.NewTextHandler(w, options)
 	default:
 		return nil, fmt.Errorf("--log-format: %q is not one of json, text", o.format)
 	}
 	klog.SetLogger(logr.FromSlogHandler(handler))
 	return slog.New(handler), nil
+}
+
+// readable writes durations as people do, 168ms, in both formats: slog's JSON has bare
+// nanoseconds.
+func readable(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(rounded(a.Value.Duration()).String())
+	}
+	return a
+}
+
+// rounded leaves the first four digits of a duration, and whole seconds.
+func rounded(d time.Duration) time.Duration {
+	unit := time.Nanosecond
+	for unit < time.Second && d.Abs() >= 10000*unit {
+		unit *= 10
+	}
+	return d.Round(unit)
 }

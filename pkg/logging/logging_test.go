@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
@@ -49,5 +50,32 @@ func TestKlogLinesReachTheSameStream(t *testing.T) {
 	klog.Flush()
 	if got := out.String(); !strings.Contains(got, `"msg":"from a library"`) || !strings.Contains(got, `"answer":42`) {
 		t.Errorf("want klog's line as JSON, got %q", got)
+	}
+}
+
+func TestDurationsAreWrittenAsPeopleDo(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0:                     "0s",
+		873:                   "873ns",
+		17548544:              "17.55ms",
+		168049232:             "168ms",
+		-1559565568:           "-1.56s",
+		90 * time.Second:      "1m30s",
+		3*time.Hour + 7123456: "3h0m0s",
+		1 << 62:               "1281023h53m38s",
+	} {
+		for _, format := range []string{"json", "text"} {
+			var out bytes.Buffer
+			log, err := (&Options{level: "info", format: format}).Logger(&out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log.With("waited", d).WithGroup("call").Info("done", "duration", d)
+			for _, key := range []string{"waited", "duration"} {
+				if got := out.String(); !strings.Contains(got, key+`":"`+want+`"`) && !strings.Contains(got, key+"="+want) {
+					t.Errorf("%s of %d ns in %s: want %s, got %s", key, d, format, want, got)
+				}
+			}
+		}
 	}
 }

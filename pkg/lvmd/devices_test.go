@@ -19,6 +19,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/logging/logtest"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
@@ -134,7 +135,12 @@ func TestAGroupIsMadeOfTheSelectedDisksAndFoundAgain(t *testing.T) {
 	v := d.create(request("v", 100))
 	d.stop()
 	before := m.fake.Commands(lvmfake.OpScan)
-	d = m.start(t, withDevices(nil))
+	m.fake.ChangeDisk("vdb", func(b *blockdev.Device) { b.Holders = []string{"dm-0"} }) // v is mapped still
+	var log logtest.Recorder
+	d = m.start(t, withDevices(nil), func(_ *daemon, o *Options) { o.Log = log.Logger() })
+	if got := log.Find(func(r logtest.Record) bool { return strings.Contains(r.Message, "device is not used") }); len(got) != 0 {
+		t.Errorf("a restart logged of the group's own disks: %v", got)
+	}
 	if n := m.fake.Commands(lvmfake.OpScan) - before; n != 1 {
 		t.Errorf("%d scans at a start with nothing to make", n)
 	}

@@ -105,7 +105,7 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 	if a.reported {
 		p.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonSucceeded, "Successfully provisioned volume %s", pv.Name)
 	}
-	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("volume provisioned", "volume_id", vol.GetId(), "bytes", vol.GetSizeBytes(), "took", p.Now().Sub(began))
+	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("volume provisioned", "volume_id", vol.GetId(), "bytes", vol.GetSizeBytes(), "duration", p.Now().Sub(began))
 	return p.finish(ctx, a, claim, pv)
 }
 

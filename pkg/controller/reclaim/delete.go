@@ -298,7 +298,7 @@ func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 	switch {
 	case err == nil:
 		d.Metrics.deletes.WithLabelValues(resultDeleted).Inc()
-		d.Log.Info("volume deleted", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node, "took", d.Now().Sub(began))
+		d.Log.Info("volume deleted", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node, "duration", d.Now().Sub(began))
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -324,7 +324,7 @@ func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 	}
 	message := cluster.Refusal(node, err)
 	if inUse {
-		message += "; it is deleted once no Pod there uses it any more"
+		message += "; it is deleted when nothing on the node uses it any more"
 	}
 	d.Recorder.Event(pv, v1.EventTypeWarning, cluster.ReasonDeleteFailed, message+"; trying on")
 	return err

@@ -5,7 +5,6 @@ package lvmdclient
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -68,7 +67,7 @@ func (c Client) All(ctx context.Context) ([]*lvmdv1.Volume, error) {
 	for token := ""; ; {
 		page, err := c.ListVolumes(ctx, &lvmdv1.ListVolumesRequest{PageToken: token, PageSize: 500}, grpc.WaitForReady(true))
 		if err != nil {
-			return nil, errors.New("lvmd: " + status.Convert(err).Message())
+			return nil, failed(err)
 		}
 		volumes = append(volumes, page.GetVolumes()...)
 		if token = page.GetNextPageToken(); token == "" {
@@ -103,7 +102,7 @@ func failed(err error) error {
 	case codes.OK:
 		return nil
 	case codes.DeadlineExceeded:
-		return csierror.New(codes.Unavailable, fmt.Errorf("lvmd did not answer within %v: %w", Timeout, err))
+		return csierror.New(codes.Unavailable, fmt.Errorf("lvmd did not answer within %v; the log of the container lvmd says why", Timeout))
 	default:
 		return csierror.New(code, fmt.Errorf("lvmd: %s", status.Convert(err).Message()))
 	}

@@ -106,6 +106,8 @@ func TestAnAnswerOrAnErrorHasTheCodeThatTheKubeletGets(t *testing.T) {
 					switch {
 					case fails && (err == nil || csierror.CodeOf(err) != code || !strings.Contains(err.Error(), test.words)):
 						t.Errorf("got %v with code %v, want %v with %q", err, csierror.CodeOf(err), code, test.words)
+					case fails && strings.Contains(err.Error(), "rpc error"):
+						t.Errorf("%q has gRPC's own words, which the kubelet adds once more", err)
 					case !fails && err != nil:
 						t.Error(err)
 					case (v == nil) != test.none && !fails:

@@ -109,7 +109,7 @@ func (p *Provisioner) examine(ctx context.Context, g *group, d *blockdev.Device,
 	case errors.Is(err, lvm.ErrNotFound):
 		why = refuse("gone", "it is gone")
 	case errors.Is(err, lvm.ErrBusy):
-		why = refuse("in_use", "it is mounted, or something else has claimed it")
+		why = refuse(inUse, "it is mounted, or something else has claimed it")
 	case err != nil:
 		why = refuse("unreadable", "%v", err)
 	default:

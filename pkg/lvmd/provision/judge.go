@@ -24,6 +24,9 @@ func refuse(kind, format string, args ...any) *Refusal {
 	return &Refusal{Kind: kind, Message: fmt.Sprintf(format, args...)}
 }
 
+// inUse is the kind of the refusal of a device on which another one lies.
+const inUse = "in_use"
+
 // judge decides about a device by what the kernel says of it; nil means that
 // nothing speaks against it.
 func judge(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
@@ -33,7 +36,7 @@ func judge(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
 	case len(d.Partitions) > 0:
 		return refuse("partitioned", "it has the partitions %s; name one of them without wildcards to use it", strings.Join(d.Partitions, ", "))
 	case len(d.Holders) > 0:
-		return refuse("in_use", "%s lies on it", strings.Join(d.Holders, ", "))
+		return refuse(inUse, "%s lies on it", strings.Join(d.Holders, ", "))
 	case d.Size < smallestDevice:
 		return refuse("too_small", "it has %d bytes; at least %d are needed", d.Size, smallestDevice)
 	case vg.Medium == config.PMEM && !d.DAX:

@@ -110,7 +110,7 @@ func (g *group) wants(d *blockdev.Device) bool {
 
 // isFullMember reports whether a device says that it belongs to the group, to its
 // end: while LVM does not know the group, there is nothing to do with it.
-func (p *Provisioner) isFullMember(g *group, d *blockdev.Device) bool {
-	label, err := p.devices.Label(d.Path)
+func (p *Provisioner) isFullMember(g *group, path string) bool {
+	label, err := p.devices.Label(path)
 	return err == nil && label.Group == g.Name && label.Size-label.KnownSize < smallestGrowth
 }

@@ -243,7 +243,8 @@ func (p *Provisioner) attempt(ctx context.Context, g *group, taken map[string]bo
 	// is the rule.
 	work := p.plan(g, scanned, all, taken)
 	if scanned == nil {
-		work.fresh = slices.DeleteFunc(work.fresh, func(d blockdev.Device) bool { return p.isFullMember(g, &d) })
+		work.fresh = slices.DeleteFunc(work.fresh, func(d blockdev.Device) bool { return p.isFullMember(g, d.Path) })
+		maps.DeleteFunc(work.refused, func(path string, why *Refusal) bool { return why.Kind == inUse && p.isFullMember(g, path) })
 	}
 	if !work.any() && !g.poolsDue {
 		p.noteRefused(g, work.refused)
