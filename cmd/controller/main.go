@@ -69,7 +69,6 @@ func newCommand() *cobra.Command {
 	flagset.StringVar(&f.opsListen, "ops-listen", ":9808", "address of /healthz, /readyz and /metrics (HTTPS); empty serves none")
 	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
 	flagset.BoolVar(&f.LeaderElect, "leader-elect", true, "let one of several replicas act")
-	flagset.BoolVar(&f.CompleteBinding, "complete-binding", true, "bind claims to their volumes where the PV controller has not done so in time")
 	flagset.BoolVar(&f.RemoveOrphans, "remove-orphans", false, "remove volumes of this cluster that no PersistentVolume and no claim knows, "+
 		"instead of only reporting them; do not use with the reclaim policy Retain")
 	flagset.DurationVar(&f.OrphanGrace, "orphan-grace", controller.DefaultOrphanGrace,

@@ -27,7 +27,7 @@ func TestTheSchedulerAvoidsANodeThatCannotProvision(t *testing.T) {
 	w.nodes["n1"].Resize("local", 8*gib)
 	failCreates(w.nodes["n1"], codes.Internal, names.ReasonCommandFailed)
 	class := w.class(t, nil)
-	_, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true}, backoff(time.Hour), grace(100*time.Millisecond))
+	_, net := actOn(t, w, Options{Client: asController(t), Namespace: ours}, backoff(time.Hour), grace(100*time.Millisecond))
 	published := func(node string, bytes int64) func() bool {
 		name := capacity.Key{Node: node, Class: class}.ObjectName()
 		return func() bool {

@@ -24,7 +24,7 @@ func TestAnAvailableVolumeThatIsDeletedEndsOnARealServer(t *testing.T) {
 	w.namespace = ours
 	install(t, client)
 	storage := w.class(t, nil)
-	actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	actOn(t, w, Options{Client: asController(t), Namespace: ours})
 	claim := w.claim(t, storage, "n1", named("data", nil))
 	w.waitBound(t, claim)
 	w.finalized(t, claim)

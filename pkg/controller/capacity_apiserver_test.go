@@ -31,7 +31,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	install(t, client)
 	class := w.class(t, nil)
 	deployment := replaceDeployment(t, client)
-	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true, CapacityOwner: deployment.Name})
+	actWith(t, w, Options{Client: asController(t), Namespace: ours, CapacityOwner: deployment.Name})
 	api := client.StorageV1().CSIStorageCapacities(ours)
 	name := capacity.Key{Node: "n1", Class: class}.ObjectName()
 	get := func() *storagev1.CSIStorageCapacity {
@@ -154,7 +154,7 @@ func TestAClassThatNoNodeHasOnARealServer(t *testing.T) {
 	w.namespace = "default"
 	install(t, client)
 	class := w.class(t, func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: "fast"} })
-	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	actWith(t, w, Options{Client: asController(t), Namespace: ours})
 	claim := w.claim(t, class, "", nil)
 	t.Cleanup(func() {
 		_ = client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(context.Background(), claim.Name, metav1.DeleteOptions{})

@@ -54,7 +54,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	}})
 	var source, clone *v1.PersistentVolumeClaim
 	t.Run("one run of the controller", func(t *testing.T) {
-		actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+		actWith(t, w, Options{Client: asController(t), Namespace: ours})
 		source = w.claim(t, class, "n2", named("source", nil))
 		w.waitBound(t, source)
 		clone = w.claim(t, class, "n1", named("clone", cloneOf("source")))
@@ -68,7 +68,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	if w.get(source) == nil {
 		t.Fatal("the source went while no controller ran")
 	}
-	actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	actWith(t, w, Options{Client: asController(t), Namespace: ours})
 	<-entered
 	if now := w.get(source); now == nil || !provision.IsProtected(now) {
 		t.Error("the source is not protected after a restart")

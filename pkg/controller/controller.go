@@ -54,9 +54,6 @@ type Options struct {
 	Identity string
 	// LeaderElect makes replicas agree on who acts. Without it this one does.
 	LeaderElect bool
-	// CompleteBinding makes the binder finish what the PV controller was too
-	// slow for.
-	CompleteBinding bool
 	// RemoveOrphans makes the audit remove volumes that no object names, instead of
 	// only reporting them.
 	RemoveOrphans bool
@@ -159,9 +156,6 @@ func New(o Options) (*Controller, error) {
 		func() float64 { return float64(c.core.Fleet.Refused()) },
 		func() float64 { return float64(c.core.ledger.Reservations()) },
 		c.core.available.Count)
-	if c.core.pvController, err = provision.WatchPVController(known); err != nil {
-		return nil, err
-	}
 	if err := c.followHolds(); err != nil {
 		return nil, err
 	}

@@ -23,6 +23,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/pvcontrollerfake"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/logging/logtest"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
@@ -51,7 +52,7 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 	r := &replica{uplink: freeAddress(t)}
 	o := Options{
 		Client: client, Namespace: "carve-system", UplinkListen: r.uplink, UplinkHost: "carve-uplink.test",
-		NodeServiceAccount: "carve-node", Identity: name, LeaderElect: true, CompleteBinding: true,
+		NodeServiceAccount: "carve-node", Identity: name, LeaderElect: true,
 		Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 	}
 	for _, change := range changes {
@@ -91,6 +92,7 @@ func (r *replica) leads() bool {
 func realisticClient(t *testing.T) *fake.Clientset {
 	t.Helper()
 	client := fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "the-cluster"}})
+	pvcontrollerfake.Start(client)
 	client.PrependReactor("create", "tokenreviews", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		review := a.(k8stesting.CreateAction).GetObject().(*authenticationv1.TokenReview)
 		return true, &authenticationv1.TokenReview{Status: authenticationv1.TokenReviewStatus{

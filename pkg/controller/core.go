@@ -7,21 +7,19 @@ import (
 
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
-	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
 // core is what the parts of the controller share.
 type core struct {
 	*cluster.Cluster
-	snapshots    snapshotclient.Interface // nil for none
-	ledger       *scheduler.Ledger
-	metrics      *metrics
-	namespace    string
-	identity     string
-	pvController *provision.PVController
-	available    *cluster.Availability
-	owner        *capacity.Owner // nil for none
+	snapshots snapshotclient.Interface // nil for none
+	ledger    *scheduler.Ledger
+	metrics   *metrics
+	namespace string
+	identity  string
+	available *cluster.Availability
+	owner     *capacity.Owner // nil for none
 	// workers and slowCreate are set by tests only: how many claims, and volumes that are to be
 	// deleted, are worked on at once, and from when on a create is slow; zero means the constants.
 	workers    int

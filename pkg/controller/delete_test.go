@@ -6,14 +6,12 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -67,14 +65,6 @@ func (h *harness) passBy(node string) {
 	pv.Status.Phase = v1.VolumeReleased
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(h.t.Context(), pv, metav1.CreateOptions{}))(h.t)
 	waittest.Until(h.t, "the passing volume is gone", func() bool { return h.pv(pv.Name) == nil })
-}
-
-// touchVolume changes a PersistentVolume, so that it is looked at.
-func (h *harness) touchVolume(name string) {
-	h.t.Helper()
-	h.passed++
-	must.Get(h.client.CoreV1().PersistentVolumes().Patch(h.t.Context(), name, types.MergePatchType,
-		fmt.Appendf(nil, `{"metadata":{"labels":{"touched":"%d"}}}`, h.passed), metav1.PatchOptions{}))(h.t)
 }
 
 func TestAReleasedVolumeIsDeletedFromItsNodeAndFromTheAPI(t *testing.T) {
@@ -132,28 +122,6 @@ func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
 	if n := writes.Load(); n != 2 {
 		t.Errorf("%d writes, want the deletion and the finalizer", n)
 	}
-}
-
-func TestWithoutCompletionAVolumeIsDeletedOnceThePVControllerReleasedIt(t *testing.T) {
-	var skew atomic.Int64
-	h := newHarness(t, skewedBy(&skew), inTurn)
-	node := h.node("n1", gib)
-	h.class("carve", nil)
-	h.run()
-	h.boundVolume("c", "n1")
-	h.leader().deleter.CompleteRelease = false
-	h.deleteClaim("c")
-	for range 2 {
-		h.passBy("n1")
-		skew.Add(int64(time.Hour)) // more than the PV controller is given
-		h.touchVolume("pvc-uid-c")
-	}
-	h.passBy("n1")
-	if len(node.Volumes()) != 1 || h.pv("pvc-uid-c").Status.Phase != v1.VolumeBound {
-		t.Error("the volume was not left to the PV controller")
-	}
-	h.released("pvc-uid-c")
-	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
 }
 
 func TestAReleasedVolumeUnderRetainIsKeptAndLosesTheFinalizer(t *testing.T) {
@@ -252,33 +220,9 @@ func TestAVolumeWhoseClaimIsDeletedBeforeItIsBoundIsDeleted(t *testing.T) {
 	node := h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
-	h.c.core.pvController.ClaimDeleted("another", true) // No claim is bound by us.
+	h.pvController.Stop()
 	h.claim("c", "n1", nil)
 	waittest.Until(t, "the volume is there", func() bool { return h.volumes() == 1 })
 	h.deleteClaim("c")
 	waittest.Until(t, "it is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
-}
-
-func TestTheEndOfAClaimThatWasNotBoundYetMeansThatThePVControllerMayBeBehind(t *testing.T) {
-	h := newHarness(t)
-	h.node("n1", gib)
-	h.class("carve", nil)
-	h.run()
-	leader := h.leader()
-	leader.deleter.CompleteRelease = false
-	h.c.core.pvController.ClaimDeleted("another", true) // No claim is bound by us.
-	h.claim("c", "n1", nil)
-	waittest.Until(t, "the volume is there", func() bool { return h.volumes() == 1 })
-	h.c.core.pvController.VolumeDeleted("another")
-	h.c.core.pvController.VolumeAdded(inPhase("proof", v1.VolumePending))
-	h.c.core.pvController.VolumeUpdated(inPhase("proof", v1.VolumeAvailable))
-	if h.c.core.pvController.MayBeBehind() {
-		t.Fatal("the PV controller counts as behind before the claim is deleted")
-	}
-	h.deleteClaim("c")
-	waittest.Until(t, "the PV controller counts as behind", h.c.core.pvController.MayBeBehind)
-}
-
-func inPhase(name string, phase v1.PersistentVolumePhase) *v1.PersistentVolume {
-	return &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.PersistentVolumeStatus{Phase: phase}}
 }

@@ -77,7 +77,7 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 	}
 	address := freeAddress(t)
 	files, _ := servingPair(t)
-	c := actWith(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true, ExtenderListen: address, ExtenderFiles: files})
+	c := actWith(t, w, Options{Client: asController(t), Namespace: ours, ExtenderListen: address, ExtenderFiles: files})
 	serving, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- c.serveExtender(serving) }()

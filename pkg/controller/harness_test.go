@@ -27,6 +27,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/pvcontrollerfake"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
@@ -48,17 +49,21 @@ type harness struct {
 	net    *uplinktest.Network
 	events *record.FakeRecorder
 	stop   func()
+	// pvController binds claims; nil for an API server that there was already.
+	pvController *pvcontrollerfake.PVController
 	// passed is how often passBy was called.
 	passed int
 }
 
 type harnessOption func(*Controller)
 
-func withoutCompletion(c *Controller) { c.o.CompleteBinding = false }
-
 func newHarness(t *testing.T, opts ...harnessOption) *harness {
 	t.Helper()
-	return newHarnessOn(t, newClientset(), opts...)
+	client := newClientset()
+	binds := pvcontrollerfake.Start(client)
+	h := newHarnessOn(t, client, opts...)
+	h.pvController = binds
+	return h
 }
 
 // newHarnessOn is newHarness over an API server that there is already.
@@ -71,7 +76,7 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 	}
 	c := must.Get(New(Options{
 		Client: h.client, Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
-		CompleteBinding: true, Registerer: prometheus.NewRegistry(), Log: log,
+		Registerer: prometheus.NewRegistry(), Log: log,
 	}))(t)
 	for _, o := range opts {
 		o(c)

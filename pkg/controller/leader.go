@@ -33,7 +33,6 @@ func (c *Controller) lead(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), c.core.Synced) {
 		return nil
 	}
-	c.core.pvController.Survey(c.core.Cluster)
 	if !c.o.LeaderElect {
 		return c.act(ctx)
 	}

@@ -29,7 +29,7 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	storage := w.class(t, func(c *storagev1.StorageClass) {
 		c.Parameters = map[string]string{names.ParamOnNodeLoss: names.NodeLossRecreate}
 	})
-	c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours})
 	claim := w.claim(t, storage, "n1", named("data", nil))
 	w.waitBound(t, claim)
 	a := newAuditor(c.core, true, audit.DefaultOrphanGrace, func(string) bool { return false })

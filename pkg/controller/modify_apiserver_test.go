@@ -95,7 +95,7 @@ func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *t
 	attributes(t, client, "slow", "1Mi")
 	attributes(t, client, "fast", "100Mi")
 	attributes(t, client, "mistaken", "12")
-	actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	actOn(t, w, Options{Client: asController(t), Namespace: ours})
 	with := func(class string) func(*v1.PersistentVolumeClaim) {
 		return func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &class }
 	}

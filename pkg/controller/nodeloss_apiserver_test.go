@@ -37,7 +37,7 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			w.namespace = ours
 			install(t, client)
 			w.class(t, test.class)
-			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true},
+			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours},
 				func(c *Controller) { c.core.Losses.Grace = 500 * time.Millisecond })
 			startSet(t, client, test.ephemeral)
 			first, before := w.running(t, test.claim, "")

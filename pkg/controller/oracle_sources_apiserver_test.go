@@ -108,7 +108,7 @@ func TestMain(m *testing.M) {
 func serveCSIOn(t *testing.T, w *world) string {
 	t.Helper()
 	socket := filepath.Join(socketDir(t), "csi.sock")
-	c := actWith(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default", CompleteBinding: true,
+	c := actWith(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default",
 		CSISocket: socket, Disable: []string{PartProvisioning}})
 	listener := must.Get(csisocket.Listen(t.Context(), socket))(t)
 	ctx, cancel := context.WithCancel(context.Background())

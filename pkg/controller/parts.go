@@ -64,11 +64,11 @@ func (c *Controller) assemble() *acting {
 	if !c.o.disabled(PartProvisioning) {
 		a.reporter = reservations.New(c.core.Cluster, c.core.ledger)
 		a.provisioner = provision.New(c.core.Cluster, provision.Options{
-			Snapshots: c.core.snapshots, Ledger: c.core.ledger, Available: c.core.available, PVController: c.core.pvController,
-			CompleteBinding: c.o.CompleteBinding, FreeChanged: a.freeChanged, CapacityShown: publisher.Shown,
+			Snapshots: c.core.snapshots, Ledger: c.core.ledger, Available: c.core.available,
+			FreeChanged: a.freeChanged, CapacityShown: publisher.Shown,
 			Identity: c.core.identity, Parallel: c.core.workers, SlowCreate: c.core.slowCreate, Metrics: c.core.metrics.provision,
 		})
-		a.deleter = reclaim.NewDeleter(c.core.Cluster, reclaim.Options{CompleteRelease: c.o.CompleteBinding, Parallel: c.core.workers, Metrics: c.core.metrics.reclaim})
+		a.deleter = reclaim.NewDeleter(c.core.Cluster, reclaim.Options{Parallel: c.core.workers, Metrics: c.core.metrics.reclaim})
 		busy = a.provisioner.Busy
 	}
 	a.auditor = audit.New(c.core.Cluster, audit.Options{RemoveOrphans: c.o.RemoveOrphans, Grace: c.o.OrphanGrace, Interval: c.o.AuditInterval, Since: c.core.Now(), Busy: busy, Metrics: c.core.metrics.audit})

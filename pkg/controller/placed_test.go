@@ -79,7 +79,6 @@ func TestTheClaimOfAPodThatNamesItsNodeIsNotRescheduledFromThere(t *testing.T) {
 		t.Errorf("the claim has the node %q", node)
 	}
 	h.deleteClaim("large")
-	// It is bound by the PV controller, which there is none of: claims were deleted just now.
 	waittest.Until(t, "data has its volume", func() bool { return h.pv("pvc-uid-data") != nil })
 	if len(n1.Volumes()) != 1 {
 		t.Errorf("on n1: %v", n1.Volumes())

@@ -215,7 +215,7 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 	apply(t, client, schedulerComponent+"rbac.yaml")
 	apply(t, client, schedulerComponent+"policy.yaml")
 	w.actsIn(t, func() func() {
-		_, _, stop := startOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+		_, _, stop := startOn(t, w, Options{Client: asController(t), Namespace: ours})
 		return stop
 	})
 	binder := freeAddress(t)

@@ -214,8 +214,8 @@ func TestRawBlockAndRetainAndXFS(t *testing.T) {
 }
 
 // lookTwice has the controller, which works inTurn, look at a claim whose PersistentVolume exists,
-// and look again when it would have given the PV controller all the time that it gives it. What
-// it does then, it has done before it makes the volume of another claim.
+// and look again when the PV controller has been away for long. What it does then, it has done
+// before it makes the volume of another claim.
 func (h *harness) lookTwice(claim string, skew *atomic.Int64) {
 	h.t.Helper()
 	waittest.Until(h.t, "the volume is in the cache", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-" + claim); return err == nil })
@@ -229,9 +229,10 @@ func (h *harness) lookTwice(claim string, skew *atomic.Int64) {
 	}
 }
 
-func TestWithoutCompletionTheBindingIsLeftToThePVController(t *testing.T) {
+func TestTheBindingIsLeftToThePVController(t *testing.T) {
 	var skew atomic.Int64
-	h := newHarness(t, withoutCompletion, skewedBy(&skew), inTurn)
+	h := newHarness(t, skewedBy(&skew), inTurn)
+	h.pvController.Stop()
 	h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
@@ -506,61 +507,4 @@ func TestWhatIsReservedForAClaimThatWasJustForgottenEnds(t *testing.T) {
 		p.Add(uid)
 		waittest.Until(h.t, "nothing is reserved for "+uid, h.capacityIs("n1", gib-100*mib))
 	}
-}
-
-func TestAClaimCalledLostThoughItsVolumeExistsIsPutRight(t *testing.T) {
-	h := newHarness(t)
-	node := h.node("n1", gib)
-	h.class("carve", nil)
-	h.run()
-	h.boundVolume("c", "n1")
-	lose := func() {
-		claim := h.getClaim("c").DeepCopy()
-		claim.Status.Phase = v1.ClaimLost
-		must.Get(h.client.CoreV1().PersistentVolumeClaims("default").UpdateStatus(t.Context(), claim, metav1.UpdateOptions{}))(t)
-	}
-	lose()
-	waittest.Until(h.t, "claim is bound again", h.bound("c"))
-
-	// Really lost: an administrator removed the PersistentVolume to keep the data.
-	must.Succeed(t, h.client.CoreV1().PersistentVolumes().Delete(t.Context(), "pvc-uid-c", metav1.DeleteOptions{}))
-	waittest.Until(h.t, "deletion is seen", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-c"); return err != nil })
-	lose()
-	h.boundVolume("before", "n1")
-	h.deleteClaim("c")
-	h.claim("after", "n1", nil)
-	waittest.Until(h.t, "a volume is made of another claim", func() bool { return h.pv("pvc-uid-after") != nil })
-	if node.Volumes()["pvc-uid-c"] == nil {
-		t.Error("data was deleted without a request")
-	}
-}
-
-func TestNothingIsBoundWhileThePVControllerMayBeBehind(t *testing.T) {
-	var skew atomic.Int64
-	h := newHarness(t, skewedBy(&skew), inTurn)
-	h.node("n1", gib)
-	h.class("carve", nil)
-	other := h.claim("other", "", func(c *v1.PersistentVolumeClaim) {
-		c.Spec.VolumeName = "pv-other"
-		c.Spec.StorageClassName = new(string)
-	})
-	pv := provision.NewPersistentVolume(other, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "x", SizeBytes: gib}, "x")
-	pv.Name, pv.Spec.CSI.Driver, pv.Annotations, pv.Status.Phase = "pv-other", "other.csi", nil, v1.VolumeBound
-	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
-	h.run()
-	h.leader()
-	h.boundVolume("first", "n1")
-	h.deleteClaim("other") // its volume is not Released yet
-	waittest.Until(h.t, "the PV controller counts as behind", h.c.core.pvController.MayBeBehind)
-	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver })
-	waittest.Until(h.t, "volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
-	h.released("pv-other")
-	h.lookTwice("c", &skew)
-	if h.getClaim("c").Spec.VolumeName != "" || h.pv("pvc-uid-c").Status.Phase == v1.VolumeBound {
-		t.Error("bound while the volume may be stuck in the PV controller's queue")
-	}
-	taken := h.pv("pvc-uid-c").DeepCopy()
-	taken.Status.Phase = v1.VolumeBound
-	must.Get(h.client.CoreV1().PersistentVolumes().UpdateStatus(t.Context(), taken, metav1.UpdateOptions{}))(t)
-	waittest.Until(h.t, "claim is bound", h.bound("c"))
 }

@@ -23,7 +23,7 @@ func TestGrowthThatAskedForTooMuchCanBeTakenBackOnARealServer(t *testing.T) {
 	w.namespace = ours
 	install(t, client)
 	storage := w.class(t, expandable)
-	actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	actOn(t, w, Options{Client: asController(t), Namespace: ours})
 	sized := func(size string) func(*v1.PersistentVolumeClaim) {
 		return func(c *v1.PersistentVolumeClaim) {
 			block := v1.PersistentVolumeBlock // grown without a kubelet

@@ -100,7 +100,7 @@ func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 	}
 	cordon("true")
 	w.class(t, nil)
-	actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+	actOn(t, w, Options{Client: asController(t), Namespace: ours})
 
 	spec, claim := scheduledPod(ephemeral)
 	spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeNotReady, Operator: v1.TolerationOpExists}, {Key: v1.TaintNodeUnreachable, Operator: v1.TolerationOpExists}}

@@ -167,7 +167,7 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
 	mayNotWriteOthersContents(t, admin, snapshotclient.NewForConfigOrDie(limited).SnapshotV1())
 	storage := w.class(t, nil)
-	actWith(t, w, Options{Client: asController(t), Snapshots: snapshotclient.NewForConfigOrDie(limited), Namespace: ours, CompleteBinding: true})
+	actWith(t, w, Options{Client: asController(t), Snapshots: snapshotclient.NewForConfigOrDie(limited), Namespace: ours})
 
 	source := w.claim(t, storage, "n2", named("source", nil))
 	w.waitBound(t, source)

@@ -68,7 +68,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	}
 
 	w.class(t, nil)
-	actWith(t, w, Options{Client: limited, Namespace: ours, CompleteBinding: true, RemoveStartupTaint: true})
+	actWith(t, w, Options{Client: limited, Namespace: ours, RemoveStartupTaint: true})
 	waittest.Until(t, "the taint is gone", func() bool { return !hasTaint(client, "n1") })
 	node, err := client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
 	if err != nil || len(node.Spec.Taints) == 0 || node.Spec.Taints[0].Key != "example.com/other" {

@@ -78,7 +78,7 @@ func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 			return false
 		}
 	}
-	options := Options{Client: asController(t), Namespace: ours, CompleteBinding: true}
+	options := Options{Client: asController(t), Namespace: ours}
 	_, _, stop := startOn(t, w, options)
 	published := func(key capacity.Key, size int64) func() bool {
 		return func() bool {

@@ -73,7 +73,7 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 			w.namespace = ours
 			install(t, client)
 			w.class(t, test.class)
-			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours, CompleteBinding: true})
+			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours})
 			startSet(t, client, test.ephemeral)
 			first, before := w.running(t, test.claim, "")
 			node := first.Annotations[volume.AnnSelectedNode]

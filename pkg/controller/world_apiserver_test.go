@@ -124,7 +124,7 @@ func forPods() v1.NodeStatus {
 func oursActs(t *testing.T, w *world) {
 	t.Helper()
 	w.actsIn(t, func() func() {
-		_, _, stop := startOn(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default", CompleteBinding: true})
+		_, _, stop := startOn(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default"})
 		return stop
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -33,7 +32,6 @@ type churn struct {
 	pods     int
 	bound    []time.Duration    // from selected node to bound claim, sorted
 	halves   [2][]time.Duration // the same of each half of the load
-	byUs     int                // bound claims whose phase the controller wrote
 	drain    time.Duration      // from the last Pod's deletion to the last PersistentVolume gone
 	warnings int                // the PV controller's ProvisioningFailed and ClaimLost Events
 }
@@ -144,11 +142,6 @@ func (l *churning) note(claim *corev1.PersistentVolumeClaim) {
 		half = 1
 	}
 	l.result.halves[half] = append(l.result.halves[half], took)
-	if slices.ContainsFunc(claim.ManagedFields, func(f metav1.ManagedFieldsEntry) bool {
-		return f.Subresource == "status" && strings.HasPrefix(f.Manager, "carve")
-	}) {
-		l.result.byUs++
-	}
 }
 
 // finish counts, removes what is left and waits until all volumes are gone.
@@ -189,8 +182,8 @@ func (l *churning) report(ctx context.Context) {
 		l.mu.Lock()
 		last := l.result.bound[max(0, len(l.result.bound)-100):]
 		last = slices.Sorted(slices.Values(last))
-		fmt.Fprintf(l.progress, "after %v: %d bound, %d by the controller itself, the last 100 after %s (median); %d volumes\n",
-			time.Since(l.begin).Round(time.Second), len(l.result.bound), l.result.byUs, short(quantile(last, 50)), len(volumes.Items))
+		fmt.Fprintf(l.progress, "after %v: %d bound, the last 100 after %s (median); %d volumes\n",
+			time.Since(l.begin).Round(time.Second), len(l.result.bound), short(quantile(last, 50)), len(volumes.Items))
 		l.mu.Unlock()
 	}
 }

@@ -50,9 +50,9 @@ func printFilling(out io.Writer, p plan, results []filling) error {
 func printChurn(out io.Writer, p plan, results []*churn) error {
 	fmt.Fprintf(out, "Pods with an ephemeral volume that come and go, on %d nodes:\n\n", p.nodes)
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
-	header(w, "Pods per second", "Kubernetes' own clients", "for", "each deleted after", "bound", "by the controller itself", "selected → bound, p50", "p99", "p50 of the first half", "p50 of the second half", "PV controller's warnings", "all gone after")
+	header(w, "Pods per second", "Kubernetes' own clients", "for", "each deleted after", "bound", "selected → bound, p50", "p99", "p50 of the first half", "p50 of the second half", "PV controller's warnings", "all gone after")
 	for _, r := range results {
-		row(w, r.pace, r.rate(), r.time, r.live, fmt.Sprintf("%d of %d", len(r.bound), r.pods), fmt.Sprintf("%d %%", 100*r.byUs/max(1, len(r.bound))),
+		row(w, r.pace, r.rate(), r.time, r.live, fmt.Sprintf("%d of %d", len(r.bound), r.pods),
 			short(quantile(r.bound, 50)), short(quantile(r.bound, 99)), short(quantile(r.halves[0], 50)), short(quantile(r.halves[1], 50)), r.warnings, short(r.drain))
 	}
 	return w.Flush()

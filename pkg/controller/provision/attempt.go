@@ -103,8 +103,6 @@ type departure struct {
 type written struct {
 	pv *v1.PersistentVolume
 	at time.Time
-	// seenAt is when the cache was first found to have it.
-	seenAt time.Time
 }
 
 // warning is the last Event of that type.

@@ -83,7 +83,7 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		p.warn(a, claim, fmt.Sprintf("the volume was made, its I/O limits could not be set, trying on: %s", cluster.Refusal(node, err)))
 		return 0, err
 	}
-	pv, err := p.binder.createPersistentVolume(ctx, NewPersistentVolume(claim, class, node, vol, p.Identity), claim)
+	pv, err := p.volumes.create(ctx, NewPersistentVolume(claim, class, node, vol, p.Identity), claim)
 	if err != nil {
 		// Once is a hiccup, or our own end: the next leader finds the volume.
 		if a.failures.unsaved++; a.failures.unsaved > 1 && ctx.Err() == nil {
@@ -96,7 +96,7 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		// One for another node was there already. It counts; the volume that
 		// was just made stays in flight, and is removed once the claim is bound.
 		a.written.pv, a.written.at = pv, p.Now()
-		return p.finish(ctx, a, claim, pv)
+		return 0, p.finish(ctx, a, claim, pv)
 	}
 	a.inFlight.end(node)
 	p.unprotectSource(a)
@@ -106,7 +106,7 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		p.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonSucceeded, "Successfully provisioned volume %s", pv.Name)
 	}
 	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("volume provisioned", "volume_id", vol.GetId(), "bytes", vol.GetSizeBytes(), "duration", p.Now().Sub(began))
-	return p.finish(ctx, a, claim, pv)
+	return 0, p.finish(ctx, a, claim, pv)
 }
 
 // reportSlow sends the Event Provisioning if the create takes long, and returns what to call
@@ -191,12 +191,12 @@ func unanswered(node string, cause error) string {
 	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, fleet.Message(cause))
 }
 
-// createPersistentVolume writes pv, or returns the one that exists for the
+// create writes pv, or returns the one that exists for the
 // same claim.
-func (b binder) createPersistentVolume(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
+func (v persistentVolumes) create(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
 	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 	defer cancel()
-	volumes := b.Client.CoreV1().PersistentVolumes()
+	volumes := v.Client.CoreV1().PersistentVolumes()
 	created, err := volumes.Create(ctx, pv, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
 		return created, err
@@ -224,7 +224,7 @@ func (p *Provisioner) removeElsewhere(ctx context.Context, a *attempt, claim *v1
 	if len(nodes) == 0 {
 		return nil
 	}
-	if exists, err := p.binder.persistentVolumeExists(ctx, a.name); err != nil {
+	if exists, err := p.volumes.exists(ctx, a.name); err != nil {
 		return err
 	} else if exists {
 		return errVolumeAppeared
@@ -267,10 +267,10 @@ func (p *Provisioner) suspects(a *attempt, keep string) []string {
 	return slices.DeleteFunc(slices.Compact(nodes), func(n string) bool { return n == keep })
 }
 
-func (b binder) persistentVolumeExists(ctx context.Context, name string) (bool, error) {
+func (v persistentVolumes) exists(ctx context.Context, name string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 	defer cancel()
-	_, err := b.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	_, err := v.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}

@@ -86,8 +86,8 @@ const (
 	wait verb = iota
 	// abandon removes what may have been made for the claim, and forgets it.
 	abandon
-	// bind looks after a claim whose PersistentVolume exists.
-	bind
+	// finish looks after a claim whose PersistentVolume exists.
+	finish
 	// reject reports a claim that cannot be provisioned as it is.
 	reject
 	// retry fails with the reason, for another attempt soon.
@@ -151,7 +151,7 @@ func decide(s claimState) action {
 	case s.class == nil:
 		return action{} // its coming back is an event
 	case s.pv != nil:
-		return action{do: bind}
+		return action{do: finish}
 	case claim.Spec.VolumeName != "" || spec.ForPopulator(claim):
 		return action{} // the user asked for a volume that does not exist, or it is a populator's
 	case s.invalid != nil:

@@ -158,10 +158,10 @@ func TestWhatIsDoneForAClaimDependsOnNothingButItsState(t *testing.T) {
 		"a source's node that is gone": {[]func(*claimState){cloned, away, func(s *claimState) { s.target.gone = true }},
 			action{node: "n1", gone: true, again: warnEvery, reservation: dropReservation, releaseSource: true}, "delete this claim"},
 		// Its PersistentVolume exists.
-		"it is bound": {[]func(*claimState){func(s *claimState) { s.pv, s.suspects = &v1.PersistentVolume{}, []string{"n2"} }}, action{do: bind}, ""},
+		"it is bound": {[]func(*claimState){func(s *claimState) { s.pv, s.suspects = &v1.PersistentVolume{}, []string{"n2"} }}, action{do: finish}, ""},
 		"it is bound, and is being deleted": {[]func(*claimState){func(s *claimState) {
 			s.pv, s.claim.Spec.VolumeName, s.claim.DeletionTimestamp = &v1.PersistentVolume{}, s.volume, &metav1.Time{}
-		}}, action{do: bind}, ""},
+		}}, action{do: finish}, ""},
 		"the volume that it names does not exist": {[]func(*claimState){func(s *claimState) { s.claim.Spec.VolumeName = s.volume }}, action{}, ""},
 		// Gone, or another component's.
 		"it is gone": {[]func(*claimState){func(s *claimState) { s.claim, s.pv = nil, &v1.PersistentVolume{} }},

@@ -3,8 +3,8 @@
 // Read it along one claim: the informers call claimChanged, which notes the selected node and
 // reserves there (provision.go). A worker calls sync: observe reads the state (observe.go),
 // decide chooses the action by nothing but that state (decide.go), perform acts: create asks the
-// node for the volume and writes the PersistentVolume (create.go), finish binds the claim to it
-// (bind.go). The states are drawn in docs/explanation/claims.md.
+// node for the volume and writes the PersistentVolume (create.go), finish waits until the claim is bound
+// to it (bind.go). The states are drawn in docs/explanation/claims.md.
 //
 // Vocabulary:
 //
@@ -20,8 +20,8 @@
 // it can never be pinned to a node that does not hold the volume; a claim with a create in
 // flight is given to another node only after the node said that it holds no such volume.
 //
-// Locks: attempts.mu and Provisioner.placing, which is taken first; protector.mu and
-// PVController.mu are independent of them. An attempt belongs to the worker that has its claim.
+// Locks: attempts.mu and Provisioner.placing, which is taken first; protector.mu is
+// independent of them. An attempt belongs to the worker that has its claim.
 //
 // Caller: the controller, while it leads.
 package provision

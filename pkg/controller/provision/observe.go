@@ -25,7 +25,7 @@ type pass struct {
 // is one of the API server.
 func (p *Provisioner) observe(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, now pass) (claimState, error) {
 	s := claimState{now: p.Now(), claim: claim, volume: a.name}
-	s.pv = p.binder.persistentVolume(a.name, &a.written)
+	s.pv = p.volumes.find(a.name, &a.written)
 	if claim == nil {
 		return s, nil
 	}

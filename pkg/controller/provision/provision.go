@@ -53,22 +53,18 @@ type Provisioner struct {
 	reservations reservations
 	sources      sources
 	placer       placer
-	binder       binder
+	volumes      persistentVolumes
 	placing      sync.Mutex // serialises immediate binding's choices; taken before all others
 }
 
-// Options say how claims are provisioned. All but Snapshots, CompleteBinding,
-// Parallel and SlowCreate are required.
+// Options say how claims are provisioned. All but Snapshots, Parallel and
+// SlowCreate are required.
 type Options struct {
 	// Snapshots talks to the API server about snapshots, nil for none of them.
 	Snapshots snapshotclient.Interface
 	// Ledger has the free space and the reservations, Available what is held back.
 	Ledger    *scheduler.Ledger
 	Available *cluster.Availability
-	// PVController says how far the PV controller is. CompleteBinding has done here what it
-	// was too slow for.
-	PVController    *PVController
-	CompleteBinding bool
 	// FreeChanged is called with a node on which a reservation was made or released, and
 	// CapacityShown reports whether the published capacity of a node is what it should be.
 	FreeChanged   func(node string)
@@ -88,7 +84,7 @@ type Options struct {
 func New(c *cluster.Cluster, o Options) *Provisioner {
 	p := &Provisioner{
 		Cluster: c, Options: o, attempts: newAttempts(), reservations: reservations{c, o.Ledger, o.FreeChanged},
-		sources: sources{c, o.Snapshots}, placer: placer{c, o.Ledger}, binder: binder{c, o.PVController},
+		sources: sources{c, o.Snapshots}, placer: placer{c, o.Ledger}, volumes: persistentVolumes{c},
 	}
 	p.loop = workloop.New(workloop.Options[string]{
 		Name: "claims", Parallel: cmp.Or(o.Parallel, provisionWorkers), RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
@@ -263,8 +259,7 @@ func (p *Provisioner) claimDeleted(obj any) {
 func (p *Provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
 	uid := string(claim.UID)
 	class, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(claim))
-	lost := claim.Status.Phase == v1.ClaimLost && claim.Spec.VolumeName == spec.VolumeName(claim) && p.CompleteBinding
-	if !ours || claim.Spec.VolumeName != "" && !lost {
+	if !ours || claim.Spec.VolumeName != "" {
 		return p.Busy(uid)
 	}
 	node := ""
@@ -275,7 +270,7 @@ func (p *Provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
 	if !current {
 		return false
 	}
-	if !spec.BindsLate(class) || lost {
+	if !spec.BindsLate(class) {
 		return true
 	}
 	if node == "" || claim.DeletionTimestamp != nil {
@@ -325,8 +320,8 @@ func (p *Provisioner) perform(ctx context.Context, a *attempt, s claimState, act
 	switch act.do {
 	case abandon:
 		return 0, p.abandon(ctx, a, s.claim)
-	case bind:
-		return p.finish(ctx, a, s.claim, s.pv)
+	case finish:
+		return 0, p.finish(ctx, a, s.claim, s.pv)
 	case reject:
 		return p.reject(ctx, a, s.claim, act.why)
 	case retry:
@@ -379,7 +374,7 @@ func (p *Provisioner) prepare(a *attempt, s claimState, act action) {
 // what may have been made for it is removed, unless a PersistentVolume names
 // it, which the deleter then handles.
 func (p *Provisioner) abandon(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim) error {
-	if pv := p.binder.persistentVolume(a.name, &a.written); pv == nil && !a.wasBound {
+	if pv := p.volumes.find(a.name, &a.written); pv == nil && !a.wasBound {
 		if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
 			return err
 		}

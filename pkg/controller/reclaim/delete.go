@@ -72,8 +72,6 @@ type goneClaim struct {
 
 // Options say how a deleter works. Metrics is required.
 type Options struct {
-	// CompleteRelease has volumes marked as released whose claim is gone.
-	CompleteRelease bool
 	// Parallel is how many volumes are worked on at once, beside those that wait for a node;
 	// zero means 128.
 	Parallel int
@@ -192,7 +190,7 @@ func (d *Deleter) isDone(pv *v1.PersistentVolume) bool {
 // will ever have that UID.
 func (d *Deleter) claimDeleted(obj any) {
 	claim := cluster.DeletedClaim(obj)
-	if claim == nil || !d.CompleteRelease {
+	if claim == nil {
 		return
 	}
 	for _, pv := range d.VolumesFor(claim) {

@@ -44,7 +44,7 @@ func TestADeletedClaimIsForgottenWithItsVolume(t *testing.T) {
 	client := fake.NewClientset()
 	all := informers.NewSharedInformerFactory(client, 0)
 	c := must.Get(cluster.New(client, nil, all, all, slog.New(slog.DiscardHandler)))(t)
-	d := NewDeleter(c, Options{CompleteRelease: true, Metrics: NewMetrics(prometheus.NewRegistry())})
+	d := NewDeleter(c, Options{Metrics: NewMetrics(prometheus.NewRegistry())})
 	d.claimGone["pvc-1"] = goneClaim{uid: "claim"}
 	if again, err := d.sync(t.Context(), "pvc-1"); again != 0 || err != nil {
 		t.Errorf("looked at again after %v: %v", again, err)

@@ -27,6 +27,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller"
+	"github.com/carve-csi/carve/pkg/controller/pvcontrollerfake"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/must"
@@ -69,6 +70,7 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 	client := fake.NewClientset(
 		&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "cluster"}},
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: drivertest.NodeName, UID: "node", Labels: map[string]string{names.TopologyNode: drivertest.NodeName}}})
+	pvcontrollerfake.Start(client)
 	// Who brings a token is who it says.
 	client.PrependReactor("create", "tokenreviews", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, &authenticationv1.TokenReview{Status: authenticationv1.TokenReviewStatus{
@@ -85,7 +87,7 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), log: log}
 	c := must.Get(controller.New(controller.Options{
 		Client: client, Namespace: namespace, UplinkListen: out.address, UplinkHost: uplinkHost, NodeServiceAccount: account,
-		Identity: "test", CSISocket: out.Socket, Version: "test", CompleteBinding: true, AuditInterval: time.Second, Registerer: prometheus.NewRegistry(), Log: log,
+		Identity: "test", CSISocket: out.Socket, Version: "test", AuditInterval: time.Second, Registerer: prometheus.NewRegistry(), Log: log,
 	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

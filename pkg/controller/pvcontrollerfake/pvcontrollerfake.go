@@ -1,0 +1,62 @@
+// Package pvcontrollerfake binds claims to volumes that were made for them, as the PV controller of
+// Kubernetes does, in tests whose API server is a fake.
+package pvcontrollerfake
+
+import (
+	"errors"
+	"sync/atomic"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/component-helpers/storage/volume"
+)
+
+// PVController binds a claim at once when its volume is created.
+type PVController struct {
+	tracker clienttesting.ObjectTracker
+	stopped atomic.Bool
+}
+
+// Start has claims of an API server bound. What is written for that goes by no client.
+func Start(client *fake.Clientset) *PVController {
+	p := &PVController{tracker: client.Tracker()}
+	create := clienttesting.ObjectReaction(p.tracker)
+	client.PrependReactor("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		handled, obj, err := create(action)
+		if pv, ok := obj.(*v1.PersistentVolume); ok && err == nil && !p.stopped.Load() {
+			err = p.bind(pv)
+		}
+		return handled, obj, err
+	})
+	return p
+}
+
+// Stop ends the binding of claims, as while the PV controller is behind or away.
+func (p *PVController) Stop() { p.stopped.Store(true) }
+
+func (p *PVController) bind(pv *v1.PersistentVolume) error {
+	ref := pv.Spec.ClaimRef
+	if ref == nil || pv.Status.Phase != "" && pv.Status.Phase != v1.VolumePending {
+		return nil
+	}
+	claims := v1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+	obj, err := p.tracker.Get(claims, ref.Namespace, ref.Name)
+	claim, ok := obj.(*v1.PersistentVolumeClaim)
+	if err != nil || !ok || claim.UID != ref.UID || claim.Spec.VolumeName != "" {
+		return nil //nolint:nilerr // The claim is gone, or another volume's.
+	}
+	pv, claim = pv.DeepCopy(), claim.DeepCopy()
+	pv.Status.Phase = v1.VolumeBound
+	for key, value := range map[string]string{volume.AnnBindCompleted: "yes", volume.AnnBoundByController: "yes",
+		volume.AnnStorageProvisioner: pv.Annotations[volume.AnnDynamicallyProvisioned]} {
+		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, key, value)
+	}
+	claim.Spec.VolumeName = pv.Name
+	claim.Status.Phase, claim.Status.AccessModes, claim.Status.Capacity = v1.ClaimBound, pv.Spec.AccessModes, pv.Spec.Capacity
+	claim.Status.CurrentVolumeAttributesClassName = pv.Spec.VolumeAttributesClassName
+	return errors.Join(p.tracker.Update(v1.SchemeGroupVersion.WithResource("persistentvolumes"), pv, ""),
+		p.tracker.Update(claims, claim, claim.Namespace))
+}
