@@ -93,10 +93,17 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 // asController is a client with the rights that the controller's account has.
 func asController(t *testing.T) kubernetes.Interface {
 	t.Helper()
+	return asAccount(t, "carve-controller")
+}
+
+// asAccount is a client with the rights that an account of our namespace has, as a member of other
+// groups, too.
+func asAccount(t *testing.T, name string, groups ...string) kubernetes.Interface {
+	t.Helper()
 	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
 	config.QPS = -1
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":carve-controller",
-		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":" + name,
+		Groups: append(groups, "system:serviceaccounts", "system:serviceaccounts:"+ours, "system:authenticated")}
 	client := must.Get(kubernetes.NewForConfig(config))(t)
 	return client
 }

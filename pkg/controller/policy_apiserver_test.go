@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -88,6 +89,16 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 		"claims":  func() error { return patchClaimAs(limited, "others", fmt.Sprintf(annotate, "x")) },
 	} {
 		waittest.Until(t, "the policy for "+what+" is in force", func() bool { return apierrors.IsInvalid(denied()) })
+	}
+	// An overlay may rename the account. Its roles are not of interest here.
+	for _, account := range []string{"acme-carve-controller", "carve-controller-acme"} {
+		renamed := asAccount(t, account, "system:masters")
+		if err := errors.Join(patchVolumeAs(renamed, "ours", fmt.Sprintf(annotate, account)), patchClaimAs(renamed, "ours", fmt.Sprintf(annotate, account))); err != nil {
+			t.Errorf("%s may not change what is its own: %v", account, err)
+		}
+		if !apierrors.IsInvalid(patchVolumeAs(renamed, "others", fmt.Sprintf(annotate, account))) || !apierrors.IsInvalid(patchClaimAs(renamed, "others", fmt.Sprintf(annotate, account))) {
+			t.Errorf("%s may change volumes and claims of another driver", account)
+		}
 	}
 
 	deleteVolume := func(name string) error {
