@@ -16,6 +16,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/driver/inline"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/logging"
 	"github.com/carve-csi/carve/pkg/luks"
@@ -61,7 +62,10 @@ func main() {
 }
 
 func command(s system) *cobra.Command {
-	o := options{system: s, checkMemory: resource.QuantityValue{Quantity: *resource.NewQuantity(driver.DefaultCheckMemory, resource.BinarySI)}}
+	bytes := func(n int64) resource.QuantityValue {
+		return resource.QuantityValue{Quantity: *resource.NewQuantity(n, resource.BinarySI)}
+	}
+	o := options{system: s, inlineMaxSize: bytes(inline.DefaultMaxBytes), checkMemory: bytes(driver.DefaultCheckMemory)}
 	c := &cobra.Command{
 		Use:   "carve-node",
 		Short: "Carve's CSI node plugin: checks and mounts the volumes that lvmd carved",

@@ -51,6 +51,17 @@ func TestBadFlagsAreRefused(t *testing.T) {
 	}
 }
 
+func TestInlineVolumesAreLimitedUnlessAnAdministratorSaysOtherwise(t *testing.T) {
+	flag := command(system{}).Flags().Lookup("inline-max-size")
+	if flag.DefValue != "10Gi" || flag.Value.String() != "10Gi" {
+		t.Errorf("the limit is %s, described as %s, want 10Gi", flag.Value, flag.DefValue)
+	}
+	must.Succeed(t, flag.Value.Set("0"))
+	if flag.Value.String() != "0" {
+		t.Errorf("a limit that was switched off is %s", flag.Value)
+	}
+}
+
 func TestASocketInNoDirectoryIsRefused(t *testing.T) {
 	c := command(system{reduce: func() error { return nil }, shared: func(string) error { return nil }})
 	c.SetArgs([]string{"--node-name=n", "--csi-socket=/no/such/directory/csi.sock", "--ops-listen="})

@@ -51,6 +51,10 @@ const (
 	contextAccount      = "csi.storage.k8s.io/serviceAccount."
 )
 
+// DefaultMaxBytes is the largest size that a Pod may ask for unless an administrator says otherwise:
+// no quota counts inline volumes, so that users of a namespace could fill every node with them.
+const DefaultMaxBytes = 10 << 30
+
 // maxSize bounds sizes so that rounding up cannot overflow.
 const maxSize = math.MaxInt64 / 2
 
@@ -270,7 +274,7 @@ func (i *Volumes) checkSize(ask *lvmdv1.CreateVolumeRequest) error {
 		return nil
 	}
 	return csierror.Invalid(fmt.Sprintf("volumeAttributes[%s]", names.AttributeSize), "%d bytes are not allowed: this node makes inline volumes of at most %s, "+
-		"%d bytes (--inline-max-size of carve-node)", ask.GetRequiredBytes(), resource.NewQuantity(largest, resource.BinarySI), largest)
+		"%d bytes (--inline-max-size of carve-node); use a generic ephemeral volume, spec.volumes[].ephemeral, for a larger one", ask.GetRequiredBytes(), resource.NewQuantity(largest, resource.BinarySI), largest)
 }
 
 // Remove removes an inline volume. It succeeds when there is none.
