@@ -8,62 +8,133 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 )
 
-// Limiter counts connections. Begin and End may be called concurrently. Its fields must
-// be set before use.
+const (
+	// rememberFor is how long an address is known after Remember: it may be another's by then.
+	rememberFor = 24 * time.Hour
+	// maxKnown bounds how many addresses are known.
+	maxKnown = 16384
+)
+
+// Reason says which limit a connection would have exceeded.
+type Reason string
+
+// The reasons for which connections are rejected.
+const (
+	ReasonAddress Reason = "address"
+	ReasonNetwork Reason = "network"
+	ReasonTotal   Reason = "total"
+)
+
+// Limiter counts connections. Its methods may be called concurrently. Its fields must be
+// set before use.
 type Limiter struct {
-	// Total and PerAddress are the most that there may be in all, and of one address.
-	Total, PerAddress int
+	// Total, PerAddress and PerNetwork are the most that there may be in all, of one address, and
+	// of one /64 of IPv6. One machine may have all addresses of a /64, or all nodes may be in it.
+	Total, PerAddress, PerNetwork int
+	// Kept is how many of Total are kept for known addresses, which do not count in PerNetwork.
+	Kept int
 
 	mu        sync.Mutex
 	total     int
-	byAddress map[netip.Prefix]int
+	unknown   int // of total, those of addresses that are not known
+	byAddress map[netip.Addr]int
+	byNetwork map[netip.Prefix]int     // of unknown
+	known     map[netip.Addr]time.Time // when each was last remembered
 }
 
-// Begin counts a connection of that address, and reports false when there are too many.
-func (l *Limiter) Begin(address netip.Prefix) bool {
+// Place is what a connection has until its End.
+type Place struct {
+	limiter *Limiter
+	address netip.Addr
+	unknown bool
+	once    sync.Once
+}
+
+// Begin counts a connection of that peer, or returns no place and why there is none.
+func (l *Limiter) Begin(peer net.Addr) (*Place, Reason) {
+	address := addressOf(peer)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.total >= l.Total || l.byAddress[address] >= l.PerAddress {
-		return false
+	last, known := l.known[address]
+	p := &Place{limiter: l, address: address, unknown: !known || time.Since(last) > rememberFor}
+	switch {
+	case l.byAddress[address] >= l.PerAddress:
+		return nil, ReasonAddress
+	case p.unknown && address.Is6() && l.byNetwork[networkOf(address)] >= l.PerNetwork:
+		return nil, ReasonNetwork
+	case l.total >= l.Total || p.unknown && l.unknown >= l.Total-l.Kept:
+		return nil, ReasonTotal
 	}
-	if l.byAddress == nil {
-		l.byAddress = map[netip.Prefix]int{}
-	}
-	l.total++
-	l.byAddress[address]++
-	return true
+	l.count(p, 1)
+	return p, ""
 }
 
-// End counts it no more. It is called once for each Begin that reported true.
-func (l *Limiter) End(address netip.Prefix) {
+// End counts the connection no more, however often it is called.
+func (p *Place) End() {
+	p.once.Do(func() {
+		p.limiter.mu.Lock()
+		defer p.limiter.mu.Unlock()
+		p.limiter.count(p, -1)
+	})
+}
+
+// count is called with the lock held.
+func (l *Limiter) count(p *Place, n int) {
+	l.total += n
+	l.byAddress = added(l.byAddress, p.address, n)
+	if !p.unknown {
+		return
+	}
+	l.unknown += n
+	if p.address.Is6() {
+		l.byNetwork = added(l.byNetwork, networkOf(p.address), n)
+	}
+}
+
+func added[K comparable](m map[K]int, key K, n int) map[K]int {
+	if m == nil {
+		m = map[K]int{}
+	}
+	if m[key] += n; m[key] == 0 {
+		delete(m, key)
+	}
+	return m
+}
+
+// Remember makes the address of a peer known for a day.
+func (l *Limiter) Remember(peer net.Addr) {
+	address := addressOf(peer)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.total--
-	if l.byAddress[address]--; l.byAddress[address] == 0 {
-		delete(l.byAddress, address)
+	if l.known == nil {
+		l.known = map[netip.Addr]time.Time{}
 	}
+	if _, known := l.known[address]; !known && len(l.known) >= maxKnown {
+		oldest := address
+		for a, last := range l.known {
+			if oldest == address || last.Before(l.known[oldest]) {
+				oldest = a
+			}
+		}
+		delete(l.known, oldest)
+	}
+	l.known[address] = time.Now()
 }
 
-// Address is what a peer is counted by: its IPv4 address, or the first 64 bits of its
-// IPv6 address, of which one machine may use all the rest. Peers without an address, as
-// those of a Unix socket, are counted together.
-func Address(peer net.Addr) netip.Prefix {
-	tcp, ok := peer.(*net.TCPAddr)
-	if !ok {
-		return netip.Prefix{}
+// addressOf is what a peer is counted by. Peers without an address, as those of a Unix socket, are
+// counted together.
+func addressOf(peer net.Addr) netip.Addr {
+	if tcp, ok := peer.(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().WithZone("")
 	}
-	address := tcp.AddrPort().Addr().Unmap().WithZone("")
-	bits := address.BitLen()
-	if address.Is6() {
-		bits = 64
-	}
-	prefix, err := address.Prefix(bits)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	return prefix
+	return netip.Addr{}
+}
+
+func networkOf(address netip.Addr) netip.Prefix {
+	return netip.PrefixFrom(address, 64).Masked()
 }
 
 // Listener returns a listener that closes the connections at once that are beyond the
@@ -81,9 +152,8 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		address := Address(c.RemoteAddr())
-		if l.limit.Begin(address) {
-			return &conn{Conn: c, end: sync.OnceFunc(func() { l.limit.End(address) })}, nil
+		if place, _ := l.limit.Begin(c.RemoteAddr()); place != nil {
+			return &conn{c, place}, nil
 		}
 		_ = c.Close()
 	}
@@ -92,10 +162,10 @@ func (l *listener) Accept() (net.Conn, error) {
 // conn is a connection that is counted.
 type conn struct {
 	net.Conn
-	end func()
+	place *Place
 }
 
 func (c *conn) Close() error {
-	defer c.end()
+	defer c.place.End()
 	return c.Conn.Close()
 }

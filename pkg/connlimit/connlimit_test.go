@@ -2,43 +2,94 @@ package connlimit
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-func TestConnectionsAreCountedByWhatOneMachineHas(t *testing.T) {
-	of := func(ip string) any { return Address(&net.TCPAddr{IP: net.ParseIP(ip), Port: 1}) }
-	for _, same := range [][2]string{{"10.0.0.1", "::ffff:10.0.0.1"}, {"2001:db8::1", "2001:db8::ffff:1"}} {
-		if of(same[0]) != of(same[1]) {
-			t.Errorf("%s and %s are counted apart", same[0], same[1])
+func peer(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
+
+// fill takes places until there are none, and returns why there are none.
+func fill(l *Limiter, ip string) (places []*Place, why Reason) {
+	for {
+		p, reason := l.Begin(peer(ip))
+		if p == nil {
+			return places, reason
 		}
+		places = append(places, p)
 	}
-	for _, other := range [][2]string{{"10.0.0.1", "10.0.0.2"}, {"2001:db8::1", "2001:db8:0:1::1"}} {
-		if of(other[0]) == of(other[1]) {
-			t.Errorf("%s and %s are counted together", other[0], other[1])
+}
+
+func TestConnectionsAreCountedByAddressByNetworkAndInAll(t *testing.T) {
+	l := Limiter{Total: 24, PerAddress: 4, PerNetwork: 10, Kept: 8}
+	l.Remember(peer("2001:db8::9"))
+	l.Remember(peer("10.0.0.9"))
+	var all []*Place
+	for _, step := range []struct {
+		ip   string
+		got  int
+		full Reason
+	}{
+		{"10.0.0.1", 4, ReasonAddress},
+		{"::ffff:10.0.0.1", 0, ReasonAddress}, // the same
+		{"2001:db8::1", 4, ReasonAddress},
+		{"2001:db8::2", 4, ReasonAddress},
+		{"2001:db8::3", 2, ReasonNetwork},
+		{"2001:db8::4", 0, ReasonNetwork},
+		{"2001:db8::9", 4, ReasonAddress}, // known
+		{"2001:db8:0:1::1", 2, ReasonTotal},
+		{"10.0.0.2", 0, ReasonTotal},
+		{"10.0.0.9", 4, ReasonAddress}, // known
+	} {
+		places, why := fill(&l, step.ip)
+		if len(places) != step.got || why != step.full {
+			t.Errorf("%s has %d places until %q, want %d until %q", step.ip, len(places), why, step.got, step.full)
 		}
+		all = append(all, places...)
 	}
-	l := Limiter{Total: 100, PerAddress: 32}
-	a, b := Address(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1)}), Address(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 2)})
-	for range l.PerAddress {
-		if !l.Begin(a) {
-			t.Fatal("an address has fewer connections than it may have")
+	l.Remember(peer("2001:db8::1")) // its places still end as those of an unknown address
+	for _, p := range all {
+		p.End()
+		p.End()
+	}
+	if l.total != 0 || l.unknown != 0 || len(l.byAddress) != 0 || len(l.byNetwork) != 0 {
+		t.Errorf("counted when all have ended: %d, %d, %v, %v", l.total, l.unknown, l.byAddress, l.byNetwork)
+	}
+}
+
+func TestAnAddressIsKnownForADay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := Limiter{Total: 1, PerAddress: 1, PerNetwork: 1, Kept: 1}
+		l.Remember(peer("10.0.0.1"))
+		time.Sleep(rememberFor)
+		p, why := l.Begin(peer("10.0.0.1"))
+		if p == nil {
+			t.Fatalf("rejected after a day: %s", why)
 		}
-	}
-	if l.Begin(a) || !l.Begin(b) {
-		t.Error("an address has more connections than it may have, or takes those of another")
-	}
-	for range l.PerAddress {
-		l.End(a)
-	}
-	l.End(b)
-	if l.total != 0 || len(l.byAddress) != 0 {
-		t.Errorf("counted when all have ended: %d, %v", l.total, l.byAddress)
-	}
+		p.End()
+		time.Sleep(time.Second)
+		if p, _ := l.Begin(peer("10.0.0.1")); p != nil {
+			t.Error("known after more than a day")
+		}
+	})
+}
+
+func TestKnownAddressesAreBoundedAndTheOldestIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := Limiter{}
+		for i := range maxKnown + 1 {
+			l.Remember(peer(fmt.Sprintf("10.0.%d.%d", i/256, i%256)))
+			time.Sleep(time.Millisecond)
+		}
+		if _, ok := l.known[addressOf(peer("10.0.0.0"))]; ok || len(l.known) != maxKnown {
+			t.Errorf("%d addresses are known, the oldest among them: %t", len(l.known), ok)
+		}
+	})
 }
 
 // serve echoes on a limited listener.
@@ -83,7 +134,7 @@ func served(t *testing.T, address string) (net.Conn, bool) {
 }
 
 func TestAConnectionBeyondTheLimitIsClosedAndOneThatEndsAdmitsAnother(t *testing.T) {
-	address := serve(t, &Limiter{Total: 10, PerAddress: 2})
+	address := serve(t, &Limiter{Total: 10, PerAddress: 2, PerNetwork: 2})
 	first, ok := served(t, address)
 	if _, again := served(t, address); !ok || !again {
 		t.Fatal("a connection within the limit is not served")

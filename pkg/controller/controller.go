@@ -238,6 +238,7 @@ func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *t
 		ClusterID:      c.core.ID,
 		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount).Authenticate,
 		OnSession:      c.core.Fleet.Add,
+		OnReject:       func(reason string) { c.core.metrics.uplinkRejections.WithLabelValues(reason).Inc() },
 		Log:            c.o.Log,
 	})
 	c.openUplink()

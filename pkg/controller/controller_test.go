@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
@@ -86,6 +87,19 @@ func (r *replica) leads() bool {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	return r.c.acting != nil
+}
+
+func TestRejectedUplinksAreCounted(t *testing.T) {
+	r := startReplica(t, realisticClient(t), "replica")
+	waittest.Until(t, "a peer that speaks no TLS is counted", func() bool {
+		conn, err := net.Dial("tcp", r.uplink)
+		if err != nil {
+			return false
+		}
+		_, _ = conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+		_ = conn.Close()
+		return testutil.ToFloat64(r.c.core.metrics.uplinkRejections.WithLabelValues("handshake")) > 0
+	})
 }
 
 // realisticClient accepts tokens that name the node that they are bound to.

@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/reclaim"
 	"github.com/carve-csi/carve/pkg/csimetrics"
+	"github.com/carve-csi/carve/pkg/uplink"
 )
 
 // metrics are the controller's, prefixed carve_controller_.
@@ -24,6 +25,8 @@ type metrics struct {
 	leading   prometheus.Gauge
 	// made are the calls to nodes, answered those to the CSI service.
 	made, answered *csimetrics.Operations
+	// uplinkRejections are by reason.
+	uplinkRejections *prometheus.CounterVec
 	// extenderSeconds is by verb and HTTP code.
 	extenderSeconds *prometheus.HistogramVec
 }
@@ -66,10 +69,16 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 		answered:  csimetrics.NewPlugin(registerer),
 		extenderSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "extender_seconds",
 			Help: "Duration of answers to kube-scheduler (--extender-listen), by verb and HTTP code.", Buckets: prometheus.ExponentialBuckets(.0005, 4, 8)}, []string{"verb", "code"}),
+		uplinkRejections: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "uplink_rejections_total",
+			Help: "Connections to the uplink that were rejected, by reason: address, network (a /64 of IPv6) and total (too many handshakes at once of one, or in all), " +
+				"handshake (it failed), credentials (refused, or they could not be checked). The log has the addresses."}, []string{"reason"}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "leading",
 			Help: "1 on the replica that leads, 0 on the others."}),
 	}
-	registerer.MustRegister(m.extenderSeconds, m.leading,
+	for _, reason := range uplink.RejectReasons {
+		m.uplinkRejections.WithLabelValues(reason)
+	}
+	registerer.MustRegister(m.uplinkRejections, m.extenderSeconds, m.leading,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "refused_nodes",

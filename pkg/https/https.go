@@ -16,11 +16,13 @@ import (
 const (
 	// shutdownTimeout bounds how long Serve waits for requests in flight.
 	shutdownTimeout = 2 * time.Second
-	// maxConnections bounds the connections of a server, and maxConnectionsPerAddress those
-	// of one address: any Pod can connect, and none may take the memory and the open files
+	// maxConnections bounds the connections of a server, maxConnectionsPerAddress those of one
+	// address, and maxConnectionsPerNetwork those of one /64 of IPv6, in which the kubelet may be
+	// together with all Pods of its node: any Pod can connect, and none may take the memory and the open files
 	// of the process, or the place of the kubelet's probes.
 	maxConnections           = 512
 	maxConnectionsPerAddress = 32
+	maxConnectionsPerNetwork = 128
 )
 
 // Options are what servers differ in. All are required.
@@ -49,7 +51,7 @@ func Serve(ctx context.Context, listener net.Listener, o Options) error {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
-	limit := &connlimit.Limiter{Total: maxConnections, PerAddress: maxConnectionsPerAddress}
+	limit := &connlimit.Limiter{Total: maxConnections, PerAddress: maxConnectionsPerAddress, PerNetwork: maxConnectionsPerNetwork}
 	listener = limit.Listener(listener)
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()

@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -27,10 +28,29 @@ const (
 	// maxHandshakes bounds the peers that are connected and not yet accepted, and
 	// maxHandshakesPerAddress those of one address: any Pod can connect, and none may
 	// take what all nodes need. Nodes behind one address, as of a gateway, share it;
-	// those that are turned down dial again.
+	// those that are rejected dial again. A /64 of IPv6 may be one node with its Pods, or all
+	// nodes: maxHandshakesPerNetwork is what one that has all its addresses can take.
+	// keptHandshakes of them all are for addresses that had an uplink within the last day.
 	maxHandshakes           = 1024
 	maxHandshakesPerAddress = 32
+	maxHandshakesPerNetwork = 128
+	keptHandshakes          = 256
+
+	// failureHold is how long a peer whose handshake failed still counts, so that an address
+	// cannot fail more often than maxHandshakesPerAddress in that time.
+	failureHold = time.Second
 )
+
+// The reasons for which peers are rejected, beside the limits on their number.
+const (
+	reasonHandshake   = "handshake"
+	reasonCredentials = "credentials"
+)
+
+// RejectReasons are those that OnReject is called with: the limits per address, per /64 of IPv6 and
+// in all, a failed handshake, and credentials that are no good or could not be checked.
+var RejectReasons = []string{string(connlimit.ReasonAddress), string(connlimit.ReasonNetwork), string(connlimit.ReasonTotal),
+	reasonHandshake, reasonCredentials}
 
 // Grant is what a Hello that was found good earns.
 type Grant struct {
@@ -47,7 +67,7 @@ type DeniedError struct {
 
 func (e *DeniedError) Error() string { return e.Reason }
 
-// ServerConfig configures the controller's end. All fields but Log are required.
+// ServerConfig configures the controller's end. All fields but OnReject and Log are required.
 type ServerConfig struct {
 	// GetCertificate returns the serving certificate, per handshake.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
@@ -59,6 +79,9 @@ type ServerConfig struct {
 	// OnSession is handed every accepted session and owns it from then on. It
 	// is called concurrently and must not block.
 	OnSession func(*Session)
+	// OnReject is called for every peer that is rejected, with one of RejectReasons. It is
+	// called concurrently and must not block.
+	OnReject func(reason string)
 	// Log is where the server reports; nil means slog.Default().
 	Log *slog.Logger
 }
@@ -70,6 +93,9 @@ type Server struct {
 	grace time.Duration
 	// handshakes are the peers that are connected and not yet accepted.
 	handshakes connlimit.Limiter
+	hold       time.Duration
+	// rejections are by reason.
+	rejections map[string]*rejection
 
 	mu       sync.Mutex
 	sessions map[*Session]struct{}
@@ -81,12 +107,45 @@ func NewServer(c ServerConfig) *Server {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	return &Server{
+	s := &Server{
 		c: c, log: c.Log.With("component", "uplink"),
-		grace:      ExpiryGrace,
-		handshakes: connlimit.Limiter{Total: maxHandshakes, PerAddress: maxHandshakesPerAddress},
+		grace: ExpiryGrace,
+		handshakes: connlimit.Limiter{Total: maxHandshakes, PerAddress: maxHandshakesPerAddress, PerNetwork: maxHandshakesPerNetwork,
+			Kept: keptHandshakes},
+		hold:       failureHold,
+		rejections: map[string]*rejection{},
 		sessions:   map[*Session]struct{}{},
 	}
+	for _, reason := range RejectReasons {
+		s.rejections[reason] = &rejection{logged: rate.Sometimes{First: 100, Interval: time.Second}}
+	}
+	return s
+}
+
+// rejection bounds how often one reason is logged.
+type rejection struct {
+	logged rate.Sometimes
+	// unlogged are those since the last that was logged, and that one.
+	unlogged atomic.Int64
+}
+
+// reject notes that a peer was rejected; err may be nil.
+func (s *Server) reject(peer net.Addr, reason string, err error) {
+	if s.c.OnReject != nil {
+		s.c.OnReject(reason)
+	}
+	r := s.rejections[reason]
+	r.unlogged.Add(1)
+	r.logged.Do(func() {
+		attrs := []any{"remote", peer.String(), "reason", reason}
+		if err != nil {
+			attrs = append(attrs, "error", err)
+		}
+		if others := r.unlogged.Swap(0) - 1; others > 0 {
+			attrs = append(attrs, "others", others)
+		}
+		s.log.Warn("uplink refused", attrs...)
+	})
 }
 
 // Serve accepts on lis until ctx is done, then closes lis and every session
@@ -110,31 +169,35 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 			sleep(ctx, 100*time.Millisecond)
 			continue
 		}
-		address := connlimit.Address(conn.RemoteAddr())
-		if !s.handshakes.Begin(address) {
+		place, reason := s.handshakes.Begin(conn.RemoteAddr())
+		if place == nil {
 			conn.Close() // it will come back
+			s.reject(conn.RemoteAddr(), string(reason), nil)
 			continue
 		}
-		peers.Go(func() { s.welcome(ctx, conn, address) })
+		peers.Go(func() { s.welcome(ctx, conn, place) })
 	}
 }
 
 // welcome takes a connection from TCP to a session, and watches over its end.
-func (s *Server) welcome(ctx context.Context, raw net.Conn, address netip.Prefix) {
-	session, err := s.handshake(ctx, raw)
-	s.handshakes.End(address)
+func (s *Server) welcome(ctx context.Context, raw net.Conn, place *connlimit.Place) {
+	session, reason, err := s.handshake(ctx, raw)
 	if err != nil {
 		raw.Close()
+		time.AfterFunc(s.hold, place.End)
 		if ctx.Err() == nil {
-			s.log.Warn("uplink refused", "remote", raw.RemoteAddr().String(), "error", err)
+			s.reject(raw.RemoteAddr(), reason, err)
 		}
 		return
 	}
+	place.End()
 	if !s.add(session) {
 		session.Close()
 		return
 	}
 	defer s.remove(session)
+	s.handshakes.Remember(raw.RemoteAddr())
+	defer s.handshakes.Remember(raw.RemoteAddr())
 	s.log.Info("node connected", "node", session.node, "remote", session.remote, "version", session.version,
 		"reauthenticate_by", session.reauthBy)
 	s.c.OnSession(session)
@@ -156,7 +219,8 @@ func (s *Server) welcome(ctx context.Context, raw net.Conn, address netip.Prefix
 	<-session.Done()
 }
 
-func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, error) {
+// handshake returns a session, or an error and the reason that it counts as.
+func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
@@ -164,7 +228,7 @@ func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, error) 
 
 	if tcp, ok := raw.(*net.TCPConn); ok {
 		if err := watchPeer(tcp); err != nil {
-			return nil, err
+			return nil, reasonHandshake, err
 		}
 	}
 	conn := tls.Server(raw, &tls.Config{
@@ -175,14 +239,14 @@ func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, error) 
 		SessionTicketsDisabled: true,
 	})
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, fmt.Errorf("TLS: %w", err)
+		return nil, reasonHandshake, fmt.Errorf("TLS: %w", err)
 	}
 	if p := conn.ConnectionState().NegotiatedProtocol; p != alpn {
-		return nil, fmt.Errorf("peer speaks %q, not %q", p, alpn)
+		return nil, reasonHandshake, fmt.Errorf("peer speaks %q, not %q", p, alpn)
 	}
 	hello := &lvmdv1.Hello{}
 	if err := readFrame(conn, hello); err != nil {
-		return nil, err
+		return nil, reasonHandshake, err
 	}
 	grant, err := s.c.Authenticate(ctx, hello)
 	if err != nil {
@@ -193,19 +257,20 @@ func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, error) 
 		}
 		_ = writeFrame(conn, &lvmdv1.Welcome{Reason: reason}) // courtesy
 		_ = conn.CloseWrite()
-		return nil, fmt.Errorf("node %q: %w", hello.GetNodeName(), err)
+		return nil, reasonCredentials, fmt.Errorf("node %q: %w", hello.GetNodeName(), err)
 	}
 	welcome := &lvmdv1.Welcome{Accepted: true, ClusterId: s.c.ClusterID}
 	if !grant.ReauthenticateBy.IsZero() {
 		welcome.ReauthenticateBy = timestamppb.New(grant.ReauthenticateBy)
 	}
 	if err := writeFrame(conn, welcome); err != nil {
-		return nil, err
+		return nil, reasonHandshake, err
 	}
 	if !stop() {
-		return nil, context.Cause(ctx)
+		return nil, reasonHandshake, context.Cause(ctx)
 	}
-	return newSession(conn, hello.GetNodeName(), hello.GetVersion(), grant.ReauthenticateBy)
+	session, err := newSession(conn, hello.GetNodeName(), hello.GetVersion(), grant.ReauthenticateBy)
+	return session, reasonHandshake, err
 }
 
 func (s *Server) add(session *Session) bool {

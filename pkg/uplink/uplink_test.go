@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -38,14 +39,21 @@ type controllerEnd struct {
 	log      logtest.Recorder
 	stop     func()
 
-	mu   sync.Mutex
-	cert *tls.Certificate
-	auth func(*lvmdv1.Hello) (Grant, error)
+	mu       sync.Mutex
+	rejected map[string]int // by reason
+	cert     *tls.Certificate
+	auth     func(*lvmdv1.Hello) (Grant, error)
 }
 
 func startController(t *testing.T, ca *testCA, addr string) *controllerEnd {
 	t.Helper()
-	e := &controllerEnd{sessions: make(chan *Session, 16), cert: ca.serving(t, testHost)}
+	return startChangedController(t, ca, must.Get(net.Listen("tcp", addr))(t), nil)
+}
+
+// startChangedController is startController on a listener, with a server that was changed.
+func startChangedController(t *testing.T, ca *testCA, lis net.Listener, change func(*Server)) *controllerEnd {
+	t.Helper()
+	e := &controllerEnd{sessions: make(chan *Session, 16), cert: ca.serving(t, testHost), rejected: map[string]int{}}
 	e.auth = func(h *lvmdv1.Hello) (Grant, error) {
 		if h.GetToken() != testToken {
 			return Grant{}, &DeniedError{Reason: "token is not good"}
@@ -65,9 +73,12 @@ func startController(t *testing.T, ca *testCA, addr string) *controllerEnd {
 			return e.auth(h)
 		},
 		OnSession: func(s *Session) { e.sessions <- s },
+		OnReject:  func(reason string) { e.set(func() { e.rejected[reason]++ }) },
 		Log:       e.log.Logger(),
 	})
-	lis := must.Get(net.Listen("tcp", addr))(t)
+	if change != nil {
+		change(e.server)
+	}
 	e.addr = lis.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -138,20 +149,139 @@ func introduceFrom(t *testing.T, e *controllerEnd, ca *testCA, local string) (*l
 	return welcome, readFrame(conn, welcome)
 }
 
+// occupy opens connections from a local address that say nothing. The server accepts in order: it
+// has seen all of them before one that is opened after them.
+func (e *controllerEnd) occupy(t *testing.T, local string, n int) {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}}
+	for range n {
+		conn := must.Get(dialer.DialContext(t.Context(), "tcp", e.addr))(t)
+		t.Cleanup(func() { conn.Close() })
+	}
+}
+
+// isWelcome fails unless a node at that address is accepted, and ends its session.
+func (e *controllerEnd) isWelcome(t *testing.T, ca *testCA, local string) {
+	t.Helper()
+	if welcome, err := introduceFrom(t, e, ca, local); err != nil || !welcome.GetAccepted() {
+		t.Errorf("a node at %s is not welcome: %v, %v", local, welcome, err)
+		return
+	}
+	e.session(t).Close()
+}
+
+// isRejected fails unless a peer at that address is rejected for that reason, which is
+// counted, and logged with the remote address, unless that is empty.
+func (e *controllerEnd) isRejected(t *testing.T, ca *testCA, local, remote, reason string) {
+	t.Helper()
+	var before, after int
+	e.set(func() { before = e.rejected[reason] })
+	if welcome, err := introduceFrom(t, e, ca, local); err == nil {
+		t.Fatalf("a node at %s is answered: %v", local, welcome)
+	}
+	waittest.Until(t, "it is counted as rejected: "+reason, func() bool {
+		e.set(func() { after = e.rejected[reason] })
+		return after > before
+	})
+	if remote == "" {
+		return
+	}
+	waittest.Until(t, remote+" is logged: "+reason, func() bool {
+		return len(e.log.Find(func(r logtest.Record) bool {
+			host, _, err := net.SplitHostPort(fmt.Sprint(r.Attributes["remote"]))
+			return err == nil && host == remote && r.Message == "uplink refused" && fmt.Sprint(r.Attributes["reason"]) == reason
+		})) > 0
+	})
+}
+
+// keepFailures has peers whose handshake failed count until the end of the test.
+func keepFailures(s *Server) { s.hold = time.Hour }
+
 func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	e := startController(t, ca, "127.0.0.1:0")
-	for range maxHandshakes {
-		conn, err := net.Dial("tcp", e.addr) // and says nothing
-		if err != nil {
-			t.Fatal(err)
+	e.occupy(t, "127.0.0.1", maxHandshakes)
+	e.isWelcome(t, ca, "127.0.0.2")
+}
+
+func TestUnknownPeersDoNotKeepANodeAwayThatHadALink(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), keepFailures)
+	e.isWelcome(t, ca, "127.0.0.2")
+	for i := range maxHandshakes / maxHandshakesPerAddress {
+		e.occupy(t, fmt.Sprintf("127.0.1.%d", i+1), maxHandshakesPerAddress)
+	}
+	e.isRejected(t, ca, "127.0.0.3", "", "total") // too many for all to be logged
+	e.isWelcome(t, ca, "127.0.0.2")
+}
+
+func TestAPodDoesNotKeepNodesOfItsNetworkAway(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	e := startChangedController(t, ca, inIPv6{must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)}, keepFailures)
+	e.occupy(t, "127.0.0.66", maxHandshakesPerAddress)
+	e.isRejected(t, ca, "127.0.0.66", "2001:db8::42", "address")
+	e.occupy(t, "127.0.0.66", maxHandshakesPerNetwork)
+	e.isWelcome(t, ca, "127.0.0.2")
+	// With addresses of its own choice, it can take what the network has.
+	for i := range maxHandshakesPerNetwork/maxHandshakesPerAddress - 1 {
+		e.occupy(t, fmt.Sprintf("127.0.0.%d", 67+i), maxHandshakesPerAddress)
+	}
+	e.isRejected(t, ca, "127.0.0.3", "2001:db8::3", "network")
+	e.isWelcome(t, ca, "127.0.0.2") // it had a link
+	e.isWelcome(t, ca, "127.0.1.3")
+}
+
+// inIPv6 has peers at 127.0.x.y seem to be at 2001:db8:0:x::y: the loopback device has one IPv6
+// address only.
+type inIPv6 struct{ net.Listener }
+
+func (l inIPv6) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return peerInIPv6{c}, nil
+}
+
+type peerInIPv6 struct{ net.Conn }
+
+func (c peerInIPv6) RemoteAddr() net.Addr {
+	peer, ok := c.Conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return c.Conn.RemoteAddr()
+	}
+	ip := net.ParseIP("2001:db8::")
+	ip[7], ip[15] = peer.IP.To4()[2], peer.IP.To4()[3]
+	return &net.TCPAddr{IP: ip, Port: peer.Port}
+}
+
+func TestHandshakesThatFailCountForAWhile(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	fail := func(e *controllerEnd) {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.66")}}
+		for range maxHandshakesPerAddress {
+			conn := must.Get(dialer.DialContext(t.Context(), "tcp", e.addr))(t)
+			_, _ = conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+			_ = conn.Close()
 		}
-		defer conn.Close()
+		e.refusals(t, maxHandshakesPerAddress)
 	}
-	// The server accepts in order: it has seen all those before this one.
-	if welcome, err := introduceFrom(t, e, ca, "127.0.0.2"); err != nil || !welcome.GetAccepted() {
-		t.Errorf("a node at another address is not welcome: %v, %v", welcome, err)
-	}
+	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), keepFailures)
+	fail(e)
+	e.isRejected(t, ca, "127.0.0.66", "127.0.0.66", "address")
+	e.isWelcome(t, ca, "127.0.0.2")
+	e.set(func() {
+		if n := e.rejected["handshake"]; n != maxHandshakesPerAddress {
+			t.Errorf("%d failed handshakes were counted, want %d", n, maxHandshakesPerAddress)
+		}
+	})
+
+	e = startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), func(s *Server) { s.hold = time.Millisecond })
+	fail(e)
+	waittest.Until(t, "the address has places again", func() bool {
+		welcome, err := introduceFrom(t, e, ca, "127.0.0.66")
+		return err == nil && welcome.GetAccepted()
+	})
 }
 
 // nodeLVMD answers GetVolume, after release is closed for the name "slow".
