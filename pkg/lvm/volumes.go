@@ -126,11 +126,11 @@ func (v *volumes) checkRemoved(group string, names []string) error {
 }
 
 // Untag implements Thin.
-func (v *volumes) Untag(ctx context.Context, group, volume, tag string) error {
+func (v *volumes) Untag(ctx context.Context, group string, names []string, tag string) error {
 	if !ondisk.ValidTag(tag) {
 		return fmt.Errorf("tag %q is malformed", tag)
 	}
-	return v.commands.change(ctx, group, "lvchange", "--deltag", tag, group+"/"+volume)
+	return v.commands.change(ctx, group, "lvchange", append([]string{"--deltag", tag}, volumeArgs(group, names)...)...)
 }
 
 // Tag implements Thin.

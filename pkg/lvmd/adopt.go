@@ -226,7 +226,7 @@ func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
 	}
 	g := s.groups.Of(v)
 	err := s.groups.Change(onBehalfOf(ctx, v), g, func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.Tagged(), s.lvm.Untag(volumegroup.ForClassOf(ctx, v), g.Name(), v.ID(), spec.AdoptedFromTag(confirmed.AdoptedFrom))
+		return inventory.Tagged(), s.lvm.Untag(volumegroup.ForClassOf(ctx, v), g.Name(), []string{v.ID()}, spec.AdoptedFromTag(confirmed.AdoptedFrom))
 	})
 	if err != nil {
 		return err

@@ -68,6 +68,7 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 	for b.Loop() {
 		var hand, handRemove []time.Duration
 		var lvmdCreate, lvmdDelete, lvmdWaited [2]time.Duration
+		took := [2]map[string]float64{{}, {}}
 		answers := make([][]time.Duration, len(questions))
 		before := metrics()
 		for range rounds {
@@ -83,10 +84,14 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 					}))
 				}
 				waittest.Until(b, "lvmd has seen it", func() bool { return p.freeSpace() == free })
-				ids := make([]string, batch)
+				ids, begun := make([]string, batch), metrics()
 				lvmdCreate[k] += timed(func() {
 					concurrently(callers, func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
 				})
+				created := metrics()
+				for _, command := range []string{"lvcreate", "lvchange"} {
+					took[k][command] += created[command+" sum"] - begun[command+" sum"]
+				}
 				lvmdDelete[k] += timed(func() {
 					lvmdWaited[k] += timed(func() { concurrently(callers, func(i int) { p.delete(ids[i]) }) })
 					waittest.Until(b, "all is free", func() bool { return p.freeSpace() == free })
@@ -110,7 +115,11 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 		after := metrics()
 		b.ReportMetric((after["lvcreate count"]-before["lvcreate count"])/made, "lvcreates-per-create")
 		b.ReportMetric((after["lvremove count"]-before["lvremove count"])/made, "lvremoves-per-delete")
-		b.ReportMetric((after["lvcreate sum"]-before["lvcreate sum"])/(lvmdCreate[0]+lvmdCreate[1]).Seconds(), "share-of-lvcreate")
+		for k, callers := range []int{1, batch} {
+			for command, seconds := range took[k] {
+				b.ReportMetric(seconds/lvmdCreate[k].Seconds(), fmt.Sprintf("share-of-%s/%d-callers", command, callers))
+			}
+		}
 
 		// Another program that wants the processor stretches what takes a millisecond by
 		// far more than what takes a second. The fastest tenth says what both

@@ -28,7 +28,7 @@ func endsOf(s zeroed.Set, head, size int64) zeroed.Set {
 // system.
 func (c *core) clearNew(ctx context.Context, v *inventory.Volume, h blockdev.Handle) error {
 	size := h.Size()
-	notZeroed, all := v.NotZeroed(size)
+	notZeroed, all := v.NotZeroed()
 	if !all {
 		notZeroed = endsOf(notZeroed, max(headAndTail, v.Ident().HeaderBytes()), size)
 	}

@@ -54,8 +54,6 @@ func (s *creator) fillFrom(ctx context.Context, v *inventory.Volume) error {
 	}
 	from := v.ContinueFrom(known)
 	switch {
-	case from == nil:
-		// The journal was lost when all was done but to say so.
 	case from.Snapshot:
 		return s.enlarge(ctx, v, from, err)
 	case err == nil:

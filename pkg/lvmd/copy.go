@@ -12,10 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
-	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
-	"github.com/carve-csi/carve/pkg/lvmd/spec"
-	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
@@ -95,11 +92,7 @@ func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
 		return fmt.Errorf("copying volume %s: %w", c.from.Volume.ID(), err)
 	}
 	s.crash("clone: copied")
-	g := s.groups.Of(v)
-	// A copy may have taken hours: it is not abandoned for a long wait.
-	return s.groups.Change(fairqueue.WithoutTenant(ctx), g, func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.Tagged(), s.lvm.Untag(volumegroup.ForClassOf(ctx, v), g.Name(), v.ID(), spec.TagCopying)
-	})
+	return nil
 }
 
 // copyRun copies a source to a volume, from the last record of progress on.

@@ -41,7 +41,8 @@ func (c *core) crash(point string) {
 // markDeleted makes a volume that was never handed out a tombstone.
 func (c *core) markDeleted(v *inventory.Volume) {
 	if err := c.journal.PutVolume(v.MarkDeleted(nil)); err != nil {
-		// The intent is still there, and the next start makes the same of it.
+		// The intent is still there, and the next start makes the same of it, unless the volume is
+		// complete and LVM has not put on the mark of what is deleted: then it is ready.
 		c.log.Error("tombstone is not in the journal", "volume", v.ID(), "error", err)
 	}
 	c.groups.Of(v).Reclaim()

@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
@@ -72,8 +73,6 @@ func (s *creator) admit(ident spec.Identity, decide func(spec.Identity) (invento
 		s.begin(a.Volume, a.Creation, s.make)
 	case inventory.MakeFromSource:
 		s.begin(a.Volume, a.Creation, s.makeFromSource)
-	case inventory.Finish:
-		s.begin(a.Volume, a.Creation, func(ctx context.Context, v *inventory.Volume) error { return apierror.Begun(s.finish(ctx, v)) })
 	case inventory.Nothing:
 	}
 	return a, nil
@@ -192,11 +191,16 @@ func (s *creator) finish(ctx context.Context, v *inventory.Volume) error {
 		return err
 	}
 	s.crash("create: formatted")
-	done := v.Record()
-	if done.Phase == spec.DataLost {
-		done.Reformatted = time.Now().UTC().Truncate(time.Millisecond)
+	return s.complete(ctx, v)
+}
+
+// complete makes a volume ready that holds what its users expect.
+func (s *creator) complete(ctx context.Context, v *inventory.Volume) error {
+	if err := s.handOut(ctx, v); err != nil {
+		return err
 	}
-	done.Phase, done.Copied, done.Source = spec.Ready, 0, blockdev.WriteMark{}
+	done := v.Record()
+	done.Phase, done.Copied, done.Source, done.Tagged = spec.Ready, 0, blockdev.WriteMark{}, false
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -204,8 +208,58 @@ func (s *creator) finish(ctx context.Context, v *inventory.Volume) error {
 		return err
 	}
 	s.crash("create: ready")
-	v.FinishCreation(done)
+	v.FinishCreation()
+	s.groups.Of(v).Remove.Set()
 	return nil
+}
+
+// handOut takes off a volume the tag that says that it was never handed out, if only that shows
+// whether it is complete, and off those that are complete by then, so that a burst of creations
+// needs few commands for that. The daemon asks for the group's slot itself: what is complete does
+// not wait behind what is yet to be made. Off all others the tag is taken later, see
+// reclaim.Reclaimer.
+func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
+	isOff := inventory.Complete(v)
+	if isOff == nil {
+		return nil
+	}
+	// The wait for the slot ends when another volume's command was this one's, too.
+	waiting, stop := context.WithCancel(fairqueue.WithoutTenant(ctx))
+	defer stop()
+	s.spawn(func() {
+		select {
+		case <-isOff:
+			stop()
+		case <-waiting.Done():
+		}
+	})
+	g := s.groups.Of(v)
+	err := s.groups.Change(waiting, g, func(ctx context.Context) (inventory.Effect, error) {
+		batch, tag := inventory.ToUntag(g.Group, v, reclaim.MaxUntagged)
+		if len(batch) == 0 {
+			return nil, nil
+		}
+		err := s.untag(ctx, g, batch, tag)
+		if err != nil && len(batch) > 1 {
+			// Another one may be gone.
+			batch = batch[:1]
+			err = s.untag(ctx, g, batch, tag)
+		}
+		return inventory.Untagged(batch), err
+	})
+	select {
+	case <-isOff:
+	default:
+		if err != nil {
+			return err
+		}
+	}
+	s.crash("create: untagged")
+	return nil
+}
+
+func (s *creator) untag(ctx context.Context, g *volumegroup.Group, batch []*inventory.Volume, tag string) error {
+	return s.lvm.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), reclaim.IDs(batch), tag)
 }
 
 // prepare clears what must not show of what lay there before, and formats.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -129,7 +130,8 @@ func (s *creator) finishGrowingEncrypted() {
 }
 
 // checkKey makes a claimed volume as it was when it was created, empty, if its key is gone. That
-// is for the kernel to say, not for a node under /dev that is missing.
+// is for the kernel to say, not for a node under /dev that is missing, nor for the journal, which may
+// be older than the key: a volume that was reformatted is ready, though the journal has no end of that.
 func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 	_, err := s.lvm.Device(v.Group().Name(), v.ID())
 	if err != nil {
@@ -138,20 +140,44 @@ func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 	}
 	device, err := s.groups.Device(v)
 	switch {
-	case v.Record().Phase == spec.DataLost || errors.Is(err, lvm.ErrNotFound):
+	case errors.Is(err, lvm.ErrNotFound):
 		return s.reformat(ctx, v)
 	case err != nil:
 		v.ReleaseChecked(nil)
 		return err
+	case v.Record().Phase != spec.DataLost:
+		v.ReleaseChecked(&device)
+		return nil
 	}
-	v.ReleaseChecked(&device)
-	return nil
+	whole, err := s.isReformatted(v, device)
+	switch {
+	case err != nil:
+		v.ReleaseChecked(nil)
+		return err
+	case !whole:
+		return s.reformat(ctx, v)
+	}
+	v.SetDevice(device)
+	return s.refill(ctx, v, v.Record().Reformatted, s.complete)
+}
+
+// isReformatted reports whether a volume with a key holds what it should. A raw volume shows
+// noise with a new key, or what its user wrote since: it is never given another one.
+func (s *creator) isReformatted(v *inventory.Volume, device lvm.Device) (bool, error) {
+	if v.Ident().Block {
+		return true, nil
+	}
+	info, err := s.probe(device.Path)
+	if errors.Is(err, filesystem.ErrUnformatted) {
+		return false, nil
+	}
+	return info.UUID == v.Ident().FSUUID, err
 }
 
 // reformat notes that what the volume held is gone, and then makes it again.
 func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
 	intent := v.Record()
-	intent.Phase = spec.DataLost
+	intent.Phase, intent.Reformatted = spec.DataLost, time.Now().UTC().Truncate(time.Millisecond)
 	if err := s.journal.PutVolume(intent); err != nil {
 		v.Release()
 		return err
@@ -160,8 +186,13 @@ func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
 	owner := &v.Ident().Owner
 	s.log.Warn("the key of an encrypted volume is gone, and what it held with it: the machine was started anew; the volume is made again, empty",
 		"volume", v.ID(), "name", v.Ident().Name, "claim", owner.Namespace+"/"+owner.Claim)
-	op := v.BeginReformat()
-	s.begin(v, op, s.finish)
+	return s.refill(ctx, v, intent.Reformatted, s.finish)
+}
+
+// refill takes steps that make a volume ready of which lost says when its data was lost.
+func (s *creator) refill(ctx context.Context, v *inventory.Volume, lost time.Time, steps func(context.Context, *inventory.Volume) error) error {
+	op := v.BeginReformat(lost)
+	s.begin(v, op, steps)
 	select {
 	case <-op.Done():
 		_, err := op.Result()

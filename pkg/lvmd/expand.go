@@ -181,7 +181,7 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 	if err != nil {
 		return fmt.Errorf("the device of the new extents: %w", err)
 	}
-	notZeroed, _ := e.Extension().NotZeroed(h.Size())
+	notZeroed, _ := e.Extension().NotZeroed()
 	err = s.zero(ctx, h, notZeroed)
 	if err = errors.Join(err, h.Close()); err != nil {
 		return fmt.Errorf("zeroing the new extents: %w", err)

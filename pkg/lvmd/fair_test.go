@@ -48,7 +48,7 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 		<-begun
 		created := make(chan error, 1)
 		go func() {
-			_, err := d.client.CreateVolume(t.Context(), request(fmt.Sprintf("new-%d", i), 1))
+			_, err := d.client.CreateVolume(t.Context(), fsRequest(fmt.Sprintf("new-%d", i), 4, "ext4"))
 			created <- err
 		}()
 		waittest.Until(t, "the creation waits for the removal", func() bool { return d.groups.Named(testGroup).Queue().Waiting > 0 })
@@ -57,7 +57,7 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 		must.Succeed(t, <-created)
 	}
 	endAll()
-	waittest.Until(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 597 })
+	waittest.Until(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 588 })
 }
 
 // churn is a load of namespaces that create a volume, delete it, and do so again. Each command waits
@@ -112,7 +112,7 @@ func (c *churn) saturated(op lvmfake.Op) bool {
 func (c *churn) tenant(n, rounds int) {
 	defer c.on.Store(false)
 	for i := range rounds {
-		r := request(fmt.Sprintf("pvc-%d-%d", n, i), 1)
+		r := fsRequest(fmt.Sprintf("pvc-%d-%d", n, i), 4, "ext4")
 		r.Owner.ClaimNamespace = fmt.Sprintf("ns-%d", n)
 		created, err := c.client.CreateVolume(c.t.Context(), r)
 		if err == nil {

@@ -196,14 +196,14 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 	fs, raw := d.create(fsRequest("pvc-fs", 8, "ext4")), d.create(request("pvc-raw", 1))
 	half := d.create(fsRequest("pvc-half", 8, "ext4"))
 	path := filepath.Join(m.state, "journal.db")
+	m.untagged(t, half.GetId())
 	d.stop()
 	whole, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As if mkfs of this one had never ended.
+	// As if this one was damaged.
 	m.mu.Lock()
-	unformatted := m.formatted[half.GetDevicePath()]
 	delete(m.formatted, half.GetDevicePath())
 	m.mu.Unlock()
 	for _, c := range []struct {
@@ -239,11 +239,15 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 			d.stop()
 		})
 	}
-	// Nothing touches it until it is asked for, however often lvmd starts.
+	// Nothing touches it, however often lvmd starts, and whatever is asked for.
 	d = m.start(t)
-	if got := d.create(fsRequest("pvc-half", 8, "ext4")); got.GetId() != half.GetId() || m.formatted[half.GetDevicePath()].UUID != unformatted.UUID {
-		t.Errorf("finished: %v", got)
+	_, err = d.client.CreateVolume(t.Context(), fsRequest("pvc-half", 8, "ext4"))
+	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeLeftAlone)
+	m.mu.Lock()
+	if _, formatted := m.formatted[half.GetDevicePath()]; formatted {
+		t.Error("it is formatted again")
 	}
+	m.mu.Unlock()
 	aside, err := filepath.Glob(path + ".damaged-*")
 	if err != nil || len(aside) == 0 {
 		t.Errorf("moved aside: %v, error %v", aside, err)

@@ -122,8 +122,9 @@ func TestAStrayFileSystemIsNotTakenForTheVolumes(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(fsRequest("a", 8, "ext4"))
+	m.untagged(t, v.GetId())
 	d.stop()
-	// As if the making had ended before mkfs on a disk with a past.
+	// As if its own was damaged on a disk with a past.
 	m.loseJournal(t)
 	m.mu.Lock()
 	m.formatted[v.GetDevicePath()] = filesystem.FormatOptions{Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef"}
@@ -132,8 +133,10 @@ func TestAStrayFileSystemIsNotTakenForTheVolumes(t *testing.T) {
 	if got := d.list(); len(got) != 1 || got[0].GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
 		t.Fatalf("it is handed out: %v", got)
 	}
-	if again := d.create(fsRequest("a", 8, "ext4")); again.GetId() != v.GetId() || m.formatted[v.GetDevicePath()].UUID != v.GetFsUuid() {
-		t.Errorf("it was not finished: %v, %+v", again, m.formatted)
+	_, err := d.client.CreateVolume(t.Context(), fsRequest("a", 8, "ext4"))
+	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeLeftAlone)
+	if m.formatted[v.GetDevicePath()].UUID == v.GetFsUuid() {
+		t.Error("it is formatted again")
 	}
 }
 

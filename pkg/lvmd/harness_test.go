@@ -22,6 +22,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -97,6 +98,13 @@ func (m *machine) probe(device string) (filesystem.Info, error) {
 	return filesystem.Info{Type: o.Type, UUID: o.UUID}, nil
 }
 
+func (m *machine) setUUID(device string, t filesystem.Type, uuid string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.formatted[device] = filesystem.FormatOptions{Type: t, UUID: uuid}
+	return nil
+}
+
 // daemon is one run of an lvmd on a machine.
 type daemon struct {
 	*Service
@@ -132,8 +140,9 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 		return d.gate.around("format", func() error { return m.format(ctx, device, o) })
 	}
 	o := Options{
-		Config: c, LVM: d.gate, StateDir: m.state, Format: format, Probe: m.probe,
-		Log: slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond, crashPoint: d.gate.pass,
+		Config: c, LVM: d.gate, StateDir: m.state, Format: format, Probe: m.probe, SetUUID: m.setUUID,
+		Inspect: func(string, string) (luks.State, error) { return luks.Blank, nil },
+		Log:     slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond, crashPoint: d.gate.pass,
 		entered: d.entered, defect: func(message string, args ...any) { t.Errorf("%s: %v", message, args) },
 		wipeCheckpoint: reclaim.WipeChunk, copyCheckpoint: copyChunk, // The disks are small, and progress is to be journaled.
 	}

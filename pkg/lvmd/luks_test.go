@@ -172,6 +172,8 @@ func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
 			v := d.create(kept(fsRequest("pvc-1", 4, "ext4")))
 			if test.noted {
 				must.Get(d.client.NoteEncrypted(t.Context(), &lvmdv1.NoteEncryptedRequest{Id: v.GetId()}))(t)
+			} else {
+				m.untagged(t, v.GetId())
 			}
 			d.stop()
 			m.loseJournal(t)
@@ -207,7 +209,7 @@ func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 		"by an older node plugin": {nil, luks.Made, nil, true},
 		"but in the journal, by an older lvmd": {func(m *machine, d *daemon, id string) {
 			must.Get(d.client.NoteEncrypted(d.t.Context(), &lvmdv1.NoteEncryptedRequest{Id: id}))(d.t)
-			must.Succeed(d.t, m.fake.Untag(d.t.Context(), testGroup, id, spec.TagEncrypted))
+			must.Succeed(d.t, m.fake.Untag(d.t.Context(), testGroup, []string{id}, spec.TagEncrypted))
 		}, luks.Blank, nil, true},
 		"but in the journal, as the group took no tag": {func(m *machine, d *daemon, id string) {
 			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {

@@ -34,7 +34,7 @@ var (
 	descTotal     = desc("class_total_bytes", "Size of the device class: of its volume group, or of its thin pool's data times the overprovisioning.", "class", "group")
 	descAvailable = desc("class_available_bytes", "Size that further volumes of the device class can have in sum.", "class", "group")
 	descMaximum   = desc("class_maximum_volume_bytes", "Size of the largest volume that can be created in the device class now.", "class", "group")
-	descVolumes   = desc("volumes", "Volumes by device class and state: creating, ready, deleting, unfinished (created, but never found formatted).", "class", "state")
+	descVolumes   = desc("volumes", "Volumes by device class and state: creating, ready, deleting, unfinished (kept, as what should be on it is not found).", "class", "state")
 	descBacklog   = desc("wipe_backlog_bytes", "Deleted space that is still to be wiped before it is free.", "group")
 	descQueue     = desc("queue_depth", "Operations that wait for the volume group's exclusive slot.", "group")
 	descCallers   = desc("queue_callers", "Namespaces, and lvmd itself, whose operations wait for the volume group.", "group")

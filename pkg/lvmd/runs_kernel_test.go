@@ -71,18 +71,18 @@ var (
 )
 
 func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
-	thickNode(t).killBetween(t, (*scenario).live, 3, slices.Concat(slices.Repeat(creationPlaces, 3), slices.Repeat(journalPlaces, 4),
+	thickNode(t).killBetween(t, (*scenario).live, 3, slices.Concat(slices.Repeat(creationPlaces, 3), slices.Repeat(journalPlaces, 4), slices.Repeat([]string{"create: untagged"}, 3),
 		expansionPlaces, deletionPlaces, []string{"delete: chunk wiped", "clone: chunk copied", "clone: copied"}))
 }
 
 func TestKilledBetweenTwoEffectsOnRealThinVolumes(t *testing.T) {
 	poolNode(t).killBetween(t, (*scenario).liveThin, 3, slices.Concat(creationPlaces, slices.Repeat([]string{"clone: intent written"}, 3), slices.Repeat(journalPlaces, 4),
-		[]string{"expand: admitted", "snapshot: tombstone written", "delete: chunk unmapped"}, slices.Repeat(deletionPlaces[1:], 2)))
+		[]string{"create: untagged later", "expand: admitted", "snapshot: tombstone written", "delete: chunk unmapped"}, slices.Repeat(deletionPlaces[1:], 2)))
 }
 
 func TestKilledBetweenTwoEffectsOnRealRAIDVolumes(t *testing.T) {
 	mirrorNode(t).killBetween(t, (*scenario).liveMirrored, 2, slices.Concat(slices.Repeat(creationPlaces, 2), slices.Repeat(journalPlaces, 2),
-		expansionPlaces, deletionPlaces, []string{"delete: chunk wiped"}))
+		expansionPlaces, deletionPlaces, []string{"create: untagged", "delete: chunk wiped"}))
 }
 
 // killBetween has an lvmd die at one place of a life after the other.

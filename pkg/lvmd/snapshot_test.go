@@ -26,8 +26,8 @@ func (g *gate) Tag(ctx context.Context, group string, volumes []string, tag stri
 	return g.around("tag", func() error { return g.Groups.Tag(ctx, group, volumes, tag) })
 }
 
-func (g *gate) Untag(ctx context.Context, group, volume, tag string) error {
-	return g.around("untag", func() error { return g.Groups.Untag(ctx, group, volume, tag) })
+func (g *gate) Untag(ctx context.Context, group string, volumes []string, tag string) error {
+	return g.around("untag", func() error { return g.Groups.Untag(ctx, group, volumes, tag) })
 }
 
 // loseJournal is what a new disk under the state directory does.
@@ -446,7 +446,7 @@ func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 	}
 }
 
-func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsEnlargedWhenAskedFor(t *testing.T) {
+func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsMadeAgainWhenAskedFor(t *testing.T) {
 	m := snapshotMachine(t)
 	var dead atomic.Bool
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {

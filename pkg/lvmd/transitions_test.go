@@ -5,6 +5,7 @@ package lvmd
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -47,6 +48,7 @@ func withoutFileSystem(t *testing.T, r *lvmdv1.CreateVolumeRequest) (m *machine,
 	m = newMachine(t)
 	d := m.start(t)
 	id = d.create(r).GetId()
+	m.untagged(t, id)
 	d.kill()
 	m.loseJournal(t)
 	m.mu.Lock()
@@ -68,15 +70,15 @@ func TestKilledAroundAVolumeWithoutItsFileSystem(t *testing.T) {
 	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: id})
 	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeInUse)
 	must.Succeed(t, h.Close())
-	m.formatHook = func(context.Context, string) error { return errors.New("no file system today") }
-	if _, err := d.client.CreateVolume(t.Context(), r); err == nil {
-		t.Error("it is finished without a file system")
-	}
-	if s := d.stateOf(id); s != inventory.Unfinished {
-		t.Errorf("state %q after it could not be finished", s)
-	}
+	m.formatHook = func(context.Context, string) error { t.Error("it is formatted"); return nil }
+	_, err = d.client.CreateVolume(t.Context(), r)
+	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeLeftAlone)
+	fsUUID := d.inspect("a").Record.Ident.FSUUID
 	d.kill()
-	m.formatHook = nil
+	// Its file system is restored.
+	m.mu.Lock()
+	m.formatted["/dev/"+testGroup+"/"+id] = filesystem.FormatOptions{Type: filesystem.Ext4, UUID: fsUUID}
+	m.mu.Unlock()
 	d = m.start(t)
 	if again := d.create(r); again.GetId() != id {
 		t.Errorf("volume %v, want %s", again, id)
@@ -92,9 +94,9 @@ func TestAnUnfinishedVolumeIsDeleted(t *testing.T) {
 	d.checkClean()
 }
 
-// TestAVolumeThatIsBeingDeletedIsNotFinished: a creation of the same name does not take a
+// TestAVolumeThatIsBeingDeletedIsNotCreated: a creation of the same name does not take a
 // volume that a deletion has.
-func TestAVolumeThatIsBeingDeletedIsNotFinished(t *testing.T) {
+func TestAVolumeThatIsBeingDeletedIsNotCreated(t *testing.T) {
 	r := fsRequest("a", 4, "ext4")
 	m, id := withoutFileSystem(t, r)
 	d := m.start(t)
@@ -103,6 +105,49 @@ func TestAVolumeThatIsBeingDeletedIsNotFinished(t *testing.T) {
 	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
 	claimed.Release()
 	d.delete(id)
+	d.checkClean()
+}
+
+// TestADeletionBesideAnAdoptionIsNotLost has a volume deleted while a scan, which has found it, looks
+// for what is on it.
+func TestADeletionBesideAnAdoptionIsNotLost(t *testing.T) {
+	m := newMachine(t)
+	// What is deleted is known from the journal alone.
+	var unmarked atomic.Bool
+	unmarked.Store(true)
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpTag && unmarked.Load() {
+			return errors.New("no")
+		}
+		return nil
+	}
+	probing, found := make(chan struct{}), make(chan struct{})
+	d := m.start(t, func(_ *daemon, o *Options) {
+		o.Probe = func(device string) (filesystem.Info, error) {
+			close(probing)
+			<-found
+			return m.probe(device)
+		}
+	})
+	ident := spec.Identity{Name: "a", Class: "local", Size: spec.Size{Required: testExtent}, Format: spec.Format{FSType: filesystem.Ext4, FSUUID: spec.NewUUID()}}
+	id := spec.NewVolumeID()
+	m.formatted["/dev/"+testGroup+"/"+id] = filesystem.FormatOptions{Type: filesystem.Ext4, UUID: ident.FSUUID}
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: id, Extents: 1, Tags: ident.Tags()}))
+	<-probing
+	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: id})
+	close(found)
+	if err != nil {
+		wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+		d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Id: id})
+	}
+	done := must.Get(d.groups.Acquire(t.Context(), d.groups.Named(testGroup)))(t)
+	done()
+	d.kill()
+	unmarked.Store(false)
+	d = m.start(t)
+	if got := d.list(); len(got) != 0 {
+		t.Errorf("what was deleted is back: %v", got)
+	}
 	d.checkClean()
 }
 

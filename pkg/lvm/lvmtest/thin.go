@@ -289,13 +289,15 @@ func thinActivated(t *testing.T, e Env) {
 func tagged(t *testing.T, e Env) {
 	before := e.scan(t).Seqno
 	e.create(t, "cv1", 1, "carve", "carve.copying")
-	must.Succeed(t, e.Groups.Untag(t.Context(), e.Group, "cv1", "carve.copying"))
+	e.create(t, "cv2", 1, "carve.copying", "carve")
+	must.Succeed(t, e.Groups.Untag(t.Context(), e.Group, []string{"cv1", "cv2"}, "carve.copying"))
 	g := e.scan(t)
-	if v := g.Volume("cv1"); len(v.Tags) != 1 || v.Tags[0] != "carve" || g.Seqno != before+2 {
-		t.Errorf("volume %+v, sequence number %d, was %d", v, g.Seqno, before)
+	for _, name := range []string{"cv1", "cv2"} {
+		if v := g.Volume(name); len(v.Tags) != 1 || v.Tags[0] != "carve" || g.Seqno != before+4 {
+			t.Errorf("volume %+v, sequence number %d, was %d", v, g.Seqno, before)
+		}
 	}
-	e.create(t, "cv2", 1, "carve")
-	before = e.scan(t).Seqno
+	before = g.Seqno
 	must.Succeed(t, e.Groups.Tag(t.Context(), e.Group, []string{"cv1", "cv2"}, "carve.deleted"))
 	g = e.scan(t)
 	for _, name := range []string{"cv1", "cv2"} {
@@ -307,5 +309,5 @@ func tagged(t *testing.T, e Env) {
 		t.Errorf("two volumes were tagged; the sequence number is %d, was %d", g.Seqno, before)
 	}
 	wantErr(t, "Tag", e.Groups.Tag(t.Context(), e.Group, []string{"cv9"}, "carve.deleted"), lvm.ErrNotFound)
-	wantErr(t, "Untag", e.Groups.Untag(t.Context(), e.Group, "cv9", "carve.copying"), lvm.ErrNotFound)
+	wantErr(t, "Untag", e.Groups.Untag(t.Context(), e.Group, []string{"cv9"}, "carve.copying"), lvm.ErrNotFound)
 }

@@ -75,8 +75,6 @@ const (
 	Make
 	// MakeFromSource is a new volume that is made of another one.
 	MakeFromSource
-	// Finish is a volume that LVM has made already.
-	Finish
 )
 
 // Admission is what a request for a volume leads to.
@@ -155,7 +153,7 @@ func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits) (A
 
 func newRecord(id string, g *Group, ident spec.Identity) spec.Record {
 	return spec.Record{
-		ID: id, Group: g.name, Phase: spec.Creating, Ident: ident,
+		ID: id, Group: g.name, Phase: spec.Creating, Ident: ident, Tagged: true,
 		Created: time.Now().UTC().Truncate(time.Millisecond),
 	}
 }
@@ -169,7 +167,7 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 	case v.rec.Phase == spec.Ready:
 		return Admission{Volume: v, Ready: v.proto()}, nil
 	case v.life.State() == Unfinished:
-		return Admission{Volume: v, Creation: m.beginCreation(v), Step: Finish}, nil
+		return Admission{}, apierror.VolumeLeftAlone(v.rec.ID, v.group.name, contentsNotFound)
 	case v.op == nil:
 		return Admission{}, apierror.OperationPending("another operation on volume %q is under way", ident.Name)
 	case v.op.cancelled:
@@ -181,6 +179,7 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 
 // admit takes in a new volume, for which it reserves the space, and its creation.
 func (m *model) admit(v *Volume, from *source) *Creation {
+	v.making.tag = makingTag(from)
 	v.reserve()
 	m.add(v, Creating)
 	if from != nil {
@@ -241,23 +240,26 @@ func (op *Creation) Leave() {
 	})
 }
 
-// BeginReformat gives a claimed volume whose key is gone to a creation.
-func (v *Volume) BeginReformat() *Creation {
+// BeginReformat gives a claimed volume to a creation: its key is gone, since lost, or the journal
+// has no end of that.
+func (v *Volume) BeginReformat(lost time.Time) *Creation {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
+	v.rec.Reformatted = lost
 	op := m.beginCreation(v)
 	m.publish(v.group, v)
 	return op
 }
 
 // FinishCreation makes a volume ready as the journal has it.
-func (v *Volume) FinishCreation(done spec.Record) {
+func (v *Volume) FinishCreation() {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	v.rec.Reformatted, v.rec.Copied, v.rec.Source = done.Reformatted, 0, blockdev.WriteMark{}
+	v.rec.Copied, v.rec.Source, v.rec.Tagged = 0, blockdev.WriteMark{}, false
 	m.enter(v, Ready)
+	v.making.offAt = time.Now().Add(untagDelay)
 	m.publish(v.group, v)
 }
 
@@ -286,17 +288,13 @@ func (v *Volume) DropCreation() {
 	m.publish(v.group, v)
 }
 
-// NotZeroed is where a new volume of so many bytes may not hold zeroes. all is true if everything
+// NotZeroed is where a new volume may not hold zeroes. all is true if everything
 // that its user sees of it must.
-func (v *Volume) NotZeroed(size int64) (where zeroed.Set, all bool) {
+func (v *Volume) NotZeroed() (where zeroed.Set, all bool) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	where = v.notZeroed
-	if v.rec.Phase == spec.Unfinished {
-		where = zeroed.Set{{From: 0, To: size}}
-	}
-	return where, m.mustBeZeroed(v.rec.Ident)
+	return v.notZeroed, m.mustBeZeroed(v.rec.Ident)
 }
 
 // created is a volume that LVM has made, with the segments that it lies in, or why these are

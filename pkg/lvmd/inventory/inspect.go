@@ -12,8 +12,9 @@ type Inspection struct {
 	Record spec.Record
 	State  State
 	Device lvm.Device
-	// Busy is true while an operation has the volume.
-	Busy bool
+	// Busy is true while an operation has the volume, and Complete of a volume that waits for its tag
+	// to be taken off, or did so in this run.
+	Busy, Complete bool
 	// Failures counts the attempts that failed since one succeeded.
 	Failures int
 	// Callers counts those that wait for the volume's creation, and Abandoned is true while it is
@@ -28,7 +29,7 @@ func (m *Inventory) Inspect() map[string]Inspection {
 	defer m.unlock()
 	all := map[string]Inspection{}
 	for id, v := range m.volumes {
-		i := Inspection{Record: v.rec, State: v.life.State(), Device: v.device, Busy: v.isBusy(), Failures: v.failures}
+		i := Inspection{Record: v.rec, State: v.life.State(), Device: v.device, Busy: v.isBusy(), Complete: v.making.isOff != nil, Failures: v.failures}
 		if v.op != nil {
 			i.Callers, i.Abandoned = v.op.waiters, v.op.abandoned != nil
 		}

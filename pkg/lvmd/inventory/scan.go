@@ -34,7 +34,7 @@ type Scan struct {
 type Diff struct {
 	// Vanished are the ids of volumes that exist no more.
 	Vanished []string
-	// Adopted are volumes that were not known.
+	// Adopted are volumes that were not known, or of which it was not known that they are complete.
 	Adopted []Adopted
 	// Undone are volumes whose creation no operation continues; they are tombstones now.
 	Undone []spec.Record
@@ -93,6 +93,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	g.foreign = 0
 	before := g.leftAlone
 	g.leaveLaterAlone(found, d)
+	m.deleteMarked(g, found, d)
 	halfMade, dependents := halfMade(found), found.Dependents()
 	g.waiting = nil
 	for i := range found.Volumes {
@@ -104,7 +105,9 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 				if v.rec.Phase == spec.Deleting {
 					d.Undone = append(d.Undone, v.rec)
 				}
-				d.Adopted = append(d.Adopted, Adopted{v})
+				if v.life.State() == Ready {
+					d.Adopted = append(d.Adopted, Adopted{v})
+				}
 				d.changed = append(d.changed, v)
 			}
 		}
@@ -120,6 +123,10 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 		}
 		v.halfMade = halfMade[lv.Name]
 		m.advance(v, lv, d)
+		if v.rec.Phase == spec.Unfinished && !v.inspected {
+			d.Adopted = append(d.Adopted, Adopted{v})
+		}
+		v.inspected = true
 	}
 	slices.Sort(g.waiting)
 	for name, why := range g.leftAlone {
@@ -238,6 +245,24 @@ func examples(all []string) string {
 	return strings.Join(all, "; ")
 }
 
+// deleteMarked makes tombstones of known volumes that LVM shows as deleted: the journal is older
+// than LVM's metadata. Their names are free, for volumes that it does not know.
+func (m *model) deleteMarked(g *Group, found *lvm.Group, d *Diff) {
+	for i := range found.Volumes {
+		v := m.volumes[found.Volumes[i].Name]
+		if v == nil || v.group != g || v.isBusy() || v.rec.Phase == spec.Deleting || !isMarked(&found.Volumes[i]) {
+			continue
+		}
+		m.warn("a volume is deleted, by its tags; the journal is older", "volume", v.rec.ID, "name", v.rec.Ident.Name)
+		if v.life.State() != Interrupted {
+			m.enter(v, Deleting)
+		}
+		m.markDeleted(v)
+		d.Undone = append(d.Undone, v.rec)
+		d.changed = append(d.changed, v)
+	}
+}
+
 // advance changes the state of a volume by what a scan says of it.
 func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 	if v.life.State() == Deleted && isMarked(lv) {
@@ -245,6 +270,18 @@ func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 		v.failures, v.retryAt = 0, time.Time{}
 	}
 	if v.life.State() != Interrupted {
+		return
+	}
+	if !v.isMaking() && !v.halfMade {
+		m.keepIntended(v, d)
+		return
+	}
+	if showsIfComplete(v) {
+		// It may have been handed out already: what is on it decides.
+		m.info("it is looked at whether a volume whose making has no end in the journal is complete", "volume", v.rec.ID, "name", v.rec.Ident.Name)
+		v.rec.Tagged = false
+		m.enter(v, Unfinished)
+		d.changed = append(d.changed, v)
 		return
 	}
 	if m.resumeCopy(v) {
@@ -255,6 +292,25 @@ func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 	m.info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
 	m.markDeleted(v)
 	d.Undone = append(d.Undone, v.rec)
+	d.changed = append(d.changed, v)
+}
+
+// keepIntended keeps a volume that the journal has as being made, and LVM does not: lvmd ended just
+// before it acknowledged the volume, or the journal is older than LVM's metadata, and the volume may
+// have been in use since.
+func (m *model) keepIntended(v *Volume, d *Diff) {
+	to := Ready
+	if !v.rec.Tagged && !v.rec.Ident.Snapshot {
+		// A version made it that tagged none. What is on it says more.
+		to = Unfinished
+	}
+	m.warn("a volume whose making has no end in the journal may have been handed out, by its tags; it is kept",
+		"volume", v.rec.ID, "name", v.rec.Ident.Name, "state", string(to))
+	v.rec.Tagged, v.rec.Copied, v.rec.Source = false, 0, blockdev.WriteMark{}
+	m.enter(v, to)
+	if to == Ready {
+		d.Adopted = append(d.Adopted, Adopted{v})
+	}
 	d.changed = append(d.changed, v)
 }
 
@@ -295,14 +351,17 @@ func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependent
 	}
 	// Who has a device open is not reported.
 	limits, limitTags := spec.LimitsFromTags(lv.Tags)
-	same := v.extents == extents && v.limits == limits && v.device.Path == device.Path &&
+	tagged := slices.Contains(lv.Tags, spec.TagEncrypted)
+	encrypted := v.rec.Encrypted || tagged // The journal may be older.
+	same := v.rec.Encrypted == encrypted && v.extents == extents && v.limits == limits && v.device.Path == device.Path &&
 		v.device.Major == device.Major && v.device.Minor == device.Minor && sameConditions(v.conditions, found)
 	if lv.Pool == "" {
 		v.layout, v.on = lv.Layout, lv.On
 	}
 	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, found
 	v.limits, v.limitTags = limits, limitTags
-	v.tagged = slices.Contains(lv.Tags, spec.TagEncrypted)
+	v.tagged, v.rec.Encrypted = tagged, encrypted
+	v.making.tag = spec.MakingTag(lv.Tags)
 	v.pool = v.group.pool(lv.Pool) // It is always the same one; the first scan finds it.
 	return !same
 }
@@ -338,8 +397,8 @@ func (m *model) adopt(g *Group, lv *lvm.Volume, halfMade bool) *Volume {
 	switch {
 	case isMarked(lv):
 		state = Deleted
-	case slices.Contains(lv.Tags, spec.TagCopying) || isExtension(lv.Tags) || halfMade:
-		// How much of it was copied or zeroed is not known: it was never handed out.
+	case spec.MakingTag(lv.Tags) != "" && !v.rec.Encrypted || isExtension(lv.Tags) || halfMade:
+		// How far it came is not known.
 		state = Interrupted
 	}
 	m.warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name, "state", string(state))
@@ -374,34 +433,57 @@ func halfMade(g *lvm.Group) map[string]bool {
 	return names
 }
 
-// Adopted is a volume that was not in the journal.
+// Adopted is a volume that was not in the journal, or not as one that is complete.
 type Adopted struct{ *Volume }
 
-// Known is what is known of the volume that the journal keeps, with phase
-// unfinished if it is known to be, and the path of its device, or nothing.
-func (a Adopted) Known() (rec spec.Record, path string) {
+// Claimed is what is known of a volume that is being adopted.
+type Claimed struct {
+	// Record is what the journal keeps.
+	Record spec.Record
+	// Path is that of the volume's device, or empty.
+	Path string
+	// Making is true of a volume with the tag of what may never have been handed out, and Whole is
+	// false if something is missing of it by its size. Thin is true of a thin volume.
+	Making, Whole, Thin bool
+}
+
+// Claim claims the volume until Set, Undo or Release, so that no deletion writes its record
+// meanwhile. It returns false if an operation has the volume: what that leaves, the next start
+// adopts.
+func (a Adopted) Claim() (c Claimed, ok bool) {
 	m := a.group.m
 	m.lock()
 	defer m.unlock()
-	rec = a.rec
-	if a.tooSmall() {
-		rec.Phase = spec.Unfinished
+	if s := a.life.State(); s != Ready && s != Unfinished {
+		return Claimed{}, false
 	}
-	return rec, a.device.Path
+	m.enter(a.Volume, Checking)
+	return Claimed{Record: a.rec, Path: a.device.Path, Making: a.isMaking(), Whole: !a.tooSmall(), Thin: a.pool != nil}, true
 }
 
-// Set takes over how far the volume has come.
+// Undo makes the claimed volume a tombstone, as it was never handed out, and returns what the
+// journal is to have.
+func (a Adopted) Undo() spec.Record {
+	v, m := a.Volume, a.group.m
+	m.lock()
+	defer m.unlock()
+	m.info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
+	m.markDeleted(v)
+	m.publish(v.group, v)
+	return v.rec
+}
+
+// Set takes over how far the claimed volume has come, and releases it.
 func (a Adopted) Set(rec spec.Record) {
 	v, m := a.Volume, a.group.m
 	m.lock()
 	defer m.unlock()
-	if v.rec.Phase == spec.Deleting {
-		return
-	}
+	m.enter(v, v.life.Released())
 	v.rec.Encrypted = rec.Encrypted
-	if rec.Phase == spec.Unfinished {
-		v.rec.Phase = spec.Unfinished
-		m.enter(v, v.life.FoundUnfinished())
+	if rec.Phase == spec.Ready {
+		m.enter(v, Ready)
+	} else {
+		m.enter(v, Unfinished)
 	}
 	m.publish(v.group, v)
 }

@@ -47,7 +47,7 @@ func (m *Inventory) AdmitSnapshot(ident spec.Identity) (Admission, error) {
 	}
 	ident.Class, ident.Block, ident.FSType, ident.FSUUID = from.Class, from.Block, from.FSType, from.FSUUID
 	ident.Required = origin.bytes()
-	text := layout.VolumeText(ident.Tags(), 1)
+	text := layout.VolumeText(append(ident.Tags(), spec.TagMaking), 1)
 	if err := origin.snapshotFits(text); err != nil {
 		return Admission{}, err
 	}

@@ -14,8 +14,7 @@ import (
 
 // source is what a volume or snapshot is being made of.
 type source struct {
-	// volume is pinned: it is neither deleted nor expanded meanwhile. It is nil
-	// when only the enlargement is left to be done.
+	// volume is pinned: it is neither deleted nor expanded meanwhile.
 	volume *Volume
 	// snapshot is true when it is made by a snapshot in the source's pool, and
 	// false when the source is copied.
@@ -36,7 +35,7 @@ func (v *volumeWork) pin(from *source) {
 
 // unpin ends that.
 func (v *volumeWork) unpin() {
-	if v.source != nil && v.source.volume != nil {
+	if v.source != nil {
 		v.source.volume.pins--
 	}
 	v.source = nil
@@ -44,11 +43,15 @@ func (v *volumeWork) unpin() {
 
 // tags are the volume's when it is created.
 func (v *Volume) tags() []string {
-	t := append(v.rec.Ident.Tags(), v.limitTags...)
-	if v.source != nil && !v.source.snapshot {
-		t = append(t, spec.TagCopying)
+	return append(append(v.rec.Ident.Tags(), v.limitTags...), v.making.tag)
+}
+
+// makingTag is that of a volume that is being made of from, or of nothing.
+func makingTag(from *source) string {
+	if from != nil && !from.snapshot {
+		return spec.TagCopying
 	}
-	return t
+	return spec.TagMaking
 }
 
 // sourceVolume finds a volume that something can be made of now.
@@ -109,7 +112,7 @@ func (m *model) chooseFor(c *class, ident *spec.Identity) (*classGroup, fit, *so
 // Source is what a volume is being made of.
 type Source struct {
 	of *Volume
-	// Volume is pinned, or nil when only the enlargement is left to be done.
+	// Volume is pinned.
 	Volume *Volume
 	// Snapshot is true when the volume is made by a snapshot in the source's pool, and
 	// false when the source is copied.
@@ -169,20 +172,13 @@ func (s *Source) TakeHandle() blockdev.Handle {
 }
 
 // ContinueFrom notes the device of a volume that LVM has made, if it has one, and returns what it
-// is made of. For a volume that was adopted before it had its size, that is the enlargement. It
-// is nil where nothing is left to be done.
+// is made of.
 func (v *Volume) ContinueFrom(d *lvm.Device) *Source {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
 	if d != nil {
 		v.device, v.conditions = *d, nil
-	}
-	if v.source == nil && v.tooSmall() {
-		want, _ := v.rec.Ident.Extents(v.group.info.ExtentSize)
-		v.source = &source{snapshot: true, have: v.extents}
-		v.pool.expanding += want - v.extents
-		v.extents = want
 	}
 	return m.source(v)
 }

@@ -15,15 +15,14 @@ const (
 	New State = ""
 	// Creating is a new volume that a creation has.
 	Creating State = "creating"
-	// Finishing is an unfinished volume that a creation has, which formats it after all.
-	Finishing State = "finishing"
 	// Refilling is an encrypted volume that a creation has, which formats it with another key.
 	Refilling State = "refilling"
 	// Interrupted is a creation that ended in the middle, with the run of lvmd that had it.
 	Interrupted State = "interrupted"
 	// Ready is a volume that can be used.
 	Ready State = "ready"
-	// Unfinished is a volume whose file system, or header, was not found.
+	// Unfinished is a volume that may have been handed out, and whose file system, or header, was
+	// not found.
 	Unfinished State = "unfinished"
 	// KeyLost is an encrypted volume whose key is gone, and what it held with it.
 	KeyLost State = "keyLost"
@@ -32,7 +31,8 @@ const (
 	Expanding State = "expanding"
 	// Noting is the claim of the record that the node has encrypted the volume.
 	Noting State = "noting"
-	// Checking is the claim of the search for an encrypted device that is missing.
+	// Checking is the claim of the search for what is missing: the encrypted device, or the end
+	// of its making in the journal.
 	Checking State = "checking"
 	// Deleting is the claim of a deletion.
 	Deleting State = "deleting"
@@ -53,7 +53,7 @@ func (s State) IsClaim() bool {
 }
 
 // IsCreation reports whether a creation has the volume.
-func (s State) IsCreation() bool { return s == Creating || s == Finishing || s == Refilling }
+func (s State) IsCreation() bool { return s == Creating || s == Refilling }
 
 // Transition is one allowed change of state, and what causes it.
 type Transition struct {
@@ -77,13 +77,15 @@ var Transitions = []Transition{
 	{Creating, Gone, "it fails before"},
 	{Interrupted, Creating, "a copy is continued"},
 	{Interrupted, Deleted, "the creation is undone"},
+	{Interrupted, Ready, "it was handed out, by its tags"},
+	{Interrupted, Unfinished, "it may have been handed out"},
 	{Ready, Unfinished, "no file system is found on it"},
-	{Unfinished, Finishing, "it is requested again"},
-	{Finishing, Ready, "it is formatted"},
-	{Finishing, Unfinished, "that fails"},
+	{Unfinished, Checking, "a start looks for it again"},
+	{Unfinished, Ready, "that finds it"},
 	{Ready, Expanding, "an expansion claims it"},
 	{Ready, Noting, "the node has encrypted it"},
-	{Ready, Checking, "its encrypted device is missing"},
+	{Ready, Checking, "something of it is missing"},
+	{Checking, Deleted, "it is not complete: it was never handed out"},
 	{Checking, Refilling, "its key is gone"},
 	{KeyLost, Checking, "its key was lost before"},
 	{Refilling, Ready, "it is formatted"},
@@ -106,7 +108,7 @@ func PhaseOf(s State) spec.Phase {
 		return spec.Creating
 	case Ready:
 		return spec.Ready
-	case Unfinished, Finishing:
+	case Unfinished:
 		return spec.Unfinished
 	case KeyLost, Refilling:
 		return spec.DataLost
@@ -196,8 +198,6 @@ func (l *Lifecycle) Begun() State {
 	switch l.state {
 	case Interrupted:
 		return Creating
-	case Unfinished:
-		return Finishing
 	case Checking:
 		return Refilling
 	default:
@@ -210,21 +210,9 @@ func (l *Lifecycle) Ended() State {
 	switch l.state {
 	case Creating:
 		return Interrupted
-	case Finishing:
-		return Unfinished
 	case Refilling:
 		return KeyLost
 	default:
 		return l.state
 	}
-}
-
-// FoundUnfinished is the state of a volume on which no file system was found. One that
-// an operation has claimed meanwhile is unfinished when that ends.
-func (l *Lifecycle) FoundUnfinished() State {
-	if l.state.IsClaim() {
-		l.claimedIn = Unfinished
-		return l.state
-	}
-	return Unfinished
 }

@@ -37,11 +37,11 @@ func TestOnlyTheTableAndItsRulesLeadFromStateToState(t *testing.T) {
 		{"a refused deletion does not finish a volume", []inventory.State{inventory.Unfinished, inventory.Deleting}, inventory.Ready, false},
 		{"an expanded volume vanishes", []inventory.State{inventory.Ready, inventory.Expanding}, inventory.Gone, true},
 		{"two operations claim a volume", []inventory.State{inventory.Ready, inventory.Expanding}, inventory.Deleting, false},
-		{"a volume that is being deleted is made ready by a creation", []inventory.State{inventory.Unfinished, inventory.Deleting}, inventory.Finishing, false},
+		{"an unfinished volume is formatted after all", []inventory.State{inventory.Unfinished}, inventory.Creating, false},
 		{"a tombstone comes back", []inventory.State{inventory.Deleted}, inventory.Ready, false},
 		{"a volume that was never handed out is not wiped", []inventory.State{inventory.Ready, inventory.Deleting, inventory.Deleted}, inventory.Wiped, true},
 		{"a volume is wiped that is not deleted", []inventory.State{inventory.Ready}, inventory.Wiped, false},
-		{"a volume vanishes that is being finished", []inventory.State{inventory.Unfinished, inventory.Finishing}, inventory.Gone, false},
+		{"a volume vanishes that is being reformatted", []inventory.State{inventory.KeyLost, inventory.Checking, inventory.Refilling}, inventory.Gone, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := at(t, c.path...)
@@ -64,16 +64,6 @@ func TestNothingLeadsOutOfGone(t *testing.T) {
 		if err := l.Enter(to); err != nil || l.State() != inventory.Gone {
 			t.Errorf("to %q: state %q, error %v", to, l.State(), err)
 		}
-	}
-}
-
-func TestAVolumeThatIsFoundUnfinishedWhileItIsClaimedIsSoAfterwards(t *testing.T) {
-	l := at(t, inventory.Ready, inventory.Expanding)
-	if s := l.FoundUnfinished(); s != inventory.Expanding {
-		t.Errorf("state %q while it is claimed", s)
-	}
-	if err := l.Enter(l.Released()); err != nil || l.State() != inventory.Unfinished {
-		t.Errorf("released to %q, error %v", l.State(), err)
 	}
 }
 

@@ -52,6 +52,10 @@ type volumeScan struct {
 	halfMade bool
 	// tagged is true when LVM shows that the volume's header was made.
 	tagged bool
+	making making
+	// inspected is true once it was asked for, in this run, whether what should be on the volume
+	// is there.
+	inspected bool
 }
 
 // volumeHealth is what is wrong with the volume; all of it is empty when nothing is.
@@ -190,10 +194,14 @@ func (v *recorded) notEncrypted(field string) error {
 
 // allConditions are the volume's own conditions and those of its pool.
 func (v *Volume) allConditions() []*lvmdv1.Condition {
-	if v.pool == nil {
-		return slices.Concat(v.conditions, v.raid)
+	all := slices.Concat(v.conditions, v.raid)
+	if v.pool != nil {
+		all = slices.Concat(v.conditions, v.pool.troubles(), v.pool.raid)
 	}
-	return slices.Concat(v.conditions, v.pool.troubles(), v.pool.raid)
+	if v.rec.Phase == spec.Unfinished {
+		all = append(all, condition(conditions.ContentsNotFound, "%s", contentsNotFound))
+	}
+	return all
 }
 
 // lookup finds a volume, or a snapshot, by exactly one of id and name. Tombstones are not found.

@@ -2,7 +2,8 @@
 // removes them, in the background, for each volume group.
 //
 // A deletion is acknowledged once its tombstone is in the journal. No extent is free before it was
-// wiped and the wipe is durable. Wiping never holds a group's exclusive slot.
+// wiped and the wipe is durable. Wiping never holds a group's exclusive slot. In its turns at that, it
+// also takes off volumes that were handed out the tag that they were made with.
 //
 // Vocabulary
 //

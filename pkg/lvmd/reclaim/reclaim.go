@@ -21,6 +21,8 @@ const (
 	MaxRemoved = 54
 	// maxMarked bounds how many volumes one command marks, for the same reasons.
 	maxMarked = 50
+	// MaxUntagged bounds how many volumes one command takes a tag off, for the same reasons.
+	MaxUntagged = 50
 	// turnRetry is how long the loop waits when it could not get the group's slot.
 	turnRetry = 250 * time.Millisecond
 )
@@ -53,15 +55,17 @@ func New(o Options) *Reclaimer {
 
 func (r *Reclaimer) crash(point string) { r.Crash(point) }
 
-// RemoveLoop marks the group's new tombstones and frees the wiped ones until ctx is done.
+// RemoveLoop marks the group's new tombstones, frees the wiped ones, and takes off those volumes
+// that were handed out the tag that they were made with, until ctx is done.
 // While it waits for its turn at the group's slot, more of them gather: the busier the group is, the
 // fewer commands there are for each volume.
 func (r *Reclaimer) RemoveLoop(ctx context.Context, g *volumegroup.Group) {
 	for ctx.Err() == nil {
 		unmarked, retry := g.NextToMark(1)
 		wiped, again := g.NextToRemove(1)
-		if len(unmarked)+len(wiped) == 0 {
-			if !g.Remove.Wait(ctx, wakeup.Earlier(retry, again)) {
+		tagged, keeps := inventory.NextToUntag(g.Group)
+		if len(unmarked)+len(wiped) == 0 && !tagged {
+			if !g.Remove.Wait(ctx, wakeup.Earlier(keeps, wakeup.Earlier(retry, again))) {
 				return
 			}
 			continue
@@ -73,27 +77,31 @@ func (r *Reclaimer) RemoveLoop(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// turn removes wiped tombstones and marks new ones, in one turn at the group's slot: neither waits
-// until there is no more of the other.
+// turn removes wiped tombstones, marks new ones and takes off tags, in one turn at the group's slot:
+// none waits until there is no more of the others.
 func (r *Reclaimer) turn(ctx context.Context, g *volumegroup.Group) error {
-	removed, err := r.change(ctx, g)
-	if err != nil || len(removed) == 0 {
+	removed, untagged, err := r.change(ctx, g)
+	switch {
+	case err != nil:
 		return err
+	case len(removed) > 0:
+		r.crash("delete: removed")
+	case !untagged:
+		return nil
 	}
-	r.crash("delete: removed")
-	if err := r.Journal.RemoveVolumes(idsOf(removed), r.Groups.Remember(g)); err != nil {
+	if err := r.Journal.RemoveVolumes(IDs(removed), r.Groups.Remember(g)); err != nil {
 		// The next start finds tombstones without volumes, and forgets them.
 		r.Log.Error("tombstones are left in the journal", "group", g.Name(), "error", err)
 	}
 	return nil
 }
 
-// change runs a turn's commands, and returns what was removed. It fails when the slot cannot be had;
-// volumes of which a command fails are postponed.
-func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed []*inventory.Volume, err error) {
+// change runs a turn's commands, and returns what was removed, and whether tags were taken off. It
+// fails when the slot cannot be had; volumes of which a command fails are postponed.
+func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed []*inventory.Volume, untagged bool, err error) {
 	done, err := r.Groups.Acquire(ctx, g)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer done()
 	if batch, _ := g.NextToRemove(MaxRemoved); len(batch) > 0 {
@@ -110,13 +118,37 @@ func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed [
 			inventory.PostponeMarks(batch)
 		}
 	}
-	return removed, nil
+	if due, _ := inventory.NextToUntag(g.Group); due {
+		untagged = r.untag(ctx, g)
+	}
+	return removed, untagged, nil
+}
+
+// untag takes off the tags of volumes that were handed out, also of those that may keep it yet. The
+// caller has the group's slot.
+func (r *Reclaimer) untag(ctx context.Context, g *volumegroup.Group) bool {
+	batch, tag := inventory.ToUntag(g.Group, nil, MaxUntagged)
+	if len(batch) == 0 {
+		return false
+	}
+	err := r.Groups.ChangeHeld(g, func(ctx context.Context) (inventory.Effect, error) {
+		return inventory.Untagged(batch), r.LVM.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), IDs(batch), tag)
+	})
+	if err == nil {
+		r.crash("create: untagged later")
+		return true
+	}
+	if ctx.Err() == nil {
+		r.Log.Warn("taking the tag off volumes that are complete failed and will be tried again", "group", g.Name(), "volumes", len(batch), "tag", tag, "error", err)
+		inventory.PostponeUntag(batch)
+	}
+	return false
 }
 
 // remove frees tombstones. The caller has the group's slot.
 func (r *Reclaimer) remove(g *volumegroup.Group, batch []*inventory.Volume) error {
 	return r.Groups.ChangeHeld(g, func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.Removed(batch), r.LVM.Remove(volumegroup.ForClassOf(ctx, batch...), g.Name(), idsOf(batch))
+		return inventory.Removed(batch), r.LVM.Remove(volumegroup.ForClassOf(ctx, batch...), g.Name(), IDs(batch))
 	})
 }
 
@@ -146,11 +178,12 @@ func (r *Reclaimer) mark(g *volumegroup.Group, batch []*inventory.Volume) error 
 
 func (r *Reclaimer) tag(g *volumegroup.Group, batch []*inventory.Volume) error {
 	return r.Groups.ChangeHeld(g, func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.MarkedDeleted(batch), r.LVM.Tag(volumegroup.ForClassOf(ctx, batch...), g.Name(), idsOf(batch), spec.TagDeleted)
+		return inventory.MarkedDeleted(batch), r.LVM.Tag(volumegroup.ForClassOf(ctx, batch...), g.Name(), IDs(batch), spec.TagDeleted)
 	})
 }
 
-func idsOf(volumes []*inventory.Volume) []string {
+// IDs are those of volumes.
+func IDs(volumes []*inventory.Volume) []string {
 	ids := make([]string, len(volumes))
 	for i, v := range volumes {
 		ids[i] = v.ID()

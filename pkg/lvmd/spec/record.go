@@ -12,14 +12,14 @@ type Phase string
 // Phases of volumes.
 const (
 	// Creating is an intent. At start, it is undone, or carried on if it is a copy with
-	// progress on record.
+	// progress on record, unless LVM or what is on the volume shows that it may have been handed out.
 	Creating Phase = "creating"
 	// Ready is that of a volume that can be used.
 	Ready Phase = "ready"
 	// Deleting is a tombstone.
 	Deleting Phase = "deleting"
-	// Unfinished means that the journal was lost, and no file system is found where one
-	// should be. It is finished when the volume is asked for again.
+	// Unfinished means that neither the journal nor LVM says whether the volume was handed
+	// out, and what should be on it is not found. It is kept as it is, and not handed out.
 	Unfinished Phase = "unfinished"
 	// DataLost means that the key of an encrypted volume is gone. It is being reformatted.
 	DataLost Phase = "emptied"
@@ -33,6 +33,9 @@ type Record struct {
 	Group string   `json:"group"`
 	Phase Phase    `json:"phase"`
 	Ident Identity `json:"identity"`
+	// Tagged is true of an intent whose volume has a tag until it is handed out, see
+	// spec.TagMaking. Versions before that tag made intents without.
+	Tagged bool `json:"tagged,omitempty"`
 	// Wiped is how many bytes of a volume in phase deleting are known to read
 	// as zeroes, durably, from its beginning.
 	Wiped int64 `json:"wiped,omitempty"`

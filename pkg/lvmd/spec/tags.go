@@ -38,7 +38,11 @@ const (
 	tagSource    = "carve.source="
 	tagSnapshot  = "carve.snapshot"
 	tagCrypt     = "carve.crypt=" // KIND, and ":discards" when those are let through
-	// TagCopying is on a volume until all of its source is copied.
+	// TagMaking is on a volume from the command that makes it until it is handed out, or shortly
+	// after that where what is on it shows whether it is complete. Without it nothing that is on
+	// the volume is given up because of what the journal says.
+	TagMaking = "carve.making"
+	// TagCopying is on a copy instead of TagMaking. Versions before that one know it, too.
 	TagCopying = "carve.copying"
 	// TagDeleted is on what is deleted, from before anything is done to it.
 	TagDeleted = "carve.deleted"
@@ -128,6 +132,16 @@ func IsOurTag(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
 // AreOurs reports whether tags mark a volume as Carve's, in a form that this version knows.
 func AreOurs(tags []string) bool {
 	return slices.Contains(tags, TagMarker) && LaterMarker(tags) == ""
+}
+
+// MakingTag returns the tag that says that a volume may never have been handed out, or nothing.
+func MakingTag(tags []string) string {
+	for _, t := range []string{TagMaking, TagCopying} {
+		if slices.Contains(tags, t) {
+			return t
+		}
+	}
+	return ""
 }
 
 // LaterMarker returns the marker of a later version, whose tags this one cannot read: the

@@ -13,7 +13,7 @@ import (
 )
 
 // Change runs one command that changes a group, in its slot, and leaves the inventory true to what
-// came of it. run returns the command's effect when it succeeds.
+// came of it. run returns the command's effect when it succeeds, or nil when it had nothing to do.
 //
 // When the sequence number shows that nothing else happened to the group, no further
 // command is needed; otherwise, and after any failure, the group is scanned.
@@ -51,7 +51,7 @@ func (s *Groups) ChangeHeld(g *Group, run func(context.Context) (inventory.Effec
 			s.Log.Error("scanning after a failed command", "group", g.Name(), "error", scanErr)
 		}
 		return err
-	case s.commit(g, change, effect):
+	case effect == nil, s.commit(g, change, effect):
 		return nil
 	}
 	change.Unexplained()

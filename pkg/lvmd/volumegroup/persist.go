@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -34,7 +35,7 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 		}
 	}
 	for _, v := range diff.Adopted {
-		if err := s.persistAdopted(v); err != nil {
+		if err := s.persistAdopted(g, v); err != nil {
 			return err
 		}
 	}
@@ -61,58 +62,102 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	return nil
 }
 
-// persistAdopted decides how far a volume had come that the journal did not
-// know. A raw volume has nothing to finish. A file system that a probe does
-// not find was never handed out, or is damaged: the volume stays, as
-// unfinished, and nothing on it is touched until it is requested again by its name.
-func (s *Groups) persistAdopted(v inventory.Adopted) error {
-	rec, path := v.Known()
-	switch {
-	case rec.Phase == spec.Creating || rec.Phase == spec.Deleting:
+// contents are what a look at a volume finds of what should be on it.
+type contents int
+
+const (
+	// notKnown is of what shows nothing, or cannot be looked at.
+	notKnown contents = iota
+	missing
+	whole
+)
+
+// persistAdopted decides how far a volume had come of which the journal did not know that it is
+// complete. One that is complete is ready, handed out or not: the next request of its name finds it.
+// One that is not is undone while it has the tag of what was never handed out. Without the tag it is
+// damaged, or a version before spec.TagMaking did not come to completing it: it stays, as
+// unfinished, and nothing on it is touched.
+func (s *Groups) persistAdopted(g *Group, v inventory.Adopted) error {
+	c, ok := v.Claim()
+	if !ok {
 		return nil // Its undoing is journaled.
-	case path == "":
-	case rec.Ident.IsLUKS():
-		s.inspectAdopted(&rec, path)
-	case !rec.Ident.Block:
-		s.probeAdopted(&rec, path)
+	}
+	rec := c.Record
+	switch found := s.lookAt(c, &rec); {
+	case found == missing && c.Making:
+		err := s.Journal.PutVolume(v.Undo())
+		g.Reclaim()
+		return err
+	case found == notKnown && c.Making:
+		v.Release() // The next start looks again.
+		return nil
+	case found == missing:
+		rec.Phase = spec.Unfinished
+	case found == whole:
+		rec.Phase = spec.Ready
 	}
 	if err := s.Journal.PutVolume(rec); err != nil {
+		v.Release()
 		return err
 	}
 	v.Set(rec)
 	return nil
 }
 
-func (s *Groups) probeAdopted(rec *spec.Record, path string) {
+// lookAt looks for what should be on a volume. It notes in the record that the volume is encrypted.
+func (s *Options) lookAt(c inventory.Claimed, rec *spec.Record) contents {
+	switch {
+	case !c.Whole:
+		return missing
+	case rec.Ident.Snapshot, rec.Ident.Block && !rec.Ident.IsLUKS():
+		if c.Making && c.Thin && (c.Path != "" || rec.Ident.Snapshot) {
+			return whole // It is so since the command that made it, or gave it its size.
+		}
+		return notKnown
+	case c.Path == "" && rec.Ident.Encryption == names.EncryptionEphemeral && c.Making:
+		return missing // What it may have held is gone with its key.
+	case c.Path == "":
+		return notKnown
+	case rec.Ident.IsLUKS():
+		return s.inspectAdopted(rec, c.Path)
+	}
+	return s.probeAdopted(rec, c.Path)
+}
+
+// probeAdopted looks for the volume's file system. Each mkfs completes the superblock last, after
+// it has flushed all else.
+func (s *Options) probeAdopted(rec *spec.Record, path string) contents {
 	info, err := s.Probe(path)
 	switch {
 	case errors.Is(err, filesystem.ErrUnformatted):
-		rec.Phase = spec.Unfinished
+		return missing
 	case err != nil:
 		s.Log.Error("adopted volume cannot be read", "volume", rec.ID, "error", err)
+		return notKnown
 	case info.UUID != rec.Ident.FSUUID:
 		// Signatures of an earlier use of the disk, or an administrator changed the UUID.
-		rec.Phase = spec.Unfinished
 		s.Log.Warn("adopted volume holds another file system than the one it was made with; it is not handed out",
 			"volume", rec.ID, "want", rec.Ident.FSUUID, "is", info.UUID)
+		return missing
 	}
+	return whole
 }
 
 // inspectAdopted is probeAdopted for a volume that its user encrypts. A header shows that a user
-// had it, whatever of it was made. Only where it is
-// another volume's, as what lay there before, was the creation never finished.
-func (s *Groups) inspectAdopted(rec *spec.Record, path string) {
+// had it, whatever of it was made; without one it is fit for one.
+func (s *Options) inspectAdopted(rec *spec.Record, path string) contents {
 	state, err := s.Inspect(path, rec.ID)
 	switch {
 	case err == nil:
 		rec.Encrypted = rec.Encrypted || state == luks.Made
 		s.Log.Info("adopted an encrypted volume", "volume", rec.ID, "state", state)
+		return whole
 	case errors.Is(err, luks.ErrForeign), errors.Is(err, luks.ErrDamaged):
-		rec.Phase = spec.Unfinished
 		s.Log.Warn("adopted volume does not hold the encrypted volume that it was made for; it is not handed out", "volume", rec.ID, "error", err)
-	default:
-		s.Log.Error("adopted volume cannot be read", "volume", rec.ID, "error", err)
+		return missing
 	}
+	s.Log.Error("adopted volume cannot be read", "volume", rec.ID, "error", err)
+	return notKnown
 }
 
 // warnOfKeys warns of volumes that are gone but for their encrypted devices. LVM

@@ -1,0 +1,132 @@
+package inventory
+
+import (
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
+)
+
+// untagDelay is how long a volume that was handed out may keep its tag, so that one command takes
+// it off all that are made meanwhile.
+const untagDelay = time.Second
+
+// making is how a volume is handed out.
+type making struct {
+	// tag is what shows that it may never have been handed out. It is on the volume from the command
+	// that makes it until it is taken off; empty after that.
+	tag string
+	// isOff is set for a new volume that is handed out only without the tag, and closed when that
+	// is off.
+	isOff chan struct{}
+	// offAt is when the tag is to be taken off a volume that is ready.
+	offAt time.Time
+}
+
+// isMaking reports whether LVM shows that the volume may never have been handed out. What a user has
+// encrypted was, though its tag is not off yet.
+func (v *volumeScan) isMaking() bool { return v.making.tag != "" && !v.tagged }
+
+// showsIfComplete reports whether what is on a volume, or its size, shows whether it is complete: a
+// file system, a header, or thin volumes, which hold what they are to hold from the command on that
+// makes them or gives them their size. A copy shows what its source does before it is complete.
+func showsIfComplete(v *Volume) bool {
+	i := &v.rec.Ident
+	return v.making.tag == spec.TagMaking && !v.halfMade && (!i.Block || i.IsLUKS() || v.pool != nil && !v.IsEncrypted())
+}
+
+// Complete notes that a volume is only to be handed out, and returns what is closed once the tag
+// is taken off it for that. It returns nil if it needs not be: the volume has none, or shows
+// without that whether it is complete.
+func Complete(v *Volume) (isOff <-chan struct{}) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	if v.making.tag == "" || showsIfComplete(v) {
+		return nil
+	}
+	v.making.isOff = make(chan struct{})
+	return v.making.isOff
+}
+
+// mayBeUntagged reports whether the volume is complete and has a tag to be taken off.
+func mayBeUntagged(v *Volume) bool {
+	switch {
+	case v.making.tag == "":
+		return false
+	case v.life.State() == Creating:
+		return v.making.isOff != nil && v.op != nil && !v.op.cancelled
+	default:
+		return v.life.State() == Ready
+	}
+}
+
+// NextToUntag reports whether the tag is to be taken off volumes of a group that were handed out with
+// it. When all of them may keep it yet, it returns until when; the zero time means for an event.
+func NextToUntag(g *Group) (due bool, retry time.Time) {
+	m := g.m
+	now := time.Now()
+	m.lock()
+	defer m.unlock()
+	if !g.canFree() {
+		return false, time.Time{}
+	}
+	for _, v := range m.volumes {
+		switch {
+		case v.group != g || v.life.State() != Ready || !mayBeUntagged(v):
+		case v.making.offAt.After(now):
+			retry = wakeup.Earlier(retry, v.making.offAt)
+		default:
+			due = true
+		}
+	}
+	return due, retry
+}
+
+// ToUntag are at most so many complete volumes of a group that have the same tag to be taken off.
+// There are none if first is not nil and was handed out with others.
+func ToUntag(g *Group, first *Volume, most int) (batch []*Volume, tag string) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	if first != nil {
+		if first.making.tag == "" {
+			return nil, ""
+		}
+		batch, tag = append(batch, first), first.making.tag
+	}
+	for _, v := range m.volumes {
+		if len(batch) == most || v == first || v.group != g || !mayBeUntagged(v) || tag != "" && v.making.tag != tag {
+			continue
+		}
+		batch, tag = append(batch, v), v.making.tag
+	}
+	return batch, tag
+}
+
+// PostponeUntag delays the next attempt on volumes that still have their tags.
+func PostponeUntag(batch []*Volume) {
+	m := batch[0].group.m
+	m.lock()
+	defer m.unlock()
+	for _, v := range batch {
+		v.making.offAt = time.Now().Add(lastRetry)
+	}
+}
+
+type untagged struct{ batch []*Volume }
+
+// Untagged is the effect of the command that takes their tag off volumes.
+func Untagged(batch []*Volume) Effect { return untagged{batch} }
+
+func (e untagged) steps() uint64 { return uint64(len(e.batch)) }
+func (e untagged) delta() int64  { return 0 }
+func (e untagged) apply(*model) []*Volume {
+	for _, v := range e.batch {
+		v.making.tag = ""
+		if v.making.isOff != nil {
+			close(v.making.isOff)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// rollBack gives an lvmd that has ended the journal that it had when all of its volumes were in
+// a phase.
+func (n *node) rollBack(t *testing.T, phase spec.Phase) {
+	t.Helper()
+	j, _, _, err := journal.Open(filepath.Join(n.dir, "state", "journal.db"))
+	must.Succeed(t, err)
+	defer j.Close()
+	for _, r := range must.Get(j.Volumes())(t) {
+		r.Phase, r.Tagged = phase, phase == spec.Creating
+		must.Succeed(t, j.PutVolume(r))
+	}
+}
+
+// TestAJournalThatIsRolledBackDestroysNoRealVolume has volumes of each kind, one of them mounted.
+func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
+	for name, test := range map[string]struct {
+		node func(*testing.T) *node
+		// lost is true where the journal is lost, and early where that may be before the tags are off.
+		lost, early bool
+	}{
+		"thick": {thickNode, false, true}, "thin": {poolNode, false, false}, "RAID": {mirrorNode, false, true}, "thick, lost": {thickNode, true, true},
+		"thick, later": {thickNode, false, false}, "thin, lost": {poolNode, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := test.node(t)
+			p := n.start()
+			all := p.available()
+			raw, fs := p.create(create("raw", 8<<20, "")), p.create(create("fs", 16<<20, "ext4"))
+			fill(t, raw, 0x5a)
+			ask := create("copy", 8<<20, "")
+			ask.Source = &lvmdv1.VolumeSource{VolumeId: raw.GetId()}
+			copied := p.create(ask)
+			tagged := func(names ...string) bool {
+				tags := lvmByHand(t, append([]string{"lvs", "--noheadings", "-o", "lv_tags"}, names...)...)
+				return strings.Contains(tags, "carve.making") || strings.Contains(tags, "carve.copying")
+			}
+			if test.early {
+				if name != "thin, lost" && tagged(n.group+"/"+raw.GetId(), n.group+"/"+copied.GetId()) {
+					t.Error("raw volumes are handed out with their tags")
+				}
+			} else {
+				waittest.Until(t, "the tags are taken off", func() bool { return !tagged(n.group) })
+			}
+			dir, unmount := mount(t, fs)
+			write(t, dir, "kept")
+			must.Succeed(t, p.stop())
+			if test.lost {
+				must.Succeed(t, os.Remove(filepath.Join(n.dir, "state", "journal.db")))
+			} else {
+				n.rollBack(t, spec.Creating)
+			}
+			for range 2 {
+				p = n.start()
+				for _, v := range []*lvmdv1.Volume{raw, fs, copied} {
+					if got := p.volume(v.GetId()); got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || got.GetName() != v.GetName() {
+						t.Fatalf("volume %v is now %v", v, got)
+					}
+				}
+				must.Succeed(t, p.stop())
+			}
+			p = n.start()
+			if got := contents(t, dir); got != "kept" {
+				t.Errorf("contents %q", got)
+			}
+			unmount()
+			for _, v := range []*lvmdv1.Volume{raw, copied} {
+				if got := must.Get(os.ReadFile(v.GetDevicePath()))(t); !bytes.Equal(got, bytes.Repeat([]byte{0x5a}, len(got))) || int64(len(got)) != v.GetSizeBytes() {
+					t.Errorf("volume %s of %d bytes does not hold what was written to it", v.GetName(), len(got))
+				}
+			}
+			for _, v := range []*lvmdv1.Volume{raw, fs, copied} {
+				p.delete(v.GetId())
+			}
+			waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+		})
+	}
+}
+
+// TestAJournalThatIsRolledBackReformatsNoRealVolume has it from when volumes without a key were being
+// reformatted.
+func TestAJournalThatIsRolledBackReformatsNoRealVolume(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	fs, raw := p.create(sealed(create("fs", 16<<20, "ext4"))), p.create(sealed(create("raw", 8<<20, "")))
+	fill(t, raw, 0x5a)
+	dir, unmount := mount(t, fs)
+	write(t, dir, "kept")
+	unmount()
+	must.Succeed(t, p.stop())
+	n.rollBack(t, spec.DataLost)
+	p = n.start()
+	for _, was := range []*lvmdv1.Volume{fs, raw} {
+		waittest.Until(t, "it is ready", func() bool {
+			return p.volume(was.GetId()).GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY
+		})
+		if v := p.volume(was.GetId()); v.GetDeviceMinor() != was.GetDeviceMinor() {
+			t.Errorf("volume %v, was %v", v, was)
+		}
+	}
+	checkFilled(t, p.volume(raw.GetId()), 0x5a, 8<<20)
+	dir, unmount = mount(t, p.volume(fs.GetId()))
+	if got := contents(t, dir); got != "kept" {
+		t.Errorf("contents %q", got)
+	}
+	unmount()
+	p.delete(fs.GetId())
+	p.delete(raw.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
+}
