@@ -147,6 +147,7 @@ const (
 	ReasonVolumeNotFound   = "VOLUME_NOT_FOUND"
 	ReasonSnapshotNotFound = "SNAPSHOT_NOT_FOUND"
 	ReasonNotThin          = "NOT_THIN"
+	ReasonWritesNotCounted = "WRITES_NOT_COUNTED"
 	ReasonVolumeLeftAlone  = "VOLUME_LEFT_ALONE"
 	ReasonClassNotFound    = "CLASS_NOT_FOUND"
 	ReasonRequestDiffers   = "REQUEST_DIFFERS"

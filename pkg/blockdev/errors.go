@@ -17,6 +17,8 @@ var (
 	ErrClaimed = fmt.Errorf("%w: mounted or mapped", ErrBusy)
 	// ErrNoSpace: a file's file system has too little free space.
 	ErrNoSpace = errors.New("not enough space")
+	// ErrNotCounted: the kernel does not count what is written to the device.
+	ErrNotCounted = errors.New("what is written to it is not counted")
 	// ErrTimedOut: there was no answer in time. What became of it is unknown.
 	ErrTimedOut = errors.New("timed out")
 )

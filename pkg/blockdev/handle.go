@@ -53,8 +53,11 @@ type Handle interface {
 	Sync() error
 	// Written marks how much was written to the device so far. Two equal marks, of two
 	// handles too, mean that nothing was written in between. What is in the page cache
-	// counts once it is written, as by Sync.
+	// counts once it is written, as by Sync. ErrNotCounted when an administrator has the
+	// kernel not count that.
 	Written() (WriteMark, error)
+	// CountWrites has the kernel count that from now on, or is ErrNotCounted.
+	CountWrites() error
 	// Close closes the device.
 	Close() error
 }
@@ -165,9 +168,39 @@ const (
 // bootID is where the kernel names its own run, see random(4).
 const bootID = "/proc/sys/kernel/random/boot_id"
 
+// folder is the device's in sysfs.
+func (d *handle) folder() string { return "/sys/dev/block/" + d.number.String() }
+
+// iostats is the file in that folder that has 0 where the kernel does not count.
+const iostats = "queue/iostats"
+
+// CountWrites implements Handle. Linux 6.1 has 0 there for each device of the device mapper, and
+// counts all the same; newer kernels begin with 1, and heed it.
+func (d *handle) CountWrites() error {
+	err := d.counted()
+	if err == nil {
+		return nil
+	}
+	if failed := os.WriteFile(d.folder()+"/"+iostats, []byte("1"), 0o600); failed != nil {
+		return fmt.Errorf("%w: %w", err, failed)
+	}
+	return d.counted()
+}
+
+// counted is ErrNotCounted when the kernel does not count what is written.
+func (d *handle) counted() error {
+	if attribute(d.folder(), iostats) == "0" {
+		return fmt.Errorf("%s: %w: %s/%s is 0", d.f.Name(), ErrNotCounted, d.folder(), iostats)
+	}
+	return nil
+}
+
 // Written implements Handle.
 func (d *handle) Written() (WriteMark, error) {
-	folder := "/sys/dev/block/" + d.number.String()
+	if err := d.counted(); err != nil {
+		return WriteMark{}, err
+	}
+	folder := d.folder()
 	stat, err := os.ReadFile(folder + "/stat")
 	if err != nil {
 		return WriteMark{}, fmt.Errorf("what was written to %s: %w", d.f.Name(), err)

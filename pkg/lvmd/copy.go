@@ -89,6 +89,9 @@ func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
 		if errors.Is(err, unix.ENOSPC) {
 			return apierror.NoSpace("copying volume %s: %v", c.from.Volume.ID(), err)
 		}
+		if errors.Is(err, blockdev.ErrNotCounted) {
+			return apierror.WritesNotCounted(c.from.Volume.ID(), err)
+		}
 		return fmt.Errorf("copying volume %s: %w", c.from.Volume.ID(), err)
 	}
 	s.crash("clone: copied")
@@ -139,14 +142,16 @@ func (c *copyRun) run(ctx context.Context) error {
 	return c.to.Sync()
 }
 
-// start notes how much was written to the source so far, or, of a copy that goes on,
-// checks that nothing was written since it began.
+// start has the kernel count what is written to the source, and notes how much that was so far,
+// or, of a copy that goes on, checks that nothing was written since it began.
 func (c *copyRun) start() error {
 	if c.recorded > 0 {
 		return c.unchanged()
 	}
-	var err error
-	c.since, err = c.written()
+	err := c.from.Handle.CountWrites()
+	if err == nil {
+		c.since, err = c.written()
+	}
 	return err
 }
 

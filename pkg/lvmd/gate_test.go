@@ -237,6 +237,10 @@ func (h *gateHandle) WriteAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
+func (h *gateHandle) CountWrites() error {
+	return h.gate.around("count writes", h.Handle.CountWrites)
+}
+
 func (h *gateHandle) Sync() error {
 	return h.gate.around("sync", h.Handle.Sync)
 }

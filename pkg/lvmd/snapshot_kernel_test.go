@@ -5,12 +5,14 @@ package lvmd_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -145,6 +147,69 @@ func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 	}
 	p.delete(v.GetId())
 	p.delete(c.GetId())
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+}
+
+// An administrator has the kernel not count what is written to a device, to save time. A copy
+// that is written to would not be seen as such.
+func TestACopyOfARealVolumeWhoseWritesAreNotCountedFails(t *testing.T) {
+	n := newNode(t)
+	n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"
+	p := n.start()
+	all := p.available()
+	v := p.create(create("v", 64<<20, ""))
+	fill(t, v, 0x5a)
+	file := fmt.Sprintf("/sys/dev/block/%d:%d/queue/iostats", v.GetDeviceMajor(), v.GetDeviceMinor())
+	ask := create("c", 64<<20, "")
+	ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+	for _, test := range []struct {
+		name string
+		// before and meanwhile are done before the copy begins, and when some of it is copied.
+		before, meanwhile func(*testing.T)
+		want              string
+	}{
+		{"not before", func(t *testing.T) { must.Succeed(t, os.WriteFile(file, []byte("0"), 0o600)) }, nil, "was written to"},
+		{"not any more", nil, func(t *testing.T) { must.Succeed(t, os.WriteFile(file, []byte("0"), 0o600)) }, "queue/iostats"},
+		{"not at all", func(t *testing.T) {
+			must.Succeed(t, os.WriteFile(file, []byte("0"), 0o600))
+			must.Succeed(t, unix.Mount(file, file, "", unix.MS_BIND, ""))
+			t.Cleanup(func() { must.Succeed(t, unix.Unmount(file, 0)) })
+			must.Succeed(t, unix.Mount("", file, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		}, nil, "queue/iostats"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.before != nil {
+				test.before(t)
+			}
+			copied := make(chan error, 1)
+			go func() {
+				_, err := p.client.CreateVolume(t.Context(), ask)
+				copied <- err
+			}()
+			var err error
+			waittest.Until(t, "some of it is copied, or none is", func() bool {
+				select {
+				case err = <-copied:
+					return true
+				default:
+				}
+				got, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"})
+				return err == nil && got.GetVolume().GetCopiedBytes() > 0
+			})
+			if err == nil {
+				if test.meanwhile != nil {
+					test.meanwhile(t)
+				}
+				writeTo(t, v.GetDevicePath(), 0, bytes.Repeat([]byte{0x77}, 4096))
+				err = <-copied
+			}
+			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("copying a volume that is written to: %v, want one with %q", err, test.want)
+			}
+			waittest.Until(t, "the copy is undone", func() bool { return p.available() == all-64<<20 })
+		})
+	}
+	p.delete(v.GetId())
 	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
 }
 

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
@@ -559,6 +560,36 @@ func TestAnInterruptedCopyGoesOnIfItsSourceIsWhatItWas(t *testing.T) {
 			}
 			d.delete(source)
 			d.delete(c.GetId())
+			d.checkClean()
+		})
+	}
+}
+
+func TestACopyIsRefusedWhereWritesAreNotCounted(t *testing.T) {
+	for name, test := range map[string]struct{ never, midway bool }{
+		"they can be": {false, false}, "they cannot be": {true, false}, "from the middle of the copy on": {false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.fake.NotCounted.Store(true)
+			m.fake.NeverCounted.Store(test.never)
+			d := m.start(t, func(d *daemon, o *Options) {
+				o.crashPoint = func(point string) {
+					if test.midway && point == "clone: chunk copied" {
+						m.fake.NotCounted.Store(true)
+					}
+					d.gate.pass(point)
+				}
+			})
+			v := d.create(request("v", 4))
+			c, err := d.client.CreateVolume(t.Context(), from(request("c", 4), v.GetId()))
+			if test.never || test.midway {
+				wantCode(t, err, codes.FailedPrecondition, names.ReasonWritesNotCounted)
+			} else {
+				must.Succeed(t, err)
+				d.delete(c.GetVolume().GetId())
+			}
+			d.delete(v.GetId())
 			d.checkClean()
 		})
 	}

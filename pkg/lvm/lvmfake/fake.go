@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
@@ -102,6 +103,9 @@ type machine struct {
 	// OldKernel says that the kernel has no sequence numbers of devices, see
 	// blockdev.WriteMark. It must be set before use.
 	OldKernel bool
+	// NotCounted says that the kernel does not count what is written to volumes, and
+	// NeverCounted that it cannot be made to.
+	NotCounted, NeverCounted atomic.Bool
 }
 
 // lock takes the machine's lock and returns what releases it.

@@ -160,11 +160,23 @@ func (h *handle) Uncached() {}
 // Written implements blockdev.Handle. The fake counts blocks.
 func (h *handle) Written() (blockdev.WriteMark, error) {
 	defer h.fake.lock()()
+	if h.fake.NotCounted.Load() {
+		return blockdev.WriteMark{}, blockdev.ErrNotCounted
+	}
 	mark := blockdev.WriteMark{Boot: "fake", Sectors: h.volume.written}
 	if !h.fake.OldKernel {
 		mark.Sequence = uint64(h.volume.minor) // No number is ever given twice.
 	}
 	return mark, nil
+}
+
+// CountWrites implements blockdev.Handle.
+func (h *handle) CountWrites() error {
+	if h.fake.NeverCounted.Load() {
+		return blockdev.ErrNotCounted
+	}
+	h.fake.NotCounted.Store(false)
+	return nil
 }
 
 func (h *handle) Sync() error { return nil }

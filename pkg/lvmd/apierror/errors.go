@@ -152,6 +152,17 @@ func VolumeWritten(id string) error {
 	}
 }
 
+// WritesNotCounted is FAILED_PRECONDITION for the source of a copy of which the kernel does not
+// count what is written to it: whether the copy would be of one point in time is not known.
+// lvmd makes the kernel count when a copy begins.
+func WritesNotCounted(id string, cause error) error {
+	return &Error{
+		code: codes.FailedPrecondition, reason: names.ReasonWritesNotCounted,
+		message: fmt.Sprintf("volume %s cannot be copied: whether it is written to meanwhile would not be seen: %v: "+
+			"let lvmd write to that file, and leave 1 in it as long as the copy runs", id, cause),
+	}
+}
+
 // OperationPending is ABORTED: the caller is to try again.
 func OperationPending(format string, args ...any) error {
 	return &Error{code: codes.Aborted, reason: names.ReasonOperationPending, message: fmt.Sprintf(format, args...)}
