@@ -40,7 +40,7 @@ type flags struct {
 	nodeName                             string
 	controller, controllerCA, tokenFile  string
 	opsListen, metricsTokenFile, lvmPath string
-	commandTimeout                       time.Duration
+	commandTimeout, poolTimeout          time.Duration
 	lvmLasting                           bool
 	// reduce gives up the process's privileges that lvmd does not need.
 	reduce func() error
@@ -61,6 +61,7 @@ func (f *flags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.lvmPath, "lvm", "lvm", "the lvm program: a path, or a name to look up in PATH")
 	s.BoolVar(&f.lvmLasting, "lvm-lasting", true, "keep one lvm process for each volume group, instead of starting one for each change")
 	s.DurationVar(&f.commandTimeout, "lvm-timeout", time.Minute, "deadline of each LVM command")
+	s.DurationVar(&f.poolTimeout, "pool-activation-timeout", time.Hour, "deadline of the activation of a thin pool, for which LVM checks its metadata")
 }
 
 // run is lvmd's life: lock, load, listen, serve, stop.
@@ -116,7 +117,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 	metrics := lvmd.NewMetrics()
 	runner := &lvm.Runner{
-		Binary: f.lvmPath, Timeout: f.commandTimeout, SystemDir: systemDir, Lasting: f.lvmLasting,
+		Binary: f.lvmPath, Timeout: f.commandTimeout, PoolTimeout: f.poolTimeout, SystemDir: systemDir, Lasting: f.lvmLasting,
 		Observe: func(ctx context.Context, r lvm.Result) {
 			metrics.ObserveCommand(ctx, r)
 			log.Debug("lvm", "command", r.Command, "duration", r.Duration, "error", r.Err)

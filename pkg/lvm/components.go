@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +20,8 @@ const LockDir = "/run/lock/lvm"
 // component is active, and never removes such a component. Components of other volumes
 // stay: an administrator activates them to repair the volume.
 //
-// A command under way makes components first, too: while there is one, nothing is done.
+// A command under way makes components first, too: while there is one, nothing is done. ErrBusy
+// then, and when a process has a component open.
 func dropComponents(group string, volumes []string) error {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
@@ -35,14 +37,25 @@ func dropComponents(group string, volumes []string) error {
 	}
 	for _, name := range layout.Leftovers(names, group, volumes) {
 		d, err := dmStatus(name)
-		if err == nil && d.OpenCount == 0 {
+		switch {
+		case err == nil && d.OpenCount == 0:
 			err = dmRemove(name)
+		case err == nil:
+			err = fmt.Errorf("device %q: %w", name, ErrBusy)
 		}
-		if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrBusy) {
+		if !errors.Is(err, ErrNotFound) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// dropAllComponents is dropComponents after a command failed: what it started may take a moment
+// to be gone, too, and has them open until then.
+func dropAllComponents(group string, volumes []string) {
+	for end := time.Now().Add(reapGrace); dropComponents(group, volumes) != nil && time.Now().Before(end); {
+		time.Sleep(reapGrace / 20)
+	}
 }
 
 // lockGroup locks a volume group as LVM does. ErrBusy when another process has it.

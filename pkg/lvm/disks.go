@@ -44,6 +44,8 @@ type knownGroup struct {
 	policy string
 	// messages is true while messages may be left for thin pools, see messages.
 	messages bool
+	// busy is true while commands that look at all devices leave out the group's, see setBusy.
+	busy bool
 }
 
 // group is what is known of a group. The caller holds mu.
@@ -239,6 +241,30 @@ func (d *disks) Excluded() []string {
 	return slices.Clone(d.excluded)
 }
 
+// setBusy has commands that look at all devices leave out those of a group until it is set free:
+// LVM holds the group's lock while it checks a thin pool, and they would wait for that.
+func (d *disks) setBusy(group string) (free func()) {
+	set := func(busy bool) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.group(group).busy = busy
+	}
+	set(true)
+	return func() { set(false) }
+}
+
+// busy are the devices of the groups that are.
+func (d *disks) busy() (paths []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, g := range d.groups {
+		if g.busy {
+			paths = append(paths, g.paths...)
+		}
+	}
+	return paths
+}
+
 // everywhere is the configuration of a command that looks at all block devices that the
 // limit leaves, but not at those whose contents are a user's, nor at those that do not answer:
 // LVM would wait for them, and its caller with it. It names what was looked at: what appears
@@ -257,9 +283,11 @@ func (d *disks) everywhere() (string, error) {
 	})
 	labels, answers := d.labels(all)
 	duplicates := d.duplicatesAmong(all, labels)
+	busy := d.busy()
 	var answering []string
 	for i := range all {
-		if !errors.Is(answers[i], ErrTimedOut) {
+		isBusy := slices.ContainsFunc(all[i].Paths(), func(path string) bool { return slices.Contains(busy, path) })
+		if !isBusy && !errors.Is(answers[i], ErrTimedOut) {
 			answering = append(answering, all[i].Paths()...)
 		}
 	}

@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,8 +40,9 @@ type Result struct {
 type Runner struct {
 	// Binary is the lvm program; a name is looked up in PATH.
 	Binary string
-	// Timeout is each command's deadline.
-	Timeout time.Duration
+	// Timeout is each command's deadline, but for those that activate thin pools. They have
+	// PoolTimeout: LVM checks a pool's metadata first (thin_check). Zero means Timeout.
+	Timeout, PoolTimeout time.Duration
 	// SystemDir is a directory that MakeSystemDir made. Empty works, too, but
 	// each command then takes some 30 ms longer.
 	SystemDir string
@@ -66,7 +68,7 @@ func (r *Runner) Run(ctx context.Context, subcommand string, args ...string) ([]
 }
 
 func (r *Runner) run(ctx context.Context, subcommand string, args []string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.timeout(ctx))
 	defer cancel()
 	result, err := command.Run(ctx, command.Command{
 		Program: r.Binary, Args: append([]string{subcommand}, args...), Env: commandEnv(r.SystemDir),
@@ -91,6 +93,17 @@ func (r *Runner) run(ctx context.Context, subcommand string, args []string) ([]b
 		failed.Message, failed.Err = err.Error(), fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return nil, failed
+}
+
+// checksPool marks the context of a command that activates a thin pool.
+type checksPool struct{}
+
+// timeout is the deadline of a command.
+func (r *Runner) timeout(ctx context.Context) time.Duration {
+	if ctx.Value(checksPool{}) != nil {
+		return cmp.Or(r.PoolTimeout, r.Timeout)
+	}
+	return r.Timeout
 }
 
 // withWords appends to a message what a command said, if it said something.

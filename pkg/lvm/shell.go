@@ -127,7 +127,7 @@ func (r *Runner) runInShell(ctx context.Context, key, subcommand string, args []
 	if !ok || slot == nil {
 		return errNoShell
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.timeout(ctx))
 	defer cancel()
 	slot.mu.Lock()
 	defer slot.mu.Unlock()

@@ -34,6 +34,10 @@ type Thin interface {
 	// o.Extents, o.MetadataBytes and o.Tags are not looked at. See lvmthin(7).
 	MakePool(ctx context.Context, o PoolOptions, metadata string) error
 
+	// ActivatePool is Activate for one thin pool, with the longer deadline of a command that checks
+	// the pool's metadata. It may take hours, in which LVM answers nothing of the group.
+	ActivatePool(ctx context.Context, group, pool string) error
+
 	// ExtendPool grows a pool's data to the given number of extents in all. on, unless empty,
 	// is where the growth lies.
 	ExtendPool(ctx context.Context, group, pool string, extents int64, on ...layout.Share) error

@@ -85,6 +85,8 @@ func (v *volumes) Activate(ctx context.Context, group string, names []string) er
 		errs = append(errs, v.commands.change(ctx, group, "lvchange", append([]string{"--activate", "y"}, volumeArgs(group, some)...)...))
 	}
 	if err := errors.Join(errs...); err != nil {
+		// If the command was killed, what it left would keep an administrator from activating them.
+		dropAllComponents(group, names)
 		return err
 	}
 	err := v.commands.change(ctx, group, "vgmknodes", group)
@@ -94,6 +96,12 @@ func (v *volumes) Activate(ctx context.Context, group string, names []string) er
 		return nil
 	}
 	return err
+}
+
+// ActivatePool implements Thin.
+func (v *volumes) ActivatePool(ctx context.Context, group, pool string) error {
+	defer v.disks.setBusy(group)()
+	return v.Activate(context.WithValue(ctx, checksPool{}, true), group, []string{pool})
 }
 
 // Remove implements Groups. lvremove --yes removes with a volume all that depends on it; without

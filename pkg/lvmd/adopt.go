@@ -79,7 +79,7 @@ func (s *adopter) candidate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (
 	request := &lvmdv1.CreateVolumeRequest{
 		Name: r.GetName(), DeviceClass: r.GetDeviceClass(), RequiredBytes: lv.Size, Mode: r.GetMode(), Owner: r.GetOwner(),
 	}
-	info, err := s.lookInto(ctx, g, lv.Name)
+	info, err := s.lookInto(ctx, g, lv)
 	switch {
 	case r.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK && (err == nil || errors.Is(err, filesystem.ErrUnformatted)):
 		// What a raw volume holds is its user's affair.
@@ -136,8 +136,8 @@ func (s *adopter) locate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (in 
 }
 
 // lookInto says what a logical volume holds that no process has open.
-func (s *adopter) lookInto(ctx context.Context, g *volumegroup.Group, lv string) (filesystem.Info, error) {
-	device, err := s.lvm.Device(g.Name(), lv)
+func (s *adopter) lookInto(ctx context.Context, g *volumegroup.Group, lv *lvm.Volume) (filesystem.Info, error) {
+	device, err := s.lvm.Device(g.Name(), lv.Name)
 	if errors.Is(err, lvm.ErrNotFound) {
 		if device, err = s.activate(ctx, g, lv); err != nil {
 			return filesystem.Info{}, err
@@ -146,23 +146,29 @@ func (s *adopter) lookInto(ctx context.Context, g *volumegroup.Group, lv string)
 	if err != nil {
 		return filesystem.Info{}, err
 	}
-	if err := s.checkUnused(ctx, g, lv); err != nil {
+	if err := s.checkUnused(ctx, g, lv.Name); err != nil {
 		return filesystem.Info{}, err
 	}
 	return s.probe(device.Path)
 }
 
 // activate makes the device of a logical volume that is not ours.
-func (s *adopter) activate(ctx context.Context, g *volumegroup.Group, lv string) (lvm.Device, error) {
+func (s *adopter) activate(ctx context.Context, g *volumegroup.Group, lv *lvm.Volume) (lvm.Device, error) {
 	done, err := s.groups.Acquire(ctx, g)
 	if err != nil {
 		return lvm.Device{}, err
 	}
 	defer done()
-	if err := s.lvm.Activate(s.work, g.Name(), []string{lv}); err != nil {
+	if lv.Pool != "" {
+		// LVM would check the pool's metadata, for longer than this command may take.
+		if _, err := s.lvm.PoolStatus(g.Name(), lv.Pool); errors.Is(err, lvm.ErrNotFound) {
+			return lvm.Device{}, apierror.DeviceMissing("thin pool %q of volume group %q, in which %q lies, has no device; activate it (lvchange --activate y)", lv.Pool, g.Name(), lv.Name)
+		}
+	}
+	if err := s.lvm.Activate(s.work, g.Name(), []string{lv.Name}); err != nil {
 		return lvm.Device{}, err
 	}
-	return s.lvm.Device(g.Name(), lv)
+	return s.lvm.Device(g.Name(), lv.Name)
 }
 
 // checkUnused fails with VOLUME_IN_USE when a logical volume is open or mounted.

@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 	case "crashing-lvmd":
 		fmt.Fprintln(os.Stderr, crashing(os.Args[1], os.Args[2], os.Args[3]))
 		os.Exit(1)
+	case "thin_check":
+		beThinCheck(filepath.Dir(os.Args[0]))
+		os.Exit(1)
 	case "lvm":
 		beLVM(filepath.Dir(os.Args[0]))
 		os.Exit(1)
@@ -60,6 +63,11 @@ func beLVM(dir string) {
 	}
 	if len(os.Args) == 1 {
 		killLasting(dir)
+	}
+	if more, err := os.ReadFile(filepath.Join(dir, "config")); err == nil {
+		if i := slices.Index(os.Args, "--config"); i >= 0 {
+			os.Args[i+1] += " " + string(more)
+		}
 	}
 	path, err := exec.LookPath("lvm")
 	if err == nil {
@@ -127,6 +135,8 @@ type node struct {
 	lasting bool
 	// timeout is lvmd's deadline for LVM commands; zero means its default.
 	timeout time.Duration
+	// poolTimeout is its deadline for the activation of a thin pool; zero means its default.
+	poolTimeout time.Duration
 }
 
 // newNode makes a volume group of the given devices, by default of /dev/vdb,
@@ -195,6 +205,9 @@ func (n *node) command() *exec.Cmd {
 	}
 	if n.timeout != 0 {
 		args = append(args, "--lvm-timeout", n.timeout.String())
+	}
+	if n.poolTimeout != 0 {
+		args = append(args, "--pool-activation-timeout", n.poolTimeout.String())
 	}
 	return exec.Command("carve-lvmd", args...)
 }

@@ -125,6 +125,10 @@ func (g *gate) Activate(ctx context.Context, group string, volumes []string) err
 	return g.around("activate", func() error { return g.Groups.Activate(ctx, group, volumes) })
 }
 
+func (g *gate) ActivatePool(ctx context.Context, group, pool string) error {
+	return g.around("activate pool", func() error { return g.Groups.ActivatePool(ctx, group, pool) })
+}
+
 func (g *gate) Repair(ctx context.Context, group string, volumes []string) error {
 	return g.around("repair", func() error { return g.Groups.Repair(ctx, group, volumes) })
 }

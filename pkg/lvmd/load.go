@@ -74,7 +74,9 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 		return err
 	}
 	for _, p := range s.inventory.Pools(nil) {
-		s.pools.look(p)
+		if !s.groups.Named(p.Group().Name()).IsBeginning() {
+			s.pools.look(p)
+		}
 	}
 	if now := bindingsOf(c); !reflect.DeepEqual(now, before) {
 		return s.journal.Update(func(tx *journal.Tx) error { return tx.PutBindings(now) })

@@ -80,6 +80,9 @@ type attempt struct {
 func (s *poolKeeper) look(p *inventory.Pool) {
 	group := p.Group().Name()
 	status, err := s.lvm.PoolStatus(group, p.Name())
+	if errors.Is(err, lvm.ErrNotFound) && p.IsActivating() {
+		return // The activation has the slot, for as long as it takes.
+	}
 	if errors.Is(err, lvm.ErrNotFound) {
 		// LVM gives the device another name, and takes it away for that moment,
 		// when a pool gets its first volume or loses its last one. Only between
@@ -94,7 +97,9 @@ func (s *poolKeeper) look(p *inventory.Pool) {
 	if err != nil && !errors.Is(err, lvm.ErrNotFound) {
 		s.log.Warn("thin pool's status cannot be read", "group", group, "pool", p.Name(), "error", err)
 	}
-	p.SetStatus(status, err == nil)
+	if p.SetStatus(status, err == nil) {
+		s.groups.Named(group).Reclaim() // What is deleted in it waits for its device.
+	}
 }
 
 // extend grows a pool's data or metadata by one step when its threshold is

@@ -68,6 +68,8 @@ type Options struct {
 	// provisioning and poolRetry are set by tests only; zero means the constants.
 	provisioning provision.Intervals
 	poolRetry    time.Duration
+	// poolGrace and activationRetry are set by tests only; zero means the constants.
+	poolGrace, activationRetry time.Duration
 
 	// wipeCheckpoint and copyCheckpoint are set by tests only; zero means the constant.
 	wipeCheckpoint, copyCheckpoint int64
@@ -189,6 +191,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 		Responding:   func(all bool) { s.health.set(all && !s.isStopping()) },
 		Scanned:      s.creator.keyless.Set,
 		PollInterval: o.PollInterval, ProbeInterval: o.probeInterval, SlotTimeout: o.slotTimeout,
+		PoolGrace: o.poolGrace, ActivationRetry: o.activationRetry,
 	})
 	c.reclaimer = reclaim.New(reclaim.Options{
 		LVM: o.LVM, Journal: j, Inventory: c.inventory, Groups: c.groups, Log: o.Log, Crash: c.crash, Checkpoint: o.wipeCheckpoint,
@@ -206,6 +209,7 @@ func (s *Service) Start() {
 		s.spawn(func() { s.reclaimer.RemoveLoop(s.work, g) })
 		s.spawn(func() { s.lookLoop(s.work, g) })
 		s.spawn(func() { s.pools.loop(s.work, g) })
+		s.spawn(func() { s.groups.ActivateLoop(s.work, g) })
 		s.spawn(func() { s.headers.noteFound(s.work, g) })
 	}
 	s.spawn(func() { s.pollLoop(s.work) })

@@ -29,10 +29,12 @@ type Op string
 const (
 	OpScan     Op = "scan"
 	OpActivate Op = "activate"
-	OpCreate   Op = "create"
-	OpExtend   Op = "extend"
-	OpRemove   Op = "remove"
-	OpRepair   Op = "repair"
+	// OpActivatePool is that of Groups.ActivatePool.
+	OpActivatePool Op = "activate pool"
+	OpCreate       Op = "create"
+	OpExtend       Op = "extend"
+	OpRemove       Op = "remove"
+	OpRepair       Op = "repair"
 )
 
 // major is the device major number of all fake devices.

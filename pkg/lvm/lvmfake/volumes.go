@@ -51,7 +51,16 @@ func (f volumes) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 
 // Activate implements lvm.Groups.
 func (f volumes) Activate(ctx context.Context, group string, names []string) error {
-	if err := f.begin(ctx, OpActivate, group); err != nil {
+	return f.activateAll(ctx, OpActivate, group, names)
+}
+
+// ActivatePool implements lvm.Thin.
+func (f volumes) ActivatePool(ctx context.Context, group, pool string) error {
+	return f.activateAll(ctx, OpActivatePool, group, []string{pool})
+}
+
+func (f volumes) activateAll(ctx context.Context, op Op, group string, names []string) error {
+	if err := f.begin(ctx, op, group); err != nil {
 		return err
 	}
 	defer f.lock()()

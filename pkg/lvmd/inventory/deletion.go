@@ -128,7 +128,7 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 		return left(a) < left(b)
 	}
 	for _, v := range m.volumes {
-		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) || len(v.dependents) > 0 {
+		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) || len(v.dependents) > 0 || v.pool.isAway() {
 			continue
 		}
 		if v.waitsSince == 0 {
@@ -308,7 +308,7 @@ func (g *Group) NextToRemove(most int) (batch []*Volume, retry time.Time) {
 	}
 	for _, v := range m.volumes {
 		switch {
-		case v.group != g || v.life.State() != Wiped || len(v.dependents) > 0:
+		case v.group != g || v.life.State() != Wiped || len(v.dependents) > 0 || v.pool.isAway():
 		case len(batch) > 0 && (batch[0].pool == nil) != (v.pool == nil):
 			// One command removes either thin volumes or others: by how much it
 			// raises the sequence number depends on that.

@@ -48,10 +48,28 @@ type poolHealth struct {
 	known  bool
 	// raid is what the kernel says of the images of its data and metadata.
 	raid []*lvmdv1.Condition
+	// inactive is since when the pool has no device, or zero, activation how far it is with making
+	// one, and activationErr why that failed.
+	inactive      time.Time
+	activation    Activation
+	activationErr error
 	// stuck is why the pool could not be extended, unmade why it could not be made;
 	// or empty.
 	stuck, unmade string
 }
+
+// Activation says what lvmd does about a pool that has no device.
+type Activation int
+
+// The activations of a pool.
+const (
+	// NotActivating is that of a pool that has a device, or is left alone.
+	NotActivating Activation = iota
+	// Activating is that of one whose device is being made.
+	Activating
+	// ActivationFailed is that of one whose device could not be made, which is tried again.
+	ActivationFailed
+)
 
 // pool returns the group's pool of the given name, which it makes known; nil for the empty name, as
 // what is not thin has it.
@@ -146,7 +164,7 @@ func (p *Pool) troubles() []*lvmdv1.Condition {
 	case !p.present:
 		add(conditions.PoolMissing, "thin pool %q is gone from volume group %q", p.name, p.group.name)
 	case !p.known:
-		add(conditions.PoolInactive, "thin pool %q has no device", p.name)
+		add(conditions.PoolInactive, "thin pool %q has no device%s", p.name, p.whyInactive())
 	case p.status.Failed:
 		add(conditions.PoolFailed, "thin pool %q failed and answers no more I/O; deactivate it and repair it (lvconvert --repair)", p.name)
 	case p.status.NeedsCheck:
@@ -157,6 +175,22 @@ func (p *Pool) troubles() []*lvmdv1.Condition {
 		add(conditions.PoolFull, "thin pool %q is full: writes to new blocks fail; extend it (lvextend) or delete volumes", p.name)
 	}
 	return c
+}
+
+// whyInactive says since when and why the pool has no device, to follow what says that.
+func (p *Pool) whyInactive() string {
+	if p.inactive.IsZero() {
+		return ""
+	}
+	since := " since " + p.inactive.UTC().Format(time.RFC3339)
+	switch p.activation {
+	case Activating:
+		return since + ": it is being activated, for which LVM checks its metadata (thin_check); no other change is made in volume group \"" + p.group.name + "\" meanwhile"
+	case ActivationFailed:
+		return since + ": it could not be activated, which is tried again: " + p.activationErr.Error()
+	case NotActivating:
+	}
+	return since
 }
 
 // conditions are those that the pool adds to its class.
@@ -300,25 +334,63 @@ func (m *Inventory) ClassPools(group string) map[string]bool {
 }
 
 // SetStatus takes over what the kernel says of a pool, and notifies watchers of what that
-// changes for its class and its volumes. known is false when the kernel says nothing.
-func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) {
+// changes for its class and its volumes. known is false when the kernel says nothing. It reports
+// whether the pool has got a device.
+func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) (appeared bool) {
 	m := p.group.m
 	m.lock()
 	defer m.unlock()
 	if known && !status.Failed && (status.DataTotal < 1 || status.MetadataTotal < 1) {
 		known = false
 	}
-	if p.known == known && p.status == status {
-		return
+	if p.known == known && p.status == status && known == p.inactive.IsZero() {
+		return false
 	}
 	before := p.trouble()
+	appeared = known && !p.known
 	p.known, p.status = known, status
+	switch {
+	case known:
+		p.inactive, p.activation = time.Time{}, NotActivating
+	case p.inactive.IsZero():
+		p.inactive = time.Now()
+	}
 	var changed []*Volume
 	if p.trouble() != before {
 		changed = p.volumes()
 	}
 	m.publish(p.group, changed...)
+	return appeared
 }
+
+// SetActivation notes how far lvmd is with making the devices of pools, and why that failed.
+func SetActivation(g *Group, now Activation, why error, pools ...string) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	var changed []*Volume
+	for _, name := range pools {
+		p := g.pool(name)
+		p.activation, p.activationErr = now, why
+		if p.inactive.IsZero() {
+			p.inactive = time.Now()
+		}
+		changed = append(changed, p.volumes()...)
+	}
+	m.publish(g, changed...)
+}
+
+// IsActivating reports whether the pool's device is being made.
+func (p *Pool) IsActivating() bool {
+	m := p.group.m
+	m.lock()
+	defer m.unlock()
+	return p.activation == Activating
+}
+
+// isAway reports whether a volume's pool, or nil, has no device: LVM would activate the pool for a
+// command on the volume.
+func (p *Pool) isAway() bool { return p != nil && p.present && !p.known }
 
 // SetPoolUnmade notes why a class' pool could not be made, which is tried again after retry;
 // nil is that it is there.

@@ -110,7 +110,15 @@ func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 	found, err := s.Scan(s.Work, []string{g.Name()})
 	if err == nil {
 		repaired := s.repairSuspect(g, found)
-		if g.CameBack(found) && s.makeDevices(s.Work, found) || repaired {
+		if g.CameBack(found) {
+			a := activator{s}
+			lacking := a.inactiveIn(&found[0])
+			repaired = a.makeDevices(s.Work, g.Name(), lacking) || repaired
+			if g.owed = lacking.names(); len(g.owed) > 0 {
+				g.Inactive.Set()
+			}
+		}
+		if repaired {
 			found, err = s.Scan(s.Work, []string{g.Name()})
 		}
 	}

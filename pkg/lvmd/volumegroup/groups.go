@@ -53,8 +53,8 @@ type Options struct {
 	Responding func(all bool)
 	// Scanned is called after each scan.
 	Scanned func()
-	// Poll, Probe and SlotTimeout are the defaults where they are zero.
-	PollInterval, ProbeInterval, SlotTimeout time.Duration
+	// The constants are the defaults where these are zero.
+	PollInterval, ProbeInterval, SlotTimeout, PoolGrace, ActivationRetry time.Duration
 }
 
 // Groups are the volume groups that lvmd serves. Its methods are safe for concurrent use after
@@ -73,12 +73,16 @@ type Group struct {
 	*inventory.Group
 	// slot is exclusive: who has it runs the commands that change the group.
 	slot *fairqueue.Queue
-	// Wipe and Remove wake the loops that wipe and remove tombstones, and Look the one that looks
-	// for changes.
-	Wipe, Remove, Look wakeup.Signal
+	// Wipe and Remove wake the loops that wipe and remove tombstones, Look the one that looks
+	// for changes, and Inactive the one that activates what has no device.
+	Wipe, Remove, Look, Inactive wakeup.Signal
 	// implausible says why the group that the last scan found is not believed. It is read and
 	// written in the slot.
 	implausible inventory.Refusal
+	// owed names the volumes and pools that were to be activated and had no device. It is read and
+	// written in the slot. begun is what a start began of that and did not wait for, or nil.
+	owed  []string
+	begun *beginning
 }
 
 // Reclaim wakes the loops that mark, wipe and remove deleted volumes.
@@ -101,6 +105,12 @@ func New(o Options) *Groups {
 	if o.SlotTimeout == 0 {
 		o.SlotTimeout = slotTimeout
 	}
+	if o.PoolGrace == 0 {
+		o.PoolGrace = poolGrace
+	}
+	if o.ActivationRetry == 0 {
+		o.ActivationRetry = firstActivationRetry
+	}
 	return &Groups{Options: o, byName: map[string]*Group{}}
 }
 
@@ -110,7 +120,7 @@ func (s *Groups) Configure(c *config.Config) (names []string) {
 	for _, g := range s.Inventory.Configure(c) {
 		s.byName[g.Name()] = &Group{
 			Group: g, slot: fairqueue.New(maxWaiting, s.SlotTimeout),
-			Wipe: wakeup.New(), Remove: wakeup.New(), Look: wakeup.New(),
+			Wipe: wakeup.New(), Remove: wakeup.New(), Look: wakeup.New(), Inactive: wakeup.New(),
 		}
 		names = append(names, g.Name())
 	}

@@ -2,7 +2,6 @@ package volumegroup
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,68 +73,44 @@ func (s *Groups) inconsistentIn(g *lvm.Group) []string {
 }
 
 // Activate repairs the devices of our volumes at a start, makes them where any lacks one, as
-// after a reboot, and returns the groups as they are then.
+// after a reboot, and returns the groups as they are then: of those whose thin pools take long to be
+// activated, as they were.
 func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group) ([]lvm.Group, error) {
-	changed := false
-	for _, g := range found {
-		repaired, err := s.repair(&g)
-		changed = changed || repaired
+	a := activator{s}
+	changed, pools := false, map[*Group]inactive{}
+	for i := range found {
+		g := s.byName[found[i].Name]
+		repaired, err := s.repair(&found[i])
 		if err != nil {
-			s.byName[g.Name].SetSuspect(true)
+			g.SetSuspect(true)
+		}
+		lacking := a.inactiveIn(&found[i])
+		changed = a.makeDevices(ctx, g.Name(), lacking) || repaired || changed
+		g.owed = lacking.names()
+		if len(lacking.pools) > 0 {
+			pools[g] = lacking
 		}
 	}
-	if !s.makeDevices(ctx, found) && !changed {
+	busy, err := a.beginPools(pools)
+	if err != nil || !changed && len(pools) == 0 {
+		return found, err
+	}
+	found = slices.DeleteFunc(found, func(g lvm.Group) bool { return !slices.Contains(busy, g.Name) })
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(busy, name) })
+	if len(names) == 0 {
 		return found, nil
 	}
-	found, err := s.Scan(ctx, names)
+	now, err := s.Scan(ctx, names)
 	if err != nil {
 		return nil, fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
 	}
-	return found, nil
-}
-
-// makeDevices activates the volumes of ours, and the thin pools that we have to do with,
-// that have no device in groups as they were scanned, and reports whether there were any.
-func (s *Groups) makeDevices(ctx context.Context, found []lvm.Group) (changed bool) {
-	for i := range found {
-		g := &found[i]
-		inactive := s.inactiveIn(g)
-		if len(inactive) == 0 {
-			continue
-		}
-		changed = true
-		s.Log.Info("activating volumes", "group", g.Name, "volumes", len(inactive))
-		if err := s.LVM.Activate(ctx, g.Name, inactive); err != nil {
-			// A volume on a missing disk is no reason not to serve the others.
-			s.Log.Error("not all volumes could be activated", "group", g.Name, "error", err)
+	for i := range now {
+		g := s.byName[now[i].Name]
+		if g.owed = a.stillInactive(g, &now[i]).names(); len(g.owed) > 0 {
+			g.Inactive.Set()
 		}
 	}
-	return changed
-}
-
-// inactiveIn names the volumes of ours, and the thin pools that we have to do with, that
-// have no device and are to have one. Those that an administrator set to be skipped, to
-// repair them for example, are left alone, and so is what lies in such a pool: to activate
-// it would activate the pool.
-func (s *Groups) inactiveIn(g *lvm.Group) []string {
-	pools := poolsIn(s.Inventory, g)
-	var inactive []string
-	for i := range g.Volumes {
-		lv := &g.Volumes[i]
-		pool := g.Volume(lv.Pool)
-		switch {
-		case lv.Attr.SkipActivation || pool != nil && pool.Attr.SkipActivation:
-		case pools[lv.Name]:
-			if _, err := s.LVM.PoolStatus(g.Name, lv.Name); lv.Attr.IsThinPool() && errors.Is(err, lvm.ErrNotFound) {
-				inactive = append(inactive, lv.Name)
-			}
-		case spec.AreOurs(lv.Tags):
-			if _, err := s.LVM.Device(g.Name, lv.Name); err != nil {
-				inactive = append(inactive, lv.Name)
-			}
-		}
-	}
-	return inactive
+	return append(now, found...), nil
 }
 
 // poolsIn names the thin pools of a scanned group that we have to do with: those of our

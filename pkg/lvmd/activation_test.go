@@ -1,0 +1,100 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// message is that of a condition of the first class, or nothing.
+func (d *daemon) message(kind string) string {
+	d.t.Helper()
+	for _, c := range d.class().GetConditions() {
+		if c.GetType() == kind {
+			return c.GetMessage()
+		}
+	}
+	return ""
+}
+
+// named finds a volume by its id.
+func (d *daemon) named(id string) *lvmdv1.Volume {
+	d.t.Helper()
+	for _, v := range d.list() {
+		if v.GetId() == id {
+			return v
+		}
+	}
+	return nil
+}
+
+func TestAPoolThatTakesLongToBeActivatedHoldsUpNoOtherGroup(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	m.fake.AddGroup("large", testExtent, testTotal)
+	m.config += "- {name: large, volumeGroup: large}\n"
+	d := m.start(t)
+	kept, deleted := d.create(request("kept", 1)), d.create(request("deleted", 1))
+	d.stop()
+	m.fake.Deactivate()
+
+	checked := make(chan error)
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpActivatePool {
+			return <-checked
+		}
+		return nil
+	}
+	d = m.start(t, func(_ *daemon, o *Options) { o.poolGrace, o.activationRetry = time.Millisecond, time.Millisecond })
+	if why := d.message("PoolInactive"); !strings.Contains(why, "since 2") || !strings.Contains(why, "thin_check") || d.available() != 0 {
+		t.Errorf("the class of the pool says %q", why)
+	}
+	other := request("other", 1)
+	other.DeviceClass = "large"
+	d.delete(d.create(other).GetId())
+	d.delete(deleted.GetId())
+
+	checked <- &lvm.CommandError{Command: "lvchange", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
+	waittest.Until(t, "the class says that it is tried again", func() bool { return strings.Contains(d.message("PoolInactive"), "tried again: ") })
+	if got := d.inventory.Inspect()[deleted.GetId()]; got.Failures > 0 {
+		t.Error("the removal of a volume was tried while its pool had no device")
+	}
+	close(checked)
+	waittest.Until(t, "the pool and its volume are there", func() bool {
+		return len(d.class().GetConditions()) == 0 && d.named(kept.GetId()).GetDevicePath() != "" && d.available() == 9
+	})
+	d.delete(kept.GetId())
+	waittest.Until(t, "the space is back", func() bool { return d.available() == 10 })
+	d.checkModel()
+}
+
+func TestWhatCouldNotBeActivatedAtTheStartIsTriedAgain(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v, w := d.create(request("a", 1)), d.create(request("b", 1))
+	d.stop()
+	m.fake.Deactivate()
+	var fail atomic.Int64
+	fail.Store(3)
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpActivate && fail.Add(-1) >= 0 {
+			return &lvm.CommandError{Command: "lvchange", ExitCode: 5, Message: "a component is active"}
+		}
+		return nil
+	}
+	d = m.start(t, func(_ *daemon, o *Options) { o.activationRetry = time.Millisecond })
+	waittest.Until(t, "the volumes have their devices", func() bool {
+		return d.named(v.GetId()).GetDevicePath() != "" && d.named(w.GetId()).GetDevicePath() != ""
+	})
+	d.delete(v.GetId())
+	d.delete(w.GetId())
+	d.checkModel()
+}
