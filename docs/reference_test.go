@@ -220,7 +220,7 @@ lvmd reads a changed file within five seconds, and at once on SIGHUP. It refuses
 node, and one that would orphan volumes: a class with volumes must keep its volume groups, type, medium and thin pool. The
 configuration before stays in force, and every class has the condition `+"`ConfigurationRefused`"+`. At a start lvmd refuses the same
 and ends with the reason; where the journal was lost, only a class with volumes that is gone, or not in its group any more. Other keys concern volumes to come: those that exist keep and grow in their layout. A missing group or disk
-refuses nothing.
+refuses nothing, nor does a thin pool that cannot be made or used.
 `)
 }
 

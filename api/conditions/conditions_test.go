@@ -47,7 +47,7 @@ func TestTheTableIsSortedAndWhole(t *testing.T) {
 func TestWhatMakesAVolumeOrAClassUnusable(t *testing.T) {
 	for subject, want := range map[Subject][]string{
 		Volume: {ContentsNotFound, Failed, Inactive, InvalidSnapshot, MissingDevice, PoolFailed, PoolInactive, PoolMissing, Suspended, VolumeGroupMissing},
-		Class:  {DuplicateDevice, NotResponding, PoolFailed, PoolInactive, PoolMissing, VolumeGroupMissing, VolumeGroupOutdated, VolumeGroupReplaced},
+		Class:  {DuplicateDevice, NotResponding, PoolFailed, PoolInactive, PoolKeepsOldData, PoolMissing, VolumeGroupMissing, VolumeGroupOutdated, VolumeGroupReplaced},
 	} {
 		if got := Unusable(subject); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", subject, got, want)

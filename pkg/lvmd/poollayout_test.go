@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
@@ -176,7 +175,7 @@ func TestTheLargestPoolOfALayoutFits(t *testing.T) {
 	}
 }
 
-func TestAPoolOfALayoutThatDoesNotFitIsARefusedConfiguration(t *testing.T) {
+func TestAPoolOfALayoutThatDoesNotFitIsAConditionOfItsClass(t *testing.T) {
 	for _, c := range []struct{ layout, size, want string }{
 		{"type: raid1", "200Mi", "thin.size: a pool of 209715200 bytes of type raid1"},
 		{"type: raid1, mirrors: 5", "4Mi", "does not fit into what is free on the 5 devices"},
@@ -184,11 +183,11 @@ func TestAPoolOfALayoutThatDoesNotFitIsARefusedConfiguration(t *testing.T) {
 		{"type: striped, stripes: 2, stripeSize: 8Mi", "24Mi", `thin.layout.stripeSize: "8388608": more than an extent`},
 	} {
 		m := poolDisks(t, c.layout, "size: "+c.size)
-		_, err := m.tryStart(t)
-		var problems config.Problems
-		if !errors.As(err, &problems) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s of %s: %v, want %q", c.layout, c.size, err, c.want)
+		d := m.start(t)
+		if why := d.message("PoolMissing"); !strings.Contains(why, c.want) {
+			t.Errorf("%s of %s: %q, want %q", c.layout, c.size, why, c.want)
 		}
+		d.stop()
 		if got := m.volumeNames(t); len(got) > 0 {
 			t.Errorf("%s of %s: there are %q", c.layout, c.size, fmt.Sprint(got))
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -72,31 +73,55 @@ func TestAPoolOfAPercentageTakesThatWithItsMetadata(t *testing.T) {
 	}
 }
 
-func TestAPoolThatCannotBeIsARefusedConfiguration(t *testing.T) {
+// The other classes of the node are served meanwhile, and the pool is there once its cause is gone.
+func TestAPoolThatCannotBeIsAConditionOfItsClass(t *testing.T) {
 	for _, c := range []struct {
 		name, settings string
 		before         func(*testing.T, *lvmfake.Groups)
-		want           string
+		kind, want     string
+		after          func(*testing.T, *lvmfake.Groups)
 	}{
-		{"a pool smaller than an extent", "size: 3Mi", nil, "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 4194304 bytes are needed"},
-		{"a share of the group that is smaller than the metadata", "size: 1%", nil, "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 12582912 bytes are needed"},
-		{"a pool larger than the group", "size: 1Gi", nil, "deviceClasses[0].thin.size: a pool of 1073741824 bytes, with 4194304 bytes of metadata and as much again for its repair, needs 1082130432 bytes of volume group \"carve\", of which 268435456 are free"},
+		{"a pool smaller than an extent", "size: 3Mi", nil, "PoolMissing", "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 4194304 bytes are needed", nil},
+		{"a share of the group that is smaller than the metadata", "size: 1%", nil, "PoolMissing", "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 12582912 bytes are needed", nil},
+		{"a pool larger than the group", "size: 1Gi", nil, "PoolMissing", "deviceClasses[0].thin.size: a pool of 1073741824 bytes, with 4194304 bytes of metadata and as much again for its repair, needs 1082130432 bytes of volume group \"carve\", of which 268435456 are free", nil},
 		{"a name that is taken", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
 			must.Succeed(t, f.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1}))
-		}, "is no thin pool"},
+		}, "PoolMissing", "is no thin pool", func(t *testing.T, f *lvmfake.Groups) {
+			must.Succeed(t, f.Remove(t.Context(), testGroup, []string{"pool"}))
+		}},
 		{"a pool that shows old data", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
 			must.Succeed(t, f.CreatePool(t.Context(), lvm.PoolOptions{Group: testGroup, Pool: "pool", Extents: 5, MetadataBytes: testExtent, ChunkSize: 64 << 10}))
 			f.SetPoolZeroing(testGroup, "pool", false)
-		}, "lvchange --zero y carve/pool"},
+		}, "PoolKeepsOldData", "lvchange --zero y carve/pool", func(_ *testing.T, f *lvmfake.Groups) {
+			f.SetPoolZeroing(testGroup, "pool", true)
+		}},
+		{"a pool for which there is no space", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
+			must.Succeed(t, f.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: testTotal - 5}))
+		}, "PoolMissing", "deviceClasses[0].thin.size", func(t *testing.T, f *lvmfake.Groups) {
+			must.Succeed(t, f.Remove(t.Context(), testGroup, []string{"theirs"}))
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := thinMachine(t, c.settings)
 			if c.before != nil {
 				c.before(t, m.fake)
 			}
-			if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want %s", err, c.want)
+			m.config += "- {name: plain, volumeGroup: carve}\n"
+			d := m.start(t, func(_ *daemon, o *Options) { o.poolRetry = time.Millisecond })
+			if why := d.message(c.kind); !strings.Contains(why, c.want) || d.available() != 0 {
+				t.Errorf("the condition %s says %q, want %s", c.kind, why, c.want)
 			}
+			_, err := d.client.CreateVolume(t.Context(), request("thin", 1))
+			wantCode(t, err, codes.ResourceExhausted, "NO_SPACE")
+			plain := request("plain", 1)
+			plain.DeviceClass = "plain"
+			d.delete(d.create(plain).GetId())
+			if c.after == nil {
+				return
+			}
+			c.after(t, m.fake)
+			waittest.Until(t, "the class can be used", func() bool { return len(d.class().GetConditions()) == 0 })
+			d.create(request("thin", 1))
 		})
 	}
 }

@@ -204,7 +204,7 @@ func (p *Pool) conditions() []*lvmdv1.Condition {
 		add(conditions.PoolMetadataHigh, "the metadata of thin pool %q is used to %d%% or more: new volumes are refused", p.name, p.metadataThreshold())
 	}
 	if p.present && !p.zeroes {
-		add(conditions.PoolKeepsOldData, "thin pool %q does not zero new blocks: new volumes are refused (lvchange --zero y)", p.name)
+		add(conditions.PoolKeepsOldData, "thin pool %q does not zero new blocks: new volumes are refused (lvchange --zero y %s/%s)", p.name, p.group.name, p.name)
 	}
 	if p.known && p.status.QueuesWhenFull {
 		add(conditions.PoolQueuesWhenFull, "thin pool %q lets writes wait when it is full instead of failing them (lvchange --errorwhenfull y)", p.name)

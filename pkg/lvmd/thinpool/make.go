@@ -41,12 +41,11 @@ func New(l LVM, j *journal.Journal, log *slog.Logger, report func(group, pool st
 }
 
 // MakeAtStart makes the pools of all groups, found as scanned, and returns the groups as they are
-// then. Only a configuration that can never be is an error, config.Problems: where LVM or a disk
-// fails, the other classes are served, and the pool is tried again later.
+// then. A pool that cannot be made, or cannot be used as it is, is no error: it is a condition of its
+// class, and is tried again later, while the other classes of the node are served.
 func (m *Maker) MakeAtStart(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	found, err := m.makeAll(ctx, c, names, found)
-	var problems config.Problems
-	if err == nil || errors.As(err, &problems) || ctx.Err() != nil {
+	if err == nil || ctx.Err() != nil {
 		return found, err
 	}
 	m.log.Error("not all thin pools could be made; it will be tried again", "error", err)
