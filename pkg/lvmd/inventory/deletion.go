@@ -296,9 +296,11 @@ func (t Tombstone) SkipWipe() {
 	m.enter(v, Wiped)
 }
 
-// NextToRemove picks at most so many tombstones that are only to be removed, by one command. When
-// all of them must wait, it returns until when; the zero time means for an event.
-func (g *Group) NextToRemove(most int) (batch []*Volume, retry time.Time) {
+// NextToRemove picks tombstones that are only to be removed, by one command: at most so many, or so many
+// thin ones. Of those that failed, each time half as many are picked: a command that is killed at its
+// deadline is followed by a shorter one. When all of them must wait, it returns until when; the zero time
+// means for an event.
+func (g *Group) NextToRemove(most, mostThin int) (batch []*Volume, retry time.Time) {
 	m := g.m
 	now := time.Now()
 	m.lock()
@@ -306,6 +308,7 @@ func (g *Group) NextToRemove(most int) (batch []*Volume, retry time.Time) {
 	if !g.canFree() {
 		return nil, time.Time{}
 	}
+	limit := 0
 	for _, v := range m.volumes {
 		switch {
 		case v.group != g || v.life.State() != Wiped || len(v.dependents) > 0 || v.pool.isAway():
@@ -314,7 +317,12 @@ func (g *Group) NextToRemove(most int) (batch []*Volume, retry time.Time) {
 			// raises the sequence number depends on that.
 		case v.retryAt.After(now):
 			retry = wakeup.Earlier(retry, v.retryAt)
-		case len(batch) < most:
+		case len(batch) > 0 && batch[0].failures != v.failures:
+		case len(batch) == 0 || len(batch) < limit:
+			if limit = most; v.pool != nil {
+				limit = mostThin
+			}
+			limit >>= v.failures
 			batch = append(batch, v)
 		}
 	}

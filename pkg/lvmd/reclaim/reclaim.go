@@ -19,6 +19,9 @@ const (
 	// others wait for the slot, and the command's words: a lasting lvm process
 	// takes some sixty.
 	MaxRemoved = 54
+	// MaxThinRemoved is MaxRemoved for thin volumes and snapshots, each of which is a message to the
+	// pool between two changes of LVM's metadata: all of them must end within a command's deadline.
+	MaxThinRemoved = 8
 	// maxMarked bounds how many volumes one command marks, for the same reasons.
 	maxMarked = 50
 	// MaxUntagged bounds how many volumes one command takes a tag off, for the same reasons.
@@ -62,7 +65,7 @@ func (r *Reclaimer) crash(point string) { r.Crash(point) }
 func (r *Reclaimer) RemoveLoop(ctx context.Context, g *volumegroup.Group) {
 	for ctx.Err() == nil {
 		unmarked, retry := g.NextToMark(1)
-		wiped, again := g.NextToRemove(1)
+		wiped, again := g.NextToRemove(1, 1)
 		tagged, keeps := inventory.NextToUntag(g.Group)
 		if len(unmarked)+len(wiped) == 0 && !tagged {
 			if !g.Remove.Wait(ctx, wakeup.Earlier(keeps, wakeup.Earlier(retry, again))) {
@@ -104,7 +107,7 @@ func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed [
 		return nil, false, err
 	}
 	defer done()
-	if batch, _ := g.NextToRemove(MaxRemoved); len(batch) > 0 {
+	if batch, _ := g.NextToRemove(MaxRemoved, MaxThinRemoved); len(batch) > 0 {
 		if err := r.remove(g, batch); err == nil {
 			removed = batch
 		} else if ctx.Err() == nil {
