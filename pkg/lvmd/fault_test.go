@@ -282,3 +282,26 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 		t.Errorf("%d bytes", size)
 	}
 }
+
+func TestAKilledCommandStopsNoOtherOperationWhileLVMAnswers(t *testing.T) {
+	m := newMachine(t)
+	m.config += "- {name: beside, volumeGroup: carve}\n"
+	d := m.start(t, func(_ *daemon, o *Options) { o.probeInterval = time.Hour })
+	var killed atomic.Bool
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpCreate && killed.CompareAndSwap(false, true) {
+			return &lvm.CommandError{Command: "lvcreate", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
+		}
+		return nil
+	}
+	_, err := d.client.CreateVolume(t.Context(), request("a", 1))
+	wantCode(t, err, codes.DeadlineExceeded, names.ReasonCommandTimedOut)
+	r := request("b", 1)
+	r.DeviceClass = "beside"
+	d.delete(d.create(r).GetId())
+	d.delete(d.create(request("a", 1)).GetId())
+	if got := d.class().GetConditions(); len(got) > 0 {
+		t.Errorf("conditions %v", got)
+	}
+	d.checkClean()
+}

@@ -160,10 +160,6 @@ func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
 	defer done()
 	if err := s.Make(ctx, s.inventory.Config(), g.Name()); err != nil {
 		s.log.Error("not all thin pools could be made; it will be tried again", "group", g.Name(), "error", err)
-		if errors.Is(err, lvm.ErrTimedOut) {
-			s.groups.SetUnresponsive(g, err)
-			return
-		}
 	}
 	if err := s.groups.Rescan(g); err != nil {
 		s.log.Warn("scanning failed", "group", g.Name(), "error", err)

@@ -59,11 +59,7 @@ func (p *provisioned) MakePools(ctx context.Context, name string) error {
 
 // Changed implements provision.Groups.
 func (p *provisioned) Changed(name string, changed bool, err error) error {
-	g := p.groups.Named(name)
-	switch {
-	case errors.Is(err, lvm.ErrTimedOut):
-		p.groups.SetUnresponsive(g, err)
-	case changed || err != nil:
+	if g := p.groups.Named(name); changed || err != nil {
 		err = errors.Join(err, p.groups.Rescan(g))
 		g.Reclaim()
 	}

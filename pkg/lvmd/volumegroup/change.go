@@ -42,11 +42,9 @@ func (s *Groups) ChangeHeld(g *Group, run func(context.Context) (inventory.Effec
 	}
 	g.NoteDisks(err)
 	switch {
-	case errors.Is(err, lvm.ErrTimedOut):
-		s.SetUnresponsive(g, err)
-		return err
 	case err != nil:
-		// What is scanned shows what was done; a failed scan leaves the group stale.
+		// What is scanned shows what was done; a failed scan leaves the group stale. A command that was
+		// killed may merely have been long: whether LVM answers, the scan shows.
 		if scanErr := s.Rescan(g); scanErr != nil {
 			s.Log.Error("scanning after a failed command", "group", g.Name(), "error", scanErr)
 		}
