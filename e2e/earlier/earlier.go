@@ -16,7 +16,7 @@ import (
 // Commit stands for the release before until there is one. It is the last commit without what
 // makes skew interesting: nodes that know of claims that wait, adoption, I/O limits and volumes that are
 // modified are not in its API, its capacity objects have other names, and its lvmd was one package.
-const Commit = "ed841913a83d9979f953c33ea9b05fc201d80496"
+const Commit = "6ee0a39dbcb073a78b871146183337c3da3218ac"
 
 // Tree returns a folder with the source tree of Commit. It fails where the clone has no history that
 // goes back so far.

@@ -6,7 +6,26 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/carve-csi/carve/e2e/checkout"
 )
+
+// TestTheEarlierVersionIsInTheHistory looks at what only the soak uses: a history that was written again has
+// other commits, and a clone of it does not have this one.
+func TestTheEarlierVersionIsInTheHistory(t *testing.T) {
+	root, err := checkout.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	repository := exec.CommandContext(t.Context(), "git", "rev-parse", "--show-toplevel", "--is-shallow-repository")
+	repository.Dir = root
+	if output, err := repository.Output(); err != nil || string(output) != root+"\nfalse\n" {
+		t.Skipf("%s has no history, or a part of it: %q, %v", root, output, err)
+	}
+	if err := git(t.Context(), root, "merge-base", "--is-ancestor", Commit, "HEAD"); err != nil {
+		t.Errorf("commit %s is not in the history of %s: %v", Commit, root, err)
+	}
+}
 
 // The repository is one of its own: a checkout on which tests run may have no history.
 func TestATreeIsThatOfItsCommit(t *testing.T) {
