@@ -219,17 +219,28 @@ func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	})
 }
 
-// waitReleased waits until a claim is rescheduled to the scheduler, and then for as long as
-// the scheduler needs at least until it has another node. The upstream library writes the
-// released claim into its informer's cache a moment after it released it: over a node that was
-// selected meanwhile, which it then never sees.
-func (w *world) waitReleased(t *testing.T, claim *v1.PersistentVolumeClaim) {
+// selectAnother selects another node, as the scheduler does, once a claim is released, and waits until the
+// claim is bound. The upstream library writes the released claim into its informer's cache a moment after it
+// released it, over a node that was selected meanwhile: it sees that node when the claim changes once more.
+func (w *world) selectAnother(t *testing.T, claim *v1.PersistentVolumeClaim, node string) {
 	t.Helper()
 	waittest.Until(t, "selection is taken back", func() bool {
 		now := w.get(claim)
 		return now != nil && now.Annotations[volume.AnnSelectedNode] == ""
 	})
-	time.Sleep(time.Second)
+	w.selectNode(t, claim, node)
+	changes := 0
+	waittest.Until(t, "volume is made", func() bool {
+		if w.pv(claim) != nil {
+			return true
+		}
+		if changes++; w.isUpstream {
+			must.Get(w.client.CoreV1().PersistentVolumeClaims(w.namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
+				fmt.Appendf(nil, `{"metadata":{"labels":{"changes":"%d"}}}`, changes), metav1.PatchOptions{}))(t)
+		}
+		return false
+	})
+	w.waitBound(t, claim)
 }
 
 // selectNode does what the scheduler does.
@@ -258,6 +269,16 @@ func (w *world) delete(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	must.Succeed(t, w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}))
 	waittest.Until(t, "claim is gone", func() bool { return w.get(claim) == nil })
+}
+
+// passing has a claim of the scenario's class come, get a volume on n2, and go. What happened before it, the
+// actor has seen: all objects of a kind come by one watch.
+func (w *world) passing(t *testing.T) {
+	t.Helper()
+	claim := w.claim(t, "scenario", "n2", named("passing", nil))
+	w.waitBound(t, claim)
+	w.delete(t, claim)
+	w.waitNothingLeft(t, claim)
 }
 
 func (w *world) patchPV(t *testing.T, claim *v1.PersistentVolumeClaim, patch string) {
@@ -305,9 +326,7 @@ var scenarios = []scenario{
 	{name: "a full node, then another", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		w.nodes["n1"].Resize("local", 8*mib)
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
-		w.waitReleased(t, claim)
-		w.selectNode(t, claim, "n2")
-		w.waitBound(t, claim)
+		w.selectAnother(t, claim, "n2")
 		return claim
 	}},
 	{name: "a node that fails at first", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
@@ -362,9 +381,9 @@ var scenarios = []scenario{
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		w.waitBound(t, claim)
 		must.Succeed(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), spec.VolumeName(claim), metav1.DeleteOptions{}))
-		time.Sleep(time.Second)
-		if pv := w.pv(claim); pv == nil || pv.DeletionTimestamp == nil {
-			t.Error("the volume did not wait for its claim")
+		w.passing(t) // Its deletion was seen after this one.
+		if pv := w.pv(claim); pv == nil || pv.DeletionTimestamp == nil || !hasFinalizer(pv) || w.observe(t, claim).volumes() != 1 {
+			t.Errorf("the volume did not wait for its claim: %+v, %d on the nodes", pv, w.observe(t, claim).volumes())
 		}
 		w.delete(t, claim)
 		w.waitNothingLeft(t, claim)
@@ -388,9 +407,7 @@ var scenarios = []scenario{
 	}, spared: []string{"Warning VolumeFailedDelete"}}, // ours lets the kubelet unmount it first
 	{name: "a selected node that is gone, then another", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.claim(t, w.class(t, nil), "gone", nil)
-		w.waitReleased(t, claim)
-		w.selectNode(t, claim, "n2")
-		w.waitBound(t, claim)
+		w.selectAnother(t, claim, "n2")
 		return claim
 	}},
 	{name: "a class for one node", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
@@ -423,7 +440,7 @@ var scenarios = []scenario{
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		<-entered
 		w.delete(t, claim)
-		time.Sleep(300 * time.Millisecond)
+		w.passing(t) // Its claim was seen after the deletion.
 		close(release)
 		waittest.Until(t, "volume was made", func() bool { return w.nodes["n1"].Creates() > 0 })
 		w.waitNothingLeft(t, claim)
@@ -482,8 +499,8 @@ func (s scenario) compare(t *testing.T, acting actors, newWorld func(t *testing.
 	}
 }
 
-// observed lets an actor act in a world and returns what is seen then. It waits for Events: for
-// all that the other one, who acted before, has caused, or else for as long as waitTimeout says.
+// observed lets an actor act in a world and returns what is seen then. It waits for the Events that the
+// actor has sent, and up to five times waitTimeout for what the other one, who acted before, has caused.
 func (s scenario) observed(t *testing.T, w *world, who string, acts func(*testing.T, *world), others map[string]string, waitTimeout time.Duration) string {
 	t.Helper()
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
@@ -501,18 +518,26 @@ func (s scenario) observed(t *testing.T, w *world, who string, acts func(*testin
 		text := must.Get(json.MarshalIndent(observed, "", "  "))(t)
 		return string(text)
 	}
-	if len(others) == 0 {
-		time.Sleep(waitTimeout)
-	}
+	w.waitEvents(t)
 	for _, first := range others {
 		for deadline := time.Now().Add(5 * waitTimeout); look() != first && time.Now().Before(deadline); {
 			time.Sleep(50 * time.Millisecond)
 		}
-		time.Sleep(300 * time.Millisecond) // there may be more than are expected
 	}
 	text := look()
 	w.tidy(t, claim)
 	return text
+}
+
+// waitEvents has the actor send one Event more, and waits until it is there. An actor sends its Events one
+// after the other, so those that it had for others are there, too.
+func (w *world) waitEvents(t *testing.T) {
+	t.Helper()
+	last := w.claim(t, "scenario", "n2", named("last", accessible(v1.ReadWriteMany)))
+	waittest.Until(t, "the actor's last Event is there", func() bool {
+		return slices.Contains(w.eventsOn(t, w.namespace, last.Name), "Warning "+cluster.ReasonFailed)
+	})
+	w.delete(t, last)
 }
 
 // tidy leaves nothing of a claim for the next scenario.

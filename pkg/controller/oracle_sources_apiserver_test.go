@@ -65,6 +65,7 @@ func sidecarActs(t *testing.T, w *world) {
 		t.Cleanup(func() { _ = w.client.StorageV1().CSINodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	}
 	socket := serveCSIOn(t, w)
+	w.isUpstream = true
 	w.actsIn(t, func() func() {
 		command := exec.Command(os.Args[0])
 		command.Env, command.Stderr = append(os.Environ(), sidecarSocket+"="+socket), os.Stderr

@@ -33,6 +33,8 @@ type world struct {
 	snapshots snapshotclient.Interface // nil where there are none
 	namespace string
 	nodes     map[string]*lvmdfake.Server
+	// isUpstream says that upstream's provisioner acts.
+	isUpstream bool
 	// restart ends the one who acts and starts another one.
 	restart func()
 	// volume is the PersistentVolume's name where it is not the usual one.
