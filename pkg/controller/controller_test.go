@@ -24,6 +24,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/controller/pvcontrollerfake"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/logging/logtest"
@@ -105,7 +106,7 @@ func TestRejectedUplinksAreCounted(t *testing.T) {
 // realisticClient accepts tokens that name the node that they are bound to.
 func realisticClient(t *testing.T) *fake.Clientset {
 	t.Helper()
-	client := fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "the-cluster"}})
+	client := clientfake.New(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "the-cluster"}})
 	pvcontrollerfake.Start(client)
 	client.PrependReactor("create", "tokenreviews", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		review := a.(k8stesting.CreateAction).GetObject().(*authenticationv1.TokenReview)
@@ -216,7 +217,7 @@ func TestANodeCannotSpeakForAnother(t *testing.T) {
 }
 
 func TestOptionsThatCannotWorkAreErrors(t *testing.T) {
-	good := Options{Client: fake.NewClientset(), Namespace: "n", UplinkHost: "h", NodeServiceAccount: "s",
+	good := Options{Client: clientfake.New(), Namespace: "n", UplinkHost: "h", NodeServiceAccount: "s",
 		Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
 	for name, change := range map[string]func(*Options){
 		"no client":                        func(o *Options) { o.Client = nil },

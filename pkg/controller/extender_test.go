@@ -20,12 +20,12 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
@@ -193,7 +193,7 @@ func TestEveryReplicaAnswersTheScheduler(t *testing.T) {
 }
 
 func TestWithoutAKeyPairTheSchedulerIsNotServed(t *testing.T) {
-	_, err := New(Options{Client: fake.NewClientset(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+	_, err := New(Options{Client: clientfake.New(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
 		ExtenderListen: ":0", Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
 		t.Error("made a controller")

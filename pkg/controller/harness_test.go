@@ -27,6 +27,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/controller/pvcontrollerfake"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
@@ -96,7 +97,7 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 // versions, as the real one does: by them the publisher knows its own writes from what its watch
 // delivers late.
 func newClientset(objects ...runtime.Object) *fake.Clientset {
-	client := fake.NewClientset(objects...)
+	client := clientfake.New(objects...)
 	var version atomic.Int64
 	client.PrependReactor("*", "csistoragecapacities", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if write, ok := action.(clienttesting.UpdateActionImpl); ok {

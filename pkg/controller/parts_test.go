@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -33,7 +33,7 @@ func TestPartsThatCannotBeLeftToSidecarsAreRefused(t *testing.T) {
 		"all of them": {func(o *Options) { o.Disable = Parts() }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{Client: fake.NewClientset(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+			o := Options{Client: clientfake.New(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
 				Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), CSISocket: "/run/csi.sock", Disable: []string{PartProvisioning}}
 			test.change(&o)
 			_, err := New(o)

@@ -26,6 +26,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -45,7 +46,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, client: fake.NewClientset(), bound: map[string]string{}}
+	w := &world{t: t, client: clientfake.New(), bound: map[string]string{}}
 	w.versionClaims()
 	for _, node := range []string{"n1", "n2"} {
 		must.Get(w.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{v1.LabelHostname: node}}}, metav1.CreateOptions{}))(t)

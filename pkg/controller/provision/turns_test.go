@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/must"
@@ -40,7 +40,7 @@ func (s *subjects) Event(object runtime.Object, _, _, _ string) {
 // TestNamespacesTakeTurnsAtTheirClaims has one worker, and in its queue many claims of one
 // namespace before one of another. None of them can be made, of which an Event is written.
 func TestNamespacesTakeTurnsAtTheirClaims(t *testing.T) {
-	client := fake.NewClientset()
+	client := clientfake.New()
 	all := informers.NewSharedInformerFactory(client, 0)
 	c := must.Get(cluster.New(client, fleet.New(fleet.Options{}), all, all, slog.New(slog.DiscardHandler)))(t)
 	seen := &subjects{names: make(chan string, 100)}

@@ -12,10 +12,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -41,7 +41,7 @@ func TestOfAttemptsThatFailOnlySomeAreReported(t *testing.T) {
 }
 
 func TestADeletedClaimIsForgottenWithItsVolume(t *testing.T) {
-	client := fake.NewClientset()
+	client := clientfake.New()
 	all := informers.NewSharedInformerFactory(client, 0)
 	c := must.Get(cluster.New(client, nil, all, all, slog.New(slog.DiscardHandler)))(t)
 	d := NewDeleter(c, Options{Metrics: NewMetrics(prometheus.NewRegistry())})
@@ -57,7 +57,7 @@ func TestADeletedClaimIsForgottenWithItsVolume(t *testing.T) {
 // TestNamespacesTakeTurnsAtTheirDeletions has one worker, and in its queue many volumes of one
 // namespace before one of another. None of them names its node, of which an Event is written.
 func TestNamespacesTakeTurnsAtTheirDeletions(t *testing.T) {
-	client := fake.NewClientset()
+	client := clientfake.New()
 	all := informers.NewSharedInformerFactory(client, 0)
 	c := must.Get(cluster.New(client, nil, all, all, slog.New(slog.DiscardHandler)))(t)
 	events := record.NewFakeRecorder(100)

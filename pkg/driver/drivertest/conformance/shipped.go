@@ -27,6 +27,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller"
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/controller/pvcontrollerfake"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
@@ -67,7 +68,7 @@ func shipped(t *testing.T, m *drivertest.Machine) string {
 // StartController runs the controller until the test's end. Its log goes to w.
 func StartController(t *testing.T, w io.Writer) *Controller {
 	t.Helper()
-	client := fake.NewClientset(
+	client := clientfake.New(
 		&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "cluster"}},
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: drivertest.NodeName, UID: "node", Labels: map[string]string{names.TopologyNode: drivertest.NodeName}}})
 	pvcontrollerfake.Start(client)
