@@ -18,6 +18,10 @@ import (
 // inlineVolumes is the label that lets a namespace have inline volumes.
 const inlineVolumes = "carve.csi.local/inline-volumes"
 
+// moreThanANode is more than the disk of a node has, in bytes, and as much as an inline volume may have
+// by default.
+const moreThanANode = 10 << 30
+
 // TestPodsDefineVolumesThemselvesWhereThatIsAllowed switches inline volumes on, as
 // users do.
 func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
@@ -76,7 +80,7 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 	t.Run("an Event on the Pod says that it is more than the node has", func(t *testing.T) {
 		s := within(t)
 		s.letIn()
-		s.startInline("large", s.nodes[0], 1<<40)
+		s.startInline("large", s.nodes[0], moreThanANode)
 		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "large", "ResourceExhausted")
 		s.must(err, "see why the Pod does not start")
 	})
@@ -100,7 +104,7 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 		s.createClaim("copy", spec)
 		s.startWith("copied", "copy", idle)
 		const reserved = "beside 1 volumes that claims have reserved space for"
-		s.startInline("enormous", node, 1<<40)
+		s.startInline("enormous", node, moreThanANode)
 		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "enormous", reserved)
 		s.must(err, "see that the node knows of the claim")
 		s.startInline("greedy", node, 48*extent)

@@ -338,6 +338,14 @@ func mount(t testing.TB, v *lvmdv1.Volume) (dir string, unmount func()) {
 	return dir, unmount
 }
 
+// waitUntagged waits until the tag is off that volumes have which may not have been handed out.
+func (n *node) waitUntagged() {
+	n.t.Helper()
+	waittest.Until(n.t, "the tag of volumes that are made is taken off", func() bool {
+		return !strings.Contains(lvmByHand(n.t, "lvs", "--noheadings", "-o", "lv_tags", n.group), "carve.making")
+	})
+}
+
 // leftovers lists the group's volumes, by LVM's own account, the kernel's devices
 // that belong to none of them, and the nodes under /dev that lead to none of those.
 // What the node keeps, and the parts of it, is not listed.

@@ -325,6 +325,7 @@ func (h *randomMachine) loseDisk() {
 	}
 	waittest.Until(h.t, "all images are in sync", func() bool { return h.conditions() == "" })
 	h.finish()
+	h.waitUntagged()
 	before := h.freeSpace()
 	h.faulty.fail()
 	must.Succeed(h.r, os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
