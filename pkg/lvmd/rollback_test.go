@@ -86,7 +86,7 @@ func (m *machine) tagsStay() {
 // TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays rolls the journal back to the moment in
 // which it had the volume as being made, or loses it, before or after the volume's tag is taken off.
 func TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
-	thick := func(t *testing.T) *machine { return newMachine(t) }
+	thick := newMachine
 	thin := func(t *testing.T) *machine { return thinMachine(t, "size: 80Mi, overprovisioning: 9") }
 	cloned := func(d *daemon) *lvmdv1.Volume {
 		source := d.create(request("source", 4))

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +19,9 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
@@ -624,6 +628,50 @@ func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.
 	})
 	d.delete(v.GetId())
 	d.checkClean()
+}
+
+// lateDisk is an LVM that, as the real one, reads nothing of a group that no scan has found. Once it
+// is armed, it calls a function after the next scan that misses the group.
+type lateDisk struct {
+	lvm.Groups
+	group        string
+	missed       func()
+	found, armed atomic.Bool
+}
+
+func (l *lateDisk) Scan(ctx context.Context, names []string) ([]lvm.Group, error) {
+	found, err := l.Groups.Scan(ctx, names)
+	if slices.ContainsFunc(found, func(g lvm.Group) bool { return g.Name == l.group }) {
+		l.found.Store(true)
+	} else if slices.Contains(names, l.group) && l.armed.CompareAndSwap(true, false) {
+		l.missed()
+	}
+	return found, err
+}
+
+func (l *lateDisk) Metadata(group string) (ondisk.Metadata, error) {
+	if group == l.group && !l.found.Load() {
+		return ondisk.Metadata{}, lvm.ErrNotFound
+	}
+	return l.Groups.Metadata(group)
+}
+
+// TestADiskThatComesDuringAScanIsSeen has a group's disk come when a scan has missed it, and its
+// event before the scan is taken over.
+func TestADiskThatComesDuringAScanIsSeen(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroup("other", testExtent, 4)
+	m.config = "- {name: local, default: true, volumeGroup: carve}\n- {name: other, volumeGroup: other}\n"
+	m.fake.PlugGroup("other", false)
+	late := &lateDisk{group: "other"}
+	d := m.start(t, func(_ *daemon, o *Options) { late.Groups, o.LVM = o.LVM, late })
+	late.missed = func() {
+		m.fake.PlugGroup("other", true)
+		d.inventory.Recheck()
+	}
+	late.armed.Store(true)
+	d.inventory.Recheck()
+	waittest.Until(t, "the class is offered", func() bool { return d.state().GetClasses()[1].GetAvailableBytes() == 4*testExtent })
 }
 
 func TestAFullMetadataAreaLeavesNoSpace(t *testing.T) {

@@ -51,6 +51,15 @@ type Diff struct {
 	changed []*Volume
 }
 
+// BeginScan notes that a scan of the group begins. It may miss what comes or goes from now on, for
+// which Recheck has the group scanned once more.
+func BeginScan(g *Group) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	g.recheck = false
+}
+
 // ApplyScan takes over a scan of one group, and before it the effect of the command that it
 // follows, if any. The caller has the group's slot, and makes what is returned durable.
 func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
@@ -61,7 +70,7 @@ func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 	if after != nil {
 		d.changed = after.apply(m)
 	}
-	g.stale, g.recheck, g.scanned = false, false, time.Now()
+	g.stale, g.scanned = false, time.Now()
 	if scan.Group == nil {
 		m.applyMissing(g, scan.Refused, &d)
 	} else {

@@ -105,6 +105,7 @@ func (s *Groups) Rescan(g *Group) error { return s.rescan(g, nil) }
 // rescan is Rescan after a command, whose effect is taken over in the same instant, if the scan
 // succeeds.
 func (s *Groups) rescan(g *Group, after inventory.Effect) error {
+	inventory.BeginScan(g.Group)
 	found, err := s.Scan(s.Work, []string{g.Name()})
 	if err == nil {
 		repaired := s.repairSuspect(g, found)
