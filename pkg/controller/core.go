@@ -21,7 +21,7 @@ type core struct {
 	available *cluster.Availability
 	owner     *capacity.Owner // nil for none
 	// workers and slowCreate are set by tests only: how many claims, and volumes that are to be
-	// deleted, are worked on at once, and from when on a create is slow; zero means the constants.
+	// deleted or grown, are worked on at once, and from when on a create is slow; zero means the constants.
 	workers    int
 	slowCreate time.Duration
 }

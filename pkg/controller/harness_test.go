@@ -232,7 +232,7 @@ func (h *harness) claim(name, node string, change func(*v1.PersistentVolumeClaim
 	if change != nil {
 		change(claim)
 	}
-	created := must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Create(h.t.Context(), claim, metav1.CreateOptions{}))(h.t)
+	created := must.Get(h.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Create(h.t.Context(), claim, metav1.CreateOptions{}))(h.t)
 	return created
 }
 

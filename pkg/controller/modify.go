@@ -29,8 +29,7 @@ import (
 )
 
 const (
-	// modifyWorkers is how many claims are worked on at once. The library's workers wait for
-	// nodes: with so many, nodes that do not answer leave some for the others.
+	// modifyWorkers is how many claims are worked on at once, as resizeWorkers.
 	modifyWorkers = 64
 	// modifyResync is how often all classes are looked at again.
 	modifyResync = 10 * time.Minute
@@ -54,7 +53,7 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	classes := informers.NewSharedInformerFactory(c.Client, 0)
 	defer classes.Shutdown()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
-	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx}, c.Client, modifyResync, time.Minute, false,
+	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(modifyWorkers)}, c.Client, modifyResync, time.Minute, false,
 		withClasses{scoped, classes}, limiter)
 	// The library leaves a claim alone whose class did not exist when the claim was changed.
 	_, err := classes.Storage().V1().VolumeAttributesClasses().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
@@ -128,6 +127,7 @@ func hasAttributesClasses(server discovery.DiscoveryInterface) (bool, error) {
 type volumeModifier struct {
 	*core
 	leading context.Context //nolint:containedctx // that of the library does not end with the leadership
+	shares  *shares
 }
 
 var _ modifier.Modifier = (*volumeModifier)(nil)
@@ -151,6 +151,11 @@ func (m *volumeModifier) Modify(_ context.Context, pv *v1.PersistentVolume, para
 	if !ok {
 		return status.Errorf(codes.FailedPrecondition, "PersistentVolume %s does not name its node by %s", pv.Name, names.TopologyNode)
 	}
+	release, err := m.shares.take(node, claimNamespace(pv))
+	if err != nil {
+		return err
+	}
+	defer release()
 	ctx, cancel := context.WithTimeout(m.leading, modifyTimeout)
 	defer cancel()
 	vol, err := m.Fleet.ModifyVolume(ctx, node, &lvmdv1.ModifyVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, IoLimits: limits.Proto()})

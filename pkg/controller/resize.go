@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -27,7 +28,7 @@ import (
 
 const (
 	// resizeWorkers is how many claims are worked on at once. The library's workers wait for
-	// nodes: with so many, nodes that do not answer leave some for the others.
+	// nodes; of so many, one node and one namespace have a share.
 	resizeWorkers = 256
 	// resizeResync is how often all claims are looked at again for growth that
 	// was asked for and not begun.
@@ -53,9 +54,10 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 	scoped := newScopedInformers(all)
 	defer scoped.release()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
-	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx}, c.Client, resizeResync, scoped, limiter, false, time.Minute)
+	n := cmp.Or(c.workers, resizeWorkers)
+	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx, newShares(n)}, c.Client, resizeResync, scoped, limiter, false, time.Minute)
 	var workers sync.WaitGroup
-	controller.Run(resizeWorkers, ctx, &workers)
+	controller.Run(n, ctx, &workers)
 	workers.Wait()
 	return nil
 }
@@ -81,6 +83,7 @@ func resizeError(node string, err error) error {
 type volumeResizer struct {
 	*core
 	leading context.Context //nolint:containedctx // the library has no context to give
+	shares  *shares
 }
 
 var _ resizer.Resizer = (*volumeResizer)(nil)
@@ -107,6 +110,11 @@ func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) 
 	if size.CmpInt64(spec.MaximumRequest) > 0 {
 		return size, false, status.Errorf(codes.OutOfRange, "spec.resources.requests.storage: %s is not allowed, allowed: at most %s", size.String(), quantity.Bytes(spec.MaximumRequest))
 	}
+	release, err := r.shares.take(node, claimNamespace(pv))
+	if err != nil {
+		return size, false, err
+	}
+	defer release()
 	ctx, cancel := context.WithTimeout(r.leading, resizeTimeout)
 	defer cancel()
 	vol, err := r.Fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: pv.Spec.CSI.VolumeHandle, RequiredBytes: size.Value()})

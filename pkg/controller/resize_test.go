@@ -13,11 +13,14 @@ import (
 )
 
 // grow does what a user does who wants more.
-func (h *harness) grow(name, size string) {
+func (h *harness) grow(name, size string) { h.t.Helper(); h.growIn("default", name, size) }
+
+func (h *harness) growIn(namespace, name, size string) {
 	h.t.Helper()
-	claim := h.getClaim(name).DeepCopy()
+	claims := h.client.CoreV1().PersistentVolumeClaims(namespace)
+	claim := must.Get(claims.Get(h.t.Context(), name, metav1.GetOptions{}))(h.t).DeepCopy()
 	claim.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse(size)
-	must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Update(h.t.Context(), claim, metav1.UpdateOptions{}))(h.t)
+	must.Get(claims.Update(h.t.Context(), claim, metav1.UpdateOptions{}))(h.t)
 }
 
 func expandable(c *storagev1.StorageClass) {

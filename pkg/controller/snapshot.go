@@ -57,7 +57,7 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 	}
 	objects := factory.Snapshot().V1()
 	controller := sidecar.NewCSISnapshotSideCarController(c.o.Snapshots, c.o.Client, names.Driver,
-		objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(), &volumeSnapshotter{c.csiService(), ctx}, nil,
+		objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(), c.snapshotter(ctx), nil,
 		snapshotTimeout, snapshotResync, "snapshot", -1, "groupsnapshot", -1, true, limiter(), false, nil, nil, limiter())
 	running, stop := context.WithCancel(ctx)
 	defer stop() // before the factory waits for its informers
@@ -91,6 +91,12 @@ func (c *Controller) awaitSnapshotAPI(ctx context.Context) bool {
 type volumeSnapshotter struct {
 	service *csiservice.Service
 	leading context.Context //nolint:containedctx // the library's contexts know nothing of leading
+	nodeOf  func(volume string) (string, bool)
+	shares  *shares
+}
+
+func (c *Controller) snapshotter(leading context.Context) *volumeSnapshotter {
+	return &volumeSnapshotter{c.csiService(), leading, c.core.NodeOfVolume, newShares(snapshotWorkers)}
 }
 
 var _ snapshotter.Snapshotter = (*volumeSnapshotter)(nil)
@@ -104,9 +110,16 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 			return "", "", time.Time{}, 0, false, status.Errorf(codes.InvalidArgument, "VolumeSnapshotClass: parameters[%s] is not allowed, allowed: none", key)
 		}
 	}
+	namespace := parameters[utils.PrefixedVolumeSnapshotNamespaceKey]
+	node, _ := v.nodeOf(volume) // one that the cluster does not know is looked for
+	release, err := v.shares.take(node, namespace)
+	if err != nil {
+		return "", "", time.Time{}, 0, false, err
+	}
+	defer release()
 	ctx, free := leadership.During(ctx, v.leading)
 	defer free()
-	made, err := v.service.Snapshot(ctx, name, volume, parameters[utils.PrefixedVolumeSnapshotNamespaceKey], parameters[utils.PrefixedVolumeSnapshotNameKey])
+	made, err := v.service.Snapshot(ctx, name, volume, namespace, parameters[utils.PrefixedVolumeSnapshotNameKey])
 	if err != nil {
 		return "", "", time.Time{}, 0, false, csiservice.Status(err)
 	}
@@ -116,6 +129,11 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 // DeleteSnapshot removes a snapshot. One on a node that left the cluster is
 // gone with it.
 func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, id string, _ map[string]string) error {
+	release, err := v.takeShare(id)
+	if err != nil {
+		return err
+	}
+	defer release()
 	ctx, free := leadership.During(ctx, v.leading)
 	defer free()
 	if _, err := v.service.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id}); err != nil {
@@ -126,10 +144,22 @@ func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, id string, _ map
 
 // GetSnapshotStatus reports on a snapshot that is there.
 func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, id string, _ map[string]string) (bool, time.Time, int64, string, error) {
+	release, err := v.takeShare(id)
+	if err != nil {
+		return false, time.Time{}, 0, "", err
+	}
+	defer release()
 	found, err := v.service.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
 	if err != nil {
 		return false, time.Time{}, 0, "", csiservice.Status(err)
 	}
 	s := found.GetSnapshot()
 	return s.GetReadyToUse(), s.GetCreationTime().AsTime(), s.GetSizeBytes(), "", nil
+}
+
+// takeShare begins a call about a snapshot, of which the library does not say in which namespace
+// it is.
+func (v *volumeSnapshotter) takeShare(id string) (release func(), err error) {
+	node, _, _ := spec.ParseSnapshotHandle(id)
+	return v.shares.take(node, "")
 }

@@ -39,7 +39,7 @@ func restoreOf(snapshot string) func(*v1.PersistentVolumeClaim) {
 // takeSnapshot does what the library does, and returns the handle.
 func (h *harness) takeSnapshot(name, volume string) (handle string, err error) {
 	h.t.Helper()
-	_, handle, at, size, ready, err := (&volumeSnapshotter{h.c.csiService(), h.t.Context()}).CreateSnapshot(h.t.Context(), "snapshot-uid-"+name, volume, map[string]string{
+	_, handle, at, size, ready, err := h.c.snapshotter(h.t.Context()).CreateSnapshot(h.t.Context(), "snapshot-uid-"+name, volume, map[string]string{
 		utils.PrefixedVolumeSnapshotNameKey: name, utils.PrefixedVolumeSnapshotNamespaceKey: "default"}, nil)
 	if err == nil && (at.IsZero() || size != 100*mib || !ready) {
 		h.t.Errorf("snapshot of %d bytes at %s, ready: %v", size, at, ready)
@@ -92,7 +92,7 @@ func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
 	if v := n2.Volumes()["pvc-uid-c"]; v.GetSource().GetSnapshotId() != snapshot.GetId() || v.GetSizeBytes() != 200*mib {
 		t.Errorf("restored %v", v)
 	}
-	library := &volumeSnapshotter{h.c.csiService(), t.Context()}
+	library := h.c.snapshotter(t.Context())
 	if ready, at, size, _, err := library.GetSnapshotStatus(t.Context(), handle, nil); !ready || at.IsZero() || size != 100*mib || err != nil {
 		t.Errorf("status: %v, %s, %d, %v", ready, at, size, err)
 	}

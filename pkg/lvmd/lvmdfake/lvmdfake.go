@@ -38,6 +38,10 @@ type Hooks struct {
 	AfterCreate func(context.Context, *lvmdv1.Volume) error
 	// BeforeDelete delays or fails a delete before it has any effect.
 	BeforeDelete func(context.Context, *lvmdv1.DeleteVolumeRequest) error
+	// BeforeExpand delays or fails an expansion before it has any effect.
+	BeforeExpand func(context.Context, *lvmdv1.ExpandVolumeRequest) error
+	// BeforeSnapshot delays or fails a snapshot before it has any effect.
+	BeforeSnapshot func(context.Context, *lvmdv1.CreateSnapshotRequest) error
 	// BeforeModify delays or fails a change before it has any effect.
 	BeforeModify func(context.Context, *lvmdv1.ModifyVolumeRequest) error
 	// Device makes the device of a volume that is created, or grows it, before any caller sees the
@@ -274,7 +278,10 @@ func (s *Server) ListClasses(context.Context, *lvmdv1.ListClassesRequest) (*lvmd
 }
 
 // ExpandVolume implements the service.
-func (s *Server) ExpandVolume(_ context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
+func (s *Server) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
+	if err := before(ctx, s.Hooks().BeforeExpand, r); err != nil {
+		return nil, err
+	}
 	v, err := s.change(r.GetId(), func(v *lvmdv1.Volume) error {
 		more := roundUp(r.GetRequiredBytes()) - v.GetSizeBytes()
 		if more <= 0 {

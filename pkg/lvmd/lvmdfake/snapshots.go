@@ -28,7 +28,10 @@ func (s *Server) Snapshots() map[string]*lvmdv1.Snapshot {
 }
 
 // CreateSnapshot implements the service.
-func (s *Server) CreateSnapshot(_ context.Context, r *lvmdv1.CreateSnapshotRequest) (*lvmdv1.CreateSnapshotResponse, error) {
+func (s *Server) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotRequest) (*lvmdv1.CreateSnapshotResponse, error) {
+	if err := before(ctx, s.Hooks().BeforeSnapshot, r); err != nil {
+		return nil, err
+	}
 	unlock, err := s.begin()
 	if err != nil {
 		return nil, err
