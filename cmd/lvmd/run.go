@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/ops"
@@ -126,7 +127,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	defer runner.Close()
 	host := lvm.NewHost(runner)
 	host.Notify(events)
-	metrics.ObserveStuck(host.Stuck)
+	metrics.ObserveStuck(func() int { return host.Stuck() + filesystem.Stuck() })
 	options := lvmd.Options{
 		LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
 	}

@@ -34,6 +34,13 @@ type Command struct {
 	// killed. Without it, Run waits for as long as that takes: a process that is
 	// not gone may still write what it was writing.
 	Abandon bool
+	// Device is the path of what the program works on; empty is nothing. It implies Abandon, and while a process that was abandoned is not gone, Run
+	// starts no other one for its device and returns ErrHangs.
+	Device string
+	// Waiting, if set, is called with true when the process has done nothing for a while, as
+	// one that waits in the kernel for a device, and with false when it goes on. It is not
+	// called at the same time by one Run, nor after it.
+	Waiting func(bool)
 }
 
 // Result is what a program left. It is empty when the process was abandoned.
@@ -68,13 +75,18 @@ func (e *KilledError) Unwrap() error { return e.Cause }
 // Run runs a command to its end, or kills it with all it started when the
 // context ends. The error is nil when it succeeded, an *exec.ExitError when it
 // failed, a *KilledError when it was killed, the context's cause when it was not
-// started for that, and otherwise why it could not be started.
-func Run(ctx context.Context, c Command) (Result, error) { return run(ctx, c, reapGrace) }
+// started for that, ErrHangs when its device was the reason, and otherwise why it could
+// not be started.
+func Run(ctx context.Context, c Command) (Result, error) { return run(ctx, c, reapGrace, waitingLook) }
 
-// run is Run with the time that a killed process has to be gone.
-func run(ctx context.Context, c Command, grace time.Duration) (Result, error) {
+// run is Run with the time that a killed process has to be gone, and that between two looks at
+// what a process does.
+func run(ctx context.Context, c Command, grace, look time.Duration) (Result, error) {
 	if ctx.Err() != nil {
 		return Result{ExitCode: -1}, context.Cause(ctx)
+	}
+	if err := Hangs(c.Device); err != nil {
+		return Result{ExitCode: -1}, err
 	}
 	output, errs := &headBuffer{limit: c.MaxOutput}, &Words{Limit: c.MaxErrors}
 	cmd := exec.Command(c.Program, c.Args...)
@@ -90,12 +102,16 @@ func run(ctx context.Context, c Command, grace time.Duration) (Result, error) {
 	if err != nil {
 		return Result{ExitCode: -1}, err
 	}
+	if c.Waiting != nil {
+		defer p.watch(look, c.Waiting)()
+	}
 	var killed *KilledError
 	select {
 	case <-p.Gone():
 	case <-ctx.Done():
 		killed = &KilledError{Cause: context.Cause(ctx)}
-		if killed.Stuck = !p.Kill(grace); killed.Stuck && c.Abandon {
+		if killed.Stuck = !p.Kill(grace); killed.Stuck && (c.Abandon || c.Device != "") {
+			hanging.add(c.Device, p)
 			// The output is still written to.
 			return Result{ExitCode: -1}, killed
 		}

@@ -121,7 +121,7 @@ func runLingering(t *testing.T, abandon bool) (stuckMeanwhile int, took time.Dur
 	defer cancel()
 	end := make(chan error, 1)
 	go func() {
-		_, err := run(ctx, c, time.Millisecond)
+		_, err := run(ctx, c, time.Millisecond, waitingLook)
 		end <- err
 	}()
 	waittest.Succeeds(t, "the program has started", func() error { _, err := os.Stat(c.Args[len(c.Args)-1]); return err })
@@ -146,6 +146,84 @@ func TestAProcessThatIsNotGoneCountsAsStuckUntilItIs(t *testing.T) {
 				t.Errorf("Run returned %v after the kill", took)
 			}
 		})
+	}
+}
+
+func TestADeviceGetsNoOtherProgramUntilTheOneThatWasAbandonedIsGone(t *testing.T) {
+	hanging := lingering(filepath.Join(t.TempDir(), "started"))
+	hanging.Device = "device"
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	end := make(chan error, 1)
+	go func() {
+		_, err := run(ctx, hanging, time.Millisecond, waitingLook)
+		end <- err
+	}()
+	waittest.Succeeds(t, "the program has started", func() error { _, err := os.Stat(hanging.Args[len(hanging.Args)-1]); return err })
+	other := sh("true")
+	for name, device := range map[string]string{"its own": "device", "another": "other", "none": ""} {
+		other.Device = device
+		if _, err := Run(t.Context(), other); err != nil {
+			t.Errorf("while it runs, on %s: %v", name, err)
+		}
+	}
+	cancel()
+	if err := <-end; !errors.As(err, new(*KilledError)) {
+		t.Fatalf("the program was not killed: %v", err)
+	}
+	for name, c := range map[string]struct {
+		device string
+		want   error
+	}{"its own": {"device", ErrHangs}, "another": {"other", nil}, "none": {"", nil}} {
+		other.Device = c.device
+		if _, err := Run(t.Context(), other); !errors.Is(err, c.want) {
+			t.Errorf("while it is not gone, on %s: got %v, want %v", name, err, c.want)
+		}
+	}
+	waittest.Succeeds(t, "it is gone", func() error { return Hangs("device") })
+	other.Device = "device"
+	if _, err := Run(t.Context(), other); err != nil {
+		t.Errorf("after it is gone: %v", err)
+	}
+}
+
+func TestAProcessThatDoesNothingWaits(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan bool)
+	c := sh(`read line < "$1"; while :; do :; done`, fifo)
+	c.Waiting = func(waiting bool) { waits <- waiting }
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	end := make(chan error, 1)
+	go func() {
+		_, err := run(ctx, c, reapGrace, 50*time.Millisecond)
+		end <- err
+	}()
+	if !<-waits {
+		t.Fatal("the process goes on, before it was reported to wait")
+	}
+	writer, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	if _, err := writer.WriteString("go on\n"); err != nil {
+		t.Fatal(err)
+	}
+	if <-waits {
+		t.Error("the process waits twice without going on between")
+	}
+	cancel()
+	for {
+		select {
+		case <-waits: // a loaded machine may give it no time
+			continue
+		case <-end:
+		}
+		break
 	}
 }
 

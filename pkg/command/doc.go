@@ -6,7 +6,7 @@
 // were killed and are not gone. It knows no program, and reads no output.
 //
 // A process that waits in the kernel for a device that does not answer cannot be
-// killed. Stuck counts it until it is gone.
+// killed. Stuck counts it until it is gone, and no other program is run for its device.
 //
 // Callers: pkg/lvm, pkg/filesystem, pkg/luks.
 package command

@@ -13,12 +13,10 @@ import (
 
 const (
 	// smallCheckMemory is what a check gets at first, in bytes. It is enough for most, and
-	// smallChecks of them run at once.
+	// smallChecks of them run at once, groupChecks of them in one volume group.
 	smallCheckMemory = 32 << 20
 	smallChecks      = 4
-	// groupChecks of them are of file systems in one volume group: a disk that does not answer
-	// leaves places for the others.
-	groupChecks = 2
+	groupChecks      = 2
 	// DefaultCheckMemory is what a check gets that needs more, in bytes. One of them runs
 	// at a time.
 	DefaultCheckMemory = 128 << 20
@@ -30,10 +28,7 @@ const (
 type checker struct {
 	fileSystems  FileSystems
 	memory       int64
-	small, large *semaphore.Weighted
-
-	mu     sync.Mutex
-	groups map[string]*semaphore.Weighted
+	small, large *checkPlaces
 }
 
 // newChecker makes a checker that gives a check so many bytes at most; zero means
@@ -42,26 +37,15 @@ func newChecker(fs FileSystems, memory int64) *checker {
 	if memory == 0 {
 		memory = DefaultCheckMemory
 	}
-	return &checker{fileSystems: fs, memory: memory, small: semaphore.NewWeighted(smallChecks), large: semaphore.NewWeighted(1),
-		groups: map[string]*semaphore.Weighted{}}
-}
-
-// ofGroup returns the places of a volume group.
-func (c *checker) ofGroup(name string) *semaphore.Weighted {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.groups[name] == nil {
-		c.groups[name] = semaphore.NewWeighted(groupChecks)
-	}
-	return c.groups[name]
+	return &checker{fileSystems: fs, memory: memory, small: newCheckPlaces(smallChecks, groupChecks), large: newCheckPlaces(1, 1)}
 }
 
 // check repairs a file system that lies in a volume group. Its error matches filesystem.ErrMemory when that takes more
 // memory than there is for it.
 func (c *checker) check(ctx context.Context, group, device string, t filesystem.Type) error {
-	err := c.first(ctx, group, device, t)
+	err := c.within(ctx, c.small, group, min(smallCheckMemory, c.memory), device, t)
 	if errors.Is(err, filesystem.ErrMemory) && c.memory > smallCheckMemory {
-		err = c.within(ctx, c.large, c.memory, device, t)
+		err = c.within(ctx, c.large, group, c.memory, device, t)
 	}
 	if errors.Is(err, filesystem.ErrMemory) {
 		return fmt.Errorf("%w; allowed are %d bytes: raise --check-memory of carve-node and the memory limit of its container by as much, or check the file system by hand on the node", err, c.memory)
@@ -69,20 +53,62 @@ func (c *checker) check(ctx context.Context, group, device string, t filesystem.
 	return err
 }
 
-// first gives a check what is enough for most.
-func (c *checker) first(ctx context.Context, group, device string, t filesystem.Type) error {
-	places := c.ofGroup(group)
+func (c *checker) within(ctx context.Context, places *checkPlaces, group string, memory int64, device string, t filesystem.Type) error {
+	return places.run(ctx, group, func(waiting func(bool)) error {
+		return c.fileSystems.Check(ctx, device, t, filesystem.CheckOptions{Memory: memory, Waiting: waiting})
+	})
+}
+
+// checkPlaces bounds how many checks run at once on the node, and how many of them in one volume
+// group. One that waits for its disk counts in its group alone: groups whose disks do not
+// answer, however many, hold up no other.
+type checkPlaces struct {
+	node  *semaphore.Weighted
+	share int64
+
+	mu     sync.Mutex
+	groups map[string]*semaphore.Weighted
+}
+
+func newCheckPlaces(node, share int64) *checkPlaces {
+	return &checkPlaces{node: semaphore.NewWeighted(node), share: share, groups: map[string]*semaphore.Weighted{}}
+}
+
+// of returns the places of a volume group.
+func (p *checkPlaces) of(group string) *semaphore.Weighted {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.groups[group] == nil {
+		p.groups[group] = semaphore.NewWeighted(p.share)
+	}
+	return p.groups[group]
+}
+
+// run runs a check, which says when it waits for its disk and when it goes on.
+func (p *checkPlaces) run(ctx context.Context, group string, check func(waiting func(bool)) error) error {
+	places := p.of(group)
 	if err := places.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("wait for the checks of other file systems of volume group %s: %w", group, err)
 	}
 	defer places.Release(1)
-	return c.within(ctx, c.small, min(smallCheckMemory, c.memory), device, t)
-}
-
-func (c *checker) within(ctx context.Context, slots *semaphore.Weighted, memory int64, device string, t filesystem.Type) error {
-	if err := slots.Acquire(ctx, 1); err != nil {
+	if err := p.node.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("wait for the checks of other file systems: %w", err)
 	}
-	defer slots.Release(1)
-	return c.fileSystems.Check(ctx, device, t, memory)
+	counted := true
+	defer func() {
+		if counted {
+			p.node.Release(1)
+		}
+	}()
+	return check(func(waiting bool) {
+		switch {
+		case waiting && counted:
+			p.node.Release(1)
+			counted = false
+		case !waiting && !counted:
+			// It runs already. When others have its place, there is one more than usual, of
+			// as many as groups have places.
+			counted = p.node.TryAcquire(1)
+		}
+	})
 }

@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -51,6 +52,58 @@ func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
 	}
 }
 
+// TestVolumeGroupsThatDoNotAnswerHoldUpTheChecksOfNoOther has more of them than there are checks at
+// once.
+func TestVolumeGroupsThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
+	for name, needs := range map[string]int64{"usual checks": 1 << 20, "checks that take more memory": 100 << 20} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.fileSystems.CheckNeeds = needs
+			answers, waiting := make(chan struct{}), atomic.Int32{}
+			other := f.volume("other", "ext4")
+			f.fileSystems.CheckingWithin = func(_ context.Context, device string, o filesystem.CheckOptions) {
+				if device != other.GetDevicePath() {
+					o.Waiting(true)
+					waiting.Add(1)
+					<-answers
+					o.Waiting(false)
+				}
+			}
+			dirty := func(v *lvmdv1.Volume, group string) *lvmdv1.Volume {
+				f.alter(v, func(v *lvmdv1.Volume) { v.VgName = group })
+				f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+				return v
+			}
+			dirty(other, "other")
+			const groups, each = 5, 3
+			var staging sync.WaitGroup
+			for i := range groups * each {
+				v := dirty(f.volume(fmt.Sprintf("v%d", i), "ext4"), fmt.Sprintf("group%d", i%groups))
+				staging.Go(func() {
+					if err := f.stage(v, filesystemAccess(writer)); err != nil {
+						t.Errorf("stage %s: %v", v.GetId(), err)
+					}
+				})
+			}
+			share := int32(2)
+			if needs > 32<<20 {
+				share = 1
+			}
+			waittest.Until(t, "every group has its share of checks, which wait for their disks", func() bool { return waiting.Load() == groups*share })
+			for range 3 { // more of them than one group may have at once, one after the other
+				must.Succeed(t, f.stage(other, filesystemAccess(writer)))
+				must.Succeed(t, f.unstage(other))
+				f.fileSystems.Set(other.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+			}
+			if n := waiting.Load(); n != groups*share {
+				t.Errorf("%d checks wait for their disks, want %d of each of %d groups", n, share, groups)
+			}
+			close(answers)
+			staging.Wait()
+		})
+	}
+}
+
 // TestChecksInOneVolumeGroupHoldUpNoOther has a disk that does not answer the checks of its
 // volumes' file systems.
 func TestChecksInOneVolumeGroupHoldUpNoOther(t *testing.T) {
@@ -60,7 +113,7 @@ func TestChecksInOneVolumeGroupHoldUpNoOther(t *testing.T) {
 	other := f.volume("other", "ext4")
 	f.alter(other, func(v *lvmdv1.Volume) { v.VgName = "other" })
 	f.fileSystems.Set(other.GetDevicePath(), dirty)
-	f.fileSystems.CheckingWithin = func(_ context.Context, device string, _ int64) {
+	f.fileSystems.CheckingWithin = func(_ context.Context, device string, _ filesystem.CheckOptions) {
 		if device != other.GetDevicePath() {
 			waiting.Add(1)
 			<-answers
@@ -91,8 +144,8 @@ func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T)
 	var mu sync.Mutex
 	large, most := 0, 0
 	f.fileSystems.CheckNeeds = 100 << 20
-	f.fileSystems.CheckingWithin = func(_ context.Context, _ string, memory int64) {
-		if memory < driver.DefaultCheckMemory {
+	f.fileSystems.CheckingWithin = func(_ context.Context, _ string, o filesystem.CheckOptions) {
+		if o.Memory < driver.DefaultCheckMemory {
 			return
 		}
 		mu.Lock()

@@ -11,7 +11,7 @@ import (
 type FileSystems interface {
 	Probe(device string) (filesystem.Info, error)
 	Format(ctx context.Context, device string, o filesystem.FormatOptions) error
-	Check(ctx context.Context, device string, t filesystem.Type, memory int64) error
+	Check(ctx context.Context, device string, t filesystem.Type, o filesystem.CheckOptions) error
 	Grow(ctx context.Context, device, mountPath string, t filesystem.Type) error
 }
 
@@ -31,8 +31,8 @@ func (SystemFileSystems) Format(ctx context.Context, device string, o filesystem
 }
 
 // Check calls filesystem.Check.
-func (SystemFileSystems) Check(ctx context.Context, device string, t filesystem.Type, memory int64) error {
-	return filesystem.Check(ctx, device, t, memory)
+func (SystemFileSystems) Check(ctx context.Context, device string, t filesystem.Type, o filesystem.CheckOptions) error {
+	return filesystem.Check(ctx, device, t, o)
 }
 
 // Grow calls filesystem.Grow.

@@ -102,8 +102,8 @@ type crashingFileSystems struct {
 	stepper
 }
 
-func (m crashingFileSystems) Check(ctx context.Context, device string, t filesystem.Type, memory int64) error {
-	return m.step("check", func() error { return m.FileSystems.Check(ctx, device, t, memory) })
+func (m crashingFileSystems) Check(ctx context.Context, device string, t filesystem.Type, o filesystem.CheckOptions) error {
+	return m.step("check", func() error { return m.FileSystems.Check(ctx, device, t, o) })
 }
 
 func (m crashingFileSystems) Grow(ctx context.Context, device, path string, t filesystem.Type) error {

@@ -109,12 +109,12 @@ func btrfsChecksumWrong(sb []byte) bool {
 
 // check replaces a damaged superblock by a copy. It never runs btrfs check
 // --repair, which its manual warns of.
-func (btrfs) check(ctx context.Context, device string, memory int64) error {
+func (btrfs) check(ctx context.Context, device string, o CheckOptions) error {
 	info, err := Probe(device)
 	if err != nil || !info.NeedsCheck {
 		return err
 	}
-	err = runWithin(ctx, memory, []string{"btrfs", "rescue", "super-recover", "-y", device})
+	err = runWithin(ctx, device, o, []string{"btrfs", "rescue", "super-recover", "-y", device})
 	if code, exited := exitCode(err); err != nil && (!exited || code != btrfsSuperRecovered) {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/command"
 )
 
@@ -60,20 +61,24 @@ func Refused(err error) bool {
 }
 
 // run runs one command to its end, without input and in a fixed environment. It
-// returns nil or a *CommandError. A command that is killed when the context ends is
-// waited for: it must not write while the next one does.
-func run(ctx context.Context, args []string) error { return runWithin(ctx, 0, args) }
+// returns nil or a *CommandError. One that is killed when the context ends and is not gone then,
+// because its device does not answer, keeps other commands from the device until it is.
+func run(ctx context.Context, device string, args []string) error {
+	return runWithin(ctx, device, CheckOptions{}, args)
+}
 
-// runWithin is run for a command that may have so many bytes of memory for its data; zero
-// is no limit. See command.Command.
-func runWithin(ctx context.Context, memory int64, args []string) error {
+// runWithin is run for a command with the limits of a check.
+func runWithin(ctx context.Context, device string, o CheckOptions, args []string) error {
 	r, err := command.Run(ctx, command.Command{
 		Program: args[0], Args: args[1:], Env: []string{"PATH=" + command.Path, "LC_ALL=C"},
-		MaxOutput: maxOutput, Memory: memory,
+		MaxOutput: maxOutput, Memory: o.Memory, Device: device, Waiting: o.Waiting,
 	})
+	var killed *command.KilledError
 	switch cause := context.Cause(ctx); {
 	case err == nil:
 		return nil
+	case errors.Is(err, command.ErrHangs), errors.As(err, &killed) && killed.Stuck:
+		err = fmt.Errorf("%w: %w", blockdev.ErrTimedOut, err)
 	case cause != nil:
 		err = cause
 	case strings.Contains(string(r.Output), ioError):

@@ -17,12 +17,12 @@ import (
 
 func TestRun(t *testing.T) {
 	t.Run("a tool that succeeds is no error", func(t *testing.T) {
-		if err := run(t.Context(), []string{"true"}); err != nil {
+		if err := run(t.Context(), "", []string{"true"}); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("a failing tool is quoted with its exit status", func(t *testing.T) {
-		err := run(t.Context(), []string{"sh", "-c", "echo to stdout; echo to stderr >&2; exit 12"})
+		err := run(t.Context(), "", []string{"sh", "-c", "echo to stdout; echo to stderr >&2; exit 12"})
 		if code, ok := exitCode(err); !ok || code != 12 {
 			t.Errorf("exit code %d, %v", code, ok)
 		}
@@ -31,7 +31,7 @@ func TestRun(t *testing.T) {
 		}
 	})
 	t.Run("a tool that says that the device failed makes an EIO", func(t *testing.T) {
-		err := run(t.Context(), []string{"sh", "-c", "echo 'mkfs.ext4: Input/output error while writing out and closing file system' >&2; exit 1"})
+		err := run(t.Context(), "", []string{"sh", "-c", "echo 'mkfs.ext4: Input/output error while writing out and closing file system' >&2; exit 1"})
 		if code, ok := exitCode(err); !ok || code != 1 || !errors.Is(err, syscall.EIO) {
 			t.Errorf("got %v", err)
 		}
@@ -39,22 +39,22 @@ func TestRun(t *testing.T) {
 	t.Run("a tool that takes more memory than it may have fails with ErrMemory", func(t *testing.T) {
 		// The limit comes a moment after the tool has begun.
 		const allocate = `until [ "$(ulimit -d)" != unlimited ]; do sleep 0.01; done; exec dd if=/dev/zero of=/dev/null count=1 bs=`
-		if err := runWithin(t.Context(), 64<<20, []string{"sh", "-c", allocate + "1M"}); err != nil {
+		if err := runWithin(t.Context(), "", CheckOptions{Memory: 64 << 20}, []string{"sh", "-c", allocate + "1M"}); err != nil {
 			t.Errorf("it takes 1 MiB of 64: %v", err)
 		}
-		err := runWithin(t.Context(), 64<<20, []string{"sh", "-c", allocate + "100M"})
+		err := runWithin(t.Context(), "", CheckOptions{Memory: 64 << 20}, []string{"sh", "-c", allocate + "100M"})
 		if code, ok := exitCode(err); !ok || code != 1 || !errors.Is(err, ErrMemory) {
 			t.Errorf("it takes 100 MiB of 64: got %v, want exit status 1 and %v", err, ErrMemory)
 		}
 	})
 	t.Run("a missing tool says so and has no exit status", func(t *testing.T) {
-		err := run(t.Context(), []string{"carve-no-such-tool"})
+		err := run(t.Context(), "", []string{"carve-no-such-tool"})
 		if _, ok := exitCode(err); ok || !errors.Is(err, exec.ErrNotFound) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("a megabyte of output neither hangs nor is kept", func(t *testing.T) {
-		err := run(t.Context(), []string{"sh", "-c", "head -c 1048576 /dev/zero | tr '\\0' x; exit 1"})
+		err := run(t.Context(), "", []string{"sh", "-c", "head -c 1048576 /dev/zero | tr '\\0' x; exit 1"})
 		var ce *CommandError
 		if !errors.As(err, &ce) || len(ce.Output) != maxOutput {
 			t.Errorf("kept %d bytes", len(ce.Output))
@@ -66,7 +66,7 @@ func TestRun(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "pid")
 		ended := make(chan error, 1)
 		go func() {
-			ended <- run(ctx, []string{"sh", "-c", `sleep 3600 & echo $! > "$1.part"; mv "$1.part" "$1"; sleep 3600; echo never`, "sh", file})
+			ended <- run(ctx, "", []string{"sh", "-c", `sleep 3600 & echo $! > "$1.part"; mv "$1.part" "$1"; sleep 3600; echo never`, "sh", file})
 		}()
 		var child string
 		waittest.Succeeds(t, "the tool has a child", func() error {
@@ -91,12 +91,12 @@ func TestRun(t *testing.T) {
 	t.Run("a deadline is an error of its own", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if err := run(ctx, []string{"sleep", "3600"}); !errors.Is(err, context.DeadlineExceeded) {
+		if err := run(ctx, "", []string{"sleep", "3600"}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("arguments are not interpreted", func(t *testing.T) {
-		err := run(t.Context(), []string{"sh", "-c", `echo "$1"; exit 1`, "sh", "$(id); `id`"})
+		err := run(t.Context(), "", []string{"sh", "-c", `echo "$1"; exit 1`, "sh", "$(id); `id`"})
 		if !strings.Contains(message(err), "$(id); `id`") {
 			t.Errorf("got %v", err)
 		}

@@ -1,10 +1,16 @@
 package filesystem
 
 import (
+	"context"
+	"fmt"
 	"io"
 	"math"
 	"math/bits"
 	"os"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/command"
 )
 
 // deviceSize returns the size in bytes of a block device or an image file.
@@ -15,6 +21,28 @@ func deviceSize(device string) (int64, error) {
 	}
 	defer f.Close()
 	return f.Seek(0, io.SeekEnd)
+}
+
+// answerTimeout bounds what is read and written by this process itself: a superblock.
+const answerTimeout = time.Minute
+
+// answering bounds the wait for devices that do not answer.
+var answering blockdev.Guard
+
+// Stuck counts the reads and writes that were given up and still wait in the kernel for a device.
+// What tools wait for, command.Stuck counts.
+func Stuck() int { return answering.Stuck() }
+
+// do runs an operation on a device, unless a tool that was killed still waits for it. It fails
+// with blockdev.ErrTimedOut when the device does not answer.
+func do[T any](device string, operation func() (T, error)) (T, error) {
+	var none T
+	if err := command.Hangs(device); err != nil {
+		return none, fmt.Errorf("%w: %w", blockdev.ErrTimedOut, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	return blockdev.Do(ctx, &answering, device, func(string) (T, error) { return operation() })
 }
 
 // sizeOf multiplies what a superblock says, which may be anything: false when

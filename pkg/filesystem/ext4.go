@@ -146,18 +146,18 @@ func (ext4) probe(start []byte) (Info, bool) {
 
 // check lets e2fsck decide how much there is to do, and insists on a full pass
 // only when errors are on record afterwards.
-func (e ext4) check(ctx context.Context, device string, memory int64) error {
-	if err := e.fsck(ctx, memory, device); err != nil {
+func (e ext4) check(ctx context.Context, device string, o CheckOptions) error {
+	if err := e.fsck(ctx, o, device); err != nil {
 		return err
 	}
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
 		return err
 	}
-	return e.fsck(ctx, memory, device, "-f")
+	return e.fsck(ctx, o, device, "-f")
 }
 
-func (ext4) fsck(ctx context.Context, memory int64, device string, flags ...string) error {
-	err := runWithin(ctx, memory, slices.Concat([]string{"e2fsck", "-p"}, flags, []string{device}))
+func (ext4) fsck(ctx context.Context, o CheckOptions, device string, flags ...string) error {
+	err := runWithin(ctx, device, o, slices.Concat([]string{"e2fsck", "-p"}, flags, []string{device}))
 	code, exited := exitCode(err)
 	switch {
 	case !exited:

@@ -50,6 +50,15 @@ type FormatOptions struct {
 	Settings Settings
 }
 
+// CheckOptions say what a check may take.
+type CheckOptions struct {
+	// Memory is how many bytes it may have for its data; zero is no limit.
+	Memory int64
+	// Waiting, if set, is called with true when the tool has done nothing for a while, as while
+	// its device does not answer, and with false when it goes on. It is not called after Check.
+	Waiting func(bool)
+}
+
 // Info is what the superblock of a file system says.
 type Info struct {
 	Type Type
@@ -76,8 +85,8 @@ type kind interface {
 	// probe reads the start of a device, superblockArea bytes or fewer if the
 	// device is smaller. False: not this file system.
 	probe(start []byte) (Info, bool)
-	// check repairs what can be repaired without asking, within so many bytes of memory.
-	check(ctx context.Context, device string, memory int64) error
+	// check repairs what can be repaired without asking.
+	check(ctx context.Context, device string, o CheckOptions) error
 	// grow returns the command that grows the mounted file system.
 	grow(device, mountPath string) []string
 	// minimumSize is the smallest device, in bytes, that mkfs accepts and that
@@ -114,7 +123,8 @@ func ParseType(name string) (Type, error) {
 // No discard pass is made: the device is expected to be clean already.
 // A device that is mounted is refused by mkfs. The context should carry a
 // deadline: at its end mkfs is killed and the device is left unformatted or
-// half formatted.
+// half formatted. One that waits for a device that does not answer is not gone then: until it is,
+// the device is neither probed nor worked on again, and errors match blockdev.ErrTimedOut.
 func Format(ctx context.Context, device string, o FormatOptions) error {
 	k, err := kindOf(o.Type)
 	if err != nil {
@@ -137,7 +147,7 @@ func Format(ctx context.Context, device string, o FormatOptions) error {
 	if least := k.minimumSize(o.DAX); size < least {
 		return fmt.Errorf("format %s as %s: the device has %d bytes, at least %d are needed", device, o.Type, size, least)
 	}
-	if err := run(ctx, k.mkfs(device, size, o)); err != nil {
+	if err := run(ctx, device, k.mkfs(device, size, o)); err != nil {
 		return fmt.Errorf("format %s as %s: %w", device, o.Type, err)
 	}
 	if SharesNoUUID(o.Type) {
@@ -164,7 +174,7 @@ func SetUUID(device string, t Type, uuid string) error {
 	if err != nil {
 		return err
 	}
-	if err := k.setUUID(device, to); err != nil {
+	if _, err := do(device, func() (struct{}, error) { return struct{}{}, k.setUUID(device, to) }); err != nil {
 		return fmt.Errorf("set the UUID of %s on %s: %w", t, device, err)
 	}
 	return nil
@@ -172,15 +182,15 @@ func SetUUID(device string, t Type, uuid string) error {
 
 // Check repairs the unmounted file system as far as that is safe to do without
 // asking: journal replay and what fsck's preen mode corrects. It returns
-// ErrCorrupt when damage is left, and ErrMemory when the tool would take more than so many
-// bytes of memory; zero is no limit. Probe's NeedsCheck says when to call it; calling it
+// ErrCorrupt when damage is left, and ErrMemory when the tool would take more memory than
+// it may have. Probe's NeedsCheck says when to call it; calling it
 // for a clean file system costs a fork and changes nothing.
-func Check(ctx context.Context, device string, t Type, memory int64) error {
+func Check(ctx context.Context, device string, t Type, o CheckOptions) error {
 	k, err := kindOf(t)
 	if err != nil {
 		return err
 	}
-	if err := k.check(ctx, device, memory); err != nil {
+	if err := k.check(ctx, device, o); err != nil {
 		return fmt.Errorf("check %s on %s: %w", t, device, err)
 	}
 	return nil
@@ -193,7 +203,7 @@ func Grow(ctx context.Context, device, mountPath string, t Type) error {
 	if err != nil {
 		return err
 	}
-	if err := run(ctx, k.grow(device, mountPath)); err != nil {
+	if err := run(ctx, device, k.grow(device, mountPath)); err != nil {
 		return fmt.Errorf("grow %s on %s: %w", t, device, err)
 	}
 	return nil

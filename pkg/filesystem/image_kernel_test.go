@@ -44,7 +44,7 @@ func TestFormattedImages(t *testing.T) {
 			if want := (Info{Type: tt.Type, UUID: testUUID, SizeBytes: tt.size, Journal: tt.Type == Ext4}); info != want {
 				t.Errorf("got %+v, want %+v", info, want)
 			}
-			if err := Check(t.Context(), device, tt.Type, checkMemory); err != nil {
+			if err := Check(t.Context(), device, tt.Type, CheckOptions{Memory: checkMemory}); err != nil {
 				t.Errorf("a fresh file system does not pass: %v", err)
 			}
 		})
@@ -68,7 +68,7 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		if info, err := Probe(device); err != nil || !info.NeedsCheck {
 			t.Fatalf("before: %+v, %v", info, err)
 		}
-		must.Succeed(t, Check(t.Context(), device, Ext4, checkMemory))
+		must.Succeed(t, Check(t.Context(), device, Ext4, CheckOptions{Memory: checkMemory}))
 		if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 			t.Errorf("after: %+v, %v", info, err)
 		}
@@ -79,7 +79,7 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		if info, err := Probe(device); err != nil || !info.NeedsCheck {
 			t.Fatalf("before: %+v, %v", info, err)
 		}
-		must.Succeed(t, Check(t.Context(), device, Ext4, checkMemory))
+		must.Succeed(t, Check(t.Context(), device, Ext4, CheckOptions{Memory: checkMemory}))
 		if info, err := Probe(device); err != nil || info.NeedsCheck {
 			t.Errorf("after: %+v, %v", info, err)
 		}
@@ -88,7 +88,7 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 		device := formatted(t, Ext4)
 		debugfs(t, device, "clri <2>")
 		debugfs(t, device, "set_super_value state 2")
-		if err := Check(t.Context(), device, Ext4, checkMemory); !errors.Is(err, ErrCorrupt) {
+		if err := Check(t.Context(), device, Ext4, CheckOptions{Memory: checkMemory}); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("got %v, want ErrCorrupt", err)
 		}
 	})
@@ -107,7 +107,7 @@ func TestACheckThatMayNotHaveTheMemoryThatItNeedsSaysSo(t *testing.T) {
 	}{
 		{Ext4, func(device string) { debugfs(t, device, "set_super_value state 3") }, checkMemory, 256 << 10},
 		{XFS, func(device string) {
-			must.Succeed(t, run(t.Context(), []string{"xfs_db", "-x", "-c", "sb 0", "-c", "write -d features_incompat 0x1b", device}))
+			must.Succeed(t, run(t.Context(), "", []string{"xfs_db", "-x", "-c", "sb 0", "-c", "write -d features_incompat 0x1b", device}))
 		}, 128 << 20, 2 << 20},
 	} {
 		t.Run(string(c.typ), func(t *testing.T) {
@@ -116,13 +116,13 @@ func TestACheckThatMayNotHaveTheMemoryThatItNeedsSaysSo(t *testing.T) {
 			if info, err := Probe(device); err != nil || !info.NeedsCheck {
 				t.Fatalf("before: %+v, %v", info, err)
 			}
-			if err := Check(t.Context(), device, c.typ, c.little); !errors.Is(err, ErrMemory) {
+			if err := Check(t.Context(), device, c.typ, CheckOptions{Memory: c.little}); !errors.Is(err, ErrMemory) {
 				t.Errorf("within %d bytes: %v, want %v", c.little, err, ErrMemory)
 			}
 			if info, err := Probe(device); err != nil || !info.NeedsCheck {
 				t.Errorf("after a check that could not run: %+v, %v", info, err)
 			}
-			must.Succeed(t, Check(t.Context(), device, c.typ, c.enough))
+			must.Succeed(t, Check(t.Context(), device, c.typ, CheckOptions{Memory: c.enough}))
 			if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 				t.Errorf("after: %+v, %v", info, err)
 			}
@@ -136,7 +136,7 @@ func TestCheckOfADamagedSuperblockSaysWhatToDo(t *testing.T) {
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
 		t.Errorf("got %+v, %v", info, err)
 	}
-	if err := Check(t.Context(), device, Ext4, checkMemory); err == nil || !strings.Contains(err.Error(), "alternate superblock") {
+	if err := Check(t.Context(), device, Ext4, CheckOptions{Memory: checkMemory}); err == nil || !strings.Contains(err.Error(), "alternate superblock") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -147,7 +147,7 @@ func TestCheckReplacesADamagedSuperblockOfBtrfs(t *testing.T) {
 	if info, err := Probe(device); err != nil || !info.NeedsCheck {
 		t.Fatalf("before: %+v, %v", info, err)
 	}
-	must.Succeed(t, Check(t.Context(), device, Btrfs, checkMemory))
+	must.Succeed(t, Check(t.Context(), device, Btrfs, CheckOptions{Memory: checkMemory}))
 	if info, err := Probe(device); err != nil || info.NeedsCheck || info.UUID != testUUID {
 		t.Errorf("after: %+v, %v", info, err)
 	}
@@ -186,7 +186,7 @@ func labelOf(t *testing.T, device string) string {
 // debugfs changes a file system behind the kernel's back, checksums included.
 func debugfs(t *testing.T, device, request string) {
 	t.Helper()
-	must.Succeed(t, run(t.Context(), []string{"debugfs", "-w", "-R", request, device}))
+	must.Succeed(t, run(t.Context(), "", []string{"debugfs", "-w", "-R", request, device}))
 }
 
 func formatted(t *testing.T, typ Type) string {

@@ -18,24 +18,34 @@ var probeOrder = []Type{XFS, Ext4, Btrfs}
 // Probe reads the superblock of the device. It returns ErrUnformatted when no
 // file system that a finished mkfs left is found, and the operating system's
 // error, such as an I/O error, when the device cannot be read. It forks
-// nothing and writes nothing.
+// nothing and writes nothing. While the device does not answer, it fails with
+// blockdev.ErrTimedOut.
 func Probe(device string) (Info, error) {
-	f, err := os.Open(device)
+	start, err := do(device, func() ([]byte, error) { return readStart(device) })
 	if err != nil {
 		return Info{}, fmt.Errorf("probe: %w", err)
+	}
+	for _, t := range probeOrder {
+		if info, ok := kinds[t].probe(start); ok {
+			return info, nil
+		}
+	}
+	return Info{}, fmt.Errorf("probe %s: %w", device, ErrUnformatted)
+}
+
+// readStart reads a device's start, superblockArea bytes or fewer if it is smaller.
+func readStart(device string) ([]byte, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return nil, err
 	}
 	defer f.Close()
 	start := make([]byte, superblockArea)
 	n, err := io.ReadFull(f, start)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
-		return Info{}, fmt.Errorf("probe: %w", err)
+		return nil, err
 	}
-	for _, t := range probeOrder {
-		if info, ok := kinds[t].probe(start[:n]); ok {
-			return info, nil
-		}
-	}
-	return Info{}, fmt.Errorf("probe %s: %w", device, ErrUnformatted)
+	return start[:n], nil
 }
 
 // signature is what shows that something is on a device.

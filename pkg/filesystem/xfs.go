@@ -109,7 +109,7 @@ func (xfs) probe(start []byte) (Info, bool) {
 // check repairs a file system that is marked as in need of repair. For one
 // that has only a log to replay the mount is the right tool: xfs_repair
 // refuses it.
-func (xfs) check(ctx context.Context, device string, memory int64) error {
+func (xfs) check(ctx context.Context, device string, o CheckOptions) error {
 	info, err := Probe(device)
 	if err != nil {
 		return err
@@ -118,12 +118,13 @@ func (xfs) check(ctx context.Context, device string, memory int64) error {
 		return nil
 	}
 	args := []string{"xfs_repair"}
-	if memory > 0 {
+	if o.Memory > 0 {
 		// It stays within so much, or says how much it needs. The stacks of its threads,
 		// which it hardly uses, would count against a limit of the kernel's.
-		args = append(args, "-m", strconv.FormatInt(memory>>20, 10))
+		args = append(args, "-m", strconv.FormatInt(o.Memory>>20, 10))
 	}
-	return run(ctx, append(args, device))
+	o.Memory = 0
+	return runWithin(ctx, device, o, append(args, device))
 }
 
 func (xfs) grow(_, mountPath string) []string {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/command"
 )
 
@@ -80,7 +81,7 @@ func (c *Cryptsetup) Inspect(device, volume string) (State, error) { return Insp
 
 // Format implements Interface.
 func (c *Cryptsetup) Format(ctx context.Context, device, volume string, key []byte) error {
-	if err := c.derive(ctx, key, "luksFormat", "--batch-mode", "--type", "luks2",
+	if err := c.derive(ctx, device, key, "luksFormat", "--batch-mode", "--type", "luks2",
 		"--label", volume, "--subsystem", subsystemMaking,
 		"--cipher", cipher, "--key-size", fmt.Sprint(keyBits), "--sector-size", "512", "--hash", "sha256",
 		"--luks2-metadata-size", fmt.Sprint(secondary), "--offset", fmt.Sprint(headerSectors),
@@ -94,7 +95,7 @@ func (c *Cryptsetup) Format(ctx context.Context, device, volume string, key []by
 
 // Finish implements Interface.
 func (c *Cryptsetup) Finish(ctx context.Context, device, volume string) error {
-	if err := c.run(ctx, nil, "config", "--batch-mode", "--label", volume, "--subsystem", subsystemMade, device); err != nil {
+	if err := c.run(ctx, command.Command{Device: device}, "config", "--batch-mode", "--label", volume, "--subsystem", subsystemMade, device); err != nil {
 		return fmt.Errorf("finish the encrypted volume %s: %w", volume, err)
 	}
 	return nil
@@ -102,7 +103,7 @@ func (c *Cryptsetup) Finish(ctx context.Context, device, volume string) error {
 
 // Test implements Interface.
 func (c *Cryptsetup) Test(ctx context.Context, device, volume string, key []byte) error {
-	if err := c.derive(ctx, key, "open", "--batch-mode", "--type", "luks2", "--test-passphrase", "--key-file", "-", device); err != nil {
+	if err := c.derive(ctx, device, key, "open", "--batch-mode", "--type", "luks2", "--test-passphrase", "--key-file", "-", device); err != nil {
 		return fmt.Errorf("try the key of the encrypted volume %s: %w", volume, err)
 	}
 	return nil
@@ -115,7 +116,7 @@ func (c *Cryptsetup) Open(ctx context.Context, device, volume string, key []byte
 	if discards {
 		args = append(args, "--allow-discards")
 	}
-	if err := c.derive(ctx, key, append(args, device, MappingPrefix+volume)...); err != nil {
+	if err := c.derive(ctx, device, key, append(args, device, MappingPrefix+volume)...); err != nil {
 		return fmt.Errorf("open the encrypted volume %s: %w", volume, err)
 	}
 	return nil
@@ -123,14 +124,15 @@ func (c *Cryptsetup) Open(ctx context.Context, device, volume string, key []byte
 
 // Resize implements Interface.
 func (c *Cryptsetup) Resize(ctx context.Context, volume string) error {
-	if err := c.run(ctx, nil, "resize", "--batch-mode", "--disable-keyring", MappingPrefix+volume); err != nil {
+	if err := c.run(ctx, command.Command{Device: "/dev/mapper/" + MappingPrefix + volume}, "resize", "--batch-mode", "--disable-keyring", MappingPrefix+volume); err != nil {
 		return fmt.Errorf("grow the encrypted volume %s: %w", volume, err)
 	}
 	return nil
 }
 
 // derive runs a command that derives something from a key, once few enough others are under way.
-func (c *Cryptsetup) derive(ctx context.Context, key []byte, args ...string) error {
+// One that waits for its device does not count.
+func (c *Cryptsetup) derive(ctx context.Context, device string, key []byte, args ...string) error {
 	if len(key) == 0 || len(key) > MaxKey {
 		return fmt.Errorf("%w, not %d", ErrBadKey, len(key))
 	}
@@ -139,21 +141,41 @@ func (c *Cryptsetup) derive(ctx context.Context, key []byte, args ...string) err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-c.permits }()
-	return c.run(ctx, key, args...)
+	counted := true
+	defer func() {
+		if counted {
+			<-c.permits
+		}
+	}()
+	waiting := func(waiting bool) {
+		switch {
+		case waiting && counted:
+			<-c.permits
+			counted = false
+		case !waiting && !counted:
+			select {
+			case c.permits <- struct{}{}:
+				counted = true
+			default: // it runs already
+			}
+		}
+	}
+	return c.run(ctx, command.Command{Device: device, Input: key, Waiting: waiting}, args...)
 }
 
-// run runs one command to its end. One that is killed when the context ends is waited
-// for: it must not write while the next one does.
-func (c *Cryptsetup) run(ctx context.Context, key []byte, args ...string) error {
-	r, err := command.Run(ctx, command.Command{
-		Program: c.binary, Args: args, Input: key, MaxOutput: maxWords,
-		// There is no udev to wait for where this runs: nodes are made at once.
-		Env: []string{"PATH=" + command.Path, "LC_ALL=C", "DM_DISABLE_UDEV=1"},
-	})
+// run runs one command to its end. One that is killed when the context ends and is not gone then,
+// because its device does not answer, keeps other commands from the device until it is.
+func (c *Cryptsetup) run(ctx context.Context, how command.Command, args ...string) error {
+	how.Program, how.Args, how.MaxOutput = c.binary, args, maxWords
+	// There is no udev to wait for where this runs: nodes are made at once.
+	how.Env = []string{"PATH=" + command.Path, "LC_ALL=C", "DM_DISABLE_UDEV=1"}
+	r, err := command.Run(ctx, how)
+	var killed *command.KilledError
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, command.ErrHangs), errors.As(err, &killed) && killed.Stuck:
+		err = fmt.Errorf("%w: %w", blockdev.ErrTimedOut, err)
 	case context.Cause(ctx) != nil:
 		err = context.Cause(ctx)
 	case r.ExitCode == exitNoPermission:

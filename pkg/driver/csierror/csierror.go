@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 )
@@ -48,7 +49,7 @@ func ToStatus(err error) error {
 	switch {
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, blockdev.ErrTimedOut):
 		code = codes.DeadlineExceeded
 	case errors.Is(err, filesystem.ErrUnformatted), errors.Is(err, filesystem.ErrCorrupt),
 		errors.Is(err, filesystem.ErrMemory),

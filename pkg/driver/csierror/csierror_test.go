@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 )
@@ -21,7 +22,7 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 		codes.InvalidArgument:    {Invalid("volume_id", "a value is required")},
 		codes.Aborted:            {fmt.Errorf("stage: %w", New(codes.Aborted, fs.ErrNotExist))},
 		codes.Canceled:           {context.Canceled},
-		codes.DeadlineExceeded:   {fmt.Errorf("wait: %w", context.DeadlineExceeded)},
+		codes.DeadlineExceeded:   {fmt.Errorf("wait: %w", context.DeadlineExceeded), fmt.Errorf("check: %w", blockdev.ErrTimedOut)},
 		codes.FailedPrecondition: {filesystem.ErrUnformatted, filesystem.ErrCorrupt, filesystem.ErrMemory, luks.ErrWrongKey, luks.ErrInUse, syscall.EBUSY},
 		codes.NotFound:           {fs.ErrNotExist},
 		codes.Internal:           {errors.New("any other"), syscall.EIO},

@@ -15,7 +15,7 @@ type FileSystems struct {
 	// Checking, when set, runs within Check, and its error is Check's.
 	Checking func(ctx context.Context, device string) error
 	// CheckingWithin, when set, runs within Check, when that has the memory that it needs.
-	CheckingWithin func(ctx context.Context, device string, memory int64)
+	CheckingWithin func(ctx context.Context, device string, o filesystem.CheckOptions)
 	// Probing, when set, runs at the beginning of Probe.
 	Probing func(device string)
 	// CheckNeeds is how much memory checks need, in bytes, but for what SetCheckNeeds says.
@@ -108,19 +108,19 @@ func (f *FileSystems) Format(ctx context.Context, device string, o filesystem.Fo
 }
 
 // Check implements driver.FileSystems.
-func (f *FileSystems) Check(ctx context.Context, device string, _ filesystem.Type, memory int64) error {
+func (f *FileSystems) Check(ctx context.Context, device string, _ filesystem.Type, o filesystem.CheckOptions) error {
 	f.mu.Lock()
-	f.memory[device] = append(f.memory[device], memory)
+	f.memory[device] = append(f.memory[device], o.Memory)
 	needs, known := f.needs[device]
 	f.mu.Unlock()
 	if !known {
 		needs = f.CheckNeeds
 	}
-	if memory < needs {
-		return fmt.Errorf("check %s within %d bytes: %w", device, memory, filesystem.ErrMemory)
+	if o.Memory < needs {
+		return fmt.Errorf("check %s within %d bytes: %w", device, o.Memory, filesystem.ErrMemory)
 	}
 	if f.CheckingWithin != nil {
-		f.CheckingWithin(ctx, device, memory)
+		f.CheckingWithin(ctx, device, o)
 	}
 	if f.Checking != nil {
 		if err := f.Checking(ctx, device); err != nil {
