@@ -100,7 +100,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 				t.Errorf("contents %q", got)
 			}
 			unmountRestored()
-			if err := filesystem.Check(t.Context(), r.GetDevicePath(), filesystem.Type(fs), 0); err != nil {
+			if err := filesystem.Check(t.Context(), r.GetDevicePath(), filesystem.Type(fs), filesystem.CheckOptions{}); err != nil {
 				t.Error(err)
 			}
 			p.delete(r.GetId())
