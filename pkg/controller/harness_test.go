@@ -161,7 +161,7 @@ func (h *harness) logState() {
 		h.t.Logf("published as %s: node %s, class %s, %v, at most %v", c.Name, capacity.TopologyNode(&c), c.StorageClassName, c.Capacity, c.MaximumVolumeSize)
 	}
 	for _, obj := range h.c.core.Capacities.GetStore().List() {
-		c, _ := obj.(*storagev1.CSIStorageCapacity)
+		c := obj.(*storagev1.CSIStorageCapacity).DeepCopy() // what is printed is written to
 		h.t.Logf("in the cache: %s: %v, at most %v", c.GetName(), c.Capacity, c.MaximumVolumeSize)
 	}
 	for _, view := range h.c.core.Fleet.Views() {
