@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 const (
@@ -48,7 +49,7 @@ func (c *checker) check(ctx context.Context, group, device string, t filesystem.
 		err = c.within(ctx, c.large, group, c.memory, device, t)
 	}
 	if errors.Is(err, filesystem.ErrMemory) {
-		return fmt.Errorf("%w; allowed are %d bytes: raise --check-memory of carve-node and the memory limit of its container by as much, or check the file system by hand on the node", err, c.memory)
+		return fmt.Errorf("%w; allowed are %s: raise --check-memory of carve-node and the memory limit of its container by as much, or check the file system by hand on the node", err, quantity.Bytes(c.memory))
 	}
 	return err
 }

@@ -273,7 +273,7 @@ func TestInlineVolumesLargerThanTheNodeAllowsAreNotMade(t *testing.T) {
 	for name, size := range map[string]string{"twice as large": "1Gi", "one byte larger": fmt.Sprint(gib/2 + 1)} {
 		i := f.inline(name, "ext4").with("carve.csi.local/size", size)
 		wantError(t, f.publishInline(i), codes.InvalidArgument, "volumeAttributes[carve.csi.local/size]: ")
-		wantError(t, f.publishInline(i), codes.InvalidArgument, "this node makes inline volumes of at most 512Mi, 536870912 bytes")
+		wantError(t, f.publishInline(i), codes.InvalidArgument, "this node makes inline volumes of at most 512Mi (--inline-max-size")
 	}
 	f.wantInline(before)
 	metric := `

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // Type names a file system as mount(2) and StorageClass parameters do.
@@ -145,7 +147,7 @@ func Format(ctx context.Context, device string, o FormatOptions) error {
 		return fmt.Errorf("format: %w", err)
 	}
 	if least := k.minimumSize(o.DAX); size < least {
-		return fmt.Errorf("format %s as %s: the device has %d bytes, at least %d are needed", device, o.Type, size, least)
+		return fmt.Errorf("format %s as %s: the device has %s, at least %s are needed", device, o.Type, quantity.Bytes(size), quantity.Bytes(least))
 	}
 	if err := run(ctx, device, k.mkfs(device, size, o)); err != nil {
 		return fmt.Errorf("format %s as %s: %w", device, o.Type, err)

@@ -54,7 +54,7 @@ func TestFormatRefusesBadOptionsBeforeTouchingTheDevice(t *testing.T) {
 		{name: "a profile that the type cannot serve", size: 1 << 30, options: FormatOptions{Type: XFS, UUID: testUUID, Profile: Scratch},
 			message: "profile scratch cannot be had with xfs"},
 		{name: "a device below the minimum", size: 16<<20 - 1, options: FormatOptions{Type: Ext4, UUID: testUUID},
-			message: "the device has 16777215 bytes, at least 16777216 are needed"},
+			message: "the device has 15.99Mi, at least 16Mi are needed"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -177,7 +177,7 @@ func TestTheLargestPoolOfALayoutFits(t *testing.T) {
 
 func TestAPoolOfALayoutThatDoesNotFitIsAConditionOfItsClass(t *testing.T) {
 	for _, c := range []struct{ layout, size, want string }{
-		{"type: raid1", "200Mi", "thin.size: a pool of 209715200 bytes of type raid1"},
+		{"type: raid1", "200Mi", "thin.size: a pool of 200Mi of type raid1"},
 		{"type: raid1, mirrors: 5", "4Mi", "does not fit into what is free on the 5 devices"},
 		{"type: striped, stripes: 6", "24Mi", "does not fit into what is free on the 5 devices"},
 		{"type: striped, stripes: 2, stripeSize: 8Mi", "24Mi", `thin.layout.stripeSize: "8388608": more than an extent`},

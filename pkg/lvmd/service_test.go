@@ -727,7 +727,7 @@ func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {
 	m.fake.SetDAX("odd", true)
 	m.config += "- {name: other, volumeGroup: odd, medium: pmem}\n"
 	d.stop()
-	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "extents of 3145728 bytes") {
+	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "extents of 3Mi") {
 		t.Errorf("error %v", err)
 	}
 }

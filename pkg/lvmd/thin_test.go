@@ -81,9 +81,9 @@ func TestAPoolThatCannotBeIsAConditionOfItsClass(t *testing.T) {
 		kind, want     string
 		after          func(*testing.T, *lvmfake.Groups)
 	}{
-		{"a pool smaller than an extent", "size: 3Mi", nil, "PoolMissing", "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 4194304 bytes are needed", nil},
-		{"a share of the group that is smaller than the metadata", "size: 1%", nil, "PoolMissing", "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4194304 bytes; at least 12582912 bytes are needed", nil},
-		{"a pool larger than the group", "size: 1Gi", nil, "PoolMissing", "deviceClasses[0].thin.size: a pool of 1073741824 bytes, with 4194304 bytes of metadata and as much again for its repair, needs 1082130432 bytes of volume group \"carve\", of which 268435456 are free", nil},
+		{"a pool smaller than an extent", "size: 3Mi", nil, "PoolMissing", "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4Mi; at least 4Mi are needed", nil},
+		{"a share of the group that is smaller than the metadata", "size: 1%", nil, "PoolMissing", "deviceClasses[0].thin.size: it leaves no extent for data: those of volume group \"carve\" have 4Mi; at least 12Mi are needed", nil},
+		{"a pool larger than the group", "size: 1Gi", nil, "PoolMissing", "deviceClasses[0].thin.size: a pool of 1Gi, with 4Mi of metadata and as much again for its repair, needs 1032Mi of volume group \"carve\", of which 256Mi are free", nil},
 		{"a name that is taken", "size: 40Mi", func(t *testing.T, f *lvmfake.Groups) {
 			must.Succeed(t, f.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1}))
 		}, "PoolMissing", "is no thin pool", func(t *testing.T, f *lvmfake.Groups) {

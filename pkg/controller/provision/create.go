@@ -22,6 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // createTimeout bounds one create on a node: lvcreate and mkfs, behind the
@@ -67,8 +68,8 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 	a.failures.internal, a.failures.unanswered = 0, 0
 	p.Metrics.createSeconds.Observe(p.Now().Sub(began).Seconds())
 	if vol.GetSizeBytes() < r.Bytes || vol.GetName() != a.name {
-		err := fmt.Errorf("node %s answered with volume %q of %d bytes, asked for %q of %d; do its agent and the controller have the same version?",
-			node, vol.GetName(), vol.GetSizeBytes(), a.name, r.Bytes)
+		err := fmt.Errorf("node %s answered with volume %q of %s, asked for %q of %s; do its agent and the controller have the same version?",
+			node, vol.GetName(), quantity.Bytes(vol.GetSizeBytes()), a.name, quantity.Bytes(r.Bytes))
 		p.warn(a, claim, err.Error())
 		return 0, err
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/kubelet"
 	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // id is the form of the id that the kubelet gives: a digest of the Pod's UID and the volume's
@@ -197,11 +198,11 @@ func checkAttributes(attributes map[string]string) (size int64, err error) {
 	if given == "" {
 		return 0, csierror.Invalid(field, "a value is required, such as 10Gi")
 	}
-	quantity, err := resource.ParseQuantity(given)
-	if err != nil || quantity.Sign() <= 0 || quantity.CmpInt64(maxSize) > 0 {
-		return 0, csierror.Invalid(field, "%q is not allowed: a quantity from 1 to %d bytes is, such as 10Gi", given, int64(maxSize))
+	amount, err := resource.ParseQuantity(given)
+	if err != nil || amount.Sign() <= 0 || amount.CmpInt64(maxSize) > 0 {
+		return 0, csierror.Invalid(field, "%q is not allowed: a quantity from 1 to %s is, such as 10Gi", given, quantity.Bytes(maxSize))
 	}
-	return quantity.Value(), nil
+	return amount.Value(), nil
 }
 
 // settingsOf are how a Pod wants its volume's file system to be made.
@@ -273,8 +274,8 @@ func (i *Volumes) checkSize(ask *lvmdv1.CreateVolumeRequest) error {
 	if largest == 0 || ask.GetRequiredBytes() <= largest {
 		return nil
 	}
-	return csierror.Invalid(fmt.Sprintf("volumeAttributes[%s]", names.AttributeSize), "%d bytes are not allowed: this node makes inline volumes of at most %s, "+
-		"%d bytes (--inline-max-size of carve-node); use a generic ephemeral volume, spec.volumes[].ephemeral, for a larger one", ask.GetRequiredBytes(), resource.NewQuantity(largest, resource.BinarySI), largest)
+	return csierror.Invalid(fmt.Sprintf("volumeAttributes[%s]", names.AttributeSize), "%s are not allowed: this node makes inline volumes of at most %s "+
+		"(--inline-max-size of carve-node); use a generic ephemeral volume, spec.volumes[].ephemeral, for a larger one", quantity.Bytes(ask.GetRequiredBytes()), quantity.Bytes(largest))
 }
 
 // Remove removes an inline volume. It succeeds when there is none.

@@ -189,8 +189,8 @@ func (c *classGroup) unfit() error {
 // directly into memory, or nothing.
 func PMEMProblem(g *lvm.Group) error {
 	if g.ExtentSize%layout.PMEMAlignment != 0 {
-		return fmt.Errorf("volume group %q has extents of %d bytes; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
-			g.Name, g.ExtentSize)
+		return fmt.Errorf("volume group %q has extents of %s; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
+			g.Name, quantity.Bytes(g.ExtentSize))
 	}
 	for _, d := range g.Devices {
 		if !d.Missing && !d.DAX {

@@ -86,8 +86,8 @@ func (i Identity) ExtentsWithin(want, limit, extentSize int64) (int64, error) {
 		return 0, apierror.NoSpace("%s are more than any volume group has", quantity.Bytes(want))
 	}
 	if got := n*extentSize - i.HeaderBytes(); limit > 0 && got > limit {
-		return 0, apierror.SizeOutOfRange("the smallest volume that holds %d bytes has %d bytes (extents have %d), more than limit_bytes, %d",
-			want, got, extentSize, limit)
+		return 0, apierror.SizeOutOfRange("the smallest volume that holds %s has %s (extents have %s), more than limit_bytes, %s",
+			quantity.Bytes(want), quantity.Bytes(got), quantity.Bytes(extentSize), quantity.Bytes(limit))
 	}
 	return n, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // LVM is what a Maker needs of lvm.Groups.
@@ -136,7 +137,7 @@ func (m *Maker) makeOne(ctx context.Context, dc *config.DeviceClass, g *lvm.Grou
 			least += 2 * o.MetadataBytes
 		}
 		return false, dc.Problem("thin.size", "", fmt.Sprintf(
-			"it leaves no extent for data: those of volume group %q have %d bytes; at least %d bytes are needed", g.Name, g.ExtentSize, least))
+			"it leaves no extent for data: those of volume group %q have %s; at least %s are needed", g.Name, quantity.Bytes(g.ExtentSize), quantity.Bytes(least)))
 	}
 	if problem := layoutProblem(dc, o, g); problem != nil {
 		return false, problem

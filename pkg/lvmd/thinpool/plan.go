@@ -9,6 +9,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 const (
@@ -96,19 +97,19 @@ func layoutProblem(dc *config.DeviceClass, o lvm.PoolOptions, g *lvm.Group) erro
 			return dc.Problem("thin.layout.type", string(t.Layout), "volume group "+g.Name+" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit (vgcreate --physicalextentsize)")
 		}
 		if t.StripeSize > g.ExtentSize {
-			return dc.Problem("thin.layout.stripeSize", strconv.FormatInt(t.StripeSize, 10), fmt.Sprintf("more than an extent of volume group %q, which has %d bytes", g.Name, g.ExtentSize))
+			return dc.Problem("thin.layout.stripeSize", strconv.FormatInt(t.StripeSize, 10), fmt.Sprintf("more than an extent of volume group %q, which has %s", g.Name, quantity.Bytes(g.ExtentSize)))
 		}
 		if _, _, fits := place(t, o, g); !fits {
 			return dc.Problem("thin.size", "", fmt.Sprintf(
-				"a pool of %d bytes of type %s, with %d bytes of metadata and as much again for its repair, does not fit into what is free on the %d devices of volume group %q",
-				o.Extents*g.ExtentSize, t.Layout, o.MetadataBytes, len(g.Devices), g.Name))
+				"a pool of %s of type %s, with %s of metadata and as much again for its repair, does not fit into what is free on the %d devices of volume group %q",
+				quantity.Bytes(o.Extents*g.ExtentSize), t.Layout, quantity.Bytes(o.MetadataBytes), len(g.Devices), g.Name))
 		}
 		return nil
 	}
 	if need, free := o.Extents+2*(o.MetadataBytes/g.ExtentSize), g.Allocatable(); need > free {
 		return dc.Problem("thin.size", "", fmt.Sprintf(
-			"a pool of %d bytes, with %d bytes of metadata and as much again for its repair, needs %d bytes of volume group %q, of which %d are free",
-			o.Extents*g.ExtentSize, o.MetadataBytes, need*g.ExtentSize, g.Name, free*g.ExtentSize))
+			"a pool of %s, with %s of metadata and as much again for its repair, needs %s of volume group %q, of which %s are free",
+			quantity.Bytes(o.Extents*g.ExtentSize), quantity.Bytes(o.MetadataBytes), quantity.Bytes(need*g.ExtentSize), g.Name, quantity.Bytes(free*g.ExtentSize)))
 	}
 	return nil
 }
