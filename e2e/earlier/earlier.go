@@ -30,7 +30,8 @@ func Tree(ctx context.Context) (string, error) {
 
 // treeOf is Tree of a commit of the repository at root.
 func treeOf(ctx context.Context, root, commit string) (string, error) {
-	if err := git(ctx, root, "cat-file", "-e", commit+"^{commit}"); err != nil {
+	// A commit that is in the repository only, as after its history was written again, is in no clone.
+	if err := git(ctx, root, "merge-base", "--is-ancestor", commit, "HEAD"); err != nil {
 		return "", fmt.Errorf("the earlier version, commit %s, is not in the history of %s; a shallow clone gets it by git fetch --unshallow: %w", commit, root, err)
 	}
 	folder, err := cache.Entry(ctx, "earlier", cache.Key(commit), func(ctx context.Context, dir string) error {

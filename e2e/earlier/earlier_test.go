@@ -6,26 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/carve-csi/carve/e2e/checkout"
 )
-
-// TestTheEarlierVersionIsInTheHistory looks at what only the soak uses: a history that was written again has
-// other commits, and a clone of it does not have this one.
-func TestTheEarlierVersionIsInTheHistory(t *testing.T) {
-	root, err := checkout.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	repository := exec.CommandContext(t.Context(), "git", "rev-parse", "--show-toplevel", "--is-shallow-repository")
-	repository.Dir = root
-	if output, err := repository.Output(); err != nil || string(output) != root+"\nfalse\n" {
-		t.Skipf("%s has no history, or a part of it: %q, %v", root, output, err)
-	}
-	if err := git(t.Context(), root, "merge-base", "--is-ancestor", Commit, "HEAD"); err != nil {
-		t.Errorf("commit %s is not in the history of %s: %v", Commit, root, err)
-	}
-}
 
 // The repository is one of its own: a checkout on which tests run may have no history.
 func TestATreeIsThatOfItsCommit(t *testing.T) {
@@ -62,8 +43,12 @@ func TestATreeIsThatOfItsCommit(t *testing.T) {
 			t.Errorf("%s of the first commit: %v", file, err)
 		}
 	}
-	_, err = treeOf(t.Context(), root, strings.Repeat("0", 40))
-	if err == nil || !strings.Contains(err.Error(), "git fetch --unshallow") {
-		t.Errorf("a commit that is not there: error %v", err)
+	inRoot("checkout", "--quiet", "-b", "beside", first)
+	beside := commit("third")
+	inRoot("checkout", "--quiet", "-")
+	for name, missing := range map[string]string{"not there": strings.Repeat("0", 40), "not in the history": beside} {
+		if _, err = treeOf(t.Context(), root, missing); err == nil || !strings.Contains(err.Error(), "git fetch --unshallow") {
+			t.Errorf("a commit that is %s: error %v", name, err)
+		}
 	}
 }

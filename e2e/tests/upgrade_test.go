@@ -30,11 +30,13 @@ type release struct{ agents, others string }
 // the older ones, and then the newer ones. In each state volumes are made, and those of the state
 // before are deleted; a volume that was deleted at first is being wiped all the time.
 func TestTheVersionBeforeIsUpgradedAndGoneBackTo(t *testing.T) {
+	tree, err := earlier.Tree(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := begin(t)
 	root, err := checkout.Root()
 	s.must(err, "find the source tree")
-	tree, err := earlier.Tree(s.ctx)
-	s.must(err, "get the earlier version")
 	output, err := image.Carve(s.ctx, image.Options{
 		Root: tree, Name: earlierImage, Version: "earlier", Output: filepath.Join(t.TempDir(), "earlier.tar"), Progress: t.Output()})
 	s.must(err, "build the earlier image")
