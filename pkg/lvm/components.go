@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -51,10 +52,19 @@ func dropComponents(group string, volumes []string) error {
 }
 
 // dropAllComponents is dropComponents after a command failed: what it started may take a moment
-// to be gone, too, and has them open until then.
-func dropAllComponents(group string, volumes []string) {
-	for end := time.Now().Add(reapGrace); dropComponents(group, volumes) != nil && time.Now().Before(end); {
-		time.Sleep(reapGrace / 20)
+// to be gone, too, and has them open until then. The command may have failed because ctx ended, so
+// only its values count here.
+func dropAllComponents(ctx context.Context, group string, volumes []string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reapGrace)
+	defer cancel()
+	tick := time.NewTicker(reapGrace / 20)
+	defer tick.Stop()
+	for dropComponents(group, volumes) != nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

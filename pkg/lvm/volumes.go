@@ -86,7 +86,7 @@ func (v *volumes) Activate(ctx context.Context, group string, names []string) er
 	}
 	if err := errors.Join(errs...); err != nil {
 		// If the command was killed, what it left would keep an administrator from activating them.
-		dropAllComponents(group, names)
+		dropAllComponents(ctx, group, names)
 		return err
 	}
 	err := v.commands.change(ctx, group, "vgmknodes", group)
