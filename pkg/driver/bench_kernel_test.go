@@ -27,7 +27,9 @@ func BenchmarkRealMounting(b *testing.B) {
 	r.size = 64 * mib
 	var volumes []*lvmdv1.Volume
 	for i := range 8 {
-		volumes = append(volumes, r.volume(fmt.Sprint("v", i), "ext4"))
+		v := r.volume(fmt.Sprint("v", i), "ext4")
+		r.deleteLater(v)
+		volumes = append(volumes, v)
 	}
 	access := filesystemAccess(writer)
 	dir := b.TempDir()
@@ -60,6 +62,7 @@ func BenchmarkRealMounting(b *testing.B) {
 		r.size = 20 * mib
 		for i := range around.volumes {
 			v, pod := r.volume(fmt.Sprint("other", i), "ext4"), fmt.Sprint("pod", i)
+			r.deleteLater(v)
 			must.Succeed(r.t, r.stage(v, access))
 			must.Succeed(r.t, r.publish(v, pod, access, false))
 			b.Cleanup(func() { must.Succeed(r.t, r.unpublish(v, pod)); must.Succeed(r.t, r.unstage(v)) })

@@ -96,6 +96,7 @@ func compareIO(b *testing.B, flush time.Duration, jobs []ioJob) {
 	r.size = 512 * mib
 	targets := map[string]string{}
 	place := func(name string, v *lvmdv1.Volume, file string) {
+		r.deleteLater(v)
 		must.Succeed(r.t, r.stage(v, access(v)))
 		must.Succeed(r.t, r.publish(v, "pod", access(v), false))
 		targets[name] = filepath.Join(r.target(v, "pod"), file)

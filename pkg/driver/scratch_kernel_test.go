@@ -25,6 +25,7 @@ func TestRealScratch(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 64 * mib
 	v := r.scratch("scratch")
+	r.deleteLater(v)
 	access := filesystemAccess(writer)
 	must.Succeed(r.t, r.stage(v, access))
 	if layer, fs := r.options(r.staging(v)); !slices.Contains(layer, "noatime") || !slices.Contains(fs, "nobarrier") ||
@@ -63,6 +64,7 @@ func TestRealScratchOfBefore(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 64 * mib
 	v := r.scratch("scratch")
+	r.deleteLater(v)
 	access := filesystemAccess(writer)
 	drivertest.ByHand(t, "tune2fs", "-O", "^has_journal,^fast_commit", v.GetDevicePath())
 	must.Succeed(r.t, r.stage(v, access))
@@ -110,6 +112,7 @@ func TestRealStraySignatures(t *testing.T) {
 	must.Succeed(r.t, disk.Close())
 	for _, fsType := range filesystem.Types() {
 		v := r.volume(string(fsType), string(fsType))
+		r.deleteLater(v)
 		// All signatures that there are: what was left of the others would show.
 		out := drivertest.ByHand(t, "wipefs", "--noheadings", "--output", "TYPE,UUID", v.GetDevicePath())
 		if got := strings.Fields(out); len(got) != 2 || got[0] != string(fsType) || got[1] != v.GetFsUuid() {
@@ -143,6 +146,7 @@ func TestRealClonedBtrfs(t *testing.T) {
 	}))(r.t)
 	all := []*lvmdv1.Volume{v, clone.GetVolume()}
 	for _, one := range all {
+		r.deleteLater(one)
 		must.Succeed(r.t, r.stage(one, access))
 	}
 	r.wantLayers(len(all))

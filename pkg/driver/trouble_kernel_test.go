@@ -233,6 +233,7 @@ func TestRealSELinuxContextWithoutSELinuxIsRefused(t *testing.T) {
 func TestRealVolumesAreNeverFormattedByThePlugin(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")
+	r.deleteLater(v)
 	overwrite := func(content []byte) {
 		t.Helper()
 		f := must.Get(os.OpenFile(v.GetDevicePath(), os.O_WRONLY|os.O_SYNC, 0))(r.t)
@@ -251,6 +252,7 @@ func TestRealVolumesAreNeverFormattedByThePlugin(t *testing.T) {
 func TestRealStaleDeviceNode(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")
+	r.deleteLater(v)
 	// A link to another disk, as an old name may be.
 	must.Succeed(r.t, os.Remove(v.GetDevicePath()))
 	must.Succeed(r.t, os.Symlink("/dev/vdc", v.GetDevicePath()))
@@ -309,6 +311,7 @@ func TestRealSwappedNumbers(t *testing.T) {
 func TestRealErrorsAreForgottenWhenRepaired(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")
+	r.deleteLater(v)
 	access := filesystemAccess(multi)
 	must.Succeed(r.t, r.stage(v, access))
 	must.Succeed(r.t, r.publish(v, "one", access, false))

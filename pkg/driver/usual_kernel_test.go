@@ -83,6 +83,7 @@ func (r *real) wantStats(v *lvmdv1.Volume, path string) {
 func TestRealRawBlock(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("raw", "")
+	r.deleteLater(v)
 	access := blockAccess(single)
 	t.Setenv("PATH", "/nowhere")
 	for range 2 {
@@ -118,6 +119,7 @@ func TestRealRawBlock(t *testing.T) {
 func TestRealAccessModes(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("fs", "ext4")
+	r.deleteLater(v)
 	t.Run("a volume for one Pod is refused to a second", func(t *testing.T) {
 		must.Succeed(r.t, r.stage(v, filesystemAccess(single)))
 		must.Succeed(r.t, r.publish(v, "one", filesystemAccess(single), false))
@@ -203,7 +205,9 @@ func TestRealCallsAtOnce(t *testing.T) {
 		if name > "d" {
 			fsType = ""
 		}
-		volumes = append(volumes, r.volume(name, fsType))
+		v := r.volume(name, fsType)
+		r.deleteLater(v)
+		volumes = append(volumes, v)
 	}
 	access := func(v *lvmdv1.Volume) *csi.VolumeCapability {
 		if v.GetFsType() == "" {

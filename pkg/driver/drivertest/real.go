@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // Group is the volume group of real machines.
@@ -42,7 +44,7 @@ const waitTimeout = time.Minute
 
 // NewRealMachine makes a machine where everything is real: the kernel, LVM and
 // lvmd, with a volume group on the disk, of which nothing is left at the
-// test's end. The medium is "disk" or "pmem". Further device classes of the group
+// test's end. A test that passed has to leave no mount and no volume. The medium is "disk" or "pmem". Further device classes of the group
 // are given in the words of lvmd's configuration, but for the group. There can be
 // one machine at a time.
 func NewRealMachine(t testing.TB, disk, medium string, classes ...string) *Machine {
@@ -82,14 +84,34 @@ deviceClasses:
 		if err != nil {
 			t.Error(err)
 		}
+		passed := !t.Failed()
 		for _, p := range points {
+			if passed {
+				t.Errorf("left behind: mount %s", p.Path)
+			}
 			_ = unix.Unmount(p.Path, unix.MNT_DETACH)
+		}
+		if !t.Failed() {
+			waitEmpty(t)
 		}
 	})
 	return m
 }
 
-// removeGroup removes the volume group of a machine, whose lvmd has stopped, with the volumes in it.
+// waitEmpty waits until the volume group has no volume but thin pools. lvmd acknowledges a deletion when it
+// is in its journal, and has to run until it is carried out: before, the volume has no tag of it.
+func waitEmpty(t testing.TB) {
+	t.Helper()
+	waittest.Succeeds(t, "nothing is left in the volume group", func() error {
+		left := ByHand(t, "lvm", "lvs", "--noheadings", "--options", "lv_name,lv_tags", "--select", "segtype!=thin-pool", Group, "--config", HandConfig)
+		if left = strings.TrimSpace(left); left != "" {
+			return fmt.Errorf("left behind: %s", left)
+		}
+		return nil
+	})
+}
+
+// removeGroup removes the volume group of a machine, whose lvmd has stopped, with what a failed test left in it.
 func removeGroup(t testing.TB, disk string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)

@@ -274,6 +274,9 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 	var was string
 	t.Run("the disks that it had", func(t *testing.T) { // they go with this test
 		m := drivertest.NewRealMachine(t, "/dev/vdb", "disk")
+		t.Cleanup(func() { // The controller is not connected any more.
+			must.Get(m.LVMD.DeleteVolume(context.Background(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-uid-data"}))(t)
+		})
 		disconnect := c.Connect(t, m.LVMD)
 		defer disconnect()
 		makeClaim(t, c, "data")
