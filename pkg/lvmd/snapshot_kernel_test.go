@@ -110,17 +110,25 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 	}
 }
 
+// slowCopy starts an lvmd that copies 8 MiB a second. It returns what was free at first, a raw volume of
+// 64 MiB, and the request for a copy of it.
+func slowCopy(t *testing.T) (p *process, all int64, v *lvmdv1.Volume, ask *lvmdv1.CreateVolumeRequest) {
+	t.Helper()
+	n := newNode(t)
+	n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"
+	p = n.start()
+	all = p.available()
+	v = p.create(create("v", 64<<20, ""))
+	fill(t, v, 0x5a)
+	ask = create("c", 64<<20, "")
+	ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+	return p, all, v, ask
+}
+
 // A Pod that has a raw volume opens it as this does. The kernel allows that although lvmd
 // has opened it exclusively.
 func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
-	n := newNode(t)
-	n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"
-	p := n.start()
-	all := p.available()
-	v := p.create(create("v", 64<<20, ""))
-	fill(t, v, 0x5a)
-	ask := create("c", 64<<20, "")
-	ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+	p, all, v, ask := slowCopy(t)
 	copied := make(chan error, 1)
 	go func() {
 		_, err := p.client.CreateVolume(t.Context(), ask)
@@ -147,21 +155,14 @@ func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 	}
 	p.delete(v.GetId())
 	p.delete(c.GetId())
-	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(p.leftovers()) == 0 })
 }
 
 // An administrator has the kernel not count what is written to a device, to save time. A copy
 // that is written to would not be seen as such.
 func TestACopyOfARealVolumeWhoseWritesAreNotCountedFails(t *testing.T) {
-	n := newNode(t)
-	n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"
-	p := n.start()
-	all := p.available()
-	v := p.create(create("v", 64<<20, ""))
-	fill(t, v, 0x5a)
+	p, all, v, ask := slowCopy(t)
 	file := fmt.Sprintf("/sys/dev/block/%d:%d/queue/iostats", v.GetDeviceMajor(), v.GetDeviceMinor())
-	ask := create("c", 64<<20, "")
-	ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
 	for _, test := range []struct {
 		name string
 		// before and meanwhile are done before the copy begins, and when some of it is copied.
@@ -210,21 +211,14 @@ func TestACopyOfARealVolumeWhoseWritesAreNotCountedFails(t *testing.T) {
 		})
 	}
 	p.delete(v.GetId())
-	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(p.leftovers()) == 0 })
 }
 
 // A copy of 64 MiB takes eight seconds, and its progress is on record after five.
 func TestARealCopyThatIsKilledGoesOnUnlessItsSourceWasWrittenTo(t *testing.T) {
 	for name, written := range map[string]bool{"it is left alone": false, "it is written to": true} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			n.config = "- {name: local, default: true, volumeGroup: carve, copyRate: 8Mi}\n"
-			p := n.start()
-			all := p.available()
-			v := p.create(create("v", 64<<20, ""))
-			fill(t, v, 0x5a)
-			ask := create("c", 64<<20, "")
-			ask.Source = &lvmdv1.VolumeSource{VolumeId: v.GetId()}
+			p, all, v, ask := slowCopy(t)
 			go p.client.CreateVolume(context.Background(), ask)
 			const late = 56 << 20
 			var unfinished *lvmdv1.Volume
@@ -237,7 +231,7 @@ func TestARealCopyThatIsKilledGoesOnUnlessItsSourceWasWrittenTo(t *testing.T) {
 			if written {
 				fill(t, v, 0x77)
 			}
-			p = n.start()
+			p = p.start()
 			if written {
 				waittest.Until(t, "the copy is undone", func() bool { return p.available() == all-64<<20 })
 			} else if v := p.volume(unfinished.GetId()); v.GetCopiedBytes() < 32<<20 && v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
@@ -253,7 +247,7 @@ func TestARealCopyThatIsKilledGoesOnUnlessItsSourceWasWrittenTo(t *testing.T) {
 			}
 			p.delete(v.GetId())
 			p.delete(c.GetId())
-			waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+			waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(p.leftovers()) == 0 })
 		})
 	}
 }
