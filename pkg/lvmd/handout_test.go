@@ -1,0 +1,139 @@
+//go:build !kernel
+
+package lvmd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// hasMakingTag reports whether LVM shows that a volume may never have been handed out.
+func (m *machine) hasMakingTag(t *testing.T, id string) bool {
+	t.Helper()
+	return spec.MakingTag(m.tagsOf(t, id)) != ""
+}
+
+// untagged waits until LVM shows that volumes were handed out.
+func (m *machine) untagged(t *testing.T, ids ...string) {
+	t.Helper()
+	waittest.Until(t, "the tags are taken off", func() bool {
+		return !slices.ContainsFunc(ids, func(id string) bool { return m.hasMakingTag(t, id) })
+	})
+}
+
+// tagsStay has no tag taken off.
+func (m *machine) tagsStay() {
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpUntag {
+			return &lvm.CommandError{Command: "lvchange", ExitCode: 5, Message: "no"}
+		}
+		return nil
+	}
+}
+
+func TestKilledAfterATagIsTakenOffLater(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	died := d.gate.dieNext("create: untagged later")
+	id := d.create(fsRequest("v", 4, "ext4")).GetId()
+	<-died
+	d.kill()
+	if m.hasMakingTag(t, id) {
+		t.Error("the tag is still on")
+	}
+	d = m.start(t)
+	if got := d.found("v"); got.GetId() != id {
+		t.Errorf("it is %v", got)
+	}
+	d.delete(id)
+	d.checkClean()
+}
+
+// TestAStartTakesTheTagsOffWhatIsReady, by one command.
+func TestAStartTakesTheTagsOffWhatIsReady(t *testing.T) {
+	m := newMachine(t)
+	m.tagsStay()
+	d := m.start(t)
+	var ids []string
+	for i := range 5 {
+		ids = append(ids, d.create(fsRequest(fmt.Sprintf("v%d", i), 4, "ext4")).GetId())
+	}
+	d.kill()
+	m.fake.Before = nil
+	before := m.fake.Commands(lvmfake.OpUntag)
+	d = m.start(t)
+	m.untagged(t, ids...)
+	if n := m.fake.Commands(lvmfake.OpUntag) - before; n != 1 {
+		t.Errorf("%d commands took off the tags of %d volumes", n, len(ids))
+	}
+	for _, id := range ids {
+		d.delete(id)
+	}
+	d.checkClean()
+}
+
+// TestVolumesThatAreCompleteAreHandedOutTogether: a burst of creations needs few commands for that.
+func TestVolumesThatAreCompleteAreHandedOutTogether(t *testing.T) {
+	const volumes = 5
+	m := newMachine(t)
+	allFormatted, allComplete := make(chan struct{}), make(chan struct{})
+	var commands, formatted atomic.Int32
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpUntag {
+			commands.Add(1)
+			<-allComplete
+		}
+		return nil
+	}
+	d := m.start(t, func(d *daemon, o *Options) {
+		o.crashPoint = func(point string) {
+			if point == "create: formatted" {
+				if formatted.Add(1) == volumes {
+					close(allFormatted)
+				}
+				<-allFormatted
+			}
+			d.gate.pass(point)
+		}
+	})
+	results := make(chan error, volumes)
+	for i := range volumes {
+		go func() {
+			_, err := d.client.CreateVolume(t.Context(), request(fmt.Sprintf("v%d", i), 2))
+			results <- err
+		}()
+	}
+	waittest.Until(t, "all are complete", func() bool {
+		complete := 0
+		for _, v := range d.inventory.Inspect() {
+			if v.Complete {
+				complete++
+			}
+		}
+		return complete == volumes
+	})
+	close(allComplete)
+	for range volumes {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := commands.Load(); n > 2 {
+		t.Errorf("%d commands handed out %d volumes", n, volumes)
+	}
+	if n := m.fake.Commands(lvmfake.OpScan); n != 1 {
+		t.Errorf("%d scans", n)
+	}
+	for _, v := range d.list() {
+		d.delete(v.GetId())
+	}
+	d.checkClean()
+}
