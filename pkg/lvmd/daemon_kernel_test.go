@@ -23,6 +23,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -140,7 +142,7 @@ type node struct {
 }
 
 // newNode makes a volume group of the given devices, by default of /dev/vdb,
-// and takes it away at the end of the test.
+// and takes it away at the end of the test, with the volumes that lvmd has a record of.
 func newNode(t testing.TB, devices ...string) *node {
 	t.Helper()
 	if len(devices) == 0 {
@@ -150,11 +152,41 @@ func newNode(t testing.TB, devices ...string) *node {
 	n := &node{t: t, group: "carve", dir: t.TempDir()}
 	lvmByHand(t, append([]string{"vgcreate", "--yes", n.group}, devices...)...)
 	takeAway(t, func() {
+		if !t.Failed() {
+			n.wantRecords()
+		}
 		lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
 		lvmByHand(t, append([]string{"pvremove", "--yes"}, devices...)...)
 	})
 	n.config = "- {name: local, default: true, volumeGroup: carve}\n"
 	return n
+}
+
+// wantRecords reports volumes that lvmd, which has ended, made and has no record of: it would never remove
+// them. Of those with a record some are kept, and others are deleted when lvmd runs again.
+func (n *node) wantRecords() {
+	n.t.Helper()
+	if _, err := os.Stat(n.journalFile()); err != nil {
+		return // No lvmd has run.
+	}
+	records := n.records()
+	tagged := lvmByHand(n.t, "lvs", "--noheadings", "--options", "lv_name", "--select", "lv_tags="+spec.TagMarker+" && segtype!=thin-pool", n.group)
+	for name := range strings.FieldsSeq(tagged) {
+		if _, ok := records[name]; !ok {
+			n.t.Errorf("left behind: volume %s/%s, which the journal does not have", n.group, name)
+		}
+	}
+}
+
+func (n *node) journalFile() string { return filepath.Join(n.dir, "state", "journal.db") }
+
+// records are those of an lvmd that has ended.
+func (n *node) records() map[string]spec.Record {
+	n.t.Helper()
+	j, _, _, err := journal.Open(n.journalFile())
+	must.Succeed(n.t, err)
+	defer j.Close()
+	return must.Get(j.Volumes())(n.t)
 }
 
 // process is a running lvmd.

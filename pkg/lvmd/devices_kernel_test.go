@@ -31,6 +31,9 @@ func bareNode(t testing.TB, entry string, disks ...string) *node {
 	blankDisks(t, disks...)
 	takeAway(t, func() {
 		if out, err := exec.Command("lvm", "vgs", "--noheadings", n.group, "--config", handConfig).CombinedOutput(); err == nil {
+			if !t.Failed() {
+				n.wantRecords()
+			}
 			lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
 		} else if !bytes.Contains(out, []byte("not found")) {
 			t.Errorf("vgs: %v\n%s", err, out)
