@@ -394,13 +394,16 @@ nodePools:
 	if _, ok := set["DaemonSet.apps/carve-system/carve-node"]; ok {
 		t.Error("with pools there is the DaemonSet carve-node too, whose Pods would run beside the pools'")
 	}
+	// What node.affinity says is added to the default.
+	merged, _, _ := unstructured.NestedMap(base["DaemonSet.apps/carve-system/carve-node"].Object, "spec", "template", "spec", "affinity")
+	put(t, merged, []string{"nodeAffinity", "of"}, "others")
 	for _, pool := range []struct {
 		name, nodes, group string
 		tolerations        []any
-		affinity           string
+		affinity           any
 	}{
-		{"fast", "nvme", "nvme", []any{map[string]any{"key": "nvme", "operator": "Exists"}}, "fast"},
-		{"slow", "hdd", "carve", []any{map[string]any{"operator": "Exists"}}, "others"},
+		{"fast", "nvme", "nvme", []any{map[string]any{"key": "nvme", "operator": "Exists"}}, values(t, "nodeAffinity: {of: fast}")},
+		{"slow", "hdd", "carve", []any{map[string]any{"operator": "Exists"}}, merged},
 	} {
 		daemons, ok := set["DaemonSet.apps/carve-system/carve-node-"+pool.name]
 		if !ok {
@@ -415,9 +418,9 @@ nodePools:
 		}{
 			{labels, []string{"spec", "selector", "matchLabels"}},
 			{labels, []string{"spec", "template", "metadata", "labels"}},
-			{map[string]any{"disks": pool.nodes}, []string{"spec", "template", "spec", "nodeSelector"}},
+			{map[string]any{"kubernetes.io/os": "linux", "disks": pool.nodes}, []string{"spec", "template", "spec", "nodeSelector"}},
 			{pool.tolerations, []string{"spec", "template", "spec", "tolerations"}},
-			{map[string]any{"of": pool.affinity}, []string{"spec", "template", "spec", "affinity", "nodeAffinity"}},
+			{pool.affinity, []string{"spec", "template", "spec", "affinity"}},
 		} {
 			if err := unstructured.SetNestedField(want.Object, field.value, field.path...); err != nil {
 				t.Fatal(err)

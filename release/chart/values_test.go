@@ -72,7 +72,7 @@ scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5}
 	for _, c := range []struct{ object, path, value string }{
 		{controller, "spec replicas", "3"},
 		{controller, "spec template spec priorityClassName", "first"},
-		{controller, "spec template spec nodeSelector", "{for: controllers}"},
+		{controller, "spec template spec nodeSelector", "{kubernetes.io/os: linux, for: controllers}"},
 		{controller, "spec template spec tolerations", "[{key: c, operator: Exists}, {key: carve.csi.local/agent-not-ready, operator: Exists}, " +
 			"{key: startup-taint.cluster-autoscaler.kubernetes.io/carve, operator: Exists}]"},
 		{controller, "spec template spec affinity nodeAffinity", "{of: controllers}"},
@@ -87,8 +87,8 @@ scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5}
 
 		{agent, "spec updateStrategy rollingUpdate maxUnavailable", "4"},
 		{agent, "spec template spec priorityClassName", "second"},
-		{agent, "spec template spec nodeSelector", "{for: agents}"},
-		{agent, "spec template spec affinity", "{nodeAffinity: {of: agents}}"},
+		{agent, "spec template spec nodeSelector", "{kubernetes.io/os: linux, for: agents}"},
+		{agent, "spec template spec affinity nodeAffinity of", "agents"},
 		{agent, "spec template spec tolerations", "[{key: agents, operator: Exists}]"},
 		{agent, "spec template spec imagePullSecrets", "[{name: pull}]"},
 		{agent, "spec template metadata labels label", "node"},
