@@ -146,13 +146,23 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	if checked < 100 {
 		t.Errorf("only %d links were found", checked)
 	}
-	runbooks := regexp.MustCompile(`runbook: (\S+)`).FindAllStringSubmatch(string(must.Get(os.ReadFile(filepath.Join(root, alertRules)))(t)), -1)
-	if len(runbooks) == 0 {
-		t.Error("no rule names a page")
+	runbooks := regexp.MustCompile(`runbook_url: `+regexp.QuoteMeta(home(t))+`/blob/main/(\S+)`).FindAllStringSubmatch(string(must.Get(os.ReadFile(filepath.Join(root, alertRules)))(t)), -1)
+	if rules := strings.Count(string(must.Get(os.ReadFile(filepath.Join(root, alertRules)))(t)), "- alert: "); len(runbooks) != rules || rules == 0 {
+		t.Errorf("want a page for each of %d rules, got %d", rules, len(runbooks))
 	}
 	for _, m := range runbooks {
 		checkLink(t, all, alertRules, ".", m[1])
 	}
+}
+
+// home is the address of the repository, as the chart has it.
+func home(t *testing.T) string {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^home: (\S+)$`).FindSubmatch(must.Get(os.ReadFile(filepath.Join(root, "deploy/chart/carve/Chart.yaml")))(t))
+	if m == nil {
+		t.Fatal("the chart names no home")
+	}
+	return string(m[1])
 }
 
 const alertRules = "deploy/monitoring/alerts.yaml"

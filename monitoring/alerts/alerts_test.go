@@ -84,8 +84,8 @@ func TestRulesAskForWhatThereIsAndSayWhatToDo(t *testing.T) {
 		if severity := r.Labels["severity"]; severity != "critical" && severity != "warning" {
 			t.Errorf("%s: severity: want critical or warning, got %q", r.Alert, severity)
 		}
-		if r.Annotations["summary"] == "" || r.Annotations["runbook"] == "" {
-			t.Errorf("%s: want a summary and a runbook, got %v", r.Alert, r.Annotations)
+		if r.Annotations["summary"] == "" || r.Annotations["runbook_url"] == "" {
+			t.Errorf("%s: want a summary and a runbook_url, got %v", r.Alert, r.Annotations)
 		}
 	}
 }

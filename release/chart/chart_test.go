@@ -480,6 +480,49 @@ func TestTheNamespaceIsTheReleases(t *testing.T) {
 	}
 }
 
+// TestRulesAndDashboardsAreWhereTheyAreLookedFor: a Prometheus or a Grafana may read its own
+// namespace only.
+func TestRulesAndDashboardsAreWhereTheyAreLookedFor(t *testing.T) {
+	set, err := chart.Render(load(t), namespace, values(t, "{podMonitor: {enabled: true}, alerts: {enabled: true, namespace: prometheus}, dashboards: {enabled: true, namespace: grafana}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{
+		"PodMonitor.monitoring.coreos.com/carve-system/carve", // where the Secret is that it names
+		"PrometheusRule.monitoring.coreos.com/prometheus/carve",
+		"ConfigMap/grafana/carve-dashboard-fleet", "ConfigMap/grafana/carve-dashboard-node",
+		"ConfigMap/grafana/carve-dashboard-volumes", "ConfigMap/grafana/carve-dashboard-creation",
+	} {
+		if set[key] == nil {
+			t.Errorf("want %s, got %q", key, keys(set))
+		}
+	}
+}
+
+// TestThePageOfMonitoringHasPrometheusFindWhatComponentsMake applies the patch that the page has
+// for kustomize, and wants what the chart makes of the same labels.
+func TestThePageOfMonitoringHasPrometheusFindWhatComponentsMake(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/monitoring.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch := regexp.MustCompile("(?s)```yaml\n(patches:\n.*?)```").FindSubmatch(page)
+	if patch == nil {
+		t.Fatal("the page has no patch")
+	}
+	want, err := chart.Render(load(t), namespace, values(t, "{podMonitor: {enabled: true, labels: {release: kube-prometheus-stack}}, alerts: {enabled: true, labels: {release: kube-prometheus-stack}}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := kustomization(t, "resources: [../base]\ncomponents: [../components/pod-monitor, ../components/alerts]\n"+string(patch[1]))
+	for _, kind := range []string{"PodMonitor", "PrometheusRule"} {
+		key := kind + ".monitoring.coreos.com/carve-system/carve"
+		if diff := cmp.Diff(want[key].Object, got[key].Object); diff != "" {
+			t.Errorf("%s (- chart, + kustomize):\n%s", key, diff)
+		}
+	}
+}
+
 func TestValuesThatDoNotFitAreRefused(t *testing.T) {
 	for name, test := range map[string]struct{ values, want string }{
 		"a key that is misspelt":                          {"kubeletDirectory: /data", "kubeletDirectory"},
@@ -492,6 +535,8 @@ func TestValuesThatDoNotFitAreRefused(t *testing.T) {
 		"a digest that is none":                           {"image: {digest: latest}", "/image/digest"},
 		"no controllers":                                  {"controller: {replicas: 0}", "/controller/replicas"},
 		"no agent may be away":                            {"node: {maxUnavailable: 0}", "/node/maxUnavailable"},
+		"an interval without a unit":                      {`podMonitor: {interval: "30"}`, "/podMonitor/interval"},
+		"a PodMonitor away from its Secret":               {"podMonitor: {namespace: monitoring}", "namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := chart.Render(load(t), namespace, values(t, test.values))

@@ -17,7 +17,8 @@ import (
 // that are listed.
 func TestEveryValueComesWhereItBelongsAndNowhereElse(t *testing.T) {
 	const (
-		enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}}"
+		enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
+			"podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}"
 		digest  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 		carve   = "r.example.com/c@" + digest
 		changed = `
@@ -59,11 +60,17 @@ inlineVolumes: {maxSize: 5Gi}
 ioLimits: {resources: {limits: {memory: 4Gi}}}
 schedulerExtender: {secretName: secret}
 scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5}
+podMonitor: {labels: {release: stack}, interval: 15s}
+alerts: {labels: {release: rules}}
+dashboards: {labels: {for: grafana}, annotations: {grafana_folder: Storage}}
 `
 		controller = "Deployment.apps/carve-system/carve-controller"
 		agent      = "DaemonSet.apps/carve-system/carve-node"
 		scheduler  = "Deployment.apps/carve-system/carve-scheduler"
 		class      = "StorageClass.storage.k8s.io//carve"
+		monitor    = "PodMonitor.monitoring.coreos.com/carve-system/carve"
+		rules      = "PrometheusRule.monitoring.coreos.com/carve-system/carve"
+		dashboard  = "ConfigMap/carve-system/carve-dashboard-"
 	)
 	want, err := chart.Render(load(t), namespace, values(t, enabled))
 	if err != nil {
@@ -121,6 +128,18 @@ scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5}
 		{class, "parameters", "{a: b}"},
 		{class, "mountOptions", "[noatime]"},
 		{class, "allowedTopologies", "[{matchLabelExpressions: [{key: a, values: [b]}]}]"},
+
+		{monitor, "metadata labels release", "stack"},
+		{monitor, "spec podMetricsEndpoints * interval", "15s"},
+		{rules, "metadata labels release", "rules"},
+		{dashboard + "fleet", "metadata labels for", "grafana"},
+		{dashboard + "fleet", "metadata annotations", "{grafana_folder: Storage}"},
+		{dashboard + "node", "metadata labels for", "grafana"},
+		{dashboard + "node", "metadata annotations", "{grafana_folder: Storage}"},
+		{dashboard + "volumes", "metadata labels for", "grafana"},
+		{dashboard + "volumes", "metadata annotations", "{grafana_folder: Storage}"},
+		{dashboard + "creation", "metadata labels for", "grafana"},
+		{dashboard + "creation", "metadata annotations", "{grafana_folder: Storage}"},
 	} {
 		object, ok := want[c.object]
 		if !ok {
@@ -153,7 +172,7 @@ scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5}
 }
 
 // put sets a field of an object, and returns the object. In a list, a step of the path is the name
-// of an element, and + adds one.
+// of an element, + adds one, and * is each.
 func put(t *testing.T, in any, path []string, value any) any {
 	t.Helper()
 	if len(path) == 0 {
@@ -169,6 +188,12 @@ func put(t *testing.T, in any, path []string, value any) any {
 	case []any:
 		if step == "+" {
 			return append(in, value)
+		}
+		if step == "*" {
+			for i, element := range in {
+				in[i] = put(t, element, rest, value)
+			}
+			return in
 		}
 		for i, element := range in {
 			if named, ok := element.(map[string]any); ok && named["name"] == step {

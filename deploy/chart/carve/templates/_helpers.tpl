@@ -15,7 +15,8 @@ app.kubernetes.io/part-of: carve
 
 {{/*
 The objects of a file that kustomize reads, too, as they are there, but in the release's
-namespace and with the labels. Arguments: root, path below files/.
+namespace and with the labels. Arguments: root, path below files/; further labels and another
+namespace, if any.
 */}}
 {{- define "carve.file" -}}
 {{- $root := .root -}}
@@ -24,8 +25,8 @@ namespace and with the labels. Arguments: root, path below files/.
 {{- range regexSplit "(?m)^---$" ($text | replace "carve-system" $root.Release.Namespace) -1 }}
 {{- $object := fromYaml . -}}
 {{- if hasKey $object "Error" }}{{ fail (printf "files/%s: %s" $.path $object.Error) }}{{ end -}}
-{{- if not (has $object.kind $clusterWide) }}{{ $_ := set $object.metadata "namespace" $root.Release.Namespace }}{{ end -}}
-{{- $_ := set $object.metadata "labels" (merge (include "carve.labels" $root | fromYaml) ($object.metadata.labels | default dict)) }}
+{{- if not (has $object.kind $clusterWide) }}{{ $_ := set $object.metadata "namespace" ($.namespace | default $root.Release.Namespace) }}{{ end -}}
+{{- $_ := set $object.metadata "labels" (merge (include "carve.labels" $root | fromYaml) ($.labels | default dict) ($object.metadata.labels | default dict)) }}
 ---
 {{ toYaml $object }}
 {{- end }}
