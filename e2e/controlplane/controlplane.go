@@ -34,6 +34,9 @@ type Options struct {
 	// FakeNodes means that no kubelet renews what shows that its node lives. Without it, the
 	// nodes count as unreachable after a minute, and are tainted.
 	FakeNodes bool
+	// LimitCritical has the API server refuse Pods of the priority classes system-*-critical
+	// in namespaces without a quota for them, as GKE's does.
+	LimitCritical bool
 	// Progress gets what is waited for. It may be nil.
 	Progress io.Writer
 }
@@ -42,14 +45,15 @@ type Options struct {
 // methods may be called concurrently save where Start, Stop and their likes change the
 // same component.
 type ControlPlane struct {
-	dir        string
-	namespace  netns.Namespace
-	kube       string
-	clientRate int
-	proxyNode  string
-	fakeNodes  bool
-	progress   io.Writer
-	identities *identities
+	dir           string
+	namespace     netns.Namespace
+	kube          string
+	clientRate    int
+	proxyNode     string
+	fakeNodes     bool
+	limitCritical bool
+	progress      io.Writer
+	identities    *identities
 }
 
 // Open returns the control plane whose state is in o.Dir, running or not, without
@@ -92,7 +96,10 @@ func load(o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the folder %s: %w", o.Dir, err)
 	}
-	c := &ControlPlane{dir: dir, namespace: o.Namespace, kube: o.Kube, clientRate: o.ClientRate, proxyNode: o.ProxyNode, fakeNodes: o.FakeNodes, progress: o.Progress}
+	c := &ControlPlane{
+		dir: dir, namespace: o.Namespace, kube: o.Kube, clientRate: o.ClientRate, proxyNode: o.ProxyNode,
+		fakeNodes: o.FakeNodes, limitCritical: o.LimitCritical, progress: o.Progress,
+	}
 	if err := os.MkdirAll(filepath.Join(dir, logFolder), 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder of logs: %w", err)
 	}
@@ -109,6 +116,11 @@ func load(o Options) (*ControlPlane, error) {
 func (c *ControlPlane) writeConfiguration() error {
 	if err := writeFile(filepath.Join(c.dir, etcdConfig), c.etcdConfiguration()); err != nil {
 		return err
+	}
+	if c.limitCritical {
+		if err := writeFile(filepath.Join(c.dir, admissionConfig), []byte(limitedCritical)); err != nil {
+			return err
+		}
 	}
 	for _, one := range []struct{ file, pair string }{
 		{managerConfig, managerPair},

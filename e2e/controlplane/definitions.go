@@ -13,6 +13,7 @@ const (
 	logFolder       = "log"
 	etcdFolder      = "etcd"
 	etcdConfig      = "etcd.yaml"
+	admissionConfig = "admission.yaml"
 	managerConfig   = "controller-manager.kubeconfig"
 	schedulerConfig = "scheduler.kubeconfig"
 	proxyConfig     = "proxy.kubeconfig"
@@ -76,6 +77,20 @@ func (c *ControlPlane) etcdConfiguration() []byte {
 		"log-level: warn\n")
 }
 
+// limitedCritical is the API server's admission configuration for LimitCritical.
+const limitedCritical = `apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+  - name: ResourceQuota
+    configuration:
+      apiVersion: apiserver.config.k8s.io/v1
+      kind: ResourceQuotaConfiguration
+      limitedResources:
+        - resource: pods
+          matchScopes:
+            - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
+`
+
 func (c *ControlPlane) apiServerArguments() []string {
 	pki := filepath.Join(c.dir, pkiFolder)
 	clientCA, _ := pairFiles(pki, clusterAuthority)
@@ -84,34 +99,38 @@ func (c *ControlPlane) apiServerArguments() []string {
 	kubelet, kubeletKey := pairFiles(pki, kubeletClientPair)
 	proxy, proxyKey := pairFiles(pki, proxyClientPair)
 	verify, sign := pairFiles(pki, signingPair)
-	return []string{
-		"--advertise-address=" + Address().String(),
-		"--bind-address=" + Address().String(),
-		"--secure-port=" + strconv.Itoa(apiServerPort),
-		"--etcd-servers=" + etcdClientURL,
-		"--service-cluster-ip-range=" + ServiceSubnet,
-		"--tls-cert-file=" + serving,
-		"--tls-private-key-file=" + servingKey,
-		"--client-ca-file=" + clientCA,
+	var admission []string
+	if c.limitCritical {
+		admission = []string{"--admission-control-config-file=" + filepath.Join(c.dir, admissionConfig)}
+	}
+	return append(admission,
+		"--advertise-address="+Address().String(),
+		"--bind-address="+Address().String(),
+		"--secure-port="+strconv.Itoa(apiServerPort),
+		"--etcd-servers="+etcdClientURL,
+		"--service-cluster-ip-range="+ServiceSubnet,
+		"--tls-cert-file="+serving,
+		"--tls-private-key-file="+servingKey,
+		"--client-ca-file="+clientCA,
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true",
 		// Watches are ended when the server stops; without it they are waited for.
 		"--shutdown-watch-termination-grace-period=1s",
-		"--kubelet-client-certificate=" + kubelet,
-		"--kubelet-client-key=" + kubeletKey,
+		"--kubelet-client-certificate="+kubelet,
+		"--kubelet-client-key="+kubeletKey,
 		"--kubelet-preferred-address-types=InternalIP",
-		"--service-account-issuer=https://kubernetes.default.svc." + ClusterDomain,
-		"--service-account-key-file=" + verify,
-		"--service-account-signing-key-file=" + sign,
-		"--requestheader-client-ca-file=" + proxyCA,
+		"--service-account-issuer=https://kubernetes.default.svc."+ClusterDomain,
+		"--service-account-key-file="+verify,
+		"--service-account-signing-key-file="+sign,
+		"--requestheader-client-ca-file="+proxyCA,
 		"--requestheader-allowed-names=front-proxy-client",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-username-headers=X-Remote-User",
-		"--proxy-client-cert-file=" + proxy,
-		"--proxy-client-key-file=" + proxyKey,
-	}
+		"--proxy-client-cert-file="+proxy,
+		"--proxy-client-key-file="+proxyKey,
+	)
 }
 
 func (c *ControlPlane) managerArguments() []string {

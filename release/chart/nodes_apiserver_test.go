@@ -63,8 +63,8 @@ func TestAgentsKeepOffNodesThatCannotRunThem(t *testing.T) {
 		})
 	}
 	for name, given := range map[string]string{
-		"one-daemonset": "{}",
-		"pools":         "nodePools: [{name: fast, nodeSelector: {disks: nvme}}]",
+		"one-daemonset": "criticalQuota: {enabled: true}",
+		"pools":         "{criticalQuota: {enabled: true}, nodePools: [{name: fast, nodeSelector: {disks: nvme}}]}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := "mixed-" + name

@@ -2,7 +2,8 @@
 // kube-apiserver, kube-controller-manager and kube-scheduler without nodes, in a
 // network namespace of their own. The command runs inside that namespace, with
 // KUBECONFIG set to the administrator's, and KUBERNETES to the multi-call binary of the
-// components. When it ends, all of it is removed.
+// components. The API server refuses Pods of the priority classes system-*-critical in
+// namespaces without a quota for them. When the command ends, all of it is removed.
 //
 //	controlplane [--name NAME] COMMAND [ARGUMENT...]
 package main
@@ -72,7 +73,7 @@ func run(ctx context.Context, name string, arguments []string, progress io.Write
 		defer cancel()
 		err = errors.Join(err, netns.Remove(removing, name))
 	}()
-	c, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Namespace: namespace, Kube: binary, FakeNodes: true, Progress: progress})
+	c, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Namespace: namespace, Kube: binary, FakeNodes: true, LimitCritical: true, Progress: progress})
 	if err != nil {
 		return err
 	}
