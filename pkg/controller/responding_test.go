@@ -13,27 +13,48 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAClaimLeavesANodeWhoseLVMHangs: the node's first answer leaves open what it did, the
-// following ones say that it did nothing.
+// TestAClaimLeavesANodeWhoseLVMHangs: the node's first answer leaves open what it did. Where LVM
+// answers nothing, the following ones say that lvmd did nothing; where it answers scans, they are as
+// the first.
 func TestAClaimLeavesANodeWhoseLVMHangs(t *testing.T) {
-	h := newHarness(t)
-	first := true
-	h.node("n1", gib).SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
-		if first {
-			first = false
-			return lvmdfake.Error(codes.DeadlineExceeded, names.ReasonCommandTimedOut, "creating: command timed out")
-		}
-		return lvmdfake.Error(codes.Unavailable, names.ReasonNotResponding, "LVM has not answered")
-	}})
-	h.node("n2", gib)
-	h.class("carve", nil)
-	h.run()
-	h.claim("c", "n1", nil)
-	waittest.Until(t, "the scheduler is asked for another node", func() bool { return h.getClaim("c").Annotations["volume.kubernetes.io/selected-node"] == "" })
-	waittest.Until(t, "n1 is not offered", h.capacityIs("n1", 0))
-	h.selectNode("c", "n2")
-	waittest.Until(t, "claim is bound", h.bound("c"))
-	if node, _ := cluster.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
-		t.Errorf("the volume is on %s", node)
+	killed := lvmdfake.Error(codes.DeadlineExceeded, names.ReasonCommandTimedOut, "creating: command timed out")
+	for name, hooks := range map[string]func() lvmdfake.Hooks{
+		"scans, too": func() lvmdfake.Hooks {
+			first := true
+			return lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+				if first {
+					first = false
+					return killed
+				}
+				return lvmdfake.Error(codes.Unavailable, names.ReasonNotResponding, "LVM has not answered")
+			}}
+		},
+		"commands that make volumes, before they do": func() lvmdfake.Hooks {
+			return lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error { return killed }}
+		},
+		"commands that make volumes, afterwards": func() lvmdfake.Hooks {
+			return lvmdfake.Hooks{AfterCreate: func(context.Context, *lvmdv1.Volume) error { return killed }}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			n1 := h.node("n1", gib)
+			n1.SetHooks(hooks())
+			h.node("n2", gib)
+			h.class("carve", nil)
+			h.run()
+			h.claim("c", "n1", nil)
+			waittest.Until(t, "the scheduler is asked for another node", func() bool { return h.getClaim("c").Annotations["volume.kubernetes.io/selected-node"] == "" })
+			waittest.Until(t, "n1 is not offered", h.capacityIs("n1", 0))
+			h.selectNode("c", "n2")
+			waittest.Until(t, "claim is bound", h.bound("c"))
+			if node, _ := cluster.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
+				t.Errorf("the volume is on %s", node)
+			}
+			if left := n1.Volumes(); len(left) > 0 {
+				t.Errorf("left on n1: %v", left)
+			}
+		})
 	}
 }

@@ -139,11 +139,14 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	p.Metrics.claims.WithLabelValues(resultFailed).Inc()
 	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("node could not make the volume", "error", cause)
 	if fleet.MayHaveHappened(cause) {
-		// Once is a hiccup, of which nothing is left when the next attempt succeeds.
-		if a.failures.unanswered++; a.failures.unanswered > 1 {
-			p.warn(a, claim, unanswered(node, cause))
+		a.failures.unanswered++
+		if !p.tookBack(ctx, a, r, node, cause) {
+			// Once is a hiccup, of which nothing is left when the next attempt succeeds.
+			if a.failures.unanswered > 1 {
+				p.warn(a, claim, unanswered(node, cause))
+			}
+			return 0, cause
 		}
-		return 0, cause
 	}
 	a.failures.unanswered = 0
 	if fleet.IsNotConnected(cause) {
@@ -165,7 +168,8 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 		p.warn(a, claim, cluster.Refusal(node, cause)+sourceAdvice[reason]+"; asking it again")
 		return 0, cause // the volume can be nowhere else
 	}
-	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding}, reason)
+	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding,
+		names.ReasonCommandTimedOut}, reason)
 	// The second counts against the claim alone: another node may have other disks.
 	if reason == names.ReasonCommandFailed || reason == names.ReasonFormatRefused {
 		a.failures.internal++
@@ -182,6 +186,20 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 		return time.Millisecond, nil
 	}
 	return 0, p.reschedule(ctx, a, claim, node, why)
+}
+
+// tookBack reports whether a node on which LVM's commands were killed again and again has nothing
+// of the volume any more, so that it can be made elsewhere. LVM may answer other commands there:
+// lvmd offers the volume group on then.
+func (p *Provisioner) tookBack(ctx context.Context, a *attempt, r spec.Request, node string, cause error) bool {
+	if fleet.Reason(cause) != names.ReasonCommandTimedOut || r.From != nil || a.failures.unanswered < cluster.FailuresToHold {
+		return false
+	}
+	if err := p.removeByName(ctx, node, a.name); err != nil {
+		p.Log.With("volume", a.name, "node", node).Info("what the node made cannot be taken back", "error", err)
+		return false
+	}
+	return true
 }
 
 // unanswered says that a node did not answer.
