@@ -100,6 +100,20 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 			class := w.class(t, func(c *storagev1.StorageClass) {
 				c.Name, c.Parameters = string(test.placement), map[string]string{names.ParamPlacement: string(test.placement)}
 			})
+			// A node without a published capacity is left out before the extender is asked.
+			waittest.Until(t, "the capacity of both nodes is published for the class", func() bool {
+				list, err := client.StorageV1().CSIStorageCapacities(ours).List(t.Context(), metav1.ListOptions{})
+				if err != nil {
+					return false
+				}
+				n := 0
+				for i := range list.Items {
+					if list.Items[i].StorageClassName == class {
+						n++
+					}
+				}
+				return n == len(w.nodes)
+			})
 			for i := range pods {
 				name := fmt.Sprintf("%s-%d", test.placement, i)
 				if got := w.placedBy(t, extended, name, class); got != test.want {
