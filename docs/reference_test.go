@@ -218,8 +218,9 @@ Entries of `+"`volumeGroups[].devices`, `devices.allow` and `devices.deny`"+`. A
 
 lvmd reads a changed file within five seconds, and at once on SIGHUP. It refuses a file with a mistake, one that does not fit the
 node, and one that would orphan volumes: a class with volumes must keep its volume groups, type, medium and thin pool. The
-configuration before stays in force, and every class has the condition `+"`ConfigurationRefused`"+`. At a start lvmd refuses the same
-and ends with the reason; where the journal was lost, only a class with volumes that is gone, or not in its group any more. Other keys concern volumes to come: those that exist keep and grow in their layout. A missing group or disk
+configuration before stays in force, and every class has the condition `+"`ConfigurationRefused`"+`. At a start lvmd refuses a file
+with a mistake, and one that would orphan volumes, and ends with the reason; where the journal was lost, only a class with volumes that is gone, or not in its group any more. A class that does not fit
+its volume group is then a [condition](conditions.md) of that class, and the others are served. Other keys concern volumes to come: those that exist keep and grow in their layout. A missing group or disk
 refuses nothing, nor does a thin pool that cannot be made or used.
 `)
 }

@@ -53,6 +53,7 @@ const (
 	VolumeGroupMissing   = "VolumeGroupMissing"
 	VolumeGroupOutdated  = "VolumeGroupOutdated"
 	VolumeGroupReplaced  = "VolumeGroupReplaced"
+	VolumeGroupUnfit     = "VolumeGroupUnfit"
 	VolumesLeftAlone     = "VolumesLeftAlone"
 	WriteCacheErrors     = "WriteCacheErrors"
 )
@@ -74,8 +75,8 @@ type Condition struct {
 	Type string
 	// Of lists what has it: a class, a volume, or both.
 	Of []Subject
-	// Unusable lists what cannot be used while it lasts: the volume, or all volumes of
-	// the class.
+	// Unusable lists what cannot be used while it lasts: the volume, all volumes of the
+	// class, or those that are to be made in it.
 	Unusable []Subject
 	// Meaning says what is the case, Remedy what to do. Both are Markdown.
 	Meaning, Remedy string
@@ -88,6 +89,8 @@ type Subject string
 const (
 	Class  Subject = "class"
 	Volume Subject = "volume"
+	// NewVolume is a volume that is to be made; nothing has its conditions.
+	NewVolume Subject = "new volume"
 )
 
 // Has reports whether s can have the condition.
@@ -107,6 +110,7 @@ func Unusable(s Subject) []string {
 var (
 	ofClass  = []Subject{Class}
 	ofVolume = []Subject{Volume}
+	ofNew    = []Subject{NewVolume}
 	ofBoth   = []Subject{Class, Volume}
 )
 
@@ -136,7 +140,7 @@ var All = []Condition{
 	{Mismatches, ofBoth, nil, "A check (`lvchange --syncaction check`) found copies or parity that differ.", "`lvchange --syncaction repair VG/VOLUME`."},
 	{MissingDevice, ofBoth, ofVolume, "A disk is lost. LVM changes nothing in the group meanwhile.", "[Bring the disk back, or give it up](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing)."},
 	{MountedElsewhere, ofVolume, nil, "No Pod uses the volume, and something has it mounted. It can be neither staged nor deleted.", "[Restart the container that the message names](../how-to/troubleshooting.md#failedmount-still-mounted-elsewhere-on-the-node)."},
-	{NotPersistentMemory, ofClass, nil, "A class with `medium: pmem` has a group that is not on persistent memory, or is not aligned to 2 MiB.", "Make the group as [the guide](../how-to/persistent-memory.md) says."},
+	{NotPersistentMemory, ofClass, ofNew, "A class with `medium: pmem` has a group that is not on persistent memory, or is not aligned to 2 MiB. Volumes that exist are served.", "Make the group as [the guide](../how-to/persistent-memory.md) says."},
 	{NotResponding, ofClass, ofClass, "LVM commands time out for the volume group.", "[Find the disk that does not answer](../how-to/troubleshooting.md#lvm-hangs)."},
 	{OutOfSync, ofBoth, nil, "Copies or parity are synchronised. Until then the loss of a device may lose data.", "Wait for it."},
 	{PoolCannotGrow, ofClass, nil, "The thin pool should grow and cannot: the volume group is full, or `autoExtend.limit` is reached.", "Extend the volume group, raise `limit`, or delete volumes."},
@@ -144,7 +148,7 @@ var All = []Condition{
 	{PoolFailed, ofBoth, ofBoth, "The thin pool answers no I/O.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
 	{PoolFull, ofBoth, nil, "The thin pool is full: writes to new blocks fail.", "Extend the pool at once. File systems that met an error may be read-only until they are staged again."},
 	{PoolInactive, ofBoth, ofBoth, "The thin pool has no device. Mostly LVM checks its metadata first, or its activation failed and is tried again; the message says so.", "[Wait, or remove the cause](../how-to/troubleshooting.md#poolinactive-a-thin-pool-has-no-device)."},
-	{PoolKeepsOldData, ofClass, ofClass, "The pool does not zero new blocks. New volumes are refused.", "`lvchange --zero y VG/POOL`."},
+	{PoolKeepsOldData, ofClass, ofNew, "The pool does not zero new blocks. New volumes are refused.", "`lvchange --zero y VG/POOL`."},
 	{PoolMetadataHigh, ofClass, nil, "The pool's metadata passed `metadataThreshold`. New volumes are refused.", "`lvextend --poolmetadatasize +1G VG/POOL`; delete snapshots."},
 	{PoolMissing, ofBoth, ofBoth, "The thin pool is gone, or could not be made; the message says why.", "Remove the cause: lvmd tries again every minute. Where the pool is gone, restart the agent, which makes an empty one."},
 	{PoolNeedsCheck, ofBoth, nil, "The pool's metadata had an error.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
@@ -164,6 +168,7 @@ var All = []Condition{
 	{VolumeGroupMissing, ofBoth, ofBoth, "The volume group is not there.", "[Bring its disks back](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing), or make the group."},
 	{VolumeGroupOutdated, ofClass, ofClass, "The volume group's metadata is older than it was, as on a copy of a disk from before. It is not used.", "[Bring the newest disk back, or accept what is there](../how-to/troubleshooting.md#volumegroupoutdated-the-metadata-is-older-than-it-was)."},
 	{VolumeGroupReplaced, ofClass, ofClass, "Another volume group has the name, or the group has none of its disks, or none of its volumes, any more. It is not used.", "[Remove it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
+	{VolumeGroupUnfit, ofClass, ofNew, "The volume group's extents are too small for the layout of the class. Volumes that exist are served.", "Correct the class; or `vgchange --physicalextentsize 4m VG`, which needs no restart."},
 	{VolumesLeftAlone, ofClass, nil, "Volumes have tags of Carve that this version cannot read; the message says why. They are neither used nor removed.", "[Install the later version again](../how-to/upgrade.md#go-back); else correct the tags (`lvchange --addtag`, `--deltag`)."},
 	{WriteCacheErrors, ofVolume, nil, "A write cache that an administrator added had an error.", "Look at the cache's disk."},
 }

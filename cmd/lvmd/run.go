@@ -133,6 +133,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	}
 	options.Config = c
 	for refused := ""; ; {
+		options.Changed = options.Config != c
 		err := live(ctx, f, options, file, refused, starter)
 		switch {
 		case errors.Is(err, errStartAgain):

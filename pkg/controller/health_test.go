@@ -128,6 +128,8 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 	wantEvents(t, "it goes on", report(gib), 0)
 	wantEvents(t, "a condition with which volumes can be made", report(gib, of("Degraded")...), 0)
 	wantEvents(t, "one of two groups", report(gib, of("VolumeGroupMissing")...), 0)
+	wantEvents(t, "a group that does not fit the class", report(0, of("VolumeGroupUnfit")...), 1, "Warning DeviceClassUnusable", "device class local: VolumeGroupUnfit: why VolumeGroupUnfit")
+	wantEvents(t, "its extents were changed", report(gib), 1, "Normal DeviceClassUsable", "device class local")
 	wantEvents(t, "a disk and its copy", report(0, of("DuplicateDevice")...), 1, "Warning DeviceClassUnusable", "DuplicateDevice: why DuplicateDevice")
 }
 

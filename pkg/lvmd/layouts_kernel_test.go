@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/carve-csi/carve/api/conditions"
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/must"
@@ -114,6 +115,40 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// TestAClassThatDoesNotFitItsGroupStopsNoOther has a RAID class in a group whose extents are too
+// small, until an administrator makes them larger.
+func TestAClassThatDoesNotFitItsGroupStopsNoOther(t *testing.T) {
+	n := newNode(t, "/dev/vdb")
+	devices := spares(t, 64, 64)
+	lvmByHand(t, append([]string{"vgcreate", "--yes", "--physicalextentsize", "256k", "small"}, devices...)...)
+	takeAway(t, func() {
+		lvmByHand(t, "vgremove", "--yes", "--force", "small")
+		lvmByHand(t, append([]string{"pvremove", "--yes"}, devices...)...)
+	})
+	n.config += "- {name: safe, volumeGroup: small, type: raid1}\n"
+	p := n.start()
+	c := p.classNamed("safe")
+	if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != conditions.VolumeGroupUnfit || c.GetAvailableBytes() != 0 {
+		t.Errorf("class %v, want %s and no free space", c, conditions.VolumeGroupUnfit)
+	}
+	_, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-safe", 8<<20, "ext4"), "safe"))
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "less than 512 KiB") {
+		t.Errorf("a volume in the class: %v", err)
+	}
+	v := p.create(create("pvc-plain", 8<<20, "ext4"))
+	lvmByHand(t, "vgchange", "--physicalextentsize", "1m", "small")
+	waittest.Until(t, "the class can be used", func() bool {
+		c = p.classNamed("safe")
+		return len(c.GetConditions()) == 0 && c.GetAvailableBytes() > 0
+	}, func() any { return c })
+	safe := p.create(inClass(create("pvc-safe", 8<<20, "ext4"), "safe"))
+	p.delete(safe.GetId())
+	p.delete(v.GetId())
+	waittest.Until(t, "both are gone", func() bool {
+		return len(n.leftovers()) == 0 && strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "small")) == ""
+	})
 }
 
 // leg puts a device-mapper device over a disk, which can then fail. It begins

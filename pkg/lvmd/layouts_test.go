@@ -3,6 +3,7 @@
 package lvmd
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
+	"github.com/carve-csi/carve/api/conditions"
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -183,23 +185,68 @@ func TestRAIDReportsWhatBecomesOfItsImages(t *testing.T) {
 	}
 }
 
-func TestAGroupThatIsUnfitForALayoutIsNamed(t *testing.T) {
+func TestAGroupOfTooFewDevicesIsNamed(t *testing.T) {
 	m := newDisks(t, 16, 16)
 	d := m.start(t)
 	if c := d.classNamed("raid5"); len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "TooFewDevices" || c.GetMaximumVolumeSizeBytes() != 0 {
 		t.Errorf("class %v", c)
 	}
-	d.stop()
-	m.fake.AddGroupOf("small", 256<<10, 100, 100)
-	for classes, want := range map[string]string{
-		"- {name: a, volumeGroup: small, type: raid1}\n":                                  `lvmd.yaml:4:39: deviceClasses[0].type: "raid1": volume group small has extents of less than 512 KiB`,
-		"- {name: a, volumeGroup: small, type: striped, stripes: 2, stripeSize: 512Ki}\n": `deviceClasses[0].stripeSize: "524288": more than an extent of volume group small, which has 262144 bytes`,
+}
+
+// The other classes are served meanwhile, and the class is as soon as its group is fit.
+func TestAGroupThatIsUnfitForALayoutStopsItsClassOnly(t *testing.T) {
+	for class, want := range map[string]string{
+		"type: raid1": `lvmd.yaml:4:39: deviceClasses[0].type: "raid1": volume group small has extents of less than 512 KiB`,
+		"type: striped, stripes: 2, stripeSize: 512Ki": `deviceClasses[0].stripeSize: "524288": more than an extent of volume group small, which has 262144 bytes`,
 	} {
-		m.config = classes
-		if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), want) {
+		m := newMachine(t)
+		m.fake.AddGroupOf("small", 256<<10, 128, 128)
+		fit := "- {name: local, default: true, volumeGroup: carve}\n"
+		unfit := "- {name: a, volumeGroup: small, " + class + "}\n"
+		m.config = unfit + fit
+		if _, err := m.tryStart(t, func(_ *daemon, o *Options) { o.Changed = true }); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a change to it: error %v, want %s", err, want)
+		}
+		d := m.start(t)
+		if why := d.message(conditions.VolumeGroupUnfit); !strings.Contains(why, want) {
+			t.Errorf("the class says %q, want %s", why, want)
+		}
+		if c := d.class(); c.GetAvailableBytes() != 0 || c.GetMaximumVolumeSizeBytes() != 0 {
+			t.Errorf("class %v", c)
+		}
+		_, err := d.client.CreateVolume(t.Context(), inClass(request("pvc-1", 1), "a"))
+		if wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace); !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)
 		}
+		d.delete(d.create(inClass(request("pvc-2", 1), "local")).GetId())
+		var problems config.Problems
+		if err := d.Reload(parse(t, unfit+"- {name: local, default: true, volumeGroup: carve, reserve: 5%}\n")); !errors.As(err, &problems) {
+			t.Errorf("a reload: error %v, want %s", err, want)
+		}
+		m.fake.SetExtentSize("small", 1<<20)
+		waittest.Until(t, "the class can be used", func() bool { return len(d.class().GetConditions()) == 0 })
+		d.create(inClass(request("pvc-1", 1), "a"))
 	}
+}
+
+func TestVolumesOfAClassThatDoesNotFitAreServed(t *testing.T) {
+	m := newDisks(t, 16, 16)
+	m.config = "- {name: striped, default: true, volumeGroup: carve, type: striped, stripes: 2}\n"
+	d := m.start(t)
+	v := d.create(request("pvc-1", 4))
+	d.stop()
+	m.config = "- {name: striped, default: true, volumeGroup: carve, type: striped, stripes: 2, stripeSize: 8Mi}\n"
+	d = m.start(t)
+	if got := d.named(v.GetId()); got.GetDevicePath() == "" || len(got.GetConditions()) > 0 || d.message(conditions.VolumeGroupUnfit) == "" {
+		t.Errorf("volume %v of class %v", got, d.class())
+	}
+	resp, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 6))
+	if err != nil || resp.GetVolume().GetSizeBytes() != 6*testExtent {
+		t.Errorf("%v, error %v", resp, err)
+	}
+	d.delete(v.GetId())
+	waittest.Until(t, "it is gone", func() bool { return len(m.volumeNames(t)) == 0 })
+	d.checkModel()
 }
 
 func TestAVolumeKeepsItsLayoutWhenItsClassChanges(t *testing.T) {

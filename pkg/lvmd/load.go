@@ -4,12 +4,11 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"strconv"
+	"slices"
 	"strings"
 
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
-	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
@@ -18,7 +17,8 @@ import (
 // load builds the inventory from LVM, the journal and the configuration, makes
 // the volumes' devices, and finishes or undoes what was interrupted. journaled is false
 // when the journal is new.
-func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) error {
+func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
+	c := o.Config
 	names := s.groups.Configure(c)
 	records, err := s.journal.Volumes()
 	if err != nil {
@@ -57,7 +57,10 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 		}
 	}
 	if err := checkGroups(c, found); err != nil {
-		return err
+		if o.Changed {
+			return err
+		}
+		s.log.Error("a device class does not fit its volume group; nothing is made in it, and the others are served", "error", err)
 	}
 	if found, err = s.pools.MakeAtStart(ctx, c, names, found); err != nil {
 		return err
@@ -88,41 +91,19 @@ func (s *Service) load(ctx context.Context, c *config.Config, journaled bool) er
 // there is no mistake: its disks failed, are late, or nothing was made of them yet. Its
 // class says so by a condition, and can be used when the group appears.
 func checkGroups(c *config.Config, found []lvm.Group) error {
-	byName := map[string]*lvm.Group{}
-	for i := range found {
-		byName[found[i].Name] = &found[i]
-	}
+	var problems config.Problems
 	for i := range c.Classes {
-		dc := &c.Classes[i]
-		for _, name := range dc.VolumeGroups {
-			g := byName[name]
-			if g == nil {
-				continue
-			}
-			if err := layoutProblem(dc, g); err != nil {
-				return err
-			}
-			if dc.Medium != config.PMEM {
-				continue
-			}
-			if err := inventory.PMEMProblem(g); err != nil {
-				return dc.Problem("medium", string(dc.Medium), err.Error())
+		for j := range found {
+			if slices.Contains(c.Classes[i].VolumeGroups, found[j].Name) {
+				_, problem := inventory.Unfit(&c.Classes[i], &found[j])
+				problems = append(problems, problem...)
 			}
 		}
 	}
-	return nil
-}
-
-// layoutProblem says why a class' volumes cannot be made in a group, whatever
-// is free there: the key that is to blame, its value and why.
-func layoutProblem(c *config.DeviceClass, g *lvm.Group) error {
-	switch {
-	case c.Type.IsRAID() && g.ExtentSize < layout.MinRAIDExtent:
-		return c.Problem("type", string(c.Type), "volume group "+g.Name+" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit (vgcreate --physicalextentsize)")
-	case c.StripeSize > g.ExtentSize:
-		return c.Problem("stripeSize", strconv.FormatInt(c.StripeSize, 10), "more than an extent of volume group "+g.Name+", which has "+strconv.FormatInt(g.ExtentSize, 10)+" bytes")
+	if len(problems) == 0 {
+		return nil
 	}
-	return nil
+	return problems
 }
 
 func countOurs(found []lvm.Group) int {

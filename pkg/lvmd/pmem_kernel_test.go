@@ -78,9 +78,10 @@ func TestPersistentMemoryIsMappedAndAligned(t *testing.T) {
 
 	p.stop()
 	n.config = "- {name: local, volumeGroup: carve, medium: pmem}\n"
-	out, err := n.command().CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "cannot be mapped directly into memory") {
-		t.Errorf("a disk as pmem: %v, %s", err, out)
+	p = n.start()
+	if c := p.classNamed("local"); c.GetAvailableBytes() != 0 || len(c.GetConditions()) != 1 ||
+		!strings.Contains(c.GetConditions()[0].GetMessage(), "cannot be mapped directly into memory") {
+		t.Errorf("a disk as pmem: %v", c)
 	}
 }
 

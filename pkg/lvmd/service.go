@@ -42,7 +42,10 @@ const (
 // Options configure a Service. Config, LVM and StateDir are required.
 type Options struct {
 	Config *config.Config
-	LVM    lvm.Groups
+	// Changed says that Config takes the place of one that was served: it is refused where a
+	// class does not fit its volume group. At another start that is a condition of the class.
+	Changed bool
+	LVM     lvm.Groups
 	// StateDir is where the journal is kept. It must exist.
 	StateDir string
 	// Format, Probe and SetUUID default to pkg/filesystem's.
@@ -130,7 +133,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 			_ = j.Close()
 		}
 	}()
-	if err := s.load(ctx, o.Config, found); err != nil {
+	if err := s.load(ctx, &o, found); err != nil {
 		return nil, err
 	}
 	loaded = true

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -711,13 +712,19 @@ func TestAFullMetadataAreaLeavesNoSpace(t *testing.T) {
 func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {
 	m := newMachine(t)
 	m.config = "- {name: local, default: true, volumeGroup: carve, medium: pmem}\n"
-	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "queue/dax") {
-		t.Errorf("error %v", err)
+	unfit := func(class, want string) {
+		t.Helper()
+		d := m.start(t)
+		defer d.stop()
+		c := d.classNamed(class)
+		if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != conditions.NotPersistentMemory ||
+			!strings.Contains(c.GetConditions()[0].GetMessage(), `.medium: "pmem": `) || !strings.Contains(c.GetConditions()[0].GetMessage(), want) {
+			t.Errorf("class %v, want %s", c, want)
+		}
 	}
+	unfit("local", "queue/dax")
 	m.fake.SetDAX(testGroup, true)
-	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "--dataalignment 2m") {
-		t.Errorf("error %v", err)
-	}
+	unfit("local", "--dataalignment 2m")
 	m.fake.SetDataOffset(testGroup, 2<<20)
 	d := m.start(t)
 	if v := d.create(fsRequest("pvc-1", 8, "")); !v.GetDax() || !m.formatted[v.GetDevicePath()].DAX {
@@ -727,7 +734,5 @@ func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {
 	m.fake.SetDAX("odd", true)
 	m.config += "- {name: other, volumeGroup: odd, medium: pmem}\n"
 	d.stop()
-	if _, err := m.tryStart(t); err == nil || !strings.Contains(err.Error(), "extents of 3Mi") {
-		t.Errorf("error %v", err)
-	}
+	unfit("other", "extents of 3Mi")
 }

@@ -173,7 +173,7 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 		c := p.classes()
 		return len(c) == 2 && len(c[1].GetConditions()) == 1 && c[1].GetConditions()[0].GetType() == "VolumeGroupMissing"
 	})
-	// No start succeeds with this: the disk is none of persistent memory.
+	// A change to this is refused: the disk is none of persistent memory.
 	change(local + "- {name: fourth, volumeGroup: carve2, medium: pmem}\n")
 	waittest.Until(t, "the configuration before is back", func() bool {
 		c := p.classes()

@@ -13,7 +13,7 @@ import (
 )
 
 // unusableClass are the types of conditions with which nothing can be made in a class.
-var unusableClass = conditions.Unusable(conditions.Class)
+var unusableClass = append(conditions.Unusable(conditions.Class), conditions.Unusable(conditions.NewVolume)...)
 
 // reportClasses writes Events on nodes whose device classes cannot be used, such as one
 // whose volume group is not there yet, and when that is over. Nodes that are not

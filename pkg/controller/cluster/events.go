@@ -96,7 +96,7 @@ var EventReasons = []EventReason{
 	{ReasonHeldBack, v1.EventTypeWarning, "node", "Creating volumes fails there. The capacity of the device class is published as zero for a while.",
 		"[Read why](../how-to/troubleshooting.md#a-nodes-capacity-is-zero)."},
 	{ReasonOffered, v1.EventTypeNormal, "node", "A volume was made there, and the capacity is published again.", ""},
-	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, is not used, or does not answer.",
+	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, does not fit the class, is not used, or does not answer.",
 		"[Make the volume group](../how-to/troubleshooting.md#a-node-has-no-capacity), or [look up the condition](conditions.md) that the message names."},
 	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
 	{ReasonGroupChanged, v1.EventTypeWarning, "node", "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up.",

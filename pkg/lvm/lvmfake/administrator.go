@@ -103,6 +103,19 @@ func (f administrator) SetDAX(name string, dax bool) {
 	f.groups[name].dax = dax
 }
 
+// SetExtentSize changes the extents of a group that AddGroupOf made and that has no volumes, as
+// vgchange --physicalextentsize does.
+func (f administrator) SetExtentSize(name string, bytes int64) {
+	defer f.lock()()
+	g := f.groups[name]
+	g.seqno++
+	g.extentSize, g.extents, g.free = bytes, 0, nil
+	for _, d := range g.disks {
+		d.members = nil
+		g.grow(d)
+	}
+}
+
 // SetDataOffset changes where the first extent of a group's device begins.
 func (f administrator) SetDataOffset(name string, bytes int64) {
 	defer f.lock()()

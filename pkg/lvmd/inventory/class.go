@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"golang.org/x/time/rate"
@@ -140,8 +141,8 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 		}
 		segments = 1
 	}
-	if err := c.unfit(); err != nil {
-		return f, 1, apierror.NoSpace("device class %q: %v", c.Name, err)
+	if _, problem := c.unfit(); problem != nil {
+		return f, 1, apierror.NoSpace("device class %q: %v", c.Name, problem)
 	}
 	if !g.mayHaveMore() {
 		return f, 3, errTooMany(g, fmt.Sprintf("device class %q", c.Name))
@@ -175,19 +176,36 @@ func (c *class) several() string {
 	return " in its volume group with the most free space"
 }
 
-// unfit says why the class cannot have volumes in a group that it was configured with, or
-// nothing. A group that is there when lvmd starts is fit, or the configuration is refused;
-// one that appears later may be anything.
-func (c *classGroup) unfit() error {
-	if c.Medium != config.PMEM || !c.group.present {
-		return nil
+// unfit is Unfit for a group that is there.
+func (c *classGroup) unfit() (kind string, problem config.Problems) {
+	if !c.group.present {
+		return "", nil
 	}
-	return PMEMProblem(&c.group.info)
+	return Unfit(&c.DeviceClass, &c.group.info)
 }
 
-// PMEMProblem says why a group cannot be used for volumes that are mapped
+// Unfit says why no volume of a class can be made in a group, whatever is free there: the
+// type of the condition, and the key that is to blame with its value and why. Volumes that exist
+// lie as they were made, and are served.
+func Unfit(c *config.DeviceClass, g *lvm.Group) (kind string, problem config.Problems) {
+	switch {
+	case c.Type.IsRAID() && g.ExtentSize < layout.MinRAIDExtent:
+		return conditions.VolumeGroupUnfit, c.Problem("type", string(c.Type), "volume group "+g.Name+
+			" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit; make them larger (vgchange --physicalextentsize 4m "+g.Name+"), or use type: linear or striped")
+	case c.StripeSize > g.ExtentSize:
+		return conditions.VolumeGroupUnfit, c.Problem("stripeSize", strconv.FormatInt(c.StripeSize, 10), fmt.Sprintf(
+			"more than an extent of volume group %s, which has %d bytes; use at most that, or make the extents larger (vgchange --physicalextentsize)", g.Name, g.ExtentSize))
+	case c.Medium == config.PMEM:
+		if err := pmemProblem(g); err != nil {
+			return conditions.NotPersistentMemory, c.Problem("medium", string(config.PMEM), err.Error())
+		}
+	}
+	return "", nil
+}
+
+// pmemProblem says why a group cannot be used for volumes that are mapped
 // directly into memory, or nothing.
-func PMEMProblem(g *lvm.Group) error {
+func pmemProblem(g *lvm.Group) error {
 	if g.ExtentSize%layout.PMEMAlignment != 0 {
 		return fmt.Errorf("volume group %q has extents of %s; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
 			g.Name, quantity.Bytes(g.ExtentSize))
@@ -302,8 +320,8 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 	if !g.mayHaveMore() {
 		add(conditions.TooManyVolumes, "volume group %q has all of the %d logical volumes that it may have (vgchange --logicalvolume)", g.name, g.info.MostVolumes)
 	}
-	if err := c.unfit(); err != nil {
-		add(conditions.NotPersistentMemory, "%v", err)
+	if kind, problem := c.unfit(); problem != nil {
+		add(kind, "%v", problem)
 	}
 	if !g.unresponsive.IsZero() {
 		add(conditions.NotResponding, "LVM commands time out for volume group %q", g.name)
