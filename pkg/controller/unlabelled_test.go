@@ -61,4 +61,12 @@ func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
 	pass()
 	label("n1")
 	wantEvents(t, "a moment", pass(), 0)
+	// The kubelet refuses a plugin whose topology the node's labels contradict: a restart ends more than it helps.
+	label("n2")
+	pass()
+	found := pass()
+	wantEvents(t, "another node's from the first", found, 1, "has the label "+names.TopologyNode+"=n2 instead of", "kubectl label --overwrite node n1 "+names.TopologyNode+"=n1")
+	if len(found) == 1 && !strings.Contains(found[0], "do not restart") {
+		t.Errorf("%q does not say that a restart makes it worse", found[0])
+	}
 }

@@ -17,7 +17,8 @@ const unlabelledPasses = 2
 // reportUnlabelled writes Events on connected nodes whose Node object does not have the topology
 // label, and when it is back: without it the scheduler finds neither the node's capacity nor the
 // volumes there. The label is not set again from here: the controller has no right to change
-// nodes. Nodes that are not connected are as they were.
+// nodes, and a kubelet that is to set it takes the plugin off the node first. Nodes that are not
+// connected are as they were.
 func (a *Auditor) reportUnlabelled(now *present) {
 	found, count := map[string]int{}, 0
 	for _, node := range slices.Sorted(maps.Keys(now.nodes)) {
@@ -37,9 +38,7 @@ func (a *Auditor) reportUnlabelled(now *present) {
 		}
 		count++
 		if found[node] == unlabelledPasses {
-			a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonLabelMissing, "the node does not have the label "+names.TopologyNode+"="+node+
-				", so that no Pod with a volume is scheduled to it; restart its Pod of the DaemonSet carve-node, whose kubelet then sets it, or set it: kubectl label --overwrite node "+
-				node+" "+names.TopologyNode+"="+node)
+			a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonLabelMissing, unlabelled(node, object.Labels[names.TopologyNode]))
 		}
 	}
 	for node, n := range a.unlabelled {
@@ -49,4 +48,16 @@ func (a *Auditor) reportUnlabelled(now *present) {
 	}
 	a.unlabelled = found
 	a.Metrics.Unlabelled.Set(float64(count))
+}
+
+// unlabelled says what a node without its label lacks and what to do; has is the label's value there,
+// if any. A kubelet refuses a plugin whose topology the node's labels contradict: then the agent is
+// not to be restarted.
+func unlabelled(node, has string) string {
+	label := names.TopologyNode + "=" + node
+	lack, restart := "does not have the label "+label, ", or restart its Pod of the DaemonSet carve-node, whose kubelet then sets it"
+	if has != "" {
+		lack, restart = "has the label "+names.TopologyNode+"="+has+" instead of "+label, "; do not restart its agent before that, as the kubelet refuses the node plugin meanwhile"
+	}
+	return "the node " + lack + ", so that no Pod with a volume is scheduled to it; set it: kubectl label --overwrite node " + node + " " + label + restart
 }
