@@ -162,15 +162,16 @@ func run(ctx context.Context, o options) error {
 		return nil
 	})
 	group.Go(func() error {
-		node.Monitor(ctx)
-		return nil
-	})
-	group.Go(func() error {
-		node.RequestIOLimits(ctx)
-		return nil
-	})
-	group.Go(func() error {
-		node.Reclaim(ctx)
+		// These ask lvmd at once, and warn of it when it does not answer: it starts at the same time.
+		if err := driver.AwaitLVMD(ctx, conn); err != nil && ctx.Err() == nil {
+			log.Warn("lvmd has not answered since the plugin started; it is asked again and again", "error", err)
+		}
+		for _, loop := range []func(context.Context){node.Monitor, node.RequestIOLimits, node.Reclaim} {
+			group.Go(func() error {
+				loop(ctx)
+				return nil
+			})
+		}
 		return nil
 	})
 	group.Go(func() error {

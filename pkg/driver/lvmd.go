@@ -31,10 +31,21 @@ func DialLVMD(socket string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
+// startGrace is for how long an lvmd that starts at the same time, and looks at its disks first, may
+// not answer before that is worth a warning.
+const startGrace = time.Minute
+
+// AwaitLVMD returns nil when lvmd answers for the first time, or an error after a minute.
+func AwaitLVMD(ctx context.Context, conn grpc.ClientConnInterface) error {
+	ctx, cancel := context.WithTimeout(ctx, startGrace)
+	defer cancel()
+	return LVMDAnswers(ctx, conn, grpc.WaitForReady(true))
+}
+
 // LVMDAnswers returns nil when lvmd answers, whatever it says about its own
 // health: that is for lvmd's own probe to report.
-func LVMDAnswers(ctx context.Context, conn grpc.ClientConnInterface) error {
-	_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+func LVMDAnswers(ctx context.Context, conn grpc.ClientConnInterface, options ...grpc.CallOption) error {
+	_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, options...)
 	switch status.Code(err) {
 	case codes.OK, codes.NotFound, codes.Unimplemented:
 		return nil
