@@ -197,7 +197,7 @@ func TestAGroupOfTooFewDevicesIsNamed(t *testing.T) {
 func TestAGroupThatIsUnfitForALayoutStopsItsClassOnly(t *testing.T) {
 	for class, want := range map[string]string{
 		"type: raid1": `lvmd.yaml:4:39: deviceClasses[0].type: "raid1": volume group small has extents of less than 512 KiB`,
-		"type: striped, stripes: 2, stripeSize: 512Ki": `deviceClasses[0].stripeSize: "524288": more than an extent of volume group small, which has 262144 bytes`,
+		"type: striped, stripes: 2, stripeSize: 512Ki": `deviceClasses[0].stripeSize: "524288": more than an extent of volume group small, which has 256Ki`,
 	} {
 		m := newMachine(t)
 		m.fake.AddGroupOf("small", 256<<10, 128, 128)

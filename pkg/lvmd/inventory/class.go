@@ -194,7 +194,7 @@ func Unfit(c *config.DeviceClass, g *lvm.Group) (kind string, problem config.Pro
 			" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit; make them larger (vgchange --physicalextentsize 4m "+g.Name+"), or use type: linear or striped")
 	case c.StripeSize > g.ExtentSize:
 		return conditions.VolumeGroupUnfit, c.Problem("stripeSize", strconv.FormatInt(c.StripeSize, 10), fmt.Sprintf(
-			"more than an extent of volume group %s, which has %d bytes; use at most that, or make the extents larger (vgchange --physicalextentsize)", g.Name, g.ExtentSize))
+			"more than an extent of volume group %s, which has %s; use at most that, or make the extents larger (vgchange --physicalextentsize)", g.Name, quantity.Bytes(g.ExtentSize)))
 	case c.Medium == config.PMEM:
 		if err := pmemProblem(g); err != nil {
 			return conditions.NotPersistentMemory, c.Problem("medium", string(config.PMEM), err.Error())
