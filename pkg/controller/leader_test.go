@@ -144,7 +144,7 @@ func TestSnapshotsAreAskedForWithTheNumberOfTheLeaseAndNotAfterItsEnd(t *testing
 
 	number := leadership.Leadership{Cluster: "cluster", Lease: 7, Transitions: 3}
 	leading, stop := context.WithCancel(leadership.With(t.Context(), number))
-	library := h.c.snapshotter(leading)
+	library := h.c.snapshotter(leading, noContents())
 	_, handle, _, _, _, err := library.CreateSnapshot(t.Context(), "s", made.GetVolume().GetId(), nil, nil)
 	must.Succeed(t, err)
 	must.Succeed(t, library.DeleteSnapshot(t.Context(), handle, nil))

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,8 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	classes := informers.NewSharedInformerFactory(c.Client, 0)
 	defer classes.Shutdown()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
-	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(modifyWorkers)}, c.Client, modifyResync, time.Minute, false,
+	n := cmp.Or(c.workers, modifyWorkers)
+	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(n)}, c.Client, modifyResync, time.Minute, false,
 		withClasses{scoped, classes}, limiter)
 	// The library leaves a claim alone whose class did not exist when the claim was changed.
 	_, err := classes.Storage().V1().VolumeAttributesClasses().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
@@ -72,7 +74,7 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	}
 	classes.Start(ctx.Done())
 	var workers sync.WaitGroup
-	controller.Run(modifyWorkers, ctx, &workers)
+	controller.Run(n, ctx, &workers)
 	workers.Wait()
 	return nil
 }

@@ -12,17 +12,23 @@ import (
 // one namespace: the libraries' queues know neither. A call that is refused is made again, later
 // each time, and holds no worker meanwhile. It is safe for concurrent use.
 type shares struct {
-	ofNode, ofNamespace int
+	ofNode, ofNamespace, ofBoth int
 
-	mu                sync.Mutex
-	nodes, namespaces map[string]int
+	mu    sync.Mutex
+	calls map[target]int
 }
 
-// newShares divides so many workers: one node gets a sixteenth of them, one namespace an eighth.
+// target is what calls are counted for: a node, a namespace, or a namespace on a node.
+type target struct{ node, namespace string }
+
+// all is in a target that is not of one node, or not of one namespace. It names neither.
+const all = "*"
+
+// newShares divides so many workers: one node gets a sixteenth of them, of which one namespace gets
+// half, and one namespace an eighth on all nodes.
 func newShares(workers int) *shares {
 	return &shares{
-		ofNode: max(1, workers/16), ofNamespace: max(1, workers/8),
-		nodes: map[string]int{}, namespaces: map[string]int{},
+		ofNode: max(1, workers/16), ofNamespace: max(1, workers/8), ofBoth: max(1, workers/32), calls: map[target]int{},
 	}
 }
 
@@ -31,25 +37,34 @@ func newShares(workers int) *shares {
 func (s *shares) take(node, namespace string) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.nodes[node] >= s.ofNode {
-		return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls yet; it is tried again", node, s.nodes[node])
+	targets := []target{{node, all}}
+	if n := s.calls[targets[0]]; n >= s.ofNode {
+		return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls yet; it is tried again", node, n)
 	}
-	if namespace != "" && s.namespaces[namespace] >= s.ofNamespace {
-		return nil, status.Errorf(codes.Aborted, "%d such calls for namespace %s are under way; it is tried again", s.namespaces[namespace], namespace)
+	if namespace != "" {
+		everywhere, both := target{all, namespace}, target{node, namespace}
+		if n := s.calls[both]; n >= s.ofBoth {
+			return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls for namespace %s yet; it is tried again", node, n, namespace)
+		}
+		if n := s.calls[everywhere]; n >= s.ofNamespace {
+			return nil, status.Errorf(codes.Aborted, "%d such calls for namespace %s are under way; it is tried again", n, namespace)
+		}
+		targets = append(targets, everywhere, both)
 	}
-	s.nodes[node]++
-	s.namespaces[namespace]++
+	s.count(targets, 1)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		leave(s.nodes, node)
-		leave(s.namespaces, namespace)
+		s.count(targets, -1)
 	}, nil
 }
 
-func leave(counts map[string]int, key string) {
-	if counts[key]--; counts[key] == 0 {
-		delete(counts, key)
+// count is called with the lock held.
+func (s *shares) count(targets []target, n int) {
+	for _, t := range targets {
+		if s.calls[t] += n; s.calls[t] == 0 {
+			delete(s.calls, t)
+		}
 	}
 }
 

@@ -3,11 +3,11 @@ package controller
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/utils"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -32,133 +33,252 @@ type heldCalls struct {
 	release chan struct{}
 }
 
-func (h *heldCalls) hold(ctx context.Context) error {
-	h.count.Add(1)
-	select {
-	case <-h.release:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+// hold is a hook that holds the calls of one kind.
+func hold[R any](h *heldCalls) func(context.Context, R) error {
+	return func(ctx context.Context, _ R) error {
+		h.count.Add(1)
+		select {
+		case <-h.release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// placed is a claim, and the node that it is on.
+type placed struct{ namespace, name, node string }
+
+// slowSides are what may be slow: one node, with claims of many namespaces, or one namespace, with
+// claims on many nodes. Each gives the slow claim of that number.
+var slowSides = map[string]func(i int) placed{
+	"a node":      func(i int) placed { return placed{fmt.Sprintf("tenant-%d", i), fmt.Sprintf("slow-%d", i), "slow"} },
+	"a namespace": func(i int) placed { return placed{"tenant", fmt.Sprintf("slow-%d", i), fmt.Sprintf("slow-%d", i)} },
+}
+
+// contention is a controller with few workers. The calls for more claims than that are held; those for
+// the quick claim, on a node and in a namespace of its own, are not.
+type contention struct {
+	*harness
+	held  *heldCalls
+	slow  []placed
+	quick placed
+	nodes map[string]*lvmdfake.Server
+}
+
+// whileOneIsSlow runs a test for each of the slowSides, with hooks on the nodes of slow claims.
+func whileOneIsSlow(t *testing.T, hooks func(*heldCalls) lvmdfake.Hooks, test func(*testing.T, *contention)) {
+	for name, side := range slowSides {
+		t.Run(name, func(t *testing.T) {
+			c := &contention{harness: newHarness(t, withFewWorkers), held: &heldCalls{release: make(chan struct{})},
+				quick: placed{"other", "quick", "quick"}, nodes: map[string]*lvmdfake.Server{}}
+			for i := range more {
+				claim := side(i)
+				c.slow = append(c.slow, claim)
+				if c.nodes[claim.node] == nil {
+					c.nodes[claim.node] = c.thinNode(claim.node, 100*gib)
+					c.nodes[claim.node].SetHooks(hooks(c.held))
+				}
+			}
+			c.nodes[c.quick.node] = c.thinNode(c.quick.node, gib)
+			c.class("carve", expandable)
+			c.run()
+			test(t, c)
+		})
 	}
 }
 
 func withFewWorkers(c *Controller) { c.core.workers = few }
 
-func TestClaimsOfANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
-	h := newHarness(t, withFewWorkers)
-	slow := h.node("slow", 100*gib)
-	h.node("quick", gib)
-	h.class("carve", nil)
-	asked := &heldCalls{release: make(chan struct{})}
-	slow.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
-		return asked.hold(ctx)
-	}})
-	h.run()
-	for i := range more {
-		h.claim(fmt.Sprintf("slow-%d", i), "slow", nil)
-	}
-	waittest.Until(t, "the slow node is asked for all of its volumes", func() bool { return asked.count.Load() >= more }, func() any { return asked.count.Load() })
-	h.claim("quick", "quick", nil)
-	waittest.Until(t, "a claim on the other node is bound", h.bound("quick"))
-	close(asked.release)
-	waittest.Until(t, "the slow node's claims are bound", func() bool { return len(slow.Volumes()) == more && h.volumes() == more+1 })
+func (c *contention) make(claim placed) {
+	c.t.Helper()
+	c.claim(claim.name, claim.node, func(p *v1.PersistentVolumeClaim) { p.Namespace = claim.namespace })
 }
 
-func TestDeletionsOnANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
-	h := newHarness(t, withFewWorkers)
-	slow, quick := h.node("slow", 100*gib), h.node("quick", gib)
-	h.class("carve", nil)
-	h.run()
-	for i := range more {
-		h.claim(fmt.Sprintf("slow-%d", i), "slow", nil)
+// makeAll makes all claims, and waits until they are bound.
+func (c *contention) makeAll() {
+	c.t.Helper()
+	for _, claim := range append(c.slow, c.quick) {
+		c.make(claim)
 	}
-	h.claim("quick", "quick", nil)
-	for i := range more {
-		waittest.Until(t, "claims on the slow node are bound", h.bound(fmt.Sprintf("slow-%d", i)))
+	for _, claim := range append(c.slow, c.quick) {
+		c.waitBound(claim)
 	}
-	waittest.Until(t, "the claim on the other node is bound", h.bound("quick"))
-	asked := &heldCalls{release: make(chan struct{})}
-	slow.SetHooks(lvmdfake.Hooks{BeforeDelete: func(ctx context.Context, _ *lvmdv1.DeleteVolumeRequest) error {
-		return asked.hold(ctx)
-	}})
-	for i := range more {
-		h.deleteClaim(fmt.Sprintf("slow-%d", i))
-	}
-	waittest.Until(t, "the slow node is asked for all of its deletions", func() bool { return asked.count.Load() >= more }, func() any { return asked.count.Load() })
-	h.deleteClaim("quick")
-	waittest.Until(t, "the volume on the other node is deleted", func() bool { return len(quick.Volumes()) == 0 })
-	close(asked.release)
-	waittest.Until(t, "the slow node's volumes are deleted", func() bool { return len(slow.Volumes()) == 0 && h.volumes() == 0 })
 }
 
-func TestGrowthsOnANodeThatDoesNotAnswerHoldUpNoOthers(t *testing.T) {
-	h := newHarness(t, withFewWorkers)
-	slow, quick := h.node("slow", 100*gib), h.node("quick", gib)
-	h.class("carve", expandable)
-	asked := &heldCalls{release: make(chan struct{})}
-	slow.SetHooks(lvmdfake.Hooks{BeforeExpand: func(ctx context.Context, _ *lvmdv1.ExpandVolumeRequest) error {
-		return asked.hold(ctx)
-	}})
-	h.run()
-	for i := range more {
-		h.claim(fmt.Sprintf("slow-%d", i), "slow", nil)
-	}
-	h.claim("quick", "quick", func(c *v1.PersistentVolumeClaim) { c.Namespace = "other" })
-	for i := range more {
-		waittest.Until(t, "claims on the slow node are bound", h.bound(fmt.Sprintf("slow-%d", i)))
-	}
-	waittest.Until(t, "the claim on the other node is bound", func() bool {
-		claim := must.Get(h.client.CoreV1().PersistentVolumeClaims("other").Get(t.Context(), "quick", metav1.GetOptions{}))(t)
-		return claim.Status.Phase == v1.ClaimBound
+func (c *contention) waitBound(claim placed) {
+	c.t.Helper()
+	waittest.Until(c.t, claim.name+" is bound", func() bool {
+		now, err := c.client.CoreV1().PersistentVolumeClaims(claim.namespace).Get(c.t.Context(), claim.name, metav1.GetOptions{})
+		return err == nil && now.Status.Phase == v1.ClaimBound
 	})
-	for i := range more {
-		h.grow(fmt.Sprintf("slow-%d", i), "200Mi")
-	}
-	waittest.Until(t, "the slow node is asked", func() bool { return asked.count.Load() > 0 })
-	h.growIn("other", "quick", "200Mi")
-	waittest.Until(t, "the volume on the other node has grown", func() bool { return quick.Volumes()["pvc-uid-quick"].GetSizeBytes() == 200*mib })
-	waited := asked.count.Load()
-	close(asked.release)
-	waittest.Until(t, "what was refused is tried again", func() bool { return asked.count.Load() > waited })
 }
 
-func TestSnapshotsOnANodeThatDoesNotAnswerTakeAShareOfTheWorkers(t *testing.T) {
-	h := newHarness(t)
-	slow, quick := h.thinNode("slow", 4*gib), h.thinNode("quick", gib)
-	h.class("carve", nil)
-	asked := &heldCalls{release: make(chan struct{})}
-	slow.SetHooks(lvmdfake.Hooks{BeforeSnapshot: func(ctx context.Context, _ *lvmdv1.CreateSnapshotRequest) error {
-		return asked.hold(ctx)
-	}})
-	h.run()
-	h.boundVolume("slow", "slow")
-	h.boundVolume("quick", "quick")
-	library := h.c.snapshotter(t.Context())
-	take := func(ctx context.Context, node *lvmdfake.Server, name, source, namespace string) error {
-		_, _, _, _, _, err := library.CreateSnapshot(ctx, name, node.Volumes()["pvc-uid-"+source].GetId(), map[string]string{
-			utils.PrefixedVolumeSnapshotNameKey: name, utils.PrefixedVolumeSnapshotNamespaceKey: namespace}, nil)
-		return err
-	}
-	const share = snapshotWorkers / 16
-	var taking sync.WaitGroup
-	defer taking.Wait()
-	for i := range share {
-		taking.Go(func() {
-			if err := take(t.Context(), slow, fmt.Sprintf("slow-%d", i), "slow", "default"); err != nil {
-				t.Error(err)
-			}
+func (c *contention) delete(claim placed) {
+	c.t.Helper()
+	must.Succeed(c.t, c.client.CoreV1().PersistentVolumeClaims(claim.namespace).Delete(c.t.Context(), claim.name, metav1.DeleteOptions{}))
+}
+
+// volume is that of a claim, or nil.
+func (c *contention) volume(claim placed) *lvmdv1.Volume {
+	return c.nodes[claim.node].Volumes()["pvc-uid-"+claim.name]
+}
+
+func (c *contention) waitHeld(calls int32) {
+	c.t.Helper()
+	waittest.Until(c.t, "calls are held", func() bool { return c.held.count.Load() >= calls }, func() any { return c.held.count.Load() })
+}
+
+func TestCreationsThatHangHoldUpNoOthers(t *testing.T) {
+	whileOneIsSlow(t, func(h *heldCalls) lvmdfake.Hooks {
+		return lvmdfake.Hooks{BeforeCreate: hold[*lvmdv1.CreateVolumeRequest](h)}
+	}, func(_ *testing.T, c *contention) {
+		for _, claim := range c.slow {
+			c.make(claim)
+		}
+		c.waitHeld(more)
+		c.make(c.quick)
+		c.waitBound(c.quick)
+		close(c.held.release)
+		for _, claim := range c.slow {
+			c.waitBound(claim)
+		}
+	})
+}
+
+func TestDeletionsThatHangHoldUpNoOthers(t *testing.T) {
+	whileOneIsSlow(t, func(h *heldCalls) lvmdfake.Hooks {
+		return lvmdfake.Hooks{BeforeDelete: hold[*lvmdv1.DeleteVolumeRequest](h)}
+	}, func(t *testing.T, c *contention) {
+		c.makeAll()
+		for _, claim := range c.slow {
+			c.delete(claim)
+		}
+		c.waitHeld(more)
+		c.delete(c.quick)
+		waittest.Until(t, "the other volume is deleted", func() bool { return c.volume(c.quick) == nil })
+		close(c.held.release)
+		waittest.Until(t, "the slow volumes are deleted", func() bool { return c.volumes() == 0 })
+	})
+}
+
+func TestGrowthThatHangsHoldsUpNoOther(t *testing.T) {
+	whileOneIsSlow(t, func(h *heldCalls) lvmdfake.Hooks {
+		return lvmdfake.Hooks{BeforeExpand: hold[*lvmdv1.ExpandVolumeRequest](h)}
+	}, func(t *testing.T, c *contention) {
+		c.makeAll()
+		for _, claim := range c.slow {
+			c.growIn(claim.namespace, claim.name, "200Mi")
+		}
+		c.waitHeld(1)
+		c.growIn(c.quick.namespace, c.quick.name, "200Mi")
+		waittest.Until(t, "the other volume has grown", func() bool { return c.volume(c.quick).GetSizeBytes() == 200*mib })
+		waited := c.held.count.Load()
+		close(c.held.release)
+		waittest.Until(t, "what was refused is tried again", func() bool { return c.held.count.Load() > waited })
+	})
+}
+
+// The libraries for snapshots and attributes want a real API server. Here their calls are made, of which
+// each side gets one worker of the few.
+func TestSnapshotsAndModificationsThatHangTakeAShareOfTheWorkers(t *testing.T) {
+	for what, test := range map[string]struct {
+		hooks func(*heldCalls) lvmdfake.Hooks
+		// prepare makes what the call is about, and returns the call.
+		prepare func(*contention) (call func(context.Context, placed) error)
+	}{
+		"snapshots": {
+			func(h *heldCalls) lvmdfake.Hooks {
+				return lvmdfake.Hooks{BeforeSnapshot: hold[*lvmdv1.CreateSnapshotRequest](h)}
+			},
+			func(c *contention) func(context.Context, placed) error {
+				library := c.c.snapshotter(c.t.Context(), noContents())
+				return func(ctx context.Context, claim placed) error {
+					_, err := c.snapshot(ctx, library, claim)
+					return err
+				}
+			},
+		},
+		"deletions of snapshots": {
+			func(h *heldCalls) lvmdfake.Hooks {
+				return lvmdfake.Hooks{BeforeDeleteSnapshot: hold[*lvmdv1.DeleteSnapshotRequest](h)}
+			},
+			func(c *contention) func(context.Context, placed) error {
+				contents, handles := noContents(), map[placed]string{}
+				library := c.c.snapshotter(c.t.Context(), contents)
+				for _, claim := range append(c.slow, c.quick) {
+					handles[claim] = must.Get(c.snapshot(c.t.Context(), library, claim))(c.t)
+					must.Succeed(c.t, contents.Add(contentOf(claim, handles[claim])))
+				}
+				return func(ctx context.Context, claim placed) error { return library.DeleteSnapshot(ctx, handles[claim], nil) }
+			},
+		},
+		"modifications": {
+			func(h *heldCalls) lvmdfake.Hooks {
+				return lvmdfake.Hooks{BeforeModify: hold[*lvmdv1.ModifyVolumeRequest](h)}
+			},
+			func(c *contention) func(context.Context, placed) error {
+				library := &volumeModifier{c.c.core, c.t.Context(), newShares(few)}
+				return func(ctx context.Context, claim placed) error {
+					return library.Modify(ctx, c.pv("pvc-uid-"+claim.name), map[string]string{names.ParamIOWriteBPS: "1Mi"})
+				}
+			},
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			whileOneIsSlow(t, test.hooks, func(t *testing.T, c *contention) {
+				c.makeAll()
+				call := test.prepare(c)
+				first := make(chan error, 1)
+				go func() { first <- call(t.Context(), c.slow[0]) }()
+				c.waitHeld(1)
+				limited, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				if err := call(limited, c.slow[1]); status.Code(err) != codes.Aborted {
+					t.Errorf("one more of the slow ones: got %v, want Aborted", err)
+				}
+				must.Succeed(t, call(t.Context(), c.quick))
+				if n := c.held.count.Load(); n != 1 {
+					t.Errorf("%d calls are held, want 1", n)
+				}
+				close(c.held.release)
+				must.Succeed(t, <-first)
+				must.Succeed(t, call(t.Context(), c.slow[1]))
+			})
 		})
 	}
-	defer close(asked.release)
-	waittest.Until(t, "the slow node has its share", func() bool { return asked.count.Load() == share })
-	limited, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := take(limited, slow, "one-more", "slow", "third"); status.Code(err) != codes.Aborted {
-		t.Errorf("one more on the slow node: got %v, want Aborted", err)
+}
+
+// snapshot takes a snapshot of a claim's volume as the library does, and returns its handle.
+func (c *contention) snapshot(ctx context.Context, library *volumeSnapshotter, of placed) (handle string, err error) {
+	_, handle, _, _, _, err = library.CreateSnapshot(ctx, "snapshot-"+of.name, c.volume(of).GetId(), map[string]string{
+		utils.PrefixedVolumeSnapshotNameKey: of.name, utils.PrefixedVolumeSnapshotNamespaceKey: of.namespace}, nil)
+	return handle, err
+}
+
+// contentOf is the VolumeSnapshotContent of a snapshot of a claim.
+func contentOf(claim placed, handle string) *snapshotv1.VolumeSnapshotContent {
+	return &snapshotv1.VolumeSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: "content-" + claim.name},
+		Spec:       snapshotv1.VolumeSnapshotContentSpec{Driver: names.Driver, VolumeSnapshotRef: v1.ObjectReference{Namespace: claim.namespace, Name: claim.name}},
+		Status:     &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: &handle},
 	}
-	must.Succeed(t, take(t.Context(), quick, "quick", "quick", "other"))
-	if n := asked.count.Load(); n != share {
-		t.Errorf("the slow node was asked %d times, want %d", n, share)
+}
+
+func TestTheNamespaceOfASnapshotIsThatOfItsContent(t *testing.T) {
+	contents := noContents()
+	inStatus, inSpec := contentOf(placed{"taken", "a", ""}, "n1/a"), contentOf(placed{"provisioned", "b", ""}, "n1/b")
+	inSpec.Spec.Source.SnapshotHandle, inSpec.Status = inSpec.Status.SnapshotHandle, nil
+	others, late := contentOf(placed{"others", "c", ""}, "n1/c"), contentOf(placed{"x", "late", ""}, "n1/a")
+	others.Spec.Driver = "example.com"
+	library := &volumeSnapshotter{contents: contents}
+	for _, content := range []*snapshotv1.VolumeSnapshotContent{inStatus, inSpec, others, late} {
+		must.Succeed(t, contents.Add(content))
+	}
+	for handle, want := range map[string]string{"n1/a": "taken", "n1/b": "provisioned", "n1/c": "", "n1/unknown": ""} {
+		if got := library.namespaceOf(handle); got != want {
+			t.Errorf("the snapshot %s is of namespace %q, want %q", handle, got, want)
+		}
 	}
 }
 
@@ -176,20 +296,23 @@ func TestANodeAndANamespaceHaveAShareOfTheWorkers(t *testing.T) {
 		}
 	}
 	for i := range 8 {
-		take(fmt.Sprintf("n%d", i%2), "greedy", codes.OK)
+		take(fmt.Sprintf("n%d", i%4), "greedy", codes.OK)
 	}
+	take("n0", "greedy", codes.Aborted) // it has half of the node
+	take("n4", "greedy", codes.Aborted)
+	take("n0", "other", codes.OK)
+	take("n0", "", codes.OK)
 	take("n0", "other", codes.Aborted)
 	take("n0", "", codes.Aborted)
-	take("n2", "greedy", codes.Aborted)
-	take("n2", "other", codes.OK)
+	take("n4", "other", codes.OK)
 	releases[0]()
 	releases = releases[1:]
-	take("n2", "greedy", codes.OK)
+	take("n4", "greedy", codes.OK)
 	take("n0", "other", codes.OK)
 	for _, release := range releases {
 		release()
 	}
-	if len(s.nodes) > 0 || len(s.namespaces) > 0 {
-		t.Errorf("left are %v and %v", s.nodes, s.namespaces)
+	if len(s.calls) > 0 {
+		t.Errorf("left are %v", s.calls)
 	}
 }

@@ -1,13 +1,16 @@
 package controller
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotscheme "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/scheme"
 	snapshotinformers "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
 	sidecar "github.com/kubernetes-csi/external-snapshotter/v8/pkg/sidecar-controller"
@@ -19,7 +22,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 
 	"github.com/carve-csi/carve/api/leadership"
 	"github.com/carve-csi/carve/api/names"
@@ -56,14 +61,18 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
 	}
 	objects := factory.Snapshot().V1()
+	contents := objects.VolumeSnapshotContents().Informer()
+	if err := contents.AddIndexers(byHandle()); err != nil {
+		return fmt.Errorf("index VolumeSnapshotContents: %w", err)
+	}
 	controller := sidecar.NewCSISnapshotSideCarController(c.o.Snapshots, c.o.Client, names.Driver,
-		objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(), c.snapshotter(ctx), nil,
+		objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(), c.snapshotter(ctx, contents.GetIndexer()), nil,
 		snapshotTimeout, snapshotResync, "snapshot", -1, "groupsnapshot", -1, true, limiter(), false, nil, nil, limiter())
 	running, stop := context.WithCancel(ctx)
 	defer stop() // before the factory waits for its informers
 	factory.Start(running.Done())
 	var workers sync.WaitGroup
-	controller.Run(snapshotWorkers, running.Done(), &workers)
+	controller.Run(cmp.Or(c.core.workers, snapshotWorkers), running.Done(), &workers)
 	workers.Wait()
 	return nil
 }
@@ -92,11 +101,30 @@ type volumeSnapshotter struct {
 	service *csiservice.Service
 	leading context.Context //nolint:containedctx // the library's contexts know nothing of leading
 	nodeOf  func(volume string) (string, bool)
-	shares  *shares
+	// contents are the VolumeSnapshotContents, indexed by byHandle.
+	contents cache.Indexer
+	shares   *shares
 }
 
-func (c *Controller) snapshotter(leading context.Context) *volumeSnapshotter {
-	return &volumeSnapshotter{c.csiService(), leading, c.core.NodeOfVolume, newShares(snapshotWorkers)}
+func (c *Controller) snapshotter(leading context.Context, contents cache.Indexer) *volumeSnapshotter {
+	return &volumeSnapshotter{c.csiService(), leading, c.core.NodeOfVolume, contents, newShares(cmp.Or(c.core.workers, snapshotWorkers))}
+}
+
+const indexHandle = "handle"
+
+// byHandle indexes our VolumeSnapshotContents by the handles of their snapshots.
+func byHandle() cache.Indexers {
+	return cache.Indexers{indexHandle: func(obj any) ([]string, error) {
+		content, ok := obj.(*snapshotv1.VolumeSnapshotContent)
+		if !ok || content.Spec.Driver != names.Driver {
+			return nil, nil
+		}
+		handle := content.Spec.Source.SnapshotHandle
+		if content.Status != nil && content.Status.SnapshotHandle != nil { // as the library chooses
+			handle = content.Status.SnapshotHandle
+		}
+		return []string{ptr.Deref(handle, "")}, nil
+	}}
 }
 
 var _ snapshotter.Snapshotter = (*volumeSnapshotter)(nil)
@@ -157,9 +185,28 @@ func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, id string, _ 
 	return s.GetReadyToUse(), s.GetCreationTime().AsTime(), s.GetSizeBytes(), "", nil
 }
 
-// takeShare begins a call about a snapshot, of which the library does not say in which namespace
-// it is.
-func (v *volumeSnapshotter) takeShare(id string) (release func(), err error) {
-	node, _, _ := spec.ParseSnapshotHandle(id)
-	return v.shares.take(node, "")
+// takeShare begins a call about a snapshot. The library does not say in which namespace that is: its
+// VolumeSnapshotContent does, which is there until the call has succeeded.
+func (v *volumeSnapshotter) takeShare(handle string) (release func(), err error) {
+	node, _, _ := spec.ParseSnapshotHandle(handle)
+	return v.shares.take(node, v.namespaceOf(handle))
+}
+
+// namespaceOf is that of the VolumeSnapshot that has the handle, or "" where none does. Of several,
+// which only an administrator can make, it is the first.
+func (v *volumeSnapshotter) namespaceOf(handle string) string {
+	contents, err := v.contents.ByIndex(indexHandle, handle)
+	if err != nil {
+		return ""
+	}
+	first := ""
+	for _, obj := range contents {
+		if content, ok := obj.(*snapshotv1.VolumeSnapshotContent); ok {
+			namespace := content.Spec.VolumeSnapshotRef.Namespace
+			if first == "" || namespace < first {
+				first = namespace
+			}
+		}
+	}
+	return first
 }

@@ -47,12 +47,22 @@ const snapshotClass = "carve"
 // takeSnapshot takes snapshot "s" of claim "source".
 func takeSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterface) {
 	t.Helper()
-	class, from := snapshotClass, "source"
-	snapshot := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: snapshotv1.VolumeSnapshotSpec{
-		VolumeSnapshotClassName: &class, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &from}}}
+	askForSnapshot(t, snapshots, "s", "source")
+	waitSnapshot(t, snapshots, "s")
+}
+
+func askForSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterface, name, claim string) {
+	t.Helper()
+	class := snapshotClass
+	snapshot := &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: snapshotv1.VolumeSnapshotSpec{
+		VolumeSnapshotClassName: &class, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim}}}
 	must.Get(snapshots.Create(t.Context(), snapshot, metav1.CreateOptions{}))(t)
-	waittest.Until(t, "snapshot is ready", func() bool {
-		now, err := snapshots.Get(t.Context(), "s", metav1.GetOptions{})
+}
+
+func waitSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterface, name string) {
+	t.Helper()
+	waittest.Until(t, "snapshot "+name+" is ready", func() bool {
+		now, err := snapshots.Get(t.Context(), name, metav1.GetOptions{})
 		return err == nil && now.Status != nil && now.Status.ReadyToUse != nil && *now.Status.ReadyToUse
 	})
 }

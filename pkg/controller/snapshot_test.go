@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/spec"
@@ -36,10 +37,13 @@ func restoreOf(snapshot string) func(*v1.PersistentVolumeClaim) {
 	}
 }
 
+// noContents are the VolumeSnapshotContents of a cluster that has none.
+func noContents() cache.Indexer { return cache.NewIndexer(cache.MetaNamespaceKeyFunc, byHandle()) }
+
 // takeSnapshot does what the library does, and returns the handle.
 func (h *harness) takeSnapshot(name, volume string) (handle string, err error) {
 	h.t.Helper()
-	_, handle, at, size, ready, err := h.c.snapshotter(h.t.Context()).CreateSnapshot(h.t.Context(), "snapshot-uid-"+name, volume, map[string]string{
+	_, handle, at, size, ready, err := h.c.snapshotter(h.t.Context(), noContents()).CreateSnapshot(h.t.Context(), "snapshot-uid-"+name, volume, map[string]string{
 		utils.PrefixedVolumeSnapshotNameKey: name, utils.PrefixedVolumeSnapshotNamespaceKey: "default"}, nil)
 	if err == nil && (at.IsZero() || size != 100*mib || !ready) {
 		h.t.Errorf("snapshot of %d bytes at %s, ready: %v", size, at, ready)
@@ -92,7 +96,7 @@ func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
 	if v := n2.Volumes()["pvc-uid-c"]; v.GetSource().GetSnapshotId() != snapshot.GetId() || v.GetSizeBytes() != 200*mib {
 		t.Errorf("restored %v", v)
 	}
-	library := h.c.snapshotter(t.Context())
+	library := h.c.snapshotter(t.Context(), noContents())
 	if ready, at, size, _, err := library.GetSnapshotStatus(t.Context(), handle, nil); !ready || at.IsZero() || size != 100*mib || err != nil {
 		t.Errorf("status: %v, %s, %d, %v", ready, at, size, err)
 	}

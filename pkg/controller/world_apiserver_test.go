@@ -104,13 +104,19 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 	t.Helper()
 	w := &world{client: client, nodes: map[string]*lvmdfake.Server{}}
 	for _, name := range []string{"n1", "n2"} {
-		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}, Status: forPods()}
-		must.Get(client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
-		t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
-		w.nodes[name] = lvmdfake.New(name, lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
+		w.node(t, name, lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	}
 	t.Cleanup(func() { logPlacement(t, w.client, w.namespace) })
 	return w
+}
+
+// node adds a node before something acts.
+func (w *world) node(t *testing.T, name string, class lvmdfake.Class) {
+	t.Helper()
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}, Status: forPods()}
+	must.Get(w.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
+	t.Cleanup(func() { _ = w.client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	w.nodes[name] = lvmdfake.New(name, class)
 }
 
 // forPods is what nodes have for Pods that tolerate everything, which the scheduler may

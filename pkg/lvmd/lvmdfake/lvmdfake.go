@@ -42,6 +42,8 @@ type Hooks struct {
 	BeforeExpand func(context.Context, *lvmdv1.ExpandVolumeRequest) error
 	// BeforeSnapshot delays or fails a snapshot before it has any effect.
 	BeforeSnapshot func(context.Context, *lvmdv1.CreateSnapshotRequest) error
+	// BeforeDeleteSnapshot delays or fails the deletion of a snapshot before it has any effect.
+	BeforeDeleteSnapshot func(context.Context, *lvmdv1.DeleteSnapshotRequest) error
 	// BeforeModify delays or fails a change before it has any effect.
 	BeforeModify func(context.Context, *lvmdv1.ModifyVolumeRequest) error
 	// Device makes the device of a volume that is created, or grows it, before any caller sees the

@@ -65,7 +65,10 @@ func (s *Server) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotReq
 }
 
 // DeleteSnapshot implements the service.
-func (s *Server) DeleteSnapshot(_ context.Context, r *lvmdv1.DeleteSnapshotRequest) (*lvmdv1.DeleteSnapshotResponse, error) {
+func (s *Server) DeleteSnapshot(ctx context.Context, r *lvmdv1.DeleteSnapshotRequest) (*lvmdv1.DeleteSnapshotResponse, error) {
+	if err := before(ctx, s.Hooks().BeforeDeleteSnapshot, r); err != nil {
+		return nil, err
+	}
 	unlock, err := s.begin()
 	if err != nil {
 		return nil, err
