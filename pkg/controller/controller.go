@@ -281,7 +281,7 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 func (c *Controller) reportRefused(view *fleet.View) {
 	if node, err := c.core.NodeLister.Get(view.Node); err == nil {
 		c.core.Recorder.Event(node, v1.EventTypeWarning, cluster.ReasonReportRefused, view.Refused+
-			"; nothing is provisioned on the node until it reports less. Look for what made so many volumes there, or for an agent that is not Carve's")
+			"; nothing is provisioned on the node until its report can be taken in. Look for what made so many volumes there, or for an agent that is not Carve's")
 	}
 }
 

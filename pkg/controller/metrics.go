@@ -82,7 +82,7 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "refused_nodes",
-			Help: "Nodes whose report this replica refuses: more than 20,000 volumes, 256 device classes or 16 MiB. Nothing is provisioned there."}, refused),
+			Help: "Nodes whose report this replica refuses: more than 20,000 volumes, 256 device classes or 16 MiB, or an id or name that cannot be one. Nothing is provisioned there."}, refused),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "reservations",
 			Help: "Claims with a selected node that does not report their volume yet."}, reservations))
 	for _, cause := range []string{cluster.CauseAway, cluster.CauseFailing} {

@@ -2,12 +2,10 @@ package fleet
 
 import (
 	"fmt"
-	"strings"
 
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // the codec that the readers add to
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -33,26 +31,27 @@ const (
 	// may have a hundred calls to answer at once. The largest answer is a page of snapshots.
 	maxAnswerBytes  = 512 << 10
 	maxAnswerFields = 20_000
-	// maxText bounds, in bytes, each text of a node that is shown to people: the message of an
-	// error and that of a condition. What is longer is cut.
-	maxText = 1 << 10
 	// reportsPerSecond and reportsAtOnce bound how often a node's report is taken in: each
 	// time takes the processor for as long as the node has volumes.
 	reportsPerSecond = 100
 	reportsAtOnce    = 200
 )
 
-// ReportRefusedError says that a node reported more than a node can hold. Its report
-// is not taken in.
+// ReportRefusedError says that a node reported more than a node can hold, or what cannot be. Its
+// report is not taken in.
 type ReportRefusedError struct {
 	Node string
-	// What is too much, Most is what is allowed of it.
-	What string
-	Most int
+	// Why is a sentence without its end.
+	Why string
 }
 
 func (e *ReportRefusedError) Error() string {
-	return fmt.Sprintf("the report of node %s is refused: it has more %s than the %d that are allowed", e.Node, e.What, e.Most)
+	return fmt.Sprintf("the report of node %s is refused: %s", e.Node, e.Why)
+}
+
+// tooMuch refuses a report that has more of something than is allowed.
+func tooMuch(node, what string, most int) *ReportRefusedError {
+	return &ReportRefusedError{Node: node, Why: fmt.Sprintf("it has more %s than the %d that are allowed", what, most)}
 }
 
 // boundedReader refuses reports that have too many parts before they are decoded. It
@@ -72,7 +71,7 @@ func newBoundedReader(node string) *boundedReader {
 func (r *boundedReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	if _, ok := message.(*lvmdv1.WatchResponse); ok {
 		if what, most := tooMany(encoded.Materialize()); what != "" {
-			r.refused = &ReportRefusedError{Node: r.node, What: what, Most: most}
+			r.refused = tooMuch(r.node, what, most)
 			return r.refused
 		}
 	}
@@ -125,67 +124,37 @@ func countFields(encoded []byte, message protoreflect.MessageDescriptor, byNumbe
 	return count
 }
 
-// answerReader refuses answers that have too many fields before they are decoded.
+// answerReader refuses answers that have too many fields before they are decoded, and bounds the
+// texts of the others.
 type answerReader struct{ encoding.CodecV2 }
 
 // Unmarshal implements encoding.CodecV2.
 func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
-	if m, ok := message.(proto.Message); ok {
-		if fields := countFields(encoded.Materialize(), m.ProtoReflect().Descriptor(), nil); fields > maxAnswerFields {
-			return fmt.Errorf("the answer has %d fields, more than the %d that are allowed", fields, maxAnswerFields)
-		}
+	m, ok := message.(proto.Message)
+	if !ok {
+		return r.CodecV2.Unmarshal(encoded, message)
 	}
-	return r.CodecV2.Unmarshal(encoded, message)
-}
-
-// withShortText returns the error that a node answered with, its message cut to what may be shown.
-func withShortText(err error) error {
-	s, ok := status.FromError(err)
-	if !ok || len(s.Message()) <= maxText {
+	if fields := countFields(encoded.Materialize(), m.ProtoReflect().Descriptor(), nil); fields > maxAnswerFields {
+		return fmt.Errorf("the answer has %d fields, more than the %d that are allowed", fields, maxAnswerFields)
+	}
+	if err := r.CodecV2.Unmarshal(encoded, message); err != nil {
 		return err
 	}
-	short := s.Proto()
-	short.Message = cut(short.GetMessage())
-	return status.ErrorProto(short)
-}
-
-// cutConditions cuts the messages of a report that are too long to be shown. The report is
-// not shared yet.
-func cutConditions(r *lvmdv1.WatchResponse) {
-	for _, class := range r.GetClasses() {
-		cutMessages(class.GetConditions())
+	if err := boundTexts(m).refused; err != nil {
+		return fmt.Errorf("the answer has no valid %w", err)
 	}
-	for _, vol := range r.GetVolumes() {
-		cutMessages(vol.GetConditions())
-		cutMessages(vol.GetFound())
-	}
-}
-
-func cutMessages(conditions []*lvmdv1.Condition) {
-	for _, c := range conditions {
-		if len(c.GetMessage()) > maxText {
-			c.Message = cut(c.GetMessage())
-		}
-	}
-}
-
-// cut returns the first maxText bytes of a text, without a part of a character at the end.
-func cut(text string) string {
-	if len(text) <= maxText {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxText], "") + " …"
+	return nil
 }
 
 // exceeds returns of what a view has too much, or nothing.
 func (v *View) exceeds() *ReportRefusedError {
 	switch {
 	case len(v.Volumes) > MaxVolumes:
-		return &ReportRefusedError{Node: v.Node, What: "volumes", Most: MaxVolumes}
+		return tooMuch(v.Node, "volumes", MaxVolumes)
 	case len(v.Classes) > MaxClasses:
-		return &ReportRefusedError{Node: v.Node, What: "device classes", Most: MaxClasses}
+		return tooMuch(v.Node, "device classes", MaxClasses)
 	case v.bytes > maxReportBytes:
-		return &ReportRefusedError{Node: v.Node, What: "bytes of volumes and device classes", Most: maxReportBytes}
+		return tooMuch(v.Node, "bytes of volumes and device classes", maxReportBytes)
 	}
 	return nil
 }

@@ -103,7 +103,7 @@ type observed struct {
 // Invoke makes a call. One that found the session retired was not made, and is not reported.
 func (o observed) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
 	begin := time.Now()
-	err := o.Session.Invoke(ctx, method, args, reply, options...)
+	err := boundError(o.Session.Invoke(ctx, method, args, reply, options...))
 	if o.onCall != nil && !errors.Is(err, uplink.ErrSessionClosed) {
 		o.onCall(method, err, time.Since(begin))
 	}
@@ -124,7 +124,7 @@ func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
 		res, err := method(lvmdv1.NewLVMDClient(observed{s, f.onCall}), ctx, r,
 			grpc.MaxCallRecvMsgSize(maxAnswerBytes), grpc.ForceCodecV2(answerReader{encoding.GetCodecV2("proto")}))
 		if !errors.Is(err, uplink.ErrSessionClosed) {
-			return res, withShortText(err)
+			return res, err
 		}
 	}
 	return nil, &NotConnectedError{Node: node}

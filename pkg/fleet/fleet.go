@@ -193,6 +193,7 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 	}
 	// A node that reports faster is read more slowly; lvmd then sums up what changed.
 	limit := rate.NewLimiter(reportsPerSecond, reportsAtOnce)
+	leftOut := rate.Sometimes{Interval: time.Minute}
 	for first := true; ; first = false {
 		if err := limit.Wait(ctx); err != nil {
 			return reported, err
@@ -202,15 +203,23 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 			return reported, f.refuse(n, s, reader.refused)
 		}
 		if status.Code(err) == codes.ResourceExhausted && Reason(err) == "" { // gRPC's own, not lvmd's
-			return reported, f.refuse(n, s, &ReportRefusedError{Node: n.name, What: "bytes in one message", Most: maxReportBytes})
+			return reported, f.refuse(n, s, tooMuch(n.name, "bytes in one message", maxReportBytes))
 		}
 		if err != nil {
-			return reported, err
+			return reported, boundError(err)
 		}
 		if r.GetEpoch() == "" || first && !r.GetFull() {
 			return reported, status.Error(codes.Internal, "lvmd's stream does not begin with its full state")
 		}
-		cutConditions(r)
+		bounded := boundTexts(r)
+		if bounded.refused != nil {
+			return reported, f.refuse(n, s, &ReportRefusedError{Node: n.name, Why: bounded.refused.Error()})
+		}
+		if bounded.leftOut != nil {
+			leftOut.Do(func() {
+				f.log.Warn("a text that a node reported is left out", "node", n.name, "error", bounded.leftOut)
+			})
+		}
 		applied := true
 		var refused *ReportRefusedError
 		f.change(n, s, func(view *View) *View {

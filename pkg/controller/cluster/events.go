@@ -91,7 +91,7 @@ var EventReasons = []EventReason{
 	{ReasonVolumeRecovered, v1.EventTypeNormal, "claim, and the Pods that use it; of an inline volume its Pod", "The conditions that the message names are over.", ""},
 	{ReasonVolumeEmptied, v1.EventTypeWarning, "claim, PersistentVolume, and the Pods that use it; of an inline volume its Pod", "An encrypted volume with an ephemeral key is empty after a restart of its node.",
 		"None: [that is what the key is for](../how-to/encryption.md#ephemeral-keys). Fill it again."},
-	{ReasonReportRefused, v1.EventTypeWarning, "node", "The node reports more than a node can hold (20,000 volumes, 256 device classes or 16 MiB). Nothing is provisioned there.",
+	{ReasonReportRefused, v1.EventTypeWarning, "node", "The node reports more than a node can hold (20,000 volumes, 256 device classes or 16 MiB), or an id or name that cannot be one. Nothing is provisioned there.",
 		"Reduce what the message names."},
 	{ReasonHeldBack, v1.EventTypeWarning, "node", "Creating volumes fails there. The capacity of the device class is published as zero for a while.",
 		"[Read why](../how-to/troubleshooting.md#a-nodes-capacity-is-zero)."},
