@@ -31,6 +31,10 @@ const (
 	// may have a hundred calls to answer at once. The largest answer is a page of snapshots.
 	maxAnswerBytes  = 512 << 10
 	maxAnswerFields = 20_000
+	// decodedAnswers and decodedReports bound how many of all nodes' messages are decoded at a time:
+	// each takes many times its length meanwhile, and any number of nodes may send at once.
+	decodedAnswers = 16
+	decodedReports = 4
 	// reportsPerSecond and reportsAtOnce bound how often a node's report is taken in: each
 	// time takes the processor for as long as the node has volumes.
 	reportsPerSecond = 100
@@ -54,21 +58,22 @@ func tooMuch(node, what string, most int) *ReportRefusedError {
 	return &ReportRefusedError{Node: node, Why: fmt.Sprintf("it has more %s than the %d that are allowed", what, most)}
 }
 
+// protoCodec is gRPC's own, which the readers add to.
+var protoCodec = encoding.GetCodecV2("proto")
+
 // boundedReader refuses reports that have too many parts before they are decoded. It
 // is for one stream: what it refused is kept, because gRPC passes on only the text of
 // a codec's error.
 type boundedReader struct {
 	encoding.CodecV2
-	node    string
-	refused *ReportRefusedError
-}
-
-func newBoundedReader(node string) *boundedReader {
-	return &boundedReader{CodecV2: encoding.GetCodecV2("proto"), node: node}
+	decoding places
+	node     string
+	refused  *ReportRefusedError
 }
 
 // Unmarshal implements encoding.CodecV2.
 func (r *boundedReader) Unmarshal(encoded mem.BufferSlice, message any) error {
+	defer r.decoding.take()()
 	if _, ok := message.(*lvmdv1.WatchResponse); ok {
 		if what, most := tooMany(encoded.Materialize()); what != "" {
 			r.refused = tooMuch(r.node, what, most)
@@ -126,10 +131,14 @@ func countFields(encoded []byte, message protoreflect.MessageDescriptor, byNumbe
 
 // answerReader refuses answers that have too many fields before they are decoded, and bounds the
 // texts of the others.
-type answerReader struct{ encoding.CodecV2 }
+type answerReader struct {
+	encoding.CodecV2
+	decoding places
+}
 
 // Unmarshal implements encoding.CodecV2.
 func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
+	defer r.decoding.take()()
 	m, ok := message.(proto.Message)
 	if !ok {
 		return r.CodecV2.Unmarshal(encoded, message)
@@ -144,6 +153,20 @@ func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 		return fmt.Errorf("the answer has no valid %w", err)
 	}
 	return nil
+}
+
+// unread drops answers of which nothing is wanted.
+type unread struct{ encoding.CodecV2 }
+
+// Unmarshal implements encoding.CodecV2.
+func (unread) Unmarshal(mem.BufferSlice, any) error { return nil }
+
+// places are those for messages that are decoded at a time. Who has one waits for nothing.
+type places chan struct{}
+
+func (p places) take() (leave func()) {
+	p <- struct{}{}
+	return func() { <-p }
 }
 
 // exceeds returns of what a view has too much, or nothing.

@@ -117,6 +117,19 @@ func TestAnAnswerThatIsTooLargeIsRefusedAndTheCallMayHaveHappened(t *testing.T) 
 	must.Get(h.GetVolumeByName(testContext(t), "n", "small"))(t)
 }
 
+// A new leader asks all nodes at once for their classes, to learn of it.
+func TestTheAnswerToANewLeaderIsBoundedAndNotDecoded(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	s.SetClass("local", gib, make([]*lvmdv1.Condition, 500_000)...)
+	if err := h.Announce(testContext(t), "n"); status.Code(err) != codes.ResourceExhausted || !fleet.MayHaveHappened(err) {
+		t.Errorf("an answer of a megabyte: %v", err)
+	}
+	// Decoded, this would have too many parts.
+	s.SetClass("local", gib, make([]*lvmdv1.Condition, 50_000)...)
+	must.Succeed(t, h.Announce(testContext(t), "n"))
+}
+
 // Small parts of an answer take much more memory than they are long.
 func TestAnAnswerThatHasTooManyPartsIsRefusedAndTheCallMayHaveHappened(t *testing.T) {
 	h := newHarness(t)

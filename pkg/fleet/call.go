@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/encoding"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/uplink"
@@ -88,9 +87,9 @@ func (f *Fleet) SetReservations(ctx context.Context, node string, r *lvmdv1.SetR
 
 // Announce makes a call on a node that changes nothing, for the node to learn of the
 // leadership that the context carries: from then on it refuses the changes of an earlier
-// leader.
+// leader. Its answer, which every node may be asked for at once, is not decoded.
 func (f *Fleet) Announce(ctx context.Context, node string) error {
-	_, err := call(ctx, f, node, &lvmdv1.ListClassesRequest{}, lvmdv1.LVMDClient.ListClasses)
+	_, err := call(ctx, f, node, &lvmdv1.ListClassesRequest{}, lvmdv1.LVMDClient.ListClasses, grpc.ForceCodecV2(unread{protoCodec}))
 	return err
 }
 
@@ -115,14 +114,15 @@ func (o observed) Invoke(ctx context.Context, method string, args, reply any, op
 // of more than maxAnswerBytes is refused with gRPC's ResourceExhausted, one of more than
 // maxAnswerFields with its Internal.
 func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
-	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error)) (*Res, error) {
+	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error), options ...grpc.CallOption) (*Res, error) {
+	options = append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(maxAnswerBytes),
+		grpc.ForceCodecV2(answerReader{protoCodec, f.answers})}, options...)
 	for range 3 {
 		s, err := f.current(node)
 		if err != nil {
 			return nil, err
 		}
-		res, err := method(lvmdv1.NewLVMDClient(observed{s, f.onCall}), ctx, r,
-			grpc.MaxCallRecvMsgSize(maxAnswerBytes), grpc.ForceCodecV2(answerReader{encoding.GetCodecV2("proto")}))
+		res, err := method(lvmdv1.NewLVMDClient(observed{s, f.onCall}), ctx, r, options...)
 		if !errors.Is(err, uplink.ErrSessionClosed) {
 			return res, err
 		}

@@ -54,6 +54,8 @@ type Fleet struct {
 	ctx    context.Context // ends all watches
 	cancel context.CancelFunc
 	work   sync.WaitGroup
+	// answers and reports are places for what is decoded.
+	answers, reports places
 
 	mu     sync.Mutex
 	nodes  map[string]*node
@@ -82,7 +84,7 @@ func New(o Options) *Fleet {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Fleet{
 		onChange: o.OnChange, onForget: o.OnForget, onCall: o.OnCall, log: o.Log.With("component", "fleet"),
-		ctx: ctx, cancel: cancel,
+		ctx: ctx, cancel: cancel, answers: make(places, decodedAnswers), reports: make(places, decodedReports),
 		nodes: map[string]*node{}, byName: map[string]map[string]struct{}{},
 	}
 }
@@ -185,7 +187,7 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 	defer cancel()
 	// The full state, always: a session that is lost loses no more than one such
 	// message, and a view that is whole each time cannot have missed anything.
-	reader := newBoundedReader(n.name)
+	reader := &boundedReader{CodecV2: protoCodec, decoding: f.reports, node: n.name}
 	stream, err := lvmdv1.NewLVMDClient(s).Watch(ctx, &lvmdv1.WatchRequest{},
 		grpc.ForceCodecV2(reader), grpc.MaxCallRecvMsgSize(maxReportBytes))
 	if err != nil {
