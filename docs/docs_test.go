@@ -32,6 +32,7 @@ import (
 	"github.com/carve-csi/carve/pkg/kubectl"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/ops"
 )
 
 // root is the folder of the repository.
@@ -476,12 +477,12 @@ func wholeConfiguration(document map[string]any, content string) string {
 
 func TestEveryMetricExists(t *testing.T) {
 	exist := map[string]bool{}
-	for _, rows := range [][][]string{describe(lvmd.NewMetrics().Registry.Describe), describe(driver.NewMetrics().Registry.Describe), describe(controller.DescribeMetrics), describe(podbinder.DescribeMetrics)} {
+	for _, rows := range [][][]string{describe(lvmd.NewMetrics().Registry.Describe), describe(driver.NewMetrics().Registry.Describe), describe(controller.DescribeMetrics), describe(podbinder.DescribeMetrics), describe(ops.DescribeMetrics)} {
 		for _, row := range rows {
 			exist[strings.Trim(row[0], "`")] = true
 		}
 	}
-	named := regexp.MustCompile(`\b(?:carve_(?:lvmd|node|controller|binder)|csi_(?:plugin|sidecar))_[a-z_]*[a-z]\b`)
+	named := regexp.MustCompile(`\b(?:carve_(?:lvmd|node|controller|binder|ops)|csi_(?:plugin|sidecar))_[a-z_]*[a-z]\b`)
 	found := 0
 	check := func(path string, content []byte) {
 		for _, name := range named.FindAllString(string(content), -1) {

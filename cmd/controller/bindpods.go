@@ -49,7 +49,7 @@ func newBindPodsCommand() *cobra.Command {
 		group.Go(func() error { return binder.Run(ctx) })
 		group.Go(func() error { return extender.ServeBind(ctx, listen, extender.NewBind(binder, log), log) })
 		group.Go(func() error {
-			return ops.Serve(ctx, ops.Options{Address: opsListen, MetricsTokenFile: metricsTokenFile, Gatherer: registry,
+			return ops.Serve(ctx, ops.Options{Address: opsListen, MetricsTokenFile: metricsTokenFile, Registry: registry,
 				Ready: binder.Ready, Log: log})
 		})
 		return group.Wait()

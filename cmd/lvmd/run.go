@@ -199,7 +199,7 @@ func serve(ctx context.Context, f flags, log *slog.Logger, service *lvmd.Service
 	group.Go(func() error {
 		return ops.Serve(ctx, ops.Options{
 			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile,
-			Gatherer: metrics.Registry, Ready: service.Ready, Log: log,
+			Registry: metrics.Registry, Ready: service.Ready, Log: log,
 		})
 	})
 	if f.controller != "" {

@@ -178,7 +178,7 @@ func run(ctx context.Context, o options) error {
 		return ops.Serve(ctx, ops.Options{
 			Address:          o.opsListen,
 			MetricsTokenFile: o.metricsTokenFile,
-			Gatherer:         metrics.Registry,
+			Registry:         metrics.Registry,
 			Healthy:          plugin.Healthy,
 			Ready: func(ctx context.Context) error {
 				return errors.Join(registration.Registered(), lvmdAnswers(ctx))

@@ -14,8 +14,8 @@ import (
 const (
 	// rememberFor is how long an address is known after Remember: it may be another's by then.
 	rememberFor = 24 * time.Hour
-	// maxKnown bounds how many addresses are known.
-	maxKnown = 16384
+	// maxRemembered bounds how many addresses are remembered.
+	maxRemembered = 16384
 )
 
 // Reason says which limit a connection would have exceeded.
@@ -28,21 +28,29 @@ const (
 	ReasonTotal   Reason = "total"
 )
 
+// ReasonNames are all of them.
+func ReasonNames() []string {
+	return []string{string(ReasonAddress), string(ReasonNetwork), string(ReasonTotal)}
+}
+
 // Limiter counts connections. Its methods may be called concurrently. Its fields must be
 // set before use.
 type Limiter struct {
 	// Total, PerAddress and PerNetwork are the most that there may be in all, of one address, and
 	// of one /64 of IPv6. One machine may have all addresses of a /64, or all nodes may be in it.
 	Total, PerAddress, PerNetwork int
-	// Kept is how many of Total are kept for known addresses, which do not count in PerNetwork.
-	Kept int
+	// Kept is how many of Total are kept for known addresses, which do not count in PerNetwork: those
+	// that Remember was called with, and those that Known returns true for, unless it is nil.
+	Kept  int
+	Known func(netip.Addr) bool
 
 	mu        sync.Mutex
 	total     int
 	unknown   int // of total, those of addresses that are not known
 	byAddress map[netip.Addr]int
-	byNetwork map[netip.Prefix]int     // of unknown
-	known     map[netip.Addr]time.Time // when each was last remembered
+	byNetwork map[netip.Prefix]int // of unknown
+	// remembered has when each address was last remembered.
+	remembered map[netip.Addr]time.Time
 }
 
 // Place is what a connection has until its End.
@@ -56,10 +64,11 @@ type Place struct {
 // Begin counts a connection of that peer, or returns no place and why there is none.
 func (l *Limiter) Begin(peer net.Addr) (*Place, Reason) {
 	address := addressOf(peer)
+	expected := l.Known != nil && l.Known(address)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last, known := l.known[address]
-	p := &Place{limiter: l, address: address, unknown: !known || time.Since(last) > rememberFor}
+	last, remembered := l.remembered[address]
+	p := &Place{limiter: l, address: address, unknown: !expected && (!remembered || time.Since(last) > rememberFor)}
 	switch {
 	case l.byAddress[address] >= l.PerAddress:
 		return nil, ReasonAddress
@@ -109,19 +118,19 @@ func (l *Limiter) Remember(peer net.Addr) {
 	address := addressOf(peer)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.known == nil {
-		l.known = map[netip.Addr]time.Time{}
+	if l.remembered == nil {
+		l.remembered = map[netip.Addr]time.Time{}
 	}
-	if _, known := l.known[address]; !known && len(l.known) >= maxKnown {
+	if _, again := l.remembered[address]; !again && len(l.remembered) >= maxRemembered {
 		oldest := address
-		for a, last := range l.known {
-			if oldest == address || last.Before(l.known[oldest]) {
+		for a, last := range l.remembered {
+			if oldest == address || last.Before(l.remembered[oldest]) {
 				oldest = a
 			}
 		}
-		delete(l.known, oldest)
+		delete(l.remembered, oldest)
 	}
-	l.known[address] = time.Now()
+	l.remembered[address] = time.Now()
 }
 
 // addressOf is what a peer is counted by. Peers without an address, as those of a Unix socket, are
@@ -138,12 +147,15 @@ func networkOf(address netip.Addr) netip.Prefix {
 }
 
 // Listener returns a listener that closes the connections at once that are beyond the
-// limit. The others count until they are closed.
-func (l *Limiter) Listener(inner net.Listener) net.Listener { return &listener{inner, l} }
+// limit, and calls rejected with them. The others count until they are closed.
+func (l *Limiter) Listener(inner net.Listener, rejected func(net.Addr, Reason)) net.Listener {
+	return &listener{inner, l, rejected}
+}
 
 type listener struct {
 	net.Listener
-	limit *Limiter
+	limit    *Limiter
+	rejected func(net.Addr, Reason)
 }
 
 func (l *listener) Accept() (net.Conn, error) {
@@ -152,10 +164,12 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if place, _ := l.limit.Begin(c.RemoteAddr()); place != nil {
+		place, reason := l.limit.Begin(c.RemoteAddr())
+		if place != nil {
 			return &conn{c, place}, nil
 		}
 		_ = c.Close()
+		l.rejected(c.RemoteAddr(), reason)
 	}
 }
 

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/carve-csi/carve/pkg/logging/logtest"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -62,6 +64,47 @@ func TestConnectionsAreCountedByAddressByNetworkAndInAll(t *testing.T) {
 	}
 }
 
+func TestExpectedAddressesAreKnownWithoutALink(t *testing.T) {
+	agent := netip.MustParseAddr("2001:db8::1")
+	l := Limiter{Total: 3, PerAddress: 2, PerNetwork: 1, Kept: 1, Known: func(a netip.Addr) bool { return a == agent }}
+	for _, step := range []struct {
+		ip   string
+		got  int
+		full Reason
+	}{
+		{"2001:db8::2", 1, ReasonNetwork},
+		{"10.0.0.1", 1, ReasonTotal},
+		{"2001:db8::1", 1, ReasonTotal}, // of those that are kept
+	} {
+		if places, why := fill(&l, step.ip); len(places) != step.got || why != step.full {
+			t.Errorf("%s has %d places until %q, want %d until %q", step.ip, len(places), why, step.got, step.full)
+		}
+	}
+}
+
+func TestRejectionsAreLoggedOfEachReasonUpToARate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var records logtest.Recorder
+		l := Log{Logger: records.Logger(), Message: "refused"}
+		logged := func(reason string) int {
+			return len(records.Find(func(r logtest.Record) bool { return r.Message == "refused" && r.Attributes["reason"] == reason }))
+		}
+		for range 1000 {
+			l.Reject(peer("10.0.0.1"), "address", nil)
+		}
+		l.Reject(peer("10.0.0.2"), "total", errors.New("x"))
+		if n, other := logged("address"), logged("total"); n != 100 || other != 1 {
+			t.Errorf("%d and %d are logged, want 100 and 1", n, other)
+		}
+		time.Sleep(time.Second)
+		l.Reject(peer("10.0.0.3"), "address", nil)
+		last := records.Find(func(r logtest.Record) bool { return r.Attributes["remote"] == "10.0.0.3:1" })
+		if len(last) != 1 || fmt.Sprint(last[0].Attributes["others"]) != "900" {
+			t.Errorf("a second later: %v, want one that says that 900 others were not logged", last)
+		}
+	})
+}
+
 func TestAnAddressIsKnownForADay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limiter{Total: 1, PerAddress: 1, PerNetwork: 1, Kept: 1}
@@ -82,12 +125,12 @@ func TestAnAddressIsKnownForADay(t *testing.T) {
 func TestKnownAddressesAreBoundedAndTheOldestIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limiter{}
-		for i := range maxKnown + 1 {
+		for i := range maxRemembered + 1 {
 			l.Remember(peer(fmt.Sprintf("10.0.%d.%d", i/256, i%256)))
 			time.Sleep(time.Millisecond)
 		}
-		if _, ok := l.known[addressOf(peer("10.0.0.0"))]; ok || len(l.known) != maxKnown {
-			t.Errorf("%d addresses are known, the oldest among them: %t", len(l.known), ok)
+		if _, ok := l.remembered[addressOf(peer("10.0.0.0"))]; ok || len(l.remembered) != maxRemembered {
+			t.Errorf("%d addresses are known, the oldest among them: %t", len(l.remembered), ok)
 		}
 	})
 }
@@ -97,7 +140,7 @@ func serve(t *testing.T, l *Limiter) (address string) {
 	t.Helper()
 	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = inner.Close() })
-	limited := l.Listener(inner)
+	limited := l.Listener(inner, func(net.Addr, Reason) {})
 	go func() {
 		for {
 			c, err := limited.Accept()

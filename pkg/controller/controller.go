@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/audit"
@@ -187,6 +188,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.core.owner.Start(ctx.Done())
 
 	group, ctx := errgroup.WithContext(ctx)
+	agents, err := trust.NewAgents(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount)
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { agents.Run(ctx); return nil })
 	store := trust.NewStore(c.o.Client, c.o.Namespace, c.o.UplinkHost, c.o.Log)
 	trusted := make(chan struct{})
 	group.Go(func() error { store.Run(ctx, trusted); return nil })
@@ -199,7 +205,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		group.Go(func() error { return c.serveUplink(ctx, lis, store) })
+		group.Go(func() error { return c.serveUplink(ctx, lis, store, agents) })
 		if c.o.CSISocket != "" {
 			group.Go(func() error { return c.serveCSI(ctx) })
 		}
@@ -232,12 +238,23 @@ func (c *Controller) findClusterID(ctx context.Context) error {
 	return nil
 }
 
-func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store) error {
+// agentsTimeout bounds how long nodes wait for their agents' addresses to be known.
+const agentsTimeout = 10 * time.Second
+
+func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store, agents *trust.Agents) error {
+	// After a restart all nodes dial at once, beside any Pod that does: places are kept for those that
+	// are known.
+	waiting, stop := context.WithTimeout(ctx, agentsTimeout)
+	defer stop()
+	if !cache.WaitForCacheSync(waiting.Done(), agents.Synced) && ctx.Err() == nil {
+		c.o.Log.Warn("the addresses of the node agents are not known yet, no places are kept for nodes that dial")
+	}
 	server := uplink.NewServer(uplink.ServerConfig{
 		GetCertificate: store.GetCertificate,
 		ClusterID:      c.core.ID,
 		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount).Authenticate,
 		OnSession:      c.core.Fleet.Add,
+		Known:          agents.Known,
 		OnReject:       func(reason string) { c.core.metrics.uplinkRejections.WithLabelValues(reason).Inc() },
 		Log:            c.o.Log,
 	})

@@ -37,7 +37,8 @@ func (c *Controller) serveExtender(ctx context.Context) error {
 	handler := extender.New(extender.Options{
 		Judge: c.core.ledger, Demands: c.core.demands, Seconds: c.core.metrics.extenderSeconds, Log: c.o.Log.With("component", "extender"),
 	})
-	return extender.Serve(ctx, listener, c.o.ExtenderFiles, handler, c.o.Log)
+	return extender.Serve(ctx, listener, c.o.ExtenderFiles, handler,
+		func(reason string) { c.core.metrics.extenderRejections.WithLabelValues(reason).Inc() }, c.o.Log)
 }
 
 // shadowReservations keeps the ledger's reservations on a replica that does not

@@ -33,7 +33,10 @@ type Options struct {
 	// WriteTimeout and IdleTimeout bound an answer, and the time until the next
 	// request on a connection.
 	WriteTimeout, IdleTimeout time.Duration
-	// Log gets, at level debug, what goes wrong with connections.
+	// OnReject is called for every connection that is closed at once, with one of
+	// connlimit.ReasonNames. It is called concurrently and must not block.
+	OnReject func(reason string)
+	// Log gets, at level debug, what goes wrong with connections, and those that are closed at once.
 	Log *slog.Logger
 }
 
@@ -52,7 +55,11 @@ func Serve(ctx context.Context, listener net.Listener, o Options) error {
 		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
 	limit := &connlimit.Limiter{Total: maxConnections, PerAddress: maxConnectionsPerAddress, PerNetwork: maxConnectionsPerNetwork}
-	listener = limit.Listener(listener)
+	rejections := &connlimit.Log{Logger: o.Log, Message: "connection refused: there are too many"}
+	listener = limit.Listener(listener, func(peer net.Addr, reason connlimit.Reason) {
+		o.OnReject(string(reason))
+		rejections.Reject(peer, string(reason), nil)
+	})
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()
 	select {

@@ -31,6 +31,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/carve-csi/carve/pkg/connlimit"
 	"github.com/carve-csi/carve/pkg/https"
 )
 
@@ -50,8 +51,8 @@ type Options struct {
 	// request, so it may be made or replaced at any time. Empty, or a missing or
 	// empty file, means that /metrics answers 403.
 	MetricsTokenFile string
-	// Gatherer has the metrics.
-	Gatherer prometheus.Gatherer
+	// Registry has the metrics, and gets one of the server's.
+	Registry *prometheus.Registry
 	// Healthy says why the process should be restarted, Ready why it should not
 	// be relied on yet. Nil means always. They are given probeTimeout.
 	Healthy, Ready func(context.Context) error
@@ -77,8 +78,13 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("make the certificate for health and metrics: %w", err), listener.Close())
 	}
+	rejections := newRejections()
+	if err := o.Registry.Register(rejections); err != nil {
+		return errors.Join(fmt.Errorf("prepare the metrics: %w", err), listener.Close())
+	}
 	err = https.Serve(ctx, listener, https.Options{
-		Handler: handler(o), WriteTimeout: 30 * time.Second, IdleTimeout: 60 * time.Second, Log: o.Log,
+		Handler: handler(o), WriteTimeout: 30 * time.Second, IdleTimeout: 60 * time.Second,
+		OnReject: func(reason string) { rejections.WithLabelValues(reason).Inc() }, Log: o.Log,
 		TLS: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}},
 	})
 	if err != nil {
@@ -87,11 +93,24 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	return nil
 }
 
+// DescribeMetrics sends the description of the server's metric, for the reference.
+func DescribeMetrics(ch chan<- *prometheus.Desc) { newRejections().Describe(ch) }
+
+func newRejections() *prometheus.CounterVec {
+	rejections := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "carve", Subsystem: "ops", Name: "rejections_total",
+		Help: "Connections to the server of health and metrics that were closed at once, by reason: address, network (a /64 of IPv6) and total (too many at once of one, or in all). The log has the addresses."},
+		[]string{"reason"})
+	for _, reason := range connlimit.ReasonNames() {
+		rejections.WithLabelValues(reason)
+	}
+	return rejections
+}
+
 func handler(o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(o.Healthy))
 	mux.Handle("GET /readyz", probe(o.Ready))
-	metrics := promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelError)})
+	metrics := promhttp.HandlerFor(o.Registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelError)})
 	mux.Handle("GET /metrics", authorized(o.MetricsTokenFile, metrics))
 	return mux
 }

@@ -25,7 +25,7 @@ func start(t *testing.T, o Options) string {
 	registry := prometheus.NewRegistry()
 	counter := prometheus.NewCounter(prometheus.CounterOpts{Name: "carve_test_total", Help: "A test's counter."})
 	registry.MustRegister(counter)
-	o.Gatherer = registry
+	o.Registry = registry
 	o.Log = slog.New(slog.DiscardHandler)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

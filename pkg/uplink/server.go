@@ -7,11 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -30,11 +29,15 @@ const (
 	// take what all nodes need. Nodes behind one address, as of a gateway, share it;
 	// those that are rejected dial again. A /64 of IPv6 may be one node with its Pods, or all
 	// nodes: maxHandshakesPerNetwork is what one that has all its addresses can take.
-	// keptHandshakes of them all are for addresses that had an uplink within the last day.
+	// keptHandshakes of them all are for addresses that agents are known to have, or that had an
+	// uplink within the last day.
 	maxHandshakes           = 1024
 	maxHandshakesPerAddress = 32
 	maxHandshakesPerNetwork = 128
 	keptHandshakes          = 256
+
+	// maxHelloName bounds the name and the version of a node, which are logged, in bytes.
+	maxHelloName = 253
 
 	// failureHold is how long a peer whose handshake failed still counts, so that an address
 	// cannot fail more often than maxHandshakesPerAddress in that time.
@@ -49,8 +52,7 @@ const (
 
 // RejectReasons are those that OnReject is called with: the limits per address, per /64 of IPv6 and
 // in all, a failed handshake, and credentials that are no good or could not be checked.
-var RejectReasons = []string{string(connlimit.ReasonAddress), string(connlimit.ReasonNetwork), string(connlimit.ReasonTotal),
-	reasonHandshake, reasonCredentials}
+var RejectReasons = append(connlimit.ReasonNames(), reasonHandshake, reasonCredentials)
 
 // Grant is what a Hello that was found good earns.
 type Grant struct {
@@ -67,7 +69,7 @@ type DeniedError struct {
 
 func (e *DeniedError) Error() string { return e.Reason }
 
-// ServerConfig configures the controller's end. All fields but OnReject and Log are required.
+// ServerConfig configures the controller's end. All fields but Known, OnReject and Log are required.
 type ServerConfig struct {
 	// GetCertificate returns the serving certificate, per handshake.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
@@ -79,6 +81,9 @@ type ServerConfig struct {
 	// OnSession is handed every accepted session and owns it from then on. It
 	// is called concurrently and must not block.
 	OnSession func(*Session)
+	// Known reports whether an agent is known to be at an address. It is called concurrently
+	// and must be quick. Nil: such addresses are those that had an uplink.
+	Known func(netip.Addr) bool
 	// OnReject is called for every peer that is rejected, with one of RejectReasons. It is
 	// called concurrently and must not block.
 	OnReject func(reason string)
@@ -94,8 +99,7 @@ type Server struct {
 	// handshakes are the peers that are connected and not yet accepted.
 	handshakes connlimit.Limiter
 	hold       time.Duration
-	// rejections are by reason.
-	rejections map[string]*rejection
+	rejections connlimit.Log
 
 	mu       sync.Mutex
 	sessions map[*Session]struct{}
@@ -111,22 +115,12 @@ func NewServer(c ServerConfig) *Server {
 		c: c, log: c.Log.With("component", "uplink"),
 		grace: ExpiryGrace,
 		handshakes: connlimit.Limiter{Total: maxHandshakes, PerAddress: maxHandshakesPerAddress, PerNetwork: maxHandshakesPerNetwork,
-			Kept: keptHandshakes},
-		hold:       failureHold,
-		rejections: map[string]*rejection{},
-		sessions:   map[*Session]struct{}{},
+			Kept: keptHandshakes, Known: c.Known},
+		hold:     failureHold,
+		sessions: map[*Session]struct{}{},
 	}
-	for _, reason := range RejectReasons {
-		s.rejections[reason] = &rejection{logged: rate.Sometimes{First: 100, Interval: time.Second}}
-	}
+	s.rejections.Logger, s.rejections.Message = s.log, "uplink refused"
 	return s
-}
-
-// rejection bounds how often one reason is logged.
-type rejection struct {
-	logged rate.Sometimes
-	// unlogged are those since the last that was logged, and that one.
-	unlogged atomic.Int64
 }
 
 // reject notes that a peer was rejected; err may be nil.
@@ -134,18 +128,7 @@ func (s *Server) reject(peer net.Addr, reason string, err error) {
 	if s.c.OnReject != nil {
 		s.c.OnReject(reason)
 	}
-	r := s.rejections[reason]
-	r.unlogged.Add(1)
-	r.logged.Do(func() {
-		attrs := []any{"remote", peer.String(), "reason", reason}
-		if err != nil {
-			attrs = append(attrs, "error", err)
-		}
-		if others := r.unlogged.Swap(0) - 1; others > 0 {
-			attrs = append(attrs, "others", others)
-		}
-		s.log.Warn("uplink refused", attrs...)
-	})
+	s.rejections.Reject(peer, reason, err)
 }
 
 // Serve accepts on lis until ctx is done, then closes lis and every session
@@ -247,6 +230,9 @@ func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, string,
 	hello := &lvmdv1.Hello{}
 	if err := readFrame(conn, hello); err != nil {
 		return nil, reasonHandshake, err
+	}
+	if len(hello.GetNodeName()) > maxHelloName || len(hello.GetVersion()) > maxHelloName {
+		return nil, reasonHandshake, errors.New("the name of the node or its version is too long")
 	}
 	grant, err := s.c.Authenticate(ctx, hello)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -213,6 +214,21 @@ func TestUnknownPeersDoNotKeepANodeAwayThatHadALink(t *testing.T) {
 	}
 	e.isRejected(t, ca, "127.0.0.3", "", "total") // too many for all to be logged
 	e.isWelcome(t, ca, "127.0.0.2")
+}
+
+// All nodes dial at once after the controller's restart, when no address had a link to it.
+func TestUnknownPeersDoNotKeepANodeAwayThatNeverHadALink(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	agent := netip.MustParseAddr("127.0.0.2")
+	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), func(s *Server) {
+		keepFailures(s)
+		s.handshakes.Known = func(a netip.Addr) bool { return a == agent }
+	})
+	for i := range maxHandshakes / maxHandshakesPerAddress {
+		e.occupy(t, fmt.Sprintf("127.0.1.%d", i+1), maxHandshakesPerAddress)
+	}
+	e.isRejected(t, ca, "127.0.0.3", "", "total") // too many for all to be logged
+	e.isWelcome(t, ca, agent.String())
 }
 
 func TestAPodDoesNotKeepNodesOfItsNetworkAway(t *testing.T) {

@@ -3,8 +3,8 @@
 // It owns the uplink's certificate authority (made by the controller itself,
 // kept in a Secret, published in a ConfigMap, rotated with an overlap), the
 // serving certificate that each replica makes in memory, the decision whether
-// a node's token is good, and the token that guards the metrics. It never
-// touches anything else in the API.
+// a node's token is good, the addresses that agents dial from, and the token
+// that guards the metrics. It never touches anything else in the API.
 //
 // Vocabulary:
 //

@@ -271,7 +271,7 @@ func TestServeAsksForTheSchedulersCertificateAndFollowsItsFiles(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
-		served <- Serve(ctx, listener, files, newHandler(demandsBySize), slog.New(slog.DiscardHandler))
+		served <- Serve(ctx, listener, files, newHandler(demandsBySize), func(string) {}, slog.New(slog.DiscardHandler))
 	}()
 	url := "https://" + listener.Addr().String() + "/filter"
 	args := extenderv1.ExtenderArgs{Pod: podOf("[40,40]"), NodeNames: &[]string{"small", "large"}}
@@ -314,7 +314,7 @@ func TestServeRefusesToStartWithoutUsableFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-			if err := Serve(t.Context(), listener, files, http.NotFoundHandler(), slog.New(slog.DiscardHandler)); err == nil {
+			if err := Serve(t.Context(), listener, files, http.NotFoundHandler(), func(string) {}, slog.New(slog.DiscardHandler)); err == nil {
 				t.Error("it serves")
 			}
 		})

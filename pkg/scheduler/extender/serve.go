@@ -26,13 +26,14 @@ type Files struct {
 }
 
 // Serve answers on the listener until ctx is done, then ends within
-// two seconds. It fails at once when the files cannot be used.
-func Serve(ctx context.Context, listener net.Listener, files Files, handler http.Handler, log *slog.Logger) error {
+// two seconds. It fails at once when the files cannot be used. onReject is called for connections
+// that are closed at once, as https.Options.OnReject.
+func Serve(ctx context.Context, listener net.Listener, files Files, handler http.Handler, onReject func(reason string), log *slog.Logger) error {
 	if _, err := files.config(); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	err := https.Serve(ctx, listener, https.Options{
-		Handler: handler, WriteTimeout: 15 * time.Second, IdleTimeout: 5 * time.Minute, Log: log,
+		Handler: handler, WriteTimeout: 15 * time.Second, IdleTimeout: 5 * time.Minute, OnReject: onReject, Log: log,
 		TLS: &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return files.config() },

@@ -1,0 +1,78 @@
+package trust
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Agents knows the addresses from which node agents dial: those of the Pods with the agents' service
+// account, which only Carve's administrators can make, and of the nodes that these are on. What is at such an
+// address must still prove itself.
+type Agents struct{ pods cache.SharedIndexInformer }
+
+// byAddress is the index of Pods by the addresses that they may dial from.
+const byAddress = "address"
+
+// NewAgents watches the agents in a namespace once it runs.
+func NewAgents(client kubernetes.Interface, namespace, serviceAccount string) (*Agents, error) {
+	pods := coreinformers.NewFilteredPodInformer(client, namespace, 0, cache.Indexers{byAddress: addressesOf}, func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.serviceAccountName", serviceAccount).String()
+	})
+	if err := pods.SetTransform(addressesOnly); err != nil {
+		return nil, fmt.Errorf("prepare informer: %w", err)
+	}
+	return &Agents{pods}, nil
+}
+
+// Run watches until ctx is done.
+func (a *Agents) Run(ctx context.Context) { a.pods.RunWithContext(ctx) }
+
+// Synced reports whether all agents are known.
+func (a *Agents) Synced() bool { return a.pods.HasSynced() }
+
+// Known reports whether an agent may dial from an address.
+func (a *Agents) Known(address netip.Addr) bool {
+	pods, err := a.pods.GetIndexer().IndexKeys(byAddress, address.String())
+	return err == nil && len(pods) > 0
+}
+
+// addressesOnly drops all of a Pod but its identity and its addresses.
+func addressesOnly(obj any) (any, error) {
+	pod, ok := obj.(*v1.Pod)
+	if !ok {
+		return obj, nil
+	}
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion},
+		Status:     v1.PodStatus{Phase: pod.Status.Phase, PodIPs: pod.Status.PodIPs, HostIPs: pod.Status.HostIPs},
+	}, nil
+}
+
+// addressesOf are the addresses of a Pod that has not ended, whose address may be another's by then.
+func addressesOf(obj any) ([]string, error) {
+	pod, ok := obj.(*v1.Pod)
+	if !ok || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+		return nil, nil
+	}
+	var addresses []string
+	add := func(ip string) {
+		if address, err := netip.ParseAddr(ip); err == nil {
+			addresses = append(addresses, address.Unmap().WithZone("").String())
+		}
+	}
+	for _, ip := range pod.Status.PodIPs {
+		add(ip.IP)
+	}
+	for _, ip := range pod.Status.HostIPs { // where traffic to Pods of other nodes is masqueraded
+		add(ip.IP)
+	}
+	return addresses, nil
+}
