@@ -149,7 +149,7 @@ func New(o Options) (*Controller, error) {
 	}
 	c.core = &core{
 		Cluster: known, snapshots: o.Snapshots, namespace: o.Namespace, identity: provision.NewIdentity(time.Now()),
-		ledger: scheduler.NewLedger(time.Now),
+		ledger: scheduler.NewLedger(time.Now), ids: cluster.NewIDs(known),
 	}
 	c.core.available = c.newAvailability()
 	c.core.metrics = newMetrics(o.Registerer,

@@ -20,6 +20,7 @@ type core struct {
 	identity  string
 	available *cluster.Availability
 	owner     *capacity.Owner // nil for none
+	ids       *cluster.IDs
 	// workers and slowCreate are set by tests only: how many claims, volumes that are to be
 	// deleted, grown or changed, and snapshots are worked on at once, and from when on a create is slow; zero means the constants.
 	workers    int

@@ -2,8 +2,12 @@ package controller
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,7 +132,7 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 	h.claim("d", "n2", nil)
 	waittest.Until(t, "an Event names both nodes", func() bool {
 		return slices.ContainsFunc(h.warnings(), func(e string) bool {
-			return strings.Contains(e, "node n2 answered with volume id "+id) && strings.Contains(e, `pvc-uid-c on node "n1"`)
+			return strings.Contains(e, `node n2 answered with volume id "`+id) && strings.Contains(e, `pvc-uid-c has on node "n1"`)
 		})
 	})
 	if _, err := h.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-d", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -139,5 +143,92 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 	}))
 	if message := status.Convert(err).Message(); status.Code(err) != codes.Internal || !strings.Contains(message, id) {
 		t.Errorf("a create by CSI: %v, want Internal that names the id", err)
+	}
+}
+
+func TestAnIDIsOneVolumesOnOneNode(t *testing.T) {
+	h := newHarness(t)
+	n1, n2 := h.node("n1", gib), h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	bound := n1.Volumes()["pvc-uid-c"].GetId()
+	n1.Put(&lvmdv1.Volume{Id: "orphan", Name: "pvc-orphan", DeviceClass: "local"})
+	n2.Put(&lvmdv1.Volume{Id: "inline", Name: "csi-inline", DeviceClass: "local", Owner: &lvmdv1.Owner{PodUid: "pod"}})
+	for node, id := range map[string]string{"n1": "orphan", "n2": "inline"} {
+		waittest.Until(t, id+" is reported", func() bool {
+			view, _ := h.c.core.Fleet.View(node)
+			return view.Volumes[id] != nil
+		})
+	}
+	for _, step := range []struct{ node, name, id, holder string }{
+		{"n1", "pvc-uid-c", bound, ""},
+		{"n2", "pvc-uid-c", bound, `PersistentVolume pvc-uid-c has on node "n1"`},
+		{"n1", "pvc-new", bound, `PersistentVolume pvc-uid-c has on node "n1"`},
+		{"n1", "pvc-orphan", "orphan", ""},
+		{"n2", "pvc-orphan", "orphan", `node n1 reports of volume "pvc-orphan"`},
+		{"n1", "pvc-new", "orphan", `node n1 reports of volume "pvc-orphan"`},
+		{"n1", "pvc-new", "inline", `node n2 reports of volume "csi-inline"`},
+		{"n1", "pvc-new", "fresh", ""},
+		{"n1", "pvc-new", "fresh", ""},
+		{"n2", "pvc-new", "fresh", `node n1 answered with for volume "pvc-new"`},
+		{"n1", "pvc-newer", "fresh", `node n1 answered with for volume "pvc-new"`},
+		{"n1", "pvc-new", "", "is none"},
+	} {
+		err := h.c.core.ids.Take(step.node, step.name, step.id)
+		var taken *cluster.IDTakenError
+		if errors.As(err, &taken) != (step.holder != "") || taken != nil && taken.Holder != step.holder {
+			t.Errorf("node %s answers for %s with %q: %v, want that %q", step.node, step.name, step.id, err, step.holder)
+		}
+	}
+}
+
+// Both creates are under way before anything shows what the first one was answered with.
+func TestOfTwoCreatesThatAreAnsweredWithOneIDOneIsRefused(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	const creates = 50
+	var taken atomic.Int32
+	var calls sync.WaitGroup
+	for i := range creates {
+		calls.Go(func() {
+			if h.c.core.ids.Take("n1", fmt.Sprintf("pvc-%d", i), "same") == nil {
+				taken.Add(1)
+			}
+		})
+	}
+	calls.Wait()
+	if n := taken.Load(); n != 1 {
+		t.Errorf("%d of %d volumes have one id", n, creates)
+	}
+}
+
+func TestACSIVolumeWithTheIDOfOneWithoutAPersistentVolumeIsRefused(t *testing.T) {
+	h := newHarness(t)
+	node, impostor := h.node("n1", gib), h.node("n2", gib)
+	h.run()
+	client := h.csiClient()
+	create := func(name, where string) error {
+		_, err := client.CreateVolume(t.Context(), volumeRequest(name, func(r *csi.CreateVolumeRequest) {
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on(where)}
+		}))
+		return err
+	}
+	must.Succeed(t, create("pvc-a", "n1"))
+	id := node.Volumes()["pvc-a"].GetId()
+	for _, server := range []*lvmdfake.Server{node, impostor} {
+		server.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
+			if r.GetName() != "pvc-a" {
+				server.Put(&lvmdv1.Volume{Id: id, Name: r.GetName(), DeviceClass: "local", SizeBytes: r.GetRequiredBytes(),
+					State: lvmdv1.VolumeState_VOLUME_STATE_READY, Mode: r.GetMode(), FsType: r.GetFsType()})
+			}
+			return nil
+		}})
+	}
+	must.Succeed(t, create("pvc-a", "n1")) // again
+	for _, where := range []string{"n2", "n1"} {
+		if err := create("pvc-b-"+where, where); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), id) {
+			t.Errorf("a create on %s that is answered with the id of pvc-a: %v, want Internal that names the id", where, err)
+		}
 	}
 }

@@ -85,18 +85,6 @@ func (c *Cluster) NodeOfVolume(id string) (string, bool) {
 	return NodeOf(pvs[0])
 }
 
-// OtherWithHandle returns a PersistentVolume of ours that has the volume id and not the name, or
-// nil. An id is one volume's on one node: a node that answers with it for another volume would be
-// asked for the other one's snapshots and clones.
-func (c *Cluster) OtherWithHandle(id, name string) *v1.PersistentVolume {
-	for _, pv := range c.withHandle(id) {
-		if pv.Name != name {
-			return pv
-		}
-	}
-	return nil
-}
-
 func (c *Cluster) withHandle(id string) (pvs []*v1.PersistentVolume) {
 	objs, err := c.Volumes.GetIndexer().ByIndex(ByHandle, id)
 	if err != nil {

@@ -50,8 +50,8 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	for _, node := range nodes {
 		vol, err := s.createOn(ctx, node, ask)
 		if err == nil {
-			if holder, known := s.o.NodeOf(vol.GetId()); known && holder != node {
-				return nil, fail(codes.Internal, "node %s answered with volume id %s, which a PersistentVolume has on node %s", node, vol.GetId(), holder)
+			if err := s.o.TakeID(node, ask.GetName(), vol.GetId()); err != nil {
+				return nil, fail(codes.Internal, "%v", err)
 			}
 			if err := s.matchLimits(ctx, node, vol, ask.GetIoLimits()); err != nil {
 				return nil, onNode(node, err)

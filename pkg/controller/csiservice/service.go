@@ -47,6 +47,9 @@ type Options struct {
 	// NodeOf returns the node that the cluster names for a volume. It is believed
 	// before any node's report.
 	NodeOf func(volumeID string) (node string, ok bool)
+	// TakeID notes that a node answered a create of the volume of that name with an id, or says
+	// whose that is.
+	TakeID func(node, name, id string) error
 	// Created is called after each attempt to make an empty volume on a node, with when it
 	// began and what came of it. An attempt whose caller left is not one. Of the attempts
 	// that fail for one volume, only those on the node where the first one failed come to

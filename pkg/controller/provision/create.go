@@ -73,10 +73,7 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		p.warn(a, claim, err.Error())
 		return 0, err
 	}
-	if other := p.OtherWithHandle(vol.GetId(), a.name); other != nil {
-		of, _ := cluster.NodeOf(other)
-		err := fmt.Errorf("node %s answered with volume id %s, which PersistentVolume %s on node %q has: find out what runs as carve-lvmd on node %s",
-			node, vol.GetId(), other.Name, of, node)
+	if err := p.IDs.Take(node, a.name, vol.GetId()); err != nil {
 		p.warn(a, claim, err.Error())
 		return 0, err
 	}

@@ -69,6 +69,8 @@ type Options struct {
 	// CapacityShown reports whether the published capacity of a node is what it should be.
 	FreeChanged   func(node string)
 	CapacityShown func(ctx context.Context, node string) bool
+	// IDs knows which volume has which id.
+	IDs *cluster.IDs
 	// Identity names this run of the process in PersistentVolumes.
 	Identity string
 	// Parallel is how many claims are worked on at once, beside those that wait for a node;

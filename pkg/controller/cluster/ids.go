@@ -1,0 +1,75 @@
+package cluster
+
+import (
+	"fmt"
+	"sync"
+
+	"k8s.io/utils/lru"
+)
+
+// idsKept is how many of the latest ids are kept: each is soon in a report or a PersistentVolume.
+const idsKept = 16384
+
+// IDs knows which volume has which id. lvmd draws ids at random: one is one volume's, on one node. A
+// node that answers a create with another volume's id would be asked for that one's snapshots, clones
+// and growth. Its methods are safe for concurrent use.
+type IDs struct {
+	cluster *Cluster
+
+	mu     sync.Mutex
+	latest *lru.Cache // the identity of each id that Take was called with
+}
+
+// identity is what an id stands for.
+type identity struct{ node, name string }
+
+// NewIDs makes one that knows what the cluster knows.
+func NewIDs(c *Cluster) *IDs { return &IDs{cluster: c, latest: lru.New(idsKept)} }
+
+// IDTakenError says that a node answered a create with an id that another volume has.
+type IDTakenError struct {
+	Node, ID string
+	// Holder says what has the id, as a part of a sentence.
+	Holder string
+}
+
+func (e *IDTakenError) Error() string {
+	return fmt.Sprintf("node %s answered with volume id %q, which %s: find out what runs as carve-lvmd on node %s", e.Node, e.ID, e.Holder, e.Node)
+}
+
+// Take notes that a node answered a create of the volume of that name with an id. It returns an
+// IDTakenError when a PersistentVolume has the id for another volume, a node reports it of another one,
+// or another create was answered with it. It may be repeated.
+func (i *IDs) Take(node, name, id string) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if holder := i.holder(node, name, id); holder != "" {
+		return &IDTakenError{Node: node, ID: id, Holder: holder}
+	}
+	i.latest.Add(id, identity{node, name})
+	return nil
+}
+
+// holder says what has the id besides a volume, or is empty. It is called with the lock held.
+func (i *IDs) holder(node, name, id string) string {
+	if id == "" {
+		return "is none"
+	}
+	for _, pv := range i.cluster.withHandle(id) {
+		if on, _ := NodeOf(pv); on != node || pv.Name != name {
+			return fmt.Sprintf("PersistentVolume %s has on node %q", pv.Name, on)
+		}
+	}
+	// Orphans, inline volumes and those of other provisioners have no PersistentVolume.
+	for _, view := range i.cluster.Fleet.Views() {
+		if vol := view.Volumes[id]; vol != nil && (view.Node != node || vol.GetName() != name) {
+			return fmt.Sprintf("node %s reports of volume %q", view.Node, vol.GetName())
+		}
+	}
+	if before, ok := i.latest.Get(id); ok && before != (identity{node, name}) {
+		if at, ok := before.(identity); ok {
+			return fmt.Sprintf("node %s answered with for volume %q", at.node, at.name)
+		}
+	}
+	return ""
+}
