@@ -4,7 +4,6 @@ package chart_test
 
 import (
 	"context"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/carve-csi/carve/release/chart"
 )
@@ -25,14 +23,7 @@ import (
 // TestAgentsKeepOffNodesThatCannotRunThem: a rollout waits for every node that the DaemonSet
 // controller counts, and so without end for one that is Windows or no machine at all.
 func TestAgentsKeepOffNodesThatCannotRunThem(t *testing.T) {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, _ := connect(t)
 	for _, n := range []struct {
 		name, os string
 		labels   map[string]string

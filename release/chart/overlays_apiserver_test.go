@@ -5,7 +5,6 @@ package chart_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -17,9 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/restmapper"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/carve-csi/carve/release/manifests"
 )
@@ -59,15 +56,7 @@ func (s server) apply(ctx context.Context, object *unstructured.Unstructured, dr
 // TestEveryOverlayIsAcceptedByTheAPIServer asks the API server to take in what users apply,
 // without keeping it, over the base, which it keeps.
 func TestEveryOverlayIsAcceptedByTheAPIServer(t *testing.T) {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.QPS = -1 // as fast as the server answers
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, config := connect(t)
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)

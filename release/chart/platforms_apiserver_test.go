@@ -4,7 +4,6 @@ package chart_test
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/carve-csi/carve/release/chart"
 	"github.com/carve-csi/carve/release/manifests"
@@ -26,15 +24,7 @@ import (
 // documents say, and in one that is not. The API server refuses critical Pods without a quota,
 // as GKE's does: there the chart's quota must do, and elsewhere the test makes one.
 func TestEveryPlatformsPodsAreAdmitted(t *testing.T) {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.QPS = -1 // as fast as the server answers
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, _ := connect(t)
 	for name, v := range platforms(t) {
 		t.Run(name, func(t *testing.T) {
 			if name != "gke" {
@@ -65,14 +55,7 @@ func TestEveryPlatformsPodsAreAdmitted(t *testing.T) {
 // TestCriticalPodsAreRefusedWithoutTheQuota shows that the API server that admits the platforms'
 // Pods is one that demands the quota.
 func TestCriticalPodsAreRefusedWithoutTheQuota(t *testing.T) {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, _ := connect(t)
 	const in = "critical-without-quota"
 	v := platforms(t)["gke"]
 	v["criticalQuota"] = map[string]any{"enabled": false}
