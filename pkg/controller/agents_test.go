@@ -1,0 +1,44 @@
+package controller
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// No address had a link to a replica that just started, and all nodes dial it, beside what does not belong
+// there.
+func TestAfterARestartAgentsHavePlacesBesideUnknownPeers(t *testing.T) {
+	client := realisticClient(t)
+	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: "agent"},
+		Spec:   v1.PodSpec{ServiceAccountName: "carve-node"},
+		Status: v1.PodStatus{Phase: v1.PodRunning, PodIPs: []v1.PodIP{{IP: "127.0.0.1"}}}}
+	must.Get(client.CoreV1().Pods("carve-system").Create(t.Context(), agent, metav1.CreateOptions{}))(t)
+	r := startReplica(t, client, "replica")
+	rejected := func() float64 {
+		return testutil.ToFloat64(r.c.core.metrics.uplinkRejections.WithLabelValues("total"))
+	}
+	for i := 0; rejected() == 0; i++ {
+		if i == 4000 {
+			t.Fatal("unknown peers can have all places")
+		}
+		from := fmt.Sprintf("127.0.%d.%d", 1+i/32/250, 1+i/32%250) // an address has 32
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		conn := must.Get(dialer.DialContext(t.Context(), "tcp", r.uplink))(t)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	before := rejected()
+	connect(t, client, "n1", lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), r)
+	waittest.Until(t, "the agent is connected", func() bool { return r.c.core.Fleet.Connected() == 1 })
+	if n := rejected() - before; n > 0 {
+		t.Errorf("the agent was rejected %v times before", n)
+	}
+}
