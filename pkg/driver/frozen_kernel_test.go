@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/mount"
+	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -29,14 +31,14 @@ const (
 	fiThaw   = 0xc0045878
 )
 
-// thawAtEnd thaws what a failed test left frozen: nothing could be removed otherwise.
-func (r *real) thawAtEnd(v *lvmdv1.Volume) {
+// thawAtEnd thaws what a failed test left frozen on a device: nothing could be removed otherwise.
+func (r *real) thawAtEnd(device mount.Device, path, fsType string) {
 	r.t.Cleanup(func() {
-		if inUse, err := r.machine.Mounts.InUse(deviceOf(v)); err != nil || !inUse || !r.t.Failed() {
+		if inUse, err := r.machine.Mounts.InUse(device); err != nil || !inUse || !r.t.Failed() {
 			return
 		}
 		dir := r.t.TempDir()
-		if err := unix.Mount(v.GetDevicePath(), dir, v.GetFsType(), 0, ""); err != nil {
+		if err := unix.Mount(path, dir, fsType, 0, ""); err != nil {
 			r.t.Error(err)
 			return
 		}
@@ -63,7 +65,7 @@ func TestRealFrozenFileSystem(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.published("frozen"+fsType, fsType, "one", "two")
-			r.thawAtEnd(v)
+			r.thawAtEnd(deviceOf(v), v.GetDevicePath(), fsType)
 			r.write(filepath.Join(r.target(v, "one"), "file"), "one")
 			must.Succeed(t, fsfreeze(r.target(v, "one"), fiFreeze))
 
@@ -95,7 +97,7 @@ func TestRealFrozenFileSystemIsStaged(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.published("frozen"+fsType, fsType)
-			r.thawAtEnd(v)
+			r.thawAtEnd(deviceOf(v), v.GetDevicePath(), fsType)
 			must.Succeed(t, fsfreeze(r.staging(v), fiFreeze))
 			must.Succeed(t, unix.Unmount(r.staging(v), 0))
 			if inUse := must.Get(r.machine.Mounts.InUse(deviceOf(v)))(t); !inUse {
@@ -104,6 +106,58 @@ func TestRealFrozenFileSystemIsStaged(t *testing.T) {
 			must.Succeed(t, r.stage(v, filesystemAccess(multi)))
 			r.wantWrites(filepath.Join(r.staging(v), "file"))
 			must.Succeed(t, r.unstage(v))
+			r.delete(v)
+			r.waitForSpace()
+		})
+	}
+}
+
+// TestRealFrozenFileSystemOfAnEncryptedVolume has the file system on a mapping frozen: the kernel
+// would keep the mapping open, and the volume could be neither locked nor deleted.
+func TestRealFrozenFileSystemOfAnEncryptedVolume(t *testing.T) {
+	r := newRealLUKS(t)
+	for name, kind := range map[string]struct {
+		make func() *lvmdv1.Volume
+		// device and path are those of the mapping, once the volume is staged.
+		device func(*lvmdv1.Volume) mount.Device
+		path   func(*lvmdv1.Volume) string
+	}{
+		"a kept key": {func() *lvmdv1.Volume { return r.locked("frozen-kept", "ext4") }, r.mapping,
+			func(v *lvmdv1.Volume) string { return luks.Path(v.GetId()) }},
+		"an ephemeral key": {func() *lvmdv1.Volume { return r.sealed("ext4", r.size) }, deviceOf, (*lvmdv1.Volume).GetDevicePath},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := kind.make()
+			access := filesystemAccess(multi)
+			must.Succeed(t, r.stage(v, access))
+			device := kind.device(v)
+			r.thawAtEnd(device, kind.path(v), v.GetFsType())
+			for _, pod := range []string{"one", "two"} {
+				must.Succeed(t, r.publish(v, pod, access, false))
+			}
+			r.write(filepath.Join(r.target(v, "one"), "file"), "one")
+			must.Succeed(t, fsfreeze(r.target(v, "one"), fiFreeze))
+			must.Succeed(t, r.unpublish(v, "one"))
+			must.Succeed(t, r.stage(v, access))
+			if err := fsfreeze(r.target(v, "two"), fiThaw); err != nil {
+				t.Errorf("a file system that is in use was thawed: %v", err)
+			}
+			must.Succeed(t, fsfreeze(r.target(v, "two"), fiFreeze))
+			must.Succeed(t, r.unpublish(v, "two"))
+			must.Succeed(t, r.unstage(v))
+			r.wantLocked(v)
+
+			must.Succeed(t, r.stage(v, access))
+			r.wantFile(filepath.Join(r.staging(v), "file"), "one")
+			must.Succeed(t, fsfreeze(r.staging(v), fiFreeze))
+			must.Succeed(t, unix.Unmount(r.staging(v), 0))
+			if inUse := must.Get(r.machine.Mounts.InUse(kind.device(v)))(t); !inUse {
+				t.Fatal("the kernel forgot a frozen file system when it was unmounted")
+			}
+			must.Succeed(t, r.stage(v, access))
+			r.wantWrites(filepath.Join(r.staging(v), "file"))
+			must.Succeed(t, r.unstage(v))
+			r.wantLocked(v)
 			r.delete(v)
 			r.waitForSpace()
 		})
