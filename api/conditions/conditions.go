@@ -160,7 +160,7 @@ var All = []Condition{
 	{Reshaping, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
 	{StateUnknown, ofVolume, nil, "LVM could not ask the kernel for the volume's state.", "Look at `dmesg` and `dmsetup status`."},
 	{Suspended, ofVolume, ofVolume, "The kernel holds back the volume's I/O.", "lvmd resumes what its own commands left suspended; else `dmsetup resume`."},
-	{TooFewDevices, ofClass, nil, "The group has fewer devices than a volume of the class needs.", "`vgextend`, or another layout."},
+	{TooFewDevices, ofClass, ofNew, "The group has fewer devices than a volume of the class needs. Volumes that exist are served.", "`vgextend`, or another layout."},
 	{TooManyVolumes, ofClass, nil, "The group has as many logical volumes as its limit allows.", "`vgchange --logicalvolume 0 VG`."},
 	{UnknownTarget, ofVolume, nil, "LVM does not know the kind of the volume's device.", "Look at `dmsetup status`."},
 	{UnmountFails, ofVolume, nil, "The volume cannot be unmounted from a Pod that has ended, mostly for what is mounted in it; the Pod stays Terminating.", "[Remove what the message names](../how-to/troubleshooting.md#condition-unmountfails-a-pod-stays-terminating)."},

@@ -130,6 +130,8 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 	wantEvents(t, "one of two groups", report(gib, of("VolumeGroupMissing")...), 0)
 	wantEvents(t, "a group that does not fit the class", report(0, of("VolumeGroupUnfit")...), 1, "Warning DeviceClassUnusable", "device class local: VolumeGroupUnfit: why VolumeGroupUnfit")
 	wantEvents(t, "its extents were changed", report(gib), 1, "Normal DeviceClassUsable", "device class local")
+	wantEvents(t, "fewer disks than its layout needs", report(0, of("TooFewDevices")...), 1, "Warning DeviceClassUnusable", "device class local: TooFewDevices: why TooFewDevices")
+	wantEvents(t, "a disk was added", report(gib), 1, "Normal DeviceClassUsable", "device class local")
 	wantEvents(t, "a disk and its copy", report(0, of("DuplicateDevice")...), 1, "Warning DeviceClassUnusable", "DuplicateDevice: why DuplicateDevice")
 }
 

@@ -231,10 +231,14 @@ func TestUnpublishKeepsWhatWasWrittenBesideTheVolume(t *testing.T) {
 	if message := found[v.GetId()][driver.ReasonUnmountFails]; !strings.Contains(message, "Pod pod ") || !strings.Contains(message, `"file"`) {
 		t.Errorf("the health of the volume is %q, want the Pod and the file named", found)
 	}
+	// By lvmd the controller learns of it, which writes the Event.
+	if noted := f.listed()[0].GetFound(); len(noted) != 1 || noted[0].GetType() != driver.ReasonUnmountFails || noted[0].GetMessage() != found[v.GetId()][driver.ReasonUnmountFails] {
+		t.Errorf("noted is %v, found was %q", noted, found)
+	}
 	must.Succeed(t, os.Remove(file))
 	must.Succeed(t, f.unpublish(v, "pod"))
-	if found := f.CheckHealth(f.ctx(), found); len(found) > 0 {
-		t.Errorf("unpublished, the health of the volumes is %q", found)
+	if found := f.CheckHealth(f.ctx(), found); len(found) > 0 || len(f.listed()[0].GetFound()) > 0 {
+		t.Errorf("unpublished, the health of the volumes is %q, noted is %v", found, f.listed()[0].GetFound())
 	}
 }
 
