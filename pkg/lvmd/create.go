@@ -50,7 +50,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	if a.Creation == nil {
 		return &lvmdv1.CreateVolumeResponse{Volume: a.Ready}, nil
 	}
-	v, err := s.creator.wait(ctx, a.Creation, "creating volume "+ident.Name)
+	v, err := s.creator.wait(ctx, a.Creation, "creating the volume")
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,8 @@ func (s *creator) begin(v *inventory.Volume, op *inventory.Creation, steps func(
 		defer cancel()
 		err := steps(ctx, v)
 		if err != nil {
-			err = apierror.From("creating volume "+v.Ident().Name, err)
+			s.log.Info("a volume was not made", "volume", v.ID(), "name", v.Ident().Name, "error", err)
+			err = apierror.Reworded(apierror.From("creating the volume", err), v.ID(), "VOLUME", v.Ident().FSUUID, "UUID")
 		}
 		if from := v.Source(); from != nil {
 			if h := from.TakeHandle(); h != nil {

@@ -25,7 +25,7 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotRe
 		return nil, err
 	}
 	if a.Creation != nil {
-		if _, err := s.creator.wait(ctx, a.Creation, "creating snapshot "+ident.Name); err != nil {
+		if _, err := s.creator.wait(ctx, a.Creation, "creating the snapshot"); err != nil {
 			return nil, err
 		}
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"regexp"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -27,12 +28,19 @@ var generalAdvice = func() map[string]string {
 	return advice
 }()
 
+// ends matches both ends of a connection in the text of an error.
+var ends = regexp.MustCompile(`(read|write) tcp [^ ]+->[^ ]+: `)
+
+// Words are a node's error as a user should see it. They are the same at each attempt that fails
+// alike, by which Kubernetes counts Events: the ports of the connection are others.
+func Words(err error) string { return ends.ReplaceAllString(fleet.Message(err), "") }
+
 // Refusal is a node's error in words for the user: where, what, and what to do.
 func Refusal(node string, err error) string {
 	if fleet.IsNotConnected(err) {
 		return err.Error() + "; " + NotConnectedAdvice
 	}
-	text := fmt.Sprintf("node %s: %s", node, fleet.Message(err))
+	text := fmt.Sprintf("node %s: %s", node, Words(err))
 	if advice := generalAdvice[fleet.Reason(err)]; advice != "" {
 		text += "; " + advice
 	}

@@ -4,8 +4,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-
-	"github.com/carve-csi/carve/pkg/fleet"
 )
 
 // CountFailure counts a create that failed against a device class of a node, of which the
@@ -17,12 +15,11 @@ func (c *Cluster) CountFailure(a *Availability, node, deviceClass string, began 
 	if !fault || !ok {
 		return
 	}
-	length := a.Failed(node, class, began, definite)
-	if length == 0 {
+	if a.Failed(node, class, began, definite) == 0 {
 		return
 	}
-	c.NodeEvent(node, v1.EventTypeWarning, ReasonHeldBack, "creating volumes in device class "+class+" fails: "+fleet.Message(cause)+
-		"; its capacity is published as zero for "+length.String()+", then it is tried again. The log of lvmd on the node says more")
+	c.NodeEvent(node, v1.EventTypeWarning, ReasonHeldBack, "creating volumes in device class "+class+" fails: "+Words(cause)+
+		"; its capacity is published as zero for a while, each time for longer, then it is tried again. The log of lvmd on the node says more")
 }
 
 // CountSuccess offers a node without reserve on which a create succeeded.

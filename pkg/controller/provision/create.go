@@ -204,7 +204,7 @@ func unanswered(node string, cause error) string {
 	if fleet.Reason(cause) != "" {
 		return cluster.Refusal(node, cause) + "; asking it again"
 	}
-	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, fleet.Message(cause))
+	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, cluster.Words(cause))
 }
 
 // create writes pv, or returns the one that exists for the
@@ -249,7 +249,7 @@ func (p *Provisioner) removeElsewhere(ctx context.Context, a *attempt, claim *v1
 		if err := p.removeByName(ctx, node, a.name); err != nil {
 			if claim != nil && ctx.Err() == nil {
 				p.warn(a, claim, fmt.Sprintf("a volume may have been left on node %s, which cannot be asked: %s; %s",
-					node, fleet.Message(err), cluster.OutcomeUnknownAdvice))
+					node, cluster.Words(err), cluster.OutcomeUnknownAdvice))
 			}
 			p.waiting.Wait(node, a.uid)
 			return fmt.Errorf("remove what may be on node %s: %w", node, err)

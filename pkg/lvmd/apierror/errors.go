@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -199,6 +200,24 @@ var ErrNotStored = errors.New("the journal cannot be written")
 
 // ErrStopping is the error of operations in flight when lvmd stops.
 var ErrStopping error = &Error{code: codes.Unavailable, message: "lvmd is stopping"}
+
+// Reworded returns an error as it is, but for words in its text that are others at each attempt,
+// such as a new volume's id: old and new come in pairs. Kubernetes counts Events whose text is the
+// same, and keeps all others.
+func Reworded(err error, pairs ...string) error {
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		return err
+	}
+	reworded := *e
+	reworded.message, reworded.cause = e.Error(), nil
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i] != "" {
+			reworded.message = strings.ReplaceAll(reworded.message, pairs[i], pairs[i+1])
+		}
+	}
+	return &reworded
+}
 
 // From turns any error of an operation into one with a code; doing says what was attempted. It
 // returns nil for nil, and an *Error as it is.
