@@ -43,6 +43,7 @@ func TestRunningPodsNoticeNothingOfNewAgents(t *testing.T) {
 	s.agentsOn(s.ctx, "null")
 	s.must(s.WaitReady(s.ctx, waitTimeout), "Carve is well again")
 	s.wantWriting("after the agents came back", writers)
+	s.wantNoWarnings("after the agents came back", agentPods)
 
 	for _, name := range writers {
 		if got := s.restarts(name); got != 0 {
@@ -134,4 +135,46 @@ func TestANodeNeedsNoToolsAndNoWritableConfiguration(t *testing.T) {
 		}
 		return nil
 	}), "remove the volumes")
+}
+
+// startingProbes is how many probes of a container may fail before its Pod is ready for the first
+// time: their delays are made for nodes that are not emulated.
+const startingProbes = 3
+
+// wantNoWarnings checks that the kubelets warned of nothing about the Pods of Carve that run, but
+// for probes that failed while a Pod started.
+func (s *scope) wantNoWarnings(when, selector string) {
+	s.Helper()
+	pods, err := s.ProgramPods(s.ctx, selector)
+	s.must(err, "list the Pods")
+	events, err := s.CoreV1().Events(carve.Namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
+	s.must(err, "list the Events")
+	starting := map[string]int32{}
+	for _, pod := range pods {
+		for _, e := range events.Items {
+			if e.InvolvedObject.UID != pod.UID {
+				continue
+			}
+			text := fmt.Sprintf("%s: %s of Pod %s, %s, %d times: %s", when, e.Reason, pod.Name, e.InvolvedObject.FieldPath, e.Count, e.Message)
+			if e.Reason != "Unhealthy" || e.LastTimestamp.After(readySince(&pod).Time) {
+				s.Error(text)
+				continue
+			}
+			s.Log(text)
+			container := pod.Name + " " + e.InvolvedObject.FieldPath
+			if starting[container] += e.Count; starting[container] > startingProbes {
+				s.Errorf("%s: %d probes failed while it started, at most %d may", container, starting[container], startingProbes)
+			}
+		}
+	}
+}
+
+// readySince is when a Pod became ready.
+func readySince(pod *corev1.Pod) metav1.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.LastTransitionTime
+		}
+	}
+	return metav1.Time{}
 }
