@@ -115,25 +115,26 @@ func run(ctx context.Context, o options) error {
 	defer conn.Close()
 
 	metrics := driver.NewMetrics()
+	registration := driver.NewRegistration(o.kubeletSocketPath, metrics, log)
 	node, err := driver.New(ctx, driver.Options{
 		NodeName:      o.nodeName,
 		MaxVolumes:    o.maxVolumes,
 		InlineVolumes: o.inlineVolumes, InlineMaxBytes: o.inlineMaxSize.Value(),
-		CheckMemory: o.checkMemory.Value(),
-		IOLimits:    ioLimitDirs(o.ioLimitsDir),
-		KubeletDir:  o.kubeletDir,
-		LVMD:        lvmdv1.NewLVMDClient(conn),
-		Mounts:      mount.System{Trusted: o.kubeletDir, Proc: o.hostProc},
-		FileSystems: driver.SystemFileSystems{},
-		LUKS:        luks.New("cryptsetup", luks.Usual),
-		Metrics:     metrics,
-		Log:         log,
+		CheckMemory:   o.checkMemory.Value(),
+		IOLimits:      ioLimitDirs(o.ioLimitsDir),
+		RegisterAgain: registration.Again,
+		KubeletDir:    o.kubeletDir,
+		LVMD:          lvmdv1.NewLVMDClient(conn),
+		Mounts:        mount.System{Trusted: o.kubeletDir, Proc: o.hostProc},
+		FileSystems:   driver.SystemFileSystems{},
+		LUKS:          luks.New("cryptsetup", luks.Usual),
+		Metrics:       metrics,
+		Log:           log,
 	})
 	if err != nil {
 		return err
 	}
 	lvmdAnswers := func(ctx context.Context) error { return driver.LVMDAnswers(ctx, conn) }
-	registration := driver.NewRegistration(o.kubeletSocketPath, metrics, log)
 	plugin := driver.Plugin{
 		CSISocket:       o.csiSocket,
 		RegistrationDir: o.registrationDir,

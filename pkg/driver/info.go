@@ -43,14 +43,20 @@ func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi
 // maxVolumes is how many volumes the scheduler may place on the node: as
 // configured, or as many as the metadata of the volume groups could hold in all.
 // Zero is no limit, which is better than a wrong one: the answer stays in force
-// when groups come or lvmd does.
+// when groups come. Where lvmd does not answer, it is zero until it does.
 func (n *Node) maxVolumes(ctx context.Context) int64 {
 	if n.options.MaxVolumes > 0 {
 		return n.options.MaxVolumes
 	}
 	classes, err := n.volumes.Classes(ctx)
 	if err != nil {
-		n.options.Log.Warn("the scheduler gets no number of volumes: it is not known how many the volume groups can hold", "error", err)
+		n.options.Log.Warn("the scheduler gets no number of volumes until lvmd answers how many the volume groups can hold", "error", err)
+		if again := n.options.RegisterAgain; again != nil {
+			again(n.stager.background, func(ctx context.Context) error {
+				_, err := n.volumes.Classes(ctx)
+				return err
+			})
+		}
 		return 0
 	}
 	most := map[string]int64{}

@@ -90,6 +90,26 @@ func (p Plugin) register(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	for ctx.Err() == nil {
+		if err := p.registerOnce(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// registerOnce serves the registration until ctx is done, or the kubelet is to register the plugin
+// again, which it does when it finds another socket in the place of the one that it knew.
+func (p Plugin) registerOnce(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		select {
+		case <-p.Registration.again:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
 	listener, err := csisocket.Listen(ctx, p.registrationSocket())
 	if err != nil {
 		return fmt.Errorf("registration socket: %w", err)

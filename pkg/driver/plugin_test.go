@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -19,6 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestRegistrationWithTheKubelet(t *testing.T) {
@@ -112,6 +114,46 @@ func TestTheNumberOfVolumesIsAsConfiguredOrWhatTheGroupsCouldHold(t *testing.T) 
 				}
 			}
 		})
+	}
+}
+
+// TestTheNumberOfVolumesIsRegisteredOnceLvmdAnswers has the kubelet register the plugin while lvmd
+// does not answer. It registers it again when it finds another socket.
+func TestTheNumberOfVolumesIsRegisteredOnceLvmdAnswers(t *testing.T) {
+	m := drivertest.NewFakeMachine(t)
+	m.LVMD.SetClasses(lvmdfake.Class{Name: "local", Groups: []*lvmdv1.ClassGroup{{VgName: "a", VgUuid: "uuid-a", MostVolumes: 1500}}})
+	m.LVMD.SetDown(true)
+	p := m.Start()
+	number := func() int64 {
+		return must.Get(p.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t).GetMaxVolumesPerNode()
+	}
+	for range 2 {
+		if n := number(); n != 0 {
+			t.Errorf("without lvmd there are to be at most %d volumes", n)
+		}
+	}
+	socket := func() time.Time {
+		info, err := os.Stat(m.RegistrationSocket())
+		if err != nil {
+			return time.Time{}
+		}
+		return info.ModTime()
+	}
+	var first time.Time
+	waittest.Until(t, "the plugin waits for the kubelet", func() bool { first = socket(); return !first.IsZero() })
+	m.LVMD.SetDown(false)
+	waittest.Until(t, "there is another socket", func() bool { now := socket(); return !now.IsZero() && !now.Equal(first) })
+	if n := number(); n != 1500 {
+		t.Errorf("with lvmd there are to be at most %d volumes, want 1500", n)
+	}
+	// It is registered as before.
+	conn := must.Get(grpc.NewClient("unix:"+m.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true))))(t)
+	defer conn.Close()
+	must.Get(registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}))(t)
+	must.Succeed(t, p.Registration.Registered())
+	if asked := strings.Count(m.Log.String(), "register the plugin again"); asked != 1 {
+		t.Errorf("the kubelet is to register the plugin %d times again", asked)
 	}
 }
 

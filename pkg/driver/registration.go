@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -25,8 +26,13 @@ type Registration struct {
 	metrics  *Metrics
 	log      *slog.Logger
 
+	// again has the plugin registered once more.
+	again chan struct{}
+
 	mu    sync.Mutex
 	state error
+	// awaits says that the plugin is to be registered again when more is known.
+	awaits bool
 }
 
 // errNotYet is the state before the kubelet has spoken.
@@ -35,7 +41,39 @@ var errNotYet = errors.New("the kubelet has not registered the plugin yet")
 // NewRegistration makes the registration of the plugin whose CSI socket the
 // kubelet sees at endpoint, a path on the host.
 func NewRegistration(endpoint string, metrics *Metrics, log *slog.Logger) *Registration {
-	return &Registration{endpoint: endpoint, metrics: metrics, log: log, state: errNotYet}
+	return &Registration{endpoint: endpoint, metrics: metrics, log: log, again: make(chan struct{}, 1), state: errNotYet}
+}
+
+// askPause is the time between questions whose answer the kubelet is to have.
+const askPause = time.Second
+
+// Again has the kubelet register the plugin once more when known returns nil: what the kubelet
+// was answered is in force until the next registration. Again returns at once; calls before known
+// returned nil are one. It ends when ctx is done.
+func (r *Registration) Again(ctx context.Context, known func(context.Context) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.awaits {
+		return
+	}
+	r.awaits = true
+	go func() {
+		for known(ctx) != nil {
+			select {
+			case <-time.After(askPause):
+			case <-ctx.Done():
+				return
+			}
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.awaits = false
+		r.log.Info("lvmd answers: the kubelet is to register the plugin again, with the number of volumes")
+		select {
+		case r.again <- struct{}{}:
+		default:
+		}
+	}()
 }
 
 // Registered returns nil when the kubelet has registered the plugin, else what

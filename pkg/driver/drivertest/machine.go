@@ -219,15 +219,16 @@ func (m *Machine) Start() *Plugin {
 	}
 	log := slog.New(slog.NewTextHandler(m.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	metrics := driver.NewMetrics()
+	registration := driver.NewRegistration(m.CSISocket(), metrics, log)
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
 		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, CheckMemory: m.CheckMemory, MaxVolumes: m.MaxVolumes, IOLimits: m.IOLimits,
+		RegisterAgain: registration.Again,
 	})
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	ready := func(ctx context.Context) error { return driver.LVMDAnswers(ctx, lvmd) }
-	registration := driver.NewRegistration(m.CSISocket(), metrics, log)
 	var identity csi.IdentityServer = driver.NewIdentity("test", ready)
 	if m.Controller {
 		identity = WithController{identity}
