@@ -18,7 +18,7 @@ type ErrorReason struct {
 // ErrorReasons are all reasons.
 var ErrorReasons = []ErrorReason{
 	{ReasonInvalidField, "InvalidArgument", "A field of the request is malformed. The metadata `field` names it.", "correct the field that the message names", false},
-	{ReasonFormatRefused, "InvalidArgument", "The file system cannot be made with the settings of the request. The message has the words of mkfs.", "correct the parameters `carve.csi.local/mkfs-…`", false},
+	{ReasonFormatRefused, "InvalidArgument", "The file system cannot be made with the settings of the request on this node's disks. The message has the words of mkfs, or names the disks' sectors.", "correct the parameters `carve.csi.local/mkfs-…`; the controller tries the other nodes", false},
 	{ReasonVolumeNotFound, "NotFound", "The node has no such volume.", "see whether the volume is on another node, or its disk is missing (carve-lvmd volumes)", false},
 	{ReasonSnapshotNotFound, "NotFound", "The node has no such snapshot.", "see which snapshots there are (carve-lvmd snapshots)", false},
 	{ReasonClassNotFound, "NotFound", "The node does not offer the device class.", "name a class that the node has (carve-lvmd classes), or add the class to its configuration", false},

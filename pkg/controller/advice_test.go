@@ -43,7 +43,7 @@ func TestEveryRefusalOfANodeSaysWhereWhatAndWhatToDo(t *testing.T) {
 		"a command that fails again and again": {codes.Internal, names.ReasonCommandFailed,
 			[]string{"node n1: the reason", "the log of lvmd there", "the scheduler is asked for another node"}},
 		"settings of a file system that mkfs refuses": {codes.InvalidArgument, names.ReasonFormatRefused,
-			[]string{"node n1: the reason", "the scheduler is asked for another node"}},
+			[]string{"node n1: the reason", "there is no other node to try", "make StorageClass carve again with other parameters"}},
 		"a command that hangs": {codes.DeadlineExceeded, names.ReasonCommandTimedOut,
 			[]string{"node n1: the reason", "LVM does not answer there", "asking it again"}},
 		"a size that cannot be made": {codes.OutOfRange, names.ReasonSizeOutOfRange, []string{"node n1: the reason", "asking it again"}},

@@ -303,6 +303,9 @@ func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.Fr
 	if view.Refused != "" {
 		return publish, scheduler.FreeSpace{}, nil // what it reported before is not what it has
 	}
+	if p.Available.Refuses(key.Node, key.Class) {
+		return publish, scheduler.FreeSpace{}, nil
+	}
 	free, ok := p.Ledger.FreeSpace(key.Node, params.DeviceClass)
 	if !ok {
 		return remove, scheduler.FreeSpace{}, nil

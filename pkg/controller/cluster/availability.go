@@ -69,6 +69,7 @@ type standing struct {
 	// away says that the grace is over and the node held back.
 	away    bool
 	classes map[string]*failing // by the device class' name
+	refused map[string]*failing // by the StorageClass' name
 }
 
 // failing is a device class of a node in which creates failed since the last success.
@@ -84,7 +85,7 @@ type failing struct {
 func (a *Availability) standing(node string) *standing {
 	s := a.nodes[node]
 	if s == nil {
-		s = &standing{classes: map[string]*failing{}}
+		s = &standing{classes: map[string]*failing{}, refused: map[string]*failing{}}
 		a.nodes[node] = s
 	}
 	return s
@@ -190,11 +191,7 @@ func (a *Availability) countFailure(node, class string, began time.Time, definit
 	if f.count < FailuresToHold {
 		return 0
 	}
-	length := min(a.Least, a.Most)
-	for range f.holds {
-		length = min(2*length, a.Most)
-	}
-	f.holds++
+	length := a.nextHold(f)
 	a.holdUntil(node, class, f, a.now().Add(length), length)
 	return length
 }

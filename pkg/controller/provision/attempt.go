@@ -80,6 +80,8 @@ type failures struct {
 	// blamed is the node against which the claim's failures count: one that fails on
 	// several nodes says nothing about the others.
 	blamed string
+	// refused are the nodes that could not make the claim's file system.
+	refused map[string]bool
 	// leaving is why the claim is to be rescheduled from the node that it selected, once
 	// the node's lowered capacity can be seen; nil for not at all.
 	leaving *departure
@@ -91,6 +93,14 @@ type failures struct {
 func (f *failures) blame(node string) bool {
 	f.blamed = cmp.Or(f.blamed, node)
 	return f.blamed == node
+}
+
+// refuse notes that a node could not make the claim's file system.
+func (f *failures) refuse(node string) {
+	if f.refused == nil {
+		f.refused = map[string]bool{}
+	}
+	f.refused[node] = true
 }
 
 // departure is that a claim is to be rescheduled from a node.

@@ -62,9 +62,10 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		if fault, _ := cluster.NodeFault(err); fault && ctx.Err() == nil && r.From == nil && a.failures.blame(node) {
 			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
 		}
-		return p.createFailed(ctx, a, claim, r, node, err)
+		return p.createFailed(ctx, a, claim, class, r, node, err)
 	}
 	p.CountSuccess(p.Available, node, vol.GetDeviceClass())
+	p.Available.Accepted(node, class.Name)
 	a.failures.internal, a.failures.unanswered = 0, 0
 	p.Metrics.createSeconds.Observe(p.Now().Sub(began).Seconds())
 	if vol.GetSizeBytes() < r.Bytes || vol.GetName() != a.name {
@@ -126,7 +127,7 @@ func (p *Provisioner) reportSlow(a *attempt, claim *v1.PersistentVolumeClaim, no
 }
 
 // createFailed decides what a node's refusal means.
-func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r spec.Request, node string, cause error) (time.Duration, error) {
+func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, node string, cause error) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
@@ -167,10 +168,19 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	}
 	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding,
 		names.ReasonCommandTimedOut}, reason)
-	// The second counts against the claim alone: another node may have other disks.
-	if reason == names.ReasonCommandFailed || reason == names.ReasonFormatRefused {
+	refused := reason == names.ReasonFormatRefused
+	if reason == names.ReasonCommandFailed || refused {
 		a.failures.internal++
 		elsewhere = a.failures.internal >= cluster.FailuresToHold
+	}
+	if refused && elsewhere {
+		// That counts against the claim alone: another node may have other disks.
+		if a.failures.refuse(node); p.placer.noneLeft(a.failures.refused, class, r) {
+			p.warn(a, claim, cluster.Refusal(node, cause)+"; there is no other node to try: delete the claim, and make StorageClass "+class.Name+
+				" again with other parameters; asking it again")
+			return 0, cause
+		}
+		p.Available.Refused(node, class.Name)
 	}
 	if !elsewhere {
 		p.warn(a, claim, cluster.Refusal(node, cause)+"; asking it again")
@@ -178,7 +188,7 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	}
 	a.failures.internal = 0
 	why := errors.New(cluster.Refusal(node, cause))
-	if fault, _ := cluster.NodeFault(cause); fault && claim.Annotations[volume.AnnSelectedNode] == node {
+	if fault, _ := cluster.NodeFault(cause); (fault || refused) && claim.Annotations[volume.AnnSelectedNode] == node {
 		a.failures.leaving = &departure{node, why} // when the scheduler can see that the node is held back
 		return time.Millisecond, nil
 	}

@@ -89,6 +89,20 @@ func (l placer) choose(a *attempt, selected selection, class *storagev1.StorageC
 	return ranked[0].Node, nil
 }
 
+// noneLeft reports whether a claim of the StorageClass can be on no node but those that are tried.
+func (l placer) noneLeft(tried map[string]bool, class *storagev1.StorageClass, r spec.Request) bool {
+	for _, view := range l.Fleet.Views() {
+		if _, has := view.Class(r.DeviceClass); !has || !view.Connected || tried[view.Node] {
+			continue
+		}
+		node, err := l.NodeLister.Get(view.Node)
+		if err == nil && spec.AllowedBy(class.AllowedTopologies, node) && !node.Spec.Unschedulable && !cluster.OutOfService(node) {
+			return false
+		}
+	}
+	return true
+}
+
 // passedOver counts why nodes that have the device class were not chosen.
 type passedOver struct {
 	away, forbidden, cordoned, held, full int

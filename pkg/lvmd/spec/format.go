@@ -1,6 +1,8 @@
 package spec
 
 import (
+	"fmt"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -56,7 +58,7 @@ func (i Identity) CheckSectors(sector int64) error {
 		return nil
 	}
 	if err := i.Settings.CheckSectors(i.FSType, sector); err != nil {
-		return apierror.InvalidField("fs_settings", "%v; correct the parameter %s%s", err, names.ParamMkfsPrefix, filesystem.SettingBlockSize)
+		return apierror.FormatRefused(string(i.Settings), fmt.Errorf("%w; correct the parameter %s%s", err, names.ParamMkfsPrefix, filesystem.SettingBlockSize))
 	}
 	return nil
 }
