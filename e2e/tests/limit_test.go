@@ -1,0 +1,65 @@
+//go:build e2e
+
+package tests
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/e2e/carve"
+)
+
+// volumeLimit returns how many volumes a node's kubelet was answered that the scheduler may place
+// there; zero is no limit. It fails while the driver is not registered.
+func (s *scope) volumeLimit(ctx context.Context, node string) (int32, error) {
+	registered, err := s.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return 0, err
+	}
+	for _, driver := range registered.Spec.Drivers {
+		switch {
+		case driver.Name != carve.Driver:
+		case driver.Allocatable == nil || driver.Allocatable.Count == nil:
+			return 0, nil
+		default:
+			return *driver.Allocatable.Count, nil
+		}
+	}
+	return 0, fmt.Errorf("the kubelet of %s does not know the driver", node)
+}
+
+// wantLimit waits until a node has a limit.
+func (s *scope) wantLimit(node string, want int32) {
+	s.Helper()
+	s.must(carve.Until(s.ctx, waitTimeout, "the node has its limit", func(ctx context.Context) error {
+		got, err := s.volumeLimit(ctx, node)
+		if err == nil && got != want {
+			err = fmt.Errorf("%s takes %d volumes, want %d", node, got, want)
+		}
+		return err
+	}), "wait for the limit")
+}
+
+// TestANodeHasItsLimitOnceLvmdAnswers starts the node plugin while lvmd does not answer: the real
+// kubelet registers it without a limit, and again with one.
+func TestANodeHasItsLimitOnceLvmdAnswers(t *testing.T) {
+	s := begin(t)
+	node := s.nodes[1]
+	limit, err := s.volumeLimit(s.ctx, node)
+	s.must(err, "read the limit of "+node)
+	if limit == 0 {
+		t.Fatalf("%s has no limit from the first", node)
+	}
+	const lvmd = "pgrep -f '^/usr/local/bin/carve-lvmd'"
+	s.Cleanup(func() {
+		_, _ = s.NodeExec(context.Background(), node, "sh", "-c", "kill -CONT $("+lvmd+")")
+		s.must(s.WaitReady(context.Background(), waitTimeout), "Carve is well again")
+	})
+	s.node(node, "sh", "-c", "kill -STOP $("+lvmd+") && kill $(pgrep -f '^/usr/local/bin/carve-node')")
+	s.wantLimit(node, 0)
+	s.node(node, "sh", "-c", "kill -CONT $("+lvmd+")")
+	s.wantLimit(node, limit)
+}
