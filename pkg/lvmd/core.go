@@ -40,11 +40,15 @@ func (c *core) crash(point string) {
 
 // markDeleted makes a volume that was never handed out a tombstone.
 func (c *core) markDeleted(v *inventory.Volume) {
-	if err := c.journal.PutVolume(v.MarkDeleted(nil)); err != nil {
+	// First durable, then known: who asks to delete it from then on is answered that it is gone.
+	tombstone := v.Record()
+	tombstone.Phase = spec.Deleting
+	if err := c.journal.PutVolume(tombstone); err != nil {
 		// The intent is still there, and the next start makes the same of it, unless the volume is
 		// complete and LVM has not put on the mark of what is deleted: then it is ready.
 		c.log.Error("tombstone is not in the journal", "volume", v.ID(), "error", err)
 	}
+	v.MarkDeleted(nil)
 	c.groups.Of(v).Reclaim()
 }
 
