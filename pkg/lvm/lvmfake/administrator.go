@@ -206,6 +206,17 @@ func (f administrator) AddGroupOf(name string, extentSize int64, devices ...int6
 	}
 }
 
+// TakeDevice takes the last device, on which nothing lies, out of a group of several, as an administrator does
+// with vgreduce.
+func (f administrator) TakeDevice(groupName string) {
+	defer f.lock()()
+	g := f.groups[groupName]
+	last := len(g.disks) - 1
+	g.extents -= int64(len(g.disks[last].members))
+	g.free, g.disks = g.free[:g.extents], g.disks[:last]
+	g.seqno++
+}
+
 // SetRAIDStatus changes what the kernel says of a RAID volume, but for how
 // much of it there is: tests break it with this.
 func (f administrator) SetRAIDStatus(groupName, name string, s lvm.RAIDStatus) {

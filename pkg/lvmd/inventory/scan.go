@@ -161,12 +161,12 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 }
 
 // fewestVanished is of how many volumes a group is refused when all of them vanish at once. An
-// administrator who removes the only volume of a group is believed.
+// administrator who removes the only volume of a group is believed, while nothing else speaks against it.
 const fewestVanished = 2
 
 // Implausible says why a group as LVM found it cannot be what it was: its metadata is older than
-// it was, or of several volumes that were acknowledged none is left. The reason begins in the middle
-// of a sentence.
+// it was, or lacks volumes that were acknowledged in a way in which no administrator removes them. The
+// reason begins in the middle of a sentence.
 func (g *Group) Implausible(found *lvm.Group) Refusal {
 	m := g.m
 	m.lock()
@@ -174,7 +174,7 @@ func (g *Group) Implausible(found *lvm.Group) Refusal {
 	if why := outdated(g, found); why != "" {
 		return Refusal{conditions.VolumeGroupOutdated, why}
 	}
-	if why := m.allVanished(g, found); why != "" {
+	if why := m.vanished(g, found); why != "" {
 		return Refusal{conditions.VolumeGroupReplaced, why}
 	}
 	return Refusal{}
@@ -189,27 +189,40 @@ func outdated(g *Group, found *lvm.Group) string {
 	return fmt.Sprintf("its metadata is older than it was (sequence number %d, was %d)", found.Seqno, g.metadata.Seqno)
 }
 
-// allVanished says why no volume of a group may be gone that is, or nothing.
-func (m *model) allVanished(g *Group, found *lvm.Group) string {
+// vanished says why volumes of a group may not be gone that are, or nothing. Nothing on the disks proves
+// that an administrator removed them. That it was no removal is shown by the sequence number, which a removal
+// raises, and by further disks, which it does not bring; it may take disks away, with what was on them.
+func (m *model) vanished(g *Group, found *lvm.Group) string {
 	exists := make(map[string]bool, len(found.Volumes))
 	for i := range found.Volumes {
 		exists[found.Volumes[i].Name] = true
 	}
 	var gone []string
+	left := 0
 	for id, v := range m.volumes {
-		if v.group != g || v.rec.Phase == spec.Creating || v.rec.Phase == spec.Deleting {
-			continue
+		switch {
+		case v.group != g || v.rec.Phase == spec.Creating || v.rec.Phase == spec.Deleting:
+		case exists[id]:
+			left++
+		default:
+			gone = append(gone, id)
 		}
-		if exists[id] {
-			return ""
-		}
-		gone = append(gone, id)
-	}
-	if len(gone) < fewestVanished {
-		return ""
 	}
 	slices.Sort(gone)
-	return fmt.Sprintf("none of the %d volumes that it had, such as %s, is in it any more", len(gone), gone[0])
+	further := slices.DeleteFunc(found.Identity().Devices, func(uuid string) bool { return slices.Contains(g.pinned.Devices, uuid) })
+	switch {
+	case len(gone) == 0:
+		return ""
+	case found.UUID == g.info.UUID && found.Seqno == g.metadata.Seqno:
+		return fmt.Sprintf("volume %s is not in it any more, and its metadata has the sequence number that it had (%d), which each removal raises", gone[0], found.Seqno)
+	case left > 0:
+		return ""
+	case len(gone) >= fewestVanished:
+		return fmt.Sprintf("none of the %d volumes that it had, such as %s, is in it any more", len(gone), gone[0])
+	case len(g.pinned.Devices) > 0 && len(further) > 0:
+		return fmt.Sprintf("its only volume, %s, is not in it any more, and it has disks that it did not have (physical volume %s)", gone[0], further[0])
+	}
+	return ""
 }
 
 // leaveLaterAlone finds the volumes of later versions and forgets those that are known: the
