@@ -3,8 +3,14 @@
 package lvmd_test
 
 import (
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -44,6 +50,57 @@ func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
 		}
 		return err == nil
 	})
+	waittest.Until(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
+}
+
+// TestACommandThatIsKilledOnASilentDiskHoldsUpNoOtherGroup has LVM wait for a disk beyond its deadline.
+func TestACommandThatIsKilledOnASilentDiskHoldsUpNoOtherGroup(t *testing.T) {
+	disk := newFaulty(t, "/dev/vdc")
+	n := newNode(t)
+	n.otherGroup(t, disk.path())
+	n.config += "- {name: beside, volumeGroup: other}\n"
+	n.timeout = 15 * time.Second
+	p := n.start()
+	v := p.create(inClass(create("pvc-kept", 8<<20, ""), "other"))
+	fill(t, v, 0x5a)
+	n.waitUntagged()
+	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", disk.name)
+	resume := sync.OnceFunc(func() { byHand(t, "dmsetup", "resume", "--noudevsync", disk.name) })
+	t.Cleanup(resume)
+
+	hanging := make(chan error, 1)
+	go func() {
+		_, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-hangs", 8<<20, ""), "other"))
+		hanging <- err
+	}()
+	p.delete(p.create(create("pvc-beside-it", 8<<20, "ext4")).GetId())
+	// It ends while the disk is silent, and so do those that come later.
+	if err := <-hanging; !slices.Contains([]codes.Code{codes.DeadlineExceeded, codes.Unavailable}, status.Code(err)) {
+		t.Errorf("a creation on the silent disk: error %v, want DeadlineExceeded or Unavailable", err)
+	}
+	waittest.Until(t, "the class says so", func() bool { return len(p.classNamed("other").GetConditions()) > 0 })
+	if _, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-later", 8<<20, ""), "beside")); status.Code(err) != codes.Unavailable {
+		t.Errorf("a later creation in the group: error %v, want Unavailable", err)
+	}
+	all := p.available()
+	p.delete(p.create(create("pvc-after-it", 8<<20, "ext4")).GetId())
+	waittest.Until(t, "the space is back", func() bool { return p.available() == all })
+
+	resume()
+	for name, class := range map[string]string{"pvc-hangs": "other", "pvc-later": "beside"} {
+		waittest.Succeeds(t, "class "+class+" serves again", func() error {
+			resp, err := p.client.CreateVolume(t.Context(), inClass(create(name, 8<<20, ""), class))
+			if err == nil {
+				p.delete(resp.GetVolume().GetId())
+			}
+			return err
+		})
+	}
+	waittest.Until(t, "the conditions are over", func() bool {
+		return len(p.classNamed("other").GetConditions()) == 0 && p.conditions() == "" && p.serving()
+	})
+	checkFilled(t, v, 0x5a, 8<<20)
+	p.delete(v.GetId())
 	waittest.Until(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
