@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"go.etcd.io/bbolt"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
@@ -124,4 +126,53 @@ func TestAJournalThatIsRolledBackReformatsNoRealVolume(t *testing.T) {
 	p.delete(fs.GetId())
 	p.delete(raw.GetId())
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
+}
+
+// TestAJournalOfALaterFormatLeavesRealVolumesAlone has lvmd end, with the reason, before it does anything.
+func TestAJournalOfALaterFormatLeavesRealVolumesAlone(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	raw, fs := p.create(create("raw", 8<<20, "")), p.create(create("fs", 16<<20, "ext4"))
+	fill(t, raw, 0x5a)
+	dir, unmount := mount(t, fs)
+	write(t, dir, "kept")
+	n.waitUntagged()
+	must.Succeed(t, p.stop())
+	before := must.Get(os.ReadFile(n.journalFile()))(t)
+	db := must.Get(bbolt.Open(n.journalFile(), 0o600, nil))(t)
+	must.Succeed(t, db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("99")) }))
+	must.Succeed(t, db.Close())
+	later, seqno := must.Get(os.ReadFile(n.journalFile()))(t), n.seqnoOn("/dev/vdb")
+
+	for range 2 {
+		out, err := n.command().CombinedOutput()
+		for _, want := range []string{n.journalFile(), "format 99", "install that version again"} {
+			if err == nil || !strings.Contains(string(out), want) {
+				t.Errorf("lvmd ended with %v, and said %s, want %q", err, out, want)
+			}
+		}
+	}
+	if now := n.seqnoOn("/dev/vdb"); now != seqno {
+		t.Errorf("the group has the sequence number %s, had %s", now, seqno)
+	}
+	if now := must.Get(os.ReadFile(n.journalFile()))(t); !bytes.Equal(now, later) {
+		t.Error("the journal was changed")
+	}
+	checkFilled(t, raw, 0x5a, 8<<20)
+	if got := contents(t, dir); got != "kept" {
+		t.Errorf("contents %q", got)
+	}
+	unmount()
+
+	// As the later version would have it.
+	must.Succeed(t, os.WriteFile(n.journalFile(), before, 0o600))
+	p = n.start()
+	for _, v := range []*lvmdv1.Volume{raw, fs} {
+		if got := p.volume(v.GetId()); got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || len(got.GetConditions()) > 0 {
+			t.Errorf("volume %v is now %v", v, got)
+		}
+		p.delete(v.GetId())
+	}
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
 }
