@@ -136,7 +136,7 @@ var All = []Condition{
 	{InvalidSnapshot, ofVolume, ofVolume, "A snapshot with a size of its own, which lvmd does not make, overflowed.", "Remove the snapshot."},
 	{MergeFailed, ofVolume, nil, "An `lvconvert --merge` failed; the volume's contents may have changed in part.", "Look at `dmesg`; restore the data."},
 	{Merging, ofVolume, nil, "An `lvconvert --merge` is under way; the volume's contents change.", "Wait for it."},
-	{MetadataFull, ofClass, nil, "The volume group's metadata area is full: no more volumes fit.", "Delete volumes, or make a group with a larger area (`vgcreate --metadatasize`)."},
+	{MetadataFull, ofClass, nil, "The volume group's metadata area is full: no more volumes fit.", "Delete volumes, or make a group with a larger area (`vgcreate --metadatasize`). If lvmd's log says that deleted volumes cannot be marked, there is not even space for that: take a tag or a volume away by hand (`lvchange --deltag`, `lvremove`), and the deletions go on."},
 	{Mismatches, ofBoth, nil, "A check (`lvchange --syncaction check`) found copies or parity that differ.", "`lvchange --syncaction repair VG/VOLUME`."},
 	{MissingDevice, ofBoth, ofVolume, "A disk is lost. LVM changes nothing in the group meanwhile.", "[Bring the disk back, or give it up](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing)."},
 	{MountedElsewhere, ofVolume, nil, "No Pod uses the volume, and something has it mounted. It can be neither staged nor deleted.", "[Restart the container that the message names](../how-to/troubleshooting.md#failedmount-still-mounted-elsewhere-on-the-node)."},

@@ -15,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -144,6 +146,38 @@ func TestADeletedVolumeIsMarkedWhenTheMetadataIsFull(t *testing.T) {
 		d.delete(v.GetId())
 	}
 	waittest.Until(t, "all are removed", func() bool { return len(d.inventory.Inspect()) == 0 }, func() any { return d.inventory.Inspect() })
+}
+
+// TestADeletionGoesOnOnceTheMetadataHaveSpaceForItsMark has no space for any mark, until an
+// administrator removes a volume of their own.
+func TestADeletionGoesOnOnceTheMetadataHaveSpaceForItsMark(t *testing.T) {
+	m := newMachine(t)
+	tried := make(chan struct{}, 1)
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpTag {
+			select {
+			case tried <- struct{}{}:
+			default:
+			}
+		}
+		return nil
+	}
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: 1}))
+	d := m.start(t)
+	id := d.create(request("v", 2)).GetId()
+	d.fill(id, 0x33)
+	m.untagged(t, id)
+	m.fake.SetMetadataLimit(testGroup, must.Get(m.fake.Metadata(testGroup))(t).Size)
+	d.delete(id)
+	for range 3 {
+		<-tried
+	}
+	d.shows(id, 2, 0x33)
+	if d.message(conditions.MetadataFull) == "" {
+		t.Errorf("class %v", d.class())
+	}
+	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{"theirs"}))
+	waittest.Until(t, "it is removed", func() bool { return len(m.volumeNames(t)) == 0 }, func() any { return d.inventory.Inspect() })
 }
 
 // TestAZeroedPageOfTheJournalIsNoticedWhereverItIs zeroes each page in turn, as a
