@@ -50,6 +50,7 @@ const (
 	TooManyVolumes       = "TooManyVolumes"
 	UnknownTarget        = "UnknownTarget"
 	VolumeGroupChanged   = "VolumeGroupChanged"
+	VolumeGroupImitated  = "VolumeGroupImitated"
 	VolumeGroupMissing   = "VolumeGroupMissing"
 	VolumeGroupOutdated  = "VolumeGroupOutdated"
 	VolumeGroupReplaced  = "VolumeGroupReplaced"
@@ -165,6 +166,7 @@ var All = []Condition{
 	{UnknownTarget, ofVolume, nil, "LVM does not know the kind of the volume's device.", "Look at `dmsetup status`."},
 	{UnmountFails, ofVolume, nil, "The volume cannot be unmounted from a Pod that has ended, mostly for what is mounted in it; the Pod stays Terminating.", "[Remove what the message names](../how-to/troubleshooting.md#condition-unmountfails-a-pod-stays-terminating)."},
 	{VolumeGroupChanged, ofClass, nil, "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up. The condition lasts an hour.", "If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
+	{VolumeGroupImitated, ofClass, nil, "A user of a volume wrote something into it that looks like a disk of the node's volume group, as a copy of that disk does. lvmd does not use it; the host's own LVM might.", "[Find the volume's user](../how-to/troubleshooting.md#volumegroupimitated-a-volume-holds-what-looks-like-the-nodes-disk)."},
 	{VolumeGroupMissing, ofBoth, ofBoth, "The volume group is not there.", "[Bring its disks back](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing), or make the group."},
 	{VolumeGroupOutdated, ofClass, ofClass, "The volume group's metadata is older than it was, as on a copy of a disk from before. It is not used.", "[Bring the newest disk back, or accept what is there](../how-to/troubleshooting.md#volumegroupoutdated-the-metadata-is-older-than-it-was)."},
 	{VolumeGroupReplaced, ofClass, ofClass, "Another volume group has the name, or the group has none of its disks, or none of its volumes, any more. It is not used.", "[Remove it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},

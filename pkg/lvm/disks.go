@@ -21,7 +21,7 @@ type disks struct {
 	// reads bounds the wait for disks, and layers that for what is below them.
 	reads, layers blockdev.Guard
 	// excluded are the devices that the last look at all of them left out, see Excluded.
-	excluded []string
+	excluded []Excluded
 	// duplicates are the physical volumes that the last look at all devices found on several
 	// of them, by UUID, see Duplicated.
 	duplicates map[string]Duplicate
@@ -235,7 +235,7 @@ func (d *disks) BlockDevices() ([]blockdev.Device, error) {
 }
 
 // Excluded implements Groups.
-func (d *disks) Excluded() []string {
+func (d *disks) Excluded() []Excluded {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.excluded)
@@ -274,13 +274,7 @@ func (d *disks) everywhere() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var excluded []string
-	all = slices.DeleteFunc(all, func(b blockdev.Device) bool {
-		if b.UserData != "" && usersMapping(b.Mapping) == "" {
-			excluded = append(excluded, b.Path+": "+b.UserData)
-		}
-		return b.UserData != ""
-	})
+	all = d.withoutUsers(all)
 	labels, answers := d.labels(all)
 	duplicates := d.duplicatesAmong(all, labels)
 	busy := d.busy()
@@ -293,7 +287,7 @@ func (d *disks) everywhere() (string, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.excluded, d.duplicates = excluded, duplicates
+	d.duplicates = duplicates
 	return lvmConfig(answering), nil
 }
 

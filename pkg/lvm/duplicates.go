@@ -20,7 +20,7 @@ func (d *disks) Duplicated() (groups []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(b blockdev.Device) bool { return b.UserData != "" })
+	all = d.withoutUsers(all)
 	labels, _ := d.labels(all)
 	duplicates := d.duplicatesAmong(all, labels)
 	d.mu.Lock()

@@ -48,10 +48,10 @@ type Groups interface {
 	// change such a group fail with ErrNotFound. It runs no command.
 	Duplicated() (groups []string, err error)
 
-	// Excluded are the devices that the last Scan of all devices did not look at because they
-	// lie on volumes, so that what they hold is a user's: each path with the reason. The
-	// volumes themselves are not among them.
-	Excluded() []string
+	// Excluded are the devices that the last look at all devices, by Scan or Duplicated, left out
+	// because they lie on volumes, so that what they hold is a user's. The volumes themselves are
+	// not among them.
+	Excluded() []Excluded
 
 	// Metadata reads the state of the group's metadata straight from its
 	// disks. It runs no command and costs three small reads per disk.

@@ -69,6 +69,14 @@ func (g *Group) Fits(i Identity) bool {
 	}))
 }
 
+// Excluded is a device that is not looked at, as what it holds is a user's.
+type Excluded struct {
+	// Path is the device's, and Reason says what it lies on.
+	Path, Reason string
+	// Imitates names the group of which the device shows the UUID, as if it were a disk of it.
+	Imitates string
+}
+
 // Other is a group of a name that is not taken for the one of the name.
 type Other struct {
 	UUID string

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // What a user writes into a volume may look like a disk of a volume group, of the group that the
@@ -76,6 +79,42 @@ func (d *disks) confirmLayers(g *Group) error {
 		}
 	}
 	return nil
+}
+
+// withoutUsers leaves the devices that may be looked at, and notes the others. Of these one thing is read, for
+// the administrator, as the host's own LVM does look at them: whether they show the UUID of a group that
+// is known.
+func (d *disks) withoutUsers(all []blockdev.Device) []blockdev.Device {
+	var excluded []Excluded
+	all = slices.DeleteFunc(all, func(b blockdev.Device) bool {
+		if b.UserData != "" && usersMapping(b.Mapping) == "" {
+			excluded = append(excluded, Excluded{Path: b.Path, Reason: strings.TrimPrefix(b.UserData, b.Path+": ")})
+		}
+		return b.UserData != ""
+	})
+	uuids := make([]string, len(excluded))
+	var reading sync.WaitGroup
+	for i := range excluded {
+		reading.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+			defer cancel()
+			if head, err := blockdev.Do(ctx, &d.reads, excluded[i].Path, ondisk.ReadHead); err == nil {
+				uuids[i] = head.UUID
+			}
+		})
+	}
+	reading.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name, g := range d.groups {
+		for i, uuid := range uuids {
+			if uuid != "" && uuid == g.pin.UUID {
+				excluded[i].Imitates = name
+			}
+		}
+	}
+	d.excluded = excluded
+	return all
 }
 
 // usersMapping says why the contents of a mapping are a user's, or nothing.

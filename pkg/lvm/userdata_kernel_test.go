@@ -105,8 +105,8 @@ func TestNoGroupIsLookedForOnWhatLiesOnAVolume(t *testing.T) {
 	for _, device := range []string{loop, partitioned, mapped, deeper} {
 		n := must.Get(blockdev.NumberOf(device))(t)
 		path := "/dev/" + filepath.Base(must.Get(filepath.EvalSymlinks("/sys/dev/block/"+n.String()))(t))
-		if !slices.ContainsFunc(excluded, func(e string) bool { return strings.HasPrefix(e, path+":") && strings.Contains(e, "carve--ours-v") }) {
-			t.Errorf("%s (%s) and the volume are not among the devices that were left out: %q", device, path, excluded)
+		if !slices.ContainsFunc(excluded, func(e lvm.Excluded) bool { return e.Path == path && strings.Contains(e.Reason, "carve--ours-v") }) {
+			t.Errorf("%s (%s) and the volume are not among the devices that were left out: %v", device, path, excluded)
 		}
 		if _, err := fresh.Label(device); !errors.Is(err, lvm.ErrUserData) {
 			t.Errorf("the label of %s: %v, want %v", device, err, lvm.ErrUserData)
@@ -142,7 +142,7 @@ func TestAGroupInAFileThatLiesInAVolumeIsFound(t *testing.T) {
 	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", theirs) })
 	h := host(t)
 	if found := must.Get(h.Scan(t.Context(), []string{theirs}))(t); len(found) != 1 {
-		t.Errorf("found %+v, left out %q", found, h.Excluded())
+		t.Errorf("found %+v, left out %v", found, h.Excluded())
 	}
 	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: theirs, Volume: "w", Extents: 1}))
 	must.Succeed(t, h.Remove(t.Context(), theirs, []string{"w"}))

@@ -253,6 +253,7 @@ func (s *Service) duplicateLoop(ctx context.Context) {
 		if err != nil {
 			s.log.Warn("devices cannot be looked at for copies of the groups' disks", "error", err)
 		}
+		s.groups.NoteExcluded()
 		for _, name := range names {
 			if g := s.groups.Named(name); g != nil {
 				g.SetStale() // The scan finds what to say of it.

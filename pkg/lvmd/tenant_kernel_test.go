@@ -3,12 +3,15 @@
 package lvmd_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/must"
@@ -130,8 +133,9 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 	loop := asKubelet(t, raw)
 	n.forge(loop, uuid)
 	forged, free := n.seqnoOn(loop), p.available()
-	// check has lvmd scan, and compares.
-	check := func(when string) {
+	// check has lvmd scan, and compares. Whether lvmd sees what the tenant wrote before it looks at all devices
+	// depends on udev.
+	check := func(when string, restarted bool) {
 		t.Helper()
 		scanned := n.seqnoOn("/dev/vdb")
 		w := p.create(create("pvc-next", 8<<20, ""))
@@ -144,7 +148,12 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 			t.Errorf("%s: the group has the sequence number %s, as before", when, now)
 		}
 		c := p.classNamed("local")
-		if c.GetVgUuid() != uuid || len(c.GetConditions()) != 0 || !p.has(victim.GetId()) || !p.has(raw.GetId()) || p.conditions() != "" {
+		named := strings.Contains(fmt.Sprint(c.GetConditions()), loop+": its contents are a user's: it lies on the logical volume carve-"+raw.GetId()+";")
+		others := slices.DeleteFunc(slices.Clone(c.GetConditions()), func(c *lvmdv1.Condition) bool { return c.GetType() == conditions.VolumeGroupImitated })
+		if restarted && !named {
+			t.Errorf("%s: no condition names %s and its volume: %v", when, loop, c)
+		}
+		if c.GetVgUuid() != uuid || len(others) != 0 || !p.has(victim.GetId()) || !p.has(raw.GetId()) || p.conditions() != "" {
 			t.Errorf("%s: the class is %v, and the volumes are %v", when, c, p.state().GetVolumes())
 		}
 		if log := p.log.String(); strings.Contains(log, "volume is gone") {
@@ -155,10 +164,10 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 		}
 		checkFilled(t, victim, 0x5a, 8<<20)
 	}
-	check("while lvmd runs")
+	check("while lvmd runs", false)
 	p.kill()
 	p = n.start()
-	check("after a restart")
+	check("after a restart", true)
 	if log := p.log.String(); !strings.Contains(log, loop) {
 		t.Errorf("lvmd does not say that it looks at no %s:\n%s", loop, log)
 	}
@@ -167,13 +176,20 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 	classes := n.config
 	n.config = classes + "devices: {allow: [{path: '/dev/*'}]}\n"
 	p = n.start()
-	check("where all devices are allowed")
+	check("where all devices are allowed", true)
 	p.kill()
 	n.config = classes + "volumeGroups:\n- {name: carve, devices: [{path: " + loop + "}], allowSignatures: [" + loop + "]}\n"
 	p = n.start()
-	check("where the configuration names it")
+	check("where the configuration names it", true)
 	if metrics := p.log.String(); !strings.Contains(metrics, "on_volume") {
 		t.Errorf("lvmd does not say why it does not use %s:\n%s", loop, metrics)
+	}
+	p.kill()
+	overwriteAt(t, loop, 0, 0, 1<<20)
+	n.config = classes
+	p = n.start()
+	if c := p.classNamed("local").GetConditions(); len(c) > 0 {
+		t.Errorf("when it is overwritten, the class has the conditions %v", c)
 	}
 	p.kill()
 }
@@ -204,4 +220,29 @@ func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
 	p.delete(w.GetId())
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 	p.kill()
+}
+
+// TestTheOnlyVolumeIsNotBelievedGoneWithADiskThatIsNew removes it while lvmd is away.
+func TestTheOnlyVolumeIsNotBelievedGoneWithADiskThatIsNew(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-1", 8<<20, ""))
+	n.waitUntagged()
+	accept := filepath.Join(n.dir, "state", "accept-volume-group-"+n.uuidOn("/dev/vdb"))
+	must.Succeed(t, p.stop())
+	lvmByHand(t, "lvremove", "--yes", n.group)
+	lvmByHand(t, "vgextend", "--yes", n.group, "/dev/vdc")
+	p = n.start()
+	if !p.hasOne("VolumeGroupReplaced", v.GetId(), "its only volume", accept) || !p.has(v.GetId()) || p.available() != 0 {
+		t.Errorf("the class is %v, and the volumes are %v", p.classNamed("local"), p.state().GetVolumes())
+	}
+	must.Succeed(t, os.WriteFile(accept, nil, 0o600))
+	waittest.Until(t, "it is accepted", func() bool {
+		return len(p.state().GetVolumes()) == 0 && p.available() > 0 && len(p.classNamed("local").GetConditions()) == 0
+	})
+	p.delete(p.create(create("pvc-1", 8<<20, "")).GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+	lvmByHand(t, "vgreduce", n.group, "/dev/vdc")
+	lvmByHand(t, "pvremove", "--yes", "/dev/vdc")
 }

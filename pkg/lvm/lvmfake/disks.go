@@ -24,6 +24,8 @@ type disk struct {
 	blockdev.Device
 	contents lvm.Contents
 	claimed  bool
+	// imitates is the group of which the disk shows the UUID, where what it holds is a user's.
+	imitates string
 	// unplugged disks keep what they hold, unseen.
 	unplugged bool
 	// dataOffset is where extents begin once it is a physical volume.
@@ -51,6 +53,13 @@ func (f hands) ChangeDisk(name string, change func(*blockdev.Device)) {
 func (f hands) MarkDisk(name, signature string) {
 	defer f.lock()()
 	f.disk("/dev/" + name).contents = lvm.Contents{Signatures: []string{signature}, Partitioned: signature == "gpt"}
+}
+
+// ImitateGroup has a device, of which the contents are a user's, show the UUID of a group; none if group is
+// empty.
+func (f hands) ImitateGroup(name, group string) {
+	defer f.lock()()
+	f.disk("/dev/" + name).imitates = group
 }
 
 // WipeDisk removes everything from a device that is in no group.

@@ -57,14 +57,14 @@ func (f metadata) Duplicated() (groups []string, err error) {
 }
 
 // Excluded implements lvm.Groups.
-func (f metadata) Excluded() (paths []string) {
+func (f metadata) Excluded() (excluded []lvm.Excluded) {
 	defer f.lock()()
 	for _, d := range f.disks {
 		if d.UserData != "" {
-			paths = append(paths, d.Path+": "+d.UserData)
+			excluded = append(excluded, lvm.Excluded{Path: d.Path, Reason: d.UserData, Imitates: d.imitates})
 		}
 	}
-	return paths
+	return excluded
 }
 
 // Metadata implements lvm.Groups.

@@ -262,6 +262,9 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 	add := func(kind, format string, args ...any) {
 		class.Conditions = append(class.Conditions, condition(kind, format, args...))
 	}
+	if len(g.imitations) > 0 {
+		add(conditions.VolumeGroupImitated, "what is written in a volume shows the UUID of volume group %q, on %s; lvmd looks at no such device", g.name, examples(g.imitations))
+	}
 	if !g.present && g.refused != (Refusal{}) {
 		add(g.refused.Type, "%s", g.refused.Message)
 		return r

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -67,6 +68,9 @@ type groupIdentity struct {
 	// replaced says that the group took the place of another one, and replacedAt when that was.
 	replaced   string
 	replacedAt time.Time
+	// imitations are the devices that no scan looks at, as what they hold is a user's, and that show the
+	// group's UUID: each with what it lies on.
+	imitations []string
 }
 
 // Refusal says why a group that is there is not used. The zero value is that of a group that is.
@@ -287,6 +291,20 @@ func SetReplaced(g *Group, message string) {
 	defer m.unlock()
 	g.replaced, g.replacedAt = message, time.Now()
 	m.warn("a volume group takes the place of another one", "group", g.name, "message", message)
+	m.publish(g)
+}
+
+// SetImitations replaces the devices that are not looked at and show the group's UUID.
+func SetImitations(g *Group, found []string) {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	if slices.Equal(g.imitations, found) {
+		return
+	}
+	if g.imitations = found; len(found) > 0 {
+		m.warn("what a user's data shows is not taken for the volume group", "group", g.name, "devices", examples(found))
+	}
 	m.publish(g)
 }
 

@@ -65,7 +65,7 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	if err != nil {
 		return nil, err
 	}
-	s.logExcluded()
+	s.NoteExcluded()
 	again := false
 	for _, name := range names {
 		s.byName[name].implausible = inventory.Refusal{}
@@ -127,16 +127,28 @@ func pathsOf(g *lvm.Group) (paths []string) {
 	return paths
 }
 
-// logExcluded logs which devices are not looked at because of what they lie on, when these are
-// others than before.
-func (s *Groups) logExcluded() {
+// NoteExcluded logs which devices were not looked at because of what they lie on, when these are
+// others than before, and has a condition name those that show the UUID of a group.
+func (s *Groups) NoteExcluded() {
 	const most = 20
 	excluded := s.LVM.Excluded()
-	all := strings.Join(excluded, "; ")
+	imitations := map[string][]string{}
+	var described []string
+	for _, e := range excluded {
+		one := e.Path + ": " + e.Reason
+		described = append(described, one)
+		if e.Imitates != "" {
+			imitations[e.Imitates] = append(imitations[e.Imitates], one)
+		}
+	}
+	for name, g := range s.byName {
+		inventory.SetImitations(g.Group, imitations[name])
+	}
+	all := strings.Join(described, "; ")
 	if before := s.excluded.Swap(&all); all == "" || before != nil && *before == all {
 		return
 	}
-	s.Log.Info("no volume group is looked for on devices that lie on volumes", "count", len(excluded), "devices", excluded[:min(most, len(excluded))])
+	s.Log.Info("no volume group is looked for on devices that lie on volumes", "count", len(described), "devices", described[:min(most, len(described))])
 }
 
 // acceptable returns which of the groups of a name is to be taken for the one that is not
