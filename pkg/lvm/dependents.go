@@ -24,6 +24,9 @@ type Dependent struct {
 // a removal of the origin, nor what is written to it or unmapped, changes them.
 const dependedOn = "oOCtdD"
 
+// mergingOrigin is the first letter of lv_attr of a volume into which a snapshot is merged.
+const mergingOrigin = 'O'
+
 // withoutDependents has a command process those of the volumes that are named on which no other one
 // depends. LVM decides when it has the group locked: what was made since a scan counts.
 const withoutDependents = `lv_attr!~"^[` + dependedOn + `]"`
@@ -67,8 +70,8 @@ func (g *Group) unnamed(lv *Volume) Dependent {
 			cache = strings.TrimSuffix(cache, suffix)
 		}
 		return Dependent{cache, "is its cache", "lvconvert --splitcache " + path}
-	case 'O':
-		return Dependent{"", "is merged into it", "wait; a merge that waits begins with lvchange --refresh " + path}
+	case mergingOrigin:
+		return Dependent{lv.Merging, "is merged into it", "wait; a merge that waits begins with lvchange --refresh " + path}
 	case 'o':
 		return Dependent{"", "is a snapshot of it", "lvs --all " + g.Name + ", lvremove"}
 	default:

@@ -138,6 +138,8 @@ type Volume struct {
 	// Origin is the volume that a thin volume is a snapshot of, while that
 	// volume is there.
 	Origin string
+	// Merging is the snapshot with a size of its own that is merged into the volume, where that is known.
+	Merging string
 	// MetadataSize is a thin pool's, in bytes; zero for others.
 	MetadataSize int64
 }

@@ -48,6 +48,7 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 	ctx, cancel := context.WithTimeout(ctx, v.commands.runner.Timeout)
 	defer cancel()
 	for _, g := range found {
+		v.nameMerging(&g)
 		// A disk that cannot flush is no reason not to report what it holds: the next
 		// change finds out.
 		err := v.commands.durable(ctx, v.disks.known(g.Name))
@@ -60,6 +61,21 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 		}
 	}
 	return found, nil
+}
+
+// nameMerging notes which snapshots are merged into volumes of a group, as far as that can be read: LVM shows
+// that there are some, and not which.
+func (v *volumes) nameMerging(g *Group) {
+	if !slices.ContainsFunc(g.Volumes, func(lv Volume) bool { return lv.Attr.Type == mergingOrigin }) {
+		return
+	}
+	merging, err := committed(v.disks, g.Name, ondisk.MergingSnapshots)
+	if err != nil {
+		return
+	}
+	for i := range g.Volumes {
+		g.Volumes[i].Merging = merging[g.Volumes[i].Name]
+	}
 }
 
 // maxActivated bounds how many volumes one command activates: a lasting lvm process takes

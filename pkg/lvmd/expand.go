@@ -94,6 +94,9 @@ func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (*inventory.Expansion, e
 func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
 	v := e.Volume()
+	if err := volumegroup.CheckDependents(ctx, s.groups, v); err != nil {
+		return err
+	}
 	return s.groups.Change(onBehalfOf(ctx, v), s.groups.Of(v), func(ctx context.Context) (inventory.Effect, error) {
 		return s.grow(ctx, e, e.PlanGrowth())
 	})
@@ -120,7 +123,10 @@ func (s *expander) grow(ctx context.Context, e *inventory.Expansion, on []layout
 func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
 	g := s.groups.Of(e.Volume())
-	done, err := s.allocate(ctx, g, e)
+	err, done := volumegroup.CheckDependents(ctx, s.groups, e.Volume()), false
+	if err == nil {
+		done, err = s.allocate(ctx, g, e)
+	}
 	if err == nil && !done {
 		s.crash("expand: extension made")
 		if err = s.zeroExtension(ctx, e); err == nil {

@@ -68,6 +68,22 @@ func VolumeNames(text []byte) (map[string]bool, error) {
 	return names, err
 }
 
+// MergingSnapshots are the snapshots with a size of their own that are merged into their origins, or wait for
+// that, by the origins' names. LVM reports none of them.
+func MergingSnapshots(text []byte) (map[string]string, error) {
+	vg, err := parseGroup(text)
+	merging := map[string]string{}
+	all, _ := vg["logical_volumes"].(section)
+	for name := range all {
+		segment := firstSegment(all, name)
+		snapshot, isMerging := segment["merging_store"].(string)
+		if origin, ok := segment["origin"].(string); ok && isMerging {
+			merging[origin] = snapshot
+		}
+	}
+	return merging, err
+}
+
 // firstSegment is the first segment of a volume, or nil.
 func firstSegment(volumes section, name string) section {
 	volume, _ := volumes[name].(section)

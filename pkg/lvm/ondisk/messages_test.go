@@ -92,3 +92,32 @@ func TestMessagesThatWaitAreReadFromMetadata(t *testing.T) {
 		})
 	}
 }
+
+func TestSnapshotsThatAreMergedAreReadFromMetadata(t *testing.T) {
+	text := strings.Replace(messageText, "cv4 {", `snapshot0 {
+segment_count = 1
+segment1 {
+type = "snapshot"
+chunk_size = 8
+origin = "cv4"
+merging_store = "backup"
+}
+}
+snapshot1 {
+segment_count = 1
+segment1 {
+type = "snapshot"
+chunk_size = 8
+origin = "cv3"
+cow_store = "kept"
+}
+}
+cv4 {`, 1)
+	got, err := MergingSnapshots([]byte(text))
+	if want := map[string]string{"cv4": "backup"}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, error %v, want %v", got, err, want)
+	}
+	if _, err := MergingSnapshots([]byte(text[:len(text)/2])); err == nil {
+		t.Error("half of the text was read without an error")
+	}
+}

@@ -11,7 +11,8 @@ import (
 // what is written to the volume fills the snapshot, and LVM removes it with the volume. Therefore
 // nothing of such a volume is wiped, unmapped or removed, and it does not grow. What depends a scan
 // finds, but it may be made after that: so the kernel is asked for each chunk that is wiped or
-// unmapped, see volumegroup.CheckDependents, and LVM decides again when it removes the volume.
+// unmapped, see volumegroup.CheckDependents, and LVM decides again when it removes the volume, but for a
+// leg that was split off a mirror.
 //
 // A tombstone is marked all the same: a tag harms no dependent, and without it a node that loses its
 // journal would have the volume back. A thin snapshot in the volume's own pool is no dependent: the
@@ -47,4 +48,12 @@ func CheckDependents(v *Volume) error {
 	m.lock()
 	defer m.unlock()
 	return v.dependents.refuse(v.group.name, v.rec.ID)
+}
+
+// HasLegs reports whether a volume has legs, of which LVM can split one off.
+func HasLegs(v *Volume) bool {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	return v.layout.IsRAID()
 }

@@ -150,6 +150,9 @@ func (r *Reclaimer) untag(ctx context.Context, g *volumegroup.Group) bool {
 
 // remove frees tombstones. The caller has the group's slot.
 func (r *Reclaimer) remove(g *volumegroup.Group, batch []*inventory.Volume) error {
+	if err := r.Groups.CheckLegs(g, batch); err != nil {
+		return err
+	}
 	return r.Groups.ChangeHeld(g, func(ctx context.Context) (inventory.Effect, error) {
 		return inventory.Removed(batch), r.LVM.Remove(volumegroup.ForClassOf(ctx, batch...), g.Name(), IDs(batch))
 	})
