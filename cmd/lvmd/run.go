@@ -62,7 +62,7 @@ func (f *flags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.lvmPath, "lvm", "lvm", "the lvm program: a path, or a name to look up in PATH")
 	s.BoolVar(&f.lvmLasting, "lvm-lasting", true, "keep one lvm process for each volume group, instead of starting one for each change")
 	s.DurationVar(&f.commandTimeout, "lvm-timeout", time.Minute, "deadline of each LVM command")
-	s.DurationVar(&f.poolTimeout, "pool-activation-timeout", time.Hour, "deadline of the activation of a thin pool, for which LVM checks its metadata")
+	s.DurationVar(&f.poolTimeout, "pool-activation-timeout", time.Hour, "deadline of the check of a thin pool's metadata, which comes before the pool is activated")
 }
 
 // run is lvmd's life: lock, load, listen, serve, stop.

@@ -39,6 +39,11 @@ func (c *commands) run(ctx context.Context, devices []string, command string, ar
 // change runs a command that changes volumes of a group, and returns when what it did is
 // durable.
 func (c *commands) change(ctx context.Context, group, command string, args ...string) error {
+	return c.changeWith(ctx, "", group, command, args...)
+}
+
+// changeWith is change with further configuration for LVM.
+func (c *commands) changeWith(ctx context.Context, config, group, command string, args ...string) error {
 	devices, err := c.disks.require(group)
 	if err != nil {
 		return err
@@ -51,7 +56,7 @@ func (c *commands) change(ctx context.Context, group, command string, args ...st
 		return fmt.Errorf("volume group %q: %w", group, err)
 	}
 	before := linksOf(group)
-	if _, err := c.runner.RunFor(ctx, group, command, append([]string{"--config", lvmConfig(seen)}, args...)...); err != nil {
+	if _, err := c.runner.RunFor(ctx, group, command, append([]string{"--config", lvmConfig(seen) + config}, args...)...); err != nil {
 		// It may have acted all the same: the Scan that must follow flushes, and
 		// drops nodes of what is gone. Links that it replaced may be missing.
 		return errors.Join(err, before.restore())

@@ -29,6 +29,16 @@ func dropComponents(group string, volumes []string) error {
 		return err
 	}
 	defer unlock()
+	for {
+		// What lies below a component is one of its own once that is gone.
+		if removed, err := dropUppermost(group, volumes); !removed {
+			return err
+		}
+	}
+}
+
+// dropUppermost is dropComponents for those on which no component lies, and reports whether it removed any.
+func dropUppermost(group string, volumes []string) (removed bool, err error) {
 	// Those without a table, which are in no other list, are in this one.
 	devices, err := dmList()
 	errs := []error{err}
@@ -41,6 +51,7 @@ func dropComponents(group string, volumes []string) error {
 		switch {
 		case err == nil && d.OpenCount == 0:
 			err = dmRemove(name)
+			removed = removed || err == nil
 		case err == nil:
 			err = fmt.Errorf("device %q: %w", name, ErrBusy)
 		}
@@ -48,7 +59,11 @@ func dropComponents(group string, volumes []string) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	if removed {
+		// A node that stays does no harm before another device has the name.
+		_ = dropStaleNodes(group)
+	}
+	return removed, errors.Join(errs...)
 }
 
 // dropAllComponents is dropComponents after a command failed: what it started may take a moment

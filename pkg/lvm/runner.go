@@ -40,8 +40,8 @@ type Result struct {
 type Runner struct {
 	// Binary is the lvm program; a name is looked up in PATH.
 	Binary string
-	// Timeout is each command's deadline, but for those that activate thin pools. They have
-	// PoolTimeout: LVM checks a pool's metadata first (thin_check). Zero means Timeout.
+	// Timeout is each command's deadline, but for those that check the metadata of thin pools
+	// (thin_check), on their own or before an activation. They have PoolTimeout; zero means Timeout.
 	Timeout, PoolTimeout time.Duration
 	// SystemDir is a directory that MakeSystemDir made. Empty works, too, but
 	// each command then takes some 30 ms longer.

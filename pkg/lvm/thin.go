@@ -34,9 +34,19 @@ type Thin interface {
 	// o.Extents, o.MetadataBytes and o.Tags are not looked at. See lvmthin(7).
 	MakePool(ctx context.Context, o PoolOptions, metadata string) error
 
-	// ActivatePool is Activate for one thin pool, with the longer deadline of a command that checks
-	// the pool's metadata. It may take hours, in which LVM answers nothing of the group.
-	ActivatePool(ctx context.Context, group, pool string) error
+	// BeginPoolCheck has CheckPool see the metadata of a thin pool that has no device. It takes a moment.
+	// Until CheckPool ends, nothing activates the pool, also after a crash: ActivatePool ends that.
+	BeginPoolCheck(ctx context.Context, group, pool string) error
+
+	// CheckPool checks the metadata of a thin pool after BeginPoolCheck. It may take hours, in
+	// which the group can be changed. When that is not enough, because only LVM can do all that the pool
+	// needs, there is no error, and ActivatePool must check.
+	CheckPool(ctx context.Context, group, pool string) (enough bool, err error)
+
+	// ActivatePool is Activate for one thin pool. Unless it was checked a moment ago, LVM checks its
+	// metadata, for which the command has a longer deadline. It may take hours, in which LVM answers
+	// nothing of the group.
+	ActivatePool(ctx context.Context, group, pool string, checked bool) error
 
 	// ExtendPool grows a pool's data to the given number of extents in all. on, unless empty,
 	// is where the growth lies.

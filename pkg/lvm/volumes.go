@@ -90,6 +90,11 @@ const poolNodeFailure = 5
 // /dev is not the host's. What an activation that was killed left in the way is
 // removed before.
 func (v *volumes) Activate(ctx context.Context, group string, names []string) error {
+	return v.activate(ctx, "", group, names)
+}
+
+// activate is Activate with further configuration for LVM.
+func (v *volumes) activate(ctx context.Context, config, group string, names []string) error {
 	// If it cannot be removed, LVM says what is in the way.
 	_ = dropComponents(group, names)
 	for _, target := range []string{thinPoolTarget, raidTarget} {
@@ -98,7 +103,7 @@ func (v *volumes) Activate(ctx context.Context, group string, names []string) er
 	}
 	var errs []error
 	for some := range slices.Chunk(names, maxActivated) {
-		errs = append(errs, v.commands.change(ctx, group, "lvchange", append([]string{"--activate", "y"}, volumeArgs(group, some)...)...))
+		errs = append(errs, v.commands.changeWith(ctx, config, group, "lvchange", append([]string{"--activate", "y"}, volumeArgs(group, some)...)...))
 	}
 	if err := errors.Join(errs...); err != nil {
 		// If the command was killed, what it left would keep an administrator from activating them.
@@ -115,7 +120,10 @@ func (v *volumes) Activate(ctx context.Context, group string, names []string) er
 }
 
 // ActivatePool implements Thin.
-func (v *volumes) ActivatePool(ctx context.Context, group, pool string) error {
+func (v *volumes) ActivatePool(ctx context.Context, group, pool string, checked bool) error {
+	if checked {
+		return v.activate(ctx, uncheckedConfig, group, []string{pool})
+	}
 	defer v.disks.setBusy(group)()
 	return v.Activate(context.WithValue(ctx, checksPool{}, true), group, []string{pool})
 }

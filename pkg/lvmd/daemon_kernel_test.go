@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, crashing(os.Args[1], os.Args[2], os.Args[3]))
 		os.Exit(1)
 	case "thin_check":
-		beThinCheck(filepath.Dir(os.Args[0]))
+		beThinCheck()
 		os.Exit(1)
 	case "lvm":
 		beLVM(filepath.Dir(os.Args[0]))
@@ -68,7 +68,7 @@ func beLVM(dir string) {
 	}
 	if more, err := os.ReadFile(filepath.Join(dir, "config")); err == nil {
 		if i := slices.Index(os.Args, "--config"); i >= 0 {
-			os.Args[i+1] += " " + string(more)
+			os.Args[i+1] = string(more) + " " + os.Args[i+1] // What is said last counts.
 		}
 	}
 	path, err := exec.LookPath("lvm")
@@ -135,6 +135,8 @@ type node struct {
 	// each command unless lasting is set.
 	lvm     string
 	lasting bool
+	// programs is a folder of programs that lvmd finds before all others; empty means none.
+	programs string
 	// timeout is lvmd's deadline for LVM commands; zero means its default.
 	timeout time.Duration
 	// poolTimeout is its deadline for the activation of a thin pool; zero means its default.
@@ -241,7 +243,11 @@ func (n *node) command() *exec.Cmd {
 	if n.poolTimeout != 0 {
 		args = append(args, "--pool-activation-timeout", n.poolTimeout.String())
 	}
-	return exec.Command("carve-lvmd", args...)
+	cmd := exec.Command("carve-lvmd", args...)
+	if n.programs != "" {
+		cmd.Env = append(os.Environ(), "PATH="+n.programs+":"+os.Getenv("PATH"))
+	}
+	return cmd
 }
 
 // start starts an lvmd and waits until it serves.

@@ -125,8 +125,20 @@ func (g *gate) Activate(ctx context.Context, group string, volumes []string) err
 	return g.around("activate", func() error { return g.Groups.Activate(ctx, group, volumes) })
 }
 
-func (g *gate) ActivatePool(ctx context.Context, group, pool string) error {
-	return g.around("activate pool", func() error { return g.Groups.ActivatePool(ctx, group, pool) })
+func (g *gate) BeginPoolCheck(ctx context.Context, group, pool string) error {
+	return g.around("begin pool check", func() error { return g.Groups.BeginPoolCheck(ctx, group, pool) })
+}
+
+func (g *gate) CheckPool(ctx context.Context, group, pool string) (enough bool, err error) {
+	err = g.around("check pool", func() error {
+		enough, err = g.Groups.CheckPool(ctx, group, pool)
+		return err
+	})
+	return enough, err
+}
+
+func (g *gate) ActivatePool(ctx context.Context, group, pool string, checked bool) error {
+	return g.around("activate pool", func() error { return g.Groups.ActivatePool(ctx, group, pool, checked) })
 }
 
 func (g *gate) Repair(ctx context.Context, group string, volumes []string) error {

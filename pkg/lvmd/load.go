@@ -77,9 +77,7 @@ func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 		return err
 	}
 	for _, p := range s.inventory.Pools(nil) {
-		if !s.groups.Named(p.Group().Name()).IsBeginning() {
-			s.pools.look(p)
-		}
+		s.pools.look(p)
 	}
 	if now := bindingsOf(c); !reflect.DeepEqual(now, before) {
 		return s.journal.Update(func(tx *journal.Tx) error { return tx.PutBindings(now) })

@@ -4,7 +4,10 @@ package lvmd_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"os/exec"
@@ -19,32 +22,38 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// beThinCheck is the real thin_check, but waits until the folder has a file "go".
-func beThinCheck(dir string) {
+// beThinCheck is the real thin_check, but waits until its folder has a file "go".
+func beThinCheck() {
 	must := func(err error) {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
+	self, err := exec.LookPath(os.Args[0])
+	must(err)
+	dir := filepath.Dir(self)
 	must(os.WriteFile(filepath.Join(dir, "checking"), nil, 0o600))
 	for _, err := os.Stat(filepath.Join(dir, "go")); err != nil; _, err = os.Stat(filepath.Join(dir, "go")) {
 		time.Sleep(100 * time.Millisecond)
 	}
+	must(os.Setenv("PATH", strings.ReplaceAll(os.Getenv("PATH"), dir+":", "")))
 	path, err := exec.LookPath("thin_check")
 	must(err)
 	must(syscall.Exec(path, os.Args, os.Environ()))
 }
 
-// slowlyChecked gives lvmd an lvm that checks thin pools with beThinCheck. checking is there once a check
+// slowlyChecked has lvmd and its lvm check thin pools with beThinCheck. checking is there once a check
 // has begun, and no check goes on until goOn is.
 func (n *node) slowlyChecked() (checking, goOn string) {
 	n.t.Helper()
 	n.standIn()
-	check := filepath.Join(n.dir, "thin_check")
+	n.programs = filepath.Join(n.dir, "programs")
+	must.Succeed(n.t, os.Mkdir(n.programs, 0o700))
+	check := filepath.Join(n.programs, "thin_check")
 	must.Succeed(n.t, os.Symlink(must.Get(os.Executable())(n.t), check))
 	must.Succeed(n.t, os.WriteFile(filepath.Join(n.dir, "config"), fmt.Appendf(nil, "global { thin_check_executable=%q }", check), 0o600))
-	return filepath.Join(n.dir, "checking"), filepath.Join(n.dir, "go")
+	return filepath.Join(n.programs, "checking"), filepath.Join(n.programs, "go")
 }
 
 // poolComponents are the kernel's devices for components of the pool.
@@ -58,9 +67,20 @@ func (n *node) poolComponents() (names []string) {
 	return names
 }
 
-// TestASlowCheckOfAThinPoolHoldsUpNoOtherGroup starts lvmd after a reboot, on a node with a pool whose
-// check outlasts the activation's deadline at first.
-func TestASlowCheckOfAThinPoolHoldsUpNoOtherGroup(t *testing.T) {
+// inactive is what a class says of its thin pool when that has no device.
+func (p *process) inactive(class string) string {
+	p.t.Helper()
+	for _, c := range p.classNamed(class).GetConditions() {
+		if c.GetType() == "PoolInactive" {
+			return c.GetMessage()
+		}
+	}
+	return ""
+}
+
+// TestASlowCheckOfAThinPoolHoldsUpNothingElse starts lvmd after a reboot, on a node with a pool whose
+// check takes long. In the first run lvmd is killed meanwhile, and in the second the check outlasts its deadline.
+func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 	n := newNode(t)
 	lvmByHand(t, "vgcreate", "--yes", "other", "/dev/vdc")
 	takeAway(t, func() {
@@ -81,38 +101,146 @@ func TestASlowCheckOfAThinPoolHoldsUpNoOtherGroup(t *testing.T) {
 	lvmByHand(t, "vgchange", "--activate", "n", n.group, "other")
 
 	checking, goOn := n.slowlyChecked()
-	n.poolTimeout = time.Minute
 	p = n.start()
-	inactive := func() string {
-		for _, c := range p.classNamed("thin").GetConditions() {
-			if c.GetType() == "PoolInactive" {
-				return c.GetMessage()
-			}
-		}
-		return ""
-	}
 	waittest.Until(t, "the pool is checked", func() bool { _, err := os.Stat(checking); return err == nil })
-	if why := inactive(); !strings.Contains(why, "since 2") || !strings.Contains(why, "thin_check") || p.classNamed("thin").GetAvailableBytes() != 0 {
+	if why := p.inactive("thin"); !strings.Contains(why, "since 2") || !strings.Contains(why, "thin_check") || p.classNamed("thin").GetAvailableBytes() != 0 {
 		t.Errorf("while the pool is checked, its class says %q", why)
 	}
-	p.delete(p.create(create("pvc-other", 16<<20, "ext4")).GetId())
 	if _, err := os.Stat(beside.GetDevicePath()); err != nil {
 		t.Errorf("the volume beside the pool is not active: %v", err)
 	}
+	p.delete(p.create(create("pvc-other", 16<<20, "ext4")).GetId())
+	// The deadline of LVM's own check is an hour; the test's is earlier.
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	same, err := p.client.CreateVolume(ctx, inClass(create("pvc-same", 16<<20, "ext4"), "beside"))
+	if err != nil {
+		t.Fatalf("while the pool is checked, a volume of another class in its group: %v", err)
+	}
+	p.delete(same.GetVolume().GetId())
+	if why := p.inactive("thin"); !strings.Contains(why, "being checked") {
+		t.Errorf("while the pool is still checked, its class says %q", why)
+	}
 
-	waittest.Until(t, "the check is killed, and the class says so", func() bool { return strings.Contains(inactive(), "tried again") })
-	waittest.Until(t, "nothing of the killed activation is left", func() bool { return len(n.poolComponents()) == 0 })
+	p.kill()
+	if left := n.poolComponents(); !slices.Equal(left, []string{"carve-carve--pool_tmeta"}) {
+		t.Errorf("a killed lvmd left the components %q active, want the pool's metadata alone", left)
+	}
+	must.Succeed(t, os.Remove(checking))
+	n.poolTimeout = 15 * time.Second
+	p = n.start()
+	waittest.Until(t, "the pool is checked again", func() bool { _, err := os.Stat(checking); return err == nil })
+	waittest.Until(t, "the check is killed, and the class says so", func() bool { return strings.Contains(p.inactive("thin"), "tried again") })
 	must.Succeed(t, os.WriteFile(goOn, nil, 0o600))
-	waittest.Until(t, "the pool is activated", func() bool { return inactive() == "" })
+	waittest.Until(t, "the pool is activated", func() bool { return p.inactive("thin") == "" })
 	waittest.Until(t, "the volume has its device", func() bool { return slices.Contains(n.active(), thin.GetId()) })
+	if _, err := os.Lstat("/dev/carve/carve-pool_tmeta"); !os.IsNotExist(err) {
+		t.Errorf("the check left a link to the pool's metadata: %v", err)
+	}
+	if info := byHand(t, "dmsetup", "info", "carve-carve--pool_tmeta"); strings.Contains(info, "READ-ONLY") {
+		t.Errorf("the metadata of the active pool cannot be written:\n%s", info)
+	}
 	f := must.Get(os.Open(thin.GetDevicePath()))(t)
 	got := make([]byte, len(data))
-	_, err := io.ReadFull(f, got)
+	_, err = io.ReadFull(f, got)
 	if f.Close(); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("the volume holds something else: %v", err)
 	}
 	p.delete(p.create(inClass(create("pvc-later", 16<<20, ""), "thin")).GetId())
 	p.delete(thin.GetId())
 	p.delete(beside.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+}
+
+// TestAPoolThatWasCheckedIsNotCheckedByLVM has LVM's own check fail always, also for a pool whose metadata are mirrored.
+func TestAPoolThatWasCheckedIsNotCheckedByLVM(t *testing.T) {
+	for name, layout := range map[string]string{"linear": "", "mirrored": ", layout: {type: raid1}"} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "/dev/vdb", "/dev/vdc")
+			n.config = "- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi" + layout + "}}\n"
+			n.keeps = []string{"carve-pool"}
+			p := n.start()
+			thin := p.create(create("pvc-thin", 16<<20, "ext4"))
+			must.Succeed(t, p.stop())
+			lvmByHand(t, "vgchange", "--activate", "n", n.group)
+			n.standIn()
+			must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "config"), []byte(`global { thin_check_executable="/bin/false" }`), 0o600))
+			p = n.start()
+			waittest.Until(t, "the volume has its device", func() bool { return slices.Contains(n.active(), thin.GetId()) })
+			if why := p.inactive("thin"); why != "" {
+				t.Errorf("the pool: %s", why)
+			}
+			p.delete(p.create(create("pvc-later", 16<<20, "ext4")).GetId())
+			p.delete(thin.GetId())
+			waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+		})
+	}
+}
+
+// metadataBlock is a block of a thin pool's metadata, of which the first is the superblock.
+const metadataBlock = 4096
+
+// TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated starts lvmd after a reboot, with a pool whose metadata
+// are damaged, and then say that they need a check.
+func TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated(t *testing.T) {
+	n := newNode(t)
+	n.config = "- {name: local, default: true, volumeGroup: carve}\n" +
+		"- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi}}\n"
+	n.keeps = []string{"carve-pool"}
+	p := n.start()
+	thin := p.create(inClass(create("pvc-thin", 16<<20, "ext4"), "thin"))
+	must.Succeed(t, p.stop())
+	table := byHand(t, "dmsetup", "table", "carve-carve--pool_tmeta")
+	lvmByHand(t, "vgchange", "--activate", "n", n.group)
+	// edit changes the pool's metadata while nothing has them active.
+	edit := func(change func(f *os.File)) {
+		t.Helper()
+		byHand(t, "dmsetup", "create", "edited", "--table", strings.TrimSpace(table))
+		defer byHand(t, "dmsetup", "remove", "--retry", "edited")
+		f := must.Get(os.OpenFile("/dev/mapper/edited", os.O_RDWR|os.O_SYNC, 0))(t)
+		defer f.Close()
+		change(f)
+	}
+	before := make([]byte, 64*metadataBlock)
+	edit(func(f *os.File) {
+		must.Get(f.ReadAt(before, 0))(t)
+		must.Get(f.WriteAt(bytes.Repeat([]byte{0x5a}, len(before)-metadataBlock), metadataBlock))(t)
+	})
+	p = n.start()
+	waittest.Until(t, "the class says that the metadata are damaged", func() bool {
+		why := p.inactive("thin")
+		return strings.Contains(why, "thin_check") && strings.Contains(why, "lvconvert --repair")
+	})
+	p.delete(p.create(create("pvc-beside", 16<<20, "ext4")).GetId())
+	must.Succeed(t, p.stop())
+	if left := n.poolComponents(); len(left) > 0 {
+		t.Errorf("after the check, the components %q are active", left)
+	}
+
+	edit(func(f *os.File) {
+		flagged := slices.Clone(before)
+		super := flagged[:metadataBlock]
+		binary.LittleEndian.PutUint32(super[4:], binary.LittleEndian.Uint32(super[4:])|1)
+		// See dm_bm_checksum in drivers/md/persistent-data, and SUPERBLOCK_CSUM_XOR of dm-thin.
+		binary.LittleEndian.PutUint32(super, ^crc32.Checksum(super[4:], crc32.MakeTable(crc32.Castagnoli))^160774)
+		must.Get(f.WriteAt(flagged, 0))(t)
+	})
+	// Whether LVM's check clears the flag depends on how LVM was built. This one fails.
+	n.standIn()
+	config := filepath.Join(n.dir, "config")
+	must.Succeed(t, os.WriteFile(config, []byte(`global { thin_check_executable="/bin/false" }`), 0o600))
+	p = n.start()
+	waittest.Until(t, "LVM has checked the pool", func() bool { return strings.Contains(p.inactive("thin"), "tried again: lvchange: Check of pool") },
+		func() any { return p.inactive("thin") })
+	must.Succeed(t, p.stop())
+	must.Succeed(t, os.Remove(config))
+
+	edit(func(f *os.File) { must.Get(f.WriteAt(before, 0))(t) })
+	p = n.start()
+	waittest.Until(t, "the pool and its volume are active", func() bool { return slices.Contains(n.active(), thin.GetId()) })
+	waittest.Until(t, "the class has no condition", func() bool { return len(p.classNamed("thin").GetConditions()) == 0 },
+		func() any { return p.classNamed("thin").GetConditions() })
+	p.delete(p.create(inClass(create("pvc-later", 16<<20, "ext4"), "thin")).GetId())
+	p.delete(thin.GetId())
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }

@@ -16,6 +16,8 @@ import (
 // The commands on thin pools.
 const (
 	OpCreatePool         Op = "create pool"
+	OpBeginPoolCheck     Op = "begin pool check"
+	OpCheckPool          Op = "check pool"
 	OpMakePool           Op = "make pool"
 	OpCreateThin         Op = "create thin"
 	OpSnapshot           Op = "snapshot"
@@ -63,6 +65,29 @@ type chunk struct {
 }
 
 func (v *volume) skipped() bool { return v.thin != nil && v.thin.skip }
+
+// BeginPoolCheck implements lvm.Thin.
+func (f thinPools) BeginPoolCheck(ctx context.Context, group, pool string) error {
+	return f.poolCommand(ctx, OpBeginPoolCheck, group, pool)
+}
+
+// CheckPool implements lvm.Thin.
+func (f thinPools) CheckPool(ctx context.Context, group, pool string) (enough bool, err error) {
+	err = f.poolCommand(ctx, OpCheckPool, group, pool)
+	return err == nil, err
+}
+
+// poolCommand runs a command about a thin pool, which changes nothing.
+func (f thinPools) poolCommand(ctx context.Context, op Op, group, pool string) error {
+	if err := f.begin(ctx, op, group); err != nil {
+		return err
+	}
+	defer f.lock()()
+	if g := f.groups[group]; g == nil || g.volumes[pool] == nil {
+		return failure("lvchange", lvm.ErrNotFound, "thin pool %s/%s", group, pool)
+	}
+	return nil
+}
 
 // CreatePool implements lvm.Thin.
 func (f thinPools) CreatePool(ctx context.Context, o lvm.PoolOptions) error {

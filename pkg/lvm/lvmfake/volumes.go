@@ -55,7 +55,7 @@ func (f volumes) Activate(ctx context.Context, group string, names []string) err
 }
 
 // ActivatePool implements lvm.Thin.
-func (f volumes) ActivatePool(ctx context.Context, group, pool string) error {
+func (f volumes) ActivatePool(ctx context.Context, group, pool string, _ bool) error {
 	return f.activateAll(ctx, OpActivatePool, group, []string{pool})
 }
 

@@ -65,7 +65,9 @@ type Activation int
 const (
 	// NotActivating is that of a pool that has a device, or is left alone.
 	NotActivating Activation = iota
-	// Activating is that of one whose device is being made.
+	// CheckingMetadata is that of one whose metadata are checked before its device is made.
+	CheckingMetadata
+	// Activating is that of one whose device is being made, for which LVM may check the metadata.
 	Activating
 	// ActivationFailed is that of one whose device could not be made, which is tried again.
 	ActivationFailed
@@ -184,6 +186,8 @@ func (p *Pool) whyInactive() string {
 	}
 	since := " since " + p.inactive.UTC().Format(time.RFC3339)
 	switch p.activation {
+	case CheckingMetadata:
+		return since + ": its metadata are being checked (thin_check), after which it is activated"
 	case Activating:
 		return since + ": it is being activated, for which LVM checks its metadata (thin_check); no other change is made in volume group \"" + p.group.name + "\" meanwhile"
 	case ActivationFailed:

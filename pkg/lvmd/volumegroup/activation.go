@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -13,7 +14,7 @@ import (
 )
 
 const (
-	// poolGrace is how long a start waits for the activation of thin pools.
+	// poolGrace is how long a start waits for the checks of thin pools.
 	poolGrace = 10 * time.Second
 	// What could not be activated is tried again after a delay that doubles.
 	firstActivationRetry = 10 * time.Second
@@ -91,17 +92,62 @@ func (s activator) makeDevices(ctx context.Context, group string, found inactive
 	return true
 }
 
-// makePool activates a thin pool, and the volumes in it that are ours. The pool comes first and
-// alone: LVM checks its metadata, for as long as there is much of it. The caller has the group's slot.
-func (s activator) makePool(g *Group, pool string, volumes []string) {
-	s.Log.Info("activating a thin pool", "group", g.Name(), "pool", pool, "volumes", len(volumes))
-	err := s.LVM.ActivatePool(s.Work, g.Name(), pool)
+// poolCheck is the check of a thin pool's metadata, outside the group's slot.
+type poolCheck struct {
+	// ended is closed at the end, when enough and err are written: LVM need not check again, or it failed.
+	ended  chan struct{}
+	enough bool
+	err    error
+}
+
+func (c *poolCheck) hasEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// beginCheck begins the check of a thin pool, which goes on while the group is changed. It wakes the loop that
+// activates when it ends. Where there can be no such check, LVM's own must do. The caller has the group's slot.
+func (s activator) beginCheck(g *Group, pool string) *poolCheck {
+	inventory.SetActivation(g.Group, inventory.CheckingMetadata, nil, pool)
+	c := &poolCheck{ended: make(chan struct{})}
+	err := s.LVM.BeginPoolCheck(s.Work, g.Name(), pool)
+	if err != nil {
+		if errors.Is(err, lvm.ErrTimedOut) {
+			c.err = err
+		}
+		s.Log.Warn("the metadata of a thin pool cannot be checked on their own", "group", g.Name(), "pool", pool, "error", err)
+		close(c.ended)
+		return c
+	}
+	s.Log.Info("checking the metadata of a thin pool", "group", g.Name(), "pool", pool)
+	s.Spawn(func() {
+		defer g.Inactive.Set()
+		defer close(c.ended)
+		c.enough, c.err = s.LVM.CheckPool(s.Work, g.Name(), pool)
+	})
+	return c
+}
+
+// makePool activates a thin pool after its check has ended, and the volumes in it that are ours. The pool
+// comes first and alone: where LVM checks it, that takes long. The caller has the group's slot.
+func (s activator) makePool(g *Group, pool string, volumes []string, check *poolCheck) {
+	err := check.err
+	if err == nil {
+		inventory.SetActivation(g.Group, inventory.Activating, nil, pool)
+		s.Log.Info("activating a thin pool", "group", g.Name(), "pool", pool, "volumes", len(volumes), "checked", check.enough)
+		if err = s.LVM.ActivatePool(s.Work, g.Name(), pool, check.enough); err != nil {
+			// The command may have been killed in the middle of a change.
+			g.SetSuspect(true)
+		}
+	}
 	if s.Work.Err() != nil {
 		return
 	}
 	if err != nil {
-		// The command may have been killed in the middle of a change.
-		g.SetSuspect(true)
 		s.Log.Error("a thin pool could not be activated; it will be tried again", "group", g.Name(), "pool", pool, "error", err)
 		inventory.SetActivation(g.Group, inventory.ActivationFailed, err, pool)
 		return
@@ -115,77 +161,50 @@ func (s activator) makePool(g *Group, pool string, volumes []string) {
 	}
 }
 
-// beginning is the activation of thin pools that a start began.
-type beginning struct {
-	// ended is closed when it is done, and release gives the group's slot back.
-	ended   chan struct{}
-	release func()
-}
-
-// beginPools activates thin pools at a start, all groups at once, and waits for that no longer than
-// poolGrace. busy are the groups in which it goes on: LVM answers nothing of them until it ends.
-func (s activator) beginPools(pools map[*Group]inactive) (busy []string, err error) {
+// makePoolsAtStart activates those thin pools of which the check ends within poolGrace. The others are left
+// to ActivateLoop, and so are those that LVM must check, which may take long. No other work is done yet.
+func (s activator) makePoolsAtStart(pools map[*Group]inactive) {
+	var beginning sync.WaitGroup
 	for g, found := range pools {
-		done, err := s.Acquire(s.Work, g)
-		if err != nil {
-			return nil, err
-		}
-		inventory.SetActivation(g.Group, inventory.Activating, nil, slices.Collect(maps.Keys(found.pools))...)
-		g.begun = &beginning{ended: make(chan struct{}), release: done}
-		s.Spawn(func() {
-			defer close(g.begun.ended)
+		beginning.Go(func() {
 			for _, pool := range slices.Sorted(maps.Keys(found.pools)) {
-				s.makePool(g, pool, found.pools[pool])
+				g.checks[pool] = s.beginCheck(g, pool)
 			}
 		})
 	}
-	grace := time.NewTimer(s.PoolGrace)
-	defer grace.Stop()
-	late := false
+	beginning.Wait()
+	grace, cancel := context.WithTimeout(s.Work, s.PoolGrace)
+	defer cancel()
 	for g := range pools {
-		if !late {
+		for _, check := range g.checks {
 			select {
-			case <-g.begun.ended:
-			case <-grace.C:
-				late = true
-			case <-s.Work.Done():
-				return nil, s.Work.Err()
+			case <-check.ended:
+			case <-grace.Done():
 			}
 		}
-		select {
-		case <-g.begun.ended:
-			g.begun.release()
-			g.begun = nil
-		default:
-			s.Log.Warn("thin pools are still being activated; the other volume groups are served meanwhile", "group", g.Name())
-			busy = append(busy, g.Name())
-		}
 	}
-	return busy, nil
+	var making sync.WaitGroup
+	for g, found := range pools {
+		making.Go(func() {
+			for _, pool := range slices.Sorted(maps.Keys(g.checks)) {
+				switch check := g.checks[pool]; {
+				case !check.hasEnded():
+					s.Log.Warn("the metadata of a thin pool are still being checked; all else is served meanwhile", "group", g.Name(), "pool", pool)
+				case check.enough:
+					delete(g.checks, pool)
+					s.makePool(g, pool, found.pools[pool], check)
+				}
+			}
+		})
+	}
+	making.Wait()
 }
 
-// IsBeginning reports whether a start activates thin pools of the group that it did not wait for. It
-// is false again after the next start only.
-func (g *Group) IsBeginning() bool { return g.begun != nil }
-
-// ActivateLoop ends what a start began of a group, and activates again what could not be activated,
-// until ctx is done. What an administrator deactivates stays as it is.
+// ActivateLoop activates what a start left to it, and again what could not be activated, until ctx is done. What
+// an administrator deactivates stays as it is.
 func (s *Groups) ActivateLoop(ctx context.Context, g *Group) {
 	a := activator{s}
 	var retry time.Time
-	if g.begun != nil {
-		select {
-		case <-g.begun.ended:
-		case <-ctx.Done():
-			return
-		}
-		// What could not be activated waits for its delay.
-		if a.activated(g) {
-			retry = time.Now().Add(s.ActivationRetry)
-		}
-		g.begun.release()
-		g.Reclaim()
-	}
 	for delay := s.ActivationRetry; g.Inactive.Wait(ctx, retry); {
 		if a.activateAgain(ctx, g) {
 			retry, delay = time.Now().Add(delay), min(2*delay, lastActivationRetry)
@@ -195,8 +214,8 @@ func (s *Groups) ActivateLoop(ctx context.Context, g *Group) {
 	}
 }
 
-// activateAgain activates what is to have a device and has none, and reports whether some is left. A
-// slow thin pool does not keep the group's slot for another one.
+// activateAgain activates what is to have a device and has none, and reports whether some is left that no check
+// of a thin pool delays. A slow thin pool does not keep the group's slot for another one.
 func (s activator) activateAgain(ctx context.Context, g *Group) (left bool) {
 	done, err := s.Acquire(ctx, g)
 	if err != nil {
@@ -205,15 +224,29 @@ func (s activator) activateAgain(ctx context.Context, g *Group) (left bool) {
 	found, err := s.toActivate(g)
 	if err == nil {
 		s.makeDevices(s.Work, g.Name(), found)
+		for pool := range found.pools {
+			if g.checks[pool] == nil {
+				g.checks[pool] = s.beginCheck(g, pool)
+			}
+		}
 		left = s.activated(g)
 	}
 	done()
-	for _, pool := range slices.Sorted(maps.Keys(found.pools)) {
+	for _, pool := range slices.Sorted(maps.Keys(g.checks)) {
+		check := g.checks[pool]
+		if err != nil || !check.hasEnded() {
+			continue
+		}
+		volumes, waits := found.pools[pool]
+		if !waits {
+			delete(g.checks, pool) // It has a device, or is left alone since.
+			continue
+		}
 		if done, err = s.Acquire(ctx, g); err != nil {
 			return true
 		}
-		inventory.SetActivation(g.Group, inventory.Activating, nil, pool)
-		s.makePool(g, pool, found.pools[pool])
+		delete(g.checks, pool)
+		s.makePool(g, pool, volumes, check)
 		left = s.activated(g)
 		done()
 	}
@@ -241,7 +274,7 @@ func (s activator) stillInactive(g *Group, found *lvm.Group) inactive {
 }
 
 // activated takes over what an activation came to, and reports whether something that was to be activated
-// has no device. The caller has the group's slot.
+// has no device, but for thin pools that are checked. The caller has the group's slot.
 func (s activator) activated(g *Group) (left bool) {
 	for _, p := range s.Inventory.Pools(g.Group) {
 		if status, err := s.LVM.PoolStatus(g.Name(), p.Name()); err == nil {
@@ -253,6 +286,10 @@ func (s activator) activated(g *Group) (left bool) {
 		return true
 	}
 	still, err := s.toActivate(g)
+	if err != nil {
+		return true
+	}
 	g.owed = still.names()
-	return err != nil || !still.isEmpty()
+	maps.DeleteFunc(still.pools, func(pool string, _ []string) bool { return g.checks[pool] != nil })
+	return !still.isEmpty()
 }

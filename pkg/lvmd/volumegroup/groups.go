@@ -80,9 +80,10 @@ type Group struct {
 	// written in the slot.
 	implausible inventory.Refusal
 	// owed names the volumes and pools that were to be activated and had no device. It is read and
-	// written in the slot. begun is what a start began of that and did not wait for, or nil.
-	owed  []string
-	begun *beginning
+	// written in the slot. checks are those of thin pools that go on, or ended and were not
+	// looked at, by pool. The start has them, and then ActivateLoop.
+	owed   []string
+	checks map[string]*poolCheck
 }
 
 // Reclaim wakes the loops that mark, wipe and remove deleted volumes.
@@ -121,6 +122,7 @@ func (s *Groups) Configure(c *config.Config) (names []string) {
 		s.byName[g.Name()] = &Group{
 			Group: g, slot: fairqueue.New(maxWaiting, s.SlotTimeout),
 			Wipe: wakeup.New(), Remove: wakeup.New(), Look: wakeup.New(), Inactive: wakeup.New(),
+			checks: map[string]*poolCheck{},
 		}
 		names = append(names, g.Name())
 	}

@@ -74,7 +74,7 @@ func (s *Groups) inconsistentIn(g *lvm.Group) []string {
 
 // Activate repairs the devices of our volumes at a start, makes them where any lacks one, as
 // after a reboot, and returns the groups as they are then: of those whose thin pools take long to be
-// activated, as they were.
+// checked, as they were.
 func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	a := activator{s}
 	changed, pools := false, map[*Group]inactive{}
@@ -91,14 +91,9 @@ func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group
 			pools[g] = lacking
 		}
 	}
-	busy, err := a.beginPools(pools)
-	if err != nil || !changed && len(pools) == 0 {
+	a.makePoolsAtStart(pools)
+	if err := s.Work.Err(); err != nil || !changed && len(pools) == 0 {
 		return found, err
-	}
-	found = slices.DeleteFunc(found, func(g lvm.Group) bool { return !slices.Contains(busy, g.Name) })
-	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(busy, name) })
-	if len(names) == 0 {
-		return found, nil
 	}
 	now, err := s.Scan(ctx, names)
 	if err != nil {
@@ -110,7 +105,7 @@ func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group
 			g.Inactive.Set()
 		}
 	}
-	return append(now, found...), nil
+	return now, nil
 }
 
 // poolsIn names the thin pools of a scanned group that we have to do with: those of our

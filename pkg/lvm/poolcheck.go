@@ -1,0 +1,102 @@
+package lvm
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+
+	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/command"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
+)
+
+const (
+	// checkProgram is what LVM checks the metadata of thin pools with, too.
+	checkProgram = "thin_check"
+	// poolHeader is as much of a pool's metadata as says whether they are in use and need a check.
+	poolHeader = 64
+	// poolNeedsCheck is in the flags, which lie behind the checksum (drivers/md/dm-thin-metadata.c,
+	// struct thin_disk_superblock).
+	poolNeedsCheck = 1
+	// uncheckedConfig has LVM activate a pool without a check of its own.
+	uncheckedConfig = `global { thin_check_executable="" }`
+)
+
+// BeginPoolCheck implements Thin. LVM calls the pool's metadata a component, which it activates by
+// itself read-only, and not while the pool is active; as long as it is active, LVM does not activate the pool.
+func (t *thinPools) BeginPoolCheck(ctx context.Context, group, pool string) error {
+	c := t.volumes.commands
+	devices, err := c.disks.require(group)
+	if err != nil {
+		return err
+	}
+	if err := c.disks.confirm(group); err != nil {
+		return err
+	}
+	// If it cannot be removed, LVM says what is in the way.
+	_ = dropComponents(group, []string{pool})
+	_ = provideTarget(raidTarget)
+	// A process of its own: the lvm shell goes on to activate components after that.
+	err = c.exec(ctx, devices, "lvchange", "--yes", "--activate", "y", group+"/"+metadataOf(pool))
+	if err != nil {
+		dropAllComponents(ctx, group, []string{pool})
+	}
+	return err
+}
+
+// CheckPool implements Thin.
+func (t *thinPools) CheckPool(ctx context.Context, group, pool string) (enough bool, err error) {
+	defer dropAllComponents(ctx, group, []string{pool})
+	runner := t.volumes.commands.runner
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(runner.PoolTimeout, runner.Timeout))
+	defer cancel()
+	enough, err = checkMetadata(ctx, &t.volumes.disks.reads, "/dev/mapper/"+layout.DeviceName(group, metadataOf(pool)))
+	if err != nil {
+		return false, fmt.Errorf("check of the metadata of thin pool %s/%s: %w", group, pool, err)
+	}
+	return enough, nil
+}
+
+func metadataOf(pool string) string { return pool + "_tmeta" }
+
+// checkMetadata checks the metadata of a thin pool that are on a device, as LVM does before it activates
+// the pool. It is not enough for a pool that needs a check: the flag must be taken off, too.
+func checkMetadata(ctx context.Context, reads *blockdev.Guard, device string) (enough bool, err error) {
+	header, err := blockdev.Do(ctx, reads, device, func(device string) ([]byte, error) {
+		f, err := os.Open(device)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		header := make([]byte, poolHeader)
+		_, err = io.ReadFull(f, header)
+		return header, err
+	})
+	switch {
+	case err != nil:
+		return false, err
+	case bytes.Equal(header, make([]byte, poolHeader)):
+		return true, nil // The kernel has never used the pool.
+	case binary.LittleEndian.Uint32(header[4:])&poolNeedsCheck != 0:
+		return false, nil
+	}
+	result, err := command.Run(ctx, command.Command{
+		Program: checkProgram, Args: []string{"-q", device}, Env: []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"},
+		MaxOutput: maxStderr, Device: device,
+	})
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, exec.ErrNotFound):
+		return false, nil // LVM says what it does without.
+	case errors.Is(err, command.ErrHangs), ctx.Err() != nil:
+		return false, fmt.Errorf("%s: %w: %w", checkProgram, ErrTimedOut, err)
+	}
+	return false, fmt.Errorf("%s (lvconvert --repair repairs them): %s", checkProgram, withWords(err.Error(), string(result.Output)))
+}
