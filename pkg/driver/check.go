@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/quantity"
 )
@@ -92,24 +93,11 @@ func (p *checkPlaces) run(ctx context.Context, group string, check func(waiting 
 		return fmt.Errorf("wait for the checks of other file systems of volume group %s: %w", group, err)
 	}
 	defer places.Release(1)
-	if err := p.node.Acquire(ctx, 1); err != nil {
+	place, err := command.TakePlace(ctx, p.node)
+	if err != nil {
 		return fmt.Errorf("wait for the checks of other file systems: %w", err)
 	}
-	counted := true
-	defer func() {
-		if counted {
-			p.node.Release(1)
-		}
-	}()
-	return check(func(waiting bool) {
-		switch {
-		case waiting && counted:
-			p.node.Release(1)
-			counted = false
-		case !waiting && !counted:
-			// It runs already. When others have its place, there is one more than usual, of
-			// as many as groups have places.
-			counted = p.node.TryAcquire(1)
-		}
-	})
+	defer place.Release()
+	// One that goes on without a place is beside as many as groups have places.
+	return check(place.Waiting)
 }

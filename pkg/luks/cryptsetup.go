@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/command"
 )
@@ -64,16 +66,16 @@ var Usual = Cost{MemoryKiB: 32 << 10, Rounds: 4}
 // Cryptsetup runs cryptsetup. It implements Interface; a key's derivation takes a
 // fraction of a second, and waits while others are under way.
 type Cryptsetup struct {
-	binary  string
-	permits chan struct{}
-	cost    Cost
+	binary   string
+	deriving *semaphore.Weighted
+	cost     Cost
 }
 
 var _ Interface = (*Cryptsetup)(nil)
 
 // New returns a Cryptsetup that runs the program of that name or path.
 func New(binary string, cost Cost) *Cryptsetup {
-	return &Cryptsetup{binary: binary, permits: make(chan struct{}, derivations), cost: cost}
+	return &Cryptsetup{binary: binary, deriving: semaphore.NewWeighted(derivations), cost: cost}
 }
 
 // Inspect implements Interface by the function of that name.
@@ -136,31 +138,12 @@ func (c *Cryptsetup) derive(ctx context.Context, device string, key []byte, args
 	if len(key) == 0 || len(key) > MaxKey {
 		return fmt.Errorf("%w, not %d", ErrBadKey, len(key))
 	}
-	select {
-	case c.permits <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
+	place, err := command.TakePlace(ctx, c.deriving)
+	if err != nil {
+		return err
 	}
-	counted := true
-	defer func() {
-		if counted {
-			<-c.permits
-		}
-	}()
-	waiting := func(waiting bool) {
-		switch {
-		case waiting && counted:
-			<-c.permits
-			counted = false
-		case !waiting && !counted:
-			select {
-			case c.permits <- struct{}{}:
-				counted = true
-			default: // it runs already
-			}
-		}
-	}
-	return c.run(ctx, command.Command{Device: device, Input: key, Waiting: waiting}, args...)
+	defer place.Release()
+	return c.run(ctx, command.Command{Device: device, Input: key, Waiting: place.Waiting}, args...)
 }
 
 // run runs one command to its end. One that is killed when the context ends and is not gone then,
