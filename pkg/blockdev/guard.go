@@ -40,11 +40,15 @@ func Do[T any](ctx context.Context, g *Guard, device string, operation func(devi
 	}
 	ended := make(chan result, 1)
 	go func() {
+		defer close(ended)
 		value, err := operation(device)
 		ended <- result{value, err}
 	}()
 	select {
-	case r := <-ended:
+	case r, is := <-ended:
+		if !is {
+			r.err = fmt.Errorf("%s: the operation ended without a result", device) // by runtime.Goexit
+		}
 		return r.value, r.err
 	case <-ctx.Done():
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -28,8 +29,13 @@ const (
 	copyInterval   = 5 * time.Second
 	// copyReport is how often watchers are notified of a copy's progress.
 	copyReport = time.Second
-	// maxCopying bounds how many copies run at once in a volume group.
+	// maxCopying bounds how many copies run at once in a volume group, and maxCopies those with
+	// the ones that wait for a disk. One that has done so for copyLook waits.
 	maxCopying = 2
+	maxCopies  = 8
+	copyLook   = 10 * time.Second
+	// copyTimeout bounds how long a copy waits for a disk that does not answer. It fails then.
+	copyTimeout = 5 * time.Minute
 )
 
 // makeCopy makes a volume that its source is copied to. The source is held
@@ -74,7 +80,7 @@ func (s *creator) resume(v *inventory.Volume, op *inventory.Creation) {
 
 // copyFrom copies the source to a volume that LVM has made, durably.
 func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
-	release, err := s.copying.take(ctx, v.Group().Name())
+	place, release, err := s.copying.take(ctx, v.Group().Name())
 	if err != nil {
 		return err
 	}
@@ -83,7 +89,8 @@ func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
 	if err != nil {
 		return fmt.Errorf("the new volume's device: %w", err)
 	}
-	c := newCopyRun(s, v, to)
+	c := newCopyRun(s, v, s.bound(to, v, place))
+	c.from.Handle = s.bound(c.from.Handle, c.from.Volume, place)
 	err = c.run(ctx)
 	if err = errors.Join(err, to.Close()); err != nil {
 		if errors.Is(err, unix.ENOSPC) {
@@ -96,6 +103,14 @@ func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
 	}
 	s.crash("clone: copied")
 	return nil
+}
+
+// bound gives up operations of a copy on the device of a volume that does not answer, and the
+// copy's place while it waits for that.
+func (s *creator) bound(h blockdev.Handle, of *inventory.Volume, place *command.Place) blockdev.Handle {
+	return blockdev.Bound(h, blockdev.Bounds{
+		Guard: &s.answering, Device: "the device of volume " + of.ID(), Timeout: s.copyTimeout, Look: s.copyLook, Waiting: place.Waiting,
+	})
 }
 
 // copyRun copies a source to a volume, from the last record of progress on.

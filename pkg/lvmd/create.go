@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
@@ -29,6 +30,9 @@ type creator struct {
 
 	formatting, copying *places
 	copyCheckpoint      int64
+	// copyTimeout is how long a copy waits for a disk, which answering counts.
+	copyTimeout, copyLook time.Duration
+	answering             blockdev.Guard
 	// keyless wakes the loop that reformats encrypted volumes.
 	keyless wakeup.Signal
 }
@@ -279,7 +283,7 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
 	if v.Ident().Block || v.Ident().IsLUKS() {
 		return ctx.Err()
 	}
-	release, err := s.formatting.take(ctx, v.Group().Name())
+	_, release, err := s.formatting.take(ctx, v.Group().Name())
 	if err != nil {
 		return err
 	}

@@ -110,7 +110,7 @@ func multiply(text, id string, volumes int) (string, error) {
 
 // startMeasured starts an lvmd that also serves its metrics; metrics are the
 // number and the seconds of LVM commands, as in "lvcreate count", and those for a
-// device class, as in "lvcreate count fast".
+// device class, as in "lvcreate count fast"; "stuck" is what waits in the kernel.
 func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 	n.t.Helper()
 	const address, token = "127.0.0.1:9808", "let-me-read"
@@ -125,6 +125,7 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 	}}
 	n.t.Cleanup(client.CloseIdleConnections)
 	line := regexp.MustCompile(`(?m)^carve_lvmd_lvm_command_seconds_(sum|count)\{class="([^"]*)",command="([a-z]+)",result="ok"\} (.*)$`)
+	stuck := regexp.MustCompile(`(?m)^carve_lvmd_stuck (.*)$`)
 	return p, func() map[string]float64 {
 		r, err := http.NewRequestWithContext(n.t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
 		if err != nil {
@@ -141,6 +142,9 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 			n.t.Fatalf("metrics: %s, error %v", answer.Status, err)
 		}
 		found := map[string]float64{}
+		if m := stuck.FindSubmatch(text); m != nil {
+			found["stuck"] = must.Get(strconv.ParseFloat(string(m[1]), 64))(n.t)
+		}
 		for _, m := range line.FindAllStringSubmatch(string(text), -1) {
 			value := must.Get(strconv.ParseFloat(m[4], 64))(n.t)
 			found[m[3]+" "+m[1]] += value

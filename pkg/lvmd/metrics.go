@@ -98,12 +98,16 @@ func NewMetrics() *Metrics {
 		m.reloads.WithLabelValues(string(result))
 	}
 	stuck := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "carve_lvmd_stuck", Help: "Programs that were killed, and reads and flushes that were given up, and still wait in the kernel for a device.",
+		Name: "carve_lvmd_stuck", Help: "Programs that were killed, and reads, writes and flushes that were given up, and still wait in the kernel for a device.",
 	}, func() float64 {
+		n := 0
 		if count := m.stuck.Load(); count != nil {
-			return float64((*count)())
+			n = (*count)()
 		}
-		return 0
+		if s := m.service.Load(); s != nil {
+			n += s.creator.answering.Stuck()
+		}
+		return float64(n)
 	})
 	m.Registry.MustRegister(stuck, m.exits, m.reloads, m.commands, m.calls, m.cleared, m.reformats, m)
 	return m

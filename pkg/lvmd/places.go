@@ -5,32 +5,46 @@ import (
 	"sync"
 
 	"golang.org/x/sync/semaphore"
+
+	"github.com/carve-csi/carve/pkg/command"
 )
 
 // places bounds how many of something slow run at once in each volume group. One whose disk does
 // not answer keeps its own places, also for a process that hangs in the kernel, and no others'.
 type places struct {
-	each int64
+	// working is how many are at work, and all how many there are with those that wait for a disk.
+	working, all int64
 
 	mu sync.Mutex
-	of map[string]*semaphore.Weighted
+	of map[string]*groupPlaces
 }
 
-func newPlaces(each int64) *places {
-	return &places{each: each, of: map[string]*semaphore.Weighted{}}
+// groupPlaces are those of one group.
+type groupPlaces struct{ working, all *semaphore.Weighted }
+
+func newPlaces(working, all int64) *places {
+	return &places{working: working, all: all, of: map[string]*groupPlaces{}}
 }
 
-// take waits for a place in a group. The caller calls release once.
-func (p *places) take(ctx context.Context, group string) (release func(), err error) {
+// take waits for a place in a group, which is given back while what has it waits for its disk. The caller
+// calls release once.
+func (p *places) take(ctx context.Context, group string) (place *command.Place, release func(), err error) {
 	p.mu.Lock()
-	s := p.of[group]
-	if s == nil {
-		s = semaphore.NewWeighted(p.each)
-		p.of[group] = s
+	g := p.of[group]
+	if g == nil {
+		g = &groupPlaces{semaphore.NewWeighted(p.working), semaphore.NewWeighted(p.all)}
+		p.of[group] = g
 	}
 	p.mu.Unlock()
-	if err := s.Acquire(ctx, 1); err != nil {
-		return nil, err
+	if err := g.all.Acquire(ctx, 1); err != nil {
+		return nil, nil, err
 	}
-	return func() { s.Release(1) }, nil
+	if place, err = command.TakePlace(ctx, g.working); err != nil {
+		g.all.Release(1)
+		return nil, nil, err
+	}
+	return place, func() {
+		place.Release()
+		g.all.Release(1)
+	}, nil
 }

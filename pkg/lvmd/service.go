@@ -76,6 +76,8 @@ type Options struct {
 
 	// wipeCheckpoint and copyCheckpoint are set by tests only; zero means the constant.
 	wipeCheckpoint, copyCheckpoint int64
+	// copyTimeout and copyLook are set by tests only; zero means the constants.
+	copyTimeout, copyLook time.Duration
 	// slotTimeout, probeInterval and callerGrace are set by tests only; zero means
 	// the constants.
 	slotTimeout, probeInterval, callerGrace time.Duration
@@ -181,7 +183,8 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
 		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,
-		formatting: newPlaces(maxFormatting), copying: newPlaces(maxCopying),
+		formatting: newPlaces(maxFormatting, maxFormatting), copying: newPlaces(maxCopying, maxCopies),
+		copyTimeout: cmp.Or(o.copyTimeout, copyTimeout), copyLook: cmp.Or(o.copyLook, copyLook),
 		copyCheckpoint: cmp.Or(o.copyCheckpoint, copyCheckpoint), keyless: wakeup.New(),
 	}
 	s.expander = &expander{core: c}

@@ -1,0 +1,148 @@
+//go:build kernel
+
+package lvmd_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// slowlyFormatted has lvmd make file systems of xfs with a program that waits before it begins: formatting is
+// there then, and it goes on when goOn is.
+func (n *node) slowlyFormatted() (formatting, goOn string) {
+	n.t.Helper()
+	n.programs = filepath.Join(n.dir, "programs")
+	must.Succeed(n.t, os.Mkdir(n.programs, 0o700))
+	formatting, goOn = filepath.Join(n.programs, "formatting"), filepath.Join(n.programs, "go")
+	script := fmt.Sprintf("#!/bin/sh\n: > %s\nwhile [ ! -e %s ]; do sleep 0.1; done\nexec %s \"$@\"\n", formatting, goOn, must.Get(exec.LookPath("mkfs.xfs"))(n.t))
+	must.Succeed(n.t, os.WriteFile(filepath.Join(n.programs, "mkfs.xfs"), []byte(script), 0o700)) //nolint:gosec // it is run
+	return formatting, goOn
+}
+
+// killedAndThere counts the processes of a program that were killed and are not gone.
+func killedAndThere(t *testing.T, program string) (n int) {
+	t.Helper()
+	for _, file := range must.Get(filepath.Glob("/proc/[0-9]*/status"))(t) {
+		status, err := os.ReadFile(file)
+		if err != nil || !strings.HasPrefix(string(status), "Name:\t"+program+"\n") {
+			continue
+		}
+		for line := range strings.Lines(string(status)) {
+			mask, pending := strings.CutPrefix(line, "ShdPnd:")
+			if signals, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64); pending && err == nil && signals&(1<<(unix.SIGKILL-1)) != 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup has the disk of one group stop answering while a file system
+// is made there, on a volume that is encrypted.
+func TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup(t *testing.T) {
+	disk := newFaulty(t, "/dev/vdc")
+	n := newNode(t)
+	n.otherGroup(t, disk.path())
+	n.timeout = 20 * time.Second
+	formatting, goOn := n.slowlyFormatted()
+	p, metrics := n.startMeasured()
+	ask := inClass(create("pvc-stuck", 320<<20, "xfs"), "other")
+	ask.Encryption = names.EncryptionEphemeral
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	created := make(chan error, 1)
+	go func() {
+		_, err := p.client.CreateVolume(ctx, ask)
+		created <- err
+	}()
+	waittest.Succeeds(t, "mkfs begins", func() error { _, err := os.Stat(formatting); return err })
+	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", disk.name)
+	resume := func() { byHand(t, "dmsetup", "resume", "--noudevsync", disk.name) }
+	t.Cleanup(resume)
+	must.Succeed(t, os.WriteFile(goOn, nil, 0o600))
+
+	p.delete(p.create(create("pvc-meanwhile", 8<<20, "ext4")).GetId())
+	giveUp()
+	if err := <-created; status.Code(err) != codes.Canceled {
+		t.Errorf("the creation that was given up: %v", err)
+	}
+	// A creation that no caller waits for goes on for a minute.
+	waittest.Until(t, "mkfs is killed and counts as stuck", func() bool { return killedAndThere(t, "mkfs.xfs") == 1 && metrics()["stuck"] > 0 })
+	p.delete(p.create(create("pvc-later", 8<<20, "ext4")).GetId())
+
+	resume()
+	waittest.Until(t, "nothing is stuck", func() bool { return metrics()["stuck"] == 0 })
+	waittest.Until(t, "nothing is left of the volume", func() bool {
+		return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == ""
+	})
+	v := p.create(ask)
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool {
+		return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" && len(n.leftovers()) == 0
+	})
+}
+
+// TestCopiesThatHangInTheKernelHoldUpNoOtherInTheirGroup has as many sources as are copied at once stop answering.
+func TestCopiesThatHangInTheKernelHoldUpNoOtherInTheirGroup(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	all := p.available()
+	const hanging = 2
+	ids := make([]string, hanging+1)
+	ask := func(i int) *lvmdv1.CreateVolumeRequest {
+		r := create("copy-"+ids[i], 16<<20, "")
+		r.Source = &lvmdv1.VolumeSource{VolumeId: ids[i]}
+		return r
+	}
+	for i, name := range []string{"a", "b", "c"} {
+		v := p.create(create(name, 16<<20, ""))
+		fill(t, v, byte(0x11*(i+1)))
+		ids[i] = v.GetId()
+	}
+	created := make(chan error, hanging)
+	for i := range hanging {
+		device := "carve-" + ids[i]
+		byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", device)
+		t.Cleanup(func() { _ = exec.Command("dmsetup", "resume", "--noudevsync", device).Run() })
+		go func() {
+			_, err := p.client.CreateVolume(t.Context(), ask(i))
+			created <- err
+		}()
+	}
+	waittest.Until(t, "both copies have begun", func() bool { return len(n.active()) == len(ids)+hanging })
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	third, err := p.client.CreateVolume(ctx, ask(hanging))
+	if err != nil {
+		t.Fatalf("while two copies hang, a third: %v", err)
+	}
+	checkFilled(t, third.GetVolume(), 0x33, 16<<20)
+	p.delete(p.create(create("pvc-meanwhile", 8<<20, "ext4")).GetId())
+
+	for i := range hanging {
+		byHand(t, "dmsetup", "resume", "--noudevsync", "carve-"+ids[i])
+	}
+	for range hanging {
+		must.Succeed(t, <-created)
+	}
+	for _, v := range p.state().GetVolumes() {
+		p.delete(v.GetId())
+	}
+	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+}
