@@ -152,7 +152,8 @@ func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestAPoolThatWasCheckedIsNotCheckedByLVM has LVM's own check fail always, also for a pool whose metadata are mirrored.
+// TestAPoolThatWasCheckedIsNotCheckedByLVM has LVM's own check fail always, and at first the other one, too. The metadata
+// are linear, or mirrored.
 func TestAPoolThatWasCheckedIsNotCheckedByLVM(t *testing.T) {
 	for name, layout := range map[string]string{"linear": "", "mirrored": ", layout: {type: raid1}"} {
 		t.Run(name, func(t *testing.T) {
@@ -165,6 +166,17 @@ func TestAPoolThatWasCheckedIsNotCheckedByLVM(t *testing.T) {
 			lvmByHand(t, "vgchange", "--activate", "n", n.group)
 			n.standIn()
 			must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "config"), []byte(`global { thin_check_executable="/bin/false" }`), 0o600))
+			n.programs = filepath.Join(n.dir, "programs")
+			must.Succeed(t, os.Mkdir(n.programs, 0o700))
+			must.Succeed(t, os.Symlink("/bin/false", filepath.Join(n.programs, "thin_check")))
+			p = n.start()
+			waittest.Until(t, "the check has failed", func() bool { return strings.Contains(p.inactive("thin"), "tried again: check of the metadata") })
+			must.Succeed(t, p.stop())
+			if left := mappings(t, "-o", "name"); strings.Contains(left, "carve--pool_") {
+				t.Errorf("the check left components active:\n%s", left)
+			}
+
+			n.programs = ""
 			p = n.start()
 			waittest.Until(t, "the volume has its device", func() bool { return slices.Contains(n.active(), thin.GetId()) })
 			if why := p.inactive("thin"); why != "" {
