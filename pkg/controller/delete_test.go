@@ -214,7 +214,8 @@ func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// The PV controller may be far behind, and would make calls for each of these.
+// The PV controller may be far behind, and would make calls for each of these. It does so for a volume that
+// the watch of volumes brings later than that of claims brings the deletion: there it is not helped.
 func TestAVolumeWhoseClaimIsDeletedBeforeItIsBoundIsDeleted(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
@@ -222,7 +223,7 @@ func TestAVolumeWhoseClaimIsDeletedBeforeItIsBoundIsDeleted(t *testing.T) {
 	h.run()
 	h.pvController.Stop()
 	h.claim("c", "n1", nil)
-	waittest.Until(t, "the volume is there", func() bool { return h.volumes() == 1 })
+	waittest.Until(t, "the volume is in the cache", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-c"); return err == nil })
 	h.deleteClaim("c")
 	waittest.Until(t, "it is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
 }
