@@ -52,9 +52,6 @@ type page struct {
 // block is a fenced block with its language.
 type block struct{ language, text string }
 
-// decisions keep the words of the day on which they were made.
-func (p *page) isDecision() bool { return strings.HasPrefix(p.path, "docs/decisions/0") }
-
 func (p *page) generated() bool { return bytes.HasPrefix(p.source, []byte("<!-- Generated")) }
 
 // githubIDs makes the anchors of headings as GitHub does.
@@ -274,7 +271,7 @@ func TestEveryFlagExists(t *testing.T) {
 	known = append(known, pluginFlags(kubectl.NewCommand("test"))...)
 	found := 0
 	for _, p := range all {
-		if p.isDecision() || p.generated() {
+		if p.generated() {
 			continue
 		}
 		for _, code := range p.code {
@@ -359,9 +356,6 @@ func TestEveryCommandExists(t *testing.T) {
 	}
 	checked := 0
 	for _, p := range all {
-		if p.isDecision() {
-			continue
-		}
 		for _, b := range p.blocks {
 			if b.language == "sh" || b.language == "bash" || b.language == "shell" {
 				t.Errorf("%s: a block of commands is marked %s; console is looked at", p.path, b.language)
@@ -446,7 +440,7 @@ func TestEveryYAMLBlockIsValid(t *testing.T) {
 	}
 	for _, p := range pages(t) {
 		for _, b := range p.blocks {
-			if b.language == "yaml" && !p.isDecision() {
+			if b.language == "yaml" {
 				check(p.path, b.text)
 			}
 		}
@@ -497,9 +491,7 @@ func TestEveryMetricExists(t *testing.T) {
 		}
 	}
 	for _, p := range pages(t) {
-		if !p.isDecision() {
-			check(p.path, p.source)
-		}
+		check(p.path, p.source)
 	}
 	check(alertRules, must.Get(os.ReadFile(filepath.Join(root, alertRules)))(t))
 	dashboards := must.Get(filepath.Glob(filepath.Join(root, "deploy/components/grafana-dashboards/*.json")))(t)
@@ -521,6 +513,7 @@ var foreignWords = []string{
 	"InvalidArgument", "NotFound", "AlreadyExists", "OutOfRange", "FailedPrecondition", "NodeGetVolumeHealth", "NodeGetStorageHealth",
 	"CreateVolume", "DeleteVolume", "ControllerExpandVolume", "ControllerModifyVolume", "VolumeAttributesClass", "ControllerGetVolume", "ListVolumes", "ValidateVolumeCapabilities",
 	"GetCapacity", "CreateSnapshot", "DeleteSnapshot", "GetSnapshot", "ListSnapshots", "ReadWritePaths", "IPAddressAllow", "RandomScenario", "LvmdConfig",
+	"IsCorruptedMnt", "ReleaseLeaderElectionOnExit",
 }
 
 // TestEveryConditionAndEventExists looks at code spans that are one word in camel case.
@@ -541,9 +534,6 @@ func TestEveryConditionAndEventExists(t *testing.T) {
 	camel := regexp.MustCompile(`^[A-Z][a-z]+(?:[A-Z]+[a-z]*)+$`)
 	found := 0
 	for _, p := range pages(t) {
-		if p.isDecision() {
-			continue
-		}
 		for _, code := range p.code {
 			if !camel.MatchString(strings.TrimSuffix(code, "=")) {
 				continue

@@ -117,7 +117,9 @@ func (d *handle) check() error {
 func (d *handle) Size() int64 { return d.size }
 
 // Zero lets the device deallocate the range where it guarantees zeroes
-// afterwards, and otherwise has the kernel write them, offloaded or not.
+// afterwards, and otherwise has the kernel write them, offloaded or not. Both are the command
+// write-zeroes. What a discarded range reads as Linux does not say: discard_zeroes_data is
+// always 0.
 func (d *handle) Zero(off, length int64) error {
 	if !d.noPunch {
 		err := unix.Fallocate(int(d.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)

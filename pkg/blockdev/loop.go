@@ -234,7 +234,8 @@ func updateLoop(device string, size int64) error {
 	return nil
 }
 
-// keepAllocated keeps discards from punching holes into the file. Where sysfs
+// keepAllocated keeps discards from punching holes into the file, which would let the file
+// system below it fill up under volumes that were admitted. Where sysfs
 // cannot be written, the next AttachFile fills them.
 func keepAllocated(device string) {
 	_ = os.WriteFile("/sys/block/"+filepath.Base(device)+"/queue/discard_max_bytes", []byte("0"), 0)

@@ -15,7 +15,8 @@ const growSlack = 1 << 20
 
 // besideClones completes the mount options of a file system that clones of it,
 // or what it was cloned from, may be mounted beside: they have one UUID, which
-// xfs allows only with an option. ext4 does not mind.
+// xfs allows only with an option. ext4 does not mind. Another UUID would take a check of all
+// of ext4, and for xfs a mount that replays the log, which lvmd never does.
 func besideClones(t filesystem.Type, options []string) []string {
 	if t != filesystem.XFS || slices.Contains(options, "nouuid") {
 		return options

@@ -74,7 +74,9 @@ const (
 	busyInterval = 50 * time.Millisecond
 )
 
-// Close implements Interface. It reads nothing of the device, which may be dead.
+// Close implements Interface. It reads nothing of the device, which may be dead. cryptsetup reads
+// the header first, insists for seconds on a mapping in use, and does not remove one without
+// a table, which is left when it is killed.
 func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
 	wrap := func(err error) error { return fmt.Errorf("close the encrypted volume %s: %w", volume, err) }
 	if _, there, err := c.Mapping(volume); err != nil || !there {

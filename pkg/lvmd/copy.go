@@ -39,7 +39,8 @@ const (
 )
 
 // makeCopy makes a volume that its source is copied to. The source is held
-// open for lvmd alone, from before the first effect to the end: it cannot be
+// open for lvmd alone, from before the first effect to the end: a file system that is written to
+// would be copied as garbage, and one that is frozen for so long stops its Pod. It cannot be
 // mounted, and what is copied is what it holds all the time. The kernel lets
 // others open a raw volume all the same, and write to it; then the copy fails,
 // see unchanged. A copy that a restart of lvmd interrupts goes on after it if the

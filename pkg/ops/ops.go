@@ -6,7 +6,9 @@
 // claims, so they are served only to those who present the bearer token kept
 // in a file; without such a file no one may read them. The certificate is made
 // at start, is kept in memory and is self-signed: it keeps the token off the
-// wire, it does not identify the server.
+// wire, it does not identify the server, as one of the uplink's CA could.
+// A TokenReview for each scrape would need no token of its own, and give the
+// agents rights in the API.
 package ops
 
 import (

@@ -89,7 +89,8 @@ type Publisher struct {
 	objects *objects
 
 	mu sync.Mutex
-	// risen is when an increase was first seen that is not written yet.
+	// risen is when an increase was first seen that is not written yet. Without it, a capacity
+	// that rises all the time would wait for ever.
 	risen map[Key]time.Time
 }
 

@@ -15,6 +15,13 @@
 // not at all. Unmount removes every layer, and works on mounts whose device is
 // dead. A symbolic link at or on the way to a path of a mount is refused.
 //
+// The kubelet looks at the same mounts with k8s.io/mount-utils, and the tests on real mounts
+// do, too. What this package does differently: Mount, Unmount and New of mount-utils fork;
+// SafeFormatAndMount formats what blkid cannot name; ResizeFs cannot be cancelled; IsMountPoint
+// and IsLikelyNotMountPoint follow links, and do not say which device is there; ParseMountInfo
+// fails on the whole table for one mount without a source, which github.com/moby/sys/mountinfo
+// reads; FakeMounter knows no devices, layers or propagation.
+//
 // The CSI node service in pkg/driver is the caller. Package mountfake has the
 // fake, mounttest the suite that both pass.
 package mount

@@ -11,7 +11,8 @@ import (
 // A claim reserves space with the controller when a node is selected for it, and the
 // controller keeps other claims from taking it. A volume that a Pod defines itself is made
 // without the controller. So that it does not take what claims have reserved either, the
-// controller reports to the node which of them still wait. See decision 0040.
+// controller reports to the node which of them still wait. See
+// docs/decisions/scheduling.md, "Nodes know what waiting claims reserved".
 
 // reservations are what the claims of one cluster have reserved, in the controller's order.
 type reservations struct {

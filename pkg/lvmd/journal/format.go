@@ -15,7 +15,7 @@ type step func(tx *bbolt.Tx) error
 // record, with a zero value that means what its absence did, and a bucket that is added, need no
 // step: a version that does not know them leaves them out. What it would misread needs one. After a
 // step, a version that does not know it refuses the file: see
-// docs/decisions/0049-formats-of-journal-and-tags.md.
+// docs/decisions/crashes.md, "A version leaves alone what a later one wrote".
 var steps = []step{}
 
 // FormatError is returned for a file that a later version of lvmd wrote. Nothing was
