@@ -4,15 +4,18 @@ package tests
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/carve-csi/carve/e2e/carve"
 	"github.com/carve-csi/carve/e2e/controlplane"
@@ -32,6 +35,8 @@ type scenario struct {
 	// killed are the processes that were killed since all was well.
 	killed     []process
 	monitoring *monitoring
+	// starting is held by who kills and starts components of the control plane.
+	starting sync.Mutex
 }
 
 // member is a Pod with a volume that holds its name.
@@ -62,7 +67,7 @@ func schedule() []event {
 		{"a claim's Pod is replaced", false, (*scenario).replace},
 		{"a node is unplugged", true, (*scenario).unplug},
 	}
-	for _, component := range []string{kube.APIServer, kube.Scheduler, kube.ControllerManager} {
+	for _, component := range killable {
 		events = append(events, event{component + " is killed", true, func(r *scenario) { r.killComponent(component) }})
 	}
 	for _, program := range []string{"carve-controller", "carve-lvmd", "carve-node"} {
@@ -70,6 +75,9 @@ func schedule() []event {
 	}
 	return events
 }
+
+// killable are the components of the control plane that are killed.
+var killable = []string{kube.APIServer, kube.Scheduler, kube.ControllerManager}
 
 const (
 	// most bounds how many Pods there are at a time: the nodes are small.
@@ -96,6 +104,7 @@ func TestARandomScenarioLosesAndLeaksNothing(t *testing.T) {
 			}
 		}
 	})
+	r.keepRunning()
 	for range *schedules {
 		events := schedule()
 		r.random.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
@@ -194,6 +203,9 @@ func (r *scenario) holds(m *member) {
 func (r *scenario) killComponent(name string) {
 	r.Helper()
 	plane := r.Cluster.ControlPlane()
+	r.starting.Lock()
+	defer r.starting.Unlock()
+	r.must(plane.StartComponent(r.ctx, name), "have "+name+" run")
 	before, err := plane.Processes(name)
 	if err != nil || len(before) != 1 {
 		r.Fatalf("processes of %s: want one, to be killed, got %v, %v", name, before, err)
@@ -214,6 +226,32 @@ func (r *scenario) killComponent(name string) {
 		r.Fatalf("processes of %s after it was started again: want one other than %v, got %v, %v", name, before, after, err)
 	}
 	r.Logf("%s was process %d and is %d", name, before[0], after[0])
+}
+
+// keepRunning starts components of the control plane that ended by themselves, as a kubelet does:
+// kube-controller-manager ends when the API server is killed while it starts.
+func (r *scenario) keepRunning() {
+	ctx, cancel := context.WithCancel(r.ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { wait.UntilWithContext(ctx, r.startEnded, time.Second) })
+	r.Cleanup(func() {
+		cancel()
+		watching.Wait()
+	})
+}
+
+// startEnded starts the components of the control plane again that do not run.
+func (r *scenario) startEnded(ctx context.Context) {
+	r.starting.Lock()
+	defer r.starting.Unlock()
+	plane := r.Cluster.ControlPlane()
+	for _, name := range killable {
+		running, err := plane.Running(name)
+		if err == nil && running || ctx.Err() != nil {
+			continue
+		}
+		r.Logf("%s ended by itself; starting it again: %v", name, errors.Join(err, plane.StartComponent(ctx, name)))
+	}
 }
 
 // unplug takes a node off the network until the next event is over, but not before
