@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -57,10 +58,11 @@ type Fleet struct {
 	// answers and reports are places for what is decoded.
 	answers, reports places
 
-	mu     sync.Mutex
-	nodes  map[string]*node
-	byName map[string]map[string]struct{} // volume name → nodes that reported it
-	closed bool
+	mu    sync.Mutex
+	nodes map[string]*node
+	// byName and byID are the nodes whose view has a volume of a name or an id.
+	byName, byID reporters
+	closed       bool
 }
 
 // node is one member of the fleet.
@@ -85,7 +87,7 @@ func New(o Options) *Fleet {
 	return &Fleet{
 		onChange: o.OnChange, onForget: o.OnForget, onCall: o.OnCall, log: o.Log.With("component", "fleet"),
 		ctx: ctx, cancel: cancel, answers: make(places, decodedAnswers), reports: make(places, decodedReports),
-		nodes: map[string]*node{}, byName: map[string]map[string]struct{}{},
+		nodes: map[string]*node{}, byName: reporters{}, byID: reporters{},
 	}
 }
 
@@ -263,13 +265,14 @@ func (f *Fleet) change(n *node, s *uplink.Session, next func(*View) *View, effec
 	if view == nil {
 		return
 	}
-	removed, added := missing(old.ByName, view.ByName), missing(view.ByName, old.ByName)
+	names, ids := keysChanged(old.ByName, view.ByName), keysChanged(old.Volumes, view.Volumes)
 	f.mu.Lock()
 	if n.session != s {
 		f.mu.Unlock()
 		return
 	}
-	f.reindex(n.name, removed, added)
+	f.byName.update(n.name, names)
+	f.byID.update(n.name, ids)
 	n.view = view
 	for _, effect := range effects {
 		effect()
@@ -277,32 +280,6 @@ func (f *Fleet) change(n *node, s *uplink.Session, next func(*View) *View, effec
 	f.mu.Unlock()
 	if f.onChange != nil {
 		f.onChange(view)
-	}
-}
-
-// missing returns the names that are in one map and not in the other.
-func missing(from, in map[string]*lvmdv1.Volume) (names []string) {
-	for name := range from {
-		if _, there := in[name]; !there {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// reindex keeps byName in step with a node's view. The caller holds f.mu.
-func (f *Fleet) reindex(node string, removed, added []string) {
-	for _, name := range removed {
-		delete(f.byName[name], node)
-		if len(f.byName[name]) == 0 {
-			delete(f.byName, name)
-		}
-	}
-	for _, name := range added {
-		if f.byName[name] == nil {
-			f.byName[name] = map[string]struct{}{}
-		}
-		f.byName[name][node] = struct{}{}
 	}
 }
 
@@ -339,11 +316,18 @@ func (f *Fleet) Views() []*View {
 func (f *Fleet) Holders(volumeName string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []string
-	for name := range f.byName[volumeName] {
-		out = append(out, name)
+	return slices.Sorted(maps.Keys(f.byName[volumeName]))
+}
+
+// ReportsOf returns what nodes last reported of the volume of that id, by node. An id is one
+// volume's, on one node: where there are several, a node reports what another one has.
+func (f *Fleet) ReportsOf(id string) map[string]*lvmdv1.Volume {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string]*lvmdv1.Volume{}
+	for name := range f.byID[id] {
+		out[name] = f.nodes[name].view.Volumes[id]
 	}
-	slices.Sort(out)
 	return out
 }
 
@@ -406,7 +390,8 @@ func (f *Fleet) forgetView(n *node) bool {
 	if f.nodes[n.name] != n || n.session != nil {
 		return false
 	}
-	f.reindex(n.name, missing(n.view.ByName, nil), nil)
+	f.byName.update(n.name, keysChanged(n.view.ByName, nil))
+	f.byID.update(n.name, keysChanged(n.view.Volumes, nil))
 	n.view = &View{Node: n.name}
 	return true
 }

@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"k8s.io/utils/lru"
@@ -61,9 +63,10 @@ func (i *IDs) holder(node, name, id string) string {
 		}
 	}
 	// Orphans, inline volumes and those of other provisioners have no PersistentVolume.
-	for _, view := range i.cluster.Fleet.Views() {
-		if vol := view.Volumes[id]; vol != nil && (view.Node != node || vol.GetName() != name) {
-			return fmt.Sprintf("node %s reports of volume %q", view.Node, vol.GetName())
+	reports := i.cluster.Fleet.ReportsOf(id)
+	for _, on := range slices.Sorted(maps.Keys(reports)) {
+		if reported := reports[on].GetName(); on != node || reported != name {
+			return fmt.Sprintf("node %s reports of volume %q", on, reported)
 		}
 	}
 	if before, ok := i.latest.Get(id); ok && before != (identity{node, name}) {

@@ -2,6 +2,7 @@ package csiservice
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -119,17 +120,14 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 // reported returns the node that reports a volume, the zero values when none does,
 // and an error when several do.
 func (s *Service) reported(id string) (node string, vol *lvmdv1.Volume, err error) {
-	var holders []string
-	for _, view := range s.o.Fleet.Views() {
-		if found, ok := view.Volumes[id]; ok {
-			node, vol = view.Node, found
-			holders = append(holders, view.Node)
-		}
+	reports := s.o.Fleet.ReportsOf(id)
+	if len(reports) > 1 {
+		return "", nil, ambiguous(slices.Collect(maps.Keys(reports)))
 	}
-	if len(holders) > 1 {
-		return "", nil, ambiguous(holders)
+	for node, vol = range reports {
+		return node, vol, nil
 	}
-	return node, vol, nil
+	return "", nil, nil
 }
 
 func isNotFound(err error) bool { return status.Code(Status(err)) == codes.NotFound }
