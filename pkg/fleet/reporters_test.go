@@ -74,8 +74,11 @@ func (r *reporting) check() {
 		for id := range view.Volumes {
 			ids[id] = struct{}{}
 		}
-		for name := range view.ByName {
+		for name, vol := range view.ByName {
 			volumeNames[name] = struct{}{}
+			if vol.GetName() != name || view.Volumes[vol.GetId()] != vol {
+				r.Fatalf("by the name %s there is %v, by its id %v", name, vol, view.Volumes[vol.GetId()])
+			}
 		}
 	}
 	for _, id := range []string{"id1", "id2", "id3", "id4"} {

@@ -84,20 +84,28 @@ func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
 		delete(next.Classes, name)
 	}
 	for _, id := range r.GetRemovedVolumeIds() {
-		if old, ok := next.Volumes[id]; ok {
-			next.bytes -= proto.Size(old)
-			delete(next.Volumes, id)
-			if next.ByName[old.GetName()].GetId() == id {
-				delete(next.ByName, old.GetName())
-			}
-		}
+		next.removeVolume(id)
 	}
 	for _, vol := range r.GetVolumes() {
-		next.bytes += proto.Size(vol) - proto.Size(next.Volumes[vol.GetId()])
+		next.removeVolume(vol.GetId()) // it may have had another name
+		next.bytes += proto.Size(vol)
 		next.Volumes[vol.GetId()] = vol
 		if vol.GetName() != "" {
 			next.ByName[vol.GetName()] = vol
 		}
 	}
 	return &next, true
+}
+
+// removeVolume removes a volume from a view that is not shared yet.
+func (v *View) removeVolume(id string) {
+	old, there := v.Volumes[id]
+	if !there {
+		return
+	}
+	v.bytes -= proto.Size(old)
+	delete(v.Volumes, id)
+	if v.ByName[old.GetName()].GetId() == id {
+		delete(v.ByName, old.GetName())
+	}
 }
