@@ -51,13 +51,16 @@ func (n *Node) maxVolumes(ctx context.Context) int64 {
 	classes, err := n.volumes.Classes(ctx)
 	if err != nil {
 		n.options.Log.Warn("the scheduler gets no number of volumes until lvmd answers how many the volume groups can hold", "error", err)
-		if again := n.options.RegisterAgain; again != nil {
-			again(n.stager.background, func(ctx context.Context) error {
+		if registration := n.options.Registration; registration != nil {
+			registration.Again(n.stager.background, func(ctx context.Context) error {
 				_, err := n.volumes.Classes(ctx)
 				return err
 			})
 		}
 		return 0
+	}
+	if registration := n.options.Registration; registration != nil {
+		registration.Complete()
 	}
 	most := map[string]int64{}
 	for _, class := range classes {

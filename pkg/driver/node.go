@@ -22,7 +22,7 @@ import (
 const maxNodeID = 256
 
 // Options configure a Node. All fields but
-// MaxVolumes, InlineVolumes, InlineMaxBytes, IOLimits and RegisterAgain are required.
+// MaxVolumes, InlineVolumes, InlineMaxBytes, IOLimits and Registration are required.
 type Options struct {
 	// NodeName is the node's name in Kubernetes: the CSI node id, and the value
 	// of its topology key.
@@ -41,8 +41,9 @@ type Options struct {
 	CheckMemory int64
 	// IOLimits are the directories that are shared with the component that limits I/O.
 	IOLimits IOLimitDirs
-	// RegisterAgain is Registration.Again, or nil where nothing registers the plugin.
-	RegisterAgain func(ctx context.Context, known func(context.Context) error)
+	// Registration has the kubelet ask again for what is not known yet. It is nil where nothing
+	// registers the plugin.
+	Registration *Registration
 	// KubeletDir is the kubelet's root directory. Paths in requests must lie
 	// below it.
 	KubeletDir string

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/carve-csi/carve/api/names"
@@ -33,6 +35,8 @@ type Registration struct {
 	state error
 	// awaits says that the plugin is to be registered again when more is known.
 	awaits bool
+	// pause is the time before the next call of Again asks.
+	pause wait.Backoff
 }
 
 // errNotYet is the state before the kubelet has spoken.
@@ -41,15 +45,27 @@ var errNotYet = errors.New("the kubelet has not registered the plugin yet")
 // NewRegistration makes the registration of the plugin whose CSI socket the
 // kubelet sees at endpoint, a path on the host.
 func NewRegistration(endpoint string, metrics *Metrics, log *slog.Logger) *Registration {
-	return &Registration{endpoint: endpoint, metrics: metrics, log: log, again: make(chan struct{}, 1), state: errNotYet}
+	return &Registration{endpoint: endpoint, metrics: metrics, log: log, again: make(chan struct{}, 1), state: errNotYet, pause: firstPause()}
 }
 
 // askPause is the time between questions whose answer the kubelet is to have.
 const askPause = time.Second
 
+// maxAgainPause is about the longest time between registrations.
+const maxAgainPause = 5 * time.Minute
+
+// firstPause is the pause of the first call of Again, which grows with each further one.
+func firstPause() wait.Backoff {
+	return wait.Backoff{Duration: askPause, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: maxAgainPause}
+}
+
 // Again has the kubelet register the plugin once more when known returns nil: what the kubelet
 // was answered is in force until the next registration. Again returns at once; calls before known
 // returned nil are one. It ends when ctx is done.
+//
+// A kubelet removes a plugin before it registers it once more, and mounts nothing meanwhile. An lvmd that
+// answers known, and does not when the kubelet asks, must not bring that about all the time: each call
+// waits for longer than the one before, until Complete.
 func (r *Registration) Again(ctx context.Context, known func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -57,10 +73,11 @@ func (r *Registration) Again(ctx context.Context, known func(context.Context) er
 		return
 	}
 	r.awaits = true
+	pause := r.pause.Step()
 	go func() {
-		for known(ctx) != nil {
+		for asked := false; !asked || known(ctx) != nil; asked, pause = true, askPause {
 			select {
-			case <-time.After(askPause):
+			case <-time.After(pause):
 			case <-ctx.Done():
 				return
 			}
@@ -74,6 +91,14 @@ func (r *Registration) Again(ctx context.Context, known func(context.Context) er
 		default:
 		}
 	}()
+}
+
+// Complete notes that the kubelet was answered all that it is to know: the next call of Again waits
+// as the first one did.
+func (r *Registration) Complete() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pause = firstPause()
 }
 
 // Registered returns nil when the kubelet has registered the plugin, else what

@@ -223,7 +223,7 @@ func (m *Machine) Start() *Plugin {
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
 		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, CheckMemory: m.CheckMemory, MaxVolumes: m.MaxVolumes, IOLimits: m.IOLimits,
-		RegisterAgain: registration.Again,
+		Registration: registration,
 	})
 	if err != nil {
 		m.t.Fatal(err)
