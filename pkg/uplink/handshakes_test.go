@@ -1,0 +1,188 @@
+package uplink
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/logging/logtest"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// introduceFrom connects from a local address and introduces node n by hand.
+func introduceFrom(t *testing.T, e *controllerEnd, ca *testCA, local string) (*lvmdv1.Welcome, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	dialer := &tls.Dialer{NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}},
+		Config: &tls.Config{MinVersion: tls.VersionTLS13, ServerName: testHost, RootCAs: roots, NextProtos: []string{alpn}}}
+	conn, err := dialer.DialContext(ctx, "tcp", e.addr)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { conn.Close() })
+	if err := writeFrame(conn, &lvmdv1.Hello{NodeName: "n", Token: testToken}); err != nil {
+		return nil, err
+	}
+	welcome := &lvmdv1.Welcome{}
+	return welcome, readFrame(conn, welcome)
+}
+
+// occupy opens connections from a local address that say nothing. The server accepts in order: it
+// has seen all of them before one that is opened after them.
+func (e *controllerEnd) occupy(t *testing.T, local string, n int) {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}}
+	for range n {
+		conn := must.Get(dialer.DialContext(t.Context(), "tcp", e.addr))(t)
+		t.Cleanup(func() { conn.Close() })
+	}
+}
+
+// isWelcome fails unless a node at that address is accepted, and ends its session.
+func (e *controllerEnd) isWelcome(t *testing.T, ca *testCA, local string) {
+	t.Helper()
+	if welcome, err := introduceFrom(t, e, ca, local); err != nil || !welcome.GetAccepted() {
+		t.Errorf("a node at %s is not welcome: %v, %v", local, welcome, err)
+		return
+	}
+	e.session(t).Close()
+}
+
+// isRejected fails unless a peer at that address is rejected for that reason, which is
+// counted, and logged with the remote address, unless that is empty.
+func (e *controllerEnd) isRejected(t *testing.T, ca *testCA, local, remote, reason string) {
+	t.Helper()
+	var before, after int
+	e.set(func() { before = e.rejected[reason] })
+	if welcome, err := introduceFrom(t, e, ca, local); err == nil {
+		t.Fatalf("a node at %s is answered: %v", local, welcome)
+	}
+	waittest.Until(t, "it is counted as rejected: "+reason, func() bool {
+		e.set(func() { after = e.rejected[reason] })
+		return after > before
+	})
+	if remote == "" {
+		return
+	}
+	waittest.Until(t, remote+" is logged: "+reason, func() bool {
+		return len(e.log.Find(func(r logtest.Record) bool {
+			host, _, err := net.SplitHostPort(fmt.Sprint(r.Attributes["remote"]))
+			return err == nil && host == remote && r.Message == "uplink refused" && fmt.Sprint(r.Attributes["reason"]) == reason
+		})) > 0
+	})
+}
+
+// keepFailures has peers whose handshake failed count until the end of the test.
+func keepFailures(s *Server) { s.hold = time.Hour }
+
+func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	e := startController(t, ca, "127.0.0.1:0")
+	e.occupy(t, "127.0.0.1", maxHandshakes)
+	e.isWelcome(t, ca, "127.0.0.2")
+}
+
+func TestUnknownPeersDoNotKeepANodeAwayThatHadALink(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), keepFailures)
+	e.isWelcome(t, ca, "127.0.0.2")
+	for i := range maxHandshakes / maxHandshakesPerAddress {
+		e.occupy(t, fmt.Sprintf("127.0.1.%d", i+1), maxHandshakesPerAddress)
+	}
+	e.isRejected(t, ca, "127.0.0.3", "", "total") // too many for all to be logged
+	e.isWelcome(t, ca, "127.0.0.2")
+}
+
+// All nodes dial at once after the controller's restart, when no address had a link to it.
+func TestUnknownPeersDoNotKeepANodeAwayThatNeverHadALink(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	agent := netip.MustParseAddr("127.0.0.2")
+	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), func(s *Server) {
+		keepFailures(s)
+		s.handshakes.Known = func(a netip.Addr) bool { return a == agent }
+	})
+	for i := range maxHandshakes / maxHandshakesPerAddress {
+		e.occupy(t, fmt.Sprintf("127.0.1.%d", i+1), maxHandshakesPerAddress)
+	}
+	e.isRejected(t, ca, "127.0.0.3", "", "total") // too many for all to be logged
+	e.isWelcome(t, ca, agent.String())
+}
+
+func TestAPodDoesNotKeepNodesOfItsNetworkAway(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	e := startChangedController(t, ca, inIPv6{must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)}, keepFailures)
+	e.occupy(t, "127.0.0.66", maxHandshakesPerAddress)
+	e.isRejected(t, ca, "127.0.0.66", "2001:db8::42", "address")
+	e.occupy(t, "127.0.0.66", maxHandshakesPerNetwork)
+	e.isWelcome(t, ca, "127.0.0.2")
+	// With addresses of its own choice, it can take what the network has.
+	for i := range maxHandshakesPerNetwork/maxHandshakesPerAddress - 1 {
+		e.occupy(t, fmt.Sprintf("127.0.0.%d", 67+i), maxHandshakesPerAddress)
+	}
+	e.isRejected(t, ca, "127.0.0.3", "2001:db8::3", "network")
+	e.isWelcome(t, ca, "127.0.0.2") // it had a link
+	e.isWelcome(t, ca, "127.0.1.3")
+}
+
+// inIPv6 has peers at 127.0.x.y seem to be at 2001:db8:0:x::y: the loopback device has one IPv6
+// address only.
+type inIPv6 struct{ net.Listener }
+
+func (l inIPv6) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return peerInIPv6{c}, nil
+}
+
+type peerInIPv6 struct{ net.Conn }
+
+func (c peerInIPv6) RemoteAddr() net.Addr {
+	peer, ok := c.Conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return c.Conn.RemoteAddr()
+	}
+	ip := net.ParseIP("2001:db8::")
+	ip[7], ip[15] = peer.IP.To4()[2], peer.IP.To4()[3]
+	return &net.TCPAddr{IP: ip, Port: peer.Port}
+}
+
+func TestHandshakesThatFailCountForAWhile(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	fail := func(e *controllerEnd) {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.66")}}
+		for range maxHandshakesPerAddress {
+			conn := must.Get(dialer.DialContext(t.Context(), "tcp", e.addr))(t)
+			_, _ = conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+			_ = conn.Close()
+		}
+		e.refusals(t, maxHandshakesPerAddress)
+	}
+	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), keepFailures)
+	fail(e)
+	e.isRejected(t, ca, "127.0.0.66", "127.0.0.66", "address")
+	e.isWelcome(t, ca, "127.0.0.2")
+	e.set(func() {
+		if n := e.rejected["handshake"]; n != maxHandshakesPerAddress {
+			t.Errorf("%d failed handshakes were counted, want %d", n, maxHandshakesPerAddress)
+		}
+	})
+
+	e = startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), func(s *Server) { s.hold = time.Millisecond })
+	fail(e)
+	waittest.Until(t, "the address has places again", func() bool {
+		welcome, err := introduceFrom(t, e, ca, "127.0.0.66")
+		return err == nil && welcome.GetAccepted()
+	})
+}
