@@ -28,6 +28,28 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
+// newBound returns a harness with two nodes, of which the first has the volume of the bound claim c.
+func newBound(t *testing.T) (h *harness, node, impostor *lvmdfake.Server) {
+	t.Helper()
+	h = newHarness(t)
+	node, impostor = h.node("n1", gib), h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	return h, node, impostor
+}
+
+// answersWith has a node answer creates with an id, but those of the volume that has it.
+func answersWith(node *lvmdfake.Server, holder, id string) {
+	node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		if r.GetName() != holder {
+			node.Put(&lvmdv1.Volume{Id: id, Name: r.GetName(), DeviceClass: "local", SizeBytes: r.GetRequiredBytes(),
+				State: lvmdv1.VolumeState_VOLUME_STATE_READY, Mode: r.GetMode(), FsType: r.GetFsType()})
+		}
+		return nil
+	}})
+}
+
 // stolen has impostor report the volume of that name of node, and waits until the
 // controller has seen that. A claim that is still carried out would have it removed from
 // there.
@@ -52,11 +74,7 @@ func (h *harness) stolen(node, impostor *lvmdfake.Server, name string) *lvmdv1.V
 const impostorRounds = 20
 
 func TestACallAboutAVolumeGoesToTheNodeThatItsPersistentVolumeNames(t *testing.T) {
-	h := newHarness(t)
-	node, impostor := h.node("n1", gib), h.node("n2", gib)
-	h.class("carve", nil)
-	h.run()
-	h.boundVolume("c", "n1")
+	h, node, impostor := newBound(t)
 	vol := h.stolen(node, impostor, "pvc-uid-c")
 	client := h.csiClient()
 	for range impostorRounds {
@@ -100,11 +118,7 @@ func TestAVolumeThatSeveralNodesReportAndNoPersistentVolumeNamesIsLeftAlone(t *t
 }
 
 func TestOnlyItsOwnNodeSpeaksForAVolume(t *testing.T) {
-	h := newHarness(t)
-	node, impostor := h.node("n1", gib), h.node("n2", gib)
-	h.class("carve", nil)
-	h.run()
-	h.boundVolume("c", "n1")
+	h, node, impostor := newBound(t)
 	h.stolen(node, impostor, "pvc-uid-c")
 	h.leader().auditor.Pass(t.Context())
 	if heard := slices.DeleteFunc(h.warnings(), func(e string) bool {
@@ -118,17 +132,9 @@ func TestOnlyItsOwnNodeSpeaksForAVolume(t *testing.T) {
 }
 
 func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
-	h := newHarness(t)
-	node, impostor := h.node("n1", gib), h.node("n2", gib)
-	h.class("carve", nil)
-	h.run()
-	h.boundVolume("c", "n1")
+	h, node, impostor := newBound(t)
 	id := node.Volumes()["pvc-uid-c"].GetId()
-	impostor.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
-		impostor.Put(&lvmdv1.Volume{Id: id, Name: r.GetName(), DeviceClass: "local", SizeBytes: r.GetRequiredBytes(),
-			State: lvmdv1.VolumeState_VOLUME_STATE_READY, Mode: r.GetMode(), FsType: r.GetFsType()})
-		return nil
-	}})
+	answersWith(impostor, "pvc-uid-c", id)
 	h.claim("d", "n2", nil)
 	waittest.Until(t, "an Event names both nodes", func() bool {
 		return slices.ContainsFunc(h.warnings(), func(e string) bool {
@@ -147,11 +153,7 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 }
 
 func TestAnIDIsOneVolumesOnOneNode(t *testing.T) {
-	h := newHarness(t)
-	n1, n2 := h.node("n1", gib), h.node("n2", gib)
-	h.class("carve", nil)
-	h.run()
-	h.boundVolume("c", "n1")
+	h, n1, n2 := newBound(t)
 	bound := n1.Volumes()["pvc-uid-c"].GetId()
 	n1.Put(&lvmdv1.Volume{Id: "orphan", Name: "pvc-orphan", DeviceClass: "local"})
 	n2.Put(&lvmdv1.Volume{Id: "inline", Name: "csi-inline", DeviceClass: "local", Owner: &lvmdv1.Owner{PodUid: "pod"}})
@@ -216,15 +218,8 @@ func TestACSIVolumeWithTheIDOfOneWithoutAPersistentVolumeIsRefused(t *testing.T)
 	}
 	must.Succeed(t, create("pvc-a", "n1"))
 	id := node.Volumes()["pvc-a"].GetId()
-	for _, server := range []*lvmdfake.Server{node, impostor} {
-		server.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
-			if r.GetName() != "pvc-a" {
-				server.Put(&lvmdv1.Volume{Id: id, Name: r.GetName(), DeviceClass: "local", SizeBytes: r.GetRequiredBytes(),
-					State: lvmdv1.VolumeState_VOLUME_STATE_READY, Mode: r.GetMode(), FsType: r.GetFsType()})
-			}
-			return nil
-		}})
-	}
+	answersWith(node, "pvc-a", id)
+	answersWith(impostor, "pvc-a", id)
 	must.Succeed(t, create("pvc-a", "n1")) // again
 	for _, where := range []string{"n2", "n1"} {
 		if err := create("pvc-b-"+where, where); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), id) {
