@@ -19,8 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -100,12 +98,7 @@ func asController(t *testing.T) kubernetes.Interface {
 // groups, too.
 func asAccount(t *testing.T, name string, groups ...string) kubernetes.Interface {
 	t.Helper()
-	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
-	config.QPS = -1
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":" + name,
-		Groups: append(groups, "system:serviceaccounts", "system:serviceaccounts:"+ours, "system:authenticated")}
-	client := must.Get(kubernetes.NewForConfig(config))(t)
-	return client
+	return must.Get(kubernetes.NewForConfig(apiServerAs(t, name, groups...)))(t)
 }
 
 // install makes our namespace with the rights that are shipped, and says what the driver

@@ -28,7 +28,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
@@ -126,11 +125,10 @@ func serveCSIOn(t *testing.T, w *world) string {
 
 // runSidecar puts external-provisioner together as its main does.
 func runSidecar(ctx context.Context, socket string) error {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	config, err := apiServer()
 	if err != nil {
 		return err
 	}
-	config.QPS = -1
 	client, snapshots := kubernetes.NewForConfigOrDie(config), snapshotclient.NewForConfigOrDie(config)
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

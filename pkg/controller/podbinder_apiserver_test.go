@@ -26,8 +26,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/component-helpers/storage/volume"
@@ -47,17 +45,8 @@ import (
 const (
 	schedulerComponent = "../../deploy/components/scheduler/"
 	carveScheduler     = "carve"
-	schedulerAccount   = "system:serviceaccount:" + ours + ":carve-scheduler"
+	schedulerAccount   = "carve-scheduler"
 )
-
-// asScheduler is a client with the rights that the component's account has.
-func asScheduler(t *testing.T) kubernetes.Interface {
-	t.Helper()
-	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
-	config.QPS = -1
-	config.Impersonate = rest.ImpersonationConfig{UserName: schedulerAccount, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
-	return must.Get(kubernetes.NewForConfig(config))(t)
-}
 
 // startCarveScheduler runs kube-scheduler until the test ends, as the component configures it and
 // with the rights that the component gives it, but for where its binder is.
@@ -70,7 +59,7 @@ func startCarveScheduler(t *testing.T, binder string) {
 	dir, no := t.TempDir(), false
 	access := must.Get(clientcmd.LoadFromFile(os.Getenv("KUBECONFIG")))(t)
 	for _, user := range access.AuthInfos {
-		user.Impersonate, user.ImpersonateGroups = schedulerAccount, []string{"system:serviceaccounts", "system:authenticated"}
+		user.Impersonate, user.ImpersonateGroups = "system:serviceaccount:"+ours+":"+schedulerAccount, []string{"system:serviceaccounts", "system:authenticated"}
 	}
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	must.Succeed(t, clientcmd.WriteToFile(*pathsResolved(t, access), kubeconfig))
@@ -103,7 +92,7 @@ func pathsResolved(t *testing.T, config *clientcmdapi.Config) *clientcmdapi.Conf
 // bindPods runs the binder at an address, and returns what ends it.
 func bindPods(t *testing.T, address string) (stop func()) {
 	t.Helper()
-	binder := must.Get(podbinder.New(podbinder.Options{Client: asScheduler(t), SchedulerName: carveScheduler, Registerer: prometheus.NewRegistry()}))(t)
+	binder := must.Get(podbinder.New(podbinder.Options{Client: asAccount(t, schedulerAccount), SchedulerName: carveScheduler, Registerer: prometheus.NewRegistry()}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	log := slog.New(slog.DiscardHandler)
@@ -421,7 +410,7 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 	install(t, client)
 	apply(t, client, schedulerComponent+"rbac.yaml")
 	apply(t, client, schedulerComponent+"policy.yaml")
-	limited := asScheduler(t)
+	limited := asAccount(t, schedulerAccount)
 	w := &world{client: client, namespace: ours}
 	for _, name := range []string{"bound-well", "bound-badly", "victim", "probe"} {
 		w.runPod(t, "no-such-scheduler", name, "")

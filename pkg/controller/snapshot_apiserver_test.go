@@ -30,7 +30,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/yaml"
 
@@ -72,11 +71,7 @@ func waitSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterfa
 // class.
 func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.QPS = -1
+	config := must.Get(apiServer())(t)
 	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
 	if err != nil {
 		t.Fatalf("find the definitions: %v", err)
@@ -170,11 +165,8 @@ func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	for name := range w.nodes {
 		w.nodes[name] = lvmdfake.New(name, lvmdfake.Class{Name: "thin", Default: true, Bytes: gib, Thin: true})
 	}
-	config := installSnapshots(t, client)
-	admin := snapshotclient.NewForConfigOrDie(config).SnapshotV1()
-	limited := rest.CopyConfig(config)
-	limited.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":carve-controller",
-		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + ours, "system:authenticated"}}
+	admin := snapshotclient.NewForConfigOrDie(installSnapshots(t, client)).SnapshotV1()
+	limited := apiServerAs(t, "carve-controller")
 	mayNotWriteOthersContents(t, admin, snapshotclient.NewForConfigOrDie(limited).SnapshotV1())
 	storage := w.class(t, nil)
 	actWith(t, w, Options{Client: asController(t), Snapshots: snapshotclient.NewForConfigOrDie(limited), Namespace: ours})

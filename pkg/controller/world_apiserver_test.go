@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/carve-csi/carve/api/names"
@@ -43,11 +44,29 @@ type world struct {
 	notes []string
 }
 
+// apiServer is how to reach the real API server, with all rights and without a limit.
+func apiServer() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	return config, nil
+}
+
+// apiServerAs is apiServer with the rights that an account of our namespace has, as a member of other
+// groups, too.
+func apiServerAs(t *testing.T, account string, groups ...string) *rest.Config {
+	t.Helper()
+	config := must.Get(apiServer())(t)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + ours + ":" + account,
+		Groups: append(groups, "system:serviceaccounts", "system:serviceaccounts:"+ours, "system:authenticated")}
+	return config
+}
+
 func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	t.Helper()
-	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
-	config.QPS = -1
-	client := must.Get(kubernetes.NewForConfig(config))(t)
+	client := must.Get(kubernetes.NewForConfig(must.Get(apiServer())(t)))(t)
 	t.Cleanup(func() {
 		// What the test's controller published goes with its nodes; a controller that has
 		// stopped does not remove it, and the scheduler would believe it in the next test.
