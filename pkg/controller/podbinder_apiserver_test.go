@@ -362,6 +362,7 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		w.runPod(t, carveScheduler, "waits", class)
 		w.runPod(t, carveScheduler, "goes-on", "")
 		w.isPlaced(t, "goes-on")
+		waittest.Until(t, "a node is asked", func() bool { return refused.Load() > 0 }) // its claim has a node when the binder ends
 		stopBinder()
 		w.runPod(t, carveScheduler, "no-binder", class)
 		w.runPod(t, v1.DefaultSchedulerName, "not-ours", "")
