@@ -119,7 +119,7 @@ var (
 var All = []Condition{
 	{CheckNeeded, ofVolume, nil, "The metadata of the volume's pool or cache had an error.", "Deactivate it and run `lvconvert --repair`."},
 	{ConfigurationRefused, ofClass, nil, "The configuration file is not in force; the one before it is.", "Read the message or lvmd's log, and correct the file."},
-	{ContentsNotFound, ofVolume, ofVolume, "Whether the volume was ever handed out is not known, as the journal was lost or is older than the volume, and what should be on it is not found. It is kept as it is, neither handed out nor formatted.", "Restore its file system or header and restart the agent, or delete the volume."},
+	{ContentsNotFound, ofVolume, ofVolume, "Whether the volume was ever handed out is not known, as the journal was lost or is older than the volume, and what should be on it is not found. It is kept as it is, neither handed out nor formatted.", "Restore its file system or header and restart the agent; delete the volume only if its data is not needed."},
 	{Converting, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
 	{Degraded, ofBoth, nil, "Devices of a RAID volume, or of a RAID thin pool, failed or are missing. The data is on the others.", "[Replace the disk](../how-to/troubleshooting.md#condition-degraded-a-raid-disk-failed)."},
 	{DeletionWaits, ofClass, nil, "Deleted volumes are neither wiped nor removed, for logical volumes that depend on them and were made after the deletion.", "[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},

@@ -108,11 +108,7 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 	w := newAuditing(t, "")
 	report := func(bytes int64, conditions ...*lvmdv1.Condition) []string {
 		t.Helper()
-		w.node.SetClass("local", bytes, conditions...)
-		waittest.Until(t, "the controller knows", func() bool {
-			view, _ := w.c.core.Fleet.View("n1")
-			return len(view.Classes["local"].GetConditions()) == len(conditions) && view.Classes["local"].GetTotalBytes() == bytes
-		})
+		w.reportClass(bytes, conditions)
 		w.drain()
 		w.pass()
 		return slices.DeleteFunc(w.drain(), func(e string) bool {
@@ -126,8 +122,6 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 	wantEvents(t, "a deletion that waits", report(gib, of("DeletionWaits")...), 1, "Warning DeletionWaits", "why DeletionWaits")
 	wantEvents(t, "it waits still", report(gib, of("DeletionWaits")...), 0)
 	wantEvents(t, "it goes on", report(gib), 0)
-	wantEvents(t, "a condition with which volumes can be made", report(gib, of("Degraded")...), 0)
-	wantEvents(t, "one of two groups", report(gib, of("VolumeGroupMissing")...), 0)
 	wantEvents(t, "a group that does not fit the class", report(0, of("VolumeGroupUnfit")...), 1, "Warning DeviceClassUnusable", "device class local: VolumeGroupUnfit: why VolumeGroupUnfit")
 	wantEvents(t, "its extents were changed", report(gib), 1, "Normal DeviceClassUsable", "device class local")
 	wantEvents(t, "fewer disks than its layout needs", report(0, of("TooFewDevices")...), 1, "Warning DeviceClassUnusable", "device class local: TooFewDevices: why TooFewDevices")
@@ -139,11 +133,7 @@ func TestANodeWhoseVolumeGroupTookThePlaceOfAnotherIsNamedOnce(t *testing.T) {
 	w := newAuditing(t, "")
 	report := func(conditions ...*lvmdv1.Condition) []string {
 		t.Helper()
-		w.node.SetClass("local", gib, conditions...)
-		waittest.Until(t, "the controller knows", func() bool {
-			view, _ := w.c.core.Fleet.View("n1")
-			return len(view.Classes["local"].GetConditions()) == len(conditions) && view.Classes["local"].GetTotalBytes() == gib
-		})
+		w.reportClass(gib, conditions)
 		w.drain()
 		w.pass()
 		return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, "device class") })

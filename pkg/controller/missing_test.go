@@ -105,13 +105,13 @@ func TestAVolumeThatItsNodeLacksIsReportedByCauseAndKept(t *testing.T) {
 			w.node.Restart("n1")
 			must.Get(w.node.DeleteVolume(w.t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-uid-c"}))(w.t)
 			w.reboot(w.node)
-		}, says: []string{"not on node n1", "data is lost", "Delete the claim"}},
+		}, says: []string{"not on node n1", "`lvs --all`", "/etc/lvm/archive", "vgcfgrestore", "Delete the claim only if"}},
 		"its volume group is not there": {policy: names.NodeLossRecreate, cause: audit.CauseNoGroup, lose: func(w *auditing) {
 			w.reboot(lvmdfake.New("n1"))
-		}, says: []string{"volume group local", "disks are back"}},
+		}, says: []string{"volume group local", "disks are back", "Delete the claim only if"}},
 		"the node has other disks": {policy: names.NodeLossKeep, cause: audit.CauseReplaced, lose: func(w *auditing) {
 			w.reboot(otherDisks())
-		}, says: []string{"volume group local is another one", "kept", "Delete the claim"}},
+		}, says: []string{"volume group local is another one", "kept", "pvs -o +vg_name,vg_uuid", "Delete the claim only if"}},
 		"its disks are in another node": {policy: names.NodeLossRecreate, cause: audit.CauseMoved, lose: func(w *auditing) {
 			w.reboot(otherDisks())
 			w.harness.node("n2", 0)
@@ -126,7 +126,7 @@ func TestAVolumeThatItsNodeLacksIsReportedByCauseAndKept(t *testing.T) {
 				return err == nil && pv.Annotations[names.AnnotationVolumeGroup] == ""
 			})
 			w.reboot(otherDisks())
-		}, says: []string{"not on node n1", "data is lost"}},
+		}, says: []string{"not on node n1", "`lvs --all`", "/etc/lvm/archive", "vgcfgrestore", "Delete the claim only if"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

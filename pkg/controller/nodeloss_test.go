@@ -89,7 +89,7 @@ func TestANodeThatIsLostLeavesOtherClaimsAndTheUserIsNotified(t *testing.T) {
 	h.boundVolume("c", "n1")
 	h.net.Detach("n1")
 	h.deleteNode("n1")
-	h.event("Warning NodeLost", "n1", "kept", "Delete the claim")
+	h.event("Warning NodeLost", "n1", "kept", "Delete the claim only if")
 	if h.claimIsGone("c") || h.volumes() != 1 {
 		t.Fatal("a claim that is to be kept was given up")
 	}
@@ -256,7 +256,7 @@ func TestPodsThatUseAKeptVolumeOfALostNodeAreNotifiedOnceEach(t *testing.T) {
 	h.drain()
 	h.net.Detach("n1")
 	h.deleteNode("n1")
-	said := []string{"Warning NodeLost", "n1", "kept", "Delete the claim"}
+	said := []string{"Warning NodeLost", "n1", "kept", "Delete the claim only if"}
 	for range 2 { // the claim and the Pod
 		h.event(said...)
 	}

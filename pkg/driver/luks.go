@@ -118,7 +118,7 @@ func (e *encryption) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmd
 		return nil, fmt.Errorf("volume %s: %w", v.GetId(), err)
 	case state != luks.Made && v.GetEncrypted():
 		return nil, csierror.New(codes.FailedPrecondition, fmt.Errorf("volume %s is not reformatted: its device %s has lost the header of the encrypted volume (it is %s), and "+
-			"without it the rest cannot be read: restore it from a backup (cryptsetup luksHeaderRestore), or delete the claim", v.GetId(), v.GetDevicePath(), state))
+			"without it the rest cannot be read: restore it from a backup (cryptsetup luksHeaderRestore); delete the claim only if its data is not needed", v.GetId(), v.GetDevicePath(), state))
 	}
 	ctx, cancel := context.WithTimeout(e.background, unlockTimeout)
 	defer cancel()

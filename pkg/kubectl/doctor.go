@@ -141,7 +141,7 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 		check("node "+node.Name, problem, next)
 	}
 	for _, name := range strays(s) {
-		check("volume "+name, "its node does not exist", "if the node will not come back, delete the claim; see carve.csi.local/on-node-loss")
+		check("volume "+name, "its node does not exist", "if neither the node nor its disks will come back, delete the claim; see carve.csi.local/on-node-loss")
 	}
 	return checks, nil
 }

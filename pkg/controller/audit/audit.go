@@ -23,7 +23,7 @@ const (
 )
 
 // Auditor compares what the nodes hold with what the API knows: volumes that no object names
-// (orphans), PersistentVolumes whose volume is missing, and volumes that are unhealthy.
+// (orphans), PersistentVolumes whose volume is missing, and volumes and device classes that are unhealthy.
 //
 // Orphans are counted and reported, and removed only if that was asked for: under the
 // reclaim policy Retain, an administrator who deletes a PersistentVolume means to
@@ -39,12 +39,8 @@ type Auditor struct {
 	orphans map[string]map[string]string
 	// health is what is wrong with volumes that are there.
 	health health
-	// classes are the device classes that cannot be used, as was reported: why, by node and class.
-	classes map[string]map[string]string
-	// changed are the device classes whose group took the place of another one, likewise.
-	changed map[string]map[string]string
-	// deletions says which deletions wait, as was reported, by node.
-	deletions map[string]string
+	// classes are the conditions of device classes, as was reported, by node.
+	classes map[string]classConditions
 	// unlabelled is how many passes in a row found a node without its topology label.
 	unlabelled map[string]int
 	// dataLost is when inline volumes lost their data, of which their Pods were notified since
@@ -131,8 +127,6 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 	maps.DeleteFunc(a.dataLost, func(vol held, _ time.Time) bool { return !now.mayHold(vol) })
 	a.reportHealth(ctx, now)
 	a.reportClasses(now)
-	a.reportChangedGroups(now)
-	a.reportDeletions(now)
 	a.reportUnlabelled(now)
 	for standing, n := range count {
 		a.Metrics.Audited.WithLabelValues(standing).Set(float64(n))

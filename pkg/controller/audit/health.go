@@ -23,7 +23,7 @@ const healthPerPass = 100
 // has one is reported if it still has it a pass later.
 var transient = []string{"Suspended", "Inactive"}
 
-// harmless are condition types that are ordinary for a volume.
+// harmless are condition types that are ordinary, for a volume or a class: they have no Events.
 var harmless = []string{"OutOfSync"}
 
 // health is what is wrong with volumes, by volume and condition type.

@@ -134,7 +134,7 @@ func hasUUID(groups map[string]string, uuid string) bool {
 // message says what is wrong, where, and what to do.
 func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
 	what := fmt.Sprintf("volume %s is not on node %s any more", volumeID, w.node)
-	const giveUp = "Delete the claim to give the data up"
+	const giveUp = "Delete the claim only if its data is not needed: that gives it up"
 	const pods = "Pods that wait for the volume are deleted where a controller makes them again; others have to be deleted"
 	switch {
 	case w.cause == CauseMoved:
@@ -151,9 +151,11 @@ func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
 			"as its class asks for, so that it can be made again. %s", what, w.was.Name, w.is, w.was.UUID, pods)
 	case w.cause == CauseReplaced:
 		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. "+
-			"The claim is kept for the old ones, should they come back. %s", what, w.was.Name, w.is, w.was.UUID, giveUp)
+			"The claim is kept for the old ones, should they come back: `pvs -o +vg_name,vg_uuid` on the node lists what is there. %s", what, w.was.Name, w.is, w.was.UUID, giveUp)
 	}
-	return what + "; its data is lost. Delete the claim to have it made again"
+	return fmt.Sprintf("%s: its volume group is there without it, as after a removal by hand, or with metadata that others wrote. Whether its data is lost is not known. "+
+		"Look on the node first: `lvs --all`, what the group was before (/etc/lvm/archive, `vgcfgrestore --list`), and make no volume in the group meanwhile, "+
+		"which may overwrite the data. Delete the claim only if the volume was removed on purpose, or its data is not needed", what)
 }
 
 // compare looks at every PersistentVolume of ours once, and returns how many

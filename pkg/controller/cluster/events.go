@@ -42,6 +42,10 @@ const (
 	ReasonClassUnusable = "DeviceClassUnusable"
 	// ReasonClassUsable: that is over.
 	ReasonClassUsable = "DeviceClassUsable"
+	// ReasonClassUnhealthy: a device class of a node has a condition with which volumes can be made.
+	ReasonClassUnhealthy = "DeviceClassUnhealthy"
+	// ReasonClassRecovered: that is over.
+	ReasonClassRecovered = "DeviceClassRecovered"
 	// ReasonGroupChanged: a node's volume group took the place of another one.
 	ReasonGroupChanged = "VolumeGroupChanged"
 	// ReasonDeletionWaits: deleted volumes of a node are not removed, for what depends on them.
@@ -99,6 +103,8 @@ var EventReasons = []EventReason{
 	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, does not fit the class, is not used, or does not answer.",
 		"[Make the volume group](../how-to/troubleshooting.md#a-node-has-no-capacity), or [look up the condition](conditions.md) that the message names."},
 	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
+	{ReasonClassUnhealthy, v1.EventTypeWarning, "node", "A device class there has a condition, and is used.", "[Look up the condition](conditions.md)."},
+	{ReasonClassRecovered, v1.EventTypeNormal, "node", "The conditions of a device class that the message names are over.", ""},
 	{ReasonGroupChanged, v1.EventTypeWarning, "node", "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up.",
 		"If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
 	{ReasonDeletionWaits, v1.EventTypeWarning, "node", "Deleted volumes there are neither wiped nor removed: logical volumes that an administrator made depend on them.",

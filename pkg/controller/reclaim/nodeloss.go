@@ -109,7 +109,7 @@ func (r *releaser) abandon(ctx context.Context, listed cluster.PodLists, pv *v1.
 	case spec.OwnerPod(claim) != nil:
 		r.notify(ctx, listed, pv, claim, node, why+"; the volume goes with its Pod, which Kubernetes removes from such a node")
 	case pv.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate:
-		r.notify(ctx, listed, pv, claim, node, why+"; the claim is kept for a node that comes back. Delete the claim to give the data up")
+		r.notify(ctx, listed, pv, claim, node, why+"; the claim is kept for a node that comes back. Delete the claim only if its data is not needed: that gives it up")
 	default:
 		r.DeleteLostClaim(ctx, pv, claim, why)
 	}

@@ -113,7 +113,7 @@ func claimReason(f Facts, c Claim) (Reason, bool) {
 	case c.Claim.DeletionTimestamp != nil:
 		return Reason{subject, "it is being deleted", "it goes when no Pod uses it; this Pod cannot start with it"}, true
 	case c.Claim.Status.Phase == corev1.ClaimLost || c.Claim.Spec.VolumeName != "" && c.Volume == nil:
-		return Reason{subject, fmt.Sprintf("its PersistentVolume %s is gone", c.Claim.Spec.VolumeName), "the data is lost to the claim: delete it, and make it again"}, true
+		return Reason{subject, fmt.Sprintf("its PersistentVolume %s is gone", c.Claim.Spec.VolumeName), "its node may have the volume still: see docs/how-to/existing-volumes.md; delete the claim only if its data is not needed"}, true
 	case c.Claim.Spec.VolumeName == "" && c.Class == nil:
 		return Reason{subject, fmt.Sprintf("its StorageClass %q does not exist", className(c.Claim)), "kubectl get storageclasses"}, true
 	case !served(c):
@@ -148,7 +148,7 @@ func volumeReason(f Facts, subject string, c Claim) (Reason, bool) {
 	switch {
 	case !ok:
 		return Reason{subject, fmt.Sprintf("its volume is on node %s, which does not exist any more", home),
-			"if the node will not come back, delete the claim; see carve.csi.local/on-node-loss"}, true
+			"if neither the node nor its disks will come back, delete the claim; see carve.csi.local/on-node-loss"}, true
 	case !node.Ready:
 		return Reason{subject, fmt.Sprintf("its volume is on node %s, which is not ready", home), "kubectl describe node " + home}, true
 	case f.Pod.Spec.NodeName == "" && node.Unschedulable:

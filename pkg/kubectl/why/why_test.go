@@ -64,7 +64,7 @@ func TestExplain(t *testing.T) {
 		"the claim is being deleted": {func(f *Facts) { f.Claims[0].Claim.DeletionTimestamp = &metav1.Time{} },
 			[3]string{"claim/data", "being deleted", "cannot start"}},
 		"there is no class":  {func(f *Facts) { f.Claims[0].Class = nil }, [3]string{"claim/data", `StorageClass "carve" does not exist`, "storageclasses"}},
-		"the volume is gone": {func(f *Facts) { f.Claims[0].Claim.Spec.VolumeName = "pv" }, [3]string{"claim/data", "PersistentVolume pv is gone", "make it again"}},
+		"the volume is gone": {func(f *Facts) { f.Claims[0].Claim.Spec.VolumeName = "pv" }, [3]string{"claim/data", "PersistentVolume pv is gone", "only if its data is not needed"}},
 		"the node does not have the volume": {func(f *Facts) {
 			bound(f, "n1")
 			f.Claims[0].Claim.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Type: names.ConditionVolumeMissing, Status: corev1.ConditionTrue, Message: "other disks"}}

@@ -11,7 +11,7 @@ import (
 
 // contentsNotFound is what is known of a volume that is Unfinished.
 const contentsNotFound = "whether it was ever handed out is not known, and what should be on it is not found: it is kept as it is, neither handed out nor formatted; " +
-	"restart lvmd when its contents are restored, or delete the volume"
+	"restart lvmd when its contents are restored; delete the volume only if its data is not needed"
 
 func sameConditions(a, b []*lvmdv1.Condition) bool {
 	return slices.EqualFunc(a, b, func(a, b *lvmdv1.Condition) bool {
