@@ -66,6 +66,9 @@ func With(ctx context.Context, l Leadership) context.Context {
 func During(ctx, leading context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(leading, cancel)
+	if leading.Err() != nil {
+		cancel() // AfterFunc does it a moment later, when the call may be under way
+	}
 	if sent, ok := metadata.FromOutgoingContext(leading); ok {
 		for _, value := range sent.Get(Key) {
 			ctx = metadata.AppendToOutgoingContext(ctx, Key, value)
