@@ -91,13 +91,12 @@ func finishPool(group string, p *ondisk.Pool) (unsent bool, err error) {
 		if !p.Snapshots[v] {
 			continue
 		}
-		// Where the number is taken, that is the answer, and no volume is this origin.
-		err := send(device, unix.ENODATA, "create_snap %d %d", p.Numbers[v], int64(ondisk.NoVolume))
-		switch {
-		case errors.Is(err, unix.EEXIST):
-			made++
-		case err != nil:
+		is, err := isMade(device, p.Numbers[v])
+		if err != nil {
 			return false, err
+		}
+		if is {
+			made++
 		}
 	}
 	if made == 0 || number+1 != p.Transaction {
@@ -121,38 +120,73 @@ func transaction(group, pool string) (device string, number uint64, ok bool, err
 	return device, number, parseErr == nil, nil
 }
 
-// sendRemovals sends the group's pools the removals that they were not sent: LVM would
-// do so at the next command on the pool, and until then what was removed takes its
-// space. The metadata must be durable. While a command is under way, which sends its
-// messages itself, nothing is done.
-func (m *messages) sendRemovals(group string) error {
+// sendUnsent sends the group's pools the messages that they were not sent: LVM would do so at the
+// next command that changes the pool, and until then what was removed takes its space, and what was made
+// cannot be activated. The making of a snapshot is left to LVM, which suspends its origin for it: unmade are
+// those that their pools do not have. The metadata must be durable. While a command is under way, which
+// sends its messages itself, nothing is done.
+func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
 	waiting, err := committed(m.disks, group, ondisk.PoolsWithMessages)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, p := range waiting {
 		device, number, ok, err := transaction(group, p.Name)
-		if err != nil {
-			return err
-		}
-		if !ok || number+1 != p.Transaction || len(p.Creates) > 0 {
+		switch {
+		case err != nil:
+			return unmade, err
+		case !ok || number+1 != p.Transaction:
 			continue
 		}
-		for _, removed := range p.Deletes {
-			if err := send(device, unix.ENODATA, "delete %d", removed); err != nil {
-				return err
+		snapshots := slices.DeleteFunc(slices.Clone(p.Creates), func(v string) bool { return !p.Snapshots[v] })
+		if len(snapshots) == 0 {
+			if err := sendAll(device, &p, number); err != nil {
+				return unmade, err
+			}
+			continue
+		}
+		for _, v := range snapshots {
+			made, err := isMade(device, p.Numbers[v])
+			if err != nil {
+				return unmade, err
+			}
+			if !made {
+				unmade = append(unmade, v)
 			}
 		}
-		if err := send(device, 0, "set_transaction_id %d %d", number, p.Transaction); err != nil {
+	}
+	return unmade, nil
+}
+
+// sendAll sends a pool, which has that number, all of its messages, of which none makes a snapshot.
+func sendAll(device string, p *ondisk.Pool, number uint64) error {
+	for _, made := range p.Creates {
+		// LVM takes what exists already for what it made.
+		if err := send(device, unix.EEXIST, "create_thin %d", p.Numbers[made]); err != nil {
 			return err
 		}
 	}
-	return nil
+	for _, removed := range p.Deletes {
+		if err := send(device, unix.ENODATA, "delete %d", removed); err != nil {
+			return err
+		}
+	}
+	return send(device, 0, "set_transaction_id %d %d", number, p.Transaction)
+}
+
+// isMade reports whether a pool has a volume of a number.
+func isMade(device string, number int64) (bool, error) {
+	// Where the number is taken, that is the answer, and no volume is this origin.
+	err := send(device, unix.ENODATA, "create_snap %d %d", number, int64(ondisk.NoVolume))
+	if errors.Is(err, unix.EEXIST) {
+		return true, nil
+	}
+	return false, err
 }
 
 // deleteRemoved deletes from the pools those of the volumes that LVM has removed.

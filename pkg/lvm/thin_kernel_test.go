@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -197,6 +198,38 @@ func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAScanHasAPoolMakeWhatAKilledCommandDidNot leaves the message by which a pool makes a volume, which it was
+// not sent. LVM would send it by the next command that changes the pool, and not by an activation.
+func TestAScanHasAPoolMakeWhatAKilledCommandDidNot(t *testing.T) {
+	p := newThinPool(t, "carve-unsent")
+	p.create("cv1")
+	p.fill("cv1", 1)
+	p.snapshot("cv1", "snap")
+	p.create("cv2")
+	unsend := func(volume string, number int) {
+		lvmByHand(t, "lvchange", "--activate", "n", "--ignoreactivationskip", p.group+"/"+volume)
+		dmsetup(t, "message", "carve--unsent-pool-tpool", "0", fmt.Sprintf("delete %d", number))
+		p.unacknowledge()
+		p.leave(fmt.Sprintf("create = %q", volume))
+	}
+	unsend("cv2", 3)
+	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"cv2"}))
+	p.wantFilled("cv2", 0)
+	p.remove("cv2")
+
+	unsend("snap", 2)
+	if got := p.scan().Unmade; !slices.Equal(got, []string{"snap"}) {
+		t.Errorf("snapshots %q are unmade, want snap", got)
+	}
+	p.remove("snap")
+	if got := p.scan().Unmade; len(got) > 0 {
+		t.Errorf("snapshots %q are unmade after their removal", got)
+	}
+	p.snapshot("cv1", "snap2")
+	p.wantFilled("snap2", 1)
+	p.wantFilled("cv1", 1)
 }
 
 // wantError checks that something failed with a message that has the words.

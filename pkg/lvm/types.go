@@ -34,6 +34,9 @@ type Group struct {
 
 	Devices []PhysicalVolume
 	Volumes []Volume
+	// Unmade names the thin snapshots that their pools do not have: the command that made them was killed
+	// before, and the next one that changes the pool makes them, of what their origins hold then.
+	Unmade []string
 }
 
 // Identity is what a group is known by.

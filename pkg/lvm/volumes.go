@@ -47,8 +47,9 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, v.commands.runner.Timeout)
 	defer cancel()
-	for _, g := range found {
-		v.nameMerging(&g)
+	for i := range found {
+		g := &found[i]
+		v.nameMerging(g)
 		// A disk that cannot flush is no reason not to report what it holds: the next
 		// change finds out.
 		err := v.commands.durable(ctx, v.disks.known(g.Name))
@@ -57,7 +58,7 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 		}
 		if err == nil && v.disks.view(g.Name).messages {
 			// What fails of it, the next command on the pool does.
-			_ = v.messages.sendRemovals(g.Name)
+			g.Unmade, _ = v.messages.sendUnsent(g.Name)
 		}
 	}
 	return found, nil

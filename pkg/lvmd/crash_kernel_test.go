@@ -203,7 +203,9 @@ func (s *scenario) check(p *process, all int64) {
 		again := p.snapshotAgain(r)
 		if kept := s.snapshots[name]; !again.GetReady() || kept != nil && kept.GetId() != again.GetId() {
 			t.Errorf("a retry of snapshot %v made %v", kept, again)
+			continue
 		}
+		s.restore(p, again)
 	}
 	for name := range s.unsure {
 		p.deleteAgain(&lvmdv1.DeleteVolumeRequest{Name: name})
@@ -225,6 +227,15 @@ func (s *scenario) check(p *process, all int64) {
 	if left := s.n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// restore checks that what is written after a snapshot was acknowledged is not in it.
+func (s *scenario) restore(p *process, snapshot *lvmdv1.Snapshot) {
+	s.n.t.Helper()
+	fill(s.n.t, s.kept["pvc-kept"], 0xa5)
+	r := create("pvc-of-"+snapshot.GetName(), s.asked["pvc-kept"].GetRequiredBytes(), "")
+	r.Source = &lvmdv1.VolumeSource{SnapshotId: snapshot.GetId()}
+	checkFilled(s.n.t, p.retry(r), 0x5a, r.GetRequiredBytes())
 }
 
 // checkDevices waits until the kernel's devices of the group's volumes, hidden ones

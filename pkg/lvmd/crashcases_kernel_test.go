@@ -79,6 +79,8 @@ func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
 
 func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
 	poolNode(t).killWithin(t, thinCrashCases,
+		// LVM knows of the volume, or of the snapshot, and the pool does not.
+		killedCase{thinCrashCases[0], killPoint{2, "lvmd", true}}, killedCase{thinCrashCases[3], killPoint{2, "lvmd", true}},
 		killedCase{thinCrashCases[5], killPoint{5, "lvm", true}},
 		// The pool is suspended, and its volume has a table that was never committed.
 		killedCase{thinCrashCases[1], killPoint{5, "lvm", true}},

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -19,6 +20,8 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
@@ -271,6 +274,36 @@ func TestWhatCannotBeLookedAtIsNotUndone(t *testing.T) {
 			d = m.start(t)
 			if again := d.create(r); (again.GetId() == got.GetId()) != (at == "create: formatted") {
 				t.Errorf("a retry made %v, it was %v", again, got)
+			}
+			d.delete(d.found("v").GetId())
+			d.checkClean()
+		})
+	}
+}
+
+// TestWhatHasNoDeviceAtAStartIsLookedAtOnceItHas: no other start comes for a user's claim that waits.
+func TestWhatHasNoDeviceAtAStartIsLookedAtOnceItHas(t *testing.T) {
+	r := fsRequest("v", 4, "ext4")
+	for _, at := range []string{"create: carved", "create: formatted"} {
+		t.Run(at, func(t *testing.T) {
+			m := killedAt(t, r, at)
+			before := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)[0].Volumes[0].Name
+			m.fake.Deactivate()
+			var fails atomic.Bool
+			fails.Store(true)
+			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+				if op == lvmfake.OpActivate && fails.Load() {
+					return &lvm.CommandError{Command: "lvchange", ExitCode: 5, Message: "No data available"}
+				}
+				return nil
+			}
+			d := m.start(t, func(_ *daemon, o *Options) { o.activationRetry = time.Millisecond })
+			_, err := d.client.CreateVolume(t.Context(), r)
+			wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeLeftAlone)
+			fails.Store(false)
+			waittest.Until(t, "the volume is made", func() bool { _, err = d.client.CreateVolume(t.Context(), r); return err == nil })
+			if v := d.found("v"); (v.GetId() == before) != (at == "create: formatted") {
+				t.Errorf("there is %v, it was %v", v, before)
 			}
 			d.delete(d.found("v").GetId())
 			d.checkClean()

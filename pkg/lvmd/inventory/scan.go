@@ -130,7 +130,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 		if v.rec.Phase == spec.Deleting && len(v.dependents) > 0 {
 			g.waiting = append(g.waiting, v.rec.ID+": "+v.dependents.describe(g.name))
 		}
-		v.halfMade = halfMade[lv.Name]
+		v.halfMade, v.unmade = halfMade[lv.Name], slices.Contains(found.Unmade, lv.Name)
 		m.advance(v, lv, d)
 		if v.rec.Phase == spec.Unfinished && !v.inspected {
 			d.Adopted = append(d.Adopted, Adopted{v})
@@ -343,6 +343,7 @@ func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependent
 	if lv.Pool == "" {
 		v.layout, v.on = lv.Layout, lv.On
 	}
+	v.inspected = v.inspected && (v.device.Path != "" || device.Path == "")
 	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, found
 	v.limits, v.limitTags = limits, limitTags
 	v.tagged, v.rec.Encrypted = tagged, encrypted

@@ -125,7 +125,7 @@ type Claimed struct {
 	// Path is that of the volume's device, or empty.
 	Path string
 	// Making is true of a volume with the tag of what may never have been handed out, and Whole is
-	// false if something is missing of it by its size. Thin is true of a thin volume.
+	// false if something is missing of it by its size, or it is not in its pool yet. Thin is true of a thin volume.
 	Making, Whole, Thin bool
 }
 
@@ -140,7 +140,7 @@ func (a Adopted) Claim() (c Claimed, ok bool) {
 		return Claimed{}, false
 	}
 	m.enter(a.Volume, Checking)
-	return Claimed{Record: a.rec, Path: a.device.Path, Making: a.isMaking(), Whole: !a.tooSmall(), Thin: a.pool != nil}, true
+	return Claimed{Record: a.rec, Path: a.device.Path, Making: a.isMaking(), Whole: !a.tooSmall() && !a.unmade, Thin: a.pool != nil}, true
 }
 
 // Undo makes the claimed volume a tombstone, as it was never handed out, and returns what the

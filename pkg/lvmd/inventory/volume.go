@@ -50,11 +50,13 @@ type volumeScan struct {
 	dependents dependents
 	// halfMade is true of what LVM has not finished making, see halfMade.
 	halfMade bool
+	// unmade is true of a snapshot that its pool does not have yet.
+	unmade bool
 	// tagged is true when LVM shows that the volume's header was made.
 	tagged bool
 	making making
 	// inspected is true once it was asked for, in this run, whether what should be on the volume
-	// is there.
+	// is there, with its device if it has one.
 	inspected bool
 }
 

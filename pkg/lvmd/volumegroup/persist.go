@@ -89,7 +89,7 @@ func (s *Groups) persistAdopted(g *Group, v inventory.Adopted) error {
 		g.Reclaim()
 		return err
 	case found == notKnown && c.Making:
-		v.Release() // The next start looks again.
+		v.Release() // The scan that finds its device looks again, or the next start.
 		return nil
 	case found == missing:
 		rec.Phase = spec.Unfinished
