@@ -123,8 +123,8 @@ func transaction(group, pool string) (device string, number uint64, ok bool, err
 // sendUnsent sends the group's pools the messages that they were not sent: LVM would do so at the
 // next command that changes the pool, and until then what was removed takes its space, and what was made
 // cannot be activated. The making of a snapshot is left to LVM, which suspends its origin for it: unmade are
-// those that their pools do not have. The metadata must be durable. While a command is under way, which
-// sends its messages itself, nothing is done.
+// those that their pools do not have; with an error it is not known which those are. The metadata must be
+// durable. While a command is under way, which sends its messages itself, nothing is done.
 func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
@@ -140,7 +140,9 @@ func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 		switch {
 		case err != nil:
 			return unmade, err
-		case !ok || number+1 != p.Transaction:
+		case !ok:
+			return unmade, fmt.Errorf("thin pool %q of volume group %q has failed", p.Name, group)
+		case number+1 != p.Transaction:
 			continue
 		}
 		snapshots := slices.DeleteFunc(slices.Clone(p.Creates), func(v string) bool { return !p.Snapshots[v] })

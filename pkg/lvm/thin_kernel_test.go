@@ -220,12 +220,20 @@ func TestAScanHasAPoolMakeWhatAKilledCommandDidNot(t *testing.T) {
 	p.remove("cv2")
 
 	unsend("snap", 2)
-	if got := p.scan().Unmade; !slices.Equal(got, []string{"snap"}) {
+	if got := p.scan().Unmade.Names; !slices.Equal(got, []string{"snap"}) {
 		t.Errorf("snapshots %q are unmade, want snap", got)
 	}
+	lvmByHand(t, "vgchange", "--activate", "n", p.group)
+	if got := p.scan().Unmade; !got.Unknown {
+		t.Errorf("while the pool is not active, snapshots %q are unmade", got.Names)
+	}
+	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"cv1"}))
+	if got := p.scan().Unmade; got.Unknown || !slices.Equal(got.Names, []string{"snap"}) {
+		t.Errorf("after an activation, snapshots %q are unmade (unknown: %v), want snap", got.Names, got.Unknown)
+	}
 	p.remove("snap")
-	if got := p.scan().Unmade; len(got) > 0 {
-		t.Errorf("snapshots %q are unmade after their removal", got)
+	if got := p.scan().Unmade; len(got.Names) > 0 || got.Unknown {
+		t.Errorf("snapshots %q are unmade after their removal (unknown: %v)", got.Names, got.Unknown)
 	}
 	p.snapshot("cv1", "snap2")
 	p.wantFilled("snap2", 1)

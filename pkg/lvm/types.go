@@ -34,9 +34,16 @@ type Group struct {
 
 	Devices []PhysicalVolume
 	Volumes []Volume
-	// Unmade names the thin snapshots that their pools do not have: the command that made them was killed
-	// before, and the next one that changes the pool makes them, of what their origins hold then.
-	Unmade []string
+	Unmade  Unmade
+}
+
+// Unmade are the thin snapshots that their pools do not have: the command that made them was killed
+// before, and the next one that changes the pool makes them, of what their origins hold then.
+type Unmade struct {
+	Names []string
+	// Unknown is true when it cannot be seen which they are: a pool is not active or failed, or another
+	// command has the group.
+	Unknown bool
 }
 
 // Identity is what a group is known by.

@@ -56,10 +56,14 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 		if errors.Is(err, ErrTimedOut) {
 			return nil, err
 		}
-		if err == nil && v.disks.view(g.Name).messages {
-			// What fails of it, the next command on the pool does.
-			g.Unmade, _ = v.messages.sendUnsent(g.Name)
+		if !v.disks.view(g.Name).messages {
+			continue
 		}
+		if err == nil {
+			// What fails of it, the next command on the pool does.
+			g.Unmade.Names, err = v.messages.sendUnsent(g.Name)
+		}
+		g.Unmade.Unknown = err != nil
 	}
 	return found, nil
 }

@@ -311,6 +311,59 @@ func TestWhatHasNoDeviceAtAStartIsLookedAtOnceItHas(t *testing.T) {
 	}
 }
 
+// scanned has the groups that a scan finds changed before lvmd gets them.
+type scanned struct {
+	lvm.Groups
+	change func(*lvm.Group)
+}
+
+func (s scanned) Scan(ctx context.Context, groups []string) ([]lvm.Group, error) {
+	found, err := s.Groups.Scan(ctx, groups)
+	for i := range found {
+		s.change(&found[i])
+	}
+	return found, err
+}
+
+// TestASnapshotIsLookedAtOnceItIsKnownWhetherItsPoolHasIt: one that its pool does not have would be made later, of
+// what its source holds then.
+func TestASnapshotIsLookedAtOnceItIsKnownWhetherItsPoolHasIt(t *testing.T) {
+	for name, isMade := range map[string]bool{"the pool has it": true, "the pool does not have it": false} {
+		t.Run(name, func(t *testing.T) {
+			m := snapshotMachine(t)
+			d := m.start(t)
+			r := &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.create(request("v", 4)).GetId()}
+			died := d.gate.dieNext("after snapshot")
+			go func() { _, _ = d.client.CreateSnapshot(context.Background(), r) }()
+			<-died
+			d.kill()
+			var isKnown atomic.Bool
+			var before string
+			d = m.start(t, probeNow, func(_ *daemon, o *Options) {
+				o.LVM = scanned{o.LVM, func(g *lvm.Group) {
+					g.Unmade.Unknown = !isKnown.Load()
+					for _, lv := range g.Volumes {
+						if spec.SnapshotID.MatchString(lv.Name) && before == "" {
+							before = lv.Name
+						}
+					}
+					if isKnown.Load() && !isMade {
+						g.Unmade.Names = []string{before}
+					}
+				}}
+			})
+			_, err := d.client.CreateSnapshot(t.Context(), r)
+			wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+			isKnown.Store(true)
+			var again *lvmdv1.CreateSnapshotResponse
+			waittest.Until(t, "the snapshot is made", func() bool { again, err = d.client.CreateSnapshot(t.Context(), r); return err == nil })
+			if got := again.GetSnapshot(); !got.GetReady() || (got.GetId() == before) != isMade {
+				t.Errorf("there is %v, it was %v", got, before)
+			}
+		})
+	}
+}
+
 // TestAnIntentOfAnEarlierVersionIsNeverWiped: that version tagged no volumes that it was making.
 func TestAnIntentOfAnEarlierVersionIsNeverWiped(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -9,9 +9,18 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// contentsNotFound is what is known of a volume that is Unfinished.
-const contentsNotFound = "whether it was ever handed out is not known, and what should be on it is not found: it is kept as it is, neither handed out nor formatted; " +
-	"restart lvmd when its contents are restored; delete the volume only if its data is not needed"
+// contentsNotFound says what is known of a volume that is Unfinished, and what happens next.
+func contentsNotFound(v *Volume) string {
+	const kept = "it is kept as it is, neither handed out nor formatted; "
+	switch {
+	case v.unseen:
+		return "whether its thin pool has it cannot be seen yet: " + kept + "lvmd looks again once the pool is active and no other command uses the volume group"
+	case v.device.Path == "" && !v.rec.Ident.Snapshot:
+		return "whether it was ever handed out is not known, and it has no device that shows it: " + kept + "lvmd looks again once the device is there"
+	}
+	return "whether it was ever handed out is not known, and what should be on it is not found: " + kept +
+		"restart lvmd when its contents are restored; delete the volume only if its data is not needed"
+}
 
 func sameConditions(a, b []*lvmdv1.Condition) bool {
 	return slices.EqualFunc(a, b, func(a, b *lvmdv1.Condition) bool {

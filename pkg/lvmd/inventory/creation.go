@@ -167,7 +167,7 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 	case v.rec.Phase == spec.Ready:
 		return Admission{Volume: v, Ready: v.proto()}, nil
 	case v.life.State() == Unfinished:
-		return Admission{}, apierror.VolumeLeftAlone(v.rec.ID, v.group.name, contentsNotFound)
+		return Admission{}, apierror.VolumeLeftAlone(v.rec.ID, v.group.name, contentsNotFound(v))
 	case v.op == nil:
 		return Admission{}, apierror.OperationPending("another operation on volume %q is under way", ident.Name)
 	case v.op.cancelled:

@@ -52,9 +52,9 @@ type groupScan struct {
 	// scanned is when the group was last scanned. recheck is set when a device came or went
 	// since; stale when a command may have changed more than was noticed; blind while the
 	// sequence number cannot be read although a scan finds the group, which is then scanned
-	// at intervals.
-	scanned               time.Time
-	recheck, stale, blind bool
+	// at intervals; unseen while a scan could not see whether a pool has a snapshot of the group.
+	scanned                       time.Time
+	recheck, stale, blind, unseen bool
 }
 
 // groupIdentity is which group it is.

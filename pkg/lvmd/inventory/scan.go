@@ -104,7 +104,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	g.leaveLaterAlone(found, d)
 	m.deleteMarked(g, found, d)
 	halfMade, dependents := halfMade(found), found.Dependents()
-	g.waiting = nil
+	g.waiting, g.unseen = nil, false
 	for i := range found.Volumes {
 		lv := &found.Volumes[i]
 		g.exists[lv.Name] = true
@@ -130,12 +130,14 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 		if v.rec.Phase == spec.Deleting && len(v.dependents) > 0 {
 			g.waiting = append(g.waiting, v.rec.ID+": "+v.dependents.describe(g.name))
 		}
-		v.halfMade, v.unmade = halfMade[lv.Name], slices.Contains(found.Unmade, lv.Name)
+		v.halfMade, v.unmade = halfMade[lv.Name], slices.Contains(found.Unmade.Names, lv.Name)
+		v.unseen = found.Unmade.Unknown && v.rec.Ident.Snapshot && v.isMaking()
 		m.advance(v, lv, d)
 		if v.rec.Phase == spec.Unfinished && !v.inspected {
 			d.Adopted = append(d.Adopted, Adopted{v})
 		}
-		v.inspected = true
+		v.inspected = !v.unseen
+		g.unseen = g.unseen || v.unseen
 	}
 	slices.Sort(g.waiting)
 	for name, why := range g.leftAlone {
@@ -392,8 +394,8 @@ func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duratio
 	case !g.isUsable():
 		// It can only come back with a device, or by its name.
 		return g.recheck || !g.present && err == nil
-	case g.suspect && time.Since(g.scanned) > probe:
-		return true // what could not be repaired is tried again
+	case (g.suspect || g.unseen) && time.Since(g.scanned) > probe:
+		return true // what could not be repaired, or seen, is tried again
 	}
 	return err != nil && (!g.blind || g.recheck || time.Since(g.scanned) > blindInterval)
 }

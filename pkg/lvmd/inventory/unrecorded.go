@@ -125,8 +125,9 @@ type Claimed struct {
 	// Path is that of the volume's device, or empty.
 	Path string
 	// Making is true of a volume with the tag of what may never have been handed out, and Whole is
-	// false if something is missing of it by its size, or it is not in its pool yet. Thin is true of a thin volume.
-	Making, Whole, Thin bool
+	// false if something is missing of it by its size, or it is not in its pool yet. Unseen is true when the latter
+	// is not known. Thin is true of a thin volume.
+	Making, Whole, Unseen, Thin bool
 }
 
 // Claim claims the volume until Set, Undo or Release, so that no deletion writes its record
@@ -140,7 +141,7 @@ func (a Adopted) Claim() (c Claimed, ok bool) {
 		return Claimed{}, false
 	}
 	m.enter(a.Volume, Checking)
-	return Claimed{Record: a.rec, Path: a.device.Path, Making: a.isMaking(), Whole: !a.tooSmall() && !a.unmade, Thin: a.pool != nil}, true
+	return Claimed{Record: a.rec, Path: a.device.Path, Making: a.isMaking(), Whole: !a.tooSmall() && !a.unmade, Unseen: a.unseen, Thin: a.pool != nil}, true
 }
 
 // Undo makes the claimed volume a tombstone, as it was never handed out, and returns what the

@@ -50,8 +50,9 @@ type volumeScan struct {
 	dependents dependents
 	// halfMade is true of what LVM has not finished making, see halfMade.
 	halfMade bool
-	// unmade is true of a snapshot that its pool does not have yet.
-	unmade bool
+	// unmade is true of a snapshot that its pool does not have yet, and unseen of one of which a scan
+	// could not see whether its pool has it.
+	unmade, unseen bool
 	// tagged is true when LVM shows that the volume's header was made.
 	tagged bool
 	making making
@@ -201,7 +202,7 @@ func (v *Volume) allConditions() []*lvmdv1.Condition {
 		all = slices.Concat(v.conditions, v.pool.troubles(), v.pool.raid)
 	}
 	if v.rec.Phase == spec.Unfinished {
-		all = append(all, condition(conditions.ContentsNotFound, "%s", contentsNotFound))
+		all = append(all, condition(conditions.ContentsNotFound, "%s", contentsNotFound(v)))
 	}
 	return all
 }

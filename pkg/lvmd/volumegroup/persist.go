@@ -110,7 +110,7 @@ func (s *Options) lookAt(c inventory.Claimed, rec *spec.Record) contents {
 	case !c.Whole:
 		return missing
 	case rec.Ident.Snapshot, rec.Ident.Block && !rec.Ident.IsLUKS():
-		if c.Making && c.Thin && (c.Path != "" || rec.Ident.Snapshot) {
+		if c.Making && c.Thin && !c.Unseen && (c.Path != "" || rec.Ident.Snapshot) {
 			return whole // It is so since the command that made it, or gave it its size.
 		}
 		return notKnown
