@@ -19,6 +19,8 @@ const (
 	lastRetry  = time.Minute
 	// FairEvery is of how many chunks one is of the volume that has waited longest.
 	FairEvery = 4
+	// MaxSlow bounds how many wipes of a group wait for their disks at once, each for other disks.
+	MaxSlow = 16
 )
 
 // ClaimForDeletion claims the volume, or snapshot, that exactly one of id and name names. Nothing
@@ -105,8 +107,11 @@ func (e marked) apply(m *model) []*Volume {
 	return nil
 }
 
-// NextToWipe picks a tombstone. When all of them must wait, ok is false, and retry is until
-// when; the zero time means for an event.
+// NextToWipe picks a tombstone, and begins a step of its wipe. When all of them must wait, ok is
+// false, and retry is until when; the zero time means for an event.
+//
+// While the step of another one waits for its disks, those that lie on the same disks are not
+// picked. Which those are may have to be asked for first, see Locate.
 //
 // Small volumes do not wait for large ones: most chunks are of the volume with the least left to
 // do, which makes the mean wait the least possible. One of FairEvery is of the volume that has
@@ -119,6 +124,10 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 	if !g.canFree() {
 		return Tombstone{}, false, time.Time{}
 	}
+	slow := m.slowDisks(g)
+	if len(slow) >= MaxSlow {
+		return Tombstone{}, false, time.Time{}
+	}
 	left := func(v *Volume) int64 { return v.bytes() - v.rec.Wiped }
 	var best *Volume
 	before := func(a, b *Volume) bool {
@@ -128,7 +137,7 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 		return left(a) < left(b)
 	}
 	for _, v := range m.volumes {
-		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) || len(v.dependents) > 0 || v.pool.isAway() {
+		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) || len(v.dependents) > 0 || v.pool.isAway() || v.step || v.disks != "" && slow[v.disks] {
 			continue
 		}
 		if v.waitsSince == 0 {
@@ -144,12 +153,52 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 	if best != nil {
 		g.chunks++
 		best.waitsSince = g.chunks + 1
+		best.step = true
 	}
 	return Tombstone{best}, best != nil, retry
 }
 
+// slowDisks are the sets of disks that steps of a group's wipes wait for.
+func (m *model) slowDisks(g *Group) map[string]bool {
+	slow := map[string]bool{}
+	for _, v := range m.volumes {
+		if v.group == g && v.slow {
+			slow[v.disks] = true
+		}
+	}
+	return slow
+}
+
 // Tombstone is a volume that is deleted, and is wiped step by step by its one owner.
 type Tombstone struct{ *Volume }
+
+// MustLocate reports whether a tombstone may lie on disks that another one's step waits for: its own
+// are not known.
+func (t Tombstone) MustLocate() bool {
+	m := t.group.m
+	m.lock()
+	defer m.unlock()
+	return t.disks == "" && len(m.slowDisks(t.group)) > 0
+}
+
+// Locate notes by one name the set of disks that a tombstone lies on. slow has others on these disks
+// wait until its step has ended.
+func (t Tombstone) Locate(disks string, slow bool) {
+	m := t.group.m
+	m.lock()
+	defer m.unlock()
+	t.disks, t.slow = disks, slow && t.step
+}
+
+// EndStep ends the step that NextToWipe began, and reports whether others waited for its end.
+func (t Tombstone) EndStep() (slow bool) {
+	m := t.group.m
+	m.lock()
+	defer m.unlock()
+	slow = t.slow
+	t.step, t.slow = false, false
+	return slow
+}
 
 // Progress is how far the deletion of a volume is.
 type Progress struct {

@@ -98,6 +98,10 @@ type tombstone struct {
 	// waitsSince counts the group's chunks up to its own last one, or to its deletion;
 	// zero means that it was not looked at yet.
 	waitsSince int64
+	// step is set while a step of the wipe is under way, and slow while that waits for its disks.
+	step, slow bool
+	// disks is one name for the set of disks that the volume lies on, once it was asked for.
+	disks string
 }
 
 // ID is the volume's, and its name in LVM.
@@ -248,6 +252,17 @@ func (v *Volume) Record() spec.Record {
 	m.lock()
 	defer m.unlock()
 	return v.rec
+}
+
+// PoolName is that of the pool that the volume lies in; empty for one that is not thin.
+func PoolName(v *Volume) string {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	if v.pool == nil {
+		return ""
+	}
+	return v.pool.name
 }
 
 // IsThin reports whether the volume lies in a thin pool. Of a volume that the journal knows, this is

@@ -1,6 +1,7 @@
 package reclaim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -30,7 +31,7 @@ const (
 	turnRetry = 250 * time.Millisecond
 )
 
-// Options configure a Reclaimer. All are required.
+// Options configure a Reclaimer. All but the last two are required.
 type Options struct {
 	LVM       lvm.Groups
 	Journal   *journal.Journal
@@ -42,6 +43,9 @@ type Options struct {
 	Crash func(point string)
 	// Checkpoint is how many bytes are wiped between two records of progress; zero is 1 GiB.
 	Checkpoint int64
+	// SlowAfter is how long a step of a wipe may take before wipes on other disks do not wait for
+	// it; zero is a second.
+	SlowAfter time.Duration
 }
 
 // Reclaimer marks, wipes and removes deleted volumes. Its methods may be called at the same time
@@ -53,6 +57,7 @@ func New(o Options) *Reclaimer {
 	if o.Checkpoint == 0 {
 		o.Checkpoint = wipeCheckpoint
 	}
+	o.SlowAfter = cmp.Or(o.SlowAfter, slowAfter)
 	return &Reclaimer{o}
 }
 

@@ -131,14 +131,22 @@ type node struct {
 	journal *journal.Journal
 	// checkpoint is Options.Checkpoint.
 	checkpoint int64
+	// slowAfter is Options.SlowAfter.
+	slowAfter time.Duration
 }
 
 // newNode makes a node with so many volumes, that were made with tags besides those of the
 // identity.
 func newNode(t *testing.T, volumes int, encryption string, tags ...string) *node {
 	t.Helper()
+	return newNodeOf(t, []int64{int64(volumes) * size}, volumes, encryption, tags...)
+}
+
+// newNodeOf is newNode with disks of so many extents.
+func newNodeOf(t *testing.T, disks []int64, volumes int, encryption string, tags ...string) *node {
+	t.Helper()
 	n := &node{t: t, lvm: &recorder{Groups: lvmfake.New()}}
-	n.lvm.AddGroup("carve", extent, int64(volumes)*size)
+	n.lvm.AddGroupOf("carve", extent, disks...)
 	for i := range volumes {
 		ident := spec.Identity{Name: id(i), Class: "local", Block: true, Size: spec.Size{Required: size * extent}, Encryption: encryption}
 		must.Succeed(t, n.lvm.Create(t.Context(), lvm.CreateOptions{
@@ -175,7 +183,7 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 	records := must.Get(n.journal.Volumes())(n.t)
 	m.Recall(records, nil)
 	must.Succeed(n.t, groups.Load(must.Get(groups.Scan(n.t.Context(), listed))(n.t)))
-	r := New(Options{LVM: n.lvm, Journal: n.journal, Inventory: m, Groups: groups, Log: log, Crash: func(point string) { crash(m, point) }, Checkpoint: n.checkpoint})
+	r := New(Options{LVM: n.lvm, Journal: n.journal, Inventory: m, Groups: groups, Log: log, Crash: func(point string) { crash(m, point) }, Checkpoint: n.checkpoint, SlowAfter: n.slowAfter})
 	for name, v := range m.Inspect() {
 		if v.Record.Phase != spec.Deleting {
 			claimed := must.Get(m.ClaimForDeletion(name, "", false))(n.t)

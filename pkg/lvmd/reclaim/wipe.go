@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
@@ -24,14 +25,22 @@ const (
 	// unmapChunk is how much of a thin volume is given back to its pool at a time: a
 	// multiple of every chunk size, and what the kernel unmaps within a moment.
 	unmapChunk = 1 << 30
+	// slowAfter is how long a step may take before others do not wait for it. A chunk takes less on
+	// most disks.
+	slowAfter = time.Second
 )
 
 // errThrottled is returned for a chunk that the rate of its class does not allow yet.
 var errThrottled = errors.New("its class is wiped at a lower rate")
 
 // WipeLoop wipes the group's tombstones until ctx is done, chunk by chunk, in the order of
-// inventory.NextToWipe. A class that is at its rate holds up no other class.
+// inventory.NextToWipe. A class that is at its rate holds up no other class, and a disk that is
+// slow or does not answer no tombstones on other disks: steps are done one at a time, but for
+// those that wait for their disks, of which there is one for each set of disks. It returns when
+// all of them have ended.
 func (r *Reclaimer) WipeLoop(ctx context.Context, g *volumegroup.Group) {
+	var steps sync.WaitGroup
+	defer steps.Wait()
 	for ctx.Err() == nil {
 		t, ok, retry := g.NextToWipe()
 		if !ok {
@@ -40,10 +49,37 @@ func (r *Reclaimer) WipeLoop(ctx context.Context, g *volumegroup.Group) {
 			}
 			continue
 		}
-		if err := r.wipe(ctx, g, t); err != nil && !errors.Is(err, errThrottled) && ctx.Err() == nil {
-			r.Log.Warn("wiping failed and will be tried again", "volume", t.ID(), "error", err)
-			r.Inventory.Postpone(t.Volume)
+		if t.MustLocate() {
+			t.Locate(volumegroup.Disks(r.LVM, t.Volume), false)
+			t.EndStep()
+			continue
 		}
+		done := make(chan struct{})
+		steps.Go(func() {
+			defer close(done)
+			r.step(ctx, g, t)
+		})
+		look := time.NewTimer(r.SlowAfter)
+		select {
+		case <-done:
+		case <-look.C:
+			r.Log.Info("wiping a volume waits for its disks", "group", g.Name(), "volume", t.ID())
+			t.Locate(volumegroup.Disks(r.LVM, t.Volume), true)
+		}
+		look.Stop()
+	}
+}
+
+// step does one step for a tombstone, and has the loop look again where others wait for its disks.
+func (r *Reclaimer) step(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone) {
+	defer func() {
+		if t.EndStep() {
+			g.Wipe.Set()
+		}
+	}()
+	if err := r.wipe(ctx, g, t); err != nil && !errors.Is(err, errThrottled) && ctx.Err() == nil {
+		r.Log.Warn("wiping failed and will be tried again", "volume", t.ID(), "error", err)
+		r.Inventory.Postpone(t.Volume)
 	}
 }
 

@@ -1,0 +1,92 @@
+package reclaim
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// left are the volumes that LVM has.
+func (n *node) left() (names []string) {
+	n.t.Helper()
+	for _, v := range must.Get(n.lvm.Scan(n.t.Context(), []string{"carve"}))(n.t)[0].Volumes {
+		names = append(names, v.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// hang has the disks of volumes not answer, until answer is called, without which no run of the node
+// ends. waiting returns the volumes whose wipe waits.
+func (n *node) hang(hangs func(volume string) bool) (waiting func() []string, answer func()) {
+	var mu sync.Mutex
+	var begun []string
+	answers := make(chan struct{})
+	n.lvm.BeforeZero = func(_, volume string, _, _ int64) error {
+		if hangs(volume) {
+			mu.Lock()
+			begun = append(begun, volume)
+			mu.Unlock()
+			<-answers
+		}
+		return nil
+	}
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Sorted(slices.Values(begun))
+	}, sync.OnceFunc(func() { close(answers) })
+}
+
+// TestADiskThatDoesNotAnswerHoldsUpTheWipesOfItsOwnVolumes has two volumes on each of two disks, of which
+// the first one hangs: the others are wiped and removed, and of those on it no extent is given to others.
+func TestADiskThatDoesNotAnswerHoldsUpTheWipesOfItsOwnVolumes(t *testing.T) {
+	n := newNodeOf(t, []int64{2 * size, 2 * size}, 4, "")
+	n.slowAfter = time.Millisecond
+	var onFirst []string
+	for i := range 4 {
+		if disk := must.Get(n.lvm.Mapping("carve", id(i)))(t)[0].Areas[0].Device; disk == "fake-pv-carve-0" {
+			onFirst = append(onFirst, id(i))
+		}
+	}
+	waiting, answer := n.hang(func(volume string) bool { return slices.Contains(onFirst, volume) })
+	m, _ := n.start(func(*inventory.Inventory, string) {})
+	defer answer()
+	waittest.Until(t, "what lies on the second disk is removed", func() bool { return slices.Equal(n.left(), onFirst) },
+		func() any { return n.left() })
+	if w := waiting(); len(w) != 1 {
+		t.Errorf("wipes of %v wait for the disk, want one", w)
+	}
+	for _, v := range m.Inspect() {
+		if v.State == inventory.Wiped {
+			t.Errorf("a volume is wiped whose disk does not answer: %+v", v.Record)
+		}
+	}
+	answer()
+	n.reclaimed(m)
+}
+
+// TestNotMoreWipesWaitThanMay has more disks that do not answer than wipes may wait.
+func TestNotMoreWipesWaitThanMay(t *testing.T) {
+	const volumes = inventory.MaxSlow + 3
+	n := newNodeOf(t, slices.Repeat([]int64{size}, volumes), volumes, "")
+	n.slowAfter = time.Millisecond
+	waiting, answer := n.hang(func(string) bool { return true })
+	m, stop := n.start(func(*inventory.Inventory, string) {})
+	defer answer()
+	waittest.Until(t, "as many wait as may", func() bool { return len(waiting()) == inventory.MaxSlow })
+	if left := n.left(); len(left) != volumes {
+		t.Errorf("left are %v", left)
+	}
+	answer()
+	n.reclaimed(m)
+	stop()
+	if w := waiting(); len(slices.Compact(w)) != volumes {
+		t.Errorf("wiped were %v", w)
+	}
+}
