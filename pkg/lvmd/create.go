@@ -283,7 +283,7 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
 	if v.Ident().Block || v.Ident().IsLUKS() {
 		return ctx.Err()
 	}
-	_, release, err := s.formatting.take(ctx, v.Group().Name())
+	_, release, err := s.formatting.take(ctx, volumegroup.Disks(s.lvm, v))
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -241,5 +242,50 @@ func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
 		t.Errorf("%d file systems are made at once in a group, want %d", n, maxFormatting)
 	}
 	close(answers)
+	creating.Wait()
+}
+
+// TestADiskWhereFileSystemsAreNotMadeHoldsUpNoOtherOfItsGroup has all places for mkfs taken by volumes
+// on one of a group's two disks.
+func TestADiskWhereFileSystemsAreNotMadeHoldsUpNoOtherOfItsGroup(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroupOf("second", testExtent, testTotal, testTotal)
+	m.config += "- {name: second, volumeGroup: second}\n"
+	answers, waiting, done := make(chan struct{}), atomic.Int32{}, atomic.Int32{}
+	m.formatHook = func(_ context.Context, device string) error {
+		segments, err := m.fake.Mapping("second", filepath.Base(device))
+		if err == nil && segments[0].Areas[0].Device == "fake-pv-second-0" {
+			waiting.Add(1)
+			<-answers
+		}
+		return err
+	}
+	d := m.start(t)
+	answer := sync.OnceFunc(func() { close(answers) })
+	t.Cleanup(answer) // before the end of the daemon, which waits for it
+	var creating sync.WaitGroup
+	create := func(n int) {
+		creating.Go(func() {
+			r := fsRequest(fmt.Sprintf("v-%d", n), 4, "ext4")
+			r.DeviceClass = "second"
+			if _, err := d.client.CreateVolume(t.Context(), r); err != nil {
+				t.Errorf("%s: %v", r.GetName(), err)
+			}
+			done.Add(1)
+		})
+	}
+	// LVM gives from both disks in turn.
+	for n := range 2 * maxFormatting {
+		create(n)
+	}
+	waittest.Until(t, "all places of the first disk are taken", func() bool { return waiting.Load() == maxFormatting })
+	for n := range 2 {
+		create(2*maxFormatting + n)
+	}
+	waittest.Until(t, "all on the second disk are made", func() bool { return done.Load() == maxFormatting+1 })
+	if n := waiting.Load(); n != maxFormatting {
+		t.Errorf("%d file systems are made at once on a disk, want %d", n, maxFormatting)
+	}
+	answer()
 	creating.Wait()
 }

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// maxFormatting bounds how many mkfs run at once in a volume group.
+	// maxFormatting bounds how many mkfs run at once on the same disks.
 	maxFormatting = 8
 	// formatTimeout bounds one mkfs. They take a fraction of a second.
 	formatTimeout = 5 * time.Minute
