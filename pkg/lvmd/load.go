@@ -1,6 +1,7 @@
 package lvmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
@@ -47,7 +48,7 @@ func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	if err := s.provisioner.AtStart(ctx, c); err != nil {
 		return err
 	}
-	found, err := s.groups.Scan(ctx, names)
+	found, err := s.groups.ScanAtStart(ctx, names)
 	if err != nil {
 		return fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
 	}
@@ -62,7 +63,7 @@ func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 		}
 		s.log.Error("a device class does not fit its volume group; nothing is made in it, and the others are served", "error", err)
 	}
-	if found, err = s.pools.MakeAtStart(ctx, c, names, found); err != nil {
+	if found, err = poolsAtStart(s.core, cmp.Or(o.poolRetry, poolRetry)).MakeAtStart(ctx, c, names, found); err != nil {
 		return err
 	}
 	if found, err = s.groups.Activate(ctx, names, found); err != nil {

@@ -32,10 +32,27 @@ type poolKeeper struct {
 }
 
 func newPoolKeeper(c *core, retry time.Duration) *poolKeeper {
-	report := func(group, pool string, err error) {
-		c.groups.Named(group).SetPoolUnmade(pool, err, retry)
-	}
-	return &poolKeeper{c, thinpool.New(c.lvm, c.journal, c.log, report, c.crash)}
+	return &poolKeeper{c, thinpool.New(c.lvm, c.journal, c.log, poolReport(c, retry), c.crash)}
+}
+
+// poolReport notes why pools could not be made.
+func poolReport(c *core, retry time.Duration) func(group, pool string, err error) {
+	return func(group, pool string, err error) { c.groups.Named(group).SetPoolUnmade(pool, err, retry) }
+}
+
+// startLVM is LVM at the start, which goes on without the groups for which it does not answer.
+type startLVM struct {
+	thinpool.LVM
+	scan func(ctx context.Context, groups []string) ([]lvm.Group, error)
+}
+
+func (s startLVM) Scan(ctx context.Context, groups []string) ([]lvm.Group, error) {
+	return s.scan(ctx, groups)
+}
+
+// poolsAtStart makes thin pools at the start.
+func poolsAtStart(c *core, retry time.Duration) *thinpool.Maker {
+	return thinpool.New(startLVM{c.lvm, c.groups.ScanAtStart}, c.journal, c.log, poolReport(c, retry), c.crash)
 }
 
 // loop watches the fullness of a group's thin pools until ctx is

@@ -122,6 +122,8 @@ func (c *class) choose(ident *spec.Identity) (*classGroup, fit, error) {
 func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 	g := c.group
 	switch {
+	case !g.present && g.responding() != nil:
+		return f, 0, g.responding()
 	case !g.present:
 		return f, 0, apierror.DeviceMissing("device class %q: volume group %q is missing", c.Name, g.name)
 	case g.info.MissingDevices > 0:
@@ -233,7 +235,7 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	}
 	var groups, uuids []string
 	for _, p := range c.groups {
-		if !p.group.present && c.Optional && p.group.refused == (Refusal{}) {
+		if !p.group.present && c.Optional && p.group.refused == (Refusal{}) && p.group.unresponsive.IsZero() {
 			continue
 		}
 		part := p.report(r, m.config.Devices.IsEmpty())
@@ -267,6 +269,10 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 	}
 	if !g.present && g.refused != (Refusal{}) {
 		add(g.refused.Type, "%s", g.refused.Message)
+		return r
+	}
+	if !g.present && !g.unresponsive.IsZero() {
+		add(conditions.NotResponding, "LVM does not answer for volume group %q since lvmd started", g.name)
 		return r
 	}
 	if !g.present {

@@ -143,6 +143,12 @@ func (s *Groups) Load(found []lvm.Group) error {
 			return err
 		}
 	}
+	for _, g := range s.byName {
+		if g.late != nil {
+			s.SetUnresponsive(g, g.late)
+			g.late = nil
+		}
+	}
 	return nil
 }
 

@@ -84,6 +84,8 @@ type Group struct {
 	// looked at, by pool. The start has them, and then ActivateLoop.
 	owed   []string
 	checks map[string]*poolCheck
+	// late is why a scan at the start did not find out what the group is, or nil. The start alone has it.
+	late error
 }
 
 // Reclaim wakes the loops that mark, wipe and remove deleted volumes.

@@ -95,7 +95,7 @@ func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group
 	if err := s.Work.Err(); err != nil || !changed && len(pools) == 0 {
 		return found, err
 	}
-	now, err := s.Scan(ctx, names)
+	now, err := s.ScanAtStart(ctx, names)
 	if err != nil {
 		return nil, fmt.Errorf("scanning the volume groups %s: %w", strings.Join(names, ", "), err)
 	}
