@@ -270,25 +270,82 @@ func (d *disks) busy() (paths []string) {
 // LVM would wait for them, and its caller with it. It names what was looked at: what appears
 // later is not.
 func (d *disks) everywhere() (string, error) {
-	all, err := d.BlockDevices()
+	answering, err := d.look()
 	if err != nil {
 		return "", err
+	}
+	var paths []string
+	for i := range answering {
+		paths = append(paths, answering[i].device.Paths()...)
+	}
+	return lvmConfig(paths), nil
+}
+
+// pinned are the devices whose labels say that they are disks of the groups, by what these are known by. It
+// returns nothing when a group has none, when one has a copy, and when a further physical volume is of a group,
+// or may be: only all devices show then what the group is.
+func (d *disks) pinned(groups ...string) (paths []string) {
+	answering, err := d.look()
+	if err != nil {
+		return nil
+	}
+	others := slices.Clone(answering)
+	for _, name := range groups {
+		ours := d.view(name).pin.Devices
+		isOurs := func(l labelled) bool { return slices.Contains(ours, l.label.UUID) }
+		if !slices.ContainsFunc(answering, isOurs) {
+			return nil
+		}
+		for _, l := range answering {
+			if isOurs(l) {
+				paths = append(paths, l.device.Path)
+			}
+		}
+		others = slices.DeleteFunc(others, isOurs)
+	}
+	for _, l := range others {
+		if l.label.UUID == "" {
+			continue
+		}
+		head, err := readWithTimeout(d, l.device.Path, ondisk.ReadHead)
+		if err != nil || slices.ContainsFunc(groups, func(name string) bool { return d.view(name).pin.UUID == head.UUID }) {
+			return nil
+		}
+	}
+	for _, name := range groups {
+		if len(d.duplicatesOfKnown(name)) > 0 {
+			return nil
+		}
+	}
+	return paths
+}
+
+// labelled is a device with what it says of itself as a physical volume.
+type labelled struct {
+	device blockdev.Device
+	label  ondisk.Label
+}
+
+// look reads the labels of all block devices that everywhere names, and notes the duplicates.
+func (d *disks) look() (answering []labelled, err error) {
+	all, err := d.BlockDevices()
+	if err != nil {
+		return nil, err
 	}
 	all = d.withoutUsers(all)
 	labels, answers := d.labels(all)
 	duplicates := d.duplicatesAmong(all, labels)
 	busy := d.busy()
-	var answering []string
 	for i := range all {
 		isBusy := slices.ContainsFunc(all[i].Paths(), func(path string) bool { return slices.Contains(busy, path) })
 		if !isBusy && !errors.Is(answers[i], ErrTimedOut) {
-			answering = append(answering, all[i].Paths()...)
+			answering = append(answering, labelled{all[i], labels[i]})
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.duplicates = duplicates
-	return lvmConfig(answering), nil
+	return answering, nil
 }
 
 // readTimeout is how long a read of a label or of metadata may take.

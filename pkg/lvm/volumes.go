@@ -18,14 +18,20 @@ type volumes struct {
 
 // Scan implements Groups with one command, or with a second one over all
 // devices when the known ones do not make every group whole; stale device
-// nodes are dropped before that.
+// nodes are dropped before that. At first those are known that have the labels of the groups'
+// disks: over all devices, LVM waits for the locks of all groups of the host.
 func (v *volumes) Scan(ctx context.Context, groups []string) ([]Group, error) {
-	if known := v.disks.known(groups...); len(known) > 0 {
+	known := v.disks.known(groups...)
+	isRead := len(known) == 0 // a moment ago, so that LVM does not wait for the disks
+	if isRead {
+		known = v.disks.pinned(groups...)
+	}
+	if len(known) > 0 {
 		found, err := v.scan(ctx, groups, known)
 		if err == nil && whole(found, groups) {
 			return found, nil
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || isRead && errors.Is(err, ErrTimedOut) {
 			return nil, err
 		}
 	}

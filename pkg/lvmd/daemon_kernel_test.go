@@ -260,6 +260,12 @@ func (n *node) start() *process {
 // launch starts a process that serves as lvmd does, or dies before.
 func (n *node) launch(cmd *exec.Cmd) *process {
 	n.t.Helper()
+	return n.launchUntil(cmd, (*process).serving)
+}
+
+// launchUntil starts a process and waits until it serves in some way, or dies before.
+func (n *node) launchUntil(cmd *exec.Cmd, serves func(*process) bool) *process {
+	n.t.Helper()
 	p := &process{node: n, cmd: cmd, exited: make(chan error, 1), log: &output{}}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	must.Succeed(n.t, p.cmd.Start())
@@ -286,7 +292,7 @@ func (n *node) launch(cmd *exec.Cmd) *process {
 			n.t.Fatalf("lvmd ended: %v\n%s", err, p.log)
 		default:
 		}
-		return p.serving()
+		return serves(p)
 	})
 	return p
 }
