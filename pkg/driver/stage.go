@@ -47,6 +47,9 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err := want.fits(v); err != nil {
 		return nil, err
 	}
+	if err := n.volumes.Keep(ctx, v); err != nil {
+		return nil, err
+	}
 	if err := n.stageVolume(v, path, want, req.GetSecrets()); err != nil {
 		return nil, err
 	}

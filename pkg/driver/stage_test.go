@@ -15,8 +15,10 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -464,4 +466,28 @@ func TestStageIsOfTheVolumesDeviceOnly(t *testing.T) {
 	f.fileSystems.Probing = func(device string) { f.mounts.AddNode(device, swapped, gib) }
 	wantError(t, f.stage(v, filesystemAccess(writer)), codes.Internal, mount.ErrUnverified.Error())
 	f.wantLayers(0)
+}
+
+// TestAVolumeIsKeptBeforeAPodGetsIt: without that, it would be removed where its claim and its PersistentVolume are gone.
+func TestAVolumeIsKeptBeforeAPodGetsIt(t *testing.T) {
+	for _, fsType := range []string{"ext4", ""} {
+		f := newFixture(t)
+		v := f.alter(f.volume("a", fsType), func(v *lvmdv1.Volume) { v.Provisional = true })
+		access := filesystemAccess(writer)
+		if fsType == "" {
+			access = blockAccess(writer)
+		}
+		f.lvmd.SetHooks(lvmdfake.Hooks{BeforeKeep: func(context.Context, *lvmdv1.KeepVolumeRequest) error {
+			f.wantLayers(0)
+			return lvmdfake.Error(codes.Aborted, names.ReasonOperationPending, "it grows")
+		}})
+		wantError(t, f.stage(v, access), codes.Aborted, "it grows")
+		f.wantLayers(0)
+		f.lvmd.SetHooks(lvmdfake.Hooks{})
+		must.Succeed(t, f.stage(v, access))
+		if f.lvmd.Volumes()["a"].GetProvisional() {
+			t.Errorf("a staged volume with file system %q is provisional", fsType)
+		}
+		must.Succeed(t, f.unstage(v))
+	}
 }

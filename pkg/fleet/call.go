@@ -79,6 +79,12 @@ func (f *Fleet) ListSnapshots(ctx context.Context, node string, r *lvmdv1.ListSn
 	return call(ctx, f, node, r, lvmdv1.LVMDClient.ListSnapshots)
 }
 
+// KeepVolume has a node note that a PersistentVolume names one of its volumes.
+func (f *Fleet) KeepVolume(ctx context.Context, node, id string) error {
+	_, err := call(ctx, f, node, &lvmdv1.KeepVolumeRequest{Id: id}, lvmdv1.LVMDClient.KeepVolume)
+	return err
+}
+
 // SetReservations replaces what a node knows of what claims have reserved there.
 func (f *Fleet) SetReservations(ctx context.Context, node string, r *lvmdv1.SetReservationsRequest) error {
 	_, err := call(ctx, f, node, r, lvmdv1.LVMDClient.SetReservations)

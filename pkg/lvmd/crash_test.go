@@ -56,6 +56,8 @@ type keptVolume struct {
 	bytes   int64
 	// noted is true when lvmd has acknowledged that the volume is encrypted.
 	noted bool
+	// named is true when lvmd has acknowledged that a PersistentVolume names the volume.
+	named bool
 	// limits are those that it may have: the last ones that lvmd acknowledged, and all that
 	// were asked for since.
 	limits []*lvmdv1.IOLimits
@@ -114,6 +116,17 @@ func (d *acknowledgements) note(name string) {
 	}
 }
 
+func (d *acknowledgements) keep(name string) {
+	k, ok := d.kept[name]
+	if !ok {
+		return
+	}
+	if _, err := d.client.KeepVolume(d.ctx, &lvmdv1.KeepVolumeRequest{Id: k.id}); err == nil {
+		k.named = true
+		d.kept[name] = k
+	}
+}
+
 func (d *acknowledgements) limit(name string, limits *lvmdv1.IOLimits) {
 	k, ok := d.kept[name]
 	if !ok {
@@ -152,6 +165,12 @@ var crashScenarios = []crashScenario{
 		d.limit("a", &lvmdv1.IOLimits{ReadBps: 1 << 20})
 		d.limit("a", nil)
 		d.limit("a", &lvmdv1.IOLimits{WriteIops: 500})
+	}},
+	{name: "provisional volumes are created, kept and deleted", run: func(d *acknowledgements) {
+		d.make(provisional(request("a", 2)))
+		d.keep("a")
+		d.make(provisional(request("b", 2)))
+		d.unmake("b")
 	}},
 	{name: "encrypted volumes are created, grown and deleted", run: func(d *acknowledgements) {
 		d.make(sealed(fsRequest("e", 4, "ext4")))
@@ -284,6 +303,9 @@ func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 		}
 		if k.noted && !v.GetEncrypted() {
 			t.Errorf("volume %s was acknowledged as encrypted, which is lost", name)
+		}
+		if k.named && v.GetProvisional() {
+			t.Errorf("volume %s was acknowledged as kept, which is lost", name)
 		}
 		if !slices.ContainsFunc(k.limits, func(l *lvmdv1.IOLimits) bool { return proto.Equal(l, v.GetIoLimits()) }) {
 			t.Errorf("volume %s has the limits %v, want one of %v", name, v.GetIoLimits(), k.limits)

@@ -47,7 +47,9 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.creator.admit(ident, func(i spec.Identity) (inventory.Admission, error) { return s.inventory.AdmitCreation(i, limits) })
+	a, err := s.creator.admit(ident, func(i spec.Identity) (inventory.Admission, error) {
+		return s.inventory.AdmitCreation(i, limits, r.GetProvisional())
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -49,8 +49,11 @@ func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 
 // isRoutine reports whether a request may come every second.
 func isRoutine(req any) bool {
-	_, ok := req.(*lvmdv1.SetReservationsRequest)
-	return ok
+	switch req.(type) {
+	case *lvmdv1.SetReservationsRequest, *lvmdv1.KeepVolumeRequest:
+		return true
+	}
+	return false
 }
 
 // changes reports whether a request changes a volume or snapshot, or what is noted of it or
@@ -59,7 +62,7 @@ func changes(req any) bool {
 	switch req.(type) {
 	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest, *lvmdv1.ModifyVolumeRequest,
 		*lvmdv1.CreateSnapshotRequest, *lvmdv1.DeleteSnapshotRequest,
-		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest, *lvmdv1.SetReservationsRequest,
+		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest, *lvmdv1.KeepVolumeRequest, *lvmdv1.SetReservationsRequest,
 		*lvmdv1.AdoptVolumeRequest, *lvmdv1.ConfirmAdoptionRequest, *lvmdv1.RevertAdoptionRequest:
 		return true
 	}
@@ -111,6 +114,8 @@ func subject(req, resp any) []any {
 		add("volume", r.GetId())
 		add("io_limits", iolimit.FromProto(r.GetIoLimits()).String())
 	case *lvmdv1.NoteEncryptedRequest:
+		add("volume", r.GetId())
+	case *lvmdv1.KeepVolumeRequest:
 		add("volume", r.GetId())
 	case *lvmdv1.NoteHealthRequest:
 		add("volume", r.GetId())

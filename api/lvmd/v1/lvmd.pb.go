@@ -363,7 +363,10 @@ type Volume struct {
 	// The logical volume's name before it was adopted, until that is confirmed.
 	AdoptedFrom string `protobuf:"bytes,45,opt,name=adopted_from,json=adoptedFrom,proto3" json:"adopted_from,omitempty"`
 	// The limits that were asked for last; unset when there are none.
-	IoLimits      *IOLimits `protobuf:"bytes,46,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
+	IoLimits *IOLimits `protobuf:"bytes,46,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
+	// It was asked for as provisional, and KeepVolume was not called for it since: no Pod has
+	// had it.
+	Provisional   bool `protobuf:"varint,47,opt,name=provisional,proto3" json:"provisional,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -592,6 +595,13 @@ func (x *Volume) GetIoLimits() *IOLimits {
 		return x.IoLimits
 	}
 	return nil
+}
+
+func (x *Volume) GetProvisional() bool {
+	if x != nil {
+		return x.Provisional
+	}
+	return false
 }
 
 // How fast each Pod may read and write a volume. 0 means no limit.
@@ -1074,6 +1084,86 @@ func (*NoteEncryptedResponse) Descriptor() ([]byte, []int) {
 	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{11}
 }
 
+type KeepVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepVolumeRequest) Reset() {
+	*x = KeepVolumeRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepVolumeRequest) ProtoMessage() {}
+
+func (x *KeepVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepVolumeRequest.ProtoReflect.Descriptor instead.
+func (*KeepVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *KeepVolumeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type KeepVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepVolumeResponse) Reset() {
+	*x = KeepVolumeResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepVolumeResponse) ProtoMessage() {}
+
+func (x *KeepVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepVolumeResponse.ProtoReflect.Descriptor instead.
+func (*KeepVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
+}
+
 type NoteHealthRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1085,7 +1175,7 @@ type NoteHealthRequest struct {
 
 func (x *NoteHealthRequest) Reset() {
 	*x = NoteHealthRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1187,7 @@ func (x *NoteHealthRequest) String() string {
 func (*NoteHealthRequest) ProtoMessage() {}
 
 func (x *NoteHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[12]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1200,7 @@ func (x *NoteHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteHealthRequest.ProtoReflect.Descriptor instead.
 func (*NoteHealthRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{12}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NoteHealthRequest) GetId() string {
@@ -1135,7 +1225,7 @@ type NoteHealthResponse struct {
 
 func (x *NoteHealthResponse) Reset() {
 	*x = NoteHealthResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1237,7 @@ func (x *NoteHealthResponse) String() string {
 func (*NoteHealthResponse) ProtoMessage() {}
 
 func (x *NoteHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[13]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1250,7 @@ func (x *NoteHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteHealthResponse.ProtoReflect.Descriptor instead.
 func (*NoteHealthResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{13}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
 }
 
 // What a volume is made of. Exactly one is set.
@@ -1174,7 +1264,7 @@ type VolumeSource struct {
 
 func (x *VolumeSource) Reset() {
 	*x = VolumeSource{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1276,7 @@ func (x *VolumeSource) String() string {
 func (*VolumeSource) ProtoMessage() {}
 
 func (x *VolumeSource) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[14]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1289,7 @@ func (x *VolumeSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSource.ProtoReflect.Descriptor instead.
 func (*VolumeSource) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{14}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VolumeSource) GetSnapshotId() string {
@@ -1241,7 +1331,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1343,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[15]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1356,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{15}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Snapshot) GetId() string {
@@ -1399,7 +1489,7 @@ type DeviceClass struct {
 
 func (x *DeviceClass) Reset() {
 	*x = DeviceClass{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1501,7 @@ func (x *DeviceClass) String() string {
 func (*DeviceClass) ProtoMessage() {}
 
 func (x *DeviceClass) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[16]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1514,7 @@ func (x *DeviceClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceClass.ProtoReflect.Descriptor instead.
 func (*DeviceClass) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{16}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeviceClass) GetName() string {
@@ -1552,7 +1642,7 @@ type ClassGroup struct {
 
 func (x *ClassGroup) Reset() {
 	*x = ClassGroup{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1654,7 @@ func (x *ClassGroup) String() string {
 func (*ClassGroup) ProtoMessage() {}
 
 func (x *ClassGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[17]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1667,7 @@ func (x *ClassGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassGroup.ProtoReflect.Descriptor instead.
 func (*ClassGroup) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{17}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClassGroup) GetVgName() string {
@@ -1666,14 +1756,17 @@ type CreateVolumeRequest struct {
 	FsSettings map[string]string `protobuf:"bytes,41,rep,name=fs_settings,json=fsSettings,proto3" json:"fs_settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Unset for none. They may change, and do not count for the request's identity: a
 	// volume that is there already keeps those that it has, and the answer has these.
-	IoLimits      *IOLimits `protobuf:"bytes,42,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
+	IoLimits *IOLimits `protobuf:"bytes,42,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
+	// The volume is reported as provisional until KeepVolume is called for it. A volume that is
+	// there already stays what it is.
+	Provisional   bool `protobuf:"varint,43,opt,name=provisional,proto3" json:"provisional,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +1778,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[18]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +1791,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{18}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1792,6 +1885,13 @@ func (x *CreateVolumeRequest) GetIoLimits() *IOLimits {
 	return nil
 }
 
+func (x *CreateVolumeRequest) GetProvisional() bool {
+	if x != nil {
+		return x.Provisional
+	}
+	return false
+}
+
 type CreateVolumeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
@@ -1801,7 +1901,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1913,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[19]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1926,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{19}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1847,7 +1947,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +1959,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[20]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +1972,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{20}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -1897,7 +1997,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2009,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[21]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2022,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{21}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
 }
 
 type GetVolumeRequest struct {
@@ -1936,7 +2036,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2048,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[22]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2061,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{22}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetVolumeRequest) GetId() string {
@@ -1987,7 +2087,7 @@ type GetVolumeResponse struct {
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2099,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[23]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2112,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{23}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -2034,7 +2134,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2146,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[24]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2159,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{24}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListVolumesRequest) GetPageSize() int32 {
@@ -2087,7 +2187,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2199,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[25]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2212,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{25}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -2137,7 +2237,7 @@ type ListClassesRequest struct {
 
 func (x *ListClassesRequest) Reset() {
 	*x = ListClassesRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2249,7 @@ func (x *ListClassesRequest) String() string {
 func (*ListClassesRequest) ProtoMessage() {}
 
 func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[26]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2262,7 @@ func (x *ListClassesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesRequest.ProtoReflect.Descriptor instead.
 func (*ListClassesRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{26}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
 }
 
 type ListClassesResponse struct {
@@ -2174,7 +2274,7 @@ type ListClassesResponse struct {
 
 func (x *ListClassesResponse) Reset() {
 	*x = ListClassesResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2186,7 +2286,7 @@ func (x *ListClassesResponse) String() string {
 func (*ListClassesResponse) ProtoMessage() {}
 
 func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[27]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2199,7 +2299,7 @@ func (x *ListClassesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClassesResponse.ProtoReflect.Descriptor instead.
 func (*ListClassesResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{27}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListClassesResponse) GetClasses() []*DeviceClass {
@@ -2221,7 +2321,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2333,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[28]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2346,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{28}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExpandVolumeRequest) GetId() string {
@@ -2279,7 +2379,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2391,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[29]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2404,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{29}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -2325,7 +2425,7 @@ type ModifyVolumeRequest struct {
 
 func (x *ModifyVolumeRequest) Reset() {
 	*x = ModifyVolumeRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2437,7 @@ func (x *ModifyVolumeRequest) String() string {
 func (*ModifyVolumeRequest) ProtoMessage() {}
 
 func (x *ModifyVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[30]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2450,7 @@ func (x *ModifyVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ModifyVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{30}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ModifyVolumeRequest) GetId() string {
@@ -2376,7 +2476,7 @@ type ModifyVolumeResponse struct {
 
 func (x *ModifyVolumeResponse) Reset() {
 	*x = ModifyVolumeResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2488,7 @@ func (x *ModifyVolumeResponse) String() string {
 func (*ModifyVolumeResponse) ProtoMessage() {}
 
 func (x *ModifyVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[31]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2501,7 @@ func (x *ModifyVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ModifyVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{31}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ModifyVolumeResponse) GetVolume() *Volume {
@@ -2423,7 +2523,7 @@ type SetReservationsRequest struct {
 
 func (x *SetReservationsRequest) Reset() {
 	*x = SetReservationsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2535,7 @@ func (x *SetReservationsRequest) String() string {
 func (*SetReservationsRequest) ProtoMessage() {}
 
 func (x *SetReservationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[32]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2548,7 @@ func (x *SetReservationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReservationsRequest.ProtoReflect.Descriptor instead.
 func (*SetReservationsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{32}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetReservationsRequest) GetClusterId() string {
@@ -2473,7 +2573,7 @@ type SetReservationsResponse struct {
 
 func (x *SetReservationsResponse) Reset() {
 	*x = SetReservationsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[33]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2485,7 +2585,7 @@ func (x *SetReservationsResponse) String() string {
 func (*SetReservationsResponse) ProtoMessage() {}
 
 func (x *SetReservationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[33]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2498,7 +2598,7 @@ func (x *SetReservationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReservationsResponse.ProtoReflect.Descriptor instead.
 func (*SetReservationsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{33}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{35}
 }
 
 // Space that a claim has reserved.
@@ -2518,7 +2618,7 @@ type Reservation struct {
 
 func (x *Reservation) Reset() {
 	*x = Reservation{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2630,7 @@ func (x *Reservation) String() string {
 func (*Reservation) ProtoMessage() {}
 
 func (x *Reservation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2643,7 @@ func (x *Reservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
 func (*Reservation) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{34}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Reservation) GetName() string {
@@ -2580,7 +2680,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2692,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2705,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{35}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateSnapshotRequest) GetName() string {
@@ -2638,7 +2738,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2750,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2763,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{36}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2684,7 +2784,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2796,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2809,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{37}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteSnapshotRequest) GetId() string {
@@ -2734,7 +2834,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2846,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2859,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{38}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{40}
 }
 
 type GetSnapshotRequest struct {
@@ -2773,7 +2873,7 @@ type GetSnapshotRequest struct {
 
 func (x *GetSnapshotRequest) Reset() {
 	*x = GetSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2885,7 @@ func (x *GetSnapshotRequest) String() string {
 func (*GetSnapshotRequest) ProtoMessage() {}
 
 func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2898,7 @@ func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{39}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetSnapshotRequest) GetId() string {
@@ -2824,7 +2924,7 @@ type GetSnapshotResponse struct {
 
 func (x *GetSnapshotResponse) Reset() {
 	*x = GetSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2836,7 +2936,7 @@ func (x *GetSnapshotResponse) String() string {
 func (*GetSnapshotResponse) ProtoMessage() {}
 
 func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2849,7 +2949,7 @@ func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{40}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2873,7 +2973,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +2985,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +2998,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{41}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListSnapshotsRequest) GetPageSize() int32 {
@@ -2933,7 +3033,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +3045,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +3058,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{42}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2990,7 +3090,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3102,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3115,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{43}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WatchRequest) GetEpoch() string {
@@ -3057,7 +3157,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3069,7 +3169,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3082,7 +3182,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{44}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -3151,7 +3251,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\xf9\b\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\x9b\t\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -3190,7 +3290,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x05found\x18+ \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\x12\x1c\n" +
 	"\tencrypted\x18, \x01(\bR\tencrypted\x12!\n" +
 	"\fadopted_from\x18- \x01(\tR\vadoptedFrom\x124\n" +
-	"\tio_limits\x18. \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\x1a=\n" +
+	"\tio_limits\x18. \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\x12 \n" +
+	"\vprovisional\x18/ \x01(\bR\vprovisional\x1a=\n" +
 	"\x0fFsSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"~\n" +
@@ -3221,7 +3322,10 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\alv_name\x18\x02 \x01(\tR\x06lvName\"&\n" +
 	"\x14NoteEncryptedRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
-	"\x15NoteEncryptedResponse\"S\n" +
+	"\x15NoteEncryptedResponse\"#\n" +
+	"\x11KeepVolumeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x14\n" +
+	"\x12KeepVolumeResponse\"S\n" +
 	"\x11NoteHealthRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x05found\x18\x02 \x03(\v2\x18.carve.lvmd.v1.ConditionR\x05found\"\x14\n" +
@@ -3277,7 +3381,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"totalBytes\x12'\n" +
 	"\x0favailable_bytes\x18\x04 \x01(\x03R\x0eavailableBytes\x129\n" +
 	"\x19maximum_volume_size_bytes\x18\x05 \x01(\x03R\x16maximumVolumeSizeBytes\x12!\n" +
-	"\fmost_volumes\x18\x06 \x01(\x03R\vmostVolumes\"\xf2\x04\n" +
+	"\fmost_volumes\x18\x06 \x01(\x03R\vmostVolumes\"\x94\x05\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fdevice_class\x18\x02 \x01(\tR\vdeviceClass\x12%\n" +
@@ -3295,7 +3399,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\aprofile\x18( \x01(\tR\aprofile\x12S\n" +
 	"\vfs_settings\x18) \x03(\v22.carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntryR\n" +
 	"fsSettings\x124\n" +
-	"\tio_limits\x18* \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\x1a=\n" +
+	"\tio_limits\x18* \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\x12 \n" +
+	"\vprovisional\x18+ \x01(\bR\vprovisional\x1a=\n" +
 	"\x0fFsSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
@@ -3387,7 +3492,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15VOLUME_STATE_CREATING\x10\x01\x12\x16\n" +
-	"\x12VOLUME_STATE_READY\x10\x022\xc4\f\n" +
+	"\x12VOLUME_STATE_READY\x10\x022\x97\r\n" +
 	"\x04LVMD\x12W\n" +
 	"\fCreateVolume\x12\".carve.lvmd.v1.CreateVolumeRequest\x1a#.carve.lvmd.v1.CreateVolumeResponse\x12W\n" +
 	"\fDeleteVolume\x12\".carve.lvmd.v1.DeleteVolumeRequest\x1a#.carve.lvmd.v1.DeleteVolumeResponse\x12N\n" +
@@ -3402,7 +3507,9 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\rListSnapshots\x12#.carve.lvmd.v1.ListSnapshotsRequest\x1a$.carve.lvmd.v1.ListSnapshotsResponse\x12Q\n" +
 	"\n" +
 	"NoteHealth\x12 .carve.lvmd.v1.NoteHealthRequest\x1a!.carve.lvmd.v1.NoteHealthResponse\x12Z\n" +
-	"\rNoteEncrypted\x12#.carve.lvmd.v1.NoteEncryptedRequest\x1a$.carve.lvmd.v1.NoteEncryptedResponse\x12T\n" +
+	"\rNoteEncrypted\x12#.carve.lvmd.v1.NoteEncryptedRequest\x1a$.carve.lvmd.v1.NoteEncryptedResponse\x12Q\n" +
+	"\n" +
+	"KeepVolume\x12 .carve.lvmd.v1.KeepVolumeRequest\x1a!.carve.lvmd.v1.KeepVolumeResponse\x12T\n" +
 	"\vAdoptVolume\x12!.carve.lvmd.v1.AdoptVolumeRequest\x1a\".carve.lvmd.v1.AdoptVolumeResponse\x12`\n" +
 	"\x0fConfirmAdoption\x12%.carve.lvmd.v1.ConfirmAdoptionRequest\x1a&.carve.lvmd.v1.ConfirmAdoptionResponse\x12]\n" +
 	"\x0eRevertAdoption\x12$.carve.lvmd.v1.RevertAdoptionRequest\x1a%.carve.lvmd.v1.RevertAdoptionResponse\x12`\n" +
@@ -3422,7 +3529,7 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),                 // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),                // 1: carve.lvmd.v1.VolumeState
@@ -3438,52 +3545,54 @@ var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(*RevertAdoptionResponse)(nil),  // 11: carve.lvmd.v1.RevertAdoptionResponse
 	(*NoteEncryptedRequest)(nil),    // 12: carve.lvmd.v1.NoteEncryptedRequest
 	(*NoteEncryptedResponse)(nil),   // 13: carve.lvmd.v1.NoteEncryptedResponse
-	(*NoteHealthRequest)(nil),       // 14: carve.lvmd.v1.NoteHealthRequest
-	(*NoteHealthResponse)(nil),      // 15: carve.lvmd.v1.NoteHealthResponse
-	(*VolumeSource)(nil),            // 16: carve.lvmd.v1.VolumeSource
-	(*Snapshot)(nil),                // 17: carve.lvmd.v1.Snapshot
-	(*DeviceClass)(nil),             // 18: carve.lvmd.v1.DeviceClass
-	(*ClassGroup)(nil),              // 19: carve.lvmd.v1.ClassGroup
-	(*CreateVolumeRequest)(nil),     // 20: carve.lvmd.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),    // 21: carve.lvmd.v1.CreateVolumeResponse
-	(*DeleteVolumeRequest)(nil),     // 22: carve.lvmd.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 23: carve.lvmd.v1.DeleteVolumeResponse
-	(*GetVolumeRequest)(nil),        // 24: carve.lvmd.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),       // 25: carve.lvmd.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),      // 26: carve.lvmd.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 27: carve.lvmd.v1.ListVolumesResponse
-	(*ListClassesRequest)(nil),      // 28: carve.lvmd.v1.ListClassesRequest
-	(*ListClassesResponse)(nil),     // 29: carve.lvmd.v1.ListClassesResponse
-	(*ExpandVolumeRequest)(nil),     // 30: carve.lvmd.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),    // 31: carve.lvmd.v1.ExpandVolumeResponse
-	(*ModifyVolumeRequest)(nil),     // 32: carve.lvmd.v1.ModifyVolumeRequest
-	(*ModifyVolumeResponse)(nil),    // 33: carve.lvmd.v1.ModifyVolumeResponse
-	(*SetReservationsRequest)(nil),  // 34: carve.lvmd.v1.SetReservationsRequest
-	(*SetReservationsResponse)(nil), // 35: carve.lvmd.v1.SetReservationsResponse
-	(*Reservation)(nil),             // 36: carve.lvmd.v1.Reservation
-	(*CreateSnapshotRequest)(nil),   // 37: carve.lvmd.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),  // 38: carve.lvmd.v1.CreateSnapshotResponse
-	(*DeleteSnapshotRequest)(nil),   // 39: carve.lvmd.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),  // 40: carve.lvmd.v1.DeleteSnapshotResponse
-	(*GetSnapshotRequest)(nil),      // 41: carve.lvmd.v1.GetSnapshotRequest
-	(*GetSnapshotResponse)(nil),     // 42: carve.lvmd.v1.GetSnapshotResponse
-	(*ListSnapshotsRequest)(nil),    // 43: carve.lvmd.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),   // 44: carve.lvmd.v1.ListSnapshotsResponse
-	(*WatchRequest)(nil),            // 45: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),           // 46: carve.lvmd.v1.WatchResponse
-	nil,                             // 47: carve.lvmd.v1.Volume.FsSettingsEntry
-	nil,                             // 48: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	(*timestamppb.Timestamp)(nil),   // 49: google.protobuf.Timestamp
+	(*KeepVolumeRequest)(nil),       // 14: carve.lvmd.v1.KeepVolumeRequest
+	(*KeepVolumeResponse)(nil),      // 15: carve.lvmd.v1.KeepVolumeResponse
+	(*NoteHealthRequest)(nil),       // 16: carve.lvmd.v1.NoteHealthRequest
+	(*NoteHealthResponse)(nil),      // 17: carve.lvmd.v1.NoteHealthResponse
+	(*VolumeSource)(nil),            // 18: carve.lvmd.v1.VolumeSource
+	(*Snapshot)(nil),                // 19: carve.lvmd.v1.Snapshot
+	(*DeviceClass)(nil),             // 20: carve.lvmd.v1.DeviceClass
+	(*ClassGroup)(nil),              // 21: carve.lvmd.v1.ClassGroup
+	(*CreateVolumeRequest)(nil),     // 22: carve.lvmd.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),    // 23: carve.lvmd.v1.CreateVolumeResponse
+	(*DeleteVolumeRequest)(nil),     // 24: carve.lvmd.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 25: carve.lvmd.v1.DeleteVolumeResponse
+	(*GetVolumeRequest)(nil),        // 26: carve.lvmd.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),       // 27: carve.lvmd.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),      // 28: carve.lvmd.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 29: carve.lvmd.v1.ListVolumesResponse
+	(*ListClassesRequest)(nil),      // 30: carve.lvmd.v1.ListClassesRequest
+	(*ListClassesResponse)(nil),     // 31: carve.lvmd.v1.ListClassesResponse
+	(*ExpandVolumeRequest)(nil),     // 32: carve.lvmd.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),    // 33: carve.lvmd.v1.ExpandVolumeResponse
+	(*ModifyVolumeRequest)(nil),     // 34: carve.lvmd.v1.ModifyVolumeRequest
+	(*ModifyVolumeResponse)(nil),    // 35: carve.lvmd.v1.ModifyVolumeResponse
+	(*SetReservationsRequest)(nil),  // 36: carve.lvmd.v1.SetReservationsRequest
+	(*SetReservationsResponse)(nil), // 37: carve.lvmd.v1.SetReservationsResponse
+	(*Reservation)(nil),             // 38: carve.lvmd.v1.Reservation
+	(*CreateSnapshotRequest)(nil),   // 39: carve.lvmd.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),  // 40: carve.lvmd.v1.CreateSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),   // 41: carve.lvmd.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),  // 42: carve.lvmd.v1.DeleteSnapshotResponse
+	(*GetSnapshotRequest)(nil),      // 43: carve.lvmd.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),     // 44: carve.lvmd.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),    // 45: carve.lvmd.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),   // 46: carve.lvmd.v1.ListSnapshotsResponse
+	(*WatchRequest)(nil),            // 47: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),           // 48: carve.lvmd.v1.WatchResponse
+	nil,                             // 49: carve.lvmd.v1.Volume.FsSettingsEntry
+	nil,                             // 50: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	(*timestamppb.Timestamp)(nil),   // 51: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	49, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	51, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
-	16, // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
-	49, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
-	47, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
+	18, // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
+	51, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
+	49, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
 	3,  // 8: carve.lvmd.v1.Volume.found:type_name -> carve.lvmd.v1.Condition
 	5,  // 9: carve.lvmd.v1.Volume.io_limits:type_name -> carve.lvmd.v1.IOLimits
 	0,  // 10: carve.lvmd.v1.AdoptVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
@@ -3493,67 +3602,69 @@ var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	3,  // 14: carve.lvmd.v1.NoteHealthRequest.found:type_name -> carve.lvmd.v1.Condition
 	0,  // 15: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 16: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	49, // 17: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	51, // 17: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 18: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
 	3,  // 19: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
-	19, // 20: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
+	21, // 20: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
 	0,  // 21: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 22: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
-	16, // 23: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
-	48, // 24: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	18, // 23: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
+	50, // 24: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
 	5,  // 25: carve.lvmd.v1.CreateVolumeRequest.io_limits:type_name -> carve.lvmd.v1.IOLimits
 	4,  // 26: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 27: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 28: carve.lvmd.v1.ListVolumesResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	18, // 29: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	20, // 29: carve.lvmd.v1.ListClassesResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
 	4,  // 30: carve.lvmd.v1.ExpandVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	5,  // 31: carve.lvmd.v1.ModifyVolumeRequest.io_limits:type_name -> carve.lvmd.v1.IOLimits
 	4,  // 32: carve.lvmd.v1.ModifyVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
-	36, // 33: carve.lvmd.v1.SetReservationsRequest.reservations:type_name -> carve.lvmd.v1.Reservation
+	38, // 33: carve.lvmd.v1.SetReservationsRequest.reservations:type_name -> carve.lvmd.v1.Reservation
 	2,  // 34: carve.lvmd.v1.CreateSnapshotRequest.owner:type_name -> carve.lvmd.v1.Owner
-	17, // 35: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	17, // 36: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
-	17, // 37: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
-	18, // 38: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
+	19, // 35: carve.lvmd.v1.CreateSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	19, // 36: carve.lvmd.v1.GetSnapshotResponse.snapshot:type_name -> carve.lvmd.v1.Snapshot
+	19, // 37: carve.lvmd.v1.ListSnapshotsResponse.snapshots:type_name -> carve.lvmd.v1.Snapshot
+	20, // 38: carve.lvmd.v1.WatchResponse.classes:type_name -> carve.lvmd.v1.DeviceClass
 	4,  // 39: carve.lvmd.v1.WatchResponse.volumes:type_name -> carve.lvmd.v1.Volume
-	20, // 40: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
-	22, // 41: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
-	24, // 42: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
-	26, // 43: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
-	28, // 44: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
-	30, // 45: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
-	32, // 46: carve.lvmd.v1.LVMD.ModifyVolume:input_type -> carve.lvmd.v1.ModifyVolumeRequest
-	37, // 47: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	39, // 48: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	41, // 49: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	43, // 50: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
-	14, // 51: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
+	22, // 40: carve.lvmd.v1.LVMD.CreateVolume:input_type -> carve.lvmd.v1.CreateVolumeRequest
+	24, // 41: carve.lvmd.v1.LVMD.DeleteVolume:input_type -> carve.lvmd.v1.DeleteVolumeRequest
+	26, // 42: carve.lvmd.v1.LVMD.GetVolume:input_type -> carve.lvmd.v1.GetVolumeRequest
+	28, // 43: carve.lvmd.v1.LVMD.ListVolumes:input_type -> carve.lvmd.v1.ListVolumesRequest
+	30, // 44: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
+	32, // 45: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
+	34, // 46: carve.lvmd.v1.LVMD.ModifyVolume:input_type -> carve.lvmd.v1.ModifyVolumeRequest
+	39, // 47: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	41, // 48: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	43, // 49: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	45, // 50: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	16, // 51: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
 	12, // 52: carve.lvmd.v1.LVMD.NoteEncrypted:input_type -> carve.lvmd.v1.NoteEncryptedRequest
-	6,  // 53: carve.lvmd.v1.LVMD.AdoptVolume:input_type -> carve.lvmd.v1.AdoptVolumeRequest
-	8,  // 54: carve.lvmd.v1.LVMD.ConfirmAdoption:input_type -> carve.lvmd.v1.ConfirmAdoptionRequest
-	10, // 55: carve.lvmd.v1.LVMD.RevertAdoption:input_type -> carve.lvmd.v1.RevertAdoptionRequest
-	34, // 56: carve.lvmd.v1.LVMD.SetReservations:input_type -> carve.lvmd.v1.SetReservationsRequest
-	45, // 57: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	21, // 58: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	23, // 59: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	25, // 60: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	27, // 61: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	29, // 62: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
-	31, // 63: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	33, // 64: carve.lvmd.v1.LVMD.ModifyVolume:output_type -> carve.lvmd.v1.ModifyVolumeResponse
-	38, // 65: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	40, // 66: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	42, // 67: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	44, // 68: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	15, // 69: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
-	13, // 70: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
-	7,  // 71: carve.lvmd.v1.LVMD.AdoptVolume:output_type -> carve.lvmd.v1.AdoptVolumeResponse
-	9,  // 72: carve.lvmd.v1.LVMD.ConfirmAdoption:output_type -> carve.lvmd.v1.ConfirmAdoptionResponse
-	11, // 73: carve.lvmd.v1.LVMD.RevertAdoption:output_type -> carve.lvmd.v1.RevertAdoptionResponse
-	35, // 74: carve.lvmd.v1.LVMD.SetReservations:output_type -> carve.lvmd.v1.SetReservationsResponse
-	46, // 75: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	58, // [58:76] is the sub-list for method output_type
-	40, // [40:58] is the sub-list for method input_type
+	14, // 53: carve.lvmd.v1.LVMD.KeepVolume:input_type -> carve.lvmd.v1.KeepVolumeRequest
+	6,  // 54: carve.lvmd.v1.LVMD.AdoptVolume:input_type -> carve.lvmd.v1.AdoptVolumeRequest
+	8,  // 55: carve.lvmd.v1.LVMD.ConfirmAdoption:input_type -> carve.lvmd.v1.ConfirmAdoptionRequest
+	10, // 56: carve.lvmd.v1.LVMD.RevertAdoption:input_type -> carve.lvmd.v1.RevertAdoptionRequest
+	36, // 57: carve.lvmd.v1.LVMD.SetReservations:input_type -> carve.lvmd.v1.SetReservationsRequest
+	47, // 58: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	23, // 59: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	25, // 60: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	27, // 61: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	29, // 62: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	31, // 63: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	33, // 64: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	35, // 65: carve.lvmd.v1.LVMD.ModifyVolume:output_type -> carve.lvmd.v1.ModifyVolumeResponse
+	40, // 66: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	42, // 67: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	44, // 68: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	46, // 69: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	17, // 70: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
+	13, // 71: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
+	15, // 72: carve.lvmd.v1.LVMD.KeepVolume:output_type -> carve.lvmd.v1.KeepVolumeResponse
+	7,  // 73: carve.lvmd.v1.LVMD.AdoptVolume:output_type -> carve.lvmd.v1.AdoptVolumeResponse
+	9,  // 74: carve.lvmd.v1.LVMD.ConfirmAdoption:output_type -> carve.lvmd.v1.ConfirmAdoptionResponse
+	11, // 75: carve.lvmd.v1.LVMD.RevertAdoption:output_type -> carve.lvmd.v1.RevertAdoptionResponse
+	37, // 76: carve.lvmd.v1.LVMD.SetReservations:output_type -> carve.lvmd.v1.SetReservationsResponse
+	48, // 77: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	59, // [59:78] is the sub-list for method output_type
+	40, // [40:59] is the sub-list for method input_type
 	40, // [40:40] is the sub-list for extension type_name
 	40, // [40:40] is the sub-list for extension extendee
 	0,  // [0:40] is the sub-list for field type_name
@@ -3570,7 +3681,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   47,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

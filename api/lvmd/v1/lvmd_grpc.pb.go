@@ -71,6 +71,7 @@ const (
 	LVMD_ListSnapshots_FullMethodName   = "/carve.lvmd.v1.LVMD/ListSnapshots"
 	LVMD_NoteHealth_FullMethodName      = "/carve.lvmd.v1.LVMD/NoteHealth"
 	LVMD_NoteEncrypted_FullMethodName   = "/carve.lvmd.v1.LVMD/NoteEncrypted"
+	LVMD_KeepVolume_FullMethodName      = "/carve.lvmd.v1.LVMD/KeepVolume"
 	LVMD_AdoptVolume_FullMethodName     = "/carve.lvmd.v1.LVMD/AdoptVolume"
 	LVMD_ConfirmAdoption_FullMethodName = "/carve.lvmd.v1.LVMD/ConfirmAdoption"
 	LVMD_RevertAdoption_FullMethodName  = "/carve.lvmd.v1.LVMD/RevertAdoption"
@@ -132,6 +133,9 @@ type LVMDClient interface {
 	// without a header has lost it. The record is durable when the call returns. It
 	// may be repeated. Other volumes are refused with INVALID_ARGUMENT.
 	NoteEncrypted(ctx context.Context, in *NoteEncryptedRequest, opts ...grpc.CallOption) (*NoteEncryptedResponse, error)
+	// KeepVolume notes that a PersistentVolume names a volume that was asked for as provisional,
+	// which it is not any more. The note is durable when the call returns. It may be repeated.
+	KeepVolume(ctx context.Context, in *KeepVolumeRequest, opts ...grpc.CallOption) (*KeepVolumeResponse, error)
 	// AdoptVolume makes a logical volume that another driver, or an administrator, made a
 	// volume, with what it holds: it is tagged and renamed, and nothing is written to it. It must
 	// lie as the class lays volumes out, and must not be open or mounted: VOLUME_IN_USE says that
@@ -294,6 +298,16 @@ func (c *lVMDClient) NoteEncrypted(ctx context.Context, in *NoteEncryptedRequest
 	return out, nil
 }
 
+func (c *lVMDClient) KeepVolume(ctx context.Context, in *KeepVolumeRequest, opts ...grpc.CallOption) (*KeepVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KeepVolumeResponse)
+	err := c.cc.Invoke(ctx, LVMD_KeepVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lVMDClient) AdoptVolume(ctx context.Context, in *AdoptVolumeRequest, opts ...grpc.CallOption) (*AdoptVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AdoptVolumeResponse)
@@ -407,6 +421,9 @@ type LVMDServer interface {
 	// without a header has lost it. The record is durable when the call returns. It
 	// may be repeated. Other volumes are refused with INVALID_ARGUMENT.
 	NoteEncrypted(context.Context, *NoteEncryptedRequest) (*NoteEncryptedResponse, error)
+	// KeepVolume notes that a PersistentVolume names a volume that was asked for as provisional,
+	// which it is not any more. The note is durable when the call returns. It may be repeated.
+	KeepVolume(context.Context, *KeepVolumeRequest) (*KeepVolumeResponse, error)
 	// AdoptVolume makes a logical volume that another driver, or an administrator, made a
 	// volume, with what it holds: it is tagged and renamed, and nothing is written to it. It must
 	// lie as the class lays volumes out, and must not be open or mounted: VOLUME_IN_USE says that
@@ -477,6 +494,9 @@ func (UnimplementedLVMDServer) NoteHealth(context.Context, *NoteHealthRequest) (
 }
 func (UnimplementedLVMDServer) NoteEncrypted(context.Context, *NoteEncryptedRequest) (*NoteEncryptedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NoteEncrypted not implemented")
+}
+func (UnimplementedLVMDServer) KeepVolume(context.Context, *KeepVolumeRequest) (*KeepVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method KeepVolume not implemented")
 }
 func (UnimplementedLVMDServer) AdoptVolume(context.Context, *AdoptVolumeRequest) (*AdoptVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AdoptVolume not implemented")
@@ -748,6 +768,24 @@ func _LVMD_NoteEncrypted_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LVMD_KeepVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeepVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).KeepVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_KeepVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).KeepVolume(ctx, req.(*KeepVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LVMD_AdoptVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(AdoptVolumeRequest)
 	if err := dec(in); err != nil {
@@ -889,6 +927,10 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NoteEncrypted",
 			Handler:    _LVMD_NoteEncrypted_Handler,
+		},
+		{
+			MethodName: "KeepVolume",
+			Handler:    _LVMD_KeepVolume_Handler,
 		},
 		{
 			MethodName: "AdoptVolume",

@@ -27,7 +27,8 @@ const (
 //
 // Orphans are counted and reported, and removed only if that was asked for: under the
 // reclaim policy Retain, an administrator who deletes a PersistentVolume means to
-// keep the data, and such a volume looks the same. See orphan.go.
+// keep the data, and such a volume looks the same. One that is provisional had no
+// PersistentVolume, and is removed. See orphan.go.
 // A volume that is missing is never made again by itself: its user is notified. See
 // missing.go. A pass is made by one goroutine at a time.
 type Auditor struct {
@@ -91,7 +92,7 @@ const (
 	standingKnown   = "known"   // a PersistentVolume or a claim speaks for it
 	standingYoung   = "young"   // none does, but it may just have been made
 	StandingForeign = "foreign" // another installation's, or of unknown origin: not ours to judge
-	standingOrphan  = "orphan"  // ours, old, and no object names it
+	StandingOrphan  = "orphan"  // ours, old, and no object names it
 	StandingInline  = "inline"  // a Pod's own: its node's plugin sees to it
 )
 
@@ -100,7 +101,7 @@ func (a *Auditor) Pass(ctx context.Context) { a.PassOver(ctx, a.Fleet.Views()) }
 
 // PassOver is pass with these views of the nodes.
 func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
-	count := map[string]int{standingKnown: 0, standingYoung: 0, StandingForeign: 0, standingOrphan: 0, StandingInline: 0}
+	count := map[string]int{standingKnown: 0, standingYoung: 0, StandingForeign: 0, StandingOrphan: 0, StandingInline: 0}
 	attempts, orphans := OrphansPerPass, map[string]map[string]string{}
 	now := newPresent()
 	// Nodes and volumes come in no order: orphans that cannot be removed do not use all
@@ -112,15 +113,19 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 			continue // what it holds is not known now
 		}
 		now.add(view)
-		var found []*lvmdv1.Volume
+		var found, provisional []*lvmdv1.Volume
 		for _, vol := range view.Volumes {
 			a.reportDataLoss(ctx, now, view.Node, vol)
 			standing := a.Judge(vol)
 			count[standing]++
-			if standing == standingOrphan {
+			switch {
+			case standing == StandingOrphan:
 				found = append(found, vol)
+			case vol.GetProvisional() && a.isNamed(vol):
+				provisional = append(provisional, vol)
 			}
 		}
+		a.keep(ctx, view.Node, provisional)
 		orphans[view.Node] = a.handleOrphans(ctx, view.Node, found, &attempts)
 	}
 	a.orphans = orphans
@@ -146,7 +151,7 @@ func (a *Auditor) Judge(vol *lvmdv1.Volume) string {
 	if owner.GetClusterId() == "" || owner.GetClusterId() != a.ID || !named || uid != owner.GetClaimUid() {
 		return StandingForeign
 	}
-	if pvs, err := a.Volumes.GetIndexer().ByIndex(cluster.ByHandle, vol.GetId()); err != nil || len(pvs) > 0 {
+	if a.isNamed(vol) {
 		return standingKnown
 	}
 	claim := a.Claim(uid)
@@ -156,10 +161,20 @@ func (a *Auditor) Judge(vol *lvmdv1.Volume) string {
 	if vol.GetAdoptedFrom() != "" {
 		return StandingForeign // Its adoption is under way, or can be reverted: it may be another driver's again.
 	}
-	if vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || a.Now().Sub(vol.GetCreatedAt().AsTime()) < a.Grace {
+	grace := a.Grace
+	if vol.GetProvisional() {
+		grace = min(grace, LeastOrphanGrace)
+	}
+	if vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || a.Now().Sub(vol.GetCreatedAt().AsTime()) < grace {
 		return standingYoung
 	}
-	return standingOrphan
+	return StandingOrphan
+}
+
+// isNamed reports whether a PersistentVolume names a volume, or may do so.
+func (a *Auditor) isNamed(vol *lvmdv1.Volume) bool {
+	pvs, err := a.Volumes.GetIndexer().ByIndex(cluster.ByHandle, vol.GetId())
+	return err != nil || len(pvs) > 0
 }
 
 // Remembered returns of how many unhealthy volumes, and of how many inline volumes that lost

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +28,8 @@ const (
 	// OrphansNamed bounds how many volumes one Event names: a node that returns with
 	// its old disks may hold a thousand orphans. The log names all.
 	OrphansNamed = 5
+	// keepTimeout bounds how long a pass waits for one node to note what is kept.
+	keepTimeout = 2 * time.Second
 )
 
 // What became of an orphan. All but the first are values of the label "result" of
@@ -40,8 +43,21 @@ const (
 	OrphanFailed      = "failed"      // its node could not remove it
 )
 
-// handleOrphans removes orphans of one node, if that was asked for and the pass
-// has attempts left, and returns what became of each, by volume id. Events on the
+// keep has a node note of provisional volumes that PersistentVolumes name them. Most are noted by
+// their nodes before, as Pods get them. What fails, the next pass does.
+func (a *Auditor) keep(ctx context.Context, node string, provisional []*lvmdv1.Volume) {
+	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
+	defer cancel()
+	for _, vol := range provisional {
+		if err := a.Fleet.KeepVolume(ctx, node, vol.GetId()); err != nil {
+			a.Log.Debug("that a PersistentVolume names a volume is not noted on its node", "volume", vol.GetName(), "volume_id", vol.GetId(), "node", node, "error", err)
+			return
+		}
+	}
+}
+
+// handleOrphans removes orphans of one node, if that was asked for, or if they are provisional, and
+// the pass has attempts left, and returns what became of each, by volume id. Events on the
 // node say what changed.
 func (a *Auditor) handleOrphans(ctx context.Context, node string, orphans []*lvmdv1.Volume, attempts *int) map[string]string {
 	before, became, changed := a.orphans[node], map[string]string{}, map[string][]string{}
@@ -50,7 +66,7 @@ func (a *Auditor) handleOrphans(ctx context.Context, node string, orphans []*lvm
 		log := a.Log.With("volume", vol.GetName(), "volume_id", id, "node", node,
 			"claim", vol.GetOwner().GetClaimNamespace()+"/"+vol.GetOwner().GetClaimName())
 		result, entry := cmp.Or(before[id], orphanFound), describeOrphan(vol)
-		if !a.RemoveOrphans || *attempts == 0 {
+		if !a.RemoveOrphans && !vol.GetProvisional() || *attempts == 0 {
 			log.Warn("orphan: no PersistentVolume and no claim knows this volume", "bytes", vol.GetSizeBytes(), "created", vol.GetCreatedAt().AsTime())
 		} else {
 			*attempts--
@@ -127,6 +143,8 @@ func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Vol
 		return OrphanUnconfirmed, fmt.Errorf("look for its claim: %w", err)
 	case err == nil && string(claim.UID) == owner.GetClaimUid() && claim.Spec.VolumeName == "":
 		return OrphanKnown, errors.New("its claim is being provisioned after all")
+	case err == nil && string(claim.UID) == owner.GetClaimUid() && !a.RemoveOrphans:
+		return OrphanKnown, fmt.Errorf("it had PersistentVolume %s, which its claim names", claim.Spec.VolumeName)
 	}
 	// By its handle: an administrator may have adopted it under another name.
 	pvs, err := a.Client.CoreV1().PersistentVolumes().List(callCtx, metav1.ListOptions{})

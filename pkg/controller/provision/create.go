@@ -50,8 +50,10 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 	createCtx, cancel := context.WithTimeout(ctx, timeout)
 	var vol *lvmdv1.Volume
 	var err error
+	ask := r.CreateVolume(claim, p.ID)
+	ask.Provisional = true
 	answered := p.reportSlow(a, claim, node)
-	p.loop.Outside(func() { vol, err = p.Fleet.CreateVolume(createCtx, node, r.CreateVolume(claim, p.ID)) })
+	p.loop.Outside(func() { vol, err = p.Fleet.CreateVolume(createCtx, node, ask) })
 	answered()
 	cancel()
 	if fleet.IsNotConnected(err) && !before {

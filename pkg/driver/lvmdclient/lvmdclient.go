@@ -43,6 +43,18 @@ func (c Client) Ready(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 	return v, err
 }
 
+// Keep has lvmd note, before a Pod gets a volume, that its PersistentVolume exists: the kubelet
+// has it.
+func (c Client) Keep(ctx context.Context, v *lvmdv1.Volume) error {
+	if !v.GetProvisional() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	_, err := c.KeepVolume(ctx, &lvmdv1.KeepVolumeRequest{Id: v.GetId()})
+	return failed(err)
+}
+
 // Named returns the volume with a name; nil when there is none.
 func (c Client) Named(ctx context.Context, name string) (*lvmdv1.Volume, error) {
 	v, err := c.get(ctx, &lvmdv1.GetVolumeRequest{Name: name})

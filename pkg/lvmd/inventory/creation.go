@@ -90,8 +90,8 @@ type Admission struct {
 
 // AdmitCreation decides about a request at one instant: the volume is there, or its
 // creation is under way and joined, or there is space, which is reserved. A volume that is there
-// keeps its limits.
-func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits) (Admission, error) {
+// keeps its limits, and stays provisional or not.
+func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits, provisional bool) (Admission, error) {
 	m.lock()
 	defer m.unlock()
 	c := m.class(ident.Class)
@@ -139,6 +139,7 @@ func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits) (A
 		volumeWork:   volumeWork{reservedText: fit.text},
 		recorded:     recorded{newRecord(spec.NewVolumeID(), in.group, ident)},
 	}
+	v.rec.Provisional = provisional
 	for _, tag := range v.limitTags {
 		v.reservedText += int64(len(tag))
 	}

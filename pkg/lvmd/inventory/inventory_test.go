@@ -42,7 +42,7 @@ func free(m *Inventory) int64 { return m.Classes()[0].GetAvailableBytes() / exte
 func admitted(t *testing.T, m *Inventory, extents int64) Admission {
 	t.Helper()
 	ident := spec.Identity{Name: "v", Block: true, DefaultClass: true, Size: spec.Size{Required: extents * extent}}
-	return must.Get(m.AdmitCreation(ident, iolimit.Limits{}))(t)
+	return must.Get(m.AdmitCreation(ident, iolimit.Limits{}, false))(t)
 }
 
 func TestAnEffectEndsItsReservationInTheSameInstant(t *testing.T) {

@@ -29,7 +29,7 @@ const (
 	// Expanding is a claim, as Noting, Checking and Deleting are: one operation has the volume,
 	// and it goes back to the state in which it was claimed unless the operation leads elsewhere.
 	Expanding State = "expanding"
-	// Noting is the claim of the record that the node has encrypted the volume.
+	// Noting is the claim of the record that the node has encrypted the volume, or that it is kept.
 	Noting State = "noting"
 	// Checking is the claim of the search for what is missing: the encrypted device, or the end
 	// of its making in the journal.
@@ -83,7 +83,7 @@ var Transitions = []Transition{
 	{Unfinished, Checking, "a start looks for it again"},
 	{Unfinished, Ready, "that finds it"},
 	{Ready, Expanding, "an expansion claims it"},
-	{Ready, Noting, "the node has encrypted it"},
+	{Ready, Noting, "the node has encrypted it, or a PersistentVolume names it"},
 	{Ready, Checking, "something of it is missing"},
 	{Checking, Deleted, "it is not complete: it was never handed out"},
 	{Checking, Refilling, "its key is gone"},

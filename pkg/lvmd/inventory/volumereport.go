@@ -26,8 +26,8 @@ func (v *Volume) proto() *lvmdv1.Volume {
 		Profile:    string(i.Profile),
 		FsSettings: i.Settings.Map(),
 		Encryption: i.Encryption, EncryptionDiscards: i.Discards, Encrypted: v.rec.Encrypted,
-		AdoptedFrom: v.rec.AdoptedFrom,
-		Conditions:  v.allConditions(), Found: v.found, IoLimits: v.limits.Proto(),
+		AdoptedFrom: v.rec.AdoptedFrom, Provisional: v.rec.Provisional,
+		Conditions: v.allConditions(), Found: v.found, IoLimits: v.limits.Proto(),
 	}
 	if i.Block {
 		p.Mode = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK

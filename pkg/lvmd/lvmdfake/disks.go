@@ -131,7 +131,7 @@ func volumeOf(r *lvmdv1.CreateVolumeRequest, class *Class) *lvmdv1.Volume {
 		Name: r.GetName(), DeviceClass: class.Name, SizeBytes: roundUp(r.GetRequiredBytes()), Mode: r.GetMode(), FsType: r.GetFsType(),
 		Profile: r.GetProfile(), FsSettings: r.GetFsSettings(), Owner: proto.CloneOf(r.GetOwner()), Source: proto.CloneOf(r.GetSource()),
 		Encryption: r.GetEncryption(), EncryptionDiscards: r.GetEncryptionDiscards(), IoLimits: proto.CloneOf(r.GetIoLimits()),
-		State: lvmdv1.VolumeState_VOLUME_STATE_READY,
+		State: lvmdv1.VolumeState_VOLUME_STATE_READY, Provisional: r.GetProvisional(),
 	}
 	if v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
 		v.FsType = cmp.Or(v.GetFsType(), "ext4")

@@ -44,6 +44,8 @@ type Hooks struct {
 	BeforeSnapshot func(context.Context, *lvmdv1.CreateSnapshotRequest) error
 	// BeforeDeleteSnapshot delays or fails the deletion of a snapshot before it has any effect.
 	BeforeDeleteSnapshot func(context.Context, *lvmdv1.DeleteSnapshotRequest) error
+	// BeforeKeep delays or fails a note that a volume is kept before it has any effect.
+	BeforeKeep func(context.Context, *lvmdv1.KeepVolumeRequest) error
 	// BeforeModify delays or fails a change before it has any effect.
 	BeforeModify func(context.Context, *lvmdv1.ModifyVolumeRequest) error
 	// Device makes the device of a volume that is created, or grows it, before any caller sees the
@@ -325,6 +327,18 @@ func (s *Server) NoteEncrypted(_ context.Context, r *lvmdv1.NoteEncryptedRequest
 		return nil
 	})
 	return &lvmdv1.NoteEncryptedResponse{}, err
+}
+
+// KeepVolume implements the service.
+func (s *Server) KeepVolume(ctx context.Context, r *lvmdv1.KeepVolumeRequest) (*lvmdv1.KeepVolumeResponse, error) {
+	if err := before(ctx, s.Hooks().BeforeKeep, r); err != nil {
+		return nil, err
+	}
+	_, err := s.change(r.GetId(), func(v *lvmdv1.Volume) error {
+		v.Provisional = false
+		return nil
+	})
+	return &lvmdv1.KeepVolumeResponse{}, err
 }
 
 // NoteHealth implements the service.

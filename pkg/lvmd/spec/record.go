@@ -52,6 +52,9 @@ type Record struct {
 	// Encrypted is true when the node plugin has made the encrypted volume of one with
 	// names.EncryptionLUKS.
 	Encrypted bool `json:"encrypted,omitempty"`
+	// Provisional is true of a volume of which it is not known that a PersistentVolume names it. No
+	// Pod has had it. Without the journal a volume is none.
+	Provisional bool `json:"provisional,omitempty"`
 	// AdoptedFrom is the logical volume's name before it was adopted, until that is confirmed.
 	AdoptedFrom string `json:"adoptedFrom,omitempty"`
 }

@@ -1,0 +1,75 @@
+package controller
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+	v1 "k8s.io/api/core/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone has volumes that an earlier leader made before it ended.
+func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", 4*gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("bound", "n1")
+	made := func(uid string, provisional bool) {
+		t.Helper()
+		must.Get(node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
+			Name: "pvc-uid-" + uid, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, Provisional: provisional,
+			Owner: &lvmdv1.Owner{ClusterId: "cluster", ClaimNamespace: "default", ClaimName: uid, ClaimUid: "uid-" + uid},
+		}))(t)
+		waittest.Until(t, uid+" is reported", func() bool {
+			v, _ := h.c.core.Fleet.View("n1")
+			return v.ByName["pvc-uid-"+uid] != nil
+		})
+	}
+	made("gone", true)
+	made("used", false)
+	// It had a PersistentVolume, which an administrator deleted.
+	h.claim("had-one", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-uid-had-one" })
+	made("had-one", true)
+	if !node.Volumes()["pvc-uid-bound"].GetProvisional() {
+		t.Error("the provisioner asks for a volume that is not provisional")
+	}
+
+	a := newAuditor(h.c.core, false, audit.DefaultOrphanGrace, h.leader().provisioner.Busy)
+	a.Pass(t.Context())
+	if got := node.Volumes(); len(got) != 4 {
+		t.Errorf("volumes that were just made were removed: left are %v", got)
+	}
+	if node.Volumes()["pvc-uid-bound"].GetProvisional() {
+		t.Error("a volume that a PersistentVolume names stays provisional")
+	}
+	h.audit(false)
+	for uid, want := range map[string]bool{"bound": true, "gone": false, "used": true, "had-one": true} {
+		if got := node.Volumes()["pvc-uid-"+uid] != nil; got != want {
+			t.Errorf("the volume of claim %s is there: %v, want %v", uid, got, want)
+		}
+	}
+}
+
+// TestAProvisionalVolumeIsNoOrphanForAMinute judges one by its age.
+func TestAProvisionalVolumeIsNoOrphanForAMinute(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.stray(node, "n1", "gone", "cluster")
+	vol := node.Volumes()["pvc-gone"]
+	vol.Provisional = true
+	a := newAuditor(h.c.core, false, time.Hour, h.leader().provisioner.Busy)
+	for age, want := range map[time.Duration]bool{audit.LeastOrphanGrace + time.Second: true, audit.LeastOrphanGrace / 2: false} {
+		vol.CreatedAt = timestamppb.New(a.Now().Add(-age))
+		if got := a.Judge(vol); (got == audit.StandingOrphan) != want {
+			t.Errorf("after %v it is %q, want an orphan: %v", age, got, want)
+		}
+	}
+}

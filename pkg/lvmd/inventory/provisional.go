@@ -1,0 +1,34 @@
+package inventory
+
+import (
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+)
+
+// ClaimToKeep claims a provisional volume, so that no deletion writes its record meanwhile. It returns
+// true when the volume is not provisional, and claims nothing then.
+func ClaimToKeep(in *Inventory, id string) (v *Volume, done bool, err error) {
+	in.lock()
+	defer in.unlock()
+	v, err = in.lookup(id, "", false)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case !v.rec.Provisional:
+		return v, true, nil
+	case v.rec.Phase != spec.Ready || v.isBusy():
+		return nil, false, apierror.OperationPending("another operation on volume %s is under way", id)
+	}
+	in.enter(v, Noting)
+	return v, false, nil
+}
+
+// Keep notes that a claimed volume is provisional no more, and releases it.
+func Keep(v *Volume) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	m.enter(v, v.life.Released())
+	v.rec.Provisional = false
+	m.publish(v.group, v)
+}
