@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/carve-csi/carve/api/conditions"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/thinpool"
@@ -94,6 +95,42 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 		t.Errorf("intents %v, error %v", intents, err)
 	}
 	d.delete(d.create(request("pvc-1", 1)).GetId())
+}
+
+// TestRemnantsOfAPoolThatCannotBeRemovedStopNoOtherClass starts lvmd while LVM removes nothing of a group, before and
+// after a pool cannot be made.
+func TestRemnantsOfAPoolThatCannotBeRemovedStopNoOtherClass(t *testing.T) {
+	for name, makes := range map[string]bool{"left by an earlier run": false, "left by this start": true} {
+		t.Run(name, func(t *testing.T) {
+			m := thinMachine(t, "size: 40Mi")
+			m.config += "- {name: linear, volumeGroup: carve}\n"
+			remnant := lvm.CreateOptions{Group: testGroup, Volume: "pool", Extents: 1, Tags: []string{thinpool.Tag}}
+			if !makes {
+				must.Succeed(t, m.fake.Create(t.Context(), remnant))
+			}
+			var failing atomic.Bool
+			failing.Store(true)
+			m.fake.Before = func(ctx context.Context, op lvmfake.Op, _ string) error {
+				switch {
+				case !failing.Load():
+				case op == lvmfake.OpRemove:
+					return errors.New("the disk says no")
+				case op == lvmfake.OpCreatePool:
+					return errors.Join(errors.New("killed"), m.fake.Create(ctx, remnant))
+				}
+				return nil
+			}
+			d := m.start(t, func(_ *daemon, o *Options) { o.poolRetry = time.Millisecond })
+			r := request("pvc-1", 1)
+			r.DeviceClass = "linear"
+			d.create(r)
+			if c := d.classNamed("thin").GetConditions(); len(c) == 0 || c[0].GetType() != conditions.PoolMissing {
+				t.Errorf("the class of the pool has the conditions %v, want %s", c, conditions.PoolMissing)
+			}
+			failing.Store(false)
+			waittest.Until(t, "the pool is made", func() bool { return len(d.classNamed("thin").GetConditions()) == 0 })
+		})
+	}
 }
 
 func TestRemnantsOfAPoolAreKnownWithoutAJournal(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 
 	"github.com/carve-csi/carve/api/config"
@@ -54,7 +55,11 @@ func (m *Maker) MakeAtStart(ctx context.Context, c *config.Config, names []strin
 		return nil, fmt.Errorf("scanning after a thin pool could not be made: %w", err)
 	}
 	// What is left of them can be distinguished from what others make only before they do.
-	return m.clearRemnants(ctx, c, names, found)
+	found, uncleared, err := m.clearRemnants(ctx, c, names, found)
+	for pool, err := range uncleared {
+		m.log.Error("what is left of a thin pool cannot be removed; it will be tried again", "pool", pool, "error", err)
+	}
+	return found, err
 }
 
 // Make makes the thin pools of one group that are not there. The caller has the group's slot.
@@ -69,8 +74,8 @@ func (m *Maker) Make(ctx context.Context, c *config.Config, group string) error 
 	}
 	// What is left of them can be distinguished from what others make only before they do.
 	if found, scanErr := m.lvm.Scan(ctx, names); scanErr == nil {
-		_, scanErr = m.clearRemnants(ctx, c, names, found)
-		err = errors.Join(err, scanErr)
+		_, uncleared, scanErr := m.clearRemnants(ctx, c, names, found)
+		err = errors.Join(append(slices.Collect(maps.Values(uncleared)), err, scanErr)...)
 	}
 	return err
 }
@@ -79,7 +84,7 @@ func (m *Maker) Make(ctx context.Context, c *config.Config, group string) error 
 // there, adopts the others, and returns the groups as they are then. One that
 // cannot be made does not keep the others from it.
 func (m *Maker) makeAll(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
-	found, err := m.clearRemnants(ctx, c, names, found)
+	found, uncleared, err := m.clearRemnants(ctx, c, names, found)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +99,10 @@ func (m *Maker) makeAll(ctx context.Context, c *config.Config, names []string, f
 			if at < 0 {
 				continue
 			}
-			changed, err := m.makeOne(ctx, dc, &found[at])
+			changed, err := false, uncleared[journal.PoolKey(name, dc.Thin.Pool)]
+			if err == nil {
+				changed, err = m.makeOne(ctx, dc, &found[at])
+			}
 			m.report(name, dc.Thin.Pool, err)
 			if err != nil {
 				failed = append(failed, err)

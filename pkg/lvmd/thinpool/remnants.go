@@ -57,13 +57,14 @@ func remnants(intent *journal.PoolIntent, pool string, g *lvm.Group) []string {
 }
 
 // clearRemnants removes what commands that were killed left of the pools that the
-// configuration names, and returns the groups as they are then.
-func (m *Maker) clearRemnants(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
+// configuration names, and returns the groups as they are then, and by journal.PoolKey why the remnants
+// of a pool are still there.
+func (m *Maker) clearRemnants(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, map[string]error, error) {
 	intents, err := m.journal.PoolIntents()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	removed := false
+	removed, uncleared := false, map[string]error{}
 	for i := range c.Classes {
 		dc := &c.Classes[i]
 		if dc.Thin == nil {
@@ -74,22 +75,23 @@ func (m *Maker) clearRemnants(ctx context.Context, c *config.Config, names []str
 			if !slices.Contains(dc.VolumeGroups, g.Name) || g.MissingDevices > 0 || g.Exported || g.ReadOnly {
 				continue
 			}
-			left := remnants(intents[journal.PoolKey(g.Name, dc.Thin.Pool)], dc.Thin.Pool, g)
+			pool := journal.PoolKey(g.Name, dc.Thin.Pool)
+			left := remnants(intents[pool], dc.Thin.Pool, g)
 			if len(left) == 0 {
 				continue
 			}
 			m.log.Warn("what a killed command left of a thin pool is removed", "group", g.Name, "pool", dc.Thin.Pool, "volumes", left)
 			if err := m.lvm.Remove(ctx, g.Name, left); err != nil {
-				return nil, fmt.Errorf("removing what is left of thin pool %q in volume group %q: %w", dc.Thin.Pool, g.Name, err)
+				uncleared[pool] = fmt.Errorf("removing what is left of thin pool %q in volume group %q: %w", dc.Thin.Pool, g.Name, err)
 			}
 			removed = true
 		}
 	}
 	if !removed {
-		return found, nil
+		return found, nil, nil
 	}
 	if found, err = m.lvm.Scan(ctx, names); err != nil {
-		return nil, fmt.Errorf("scanning after the remnants of thin pools were removed: %w", err)
+		return nil, nil, fmt.Errorf("scanning after the remnants of thin pools were removed: %w", err)
 	}
-	return found, nil
+	return found, uncleared, nil
 }
