@@ -45,16 +45,11 @@ func (c *Controller) serveExtender(ctx context.Context) error {
 // provision, from what claims show: the nodes that they chose. The leader's
 // provisioner knows more, and derives its own anew when it begins.
 func (c *Controller) shadowReservations() (stop func(), err error) {
-	note := func(obj any, deleted bool) {
-		claim, ok := obj.(*v1.PersistentVolumeClaim)
-		if deleted {
-			claim = cluster.DeletedClaim(obj)
-			ok = claim != nil
-		}
+	note := func(claim *v1.PersistentVolumeClaim, deleted bool) {
 		c.mu.Lock()
 		leads := c.acting != nil && c.acting.provisioner != nil
 		c.mu.Unlock()
-		if !ok || leads {
+		if leads {
 			return
 		}
 		class, ours := c.core.OurClass(volume.GetPersistentVolumeClaimClass(claim))
@@ -69,15 +64,9 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 		}
 		c.core.ledger.Release(string(claim.UID))
 	}
-	handler, err := c.core.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { note(obj, false) },
-		UpdateFunc: func(_, obj any) { note(obj, false) },
-		DeleteFunc: func(obj any) { note(obj, true) },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch claims: %w", err)
-	}
-	return func() { _ = c.core.Claims.RemoveEventHandler(handler) }, nil
+	return cluster.Watch(cluster.OnChange(c.core.Claims,
+		func(claim *v1.PersistentVolumeClaim) { note(claim, false) },
+		func(claim *v1.PersistentVolumeClaim) { note(claim, true) }))
 }
 
 // demands are the volumes of ours that a Pod still needs: of its claims that
@@ -122,9 +111,9 @@ func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, er
 // server, for the scheduler may have seen it before us. A generic ephemeral
 // volume whose claim does not exist yet is as its template says.
 func (c *core) claimOf(ctx context.Context, pod *v1.Pod, v *v1.Volume, name string) (*v1.PersistentVolumeClaim, error) {
-	obj, _, err := c.Claims.GetStore().GetByKey(pod.Namespace + "/" + name)
-	claim, ok := obj.(*v1.PersistentVolumeClaim)
-	if err != nil || !ok {
+	var err error
+	claim := c.ClaimAt(pod.Namespace + "/" + name)
+	if claim == nil {
 		claim, err = c.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	}
 	switch {

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
@@ -33,24 +32,21 @@ func (c *Controller) availabilityChanged(node string) {
 // followHolds has a replica that does not lead take over which nodes the leader holds
 // back, for its extender, and for the time when it leads.
 func (c *Controller) followHolds() error {
-	follow := func(obj any) {
+	_, err := cluster.Watch(cluster.OnChange(c.core.Capacities, func(object *storagev1.CSIStorageCapacity) {
 		c.mu.Lock()
 		leads := c.acting != nil
 		c.mu.Unlock()
-		if object, ok := obj.(*storagev1.CSIStorageCapacity); ok && !leads {
+		if !leads {
 			c.core.adoptHold(object)
 		}
-	}
-	_, err := c.core.Capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: follow, UpdateFunc: func(_, obj any) { follow(obj) },
-	})
+	}, nil))
 	return err
 }
 
 // adoptHolds takes over what the leader before held back.
 func (c *Controller) adoptHolds() {
-	for _, obj := range c.core.Capacities.GetStore().List() {
-		if object, ok := obj.(*storagev1.CSIStorageCapacity); ok && object.Annotations[names.AnnotationHeldBack] != "" {
+	for _, object := range cluster.List(c.core.Capacities) {
+		if object.Annotations[names.AnnotationHeldBack] != "" {
 			c.core.adoptHold(object)
 		}
 	}

@@ -58,9 +58,8 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(n)}, c.Client, modifyResync, time.Minute, false,
 		withClasses{scoped, classes}, limiter)
 	// The library leaves a claim alone whose class did not exist when the claim was changed.
-	_, err := classes.Storage().V1().VolumeAttributesClasses().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
-		class, ok := obj.(*storagev1.VolumeAttributesClass)
-		if !ok || class.DriverName != names.Driver {
+	changed := cache.TypedResourceEventHandlerFuncs[*storagev1.VolumeAttributesClass]{AddFunc: func(class *storagev1.VolumeAttributesClass) {
+		if class.DriverName != names.Driver {
 			return
 		}
 		for _, claim := range c.AllClaims() {
@@ -68,9 +67,9 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 				scoped.again(claim)
 			}
 		}
-	}})
-	if err != nil {
-		return fmt.Errorf("watch VolumeAttributesClasses: %w", err)
+	}}
+	if _, err := cluster.Watch(cluster.On(classes.Storage().V1().VolumeAttributesClasses().TypedInformer(), changed)); err != nil {
+		return err
 	}
 	classes.Start(ctx.Done())
 	var workers sync.WaitGroup

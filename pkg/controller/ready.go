@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	storagev1 "k8s.io/api/storage/v1"
-
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
@@ -60,11 +58,7 @@ func (r *readiness) check(c *cluster.Cluster) error {
 // heard of. A report that was refused counts as one: a better one need not come.
 func silentNodes(c *cluster.Cluster) (expected, silent int) {
 	seen := map[string]bool{}
-	for _, obj := range c.Capacities.GetStore().List() {
-		object, ok := obj.(*storagev1.CSIStorageCapacity)
-		if !ok {
-			continue
-		}
+	for _, object := range cluster.List(c.Capacities) {
 		name := capacity.TopologyNode(object) // empty where the object is about a kind of node
 		if name == "" || seen[name] {
 			continue

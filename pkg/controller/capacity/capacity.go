@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -124,49 +124,30 @@ func New(c *cluster.Cluster, o Options) *Publisher {
 // Run works until ctx is done. The caches must have synced, and reservations
 // must have been derived.
 func (p *Publisher) Run(ctx context.Context) error {
-	own, err := p.Capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { p.objectChanged(obj, false) },
-		UpdateFunc: func(_, obj any) { p.objectChanged(obj, false) },
-		DeleteFunc: func(obj any) { p.objectChanged(obj, true) },
-	})
-	if err != nil {
-		return fmt.Errorf("watch capacities: %w", err)
+	handlers := []cluster.Handler{
+		cluster.OnChange(p.Capacities, p.objectChanged, p.objectDeleted),
+		cluster.OnChange(p.Classes, p.classChanged, p.classChanged),
+		cluster.On(p.Nodes, cache.TypedResourceEventHandlerFuncs[*v1.Node]{
+			AddFunc: func(node *v1.Node) { p.NodeChanged(node.Name) },
+			UpdateFunc: func(before, after *v1.Node) {
+				if cluster.OutOfService(before) != cluster.OutOfService(after) {
+					p.NodeChanged(after.Name)
+				}
+			},
+			DeleteFunc: func(node cache.DeletedObject[*v1.Node]) { p.NodeChanged(node.GetName()) },
+		}),
 	}
-	defer func() { _ = p.Capacities.RemoveEventHandler(own) }()
-	classes, err := p.Classes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    p.classChanged,
-		UpdateFunc: func(_, obj any) { p.classChanged(obj) },
-		DeleteFunc: p.classChanged,
-	})
-	if err != nil {
-		return fmt.Errorf("watch storage classes: %w", err)
-	}
-	defer func() { _ = p.Classes.RemoveEventHandler(classes) }()
-	nodes, err := p.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: p.nodeObjectChanged,
-		UpdateFunc: func(old, now any) {
-			before, okBefore := old.(*v1.Node)
-			after, okAfter := now.(*v1.Node)
-			if okBefore && okAfter && cluster.OutOfService(before) != cluster.OutOfService(after) {
-				p.nodeObjectChanged(after)
-			}
-		},
-		DeleteFunc: p.nodeObjectChanged,
-	})
-	if err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
-	}
-	defer func() { _ = p.Nodes.RemoveEventHandler(nodes) }()
 	if p.Owner != nil {
-		owner, err := p.Owner.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { p.allChanged() },
-			DeleteFunc: func(any) { p.allChanged() },
-		})
-		if err != nil {
-			return fmt.Errorf("watch the owner of capacities: %w", err)
-		}
-		defer func() { _ = p.Owner.RemoveEventHandler(owner) }()
+		handlers = append(handlers, cluster.On(p.Owner, cache.TypedResourceEventHandlerFuncs[*appsv1.Deployment]{
+			AddFunc:    func(*appsv1.Deployment) { p.allChanged() },
+			DeleteFunc: func(cache.DeletedObject[*appsv1.Deployment]) { p.allChanged() },
+		}))
 	}
+	stop, err := cluster.Watch(handlers...)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	for _, view := range p.Fleet.Views() {
 		p.NodeChanged(view.Node)
 	}
@@ -192,28 +173,15 @@ func (p *Publisher) NodeChanged(node string) {
 	p.templateChanged(node)
 }
 
-// nodeObjectChanged is about the Node in Kubernetes, not about its lvmd.
-func (p *Publisher) nodeObjectChanged(obj any) {
-	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
-	if err != nil {
-		return
-	}
-	p.NodeChanged(name)
-}
-
-func (p *Publisher) classChanged(obj any) {
-	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
-	if err != nil {
-		return
-	}
+func (p *Publisher) classChanged(class *storagev1.StorageClass) {
 	for _, view := range p.Fleet.Views() {
-		p.loop.Add(Key{Node: view.Node, Class: name})
+		p.loop.Add(Key{Node: view.Node, Class: class.Name})
 		p.templateChanged(view.Node)
 	}
-	p.configuredChanged(name)
-	for _, obj := range p.Capacities.GetStore().List() { // of nodes that are not connected, too
-		if c, ok := obj.(*storagev1.CSIStorageCapacity); ok && c.StorageClassName == name {
-			p.objectChanged(c, false)
+	p.configuredChanged(class.Name)
+	for _, c := range cluster.List(p.Capacities) { // of nodes that are not connected, too
+		if c.StorageClassName == class.Name {
+			p.objectChanged(c)
 		}
 	}
 }
@@ -223,35 +191,29 @@ func (p *Publisher) allChanged() {
 	for _, view := range p.Fleet.Views() {
 		p.NodeChanged(view.Node)
 	}
-	for _, obj := range p.Capacities.GetStore().List() {
-		p.objectChanged(obj, false)
+	for _, c := range cluster.List(p.Capacities) {
+		p.objectChanged(c)
 	}
 }
 
 // objectChanged looks again at what an object of ours should be.
-func (p *Publisher) objectChanged(obj any, deleted bool) {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	c, ok := obj.(*storagev1.CSIStorageCapacity)
-	if !ok {
-		return
-	}
-	if deleted {
-		p.objects.deleted(c)
-	} else {
-		p.objects.seen(c)
-	}
-	key := p.keyOf(c)
-	if key.ObjectName() == c.Name {
+func (p *Publisher) objectChanged(c *storagev1.CSIStorageCapacity) {
+	p.objects.seen(c)
+	if key := p.keyOf(c); key.ObjectName() == c.Name {
 		p.loop.Add(key)
-		return
-	}
-	if !deleted {
+	} else {
 		p.loop.Add(Key{stray: c.Name})
-		return
 	}
-	p.allChanged() // one of them has that name
+}
+
+// objectDeleted looks again at what the object should be that had a name.
+func (p *Publisher) objectDeleted(c *storagev1.CSIStorageCapacity) {
+	p.objects.deleted(c)
+	if key := p.keyOf(c); key.ObjectName() == c.Name {
+		p.loop.Add(key)
+	} else {
+		p.allChanged() // one of them has that name
+	}
 }
 
 // TopologyNode returns the node that an object is about, or nothing.

@@ -10,6 +10,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
 // Owner is the Deployment that capacity objects belong to, so that the
@@ -18,7 +20,7 @@ import (
 type Owner struct {
 	name    string
 	factory informers.SharedInformerFactory
-	cache.SharedIndexInformer
+	cache.TypedSharedIndexInformer[*appsv1.Deployment]
 	// seen is set once the Deployment was found to exist.
 	seen atomic.Bool
 }
@@ -33,7 +35,7 @@ func NewOwner(client kubernetes.Interface, namespace, name string) (*Owner, erro
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
 			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))
-	o.SharedIndexInformer = o.factory.Apps().V1().Deployments().Informer()
+	o.TypedSharedIndexInformer = o.factory.Apps().V1().Deployments().TypedInformer()
 	err := o.SetTransform(func(obj any) (any, error) {
 		if d, ok := obj.(*appsv1.Deployment); ok {
 			obj = &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{
@@ -71,9 +73,8 @@ func (o *Owner) References() (owners []metav1.OwnerReference, ended bool) {
 	if o == nil || !o.HasSynced() {
 		return nil, false
 	}
-	for _, obj := range o.GetStore().List() {
-		d, ok := obj.(*appsv1.Deployment)
-		if !ok || d.Name != o.name {
+	for _, d := range cluster.List(o.TypedSharedIndexInformer) {
+		if d.Name != o.name {
 			continue
 		}
 		o.seen.Store(true)

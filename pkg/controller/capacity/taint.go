@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -71,39 +70,25 @@ func NewUntainter(p *Publisher) *Untainter {
 // Run works until ctx is done. The caches must have synced.
 func (u *Untainter) Run(ctx context.Context) error {
 	defer u.publisher.Metrics.tainted.Set(0)
-	look := func(obj any) {
-		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-			u.nodes.Add(name)
-		}
-	}
-	nodes, err := u.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: look, UpdateFunc: func(_, obj any) { look(obj) }, DeleteFunc: look,
-	})
+	changed := func(node *v1.Node) { u.nodes.Add(node.Name) }
+	stop, err := cluster.Watch(
+		cluster.OnChange(u.Nodes, changed, changed),
+		cluster.OnChange(u.Capacities, func(c *storagev1.CSIStorageCapacity) {
+			if node := TopologyNode(c); node != "" {
+				u.nodes.Add(node)
+			}
+		}, nil),
+	)
 	if err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
+		return err
 	}
-	defer func() { _ = u.Nodes.RemoveEventHandler(nodes) }()
-	capacities, err := u.Capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: u.capacityChanged, UpdateFunc: func(_, obj any) { u.capacityChanged(obj) },
-	})
-	if err != nil {
-		return fmt.Errorf("watch capacities: %w", err)
-	}
-	defer func() { _ = u.Capacities.RemoveEventHandler(capacities) }()
+	defer stop()
 	u.nodes.Run(ctx)
 	return nil
 }
 
 // NodeChanged looks at a node again: it connected or reported.
 func (u *Untainter) NodeChanged(node string) { u.nodes.Add(node) }
-
-func (u *Untainter) capacityChanged(obj any) {
-	if c, ok := obj.(*storagev1.CSIStorageCapacity); ok {
-		if node := TopologyNode(c); node != "" {
-			u.nodes.Add(node)
-		}
-	}
-}
 
 // sync looks at one node, and reports whether nothing is left to do there.
 func (u *Untainter) sync(ctx context.Context, name string) (done bool) {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -48,12 +49,12 @@ type Cluster struct {
 	Log      *slog.Logger
 	Now      func() time.Time
 
-	Claims     cache.SharedIndexInformer
-	Volumes    cache.SharedIndexInformer
-	Classes    cache.SharedIndexInformer
-	Nodes      cache.SharedIndexInformer
-	Capacities cache.SharedIndexInformer // ours
-	Pods       cache.SharedIndexInformer // those that have not started
+	Claims     cache.TypedSharedIndexInformer[*v1.PersistentVolumeClaim]
+	Volumes    cache.TypedSharedIndexInformer[*v1.PersistentVolume]
+	Classes    cache.TypedSharedIndexInformer[*storagev1.StorageClass]
+	Nodes      cache.TypedSharedIndexInformer[*v1.Node]
+	Capacities cache.TypedSharedIndexInformer[*storagev1.CSIStorageCapacity] // ours
+	Pods       cache.TypedSharedIndexInformer[*v1.Pod]                       // those that have not started
 
 	VolumeLister corelisters.PersistentVolumeLister
 	NodeLister   corelisters.NodeLister
@@ -71,11 +72,11 @@ func New(client kubernetes.Interface, nodes *fleet.Fleet, all, own informers.Sha
 // useInformers takes the shared informers; capacities come from a factory that
 // is restricted to our own objects.
 func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
-	c.Claims = all.Core().V1().PersistentVolumeClaims().Informer()
-	c.Volumes = all.Core().V1().PersistentVolumes().Informer()
-	c.Classes = all.Storage().V1().StorageClasses().Informer()
-	c.Nodes = all.Core().V1().Nodes().Informer()
-	c.Capacities = own.Storage().V1().CSIStorageCapacities().Informer()
+	c.Claims = all.Core().V1().PersistentVolumeClaims().TypedInformer()
+	c.Volumes = all.Core().V1().PersistentVolumes().TypedInformer()
+	c.Classes = all.Storage().V1().StorageClasses().TypedInformer()
+	c.Nodes = all.Core().V1().Nodes().TypedInformer()
+	c.Capacities = own.Storage().V1().CSIStorageCapacities().TypedInformer()
 	c.Pods = waitingPods(all)
 	c.VolumeLister = all.Core().V1().PersistentVolumes().Lister()
 	c.NodeLister = all.Core().V1().Nodes().Lister()
@@ -87,19 +88,13 @@ func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
 	if err := c.Pods.SetTransform(claimsOnly); err != nil {
 		return fmt.Errorf("prepare informer: %w", err)
 	}
-	if err := c.Volumes.AddIndexers(handleIndexer()); err != nil {
+	if err := c.Volumes.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolume]{ByHandle: handleIndexer, byClaimUID: claimUIDIndexer}); err != nil {
 		return fmt.Errorf("prepare informer: %w", err)
 	}
-	if err := c.Volumes.AddIndexers(cache.Indexers{byClaimUID: claimUIDIndexer}); err != nil {
-		return fmt.Errorf("prepare informer: %w", err)
-	}
-	err := c.Claims.AddIndexers(cache.Indexers{byUID: func(obj any) ([]string, error) {
-		claim, ok := obj.(*v1.PersistentVolumeClaim)
-		if !ok {
-			return nil, nil
-		}
-		return []string{string(claim.UID)}, nil
-	}, bySource: sourceIndexer})
+	err := c.Claims.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolumeClaim]{
+		byUID:    func(claim *v1.PersistentVolumeClaim) ([]string, error) { return []string{string(claim.UID)}, nil },
+		bySource: sourceIndexer,
+	})
 	if err != nil {
 		return fmt.Errorf("prepare informer: %w", err)
 	}
@@ -132,18 +127,25 @@ func (c *Cluster) Synced() bool {
 
 // Claim returns the claim of that UID as the cache has it, or nil.
 func (c *Cluster) Claim(uid string) *v1.PersistentVolumeClaim {
-	objs, err := c.Claims.GetIndexer().ByIndex(byUID, uid)
-	if err != nil || len(objs) == 0 {
+	claims := indexed(c.Claims, byUID, uid)
+	if len(claims) == 0 {
 		return nil
 	}
-	claim, _ := objs[0].(*v1.PersistentVolumeClaim)
-	return claim
+	return claims[0]
+}
+
+// ClaimAt returns the claim of that namespace and name (namespace/name) as the cache has it, or nil.
+func (c *Cluster) ClaimAt(key string) *v1.PersistentVolumeClaim {
+	obj, _, err := c.Claims.GetStore().GetByKey(key)
+	if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && err == nil {
+		return claim
+	}
+	return nil
 }
 
 // claimUIDIndexer is for byClaimUID.
-func claimUIDIndexer(obj any) ([]string, error) {
-	pv, ok := obj.(*v1.PersistentVolume)
-	if !ok || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
+func claimUIDIndexer(pv *v1.PersistentVolume) ([]string, error) {
+	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
 		return nil, nil
 	}
 	return []string{string(pv.Spec.ClaimRef.UID)}, nil
@@ -153,44 +155,18 @@ func claimUIDIndexer(obj any) ([]string, error) {
 // yet or not, as the cache has them. The PV controller looks at each when the claim is
 // deleted.
 func (c *Cluster) VolumesFor(claim *v1.PersistentVolumeClaim) []*v1.PersistentVolume {
-	objs, err := c.Volumes.GetIndexer().ByIndex(byClaimUID, string(claim.UID))
-	if err != nil {
-		return nil
-	}
-	var all []*v1.PersistentVolume
-	for _, obj := range objs {
-		if pv, ok := obj.(*v1.PersistentVolume); ok {
-			all = append(all, pv)
-		}
-	}
-	return all
+	return indexed(c.Volumes, byClaimUID, string(claim.UID))
 }
 
 // ClonesOf returns the claims that are, or are to be, made of a claim, which is
 // given as namespace/name.
 func (c *Cluster) ClonesOf(source string) []*v1.PersistentVolumeClaim {
-	objs, err := c.Claims.GetIndexer().ByIndex(bySource, source)
-	if err != nil {
-		return nil
-	}
-	var out []*v1.PersistentVolumeClaim
-	for _, obj := range objs {
-		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok {
-			out = append(out, claim)
-		}
-	}
-	return out
+	return indexed(c.Claims, bySource, source)
 }
 
 // AllClaims returns every claim in the cache.
 func (c *Cluster) AllClaims() []*v1.PersistentVolumeClaim {
-	var out []*v1.PersistentVolumeClaim
-	for _, obj := range c.Claims.GetStore().List() {
-		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok {
-			out = append(out, claim)
-		}
-	}
-	return out
+	return List(c.Claims)
 }
 
 // OurClass returns the claim's StorageClass when that is one of ours.
@@ -204,30 +180,11 @@ func (c *Cluster) OurClass(name string) (*storagev1.StorageClass, bool) {
 
 // OurClasses returns every StorageClass of ours.
 func (c *Cluster) OurClasses() []*storagev1.StorageClass {
-	var out []*storagev1.StorageClass
-	for _, obj := range c.Classes.GetStore().List() {
-		if class, ok := obj.(*storagev1.StorageClass); ok && class.Provisioner == names.Driver {
-			out = append(out, class)
-		}
-	}
-	return out
-}
-
-// DeletedClaim returns the claim that a delete event is about, or nil.
-func DeletedClaim(obj any) *v1.PersistentVolumeClaim {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	claim, _ := obj.(*v1.PersistentVolumeClaim)
-	return claim
+	return slices.DeleteFunc(List(c.Classes), func(class *storagev1.StorageClass) bool { return class.Provisioner != names.Driver })
 }
 
 // sourceIndexer indexes claims by the claim that they are to be a clone of.
-func sourceIndexer(obj any) ([]string, error) {
-	claim, ok := obj.(*v1.PersistentVolumeClaim)
-	if !ok {
-		return nil, nil
-	}
+func sourceIndexer(claim *v1.PersistentVolumeClaim) ([]string, error) {
 	if source, _, err := spec.SourceOf(claim); err == nil && source != nil && source.Kind == spec.KindClaim {
 		return []string{claim.Namespace + "/" + source.Name}, nil
 	}

@@ -75,38 +75,23 @@ func (c *Cluster) NodeGone(ctx context.Context, name string) (bool, error) {
 	return OutOfService(node), nil
 }
 
-// WatchGone calls gone with the name of every node that NodeGone comes to be true
-// of, until stop is called.
-func (c *Cluster) WatchGone(gone func(node string)) (stop func(), err error) {
-	handler, err := c.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(old, now any) {
-			before, okBefore := old.(*v1.Node)
-			after, okAfter := now.(*v1.Node)
-			if okBefore && okAfter && OutOfService(after) && !OutOfService(before) {
+// OnGone is the handler that calls gone with the name of every node that NodeGone comes to be
+// true of.
+func (c *Cluster) OnGone(gone func(node string)) Handler {
+	return On(c.Nodes, cache.TypedResourceEventHandlerFuncs[*v1.Node]{
+		UpdateFunc: func(before, after *v1.Node) {
+			if OutOfService(after) && !OutOfService(before) {
 				gone(after.Name)
 			}
 		},
-		DeleteFunc: func(obj any) {
-			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-				gone(name)
-			}
-		},
+		DeleteFunc: func(node cache.DeletedObject[*v1.Node]) { gone(node.GetName()) },
 	})
-	if err != nil {
-		return nil, fmt.Errorf("watch nodes: %w", err)
-	}
-	return func() { _ = c.Nodes.RemoveEventHandler(handler) }, nil
 }
 
 // OutOfService reports whether an administrator declared a node out of service, by the taint
 // node.kubernetes.io/out-of-service.
 func OutOfService(node *v1.Node) bool {
-	for _, taint := range node.Spec.Taints {
-		if taint.Key == v1.TaintNodeOutOfService {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool { return taint.Key == v1.TaintNodeOutOfService })
 }
 
 func (l *losses) forget(node string) {
@@ -159,9 +144,8 @@ func (c *Cluster) AbsentNodes() []string {
 		connected[view.Node] = view.Connected
 	}
 	var out []string
-	for _, obj := range c.Nodes.GetStore().List() {
-		node, ok := obj.(*v1.Node)
-		if !ok || connected[node.Name] || OutOfService(node) {
+	for _, node := range List(c.Nodes) {
+		if connected[node.Name] || OutOfService(node) {
 			continue
 		}
 		if _, known := connected[node.Name]; known || hasDriver(node) {

@@ -77,45 +77,43 @@ func (c *Cluster) UsersOf(ctx context.Context, listed PodLists, claim *v1.Persis
 // WaitersFor are the Pods without a node that wait for a claim. The Pod of a generic
 // ephemeral volume is none of them: it has a claim of its own.
 func (c *Cluster) WaitersFor(claim *v1.PersistentVolumeClaim) []*v1.Pod {
-	objs, err := c.Pods.GetIndexer().ByIndex(ByClaim, claim.Namespace+"/"+claim.Name)
-	if err != nil || spec.OwnerPod(claim) != nil {
+	if spec.OwnerPod(claim) != nil {
 		return nil
 	}
-	var waiters []*v1.Pod
-	for _, obj := range objs {
-		if pod, ok := obj.(*v1.Pod); ok && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil {
-			waiters = append(waiters, pod)
-		}
-	}
-	return waiters
+	return c.UnplacedPods(claim)
 }
 
-// ByClaim is the index of Pods by the claims that they name, as namespace/name.
-const ByClaim = "claim"
+// UnplacedPods are the Pods without a node that name a claim.
+func (c *Cluster) UnplacedPods(claim *v1.PersistentVolumeClaim) []*v1.Pod {
+	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool { return pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil })
+}
+
+func (c *Cluster) podsNaming(claim *v1.PersistentVolumeClaim) []*v1.Pod {
+	return indexed(c.Pods, byClaim, claim.Namespace+"/"+claim.Name)
+}
+
+// byClaim is the index of Pods by the claims that they name, as namespace/name.
+const byClaim = "claim"
 
 // waitingPods watches the Pods that have not started: those that have no node yet, and those
 // that a kubelet waits for volumes of. Of each, no more is kept than its node and the claims
 // that it names.
-func waitingPods(all informers.SharedInformerFactory) cache.SharedIndexInformer {
-	return all.InformerFor(&v1.Pod{}, func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
-		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, resync, cache.Indexers{ByClaim: claimIndexer}, func(o *metav1.ListOptions) {
+func waitingPods(all informers.SharedInformerFactory) cache.TypedSharedIndexInformer[*v1.Pod] {
+	return cache.NewTypedSharedIndexInformer[*v1.Pod](all.InformerFor(&v1.Pod{}, func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+		byClaims := cache.TypedIndexersToIndexers(cache.TypedIndexers[*v1.Pod]{byClaim: func(pod *v1.Pod) ([]string, error) { return ClaimsNamed(pod), nil }})
+		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, resync, byClaims, func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("status.phase", string(v1.PodPending)).String()
 		})
-	})
+	}))
 }
 
 // PlacedOn returns the node of a Pod that is there and waits for a claim, or nothing. Usually a
 // Pod gets its node when all its claims are bound; one that names its node itself, or that was
 // bound by a component that does not know of claims, is there before.
 func (c *Cluster) PlacedOn(claim *v1.PersistentVolumeClaim) string {
-	objs, err := c.Pods.GetIndexer().ByIndex(ByClaim, claim.Namespace+"/"+claim.Name)
-	if err != nil {
-		return "" // there is the index
-	}
 	node := ""
-	for _, obj := range objs {
-		pod, ok := obj.(*v1.Pod)
-		if !ok || !IsPlaced(pod) || !usesAsItsOwn(pod, claim) {
+	for _, pod := range c.podsNaming(claim) {
+		if !IsPlaced(pod) || !usesAsItsOwn(pod, claim) {
 			continue
 		}
 		if node == "" || pod.Spec.NodeName < node { // any, but the same each time
@@ -179,11 +177,4 @@ func ClaimsNamed(pod *v1.Pod) []string {
 	}
 	slices.Sort(keys)
 	return slices.Compact(keys)
-}
-
-func claimIndexer(obj any) ([]string, error) {
-	if pod, ok := obj.(*v1.Pod); ok {
-		return ClaimsNamed(pod), nil
-	}
-	return nil, nil
 }

@@ -4,7 +4,6 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -85,31 +84,19 @@ func (c *Cluster) NodeOfVolume(id string) (string, bool) {
 	return NodeOf(pvs[0])
 }
 
-func (c *Cluster) withHandle(id string) (pvs []*v1.PersistentVolume) {
-	objs, err := c.Volumes.GetIndexer().ByIndex(ByHandle, id)
-	if err != nil {
-		return nil
-	}
-	for _, obj := range objs {
-		if pv, ok := obj.(*v1.PersistentVolume); ok {
-			pvs = append(pvs, pv)
-		}
-	}
-	return pvs
+func (c *Cluster) withHandle(id string) []*v1.PersistentVolume {
+	return indexed(c.Volumes, ByHandle, id)
 }
 
 // ByHandle is the index of our PersistentVolumes by volume id.
 const ByHandle = "handle"
 
 // handleIndexer indexes our PersistentVolumes by volume id.
-func handleIndexer() cache.Indexers {
-	return cache.Indexers{ByHandle: func(obj any) ([]string, error) {
-		pv, ok := obj.(*v1.PersistentVolume)
-		if !ok || !IsOurs(pv) {
-			return nil, nil
-		}
-		return []string{pv.Spec.CSI.VolumeHandle}, nil
-	}}
+func handleIndexer(pv *v1.PersistentVolume) ([]string, error) {
+	if !IsOurs(pv) {
+		return nil, nil
+	}
+	return []string{pv.Spec.CSI.VolumeHandle}, nil
 }
 
 // VolumeOn returns the PersistentVolume of a volume that a node reports, if it names

@@ -42,7 +42,7 @@ type Binder struct {
 	factory informers.SharedInformerFactory
 	synced  []cache.InformerSynced
 	claims  corelisters.PersistentVolumeClaimLister
-	volumes cache.Indexer
+	volumes cache.TypedIndexer[*v1.PersistentVolume]
 	classes storagelisters.StorageClassLister
 	nodes   corelisters.NodeLister
 	changes changes
@@ -56,15 +56,12 @@ func New(o Options) (*Binder, error) {
 	classes, nodes := factory.Storage().V1().StorageClasses(), factory.Core().V1().Nodes()
 	b := &Binder{
 		client: o.Client, name: o.SchedulerName, factory: factory,
-		claims: claims.Lister(), volumes: volumes.Informer().GetIndexer(), classes: classes.Lister(), nodes: nodes.Lister(),
+		claims: claims.Lister(), volumes: volumes.TypedInformer().GetTypedIndexer(), classes: classes.Lister(), nodes: nodes.Lister(),
 		seconds: newSeconds(),
 	}
 	o.Registerer.MustRegister(b.seconds)
-	if err := volumes.Informer().AddIndexers(cache.Indexers{byClass: func(obj any) ([]string, error) {
-		if pv, ok := obj.(*v1.PersistentVolume); ok {
-			return []string{volume.GetPersistentVolumeClass(pv)}, nil
-		}
-		return nil, nil
+	if err := b.volumes.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolume]{byClass: func(pv *v1.PersistentVolume) ([]string, error) {
+		return []string{volume.GetPersistentVolumeClass(pv)}, nil
 	}}); err != nil {
 		return nil, fmt.Errorf("prepare informer: %w", err)
 	}
@@ -76,14 +73,11 @@ func New(o Options) (*Binder, error) {
 		}
 		b.synced = append(b.synced, informer.HasSynced)
 	}
-	for _, informer := range []cache.SharedIndexInformer{claims.Informer(), volumes.Informer()} {
-		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: b.changed, UpdateFunc: func(_, obj any) { b.changed(obj) }, DeleteFunc: b.changed,
-		}); err != nil {
-			return nil, fmt.Errorf("watch: %w", err)
-		}
-	}
-	return b, nil
+	_, err := cluster.Watch(
+		cluster.OnChange(claims.TypedInformer(), b.claimChanged, b.claimChanged),
+		cluster.OnChange(volumes.TypedInformer(), b.volumeChanged, b.volumeChanged),
+	)
+	return b, err
 }
 
 func newSeconds() *prometheus.HistogramVec {
@@ -112,18 +106,15 @@ func (b *Binder) Ready(context.Context) error {
 	return nil
 }
 
-// changed wakes who waits for a claim, or for the claim that a volume is for.
-func (b *Binder) changed(obj any) {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	switch o := obj.(type) {
-	case *v1.PersistentVolumeClaim:
-		b.changes.notify(o.Namespace + "/" + o.Name)
-	case *v1.PersistentVolume:
-		if ref := o.Spec.ClaimRef; ref != nil {
-			b.changes.notify(ref.Namespace + "/" + ref.Name)
-		}
+// claimChanged wakes who waits for a claim.
+func (b *Binder) claimChanged(claim *v1.PersistentVolumeClaim) {
+	b.changes.notify(claim.Namespace + "/" + claim.Name)
+}
+
+// volumeChanged wakes who waits for the claim that a volume is for.
+func (b *Binder) volumeChanged(pv *v1.PersistentVolume) {
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		b.changes.notify(ref.Namespace + "/" + ref.Name)
 	}
 }
 

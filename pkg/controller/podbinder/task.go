@@ -180,15 +180,9 @@ func (t *task) selectNode(ctx context.Context, claims []*v1.PersistentVolumeClai
 // none can be.
 func (t *task) match(claim *v1.PersistentVolumeClaim, given map[string]*v1.PersistentVolume) (*v1.PersistentVolume, error) {
 	name := volume.GetPersistentVolumeClaimClass(claim)
-	objs, err := t.volumes.ByIndex(byClass, name)
+	all, err := t.volumes.ByTypedIndex(byClass, name)
 	if err != nil {
 		return nil, fmt.Errorf("volumes of StorageClass %s: %w", name, err)
-	}
-	var all []*v1.PersistentVolume
-	for _, obj := range objs {
-		if pv, ok := obj.(*v1.PersistentVolume); ok {
-			all = append(all, pv)
-		}
 	}
 	pv, err := volume.FindMatchingVolume(claim, all, t.node, given, true, true)
 	if err != nil {

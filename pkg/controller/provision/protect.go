@@ -11,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -90,28 +89,24 @@ func (g *protector) unprotect(source, clone string) {
 
 // run works until ctx is done. The caches must have synced.
 func (g *protector) run(ctx context.Context) error {
-	look := func(obj any) {
-		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && IsProtected(claim) {
+	stop, err := cluster.Watch(cluster.OnChange(g.Claims, func(claim *v1.PersistentVolumeClaim) {
+		if IsProtected(claim) {
 			g.loop.Add(claim.Namespace + "/" + claim.Name)
 		}
-	}
-	handler, err := g.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: look, UpdateFunc: func(_, obj any) { look(obj) },
-	})
+	}, nil))
 	if err != nil {
-		return fmt.Errorf("watch claims: %w", err)
+		return err
 	}
-	defer func() { _ = g.Claims.RemoveEventHandler(handler) }()
+	defer stop()
 	g.loop.Run(ctx)
 	return nil
 }
 
 // sync removes the finalizer from a source that is not being cloned.
 func (g *protector) sync(ctx context.Context, source string) (again time.Duration, err error) {
-	obj, _, err := g.Claims.GetStore().GetByKey(source)
-	claim, ok := obj.(*v1.PersistentVolumeClaim)
-	if err != nil || !ok || !IsProtected(claim) {
-		return 0, err
+	claim := g.ClaimAt(source)
+	if claim == nil || !IsProtected(claim) {
+		return 0, nil
 	}
 	if g.unjudged(source) {
 		return protectAgain, nil

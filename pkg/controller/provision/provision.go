@@ -4,16 +4,15 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -106,31 +105,12 @@ func New(c *cluster.Cluster, o Options) *Provisioner {
 
 // Run works until ctx is done. The caches must have synced.
 func (p *Provisioner) Run(ctx context.Context) error {
-	claims, err := p.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { p.claimChanged(obj) },
-		UpdateFunc: func(_, obj any) { p.claimChanged(obj) },
-		DeleteFunc: p.claimDeleted,
-	})
-	if err != nil {
-		return fmt.Errorf("watch claims: %w", err)
-	}
-	defer func() { _ = p.Claims.RemoveEventHandler(claims) }()
-	classes, err := p.Classes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { p.allChanged() },
-		UpdateFunc: func(_, _ any) { p.allChanged() },
-	})
-	if err != nil {
-		return fmt.Errorf("watch storage classes: %w", err)
-	}
-	defer func() { _ = p.Classes.RemoveEventHandler(classes) }()
-	pods, err := p.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: p.podChanged, UpdateFunc: func(_, obj any) { p.podChanged(obj) },
-	})
-	if err != nil {
-		return fmt.Errorf("watch Pods: %w", err)
-	}
-	defer func() { _ = p.Pods.RemoveEventHandler(pods) }()
-	stop, err := p.WatchGone(p.NodeChanged)
+	stop, err := cluster.Watch(
+		cluster.OnChange(p.Claims, p.claimChanged, p.claimDeleted),
+		cluster.OnChange(p.Classes, func(*storagev1.StorageClass) { p.allChanged() }, nil),
+		cluster.OnChange(p.Pods, p.podChanged, nil),
+		p.OnGone(p.NodeChanged),
+	)
 	if err != nil {
 		return err
 	}
@@ -217,11 +197,7 @@ func (p *Provisioner) allChanged() {
 
 // claimChanged runs in the informer's goroutine: the reservation is made here
 // and now, however busy the workers are.
-func (p *Provisioner) claimChanged(obj any) {
-	claim, ok := obj.(*v1.PersistentVolumeClaim)
-	if !ok {
-		return
-	}
+func (p *Provisioner) claimChanged(claim *v1.PersistentVolumeClaim) {
 	if p.noteSelection(claim) {
 		p.loop.Add(string(claim.UID))
 	}
@@ -231,25 +207,18 @@ func (p *Provisioner) claimChanged(obj any) {
 }
 
 // podChanged looks at the claims without a volume of a Pod that has its node already.
-func (p *Provisioner) podChanged(obj any) {
-	pod, ok := obj.(*v1.Pod)
-	if !ok || !cluster.IsPlaced(pod) {
+func (p *Provisioner) podChanged(pod *v1.Pod) {
+	if !cluster.IsPlaced(pod) {
 		return
 	}
 	for _, key := range cluster.ClaimsNamed(pod) {
-		if obj, _, err := p.Claims.GetStore().GetByKey(key); err == nil {
-			if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && claim.Spec.VolumeName == "" {
-				p.claimChanged(claim)
-			}
+		if claim := p.ClaimAt(key); claim != nil && claim.Spec.VolumeName == "" {
+			p.claimChanged(claim)
 		}
 	}
 }
 
-func (p *Provisioner) claimDeleted(obj any) {
-	claim := cluster.DeletedClaim(obj)
-	if claim == nil {
-		return
-	}
+func (p *Provisioner) claimDeleted(claim *v1.PersistentVolumeClaim) {
 	p.reservations.release(string(claim.UID))
 	if p.Busy(string(claim.UID)) {
 		p.loop.Add(string(claim.UID))

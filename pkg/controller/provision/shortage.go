@@ -36,15 +36,7 @@ const (
 // What others wait for does not count: of two Pods that want the same space, one can have
 // it. The caller has made sure that no create may be in flight.
 func (l placer) findShortage(claim *v1.PersistentVolumeClaim, view *fleet.View) *shortage {
-	pods, err := l.Pods.GetIndexer().ByIndex(cluster.ByClaim, claim.Namespace+"/"+claim.Name)
-	if err != nil {
-		return nil // there is the index
-	}
-	for _, obj := range pods {
-		pod, ok := obj.(*v1.Pod)
-		if !ok || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
-			continue
-		}
+	for _, pod := range l.UnplacedPods(claim) {
 		if found := l.shortageOf(pod, view); found != nil {
 			return found
 		}
@@ -72,9 +64,8 @@ func (l placer) shortageOf(pod *v1.Pod, view *fleet.View) *shortage {
 	var demands []scheduler.Demand
 	var together []string
 	for _, key := range cluster.ClaimsNamed(pod) {
-		obj, exists, err := l.Claims.GetIndexer().GetByKey(key)
-		sibling, ok := obj.(*v1.PersistentVolumeClaim)
-		if err != nil || !exists || !ok {
+		sibling := l.ClaimAt(key)
+		if sibling == nil {
 			continue
 		}
 		class, ours := l.OurClass(volume.GetPersistentVolumeClaimClass(sibling))

@@ -65,10 +65,9 @@ func (s sources) find(ctx context.Context, claim *v1.PersistentVolumeClaim, clas
 // findClaim is find for a claim.
 func (s sources) findClaim(claim *v1.PersistentVolumeClaim, r spec.Request) (*spec.Origin, error) {
 	what := "claim " + r.Source.Name
-	obj, _, err := s.Claims.GetStore().GetByKey(claim.Namespace + "/" + r.Source.Name)
-	source, ok := obj.(*v1.PersistentVolumeClaim)
+	source := s.ClaimAt(claim.Namespace + "/" + r.Source.Name)
 	switch {
-	case err != nil || !ok:
+	case source == nil:
 		return nil, notReady("%s does not exist in namespace %s", what, claim.Namespace)
 	case source.DeletionTimestamp != nil && !IsProtected(source):
 		return nil, notReady("%s is being deleted", what)

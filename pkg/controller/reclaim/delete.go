@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -99,30 +98,16 @@ func NewDeleter(c *cluster.Cluster, o Options) *Deleter {
 
 // Run works until ctx is done. The caches must have synced.
 func (d *Deleter) Run(ctx context.Context) error {
-	enqueue := func(obj any) {
-		if pv, ok := obj.(*v1.PersistentVolume); ok && cluster.IsOurs(pv) {
+	changed := func(pv *v1.PersistentVolume) {
+		if cluster.IsOurs(pv) {
 			d.loop.Add(pv.Name)
 		}
 	}
-	volumes, err := d.Volumes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    enqueue,
-		UpdateFunc: func(_, obj any) { enqueue(obj) },
-		DeleteFunc: func(obj any) {
-			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-				d.loop.Add(name)
-			}
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("watch volumes: %w", err)
-	}
-	defer func() { _ = d.Volumes.RemoveEventHandler(volumes) }()
-	claims, err := d.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: d.claimDeleted})
-	if err != nil {
-		return fmt.Errorf("watch claims: %w", err)
-	}
-	defer func() { _ = d.Claims.RemoveEventHandler(claims) }()
-	stop, err := d.WatchGone(d.NodeChanged)
+	stop, err := cluster.Watch(
+		cluster.OnChange(d.Volumes, changed, func(pv *v1.PersistentVolume) { d.loop.Add(pv.Name) }),
+		cluster.OnChange(d.Claims, func(*v1.PersistentVolumeClaim) {}, d.claimDeleted),
+		d.OnGone(d.NodeChanged),
+	)
 	if err != nil {
 		return err
 	}
@@ -188,11 +173,7 @@ func (d *Deleter) isDone(pv *v1.PersistentVolume) bool {
 
 // claimDeleted notes the end of a claim, bound or not. A deletion is final: no other claim
 // will ever have that UID.
-func (d *Deleter) claimDeleted(obj any) {
-	claim := cluster.DeletedClaim(obj)
-	if claim == nil {
-		return
-	}
+func (d *Deleter) claimDeleted(claim *v1.PersistentVolumeClaim) {
 	for _, pv := range d.VolumesFor(claim) {
 		if !cluster.IsOurs(pv) {
 			continue

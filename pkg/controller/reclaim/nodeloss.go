@@ -38,12 +38,12 @@ func NewReleaser(c *cluster.Cluster) *releaser {
 
 // Run works until ctx is done. The caches must have synced.
 func (r *releaser) Run(ctx context.Context) error {
-	stop, err := r.WatchGone(func(string) {
+	stop, err := cluster.Watch(r.OnGone(func(string) {
 		select {
 		case r.kick <- struct{}{}:
 		default:
 		}
-	})
+	}))
 	if err != nil {
 		return err
 	}
@@ -65,13 +65,9 @@ func (r *releaser) Run(ctx context.Context) error {
 func (r *releaser) Pass(ctx context.Context) {
 	lost, listed := map[string]bool{}, cluster.PodLists{}
 	named, volumes := map[string]bool{}, map[string]bool{} // nodes that volumes name, and these
-	for _, obj := range r.Volumes.GetStore().List() {
-		pv, ok := obj.(*v1.PersistentVolume)
-		if !ok || !cluster.IsOurs(pv) {
-			continue
-		}
+	for _, pv := range cluster.List(r.Volumes) {
 		node, ok := cluster.NodeOf(pv)
-		if !ok {
+		if !ok || !cluster.IsOurs(pv) {
 			continue
 		}
 		named[node], volumes[pv.Name] = true, true
