@@ -8,7 +8,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -56,15 +55,10 @@ func (a *Auditor) noteDataLoss(ctx context.Context, node string, vol *lvmdv1.Vol
 	if pv == nil || pv.DeletionTimestamp != nil || pv.Annotations[names.AnnotationEmptied] >= when {
 		return nil
 	}
-	patch, err := cluster.Patch(pv, cluster.Exact, func(pv *v1.PersistentVolume) {
+	_, err := cluster.Apply(ctx, a.Client.CoreV1().PersistentVolumes(), pv, cluster.Exact, func(pv *v1.PersistentVolume) {
 		metav1.SetMetaDataAnnotation(&pv.ObjectMeta, names.AnnotationEmptied, when)
 	})
 	if err != nil {
-		return nil
-	}
-	callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	if _, err := a.Client.CoreV1().PersistentVolumes().Patch(callCtx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		a.Log.Info("a lost key is reported later", "volume", pv.Name, "error", err)
 		return nil
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -62,7 +61,7 @@ func (a *Auditor) deletePod(ctx context.Context, pod *v1.Pod, claim *v1.Persiste
 		a.Recorder.Eventf(pod, v1.EventTypeWarning, cluster.ReasonNodeLost, "the Pod waited for claim %s, whose volume is lost: node %s has other disks; "+
 			"it is deleted, so that its %s %s makes it again", claim.Name, node, owner.Kind, owner.Name)
 		log.Info("deleted a Pod that waited for a volume that is given up")
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err), ctx.Err() != nil:
+	case cluster.IsOutdated(err), ctx.Err() != nil:
 	default:
 		log.Warn("a Pod that waits for a volume that is given up could not be deleted, trying on", "error", err)
 	}

@@ -11,8 +11,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -154,13 +152,7 @@ func AgentNotReady(t v1.Taint) bool {
 // untaint removes the taint, and nothing else: where the node is not as the cache shows it
 // any more, the patch fails and is made again.
 func (u *Untainter) untaint(ctx context.Context, node *v1.Node) error {
-	patch, err := cluster.Patch(node, cluster.Exact, func(n *v1.Node) { n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, AgentNotReady) })
-	if err != nil {
-		return fmt.Errorf("remove taint: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	_, err = u.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err := cluster.Apply(ctx, u.Client.CoreV1().Nodes(), node, cluster.Exact, func(n *v1.Node) { n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, AgentNotReady) })
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

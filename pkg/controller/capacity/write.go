@@ -96,7 +96,7 @@ func (p *Publisher) remove(ctx context.Context, object *storagev1.CSIStorageCapa
 	defer cancel()
 	err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Delete(ctx, object.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &object.UID}})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	if err != nil && !cluster.IsOutdated(err) {
 		return fmt.Errorf("delete: %w", err)
 	}
 	p.objects.deleted(object)

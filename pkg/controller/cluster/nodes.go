@@ -130,7 +130,7 @@ func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, 
 	defer cancel()
 	err := c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(callCtx, claim.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &claim.UID}})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
+	if err != nil && !IsOutdated(err) && ctx.Err() == nil {
 		log.Warn("a claim that is given up could not be deleted, trying on", "error", err)
 	}
 }

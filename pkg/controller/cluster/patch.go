@@ -1,14 +1,19 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/storage/volume"
 )
 
 // Precision says what else may have changed when the API server applies a Patch.
@@ -21,14 +26,50 @@ const (
 	Exact
 )
 
+// object is one of the API server's.
+type object[T any] interface {
+	metav1.Object
+	DeepCopy() T
+}
+
+// patcher is client-go's client for objects of one type.
+type patcher[T any] interface {
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (T, error)
+}
+
+// Apply has the API server make a change of an object, by a Patch, and returns the object as it
+// then is. IsOutdated says of an error that the object is not as it was read.
+func Apply[T object[T]](ctx context.Context, client patcher[T], object T, precision Precision, change func(T), subresources ...string) (now T, err error) {
+	patch, err := Patch(object, precision, change)
+	if err != nil {
+		return now, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, APITimeout)
+	defer cancel()
+	return client.Patch(ctx, object.GetName(), types.StrategicMergePatchType, patch, metav1.PatchOptions{}, subresources...)
+}
+
+// IsOutdated reports whether a write failed since the object is gone, or is another one or of
+// another version than the write asked for: its events follow.
+func IsOutdated(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
+
+// SelectNode selects a node for a claim that binds late, as the scheduler does, if nothing of the
+// claim has changed.
+func SelectNode(ctx context.Context, client kubernetes.Interface, claim *v1.PersistentVolumeClaim, node string) (*v1.PersistentVolumeClaim, error) {
+	now, err := Apply(ctx, client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, Exact, func(c *v1.PersistentVolumeClaim) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnSelectedNode, node)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("select node %s for claim %s: %w", node, claim.Name, err)
+	}
+	return now, nil
+}
+
 // Patch returns the strategic merge patch for what change does to an object, which stays as it
 // is. The API server refuses it with a conflict for another object of that name, and, where
 // it is Exact, for another version. Elements of lists that are merged by key, such as
 // finalizers, are added and removed one by one.
-func Patch[T interface {
-	metav1.Object
-	DeepCopy() T
-}](object T, precision Precision, change func(T)) ([]byte, error) {
+func Patch[T object[T]](object T, precision Precision, change func(T)) ([]byte, error) {
 	before, after := object.DeepCopy(), object.DeepCopy()
 	before.SetUID(types.UID("")) // What differs is in the patch.
 	if precision == Exact {
@@ -73,17 +114,13 @@ func keepEmpty(from, to map[string]any) {
 	}
 }
 
-// FinalizerPatch returns the strategic merge patch that makes an object have a finalizer, or
-// not have it.
-func FinalizerPatch[T interface {
-	metav1.Object
-	DeepCopy() T
-}](object T, finalizer string, wanted bool) ([]byte, error) {
-	return Patch(object, SameObject, func(o T) {
+// WithFinalizer is the change that makes an object have a finalizer, or not have it.
+func WithFinalizer[T metav1.Object](finalizer string, wanted bool) func(T) {
+	return func(o T) {
 		others := slices.DeleteFunc(o.GetFinalizers(), func(f string) bool { return f == finalizer })
 		if wanted {
 			others = append(others, finalizer)
 		}
 		o.SetFinalizers(others)
-	})
+	}
 }

@@ -11,7 +11,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/component-helpers/storage/volume"
 
@@ -221,20 +220,12 @@ func (t *task) give(ctx context.Context, pv *v1.PersistentVolume, claim *v1.Pers
 
 // annotate selects the node for a claim, which its provisioner acts on.
 func (t *task) annotate(ctx context.Context, claim *v1.PersistentVolumeClaim) error {
-	patch, err := cluster.Patch(claim, cluster.Exact, func(c *v1.PersistentVolumeClaim) {
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnSelectedNode, t.node.Name)
-	})
-	if err != nil {
-		return fmt.Errorf("select node for claim %s: %w", claim.Name, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	now, err := t.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	now, err := cluster.SelectNode(ctx, t.client, claim, t.node.Name)
 	switch {
 	case apierrors.IsConflict(err):
 		return nil // it has changed: its event follows, and it is judged again
 	case err != nil:
-		return fmt.Errorf("select node for claim %s: %w", claim.Name, err)
+		return err
 	}
 	t.selected[claim.Name] = now.ResourceVersion
 	return nil

@@ -9,8 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -121,17 +119,9 @@ func (g *protector) sync(ctx context.Context, source string) (again time.Duratio
 
 // setFinalizer adds or removes the finalizer.
 func (g *protector) setFinalizer(ctx context.Context, claim *v1.PersistentVolumeClaim, wanted bool) error {
-	patch, err := cluster.FinalizerPatch(claim, CloneFinalizer, wanted)
-	if err != nil {
-		return fmt.Errorf("change finalizer: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	_, err = g.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) && !wanted {
-		return nil
-	}
-	if err != nil {
+	_, err := cluster.Apply(ctx, g.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, cluster.SameObject,
+		cluster.WithFinalizer[*v1.PersistentVolumeClaim](CloneFinalizer, wanted))
+	if err != nil && (wanted || !apierrors.IsNotFound(err)) {
 		return fmt.Errorf("change finalizer: %w", err)
 	}
 	return nil

@@ -7,10 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -147,25 +144,14 @@ func (s sources) selectSourceNode(ctx context.Context, claim *v1.PersistentVolum
 	return nil
 }
 
-// selectNode selects a node for a claim that binds late, as the scheduler does. It returns
-// false where the claim is gone or has changed: its events follow.
+// selectNode selects a node for a claim that binds late. It returns false where the claim is gone
+// or has changed: its events follow.
 func selectNode(ctx context.Context, c *cluster.Cluster, claim *v1.PersistentVolumeClaim, node string) (bool, error) {
-	patch, err := cluster.Patch(claim, cluster.Exact, func(c *v1.PersistentVolumeClaim) {
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnSelectedNode, node)
-	})
-	if err != nil {
-		return false, fmt.Errorf("select node: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	_, err = c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+	_, err := cluster.SelectNode(ctx, c.Client, claim, node)
+	if cluster.IsOutdated(err) {
 		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("select node: %w", err)
 	}
-	return true, nil
+	return err == nil, err
 }
 
 // copying reports by an Event how far the copy of a claim's source is, and returns false when

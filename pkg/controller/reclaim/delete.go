@@ -9,7 +9,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -203,15 +202,10 @@ func (d *Deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (no
 	case left > 0:
 		return pv, left, nil
 	}
-	patch, err := cluster.Patch(pv, cluster.SameObject, func(pv *v1.PersistentVolume) { pv.Status.Phase = v1.VolumeReleased })
-	if err != nil {
-		return nil, 0, fmt.Errorf("mark volume released: %w", err)
-	}
-	callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	released, err := d.Client.CoreV1().PersistentVolumes().Patch(callCtx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	released, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.SameObject,
+		func(pv *v1.PersistentVolume) { pv.Status.Phase = v1.VolumeReleased }, "status")
 	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+	case cluster.IsOutdated(err):
 		return pv, 0, nil
 	case err != nil:
 		d.mu.Lock()
@@ -246,14 +240,8 @@ func (d *Deleter) keepFinalizer(ctx context.Context, pv *v1.PersistentVolume) er
 
 // setFinalizer adds or removes our finalizer, whatever others do to theirs.
 func (d *Deleter) setFinalizer(ctx context.Context, pv *v1.PersistentVolume, wanted bool) error {
-	patch, err := cluster.FinalizerPatch(pv, cluster.Finalizer, wanted)
-	if err != nil {
-		return fmt.Errorf("change finalizer: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	_, err = d.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	_, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.SameObject, cluster.WithFinalizer[*v1.PersistentVolume](cluster.Finalizer, wanted))
+	if err != nil && !cluster.IsOutdated(err) {
 		return fmt.Errorf("change finalizer: %w", err)
 	}
 	return nil // a conflict is another volume of that name
@@ -324,7 +312,7 @@ func (d *Deleter) deletePersistentVolume(ctx context.Context, pv *v1.PersistentV
 	defer cancel()
 	err := d.Client.CoreV1().PersistentVolumes().Delete(callCtx, pv.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &pv.UID}})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	if cluster.IsOutdated(err) {
 		return nil
 	}
 	if err != nil {

@@ -6,9 +6,6 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -35,7 +32,7 @@ func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
 		}
 		return err
 	}
-	patch, err := cluster.Patch(pv, cluster.Exact, func(pv *v1.PersistentVolume) {
+	_, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.Exact, func(pv *v1.PersistentVolume) {
 		ref := &v1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: names.Namespace, Name: pv.Name}
 		if pv.Spec.ClaimRef != nil {
 			ref.Namespace, ref.Name = pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name
@@ -43,13 +40,7 @@ func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
 		ref.UID = pv.UID
 		pv.Spec.ClaimRef = ref
 	})
-	if err != nil {
-		return fmt.Errorf("withdraw volume: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	_, err = d.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	if err != nil && !cluster.IsOutdated(err) {
 		return fmt.Errorf("withdraw volume: %w", err)
 	}
 	return nil // after a conflict, its next event follows
