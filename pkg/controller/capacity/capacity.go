@@ -246,6 +246,10 @@ func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.Fr
 	if err != nil {
 		return remove, scheduler.FreeSpace{}, nil //nolint:nilerr // nothing can be made in it; Events on claims say why
 	}
+	if key.Template != "" {
+		want, free := p.template(key, class, params)
+		return want, free, nil
+	}
 	gone, err := p.NodeGone(ctx, key.Node)
 	if err != nil {
 		return keep, scheduler.FreeSpace{}, err
@@ -294,16 +298,14 @@ func (p *Publisher) sync(ctx context.Context, key Key) (time.Duration, error) {
 		}
 		return 0, nil
 	}
-	if key.Template != "" {
-		return p.syncTemplate(ctx, key)
-	}
 	want, free, err := p.desired(ctx, key)
 	if err != nil {
 		return 0, err
 	}
 	current := p.current(key.ObjectName())
-	if current != nil && (TopologyNode(current) != key.Node || current.StorageClassName != key.Class) {
-		// These fields cannot be changed: it was not made by us.
+	if current != nil && p.keyOf(current) != key {
+		// These fields cannot be changed: it was not made by us, or the label of the kinds of nodes
+		// is another one now.
 		return 0, p.remove(ctx, current)
 	}
 	owners, ended := p.Owner.References()
@@ -385,6 +387,10 @@ func (p *Publisher) forgetIncrease(key Key) {
 // held back.
 func (p *Publisher) describe(key Key, free scheduler.FreeSpace) *storagev1.CSIStorageCapacity {
 	object := Describe(key, free)
+	if key.Template != "" {
+		object.NodeTopology.MatchLabels = map[string]string{names.LabelTemplateNode: "true", p.TemplateLabel: key.Template}
+		return object
+	}
 	if class, ok := p.DeviceClassOf(key.Node, key.Class); ok {
 		if until := p.Available.HeldUntil(key.Node, class); !until.IsZero() {
 			object.Annotations = map[string]string{names.AnnotationHeldBack: until.UTC().Format(time.RFC3339Nano)}
@@ -422,7 +428,7 @@ func (p *Publisher) published(ctx context.Context, key Key) error {
 		return errors.New("there is an object and should be none")
 	case want == publish && current == nil:
 		return errors.New("there is no object yet")
-	case want == publish && (TopologyNode(current) != key.Node || current.StorageClassName != key.Class || !equalCapacity(current, p.describe(key, free))):
+	case want == publish && (p.keyOf(current) != key || !equalCapacity(current, p.describe(key, free))):
 		return errors.New("the object is of an earlier state")
 	}
 	return nil

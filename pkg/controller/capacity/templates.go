@@ -1,11 +1,9 @@
 package capacity
 
 import (
-	"context"
 	"fmt"
 	"regexp"
 	"strings"
-	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -90,14 +88,9 @@ func configuredTemplates(class *storagev1.StorageClass) (map[string]int64, error
 }
 
 // template decides what should be published of a kind of nodes.
-func (p *Publisher) template(key Key) (desired, scheduler.FreeSpace) {
-	class, ours := p.OurClass(key.Class)
-	if !ours || p.Withdraw || p.TemplateLabel == "" {
+func (p *Publisher) template(key Key, class *storagev1.StorageClass, params spec.Class) (desired, scheduler.FreeSpace) {
+	if p.TemplateLabel == "" {
 		return remove, scheduler.FreeSpace{}
-	}
-	params, err := spec.ParseClass(class)
-	if err != nil {
-		return remove, scheduler.FreeSpace{} // nothing can be made in it; Events on claims say why
 	}
 	if configured, err := configuredTemplates(class); err == nil && configured[key.Template] > 0 {
 		size := configured[key.Template]
@@ -112,40 +105,16 @@ func (p *Publisher) template(key Key) (desired, scheduler.FreeSpace) {
 			most = scheduler.FreeSpace{Available: c.GetAvailableBytes(), MaximumVolume: c.GetMaximumVolumeSizeBytes()}
 		}
 	}
-	if most.MaximumVolume == 0 {
+	switch current := p.current(key.ObjectName()); {
+	case most.MaximumVolume > 0:
+	case current == nil:
 		return keep, scheduler.FreeSpace{}
+	case current.Capacity == nil || current.MaximumVolumeSize == nil:
+		return remove, scheduler.FreeSpace{} // it was changed
+	default: // What was published stays, but its owner may be another one now.
+		return publish, scheduler.FreeSpace{Available: current.Capacity.Value(), MaximumVolume: current.MaximumVolumeSize.Value()}
 	}
 	return publish, most.Besides(params.Encryption.HeaderBytes())
-}
-
-// syncTemplate makes the object of a kind of nodes what it should be.
-func (p *Publisher) syncTemplate(ctx context.Context, key Key) (time.Duration, error) {
-	current := p.current(key.ObjectName())
-	if current != nil && (p.keyOf(current) != key || current.Capacity == nil || current.MaximumVolumeSize == nil) {
-		return 0, p.remove(ctx, current) // the label is another one now, or it was changed
-	}
-	want, most := p.template(key)
-	owners, ended := p.Owner.References()
-	if want == remove && current != nil {
-		return 0, p.remove(ctx, current)
-	}
-	if want == keep && current != nil {
-		// Its owner may be another one now.
-		want, most = publish, scheduler.FreeSpace{Available: current.Capacity.Value(), MaximumVolume: current.MaximumVolumeSize.Value()}
-	}
-	if want != publish || ended {
-		return 0, nil
-	}
-	object := Describe(key, most)
-	object.NodeTopology.MatchLabels = map[string]string{names.LabelTemplateNode: "true", p.TemplateLabel: key.Template}
-	object.OwnerReferences = owners
-	switch {
-	case current == nil:
-		return 0, p.create(ctx, key, object)
-	case equalCapacity(current, object):
-		return 0, nil
-	}
-	return 0, p.update(ctx, key, current, object)
 }
 
 // keyOf returns what an object is about; its name is the key's, unless it is a stray.

@@ -48,7 +48,7 @@ func (p *Publisher) adopt(ctx context.Context, key Key, target *storagev1.CSISto
 	if err != nil {
 		return fmt.Errorf("read the object that exists: %w", err)
 	}
-	if TopologyNode(current) != key.Node || current.StorageClassName != key.Class {
+	if p.keyOf(current) != key {
 		if err := p.remove(ctx, current); err != nil {
 			return err
 		}
