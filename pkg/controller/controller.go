@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -101,8 +100,7 @@ type Controller struct {
 	readiness readiness
 
 	// acting is what runs while this replica leads, nil otherwise.
-	mu     sync.Mutex
-	acting *acting
+	acting atomic.Pointer[acting]
 }
 
 // acting is what only the leader does.
@@ -148,7 +146,7 @@ func New(o Options) (*Controller, error) {
 		return nil, err
 	}
 	c.core = &core{
-		Cluster: known, snapshots: o.Snapshots, namespace: o.Namespace, identity: provision.NewIdentity(time.Now()),
+		Cluster: known, identity: provision.NewIdentity(time.Now()),
 		ledger: scheduler.NewLedger(time.Now), ids: cluster.NewIDs(known),
 	}
 	c.core.available = c.newAvailability()
@@ -274,14 +272,13 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	} else {
 		c.core.available.NoteAway(view.Node)
 	}
-	c.mu.Lock()
-	a := c.acting
-	c.mu.Unlock()
+	a := c.acting.Load()
 	if a == nil {
 		return
 	}
 	if view.Refused != "" {
-		c.reportRefused(view)
+		c.core.NodeEvent(view.Node, v1.EventTypeWarning, cluster.ReasonReportRefused, view.Refused+
+			"; nothing is provisioned on the node until its report can be taken in. Look for what made so many volumes there, or for an agent that is not Carve's")
 	}
 	a.publisher.NodeChanged(view.Node)
 	if a.untainter != nil {
@@ -294,23 +291,13 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	}
 }
 
-// reportRefused writes an Event on a node whose report is not taken in.
-func (c *Controller) reportRefused(view *fleet.View) {
-	if node, err := c.core.NodeLister.Get(view.Node); err == nil {
-		c.core.Recorder.Event(node, v1.EventTypeWarning, cluster.ReasonReportRefused, view.Refused+
-			"; nothing is provisioned on the node until its report can be taken in. Look for what made so many volumes there, or for an agent that is not Carve's")
-	}
-}
-
 // nodeForgotten drops a node's report from the ledger, too. The fleet calls it in
 // order with NodeChanged, so that it never drops the report of a node that came back.
 func (c *Controller) nodeForgotten(node string) {
 	c.core.ledger.Forget(node)
 	c.core.available.Forget(node)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.acting != nil && c.acting.reporter != nil {
-		c.acting.reporter.NodeChanged(node)
+	if a := c.acting.Load(); a != nil && a.reporter != nil {
+		a.reporter.NodeChanged(node)
 	}
 }
 

@@ -85,9 +85,7 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 }
 
 func (r *replica) leads() bool {
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
-	return r.c.acting != nil
+	return r.c.acting.Load() != nil
 }
 
 func TestRejectedUplinksAreCounted(t *testing.T) {

@@ -3,8 +3,6 @@ package controller
 import (
 	"time"
 
-	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
-
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/scheduler"
@@ -13,10 +11,8 @@ import (
 // core is what the parts of the controller share.
 type core struct {
 	*cluster.Cluster
-	snapshots snapshotclient.Interface // nil for none
 	ledger    *scheduler.Ledger
 	metrics   *metrics
-	namespace string
 	identity  string
 	available *cluster.Availability
 	owner     *capacity.Owner // nil for none

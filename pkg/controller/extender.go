@@ -46,10 +46,7 @@ func (c *Controller) serveExtender(ctx context.Context) error {
 // provisioner knows more, and derives its own anew when it begins.
 func (c *Controller) shadowReservations() (stop func(), err error) {
 	note := func(claim *v1.PersistentVolumeClaim, deleted bool) {
-		c.mu.Lock()
-		leads := c.acting != nil && c.acting.provisioner != nil
-		c.mu.Unlock()
-		if leads {
+		if a := c.acting.Load(); a != nil && a.provisioner != nil {
 			return
 		}
 		class, ours := c.core.OurClass(volume.GetPersistentVolumeClaimClass(claim))

@@ -339,9 +339,7 @@ func (h *harness) leader() *acting {
 	h.t.Helper()
 	var a *acting
 	waittest.Until(h.t, "the controller leads", func() bool {
-		h.c.mu.Lock()
-		defer h.c.mu.Unlock()
-		a = h.c.acting
+		a = h.c.acting.Load()
 		return a != nil
 	})
 	return a

@@ -21,10 +21,7 @@ func (c *Controller) newAvailability() *cluster.Availability {
 
 // availabilityChanged publishes a node's capacity anew where this replica leads.
 func (c *Controller) availabilityChanged(node string) {
-	c.mu.Lock()
-	a := c.acting
-	c.mu.Unlock()
-	if a != nil {
+	if a := c.acting.Load(); a != nil {
 		a.publisher.NodeChanged(node)
 	}
 }
@@ -33,10 +30,7 @@ func (c *Controller) availabilityChanged(node string) {
 // back, for its extender, and for the time when it leads.
 func (c *Controller) followHolds() error {
 	_, err := cluster.Watch(cluster.OnChange(c.core.Capacities, func(object *storagev1.CSIStorageCapacity) {
-		c.mu.Lock()
-		leads := c.acting != nil
-		c.mu.Unlock()
-		if !leads {
+		if c.acting.Load() == nil {
 			c.core.adoptHold(object)
 		}
 	}, nil))

@@ -170,8 +170,8 @@ func (c *Controller) act(ctx context.Context) error {
 		c.core.ledger.ReleaseAll()
 		a.provisioner.DeriveReservations()
 	}
-	c.setActing(a)
-	defer c.setActing(nil)
+	c.acting.Store(a)
+	defer c.acting.Store(nil)
 
 	group, running := errgroup.WithContext(ctx)
 	c.start(running, group, a)
@@ -179,10 +179,4 @@ func (c *Controller) act(ctx context.Context) error {
 		return err
 	}
 	return nil
-}
-
-func (c *Controller) setActing(a *acting) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.acting = a
 }

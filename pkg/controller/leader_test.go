@@ -175,7 +175,7 @@ func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
 		return false, nil, nil
 	})
 	must.Succeed(t, h.c.actUnderLease(t.Context()))
-	if acted || h.c.acting != nil {
+	if acted || h.c.acting.Load() != nil {
 		t.Error("a replica whose lease another one holds has acted")
 	}
 	if _, err := h.c.readLeadership(t.Context()); err == nil {

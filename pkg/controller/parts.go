@@ -64,7 +64,7 @@ func (c *Controller) assemble() *acting {
 	if !c.o.disabled(PartProvisioning) {
 		a.reporter = reservations.New(c.core.Cluster, c.core.ledger)
 		a.provisioner = provision.New(c.core.Cluster, provision.Options{
-			Snapshots: c.core.snapshots, Ledger: c.core.ledger, Available: c.core.available,
+			Snapshots: c.o.Snapshots, Ledger: c.core.ledger, Available: c.core.available,
 			FreeChanged: a.freeChanged, CapacityShown: publisher.Shown,
 			IDs: c.core.ids, Identity: c.core.identity, Parallel: c.core.workers, SlowCreate: c.core.slowCreate, Metrics: c.core.metrics.provision,
 		})

@@ -25,7 +25,7 @@ import (
 // withSnapshots gives the controller a cluster that has snapshots. Their objects
 // are written by the test: the library runs on a real API server in snapshot_apiserver_test.go.
 func withSnapshots(client *fakesnapshots.Clientset) harnessOption {
-	return func(c *Controller) { c.o.Snapshots, c.core.snapshots = client, client }
+	return func(c *Controller) { c.o.Snapshots = client }
 }
 
 // restoreOf makes a claim a restore of a snapshot.
