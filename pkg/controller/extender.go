@@ -74,16 +74,8 @@ func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, er
 	seen := map[string]struct{}{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		var name string
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			name = v.PersistentVolumeClaim.ClaimName
-		case v.Ephemeral != nil:
-			name = ephemeral.VolumeClaimName(pod, v)
-		default:
-			continue
-		}
-		if _, twice := seen[name]; twice {
+		name, ok := cluster.ClaimName(pod, v)
+		if _, twice := seen[name]; !ok || twice {
 			continue
 		}
 		seen[name] = struct{}{}

@@ -40,17 +40,24 @@ func (c *Cluster) PodsOn(ctx context.Context, listed PodLists, namespace, node s
 	return list.Items, nil
 }
 
-// Uses reports whether a claim is one of a Pod's volumes.
-func Uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
-	for _, v := range pod.Spec.Volumes {
-		switch {
-		case v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name:
-			return true
-		case v.Ephemeral != nil && pod.Name+"-"+v.Name == claim.Name && metav1.IsControlledBy(claim, pod):
-			return true
-		}
+// ClaimName returns the name of the claim that a Pod's volume is, or false for a volume of another kind.
+func ClaimName(pod *v1.Pod, v *v1.Volume) (string, bool) {
+	switch {
+	case v.PersistentVolumeClaim != nil:
+		return v.PersistentVolumeClaim.ClaimName, true
+	case v.Ephemeral != nil:
+		return ephemeral.VolumeClaimName(pod, v), true
 	}
-	return false
+	return "", false
+}
+
+// Uses reports whether a claim is one of a Pod's volumes: that of a generic ephemeral volume is
+// one Pod's only.
+func Uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool {
+		name, ok := ClaimName(pod, &v)
+		return ok && name == claim.Name && (v.Ephemeral == nil || ephemeral.VolumeIsForPod(pod, claim) == nil)
+	})
 }
 
 // UsersOf are a claim and the Pods on its volume's node that use it. The Pod of a
@@ -113,7 +120,7 @@ func waitingPods(all informers.SharedInformerFactory) cache.TypedSharedIndexInfo
 func (c *Cluster) PlacedOn(claim *v1.PersistentVolumeClaim) string {
 	node := ""
 	for _, pod := range c.podsNaming(claim) {
-		if !IsPlaced(pod) || !usesAsItsOwn(pod, claim) {
+		if !IsPlaced(pod) || !Uses(pod, claim) {
 			continue
 		}
 		if node == "" || pod.Spec.NodeName < node { // any, but the same each time
@@ -126,21 +133,6 @@ func (c *Cluster) PlacedOn(claim *v1.PersistentVolumeClaim) string {
 // IsPlaced reports whether a Pod has a node, and has not started there.
 func IsPlaced(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil && (pod.Status.Phase == v1.PodPending || pod.Status.Phase == "")
-}
-
-// usesAsItsOwn reports whether a Pod that names a claim may use it: that of a generic ephemeral
-// volume is one Pod's only.
-func usesAsItsOwn(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
-	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		switch {
-		case v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name:
-			return true
-		case v.Ephemeral != nil && ephemeral.VolumeClaimName(pod, v) == claim.Name:
-			return ephemeral.VolumeIsForPod(pod, claim) == nil
-		}
-	}
-	return false
 }
 
 // claimsOnly drops all of a Pod but its identity and the claims that it names.
@@ -168,11 +160,8 @@ func claimsOnly(obj any) (any, error) {
 func ClaimsNamed(pod *v1.Pod) []string {
 	var keys []string
 	for i := range pod.Spec.Volumes {
-		switch v := &pod.Spec.Volumes[i]; {
-		case v.PersistentVolumeClaim != nil:
-			keys = append(keys, pod.Namespace+"/"+v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil:
-			keys = append(keys, pod.Namespace+"/"+ephemeral.VolumeClaimName(pod, v))
+		if name, ok := ClaimName(pod, &pod.Spec.Volumes[i]); ok {
+			keys = append(keys, pod.Namespace+"/"+name)
 		}
 	}
 	slices.Sort(keys)
