@@ -14,8 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	storageinformers "k8s.io/client-go/informers/storage"
 	"k8s.io/client-go/tools/cache"
@@ -36,16 +34,13 @@ const (
 	modifyResync = 10 * time.Minute
 	// modifyTimeout bounds one lvchange on a node, behind the node's own queue.
 	modifyTimeout = 3 * time.Minute
-	// discoveryInterval is how often an API server is asked again for what it did not have: it
-	// may be upgraded.
-	discoveryInterval = 10 * time.Minute
 )
 
 // runModifier changes the attributes of volumes as the VolumeAttributesClasses of their claims
 // say, by the upstream library, until ctx is done. Where the API server has no such classes
 // (Kubernetes before 1.34), there is nothing to do.
 func runModifier(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
-	if !awaitAttributesClasses(ctx, c) {
+	if !awaitResource(ctx, c.Client.Discovery(), storagev1.SchemeGroupVersion, "volumeattributesclasses", c.Log) {
 		return nil
 	}
 	scoped := newScopedInformers(all)
@@ -86,43 +81,6 @@ type withClasses struct {
 }
 
 func (w withClasses) Storage() storageinformers.Interface { return w.classes.Storage() }
-
-// awaitAttributesClasses waits until the API server has VolumeAttributesClasses. False: ctx is
-// done.
-func awaitAttributesClasses(ctx context.Context, c *core) bool {
-	for {
-		has, err := hasAttributesClasses(c.Client.Discovery())
-		if has {
-			return true
-		}
-		wait := discoveryInterval
-		if err != nil {
-			wait = time.Second
-			c.Log.Warn("whether the API server has VolumeAttributesClasses is not known, trying on", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(wait):
-		}
-	}
-}
-
-func hasAttributesClasses(server discovery.DiscoveryInterface) (bool, error) {
-	list, err := server.ServerResourcesForGroupVersion(storagev1.SchemeGroupVersion.String())
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	for _, r := range list.APIResources {
-		if r.Name == "volumeattributesclasses" {
-			return true, nil
-		}
-	}
-	return false, nil
-}
 
 // volumeModifier is what the library asks to change one volume.
 type volumeModifier struct {

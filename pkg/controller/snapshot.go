@@ -18,8 +18,6 @@ import (
 	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/utils"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
@@ -33,9 +31,6 @@ import (
 )
 
 const (
-	// snapshotsLook is how often it is looked whether the cluster has come to
-	// have the definitions of snapshots.
-	snapshotsLook = 30 * time.Second
 	// snapshotWorkers is how many snapshots are worked on at once, as resizeWorkers.
 	snapshotWorkers = 256
 	// snapshotTimeout bounds one call to a node: one LVM command, behind others.
@@ -52,7 +47,7 @@ func init() { utilruntime.Must(snapshotscheme.AddToScheme(scheme.Scheme)) }
 // upstream library, until ctx is done. Where the cluster does not have their
 // definitions it waits for them.
 func (c *Controller) runSnapshotter(ctx context.Context) error {
-	if !c.awaitSnapshotAPI(ctx) {
+	if !awaitResource(ctx, c.o.Snapshots.Discovery(), snapshotv1.SchemeGroupVersion, "volumesnapshotcontents", c.o.Log) {
 		return nil
 	}
 	factory := snapshotinformers.NewSharedInformerFactory(c.o.Snapshots, 0)
@@ -75,25 +70,6 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 	controller.Run(cmp.Or(c.core.workers, snapshotWorkers), running.Done(), &workers)
 	workers.Wait()
 	return nil
-}
-
-// awaitSnapshotAPI returns true once the cluster has the definitions, and false
-// when ctx is done.
-func (c *Controller) awaitSnapshotAPI(ctx context.Context) bool {
-	for {
-		resources, err := c.o.Snapshots.Discovery().ServerResourcesForGroupVersion(spec.SnapshotGroup + "/v1")
-		switch {
-		case err == nil && slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == "volumesnapshotcontents" }):
-			return true
-		case err != nil && !apierrors.IsNotFound(err):
-			c.o.Log.Warn("it is not known whether the API server has snapshots, trying on", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(snapshotsLook):
-		}
-	}
 }
 
 // volumeSnapshotter is what the library asks for one snapshot.

@@ -1,0 +1,33 @@
+package controller
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+)
+
+// resourceLook is how often an API server is asked for a resource that it did not have: it may be
+// upgraded, or its definition be installed.
+const resourceLook = 30 * time.Second
+
+// awaitResource returns true once the API server has a resource, and false when ctx is done.
+func awaitResource(ctx context.Context, server discovery.DiscoveryInterface, group schema.GroupVersion, name string, log *slog.Logger) bool {
+	err := wait.PollUntilContextCancel(ctx, resourceLook, true, func(context.Context) (bool, error) {
+		found, err := server.ServerResourcesForGroupVersion(group.String())
+		if err != nil {
+			if !apierrors.IsNotFound(err) {
+				log.Warn("it is not known whether the API server has a resource, trying on", "resource", name, "group", group.String(), "error", err)
+			}
+			return false, nil
+		}
+		return slices.ContainsFunc(found.APIResources, func(r metav1.APIResource) bool { return r.Name == name }), nil
+	})
+	return err == nil
+}
