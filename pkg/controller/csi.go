@@ -41,9 +41,8 @@ func (c *Controller) serveCSI(ctx context.Context) error {
 }
 
 func (c *Controller) csiService() *csiservice.Service {
-	return csiservice.New(csiservice.Options{
-		Fleet: c.core.Fleet, Ledger: c.core.ledger, Request: c.core.request, NodeOf: c.core.NodeOfVolume, TakeID: c.core.ids.Take, Created: c.core.noteCSIAttempt,
-		Absent: c.core.AbsentNodes, NodeGone: c.core.NodeGone, ClusterID: c.core.ID,
+	return csiservice.New(c.core.Cluster, csiservice.Options{
+		Ledger: c.core.ledger, Available: c.core.available, IDs: c.core.ids, Request: c.core.request,
 		Answered: c.core.metrics.answered.Observe, Ready: c.Ready, Version: c.o.Version, Log: c.o.Log.With("component", "csi"),
 	})
 }

@@ -62,14 +62,3 @@ func (c *core) adoptHold(object *storagev1.CSIStorageCapacity) {
 	}
 	c.available.Adopt(node, class, until)
 }
-
-// noteCSIAttempt is csiservice.Options.Created.
-func (c *core) noteCSIAttempt(node, deviceClass string, began time.Time, err error) {
-	if err != nil {
-		c.CountFailure(c.available, node, deviceClass, began, err)
-		return
-	}
-	if class, ok := c.DeviceClassOn(node, deviceClass); ok {
-		c.CountSuccess(c.available, node, class)
-	}
-}

@@ -50,7 +50,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	for _, node := range nodes {
 		vol, err := s.createOn(ctx, node, ask)
 		if err == nil {
-			if err := s.o.TakeID(node, ask.GetName(), vol.GetId()); err != nil {
+			if err := s.o.IDs.Take(node, ask.GetName(), vol.GetId()); err != nil {
 				return nil, fail(codes.Internal, "%v", err)
 			}
 			if err := s.matchLimits(ctx, node, vol, ask.GetIoLimits()); err != nil {
@@ -104,14 +104,14 @@ func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateV
 	s.inFlight[ask.GetName()] = node
 	s.mu.Unlock()
 	began := time.Now()
-	vol, err := s.o.Fleet.CreateVolume(ctx, node, ask)
+	vol, err := s.Fleet.CreateVolume(ctx, node, ask)
 	s.noteAttempt(ctx, node, ask, began, err)
 	if err != nil && fleet.MayHaveHappened(err) {
 		return nil, onNode(node, err)
 	}
 	if fleet.IsNotConnected(err) && inFlight {
 		// What a node holds that is gone belongs to no request any more.
-		if gone, goneErr := s.o.NodeGone(ctx, node); goneErr != nil || !gone {
+		if gone, goneErr := s.NodeGone(ctx, node); goneErr != nil || !gone {
 			return nil, onNode(node, errors.Join(err, goneErr))
 		}
 	}
@@ -121,20 +121,25 @@ func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateV
 	return vol, onNode(node, err)
 }
 
-// noteAttempt reports what came of an attempt on a node, see Options.Created.
+// noteAttempt counts an attempt to make an empty volume on a node for or against the node. Of
+// those that fail for one volume, only those on the node where the first one failed count: a
+// request that fails everywhere is no node's fault.
 func (s *Service) noteAttempt(ctx context.Context, node string, ask *lvmdv1.CreateVolumeRequest, began time.Time, err error) {
 	if ctx.Err() != nil || ask.GetSource() != nil {
 		return // the caller left, or it may be the source's fault
 	}
 	if err == nil {
 		s.failedOn.Remove(ask.GetName())
-	} else {
-		if first, ok := s.failedOn.Get(ask.GetName()); ok && first != node {
-			return
+		if class, ok := s.DeviceClassOn(node, ask.GetDeviceClass()); ok {
+			s.CountSuccess(s.o.Available, node, class)
 		}
-		s.failedOn.Add(ask.GetName(), node)
+		return
 	}
-	s.o.Created(node, ask.GetDeviceClass(), began, err)
+	if first, ok := s.failedOn.Get(ask.GetName()); ok && first != node {
+		return
+	}
+	s.failedOn.Add(ask.GetName(), node)
+	s.CountFailure(s.o.Available, node, ask.GetDeviceClass(), began, err)
 }
 
 // setSource completes the request by what the volume is to be made of, and
@@ -163,7 +168,7 @@ func (s *Service) setSource(ctx context.Context, ask *lvmdv1.CreateVolumeRequest
 
 // candidates are the nodes to try, in order.
 func (s *Service) candidates(ask *lvmdv1.CreateVolumeRequest, sourceNode string, where place, policy scheduler.Policy) ([]string, error) {
-	holders := s.o.Fleet.Holders(ask.GetName())
+	holders := s.Fleet.Holders(ask.GetName())
 	s.mu.Lock()
 	if node, ok := s.inFlight[ask.GetName()]; ok {
 		holders = []string{node} // whatever nodes report: any can report any name
@@ -185,7 +190,7 @@ func (s *Service) candidates(ask *lvmdv1.CreateVolumeRequest, sourceNode string,
 	all := s.o.Ledger.Candidates(ask.GetDeviceClass())
 	out := slices.Clone(where.preferred)
 	for _, c := range policy.Rank(ask.GetRequiredBytes(), all) {
-		view, ok := s.o.Fleet.View(c.Node)
+		view, ok := s.Fleet.View(c.Node)
 		if ok && view.Connected && where.allows(c.Node) && !slices.Contains(out, c.Node) {
 			out = append(out, c.Node)
 		}

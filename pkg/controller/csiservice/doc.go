@@ -5,7 +5,7 @@
 // It owns the translation between CSI and the nodes' lvmds: what a request
 // means, on which node it is to be done, which code an error has. It keeps no
 // state but which creates it is not sure of, writes nothing to the Kubernetes
-// API, and never decides what a volume's parameters mean: it is given a function for that.
+// API but Events of nodes on which creating fails, and never decides what a volume's parameters mean: it is given a function for that.
 //
 // Vocabulary: a volume's id is lvmd's; a snapshot's is "NODE/ID", for nodes
 // report their volumes unasked and their snapshots only when asked. A node is

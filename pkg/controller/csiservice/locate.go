@@ -26,7 +26,7 @@ const (
 // connected returns the nodes that can be asked, sorted.
 func (s *Service) connected() []string {
 	var out []string
-	for _, view := range s.o.Fleet.Views() {
+	for _, view := range s.Fleet.Views() {
 		if view.Connected {
 			out = append(out, view.Node)
 		}
@@ -85,15 +85,15 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 	if id == "" {
 		return "", nil, invalid("volume_id", "a value is required")
 	}
-	if node, ok := s.o.NodeOf(id); ok {
-		if view, known := s.o.Fleet.View(node); known && view.Volumes[id] != nil {
+	if node, ok := s.NodeOfVolume(id); ok {
+		if view, known := s.Fleet.View(node); known && view.Volumes[id] != nil {
 			return node, view.Volumes[id], nil
 		}
-		vol, err := s.o.Fleet.GetVolumeByID(ctx, node, id)
+		vol, err := s.Fleet.GetVolumeByID(ctx, node, id)
 		if !fleet.IsNotConnected(err) {
 			return node, vol, onNode(node, err)
 		}
-		gone, goneErr := s.o.NodeGone(ctx, node)
+		gone, goneErr := s.NodeGone(ctx, node)
 		switch {
 		case goneErr != nil:
 			return "", nil, goneErr
@@ -106,12 +106,12 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 		return node, vol, err
 	}
 	node, vol, err := askAll(ctx, s, func(ctx context.Context, node string) (*lvmdv1.Volume, error) {
-		return s.o.Fleet.GetVolumeByID(ctx, node, id)
+		return s.Fleet.GetVolumeByID(ctx, node, id)
 	})
 	if err != nil || vol != nil {
 		return node, vol, err
 	}
-	if absent := s.o.Absent(); len(absent) > 0 {
+	if absent := s.AbsentNodes(); len(absent) > 0 {
 		return "", nil, fail(codes.Unavailable, "no connected node has volume %s; these cannot be asked: %s", id, strings.Join(absent, ", "))
 	}
 	return "", nil, fail(codes.NotFound, "no node has volume %s", id)
@@ -120,7 +120,7 @@ func (s *Service) locate(ctx context.Context, id string) (string, *lvmdv1.Volume
 // reported returns the node that reports a volume, the zero values when none does,
 // and an error when several do.
 func (s *Service) reported(id string) (node string, vol *lvmdv1.Volume, err error) {
-	reports := s.o.Fleet.ReportsOf(id)
+	reports := s.Fleet.ReportsOf(id)
 	if len(reports) > 1 {
 		return "", nil, ambiguous(slices.Collect(maps.Keys(reports)))
 	}
@@ -147,7 +147,7 @@ func (s *Service) awaitReport(ctx context.Context, node, id string, there bool) 
 	look := time.NewTicker(reportLook)
 	defer look.Stop()
 	for {
-		view, ok := s.o.Fleet.View(node)
+		view, ok := s.Fleet.View(node)
 		if !ok || !view.Connected {
 			return
 		}

@@ -22,7 +22,7 @@ func (s *Service) ControllerModifyVolume(ctx context.Context, r *csi.ControllerM
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.o.Fleet.ModifyVolume(ctx, node, &lvmdv1.ModifyVolumeRequest{Id: vol.GetId(), IoLimits: limits.Proto()}); err != nil {
+	if _, err := s.Fleet.ModifyVolume(ctx, node, &lvmdv1.ModifyVolumeRequest{Id: vol.GetId(), IoLimits: limits.Proto()}); err != nil {
 		return nil, onNode(node, err)
 	}
 	return &csi.ControllerModifyVolumeResponse{}, nil
@@ -33,7 +33,7 @@ func (s *Service) matchLimits(ctx context.Context, node string, vol *lvmdv1.Volu
 	if iolimit.FromProto(vol.GetIoLimits()) == iolimit.FromProto(want) {
 		return nil
 	}
-	_, err := s.o.Fleet.ModifyVolume(ctx, node, &lvmdv1.ModifyVolumeRequest{Id: vol.GetId(), IoLimits: want})
+	_, err := s.Fleet.ModifyVolume(ctx, node, &lvmdv1.ModifyVolumeRequest{Id: vol.GetId(), IoLimits: want})
 	return err
 }
 

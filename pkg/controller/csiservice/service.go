@@ -15,8 +15,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/csisocket"
-	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/iolimit"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
@@ -38,30 +38,14 @@ type Desired struct {
 
 // Options configure a Service. All are required.
 type Options struct {
-	Fleet  *fleet.Fleet
-	Ledger *scheduler.Ledger
+	Ledger    *scheduler.Ledger
+	Available *cluster.Availability
+	// IDs knows which volume has which id.
+	IDs *cluster.IDs
 	// Request turns a desired into lvmd's request, by the meaning of its
 	// parameters, and says how nodes are preferred. Its errors are about the
 	// desired.
 	Request func(Desired) (*lvmdv1.CreateVolumeRequest, scheduler.Policy, error)
-	// NodeOf returns the node that the cluster names for a volume. It is believed
-	// before any node's report.
-	NodeOf func(volumeID string) (node string, ok bool)
-	// TakeID notes that a node answered a create of the volume of that name with an id, or says
-	// whose that is.
-	TakeID func(node, name, id string) error
-	// Created is called after each attempt to make an empty volume on a node, with when it
-	// began and what came of it. An attempt whose caller left is not one. Of the attempts
-	// that fail for one volume, only those on the node where the first one failed come to
-	// it: a request that fails everywhere is no node's fault.
-	Created func(node, deviceClass string, began time.Time, err error)
-	// Absent returns the nodes that may hold volumes and are not connected.
-	Absent func() []string
-	// NodeGone reports whether a node is not in the cluster any more: its Node
-	// object is deleted, or it is declared out of service.
-	NodeGone func(ctx context.Context, node string) (bool, error)
-	// ClusterID is what snapshots are tagged with.
-	ClusterID string
 	// Ready says why calls cannot be served yet.
 	Ready func(context.Context) error
 	// Answered is called with every call that was answered: the full name of the RPC, the
@@ -76,6 +60,7 @@ type Options struct {
 type Service struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedIdentityServer
+	*cluster.Cluster
 	o Options
 
 	mu   sync.Mutex
@@ -92,8 +77,8 @@ type Service struct {
 const failuresKept = 1024
 
 // New makes the service.
-func New(o Options) *Service {
-	return &Service{o: o, busy: map[string]struct{}{}, inFlight: map[string]string{}, failedOn: lru.New(failuresKept)}
+func New(c *cluster.Cluster, o Options) *Service {
+	return &Service{Cluster: c, o: o, busy: map[string]struct{}{}, inFlight: map[string]string{}, failedOn: lru.New(failuresKept)}
 }
 
 // Serve serves on the listener until ctx is done, then lets calls under way

@@ -36,7 +36,7 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *csi.CreateSnapshotReque
 		return nil, invalid("parameters", "none are allowed for snapshots")
 	}
 	other, same, err := askAll(ctx, s, func(ctx context.Context, node string) (*lvmdv1.Snapshot, error) {
-		return s.o.Fleet.GetSnapshot(ctx, node, &lvmdv1.GetSnapshotRequest{Name: name})
+		return s.Fleet.GetSnapshot(ctx, node, &lvmdv1.GetSnapshotRequest{Name: name})
 	})
 	switch {
 	case err != nil:
@@ -59,8 +59,8 @@ func (s *Service) Snapshot(ctx context.Context, name, source, ownerNamespace, ow
 	if err != nil {
 		return nil, err
 	}
-	made, err := s.o.Fleet.CreateSnapshot(ctx, node, &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: source,
-		Owner: &lvmdv1.Owner{ClusterId: s.o.ClusterID, ClaimNamespace: ownerNamespace, ClaimName: ownerName}})
+	made, err := s.Fleet.CreateSnapshot(ctx, node, &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: source,
+		Owner: &lvmdv1.Owner{ClusterId: s.ID, ClaimNamespace: ownerNamespace, ClaimName: ownerName}})
 	if err != nil {
 		return nil, onNode(node, err)
 	}
@@ -68,7 +68,7 @@ func (s *Service) Snapshot(ctx context.Context, name, source, ownerNamespace, ow
 }
 
 // DeleteSnapshot removes a snapshot. One that is not there is no error, nor is
-// one of a node that is gone (Options.NodeGone).
+// one of a node that is gone (Cluster.NodeGone).
 func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	if r.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id", "a value is required")
@@ -77,9 +77,9 @@ func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotReque
 	if !ok {
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
-	err := s.o.Fleet.DeleteSnapshot(ctx, node, &lvmdv1.DeleteSnapshotRequest{Id: id})
+	err := s.Fleet.DeleteSnapshot(ctx, node, &lvmdv1.DeleteSnapshotRequest{Id: id})
 	if fleet.IsNotConnected(err) {
-		gone, goneErr := s.o.NodeGone(ctx, node)
+		gone, goneErr := s.NodeGone(ctx, node)
 		if goneErr != nil {
 			return nil, goneErr
 		}
@@ -110,7 +110,7 @@ func (s *Service) snapshot(ctx context.Context, handle string) (*csi.Snapshot, e
 	if !ok {
 		return nil, fail(codes.NotFound, "no snapshot %q", handle)
 	}
-	found, err := s.o.Fleet.GetSnapshot(ctx, node, &lvmdv1.GetSnapshotRequest{Id: id})
+	found, err := s.Fleet.GetSnapshot(ctx, node, &lvmdv1.GetSnapshotRequest{Id: id})
 	if err != nil {
 		return nil, onNode(node, err)
 	}
@@ -141,7 +141,7 @@ func (s *Service) ListSnapshots(ctx context.Context, r *csi.ListSnapshotsRequest
 	if r.GetStartingToken() != "" && !ok {
 		return nil, fail(codes.Aborted, "starting_token: %q was never given", r.GetStartingToken())
 	}
-	if absent := s.o.Absent(); len(absent) > 0 {
+	if absent := s.AbsentNodes(); len(absent) > 0 {
 		return nil, fail(codes.Unavailable, "these nodes cannot be asked for their snapshots: %s", strings.Join(absent, ", "))
 	}
 	nodes := s.connected()
@@ -155,7 +155,7 @@ func (s *Service) ListSnapshots(ctx context.Context, r *csi.ListSnapshotsRequest
 		if most > 0 {
 			ask.PageSize = int32(min(snapshotsAtOnce, most-len(answer.GetEntries()))) //nolint:gosec // at most snapshotsAtOnce
 		}
-		page, err := s.o.Fleet.ListSnapshots(ctx, nodes[i], ask)
+		page, err := s.Fleet.ListSnapshots(ctx, nodes[i], ask)
 		if err != nil {
 			return nil, onNode(nodes[i], err)
 		}

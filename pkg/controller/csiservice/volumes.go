@@ -25,7 +25,7 @@ func (s *Service) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) 
 	case err != nil:
 		return nil, err
 	}
-	if err := s.o.Fleet.DeleteVolumeByID(ctx, node, r.GetVolumeId()); err != nil {
+	if err := s.Fleet.DeleteVolumeByID(ctx, node, r.GetVolumeId()); err != nil {
 		return nil, onNode(node, err)
 	}
 	s.awaitReport(ctx, node, r.GetVolumeId(), false)
@@ -70,9 +70,9 @@ func (s *Service) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*cs
 		vol  *lvmdv1.Volume
 	}
 	var all []held
-	for _, view := range s.o.Fleet.Views() {
+	for _, view := range s.Fleet.Views() {
 		for id, vol := range view.Volumes {
-			if node, known := s.o.NodeOf(id); known && node != view.Node {
+			if node, known := s.NodeOfVolume(id); known && node != view.Node {
 				continue // it speaks for another node's volume
 			}
 			if id > after && vol.GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY {
@@ -159,7 +159,7 @@ func (s *Service) ControllerExpandVolume(ctx context.Context, r *csi.ControllerE
 		}
 	}
 	// With only a limit given, what the volume has is enough, or too much.
-	grown, err := s.o.Fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: vol.GetId(), RequiredBytes: max(least, 1), LimitBytes: most})
+	grown, err := s.Fleet.ExpandVolume(ctx, node, &lvmdv1.ExpandVolumeRequest{Id: vol.GetId(), RequiredBytes: max(least, 1), LimitBytes: most})
 	if err != nil {
 		return nil, onNode(node, err)
 	}
