@@ -12,7 +12,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"time"
 )
 
@@ -93,17 +92,13 @@ func parseAuthority(cert, key []byte) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	block, _ := pem.Decode(key)
-	if block == nil {
-		return nil, errors.New("no PEM key")
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	pair, err := tls.X509KeyPair(cert, key) // which fails for the key of another certificate
 	if err != nil {
 		return nil, fmt.Errorf("key: %w", err)
 	}
-	signer, ok := parsed.(*ecdsa.PrivateKey)
-	if !ok || !signer.PublicKey.Equal(c.PublicKey) {
-		return nil, errors.New("key does not belong to the certificate")
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("key cannot sign")
 	}
 	return &authority{cert: c, key: signer}, nil
 }
@@ -191,14 +186,9 @@ func newAuthority(now time.Time) (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make CA key: %w", err)
 	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
 	template := &x509.Certificate{
-		SerialNumber: serial,
-		// The serial in the name lets verifiers distinguish two generations.
-		Subject:   pkix.Name{CommonName: "carve-uplink-ca-" + serial.Text(36)},
+		// What is random in the name lets verifiers distinguish two generations.
+		Subject:   pkix.Name{CommonName: "carve-uplink-ca-" + rand.Text()},
 		NotBefore: now.Add(-backdate), NotAfter: now.Add(CALife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign,
@@ -220,16 +210,12 @@ func (a *authority) serving(now time.Time, host string) (*tls.Certificate, error
 	if err != nil {
 		return nil, fmt.Errorf("make serving key: %w", err)
 	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
 	end := now.Add(ServingLife)
 	if end.After(a.cert.NotAfter) {
 		end = a.cert.NotAfter
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "carve-controller"}, DNSNames: []string{host},
+		Subject: pkix.Name{CommonName: "carve-controller"}, DNSNames: []string{host},
 		NotBefore: now.Add(-backdate), NotAfter: end,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
@@ -242,12 +228,4 @@ func (a *authority) serving(now time.Time, host string) (*tls.Certificate, error
 		return nil, fmt.Errorf("make serving certificate: %w", err)
 	}
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
-}
-
-func newSerial() (*big.Int, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		return nil, fmt.Errorf("make serial number: %w", err)
-	}
-	return serial, nil
 }
