@@ -36,7 +36,7 @@ func parseFileSystem(class *storagev1.StorageClass) (FileSystem, error) {
 	params := class.Parameters
 	t, err := filesystem.ParseType(params[names.ParamFSType])
 	if err != nil {
-		return refuse(names.ParamFSType, fmt.Sprintf("%q", params[names.ParamFSType]), typeNames())
+		return refuse(names.ParamFSType, fmt.Sprintf("%q", params[names.ParamFSType]), strings.Join(typeWords(), ", "))
 	}
 	out.Type, out.Profile = t, filesystem.Profile(params[names.ParamProfile])
 	switch err := out.Check(); {
@@ -137,12 +137,4 @@ func refusedMountOption(class *storagev1.StorageClass, err error) error {
 		return &InvalidError{Field: field, Given: "what is there", Allowed: err.Error()}
 	}
 	return &InvalidError{Field: field, Given: fmt.Sprintf("%q for %s", refused.Given, refused.For), Allowed: refused.Allowed}
-}
-
-func typeNames() string {
-	var all []string
-	for _, t := range filesystem.Types() {
-		all = append(all, string(t))
-	}
-	return strings.Join(all, ", ")
 }

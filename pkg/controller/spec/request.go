@@ -42,8 +42,6 @@ type Class struct {
 	FSType string
 	// FileSystem is what volumes carry that are not raw block devices.
 	FileSystem FileSystem
-	// onNodeLoss is names.NodeLossKeep or names.NodeLossRecreate.
-	onNodeLoss string
 	// Placement says which of the nodes with enough free space is preferred.
 	Placement scheduler.Policy
 	// Encryption says whether and how volumes are encrypted.
@@ -54,7 +52,7 @@ type Class struct {
 
 // ParseClass reads the parameters of a StorageClass; errors are *InvalidError.
 func ParseClass(class *storagev1.StorageClass) (Class, error) {
-	out := Class{onNodeLoss: names.NodeLossKeep, Placement: scheduler.Policies[0]}
+	out := Class{Placement: scheduler.Policies[0]}
 	for _, key := range slices.Sorted(maps.Keys(class.Parameters)) {
 		value := class.Parameters[key]
 		if isFileSystemParameter(key) || isStageSecret(key) || isIOLimit(key) {
@@ -68,7 +66,6 @@ func ParseClass(class *storagev1.StorageClass) (Class, error) {
 				return out, &InvalidError{Field: ClassField(class, key), Given: fmt.Sprintf("%q", value),
 					Allowed: names.NodeLossKeep + ", " + names.NodeLossRecreate}
 			}
-			out.onNodeLoss = value
 		case names.ParamPlacement:
 			policy, err := scheduler.ParsePolicy(value)
 			if err != nil {
