@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -141,4 +143,20 @@ func TestAVolumeThatIsGoneFromItsNodeIsAnnouncedAndNotMadeAgain(t *testing.T) {
 	if h.getClaim("c").Status.Phase != v1.ClaimBound || len(node.Volumes()) != 0 {
 		t.Error("something was done about it")
 	}
+}
+
+func TestTheAuditIsRepeated(t *testing.T) {
+	h := newHarness(t)
+	metrics := audit.NewMetrics(prometheus.NewRegistry())
+	auditor := audit.New(h.c.core.Cluster, audit.Options{Grace: time.Hour, Interval: time.Millisecond, Busy: func(string) bool { return false }, Metrics: metrics})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- auditor.Run(ctx) }()
+	foreign := metrics.Audited.WithLabelValues(audit.StandingForeign)
+	for range 3 {
+		foreign.Set(1)
+		waittest.Until(t, "a pass counts none", func() bool { return testutil.ToFloat64(foreign) == 0 })
+	}
+	stop()
+	must.Succeed(t, <-ended)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -195,9 +196,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	trusted := make(chan struct{})
 	group.Go(func() error { store.Run(ctx, trusted); return nil })
 	group.Go(func() error {
-		if err := c.findClusterID(ctx); err != nil {
-			return err
-		}
+		c.findClusterID(ctx)
 		select {
 		case <-trusted:
 		case <-ctx.Done():
@@ -218,22 +217,18 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // findClusterID learns the installation's id, for which the UID of the
 // namespace kube-system stands, as is the custom.
-func (c *Controller) findClusterID(ctx context.Context) error {
-	for ctx.Err() == nil {
-		callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-		ns, err := c.o.Client.CoreV1().Namespaces().Get(callCtx, metav1.NamespaceSystem, metav1.GetOptions{})
-		cancel()
-		if err == nil {
-			c.core.ID = string(ns.UID)
-			return nil
+func (c *Controller) findClusterID(ctx context.Context) {
+	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+		defer cancel()
+		ns, err := c.o.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+		if err != nil {
+			c.o.Log.Warn("the cluster's id cannot be read, trying on", "error", err)
+			return false, nil
 		}
-		c.o.Log.Warn("the cluster's id cannot be read, trying on", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
-	}
-	return nil
+		c.core.ID = string(ns.UID)
+		return true, nil
+	})
 }
 
 // agentsTimeout bounds how long nodes wait for their agents' addresses to be known.
@@ -326,18 +321,11 @@ func reportOf(view *fleet.View) scheduler.NodeReport {
 
 // forgetGoneNodes drops what is known of nodes that are gone.
 func (c *Controller) forgetGoneNodes(ctx context.Context) {
-	ticker := time.NewTicker(time.Minute)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if c.core.Synced() {
 			c.forgetNodes(ctx)
 		}
-	}
+	}, time.Minute)
 }
 
 // forgetNodes looks at every node once.

@@ -75,18 +75,13 @@ func (c *Controller) holdLease(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("prepare leader election: %w", err)
 	}
-	go func() {
-		select {
-		case <-ctx.Done():
-		case <-electing.Done():
-			return
-		}
+	defer context.AfterFunc(ctx, func() {
 		select {
 		case <-started: // act releases when it has stopped
 		default:
 			release()
 		}
-	}()
+	})()
 	elector.Run(electing)
 	select {
 	case <-started:

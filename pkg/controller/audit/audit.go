@@ -10,6 +10,8 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/fleet"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const (
@@ -74,16 +76,11 @@ func New(c *cluster.Cluster, o Options) *Auditor {
 
 // Run works until ctx is done. The caches must have synced.
 func (a *Auditor) Run(ctx context.Context) error {
-	ticker := time.NewTicker(cmp.Or(a.Interval, auditPass))
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	_ = wait.PollUntilContextCancel(ctx, cmp.Or(a.Interval, auditPass), false, func(ctx context.Context) (bool, error) {
 		a.Pass(ctx)
-	}
+		return false, nil
+	})
+	return nil
 }
 
 // Standing of a volume on a node, and the label "standing" of

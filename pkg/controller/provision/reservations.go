@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	utilwait "k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/scheduler"
@@ -44,16 +46,9 @@ func (r reservations) release(uid string) {
 
 // expire releases the reservations that are over, until ctx is done.
 func (r reservations) expire(ctx context.Context) {
-	ticker := time.NewTicker(10 * time.Second)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			for _, node := range r.ledger.Expire() {
-				r.changed(node)
-			}
-		case <-ctx.Done():
-			return
+	utilwait.UntilWithContext(ctx, func(context.Context) {
+		for _, node := range r.ledger.Expire() {
+			r.changed(node)
 		}
-	}
+	}, 10*time.Second)
 }
