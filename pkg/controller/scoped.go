@@ -19,9 +19,14 @@ type scopedInformers struct {
 	informers.SharedInformerFactory
 
 	mu       sync.Mutex
-	handlers []func()
-	// ofClaims are the handlers of claims.
-	ofClaims []cache.ResourceEventHandler
+	handlers []scopedHandler
+}
+
+// scopedHandler is a handler that was added.
+type scopedHandler struct {
+	cache.ResourceEventHandler
+	ofClaims bool
+	remove   func()
 }
 
 func newScopedInformers(all informers.SharedInformerFactory) *scopedInformers {
@@ -32,8 +37,8 @@ func newScopedInformers(all informers.SharedInformerFactory) *scopedInformers {
 func (s *scopedInformers) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, remove := range s.handlers {
-		remove()
+	for _, h := range s.handlers {
+		h.remove()
 	}
 	s.handlers = nil
 }
@@ -42,35 +47,32 @@ func (s *scopedInformers) release() {
 // which the library would.
 func (s *scopedInformers) again(claim *v1.PersistentVolumeClaim) {
 	s.mu.Lock()
-	handlers := slices.Clone(s.ofClaims)
+	handlers := slices.Clone(s.handlers)
 	s.mu.Unlock()
 	for _, h := range handlers {
-		h.OnAdd(claim, false)
+		if h.ofClaims {
+			h.OnAdd(claim, false)
+		}
 	}
 }
 
 func (s *scopedInformers) Core() coreinformers.Interface {
-	return scopedGroup{s.SharedInformerFactory.Core(), s}
+	return scopedCore{s.SharedInformerFactory.Core().V1(), s}
 }
 
-type scopedGroup struct {
-	coreinformers.Interface
-	s *scopedInformers
-}
-
-func (g scopedGroup) V1() corev1.Interface { return scopedVersion{g.Interface.V1(), g.s} }
-
-type scopedVersion struct {
+type scopedCore struct {
 	corev1.Interface
 	s *scopedInformers
 }
 
-func (v scopedVersion) PersistentVolumes() corev1.TypedPersistentVolumeInformer {
-	return scopedVolumes{v.Interface.PersistentVolumes(), v.s}
+func (c scopedCore) V1() corev1.Interface { return c }
+
+func (c scopedCore) PersistentVolumes() corev1.TypedPersistentVolumeInformer {
+	return scopedVolumes{c.Interface.PersistentVolumes(), c.s}
 }
 
-func (v scopedVersion) PersistentVolumeClaims() corev1.TypedPersistentVolumeClaimInformer {
-	return scopedClaims{v.Interface.PersistentVolumeClaims(), v.s}
+func (c scopedCore) PersistentVolumeClaims() corev1.TypedPersistentVolumeClaimInformer {
+	return scopedClaims{c.Interface.PersistentVolumeClaims(), c.s}
 }
 
 type scopedVolumes struct {
@@ -79,7 +81,7 @@ type scopedVolumes struct {
 }
 
 func (i scopedVolumes) Informer() cache.SharedIndexInformer {
-	return scopedInformer{i.TypedPersistentVolumeInformer.Informer(), i.s}
+	return scopedInformer{i.TypedPersistentVolumeInformer.Informer(), i.s, false}
 }
 
 type scopedClaims struct {
@@ -88,38 +90,26 @@ type scopedClaims struct {
 }
 
 func (i scopedClaims) Informer() cache.SharedIndexInformer {
-	return scopedClaimInformer{scopedInformer{i.TypedPersistentVolumeClaimInformer.Informer(), i.s}}
-}
-
-// scopedClaimInformer remembers handlers for again, too.
-type scopedClaimInformer struct{ scopedInformer }
-
-func (i scopedClaimInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
-	i.s.mu.Lock()
-	i.s.ofClaims = append(i.s.ofClaims, h)
-	i.s.mu.Unlock()
-	return i.scopedInformer.AddEventHandlerWithResyncPeriod(h, resync)
+	return scopedInformer{i.TypedPersistentVolumeClaimInformer.Informer(), i.s, true}
 }
 
 // scopedInformer remembers the handlers that are added to it.
 type scopedInformer struct {
 	cache.SharedIndexInformer
-	s *scopedInformers
+	s        *scopedInformers
+	ofClaims bool
 }
 
 func (i scopedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	return i.remember(i.SharedIndexInformer.AddEventHandler(h))
+	return i.AddEventHandlerWithResyncPeriod(h, 0)
 }
 
 func (i scopedInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
-	return i.remember(i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(h, resync))
-}
-
-func (i scopedInformer) remember(r cache.ResourceEventHandlerRegistration, err error) (cache.ResourceEventHandlerRegistration, error) {
+	r, err := i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(h, resync)
 	if err == nil {
 		i.s.mu.Lock()
 		defer i.s.mu.Unlock()
-		i.s.handlers = append(i.s.handlers, func() { _ = i.RemoveEventHandler(r) })
+		i.s.handlers = append(i.s.handlers, scopedHandler{h, i.ofClaims, func() { _ = i.RemoveEventHandler(r) }})
 	}
 	return r, err
 }
