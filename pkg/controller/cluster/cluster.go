@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -80,23 +81,18 @@ func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
 	c.Pods = waitingPods(all)
 	c.VolumeLister = all.Core().V1().PersistentVolumes().Lister()
 	c.NodeLister = all.Core().V1().Nodes().Lister()
+	var failed []error
 	for _, informer := range c.Informers() {
-		if err := informer.SetTransform(stripManagedFields); err != nil {
-			return fmt.Errorf("prepare informer: %w", err)
-		}
+		failed = append(failed, informer.SetTransform(stripManagedFields))
 	}
-	if err := c.Pods.SetTransform(claimsOnly); err != nil {
-		return fmt.Errorf("prepare informer: %w", err)
-	}
-	if err := c.Volumes.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolume]{ByHandle: handleIndexer, byClaimUID: claimUIDIndexer}); err != nil {
-		return fmt.Errorf("prepare informer: %w", err)
-	}
-	err := c.Claims.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolumeClaim]{
-		byUID:    func(claim *v1.PersistentVolumeClaim) ([]string, error) { return []string{string(claim.UID)}, nil },
-		bySource: sourceIndexer,
-	})
-	if err != nil {
-		return fmt.Errorf("prepare informer: %w", err)
+	failed = append(failed, c.Pods.SetTransform(claimsOnly),
+		c.Volumes.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolume]{ByHandle: handleIndexer, byClaimUID: claimUIDIndexer}),
+		c.Claims.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolumeClaim]{
+			byUID:    func(claim *v1.PersistentVolumeClaim) ([]string, error) { return []string{string(claim.UID)}, nil },
+			bySource: sourceIndexer,
+		}))
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("prepare informers: %w", err)
 	}
 	return nil
 }
