@@ -3,7 +3,6 @@ package csiservice
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -46,7 +45,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	if err != nil {
 		return nil, err
 	}
-	var refused error
+	refused := errors.New("none was asked")
 	for _, node := range nodes {
 		vol, err := s.createOn(ctx, node, ask)
 		if err == nil {
@@ -69,14 +68,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 		return nil, refused
 	}
 	return nil, fail(codes.ResourceExhausted, "no node that is connected and allowed has %s free in device class %q: %v",
-		quantity.Bytes(desired.Bytes), ask.GetDeviceClass(), orNothing(refused))
-}
-
-func orNothing(err error) error {
-	if err == nil {
-		return fmt.Errorf("none was asked")
-	}
-	return err
+		quantity.Bytes(desired.Bytes), ask.GetDeviceClass(), refused)
 }
 
 // begin keeps two calls from making one volume on two nodes.
