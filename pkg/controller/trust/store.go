@@ -65,18 +65,18 @@ func (s *Store) Run(ctx context.Context, ready chan<- struct{}) {
 	once := sync.OnceFunc(func() { close(ready) })
 	pause := time.Second
 	for ctx.Err() == nil {
-		err := s.Refresh(ctx)
-		if err == nil {
+		next := refreshInterval
+		if err := s.Refresh(ctx); err == nil {
 			once()
 			pause = time.Second
-			wait(ctx, refreshInterval)
-			continue
-		}
-		if ctx.Err() == nil {
+		} else if ctx.Err() == nil {
 			s.log.Warn("uplink certificates could not be brought up to date, trying on", "error", err)
+			next, pause = pause, min(2*pause, refreshInterval)
 		}
-		wait(ctx, pause)
-		pause = min(2*pause, refreshInterval)
+		select {
+		case <-time.After(next):
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -239,13 +239,4 @@ func (s *Store) ensureMetricsToken(ctx context.Context) error {
 		return fmt.Errorf("store the metrics token: %w", err)
 	}
 	return nil
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
