@@ -8,58 +8,36 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// Reasons of our Events. Those of the upstream provisioner keep its names.
+// Reasons of our Events, each of which EventReasons describes. Those of the upstream provisioner
+// keep its names.
 const (
-	ReasonProvisioning = "Provisioning"
-	ReasonSucceeded    = "ProvisioningSucceeded"
-	ReasonFailed       = "ProvisioningFailed"
-	ReasonDeleteFailed = "VolumeFailedDelete"
-	// ReasonNodeGone: a volume was given up because its node left the cluster.
-	ReasonNodeGone = "NodeGone"
-	// ReasonSourceNode: a claim can only be where what it is made of is.
-	ReasonSourceNode = "SourceNodeSelected"
-	// ReasonCopying: a volume is being copied for a claim.
-	ReasonCopying = "Copying"
-	// ReasonNodeLost: the node that holds a bound claim's volume is lost.
-	ReasonNodeLost = "NodeLost"
-	// ReasonVolumeEmptied: what an encrypted volume held is gone with its key.
-	ReasonVolumeEmptied = "VolumeEmptied"
-	// ReasonVolumeMissing: a volume is gone from its node without our doing.
-	ReasonVolumeMissing = "VolumeMissing"
-	// ReasonVolumeUnhealthy: lvmd or the node plugin found something wrong with it.
+	ReasonProvisioning    = "Provisioning"
+	ReasonSucceeded       = "ProvisioningSucceeded"
+	ReasonFailed          = "ProvisioningFailed"
+	ReasonDeleteFailed    = "VolumeFailedDelete"
+	ReasonNodeGone        = "NodeGone"
+	ReasonSourceNode      = "SourceNodeSelected"
+	ReasonCopying         = "Copying"
+	ReasonNodeLost        = "NodeLost"
+	ReasonVolumeEmptied   = "VolumeEmptied"
+	ReasonVolumeMissing   = "VolumeMissing"
 	ReasonVolumeUnhealthy = "VolumeUnhealthy"
-	// ReasonVolumeRecovered: that is over.
 	ReasonVolumeRecovered = "VolumeRecovered"
-	// ReasonVolumeFound: it is there again.
-	ReasonVolumeFound = "VolumeFound"
-	// ReasonReportRefused: a node reports more than a node can hold.
-	ReasonReportRefused = "ReportRefused"
-	// ReasonHeldBack: creates fail on a node, whose capacity is held back for a while.
-	ReasonHeldBack = "CapacityHeldBack"
-	// ReasonOffered: a create succeeded there, and that is over.
-	ReasonOffered = "CapacityOfferedAgain"
-	// ReasonClassUnusable: nothing can be made in a device class of a node.
-	ReasonClassUnusable = "DeviceClassUnusable"
-	// ReasonClassUsable: that is over.
-	ReasonClassUsable = "DeviceClassUsable"
-	// ReasonClassUnhealthy: a device class of a node has a condition with which volumes can be made.
-	ReasonClassUnhealthy = "DeviceClassUnhealthy"
-	// ReasonClassRecovered: that is over.
-	ReasonClassRecovered = "DeviceClassRecovered"
-	// ReasonGroupChanged: a node's volume group took the place of another one.
-	ReasonGroupChanged = "VolumeGroupChanged"
-	// ReasonDeletionWaits: deleted volumes of a node are not removed, for what depends on them.
-	ReasonDeletionWaits = "DeletionWaits"
-	// ReasonLabelMissing: a node does not have the topology label.
-	ReasonLabelMissing = "TopologyLabelMissing"
-	// ReasonLabelRestored: that is over.
-	ReasonLabelRestored = "TopologyLabelRestored"
-	// ReasonOrphanFound: a node has volumes that no object names.
-	ReasonOrphanFound = "OrphanFound"
-	// ReasonOrphanRemoved: they were removed.
-	ReasonOrphanRemoved = "OrphanRemoved"
-	// ReasonOrphanKept: they could not be removed.
-	ReasonOrphanKept = "OrphanNotRemoved"
+	ReasonVolumeFound     = "VolumeFound"
+	ReasonReportRefused   = "ReportRefused"
+	ReasonHeldBack        = "CapacityHeldBack"
+	ReasonOffered         = "CapacityOfferedAgain"
+	ReasonClassUnusable   = "DeviceClassUnusable"
+	ReasonClassUsable     = "DeviceClassUsable"
+	ReasonClassUnhealthy  = "DeviceClassUnhealthy"
+	ReasonClassRecovered  = "DeviceClassRecovered"
+	ReasonGroupChanged    = "VolumeGroupChanged"
+	ReasonDeletionWaits   = "DeletionWaits"
+	ReasonLabelMissing    = "TopologyLabelMissing"
+	ReasonLabelRestored   = "TopologyLabelRestored"
+	ReasonOrphanFound     = "OrphanFound"
+	ReasonOrphanRemoved   = "OrphanRemoved"
+	ReasonOrphanKept      = "OrphanNotRemoved"
 )
 
 // EventReason describes the Events of one reason: the reference page
