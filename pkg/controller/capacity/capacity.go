@@ -293,7 +293,7 @@ func (p *Publisher) unreported(key Key) desired {
 // sync makes the object what it should be, and returns when to look again.
 func (p *Publisher) sync(ctx context.Context, key Key) (time.Duration, error) {
 	if key.stray != "" {
-		if object := p.current(key.stray); object != nil {
+		if object := p.current(key.stray); object != nil && p.keyOf(object).ObjectName() != object.Name {
 			return 0, p.rename(ctx, object)
 		}
 		return 0, nil
