@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -110,4 +112,37 @@ func TestCapacitiesOfAnInstallationWithoutTheDeploymentHaveNoOwner(t *testing.T)
 	h.class("carve", nil)
 	h.run()
 	waittest.Until(h.t, "n1 is published", h.ownedBy("", 1))
+}
+
+// No node of a kind is empty: only the objects say what there was of it.
+func TestWhatIsPublishedOfKindsFollowsTheDeployment(t *testing.T) {
+	h := newHarness(t, owned(t), withTemplates)
+	h.class("carve", func(c *storagev1.StorageClass) {
+		c.Annotations = map[string]string{names.AnnotationTemplateCapacity: "never-seen=3Gi"}
+	})
+	node := h.nodeOfKind("n1", "big", gib)
+	h.deployment("first")
+	h.run()
+	waittest.Until(h.t, "the node and both kinds are published", h.ownedBy("first", 3))
+	node.Put(&lvmdv1.Volume{Id: "by-hand", Name: "by-hand", DeviceClass: "local"})
+	waittest.Until(h.t, "the node has a volume", func() bool { return len(mustView(t, h, "n1").Volumes) == 1 })
+
+	deployments := h.client.AppsV1().Deployments("carve-system")
+	must.Succeed(t, deployments.Delete(t.Context(), "carve-controller", metav1.DeleteOptions{}))
+	waittest.Until(h.t, "that is known", func() bool {
+		_, ended := h.c.core.owner.References()
+		return ended
+	})
+	// What the garbage collector does, which had not come to the others.
+	must.Succeed(t, h.client.StorageV1().CSIStorageCapacities("carve-system").Delete(t.Context(),
+		capacity.Key{Template: "never-seen", Class: "carve"}.ObjectName(), metav1.DeleteOptions{}))
+	h.deployment("second")
+	waittest.Until(h.t, "all belong to the new one", h.ownedBy("second", 3))
+	if h.template("big") != gib || h.template("never-seen") != 3*gib {
+		t.Errorf("published of the kinds: %d and %d, want what was published before", h.template("big"), h.template("never-seen"))
+	}
+	// Where the watch was interrupted meanwhile, one Deployment becomes the other.
+	must.Get(deployments.Update(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "carve-controller", Namespace: "carve-system", UID: "third"}}, metav1.UpdateOptions{}))(t)
+	waittest.Until(h.t, "all belong to the third", h.ownedBy("third", 3))
 }

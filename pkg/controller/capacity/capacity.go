@@ -139,7 +139,12 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 	if p.Owner != nil {
 		handlers = append(handlers, cluster.On(p.Owner, cache.TypedResourceEventHandlerFuncs[*appsv1.Deployment]{
-			AddFunc:    func(*appsv1.Deployment) { p.allChanged() },
+			AddFunc: func(*appsv1.Deployment) { p.allChanged() },
+			UpdateFunc: func(before, after *appsv1.Deployment) {
+				if before.UID != after.UID { // the watch was interrupted meanwhile
+					p.allChanged()
+				}
+			},
 			DeleteFunc: func(cache.DeletedObject[*appsv1.Deployment]) { p.allChanged() },
 		}))
 	}
@@ -190,6 +195,9 @@ func (p *Publisher) classChanged(class *storagev1.StorageClass) {
 func (p *Publisher) allChanged() {
 	for _, view := range p.Fleet.Views() {
 		p.NodeChanged(view.Node)
+	}
+	for _, class := range p.OurClasses() { // of kinds of which there is no object
+		p.configuredChanged(class.Name)
 	}
 	for _, c := range cluster.List(p.Capacities) {
 		p.objectChanged(c)
