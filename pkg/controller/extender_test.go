@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/clientfake"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
@@ -105,6 +107,7 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 	})
 }
 
+// It leads for a while in between.
 func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)
@@ -138,14 +141,26 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 	waittest.Until(h.t, "b went elsewhere", free(gib-100*mib))
 	h.deleteClaim("a")
 	waittest.Until(h.t, "a is gone", free(gib))
+	leads, endLeading := context.WithCancel(ctx)
+	defer endLeading()
 	leading.Go(func() {
-		if err := h.c.lead(ctx); err != nil {
+		if err := h.c.lead(leads); err != nil {
 			t.Error(err)
 		}
 	})
 	a := h.leader()
 	h.selectNode("b", "n1")
 	waittest.Until(h.t, "the leader's provisioner takes over", func() bool { return a.provisioner.Busy("uid-b") || h.volumes() == 1 })
+	waittest.Until(h.t, "b is bound", h.bound("b"))
+	waittest.Until(h.t, "b's volume is published", h.capacityIs("n1", gib-100*mib))
+	endLeading()
+	leading.Wait()
+	h.claim("c", "n1", nil)
+	waittest.Until(h.t, "c is reserved by the replica that led", free(gib-200*mib))
+	h.change("n1", func(c *storagev1.CSIStorageCapacity) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, names.AnnotationHeldBack, h.c.core.Now().Add(time.Hour).Format(time.RFC3339Nano))
+	})
+	waittest.Until(h.t, "it holds n1 back as the next leader does", func() bool { return h.c.core.available.Count(cluster.CauseFailing) == 1 })
 }
 
 // servingPair writes a key pair for 127.0.0.1, and returns a client that trusts it.
