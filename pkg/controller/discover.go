@@ -9,25 +9,33 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 )
 
-// resourceLook is how often an API server is asked for a resource that it did not have: it may be
-// upgraded, or its definition be installed.
-const resourceLook = 30 * time.Second
+const (
+	// resourceLook is how often an API server is asked for a resource that it did not have: it may be
+	// upgraded, or its definition be installed.
+	resourceLook = 30 * time.Second
+	// resourceRetry is how soon one is asked again that did not answer.
+	resourceRetry = time.Second
+)
 
 // awaitResource returns true once the API server has a resource, and false when ctx is done.
 func awaitResource(ctx context.Context, server discovery.DiscoveryInterface, group schema.GroupVersion, name string, log *slog.Logger) bool {
-	err := wait.PollUntilContextCancel(ctx, resourceLook, true, func(context.Context) (bool, error) {
+	for {
+		next := resourceLook
 		found, err := server.ServerResourcesForGroupVersion(group.String())
-		if err != nil {
-			if !apierrors.IsNotFound(err) {
-				log.Warn("it is not known whether the API server has a resource, trying on", "resource", name, "group", group.String(), "error", err)
-			}
-			return false, nil
+		switch {
+		case err == nil && slices.ContainsFunc(found.APIResources, func(r metav1.APIResource) bool { return r.Name == name }):
+			return true
+		case err != nil && !apierrors.IsNotFound(err):
+			log.Warn("it is not known whether the API server has a resource, trying on", "resource", name, "group", group.String(), "error", err)
+			next = resourceRetry
 		}
-		return slices.ContainsFunc(found.APIResources, func(r metav1.APIResource) bool { return r.Name == name }), nil
-	})
-	return err == nil
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(next):
+		}
+	}
 }

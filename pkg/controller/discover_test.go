@@ -2,13 +2,17 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 func TestAResourceIsWaitedForUntilTheAPIServerHasIt(t *testing.T) {
@@ -32,4 +36,22 @@ func TestAResourceIsWaitedForUntilTheAPIServerHasIt(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An API server that fails says nothing of what it has: it is asked again soon.
+func TestAResourceIsFoundSoonAfterTheAPIServerFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		client.Resources = []*metav1.APIResourceList{{GroupVersion: storagev1.SchemeGroupVersion.String(), APIResources: []metav1.APIResource{{Name: "storageclasses"}}}}
+		failures := 3
+		client.PrependReactor("get", "resource", func(clienttesting.Action) (bool, runtime.Object, error) {
+			failures--
+			return failures >= 0, nil, errors.New("no answer")
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), resourceLook/2)
+		defer cancel()
+		if !awaitResource(ctx, client.Discovery(), storagev1.SchemeGroupVersion, "storageclasses", slog.New(slog.DiscardHandler)) {
+			t.Errorf("it was not found within %v", resourceLook/2)
+		}
+	})
 }
