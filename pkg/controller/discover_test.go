@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,13 +26,15 @@ func TestAResourceIsWaitedForUntilTheAPIServerHasIt(t *testing.T) {
 		"another group has it": {[]*metav1.APIResourceList{{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: wanted}}}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset()
-			client.Resources = test.served
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			if got := awaitResource(ctx, client.Discovery(), storagev1.SchemeGroupVersion, wanted, slog.New(slog.DiscardHandler)); got != test.has {
-				t.Errorf("got %v, want %v", got, test.has)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				client := fake.NewClientset()
+				client.Resources = test.served
+				ctx, cancel := context.WithTimeout(t.Context(), 3*resourceLook)
+				defer cancel()
+				if got := awaitResource(ctx, client.Discovery(), storagev1.SchemeGroupVersion, wanted, slog.New(slog.DiscardHandler)); got != test.has {
+					t.Errorf("got %v, want %v", got, test.has)
+				}
+			})
 		})
 	}
 }
