@@ -91,6 +91,16 @@ func TestTheRightsThatAreListedAreEnoughAndNeeded(t *testing.T) {
 			t.Errorf("%+v: got %+v, %v", test, review, err)
 		}
 	}
+	// No kubelet answers here; who has not the right does not get so far.
+	for user, forbidden := range map[string]bool{"viewer": true, "keeper": false} {
+		impersonating := rest.CopyConfig(config)
+		impersonating.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+		p := &plugin{carve: ours}
+		_, err := p.runner(impersonating, as(user))(t.Context(), "agent", "lvmd", "true")
+		if err == nil || strings.Contains(err.Error(), "forbidden") != forbidden {
+			t.Errorf("%s runs a program in an agent: want forbidden %v, got %v", user, forbidden, err)
+		}
+	}
 	t.Run("adopt", func(t *testing.T) { aClaimStaysBoundOverAnAdoption(t, config, admin) })
 }
 
