@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
@@ -33,16 +34,16 @@ func (p *plugin) askAgents(ctx context.Context, client kubernetes.Interface, run
 	var checks []Check
 	for _, node := range slices.Sorted(maps.Keys(s.agents)) {
 		pod := s.agents[node].Name
-		found, err := p.askAgent(ctx, run, node, pod)
+		found, err := p.askAgent(ctx, run, s, node, pod)
 		if err != nil {
-			found = []Check{{Name: "agent of " + node, Problem: err.Error(), Next: "kubectl -n " + p.carve + " logs " + pod + " -c lvmd"}}
+			found = []Check{wrong("agent of "+node, err.Error(), "kubectl -n "+p.carve+" logs "+pod+" -c lvmd")}
 		}
 		checks = append(checks, found...)
 	}
 	return checks, nil
 }
 
-func (p *plugin) askAgent(ctx context.Context, run run, node, pod string) ([]Check, error) {
+func (p *plugin) askAgent(ctx context.Context, run run, s *snapshot, node, pod string) ([]Check, error) {
 	output, err := run(ctx, pod, "lvmd", "carve-lvmd", "classes", "--json")
 	if err != nil {
 		return nil, err
@@ -58,18 +59,54 @@ func (p *plugin) askAgent(ctx context.Context, run run, node, pod string) ([]Che
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(line), class); err != nil {
 			return nil, fmt.Errorf("parse %.80q: %w", line, err)
 		}
-		check := Check{Name: "class " + class.GetName() + " of " + node, OK: true}
-		if needs, known := targets[class.GetType()]; known && !slices.ContainsFunc(slices.Collect(strings.Lines(loaded)), func(l string) bool {
-			name, _, _ := strings.Cut(l, " ")
-			return name == needs.name
-		}) {
-			check.OK, check.Problem = false, fmt.Sprintf("the kernel has not loaded %s, which has the target %s", needs.module, needs.name)
-			check.Next = "modprobe " + needs.module + " on the node, and list it in /etc/modules-load.d"
-		}
-		if conditions := class.GetConditions(); len(conditions) > 0 {
-			check.OK, check.Problem, check.Next = false, conditions[0].GetType()+": "+conditions[0].GetMessage(), "docs/reference/conditions.md"
-		}
-		checks = append(checks, check)
+		checks = append(checks, s.classCheck(node, class, loaded))
 	}
 	return checks, nil
+}
+
+// classCheck says how a node's device class is, with the targets that its kernel has loaded.
+func (s *snapshot) classCheck(node string, class *lvmdv1.DeviceClass, loaded string) Check {
+	name := "class " + class.GetName() + " of " + node
+	if len(class.GetConditions()) > 0 {
+		return s.conditionsCheck(name, node, class.GetConditions())
+	}
+	// lvmd has the kernel load it when it makes the first volume or the pool.
+	if needs, known := targets[class.GetType()]; known && !slices.ContainsFunc(slices.Collect(strings.Lines(loaded)), func(l string) bool {
+		name, _, _ := strings.Cut(l, " ")
+		return name == needs.name
+	}) {
+		return note(name, fmt.Sprintf("the kernel has not loaded %s, which has the target %s; it does when the first volume is made, if the node has the module", needs.module, needs.name),
+			"where it cannot: modprobe "+needs.module+" on the node, and list it in /etc/modules-load.d")
+	}
+	if total := class.GetTotalBytes(); total > 0 && class.GetMaximumVolumeSizeBytes() == 0 {
+		return note(name, fmt.Sprintf("it is full: %s of %s are used", size(total-class.GetAvailableBytes()), size(total)),
+			"kubectl carve capacity; kubectl carve volumes --node "+node)
+	}
+	return passed(name)
+}
+
+// conditionsCheck says what a class' conditions are. A volume group that is to be made yet and
+// copies that are synchronised are no faults.
+func (s *snapshot) conditionsCheck(name, node string, found []*lvmdv1.Condition) Check {
+	var problems []string
+	next, fault := nextOfCondition, false
+	for _, c := range found {
+		problem := c.GetType() + ": " + c.GetMessage()
+		switch c.GetType() {
+		case conditions.OutOfSync:
+		case conditions.VolumeGroupMissing:
+			if s.lost(node, c.GetMessage()) {
+				problem, fault = problem+lostGroup, true
+				break
+			}
+			next = nextOfGroup
+		default:
+			fault = true
+		}
+		problems = append(problems, problem)
+	}
+	if fault {
+		return wrong(name, strings.Join(problems, "; "), nextOfCondition)
+	}
+	return note(name, strings.Join(problems, "; "), next)
 }

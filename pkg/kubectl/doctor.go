@@ -20,13 +20,36 @@ import (
 	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
+// Level says what a check found.
+type Level string
+
+// Levels.
+const (
+	LevelOK Level = "ok"
+	// LevelNote is what an administrator may want to know of an installation that is as it should be.
+	LevelNote  Level = "note"
+	LevelWrong Level = "wrong"
+)
+
 // Check is one thing that doctor looked at.
 type Check struct {
 	Name string `json:"name"`
-	OK   bool   `json:"ok"`
-	// Problem says what is wrong, and Next what to do.
+	// OK is false where the level is LevelWrong.
+	OK    bool  `json:"ok"`
+	Level Level `json:"level"`
+	// Problem says what was found, and Next what to do.
 	Problem string `json:"problem,omitempty"`
 	Next    string `json:"next,omitempty"`
+}
+
+func passed(name string) Check { return Check{Name: name, OK: true, Level: LevelOK} }
+
+func note(name, problem, next string) Check {
+	return Check{Name: name, OK: true, Level: LevelNote, Problem: problem, Next: next}
+}
+
+func wrong(name, problem, next string) Check {
+	return Check{Name: name, Level: LevelWrong, Problem: problem, Next: next}
 }
 
 // soon is how long before its end a certificate is reported: the controller renews its own earlier.
@@ -36,8 +59,9 @@ func (p *plugin) doctorCommand() *cobra.Command {
 	var agents bool
 	command := &cobra.Command{
 		Use: "doctor", Short: "Check the installation: driver, controllers, agents, nodes, versions, certificates", Args: cobra.NoArgs,
-		Long: "Checks the installation, and fails when something is not as it should be. With --agents it also asks each node agent for its device " +
-			"classes and whether the kernel has what they need; that takes the right to run programs in the agents.",
+		Long: "Checks the installation, and fails when something is wrong. A note is no failure: of a node that is full or has no volume group yet, for " +
+			"example. With --agents it also asks each node agent for its device classes and whether the kernel has what they need; that takes the " +
+			"right to run programs in the agents.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.do(cmd.Context(), func(ctx context.Context, client kubernetes.Interface, run run) error {
 				checks, err := p.doctor(ctx, client)
@@ -52,20 +76,25 @@ func (p *plugin) doctorCommand() *cobra.Command {
 					checks = append(checks, more...)
 				}
 				var rows [][]string
-				wrong := 0
+				failed := 0
 				for _, c := range checks {
-					if c.OK {
-						rows = append(rows, []string{"ok", c.Name})
+					level := string(c.Level)
+					switch c.Level {
+					case LevelOK:
+						rows = append(rows, []string{level, c.Name})
 						continue
+					case LevelWrong:
+						failed++
+						level = strings.ToUpper(level)
+					case LevelNote:
 					}
-					wrong++
-					rows = append(rows, []string{"WRONG", c.Name + ": " + c.Problem}, []string{"", "next: " + c.Next})
+					rows = append(rows, []string{level, c.Name + ": " + c.Problem}, []string{"", "next: " + c.Next})
 				}
 				if err := p.print(cmd.OutOrStdout(), checks, rows); err != nil {
 					return err
 				}
-				if wrong > 0 {
-					return fmt.Errorf("%d of %d checks: %w", wrong, len(checks), ErrUnhealthy)
+				if failed > 0 {
+					return fmt.Errorf("%d of %d checks: %w", failed, len(checks), ErrUnhealthy)
 				}
 				return nil
 			})
@@ -83,10 +112,11 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	}
 	var checks []Check
 	check := func(name, problem, next string) {
-		checks = append(checks, Check{Name: name, OK: problem == "", Problem: problem, Next: next})
 		if problem == "" {
-			checks[len(checks)-1].Next = ""
+			checks = append(checks, passed(name))
+			return
 		}
+		checks = append(checks, wrong(name, problem, next))
 	}
 	problem := ""
 	if _, err := client.StorageV1().CSIDrivers().Get(ctx, names.Driver, metav1.GetOptions{}); apierrors.IsNotFound(err) {
@@ -123,6 +153,10 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	if err != nil {
 		return nil, err
 	}
+	reported, err := unusable(ctx, client)
+	if err != nil {
+		return nil, err
+	}
 	for _, node := range nodes {
 		_, wanted := s.agents[node.Name]
 		problem, next := "", "kubectl -n "+p.carve+" describe pod "+s.agents[node.Name].Name
@@ -136,7 +170,12 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 		case !node.Registered:
 			problem, next = "its kubelet does not know the driver", "kubectl -n "+p.carve+" logs "+s.agents[node.Name].Name+" -c node"
 		case len(node.Largest) == 0:
-			problem, next = "it offers no space: it is full, or lacks its volume group", "kubectl -n "+p.carve+" exec "+s.agents[node.Name].Name+" -c lvmd -- carve-lvmd classes"
+			found, err := s.withoutSpace(node.Name, reported[node.Name])
+			if err != nil {
+				return nil, err
+			}
+			checks = append(checks, found)
+			continue
 		}
 		check("node "+node.Name, problem, next)
 	}

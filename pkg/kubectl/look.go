@@ -222,7 +222,7 @@ func events(ctx context.Context, client kubernetes.Interface, namespace, kind, n
 	if err != nil {
 		return nil, fmt.Errorf("list the Events of %s %s: %w", kind, name, err)
 	}
-	slices.SortStableFunc(list.Items, func(a, b corev1.Event) int { return eventTime(b).Compare(eventTime(a).Time) })
+	newestFirst(list.Items)
 	var result []why.Event
 	for _, e := range list.Items {
 		if e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == name {
@@ -230,6 +230,10 @@ func events(ctx context.Context, client kubernetes.Interface, namespace, kind, n
 		}
 	}
 	return result, nil
+}
+
+func newestFirst(list []corev1.Event) {
+	slices.SortStableFunc(list, func(a, b corev1.Event) int { return eventTime(b).Compare(eventTime(a).Time) })
 }
 
 func eventTime(e corev1.Event) metav1.Time {

@@ -1,0 +1,172 @@
+package kubectl
+
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/carve-csi/carve/api/names"
+)
+
+// nothingOn has a node offer nothing.
+func nothingOn(node string) func(runtime.Object) bool {
+	return func(o runtime.Object) bool {
+		if c, ok := o.(*storagev1.CSIStorageCapacity); ok && c.Name == node {
+			c.Capacity, c.MaximumVolumeSize = nil, nil
+		}
+		return false
+	}
+}
+
+// onNode returns Events on a node, a minute apart, the newest last: each is a reason and a message.
+func onNode(node string, reported ...[2]string) []runtime.Object {
+	var list []runtime.Object
+	for i, r := range reported {
+		at := metav1.Time{Time: today.Add(time.Duration(i-len(reported)) * time.Minute)}
+		list = append(list, &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: node + "." + r[0] + strconv.Itoa(i)}, Reason: r[0], Message: r[1],
+			LastTimestamp: at, InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node},
+		})
+	}
+	return list
+}
+
+const (
+	noGroup   = `no volume can be made in device class local: VolumeGroupMissing: volume group "carve" does not exist on this node`
+	noPool    = `no volume can be made in device class thin: PoolFailed: the thin pool "carve/pool" failed`
+	usable    = "volumes can be made in device class thin again"
+	notUsable = "DeviceClassUnusable"
+)
+
+// TestDoctorNotesNodesWithoutSpaceAndFindsFaults has one of two nodes offer nothing.
+func TestDoctorNotesNodesWithoutSpaceAndFindsFaults(t *testing.T) {
+	for name, test := range map[string]struct {
+		node   string
+		events [][2]string
+		held   bool
+		// waiting has a claim for the node without a volume.
+		waiting bool
+		level   string
+		want    []string
+	}{
+		"a node that is full": {node: "n1", level: "note",
+			want: []string{"it offers no space", "its volumes take 10.0Gi", "kubectl carve capacity", "kubectl carve volumes --node n1"}},
+		"a full node for whose space a claim waits": {node: "n1", waiting: true, level: "note",
+			want: []string{"its volumes take 10.0Gi, and claims whose volumes are being made asked for 2.0Gi"}},
+		"a node without volumes": {node: "n2", level: "note", want: []string{"it offers no space", "has no volume", "kubectl carve doctor --agents"}},
+		"a node without the group": {node: "n2", events: [][2]string{{notUsable, noGroup}}, level: "note",
+			want: []string{"device class local", "VolumeGroupMissing", `"carve" does not exist`, "vgcreate", "optional: true"}},
+		"a node that lost the group": {node: "n1", events: [][2]string{{notUsable, noGroup}}, level: "WRONG",
+			want: []string{"VolumeGroupMissing", "holds PersistentVolumes", "docs/reference/conditions.md"}},
+		"a full node without the group of another class": {node: "n1", events: [][2]string{{notUsable, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, level: "note",
+			want: []string{`"more" does not exist`, "its volumes take 10.0Gi", "vgcreate", "kubectl carve volumes --node n1"}},
+		"a pool that failed": {node: "n2", events: [][2]string{{notUsable, noPool}}, level: "WRONG", want: []string{"PoolFailed"}},
+		"a pool that failed, and no group": {node: "n2", events: [][2]string{{notUsable, noPool}, {notUsable, noGroup}}, level: "WRONG",
+			want: []string{"PoolFailed", "VolumeGroupMissing"}},
+		"a pool that had failed":             {node: "n1", events: [][2]string{{notUsable, noPool}, {"DeviceClassUsable", usable}}, level: "note", want: []string{"its volumes take 10.0Gi"}},
+		"a node whose capacity is held back": {node: "n2", held: true, level: "WRONG", want: []string{"creating volumes fails", "kubectl describe node n2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list := append(without(nothingOn(test.node)), onNode(test.node, test.events...)...)
+			for _, o := range list {
+				if c, ok := o.(*corev1.PersistentVolumeClaim); ok && test.waiting {
+					c.Annotations = map[string]string{"volume.kubernetes.io/selected-node": test.node}
+					class := "carve"
+					c.Spec.StorageClassName = &class
+					c.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
+				}
+				if c, ok := o.(*storagev1.CSIStorageCapacity); ok && test.held && c.Name == test.node {
+					c.Annotations = map[string]string{names.AnnotationHeldBack: "2026-05-01T12:10:00Z"}
+				}
+			}
+			got, err := call(t, list, nil, "doctor")
+			if words := strings.Join(strings.Fields(got), " "); !strings.Contains(words, test.level+" node "+test.node+": ") || !containsAll(words, test.want) {
+				t.Errorf("want %s with %q, got\n%s", test.level, test.want, got)
+			}
+			if wrong := test.level == "WRONG"; errors.Is(err, ErrUnhealthy) != wrong || (err != nil) != wrong {
+				t.Errorf("got the error %v", err)
+			}
+			text, _ := call(t, list, nil, "doctor", "-o", "json")
+			var checks []struct {
+				Name, Level string
+				OK          bool
+			}
+			if err := json.Unmarshal([]byte(text), &checks); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range checks {
+				want := "ok"
+				if c.Name == "node "+test.node {
+					want = strings.ToLower(test.level)
+				}
+				if c.Level != want || c.OK != (want != "wrong") {
+					t.Errorf("for programs: want the level %s, got %+v", want, c)
+				}
+			}
+		})
+	}
+}
+
+func containsAll(text string, words []string) bool {
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			return false
+		}
+	}
+	return true
+}
+
+// TestDoctorNotesWhatAgentsReportAndFindsFaults has the agent of n1, which has a volume in the group
+// carve, answer with one class.
+func TestDoctorNotesWhatAgentsReportAndFindsFaults(t *testing.T) {
+	missing := func(group string) string {
+		return `{"type":"VolumeGroupMissing","message":"volume group \"` + group + `\" does not exist on this node"}`
+	}
+	for name, test := range map[string]struct {
+		class string
+		level string
+		want  []string
+	}{
+		"healthy": {`"totalBytes":"20","availableBytes":"10","maximumVolumeSizeBytes":"10"`, "ok", nil},
+		"full": {`"totalBytes":"21474836480","availableBytes":"0","maximumVolumeSizeBytes":"0"`, "note",
+			[]string{"it is full: 20.0Gi of 20.0Gi are used", "kubectl carve volumes --node n1"}},
+		"without its group":   {`"conditions":[` + missing("more") + `]`, "note", []string{"VolumeGroupMissing", "vgcreate"}},
+		"that lost its group": {`"conditions":[` + missing("carve") + `]`, "WRONG", []string{"VolumeGroupMissing", "holds PersistentVolumes"}},
+		"that synchronises":   {`"conditions":[{"type":"OutOfSync","message":"m"}]`, "note", []string{"OutOfSync: m"}},
+		"without its group, and with a fault": {`"conditions":[` + missing("more") + `,{"type":"NotResponding","message":"m"}]`, "WRONG",
+			[]string{"VolumeGroupMissing", "NotResponding: m", "docs/reference/conditions.md"}},
+		"whose pool failed":      {`"conditions":[{"type":"PoolFailed","message":"m"}]`, "WRONG", []string{"PoolFailed: m"}},
+		"whose group is refused": {`"conditions":[{"type":"VolumeGroupReplaced","message":"m"}]`, "WRONG", []string{"VolumeGroupReplaced: m"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answers := scripted(map[string]string{
+				"carve-lvmd classes --json": `{"name":"c","type":"linear",` + test.class + `}`, "dmsetup targets": "linear v1.4.0\n"})
+			got, err := call(t, objects(), answers, "doctor", "--agents")
+			line, next := "", ""
+			for text := range strings.Lines(got) {
+				if line != "" {
+					next = text
+					break
+				}
+				if strings.Contains(text, "class c of n1") {
+					line = strings.Join(strings.Fields(text), " ")
+				}
+			}
+			if !strings.HasPrefix(line, test.level+" class c of n1") || !containsAll(line+next, test.want) {
+				t.Errorf("want %s with %q, got\n%s", test.level, test.want, got)
+			}
+			if errors.Is(err, ErrUnhealthy) != (test.level == "WRONG") {
+				t.Errorf("got the error %v", err)
+			}
+		})
+	}
+}
