@@ -134,11 +134,11 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 		problem = fmt.Sprintf("%d of %d are ready", status.ControllersReady, status.Controllers)
 	}
 	check("controllers", problem, "kubectl -n "+p.carve+" describe pods -l "+labelName+"="+nameController)
-	problem = ""
-	if len(status.Images) > 1 {
-		problem = "several are in use: " + strings.Join(status.Images, ", ")
+	kubernetesCheck, err := kubernetesVersion(ctx, client)
+	if err != nil {
+		return nil, err
 	}
-	check("one image", problem, "wait for the rollout; else compare the Deployment and the DaemonSets")
+	checks = append(checks, oneImage(status.Images), p.ownVersion(status.Images), kubernetesCheck)
 	problem, err = p.certificate(ctx, client)
 	if err != nil {
 		return nil, err
@@ -157,14 +157,18 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	if err != nil {
 		return nil, err
 	}
-	for _, node := range nodes {
+	for i, node := range nodes {
 		_, wanted := s.agents[node.Name]
+		kernel := s.nodes[i].Status.NodeInfo.KernelVersion
+		tooOld, _ := before(kernel, oldestKernel)
 		problem, next := "", "kubectl -n "+p.carve+" describe pod "+s.agents[node.Name].Name
 		switch {
 		case !node.Ready:
 			problem, next = "it is not ready", "kubectl describe node "+node.Name
 		case !wanted:
 			continue // The DaemonSet leaves it out.
+		case tooOld:
+			problem, next = fmt.Sprintf("its kernel is %s, and Carve needs Linux %s or newer", kernel, oldestKernel), "install a newer kernel on the node; see docs/get-started/install.md"
 		case !node.AgentReady:
 			problem = "its agent is not ready"
 		case !node.Registered:
