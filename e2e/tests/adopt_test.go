@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,11 +24,7 @@ import (
 func TestKubectlCarveAdoptsAVolumeOfAnotherDriver(t *testing.T) {
 	s := begin(t)
 	node := s.nodes[0]
-	program := filepath.Join(t.TempDir(), "kubectl-carve")
-	build := exec.CommandContext(s.ctx, "go", "build", "-o", program, "./cmd/kubectl-carve")
-	build.Dir = "../.."
-	output, err := build.CombinedOutput()
-	s.must(err, "build kubectl-carve: "+string(output))
+	program := s.kubectlCarve()
 	plugin := func(arguments ...string) string {
 		t.Helper()
 		var output bytes.Buffer
