@@ -194,7 +194,12 @@ func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refuse
 // stops it in order.
 func serve(ctx context.Context, f flags, log *slog.Logger, service *lvmd.Service, server *grpc.Server, l net.Listener, metrics *lvmd.Metrics, file *configFile) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return server.Serve(l) })
+	group.Go(func() error {
+		if err := server.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
+			return err
+		}
+		return nil
+	})
 	group.Go(func() error { return file.watch(ctx, service, metrics, log) })
 	group.Go(func() error {
 		return ops.Serve(ctx, ops.Options{
