@@ -17,6 +17,10 @@ func DeviceName(group, volume string) string {
 // carve-y-tpool.
 var component = regexp.MustCompile(`^(.+)_(?:rimage_[0-9]+|rmeta_[0-9]+|tdata|tmeta)$`)
 
+// IsComponent reports whether a name is one that LVM gives to components. A command that was killed leaves
+// some visible, with the tags of their volume.
+func IsComponent(name string) bool { return component.MatchString(name) }
+
 // IsOf reports whether LVM's name of a device is that of a volume or of a component of it.
 func IsOf(name, volume string) bool {
 	rest, ok := strings.CutPrefix(name, volume)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
@@ -58,7 +59,8 @@ func (s activator) inactiveIn(g *lvm.Group) inactive {
 	for i := range g.Volumes {
 		lv := &g.Volumes[i]
 		pool := g.Volume(lv.Pool)
-		if !spec.AreOurs(lv.Tags) || lv.Attr.SkipActivation || pool != nil && pool.Attr.SkipActivation {
+		// LVM asks whether a component is to be activated, and waits for the answer.
+		if !spec.AreOurs(lv.Tags) || layout.IsComponent(lv.Name) || lv.Attr.SkipActivation || pool != nil && pool.Attr.SkipActivation {
 			continue
 		}
 		if _, err := s.LVM.Device(g.Name, lv.Name); err == nil {

@@ -7,7 +7,26 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/must"
 )
+
+// TestOnlyVolumesAreActivatedAtAStart has what LVM leaves of a RAID volume that it was killed to make: its bookkeeping
+// lies bare, with the volume's tags.
+func TestOnlyVolumesAreActivatedAtAStart(t *testing.T) {
+	const volume = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	f := newFixture(t, map[string][]string{volume: named("a"), volume + "_rmeta_0": named("a")})
+	f.start()
+	f.lvm.Deactivate()
+	found := must.Get(f.Activate(t.Context(), []string{"carve"}, must.Get(f.Scan(t.Context(), []string{"carve"}))(t)))(t)
+	if len(found) != 1 {
+		t.Fatalf("found %v", found)
+	}
+	for name, want := range map[string]bool{volume: true, volume + "_rmeta_0": false} {
+		if _, err := f.lvm.Device("carve", name); (err == nil) != want {
+			t.Errorf("%s is active: %v, want %v", name, err == nil, want)
+		}
+	}
+}
 
 // TestAStartThatIsStoppedGoesOnWithoutNoGroup stops the start in a scan, which is killed then as one is that takes too long.
 func TestAStartThatIsStoppedGoesOnWithoutNoGroup(t *testing.T) {
