@@ -5,6 +5,7 @@ package tests
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -21,6 +22,7 @@ const noSpace = "not have enough free storage"
 // that has enough for it, once with each of the nodes.
 func TestPodThatAsksForMoreThanAnyNodeHasWaitsUntilSpaceAppears(t *testing.T) {
 	s := begin(t)
+	s.capacityIsPublished()
 	fillers, free := make([]string, len(s.nodes)), make([]int64, len(s.nodes))
 	for i, node := range s.nodes {
 		fillers[i], free[i] = fmt.Sprintf("filler-%d", i), s.capacity(node)
@@ -71,6 +73,7 @@ func (s *scope) schedulerSays(pod, text string) {
 // selects a node keeps the next Pod from being sent to the same extents.
 func TestBurstThatExactlyFillsTheNodesRunsWithOneFailureOfAPodAtMost(t *testing.T) {
 	s := begin(t)
+	s.capacityIsPublished()
 	const pods = 20
 	size := s.fillToMultipleOf(pods / 2)
 	var names []string
@@ -88,6 +91,21 @@ func TestBurstThatExactlyFillsTheNodesRunsWithOneFailureOfAPodAtMost(t *testing.
 	// The scheduler may place a Pod by the capacity of a moment ago, while the reservation of
 	// the last one is on its way to it. It tries that Pod again a second later, when it has it.
 	s.wantProvisioningFailures(1)
+}
+
+// capacityIsPublished waits until what is published of each node is what its volume group has: a
+// rise is published later than the volumes of the test before are gone.
+func (s *scope) capacityIsPublished() {
+	s.Helper()
+	for _, node := range s.nodes {
+		s.must(carve.Until(s.ctx, waitTimeout, "the capacity of "+node+" is published", func(ctx context.Context) error {
+			free, err := strconv.ParseInt(strings.TrimSpace(s.node(node, "vgs", "--noheadings", "--nosuffix", "--units", "b", "-o", "vg_free", "carve")), 10, 64)
+			if err != nil {
+				return err
+			}
+			return s.wantCapacity(ctx, node, free)
+		}), "wait for the capacity of "+node)
+	}
 }
 
 // fillToMultipleOf leaves on each node exactly n times the size it returns.
