@@ -171,6 +171,10 @@ func TestClonesThatCannotBeAreRefusedWithTheReason(t *testing.T) {
 			h := newHarness(t)
 			_, n2 := h.source()
 			n2.Resize("second", gib)
+			waittest.Until(t, "the controller knows the class", func() bool {
+				v, _ := h.c.core.Fleet.View("n2")
+				return v.Classes["second"] != nil
+			})
 			h.class("other", test.class)
 			h.foreignVolume()
 			h.claim("c", "n2", func(c *v1.PersistentVolumeClaim) { cloneOf("src")(c); test.claim(c) })
