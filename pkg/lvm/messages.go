@@ -135,31 +135,39 @@ func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	var failed []error
 	for _, p := range waiting {
-		device, number, ok, err := transaction(group, p.Name)
-		switch {
-		case err != nil:
+		names, err := sendPool(group, &p)
+		unmade = append(unmade, names...)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("thin pool %q of volume group %q: %w", p.Name, group, err))
+		}
+	}
+	return unmade, errors.Join(failed...)
+}
+
+// sendPool sends one pool what it was not sent, or returns the snapshots among that which it does not have.
+func sendPool(group string, p *ondisk.Pool) (unmade []string, err error) {
+	device, number, ok, err := transaction(group, p.Name)
+	switch {
+	case err != nil:
+		return nil, err
+	case !ok:
+		return nil, errors.New("the kernel reports that it has failed")
+	case number+1 != p.Transaction:
+		return nil, nil
+	}
+	snapshots := slices.DeleteFunc(slices.Clone(p.Creates), func(v string) bool { return !p.Snapshots[v] })
+	if len(snapshots) == 0 {
+		return nil, sendAll(device, p, number)
+	}
+	for _, v := range snapshots {
+		made, err := isMade(device, p.Numbers[v])
+		if err != nil {
 			return unmade, err
-		case !ok:
-			return unmade, fmt.Errorf("thin pool %q of volume group %q has failed", p.Name, group)
-		case number+1 != p.Transaction:
-			continue
 		}
-		snapshots := slices.DeleteFunc(slices.Clone(p.Creates), func(v string) bool { return !p.Snapshots[v] })
-		if len(snapshots) == 0 {
-			if err := sendAll(device, &p, number); err != nil {
-				return unmade, err
-			}
-			continue
-		}
-		for _, v := range snapshots {
-			made, err := isMade(device, p.Numbers[v])
-			if err != nil {
-				return unmade, err
-			}
-			if !made {
-				unmade = append(unmade, v)
-			}
+		if !made {
+			unmade = append(unmade, v)
 		}
 	}
 	return unmade, nil

@@ -85,12 +85,18 @@ func (p *thinPool) wantFilled(volume string, want byte) {
 // carried the message out and before LVM noted that.
 func (p *thinPool) leave(message string) {
 	p.t.Helper()
+	p.leaveIn("pool", message)
+}
+
+// leaveIn is leave for a pool of the group that is named.
+func (p *thinPool) leaveIn(pool, message string) {
+	p.t.Helper()
 	file := filepath.Join(p.t.TempDir(), "metadata")
 	lvmByHand(p.t, "vgcfgbackup", "--file", file, p.group)
 	text := must.Get(os.ReadFile(file))(p.t)
-	at := regexp.MustCompile(`(?m)^\s*transaction_id = \d+$`).FindIndex(text)
+	at := regexp.MustCompile(`(?ms)^\s*` + pool + ` \{$.*?^\s*transaction_id = \d+$`).FindIndex(text)
 	if at == nil {
-		p.t.Fatalf("no pool in\n%s", text)
+		p.t.Fatalf("no pool %s in\n%s", pool, text)
 	}
 	text = []byte(string(text[:at[1]]) + "\nmessage1 {\n" + message + "\n}\n" + string(text[at[1]:]))
 	must.Succeed(p.t, os.WriteFile(file, text, 0o600))
@@ -238,6 +244,26 @@ func TestAScanHasAPoolMakeWhatAKilledCommandDidNot(t *testing.T) {
 	p.snapshot("cv1", "snap2")
 	p.wantFilled("snap2", 1)
 	p.wantFilled("cv1", 1)
+}
+
+// TestAScanSendsAPoolItsMessagesBesideOneThatIsNotActive has two pools to which messages were not sent.
+func TestAScanSendsAPoolItsMessagesBesideOneThatIsNotActive(t *testing.T) {
+	p := newThinPool(t, "carve-two")
+	p.create("cv1")
+	must.Succeed(t, p.CreatePool(t.Context(), lvm.PoolOptions{
+		Group: p.group, Pool: "inactive", Extents: 2, MetadataBytes: p.scan().ExtentSize, ChunkSize: 64 << 10,
+	}))
+	p.leaveIn("inactive", "delete = 7")
+	lvmByHand(t, "vgchange", "--activate", "n", p.group)
+	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"pool"}))
+	dmsetup(t, "message", "carve--two-pool-tpool", "0", "delete 1")
+	p.unacknowledge()
+	p.leave(`create = "cv1"`)
+	if got := p.scan().Unmade; !got.Unknown {
+		t.Errorf("while a pool is not active, snapshots %q are unmade", got.Names)
+	}
+	must.Succeed(t, p.Activate(t.Context(), p.group, []string{"cv1"}))
+	p.wantFilled("cv1", 0)
 }
 
 // wantError checks that something failed with a message that has the words.
