@@ -26,6 +26,7 @@ var ErrorReasons = []ErrorReason{
 	{ReasonNoSpace, "ResourceExhausted", "There is not enough free space, of whatever kind: data, metadata, thin pool, reserve.", "free space, or extend the volume group; the controller tries another node", false},
 	{ReasonSizeOutOfRange, "OutOfRange", "`limit_bytes` leaves no possible size, or a volume is to become larger than all that its device class has on the node.", "allow a size that is a multiple of the class' unit; ask for less", false},
 	{ReasonVolumeInUse, "FailedPrecondition", "The volume is open or mounted.", "stop what uses it", false},
+	{ReasonVolumeKept, "FailedPrecondition", "Only a volume that no Pod got and no PersistentVolume named was to be deleted, and one did.", "nothing: the volume stays", false},
 	{ReasonWritesNotCounted, "FailedPrecondition", "The kernel does not count what is written to the source of a copy: its `queue/iostats` was set to 0 while the copy ran, or lvmd could not set it to 1.", "let lvmd write to the file that the message names, and leave 1 in it as long as a copy runs", false},
 	{ReasonNotThin, "FailedPrecondition", "Only thin volumes have snapshots, and a snapshot is restored in its own pool.", "use the StorageClass of the source", false},
 	{ReasonVolumeLeftAlone, "FailedPrecondition", "The volume's tags are those of a later version of Carve, or were changed by hand; or what should be on the volume is not found (condition ContentsNotFound).", "install that version on the node again, correct the tags (lvs -o +lv_tags), or restore what is on the volume", false},

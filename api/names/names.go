@@ -154,6 +154,7 @@ const (
 	ReasonNoSpace          = "NO_SPACE"
 	ReasonSizeOutOfRange   = "SIZE_OUT_OF_RANGE"
 	ReasonVolumeInUse      = "VOLUME_IN_USE"
+	ReasonVolumeKept       = "VOLUME_KEPT"
 	ReasonHasDependents    = "VOLUME_HAS_DEPENDENTS"
 	ReasonLeaderSuperseded = "LEADER_SUPERSEDED"
 	ReasonOperationPending = "OPERATION_PENDING"

@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -9,6 +11,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/controller/audit"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -48,10 +51,45 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	if node.Volumes()["pvc-uid-bound"].GetProvisional() {
 		t.Error("a volume that a PersistentVolume names stays provisional")
 	}
-	h.audit(false)
-	for uid, want := range map[string]bool{"bound": true, "gone": false, "used": true, "had-one": true} {
+	// A Pod gets one after the node's report.
+	made("late", true)
+	views := h.c.core.Fleet.Views()
+	must.Get(node.KeepVolume(t.Context(), &lvmdv1.KeepVolumeRequest{Id: node.Volumes()["pvc-uid-late"].GetId()}))(t)
+	a.Grace = 0
+	a.PassOver(t.Context(), views)
+	for uid, want := range map[string]bool{"bound": true, "gone": false, "used": true, "had-one": true, "late": true} {
 		if got := node.Volumes()["pvc-uid-"+uid] != nil; got != want {
 			t.Errorf("the volume of claim %s is there: %v, want %v", uid, got, want)
+		}
+	}
+}
+
+// TestNodesNoteBesideEachOtherWhatIsKept has each of two nodes wait until the other one is asked, too.
+func TestNodesNoteBesideEachOtherWhatIsKept(t *testing.T) {
+	h := newHarness(t)
+	h.class("carve", nil)
+	nodes := map[string]*lvmdfake.Server{"n1": h.node("n1", gib), "n2": h.node("n2", gib)}
+	h.run()
+	var asked sync.WaitGroup
+	asked.Add(len(nodes))
+	for name, node := range nodes {
+		h.boundVolume("on-"+name, name)
+		node.SetHooks(lvmdfake.Hooks{BeforeKeep: func(ctx context.Context, _ *lvmdv1.KeepVolumeRequest) error {
+			asked.Done()
+			all := make(chan struct{})
+			go func() { asked.Wait(); close(all) }()
+			select {
+			case <-all:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}})
+	}
+	h.audit(false)
+	for name, node := range nodes {
+		if node.Volumes()["pvc-uid-on-"+name].GetProvisional() {
+			t.Errorf("the volume on %s stays provisional", name)
 		}
 	}
 }

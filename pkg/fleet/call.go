@@ -24,6 +24,13 @@ func (f *Fleet) DeleteVolumeByID(ctx context.Context, node, id string) error {
 	return err
 }
 
+// DeleteProvisionalVolume removes a volume from a node, if it is still provisional: else the error's
+// Reason is VOLUME_KEPT. An unknown one is no error.
+func (f *Fleet) DeleteProvisionalVolume(ctx context.Context, node, id string) error {
+	_, err := call(ctx, f, node, &lvmdv1.DeleteVolumeRequest{Id: id, OnlyProvisional: true}, lvmdv1.LVMDClient.DeleteVolume)
+	return err
+}
+
 // DeleteVolumeByName removes the volume of that name from a node. An unknown
 // one is no error.
 func (f *Fleet) DeleteVolumeByName(ctx context.Context, node, name string) error {

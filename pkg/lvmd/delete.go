@@ -18,7 +18,7 @@ import (
 // DeleteVolume implements lvmdv1.LVMDServer. It runs no command: it makes the
 // volume a tombstone and leaves the rest to package reclaim.
 func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (*lvmdv1.DeleteVolumeResponse, error) {
-	v, err := s.claimForDeletion(r.GetId(), r.GetName(), false)
+	v, err := s.claimForDeletion(inventory.ToDelete{ID: r.GetId(), Name: r.GetName(), OnlyProvisional: r.GetOnlyProvisional()})
 	switch {
 	case apierror.IsNotFound(err):
 		return &lvmdv1.DeleteVolumeResponse{}, nil
@@ -46,13 +46,13 @@ func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeReques
 	return &lvmdv1.DeleteVolumeResponse{}, nil
 }
 
-func (s *Service) claimForDeletion(id, name string, snapshot bool) (*inventory.Volume, error) {
+func (s *Service) claimForDeletion(d inventory.ToDelete) (*inventory.Volume, error) {
 	release, err := s.admit()
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	return s.inventory.ClaimForDeletion(id, name, snapshot)
+	return s.inventory.ClaimForDeletion(d)
 }
 
 // putTombstone makes it durable that a volume is deleted.

@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -76,7 +77,7 @@ func TestAVolumeThatIsBeingDeletedIsNotNotedAsEncrypted(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(kept(request("pvc-1", 4)))
-	claimed := must.Get(d.claimForDeletion(v.GetId(), "", false))(t)
+	claimed := must.Get(d.claimForDeletion(inventory.ToDelete{ID: v.GetId()}))(t)
 	_, err := d.client.NoteEncrypted(t.Context(), &lvmdv1.NoteEncryptedRequest{Id: v.GetId()})
 	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
 	claimed.Release()

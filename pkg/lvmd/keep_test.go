@@ -50,8 +50,12 @@ func TestAVolumeIsProvisionalUntilAPersistentVolumeNamesIt(t *testing.T) {
 	want("kept", map[string]bool{"kept": false, "left": true, "other": false})
 	restart()
 	want("kept, after a restart", map[string]bool{"kept": false, "left": true, "other": false})
-	d.delete(left.GetId())
-	_, err := d.client.KeepVolume(t.Context(), &lvmdv1.KeepVolumeRequest{Id: left.GetId()})
+	_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: kept.GetId(), OnlyProvisional: true})
+	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeKept)
+	for range 2 {
+		must.Get(d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: left.GetId(), OnlyProvisional: true}))(t)
+	}
+	_, err = d.client.KeepVolume(t.Context(), &lvmdv1.KeepVolumeRequest{Id: left.GetId()})
 	wantCode(t, err, codes.NotFound, names.ReasonVolumeNotFound)
 	again := d.create(provisional(request("again", 1)))
 	m.untagged(t, again.GetId())

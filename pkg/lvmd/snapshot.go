@@ -5,6 +5,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
@@ -35,7 +36,7 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotRe
 // DeleteSnapshot implements lvmdv1.LVMDServer. It runs no command: it makes the
 // snapshot a tombstone and leaves the rest to package reclaim.
 func (s *Service) DeleteSnapshot(_ context.Context, r *lvmdv1.DeleteSnapshotRequest) (*lvmdv1.DeleteSnapshotResponse, error) {
-	v, err := s.claimForDeletion(r.GetId(), r.GetName(), true)
+	v, err := s.claimForDeletion(inventory.ToDelete{ID: r.GetId(), Name: r.GetName(), Snapshot: true})
 	switch {
 	case apierror.IsNotFound(err):
 		return &lvmdv1.DeleteSnapshotResponse{}, nil

@@ -100,7 +100,7 @@ func TestAVolumeThatIsBeingDeletedIsNotCreated(t *testing.T) {
 	r := fsRequest("a", 4, "ext4")
 	m, id := withoutFileSystem(t, r)
 	d := m.start(t)
-	claimed := must.Get(d.claimForDeletion(id, "", false))(t)
+	claimed := must.Get(d.claimForDeletion(inventory.ToDelete{ID: id}))(t)
 	_, err := d.client.CreateVolume(t.Context(), r)
 	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
 	claimed.Release()

@@ -24,6 +24,7 @@
 //   RESOURCE_EXHAUSTED   NO_SPACE             not enough free space, of whatever kind
 //   OUT_OF_RANGE         SIZE_OUT_OF_RANGE    limit_bytes cannot be kept, or no disk of the class could hold the size
 //   FAILED_PRECONDITION  VOLUME_IN_USE        the volume is open or mounted
+//   FAILED_PRECONDITION  VOLUME_KEPT          only a provisional volume was to be deleted, and it is none
 //   NOT_FOUND            SNAPSHOT_NOT_FOUND   no such snapshot
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
 //                                             restored in their own pool
@@ -1939,10 +1940,12 @@ func (x *CreateVolumeResponse) GetVolume() *Volume {
 type DeleteVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one is set.
-	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Id   string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// A volume that is not provisional is not deleted: FAILED_PRECONDITION with reason VOLUME_KEPT.
+	OnlyProvisional bool `protobuf:"varint,3,opt,name=only_provisional,json=onlyProvisional,proto3" json:"only_provisional,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *DeleteVolumeRequest) Reset() {
@@ -1987,6 +1990,13 @@ func (x *DeleteVolumeRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *DeleteVolumeRequest) GetOnlyProvisional() bool {
+	if x != nil {
+		return x.OnlyProvisional
+	}
+	return false
 }
 
 type DeleteVolumeResponse struct {
@@ -3405,10 +3415,11 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x14CreateVolumeResponse\x12-\n" +
-	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"9\n" +
+	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"d\n" +
 	"\x13DeleteVolumeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x16\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12)\n" +
+	"\x10only_provisional\x18\x03 \x01(\bR\x0fonlyProvisional\"\x16\n" +
 	"\x14DeleteVolumeResponse\"6\n" +
 	"\x10GetVolumeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +

@@ -24,6 +24,7 @@
 //   RESOURCE_EXHAUSTED   NO_SPACE             not enough free space, of whatever kind
 //   OUT_OF_RANGE         SIZE_OUT_OF_RANGE    limit_bytes cannot be kept, or no disk of the class could hold the size
 //   FAILED_PRECONDITION  VOLUME_IN_USE        the volume is open or mounted
+//   FAILED_PRECONDITION  VOLUME_KEPT          only a provisional volume was to be deleted, and it is none
 //   NOT_FOUND            SNAPSHOT_NOT_FOUND   no such snapshot
 //   FAILED_PRECONDITION  NOT_THIN             only thin volumes have snapshots, and those are
 //                                             restored in their own pool

@@ -100,7 +100,7 @@ func (a *Auditor) Pass(ctx context.Context) { a.PassOver(ctx, a.Fleet.Views()) }
 func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 	count := map[string]int{standingKnown: 0, standingYoung: 0, StandingForeign: 0, StandingOrphan: 0, StandingInline: 0}
 	attempts, orphans := OrphansPerPass, map[string]map[string]string{}
-	now := newPresent()
+	now, kept := newPresent(), map[string][]*lvmdv1.Volume{}
 	// Nodes and volumes come in no order: orphans that cannot be removed do not use all
 	// attempts up for ever.
 	for _, view := range views {
@@ -110,7 +110,7 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 			continue // what it holds is not known now
 		}
 		now.add(view)
-		var found, provisional []*lvmdv1.Volume
+		var found []*lvmdv1.Volume
 		for _, vol := range view.Volumes {
 			a.reportDataLoss(ctx, now, view.Node, vol)
 			standing := a.Judge(vol)
@@ -119,12 +119,12 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 			case standing == StandingOrphan:
 				found = append(found, vol)
 			case vol.GetProvisional() && a.isNamed(vol):
-				provisional = append(provisional, vol)
+				kept[view.Node] = append(kept[view.Node], vol)
 			}
 		}
-		a.keep(ctx, view.Node, provisional)
 		orphans[view.Node] = a.handleOrphans(ctx, view.Node, found, &attempts)
 	}
+	a.keep(ctx, kept)
 	a.orphans = orphans
 	maps.DeleteFunc(a.dataLost, func(vol held, _ time.Time) bool { return !now.mayHold(vol) })
 	a.reportHealth(ctx, now)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -28,8 +29,10 @@ const (
 	// OrphansNamed bounds how many volumes one Event names: a node that returns with
 	// its old disks may hold a thousand orphans. The log names all.
 	OrphansNamed = 5
-	// keepTimeout bounds how long a pass waits for one node to note what is kept.
-	keepTimeout = 2 * time.Second
+	// keepTimeout bounds how long a pass waits until nodes noted what is kept, nodeKeepTimeout how long
+	// for one node, and nodesKeeping how many are asked at once.
+	keepTimeout, nodeKeepTimeout = 10 * time.Second, 2 * time.Second
+	nodesKeeping                 = 16
 )
 
 // What became of an orphan. All but the first are values of the label "result" of
@@ -43,10 +46,23 @@ const (
 	OrphanFailed      = "failed"      // its node could not remove it
 )
 
-// keep has a node note of provisional volumes that PersistentVolumes name them. Most are noted by
-// their nodes before, as Pods get them. What fails, the next pass does.
-func (a *Auditor) keep(ctx context.Context, node string, provisional []*lvmdv1.Volume) {
+// keep has nodes note of provisional volumes that PersistentVolumes name them. Most are noted by
+// their nodes before, as Pods get them. What fails, the next pass does; maps have no order, so that
+// nodes that do not answer do not always come first.
+func (a *Auditor) keep(ctx context.Context, provisional map[string][]*lvmdv1.Volume) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
+	defer cancel()
+	var asking errgroup.Group
+	asking.SetLimit(nodesKeeping)
+	for node, volumes := range provisional {
+		asking.Go(func() error { a.keepOn(ctx, node, volumes); return nil })
+	}
+	_ = asking.Wait()
+}
+
+// keepOn is keep for one node.
+func (a *Auditor) keepOn(ctx context.Context, node string, provisional []*lvmdv1.Volume) {
+	ctx, cancel := context.WithTimeout(ctx, nodeKeepTimeout)
 	defer cancel()
 	for _, vol := range provisional {
 		if err := a.Fleet.KeepVolume(ctx, node, vol.GetId()); err != nil {
@@ -158,10 +174,16 @@ func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Vol
 	}
 	deleteCtx, cancelDelete := context.WithTimeout(ctx, cluster.DeleteTimeout)
 	defer cancelDelete()
-	err = a.Fleet.DeleteVolumeByID(deleteCtx, node, vol.GetId())
+	remove := a.Fleet.DeleteProvisionalVolume
+	if a.RemoveOrphans {
+		remove = a.Fleet.DeleteVolumeByID
+	}
+	err = remove(deleteCtx, node, vol.GetId())
 	switch {
 	case err == nil:
 		return OrphanRemoved, nil
+	case fleet.Reason(err) == names.ReasonVolumeKept:
+		return OrphanKnown, errors.New(cluster.Refusal(node, err))
 	case fleet.Reason(err) == names.ReasonVolumeInUse:
 		return OrphanInUse, errors.New(cluster.Refusal(node, err))
 	}

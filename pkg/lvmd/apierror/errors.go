@@ -136,6 +136,14 @@ func VolumeInUse(id string, cause error) error {
 	}
 }
 
+// VolumeKept is FAILED_PRECONDITION for a volume that is not provisional.
+func VolumeKept(id string) error {
+	return &Error{
+		code: codes.FailedPrecondition, reason: names.ReasonVolumeKept,
+		message: fmt.Sprintf("volume %s is not provisional: a Pod got it, or a PersistentVolume named it", id),
+	}
+}
+
 // HasDependents is FAILED_PRECONDITION for a volume on which other logical volumes depend; which
 // says what they are.
 func HasDependents(id, which string) error {

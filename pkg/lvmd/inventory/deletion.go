@@ -23,19 +23,31 @@ const (
 	MaxSlow = 16
 )
 
-// ClaimForDeletion claims the volume, or snapshot, that exactly one of id and name names. Nothing
-// else changes it from then on, until Release or MarkDeleted.
-func (m *Inventory) ClaimForDeletion(id, name string, snapshot bool) (*Volume, error) {
+// ToDelete says what is to be deleted.
+type ToDelete struct {
+	// Exactly one of ID and Name is set.
+	ID, Name string
+	// Snapshot is true for a snapshot, and false for a volume.
+	Snapshot bool
+	// OnlyProvisional is true when a volume that is not provisional is to stay.
+	OnlyProvisional bool
+}
+
+// ClaimForDeletion claims a volume, or snapshot. Nothing else changes it from then on, until Release
+// or MarkDeleted.
+func (m *Inventory) ClaimForDeletion(d ToDelete) (*Volume, error) {
 	m.lock()
 	defer m.unlock()
 	what := "volume"
-	if snapshot {
+	if d.Snapshot {
 		what = "snapshot"
 	}
-	v, err := m.lookup(id, name, snapshot)
+	v, err := m.lookup(d.ID, d.Name, d.Snapshot)
 	switch {
 	case err != nil:
 		return nil, err
+	case d.OnlyProvisional && !v.rec.Provisional:
+		return nil, apierror.VolumeKept(v.rec.ID)
 	case v.op != nil && v.op.isUnattended():
 		v.op.stop()
 		return nil, apierror.OperationPending("%s %s is being made, which is cancelled now", what, v.rec.ID)

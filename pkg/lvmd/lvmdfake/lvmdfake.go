@@ -241,6 +241,9 @@ func (s *Server) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest
 	}
 	defer unlock()
 	if v := s.disks.volume(r.GetId(), r.GetName()); v != nil {
+		if r.GetOnlyProvisional() && !v.GetProvisional() {
+			return nil, apierror.VolumeKept(v.GetId())
+		}
 		delete(s.disks.volumes, v.GetId())
 		s.changes.publish(&lvmdv1.WatchResponse{Classes: s.disks.reports(v.GetDeviceClass()), RemovedVolumeIds: []string{v.GetId()}})
 	}

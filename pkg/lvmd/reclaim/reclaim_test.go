@@ -186,7 +186,7 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 	r := New(Options{LVM: n.lvm, Journal: n.journal, Inventory: m, Groups: groups, Log: log, Crash: func(point string) { crash(m, point) }, Checkpoint: n.checkpoint, SlowAfter: n.slowAfter})
 	for name, v := range m.Inspect() {
 		if v.Record.Phase != spec.Deleting {
-			claimed := must.Get(m.ClaimForDeletion(name, "", false))(n.t)
+			claimed := must.Get(m.ClaimForDeletion(inventory.ToDelete{ID: name}))(n.t)
 			record := claimed.Record()
 			record.Phase = spec.Deleting
 			must.Succeed(n.t, n.journal.PutVolume(record))
