@@ -79,6 +79,9 @@ func TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 		h.checkFreeSpace()
 	})
 	t.Logf("what happened, and how often: %v", happened)
+	if !soaking && os.Getenv("CARVE_SEED") != "" {
+		return // What one history of that seed lacks is no failure.
+	}
 	want := []string{"lvcreate", "lvextend", "lvremove", "vgextend", "a RAID volume was degraded"}
 	if soaking { // One history may have no free extents to move a volume to.
 		want = append(want, "pvmove")
@@ -121,14 +124,11 @@ type randomVolume struct {
 	filled int64
 }
 
-// isOnAllDisks reports whether a volume has a part on each of the first five disks.
-func isOnAllDisks(v randomVolume) bool { return v.GetDeviceClass() == "raid6" }
-
-// newRandomMachine makes a machine. Its thin pool is on the largest disk, and the
-// smallest disk is the one that can be lost.
+// newRandomMachine makes a machine. The disk that can be lost is a large one: volumes of five parts are on the
+// disks with the most free space, and so mostly on that.
 func newRandomMachine(t checked, r *rapid.T) *randomMachine {
 	sizes := rapid.SliceOfN(rapid.Int64Range(52, 72), 4, 4).Draw(r, "disks in MiB")
-	devices := spares(t, append([]int64{48, 24, 88}, sizes...)...)
+	devices := spares(t, append([]int64{80, 24, 88}, sizes...)...)
 	h := &randomMachine{r: r, classes: append([]string{"thin"}, layoutNames...), faulty: newFaulty(t, devices[0]), spare: devices[1]}
 	h.disks = append([]string{h.faulty.path()}, devices[2:]...)
 	n := newNode(t, h.disks...)
@@ -320,13 +320,13 @@ func (h *randomMachine) checkVolumes() {
 
 // loseDisk has a disk fail, and work again.
 func (h *randomMachine) loseDisk() {
-	if !slices.ContainsFunc(h.volumes, isOnAllDisks) {
+	if !h.isRAIDOnLostDisk() {
 		h.create("raid6")
 	}
 	waittest.Until(h.t, "all images are in sync", func() bool { return h.conditions() == "" })
 	h.finish()
 	h.waitUntagged()
-	before := h.freeSpace()
+	before, isDegraded := h.freeSpace(), h.isRAIDOnLostDisk()
 	h.faulty.fail()
 	must.Succeed(h.r, os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
 	waittest.Until(h.t, "all classes have a condition and no free space", func() bool {
@@ -339,8 +339,9 @@ func (h *randomMachine) loseDisk() {
 		h.r.Fatalf("a creation while a disk is lost: %v", err)
 	}
 	h.checkVolumes() // What is redundant is whole, and its kernel notices the loss.
-	if slices.ContainsFunc(h.volumes, isOnAllDisks) {
-		waittest.Until(h.t, "a volume on all disks is degraded", func() bool { return strings.Contains(h.conditions(), "Degraded") })
+	if isDegraded {
+		waittest.Until(h.t, "a RAID volume is degraded", func() bool { return strings.Contains(h.conditions(), "Degraded") },
+			func() any { return h.state() }, func() any { return byHand(h.t, "dmsetup", "status") })
 		h.happened["a RAID volume was degraded"]++
 	}
 	h.kill()
@@ -355,6 +356,16 @@ func (h *randomMachine) loseDisk() {
 	}, func() any { return h.state() }, func() any { return byHand(h.t, "dmsetup", "status") }, func() any { return byHand(h.t, "dmesg") })
 	waittest.Until(h.t, "there is as much space as before: "+before, func() bool { return h.freeSpace() == before }, func() any { return h.freeSpace() })
 	h.checkVolumes()
+}
+
+// isRAIDOnLostDisk reports whether a part of a RAID volume is on the disk that can be lost.
+func (h *randomMachine) isRAIDOnLostDisk() bool {
+	for line := range strings.Lines(lvmByHand(h.t, "lvs", "--all", "--noheadings", "--segments", "-o", "lv_name,devices", h.group)) {
+		if strings.Contains(line, "_rimage_") && strings.Contains(line, " "+h.faulty.path()+"(") {
+			return true
+		}
+	}
+	return false
 }
 
 // freeSpace is what lvmd says of its classes.
