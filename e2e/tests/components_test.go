@@ -25,8 +25,8 @@ const (
 	startupTaint = "carve.csi.local/agent-not-ready"
 )
 
-// TestTheComponentsOfferWhatTheBaseDoesNot installs the scheduler extender and the
-// start-up taint, as users do, and the real scheduler uses the one.
+// TestTheComponentsOfferWhatTheBaseDoesNot installs the scheduler extender, the start-up
+// taint and the I/O limits, as users do. The real scheduler uses the extender.
 func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 	s := begin(t)
 	s.withComponents()
@@ -79,6 +79,7 @@ func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 		s.start("guest", podOptions{bytes: extent, node: node})
 		s.running("guest")
 	})
+	t.Run("the kernel limits Pods of each class of service, while they run", testIOLimits)
 }
 
 // withComponents installs the components until the end of the test.
