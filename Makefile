@@ -191,7 +191,7 @@ SCHEDULES ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
+soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealFreeSpace' ../pkg/lvmd ../pkg/lvm
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver
@@ -206,9 +206,16 @@ UPGRADE   := TestTheVersionBeforeIsUpgradedAndGoneBackTo
 test-upgrade: ## Upgrade from an earlier version under I/O and go back, on a real cluster; part of soak
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v -run '^$(UPGRADE)$$' ./tests
 
+# The test that builds a Prometheus server.
+PROMETHEUS := TestPrometheusSeesThatTheControllerIsDown
+
+.PHONY: test-prometheus
+test-prometheus: ## Run Prometheus as docs/how-to/monitoring.md says, on a real cluster, and see the first alert; part of soak
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v -run '^$(PROMETHEUS)$$' ./tests
+
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '^$(UPGRADE)$$') ./tests $(if $(KEEP),-args -keep)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '^($(UPGRADE)|$(PROMETHEUS))$$') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
 bench: bench-lvmd bench-io bench-controller bench-pod ## All measurements, each a ratio within one run

@@ -33,6 +33,10 @@ type Program struct {
 	Dir string
 	// Package is the path of the main package, relative to Dir; empty for Dir itself.
 	Package string
+	// Import is the import path of a main package that the module only names in its go.mod, in place of Package.
+	Import string
+	// Tags are build tags.
+	Tags []string
 	// Also are further main packages of the module, relative to Dir, that Cached builds too.
 	// Each is named like its folder.
 	Also []string
@@ -125,10 +129,13 @@ func (p Program) arguments(output string) []string {
 	}
 	slices.Sort(flags) // Maps have no order.
 	main := "."
-	if p.Package != "" {
+	switch {
+	case p.Import != "":
+		main = p.Import
+	case p.Package != "":
 		main = "./" + p.Package
 	}
-	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=" + strings.Join(flags, " "), "-o", output, main}
+	return []string{"build", "-trimpath", "-buildvcs=false", "-tags=" + strings.Join(p.Tags, ","), "-ldflags=" + strings.Join(flags, " "), "-o", output, main}
 }
 
 // report writes to progress that a build goes on until the returned function is called.
