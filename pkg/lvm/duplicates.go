@@ -55,7 +55,8 @@ func (d *disks) labels(devices []blockdev.Device) ([]ondisk.Label, []error) {
 
 // duplicatesAmong finds the physical volumes that are on several devices. One that another of them lies
 // on is none of those, such as a path of a multipath device or a member of an array, nor is a further
-// loop device of the same file.
+// loop device of the same file. Paths without their multipath device are, and so are the members of an
+// array that does not run: what is written to one of them the array would not know of.
 func (d *disks) duplicatesAmong(devices []blockdev.Device, labels []ondisk.Label) map[string]Duplicate {
 	byUUID := map[string][]*blockdev.Device{}
 	for i := range devices {
@@ -107,7 +108,8 @@ func (d *disks) originOf(device *blockdev.Device) (o origin) {
 	return o
 }
 
-// distinct leaves one of the devices that lead to the same, the one that lies on the others.
+// distinct leaves one of the devices that lead to the same, the one that lies on the others. Members of
+// arrays count only where all are members: one that failed shows what it held then beside the array.
 func distinct(devices []*blockdev.Device, originOf func(*blockdev.Device) origin) (left []*blockdev.Device) {
 	origins, same := make([]origin, len(devices)), make([]int, len(devices))
 	for i, device := range devices {
@@ -140,8 +142,9 @@ func distinct(devices []*blockdev.Device, originOf func(*blockdev.Device) origin
 		}
 	}
 	seen := map[int]bool{}
+	allMembers := !slices.ContainsFunc(origins, func(o origin) bool { return !o.member })
 	for i, device := range devices {
-		if origins[i].member || below[i] || seen[same[i]] {
+		if origins[i].member && !allMembers || below[i] || seen[same[i]] {
 			continue
 		}
 		seen[same[i]] = true

@@ -14,11 +14,12 @@ func TestDevicesThatLeadToTheSameAreNoCopies(t *testing.T) {
 		origins map[string]origin
 		want    []string
 	}{
-		"a disk and its copy":          {map[string]origin{"sda": {below: []string{"sda"}}, "sdb": {below: []string{"sdb"}}}, []string{"sda", "sdb"}},
-		"both paths of a multipath":    {map[string]origin{"dm-0": {below: []string{"dm-0", "sda", "sdb"}}, "sda": {below: []string{"sda"}}, "sdb": {below: []string{"sdb"}}}, []string{"dm-0"}},
-		"a multipath, and a copy":      {map[string]origin{"dm-0": {below: []string{"dm-0", "sda"}}, "sda": {below: []string{"sda"}}, "sdb": {below: []string{"sdb"}}}, []string{"dm-0", "sdb"}},
-		"an array and a former member": {map[string]origin{"md0": {below: []string{"md0", "sda"}}, "sda": {below: []string{"sda"}, member: true}, "sdb": {below: []string{"sdb"}, member: true}}, []string{"md0"}},
-		"a mapping of a loop device":   {map[string]origin{"dm-0": {below: []string{"dm-0", "loop0"}}, "loop0": {below: []string{"loop0"}}}, []string{"dm-0"}},
+		"a disk and its copy":                   {map[string]origin{"sda": {below: []string{"sda"}}, "sdb": {below: []string{"sdb"}}}, []string{"sda", "sdb"}},
+		"both paths of a multipath":             {map[string]origin{"dm-0": {below: []string{"dm-0", "sda", "sdb"}}, "sda": {below: []string{"sda"}}, "sdb": {below: []string{"sdb"}}}, []string{"dm-0"}},
+		"a multipath, and a copy":               {map[string]origin{"dm-0": {below: []string{"dm-0", "sda"}}, "sda": {below: []string{"sda"}}, "sdb": {below: []string{"sdb"}}}, []string{"dm-0", "sdb"}},
+		"an array and a former member":          {map[string]origin{"md0": {below: []string{"md0", "sda"}}, "sda": {below: []string{"sda"}, member: true}, "sdb": {below: []string{"sdb"}, member: true}}, []string{"md0"}},
+		"members of an array that does not run": {map[string]origin{"sda": {below: []string{"sda"}, member: true}, "sdb": {below: []string{"sdb"}, member: true}}, []string{"sda", "sdb"}},
+		"a mapping of a loop device":            {map[string]origin{"dm-0": {below: []string{"dm-0", "loop0"}}, "loop0": {below: []string{"loop0"}}}, []string{"dm-0"}},
 		"a mapping of one of two loop devices over a file": {map[string]origin{
 			"dm-0": {below: []string{"dm-0", "loop1"}}, "loop0": {below: []string{"loop0"}, file: file}, "loop1": {below: []string{"loop1"}, file: file},
 		}, []string{"dm-0"}},
