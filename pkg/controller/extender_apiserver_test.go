@@ -62,6 +62,24 @@ func startScheduler(t *testing.T, address string, files extender.Files) {
 	})
 }
 
+// actExtended is actWith with an extender, and a scheduler that asks it.
+func actExtended(t *testing.T, w *world, o Options, changes ...harnessOption) {
+	t.Helper()
+	o.ExtenderListen = freeAddress(t)
+	o.ExtenderFiles, _ = servingPair(t)
+	c, _ := actOn(t, w, o, changes...)
+	serving, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- c.serveExtender(serving) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	startScheduler(t, o.ExtenderListen, o.ExtenderFiles)
+}
+
 // TestTheSchedulerFollowsThePlacement has the real scheduler ask the extender about Pods
 // that both nodes could take.
 func TestTheSchedulerFollowsThePlacement(t *testing.T) {
@@ -75,19 +93,7 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 		must.Get(w.nodes["n2"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
 			Name: fmt.Sprintf("crowd-%d", i), RequiredBytes: 4 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}))(t)
 	}
-	address := freeAddress(t)
-	files, _ := servingPair(t)
-	c := actWith(t, w, Options{Client: asController(t), Namespace: ours, ExtenderListen: address, ExtenderFiles: files})
-	serving, stop := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- c.serveExtender(serving) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	startScheduler(t, address, files)
+	actExtended(t, w, Options{Client: asController(t), Namespace: ours})
 	for _, test := range []struct {
 		placement scheduler.Policy
 		want      string
