@@ -30,6 +30,8 @@ What tests find in the machine:
                         virtual machines have it, see -virtual
   device mapper         linear, snapshot, thin, raid, crypt, cache, writecache,
                         flakey, delay, log-writes; loop devices; ext4, xfs, btrfs
+  arrays                of the md driver; in User Mode Linux also SCSI disks, by modprobe
+                        scsi_debug, and dm-multipath over them
   no udevd              device nodes come from the kernel (devtmpfs) and from LVM
                         itself; -udev starts a udevd as on an ordinary host
   no systemd            unless -systemd has it be the machine's first process
