@@ -14,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
@@ -29,11 +30,13 @@ const (
 	copyInterval   = 5 * time.Second
 	// copyReport is how often watchers are notified of a copy's progress.
 	copyReport = time.Second
-	// maxCopying bounds how many copies run at once in a volume group, and maxCopies those with
-	// the ones that wait for a disk. One that has done so for copyLook waits.
-	maxCopying = 2
-	maxCopies  = 8
-	copyLook   = 10 * time.Second
+	// maxCopying bounds how many copies run at once in a volume group, maxCopies those with the ones
+	// that wait for a disk, each with a chunk in memory, and maxSameCopies these on the same disks. One that
+	// has waited for copyLook counts as such.
+	maxCopying    = 2
+	maxCopies     = 16
+	maxSameCopies = 8
+	copyLook      = 10 * time.Second
 	// copyTimeout bounds how long a copy waits for a disk that does not answer. It fails then.
 	copyTimeout = 5 * time.Minute
 )
@@ -81,7 +84,7 @@ func (s *creator) resume(v *inventory.Volume, op *inventory.Creation) {
 
 // copyFrom copies the source to a volume that LVM has made, durably.
 func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
-	place, release, err := s.copying.take(ctx, v.Group().Name())
+	place, release, err := s.copying.take(ctx, v.Group().Name(), volumegroup.Disks(s.lvm, v, v.Source().Volume))
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ package lvmd
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -57,6 +59,67 @@ func TestCopiesThatWaitForTheirDisksHoldUpNoOther(t *testing.T) {
 		}
 	}
 	d.checkModel()
+}
+
+// TestCopiesToADiskThatDoesNotAnswerHoldUpNoneToOthers has more copies to one of a group's two disks than
+// may wait for it.
+func TestCopiesToADiskThatDoesNotAnswerHoldUpNoneToOthers(t *testing.T) {
+	const group = "second"
+	m := newMachine(t)
+	m.fake.AddGroupOf(group, testExtent, testTotal, testTotal)
+	m.config += "- {name: second, volumeGroup: second}\n"
+	on := func(volume, disk string) bool {
+		segments, err := m.fake.Mapping(group, volume)
+		return err == nil && segments[0].Areas[0].Device == "fake-pv-second-"+disk
+	}
+	answers, hanging := make(chan struct{}), atomic.Int32{}
+	d := m.start(t, func(_ *daemon, o *Options) { o.copyLook = time.Millisecond })
+	var sources []string // on the first disk
+	for i := 0; len(sources) < 2*maxSameCopies+4; i++ {
+		r := request(fmt.Sprintf("source-%d", i), 1)
+		r.DeviceClass = group
+		if id := d.create(r).GetId(); on(id, "0") {
+			sources = append(sources, id)
+		}
+	}
+	m.fake.BeforeZero = func(_, volume string, _, _ int64) error {
+		if on(volume, "0") {
+			hanging.Add(1)
+			<-answers
+		}
+		return nil
+	}
+	answer := sync.OnceFunc(func() { close(answers) })
+	t.Cleanup(answer) // before the end of the daemon, which waits for it
+	var copies sync.WaitGroup
+	var done atomic.Int32
+	for _, source := range sources {
+		copies.Go(func() {
+			r := from(request("copy-"+source, 2), source)
+			r.DeviceClass = group
+			if _, err := d.client.CreateVolume(t.Context(), r); err != nil {
+				t.Errorf("%s: %v", r.GetName(), err)
+			}
+			done.Add(1)
+		})
+	}
+	to := func(disk string) (copies int) {
+		for _, v := range d.list() {
+			if strings.HasPrefix(v.GetName(), "copy-") && on(v.GetId(), disk) {
+				copies++
+			}
+		}
+		return copies
+	}
+	waittest.Until(t, "LVM made all volumes", func() bool { return to("0")+to("1") == len(sources) })
+	others := to("1")
+	waittest.Until(t, "all copies to the second disk are made", func() bool { return int(done.Load()) == others },
+		func() any { return fmt.Sprint(done.Load(), " of ", others) })
+	if n := hanging.Load(); n != maxSameCopies {
+		t.Errorf("%d copies wait for the first disk, want %d, of %d", n, maxSameCopies, len(sources)-others)
+	}
+	answer()
+	copies.Wait()
 }
 
 func TestACopyWhoseDiskDoesNotAnswerFails(t *testing.T) {

@@ -285,7 +285,8 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
 	if v.Ident().Block || v.Ident().IsLUKS() {
 		return ctx.Err()
 	}
-	_, release, err := s.formatting.take(ctx, volumegroup.Disks(s.lvm, v))
+	disks := volumegroup.Disks(s.lvm, v)
+	_, release, err := s.formatting.take(ctx, disks, disks)
 	if err != nil {
 		return err
 	}

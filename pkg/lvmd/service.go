@@ -183,7 +183,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
 		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,
-		formatting: newPlaces(maxFormatting, maxFormatting), copying: newPlaces(maxCopying, maxCopies),
+		formatting: newPlaces(maxFormatting, maxFormatting, maxFormatting), copying: newPlaces(maxCopying, maxCopies, maxSameCopies),
 		copyTimeout: cmp.Or(o.copyTimeout, copyTimeout), copyLook: cmp.Or(o.copyLook, copyLook),
 		copyCheckpoint: cmp.Or(o.copyCheckpoint, copyCheckpoint), keyless: wakeup.New(),
 	}
