@@ -60,6 +60,14 @@ func beLVM(dir string) {
 			os.Stderr.Write(line)
 		}
 	}
+	if word, err := os.ReadFile(filepath.Join(dir, "refuse")); err == nil && slices.Contains(os.Args, string(word)) {
+		f, err := os.OpenFile(filepath.Join(dir, "refused"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		if err == nil {
+			_, err = f.Write(append(word, '\n'))
+		}
+		fmt.Fprintln(os.Stderr, "refused", err)
+		os.Exit(5)
+	}
 	if killCommand(dir) {
 		return
 	}
