@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,8 +21,10 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
-	// announceTimeout bounds how long a new leader waits for nodes to hear of it.
+	// announceTimeout bounds how long a new leader waits for a node to hear of it, and
+	// announcedAtOnce how many nodes it asks beside each other.
 	announceTimeout = 2 * time.Second
+	announcedAtOnce = 128
 )
 
 // lead waits until the caches are complete, and then acts for as long as this
@@ -132,20 +133,33 @@ func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership,
 // that an earlier leader could undo. A node that does not answer learns it with the
 // first call.
 func (c *Controller) announce(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, announceTimeout)
-	defer cancel()
-	var calls sync.WaitGroup
+	var nodes []string
 	for _, view := range c.core.Fleet.Views() {
-		if !view.Connected {
-			continue
+		if view.Connected {
+			nodes = append(nodes, view.Node)
 		}
-		calls.Go(func() {
-			if err := c.core.Fleet.Announce(ctx, view.Node); err != nil {
-				c.o.Log.Info("node does not know yet that this replica leads", "node", view.Node, "error", err)
-			}
+	}
+	announceTo(ctx, nodes, func(ctx context.Context, node string) {
+		if err := c.core.Fleet.Announce(ctx, node); err != nil {
+			c.o.Log.Info("node does not know yet that this replica leads", "node", node, "error", err)
+		}
+	})
+}
+
+// announceTo asks each node, a bounded number of them beside each other, and returns when all
+// have been asked.
+func announceTo(ctx context.Context, nodes []string, ask func(ctx context.Context, node string)) {
+	var calls errgroup.Group
+	calls.SetLimit(announcedAtOnce)
+	for _, node := range nodes {
+		calls.Go(func() error {
+			callCtx, cancel := context.WithTimeout(ctx, announceTimeout)
+			defer cancel()
+			ask(callCtx, node)
+			return nil
 		})
 	}
-	calls.Wait()
+	_ = calls.Wait() // none fails
 }
 
 // act does what only the leader does, until ctx is done.

@@ -27,10 +27,13 @@ const (
 	// maxReportFields bounds the fields of one message, with those of the messages in it.
 	// Decoded, a field may take fifty times as much memory as encoded.
 	maxReportFields = 40 * MaxVolumes
-	// maxAnswerBytes and maxAnswerFields bound the answer to one call in the same way. A node
-	// may have a hundred calls to answer at once. The largest answer is a page of snapshots.
-	maxAnswerBytes  = 512 << 10
-	maxAnswerFields = 20_000
+	// maxAnswerBytes and maxAnswerFields bound the answer to one call in the same way: it has one
+	// volume or snapshot. Any number of calls may wait for nodes at once.
+	maxAnswerBytes  = 64 << 10
+	maxAnswerFields = 1000
+	// maxPageBytes and maxPageFields are those of a page of snapshots.
+	maxPageBytes  = 512 << 10
+	maxPageFields = 20_000
 	// decodedAnswers and decodedReports bound how many of all nodes' messages are decoded at a time:
 	// each takes many times its length meanwhile, and any number of nodes may send at once.
 	decodedAnswers = 16
@@ -133,7 +136,8 @@ func countFields(encoded []byte, message protoreflect.MessageDescriptor, byNumbe
 // texts of the others.
 type answerReader struct {
 	encoding.CodecV2
-	decoding places
+	decoding  places
+	maxFields int
 }
 
 // Unmarshal implements encoding.CodecV2.
@@ -143,8 +147,8 @@ func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	if !ok {
 		return r.CodecV2.Unmarshal(encoded, message)
 	}
-	if fields := countFields(encoded.Materialize(), m.ProtoReflect().Descriptor(), nil); fields > maxAnswerFields {
-		return fmt.Errorf("the answer has %d fields, more than the %d that are allowed", fields, maxAnswerFields)
+	if fields := countFields(encoded.Materialize(), m.ProtoReflect().Descriptor(), nil); fields > r.maxFields {
+		return fmt.Errorf("the answer has %d fields, more than the %d that are allowed", fields, r.maxFields)
 	}
 	if err := r.CodecV2.Unmarshal(encoded, message); err != nil {
 		return err

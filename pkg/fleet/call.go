@@ -83,7 +83,8 @@ func (f *Fleet) GetSnapshot(ctx context.Context, node string, r *lvmdv1.GetSnaps
 
 // ListSnapshots asks a node for a page of its snapshots.
 func (f *Fleet) ListSnapshots(ctx context.Context, node string, r *lvmdv1.ListSnapshotsRequest) (*lvmdv1.ListSnapshotsResponse, error) {
-	return call(ctx, f, node, r, lvmdv1.LVMDClient.ListSnapshots)
+	return call(ctx, f, node, r, lvmdv1.LVMDClient.ListSnapshots,
+		grpc.MaxCallRecvMsgSize(maxPageBytes), grpc.ForceCodecV2(answerReader{protoCodec, f.answers, maxPageFields}))
 }
 
 // KeepVolume has a node note that a PersistentVolume names one of its volumes.
@@ -100,9 +101,12 @@ func (f *Fleet) SetReservations(ctx context.Context, node string, r *lvmdv1.SetR
 
 // Announce makes a call on a node that changes nothing, for the node to learn of the
 // leadership that the context carries: from then on it refuses the changes of an earlier
-// leader. Its answer, which every node may be asked for at once, is not decoded.
+// leader. The answer is not decoded, and one of more than maxAnswerBytes not read.
 func (f *Fleet) Announce(ctx context.Context, node string) error {
 	_, err := call(ctx, f, node, &lvmdv1.ListClassesRequest{}, lvmdv1.LVMDClient.ListClasses, grpc.ForceCodecV2(unread{protoCodec}))
+	if tooLarge(err) {
+		return nil // the node has answered
+	}
 	return err
 }
 
@@ -129,7 +133,7 @@ func (o observed) Invoke(ctx context.Context, method string, args, reply any, op
 func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
 	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error), options ...grpc.CallOption) (*Res, error) {
 	options = append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(maxAnswerBytes),
-		grpc.ForceCodecV2(answerReader{protoCodec, f.answers})}, options...)
+		grpc.ForceCodecV2(answerReader{protoCodec, f.answers, maxAnswerFields})}, options...)
 	for range 3 {
 		s, err := f.current(node)
 		if err != nil {

@@ -42,7 +42,9 @@ func TestFewMessagesAreDecodedAtATime(t *testing.T) {
 		reader func(*Fleet, encoding.CodecV2) encoding.CodecV2
 		answer func() any
 	}{
-		"answers": {decodedAnswers, func(f *Fleet, c encoding.CodecV2) encoding.CodecV2 { return answerReader{c, f.answers} },
+		"answers": {decodedAnswers, func(f *Fleet, c encoding.CodecV2) encoding.CodecV2 {
+			return answerReader{c, f.answers, maxAnswerFields}
+		},
 			func() any { return &lvmdv1.ListClassesResponse{} }},
 		"reports": {decodedReports, func(f *Fleet, c encoding.CodecV2) encoding.CodecV2 {
 			return &boundedReader{CodecV2: c, decoding: f.reports}

@@ -43,6 +43,12 @@ func Reason(err error) string {
 	return ""
 }
 
+// tooLarge reports whether a node sent more than is read of one message: the error is gRPC's own,
+// not lvmd's.
+func tooLarge(err error) bool {
+	return status.Code(err) == codes.ResourceExhausted && Reason(err) == ""
+}
+
 // MayHaveHappened reports whether a call that returned err may have had effect
 // on the node, or may still have: its answer was lost or could not be read, it ran
 // out of time, or another operation on the same volume runs. Errors that lvmd

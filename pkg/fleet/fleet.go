@@ -206,7 +206,7 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 		if reader.refused != nil {
 			return reported, f.refuse(n, s, reader.refused)
 		}
-		if status.Code(err) == codes.ResourceExhausted && Reason(err) == "" { // gRPC's own, not lvmd's
+		if tooLarge(err) {
 			return reported, f.refuse(n, s, tooMuch(n.name, "bytes in one message", maxReportBytes))
 		}
 		if err != nil {

@@ -22,10 +22,14 @@ var ErrSessionClosed = errors.New("uplink session is closed")
 // so by a call option.
 const maxMessageBytes = 4 << 20
 
-// answerWindow is how much of an answer a node may send ahead of what was read, in
-// bytes: more than the state of a node with 1,000 volumes takes. Where windows grow,
+// answerWindow is how much of an answer a node may send ahead of what was read, in bytes:
+// what each call can hold of the controller's memory, beside the answer. A larger answer takes
+// one round trip more. connWindow bounds what is on its way of all answers. Where windows grow,
 // each call costs a ping more.
-const answerWindow = 1 << 20
+const (
+	answerWindow = 64 << 10
+	connWindow   = 1 << 20
+)
 
 // maxTrailerBytes bounds the status of an answer, with its message and details.
 const maxTrailerBytes = 64 << 10
@@ -78,7 +82,7 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: KeepaliveInterval, Timeout: KeepaliveTimeout, PermitWithoutStream: true,
 		}),
-		grpc.WithInitialWindowSize(answerWindow), grpc.WithInitialConnWindowSize(answerWindow),
+		grpc.WithStaticStreamWindowSize(answerWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithMaxHeaderListSize(maxTrailerBytes),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)),
 	)

@@ -1,0 +1,50 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// However many nodes there are, and whatever they answer, a new leader has few answers at a time;
+// and nodes that do not answer keep it from no other node.
+func TestANewLeaderAsksFewNodesAtATimeAndReachesEach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const silent = 2 * announcedAtOnce
+		var nodes []string
+		for i := range 10 * announcedAtOnce {
+			nodes = append(nodes, fmt.Sprint(i))
+		}
+		begin := time.Now()
+		events := make(chan int)
+		asked := make(chan string, len(nodes))
+		most := make(chan int)
+		go func() {
+			now, highest := 0, 0
+			for change := range events {
+				now += change
+				highest = max(highest, now)
+			}
+			most <- highest
+		}()
+		announceTo(t.Context(), nodes, func(ctx context.Context, node string) {
+			events <- 1
+			asked <- node
+			if len(asked) <= silent {
+				<-ctx.Done()
+			} else {
+				time.Sleep(time.Millisecond)
+			}
+			events <- -1
+		})
+		close(events)
+		if n := <-most; n != announcedAtOnce || len(asked) != len(nodes) {
+			t.Errorf("%d nodes are asked at a time, want %d; %d of %d are asked", n, announcedAtOnce, len(asked), len(nodes))
+		}
+		if took := time.Since(begin); took > 3*announceTimeout {
+			t.Errorf("it takes %v with %d nodes that do not answer, of which %d are waited for at a time for %v", took, silent, announcedAtOnce, announceTimeout)
+		}
+	})
+}
