@@ -7,6 +7,7 @@ package connlimit
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -48,7 +49,7 @@ type Limiter struct {
 	total     int
 	unknown   int // of total, those of addresses that are not known
 	byAddress map[netip.Addr]int
-	byNetwork map[netip.Prefix]int // of unknown
+	bySource  map[netip.Prefix][]*Place // the unknown ones, by sourceOf, the oldest first
 	// remembered has when each address was last remembered.
 	remembered map[netip.Addr]time.Time
 }
@@ -58,59 +59,96 @@ type Place struct {
 	limiter *Limiter
 	address netip.Addr
 	unknown bool
-	once    sync.Once
+	evict   func()
+	// Guarded by the limiter's lock:
+	ended, evicted bool
 }
 
-// Begin counts a connection of that peer, or returns no place and why there is none.
-func (l *Limiter) Begin(peer net.Addr) (*Place, Reason) {
+// Begin counts a connection of that peer, or returns no place and why there is none. Unless evict is
+// nil, the connection may lose its place: where all places of unknown addresses are taken, a peer takes
+// one of the address, or /64 of IPv6, that has the most, if that has more than its own would have. So
+// no peer is kept away by those who have many. Evict is called then; it must not block.
+func (l *Limiter) Begin(peer net.Addr, evict func()) (*Place, Reason) {
 	address := addressOf(peer)
 	expected := l.Known != nil && l.Known(address)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last, remembered := l.remembered[address]
-	p := &Place{limiter: l, address: address, unknown: !expected && (!remembered || time.Since(last) > rememberFor)}
+	p := &Place{limiter: l, address: address, evict: evict, unknown: !expected && (!remembered || time.Since(last) > rememberFor)}
 	switch {
 	case l.byAddress[address] >= l.PerAddress:
 		return nil, ReasonAddress
-	case p.unknown && address.Is6() && l.byNetwork[networkOf(address)] >= l.PerNetwork:
+	case p.unknown && address.Is6() && len(l.bySource[sourceOf(address)]) >= l.PerNetwork:
 		return nil, ReasonNetwork
-	case l.total >= l.Total || p.unknown && l.unknown >= l.Total-l.Kept:
+	case p.unknown && l.unknown >= l.Total-l.Kept:
+		if !l.makeRoom(sourceOf(address)) {
+			return nil, ReasonTotal
+		}
+	case l.total >= l.Total:
 		return nil, ReasonTotal
 	}
 	l.count(p, 1)
 	return p, ""
 }
 
+// makeRoom evicts the oldest of the source that has the most, and reports whether there was one. It
+// is called with the lock held.
+func (l *Limiter) makeRoom(source netip.Prefix) bool {
+	var most []*Place
+	for _, places := range l.bySource {
+		if len(places) > len(most) {
+			most = places
+		}
+	}
+	if len(most) <= len(l.bySource[source])+1 || most[0].evict == nil {
+		return false
+	}
+	victim := most[0]
+	victim.ended, victim.evicted = true, true
+	l.count(victim, -1)
+	victim.evict()
+	return true
+}
+
 // End counts the connection no more, however often it is called.
 func (p *Place) End() {
-	p.once.Do(func() {
-		p.limiter.mu.Lock()
-		defer p.limiter.mu.Unlock()
+	p.limiter.mu.Lock()
+	defer p.limiter.mu.Unlock()
+	if !p.ended {
+		p.ended = true
 		p.limiter.count(p, -1)
-	})
+	}
+}
+
+// Evicted reports whether the connection lost its place to another one.
+func (p *Place) Evicted() bool {
+	p.limiter.mu.Lock()
+	defer p.limiter.mu.Unlock()
+	return p.evicted
 }
 
 // count is called with the lock held.
 func (l *Limiter) count(p *Place, n int) {
 	l.total += n
-	l.byAddress = added(l.byAddress, p.address, n)
+	if l.byAddress == nil {
+		l.byAddress, l.bySource = map[netip.Addr]int{}, map[netip.Prefix][]*Place{}
+	}
+	if l.byAddress[p.address] += n; l.byAddress[p.address] == 0 {
+		delete(l.byAddress, p.address)
+	}
 	if !p.unknown {
 		return
 	}
 	l.unknown += n
-	if p.address.Is6() {
-		l.byNetwork = added(l.byNetwork, networkOf(p.address), n)
+	source := sourceOf(p.address)
+	if n > 0 {
+		l.bySource[source] = append(l.bySource[source], p)
+		return
 	}
-}
-
-func added[K comparable](m map[K]int, key K, n int) map[K]int {
-	if m == nil {
-		m = map[K]int{}
+	l.bySource[source] = slices.DeleteFunc(l.bySource[source], func(other *Place) bool { return other == p })
+	if len(l.bySource[source]) == 0 {
+		delete(l.bySource, source)
 	}
-	if m[key] += n; m[key] == 0 {
-		delete(m, key)
-	}
-	return m
 }
 
 // Remember makes the address of a peer known for a day.
@@ -142,8 +180,9 @@ func addressOf(peer net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-func networkOf(address netip.Addr) netip.Prefix {
-	return netip.PrefixFrom(address, 64).Masked()
+// sourceOf is the /64 of an address of IPv6, else the address.
+func sourceOf(address netip.Addr) netip.Prefix {
+	return netip.PrefixFrom(address, min(address.BitLen(), 64)).Masked()
 }
 
 // Listener returns a listener that closes the connections at once that are beyond the
@@ -164,7 +203,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		place, reason := l.limit.Begin(c.RemoteAddr())
+		place, reason := l.limit.Begin(c.RemoteAddr(), nil) // one that is served keeps its place
 		if place != nil {
 			return &conn{c, place}, nil
 		}

@@ -19,7 +19,7 @@ func peer(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1
 // fill takes places until there are none, and returns why there are none.
 func fill(l *Limiter, ip string) (places []*Place, why Reason) {
 	for {
-		p, reason := l.Begin(peer(ip))
+		p, reason := l.Begin(peer(ip), nil)
 		if p == nil {
 			return places, reason
 		}
@@ -59,8 +59,43 @@ func TestConnectionsAreCountedByAddressByNetworkAndInAll(t *testing.T) {
 		p.End()
 		p.End()
 	}
-	if l.total != 0 || l.unknown != 0 || len(l.byAddress) != 0 || len(l.byNetwork) != 0 {
-		t.Errorf("counted when all have ended: %d, %d, %v, %v", l.total, l.unknown, l.byAddress, l.byNetwork)
+	if l.total != 0 || l.unknown != 0 || len(l.byAddress) != 0 || len(l.bySource) != 0 {
+		t.Errorf("counted when all have ended: %d, %d, %v, %v", l.total, l.unknown, l.byAddress, l.bySource)
+	}
+}
+
+// A source is an address, or a /64 of IPv6.
+func TestWhereAllPlacesAreTakenTheyAreSharedAmongSources(t *testing.T) {
+	l := Limiter{Total: 12, PerAddress: 8, PerNetwork: 8}
+	evicted := map[string]int{}
+	begin := func(ip string) (*Place, Reason) { return l.Begin(peer(ip), func() { evicted[ip]++ }) }
+	var first *Place
+	for i, ip := range []string{"10.0.0.1", "2001:db8::1"} {
+		for range 6 {
+			if p, why := begin(ip); p == nil {
+				t.Fatalf("%s is rejected: %s", ip, why)
+			} else if i == 0 && first == nil {
+				first = p
+			}
+		}
+	}
+	if p, why := begin("2001:db8::2"); p != nil || why != ReasonTotal {
+		t.Errorf("another address of a /64 that has its share has a place, or is rejected for %q", why)
+	}
+	for n := range 4 {
+		if p, why := begin("10.0.0.2"); p == nil {
+			t.Errorf("after %d: rejected for %q", n, why)
+		}
+	}
+	if p, _ := begin("10.0.0.2"); p != nil {
+		t.Error("it has more than its share")
+	}
+	if evicted["10.0.0.1"] != 2 || evicted["2001:db8::1"] != 2 || !first.Evicted() {
+		t.Errorf("evicted are %v, the oldest: %t; want two of each", evicted, first.Evicted())
+	}
+	first.End()
+	if l.total != 12 || l.unknown != 12 {
+		t.Errorf("%d and %d are counted, want 12", l.total, l.unknown)
 	}
 }
 
@@ -110,13 +145,13 @@ func TestAnAddressIsKnownForADay(t *testing.T) {
 		l := Limiter{Total: 1, PerAddress: 1, PerNetwork: 1, Kept: 1}
 		l.Remember(peer("10.0.0.1"))
 		time.Sleep(rememberFor)
-		p, why := l.Begin(peer("10.0.0.1"))
+		p, why := l.Begin(peer("10.0.0.1"), nil)
 		if p == nil {
 			t.Fatalf("rejected after a day: %s", why)
 		}
 		p.End()
 		time.Sleep(time.Second)
-		if p, _ := l.Begin(peer("10.0.0.1")); p != nil {
+		if p, _ := l.Begin(peer("10.0.0.1"), nil); p != nil {
 			t.Error("known after more than a day")
 		}
 	})

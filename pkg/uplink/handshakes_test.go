@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/logging/logtest"
 	"github.com/carve-csi/carve/pkg/must"
@@ -45,6 +47,15 @@ func (e *controllerEnd) occupy(t *testing.T, local string, n int) {
 	for range n {
 		conn := must.Get(dialer.DialContext(t.Context(), "tcp", e.addr))(t)
 		t.Cleanup(func() { conn.Close() })
+	}
+}
+
+// occupyAll takes all places of unknown addresses, each from an address of its own: a peer whose
+// address has none takes one of an address that has several.
+func (e *controllerEnd) occupyAll(t *testing.T) {
+	t.Helper()
+	for i := range maxHandshakes - keptHandshakes {
+		e.occupy(t, fmt.Sprintf("127.0.%d.%d", 1+i/256, i%256), 1)
 	}
 }
 
@@ -96,9 +107,7 @@ func TestUnknownPeersDoNotKeepANodeAwayThatHadALink(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), keepFailures)
 	e.isWelcome(t, ca, "127.0.0.2")
-	for i := range maxHandshakes / maxHandshakesPerAddress {
-		e.occupy(t, fmt.Sprintf("127.0.1.%d", i+1), maxHandshakesPerAddress)
-	}
+	e.occupyAll(t)
 	e.isRejected(t, ca, "127.0.0.3", "", "total") // too many for all to be logged
 	e.isWelcome(t, ca, "127.0.0.2")
 }
@@ -111,11 +120,41 @@ func TestUnknownPeersDoNotKeepANodeAwayThatNeverHadALink(t *testing.T) {
 		keepFailures(s)
 		s.handshakes.Known = func(a netip.Addr) bool { return a == agent }
 	})
-	for i := range maxHandshakes / maxHandshakesPerAddress {
-		e.occupy(t, fmt.Sprintf("127.0.1.%d", i+1), maxHandshakesPerAddress)
-	}
+	e.occupyAll(t)
 	e.isRejected(t, ca, "127.0.0.3", "", "total") // too many for all to be logged
 	e.isWelcome(t, ca, agent.String())
+}
+
+// The controller has just started, and the agents' addresses are translated: it knows none of them.
+func TestManyAgentsBehindOneAddressGetInBesideAFloodFromOthers(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	e := startChangedController(t, ca, must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), keepFailures)
+	for i := range 2 * maxHandshakes / maxHandshakesPerAddress {
+		e.occupy(t, fmt.Sprintf("127.0.1.%d", i+1), maxHandshakesPerAddress)
+	}
+	// Of an address, so many may be in a handshake at once; one that is rejected dials again.
+	const agents = 200
+	var dialing errgroup.Group
+	dialing.SetLimit(maxHandshakesPerAddress)
+	dialed := make(chan struct{})
+	go func() {
+		defer close(dialed)
+		for range agents {
+			dialing.Go(func() error {
+				for t.Context().Err() == nil {
+					if welcome, err := introduceFrom(t, e, ca, "127.0.0.2"); err == nil && welcome.GetAccepted() {
+						break
+					}
+				}
+				return nil
+			})
+		}
+		_ = dialing.Wait()
+	}()
+	for range agents {
+		e.session(t).Close()
+	}
+	<-dialed
 }
 
 func TestAPodDoesNotKeepNodesOfItsNetworkAway(t *testing.T) {

@@ -152,7 +152,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 			sleep(ctx, 100*time.Millisecond)
 			continue
 		}
-		place, reason := s.handshakes.Begin(conn.RemoteAddr())
+		place, reason := s.handshakes.Begin(conn.RemoteAddr(), func() { conn.Close() })
 		if place == nil {
 			conn.Close() // it will come back
 			s.reject(conn.RemoteAddr(), string(reason), nil)
@@ -168,6 +168,9 @@ func (s *Server) welcome(ctx context.Context, raw net.Conn, place *connlimit.Pla
 	if err != nil {
 		raw.Close()
 		time.AfterFunc(s.hold, place.End)
+		if place.Evicted() {
+			reason = string(connlimit.ReasonTotal)
+		}
 		if ctx.Err() == nil {
 			s.reject(raw.RemoteAddr(), reason, err)
 		}
