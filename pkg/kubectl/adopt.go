@@ -33,6 +33,7 @@ var (
 	ErrInUse        = errors.New("stop its Pods first")
 	ErrNotAdopting  = errors.New("no adoption of it is under way")
 	ErrAlreadyOurs  = errors.New("its volume is Carve's already")
+	ErrIDTaken      = errors.New("find out what runs as carve-lvmd")
 	ErrStorageClass = errors.New("--storage-class must name a StorageClass of Carve")
 )
 
@@ -211,6 +212,9 @@ func (a *adopter) adopt(ctx context.Context) (*Adoption, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := a.checkID(ctx, result.Node, vol.GetId()); err != nil {
+		return nil, err
+	}
 	if a.pv == nil || !isOurs(a.pv) || a.pv.Spec.CSI.VolumeHandle != vol.GetId() {
 		if err := a.replace(ctx, adoption.PersistentVolume(a.original, vol, result.Node)); err != nil {
 			return nil, err
@@ -219,6 +223,26 @@ func (a *adopter) adopt(ctx context.Context) (*Adoption, error) {
 	result.note(vol)
 	result.State = "adopted"
 	return result, nil
+}
+
+// checkID refuses an id that another volume has: a node that answers with one would be asked for that
+// one's snapshots, clones and growth.
+func (a *adopter) checkID(ctx context.Context, node, id string) error {
+	holder := "is none"
+	if id != "" {
+		volumes, err := a.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("list the PersistentVolumes: %w", err)
+		}
+		i := slices.IndexFunc(volumes.Items, func(pv corev1.PersistentVolume) bool {
+			return isOurs(&pv) && pv.Spec.CSI.VolumeHandle == id && pv.Name != a.original.Name
+		})
+		if i < 0 {
+			return nil
+		}
+		holder = fmt.Sprintf("PersistentVolume %s has", volumes.Items[i].Name)
+	}
+	return fmt.Errorf("node %s answered with volume id %q, which %s: %w on node %s, then --revert", node, id, holder, ErrIDTaken, node)
 }
 
 // confirm ends an adoption: the volume is deleted with its claim, if the original was.

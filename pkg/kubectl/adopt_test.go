@@ -126,6 +126,24 @@ func TestADryRunOfAnAdoptionChangesNothing(t *testing.T) {
 	}
 }
 
+func TestAnAdoptedVolumeHasAnIDOfItsOwn(t *testing.T) {
+	const id = "cvofanother"
+	other := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-another"}}
+	other.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: names.Driver, VolumeHandle: id}
+	a := newAdopting(t, nil, other)
+	a.node.as = id
+	if _, err := a.call("--yes"); !errors.Is(err, ErrIDTaken) || !strings.Contains(err.Error(), "PersistentVolume pvc-another has") {
+		t.Errorf("the id of another volume: %v", err)
+	}
+	if pv := a.volume(); pv.Spec.CSI.Driver != "topolvm.io" || pv.Spec.CSI.VolumeHandle != topolvmLV {
+		t.Errorf("the PersistentVolume was replaced: %+v", pv.Spec.CSI)
+	}
+	a.must("state: reverted", "--revert")
+	a.node.as = "cvown"
+	a.must("state: adopted", "--yes")
+	a.must("state: adopted", "--yes") // its own PersistentVolume has the id
+}
+
 func TestAVolumeIsAdoptedAndConfirmed(t *testing.T) {
 	a := newAdopting(t, nil)
 	if _, err := a.call("--confirm"); !errors.Is(err, ErrNotAdopting) {
