@@ -48,3 +48,13 @@ func TestANewLeaderAsksFewNodesAtATimeAndReachesEach(t *testing.T) {
 		}
 	})
 }
+
+func TestANewLeaderWaitsForNodesThatDoNotAnswerOnlySoLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		announceTo(t.Context(), make([]string, 100*announcedAtOnce), func(ctx context.Context, _ string) { <-ctx.Done() })
+		if took := time.Since(begin); took > announcePeriod {
+			t.Errorf("it waits for %v, want %v at most", took, announcePeriod)
+		}
+	})
+}

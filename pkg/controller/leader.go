@@ -21,10 +21,12 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
-	// announceTimeout bounds how long a new leader waits for a node to hear of it, and
-	// announcedAtOnce how many nodes it asks beside each other.
+	// announceTimeout bounds how long a new leader waits for a node to hear of it,
+	// announcedAtOnce how many nodes it asks beside each other, and announcePeriod how long
+	// it waits for all.
 	announceTimeout = 2 * time.Second
 	announcedAtOnce = 128
+	announcePeriod  = 10 * time.Second
 )
 
 // lead waits until the caches are complete, and then acts for as long as this
@@ -147,8 +149,10 @@ func (c *Controller) announce(ctx context.Context) {
 }
 
 // announceTo asks each node, a bounded number of them beside each other, and returns when all
-// have been asked.
+// have been asked, or after announcePeriod.
 func announceTo(ctx context.Context, nodes []string, ask func(ctx context.Context, node string)) {
+	ctx, cancel := context.WithTimeout(ctx, announcePeriod)
+	defer cancel()
 	var calls errgroup.Group
 	calls.SetLimit(announcedAtOnce)
 	for _, node := range nodes {
