@@ -153,9 +153,9 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 	h.run()
 	h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
 		asked(c)
-		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("2Gi")
+		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("100G")
 	})
-	h.event("Warning ProvisioningFailed", "StorageClass carve", "2Gi", "1 are not connected", "1 are excluded by allowedTopologies",
+	h.event("Warning ProvisioningFailed", "StorageClass carve", "has 93.13Gi free", "1 are not connected", "1 are excluded by allowedTopologies",
 		"2 are cordoned or out of service", "1 are too full (the largest volume would be 1Gi)")
 }
 

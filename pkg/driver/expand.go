@@ -11,6 +11,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // growTimeout bounds the growing of a file system, however large.
@@ -50,7 +51,7 @@ func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	}
 	if required := req.GetCapacityRange().GetRequiredBytes(); required > v.GetSizeBytes() {
 		return nil, csierror.New(codes.OutOfRange,
-			fmt.Errorf("capacity_range.required_bytes: %d is not allowed: volume %s has %d", required, id, v.GetSizeBytes()))
+			fmt.Errorf("capacity_range.required_bytes: %s is not allowed: it is more than the %s that volume %s has", quantity.Bytes(required), quantity.Bytes(v.GetSizeBytes()), id))
 	}
 	if isLUKS(v) {
 		if err := n.encryption.resizeLUKS(v); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/luks"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // maxNodeID is the CSI specification's bound for a node id, in bytes.
@@ -118,9 +119,9 @@ func (o Options) validate() error {
 	case o.MaxVolumes < 0:
 		return fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
 	case o.InlineMaxBytes < 0:
-		return fmt.Errorf("largest size of inline volumes %d bytes: allowed is 0 (no limit) or more", o.InlineMaxBytes)
+		return fmt.Errorf("largest size of inline volumes %d: allowed is 0 (no limit) or more", o.InlineMaxBytes)
 	case o.CheckMemory < 0:
-		return fmt.Errorf("memory for checks of file systems %d bytes: allowed is 0 (%d bytes) or more", o.CheckMemory, DefaultCheckMemory)
+		return fmt.Errorf("memory for checks of file systems %d: allowed is 0 (%s) or more", o.CheckMemory, quantity.Bytes(DefaultCheckMemory))
 	case (o.IOLimits.Requests == "") != (o.IOLimits.Reports == ""):
 		return fmt.Errorf("directories for I/O limits %q and %q: both or none must be given", o.IOLimits.Requests, o.IOLimits.Reports)
 	case !filepath.IsAbs(o.KubeletDir) || filepath.Clean(o.KubeletDir) != o.KubeletDir || o.KubeletDir == "/":

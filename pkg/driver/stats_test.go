@@ -109,8 +109,8 @@ func TestExpand(t *testing.T) {
 		f := newFixture(t)
 		v := f.volume("a", "ext4")
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
-		_, err := expand(f, v, f.staging(v), gib+1)
-		wantError(t, err, codes.OutOfRange, "required_bytes")
+		_, err := expand(f, v, f.staging(v), gib+gib/2)
+		wantError(t, err, codes.OutOfRange, "required_bytes: 1536Mi is not allowed: it is more than the 1Gi that")
 	})
 	t.Run("does not find a volume elsewhere than where it is", func(t *testing.T) {
 		f := newFixture(t)

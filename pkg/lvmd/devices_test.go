@@ -193,6 +193,9 @@ func TestADeviceWithAnythingOnItIsNotTouched(t *testing.T) {
 			t.Errorf("%s is refused for %q, want %q", name, got, want)
 		}
 	}
+	if why := d.provisioned.refusals(testGroup)["/dev/vdk"]; why == nil || why.Message != "it has 1Mi; at least 32Mi is needed" {
+		t.Errorf("vdk is refused: %v", why)
+	}
 	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 3 {
 		t.Errorf("%d devices were initialised, want the test's two and one", n)
 	}

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 const (
@@ -111,7 +111,7 @@ func (a *Auditor) handleOrphans(ctx context.Context, node string, orphans []*lvm
 }
 
 func describeOrphan(vol *lvmdv1.Volume) string {
-	return fmt.Sprintf("%s (%s, made for claim %s/%s)", vol.GetId(), resource.NewQuantity(vol.GetSizeBytes(), resource.BinarySI),
+	return fmt.Sprintf("%s (%s, made for claim %s/%s)", vol.GetId(), quantity.Bytes(vol.GetSizeBytes()),
 		vol.GetOwner().GetClaimNamespace(), vol.GetOwner().GetClaimName())
 }
 

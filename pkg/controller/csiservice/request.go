@@ -9,6 +9,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // defaultBytes is the size of a volume for which none is asked.
@@ -77,7 +78,7 @@ func desiredOf(r *csi.CreateVolumeRequest) (Desired, error) {
 
 func checkRange(least, most int64) error {
 	if least < 0 || most < 0 || most > 0 && most < least {
-		return invalid("capacity_range", "%d to %d bytes are not a range", least, most)
+		return invalid("capacity_range", "%s to %s is no range", quantity.Bytes(least), quantity.Bytes(most))
 	}
 	return nil
 }

@@ -9,12 +9,12 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -112,8 +112,8 @@ type passedOver struct {
 func (o passedOver) explain(class *storagev1.StorageClass, r spec.Request) error {
 	return fmt.Errorf("no connected node that StorageClass %s allows has %s free in device class %q: of those that have the class, "+
 		"%d are not connected, %d are excluded by allowedTopologies, %d are cordoned or out of service, %d are held back because creating volumes failed there, %d are too full (the largest volume would be %s); trying on",
-		class.Name, resource.NewQuantity(r.Bytes, resource.BinarySI), r.DeviceClass,
-		o.away, o.forbidden, o.cordoned, o.held, o.full, resource.NewQuantity(o.largest, resource.BinarySI))
+		class.Name, quantity.Bytes(r.Bytes), r.DeviceClass,
+		o.away, o.forbidden, o.cordoned, o.held, o.full, quantity.Bytes(o.largest))
 }
 
 // unsatisfiable returns why no node that ever connected can take the claim, even if
@@ -141,8 +141,8 @@ func (l placer) unsatisfiable(class *storagev1.StorageClass, r spec.Request) err
 		return &spec.InvalidError{Field: spec.ClassField(class, names.ParamDeviceClass), Given: fmt.Sprintf("%q, which no node has,", r.DeviceClass),
 			Allowed: fmt.Sprintf("%q", slices.Sorted(maps.Keys(known)))}
 	case r.Footprint() > largest:
-		return &spec.InvalidError{Field: "spec.resources.requests.storage", Given: resource.NewQuantity(r.Bytes, resource.BinarySI).String(),
-			Allowed: fmt.Sprintf("at most %s, the size of the largest node's device class", resource.NewQuantity(largest, resource.BinarySI))}
+		return &spec.InvalidError{Field: "spec.resources.requests.storage", Given: quantity.Bytes(r.Bytes),
+			Allowed: fmt.Sprintf("at most %s, the size of the largest node's device class", quantity.Bytes(largest))}
 	}
 	return nil
 }

@@ -7,13 +7,13 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // findSnapshot is find for a VolumeSnapshot. It asks the API server: restores
@@ -68,7 +68,7 @@ func originOf(what string, snapshot *snapshotv1.VolumeSnapshot, content *snapsho
 		return nil, &spec.InvalidError{Field: "spec.volumeMode", Given: fmt.Sprintf("%s, another mode than that of %s,", mode, what), Allowed: string(*content.Spec.SourceVolumeMode)}
 	}
 	if least := snapshot.Status.RestoreSize; least != nil && least.CmpInt64(r.Bytes) > 0 {
-		return nil, &spec.InvalidError{Field: "spec.resources.requests.storage", Given: resource.NewQuantity(r.Bytes, resource.BinarySI).String(),
+		return nil, &spec.InvalidError{Field: "spec.resources.requests.storage", Given: quantity.Bytes(r.Bytes),
 			Allowed: fmt.Sprintf("at least %s, the size of %s", least.String(), what)}
 	}
 	return &spec.Origin{What: what, Node: node, Source: &lvmdv1.VolumeSource{SnapshotId: id}}, nil

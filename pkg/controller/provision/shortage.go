@@ -8,12 +8,12 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
@@ -92,7 +92,7 @@ func (l placer) shortageOf(pod *v1.Pod, view *fleet.View) *shortage {
 	}
 	found := &shortage{why: fmt.Errorf("the claims %s of Pod %s do not fit on node %s together: beside the others, device class %q has %s left for one that takes %s",
 		strings.Join(together, ", "), pod.Name, view.Node, short.Class,
-		resource.NewQuantity(short.Left, resource.BinarySI), resource.NewQuantity(short.Bytes, resource.BinarySI))}
+		quantity.Bytes(short.Left), quantity.Bytes(short.Bytes))}
 	for _, d := range short.Beside {
 		found.reserve = append(found.reserve, scheduler.Reservation{Claim: "pod " + string(pod.UID) + " " + d.Claim + " on " + view.Node, Node: view.Node,
 			Class: d.Class, Bytes: d.Bytes, Deadline: l.Now().Add(shortageMemory)})

@@ -7,7 +7,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/component-helpers/storage/volume"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -17,6 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // copyTimeout bounds one call for a volume that is made of another one. A
@@ -91,7 +91,7 @@ func (s sources) findClaim(claim *v1.PersistentVolumeClaim, r spec.Request) (*sp
 		return nil, &spec.InvalidError{Field: "spec.volumeMode", Given: "another mode than that of " + what, Allowed: string(mode)}
 	}
 	if least := source.Spec.Resources.Requests[v1.ResourceStorage]; least.CmpInt64(r.Bytes) > 0 {
-		return nil, &spec.InvalidError{Field: "spec.resources.requests.storage", Given: resource.NewQuantity(r.Bytes, resource.BinarySI).String(),
+		return nil, &spec.InvalidError{Field: "spec.resources.requests.storage", Given: quantity.Bytes(r.Bytes),
 			Allowed: fmt.Sprintf("at least %s, the size of %s", least.String(), what)}
 	}
 	return &spec.Origin{What: what, Node: node, Claim: source, Source: &lvmdv1.VolumeSource{VolumeId: pv.Spec.CSI.VolumeHandle}}, nil
@@ -164,7 +164,7 @@ func (s sources) copying(ctx context.Context, name string, claim *v1.PersistentV
 		return false
 	}
 	s.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonCopying, "%s of %s of %s are copied on node %s",
-		resource.NewQuantity(vol.GetCopiedBytes(), resource.BinarySI), resource.NewQuantity(vol.GetSizeBytes(), resource.BinarySI), r.From.What, r.From.Node)
+		quantity.Bytes(vol.GetCopiedBytes()), quantity.Bytes(vol.GetSizeBytes()), r.From.What, r.From.Node)
 	return true
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // smallestDevice is the least that is worth a place in a group, in bytes.
@@ -38,7 +39,7 @@ func judge(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
 	case len(d.Holders) > 0:
 		return refuse(inUse, "%s lies on it", strings.Join(d.Holders, ", "))
 	case d.Size < smallestDevice:
-		return refuse("too_small", "it has %d bytes; at least %d are needed", d.Size, smallestDevice)
+		return refuse("too_small", "it has %s; at least %s is needed", quantity.Bytes(d.Size), quantity.Bytes(smallestDevice))
 	case vg.Medium == config.PMEM && !d.DAX:
 		return refuse("not_dax", "it cannot be mapped directly into memory (its queue/dax is not 1), and the group's medium is pmem")
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 const (
@@ -113,7 +114,7 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, t inventory.
 		if mistaken != nil {
 			_ = mistaken.Close()
 		}
-		return fmt.Errorf("its device has %d bytes, and the volume %d", size, known)
+		return fmt.Errorf("its device has %s more than the volume, which has %s", quantity.Bytes(size-known), quantity.Bytes(known))
 	}
 	off := p.Wiped
 	if off < size {
