@@ -234,6 +234,15 @@ func (h *randomMachine) administer() {
 	case "pvmove":
 		source, name, _ := strings.Cut(h.movable(), " ")
 		lvmByHand(h.t, "pvmove", "--interval", "1", "--name", name, source)
+		// There is as much space as before, on other disks.
+		waittest.Until(h.t, "lvmd knows what is free on each disk", func() bool {
+			for class := range inRows {
+				if _, largest := h.inRow(class); h.classNamed(class).GetMaximumVolumeSizeBytes() != largest {
+					return false
+				}
+			}
+			return true
+		}, func() any { return h.state() })
 	}
 	h.finish()
 }
@@ -425,14 +434,15 @@ var inRows = map[string]layout.Layout{
 	"raid6":   {Type: layout.RAID6, Stripes: 3},
 }
 
-// inRow is what a class of inRows can give, by what LVM says is free on each disk.
-func (h *randomMachine) inRow(class string) int64 {
+// inRow is what a class of inRows can give, in all and in one volume, by what LVM says is free on each disk.
+func (h *randomMachine) inRow(class string) (available, largest int64) {
 	const extent = 4 << 20
 	var free []int64
 	for _, text := range strings.Fields(lvmByHand(h.t, "pvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "pv_free", "--select", "vg_name="+h.group)) {
 		free = append(free, must.Get(strconv.ParseInt(text, 10, 64))(h.t)/extent)
 	}
-	return inRows[class].Available(free, (h.reserves[class]<<20+extent-1)/extent) * extent
+	reserve := (h.reserves[class]<<20 + extent - 1) / extent
+	return inRows[class].Available(free, reserve) * extent, inRows[class].Largest(free, reserve) * extent
 }
 
 // fillClass makes volumes in a class until it has no free space, each as large as can be,
@@ -442,8 +452,8 @@ func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 	unit := c.GetAllocationUnitBytes()
 	said, first, sum := c.GetAvailableBytes(), c.GetMaximumVolumeSizeBytes(), int64(0)
 	if _, ok := inRows[class]; ok && first > 0 {
-		if want := h.inRow(class); said != want {
-			h.r.Fatalf("class %v: by LVM, %d bytes are available", c, want)
+		if available, largest := h.inRow(class); said != available || first != largest {
+			h.r.Fatalf("class %v: by LVM, %d bytes are available, and %d in one volume", c, available, largest)
 		}
 	}
 	exact := class == "linear" || class == "thin" || class == "striped"
