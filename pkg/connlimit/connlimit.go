@@ -81,7 +81,7 @@ func (l *Limiter) Begin(peer net.Addr, evict func()) (*Place, Reason) {
 	case p.unknown && address.Is6() && len(l.bySource[sourceOf(address)]) >= l.PerNetwork:
 		return nil, ReasonNetwork
 	case p.unknown && l.unknown >= l.Total-l.Kept:
-		if !l.makeRoom(sourceOf(address)) {
+		if !l.evictOne(sourceOf(address)) {
 			return nil, ReasonTotal
 		}
 	case l.total >= l.Total:
@@ -91,9 +91,9 @@ func (l *Limiter) Begin(peer net.Addr, evict func()) (*Place, Reason) {
 	return p, ""
 }
 
-// makeRoom evicts the oldest of the source that has the most, and reports whether there was one. It
+// evictOne evicts the oldest of the source that has the most, and reports whether there was one. It
 // is called with the lock held.
-func (l *Limiter) makeRoom(source netip.Prefix) bool {
+func (l *Limiter) evictOne(source netip.Prefix) bool {
 	var most []*Place
 	for _, places := range l.bySource {
 		if len(places) > len(most) {

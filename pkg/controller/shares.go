@@ -1,7 +1,9 @@
 package controller
 
 import (
+	"cmp"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -10,13 +12,22 @@ import (
 
 // shares bounds how many workers of an upstream library wait for one node, and how many work for
 // one namespace: the libraries' queues know neither. A call that is refused is made again, later
-// each time, and holds no worker meanwhile. It is safe for concurrent use.
+// each time, and holds no worker meanwhile. Half of a node's share is kept for namespaces that were
+// refused and have no call there, in the order in which they were first refused: others could take each
+// place again before they come back. It is safe for concurrent use.
 type shares struct {
 	ofNode, ofNamespace, ofBoth int
 
-	mu    sync.Mutex
-	calls map[target]int
+	mu      sync.Mutex
+	calls   map[target]int
+	waiting map[target]attempts // of namespaces on nodes
 }
+
+// attempts are when calls of a namespace were refused for want of a place.
+type attempts struct{ first, last time.Time }
+
+// waitsFor is how long a namespace that was refused is waited for: twice the longest back-off of a library.
+const waitsFor = 2 * time.Minute
 
 // target is what calls are counted for: a node, a namespace, or a namespace on a node.
 type target struct{ node, namespace string }
@@ -28,7 +39,7 @@ const all = "*"
 // half, and one namespace an eighth on all nodes.
 func newShares(workers int) *shares {
 	return &shares{
-		ofNode: max(1, workers/16), ofNamespace: max(1, workers/8), ofBoth: max(1, workers/32), calls: map[target]int{},
+		ofNode: max(1, workers/16), ofNamespace: max(1, workers/8), ofBoth: max(1, workers/32), calls: map[target]int{}, waiting: map[target]attempts{},
 	}
 }
 
@@ -38,25 +49,47 @@ func (s *shares) take(node, namespace string) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	targets := []target{{node, all}}
-	if n := s.calls[targets[0]]; n >= s.ofNode {
-		return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls yet; it is tried again", node, n)
-	}
+	everywhere, both := target{all, namespace}, target{node, namespace}
 	if namespace != "" {
-		everywhere, both := target{all, namespace}, target{node, namespace}
 		if n := s.calls[both]; n >= s.ofBoth {
 			return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls for namespace %s yet; it is tried again", node, n, namespace)
 		}
 		if n := s.calls[everywhere]; n >= s.ofNamespace {
+			delete(s.waiting, both)
 			return nil, status.Errorf(codes.Aborted, "%d such calls for namespace %s are under way; it is tried again", n, namespace)
 		}
 		targets = append(targets, everywhere, both)
 	}
+	if n := s.calls[targets[0]]; n >= s.ofNode-s.keptFrom(both) {
+		if namespace != "" && s.calls[both] == 0 {
+			now := time.Now()
+			s.waiting[both] = attempts{first: cmp.Or(s.waiting[both].first, now), last: now}
+		}
+		return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls yet; it is tried again", node, n)
+	}
+	delete(s.waiting, both)
 	s.count(targets, 1)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.count(targets, -1)
 	}, nil
+}
+
+// keptFrom is how many places of the node are kept for namespaces that wait longer than this one. It is
+// called with the lock held.
+func (s *shares) keptFrom(t target) int {
+	own, waits := s.waiting[t]
+	kept := 0
+	for other, a := range s.waiting {
+		switch {
+		case time.Since(a.last) > waitsFor:
+			delete(s.waiting, other)
+		case other.node == t.node && other != t && (!waits || a.first.Before(own.first)):
+			kept++
+		}
+	}
+	return min(kept, s.ofNode/2)
 }
 
 // count is called with the lock held.
