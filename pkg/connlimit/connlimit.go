@@ -207,8 +207,8 @@ func (l *listener) Accept() (net.Conn, error) {
 		if place != nil {
 			return &conn{c, place}, nil
 		}
+		l.rejected(c.RemoteAddr(), reason) // before the peer learns of it
 		_ = c.Close()
-		l.rejected(c.RemoteAddr(), reason)
 	}
 }
 
