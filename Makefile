@@ -143,8 +143,17 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	@cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
 	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -E '$(RUN)' | paste -s -d '|'); \
 	  [ -n "$$names" ] || continue; \
-	  $(GO) run ./cmd/controlplane env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
+	  $(GO) run ./cmd/controlplane $(if $(KUBERNETES),--kubernetes v$(KUBERNETES)) env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
 	    -test.v -test.timeout 15m -test.run "^($$names)$$" || failed=1; \
+	done; exit $$failed
+
+# The last patch of each older version of Kubernetes that Carve runs on.
+OLDER     := 1.33.13 1.34.4 1.35.4 1.36.3
+
+.PHONY: test-kubernetes
+test-kubernetes: ## The tests of test-apiserver with older versions of Kubernetes (KUBERNETES=1.33.13 takes one); part of soak
+	@failed=0; for version in $(or $(KUBERNETES),$(OLDER)); do \
+	  $(MAKE) test-apiserver KUBERNETES=$$version || failed=1; \
 	done; exit $$failed
 
 .PHONY: test-vm
@@ -191,7 +200,7 @@ SCHEDULES ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
+soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus test-kubernetes ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealFreeSpace' ../pkg/lvmd ../pkg/lvm
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver

@@ -62,18 +62,23 @@ func build(ctx context.Context, program string, progress io.Writer) (string, err
 		return "", err
 	}
 	programs, err := gobuild.Cached(ctx, gobuild.Program{
-		Name: kubernetes,
-		Dir:  source,
-		Also: []string{coreDNS},
-		Variables: map[string]string{
-			"k8s.io/component-base/version.gitVersion":   Version,
-			"k8s.io/component-base/version.gitTreeState": "clean",
-		},
+		Name:      kubernetes,
+		Dir:       source,
+		Also:      []string{coreDNS},
+		Variables: variables(Version),
 	}, progress)
 	if err != nil {
 		return "", err
 	}
 	return filepath.Join(programs, program), nil
+}
+
+// variables are what the linker sets for the programs to know their version.
+func variables(version string) map[string]string {
+	return map[string]string{
+		"k8s.io/component-base/version.gitVersion":   version,
+		"k8s.io/component-base/version.gitTreeState": "clean",
+	}
 }
 
 // checkVersion makes sure that the version which the binary will report is the one it

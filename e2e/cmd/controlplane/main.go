@@ -5,7 +5,7 @@
 // components. The API server refuses Pods of the priority classes system-*-critical in
 // namespaces without a quota for them. When the command ends, all of it is removed.
 //
-//	controlplane [--name NAME] COMMAND [ARGUMENT...]
+//	controlplane [--name NAME] [--kubernetes VERSION] COMMAND [ARGUMENT...]
 package main
 
 import (
@@ -31,27 +31,31 @@ const prefix = "carve-bare-"
 
 func main() {
 	name := flag.String("name", netns.NameOf(prefix), "name of the network namespace, which must not be in use")
+	version := flag.String("kubernetes", kube.Version, "version of Kubernetes, etcd with it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *name, flag.Args(), os.Stderr); err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			os.Exit(exit.ExitCode()) // it has said why
+	if err := run(ctx, *name, *version, flag.Args(), os.Stderr); err != nil {
+		var failed *commandError
+		if errors.As(err, &failed) {
+			os.Exit(failed.ExitCode()) // it has said why
 		}
 		fmt.Fprintln(os.Stderr, "controlplane:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, name string, arguments []string, progress io.Writer) (err error) {
+// commandError is how the command ended; programs that are run for it, such as go, fail otherwise.
+type commandError struct{ *exec.ExitError }
+
+func run(ctx context.Context, name, version string, arguments []string, progress io.Writer) (err error) {
 	if len(arguments) == 0 {
 		return errors.New("no command to run")
 	}
 	if err := preflight.Check(preflight.ControlPlane()); err != nil {
 		return err
 	}
-	binary, err := kube.Build(ctx, progress)
+	binary, err := kube.BuildVersion(ctx, version, progress)
 	if err != nil {
 		return err
 	}
@@ -85,6 +89,10 @@ func run(ctx context.Context, name string, arguments []string, progress io.Write
 	if err := namespace.Run(command); err != nil {
 		// It may have failed for want of a component.
 		c.Obituaries(progress)
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return &commandError{exit}
+		}
 		return fmt.Errorf("%s: %w", arguments[0], err)
 	}
 	return nil
