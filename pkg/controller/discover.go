@@ -3,13 +3,12 @@ package controller
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
+
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
 const (
@@ -24,11 +23,11 @@ const (
 func awaitResource(ctx context.Context, server discovery.DiscoveryInterface, group schema.GroupVersion, name string, log *slog.Logger) bool {
 	for {
 		next := resourceLook
-		found, err := server.ServerResourcesForGroupVersion(group.String())
+		has, err := cluster.Serves(ctx, server, group, name)
 		switch {
-		case err == nil && slices.ContainsFunc(found.APIResources, func(r metav1.APIResource) bool { return r.Name == name }):
+		case has:
 			return true
-		case err != nil && !apierrors.IsNotFound(err):
+		case err != nil:
 			log.Warn("it is not known whether the API server has a resource, trying on", "resource", name, "group", group.String(), "error", err)
 			next = resourceRetry
 		}

@@ -16,10 +16,13 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -86,6 +89,18 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 		name := object.(metav1.Object).GetName()
 		t.Cleanup(func() { _ = remove(context.Background(), name, metav1.DeleteOptions{}) })
 	}
+}
+
+// servesSince reports whether the API server has a resource, which is said to come with a minor
+// version of Kubernetes.
+func servesSince(t *testing.T, client kubernetes.Interface, minor uint, group schema.GroupVersion, resource string) bool {
+	t.Helper()
+	is := must.Get(version.ParseGeneric(must.Get(client.Discovery().ServerVersion())(t).GitVersion))(t)
+	has := must.Get(cluster.Serves(t.Context(), client.Discovery(), group, resource))(t)
+	if want := is.AtLeast(version.MajorMinor(1, minor)); has != want {
+		t.Fatalf("Kubernetes %s serves %s: %t, want %t", is, resource, has, want)
+	}
+	return has
 }
 
 // asController is a client with the rights that the controller's account has.

@@ -40,7 +40,7 @@ const (
 // say, by the upstream library, until ctx is done. Where the API server has no such classes
 // (Kubernetes before 1.34), there is nothing to do.
 func runModifier(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
-	if !awaitResource(ctx, c.Client.Discovery(), storagev1.SchemeGroupVersion, "volumeattributesclasses", c.Log) {
+	if !awaitResource(ctx, c.Client.Discovery(), storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses, c.Log) {
 		return nil
 	}
 	scoped := newScopedInformers(all)

@@ -19,6 +19,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
@@ -88,6 +89,10 @@ func (w *world) waitRefused(t *testing.T, claim *v1.PersistentVolumeClaim, class
 // that judges what is written, and a quota.
 func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
+	if !servesSince(t, client, 34, storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses) {
+		doesWithoutAttributesClasses(t, client)
+		return
+	}
 	w := newWorld(t, client)
 	w.namespace = ours
 	install(t, client)
@@ -171,4 +176,27 @@ func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *t
 		t.Errorf("a second claim asks for the class: error %v, want that the quota forbids it", err)
 	}
 	must.Succeed(t, w.asks(t, waiting, "mistaken")) // of which there is no quota
+}
+
+// doesWithoutAttributesClasses has a claim ask for a class, of which an API server before Kubernetes
+// 1.34 knows nothing: it drops the name, and the limits of the StorageClass apply.
+func doesWithoutAttributesClasses(t *testing.T, client kubernetes.Interface) {
+	t.Helper()
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	storage := w.class(t, func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamIOReadIOPS: "500"} })
+	actOn(t, w, Options{Client: asController(t), Namespace: ours})
+	claim := w.claim(t, storage, "n1", named("data", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr.To("slow") }))
+	w.waitBound(t, claim)
+	if limits := w.nodes["n1"].Volumes()[spec.VolumeName(claim)].GetIoLimits(); limits.GetReadIops() != 500 || limits.GetWriteBps() != 0 {
+		t.Errorf("the limits are %v, want those of the StorageClass", limits)
+	}
+	if name := w.get(claim).Spec.VolumeAttributesClassName; name != nil {
+		t.Errorf("the API server has kept the claim's class %s", *name)
+	}
+	// Where the beta is on, it keeps the name, and answers this.
+	if _, err := client.StorageV1().VolumeAttributesClasses().Get(t.Context(), "slow", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("asked for a class, the API server answers %v", err)
+	}
 }

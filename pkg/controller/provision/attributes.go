@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -26,6 +27,10 @@ func (s sources) attributes(ctx context.Context, claim *v1.PersistentVolumeClaim
 	class, err := s.Client.StorageV1().VolumeAttributesClasses().Get(ctx, r.AttributesClass, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
+		if has, err := cluster.Serves(ctx, s.Client.Discovery(), storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses); err == nil && !has {
+			return iolimit.Limits{}, &notReadyError{fmt.Sprintf("spec.volumeAttributesClassName is %s, and this API server has no VolumeAttributesClasses in %s: "+
+				"upgrade to Kubernetes 1.34 or newer, or make the claim again without it", r.AttributesClass, storagev1.SchemeGroupVersion)}
+		}
 		return iolimit.Limits{}, &notReadyError{fmt.Sprintf("spec.volumeAttributesClassName: VolumeAttributesClass %s does not exist; waiting for it", r.AttributesClass)}
 	case err != nil:
 		return iolimit.Limits{}, fmt.Errorf("read VolumeAttributesClass %s of claim %s/%s: %w", r.AttributesClass, claim.Namespace, claim.Name, err)
