@@ -438,17 +438,29 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 		}
 		return limited.CoreV1().Pods(binding.Namespace).Bind(t.Context(), binding, metav1.CreateOptions{})
 	}
+	// Controllers write these objects, too.
+	untilWritten := func(update func() error) error {
+		for {
+			if err := update(); !apierrors.IsConflict(err) {
+				return err
+			}
+		}
+	}
 	updateVolume := func(name string, change func(*v1.PersistentVolume)) error {
-		pv := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), name, metav1.GetOptions{}))(t)
-		change(pv)
-		_, err := limited.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{})
-		return err
+		return untilWritten(func() error {
+			pv := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+			change(pv)
+			_, err := limited.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{})
+			return err
+		})
 	}
 	updatePhase := func(name string, phase v1.PodPhase) error {
-		pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), name, metav1.GetOptions{}))(t)
-		pod.Status.Phase = phase
-		_, err := limited.CoreV1().Pods(ours).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
-		return err
+		return untilWritten(func() error {
+			pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), name, metav1.GetOptions{}))(t)
+			pod.Status.Phase = phase
+			_, err := limited.CoreV1().Pods(ours).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+			return err
+		})
 	}
 	give := func(claim string) func(*v1.PersistentVolume) {
 		return func(pv *v1.PersistentVolume) {
