@@ -305,13 +305,14 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 				defer mu.Unlock()
 				if full == "" {
 					full = name
+				}
+				if full == name {
+					// Each time: volumes of Pods before may be deleted in the meantime.
 					used := int64(lvmdfake.AllocationUnit) // too little for the Pod
 					for _, v := range node.Volumes() {
 						used += v.GetSizeBytes()
 					}
 					node.Resize("local", used)
-				}
-				if full == name {
 					return lvmdfake.Error(codes.ResourceExhausted, names.ReasonNoSpace, "no space")
 				}
 				return nil
