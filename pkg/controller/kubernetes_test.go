@@ -35,7 +35,7 @@ var stableSince = map[string]int{
 
 // oldest is the oldest minor version of Kubernetes that is supported. An API that is younger is
 // used only where it is served, and docs/how-to/upgrade.md says what is missing without it.
-const oldest = 32
+const oldest = 33
 
 var (
 	// apiGroups are the clients' names of groups that are not called as their first word says.

@@ -12,7 +12,7 @@ import (
 
 // The oldest versions that Carve runs on, as docs/get-started/install.md says.
 const (
-	oldestKubernetes = "1.32"
+	oldestKubernetes = "1.33"
 	oldestKernel     = "5.12"
 )
 

@@ -3,6 +3,7 @@ package kubectl
 import (
 	"errors"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -10,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	discovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // TestDoctorComparesVersions has the plugin, Carve's Pods, the API server and the kernels have other
@@ -32,8 +35,8 @@ func TestDoctorComparesVersions(t *testing.T) {
 		"a plugin without a version":         {own: "development", want: `note kubectl carve: it is development, and carve:v0.2.0 is installed: these cannot be compared`},
 		"an image by its digest":             {controller: "r:5000/c@sha256:ab", agents: "r:5000/c@sha256:ab", want: `note kubectl carve: it is v0.2.0, and r:5000/c@sha256:ab is installed: these cannot be compared`},
 		"an image by its tag and digest":     {controller: "r:5000/c:v0.5.0@sha256:ab", agents: "r:5000/c:v0.5.0@sha256:ab", want: "WRONG kubectl carve: it is v0.2.0, and r:5000/c:v0.5.0@sha256:ab"},
-		"the oldest Kubernetes":              {kubernetes: "v1.32.0+k3s1", want: "ok Kubernetes"},
-		"a Kubernetes before":                {kubernetes: "v1.31.14-eks-113cf36", want: "WRONG Kubernetes: the API server is v1.31.14-eks-113cf36, and Carve needs 1.32 or newer"},
+		"the oldest Kubernetes":              {kubernetes: "v1.33.0+k3s1", want: "ok Kubernetes"},
+		"a Kubernetes before":                {kubernetes: "v1.32.14-eks-113cf36", want: "WRONG Kubernetes: the API server is v1.32.14-eks-113cf36, and Carve needs 1.33 or newer"},
 		"a Kubernetes that does not say":     {kubernetes: "unknown", want: "note Kubernetes: the API server's version unknown"},
 		"the oldest kernel":                  {kernel: "5.12.0", want: "ok node n1"},
 		"a kernel before":                    {kernel: "5.10.220-209.869.amzn2.x86_64", want: "WRONG node n1: its kernel is 5.10.220-209.869.amzn2.x86_64, and Carve needs Linux 5.12 or newer"},
@@ -69,16 +72,35 @@ func TestDoctorComparesVersions(t *testing.T) {
 	}
 }
 
-// TestTheOldestVersionsAreThoseOfTheDocuments compares what doctor demands with what users read.
+// TestTheOldestVersionsAreThoseOfTheDocuments compares what doctor demands with what users read, and
+// with what is tested.
 func TestTheOldestVersionsAreThoseOfTheDocuments(t *testing.T) {
 	for name, want := range map[string]string{
 		"../../docs/get-started/install.md":   "Kubernetes must be " + oldestKubernetes + " or newer. Each node needs Linux " + oldestKernel + " or newer",
 		"../../docs/how-to/upgrade.md":        "Carve runs on Kubernetes " + oldestKubernetes + " and newer",
 		"../../deploy/chart/carve/Chart.yaml": `kubeVersion: ">=` + oldestKubernetes + `.0-0"`,
+		"../../Makefile":                      "\nOLDER     := " + oldestKubernetes + ".",
+		"../controller/kubernetes_test.go":    "\nconst oldest = " + strings.TrimPrefix(oldestKubernetes, "1.") + "\n",
 	} {
 		text, err := os.ReadFile(name)
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: want %q, got %v", name, want, err)
+		}
+	}
+}
+
+// TestEveryVersionThatIsTestedIsStated compares the versions with which the API server's tests run
+// with the table of what they did.
+func TestEveryVersionThatIsTestedIsStated(t *testing.T) {
+	page := string(must.Get(os.ReadFile("../../docs/how-to/upgrade.md"))(t))
+	older := regexp.MustCompile(`(?m)^OLDER +:= (.+)$`).FindStringSubmatch(string(must.Get(os.ReadFile("../../Makefile"))(t)))
+	newest := regexp.MustCompile(`(?m)^const Version = "v(.+)"$`).FindStringSubmatch(string(must.Get(os.ReadFile("../../e2e/kube/kube.go"))(t)))
+	if older == nil || newest == nil {
+		t.Fatalf("the versions are not found: older %v, newest %v", older, newest)
+	}
+	for _, tested := range append(strings.Fields(older[1]), newest[1]) {
+		if !strings.Contains(page, "\n| "+tested+" | ") {
+			t.Errorf("docs/how-to/upgrade.md does not say how the tests with Kubernetes %s went", tested)
 		}
 	}
 }
