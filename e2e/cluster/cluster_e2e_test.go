@@ -213,6 +213,7 @@ func powerCut(ctx context.Context, t *testing.T, c *Cluster, node string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	must("sync") // The kubelet does not flush its certificate, and does not start again with an empty one.
 	must("lvcreate", "-qq", "-y", "-W", "n", "-L", "64m", "-n", "kept", "carve")
 	must("dd", "if=/proc/sys/kernel/hostname", "of=/dev/carve/kept", "conv=fsync", "status=none")
 	if err := c.Kill(ctx, node); err != nil {
