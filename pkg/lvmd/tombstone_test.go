@@ -29,18 +29,20 @@ type pause struct {
 	left    atomic.Int32
 	reached chan string
 	goOn    chan struct{}
+	// marks is true once LVM accepts marks.
+	marks atomic.Bool
 }
 
 // startPaused starts an lvmd on which what is deleted is known from the journal alone, as its mark is refused.
 func startPaused(t *testing.T, m *machine, adjust ...func(*daemon, *Options)) (*daemon, *pause) {
 	t.Helper()
+	p := &pause{reached: make(chan string, 1), goOn: make(chan struct{})}
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
-		if op == lvmfake.OpTag {
+		if op == lvmfake.OpTag && !p.marks.Load() {
 			return errors.New("no")
 		}
 		return nil
 	}
-	p := &pause{reached: make(chan string, 1), goOn: make(chan struct{})}
 	return m.start(t, append(adjust, func(d *daemon, o *Options) {
 		o.crashPoint = func(place string) {
 			if p.left.Load() > 0 && p.left.Add(-1) == 0 {
@@ -72,7 +74,7 @@ func (p *pause) hold(number int, operation func() error) (place string, result <
 
 // wantTombstone ends lvmd, and fails the test if the journal has a volume that was deleted as anything but
 // a tombstone, or if the next lvmd, which it returns, has the volume.
-func (d *daemon) wantTombstone(what, id string) *daemon {
+func (p *pause) wantTombstone(d *daemon, what, id string) *daemon {
 	d.t.Helper()
 	d.kill()
 	j, _, _, err := journal.Open(filepath.Join(d.machine.state, "journal.db"))
@@ -82,7 +84,7 @@ func (d *daemon) wantTombstone(what, id string) *daemon {
 	if there && record.Phase != spec.Deleting {
 		d.t.Errorf("%s: the journal has a deleted volume in the phase %v", what, record.Phase)
 	}
-	d.machine.fake.Before = nil
+	p.marks.Store(true)
 	next := d.machine.start(d.t)
 	for _, v := range next.list() {
 		if v.GetId() == id {
@@ -145,7 +147,7 @@ func TestACreationBesideADeletionOverwritesNoTombstone(t *testing.T) {
 				if err := <-result; err != nil {
 					t.Errorf("%s: the deletion: %v", place, err)
 				}
-				d = d.wantTombstone(place, id)
+				d = p.wantTombstone(d, place, id)
 				if made != "" && made != id && d.found("a").GetId() != made {
 					t.Errorf("%s: the new volume is %v, want %s", place, d.found("a"), made)
 				}
@@ -197,7 +199,7 @@ func TestADeletionBesideACreationIsNotOverwritten(t *testing.T) {
 				close(p.goOn)
 				<-result
 				d.deleteWithRetries(deletion)
-				d = d.wantTombstone(place, id)
+				d = p.wantTombstone(d, place, id)
 				d.delete(d.found("source").GetId())
 				d.checkClean()
 				d.stop()
