@@ -241,12 +241,13 @@ func (v *volume) all() []int64 { return append(v.shape.extra(), v.extents...) }
 func (f *machine) begin(ctx context.Context, op Op, group string) error {
 	f.mu.Lock()
 	f.ops[op]++
+	before := f.Before // which a test may replace after CloseAll
 	f.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return failure(string(op), lvm.ErrTimedOut, "%v", err)
 	}
-	if f.Before != nil {
-		return f.Before(ctx, op, group)
+	if before != nil {
+		return before(ctx, op, group)
 	}
 	return nil
 }
