@@ -119,9 +119,9 @@ func (o Options) validate() error {
 	case o.MaxVolumes < 0:
 		return fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
 	case o.InlineMaxBytes < 0:
-		return fmt.Errorf("largest size of inline volumes %d: allowed is 0 (no limit) or more", o.InlineMaxBytes)
+		return fmt.Errorf("largest size of inline volumes %s: allowed is 0 (no limit) or more", quantity.Bytes(o.InlineMaxBytes))
 	case o.CheckMemory < 0:
-		return fmt.Errorf("memory for checks of file systems %d: allowed is 0 (%s) or more", o.CheckMemory, quantity.Bytes(DefaultCheckMemory))
+		return fmt.Errorf("memory for checks of file systems %s: allowed is 0 (%s) or more", quantity.Bytes(o.CheckMemory), quantity.Bytes(DefaultCheckMemory))
 	case (o.IOLimits.Requests == "") != (o.IOLimits.Reports == ""):
 		return fmt.Errorf("directories for I/O limits %q and %q: both or none must be given", o.IOLimits.Requests, o.IOLimits.Reports)
 	case !filepath.IsAbs(o.KubeletDir) || filepath.Clean(o.KubeletDir) != o.KubeletDir || o.KubeletDir == "/":
