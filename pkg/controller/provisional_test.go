@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -57,6 +58,11 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	must.Get(node.KeepVolume(t.Context(), &lvmdv1.KeepVolumeRequest{Id: node.Volumes()["pvc-uid-late"].GetId()}))(t)
 	a.Grace = 0
 	a.PassOver(t.Context(), views)
+	for _, warning := range h.warnings() {
+		if id := node.Volumes()["pvc-uid-late"].GetId(); strings.Contains(warning, id) {
+			t.Errorf("volume %s, which a Pod got, has a warning: %s", id, warning)
+		}
+	}
 	for uid, want := range map[string]bool{"bound": true, "gone": false, "used": true, "had-one": true, "late": true} {
 		if got := node.Volumes()["pvc-uid-"+uid] != nil; got != want {
 			t.Errorf("the volume of claim %s is there: %v, want %v", uid, got, want)

@@ -20,7 +20,7 @@ type shares struct {
 
 	mu      sync.Mutex
 	calls   map[target]int
-	waiting map[target]attempts // of namespaces on nodes
+	waiting map[string]map[string]attempts // by node, then by namespace
 }
 
 // attempts are when calls of a namespace were refused for want of a place.
@@ -39,7 +39,7 @@ const all = "*"
 // half, and one namespace an eighth on all nodes.
 func newShares(workers int) *shares {
 	return &shares{
-		ofNode: max(1, workers/16), ofNamespace: max(1, workers/8), ofBoth: max(1, workers/32), calls: map[target]int{}, waiting: map[target]attempts{},
+		ofNode: max(1, workers/16), ofNamespace: max(1, workers/8), ofBoth: max(1, workers/32), calls: map[target]int{}, waiting: map[string]map[string]attempts{},
 	}
 }
 
@@ -55,19 +55,18 @@ func (s *shares) take(node, namespace string) (release func(), err error) {
 			return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls for namespace %s yet; it is tried again", node, n, namespace)
 		}
 		if n := s.calls[everywhere]; n >= s.ofNamespace {
-			delete(s.waiting, both)
+			s.stopWaiting(both)
 			return nil, status.Errorf(codes.Aborted, "%d such calls for namespace %s are under way; it is tried again", n, namespace)
 		}
 		targets = append(targets, everywhere, both)
 	}
 	if n := s.calls[targets[0]]; n >= s.ofNode-s.keptFrom(both) {
 		if namespace != "" && s.calls[both] == 0 {
-			now := time.Now()
-			s.waiting[both] = attempts{first: cmp.Or(s.waiting[both].first, now), last: now}
+			s.wait(both)
 		}
 		return nil, status.Errorf(codes.Aborted, "node %s has not answered %d such calls yet; it is tried again", node, n)
 	}
-	delete(s.waiting, both)
+	s.stopWaiting(both)
 	s.count(targets, 1)
 	return func() {
 		s.mu.Lock()
@@ -76,23 +75,36 @@ func (s *shares) take(node, namespace string) (release func(), err error) {
 	}, nil
 }
 
-// keptFrom is how many places of the node are kept for namespaces that wait longer than this one. It is
-// called with the lock held.
+// wait notes that a namespace was refused on a node. It is called with the lock held, as are those below.
+func (s *shares) wait(t target) {
+	now := time.Now()
+	if s.waiting[t.node] == nil {
+		s.waiting[t.node] = map[string]attempts{}
+	}
+	s.waiting[t.node][t.namespace] = attempts{first: cmp.Or(s.waiting[t.node][t.namespace].first, now), last: now}
+}
+
+func (s *shares) stopWaiting(t target) {
+	if delete(s.waiting[t.node], t.namespace); len(s.waiting[t.node]) == 0 {
+		delete(s.waiting, t.node)
+	}
+}
+
+// keptFrom is how many places of the node are kept for namespaces that wait longer than this one.
 func (s *shares) keptFrom(t target) int {
-	own, waits := s.waiting[t]
+	own, waits := s.waiting[t.node][t.namespace]
 	kept := 0
-	for other, a := range s.waiting {
+	for namespace, a := range s.waiting[t.node] {
 		switch {
 		case time.Since(a.last) > waitsFor:
-			delete(s.waiting, other)
-		case other.node == t.node && other != t && (!waits || a.first.Before(own.first)):
+			s.stopWaiting(target{t.node, namespace})
+		case namespace != t.namespace && (!waits || a.first.Before(own.first)):
 			kept++
 		}
 	}
 	return min(kept, s.ofNode/2)
 }
 
-// count is called with the lock held.
 func (s *shares) count(targets []target, n int) {
 	for _, t := range targets {
 		if s.calls[t] += n; s.calls[t] == 0 {

@@ -91,6 +91,8 @@ func (a *Auditor) handleOrphans(ctx context.Context, node string, orphans []*lvm
 			switch {
 			case ctx.Err() != nil:
 				return before // the next leader tries it
+			case result == "":
+				continue
 			case err != nil:
 				log.Warn("orphan could not be removed", "result", result, "error", err)
 				entry += ": " + err.Error()
@@ -148,7 +150,8 @@ func (a *Auditor) reportOrphans(name string, changed map[string][]string) bool {
 }
 
 // removeOrphan removes a volume after asking the API server itself, not a
-// cache, whether an object names it. lvmd refuses where it is in use.
+// cache, whether an object names it. lvmd refuses where it is in use. There is no result where a
+// Pod got the volume after its node's last report: the next pass sees what it is then.
 func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Volume) (result string, err error) {
 	owner := vol.GetOwner()
 	callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
@@ -183,7 +186,7 @@ func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Vol
 	case err == nil:
 		return OrphanRemoved, nil
 	case fleet.Reason(err) == names.ReasonVolumeKept:
-		return OrphanKnown, errors.New(cluster.Refusal(node, err))
+		return "", nil
 	case fleet.Reason(err) == names.ReasonVolumeInUse:
 		return OrphanInUse, errors.New(cluster.Refusal(node, err))
 	}
