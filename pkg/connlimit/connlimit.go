@@ -66,8 +66,9 @@ type Place struct {
 
 // Begin counts a connection of that peer, or returns no place and why there is none. Unless evict is
 // nil, the connection may lose its place: where all places of unknown addresses are taken, a peer takes
-// one of the address, or /64 of IPv6, that has the most, if that has more than its own would have. So
-// no peer is kept away by those who have many. Evict is called then; it must not block.
+// one of the address, or /64 of IPv6, that has the most, if that has more than its own would have, and
+// else one of the address in its own /64 that has the most, by the same rule. So no peer is kept away by
+// those who have many. Evict is called then; it must not block.
 func (l *Limiter) Begin(peer net.Addr, evict func()) (*Place, Reason) {
 	address := addressOf(peer)
 	expected := l.Known != nil && l.Known(address)
@@ -79,9 +80,11 @@ func (l *Limiter) Begin(peer net.Addr, evict func()) (*Place, Reason) {
 	case l.byAddress[address] >= l.PerAddress:
 		return nil, ReasonAddress
 	case p.unknown && address.Is6() && len(l.bySource[sourceOf(address)]) >= l.PerNetwork:
-		return nil, ReasonNetwork
+		if !l.evictNeighbor(address) {
+			return nil, ReasonNetwork
+		}
 	case p.unknown && l.unknown >= l.Total-l.Kept:
-		if !l.evictOne(sourceOf(address)) {
+		if !l.evictOne(sourceOf(address)) && !l.evictNeighbor(address) {
 			return nil, ReasonTotal
 		}
 	case l.total >= l.Total:
@@ -100,10 +103,26 @@ func (l *Limiter) evictOne(source netip.Prefix) bool {
 			most = places
 		}
 	}
-	if len(most) <= len(l.bySource[source])+1 || most[0].evict == nil {
+	return len(most) > len(l.bySource[source])+1 && l.evict(most[0])
+}
+
+// evictNeighbor evicts the oldest of the address that has the most in the /64 of this one, and reports
+// whether there was one. It is called with the lock held.
+func (l *Limiter) evictNeighbor(address netip.Addr) bool {
+	var most *Place
+	for _, p := range l.bySource[sourceOf(address)] {
+		if most == nil || l.byAddress[p.address] > l.byAddress[most.address] {
+			most = p
+		}
+	}
+	return most != nil && l.byAddress[most.address] > l.byAddress[address]+1 && l.evict(most)
+}
+
+// evict is called with the lock held. It reports whether the connection may lose its place.
+func (l *Limiter) evict(victim *Place) bool {
+	if victim.evict == nil {
 		return false
 	}
-	victim := most[0]
 	victim.ended, victim.evicted = true, true
 	l.count(victim, -1)
 	victim.evict()
@@ -186,7 +205,8 @@ func sourceOf(address netip.Addr) netip.Prefix {
 }
 
 // Listener returns a listener that closes the connections at once that are beyond the
-// limit, and calls rejected with them. The others count until they are closed.
+// limit, and calls rejected with them. The others count until they are closed; one that another peer takes
+// the place of is closed, see Begin.
 func (l *Limiter) Listener(inner net.Listener, rejected func(net.Addr, Reason)) net.Listener {
 	return &listener{inner, l, rejected}
 }
@@ -203,7 +223,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		place, reason := l.limit.Begin(c.RemoteAddr(), nil) // one that is served keeps its place
+		place, reason := l.limit.Begin(c.RemoteAddr(), func() { _ = c.Close() })
 		if place != nil {
 			return &conn{c, place}, nil
 		}

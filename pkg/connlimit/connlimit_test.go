@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,8 +80,9 @@ func TestWhereAllPlacesAreTakenTheyAreSharedAmongSources(t *testing.T) {
 			}
 		}
 	}
-	if p, why := begin("2001:db8::2"); p != nil || why != ReasonTotal {
-		t.Errorf("another address of a /64 that has its share has a place, or is rejected for %q", why)
+	// Another address of a /64 that has its share takes a place in it.
+	if p, why := begin("2001:db8::2"); p == nil || evicted["2001:db8::1"] != 1 {
+		t.Errorf("rejected for %q, evicted are %v; want one of its neighbor", why, evicted)
 	}
 	for n := range 4 {
 		if p, why := begin("10.0.0.2"); p == nil {
@@ -90,12 +92,31 @@ func TestWhereAllPlacesAreTakenTheyAreSharedAmongSources(t *testing.T) {
 	if p, _ := begin("10.0.0.2"); p != nil {
 		t.Error("it has more than its share")
 	}
-	if evicted["10.0.0.1"] != 2 || evicted["2001:db8::1"] != 2 || !first.Evicted() {
-		t.Errorf("evicted are %v, the oldest: %t; want two of each", evicted, first.Evicted())
+	if evicted["10.0.0.1"] != 2 || evicted["2001:db8::1"] != 3 || !first.Evicted() {
+		t.Errorf("evicted are %v, the oldest: %t; want two and three", evicted, first.Evicted())
 	}
 	first.End()
 	if l.total != 12 || l.unknown != 12 {
 		t.Errorf("%d and %d are counted, want 12", l.total, l.unknown)
+	}
+}
+
+func TestAFullNetworkIsSharedAmongItsAddresses(t *testing.T) {
+	l := Limiter{Total: 100, PerAddress: 4, PerNetwork: 8}
+	evicted := map[string]int{}
+	begin := func(ip string) (*Place, Reason) { return l.Begin(peer(ip), func() { evicted[ip]++ }) }
+	for _, ip := range []string{"2001:db8::1", "2001:db8::2"} {
+		for range 4 {
+			begin(ip)
+		}
+	}
+	for n := range 3 {
+		if p, why := begin("2001:db8::3"); (p != nil) != (n < 2) || p == nil && why != ReasonNetwork {
+			t.Errorf("connection %d has a place: %t, rejected for %q; want two", n, p != nil, why)
+		}
+	}
+	if evicted["2001:db8::1"]+evicted["2001:db8::2"] != 2 || l.total != 8 {
+		t.Errorf("evicted are %v of %d, want two of eight", evicted, l.total)
 	}
 }
 
@@ -192,11 +213,15 @@ func serve(t *testing.T, l *Limiter) (address string) {
 	return inner.Addr().String()
 }
 
-// served reports whether a new connection is served, and keeps it open until the test
+// served is servedFrom an address of the system's choice.
+func served(t *testing.T, address string) (net.Conn, bool) { return servedFrom(t, "", address) }
+
+// servedFrom reports whether a new connection from an address is served, and keeps it open until the test
 // ends or closes it.
-func served(t *testing.T, address string) (net.Conn, bool) {
+func servedFrom(t *testing.T, from, address string) (net.Conn, bool) {
 	t.Helper()
-	c := must.Get(net.Dial("tcp", address))(t)
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c := must.Get(dialer.Dial("tcp", address))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	must.Succeed(t, c.SetDeadline(time.Now().Add(time.Minute)))
 	b := make([]byte, 1)
@@ -231,5 +256,26 @@ func TestAConnectionBeyondTheLimitIsClosedAndOneThatEndsAdmitsAnother(t *testing
 	}
 	if _, third := served(t, address); third {
 		t.Error("a connection that was closed twice admits two")
+	}
+}
+
+func TestAnAddressWithFewConnectionsIsServedBesideOneWithMany(t *testing.T) {
+	const total = 8
+	address := serve(t, &Limiter{Total: total, PerAddress: total, PerNetwork: total})
+	var first net.Conn
+	for n := range total {
+		c, ok := servedFrom(t, "127.0.0.1", address)
+		if !ok {
+			t.Fatalf("connection %d is not served", n)
+		}
+		if n == 0 {
+			first = c
+		}
+	}
+	if _, ok := servedFrom(t, "127.0.0.2", address); !ok {
+		t.Error("another address is not served")
+	}
+	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the oldest connection of the address with all places: want it closed, got %v", err)
 	}
 }

@@ -19,7 +19,7 @@ const (
 	// maxConnections bounds the connections of a server, maxConnectionsPerAddress those of one
 	// address, and maxConnectionsPerNetwork those of one /64 of IPv6, in which the kubelet may be
 	// together with all Pods of its node: any Pod can connect, and none may take the memory and the open files
-	// of the process, or the place of the kubelet's probes.
+	// of the process. One with few connections takes a place of one with many, as the kubelet's probes do.
 	maxConnections           = 512
 	maxConnectionsPerAddress = 32
 	maxConnectionsPerNetwork = 128
