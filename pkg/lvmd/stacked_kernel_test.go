@@ -114,9 +114,7 @@ func writeMemberOf2(t *testing.T, file string, number int, sectors uint64) {
 
 // multipath is a device of the device mapper over two paths of the SCSI driver to one disk.
 func multipath(t *testing.T) *stacked {
-	if out, err := exec.Command("modprobe", "--all", "sd_mod", "dm_multipath", "dm_round_robin").CombinedOutput(); err != nil {
-		t.Skipf("this machine's kernel has no SCSI disks: %v\n%s", err, out)
-	}
+	byHand(t, "modprobe", "--all", "sd_mod", "dm_multipath", "dm_round_robin")
 	byHand(t, "modprobe", "scsi_debug", "dev_size_mb=96", "num_tgts=2", "delay=0")
 	t.Cleanup(func() {
 		waittest.Until(t, "the SCSI disks are gone", func() bool { return exec.Command("modprobe", "-r", "scsi_debug").Run() == nil })

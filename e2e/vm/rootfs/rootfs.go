@@ -48,8 +48,7 @@ var excluded = []string{
 	"/lib/modules/*/kernel/drivers/staging/*", "/lib/modules/*/kernel/drivers/infiniband/*",
 	"/lib/modules/*/kernel/drivers/iio/*", "/lib/modules/*/kernel/drivers/usb/*",
 	"/lib/modules/*/kernel/drivers/hwmon/*", "/lib/modules/*/kernel/drivers/input/*",
-	"/lib/modules/*/kernel/drivers/scsi/*", "/lib/modules/*/kernel/drivers/isdn/*",
-	"/lib/modules/*/kernel/drivers/platform/*", "/lib/modules/*/kernel/drivers/mtd/*",
+	"/lib/modules/*/kernel/drivers/isdn/*", "/lib/modules/*/kernel/drivers/platform/*", "/lib/modules/*/kernel/drivers/mtd/*",
 	"/lib/modules/*/kernel/sound/*", "/lib/modules/*/kernel/net/bluetooth/*", "/lib/modules/*/kernel/net/wireless/*",
 }
 
