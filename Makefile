@@ -93,17 +93,21 @@ deps: ## Install the Debian packages that the race detector needs
 ##### Check
 
 # Stages that run one after the other are a lane; lanes run beside each other. The first
-# lane needs processors, the second waits for Pods much of the time.
+# lane needs processors, the others wait for Pods and machines much of the time. What they all wait for, as
+# Kubernetes, is made before them.
 STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -condense test-unit,test-race,test-harness
+
+COMMA     := ,
 
 # RUN chooses tests by a regular expression, in each target that runs tests. The stages use it to
 # run failed tests once more.
 CHOSEN     = $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test
-test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster (STRICT=1 runs no failed test again)
+test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster (STRICT=1 runs no failed test again, LINT=1 runs the linter, too)
 	@cd e2e && $(GO) run ./cmd/preflight -disks 25 -shared 5
-	@$(STAGES) check-generated,test-race,test-apiserver,test-harness,test-selinux,test-virtual,test-vm test-e2e,test-powercut,test-systemd
+	@cd e2e && $(GO) run ./cmd/cluster prepare
+	@$(STAGES) check-generated,test-race$(if $(LINT),$(COMMA)lint) test-e2e,test-powercut,test-systemd test-apiserver,test-harness,test-selinux,test-virtual,test-vm
 
 .PHONY: test-quick
 test-quick: ## The inner loop: unit tests, and the controller against a real API server
@@ -200,7 +204,7 @@ SCHEDULES ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus test-kubernetes ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
+soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus test-kubelet-directory test-kubernetes ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealFreeSpace' ../pkg/lvmd ../pkg/lvm
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver
@@ -222,9 +226,16 @@ PROMETHEUS := TestPrometheusSeesThatTheControllerIsDown
 test-prometheus: ## Run Prometheus as docs/how-to/monitoring.md says, on a real cluster, and see the first alert; part of soak
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v -run '^$(PROMETHEUS)$$' ./tests
 
+# The test that has a cluster of its own.
+KUBELETDIR := TestAKubeletWithADirectoryOfItsOwn
+
+.PHONY: test-kubelet-directory
+test-kubelet-directory: ## Install the chart for k0s, whose kubelet has another directory, on a real cluster; part of soak
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v -run '^$(KUBELETDIR)$$' ./tests
+
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '^($(UPGRADE)|$(PROMETHEUS))$$') ./tests $(if $(KEEP),-args -keep)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '^($(UPGRADE)|$(PROMETHEUS)|$(KUBELETDIR))$$') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
 bench: bench-lvmd bench-io bench-controller bench-pod ## All measurements, each a ratio within one run

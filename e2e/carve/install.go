@@ -31,21 +31,8 @@ func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(progress, "building Carve's image")
-	carveImage, err := image.Carve(ctx, image.Options{Progress: progress})
-	if err != nil {
-		return fmt.Errorf("build Carve's image: %w", err)
-	}
-	workloadImage, err := image.Workload(ctx, image.Options{Progress: progress})
-	if err != nil {
-		return fmt.Errorf("build the workload image: %w", err)
-	}
-	fmt.Fprintln(progress, "loading images into the nodes")
-	if err := c.Cluster.LoadImage(ctx, carveImage); err != nil {
-		return fmt.Errorf("load Carve's image: %w", err)
-	}
-	if err := c.Cluster.LoadImage(ctx, workloadImage, workloadAliases...); err != nil {
-		return fmt.Errorf("load the workload image: %w", err)
+	if err := c.LoadImages(ctx, progress); err != nil {
+		return err
 	}
 	_, err = c.AppsV1().Deployments(Namespace).Get(ctx, "carve-controller", metav1.GetOptions{})
 	again := err == nil
@@ -63,6 +50,27 @@ func (c *Client) Install(ctx context.Context, progress io.Writer) error {
 	}
 	fmt.Fprintln(progress, "waiting until every node has published its capacity")
 	return c.WaitReady(ctx, installTimeout)
+}
+
+// LoadImages builds Carve's image from this tree, and loads it and what Pods run into every node.
+func (c *Client) LoadImages(ctx context.Context, progress io.Writer) error {
+	fmt.Fprintln(progress, "building Carve's image")
+	carveImage, err := image.Carve(ctx, image.Options{Progress: progress})
+	if err != nil {
+		return fmt.Errorf("build Carve's image: %w", err)
+	}
+	workloadImage, err := image.Workload(ctx, image.Options{Progress: progress})
+	if err != nil {
+		return fmt.Errorf("build the workload image: %w", err)
+	}
+	fmt.Fprintln(progress, "loading images into the nodes")
+	if err := c.Cluster.LoadImage(ctx, carveImage); err != nil {
+		return fmt.Errorf("load Carve's image: %w", err)
+	}
+	if err := c.Cluster.LoadImage(ctx, workloadImage, workloadAliases...); err != nil {
+		return fmt.Errorf("load the workload image: %w", err)
+	}
+	return nil
 }
 
 // StorageClasses are those of which every node publishes capacity.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,6 +42,9 @@ type Options struct {
 	// PersistentMemory gives each node persistent memory, /dev/pmem0, and the volume group
 	// carve-pmem on it. The nodes are virtual machines then, never programs.
 	PersistentMemory bool
+	// KubeletDir is where the kubelets have their files. Empty means as it is, or
+	// /var/lib/kubelet for a cluster that is new.
+	KubeletDir string
 	// Progress gets, a line at a time, what is done. It may be nil.
 	Progress io.Writer
 }
@@ -55,6 +59,7 @@ type Cluster struct {
 	kube         string
 	nodes        []node
 	pmem         bool
+	kubeletDir   string
 	progress     *progress
 }
 
@@ -62,10 +67,14 @@ type Cluster struct {
 type description struct {
 	Nodes            int    `json:"nodes"`
 	PersistentMemory bool   `json:"persistentMemory"`
+	KubeletDir       string `json:"kubeletDir"`
 	Kube             string `json:"kube"`
 }
 
-const descriptionFile = "cluster.json"
+const (
+	descriptionFile   = "cluster.json"
+	defaultKubeletDir = "/var/lib/kubelet"
+)
 
 // validName keeps names usable in those of namespaces and files.
 var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
@@ -100,6 +109,17 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	c.progress.say("cluster %s is up", c.name)
 	return c, nil
+}
+
+// Prepare makes what Up waits for, where the cache lacks it: Kubernetes, the nodes' kernel and their disks.
+// It needs root. Progress, which may be nil, gets what is waited for.
+func Prepare(ctx context.Context, progress io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, upBound)
+	defer cancel()
+	if _, err := prepare(ctx, newProgress(progress), false); err != nil {
+		return fmt.Errorf("prepare for clusters: %w", err)
+	}
+	return nil
 }
 
 // Attach returns the cluster of that name (empty means DefaultName) if it was
@@ -176,7 +196,7 @@ func (c *Cluster) namespaceName() string { return "carve-" + c.name }
 // choose decides how many nodes there are, and what they have.
 func (c *Cluster) choose(o Options) error {
 	wanted := o.Nodes
-	c.pmem = o.PersistentMemory
+	c.pmem, c.kubeletDir = o.PersistentMemory, cmp.Or(o.KubeletDir, defaultKubeletDir)
 	d, err := c.describe()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -187,12 +207,14 @@ func (c *Cluster) choose(o Options) error {
 		return err
 	case o.PersistentMemory && !d.PersistentMemory:
 		return fmt.Errorf("the nodes of cluster %s have no persistent memory and cannot be given it; take it down first", c.name)
+	case o.KubeletDir != "" && o.KubeletDir != d.KubeletDir:
+		return fmt.Errorf("the kubelets of cluster %s have their files in %s; take it down first", c.name, d.KubeletDir)
 	case wanted == 0:
 		wanted = d.Nodes
 	case wanted != d.Nodes:
 		return fmt.Errorf("cluster %s has %d nodes and cannot be given %d; take it down first", c.name, d.Nodes, wanted)
 	}
-	c.pmem = c.pmem || d.PersistentMemory
+	c.pmem, c.kubeletDir = c.pmem || d.PersistentMemory, cmp.Or(d.KubeletDir, c.kubeletDir)
 	if wanted < 1 || wanted > MaxNodes {
 		return fmt.Errorf("nodes: got %d, allowed are 1 to %d", wanted, MaxNodes)
 	}
@@ -203,7 +225,7 @@ func (c *Cluster) choose(o Options) error {
 func (c *Cluster) setNodes(count int) {
 	c.nodes = nil
 	for number := 1; number <= count; number++ {
-		c.nodes = append(c.nodes, node{number: number, pmem: c.pmem, dir: filepath.Join(c.dir, "nodes", nodeName(number))})
+		c.nodes = append(c.nodes, node{number: number, pmem: c.pmem, kubeletDir: c.kubeletDir, dir: filepath.Join(c.dir, "nodes", nodeName(number))})
 	}
 }
 
@@ -225,7 +247,7 @@ func (c *Cluster) open() error {
 	if err != nil {
 		return err
 	}
-	c.pmem = d.PersistentMemory
+	c.pmem, c.kubeletDir = d.PersistentMemory, d.KubeletDir
 	c.setNodes(d.Nodes)
 	c.kube = d.Kube
 	if c.namespace, err = netns.Open(c.namespaceName()); err != nil {
@@ -250,7 +272,7 @@ func (c *Cluster) up(ctx context.Context, a assets) (err error) {
 		return err
 	}
 	c.kube = a.kube
-	if err := c.writeDescription(description{Nodes: len(c.nodes), PersistentMemory: c.pmem, Kube: a.kube}); err != nil {
+	if err := c.writeDescription(description{Nodes: len(c.nodes), PersistentMemory: c.pmem, KubeletDir: c.kubeletDir, Kube: a.kube}); err != nil {
 		return err
 	}
 	hostBinary, err := buildHost(ctx, c.dir)

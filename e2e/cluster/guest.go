@@ -185,7 +185,7 @@ func (n node) services() []guest.Service {
 			Name: "kubelet",
 			Argv: []string{
 				toolsFolder + "/kubelet", "--config=/etc/kubernetes/kubelet.yaml", "--kubeconfig=" + kubeletKubeconfig,
-				"--hostname-override=" + n.name(), "--node-ip=" + n.address().String(), "--housekeeping-interval=30s",
+				"--root-dir=" + n.kubeletDir, "--hostname-override=" + n.name(), "--node-ip=" + n.address().String(), "--housekeeping-interval=30s",
 			},
 			Env: []string{path, lazyCollector}, Log: serviceLogs + "/kubelet.log", StartPath: kubeletKubeconfig,
 		},

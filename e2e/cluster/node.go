@@ -39,6 +39,8 @@ type node struct {
 	dir    string
 	// pmem says that it has persistent memory.
 	pmem bool
+	// kubeletDir is where its kubelet has its files.
+	kubeletDir string
 }
 
 func (n node) name() string { return nodeName(n.number) }

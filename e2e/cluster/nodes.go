@@ -58,7 +58,7 @@ func (c *Cluster) Snapshot(ctx context.Context, name string) (leftovers.Snapshot
 	if err != nil {
 		return leftovers.Snapshot{}, err
 	}
-	snapshot, err := leftovers.Take(ctx, c.client(n), "/var/lib/kubelet")
+	snapshot, err := leftovers.Take(ctx, c.client(n), n.kubeletDir)
 	if err != nil {
 		return snapshot, fmt.Errorf("look at %s: %w", name, err)
 	}

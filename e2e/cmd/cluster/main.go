@@ -60,7 +60,15 @@ func newCommand() *cobra.Command {
 	for _, command := range root.Commands() {
 		command.Flags().StringVar(&name, "name", cluster.DefaultName, "the cluster's name")
 	}
+	root.AddCommand(prepareCommand())
 	return root
+}
+
+func prepareCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "prepare", Short: "Make what clusters are made of, where the cache lacks it", Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error { return cluster.Prepare(command.Context(), os.Stderr) },
+	}
 }
 
 func upCommand(name *string) *cobra.Command {

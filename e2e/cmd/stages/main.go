@@ -111,8 +111,9 @@ type stage struct {
 	held     func()
 	repeated repetition
 	tests    counter
-	// failures is what the tests that failed wrote to their logs.
+	// failures is what the tests that failed wrote to their logs, last the last lines of all.
 	failures excerpts
+	last     []string
 	// took is how long the stage ran, processor how long it and its children kept a processor.
 	took, processor time.Duration
 	err             error
@@ -132,6 +133,9 @@ func newStage(target string, out io.Writer, condensed bool) *stage {
 		if !s.repeated.has(line) {
 			s.tests.line(line)
 			s.failures.line(line)
+			if s.last = append(s.last, line); len(s.last) > keptLines {
+				s.last = s.last[1:]
+			}
 		}
 		pass(line)
 	}}
@@ -163,6 +167,7 @@ func (s *stage) run(ctx context.Context, root string, variables ...string) {
 		result = "failed: " + s.err.Error()
 		if len(s.tests.broken) == 0 {
 			s.tests.fail("(" + s.target + ")")
+			s.failures.found = append(s.failures.found, strings.Join(s.last, "\n"))
 		}
 	}
 	s.print(fmt.Sprintf("=== %s %s after %s", s.target, result, s.took.Round(time.Second)))

@@ -116,6 +116,23 @@ func TestAFailureWithoutATestHasAName(t *testing.T) {
 	}
 }
 
+func TestTheLastLinesOfAStageThatFailsWithoutATestAreRepeated(t *testing.T) {
+	root := t.TempDir()
+	recipe := "lint:\n\t@for i in $$(seq 100); do echo line $$i; done; echo 'a.go:1: unused'; exit 1\n"
+	if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte(recipe), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := newStage("lint", new(strings.Builder), false)
+	s.run(t.Context(), root)
+	if len(s.failures.found) != 1 {
+		t.Fatalf("repeated are %q, want one", s.failures.found)
+	}
+	got := s.failures.found[0]
+	if strings.Contains(got, "line 1\n") || !strings.Contains(got, "line 100\na.go:1: unused") {
+		t.Errorf("repeated is\n%s\nwant the last lines", got)
+	}
+}
+
 // Each Makefile's target prints what its tests print, and something else in the second run.
 func TestAFewFailedTestsAreRunOnceMore(t *testing.T) {
 	const failed, passed = `echo "--- FAIL: TestA (0.10s)"; exit 1`, `echo "--- PASS: TestA (0.10s)"`
