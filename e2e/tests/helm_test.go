@@ -59,6 +59,15 @@ func TestTheChartIsInstalledUpgradedAndRemoved(t *testing.T) {
 		return nil
 	})
 	s.wantMarker("before")
+	// The revision before has no reserve.
+	s.helm(helm, "rollback", "carve", "--namespace", carve.Namespace, "--wait", "--timeout", "5m")
+	s.capacityWithin(func(now int64) error {
+		if now <= whole*9/10 {
+			return fmt.Errorf("want about %d, got %d", whole, now)
+		}
+		return nil
+	})
+	s.wantMarker("before")
 	s.start("after", podOptions{bytes: 16 * extent, node: s.nodes[1]})
 	s.running("after")
 	s.wantMarker("after")

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -20,15 +22,22 @@ import (
 	"github.com/carve-csi/carve/e2e/image"
 )
 
-const earlierImage = "carve.csi.local/carve:earlier"
+const (
+	earlierImage  = "carve.csi.local/carve:earlier"
+	lvmdContainer = "lvmd"
+)
 
 // release is a version of Carve as it is installed: the agents, and everything else.
-type release struct{ agents, others string }
+type release struct {
+	agents *appsv1.DaemonSet
+	others string
+}
 
 // TestTheVersionBeforeIsUpgradedAndGoneBackTo has Pods write while the earlier version is replaced by
-// this one, the controller first, and while it comes back, the controller first again: the agents are
-// the older ones, and then the newer ones. In each state volumes are made, and those of the state
-// before are deleted; a volume that was deleted at first is being wiped all the time.
+// this one and comes back. In between, the controller and the node plugin are of the one version, and
+// lvmd, which both call and which may be a service of the host, is of the other. In each state volumes are
+// made, and those of the state before are deleted; a volume that was deleted at first is being wiped all
+// the time.
 func TestTheVersionBeforeIsUpgradedAndGoneBackTo(t *testing.T) {
 	tree, err := earlier.Tree(t.Context())
 	if err != nil {
@@ -48,8 +57,8 @@ func TestTheVersionBeforeIsUpgradedAndGoneBackTo(t *testing.T) {
 		free[node] = s.capacity(node)
 	}
 
-	s.install(before.others, before.agents)
-	s.wantImages(earlierImage, earlierImage)
+	s.install(before.others, manifest(s, before.agents))
+	s.wantImages(earlierImage, earlierImage, earlierImage)
 	s.create(writer("writer-0", "carve", s.nodes[0]), writer("writer-1", "carve", s.nodes[1]))
 	writers := []string{"writer-0", "writer-1"}
 	s.running(writers...)
@@ -64,19 +73,18 @@ func TestTheVersionBeforeIsUpgradedAndGoneBackTo(t *testing.T) {
 	current := strings.TrimSuffix(earlierImage, "earlier") + "dev"
 	var made []string
 	for _, state := range []struct {
-		name, install      string
-		controller, agents string
+		name         string
+		install      []string
+		lvmd, others string
 	}{
-		{"earlier", "", earlierImage, earlierImage},
-		{"newer-controller", after.others, current, earlierImage},
-		{"upgraded", after.agents, current, current},
-		{"newer-agents", before.others, earlierImage, current},
-		{"gone-back", before.agents, earlierImage, earlierImage},
+		{"earlier", nil, earlierImage, earlierImage},
+		{"older-lvmd", []string{after.others, manifest(s, withPlugin(before.agents, after.agents))}, earlierImage, current},
+		{"upgraded", []string{manifest(s, after.agents)}, current, current},
+		{"newer-lvmd", []string{before.others, manifest(s, withPlugin(after.agents, before.agents))}, current, earlierImage},
+		{"gone-back", []string{manifest(s, before.agents)}, earlierImage, earlierImage},
 	} {
-		if state.install != "" {
-			s.install(state.install)
-		}
-		s.wantImages(state.controller, state.agents)
+		s.install(state.install...)
+		s.wantImages(state.others, state.lvmd, state.others)
 		s.wantWriting(state.name, writers)
 		var now []string
 		for i, node := range s.nodes {
@@ -125,7 +133,8 @@ func (s *scope) release(root, image string) release {
 		s.must(yaml.Unmarshal([]byte(document), &object), "read a manifest")
 		switch {
 		case object.Kind == "DaemonSet":
-			r.agents += "---\n" + document + "\n"
+			r.agents = &appsv1.DaemonSet{}
+			s.must(yaml.Unmarshal([]byte(withImage(document, image)), r.agents), "read the agents' manifest")
 			continue
 		case object.Kind == "ConfigMap" && defaultClass.MatchString(document):
 			// The agents of either version mount the one of their own.
@@ -133,17 +142,41 @@ func (s *scope) release(root, image string) release {
 		}
 		r.others += "---\n" + document + "\n"
 	}
-	if r.agents == "" || !strings.Contains(r.others, "wipeRate") {
+	if r.agents == nil || !strings.Contains(r.others, "wipeRate") {
 		s.Fatalf("the manifests of %s have no agents, or no configuration:\n%s", root, rendered)
 	}
-	if image != "" {
-		r.agents, r.others = withImage(r.agents, image), withImage(r.others, image)
-	}
+	r.others = withImage(r.others, image)
 	return r
 }
 
+// withImage has an image in place of that of this version, if one is named.
 func withImage(manifests, image string) string {
+	if image == "" {
+		return manifests
+	}
 	return strings.ReplaceAll(manifests, strings.TrimSuffix(image, "earlier")+"dev", image)
+}
+
+// withPlugin returns the agents with the containers of other agents, but lvmd, in place of their own.
+func withPlugin(agents, others *appsv1.DaemonSet) *appsv1.DaemonSet {
+	agents = agents.DeepCopy()
+	pod, other := &agents.Spec.Template.Spec, &others.Spec.Template.Spec
+	isLVMD := func(c corev1.Container) bool { return c.Name == lvmdContainer }
+	pod.Containers = slices.DeleteFunc(pod.Containers, func(c corev1.Container) bool { return !isLVMD(c) })
+	pod.Containers = append(pod.Containers, slices.DeleteFunc(slices.Clone(other.Containers), isLVMD)...)
+	for _, volume := range other.Volumes {
+		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == volume.Name }) {
+			pod.Volumes = append(pod.Volumes, volume)
+		}
+	}
+	return agents
+}
+
+func manifest(s *scope, object any) string {
+	s.Helper()
+	content, err := yaml.Marshal(object)
+	s.must(err, "write a manifest")
+	return string(content)
 }
 
 // install applies manifests, and waits until what they replace is gone.
@@ -169,12 +202,12 @@ func (s *scope) installedAgain() {
 	s.must(s.WaitReady(ctx, waitTimeout), "Carve is well again")
 }
 
-// wantImages waits until the controllers and the agents all run these images: a rollout is
+// wantImages waits until all controllers, lvmds and node plugins run these images: a rollout is
 // complete before the last Pod that it replaces is gone.
-func (s *scope) wantImages(controller, agents string) {
+func (s *scope) wantImages(controller, lvmd, plugin string) {
 	s.Helper()
 	s.must(carve.Until(s.ctx, waitTimeout, "controllers and agents run the images", func(ctx context.Context) error {
-		for selector, want := range map[string]string{controllerPods: controller, agentPods: agents} {
+		for selector, others := range map[string]string{controllerPods: controller, agentPods: plugin} {
 			pods, err := s.ProgramPods(ctx, selector)
 			if err != nil {
 				return err
@@ -184,8 +217,12 @@ func (s *scope) wantImages(controller, agents string) {
 			}
 			for _, pod := range pods {
 				for _, container := range pod.Spec.Containers {
+					want := others
+					if container.Name == lvmdContainer {
+						want = lvmd
+					}
 					if container.Image != want {
-						return fmt.Errorf("%s runs %s, want %s", pod.Name, container.Image, want)
+						return fmt.Errorf("%s of %s runs %s, want %s", container.Name, pod.Name, container.Image, want)
 					}
 				}
 			}
