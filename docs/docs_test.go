@@ -294,7 +294,9 @@ func TestEveryFlagExists(t *testing.T) {
 // pluginFlags are those of a command and its subcommands.
 func pluginFlags(command *cobra.Command) []string {
 	var known []string
-	command.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, "--"+f.Name) })
+	add := func(f *pflag.Flag) { known = append(known, "--"+f.Name) }
+	command.Flags().VisitAll(add)
+	command.PersistentFlags().VisitAll(add)
 	for _, sub := range command.Commands() {
 		known = append(known, pluginFlags(sub)...)
 	}
