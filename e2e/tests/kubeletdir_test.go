@@ -56,6 +56,8 @@ func TestAKubeletWithADirectoryOfItsOwn(t *testing.T) {
 	s.helm(helm, "install", "carve", "../../deploy/chart/carve", "--namespace", carve.Namespace, "--create-namespace", "--wait", "--timeout", "5m",
 		"--values", "../../deploy/platforms/k0s.yaml", "--set", "image.repository=carve.csi.local/carve,image.tag=dev", "--set", "inlineVolumes.enabled=true")
 	s.must(s.WaitReady(ctx, waitTimeout), "Carve is ready")
+	_, err = s.Kubectl(ctx, nil, "label", "namespace", s.namespace, inlineVolumes+"=allowed")
+	s.must(err, "allow inline volumes")
 
 	s.start("files", podOptions{bytes: 16 * extent})
 	s.start("device", podOptions{bytes: 16 * extent, block: true})
