@@ -19,7 +19,7 @@ import (
 func TestAVolumeGoesWithWhatItsPodMountedBelowIt(t *testing.T) {
 	s := beside(t)
 	p := privileged(pod("nested", podOptions{
-		bytes: 16 * extent, node: s.nodes[0], script: fmt.Sprintf("mkdir %[1]s/sub && mount -t tmpfs none %[1]s/sub && touch %[1]s/done && %s", mountPath, idle),
+		bytes: 16 * extent, node: s.nodes[0], script: fmt.Sprintf("mkdir %[1]s/sub && busybox mount -t tmpfs none %[1]s/sub && touch %[1]s/done && %s", mountPath, idle),
 	}))
 	both := corev1.MountPropagationBidirectional
 	p.Spec.Containers[0].VolumeMounts[0].MountPropagation = &both
@@ -74,7 +74,7 @@ func TestADeletedVolumeWaitsForAnAdministratorsSnapshot(t *testing.T) {
 	s.node(node, "lvcreate", "--snapshot", "--extents", "4", "--name", strings.TrimPrefix(backup, "carve/"), "carve/"+pv.Spec.CSI.VolumeHandle)
 	taken = true
 	s.remove("copied")
-	_, err = s.EventWith(s.ctx, waitTimeout, metav1.NamespaceDefault, "Node", node, backup)
+	_, err = s.EventWith(s.ctx, waitTimeout, metav1.NamespaceDefault, "PersistentVolume", pv.Name, backup)
 	s.must(err, "see what the deletion waits for")
 	if got := s.node(node, "lvs", "--noheadings", "--options", "lv_attr", backup); strings.HasPrefix(strings.TrimSpace(got), "S") {
 		t.Errorf("the snapshot is no longer valid: %s", got)
