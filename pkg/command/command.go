@@ -60,6 +60,8 @@ type KilledError struct {
 	Cause error
 	// Stuck is true when the process is not gone: it hangs in the kernel.
 	Stuck bool
+	// Gone is closed once a process that is stuck is gone.
+	Gone <-chan struct{}
 }
 
 func (e *KilledError) Error() string {
@@ -112,6 +114,7 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 		killed = &KilledError{Cause: context.Cause(ctx)}
 		if killed.Stuck = !p.Kill(grace); killed.Stuck && (c.Abandon || c.Device != "") {
 			hanging.add(c.Device, p)
+			killed.Gone = p.Gone()
 			// The output is still written to.
 			return Result{ExitCode: -1}, killed
 		}

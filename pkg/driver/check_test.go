@@ -10,11 +10,15 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
+
+// dirtyExt4 was not unmounted cleanly.
+var dirtyExt4 = filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
 
 func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -35,7 +39,7 @@ func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
 			f.machine.CheckMemory = c.allowed
 			f.restart()
 			v := f.volume("a", "ext4")
-			f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+			f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
 			f.fileSystems.CheckNeeds = c.needs
 			err := f.stage(v, filesystemAccess(writer))
 			if c.fails {
@@ -52,13 +56,22 @@ func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
 	}
 }
 
-// TestVolumeGroupsThatDoNotAnswerHoldUpTheChecksOfNoOther has more of them than there are checks at
-// once.
-func TestVolumeGroupsThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
-	for name, needs := range map[string]int64{"usual checks": 1 << 20, "checks that take more memory": 100 << 20} {
+// TestDisksThatDoNotAnswerHoldUpTheChecksOfNoOther has more volumes on each set of disks than may be checked
+// at once, and one on another disk of the group.
+func TestDisksThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
+	onDisks := func(v *lvmdv1.Volume, where string) { v.Disks = where }
+	for name, c := range map[string]struct {
+		needs      int64
+		move       func(v *lvmdv1.Volume, where string)
+		sets, each int32
+	}{
+		"usual checks":                     {needs: 1 << 20, move: onDisks, sets: 3, each: 2},
+		"checks that take more memory":     {needs: 100 << 20, move: onDisks, sets: 1, each: 1},
+		"an lvmd that does not name disks": {needs: 1 << 20, move: func(v *lvmdv1.Volume, where string) { v.VgName = where }, sets: 3, each: 2},
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
-			f.fileSystems.CheckNeeds = needs
+			f.fileSystems.CheckNeeds = c.needs
 			answers, waiting := make(chan struct{}), atomic.Int32{}
 			other := f.volume("other", "ext4")
 			f.fileSystems.CheckingWithin = func(_ context.Context, device string, o filesystem.CheckOptions) {
@@ -69,34 +82,30 @@ func TestVolumeGroupsThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
 					o.Waiting(false)
 				}
 			}
-			dirty := func(v *lvmdv1.Volume, group string) *lvmdv1.Volume {
-				f.alter(v, func(v *lvmdv1.Volume) { v.VgName = group })
-				f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+			dirty := func(v *lvmdv1.Volume, where string) *lvmdv1.Volume {
+				f.alter(v, func(v *lvmdv1.Volume) { c.move(v, where) })
+				f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
 				return v
 			}
 			dirty(other, "other")
-			const groups, each = 5, 3
 			var staging sync.WaitGroup
-			for i := range groups * each {
-				v := dirty(f.volume(fmt.Sprintf("v%d", i), "ext4"), fmt.Sprintf("group%d", i%groups))
+			for i := range c.sets * (c.each + 1) {
+				v := dirty(f.volume(fmt.Sprintf("v%d", i), "ext4"), fmt.Sprintf("set%d", i%c.sets))
 				staging.Go(func() {
 					if err := f.stage(v, filesystemAccess(writer)); err != nil {
 						t.Errorf("stage %s: %v", v.GetId(), err)
 					}
 				})
 			}
-			share := int32(2)
-			if needs > 32<<20 {
-				share = 1
-			}
-			waittest.Until(t, "every group has its share of checks, which wait for their disks", func() bool { return waiting.Load() == groups*share })
-			for range 3 { // more of them than one group may have at once, one after the other
+			want := c.sets * c.each
+			waittest.Until(t, "all sets of disks have their share of checks, which wait", func() bool { return waiting.Load() == want })
+			for range 3 { // more of them than one set may have at once, one after the other
 				must.Succeed(t, f.stage(other, filesystemAccess(writer)))
 				must.Succeed(t, f.unstage(other))
-				f.fileSystems.Set(other.GetDevicePath(), filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true})
+				f.fileSystems.Set(other.GetDevicePath(), dirtyExt4)
 			}
-			if n := waiting.Load(); n != groups*share {
-				t.Errorf("%d checks wait for their disks, want %d of each of %d groups", n, share, groups)
+			if n := waiting.Load(); n != want {
+				t.Errorf("%d checks wait for their disks, want %d on each of %d sets", n, c.each, c.sets)
 			}
 			close(answers)
 			staging.Wait()
@@ -104,42 +113,106 @@ func TestVolumeGroupsThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
 	}
 }
 
-// TestChecksInOneVolumeGroupHoldUpNoOther has a disk that does not answer the checks of its
-// volumes' file systems.
-func TestChecksInOneVolumeGroupHoldUpNoOther(t *testing.T) {
-	f := newFixture(t)
-	dirty := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
-	answers, waiting := make(chan struct{}), atomic.Int32{}
-	other := f.volume("other", "ext4")
-	f.alter(other, func(v *lvmdv1.Volume) { v.VgName = "other" })
-	f.fileSystems.Set(other.GetDevicePath(), dirty)
-	f.fileSystems.CheckingWithin = func(_ context.Context, device string, _ filesystem.CheckOptions) {
-		if device != other.GetDevicePath() {
-			waiting.Add(1)
-			<-answers
-		}
-	}
-	var staging sync.WaitGroup
-	for _, name := range []string{"a", "b", "c", "d"} {
-		v := f.volume(name, "ext4")
-		f.fileSystems.Set(v.GetDevicePath(), dirty)
-		staging.Go(func() {
-			if err := f.stage(v, filesystemAccess(writer)); err != nil {
-				t.Errorf("stage %s: %v", name, err)
+// TestSoManyChecksHoldMemoryAtOnce has each wait for a disk of its own.
+func TestSoManyChecksHoldMemoryAtOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		needs int64
+		most  int32
+	}{"usual checks": {1 << 20, 8}, "checks that take more memory": {100 << 20, 2}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.fileSystems.CheckNeeds = c.needs
+			answers := make(chan struct{})
+			var mu sync.Mutex
+			var holding, most int32
+			var looked atomic.Int32
+			held := func(change int32) int32 {
+				mu.Lock()
+				defer mu.Unlock()
+				holding += change
+				most = max(most, holding)
+				return holding
+			}
+			f.fileSystems.Probing = func(string) { looked.Add(1) }
+			f.fileSystems.CheckingWithin = func(_ context.Context, _ string, o filesystem.CheckOptions) {
+				o.Waiting(true)
+				held(1)
+				<-answers
+				held(-1)
+				o.Waiting(false)
+			}
+			var staging sync.WaitGroup
+			begin := func(name string) {
+				v := f.alter(f.volume(name, "ext4"), func(v *lvmdv1.Volume) { v.Disks = name })
+				f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
+				staging.Go(func() {
+					if err := f.stage(v, filesystemAccess(writer)); err != nil {
+						t.Errorf("stage %s: %v", name, err)
+					}
+				})
+			}
+			for i := range c.most {
+				begin(fmt.Sprintf("v%d", i))
+			}
+			waittest.Until(t, "so many checks wait", func() bool { return held(0) == c.most })
+			before := looked.Load()
+			for i := range 3 {
+				begin(fmt.Sprintf("more%d", i))
+			}
+			waittest.Until(t, "more file systems were found to need a check", func() bool { return looked.Load() == before+3 })
+			close(answers)
+			staging.Wait()
+			if most != c.most {
+				t.Errorf("%d checks held memory at once, want %d", most, c.most)
 			}
 		})
 	}
-	waittest.Until(t, "checks wait for the disk", func() bool { return waiting.Load() > 1 })
-	if err := f.stage(other, filesystemAccess(writer)); err != nil {
-		t.Errorf("in another volume group: %v", err)
+}
+
+// TestACheckThatIsKilledAndNotGoneKeepsItsPlace has as many of them as may run on the same disks.
+func TestACheckThatIsKilledAndNotGoneKeepsItsPlace(t *testing.T) {
+	f := newFixture(t)
+	gone := make(chan struct{})
+	dirty := func(name, disks string) *lvmdv1.Volume {
+		v := f.alter(f.volume(name, "ext4"), func(v *lvmdv1.Volume) { v.Disks = disks })
+		f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
+		return v
 	}
-	close(answers)
-	staging.Wait()
+	a, b := dirty("a", "bad"), dirty("b", "bad")
+	f.fileSystems.Checking = func(_ context.Context, device string) error {
+		if device == a.GetDevicePath() || device == b.GetDevicePath() {
+			return fmt.Errorf("check %s: %w", device, &command.KilledError{Cause: context.DeadlineExceeded, Stuck: true, Gone: gone})
+		}
+		return nil
+	}
+	for _, v := range []*lvmdv1.Volume{a, b} {
+		if err := f.stage(v, filesystemAccess(writer)); err == nil {
+			t.Errorf("volume %s was staged, whose check was killed", v.GetId())
+		}
+	}
+	behind, beside := dirty("behind", "bad"), dirty("beside", "good")
+	looked := make(chan struct{}, 1)
+	f.fileSystems.Probing = func(device string) {
+		if device == behind.GetDevicePath() {
+			select {
+			case looked <- struct{}{}:
+			default:
+			}
+		}
+	}
+	staged := make(chan error, 1)
+	go func() { staged <- f.stage(behind, filesystemAccess(writer)) }()
+	<-looked
+	must.Succeed(t, f.stage(beside, filesystemAccess(writer)))
+	if n := len(f.fileSystems.CheckMemory(behind.GetDevicePath())); n != 0 {
+		t.Errorf("%d checks began on disks where killed ones take all places", n)
+	}
+	close(gone)
+	must.Succeed(t, <-staged)
 }
 
 func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T) {
 	f := newFixture(t)
-	dirty := filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
 	proceed := make(chan struct{})
 	var mu sync.Mutex
 	large, most := 0, 0
@@ -160,7 +233,7 @@ func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T)
 	var staging sync.WaitGroup
 	for _, name := range []string{"a", "b", "c"} {
 		v := f.volume(name, "ext4")
-		f.fileSystems.Set(v.GetDevicePath(), dirty)
+		f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
 		staging.Go(func() {
 			if err := f.stage(v, filesystemAccess(writer)); err != nil {
 				t.Errorf("stage %s: %v", name, err)
@@ -169,7 +242,7 @@ func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T)
 	}
 	// One that needs no more than most is checked meanwhile.
 	small := f.volume("small", "ext4")
-	f.fileSystems.Set(small.GetDevicePath(), dirty)
+	f.fileSystems.Set(small.GetDevicePath(), dirtyExt4)
 	f.fileSystems.SetCheckNeeds(small.GetDevicePath(), 1<<20)
 	must.Succeed(t, f.stage(small, filesystemAccess(writer)))
 	close(proceed)

@@ -37,8 +37,8 @@ type Options struct {
 	// InlineMaxBytes is the largest size that a Pod may ask for in its own
 	// specification; zero means no limit. Those that exist are not concerned.
 	InlineMaxBytes int64
-	// CheckMemory is what the check of one file system may take, in bytes, of which one
-	// that takes more than a few runs at a time; zero means DefaultCheckMemory.
+	// CheckMemory is what the check of one file system may take, in bytes; zero means
+	// DefaultCheckMemory.
 	CheckMemory int64
 	// IOLimits are the directories that are shared with the component that limits I/O.
 	IOLimits IOLimitDirs

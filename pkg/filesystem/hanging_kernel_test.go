@@ -47,8 +47,14 @@ func TestAToolThatHangsInTheKernelKeepsOthersFromItsDeviceOnly(t *testing.T) {
 			giveUp()
 		}
 	}})
-	if !errors.Is(err, blockdev.ErrTimedOut) || !errors.As(err, new(*command.KilledError)) {
-		t.Errorf("the check was given up: got %v, want that it was killed and %v", err, blockdev.ErrTimedOut)
+	var killed *command.KilledError
+	if !errors.Is(err, blockdev.ErrTimedOut) || !errors.As(err, &killed) || !killed.Stuck {
+		t.Fatalf("the check was given up: got %v, want that it was killed, hangs and %v", err, blockdev.ErrTimedOut)
+	}
+	select {
+	case <-killed.Gone:
+		t.Error("the error says that the tool is gone while it hangs")
+	default:
 	}
 	if n := command.Stuck() - before; n != 1 {
 		t.Errorf("%d processes count as stuck, want 1", n)
@@ -66,6 +72,7 @@ func TestAToolThatHangsInTheKernelKeepsOthersFromItsDeviceOnly(t *testing.T) {
 	must.Succeed(t, Check(t.Context(), other, Ext4, CheckOptions{Memory: checkMemory}))
 
 	dmsetup("resume", name)
+	<-killed.Gone
 	waittest.Succeeds(t, "the tool is gone", func() error { return command.Hangs(device) })
 	must.Succeed(t, Check(t.Context(), device, Ext4, CheckOptions{Memory: checkMemory}))
 	if info, err := Probe(device); err != nil || info.NeedsCheck {

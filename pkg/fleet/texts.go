@@ -76,6 +76,7 @@ var textBounds = map[protoreflect.FullName]textBound{
 	"carve.lvmd.v1.Volume.FsSettingsEntry.key":   name,
 	"carve.lvmd.v1.Volume.FsSettingsEntry.value": inCluster,
 	"carve.lvmd.v1.Volume.adopted_from":          name,
+	"carve.lvmd.v1.Volume.disks":                 name,
 	"carve.lvmd.v1.VolumeSource.snapshot_id":     name,
 	"carve.lvmd.v1.VolumeSource.volume_id":       name,
 

@@ -59,7 +59,7 @@ func (s *Service) AdoptVolume(ctx context.Context, r *lvmdv1.AdoptVolumeRequest)
 	if err != nil {
 		return nil, apierror.From("adopting logical volume "+r.GetLvName(), err)
 	}
-	v, err := s.inventory.ReadVolume(id, "")
+	_, v, err := s.inventory.ReadVolume(id, "")
 	if err != nil {
 		return nil, apierror.OperationPending("logical volume %q is volume %s now, which volume group %q could not be scanned for yet", c.lv.Name, id, c.group.Name())
 	}

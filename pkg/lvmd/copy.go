@@ -84,7 +84,7 @@ func (s *creator) resume(v *inventory.Volume, op *inventory.Creation) {
 
 // copyFrom copies the source to a volume that LVM has made, durably.
 func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
-	place, release, err := s.copying.take(ctx, v.Group().Name(), volumegroup.Disks(s.lvm, v, v.Source().Volume))
+	place, release, err := s.copying.Take(ctx, v.Group().Name(), volumegroup.Disks(s.lvm, v, v.Source().Volume))
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
@@ -28,7 +29,7 @@ type creator struct {
 	// sectorSize is a disk's logical block size, in bytes.
 	sectorSize func(path string) (int64, error)
 
-	formatting, copying *places
+	formatting, copying *command.Places
 	copyCheckpoint      int64
 	// copyTimeout is how long a copy waits for a disk, which answering counts.
 	copyTimeout, copyLook time.Duration
@@ -286,7 +287,7 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
 		return ctx.Err()
 	}
 	disks := volumegroup.Disks(s.lvm, v)
-	_, release, err := s.formatting.take(ctx, disks, disks)
+	_, release, err := s.formatting.Take(ctx, disks, disks)
 	if err != nil {
 		return err
 	}

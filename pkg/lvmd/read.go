@@ -2,6 +2,8 @@ package lvmd
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"math"
 	"regexp"
 
@@ -10,15 +12,19 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
 // GetVolume implements lvmdv1.LVMDServer.
 func (s *Service) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
-	v, err := s.inventory.ReadVolume(r.GetId(), r.GetName())
+	v, report, err := s.inventory.ReadVolume(r.GetId(), r.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return &lvmdv1.GetVolumeResponse{Volume: v}, nil
+	// The UUIDs of disks are published nowhere, so the name is a digest of theirs.
+	disks := sha256.Sum256([]byte(volumegroup.Disks(s.lvm, v)))
+	report.Disks = hex.EncodeToString(disks[:16])
+	return &lvmdv1.GetVolumeResponse{Volume: report}, nil
 }
 
 // GetSnapshot implements lvmdv1.LVMDServer.

@@ -5,7 +5,9 @@ package lvmd
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +31,7 @@ func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
 		t.Helper()
 		for _, listed := range d.list() {
 			got := must.Get(d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: listed.GetId()}))(t).GetVolume()
+			got.Disks = "" // not in a list
 			if !proto.Equal(listed, got) {
 				t.Errorf("listed as %v, is %v", listed, got)
 			}
@@ -51,6 +54,37 @@ func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
 		return true
 	})
 	same()
+}
+
+// TestVolumesOnTheSameDisksHaveOneNameForThem has volumes on either disk of a group, and on both.
+func TestVolumesOnTheSameDisksHaveOneNameForThem(t *testing.T) {
+	m := newMachine(t)
+	m.fake.AddGroupOf("second", testExtent, testTotal, testTotal)
+	m.config += "- {name: second, volumeGroup: second}\n"
+	d := m.start(t)
+	on := map[string]string{} // by the UUIDs of the disks
+	for i := range int64(6) {
+		r := request(fmt.Sprintf("v%d", i), 1+i%3)
+		r.DeviceClass = "second"
+		id := d.create(r).GetId()
+		var where []string
+		for _, s := range must.Get(m.fake.Mapping("second", id))(t) {
+			where = append(where, s.Areas[0].Device)
+		}
+		slices.Sort(where)
+		disks := strings.Join(slices.Compact(where), " ")
+		got := must.Get(d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Id: id}))(t).GetVolume().GetDisks()
+		if len(got) != 32 || strings.Contains(got, "pv") {
+			t.Errorf("the disks of a volume are called %q, want 32 digits", got)
+		}
+		if before, ok := on[disks]; ok && before != got {
+			t.Errorf("the disks %s are called %s and %s", disks, before, got)
+		}
+		on[disks] = got
+	}
+	if all := slices.Compact(slices.Sorted(maps.Values(on))); len(on) < 2 || len(all) != len(on) {
+		t.Errorf("%d sets of disks have %d names, want at least 2 and as many", len(on), len(all))
+	}
 }
 
 // TestListsAtTheSameTimeAreWhole: neither other lists nor callers that leave change what

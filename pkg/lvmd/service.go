@@ -12,6 +12,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -183,7 +184,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
 		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,
-		formatting: newPlaces(maxFormatting, maxFormatting, maxFormatting), copying: newPlaces(maxCopying, maxCopies, maxSameCopies),
+		formatting: command.NewPlaces(maxFormatting, maxFormatting, maxFormatting), copying: command.NewPlaces(maxCopying, maxCopies, maxSameCopies),
 		copyTimeout: cmp.Or(o.copyTimeout, copyTimeout), copyLook: cmp.Or(o.copyLook, copyLook),
 		copyCheckpoint: cmp.Or(o.copyCheckpoint, copyCheckpoint), keyless: wakeup.New(),
 	}

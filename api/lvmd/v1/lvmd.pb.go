@@ -367,7 +367,10 @@ type Volume struct {
 	IoLimits *IOLimits `protobuf:"bytes,46,opt,name=io_limits,json=ioLimits,proto3" json:"io_limits,omitempty"`
 	// It was asked for as provisional, and KeepVolume was not called for it since: no Pod has
 	// had it.
-	Provisional   bool `protobuf:"varint,47,opt,name=provisional,proto3" json:"provisional,omitempty"`
+	Provisional bool `protobuf:"varint,47,opt,name=provisional,proto3" json:"provisional,omitempty"`
+	// One name for the set of disks that the volume lies on, or for the thin pool: volumes with
+	// the same name wait for the same disks. It says nothing else. GetVolume alone sets it.
+	Disks         string `protobuf:"bytes,48,opt,name=disks,proto3" json:"disks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -603,6 +606,13 @@ func (x *Volume) GetProvisional() bool {
 		return x.Provisional
 	}
 	return false
+}
+
+func (x *Volume) GetDisks() string {
+	if x != nil {
+		return x.Disks
+	}
+	return ""
 }
 
 // How fast each Pod may read and write a volume. 0 means no limit.
@@ -3261,7 +3271,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\apod_uid\x18\a \x01(\tR\x06podUid\"9\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"\x9b\t\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xb1\t\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -3301,7 +3311,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\tencrypted\x18, \x01(\bR\tencrypted\x12!\n" +
 	"\fadopted_from\x18- \x01(\tR\vadoptedFrom\x124\n" +
 	"\tio_limits\x18. \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\x12 \n" +
-	"\vprovisional\x18/ \x01(\bR\vprovisional\x1a=\n" +
+	"\vprovisional\x18/ \x01(\bR\vprovisional\x12\x14\n" +
+	"\x05disks\x180 \x01(\tR\x05disks\x1a=\n" +
 	"\x0fFsSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"~\n" +

@@ -8,15 +8,15 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// ReadVolume reports the volume that exactly one of id and name names.
-func (m *Inventory) ReadVolume(id, name string) (*lvmdv1.Volume, error) {
+// ReadVolume returns the volume that exactly one of id and name names, and reports it.
+func (m *Inventory) ReadVolume(id, name string) (*Volume, *lvmdv1.Volume, error) {
 	m.lock()
 	defer m.unlock()
 	v, err := m.lookup(id, name, false)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return v.proto(), nil
+	return v, v.proto(), nil
 }
 
 // Report is what is reported of a volume.
