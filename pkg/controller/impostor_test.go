@@ -135,6 +135,7 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 	h, node, impostor := newBound(t)
 	id := node.Volumes()["pvc-uid-c"].GetId()
 	answersWith(impostor, "pvc-uid-c", id)
+	h.node("n3", gib)
 	h.claim("d", "n2", nil)
 	waittest.Until(t, "an Event names both nodes", func() bool {
 		return slices.ContainsFunc(h.warnings(), func(e string) bool {
@@ -144,11 +145,24 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 	if _, err := h.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-d", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a PersistentVolume with the other's id: %v", err)
 	}
-	_, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-uid-d", func(r *csi.CreateVolumeRequest) {
-		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n2")}
+	waittest.Until(t, "the claim is rescheduled", h.unselected("d"))
+	if h.c.core.available.HeldUntil("n2", "local").IsZero() {
+		t.Error("the node that answered with the other's id is offered on")
+	}
+	h.selectNode("d", "n3")
+	waittest.Until(t, "another node has the volume", func() bool { return h.pv("pvc-uid-d") != nil })
+	if on, _ := cluster.NodeOf(h.pv("pvc-uid-d")); on != "n3" {
+		t.Errorf("the volume is on %s, want it on the node that was selected next", on)
+	}
+	answersWith(h.node("n4", gib), "pvc-uid-c", id)
+	_, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-uid-e", func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n4")}
 	}))
 	if message := status.Convert(err).Message(); status.Code(err) != codes.Internal || !strings.Contains(message, id) {
 		t.Errorf("a create by CSI: %v, want Internal that names the id", err)
+	}
+	if h.c.core.available.HeldUntil("n4", "local").IsZero() {
+		t.Error("the node that answered the service with the other's id is offered on")
 	}
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -295,8 +296,13 @@ func (a *Availability) Count(cause string) float64 {
 
 // NodeFault reports whether a create failed for something that is wrong with the node,
 // and not with the request, for want of space, or because the connection broke. One that
-// is definite needs no repetition: LVM cannot change the group.
+// is definite needs no repetition: LVM cannot change the group, or the node answered with another
+// volume's id.
 func NodeFault(err error) (fault, definite bool) {
+	var taken *IDTakenError
+	if errors.As(err, &taken) {
+		return true, true
+	}
 	switch fleet.Reason(err) {
 	case names.ReasonDeviceMissing, names.ReasonNotResponding:
 		return true, true

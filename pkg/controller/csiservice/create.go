@@ -1,6 +1,7 @@
 package csiservice
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -49,9 +50,6 @@ func (s *Service) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) 
 	for _, node := range nodes {
 		vol, err := s.createOn(ctx, node, ask)
 		if err == nil {
-			if err := s.o.IDs.Take(node, ask.GetName(), vol.GetId()); err != nil {
-				return nil, fail(codes.Internal, "%v", err)
-			}
 			if err := s.matchLimits(ctx, node, vol, ask.GetIoLimits()); err != nil {
 				return nil, onNode(node, err)
 			}
@@ -97,7 +95,11 @@ func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateV
 	s.mu.Unlock()
 	began := time.Now()
 	vol, err := s.Fleet.CreateVolume(ctx, node, ask)
-	s.noteAttempt(ctx, node, ask, began, err)
+	var taken error
+	if err == nil {
+		taken = s.o.IDs.Take(node, ask.GetName(), vol.GetId())
+	}
+	s.noteAttempt(ctx, node, ask, began, cmp.Or(err, taken))
 	if err != nil && fleet.MayHaveHappened(err) {
 		return nil, onNode(node, err)
 	}
@@ -110,6 +112,9 @@ func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateV
 	s.mu.Lock()
 	delete(s.inFlight, ask.GetName())
 	s.mu.Unlock()
+	if taken != nil {
+		return nil, fail(codes.Internal, "%v", taken)
+	}
 	return vol, onNode(node, err)
 }
 

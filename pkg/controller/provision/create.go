@@ -66,8 +66,6 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		}
 		return p.createFailed(ctx, a, claim, class, r, node, err)
 	}
-	p.CountSuccess(p.Available, node, vol.GetDeviceClass())
-	p.Available.Accepted(node, class.Name)
 	a.failures.internal, a.failures.unanswered = 0, 0
 	p.Metrics.createSeconds.Observe(p.Now().Sub(began).Seconds())
 	if vol.GetSizeBytes() < r.Bytes || vol.GetName() != a.name {
@@ -77,9 +75,13 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		return 0, err
 	}
 	if err := p.IDs.Take(node, a.name, vol.GetId()); err != nil {
-		p.warn(a, claim, err.Error())
-		return 0, err
+		if a.failures.blame(node) {
+			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
+		}
+		return p.idTaken(ctx, a, claim, r, node, err)
 	}
+	p.CountSuccess(p.Available, node, vol.GetDeviceClass())
+	p.Available.Accepted(node, class.Name)
 	if err := p.matchLimits(ctx, node, vol, r.IOLimits); err != nil {
 		p.warn(a, claim, fmt.Sprintf("the volume was made, its I/O limits could not be set, trying on: %s", cluster.Refusal(node, err)))
 		return 0, err
@@ -192,6 +194,22 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	why := errors.New(cluster.Refusal(node, cause))
 	if fault, _ := cluster.NodeFault(cause); (fault || refused) && claim.Annotations[volume.AnnSelectedNode] == node {
 		a.failures.leaving = &departure{node, why} // when the scheduler can see that the node is held back
+		return time.Millisecond, nil
+	}
+	return 0, p.reschedule(ctx, a, claim, node, why)
+}
+
+// idTaken handles a create that a node answered with another volume's id. Asked again, it would
+// answer so again. What it may have made is no Pod's: it is removed once another node has the volume.
+func (p *Provisioner) idTaken(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r spec.Request, node string, why error) (time.Duration, error) {
+	p.Metrics.claims.WithLabelValues(resultFailed).Inc()
+	if r.From != nil {
+		p.warn(a, claim, why.Error())
+		return 0, why // the volume can be nowhere else
+	}
+	a.inFlight.end(node)
+	if claim.Annotations[volume.AnnSelectedNode] == node {
+		a.failures.leaving = &departure{node, why} // as for a node that is held back
 		return time.Millisecond, nil
 	}
 	return 0, p.reschedule(ctx, a, claim, node, why)
