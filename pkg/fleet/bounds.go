@@ -28,12 +28,16 @@ const (
 	// Decoded, a field may take fifty times as much memory as encoded.
 	maxReportFields = 40 * MaxVolumes
 	// maxAnswerBytes and maxAnswerFields bound the answer to one call in the same way: it has one
-	// volume or snapshot. Any number of calls may wait for nodes at once.
+	// volume or snapshot.
 	maxAnswerBytes  = 64 << 10
 	maxAnswerFields = 1000
 	// maxPageBytes and maxPageFields are those of a page of snapshots.
 	maxPageBytes  = 512 << 10
 	maxPageFields = 20_000
+	// callsOfAKind bounds how many calls of one kind are under way to a node. Those that wait for a
+	// place hold no stream. Each may hold 64 KiB of the header of its answer; what has come of the answer
+	// itself counts against the session, see package uplink. A quick kind does not wait for a slow one.
+	callsOfAKind = 128
 	// decodedAnswers and decodedReports bound how many of all nodes' messages are decoded at a time:
 	// each takes many times its length meanwhile, and any number of nodes may send at once.
 	decodedAnswers = 16
@@ -65,8 +69,8 @@ func tooMuch(node, what string, most int) *ReportRefusedError {
 var protoCodec = encoding.GetCodecV2("proto")
 
 // boundedReader refuses reports that have too many parts before they are decoded. It
-// is for one stream: what it refused is kept, because gRPC passes on only the text of
-// a codec's error.
+// is for one stream. What it refused is kept and returned as no error: gRPC passes on only the
+// text of a codec's error, and would not count the message as read.
 type boundedReader struct {
 	encoding.CodecV2
 	decoding places
@@ -80,7 +84,7 @@ func (r *boundedReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	if _, ok := message.(*lvmdv1.WatchResponse); ok {
 		if what, most := tooMany(encoded.Materialize()); what != "" {
 			r.refused = tooMuch(r.node, what, most)
-			return r.refused
+			return nil
 		}
 	}
 	return r.CodecV2.Unmarshal(encoded, message)

@@ -3,9 +3,12 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/uplink"
@@ -126,7 +129,36 @@ func (o observed) Invoke(ctx context.Context, method string, args, reply any, op
 	return err
 }
 
-// call makes one call on the node's current session. A session that was
+// kindOf returns the kind of a call: those of each method, and copies, which take minutes.
+func kindOf(request any) string {
+	if r, ok := request.(*lvmdv1.CreateVolumeRequest); ok && r.GetSource() != nil {
+		return "copy"
+	}
+	return fmt.Sprintf("%T", request)
+}
+
+// takePlace waits until fewer than callsOfAKind calls like r are under way to a node. The caller
+// calls release once.
+func (f *Fleet) takePlace(ctx context.Context, node string, r any) (release func(), err error) {
+	f.mu.Lock()
+	n := f.nodes[node]
+	if n == nil {
+		f.mu.Unlock()
+		return nil, &NotConnectedError{Node: node}
+	}
+	kind := kindOf(r)
+	if n.calls[kind] == nil {
+		n.calls[kind] = semaphore.NewWeighted(callsOfAKind)
+	}
+	places := n.calls[kind]
+	f.mu.Unlock()
+	if err := places.Acquire(ctx, 1); err != nil {
+		return nil, status.Errorf(status.FromContextError(err).Code(), "of %d places for such calls to node %s, none became free: %v", callsOfAKind, node, err)
+	}
+	return func() { places.Release(1) }, nil
+}
+
+// call makes one call on the node's current session, once there is a place for it. A session that was
 // retired between choosing and using it costs another look, never the call. An answer
 // of more than maxAnswerBytes is refused with gRPC's ResourceExhausted, one of more than
 // maxAnswerFields with its Internal.
@@ -134,6 +166,11 @@ func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
 	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error), options ...grpc.CallOption) (*Res, error) {
 	options = append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(maxAnswerBytes),
 		grpc.ForceCodecV2(answerReader{protoCodec, f.answers, maxAnswerFields})}, options...)
+	release, err := f.takePlace(ctx, node, r)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	for range 3 {
 		s, err := f.current(node)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -75,7 +76,10 @@ type node struct {
 
 	// Guarded by Fleet.mu:
 	session *uplink.Session // current, or nil
+	before  *uplink.Session // that it replaced, or nil
 	view    *View
+	// calls are the places of each kind of calls, see kindOf. Sessions that were replaced share them.
+	calls map[string]*semaphore.Weighted
 }
 
 // New makes an empty fleet. Close ends it.
@@ -115,11 +119,15 @@ func (f *Fleet) Add(s *uplink.Session) {
 	}
 	n := f.nodes[s.Node()]
 	if n == nil {
-		n = &node{name: s.Node(), view: &View{Node: s.Node()}}
+		n = &node{name: s.Node(), view: &View{Node: s.Node()}, calls: map[string]*semaphore.Weighted{}}
 		f.nodes[n.name] = n
 	}
 	if n.session != nil {
 		n.session.Retire(drainReplaced)
+		if n.before != nil {
+			n.before.Close() // a node that connects again and again has two at a time
+		}
+		n.before = n.session
 	}
 	n.session = s
 	f.work.Go(func() { f.attend(n, s) })

@@ -203,6 +203,9 @@ func (s *Server) welcome(ctx context.Context, raw net.Conn, place *connlimit.Pla
 		session.Retire(drainExpired)
 	}
 	<-session.Done()
+	if session.held.tooMuch() {
+		s.log.Warn("uplink closed", "node", session.node, "error", errHeldTooMuch)
+	}
 }
 
 // handshake returns a session, or an error and the reason that it counts as.

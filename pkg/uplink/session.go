@@ -42,6 +42,7 @@ type Session struct {
 	remote        string
 	reauthBy      time.Time
 	conn          *notifyConn
+	held          held
 	cc            *grpc.ClientConn
 
 	mu      sync.Mutex
@@ -60,9 +61,10 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 	s := &Session{
 		node: node, version: version, reauthBy: reauthBy,
 		remote: conn.RemoteAddr().String(),
-		conn:   newNotifyConn(conn),
+		held:   held{since: time.Now()},
 		idle:   make(chan struct{}), done: make(chan struct{}),
 	}
+	s.conn = newNotifyConn(&heldConn{conn, &s.held})
 	handed := make(chan net.Conn, 1)
 	handed <- s.conn
 	cc, err := grpc.NewClient("passthrough:///"+node,
@@ -84,6 +86,8 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 		}),
 		grpc.WithStaticStreamWindowSize(answerWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithMaxHeaderListSize(maxTrailerBytes),
+		// Without a buffer of gRPC's, each frame is read by itself, and held counts them.
+		grpc.WithReadBufferSize(0), grpc.WithStatsHandler(&s.held),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)),
 	)
 	if err != nil {

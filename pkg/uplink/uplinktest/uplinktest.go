@@ -91,9 +91,15 @@ func (n *Network) Attach(s Node) {
 	n.AttachServer(s.Node(), grpcServer)
 }
 
+// Server is what a *grpc.Server has.
+type Server interface {
+	Serve(lis net.Listener) error
+	Stop()
+}
+
 // AttachServer is Attach for whatever serves as a node's lvmd. The server ends with the
 // attachment.
-func (n *Network) AttachServer(node string, grpcServer *grpc.Server) {
+func (n *Network) AttachServer(node string, server Server) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &attachment{cancel: cancel, done: make(chan struct{})}
 	n.mu.Lock()
@@ -105,9 +111,9 @@ func (n *Network) AttachServer(node string, grpcServer *grpc.Server) {
 		_ = uplink.RunClient(ctx, uplink.ClientOptions{
 			Addresses: n.addr, ServerName: serverName, NodeName: node, Version: "fake",
 			CAFile: filepath.Join(n.dir, "ca.crt"), TokenFile: filepath.Join(n.dir, "token"),
-			Serve: grpcServer.Serve, Log: slog.New(slog.DiscardHandler),
+			Serve: server.Serve, Log: slog.New(slog.DiscardHandler),
 		})
-		grpcServer.Stop()
+		server.Stop()
 		if before != nil {
 			before.cancel()
 			<-before.done

@@ -1,0 +1,66 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+func TestSoManyCallsOfAKindAreUnderWayToANodeAndOtherKindsGoOn(t *testing.T) {
+	const places = 128
+	h := newHarness(t)
+	var mu sync.Mutex
+	now, most := 0, 0
+	count := func(n int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		now += n
+		most = max(most, now)
+		return now
+	}
+	finish := make(chan struct{})
+	h.node(t, "n").SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		if r.GetSource() != nil {
+			return status.Error(codes.NotFound, "no such source")
+		}
+		count(1)
+		defer count(-1)
+		select {
+		case <-finish:
+		case <-ctx.Done():
+		}
+		return nil
+	}})
+	ctx := testContext(t)
+	var creating sync.WaitGroup
+	for i := range 2 * places {
+		creating.Go(func() { _, _ = h.CreateVolume(ctx, "n", request(fmt.Sprint("v", i))) })
+	}
+	waittest.Until(t, "all places are taken", func() bool { return count(0) >= places })
+	must.Succeed(t, h.DeleteVolumeByID(ctx, "n", "none"))
+	must.Succeed(t, h.SetReservations(ctx, "n", &lvmdv1.SetReservationsRequest{}))
+	copied := request("copy")
+	copied.Source = &lvmdv1.VolumeSource{VolumeId: "none"}
+	if _, err := h.CreateVolume(ctx, "n", copied); status.Code(err) != codes.NotFound {
+		t.Errorf("a copy is answered with %v, want that there is no such source", err)
+	}
+	canceled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := h.CreateVolume(canceled, "n", request("given-up")); err == nil {
+		t.Error("a call that was given up while it waited succeeded")
+	}
+	close(finish)
+	creating.Wait()
+	if most != places {
+		t.Errorf("%d creates were under way at a time, want %d", most, places)
+	}
+}
