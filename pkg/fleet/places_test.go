@@ -64,3 +64,28 @@ func TestSoManyCallsOfAKindAreUnderWayToANodeAndOtherKindsGoOn(t *testing.T) {
 		t.Errorf("%d creates were under way at a time, want %d", most, places)
 	}
 }
+
+// Each uplink keeps what its node sent, and calls on one that was replaced may go on for minutes.
+func TestOfANodeThatConnectsAgainAndAgainTwoUplinksAreKept(t *testing.T) {
+	h := newHarness(t)
+	s := h.node(t, "n")
+	entered := make(chan struct{})
+	s.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
+		close(entered)
+		<-ctx.Done()
+		return ctx.Err()
+	}})
+	answer := make(chan error, 1)
+	go func() {
+		_, err := h.CreateVolume(t.Context(), "n", request("v"))
+		answer <- err
+	}()
+	<-entered
+	for range 2 {
+		h.net.Attach(s)
+	}
+	waittest.Until(t, "the call on the first uplink ends", func() bool { return len(answer) == 1 })
+	if err := <-answer; status.Code(err) != codes.Unavailable {
+		t.Errorf("the call ends with %v, want Unavailable", err)
+	}
+}
