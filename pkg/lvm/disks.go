@@ -185,7 +185,7 @@ func (d *disks) known(groups ...string) []string {
 // require is known, or ErrNotFound.
 func (d *disks) require(group string) ([]string, error) {
 	if copied := d.duplicatesOfKnown(group); len(copied) > 0 {
-		return nil, fmt.Errorf("volume group %q: %w: physical volume %s is on %s", group, ErrNotFound, copied[0].UUID, strings.Join(copied[0].Paths, " and "))
+		return nil, fmt.Errorf("volume group %q: %w: the same physical volume is on %s", group, ErrNotFound, strings.Join(copied[0].Paths, " and "))
 	}
 	if known := d.known(group); len(known) > 0 {
 		return known, nil

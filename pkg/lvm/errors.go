@@ -3,6 +3,7 @@ package lvm
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
@@ -107,8 +108,11 @@ func newCommandError(command string, exitCode int, stderr string) *CommandError 
 	return e
 }
 
+// uuid matches LVM's. Who knows those of a group's physical volumes can forge one, and messages go to users.
+var uuid = regexp.MustCompile(`\b[0-9A-Za-z]{6}(?:-[0-9A-Za-z]{4}){5}-[0-9A-Za-z]{6}\b`)
+
 // lastWords picks the lines that say why: all that are no warnings, joined
-// and bounded.
+// and bounded, without UUIDs.
 func lastWords(stderr string) string {
 	const most = 1000
 	var kept []string
@@ -118,7 +122,7 @@ func lastWords(stderr string) string {
 			kept = append(kept, line)
 		}
 	}
-	s := strings.Join(kept, "; ")
+	s := uuid.ReplaceAllString(strings.Join(kept, "; "), "(UUID)")
 	if len(s) > most {
 		s = s[:most/2] + " … " + s[len(s)-most/2:]
 	}

@@ -64,6 +64,13 @@ func TestAFullReportIsRead(t *testing.T) {
 	}
 }
 
+func TestWhatLVMSaysIsKeptWithoutUUIDs(t *testing.T) {
+	err := newCommandError("lvcreate", 5, "  WARNING: x\n  Couldn't find device with uuid Vgrw22-KJoB-qYu2-MBQa-V1PX-0OZo-QQw7l0.\n  Cannot change VG carve-node-data while PVs are missing.\n")
+	if want := "Couldn't find device with uuid (UUID).; Cannot change VG carve-node-data while PVs are missing."; err.Message != want {
+		t.Errorf("the message is %q, want %q", err.Message, want)
+	}
+}
+
 func TestAReportThatMakesNoSenseIsAnError(t *testing.T) {
 	for _, bad := range []string{
 		"", "{", `{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"x"}]}]}`,

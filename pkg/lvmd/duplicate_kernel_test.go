@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -42,8 +43,14 @@ func (p *process) hasOne(kind string, named ...string) bool {
 	if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != kind || c.GetAvailableBytes() != 0 {
 		return false
 	}
+	message := c.GetConditions()[0].GetMessage()
+	for _, disk := range []string{"/dev/vdb", "/dev/vdc"} {
+		if label, err := ondisk.ReadLabel(disk); err == nil && strings.Contains(message, label.UUID) {
+			p.t.Errorf("a condition has the UUID of a physical volume: %s", message)
+		}
+	}
 	for _, name := range named {
-		if !strings.Contains(c.GetConditions()[0].GetMessage(), name) {
+		if !strings.Contains(message, name) {
 			return false
 		}
 	}

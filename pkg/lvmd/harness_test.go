@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -256,7 +257,26 @@ func (d *daemon) state() *lvmdv1.WatchResponse {
 	defer cancel()
 	w := must.Get(d.client.Watch(ctx, &lvmdv1.WatchRequest{}))(d.t)
 	r := must.Get(w.Recv())(d.t)
+	d.checkConditions(r)
 	return r
+}
+
+// checkConditions fails the test where a condition has the UUID of a physical volume: conditions are published, and
+// with the UUID a disk of the group can be forged.
+func (d *daemon) checkConditions(r *lvmdv1.WatchResponse) {
+	d.t.Helper()
+	var all []*lvmdv1.Condition
+	for _, c := range r.GetClasses() {
+		all = append(all, c.GetConditions()...)
+	}
+	for _, v := range r.GetVolumes() {
+		all = append(all, v.GetConditions()...)
+	}
+	for _, c := range all {
+		if strings.Contains(c.GetMessage(), "fake-pv-") {
+			d.t.Errorf("the condition %s has the UUID of a physical volume: %s", c.GetType(), c.GetMessage())
+		}
+	}
 }
 
 // available is the first class' free space in extents.

@@ -24,7 +24,7 @@ func TestTheOnlyVolumeOfAGroupIsGoneWhenAnAdministratorRemovedIt(t *testing.T) {
 		"removed with a disk":                     {func(m *machine, _ uint64) { m.fake.TakeDevice(testGroup) }, ""},
 		"removed, and much else was done":         {func(m *machine, known uint64) { m.fake.SetSeqno(testGroup, known+100) }, ""},
 		"gone with the number from before":        {func(m *machine, known uint64) { m.fake.SetSeqno(testGroup, known) }, "sequence number that it had"},
-		"gone, with another disk in place of one": {func(m *machine, _ uint64) { m.fake.ReplaceDevice(testGroup, "fake-pv-"+testGroup+"-1", "another") }, "another"},
+		"gone, with another disk in place of one": {func(m *machine, _ uint64) { m.fake.ReplaceDevice(testGroup, "fake-pv-"+testGroup+"-1", "another") }, "disks that it did not have (/dev/"},
 	} {
 		for _, running := range []bool{true, false} {
 			t.Run(name+map[bool]string{true: " while lvmd runs", false: " while lvmd is away"}[running], func(t *testing.T) {

@@ -77,6 +77,9 @@ type groupIdentity struct {
 type Refusal struct {
 	// Type is that of the condition, and Message the condition's.
 	Type, Message string
+	// Devices are the UUIDs of the physical volumes that it is about. They are for lvmd's log alone: with
+	// them, a program that can write to any disk can forge one of the group's.
+	Devices string
 }
 
 // groupHealth is whether LVM and the disks do what they are asked.

@@ -174,10 +174,10 @@ func (g *Group) Implausible(found *lvm.Group) Refusal {
 	m.lock()
 	defer m.unlock()
 	if why := outdated(g, found); why != "" {
-		return Refusal{conditions.VolumeGroupOutdated, why}
+		return Refusal{Type: conditions.VolumeGroupOutdated, Message: why}
 	}
-	if why := m.vanished(g, found); why != "" {
-		return Refusal{conditions.VolumeGroupReplaced, why}
+	if why, devices := m.vanished(g, found); why != "" {
+		return Refusal{Type: conditions.VolumeGroupReplaced, Message: why, Devices: strings.Join(devices, ", ")}
 	}
 	return Refusal{}
 }
@@ -193,8 +193,9 @@ func outdated(g *Group, found *lvm.Group) string {
 
 // vanished says why volumes of a group may not be gone that are, or nothing. Nothing on the disks proves
 // that an administrator removed them. That it was no removal is shown by the sequence number, which a removal
-// raises, and by further disks, which it does not bring; it may take disks away, with what was on them.
-func (m *model) vanished(g *Group, found *lvm.Group) string {
+// raises, and by further disks, which it does not bring; it may take disks away, with what was on them. further
+// are the UUIDs of those that the reason is about.
+func (m *model) vanished(g *Group, found *lvm.Group) (why string, further []string) {
 	exists := make(map[string]bool, len(found.Volumes))
 	for i := range found.Volumes {
 		exists[found.Volumes[i].Name] = true
@@ -211,20 +212,20 @@ func (m *model) vanished(g *Group, found *lvm.Group) string {
 		}
 	}
 	slices.Sort(gone)
-	further := slices.DeleteFunc(found.Identity().Devices, func(uuid string) bool { return slices.Contains(g.pinned.Devices, uuid) })
+	further = slices.DeleteFunc(found.Identity().Devices, func(uuid string) bool { return slices.Contains(g.pinned.Devices, uuid) })
 	switch {
 	case len(gone) == 0:
-		return ""
+		return "", nil
 	case found.UUID == g.info.UUID && found.Seqno == g.metadata.Seqno:
-		return fmt.Sprintf("volume %s is not in it any more, and its metadata has the sequence number that it had (%d), which each removal raises", gone[0], found.Seqno)
+		return fmt.Sprintf("volume %s is not in it any more, and its metadata has the sequence number that it had (%d), which each removal raises", gone[0], found.Seqno), nil
 	case left > 0:
-		return ""
+		return "", nil
 	case len(gone) >= fewestVanished:
-		return fmt.Sprintf("none of the %d volumes that it had, such as %s, is in it any more", len(gone), gone[0])
+		return fmt.Sprintf("none of the %d volumes that it had, such as %s, is in it any more", len(gone), gone[0]), nil
 	case len(g.pinned.Devices) > 0 && len(further) > 0:
-		return fmt.Sprintf("its only volume, %s, is not in it any more, and it has disks that it did not have (physical volume %s)", gone[0], further[0])
+		return fmt.Sprintf("its only volume, %s, is not in it any more, and it has disks that it did not have (%s)", gone[0], strings.Join(found.PathsOf(further), ", ")), further
 	}
-	return ""
+	return "", nil
 }
 
 // leaveLaterAlone finds the volumes of later versions and forgets those that are known: the
@@ -309,7 +310,7 @@ func (m *model) applyMissing(g *Group, refused Refusal, d *Diff) {
 	}
 	if refused != g.refused {
 		g.refused = refused
-		m.warn("volume group is not taken", "group", g.name, "reason", cmp.Or(refused.Message, "it is not there"))
+		m.warn("volume group is not taken", "group", g.name, "reason", cmp.Or(refused.Message, "it is not there"), "physicalVolumes", refused.Devices)
 	}
 	g.present, g.allocatable = false, 0
 	for _, p := range g.pools {

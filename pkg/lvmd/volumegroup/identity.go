@@ -108,10 +108,10 @@ func (s *Groups) believes(found *lvm.Group) bool {
 		return true
 	}
 	if _, err := os.Stat(file); err == nil {
-		s.Log.Warn("a volume group is accepted as it is", "group", found.Name, "uuid", found.UUID, "reason", why.Message)
+		s.Log.Warn("a volume group is accepted as it is", "group", found.Name, "uuid", found.UUID, "reason", why.Message, "physicalVolumes", why.Devices)
 		return true
 	}
-	g.implausible = inventory.Refusal{Type: why.Type, Message: fmt.Sprintf("volume group %q on %s is not used: %s. Nothing is done to it, and no volume is forgotten. "+
+	g.implausible = inventory.Refusal{Type: why.Type, Devices: why.Devices, Message: fmt.Sprintf("volume group %q on %s is not used: %s. Nothing is done to it, and no volume is forgotten. "+
 		"Bring back the disks or the metadata (vgcfgrestore) that were there before; or, if what was done since is lost, run: touch %s",
 		found.Name, strings.Join(pathsOf(found), " and "), why.Message, file)}
 	return false
@@ -245,16 +245,22 @@ func (s *Groups) Refusal(g *Group) inventory.Refusal {
 		return inventory.Refusal{}
 	}
 	if copied := others[0].Duplicates; len(copied) > 0 {
-		return inventory.Refusal{Type: conditions.DuplicateDevice, Message: duplicated(g.Name(), copied)}
+		var uuids []string
+		for _, d := range copied {
+			uuids = append(uuids, d.UUID)
+		}
+		return inventory.Refusal{Type: conditions.DuplicateDevice, Message: duplicated(g.Name(), copied), Devices: strings.Join(uuids, ", ")}
 	}
-	return inventory.Refusal{Type: conditions.VolumeGroupReplaced, Message: replaced(g, others, s.StateDir)}
+	return inventory.Refusal{
+		Type: conditions.VolumeGroupReplaced, Message: replaced(g, others, s.StateDir), Devices: strings.Join(g.Pinned().Devices, ", "),
+	}
 }
 
 // duplicated says why a group is not used of which physical volumes are on several devices.
 func duplicated(name string, duplicates []lvm.Duplicate) string {
 	var copied []string
 	for _, d := range duplicates {
-		copied = append(copied, fmt.Sprintf("physical volume %s is on %s", d.UUID, strings.Join(d.Paths, " and ")))
+		copied = append(copied, "the same physical volume is on "+strings.Join(d.Paths, " and "))
 	}
 	return fmt.Sprintf("volume group %q is not used: %s: one is a copy of the other, or leads to the same disk, and which has the newest data cannot be known. "+
 		"Nothing is done to either, and what is mounted goes on. Take the copy away, or overwrite it (wipefs); run multipathd if both lead to one disk, or assemble the array that they are members of (mdadm)", name, strings.Join(copied, ", and "))
@@ -271,10 +277,10 @@ func replaced(g *Group, others []lvm.Other, stateDir string) string {
 	var found []string
 	for _, o := range others {
 		if o.UUID == pinned.UUID {
-			return fmt.Sprintf("volume group %q is not used: the group with its UUID, %s, is on %s, and none of the disks that it was on is there (physical volumes %s). "+
+			return fmt.Sprintf("volume group %q is not used: the group with its UUID, %s, is on %s, and none of the disks that it was on is there with that metadata. "+
 				"Nothing is done to it. Bring the node's own disks back, and take away what only looks like the group; or, if all of its disks were replaced "+
 				"while lvmd did not run, run: touch %s",
-				name, o.UUID, strings.Join(o.Paths, " and "), strings.Join(pinned.Devices, ", "), acceptFile(stateDir, o.UUID))
+				name, o.UUID, strings.Join(o.Paths, " and "), acceptFile(stateDir, o.UUID))
 		}
 		found = append(found, fmt.Sprintf("%s on %s", o.UUID, strings.Join(o.Paths, ", ")))
 	}

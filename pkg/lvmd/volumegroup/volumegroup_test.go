@@ -331,9 +331,14 @@ func TestTheGroupIsNotTakenOnDisksOfWhichNoneIsItsOwn(t *testing.T) {
 			if got := f.identity(); !slices.Equal(got.Devices, []string{want}) || got.UUID != first || !f.g.Pinned().Equal(got) {
 				t.Errorf("the journal has %v, the inventory %v, want %s", got, f.g.Pinned(), want)
 			}
-			refusal := f.Refusal(f.g).Message
-			if test.taken != (refusal == "") || !test.taken && (!strings.Contains(refusal, "touch "+accept) || !strings.Contains(refusal, "fake-pv-carve") || !strings.Contains(refusal, "/dev/fake-carve")) {
+			refused := f.Refusal(f.g)
+			refusal := refused.Message
+			if test.taken != (refusal == "") || !test.taken && (!strings.Contains(refusal, "touch "+accept) || !strings.Contains(refusal, "/dev/fake-carve")) {
 				t.Errorf("the refusal is %q", refusal)
+			}
+			// What is in a condition is in Events.
+			if strings.Contains(refusal, "fake-pv-") || !test.taken && refused.Devices != "fake-pv-carve" {
+				t.Errorf("the refusal is %+v, want the UUID of the group's disk for the log alone", refused)
 			}
 			if got := len(must.Get(f.Journal.Volumes())(t)); got != len(test.volumes) {
 				t.Errorf("the journal has %d volumes, want %d", got, len(test.volumes))
@@ -479,7 +484,7 @@ func TestAGroupOfWhichADiskAndItsCopyAreThereIsNotTaken(t *testing.T) {
 			must.Succeed(t, os.WriteFile(filepath.Join(f.StateDir, "accept-volume-group-"+first), nil, 0o600))
 			must.Succeed(t, f.Rescan(f.g))
 			refusal := f.Refusal(f.g)
-			if refusal.Type != conditions.DuplicateDevice || !strings.Contains(refusal.Message, "/dev/fake-carve and /dev/copy") || f.g.Scanned() != nil {
+			if refusal.Type != conditions.DuplicateDevice || !strings.Contains(refusal.Message, "/dev/fake-carve and /dev/copy") || strings.Contains(refusal.Message, "fake-pv-") || f.g.Scanned() != nil {
 				t.Errorf("the group is %v, refused for %v", f.g.Scanned(), refusal)
 			}
 			if got := f.identity(); !got.Equal(known) || !f.g.Pinned().Equal(known) {
