@@ -104,7 +104,7 @@ func (c *commands) report(ctx context.Context, groups, devices []string) ([]Grou
 	if err != nil {
 		return nil, err
 	}
-	return parseFullReport(out, groups)
+	return parseFullReport(out, c.disks.pins(groups))
 }
 
 // scan reads the groups from the devices, or from all devices when there are none, and

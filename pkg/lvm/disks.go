@@ -241,6 +241,17 @@ func (d *disks) Excluded() []Excluded {
 	return slices.Clone(d.excluded)
 }
 
+// pins are those of the groups of these names.
+func (d *disks) pins(groups []string) pins {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	uuids := pins{}
+	for _, name := range groups {
+		uuids[name] = d.group(name).pin.UUID
+	}
+	return uuids
+}
+
 // setBusy has commands that look at all devices leave out those of a group until it is set free:
 // LVM holds the group's lock while it checks a thin pool, and they would wait for that.
 func (d *disks) setBusy(group string) (free func()) {

@@ -42,7 +42,7 @@ func TestAFullReportIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups, err := parseFullReport(b, []string{"carve"})
+	groups, err := parseFullReport(b, pins{"carve": ""})
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("%d groups, error %v", len(groups), err)
 	}
@@ -76,7 +76,7 @@ func TestAReportThatMakesNoSenseIsAnError(t *testing.T) {
 		"", "{", `{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"x"}]}]}`,
 		`{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"0"}]}]}`,
 	} {
-		if _, err := parseFullReport([]byte(bad), []string{"a"}); err == nil {
+		if _, err := parseFullReport([]byte(bad), pins{"a": ""}); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
 	}
@@ -88,11 +88,21 @@ func TestWhatIsReportedOfOtherGroupsIsNoError(t *testing.T) {
 		`"vg":[{"vg_name":"other","vg_extent_size":"0"}]`,
 		`"vg":[{"vg_name":"other","vg_extent_size":"1"}],"lv":[{"lv_name":"b","lv_attr":"?","lv_time":"","sync_percent":"?","lv_size":"x"}]`,
 		`"vg":"other"`,
+		`"vg":[{"vg_name":"a","vg_uuid":"v","vg_extent_size":"1"}],"lv":[{"lv_name":"b","lv_size":"9223372036854775808"}]`,
+		`"vg":[{"vg_name":"a","vg_uuid":"v","vg_extent_size":"0"}]`,
 	} {
-		report := `{"report":[{` + other + `},{"vg":[{"vg_name":"a","vg_extent_size":"1"}]}]}`
-		if groups, err := parseFullReport([]byte(report), []string{"a"}); err != nil || len(groups) != 1 || groups[0].Name != "a" {
+		report := `{"report":[{` + other + `},{"vg":[{"vg_name":"a","vg_uuid":"u","vg_extent_size":"1"}]}]}`
+		if groups, err := parseFullReport([]byte(report), pins{"a": "u"}); err != nil || len(groups) != 1 || groups[0].Name != "a" {
 			t.Errorf("beside %s: %+v, error %v", other, groups, err)
 		}
+	}
+}
+
+func TestWhatIsSaidWithinAReportIsNotRead(t *testing.T) {
+	const said = "  Reading {what} is \"damaged\".\n"
+	report := said + "  {\n  \"report\": [\n" + said + "  {\n  \"vg\": [\n  {\"vg_name\":\"a\", \"vg_extent_size\":\"1\"}\n" + said + "  ]\n  }\n  ]\n  }\n" + said
+	if groups, err := parseFullReport([]byte(report), pins{"a": ""}); err != nil || len(groups) != 1 {
+		t.Errorf("%+v, error %v", groups, err)
 	}
 }
 
@@ -109,8 +119,8 @@ func TestWhatCannotBeReadOfAVolumeIsUnknown(t *testing.T) {
 		"a percentage":      {`"lv_attr":"-wi-a-----","lv_time":"","sync_percent":"101"`, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			report := `{"report":[{"vg":[{"vg_name":"a","vg_extent_size":"1"}],"lv":[{"lv_name":"b",` + test.lv + `},{"lv_name":"c",` + healthy + `}]}]}`
-			groups, err := parseFullReport([]byte(report), []string{"a"})
+			report := `{"report":[{"vg":[{"vg_name":"a","vg_uuid":"u","vg_extent_size":"1"}],"lv":[{"lv_name":"b",` + test.lv + `},{"lv_name":"c",` + healthy + `}]}]}`
+			groups, err := parseFullReport([]byte(report), pins{"a": "u"})
 			if err != nil || len(groups) != 1 || len(groups[0].Volumes) != 2 {
 				t.Fatalf("%+v, error %v", groups, err)
 			}

@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -109,21 +110,29 @@ func (n *number) UnmarshalJSON(b []byte) error {
 // reportTime is lv_time's layout, in the C locale and UTC or not.
 const reportTime = "2006-01-02 15:04:05 -0700"
 
+// pins are the UUIDs that groups have, by name; an empty one is not known.
+type pins map[string]string
+
 // parseFullReport reads the groups of these names from the JSON of fullreport. What is reported of
 // others is not looked at, and no error.
-func parseFullReport(b []byte, names []string) ([]Group, error) {
+func parseFullReport(b []byte, pins pins) ([]Group, error) {
 	var r fullReport
-	if err := json.Unmarshal(b, &r); err != nil {
+	if err := json.Unmarshal(withoutMessages(b), &r); err != nil {
 		return nil, fmt.Errorf("fullreport: %w", err)
 	}
 	var groups []Group
 	for _, section := range r.Report {
 		var of reportedGroup
 		err := json.Unmarshal(section, &of)
-		if len(of.VG) != 1 || !slices.Contains(names, of.VG[0].Name) {
+		if len(of.VG) != 1 {
 			continue
 		}
 		vg := of.VG[0]
+		uuid, isWanted := pins[vg.Name]
+		isOther := uuid != "" && uuid != vg.UUID
+		if !isWanted || isOther && (err != nil || vg.ExtentSize <= 0) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("fullreport: volume group %q: %w", vg.Name, err)
 		}
@@ -167,6 +176,18 @@ func parseFullReport(b []byte, names []string) ([]Group, error) {
 		groups = append(groups, g)
 	}
 	return groups, nil
+}
+
+// withoutMessages leaves out the lines of a report that are none of it: LVM writes some of what it says of
+// damaged disks to the standard output. Its JSON has each row in a line of its own.
+func withoutMessages(b []byte) []byte {
+	var kept []byte
+	for line := range bytes.Lines(b) {
+		if text := bytes.TrimSpace(line); len(text) > 0 && bytes.IndexByte([]byte("{}[],\""), text[0]) >= 0 {
+			kept = append(kept, line...)
+		}
+	}
+	return kept
 }
 
 // freeRuns are a device's free extents, in order.
