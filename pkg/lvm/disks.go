@@ -81,9 +81,36 @@ func (d *disks) Limit(accepts func(*blockdev.Device) bool) { d.accepts = accepts
 // Others implements Groups.
 func (d *disks) Others(group string) []Other { return slices.Clone(d.view(group).others) }
 
+// isProven reports whether a disk that the group is known by has the metadata that LVM took for the group's:
+// that of the highest number, which may be on a disk of another that lists the group's. Where none of
+// them has any to read, it is.
+func (d *disks) isProven(g *Group) bool {
+	pin := d.view(g.Name).pin
+	if pin.UUID != g.UUID || len(pin.Devices) == 0 {
+		return true
+	}
+	isOlder := false
+	for _, pv := range g.Devices {
+		if pv.Missing || !slices.Contains(pin.Devices, pv.UUID) {
+			continue
+		}
+		// A command may have raised the number since.
+		if head, err := readWithTimeout(d, pv.Path, ondisk.ReadHead); err == nil && head.Seqno >= g.Seqno {
+			return true
+		} else if err == nil {
+			isOlder = true
+		}
+	}
+	return !isOlder
+}
+
 // pick keeps those of the found groups that are taken for the ones of their names, and
 // notes the others.
 func (d *disks) pick(groups []string, found []Group) []Group {
+	forged := map[string]bool{}
+	for i := range found {
+		forged[found[i].UUID] = forged[found[i].UUID] || !d.isProven(&found[i])
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var ours []Group
@@ -91,6 +118,9 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 		g := d.group(name)
 		var taken *Group
 		taken, g.others = Identify(name, g.pin, found)
+		if taken != nil && forged[taken.UUID] {
+			g.others, taken = append(g.others, otherOf(taken)), nil
+		}
 		if copied := d.duplicatesOf(g.pin, taken); len(copied) > 0 {
 			// LVM has chosen one of the devices, and would not see the other where it is
 			// confined to that.
@@ -119,16 +149,21 @@ func Identify(name string, identity Identity, among []Group) (taken *Group, othe
 			taken = g
 			continue
 		}
-		other := Other{UUID: g.UUID}
-		for _, pv := range g.Devices {
-			if !pv.Missing {
-				other.Paths = append(other.Paths, pv.Path)
-			}
-		}
-		others = append(others, other)
+		others = append(others, otherOf(g))
 	}
 	slices.SortFunc(others, func(a, b Other) int { return strings.Compare(a.UUID, b.UUID) })
 	return taken, others
+}
+
+// otherOf is a group that is not taken.
+func otherOf(g *Group) Other {
+	other := Other{UUID: g.UUID}
+	for _, pv := range g.Devices {
+		if !pv.Missing {
+			other.Paths = append(other.Paths, pv.Path)
+		}
+	}
+	return other
 }
 
 // remember keeps where the groups lie that were looked for and found.

@@ -14,6 +14,7 @@ import (
 	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/blockdev"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -87,6 +88,58 @@ func TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused(t *testing.T) {
 	waittest.Until(t, "the group is used again", func() bool {
 		c := p.classNamed("local")
 		return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0
+	})
+	checkFilled(t, v, 0x5a, 8<<20)
+	p.delete(v.GetId())
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+	p.kill()
+}
+
+// TestAForgedGroupThatListsTheNodesDiskIsRefused has all of the group's metadata on a disk of another, changed
+// more often, with the volume on that disk. Its writer knows the UUID of the node's physical volume.
+func TestAForgedGroupThatListsTheNodesDiskIsRefused(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	v := p.create(create("pvc-kept", 8<<20, ""))
+	fill(t, v, 0x5a)
+	free := p.available()
+	n.waitUntagged()
+	must.Succeed(t, p.stop())
+	lvmByHand(t, "vgchange", "--activate", "n", n.group)
+	known := must.Get(ondisk.ReadText("/dev/vdb", n.group, ""))(t)
+	takeAway(t, func() { wipeHead(t, "/dev/vdc") })
+	lvmByHand(t, "pvcreate", "--yes", "/dev/vdc")
+	label := must.Get(ondisk.ReadLabel("/dev/vdc"))(t)
+	byHand(t, "lvm", "vgcreate", "--config", only("/dev/vdc"), "--yes", "draft", "/dev/vdc")
+	rewrite(t, "/dev/vdc", func(string) string {
+		text := regexp.MustCompile(`seqno = \d+`).ReplaceAllString(string(known.Text), "seqno = 1000000")
+		text = strings.ReplaceAll(text, `"pv0", `, `"pv1", `)
+		own := regexp.MustCompile(`(?s)pv0 \{.*?\n\}\n`).FindString(text)
+		forged := strings.Replace(own, "pv0 {", "pv1 {", 1)
+		forged = regexp.MustCompile(`id = "[^"]+"`).ReplaceAllString(forged, `id = "`+label.UUID+`"`)
+		return strings.Replace(text, own, own+strings.ReplaceAll(forged, "/dev/vdb", "/dev/vdc"), 1)
+	})
+	if on := lvmByHand(t, "lvs", "--noheadings", "-o", "devices", n.group+"/"+v.GetId()); !strings.Contains(on, "/dev/vdc") {
+		t.Fatalf("LVM has the volume on %s, want /dev/vdc", on)
+	}
+	before := n.seqnoOn("/dev/vdb")
+	p = n.start()
+	if !p.hasOne("VolumeGroupReplaced", "/dev/vdb and /dev/vdc") || !p.has(v.GetId()) {
+		t.Errorf("the class is %v, and the volumes are %v, want a condition, and the volume", p.classNamed("local"), p.state().GetVolumes())
+	}
+	if _, err := p.client.CreateVolume(t.Context(), create("pvc-more", 8<<20, "")); err == nil {
+		t.Error("a volume was made in the forged group")
+	}
+	if _, err := os.Stat(v.GetDevicePath()); err == nil {
+		t.Error("the volume was activated on the forged disk")
+	}
+	if now := n.seqnoOn("/dev/vdb"); now != before {
+		t.Errorf("the node's disk has the sequence number %s, was %s", now, before)
+	}
+	wipeHead(t, "/dev/vdc")
+	waittest.Until(t, "the group is used again", func() bool {
+		c := p.classNamed("local")
+		return c.GetAvailableBytes() == free && len(c.GetConditions()) == 0 && slices.Contains(n.active(), v.GetId())
 	})
 	checkFilled(t, v, 0x5a, 8<<20)
 	p.delete(v.GetId())
