@@ -19,15 +19,16 @@ func TestSpaceComesBackWhileNamespacesCreateAndDelete(t *testing.T) {
 		tenants, rounds = 10, 16
 		size            = 4 << 20
 		// mostLeft bounds the volumes that are deleted and take space still, with those that are not
-		// deleted, when a namespace is at its end and the others are not yet.
-		mostLeft = tenants * rounds / 2
+		// deleted, after each round of a namespace: the one that each namespace has, and a few that wait
+		// for their batch. Where none is removed under load, it is nearly all.
+		mostLeft = 5 * tenants
 	)
 	n := newNode(t)
 	n.lasting = true
 	p := n.start()
 	all := p.available()
-	var deleted, most atomic.Int64
-	var once sync.Once
+	var deleted atomic.Int64
+	var most int64 // of one namespace alone
 	var wg sync.WaitGroup
 	for tenant := range tenants {
 		wg.Go(func() {
@@ -43,14 +44,16 @@ func TestSpaceComesBackWhileNamespacesCreateAndDelete(t *testing.T) {
 					return
 				}
 				deleted.Add(1)
+				if tenant == 0 {
+					most = max(most, (all-p.available())/size)
+				}
 			}
-			once.Do(func() { most.Store((all - p.available()) / size) })
 		})
 	}
 	wg.Wait()
-	t.Logf("of %d volumes, %d took space when the first namespace was at its end", deleted.Load(), most.Load())
-	if got := most.Load(); got > mostLeft {
-		t.Errorf("%d of %d volumes take space under load, want at most %d", got, tenants*rounds, mostLeft)
+	t.Logf("of %d volumes, at most %d took space at once", deleted.Load(), most)
+	if most > mostLeft {
+		t.Errorf("%d of %d volumes take space under load, want at most %d", most, tenants*rounds, mostLeft)
 	}
 	waittest.Until(t, "all space is back", func() bool { return p.available() == all })
 	if left := n.leftovers(); len(left) > 0 {
