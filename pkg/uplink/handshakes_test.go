@@ -164,11 +164,16 @@ func TestAPodDoesNotKeepNodesOfItsNetworkAway(t *testing.T) {
 	e.isRejected(t, ca, "127.0.0.66", "2001:db8::42", "address")
 	e.occupy(t, "127.0.0.66", maxHandshakesPerNetwork)
 	e.isWelcome(t, ca, "127.0.0.2")
-	// With addresses of its own choice, it can take what the network has.
+	// What addresses of its own choice take, a node takes from the one that has most.
 	for i := range maxHandshakesPerNetwork/maxHandshakesPerAddress - 1 {
 		e.occupy(t, fmt.Sprintf("127.0.0.%d", 67+i), maxHandshakesPerAddress)
 	}
-	e.isRejected(t, ca, "127.0.0.3", "2001:db8::3", "network")
+	e.isWelcome(t, ca, "127.0.0.3")
+	// With as many addresses as the network has places, it can take them all.
+	for i := range maxHandshakesPerNetwork {
+		e.occupy(t, fmt.Sprintf("127.0.0.%d", 100+i), 1)
+	}
+	e.isRejected(t, ca, "127.0.0.4", "2001:db8::4", "network")
 	e.isWelcome(t, ca, "127.0.0.2") // it had a link
 	e.isWelcome(t, ca, "127.0.1.3")
 }
