@@ -17,6 +17,16 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
+// knows waits until the controller has a volume in the report of its node, and its PersistentVolume.
+func (h *harness) knows(node, name string) {
+	h.t.Helper()
+	waittest.Until(h.t, "the controller knows "+name, func() bool {
+		view, _ := h.c.core.Fleet.View(node)
+		vol := view.ByName[name]
+		return vol != nil && h.c.core.VolumeOn(node, vol.GetId()) != nil
+	})
+}
+
 // TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone has volumes that an earlier leader made before it ended.
 func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T) {
 	h := newHarness(t)
@@ -24,6 +34,7 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("bound", "n1")
+	h.knows("n1", "pvc-uid-bound")
 	made := func(uid string, provisional bool) {
 		t.Helper()
 		must.Get(node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
@@ -91,6 +102,9 @@ func TestNodesNoteBesideEachOtherWhatIsKept(t *testing.T) {
 				return ctx.Err()
 			}
 		}})
+	}
+	for name := range nodes {
+		h.knows(name, "pvc-uid-on-"+name)
 	}
 	h.audit(false)
 	for name, node := range nodes {
