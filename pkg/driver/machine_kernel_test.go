@@ -13,5 +13,13 @@ func TestRealNothingStacksOrLeaksWhateverHappens(t *testing.T) {
 	// The machine is slow; with the fakes there are many runs.
 	rapidtest.Set(t, map[string]string{"checks": "8"})
 	r := newReal(t, "/dev/vdb", "disk")
-	checkRandomly(t, &r.kubelet, faults{crash: func(_ *lvmdv1.Volume, path string) { r.shutDown(path) }})
+	checkRandomly(t, &r.kubelet, faults{crash: r.crash})
+}
+
+// crash makes the file system that is mounted at the path fail.
+func (r *real) crash(_ *lvmdv1.Volume, path string) { r.shutDown(path) }
+
+func TestARealFailedVolumeIsNotStagedBesideAPodThatHasIt(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	checkStageBesideAFailedMount(t, &r.kubelet, r.crash)
 }

@@ -15,6 +15,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 // volumeMachine is the state machine of some volumes under a kubelet that does
@@ -53,12 +54,46 @@ func TestNothingStacksOrLeaksWhateverHappens(t *testing.T) {
 			}
 		},
 		lvmdDown: f.lvmd.SetDown,
-		crash: func(v *lvmdv1.Volume, _ string) {
-			f.mounts.Kill(deviceOf(v))
-			f.mounts.Revive(deviceOf(v))
-			f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), NeedsCheck: true})
-		},
+		crash:    f.crash,
 	})
+}
+
+// crash makes the mounted file system of a volume fail.
+func (f *fixture) crash(v *lvmdv1.Volume, _ string) {
+	f.mounts.Kill(deviceOf(v))
+	f.mounts.Revive(deviceOf(v))
+	f.fileSystems.Set(v.GetDevicePath(), filesystem.Info{Type: filesystem.Type(v.GetFsType()), NeedsCheck: true})
+}
+
+func TestAFailedVolumeIsNotStagedBesideAPodThatHasIt(t *testing.T) {
+	f := newFixture(t)
+	checkStageBesideAFailedMount(t, &f.kubelet, f.crash)
+}
+
+// checkStageBesideAFailedMount has a volume unstaged and staged again while a Pod has it
+// and its file system has failed, which no kubelet does: the kernel has one superblock for
+// the device. Staging is refused until the Pod is gone, and repairs it then.
+func checkStageBesideAFailedMount(t *testing.T, k *kubelet, crash func(*lvmdv1.Volume, string)) {
+	t.Helper()
+	v, access := k.volume("failed", "xfs"), filesystemAccess(multi)
+	must.Succeed(t, k.stage(v, access))
+	must.Succeed(t, k.publish(v, "pod-1", access, false))
+	crash(v, k.staging(v))
+	must.Succeed(t, k.unstage(v))
+	for range 2 {
+		if err := k.stage(v, access); status.Code(err) != codes.FailedPrecondition {
+			t.Fatalf("stage of a volume that failed while a Pod has it: %v, want FailedPrecondition", err)
+		}
+	}
+	if all, _ := k.layers(); len(all) != 1 {
+		t.Fatalf("mounted: %q, want the Pod's mount alone", all)
+	}
+	must.Succeed(t, k.unpublish(v, "pod-1"))
+	must.Succeed(t, k.stage(v, access))
+	must.Succeed(t, k.publish(v, "pod-1", access, false))
+	must.Succeed(t, k.unpublish(v, "pod-1"))
+	must.Succeed(t, k.unstage(v))
+	must.Get(k.machine.LVMD.DeleteVolume(k.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}))(t)
 }
 
 // checkRandomly runs random sequences of calls on the machine.

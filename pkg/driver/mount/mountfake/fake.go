@@ -267,7 +267,7 @@ func (t *Table) Mount(source mount.Source, path, fsType string, options []string
 		return fmt.Errorf("mount at %s: %w", path, t.forced)
 	case !ok:
 		return pathError("stat", source.Node, unix.ENOENT)
-	case t.dead[n.device]:
+	case t.dead[n.device] || t.failed(n.device):
 		return fmt.Errorf("mount at %s: %w", path, &mount.KernelError{Step: "read the file system", Err: unix.EIO})
 	case source.Device != mount.Device{} && source.Device != n.device:
 		return fmt.Errorf("mount at %s: %w: it lies on device %v instead of %v", path, mount.ErrUnverified, n.device, source.Device)
@@ -449,7 +449,7 @@ func (t *Table) Warnings(device mount.Device) (int64, error) {
 }
 
 // Revive makes the device work again. A file system that failed with it stays
-// so until it is mounted again.
+// so until none of its mounts is left.
 func (t *Table) Revive(device mount.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -485,6 +485,12 @@ func (t *Table) NodeSize(path string) (int64, error) {
 		return t.nodes[l.source].size, nil
 	}
 	return 0, pathError("open", path, unix.ENOENT)
+}
+
+// failed reports whether a file system on the device failed and is still mounted. The
+// kernel has one superblock for a device: a further mount would be of what failed.
+func (t *Table) failed(device mount.Device) bool {
+	return slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device && l.failed })
 }
 
 func (t *Table) top(path string) (layer, bool) {
