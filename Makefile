@@ -95,7 +95,7 @@ deps: ## Install the Debian packages that the race detector needs
 # Stages that run one after the other are a lane; lanes run beside each other. The first
 # lane needs processors, the others wait for Pods and machines much of the time. What they all wait for, as
 # Kubernetes, is made before them.
-STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -condense test-unit,test-race,test-harness
+STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -nice test-race,lint -condense test-unit,test-race,test-harness
 
 COMMA     := ,
 

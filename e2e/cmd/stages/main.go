@@ -1,12 +1,13 @@
 // Command stages runs targets of make as the stages of one proof, and ends with a table
 // of their times and numbers of tests:
 //
-//	stages [-strict] [-condense TARGET,...] LANE...
+//	stages [-strict] [-condense TARGET,...] [-nice TARGET,...] LANE...
 //
 // A lane is a list of targets with commas between them, which run one after the other.
 // The lanes run beside each other. Each line that is printed begins with its target. When
 // a target fails, the lanes go on: one run shows all that is wrong. The exit code is 1
-// then.
+// then. A target named with -nice gives way to those of the other lanes: one that
+// compiles for long does not slow down machines and clusters.
 //
 // A few tests that failed are run once more when all lanes have ended, see
 // rerunFailed. Those that pass
@@ -38,18 +39,19 @@ var errFailed = errors.New("a stage failed")
 
 func main() {
 	condense := flag.String("condense", "", "`targets`, with commas between them, of whose packages with passed tests only the result is printed")
+	nice := flag.String("nice", "", "`targets`, with commas between them, that run with a lower priority")
 	strict := flag.Bool("strict", false, "run no failed test once more")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Stdout, flag.Args(), strings.Split(*condense, ","), *strict); err != nil {
+	if err := run(ctx, os.Stdout, flag.Args(), strings.Split(*condense, ","), strings.Split(*nice, ","), *strict); err != nil {
 		fmt.Fprintln(os.Stderr, "stages:", err)
 		os.Exit(1)
 	}
 }
 
 // run runs the lanes beside each other, and then what failed, unless strict.
-func run(ctx context.Context, out io.Writer, lanes, condensed []string, strict bool) error {
+func run(ctx context.Context, out io.Writer, lanes, condensed, nice []string, strict bool) error {
 	if len(lanes) == 0 {
 		return errors.New("no lane of targets to run")
 	}
@@ -68,7 +70,9 @@ func run(ctx context.Context, out io.Writer, lanes, condensed []string, strict b
 	for _, lane := range lanes {
 		var stages []*stage
 		for _, target := range strings.Split(lane, ",") {
-			stages = append(stages, newStage(target, shared, slices.Contains(condensed, target)))
+			s := newStage(target, shared, slices.Contains(condensed, target))
+			s.nice = slices.Contains(nice, target)
+			stages = append(stages, s)
 		}
 		all = append(all, stages...)
 		group.Go(func() {
@@ -104,6 +108,8 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 // stage is one target of make, and what became of it. One goroutine uses it at a time.
 type stage struct {
 	target string
+	// nice is whether it runs with a lower priority.
+	nice bool
 	// print prints a line of the stage; lines passes on what make prints.
 	print func(string)
 	lines *lineReader
@@ -150,7 +156,11 @@ func (s *stage) run(ctx context.Context, root string, variables ...string) {
 	}
 	started := time.Now()
 	// The tests' names are counted, so they must be printed.
-	command := exec.CommandContext(ctx, "make", append([]string{"--no-print-directory", s.target, "VERBOSE=-v"}, variables...)...)
+	argv := append([]string{"make", "--no-print-directory", s.target, "VERBOSE=-v"}, variables...)
+	if s.nice {
+		argv = append([]string{"nice"}, argv...)
+	}
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	command.Dir = root
 	command.Stdout, command.Stderr = s.lines, s.lines
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }

@@ -3,9 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -130,6 +132,30 @@ func TestTheLastLinesOfAStageThatFailsWithoutATestAreRepeated(t *testing.T) {
 	got := s.failures.found[0]
 	if strings.Contains(got, "line 1\n") || !strings.Contains(got, "line 100\na.go:1: unused") {
 		t.Errorf("repeated is\n%s\nwant the last lines", got)
+	}
+}
+
+func TestAStageThatIsNamedGivesWayToTheOthers(t *testing.T) {
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte("target:\n\t@nice > niceness\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	niceness := func(nice bool) int {
+		s := newStage("target", io.Discard, false)
+		s.nice = nice
+		s.run(t.Context(), root)
+		printed, err := os.ReadFile(filepath.Join(root, "niceness"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(printed)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if usual, named := niceness(false), niceness(true); named <= usual && usual < 19 {
+		t.Errorf("nice(1) says %d in a stage that is named and %d in others, want more in the first", named, usual)
 	}
 }
 
