@@ -93,9 +93,9 @@ deps: ## Install the Debian packages that the race detector needs
 ##### Check
 
 # Stages that run one after the other are a lane; lanes run beside each other. The first
-# lane needs processors, the others wait for Pods and machines much of the time. What they all wait for, as
+# lane needs processors, the others wait for Pods and machines much of the time. What these all wait for, as
 # Kubernetes, is made before them.
-STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -nice test-race,lint -condense test-unit,test-race,test-harness
+STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -nice check-generated,test-race,lint -condense test-unit,test-race,test-harness
 
 COMMA     := ,
 
@@ -106,8 +106,11 @@ CHOSEN     = $(if $(RUN),-run '$(RUN)')
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster (STRICT=1 runs no failed test again, LINT=1 runs the linter, too)
 	@cd e2e && $(GO) run ./cmd/preflight -disks 25 -shared 5
-	@cd e2e && $(GO) run ./cmd/cluster prepare
-	@$(STAGES) check-generated,test-race$(if $(LINT),$(COMMA)lint) test-e2e,test-powercut,test-systemd test-apiserver,test-harness,test-selinux,test-virtual,test-vm
+	@$(STAGES) -first prepare check-generated,test-race$(if $(LINT),$(COMMA)lint) test-e2e,test-powercut,test-systemd test-apiserver,test-harness,test-selinux,test-virtual,test-vm
+
+.PHONY: prepare
+prepare: ## Make what clusters are made of, Kubernetes among it, where the cache lacks it
+	cd e2e && $(GO) run ./cmd/cluster prepare
 
 .PHONY: test-quick
 test-quick: ## The inner loop: unit tests, and the controller against a real API server
@@ -129,7 +132,7 @@ test-unit: ## Tests that run anywhere, in seconds
 .PHONY: test-race
 test-race: deps ## The same, with the race detector where the product is tested
 	@failed=0; \
-	CGO_ENABLED=1 $(GO) test -race -vet=off -count=1 $(VERBOSE) $(CHOSEN) $$($(GO) list ./... | grep -v '/docs$$') || failed=1; \
+	CGO_ENABLED=1 $(GO) test -race -vet=off -count=1 -timeout 20m $(VERBOSE) $(CHOSEN) $$($(GO) list ./... | grep -v '/docs$$') || failed=1; \
 	$(GO) test -vet=off -count=1 $(VERBOSE) $(CHOSEN) ./docs || failed=1; \
 	for module in e2e release monitoring tools; do \
 	  (cd $$module && $(GO) test -vet=off -count=1 $(VERBOSE) $(CHOSEN) ./...) || failed=1; \

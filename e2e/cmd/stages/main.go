@@ -1,13 +1,14 @@
 // Command stages runs targets of make as the stages of one proof, and ends with a table
 // of their times and numbers of tests:
 //
-//	stages [-strict] [-condense TARGET,...] [-nice TARGET,...] LANE...
+//	stages [-strict] [-condense TARGET,...] [-nice TARGET,...] [-first TARGET] LANE...
 //
 // A lane is a list of targets with commas between them, which run one after the other.
 // The lanes run beside each other. Each line that is printed begins with its target. When
 // a target fails, the lanes go on: one run shows all that is wrong. The exit code is 1
 // then. A target named with -nice gives way to those of the other lanes: one that
-// compiles for long does not slow down machines and clusters.
+// compiles for long does not slow down machines and clusters. The target named with -first
+// runs before all lanes, but beside those in which every target gives way.
 //
 // A few tests that failed are run once more when all lanes have ended, see
 // rerunFailed. Those that pass
@@ -35,29 +36,47 @@ import (
 // killDelay is how long make and its children have to clean up after an interrupt.
 const killDelay = time.Minute
 
-var errFailed = errors.New("a stage failed")
+var (
+	errFailed    = errors.New("a stage failed")
+	errFirst     = errors.New("the first target failed")
+	errNoTargets = errors.New("no lane of targets to run")
+)
+
+// options are lists of targets, and how they run.
+type options struct {
+	lanes []string
+	// first runs before the lanes; empty: nothing does.
+	first           string
+	condensed, nice []string
+	strict          bool
+}
 
 func main() {
 	condense := flag.String("condense", "", "`targets`, with commas between them, of whose packages with passed tests only the result is printed")
 	nice := flag.String("nice", "", "`targets`, with commas between them, that run with a lower priority")
+	first := flag.String("first", "", "the `target` that runs before the lanes that do not give way to it")
 	strict := flag.Bool("strict", false, "run no failed test once more")
 	flag.Parse()
+	o := options{
+		lanes: flag.Args(), first: *first, strict: *strict,
+		condensed: strings.Split(*condense, ","), nice: strings.Split(*nice, ","),
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Stdout, flag.Args(), strings.Split(*condense, ","), strings.Split(*nice, ","), *strict); err != nil {
+	root, err := checkout.Root()
+	if err == nil {
+		err = run(ctx, os.Stdout, root, o)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "stages:", err)
 		os.Exit(1)
 	}
 }
 
 // run runs the lanes beside each other, and then what failed, unless strict.
-func run(ctx context.Context, out io.Writer, lanes, condensed, nice []string, strict bool) error {
-	if len(lanes) == 0 {
-		return errors.New("no lane of targets to run")
-	}
-	root, err := checkout.Root()
-	if err != nil {
-		return err
+func run(ctx context.Context, out io.Writer, root string, o options) error {
+	if len(o.lanes) == 0 {
+		return errNoTargets
 	}
 	started := time.Now()
 	idle, err := readIdle()
@@ -65,24 +84,48 @@ func run(ctx context.Context, out io.Writer, lanes, condensed, nice []string, st
 		return err
 	}
 	var all []*stage
-	var group sync.WaitGroup
 	shared := &lockedWriter{out: out}
-	for _, lane := range lanes {
+	stageOf := func(target string) *stage {
+		s := newStage(target, shared, slices.Contains(o.condensed, target))
+		s.nice = slices.Contains(o.nice, target)
+		all = append(all, s)
+		return s
+	}
+	var group sync.WaitGroup
+	// ready is closed when the lanes that do not give way may begin, failed holds why they may not.
+	ready := make(chan struct{})
+	var failed error
+	if o.first == "" {
+		close(ready)
+	} else {
+		first := stageOf(o.first)
+		group.Go(func() {
+			defer close(ready)
+			if first.run(ctx, root); first.err != nil {
+				failed = errFirst
+			}
+		})
+	}
+	for _, lane := range o.lanes {
 		var stages []*stage
 		for _, target := range strings.Split(lane, ",") {
-			s := newStage(target, shared, slices.Contains(condensed, target))
-			s.nice = slices.Contains(nice, target)
-			stages = append(stages, s)
+			stages = append(stages, stageOf(target))
 		}
-		all = append(all, stages...)
 		group.Go(func() {
+			var err error
+			if slices.ContainsFunc(stages, func(s *stage) bool { return !s.nice }) {
+				<-ready
+				err = failed
+			}
 			for _, s := range stages {
-				s.run(ctx, root)
+				if s.err = err; err == nil {
+					s.run(ctx, root)
+				}
 			}
 		})
 	}
 	group.Wait()
-	if !strict {
+	if !o.strict {
 		rerunFailed(ctx, root, shared, all)
 	}
 	took := time.Since(started)

@@ -159,6 +159,45 @@ func TestAStageThatIsNamedGivesWayToTheOthers(t *testing.T) {
 	}
 }
 
+// Each target waits for a file that another one writes, so that what runs too early or too late ends
+// the run.
+func TestTheFirstTargetRunsBesideLanesThatGiveWayOnly(t *testing.T) {
+	wait := func(file string) string { return "until [ -e " + file + " ]; do sleep 0.01; done; " }
+	for _, c := range []struct {
+		name, first string
+		want        error
+		// ran are the targets that ended, in any order.
+		ran string
+	}{
+		{"it ends", wait("given-way") + "touch first", nil, "first given-way usual"},
+		{"it fails", wait("given-way") + "exit 1", errFailed, "given-way"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := t.TempDir()
+			makefile := "first:\n\t@" + c.first + "\n" +
+				"given-way:\n\t@[ ! -e first ] && touch given-way\n" +
+				"usual:\n\t@[ -e first ] && touch usual\n"
+			if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte(makefile), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			o := options{lanes: []string{"usual", "given-way"}, first: "first", nice: []string{"given-way"}, strict: true}
+			var out strings.Builder
+			if err := run(t.Context(), &out, root, o); !errors.Is(err, c.want) {
+				t.Errorf("want %v, got %v\n%s", c.want, err, out.String())
+			}
+			var ran []string
+			for _, target := range []string{"first", "given-way", "usual"} {
+				if _, err := os.Stat(filepath.Join(root, target)); err == nil {
+					ran = append(ran, target)
+				}
+			}
+			if got := strings.Join(ran, " "); got != c.ran {
+				t.Errorf("want %q to have ended, got %q\n%s", c.ran, got, out.String())
+			}
+		})
+	}
+}
+
 // Each Makefile's target prints what its tests print, and something else in the second run.
 func TestAFewFailedTestsAreRunOnceMore(t *testing.T) {
 	const failed, passed = `echo "--- FAIL: TestA (0.10s)"; exit 1`, `echo "--- PASS: TestA (0.10s)"`
