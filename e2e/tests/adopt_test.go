@@ -14,19 +14,48 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/carve-csi/carve/e2e/carve"
 )
 
-// TestKubectlCarveAdoptsAVolumeOfAnotherDriver makes a volume and its objects as OpenEBS does,
-// has `kubectl carve adopt` take it over, runs a Pod with it, and then lists and removes it as an
-// orphan: all of it by real execs in the agents.
+// otherDriver is a driver whose volumes are adopted, and how it describes them.
+type otherDriver struct {
+	// name is that of its CSIDriver, topology the label that names the node of a volume.
+	name, topology string
+	// handle is the name of the logical volume of a claim.
+	handle     func(claim *corev1.PersistentVolumeClaim) string
+	attributes map[string]string
+}
+
+// TestKubectlCarveAdoptsAVolumeOfAnotherDriver makes a volume and its objects as OpenEBS and
+// TopoLVM do, has `kubectl carve adopt` take it over, runs a Pod with it, and then lists and
+// removes it as an orphan: all of it by real execs in the agents.
 func TestKubectlCarveAdoptsAVolumeOfAnotherDriver(t *testing.T) {
-	s := begin(t)
+	t.Run("OpenEBS", func(t *testing.T) {
+		adoptFrom(begin(t), otherDriver{
+			name: "local.csi.openebs.io", topology: "openebs.io/nodename",
+			handle:     func(claim *corev1.PersistentVolumeClaim) string { return "pvc-" + string(claim.UID) },
+			attributes: map[string]string{"openebs.io/volgroup": "carve", "openebs.io/cas-type": "localpv-lvm"},
+		})
+	})
+	t.Run("TopoLVM", func(t *testing.T) {
+		// Its volumes are named by the UID of its own object.
+		uid := string(uuid.NewUUID())
+		adoptFrom(begin(t), otherDriver{
+			name: "topolvm.io", topology: "topology.topolvm.io/node",
+			handle:     func(*corev1.PersistentVolumeClaim) string { return uid },
+			attributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-1-topolvm.io"},
+		})
+	})
+}
+
+func adoptFrom(s *scope, from otherDriver) {
+	s.Helper()
 	node := s.nodes[0]
 	program := s.kubectlCarve()
 	plugin := func(arguments ...string) string {
-		t.Helper()
+		s.Helper()
 		var output bytes.Buffer
 		command := exec.CommandContext(s.ctx, program, append(arguments, "--namespace", s.namespace, "--storage-class", "carve")...)
 		if arguments[0] == "orphans" {
@@ -37,29 +66,29 @@ func TestKubectlCarveAdoptsAVolumeOfAnotherDriver(t *testing.T) {
 		return output.String()
 	}
 
-	claim := s.claimOfOpenEBS(node)
-	lv := "pvc-" + string(claim.UID)
+	claim := s.claimOfOther(from, node)
+	lv := from.handle(claim)
 	s.node(node, "lvcreate", "-L", fmt.Sprintf("%db", 8*extent), "-n", lv, "carve", "-y")
 	s.node(node, "mkfs.ext4", "-q", "/dev/carve/"+lv)
 	if got := plugin("adopt", "data"); !strings.Contains(got, "planned") {
-		t.Errorf("a dry run: %s", got)
+		s.Errorf("a dry run: %s", got)
 	}
 	if got := plugin("adopt", "data", "--yes"); !strings.Contains(got, "adopted") {
-		t.Errorf("adopt: %s", got)
+		s.Errorf("adopt: %s", got)
 	}
 	s.startWith("user", "data", "echo kept > "+mountPath+"/file && sync && exec sleep 1000000")
 	s.running("user")
 	if got := s.nodeOf("user"); got != node {
-		t.Errorf("its Pod runs on %s, want %s", got, node)
+		s.Errorf("its Pod runs on %s, want %s", got, node)
 	}
-	pv, err := s.CoreV1().PersistentVolumes().Get(s.ctx, lv, metav1.GetOptions{})
+	pv, err := s.CoreV1().PersistentVolumes().Get(s.ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	s.must(err, "get the PersistentVolume")
 	s.remove("user")
 	if got := plugin("adopt", "data", "--revert"); !strings.Contains(got, "reverted") {
-		t.Errorf("revert: %s", got)
+		s.Errorf("revert: %s", got)
 	}
 	if left := s.node(node, "lvs", "--noheadings", "-o", "lv_name,lv_tags", "carve/"+lv); strings.Contains(left, "carve.") {
-		t.Errorf("given back as %q", left)
+		s.Errorf("given back as %q", left)
 	}
 	plugin("adopt", "data", "--yes")
 	plugin("adopt", "data", "--confirm")
@@ -69,25 +98,25 @@ func TestKubectlCarveAdoptsAVolumeOfAnotherDriver(t *testing.T) {
 		return err
 	})
 	if got := plugin("orphans"); strings.Contains(got, "?") {
-		t.Errorf("agents that did not answer: %s", got)
+		s.Errorf("agents that did not answer: %s", got)
 	}
 }
 
-// claimOfOpenEBS makes a claim, the PersistentVolume that OpenEBS would make for it, and its
-// class, and waits until they are bound.
-func (s *scope) claimOfOpenEBS(node string) *corev1.PersistentVolumeClaim {
+// claimOfOther makes a claim, the PersistentVolume that the driver would make for it, and its class,
+// and waits until they are bound. It returns the claim that is.
+func (s *scope) claimOfOther(from otherDriver, node string) *corev1.PersistentVolumeClaim {
 	s.Helper()
-	class, late := "openebs-"+s.namespace, storagev1.VolumeBindingWaitForFirstConsumer
+	class, late := "theirs-"+s.namespace, storagev1.VolumeBindingWaitForFirstConsumer
 	size := corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(8*extent, resource.BinarySI)}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	_, err := s.StorageV1().StorageClasses().Create(s.ctx, &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "local.csi.openebs.io", VolumeBindingMode: &late}, metav1.CreateOptions{})
-	s.must(err, "make a class of OpenEBS")
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: from.name, VolumeBindingMode: &late}, metav1.CreateOptions{})
+	s.must(err, "make a class of "+from.name)
 	s.Cleanup(func() {
 		_ = s.StorageV1().StorageClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
-		_, _ = s.Kubectl(context.Background(), nil, "label", "node", node, "openebs.io/nodename-")
+		_, _ = s.Kubectl(context.Background(), nil, "label", "node", node, from.topology+"-")
 	})
-	_, err = s.Kubectl(s.ctx, nil, "label", "node", node, "openebs.io/nodename="+node)
+	_, err = s.Kubectl(s.ctx, nil, "label", "node", node, from.topology+"="+node)
 	s.must(err, "label the node")
 	claim, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "data"},
@@ -96,24 +125,23 @@ func (s *scope) claimOfOpenEBS(node string) *corev1.PersistentVolumeClaim {
 	s.must(err, "make a claim")
 	name := "pvc-" + string(claim.UID)
 	_, err = s.CoreV1().PersistentVolumes().Create(s.ctx, &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": "local.csi.openebs.io"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": from.name},
 			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer"}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: size, AccessModes: modes, StorageClassName: class, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: s.namespace, Name: "data", UID: claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: "local.csi.openebs.io", VolumeHandle: name, FSType: "ext4",
-				VolumeAttributes: map[string]string{"openebs.io/volgroup": "carve", "openebs.io/cas-type": "localpv-lvm"}}},
+				Driver: from.name, VolumeHandle: from.handle(claim), FSType: "ext4", VolumeAttributes: from.attributes}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "openebs.io/nodename", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: from.topology, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
 			}}}},
 		},
 	}, metav1.CreateOptions{})
-	s.must(err, "make the PersistentVolume of OpenEBS")
+	s.must(err, "make the PersistentVolume of "+from.name)
 	s.must(carve.Until(s.ctx, waitTimeout, "the claim is bound", func(ctx context.Context) error {
-		now, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
-		if err == nil && now.Status.Phase != corev1.ClaimBound {
-			err = fmt.Errorf("it is %s", now.Status.Phase)
+		claim, err = s.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
+		if err == nil && claim.Status.Phase != corev1.ClaimBound {
+			err = fmt.Errorf("it is %s", claim.Status.Phase)
 		}
 		return err
 	}), "wait")

@@ -43,30 +43,34 @@ func TestTheChartIsInstalledUpgradedAndRemoved(t *testing.T) {
 		"--set-json", `lvmd.config.deviceClasses=[{"name": "local", "default": true, "volumeGroup": "`+laterGroup+`"}]`)...)...)
 	s.usableOnceThereIsAGroup()
 	s.helm(helm, append([]string{"upgrade"}, append(arguments, "--reset-values")...)...)
-	s.capacityWithin(func(int64) error { return nil })
+	for _, node := range s.nodes {
+		s.capacityOf(node, func(now int64) bool { return now > 0 })
+	}
 	s.start("before", podOptions{bytes: 16 * extent, node: s.nodes[0]})
 	s.running("before")
 	s.wantMarker("before")
 
-	// Another configuration replaces the agents, and its reserve shows that it is in force.
+	// A pool of nodes with a configuration of its own, in which a reserve shows, and one with the chart's.
 	whole := s.capacity(s.nodes[1])
-	s.helm(helm, append([]string{"upgrade"}, append(arguments, "--reset-then-reuse-values",
-		"--set-json", `lvmd.config.deviceClasses=[{"name": "local", "default": true, "volumeGroup": "carve", "reserve": "20%"}]`)...)...)
-	s.capacityWithin(func(now int64) error {
-		if now > whole*9/10 {
-			return fmt.Errorf("want less than nine tenths of %d, got %d", whole, now)
-		}
-		return nil
-	})
+	s.helm(helm, append([]string{"upgrade"}, append(arguments, "--reset-then-reuse-values", "--set-json", fmt.Sprintf(`nodePools=[
+		{"name": "reserved", "nodeSelector": {"kubernetes.io/hostname": %q}, "config": {"apiVersion": "carve.csi.local/v1", "kind": "LvmdConfig",
+			"deviceClasses": [{"name": "local", "default": true, "volumeGroup": "carve", "reserve": "20%%"}]}},
+		{"name": "whole", "nodeSelector": {"kubernetes.io/hostname": %q}}]`, s.nodes[0], s.nodes[1]))...)...)
+	s.capacityOf(s.nodes[0], func(now int64) bool { return now <= whole*9/10 })
+	s.capacityOf(s.nodes[1], func(now int64) bool { return now > whole*9/10 })
 	s.wantMarker("before")
-	// The revision before has no reserve.
+	for i, node := range s.nodes {
+		name := fmt.Sprint("pool-", i)
+		s.start(name, podOptions{bytes: 16 * extent, node: node})
+		s.running(name)
+		s.wantMarker(name)
+		s.remove(name)
+	}
+	// The revision before has no pools.
 	s.helm(helm, "rollback", "carve", "--namespace", carve.Namespace, "--wait", "--timeout", "5m")
-	s.capacityWithin(func(now int64) error {
-		if now <= whole*9/10 {
-			return fmt.Errorf("want about %d, got %d", whole, now)
-		}
-		return nil
-	})
+	for _, node := range s.nodes {
+		s.capacityOf(node, func(now int64) bool { return now > whole*9/10 })
+	}
 	s.wantMarker("before")
 	s.start("after", podOptions{bytes: 16 * extent, node: s.nodes[1]})
 	s.running("after")
@@ -155,20 +159,6 @@ func (s *scope) helm(program string, arguments ...string) {
 	command.Stdout, command.Stderr = &output, &output
 	err := s.Cluster.RunProgram(command)
 	s.must(err, fmt.Sprintf("helm %s: %s", strings.Join(arguments, " "), output.String()))
-}
-
-// capacityWithin waits until every node publishes a capacity that the check accepts.
-func (s *scope) capacityWithin(check func(bytes int64) error) {
-	s.Helper()
-	for _, node := range s.nodes {
-		s.must(carve.Until(s.ctx, waitTimeout, "the capacity of "+node+" is published", func(ctx context.Context) error {
-			got, err := s.CapacityBytes(ctx, node, "carve")
-			if err != nil {
-				return err
-			}
-			return check(got)
-		}), "wait for the capacity")
-	}
 }
 
 // nothingOfCarve waits until no object of any kind has Carve's label or is in its namespace.
