@@ -68,7 +68,7 @@ release: ## Make a release in dist/, without a container engine: images, SBOM, c
 	cd release && $(GO) run ./cmd/release $(if $(KEY),--key $(abspath $(KEY)))
 
 .PHONY: push
-push: ## Push the images in dist/ into a registry as one, under NAME:VERSION (REGISTRY=registry/name, KEY=file signs it)
+push: ## Push the images in dist/ into a registry as one, under NAME:VERSION, and the chart beside it under charts/ (REGISTRY=registry/name, KEY=file signs it)
 	cd release && $(GO) run ./cmd/release push $(REGISTRY) $(if $(KEY),--key $(abspath $(KEY)))
 
 # The tests that make the pages of docs/reference, or hold them against the code.

@@ -4,16 +4,19 @@ package chart
 import (
 	"fmt"
 	"maps"
+	"os"
 	"path"
 	"slices"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
+	"helm.sh/helm/v4/pkg/registry"
 
 	"github.com/carve-csi/carve/release/manifests"
 )
@@ -63,4 +66,35 @@ func Package(c *chart.Chart, dir string, at time.Time) (string, error) {
 		return "", fmt.Errorf("package the chart: %w", err)
 	}
 	return archive, nil
+}
+
+// Push puts a chart's archive into a registry as `helm push` does, under REPOSITORY/NAME:VERSION,
+// and returns its reference by digest. Who may is as Helm's or Docker's configuration says. As
+// with images, a registry on this machine is reached without TLS.
+func Push(archive, repository string, at time.Time) (name.Digest, error) {
+	content, err := os.ReadFile(archive)
+	if err != nil {
+		return name.Digest{}, fmt.Errorf("push the chart: %w", err)
+	}
+	c, err := Load(archive)
+	if err != nil {
+		return name.Digest{}, err
+	}
+	tag, err := name.NewTag(fmt.Sprintf("%s/%s:%s", repository, c.Name(), c.Metadata.Version), name.StrictValidation)
+	if err != nil {
+		return name.Digest{}, fmt.Errorf("repository of the chart: got %q, want REGISTRY/NAME: %w", repository, err)
+	}
+	var options []registry.ClientOption
+	if tag.Scheme() == "http" {
+		options = append(options, registry.ClientOptPlainHTTP())
+	}
+	client, err := registry.NewClient(options...)
+	if err != nil {
+		return name.Digest{}, fmt.Errorf("push the chart: %w", err)
+	}
+	pushed, err := client.Push(content, tag.String(), registry.PushOptCreationTime(at.UTC().Format(time.RFC3339)))
+	if err != nil {
+		return name.Digest{}, fmt.Errorf("push the chart %s: %w", tag, err)
+	}
+	return tag.Digest(pushed.Manifest.Digest), nil
 }

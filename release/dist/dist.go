@@ -63,6 +63,11 @@ func ImageArchive(v, architecture string) string {
 	return fmt.Sprintf("carve-image-%s-linux-%s.tar", v, architecture)
 }
 
+// ChartArchive is the path of the chart's package in a release's folder.
+func ChartArchive(dir, v string) string {
+	return filepath.Join(dir, "carve-"+strings.TrimPrefix(v, "v")+".tgz")
+}
+
 // ImageName is what the images of a release are called before they are pushed.
 const ImageName = "registry.example.com/carve"
 

@@ -120,7 +120,7 @@ func check(t *testing.T, dir, v string, public *ecdsa.PublicKey) {
 		t.Errorf("sha256sum: %v\n%s", err, output)
 	}
 	plugin := "kubectl-carve-" + v + "-" + runtime.GOOS + "-" + runtime.GOARCH + ".tar.gz"
-	chartPackage := "carve-" + strings.TrimPrefix(v, "v") + ".tgz"
+	chartPackage := filepath.Base(ChartArchive(dir, v))
 	image := "carve-image-" + v
 	for _, want := range []string{image + "-linux-arm64.tar", image + "-oci.tar", image + "-linux-amd64.spdx.json", image + "-linux-arm64.spdx.json", "carve.yaml", "carve-thin.yaml", "carve-openshift.yaml", chartPackage, plugin} {
 		if !bytes.Contains(sums, []byte("  "+want+"\n")) {

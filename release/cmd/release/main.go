@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path"
 	"strconv"
 	"syscall"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/sigstore/sigstore/pkg/signature"
 	"github.com/spf13/cobra"
 
+	"github.com/carve-csi/carve/release/chart"
 	"github.com/carve-csi/carve/release/dist"
 	"github.com/carve-csi/carve/release/oci"
 	"github.com/carve-csi/carve/release/version"
@@ -37,7 +40,7 @@ func command() *cobra.Command {
 		Long: "Makes what a release has beside the image. Files in archives have the time in SOURCE_DATE_EPOCH, " +
 			"in seconds since 1970, or else that of 1980.",
 		SilenceErrors: true, SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		PersistentPreRunE: func(*cobra.Command, []string) error {
 			o.At = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
 			if text := os.Getenv("SOURCE_DATE_EPOCH"); text != "" {
 				seconds, err := strconv.ParseInt(text, 10, 64)
@@ -46,6 +49,9 @@ func command() *cobra.Command {
 				}
 				o.At = time.Unix(seconds, 0).UTC()
 			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if key != "" {
 				signer, err := load(key)
 				if err != nil {
@@ -65,13 +71,13 @@ func command() *cobra.Command {
 	root.PersistentFlags().StringVar(&o.Dir, "dir", "../dist", "folder of the release")
 	root.PersistentFlags().StringVar(&key, "key", "", "file with the key to sign with: ECDSA in PEM as PKCS 8, or cosign's, with its password in COSIGN_PASSWORD; empty: nothing is signed")
 	root.AddCommand(&cobra.Command{
-		Use: "push REGISTRY/NAME", Short: "Push the image index under NAME:VERSION, sign it there, and print its digest", Args: cobra.ExactArgs(1),
+		Use: "push REGISTRY/NAME", Short: "Push the image index under NAME:VERSION and the chart beside it, sign both there, and print their digests", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			digest, err := push(cmd.Context(), o, args[0], key)
-			if err != nil {
-				return err
+			pushed, err := push(cmd.Context(), o, args[0], key)
+			for _, digest := range pushed {
+				_, printErr := fmt.Fprintln(cmd.OutOrStdout(), digest)
+				err = errors.Join(err, printErr)
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), digest)
 			return err
 		},
 	})
@@ -101,25 +107,44 @@ func load(path string) (signature.Signer, error) {
 // errNoImages is the error of a folder without images.
 var errNoImages = errors.New("there is no image: run make release first")
 
-func push(ctx context.Context, o dist.Options, reference, key string) (string, error) {
+// push pushes the image and the chart, which lies in the folder charts beside the image, and signs
+// what it has pushed, if there is a key.
+func push(ctx context.Context, o dist.Options, reference, key string) (pushed []name.Digest, _ error) {
+	var signer signature.Signer
+	if key != "" {
+		var err error
+		if signer, err = load(key); err != nil {
+			return nil, err
+		}
+	}
 	v, err := version.Read(o.Root)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	index, _, err := dist.Images(o.Dir, v)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if index == nil {
-		return "", fmt.Errorf("%s: %w", o.Dir, errNoImages)
+		return nil, fmt.Errorf("%s: %w", o.Dir, errNoImages)
 	}
-	digest, err := oci.Push(ctx, index, reference+":"+v)
-	if err != nil || key == "" {
-		return digest.String(), err
-	}
-	signer, err := load(key)
+	image, err := oci.Push(ctx, index, reference+":"+v)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return digest.String(), oci.Sign(ctx, digest, signer)
+	pushed = append(pushed, image)
+	archive, err := chart.Push(dist.ChartArchive(o.Dir, v), path.Dir(reference)+"/charts", o.At)
+	if err != nil {
+		return pushed, err
+	}
+	pushed = append(pushed, archive)
+	if signer == nil {
+		return pushed, nil
+	}
+	for _, digest := range pushed {
+		if err := oci.Sign(ctx, digest, signer); err != nil {
+			return pushed, err
+		}
+	}
+	return pushed, nil
 }
