@@ -30,11 +30,10 @@ func deviceOf(v *lvmdv1.Volume) mount.Device {
 	return mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}
 }
 
-// deviceNode returns a path to a device node that stands for the volume's
-// device. The path that lvmd gives can be stale, when udev
-// lags behind; the kernel's own node of the same number is as good then. The
-// number can be, too, where another program removed the volume's device and made
-// it again: the kernel is asked whose it is.
+// node returns the path of a device node of the volume's device. The path that
+// lvmd reports can be stale, when udev lags behind: the kernel's own node of the
+// same number is used then. The number can be stale, too, where another program
+// removed the volume's device and made it again: check asks the kernel whose it is.
 func (d *devices) node(v *lvmdv1.Volume) (string, error) {
 	want := deviceOf(v)
 	if err := d.check(v, want); err != nil {
@@ -54,8 +53,8 @@ func (d *devices) node(v *lvmdv1.Volume) (string, error) {
 	return "", csierror.New(codes.Unavailable, fmt.Errorf("no device node for volume %s, device %v: %w", v.GetId(), want, err))
 }
 
-// checkDevice refuses a device that the kernel does not know as the volume's. It
-// cannot become another's while it is in use.
+// check refuses a device that the kernel does not know as the volume's. A device
+// cannot become another volume's while it is in use.
 func (d *devices) check(v *lvmdv1.Volume, device mount.Device) error {
 	name, uuid, err := d.mounts.Mapped(device)
 	if err != nil {
@@ -95,8 +94,8 @@ var (
 	openVolume      = regexp.MustCompile(`^` + regexp.QuoteMeta(luks.MappingPrefix) + `(cv[a-z0-9]{26})$`)
 )
 
-// How device-mapper's UUIDs begin of logical volumes, and of the devices through
-// which lvmd encrypts.
+// The prefixes of device-mapper's UUIDs: of logical volumes, and of the devices
+// through which lvmd encrypts.
 const (
 	volumeUUID = "LVM-"
 	sealedUUID = "CARVE-CRYPT-"

@@ -39,7 +39,7 @@ const (
 var inaccessible = conditions.Unusable(conditions.Volume)
 
 // NodeGetVolumeHealth reports what lvmd knows about the volume, and whether its
-// file system still takes writes. An empty list is good news.
+// file system still takes writes. The list is empty when the volume is healthy.
 func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	if err := checkVolumeID(id); err != nil {
@@ -99,12 +99,14 @@ func (m *monitor) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.Volum
 	return entries, err
 }
 
-// maxFound is how long a message may be that others wrote parts of, in bytes: lvmd takes 1024.
-const maxFound = 900
+// maxHealthMessage bounds the part of a condition's message that other programs wrote, in bytes:
+// lvmd refuses messages of more than 1024.
+const maxHealthMessage = 900
 
+// cut shortens a text to maxHealthMessage.
 func cut(message string) string {
-	if len(message) > maxFound {
-		return strings.ToValidUTF8(message[:maxFound], "") + "…"
+	if len(message) > maxHealthMessage {
+		return strings.ToValidUTF8(message[:maxHealthMessage], "") + "…"
 	}
 	return message
 }

@@ -39,7 +39,7 @@ func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	}}, nil
 }
 
-// Probe says whether the plugin is ready to stage volumes.
+// Probe reports whether the plugin is ready to stage volumes.
 func (i *Identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(i.ready(ctx) == nil)}, nil
 }

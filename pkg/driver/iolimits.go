@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -28,9 +27,6 @@ const ReasonIOLimitsNotApplied = conditions.IOLimitsNotApplied
 // changed limit is requested so much later. What the plugin publishes is requested at once.
 const limitsInterval = 2 * time.Second
 
-// maxHealthMessage is how long a message about limits may be, in bytes: lvmd takes 1024.
-const maxHealthMessage = 900
-
 // IOLimitDirs are the directories that the node plugin shares with the component that limits
 // I/O; the zero value means that there is no such component on the node.
 type IOLimitDirs struct {
@@ -38,8 +34,8 @@ type IOLimitDirs struct {
 	Requests, Reports string
 }
 
-// ioLimits requests that the I/O of Pods be limited, and reads what came of it. It keeps no
-// state that counts: all of the request is derived from lvmd and the mount table.
+// ioLimits requests that the I/O of Pods be limited, and reads the component's reports. The
+// request is derived from lvmd and the mount table, so a restart loses nothing.
 type ioLimits struct {
 	dirs       IOLimitDirs
 	mounts     mount.Interface
@@ -49,14 +45,15 @@ type ioLimits struct {
 	encryption *encryption
 	metrics    *Metrics
 	log        *slog.Logger
-	// began is when the plugin started: reports are not missed earlier than a while after.
+	// began is when the plugin started: for iolimit.StaleAfter from then on, a missing report is
+	// no problem.
 	began time.Time
 	now   func() time.Time
 	// wake has run look at once. It is a channel of one.
 	wake chan struct{}
 }
 
-// published has what was published requested at once.
+// published wakes run after a volume was published: its limits are requested at once.
 func (l *ioLimits) published() {
 	select {
 	case l.wake <- struct{}{}:
@@ -164,10 +161,7 @@ func (l *ioLimits) health(v *lvmdv1.Volume, points []mount.Point) *csi.VolumeHea
 	if problem == "" {
 		return nil
 	}
-	if len(problem) > maxHealthMessage {
-		problem = strings.ToValidUTF8(problem[:maxHealthMessage], "") + "…"
-	}
-	return &csi.VolumeHealth_VolumeHealthEntry{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonIOLimitsNotApplied, Message: problem}
+	return &csi.VolumeHealth_VolumeHealthEntry{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonIOLimitsNotApplied, Message: cut(problem)}
 }
 
 func (l *ioLimits) problem(id string) string {

@@ -93,8 +93,8 @@ func (e *encryption) inUse(ctx context.Context, id string) (*lvmdv1.Volume, erro
 }
 
 // unlock opens a volume, and makes it if no Pod ever had it. It returns the volume
-// as its users see it. Where it fails, the mapping may be there all the same: the
-// caller calls closeLUKS. A volume that is mounted at its staging path is as it should
+// as its users see it. Where it fails, the mapping may exist: the caller calls
+// closeUnused. A volume that is mounted at its staging path is as it should
 // be, and its key is not tried again.
 func (e *encryption) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmdv1.Volume, error) {
 	plain, open, err := e.opened(v)
@@ -148,7 +148,7 @@ func (e *encryption) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below 
 	}
 	_, err = e.volumes.NoteEncrypted(ctx, &lvmdv1.NoteEncryptedRequest{Id: v.GetId()})
 	if status.Code(err) == codes.Unimplemented {
-		// It is older than the node plugin, in the middle of an upgrade.
+		// During an upgrade, lvmd may be older than the node plugin.
 		return nil
 	}
 	return err
@@ -156,7 +156,7 @@ func (e *encryption) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below 
 
 // reopenLUKS opens a volume that was made.
 func (e *encryption) reopenLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
-	// A mapping that was not completed is of no use.
+	// A mapping that was not completed cannot be used.
 	if err := e.closeLUKS(v.GetId()); err != nil {
 		return nil, err
 	}
@@ -178,7 +178,7 @@ func (e *encryption) openLUKS(ctx context.Context, v *lvmdv1.Volume, below strin
 // is noted last, and before a Pod gets it.
 func (e *encryption) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
 	begin := time.Now()
-	// Nor is one of a volume that was not.
+	// A mapping that an earlier attempt left shows a header that is about to be overwritten.
 	if err := e.closeLUKS(v.GetId()); err != nil {
 		return nil, err
 	}

@@ -59,8 +59,8 @@ func (s *stager) repair(v *lvmdv1.Volume, device string, info filesystem.Info, e
 	case !info.NeedsCheck:
 		return false, nil
 	}
-	// A mounted file system looks as if it needed a check. A layer of ours that an
-	// previous run left behind does no harm, a check would. One in another mount
+	// A mounted file system looks as if it needed a check. A mount of ours that a
+	// previous run left does no harm, a check would. One in another mount
 	// namespace is refused: it may have failed, or have other options.
 	others, err := s.devices.layersOf(deviceOf(v))
 	if err != nil {

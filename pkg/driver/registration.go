@@ -33,13 +33,13 @@ type Registration struct {
 
 	mu    sync.Mutex
 	state error
-	// awaits says that the plugin is to be registered again when more is known.
+	// awaits says that a call of Again still asks known.
 	awaits bool
 	// pause is the time before the next call of Again asks.
 	pause wait.Backoff
 }
 
-// errNotYet is the state before the kubelet has spoken.
+// errNotYet is the state before the kubelet's first notification.
 var errNotYet = errors.New("the kubelet has not registered the plugin yet")
 
 // NewRegistration makes the registration of the plugin whose CSI socket the
@@ -48,7 +48,7 @@ func NewRegistration(endpoint string, metrics *Metrics, log *slog.Logger) *Regis
 	return &Registration{endpoint: endpoint, metrics: metrics, log: log, again: make(chan struct{}, 1), state: errNotYet, pause: firstPause()}
 }
 
-// askPause is the time between questions whose answer the kubelet is to have.
+// askPause is the time between calls of known in Again.
 const askPause = time.Second
 
 // maxAgainPause is about the longest time between registrations.
@@ -64,7 +64,7 @@ func firstPause() wait.Backoff {
 // returned nil are one. It ends when ctx is done.
 //
 // A kubelet removes a plugin before it registers it once more, and mounts nothing meanwhile. An lvmd that
-// answers known, and does not when the kubelet asks, must not bring that about all the time: each call
+// answers here, but not when the kubelet asks, must not have the plugin removed again and again: each call
 // waits for longer than the one before, until Complete.
 func (r *Registration) Again(ctx context.Context, known func(context.Context) error) {
 	r.mu.Lock()
@@ -101,8 +101,8 @@ func (r *Registration) Complete() {
 	r.pause = firstPause()
 }
 
-// Registered returns nil when the kubelet has registered the plugin, else what
-// stands against it.
+// Registered returns nil when the kubelet has registered the plugin, else why it
+// has not.
 func (r *Registration) Registered() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -283,7 +283,8 @@ func (s *stager) verifyDAX(v *lvmdv1.Volume, path string) error {
 func isDAX(option string) bool { return option == "dax=always" || option == "dax" }
 
 // NodeUnstageVolume unmounts the volume's file system from the staging path, and
-// closes what staging has opened. It asks no other component: lvmd may be down, the volume gone and its device dead.
+// closes the mapping of an encrypted volume. It asks no other component: lvmd may be
+// down, the volume gone and its device dead.
 func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := checkVolumeID(id); err != nil {

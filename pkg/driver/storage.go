@@ -15,8 +15,8 @@ import (
 var unreachable = conditions.Unusable(conditions.Class)
 
 // NodeGetStorageHealth reports what lvmd knows about the node's device classes,
-// each reason once with the classes it is true of. An empty list is good news;
-// an lvmd that does not answer is an error, not a verdict on the storage.
+// each reason once with its classes. The list is empty when all are healthy;
+// an lvmd that does not answer is an error, which says nothing about the storage.
 func (n *Node) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	classes, err := n.volumes.Classes(ctx)
 	if err != nil {

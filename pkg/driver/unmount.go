@@ -41,7 +41,7 @@ type unmounter struct {
 // waiting says why a volume is still at a path that it was to leave. The id is the kubelet's.
 type waiting struct{ id, why string }
 
-// leave unmounts a volume from a path, and notes if that fails, for the volume's health.
+// leave unmounts a volume from a path. A failure is noted, and becomes a condition of the volume.
 func (u *unmounter) leave(id, path string) error {
 	err := u.unmount(id, path)
 	if err != nil {

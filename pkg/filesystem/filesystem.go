@@ -40,7 +40,7 @@ type FormatOptions struct {
 	// Type is required.
 	Type Type
 	// UUID becomes the file system's UUID, in the usual 8-4-4-4-12 form.
-	// Required: who formats has to be able to recognise what it made.
+	// Required: the caller recognises the file system by it later.
 	UUID string
 	// DAX lays the file system out so that mappings of its files can use 2 MiB
 	// pages, and leaves out what DAX mounts cannot have. The device has to

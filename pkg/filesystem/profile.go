@@ -25,7 +25,7 @@ type Use struct {
 	Profile Profile
 }
 
-// Check says whether the type can serve the use.
+// Check fails unless the type can serve the use.
 func (u Use) Check() error {
 	if _, err := kindOf(u.Type); err != nil {
 		return err

@@ -23,7 +23,7 @@ const (
 	SettingReservedPercent = "reserved-percent"
 	// SettingMaxInodePercent is how much of the volume inodes may take.
 	SettingMaxInodePercent = "max-inode-percent"
-	// SettingReflink says whether files can share what they hold: on or off.
+	// SettingReflink lets files share extents: on or off.
 	SettingReflink = "reflink"
 	// SettingNodeSize is the size of a block of metadata, in bytes.
 	SettingNodeSize = "node-size"

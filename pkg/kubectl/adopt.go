@@ -191,7 +191,7 @@ func (a *adopter) plan(ctx context.Context) (*Adoption, error) {
 	return result, nil
 }
 
-// adopt does it.
+// adopt carries out the adoption.
 func (a *adopter) adopt(ctx context.Context) (*Adoption, error) {
 	result, err := a.plan(ctx)
 	if err != nil {
@@ -266,7 +266,7 @@ func (a *adopter) confirm(ctx context.Context) (*Adoption, error) {
 	return result, a.forget(ctx, adoption.WithoutDriver)
 }
 
-// revert takes everything back.
+// revert gives the claim its former PersistentVolume, and the logical volume its former name.
 func (a *adopter) revert(ctx context.Context) (*Adoption, error) {
 	if !a.started {
 		return nil, ErrNotAdopting
@@ -298,7 +298,7 @@ func (a *adopter) revert(ctx context.Context) (*Adoption, error) {
 	return result, a.refresh(ctx)
 }
 
-// refresh ends an adoption of a claim that was bound anew meanwhile.
+// refresh reads the claim again, which Kubernetes changed when it bound it, and ends the adoption.
 func (a *adopter) refresh(ctx context.Context) (err error) {
 	a.claim, err = a.client.CoreV1().PersistentVolumeClaims(a.claim.Namespace).Get(ctx, a.claim.Name, metav1.GetOptions{})
 	if err != nil {
@@ -321,7 +321,7 @@ func (a *adopter) prepare(ctx context.Context) (*Adoption, error) {
 	return result, a.checkUnused(ctx)
 }
 
-// describe says which volume it is about, and finds its node.
+// describe says what would be adopted, by the original PersistentVolume, and finds its node.
 func (a *adopter) describe() (*Adoption, error) {
 	result := &Adoption{
 		Claim: a.claim.Namespace + "/" + a.claim.Name, PersistentVolume: a.original.Name, Source: a.source, State: "planned",

@@ -1,5 +1,5 @@
-// Package kubectl is the plugin `kubectl carve`. It reads the API server as who calls it,
-// with the rights that deploy/kubectl/rbac.yaml lists. It reads no Secrets. It changes something
+// Package kubectl is the plugin `kubectl carve`. It reads the API server with the
+// credentials of the user, who needs the rights in deploy/kubectl/rbac.yaml. It reads no Secrets. It changes something
 // only by `adopt`, `orphans adopt` and `orphans remove`, with a flag that says so; on nodes it
 // runs carve-lvmd.
 //

@@ -1,9 +1,9 @@
 // Package luks makes, opens and reads volumes that are encrypted in LUKS2
 // format, with a key that is kept elsewhere.
 //
-// It owns how such a volume lies on its device, which state of its making that shows, and the calls of cryptsetup. It never decides when a volume
-// is made or opened, never keeps a key, and knows nothing of file systems,
-// Kubernetes and CSI.
+// It owns the layout of such a volume on its device, the State that the header shows,
+// and the calls of cryptsetup. It never decides when a volume is made or opened, never
+// keeps a key, and knows nothing of file systems, Kubernetes and CSI.
 //
 // Vocabulary: the header is the first HeaderBytes of the device; the rest is
 // what the volume holds, in cipher text. The mapping is the device-mapper device

@@ -21,10 +21,10 @@ type State int
 
 // States.
 const (
-	// Blank: nothing was made of it yet, and nothing that is known is on it.
+	// Blank: it has no header yet, and no signature that is known.
 	Blank State = iota
-	// Making: a header was made, whole or in part, and the volume has never been
-	// handed to anybody. It is made from the beginning.
+	// Making: a header was made, whole or in part, and no Pod has had the
+	// volume. It is made from the beginning.
 	Making
 	// Made: the volume may hold data. It is never made again.
 	Made

@@ -207,8 +207,8 @@ func (l *Ledger) Forget(name string) {
 }
 
 // Hold makes a device class of a node, or with an empty class all of the node, seem
-// full to all that is to be placed anew, until it is called with an empty why. What is
-// reserved there stays reserved. A node may be held that has not reported.
+// full to new placements, until it is called with an empty why. What is reserved
+// there stays reserved. A node may be held that has not reported.
 func (l *Ledger) Hold(name, class, why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -279,8 +279,7 @@ func (l *Ledger) Release(claim string) (node string, ok bool) {
 	return e.Node, true
 }
 
-// ReleaseAll ends every reservation. It is for those who are about to derive
-// them again.
+// ReleaseAll ends every reservation, before the controller derives them again.
 func (l *Ledger) ReleaseAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// notifyConn is a connection that says when it was closed, by whomever.
+// notifyConn is a connection whose channel closed is closed with it, also when the gRPC server
+// closes it.
 type notifyConn struct {
 	net.Conn
 	once   sync.Once

@@ -41,14 +41,14 @@ const (
 	ExpiryGrace = time.Minute
 
 	// DeadPeerTimeout is how long the kernel of the other end may be silent: a
-	// machine that is gone without a word is noticed within about this. It costs
+	// machine that stopped without closing its connections is noticed within about this. It costs
 	// a live peer nothing however busy it is, for its kernel answers.
 	DeadPeerTimeout = 20 * time.Second
 
 	// KeepaliveInterval and KeepaliveTimeout are the gRPC pings on both ends: a
 	// process that hangs while its kernel answers is noticed within their sum.
 	// Ten seconds is the least that a gRPC client may choose. The timeout is
-	// long because a busy process is slow to answer, and being wrong cancels
+	// long because a busy process is slow to answer, and a mistake cancels
 	// what the node is doing.
 	KeepaliveInterval = 10 * time.Second
 	// KeepaliveTimeout is how long a ping may stay unanswered.

@@ -125,7 +125,7 @@ func (l *link) keep(ctx context.Context, conn *notifyConn, welcome *lvmdv1.Welco
 }
 
 // renewAfter says when to replace a connection: at 85 % of what is left, which
-// for a projected token is after the kubelet refreshed it (at 80 % of its life)
+// for a projected token is after the kubelet refreshed it (at 80 % of its lifetime)
 // and leaves time for several attempts. Where the token was not refreshed yet,
 // the controller answers with the same deadline, and the next attempt follows.
 func (l *link) renewAfter(w *lvmdv1.Welcome) time.Duration {

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchPeer lets the kernel notice a dead peer: by keepalives while nothing is
-// sent, and by what stays unacknowledged while something is. Without the latter
-// a connection with data under way would live on for a quarter of an hour.
+// watchPeer has the kernel close a connection whose peer does not answer: by keepalives
+// while nothing is sent, and by a limit on unacknowledged data. Without the latter a
+// connection with data under way would last for a quarter of an hour.
 func watchPeer(conn *net.TCPConn) error {
 	err := conn.SetKeepAliveConfig(net.KeepAliveConfig{
 		Enable: true, Idle: DeadPeerTimeout / 2, Interval: DeadPeerTimeout / 4, Count: 2,

@@ -19,16 +19,16 @@ const (
 	BindTimeout = 10 * time.Minute
 	// maximumBindRequest bounds the body of a request to bind, in bytes: four names.
 	maximumBindRequest = 64 << 10
-	// bindShutdown bounds how long ServeBind waits for answers when it ends. Pods that are
-	// being bound are given up: the scheduler asks for them again.
+	// bindShutdown bounds how long ServeBind waits for answers when it ends. Bindings under
+	// way are cancelled then: the scheduler asks for them again.
 	bindShutdown = 2 * time.Second
 )
 
 // Binder binds Pods to nodes for the scheduler.
 type Binder interface {
 	// Bind binds a Pod to a node, once its volumes are there. It must be idempotent: the
-	// scheduler asks again where an answer was lost. After an error, the Pod is scheduled
-	// anew. It is called concurrently.
+	// scheduler asks again where an answer was lost. After an error, it schedules the
+	// Pod again. Bind is called concurrently.
 	Bind(ctx context.Context, args extenderv1.ExtenderBindingArgs) error
 }
 
@@ -59,8 +59,8 @@ func NewBind(binder Binder, log *slog.Logger) http.Handler {
 }
 
 // ServeBind answers the scheduler that runs beside this process, in the same Pod, until ctx is
-// done. It serves HTTP, and loopback addresses only: who can ask may bind any Pod that the
-// caller's rights allow.
+// done. It serves HTTP, and loopback addresses only: every client may bind any Pod that
+// this process' rights allow.
 func ServeBind(ctx context.Context, address string, handler http.Handler, log *slog.Logger) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 type Files struct {
 	// Certificate and Key are the server's, PEM.
 	Certificate, Key string
-	// ClientCA, PEM, is who must have signed the scheduler's certificate. Empty
-	// means that anybody may ask.
+	// ClientCA, PEM, must have signed the scheduler's certificate. Empty means that
+	// no client certificate is asked for.
 	ClientCA string
 }
 
