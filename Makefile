@@ -93,7 +93,7 @@ deps: ## Install the Debian packages that the race detector needs
 ##### Check
 
 # Stages that run one after the other are a lane; lanes run beside each other. The first
-# lane needs processors, the others wait for Pods and machines much of the time. What these all wait for, as
+# lane needs processors, the others wait for Pods and machines much of the time. What these all need, such as
 # Kubernetes, is made before them.
 STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -nice check-generated,test-race,lint -condense test-unit,test-race,test-harness
 

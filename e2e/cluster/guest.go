@@ -27,7 +27,7 @@ const (
 )
 
 // containerdConfig has containers run by crun. It does what runc does, and is called about
-// ten times in a Pod's life: a Go program takes most of a second to start on an emulated
+// ten times for each Pod: a Go program takes most of a second to start on an emulated
 // node, one in C next to nothing.
 const containerdConfig = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]

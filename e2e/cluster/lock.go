@@ -12,8 +12,8 @@ import (
 )
 
 // lock makes changes to one cluster happen one after the other, in all processes.
-// The lock's file is beside the cluster's folder and stays: removing it would
-// divide those who wait from those who come.
+// The lock's file is beside the cluster's folder and stays: if it were removed, a
+// process that waits for the lock and one that comes later would lock different files.
 func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(c.dir), 0o755); err != nil {
 		return nil, fmt.Errorf("lock cluster %s: %w", c.name, err)

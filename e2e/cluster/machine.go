@@ -131,8 +131,8 @@ func (c *Cluster) launch(n node, hostBinary string) error {
 	return nil
 }
 
-// client returns a client of the agent in the node's machine. It dials anew for
-// every request, so it is good for every machine that the node ever gets.
+// client returns a client of the agent in the node's machine. It dials for every
+// request, so it also reaches the machine that runs after a restart of the node.
 func (c *Cluster) client(n node) *agent.Client {
 	return agent.NewDialer(func(ctx context.Context) (connection net.Conn, err error) {
 		err = c.namespace.Do(func() (err error) {
@@ -173,7 +173,7 @@ func (c *Cluster) waitMachine(ctx context.Context, n node) error {
 				missed = 0
 			}
 			if missed == looksUntilGone {
-				return fmt.Errorf("node %s went off: %w%s", n.name(), err, c.lastWords(n))
+				return fmt.Errorf("node %s went off: %w%s", n.name(), err, c.logEnds(n))
 			}
 		}
 		select {
@@ -184,8 +184,8 @@ func (c *Cluster) waitMachine(ctx context.Context, n node) error {
 	}
 }
 
-// lastWords returns the ends of the logs of the node's machine.
-func (c *Cluster) lastWords(n node) string {
+// logEnds returns the ends of the logs of the node's machine.
+func (c *Cluster) logEnds(n node) string {
 	var text strings.Builder
 	for _, name := range []string{hostLog, "qemu.log", "console.log"} {
 		content, err := os.ReadFile(filepath.Join(n.dir, name))

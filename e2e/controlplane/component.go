@@ -191,11 +191,11 @@ func (c *ControlPlane) waitGone(ctx context.Context, name string) error {
 	}
 }
 
-// Obituaries prints the last words of each component that has ended.
-func (c *ControlPlane) Obituaries(out io.Writer) {
+// PrintEnded prints the end of the log of each component that has ended.
+func (c *ControlPlane) PrintEnded(out io.Writer) {
 	for name := range c.definitions() {
 		if running, err := c.Running(name); err != nil || !running {
-			fmt.Fprintf(out, "%s has ended (%v); its last words:\n%s\n", name, err, c.logTail(name))
+			fmt.Fprintf(out, "%s has ended (%v); its log ends:\n%s\n", name, err, c.logTail(name))
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/carve-csi/carve/e2e/netns"
 )
 
-// Options says where a control plane lives.
+// Options configure a control plane.
 type Options struct {
 	// Dir is the folder of its state and logs. It is made when missing and must not be
 	// used for anything else.
@@ -31,8 +31,8 @@ type Options struct {
 	// ProxyNode names the node that the proxy of Services takes for its own. Start does
 	// not start the proxy, which waits for that node; StartComponent does.
 	ProxyNode string
-	// FakeNodes means that no kubelet renews what shows that its node lives. Without it, the
-	// nodes count as unreachable after a minute, and are tainted.
+	// FakeNodes means that no kubelet renews its node's heartbeat: nodes are not tainted as
+	// unreachable for that.
 	FakeNodes bool
 	// LimitCritical has the API server refuse Pods of the priority classes system-*-critical
 	// in namespaces without a quota for them, as GKE's does.

@@ -35,8 +35,8 @@ func loadIdentities(dir string) (*identities, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An authority of its own: the holder of a certificate of it may say to the API
-	// server who another client is.
+	// An authority of its own: the API server believes the holder of one of its
+	// certificates which user a request is from.
 	proxy, err := loadAuthority(dir, proxyAuthority)
 	if err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 // adminConfig is the file name of the administrator's kubeconfig.
 const adminConfig = "admin.kubeconfig"
 
-// kubeconfig returns a kubeconfig for who holds p.
+// kubeconfig returns a kubeconfig with p as the client's certificate and key.
 func (i *identities) kubeconfig(p pair) ([]byte, error) {
 	const name = "carve-e2e"
 	config := api.NewConfig()

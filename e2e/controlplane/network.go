@@ -6,7 +6,7 @@ import (
 	"github.com/carve-csi/carve/e2e/netns"
 )
 
-// The cluster's networks. They are the same in every cluster: each lives in a network
+// The cluster's networks. They are the same in every cluster: each has a network
 // namespace of its own.
 const (
 	// ServiceSubnet is where the addresses of Services come from.

@@ -85,7 +85,7 @@ func parseAuthority(p pair) (authority, error) {
 	return authority{pair: p, parsed: parsed, signer: signer}, nil
 }
 
-// issue makes a key and a certificate that says who.
+// issue makes a key and a certificate with the identity.
 func (a authority) issue(who identity) (pair, error) {
 	signer, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -44,7 +44,7 @@ func (c *ControlPlane) ExtenderSecret(host string) (map[string][]byte, error) {
 	return map[string][]byte{"tls.crt": serving.certificate, "tls.key": serving.key, "ca.crt": issuer.certificate}, nil
 }
 
-// UseExtender starts the scheduler anew with a configuration file that has one
+// UseExtender restarts the scheduler with a configuration file that has one
 // extender, where it is at url and the other files are where this control plane has
 // them.
 func (c *ControlPlane) UseExtender(ctx context.Context, configuration []byte, url string) error {
@@ -90,7 +90,7 @@ func (c *ControlPlane) UseExtender(ctx context.Context, configuration []byte, ur
 	return c.restartScheduler(ctx)
 }
 
-// UseNoExtender starts the scheduler anew without a configuration file.
+// UseNoExtender restarts the scheduler without a configuration file.
 func (c *ControlPlane) UseNoExtender(ctx context.Context) error {
 	if err := os.RemoveAll(filepath.Join(c.dir, schedulerSettings)); err != nil {
 		return fmt.Errorf("remove the scheduler's configuration: %w", err)

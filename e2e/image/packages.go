@@ -50,8 +50,8 @@ func systemFiles() tree {
 }
 
 // downloads is where apt puts the packages that it downloads, and statusFolder where an image
-// says what it was made of, as images without dpkg do: a file for each package, which those
-// who look for known weaknesses read.
+// says what it was made of, as images without dpkg do: a file for each package, which scanners
+// for known vulnerabilities read.
 const (
 	downloads    = "var/cache/apt/archives/"
 	statusFolder = "var/lib/dpkg/status.d/"

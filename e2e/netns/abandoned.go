@@ -16,9 +16,8 @@ import (
 // the process' number. RemoveAbandoned finds it when the process was killed.
 func NameOf(prefix string) string { return prefix + strconv.Itoa(os.Getpid()) }
 
-// RemoveAbandoned removes the namespaces with names by NameOf(prefix) whose processes are
-// no more: what a run that was killed has left would take processors and memory from the
-// next.
+// RemoveAbandoned removes the namespaces with names by NameOf(prefix) whose processes have
+// ended: what a killed run left would take processors and memory from the next.
 func RemoveAbandoned(ctx context.Context, prefix string) error {
 	paths, err := filepath.Glob(filepath.Join(folder, prefix+"*"))
 	if err != nil {

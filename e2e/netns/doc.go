@@ -1,4 +1,4 @@
-// Package netns owns the named network namespace in which a test cluster lives:
+// Package netns owns the named network namespace of a test cluster:
 // the control plane's processes and the virtual machines of the nodes are started
 // in it, joined by one bridge that has an address of its own, and nothing of them
 // can be reached, or reaches anything, outside.

@@ -1,5 +1,5 @@
-// Package powercut proves that lvmd keeps its word over power cuts: what it had
-// acknowledged is there afterwards, with its data, and nothing else is left.
+// Package powercut proves that what lvmd acknowledged survives power cuts: it is there
+// afterwards, with its data, and nothing else is left.
 //
 // A rig is a machine with real LVM and lvmd on three volatile disks (package volatile), two
 // for the volume group and one for the journal. A ledger holds what its load asked

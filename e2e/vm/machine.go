@@ -185,9 +185,9 @@ func (m *Machine) WaitReady(ctx context.Context, progress func(phase string)) er
 		switch {
 		case errors.Is(err, agent.ErrGone):
 			<-m.ended
-			return fmt.Errorf("machine %s went off while it came up: %w%s", m.config.Name, err, m.lastWords())
+			return fmt.Errorf("machine %s went off while it came up: %w%s", m.config.Name, err, m.logEnds())
 		case err != nil:
-			return fmt.Errorf("wait for machine %s: %w%s", m.config.Name, err, m.lastWords())
+			return fmt.Errorf("wait for machine %s: %w%s", m.config.Name, err, m.logEnds())
 		case status.Error != "":
 			return fmt.Errorf("machine %s: %s", m.config.Name, status.Error)
 		case status.Ready:
@@ -232,8 +232,8 @@ func (m *Machine) PowerOff(ctx context.Context) error {
 	return fmt.Errorf("switch off %s: the power was cut: %w", m.config.Name, err)
 }
 
-// lastWords returns the end of the logs, for errors.
-func (m *Machine) lastWords() string {
+// logEnds returns the end of the logs, for errors.
+func (m *Machine) logEnds() string {
 	var text strings.Builder
 	for _, name := range []string{qemuLog, consoleLog} {
 		content, err := os.ReadFile(filepath.Join(m.config.Dir, name))

@@ -61,7 +61,7 @@ func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
 	}
 }
 
-func TestRealFileSystemThatFailedWaitsForWhoStillHasIt(t *testing.T) {
+func TestRealFailedFileSystemIsNotRepairedWhileItIsMountedElsewhere(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("failed", "xfs")
 	access := filesystemAccess(multi)

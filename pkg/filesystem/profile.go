@@ -55,7 +55,7 @@ func (u Use) mountOptions() []string {
 // for a file system as Probe finds it: the kernel refuses options of a journal where there
 // is none.
 // data=writeback: what is written to files does not wait for the journal, nor the other
-// way round. commit: metadata are written out by themselves every so many seconds only.
+// way round. commit: the journal commits every so many seconds only.
 // noinit_itable: unused inode tables are not zeroed in the background.
 func (u Use) JournalOptions(i Info) []string {
 	if u.Profile != Scratch || !i.Journal {

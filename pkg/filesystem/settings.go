@@ -27,7 +27,7 @@ const (
 	SettingReflink = "reflink"
 	// SettingNodeSize is the size of a block of metadata, in bytes.
 	SettingNodeSize = "node-size"
-	// SettingMetadata is how often metadata are written: single or dup.
+	// SettingMetadata is how many copies of the metadata there are: single or dup.
 	SettingMetadata = "metadata"
 )
 

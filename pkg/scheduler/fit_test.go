@@ -228,7 +228,7 @@ func TestAPodFitsWhereItsGroupsHoldAllThatItsVolumesTake(t *testing.T) {
 	})
 }
 
-func TestWhatIsShortNamesTheLargestAndWhatIsBesideIt(t *testing.T) {
+func TestAShortErrorNamesTheLargestDemandAndTheOthers(t *testing.T) {
 	now := time.Unix(1000, 0)
 	l := NewLedger(fixedClock(&now))
 	twin, other := class("twin", 100*mib), class("other", 100*mib)

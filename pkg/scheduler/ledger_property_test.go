@@ -306,7 +306,7 @@ func (w *world) finish(t *rapid.T) {
 	}
 }
 
-func TestTheLedgerNeverLiesWhateverHappens(t *testing.T) {
+func TestTheLedgerIsRightAfterAnyHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{t: t, now: time.Unix(1000, 0), nodes: map[string]*realNode{}, claims: map[string]Reservation{}}
 		w.ledger = NewLedger(func() time.Time { return w.now })

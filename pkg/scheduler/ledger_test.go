@@ -201,7 +201,7 @@ func TestNothingIsLeftOfANodeThatIsForgottenAndHasNoReservations(t *testing.T) {
 	}
 }
 
-func TestWhatIsHeldSeemsFullToWhatIsPlacedAnew(t *testing.T) {
+func TestWhatIsHeldSeemsFullToNewPlacements(t *testing.T) {
 	l := NewLedger(time.Now)
 	l.Report("n1", NodeReport{Classes: []ClassReport{
 		{Name: "fast", Default: true, Group: "a", Total: 100, Available: 100, MaximumVolume: 100},

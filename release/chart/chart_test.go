@@ -219,7 +219,7 @@ storageClasses:
 	}
 }
 
-// onAccount is what the condition of a policy may ask of the name of who asks.
+// onAccount is what the condition of a policy may ask of the requester's name.
 var onAccount = regexp.MustCompile(`^request\.userInfo\.username\.(startsWith|endsWith|matches)\('(.*)'\)$`)
 
 // TestPoliciesHoldForAccountsThatAreRenamed has the accounts that policies limit renamed, as an
@@ -280,8 +280,8 @@ func isLimited(t *testing.T, policy *unstructured.Unstructured, user string) boo
 	return true
 }
 
-// TestTheLastWordsOfEachContainerAreInItsStatus has `kubectl describe pod` show why a program ended.
-func TestTheLastWordsOfEachContainerAreInItsStatus(t *testing.T) {
+// TestTheStatusOfAContainerSaysWhyItEnded has `kubectl describe pod` show why a program ended.
+func TestTheStatusOfAContainerSaysWhyItEnded(t *testing.T) {
 	set, err := chart.Render(load(t), namespace, values(t, "{scheduler: {enabled: true}, ioLimits: {enabled: true}}"))
 	if err != nil {
 		t.Fatal(err)

@@ -162,7 +162,7 @@ func images(o Options, v string) error {
 	return nil
 }
 
-// plain writes the objects of the base and of each overlay, for who has no kustomize.
+// plain writes the objects of the base and of each overlay, for users without kustomize.
 func plain(o Options) error {
 	overlays, err := os.ReadDir(filepath.Join(o.Root, "deploy", "overlays"))
 	if err != nil {

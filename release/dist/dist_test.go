@@ -96,7 +96,7 @@ func names(t *testing.T, dir string) []string {
 	return result
 }
 
-// check checks that a release is whole, as who downloads it would.
+// check checks that a release is whole, as its users would.
 func check(t *testing.T, dir, v string, public *ecdsa.PublicKey) {
 	t.Helper()
 	sums, err := os.ReadFile(filepath.Join(dir, Checksums))

@@ -143,7 +143,7 @@ func pack(output io.Writer, dir string, at time.Time) error {
 }
 
 // Push puts an index into a registry under REGISTRY/NAME:TAG and returns its reference by
-// digest. Who may is as Docker's configuration says.
+// digest. The credentials are those of Docker's configuration.
 func Push(ctx context.Context, index v1.ImageIndex, reference string) (name.Digest, error) {
 	tag, err := name.NewTag(reference, name.StrictValidation)
 	if err != nil {

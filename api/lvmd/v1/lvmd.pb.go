@@ -112,7 +112,7 @@ func (VolumeMode) EnumDescriptor() ([]byte, []int) {
 	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{0}
 }
 
-// Where a volume is in its life. Volumes being wiped are not reported.
+// How far a volume has come. Volumes being wiped are not reported.
 type VolumeState int32
 
 const (

@@ -124,10 +124,10 @@ type LVMDClient interface {
 	GetSnapshot(ctx context.Context, in *GetSnapshotRequest, opts ...grpc.CallOption) (*GetSnapshotResponse, error)
 	// ListSnapshots pages through snapshots in id order. It runs no command.
 	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
-	// NoteHealth takes down what the node plugin found wrong with what is on a
-	// volume, in place of what it found before; nothing, when all is well. lvmd
-	// reports it to its watchers as Volume.found, and forgets it when it ends: who
-	// notes compares, and notes again.
+	// NoteHealth records what the node plugin found wrong with what is on a volume,
+	// in place of what it found before; nothing, when all is well. lvmd reports it
+	// to its watchers as Volume.found, and loses it when it ends: the node plugin
+	// compares, and notes again.
 	NoteHealth(ctx context.Context, in *NoteHealthRequest, opts ...grpc.CallOption) (*NoteHealthResponse, error)
 	// NoteEncrypted records that the node plugin has made the encrypted volume of a
 	// volume with encryption "luks", which may hold data from now on: a device of it
@@ -154,8 +154,8 @@ type LVMDClient interface {
 	// made only if there is space for it beside these; other creations do not heed
 	// them. They end five minutes after the call, and with lvmd. It runs no command.
 	SetReservations(ctx context.Context, in *SetReservationsRequest, opts ...grpc.CallOption) (*SetReservationsResponse, error)
-	// Watch sends the node's full state first, or, to who resumes, what changed
-	// since, then changes as they happen.
+	// Watch sends the node's full state first, or, to a reader that resumes, what
+	// changed since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
@@ -412,10 +412,10 @@ type LVMDServer interface {
 	GetSnapshot(context.Context, *GetSnapshotRequest) (*GetSnapshotResponse, error)
 	// ListSnapshots pages through snapshots in id order. It runs no command.
 	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
-	// NoteHealth takes down what the node plugin found wrong with what is on a
-	// volume, in place of what it found before; nothing, when all is well. lvmd
-	// reports it to its watchers as Volume.found, and forgets it when it ends: who
-	// notes compares, and notes again.
+	// NoteHealth records what the node plugin found wrong with what is on a volume,
+	// in place of what it found before; nothing, when all is well. lvmd reports it
+	// to its watchers as Volume.found, and loses it when it ends: the node plugin
+	// compares, and notes again.
 	NoteHealth(context.Context, *NoteHealthRequest) (*NoteHealthResponse, error)
 	// NoteEncrypted records that the node plugin has made the encrypted volume of a
 	// volume with encryption "luks", which may hold data from now on: a device of it
@@ -442,8 +442,8 @@ type LVMDServer interface {
 	// made only if there is space for it beside these; other creations do not heed
 	// them. They end five minutes after the call, and with lvmd. It runs no command.
 	SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error)
-	// Watch sends the node's full state first, or, to who resumes, what changed
-	// since, then changes as they happen.
+	// Watch sends the node's full state first, or, to a reader that resumes, what
+	// changed since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
 	// arrive in one message, so a reader never sees one without the other.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error

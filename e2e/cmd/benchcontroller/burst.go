@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-csi/carve/e2e/carve"
 )
 
 const selectedNode = "volume.kubernetes.io/selected-node"
@@ -79,7 +81,7 @@ func (c *cluster) makeNamespace(ctx context.Context, prefix string) (string, err
 	if err != nil {
 		return "", fmt.Errorf("make a namespace: %w", err)
 	}
-	return ns.Name, until(ctx, "the namespace has its service account", func(ctx context.Context) error {
+	return ns.Name, carve.Until(ctx, waitTimeout, "the namespace has its service account", func(ctx context.Context) error {
 		_, err := c.client.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
@@ -87,7 +89,7 @@ func (c *cluster) makeNamespace(ctx context.Context, prefix string) (string, err
 
 // noVolumes waits until no PersistentVolume is left.
 func (c *cluster) noVolumes(ctx context.Context, bound time.Duration) error {
-	return untilWithin(ctx, bound, "all volumes are gone", func(ctx context.Context) error {
+	return carve.Until(ctx, bound, "all volumes are gone", func(ctx context.Context) error {
 		list, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err == nil && len(list.Items) > 0 {
 			err = fmt.Errorf("%d are left", len(list.Items))

@@ -21,12 +21,12 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/carve-csi/carve/e2e/carve"
 	"github.com/carve-csi/carve/e2e/checkout"
 	"github.com/carve-csi/carve/e2e/controlplane"
 	"github.com/carve-csi/carve/e2e/gobuild"
@@ -166,12 +166,12 @@ func (c *cluster) install(ctx context.Context) error {
 		if err := c.startReplica(replica); err != nil {
 			return err
 		}
-		if err := until(ctx, "the first replica leads", func(ctx context.Context) error { return c.leads(ctx, 0) }); err != nil {
+		if err := carve.Until(ctx, waitTimeout, "the first replica leads", func(ctx context.Context) error { return c.leads(ctx, 0) }); err != nil {
 			return err
 		}
 	}
 	ca := filepath.Join(c.dir, "ca.crt")
-	err = until(ctx, "the controller publishes its CA", func(ctx context.Context) error {
+	err = carve.Until(ctx, waitTimeout, "the controller publishes its CA", func(ctx context.Context) error {
 		published, err := c.client.CoreV1().ConfigMaps(carveNamespace).Get(ctx, "carve-uplink-ca", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -211,7 +211,7 @@ func (c *cluster) startFleet(ctx context.Context, ca, tokens string) error {
 	}
 	bound := waitTimeout + time.Duration(c.nodes)*100*time.Millisecond
 	for replica := range uplinks {
-		err := untilWithin(ctx, bound, "every node is connected", func(ctx context.Context) error {
+		err := carve.Until(ctx, bound, "every node is connected", func(ctx context.Context) error {
 			connected, err := c.metric(ctx, replica, "carve_controller_connected_nodes")
 			if err == nil && int(connected) < c.nodes {
 				err = fmt.Errorf("%v of %d", connected, c.nodes)
@@ -222,7 +222,7 @@ func (c *cluster) startFleet(ctx context.Context, ca, tokens string) error {
 			return err
 		}
 	}
-	err = untilWithin(ctx, bound, "every node's capacity is published", func(ctx context.Context) error {
+	err = carve.Until(ctx, bound, "every node's capacity is published", func(ctx context.Context) error {
 		list, err := c.client.StorageV1().CSIStorageCapacities(carveNamespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err == nil && len(list.Items) < c.nodes {
 			err = fmt.Errorf("%d of %d", len(list.Items), c.nodes)
@@ -428,22 +428,4 @@ type writer []byte
 func (w *writer) Write(p []byte) (int, error) {
 	*w = append(*w, p...)
 	return len(p), nil
-}
-
-// until calls condition until it returns nil.
-func until(ctx context.Context, what string, condition func(context.Context) error) error {
-	return untilWithin(ctx, waitTimeout, what, condition)
-}
-
-// untilWithin calls condition until it returns nil, for so long at most.
-func untilWithin(ctx context.Context, bound time.Duration, what string, condition func(context.Context) error) error {
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, bound, true, func(ctx context.Context) (bool, error) {
-		last = condition(ctx)
-		return last == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("wait until %s: %w (last: %w)", what, err, last)
-	}
-	return nil
 }

@@ -15,6 +15,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-csi/carve/e2e/carve"
 )
 
 const (
@@ -103,7 +105,7 @@ func (c *cluster) measureScale(ctx context.Context, p plan) (*scale, error) {
 	if err := c.startReplica(0); err != nil {
 		return nil, err
 	}
-	if err := until(ctx, "the replica is ready", func(ctx context.Context) error { return c.ready(ctx, 0) }); err != nil {
+	if err := carve.Until(ctx, waitTimeout, "the replica is ready", func(ctx context.Context) error { return c.ready(ctx, 0) }); err != nil {
 		return nil, err
 	}
 	s.started = time.Since(begin)
@@ -175,7 +177,7 @@ func (c *cluster) change(ctx context.Context) ([]time.Duration, error) {
 		return nil, fmt.Errorf("have nodes change: %w", err)
 	}
 	var took []time.Duration
-	err = until(ctx, "all changes are published", func(context.Context) error {
+	err = carve.Until(ctx, waitTimeout, "all changes are published", func(context.Context) error {
 		changed, err := c.changes()
 		if err != nil {
 			return err
@@ -227,6 +229,6 @@ func (c *cluster) takeOver(ctx context.Context, leader, next int, signal syscall
 	if err := c.controllers[leader].Signal(signal); err != nil {
 		return 0, fmt.Errorf("end the leader: %w", err)
 	}
-	err := until(ctx, "the other replica leads", func(ctx context.Context) error { return c.leads(ctx, next) })
+	err := carve.Until(ctx, waitTimeout, "the other replica leads", func(ctx context.Context) error { return c.leads(ctx, next) })
 	return time.Since(begin), err
 }

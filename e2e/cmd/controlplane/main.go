@@ -88,7 +88,7 @@ func run(ctx context.Context, name, version string, arguments []string, progress
 	command.WaitDelay = 10 * time.Second
 	if err := namespace.Run(command); err != nil {
 		// It may have failed for want of a component.
-		c.Obituaries(progress)
+		c.PrintEnded(progress)
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
 			return &commandError{exit}

@@ -5,8 +5,7 @@
 // then supervises its services and serves the agent (package agent).
 //
 // Process 1 itself only reaps orphans; all else happens in its child, so that
-// waiting for one's own children and for everybody else's do not get in each
-// other's way. Where the configuration names another init, process 1 becomes that
+// waiting for its own children does not interfere with reaping orphans. Where the configuration names another init, process 1 becomes that
 // one once the child has set the machine up.
 package main
 
@@ -31,7 +30,7 @@ const selfPath = "/run/nodeinit"
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == supervise {
-		unix.CloseOnExec(willDescriptor)
+		unix.CloseOnExec(successorDescriptor)
 		newSupervisor().run()
 		return
 	}
@@ -51,14 +50,14 @@ func main() {
 // switched off. It never returns.
 func reap() {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	succession, will, err := os.Pipe()
+	succession, successor, err := os.Pipe()
 	if err != nil {
 		fmt.Printf("nodeinit: start the supervisor: %v\n", err)
 		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
 	attributes := &os.ProcAttr{
 		Env:   environment,
-		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, will},
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, successor},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
 	supervisor, err := os.StartProcess(selfPath, []string{selfPath, supervise}, attributes)
@@ -66,7 +65,7 @@ func reap() {
 		fmt.Printf("nodeinit: start the supervisor: %v\n", err)
 		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
-	_ = will.Close()
+	_ = successor.Close()
 	go awaitSuccessor(succession)
 	for {
 		pid, err := syscall.Wait4(-1, nil, 0, nil)

@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// willDescriptor is the file descriptor on which the supervisor says to process 1
-// what to become.
-const willDescriptor = 3
+// successorDescriptor is the file descriptor of the pipe over which the supervisor names to
+// process 1 the init to become.
+const successorDescriptor = 3
 
 // awaitSuccessor has process 1 become the init that the supervisor names, if it
 // names one: a program that runs in its place and finds all processes, the
@@ -28,9 +28,9 @@ func awaitSuccessor(succession *os.File) {
 // nameSuccessor asks process 1 to become the init argv, or to stay as it is where
 // that is empty.
 func nameSuccessor(argv []string) error {
-	will := os.NewFile(willDescriptor, "will")
-	defer will.Close()
-	if err := json.NewEncoder(will).Encode(argv); err != nil {
+	pipe := os.NewFile(successorDescriptor, "successor")
+	defer pipe.Close()
+	if err := json.NewEncoder(pipe).Encode(argv); err != nil {
 		return fmt.Errorf("hand process 1 over to %v: %w", argv, err)
 	}
 	return nil

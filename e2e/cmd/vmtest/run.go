@@ -251,7 +251,7 @@ func (r *results) add(p testPackage, ok bool, took time.Duration) {
 }
 
 // print prints a line for each package, as go test does, and reports whether one failed.
-// A package whose tests did not come to their turn has none.
+// A package whose tests were not run has none.
 func (r *results) print(out io.Writer, packages []testPackage) (failed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +276,7 @@ func (w *worker) testAll(ctx context.Context, queue <-chan job, results *results
 	var before leftovers.Snapshot
 	defer func() {
 		if machine != nil {
-			// An interrupt ends the tests, not the good order.
+			// After an interrupt, machines are still stopped and folders removed.
 			off, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 			defer cancel()
 			err = errors.Join(err, machine.PowerOff(off))

@@ -1,6 +1,6 @@
 // Package agent runs commands inside a test machine, from outside it.
 //
-// The server is part of the machine's first process; the client lives in the
+// The server is part of the machine's first process; the client is in the
 // process that started the machine. Between them lies one reliable byte stream
 // (a virtio serial port), which yamux divides into streams: each request has a
 // stream of its own. No network is needed, so the agent works in a machine

@@ -125,7 +125,7 @@ func transmit(r io.Reader, s *store, command uint16, off, length int64) ([]byte,
 	case commandFlush:
 		s.flush()
 	case commandTrim:
-		// What a trimmed range holds is not known to anybody: leave it.
+		// A client may not rely on what a trimmed range holds: leave it.
 	case commandWriteZeroes:
 		zeroes := make([]byte, min(zeroesChunk, length))
 		for ; length > 0; length, off = length-int64(len(zeroes)), off+int64(len(zeroes)) {

@@ -123,7 +123,7 @@ func (f *fixture) wantError(err error, code codes.Code, words string) {
 	}
 }
 
-func TestOfAPublicationThatFailsNothingIsLeftThatItMade(t *testing.T) {
+func TestAFailedPublicationLeavesNothing(t *testing.T) {
 	mounts := func(*lvmdv1.Volume) error { return nil }
 	fails := func(*lvmdv1.Volume) error { return errors.New("it cannot be mounted") }
 	for name, test := range map[string]struct {
