@@ -148,7 +148,7 @@ var All = []Condition{
 	{PoolDataHigh, ofClass, nil, "The pool's data passed `dataThreshold`. Volumes that would be overprovisioned are refused.", "`lvextend -L+10G VG/POOL`, or `autoExtend`; delete volumes or snapshots; `fstrim` mounted file systems."},
 	{PoolFailed, ofBoth, ofBoth, "The thin pool answers no I/O.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
 	{PoolFull, ofBoth, nil, "The thin pool is full: writes to new blocks fail.", "Extend the pool at once. File systems that met an error may be read-only until they are staged again."},
-	{PoolInactive, ofBoth, ofBoth, "The thin pool has no device. Mostly its metadata are checked first, or its activation failed and is tried again; the message says so.", "[Wait, or remove the cause](../how-to/troubleshooting.md#poolinactive-a-thin-pool-has-no-device)."},
+	{PoolInactive, ofBoth, ofBoth, "The thin pool has no device. Mostly its metadata is checked first, or its activation failed and is tried again; the message says so.", "[Wait, or remove the cause](../how-to/troubleshooting.md#poolinactive-a-thin-pool-has-no-device)."},
 	{PoolKeepsOldData, ofClass, ofNew, "The pool does not zero new blocks. New volumes are refused.", "`lvchange --zero y VG/POOL`."},
 	{PoolMetadataHigh, ofClass, nil, "The pool's metadata passed `metadataThreshold`. New volumes are refused.", "`lvextend --poolmetadatasize +1G VG/POOL`; delete snapshots."},
 	{PoolMissing, ofBoth, ofBoth, "The thin pool is gone, or could not be made; the message says why.", "Remove the cause: lvmd tries again every minute. Where the pool is gone, restart the agent, which makes an empty one."},

@@ -65,7 +65,7 @@ func (f *flags) add(s *pflag.FlagSet) {
 	s.DurationVar(&f.poolTimeout, "pool-activation-timeout", time.Hour, "deadline of the check of a thin pool's metadata, which comes before the pool is activated")
 }
 
-// run is lvmd's life: lock, load, listen, serve, stop.
+// run runs lvmd until ctx is done: lock, load, listen, serve, stop.
 func run(ctx context.Context, f flags, log *slog.Logger) error {
 	debug.SetGCPercent(gcPercent)
 	if f.controller != "" && f.nodeName == "" {

@@ -148,7 +148,7 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	if len(s.classes) == 0 {
 		problem = "none has the provisioner " + names.Driver
 	}
-	check("StorageClasses", problem, "docs/reference/configuration.md")
+	check("StorageClasses", problem, "docs/reference/storageclass.md")
 	nodes, err := s.whyNodes()
 	if err != nil {
 		return nil, err

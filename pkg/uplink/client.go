@@ -17,8 +17,8 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// ClientOptions configure the node's end. All fields but ServerName, Version,
-// OnWelcome and Log are required.
+// ClientOptions configure the node's end. All fields but ServerName, Version
+// and Log are required.
 type ClientOptions struct {
 	// Addresses is the controller's host:port. The host is resolved again and
 	// again, and a link is kept to every address it has.
@@ -37,9 +37,6 @@ type ClientOptions struct {
 	// Serve serves gRPC on the listener until that is closed. The server must
 	// have been made with ServerOptions. Called once.
 	Serve func(net.Listener) error
-	// OnWelcome is called with every Welcome that accepts, from several
-	// goroutines. It must not block.
-	OnWelcome func(*lvmdv1.Welcome)
 	// Log is where links report; nil means slog.Default().
 	Log *slog.Logger
 }
@@ -76,6 +73,7 @@ type client struct {
 	backoffMin            time.Duration
 	backoffMax            time.Duration
 	reauthenticateAtLeast time.Duration // between two replacements of one connection
+	onWelcome             func(*lvmdv1.Welcome)
 
 	mu    sync.Mutex
 	links map[string]*link // by address; those no longer resolved are not in it

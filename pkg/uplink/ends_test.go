@@ -179,17 +179,16 @@ func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nod
 	lvmdv1.RegisterLVMDServer(server, n.lvmd)
 	n.client, err = newClient(ClientOptions{
 		Addresses: net.JoinHostPort(testHost, port), CAFile: n.ca, TokenFile: n.tok,
-		NodeName: "node-1", Version: "test", Serve: server.Serve,
-		OnWelcome: func(w *lvmdv1.Welcome) {
-			if w.GetClusterId() != "cluster" {
-				t.Errorf("cluster id %q", w.GetClusterId())
-			}
-			n.welcomes.Add(1)
-		},
-		Log: n.log.Logger(),
+		NodeName: "node-1", Version: "test", Serve: server.Serve, Log: n.log.Logger(),
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	n.client.onWelcome = func(w *lvmdv1.Welcome) {
+		if w.GetClusterId() != "cluster" {
+			t.Errorf("cluster id %q", w.GetClusterId())
+		}
+		n.welcomes.Add(1)
 	}
 	n.client.lookup = func(context.Context, string) ([]string, error) { return []string{host}, nil }
 	n.client.resolveFast, n.client.resolveSlow = 20*time.Millisecond, 20*time.Millisecond

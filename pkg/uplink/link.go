@@ -145,8 +145,8 @@ func (l *link) handOver(ctx context.Context, conn *notifyConn, w *lvmdv1.Welcome
 	}
 	l.lastError = ""
 	l.log.Info("uplink connected", "reauthenticate_by", w.GetReauthenticateBy().AsTime())
-	if l.c.o.OnWelcome != nil {
-		l.c.o.OnWelcome(w)
+	if l.c.onWelcome != nil {
+		l.c.onWelcome(w)
 	}
 	open.Go(func() {
 		select {
