@@ -64,7 +64,8 @@ func Build(ctx context.Context, p Program, output string) error {
 
 // Cached returns the folder of the program in the harness' cache, built now if it is not
 // there, with those that Also names beside it. The program must be a module by itself, with
-// its sources in Dir, in the folders that Also names, and nowhere else: they, with the versions of all it is made of, and the toolchain are the key.
+// its sources in Dir, in the folders that Also names, and nowhere else: they, with the versions
+// of all it is made of, and the toolchain are the key.
 // Progress is written to progress, which may be nil. Several processes may ask at once: one
 // builds, the others wait.
 func Cached(ctx context.Context, p Program, progress io.Writer) (string, error) {

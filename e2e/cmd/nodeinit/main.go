@@ -5,8 +5,9 @@
 // then supervises its services and serves the agent (package agent).
 //
 // Process 1 itself only reaps orphans; all else happens in its child, so that
-// waiting for its own children does not interfere with reaping orphans. Where the configuration names another init, process 1 becomes that
-// one once the child has set the machine up.
+// waiting for its own children does not interfere with reaping orphans. Where the
+// configuration names another init, process 1 becomes that one once the child has set
+// the machine up.
 package main
 
 import (
