@@ -34,7 +34,7 @@
 //	    devices:
 //	      - path: /dev/nvme[1-9]n1
 //
-// Callers: cmd/lvmd.
+// Callers: cmd/lvmd reads the file, pkg/lvmd acts on it.
 package config
 
 import (

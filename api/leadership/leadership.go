@@ -1,8 +1,8 @@
 // Package leadership is the number by which lvmd distinguishes the controller that leads
 // from one that led before: the calls of a leader carry it, as gRPC metadata.
 //
-// Callers: pkg/fleet and pkg/controller, which send it; pkg/lvmd, which refuses what
-// comes with an older one than it has seen.
+// Callers: pkg/controller, which sends it; pkg/lvmd, which refuses what comes with an
+// older one than it has seen.
 package leadership
 
 import (

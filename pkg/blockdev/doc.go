@@ -17,5 +17,5 @@
 // and a device that does not answer keeps the threads of those that waited
 // already and gets no more.
 //
-// Callers: pkg/lvm, pkg/lvmd, cmd/lvmd.
+// Callers: pkg/lvm, pkg/lvmd, pkg/filesystem, pkg/luks, cmd/lvmd.
 package blockdev

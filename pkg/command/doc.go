@@ -8,5 +8,6 @@
 // A process that waits in the kernel for a device that does not answer cannot be
 // killed. Stuck counts it until it is gone, and no other program is run for its device.
 //
-// Callers: pkg/lvm, pkg/filesystem, pkg/luks.
+// Callers: pkg/lvm, pkg/filesystem and pkg/luks run programs; pkg/lvmd and pkg/driver
+// share Places among those that they have them run.
 package command

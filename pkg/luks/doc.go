@@ -16,5 +16,6 @@
 // volume is in is on the device alone, and changes by one write that cryptsetup
 // makes twice, with checksums: a crash leaves the state before or the one after.
 //
-// Callers: pkg/driver.
+// Callers: pkg/driver makes and opens volumes, pkg/lvmd looks at headers, and the
+// controller adds HeaderBytes to sizes.
 package luks

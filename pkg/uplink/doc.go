@@ -21,7 +21,8 @@
 // node's name; a session never outlives its credential by more than
 // ExpiryGrace; TLS is 1.3 or there is no connection.
 //
-// Callers: cmd/lvmd through RunClient, pkg/fleet and cmd/controller through Server.
+// Callers: cmd/lvmd through RunClient, pkg/controller through Server; pkg/fleet calls over
+// the sessions.
 package uplink
 
 import "time"

@@ -11,7 +11,7 @@
 // in the answer, which the scheduler ignores when it is configured with
 // "ignorable: true".
 //
-// Caller: pkg/controller.
+// Callers: pkg/controller, and cmd/controller for the verb bind.
 package extender
 
 import (
