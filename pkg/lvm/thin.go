@@ -57,9 +57,9 @@ type Thin interface {
 	// unless empty, is where the growth lies.
 	ExtendPoolMetadata(ctx context.Context, group, pool string, bytes int64, on ...layout.Share) error
 
-	// Untag takes a tag off volumes that have it. It raises the group's sequence number by
-	// one for each of them.
-	Untag(ctx context.Context, group string, volumes []string, tag string) error
+	// Untag takes tags off volumes that have them. It raises the group's sequence number by
+	// one for each of the volumes.
+	Untag(ctx context.Context, group string, volumes []string, tags ...string) error
 
 	// Tag puts a tag on volumes. It raises the group's sequence number by one for each of
 	// them.

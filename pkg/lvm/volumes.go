@@ -169,11 +169,15 @@ func (v *volumes) checkRemoved(group string, names []string) error {
 }
 
 // Untag implements Thin.
-func (v *volumes) Untag(ctx context.Context, group string, names []string, tag string) error {
-	if !ondisk.ValidTag(tag) {
-		return fmt.Errorf("tag %q is malformed", tag)
+func (v *volumes) Untag(ctx context.Context, group string, names []string, tags ...string) error {
+	var args []string
+	for _, tag := range tags {
+		if !ondisk.ValidTag(tag) {
+			return fmt.Errorf("tag %q is malformed", tag)
+		}
+		args = append(args, "--deltag="+tag)
 	}
-	return v.commands.change(ctx, group, "lvchange", append([]string{"--deltag", tag}, volumeArgs(group, names)...)...)
+	return v.commands.change(ctx, group, "lvchange", append(args, volumeArgs(group, names)...)...)
 }
 
 // Tag implements Thin.

@@ -169,8 +169,10 @@ var crashScenarios = []crashScenario{
 	{name: "provisional volumes are created, kept and deleted", run: func(d *acknowledgements) {
 		d.make(provisional(request("a", 2)))
 		d.keep("a")
-		d.make(provisional(request("b", 2)))
-		d.unmake("b")
+		d.make(provisional(fsRequest("b", 4, "ext4")))
+		d.keep("b")
+		d.make(provisional(request("c", 2)))
+		d.unmake("c")
 	}},
 	{name: "encrypted volumes are created, grown and deleted", run: func(d *acknowledgements) {
 		d.make(sealed(fsRequest("e", 4, "ext4")))

@@ -243,17 +243,17 @@ func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
 	})
 	g := s.groups.Of(v)
 	err := s.groups.Change(waiting, g, func(ctx context.Context) (inventory.Effect, error) {
-		batch, tag := inventory.ToUntag(g.Group, v, reclaim.MaxUntagged)
+		batch, tags := inventory.ToUntag(g.Group, v, reclaim.MaxUntagged)
 		if len(batch) == 0 {
 			return nil, nil
 		}
-		err := s.untag(ctx, g, batch, tag)
+		err := s.untag(ctx, g, batch, tags)
 		if err != nil && len(batch) > 1 {
 			// Another one may be gone.
 			batch = batch[:1]
-			err = s.untag(ctx, g, batch, tag)
+			err = s.untag(ctx, g, batch, tags)
 		}
-		return inventory.Untagged(batch), err
+		return inventory.Untagged(batch, tags), err
 	})
 	select {
 	case <-isOff:
@@ -266,8 +266,8 @@ func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
 	return nil
 }
 
-func (s *creator) untag(ctx context.Context, g *volumegroup.Group, batch []*inventory.Volume, tag string) error {
-	return s.lvm.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), reclaim.IDs(batch), tag)
+func (s *creator) untag(ctx context.Context, g *volumegroup.Group, batch []*inventory.Volume, tags []string) error {
+	return s.lvm.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), reclaim.IDs(batch), tags...)
 }
 
 // prepare clears what must not show of what lay there before, and formats.

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
@@ -40,21 +41,31 @@ func (m *machine) tagsStay() {
 }
 
 func TestKilledAfterATagIsTakenOffLater(t *testing.T) {
-	m := newMachine(t)
-	d := m.start(t)
-	died := d.gate.dieNext("create: untagged later")
-	id := d.create(fsRequest("v", 4, "ext4")).GetId()
-	<-died
-	d.kill()
-	if m.hasMakingTag(t, id) {
-		t.Error("the tag is still on")
+	for name, r := range map[string]*lvmdv1.CreateVolumeRequest{
+		"a file system": fsRequest("v", 4, "ext4"), "one that was provisional": provisional(fsRequest("v", 4, "ext4")),
+		"a raw volume that was provisional": provisional(request("v", 4)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			d := m.start(t)
+			died := d.gate.dieNext("create: untagged later")
+			id := d.create(r).GetId()
+			if r.GetProvisional() {
+				d.keep(id)
+			}
+			<-died
+			d.kill()
+			if tags := m.tagsOf(t, id); m.hasMakingTag(t, id) || slices.Contains(tags, spec.TagProvisional) {
+				t.Errorf("it has the tags %v", tags)
+			}
+			d = m.start(t)
+			if got := d.found("v"); got.GetId() != id || got.GetProvisional() {
+				t.Errorf("it is %v", got)
+			}
+			d.delete(id)
+			d.checkClean()
+		})
 	}
-	d = m.start(t)
-	if got := d.found("v"); got.GetId() != id {
-		t.Errorf("it is %v", got)
-	}
-	d.delete(id)
-	d.checkClean()
 }
 
 // TestAStartTakesTheTagsOffWhatIsReady, by one command.

@@ -28,5 +28,6 @@ func (s *Service) KeepVolume(_ context.Context, r *lvmdv1.KeepVolumeRequest) (*l
 		return nil, apierror.From("noting that volume "+kept.ID+" is kept", err)
 	}
 	inventory.Keep(v)
+	s.groups.Of(v).Remove.Set()
 	return &lvmdv1.KeepVolumeResponse{}, nil
 }

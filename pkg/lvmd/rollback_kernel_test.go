@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"go.etcd.io/bbolt"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
@@ -19,19 +21,29 @@ import (
 )
 
 // rollBack gives an lvmd that has ended the journal that it had when all of its volumes were in
-// a phase.
+// a phase, and provisional.
 func (n *node) rollBack(t *testing.T, phase spec.Phase) {
 	t.Helper()
 	j, _, _, err := journal.Open(filepath.Join(n.dir, "state", "journal.db"))
 	must.Succeed(t, err)
 	defer j.Close()
 	for _, r := range must.Get(j.Volumes())(t) {
-		r.Phase, r.Tagged = phase, phase == spec.Creating
+		r.Phase, r.Tagged, r.Provisional = phase, phase == spec.Creating, true
 		must.Succeed(t, j.PutVolume(r))
 	}
 }
 
-// TestAJournalThatIsRolledBackDestroysNoRealVolume has volumes of each kind, one of them mounted.
+// checkKept fails the test if a volume can be deleted as provisional.
+func (p *process) checkKept(v *lvmdv1.Volume) {
+	p.t.Helper()
+	_, err := p.client.DeleteVolume(p.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId(), OnlyProvisional: true})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is not provisional") || p.volume(v.GetId()).GetProvisional() {
+		p.t.Errorf("volume %s is provisional, error %v", v.GetName(), err)
+	}
+}
+
+// TestAJournalThatIsRolledBackDestroysNoRealVolume has volumes of each kind that were provisional until they
+// were kept, one of them mounted.
 func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 	for name, test := range map[string]struct {
 		node func(*testing.T) *node
@@ -45,13 +57,27 @@ func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 			n := test.node(t)
 			p := n.start()
 			all := p.available()
-			raw, fs := p.create(create("raw", 8<<20, "")), p.create(create("fs", 16<<20, "ext4"))
+			provisional := func(r *lvmdv1.CreateVolumeRequest) *lvmdv1.Volume {
+				r.Provisional = true
+				return p.create(r)
+			}
+			raw, fs := provisional(create("raw", 8<<20, "")), provisional(create("fs", 16<<20, "ext4"))
 			fill(t, raw, 0x5a)
 			ask := create("copy", 8<<20, "")
 			ask.Source = &lvmdv1.VolumeSource{VolumeId: raw.GetId()}
-			copied := p.create(ask)
+			copied := provisional(ask)
+			volumes := []*lvmdv1.Volume{raw, fs, copied}
+			for _, v := range volumes {
+				if !v.GetProvisional() {
+					t.Errorf("volume %v is not provisional", v)
+				}
+				must.Get(p.client.KeepVolume(t.Context(), &lvmdv1.KeepVolumeRequest{Id: v.GetId()}))(t)
+			}
+			tagsOf := func(names ...string) string {
+				return lvmByHand(t, append([]string{"lvs", "--noheadings", "-o", "lv_tags"}, names...)...)
+			}
 			tagged := func(names ...string) bool {
-				tags := lvmByHand(t, append([]string{"lvs", "--noheadings", "-o", "lv_tags"}, names...)...)
+				tags := tagsOf(names...)
 				return strings.Contains(tags, "carve.making") || strings.Contains(tags, "carve.copying")
 			}
 			if test.early {
@@ -59,7 +85,7 @@ func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 					t.Error("raw volumes are handed out with their tags")
 				}
 			} else {
-				waittest.Until(t, "the tags are taken off", func() bool { return !tagged(n.group) })
+				waittest.Until(t, "the tags are taken off", func() bool { return !tagged(n.group) && !strings.Contains(tagsOf(n.group), "carve.provisional") })
 			}
 			dir, unmount := mount(t, fs)
 			write(t, dir, "kept")
@@ -71,12 +97,18 @@ func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 			}
 			for range 2 {
 				p = n.start()
-				for _, v := range []*lvmdv1.Volume{raw, fs, copied} {
+				for _, v := range volumes {
 					if got := p.volume(v.GetId()); got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || got.GetName() != v.GetName() {
 						t.Fatalf("volume %v is now %v", v, got)
 					}
+					if test.lost || !test.early {
+						p.checkKept(v)
+					}
 				}
 				must.Succeed(t, p.stop())
+				if !test.lost {
+					n.rollBack(t, spec.Ready)
+				}
 			}
 			p = n.start()
 			if got := contents(t, dir); got != "kept" {
@@ -88,7 +120,7 @@ func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 					t.Errorf("volume %s of %d bytes does not hold what was written to it", v.GetName(), len(got))
 				}
 			}
-			for _, v := range []*lvmdv1.Volume{raw, fs, copied} {
+			for _, v := range volumes {
 				p.delete(v.GetId())
 			}
 			waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })

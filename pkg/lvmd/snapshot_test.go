@@ -27,8 +27,8 @@ func (g *gate) Tag(ctx context.Context, group string, volumes []string, tag stri
 	return g.around("tag", func() error { return g.Groups.Tag(ctx, group, volumes, tag) })
 }
 
-func (g *gate) Untag(ctx context.Context, group string, volumes []string, tag string) error {
-	return g.around("untag", func() error { return g.Groups.Untag(ctx, group, volumes, tag) })
+func (g *gate) Untag(ctx context.Context, group string, volumes []string, tags ...string) error {
+	return g.around("untag", func() error { return g.Groups.Untag(ctx, group, volumes, tags...) })
 }
 
 // loseJournal is what a new disk under the state directory does.

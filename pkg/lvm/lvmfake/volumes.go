@@ -176,14 +176,14 @@ func (g *group) remove(groupName string, names []string) error {
 }
 
 // Untag implements lvm.Thin.
-func (f volumes) Untag(ctx context.Context, groupName string, volumes []string, tag string) error {
+func (f volumes) Untag(ctx context.Context, groupName string, volumes []string, tags ...string) error {
 	return f.command(ctx, OpUntag, groupName, "lvchange", func(g *group) error {
 		for _, name := range volumes {
 			v := g.volumes[name]
 			if v == nil {
 				return failure("lvchange", lvm.ErrNotFound, "volume %s/%s", groupName, name)
 			}
-			v.tags = slices.DeleteFunc(v.tags, func(t string) bool { return t == tag })
+			v.tags = slices.DeleteFunc(v.tags, func(t string) bool { return slices.Contains(tags, t) })
 			g.seqno++
 		}
 		return nil

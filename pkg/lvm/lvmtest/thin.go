@@ -288,9 +288,9 @@ func thinActivated(t *testing.T, e Env) {
 
 func tagged(t *testing.T, e Env) {
 	before := e.scan(t).Seqno
-	e.create(t, "cv1", 1, "carve", "carve.copying")
-	e.create(t, "cv2", 1, "carve.copying", "carve")
-	must.Succeed(t, e.Groups.Untag(t.Context(), e.Group, []string{"cv1", "cv2"}, "carve.copying"))
+	e.create(t, "cv1", 1, "carve", "carve.copying", "carve.provisional")
+	e.create(t, "cv2", 1, "carve.copying", "carve.provisional", "carve")
+	must.Succeed(t, e.Groups.Untag(t.Context(), e.Group, []string{"cv1", "cv2"}, "carve.copying", "carve.provisional"))
 	g := e.scan(t)
 	for _, name := range []string{"cv1", "cv2"} {
 		if v := g.Volume(name); len(v.Tags) != 1 || v.Tags[0] != "carve" || g.Seqno != before+4 {

@@ -149,7 +149,8 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 	if !g.mayHaveMore() {
 		return f, 3, errTooMany(g, fmt.Sprintf("device class %q", c.Name))
 	}
-	f.segments, f.text = l.Segments(segments), l.Text(append(ident.Tags(), spec.TagCopying), segments) // or TagMaking, which is shorter
+	// It has TagCopying or TagMaking, which is shorter, and may have TagProvisional.
+	f.segments, f.text = l.Segments(segments), l.Text(append(ident.Tags(), spec.TagCopying, spec.TagProvisional), segments)
 	if !g.hasText(f.text) {
 		return f, 4, apierror.NoSpace("device class %q: the metadata of volume group %q has no space for more volumes: it takes %s of at most %s",
 			c.Name, g.name, quantity.Bytes(g.metadata.Size), quantity.Bytes(g.metadata.Limit))

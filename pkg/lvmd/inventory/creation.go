@@ -180,7 +180,7 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 
 // admit takes in a new volume, for which it reserves the space, and its creation.
 func (m *model) admit(v *Volume, from *source) *Creation {
-	v.making.tag = makingTag(from)
+	v.making.tag, v.making.provisional = makingTag(from), v.rec.Provisional
 	v.reserve()
 	m.add(v, Creating)
 	if from != nil {

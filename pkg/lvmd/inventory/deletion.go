@@ -46,7 +46,7 @@ func (m *Inventory) ClaimForDeletion(d ToDelete) (*Volume, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case d.OnlyProvisional && !v.rec.Provisional:
+	case d.OnlyProvisional && !isProvisional(v):
 		return nil, apierror.VolumeKept(v.rec.ID)
 	case v.op != nil && v.op.isUnattended():
 		v.op.stop()

@@ -1,14 +1,15 @@
 package inventory
 
 import (
+	"slices"
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 )
 
-// untagDelay is how long a volume that was handed out may keep its tag, so that one command takes
-// it off all that are made meanwhile.
+// untagDelay is how long a volume that was handed out may keep its tags, so that one command takes
+// them off all that are made meanwhile.
 const untagDelay = time.Second
 
 // making is how a volume is handed out.
@@ -16,11 +17,25 @@ type making struct {
 	// tag is what shows that it may never have been handed out. It is on the volume from the command
 	// that makes it until it is taken off; empty after that.
 	tag string
+	// provisional is true while LVM shows that the volume may be provisional.
+	provisional bool
 	// isOff is set for a new volume that is handed out only without the tag, and closed when that
 	// is off.
 	isOff chan struct{}
-	// offAt is when the tag is to be taken off a volume that is ready.
+	// offAt is when the tags are to be taken off a volume that is ready.
 	offAt time.Time
+}
+
+// tags are those of both kinds that the volume has.
+func (m *making) tags() []string {
+	var tags []string
+	if m.tag != "" {
+		tags = append(tags, m.tag)
+	}
+	if m.provisional {
+		tags = append(tags, spec.TagProvisional)
+	}
+	return tags
 }
 
 // isMaking reports whether LVM shows that the volume may never have been handed out. What a user has
@@ -49,20 +64,21 @@ func Complete(v *Volume) (isOff <-chan struct{}) {
 	return v.making.isOff
 }
 
-// mayBeUntagged reports whether the volume is complete and has a tag to be taken off.
-func mayBeUntagged(v *Volume) bool {
+// tagsToTakeOff are those of a volume that is complete. A provisional volume keeps all that it was handed
+// out with until it is kept, so that one command takes them off.
+func tagsToTakeOff(v *Volume) []string {
 	switch {
-	case v.making.tag == "":
-		return false
-	case v.life.State() == Creating:
-		return v.making.isOff != nil && v.op != nil && !v.op.cancelled
+	case v.life.State() == Ready && !isProvisional(v):
+		return v.making.tags()
+	case v.life.State() == Creating && v.making.tag != "" && v.making.isOff != nil && v.op != nil && !v.op.cancelled:
+		return []string{v.making.tag}
 	default:
-		return v.life.State() == Ready
+		return nil
 	}
 }
 
-// NextToUntag reports whether the tag is to be taken off volumes of a group that were handed out with
-// it. When all of them may keep it yet, it returns until when; the zero time means for an event.
+// NextToUntag reports whether tags are to be taken off volumes of a group that were handed out with
+// them. When all of them may keep theirs yet, it returns until when; the zero time means for an event.
 func NextToUntag(g *Group) (due bool, retry time.Time) {
 	m := g.m
 	now := time.Now()
@@ -73,7 +89,7 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	}
 	for _, v := range m.volumes {
 		switch {
-		case v.group != g || v.life.State() != Ready || !mayBeUntagged(v):
+		case v.group != g || v.life.State() != Ready || len(tagsToTakeOff(v)) == 0:
 		case v.making.offAt.After(now):
 			retry = wakeup.Earlier(retry, v.making.offAt)
 		default:
@@ -83,25 +99,27 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	return due, retry
 }
 
-// ToUntag are at most so many complete volumes of a group that have the same tag to be taken off.
+// ToUntag are at most so many complete volumes of a group that have the same tags to be taken off.
 // There are none if first is not nil and was handed out with others.
-func ToUntag(g *Group, first *Volume, most int) (batch []*Volume, tag string) {
+func ToUntag(g *Group, first *Volume, most int) (batch []*Volume, tags []string) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
 	if first != nil {
 		if first.making.tag == "" {
-			return nil, ""
+			return nil, nil
 		}
-		batch, tag = append(batch, first), first.making.tag
+		batch, tags = append(batch, first), []string{first.making.tag}
 	}
 	for _, v := range m.volumes {
-		if len(batch) == most || v == first || v.group != g || !mayBeUntagged(v) || tag != "" && v.making.tag != tag {
+		if len(batch) == most || v == first || v.group != g {
 			continue
 		}
-		batch, tag = append(batch, v), v.making.tag
+		if off := tagsToTakeOff(v); len(off) > 0 && (len(batch) == 0 || slices.Equal(off, tags)) {
+			batch, tags = append(batch, v), off
+		}
 	}
-	return batch, tag
+	return batch, tags
 }
 
 // PostponeUntag delays the next attempt on volumes that still have their tags.
@@ -114,15 +132,24 @@ func PostponeUntag(batch []*Volume) {
 	}
 }
 
-type untagged struct{ batch []*Volume }
+type untagged struct {
+	batch []*Volume
+	tags  []string
+}
 
-// Untagged is the effect of the command that takes their tag off volumes.
-func Untagged(batch []*Volume) Effect { return untagged{batch} }
+// Untagged is the effect of the command that takes tags off volumes.
+func Untagged(batch []*Volume, tags []string) Effect { return untagged{batch, tags} }
 
 func (e untagged) steps() uint64 { return uint64(len(e.batch)) }
 func (e untagged) delta() int64  { return 0 }
 func (e untagged) apply(*model) []*Volume {
 	for _, v := range e.batch {
+		if slices.Contains(e.tags, spec.TagProvisional) {
+			v.making.provisional = false
+		}
+		if !slices.Contains(e.tags, v.making.tag) {
+			continue
+		}
 		v.making.tag = ""
 		if v.making.isOff != nil {
 			close(v.making.isOff)

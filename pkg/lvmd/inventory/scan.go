@@ -341,7 +341,9 @@ func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependent
 	limits, limitTags := spec.LimitsFromTags(lv.Tags)
 	tagged := slices.Contains(lv.Tags, spec.TagEncrypted)
 	encrypted := v.rec.Encrypted || tagged // The journal may be older.
-	same := v.rec.Encrypted == encrypted && v.extents == extents && v.limits == limits && v.device.Path == device.Path &&
+	wasProvisional := isProvisional(v)
+	v.making.tag, v.making.provisional = spec.MakingTag(lv.Tags), slices.Contains(lv.Tags, spec.TagProvisional)
+	same := isProvisional(v) == wasProvisional && v.rec.Encrypted == encrypted && v.extents == extents && v.limits == limits && v.device.Path == device.Path &&
 		v.device.Major == device.Major && v.device.Minor == device.Minor && sameConditions(v.conditions, found)
 	if lv.Pool == "" {
 		v.layout, v.on = lv.Layout, lv.On
@@ -350,7 +352,6 @@ func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependent
 	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, found
 	v.limits, v.limitTags = limits, limitTags
 	v.tagged, v.rec.Encrypted = tagged, encrypted
-	v.making.tag = spec.MakingTag(lv.Tags)
 	v.pool = v.group.pool(lv.Pool) // It is always the same one; the first scan finds it.
 	return !same
 }

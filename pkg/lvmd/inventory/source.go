@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"slices"
+
 	"golang.org/x/time/rate"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
@@ -43,7 +45,7 @@ func (v *volumeWork) unpin() {
 
 // tags are the volume's when it is created.
 func (v *Volume) tags() []string {
-	return append(append(v.rec.Ident.Tags(), v.limitTags...), v.making.tag)
+	return slices.Concat(v.rec.Ident.Tags(), v.limitTags, v.making.tags())
 }
 
 // makingTag is that of a volume that is being made of from, or of nothing.

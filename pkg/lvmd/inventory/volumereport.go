@@ -26,7 +26,7 @@ func (v *Volume) proto() *lvmdv1.Volume {
 		Profile:    string(i.Profile),
 		FsSettings: i.Settings.Map(),
 		Encryption: i.Encryption, EncryptionDiscards: i.Discards, Encrypted: v.rec.Encrypted,
-		AdoptedFrom: v.rec.AdoptedFrom, Provisional: v.rec.Provisional,
+		AdoptedFrom: v.rec.AdoptedFrom, Provisional: isProvisional(v),
 		Conditions: v.allConditions(), Found: v.found, IoLimits: v.limits.Proto(),
 	}
 	if i.Block {

@@ -25,7 +25,7 @@ const (
 	MaxThinRemoved = 8
 	// maxMarked bounds how many volumes one command marks, for the same reasons.
 	maxMarked = 50
-	// MaxUntagged bounds how many volumes one command takes a tag off, for the same reasons.
+	// MaxUntagged bounds how many volumes one command takes tags off, for the same reasons.
 	MaxUntagged = 50
 	// turnRetry is how long the loop waits when it could not get the group's slot.
 	turnRetry = 250 * time.Millisecond
@@ -64,7 +64,7 @@ func New(o Options) *Reclaimer {
 func (r *Reclaimer) crash(point string) { r.Crash(point) }
 
 // RemoveLoop marks the group's new tombstones, frees the wiped ones, and takes off those volumes
-// that were handed out the tag that they were made with, until ctx is done.
+// that were handed out, and are not provisional, the tags that they were made with, until ctx is done.
 // While it waits for its turn at the group's slot, more of them gather: the busier the group is, the
 // fewer commands there are for each volume.
 func (r *Reclaimer) RemoveLoop(ctx context.Context, g *volumegroup.Group) {
@@ -132,22 +132,22 @@ func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed [
 	return removed, untagged, nil
 }
 
-// untag takes off the tags of volumes that were handed out, also of those that may keep it yet. The
+// untag takes off the tags of volumes that were handed out, also of those that may keep them yet. The
 // caller has the group's slot.
 func (r *Reclaimer) untag(ctx context.Context, g *volumegroup.Group) bool {
-	batch, tag := inventory.ToUntag(g.Group, nil, MaxUntagged)
+	batch, tags := inventory.ToUntag(g.Group, nil, MaxUntagged)
 	if len(batch) == 0 {
 		return false
 	}
 	err := r.Groups.ChangeHeld(g, func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.Untagged(batch), r.LVM.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), IDs(batch), tag)
+		return inventory.Untagged(batch, tags), r.LVM.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), IDs(batch), tags...)
 	})
 	if err == nil {
 		r.crash("create: untagged later")
 		return true
 	}
 	if ctx.Err() == nil {
-		r.Log.Warn("taking the tag off volumes that are complete failed and will be tried again", "group", g.Name(), "volumes", len(batch), "tag", tag, "error", err)
+		r.Log.Warn("taking tags off volumes that are complete failed and will be tried again", "group", g.Name(), "volumes", len(batch), "tags", tags, "error", err)
 		inventory.PostponeUntag(batch)
 	}
 	return false

@@ -53,7 +53,7 @@ type Record struct {
 	// names.EncryptionLUKS.
 	Encrypted bool `json:"encrypted,omitempty"`
 	// Provisional is true of a volume of which it is not known that a PersistentVolume names it. No
-	// Pod has had it. Without the journal a volume is none.
+	// Pod has had it. A volume without this, or without spec.TagProvisional, is none.
 	Provisional bool `json:"provisional,omitempty"`
 	// AdoptedFrom is the logical volume's name before it was adopted, until that is confirmed.
 	AdoptedFrom string `json:"adoptedFrom,omitempty"`

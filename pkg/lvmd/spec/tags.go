@@ -44,6 +44,9 @@ const (
 	TagMaking = "carve.making"
 	// TagCopying is on a copy instead of TagMaking. Versions before that one know it, too.
 	TagCopying = "carve.copying"
+	// TagProvisional is on a volume that was asked for as provisional, from the command that makes it until
+	// shortly after the journal has that it is kept. Without it no volume is deleted as provisional.
+	TagProvisional = "carve.provisional"
 	// TagDeleted is on what is deleted, from before anything is done to it.
 	TagDeleted = "carve.deleted"
 	// TagEncrypted is on a volume whose header was made: one that reads as zeroes has lost it.
