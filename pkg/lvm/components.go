@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // LockDir is where LVM keeps its locks.
@@ -19,11 +20,12 @@ const LockDir = "/run/lock/lvm"
 // dropComponents removes the devices of components that nothing lies on: an activation
 // that was killed made them and not the volume. LVM activates no volume of which a
 // component is active, and never removes such a component. Components of other volumes
-// stay: an administrator activates them to repair the volume.
+// stay: an administrator activates them to repair the volume. Which cache is a component of which volume is
+// in the metadata, which nothing changes meanwhile.
 //
 // A command under way makes components first, too: while there is one, nothing is done. ErrBusy
 // then, and when a process has a component open.
-func dropComponents(group string, volumes []string) error {
+func dropComponents(d *disks, group string, volumes []string) error {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
 		return err
@@ -31,25 +33,30 @@ func dropComponents(group string, volumes []string) error {
 	defer unlock()
 	for {
 		// What lies below a component is one of its own once that is gone.
-		if removed, err := dropUppermost(group, volumes); !removed {
+		if removed, err := dropUppermost(d, group, volumes); !removed {
 			return err
 		}
 	}
 }
 
 // dropUppermost is dropComponents for those on which no component lies, and reports whether it removed any.
-func dropUppermost(group string, volumes []string) (removed bool, err error) {
+func dropUppermost(d *disks, group string, volumes []string) (removed bool, err error) {
 	// Those without a table, which are in no other list, are in this one.
 	devices, err := dmList()
 	errs := []error{err}
 	names := make([]string, len(devices))
-	for i, d := range devices {
-		names[i] = d.Name
+	for i, device := range devices {
+		names[i] = device.Name
 	}
-	for _, name := range layout.Leftovers(names, group, volumes) {
-		d, err := dmStatus(name)
+	var caches map[string]string
+	if layout.HaveCache(names, group) {
+		caches, err = committed(d, group, ondisk.Caches)
+		errs = append(errs, err)
+	}
+	for _, name := range layout.Leftovers(names, group, volumes, caches) {
+		device, err := dmStatus(name)
 		switch {
-		case err == nil && d.OpenCount == 0:
+		case err == nil && device.OpenCount == 0:
 			err = dmRemove(name)
 			removed = removed || err == nil
 		case err == nil:
@@ -69,12 +76,12 @@ func dropUppermost(group string, volumes []string) (removed bool, err error) {
 // dropAllComponents is dropComponents after a command failed: what it started may take a moment
 // to be gone, too, and has them open until then. The command may have failed because ctx ended, so
 // only its values count here.
-func dropAllComponents(ctx context.Context, group string, volumes []string) {
+func dropAllComponents(ctx context.Context, d *disks, group string, volumes []string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reapGrace)
 	defer cancel()
 	tick := time.NewTicker(reapGrace / 20)
 	defer tick.Stop()
-	for dropComponents(group, volumes) != nil {
+	for dropComponents(d, group, volumes) != nil {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

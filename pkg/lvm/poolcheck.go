@@ -40,19 +40,19 @@ func (t *thinPools) BeginPoolCheck(ctx context.Context, group, pool string) erro
 		return err
 	}
 	// If it cannot be removed, LVM says what is in the way.
-	_ = dropComponents(group, []string{pool})
+	_ = dropComponents(t.volumes.disks, group, []string{pool})
 	_ = provideTarget(raidTarget)
 	// A process of its own: the lvm shell goes on to activate components after that.
 	err = c.exec(ctx, devices, "lvchange", "--yes", "--activate", "y", group+"/"+metadataOf(pool))
 	if err != nil {
-		dropAllComponents(ctx, group, []string{pool})
+		dropAllComponents(ctx, t.volumes.disks, group, []string{pool})
 	}
 	return err
 }
 
 // CheckPool implements Thin.
 func (t *thinPools) CheckPool(ctx context.Context, group, pool string) (enough bool, err error) {
-	defer dropAllComponents(ctx, group, []string{pool})
+	defer dropAllComponents(ctx, t.volumes.disks, group, []string{pool})
 	runner := t.volumes.commands.runner
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(runner.PoolTimeout, runner.Timeout))
 	defer cancel()

@@ -107,7 +107,7 @@ func (v *volumes) Activate(ctx context.Context, group string, names []string) er
 // activate is Activate with further configuration for LVM.
 func (v *volumes) activate(ctx context.Context, config, group string, names []string) error {
 	// If it cannot be removed, LVM says what is in the way.
-	_ = dropComponents(group, names)
+	_ = dropComponents(v.disks, group, names)
 	for _, target := range []string{thinPoolTarget, raidTarget} {
 		// If there is a volume that needs it, LVM says that it is missing.
 		_ = provideTarget(target)
@@ -118,7 +118,7 @@ func (v *volumes) activate(ctx context.Context, config, group string, names []st
 	}
 	if err := errors.Join(errs...); err != nil {
 		// If the command was killed, what it left would keep an administrator from activating them.
-		dropAllComponents(ctx, group, names)
+		dropAllComponents(ctx, v.disks, group, names)
 		return err
 	}
 	err := v.commands.change(ctx, group, "vgmknodes", group)

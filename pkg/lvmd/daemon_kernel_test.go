@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 	case "crashing-lvmd":
 		fmt.Fprintln(os.Stderr, crashing(os.Args[1], os.Args[2], os.Args[3]))
 		os.Exit(1)
-	case "thin_check":
-		beThinCheck()
+	case "thin_check", "cache_check":
+		beCheck()
 		os.Exit(1)
 	case "lvm":
 		beLVM(filepath.Dir(os.Args[0]))

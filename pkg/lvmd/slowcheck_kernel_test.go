@@ -22,8 +22,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// beThinCheck is the real thin_check, but waits until its folder has a file "go".
-func beThinCheck() {
+// beCheck is the real program of its name, but waits until its folder has a file "go".
+func beCheck() {
 	must := func(err error) {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -38,21 +38,21 @@ func beThinCheck() {
 		time.Sleep(100 * time.Millisecond)
 	}
 	must(os.Setenv("PATH", strings.ReplaceAll(os.Getenv("PATH"), dir+":", "")))
-	path, err := exec.LookPath("thin_check")
+	path, err := exec.LookPath(filepath.Base(self))
 	must(err)
 	must(syscall.Exec(path, os.Args, os.Environ()))
 }
 
-// slowlyChecked has lvmd and its lvm check thin pools with beThinCheck. checking is there once a check
-// has begun, and no check goes on until goOn is.
-func (n *node) slowlyChecked() (checking, goOn string) {
+// slowlyChecked has lvmd and its lvm check with beCheck in place of the program, thin_check or cache_check. checking
+// is there once a check has begun, and no check goes on until goOn is.
+func (n *node) slowlyChecked(program string) (checking, goOn string) {
 	n.t.Helper()
 	n.standIn()
 	n.programs = filepath.Join(n.dir, "programs")
 	must.Succeed(n.t, os.Mkdir(n.programs, 0o700))
-	check := filepath.Join(n.programs, "thin_check")
+	check := filepath.Join(n.programs, program)
 	must.Succeed(n.t, os.Symlink(must.Get(os.Executable())(n.t), check))
-	must.Succeed(n.t, os.WriteFile(filepath.Join(n.dir, "config"), fmt.Appendf(nil, "global { thin_check_executable=%q }", check), 0o600))
+	must.Succeed(n.t, os.WriteFile(filepath.Join(n.dir, "config"), fmt.Appendf(nil, "global { %s_executable=%q }", program, check), 0o600))
 	return filepath.Join(n.programs, "checking"), filepath.Join(n.programs, "go")
 }
 
@@ -100,7 +100,7 @@ func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 	must.Succeed(t, p.stop())
 	lvmByHand(t, "vgchange", "--activate", "n", n.group, "other")
 
-	checking, goOn := n.slowlyChecked()
+	checking, goOn := n.slowlyChecked("thin_check")
 	p = n.start()
 	waittest.Until(t, "the pool is checked", func() bool { _, err := os.Stat(checking); return err == nil })
 	if why := p.inactive("thin"); !strings.Contains(why, "since 2") || !strings.Contains(why, "thin_check") || p.classNamed("thin").GetAvailableBytes() != 0 {

@@ -84,6 +84,22 @@ func MergingSnapshots(text []byte) (map[string]string, error) {
 	return merging, err
 }
 
+// Caches are the volumes that have a cache, hidden ones too, by the name of the volume or pool that is the cache.
+func Caches(text []byte) (map[string]string, error) {
+	vg, err := parseGroup(text)
+	caches := map[string]string{}
+	all, _ := vg["logical_volumes"].(section)
+	for name := range all {
+		segment := firstSegment(all, name)
+		for _, key := range []string{"cache_pool", "writecache"} {
+			if cache, ok := segment[key].(string); ok {
+				caches[cache] = name
+			}
+		}
+	}
+	return caches, err
+}
+
 // firstSegment is the first segment of a volume, or nil.
 func firstSegment(volumes section, name string) section {
 	volume, _ := volumes[name].(section)

@@ -121,3 +121,38 @@ cv4 {`, 1)
 		t.Error("half of the text was read without an error")
 	}
 }
+
+func TestCachesAreReadFromMetadata(t *testing.T) {
+	text := strings.Replace(messageText, "cv4 {", `pool_tdata {
+segment_count = 1
+segment1 {
+type = "cache"
+cache_pool = "nvme_cpool"
+origin = "pool_tdata_corig"
+}
+}
+cv5 {
+segment_count = 1
+segment1 {
+type = "cache+CACHE_USES_CACHEVOL"
+cache_pool = "fast_cvol"
+origin = "cv5_corig"
+}
+}
+cv6 {
+segment_count = 1
+segment1 {
+type = "writecache"
+origin = "cv6_wcorig"
+writecache = "log_cvol"
+}
+}
+cv4 {`, 1)
+	got, err := Caches([]byte(text))
+	if want := map[string]string{"nvme_cpool": "pool_tdata", "fast_cvol": "cv5", "log_cvol": "cv6"}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, error %v, want %v", got, err, want)
+	}
+	if _, err := Caches([]byte(text[:len(text)/2])); err == nil {
+		t.Error("half of the text was read without an error")
+	}
+}
