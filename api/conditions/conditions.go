@@ -142,7 +142,7 @@ var All = []Condition{
 	{MissingDevice, ofBoth, ofVolume, "A disk is lost. LVM changes nothing in the group meanwhile.", "[Bring the disk back, or give it up](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing)."},
 	{MountedElsewhere, ofVolume, nil, "No Pod uses the volume, and something has it mounted. It can be neither staged nor deleted.", "[Restart the container that the message names](../how-to/troubleshooting.md#failedmount-still-mounted-elsewhere-on-the-node)."},
 	{NotPersistentMemory, ofClass, ofNew, "A class with `medium: pmem` has a group that is not on persistent memory, or is not aligned to 2 MiB. Volumes that exist are served.", "Make the group as [the guide](../how-to/persistent-memory.md) says."},
-	{NotResponding, ofClass, ofClass, "LVM commands time out for the volume group.", "[Find the disk that does not answer](../how-to/troubleshooting.md#lvm-hangs)."},
+	{NotResponding, ofClass, ofClass, "LVM commands time out for the volume group, or have failed since lvmd started; its log says why.", "[Find the disk that does not answer](../how-to/troubleshooting.md#lvm-hangs)."},
 	{OutOfSync, ofBoth, nil, "Copies or parity are synchronised. Until then the loss of a device may lose data.", "Wait for it."},
 	{PoolCannotGrow, ofClass, nil, "The thin pool should grow and cannot: the volume group is full, or `autoExtend.limit` is reached.", "Extend the volume group, raise `limit`, or delete volumes."},
 	{PoolDataHigh, ofClass, nil, "The pool's data passed `dataThreshold`. Volumes that would be overprovisioned are refused.", "`lvextend -L+10G VG/POOL`, or `autoExtend`; delete volumes or snapshots; `fstrim` mounted file systems."},

@@ -82,6 +82,10 @@ func (c *commands) durable(ctx context.Context, devices []string) error {
 
 // report reads the groups as they are seen on the devices, or on all devices when there are
 // none. All groups are asked for: a name on the command line that does not exist would be an error.
+//
+// Nothing is taken from the report of a command that failed, though its JSON is whole: LVM leaves out a group
+// that it could not read, which is not gone and may have the name of another one, and of a section
+// the parts that come after one that failed. On its own devices, each group is read without the others.
 func (c *commands) report(ctx context.Context, groups, devices []string) ([]Group, error) {
 	var configuration string
 	var err error

@@ -49,6 +49,15 @@ var acts = map[string]func(args []string){
 		os.Exit(5)
 	},
 	"act-hang": func([]string) { time.Sleep(time.Hour) },
+	// As LVM when it could not read one of the groups that it sees.
+	"fullreport": func([]string) {
+		b, err := os.ReadFile("testdata/fullreport.json")
+		if err != nil {
+			panic(err)
+		}
+		os.Stdout.Write(b)
+		os.Exit(5)
+	},
 	// A grandchild that holds the pipes open, as a helper of lvm could.
 	"act-fork-and-hang": func(args []string) {
 		child := exec.Command(os.Args[0], "act-hang")
@@ -86,6 +95,14 @@ func TestACommandGetsItsArgumentsAndACleanEnvironment(t *testing.T) {
 		if !strings.Contains("\n"+string(out)+"\n", "\n"+want+"\n") {
 			t.Errorf("no %s in %q", want, out)
 		}
+	}
+}
+
+func TestOfTheReportOfACommandThatFailedNothingIsTaken(t *testing.T) {
+	found, err := NewHost(testRunner(time.Minute)).commands.report(t.Context(), []string{"carve"}, []string{"/dev/carve-none"})
+	var failed *CommandError
+	if !errors.As(err, &failed) || failed.ExitCode != 5 || len(found) > 0 {
+		t.Errorf("%d groups, error %v", len(found), err)
 	}
 }
 

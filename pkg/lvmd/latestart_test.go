@@ -16,24 +16,32 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// lateLVM does not answer where the group second is looked at, once so many scans are done.
+// lateLVM fails as it says where the group second is looked at, once so many scans are done.
 type lateLVM struct {
 	lvm.Groups
-	after atomic.Int32
-	late  atomic.Bool
+	failed *lvm.CommandError
+	after  atomic.Int32
+	late   atomic.Bool
 }
 
 func (l *lateLVM) Scan(ctx context.Context, groups []string) ([]lvm.Group, error) {
 	if l.late.Load() && slices.Contains(groups, "second") && l.after.Add(-1) < 0 {
-		return nil, &lvm.CommandError{Command: "lvs", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
+		return nil, l.failed
 	}
 	return l.Groups.Scan(ctx, groups)
 }
 
 // TestAGroupThatDoesNotAnswerAtTheStartHoldsUpNoOther starts lvmd while LVM does not answer for one of two
-// groups, in the first scan or in those after thin pools were made and volumes activated.
+// groups, or fails, in the first scan or in those after thin pools were made and volumes activated.
 func TestAGroupThatDoesNotAnswerAtTheStartHoldsUpNoOther(t *testing.T) {
-	for what, scans := range map[string]int32{"the first scan": 0, "the second": 1, "the third": 2} {
+	timedOut := &lvm.CommandError{Command: "fullreport", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
+	for what, c := range map[string]struct {
+		scans  int32
+		failed *lvm.CommandError
+	}{
+		"the first scan": {0, timedOut}, "the second": {1, timedOut}, "the third": {2, timedOut},
+		"failed": {0, &lvm.CommandError{Command: "fullreport", ExitCode: 5, Message: "Cannot read it"}},
+	} {
 		t.Run(what, func(t *testing.T) {
 			m := newMachine(t)
 			m.fake.AddGroup("second", testExtent, testTotal)
@@ -47,8 +55,8 @@ func TestAGroupThatDoesNotAnswerAtTheStartHoldsUpNoOther(t *testing.T) {
 			m.config += "- {name: thin, volumeGroup: third, type: thin, thin: {pool: pool, size: 50%}}\n"
 			m.fake.Deactivate()
 
-			slow := &lateLVM{}
-			slow.after.Store(scans)
+			slow := &lateLVM{failed: c.failed}
+			slow.after.Store(c.scans)
 			slow.late.Store(true)
 			d = m.start(t, probeNow, func(_ *daemon, o *Options) { slow.Groups, o.LVM = o.LVM, slow })
 			if c := d.classNamed("second").GetConditions(); len(c) != 1 || c[0].GetType() != conditions.NotResponding {

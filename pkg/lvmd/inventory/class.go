@@ -273,7 +273,7 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 		return r
 	}
 	if !g.present && !g.unresponsive.IsZero() {
-		add(conditions.NotResponding, "LVM does not answer for volume group %q since lvmd started", g.name)
+		add(conditions.NotResponding, "LVM does not answer for volume group %q, or its commands fail, since lvmd started; its log says why", g.name)
 		return r
 	}
 	if !g.present {
