@@ -8,17 +8,21 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -145,4 +149,110 @@ func TestCopiesThatHangInTheKernelHoldUpNoOtherInTheirGroup(t *testing.T) {
 		p.delete(v.GetId())
 	}
 	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
+}
+
+// reasonOf is the reason that lvmd gives for an error.
+func reasonOf(err error) string {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			return info.GetReason()
+		}
+	}
+	return ""
+}
+
+// TestACommandThatHangsInAThinPoolHoldsUpItsGroupAlone has a thin pool's metadata stop answering, and no disk. The
+// command that was killed keeps LVM's lock of the group until it is gone, so that LVM changes nothing there, in no
+// class: that is refused. Another group goes on.
+func TestACommandThatHangsInAThinPoolHoldsUpItsGroupAlone(t *testing.T) {
+	n := newNode(t)
+	n.otherGroup(t, "/dev/vdc")
+	n.config += "- {name: thin, volumeGroup: other, type: thin, thin: {pool: carve-pool, size: 64Mi, overprovisioning: 4}}\n"
+	n.timeout = 15 * time.Second
+	p := n.start()
+	kept := p.create(inClass(create("pvc-kept", 8<<20, ""), "other"))
+	fill(t, kept, 0x5a)
+	thin := p.create(inClass(create("pvc-thin", 8<<20, ""), "thin"))
+	fill(t, thin, 0xa5)
+	waittest.Until(t, "the tags of volumes that are made are taken off", func() bool {
+		return !strings.Contains(lvmByHand(t, "lvs", "--noheadings", "-o", "lv_tags", "other"), "carve.making")
+	})
+	const metadata = "other-carve--pool_tmeta"
+	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", metadata)
+	resume := sync.OnceFunc(func() { byHand(t, "dmsetup", "resume", "--noudevsync", metadata) })
+	t.Cleanup(resume)
+
+	hanging := make(chan error, 1)
+	go func() {
+		_, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-hangs", 8<<20, ""), "thin"))
+		hanging <- err
+	}()
+	p.delete(p.create(create("pvc-beside-it", 8<<20, "ext4")).GetId())
+	if err := <-hanging; status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a creation in the pool: error %v, want DeadlineExceeded", err)
+	}
+	if killedAndThere(t, "lvm") == 0 {
+		t.Error("no command hangs")
+	}
+	waittest.Until(t, "the class says so", func() bool { return len(p.classNamed("other").GetConditions()) > 0 })
+	if _, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-later", 8<<20, ""), "other")); reasonOf(err) != names.ReasonNotResponding {
+		t.Errorf("a later creation in the group: error %v, want reason %s", err, names.ReasonNotResponding)
+	}
+	p.delete(p.create(create("pvc-after-it", 8<<20, "ext4")).GetId())
+
+	resume()
+	for name, class := range map[string]string{"pvc-hangs": "thin", "pvc-later": "other"} {
+		waittest.Succeeds(t, "class "+class+" serves again", func() error {
+			resp, err := p.client.CreateVolume(t.Context(), inClass(create(name, 8<<20, ""), class))
+			if err == nil {
+				Map(t, resp.GetVolume())
+				p.delete(resp.GetVolume().GetId())
+			}
+			return err
+		})
+	}
+	waittest.Until(t, "the conditions are over", func() bool {
+		return len(p.classNamed("other").GetConditions()) == 0 && len(p.classNamed("thin").GetConditions()) == 0 && p.conditions() == ""
+	})
+	checkFilled(t, kept, 0x5a, 8<<20)
+	checkFilled(t, thin, 0xa5, 8<<20)
+	p.delete(kept.GetId())
+	p.delete(thin.GetId())
+	waittest.Until(t, "the pool alone is left", func() bool {
+		return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "-o", "lv_name", "other")) == "carve-pool"
+	})
+}
+
+// TestACommandThatIsKilledAndGoneHoldsUpNoOtherInItsGroup has another program keep LVM's lock of the group beyond the
+// deadline of one command, of either class.
+func TestACommandThatIsKilledAndGoneHoldsUpNoOtherInItsGroup(t *testing.T) {
+	n := newNode(t)
+	n.debug = true
+	n.config += "- {name: beside, volumeGroup: carve}\n"
+	n.timeout = 5 * time.Second
+	p := n.start()
+	held := must.Get(os.OpenFile(filepath.Join(lvm.LockDir, "V_"+n.group), os.O_CREATE|os.O_RDWR, 0o600))(t)
+	defer held.Close()
+	must.Succeed(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
+	created := make(chan error)
+	for _, class := range []string{"local", "beside"} {
+		go func() {
+			_, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-"+class, 8<<20, ""), class))
+			created <- err
+		}()
+	}
+	waittest.Until(t, "a command is killed", func() bool { return strings.Contains(p.log.String(), "killed: context deadline exceeded") })
+	must.Succeed(t, unix.Flock(int(held.Fd()), unix.LOCK_UN))
+	reasons := []string{reasonOf(<-created), reasonOf(<-created)}
+	slices.Sort(reasons)
+	if want := []string{"", names.ReasonCommandTimedOut}; !slices.Equal(reasons, want) {
+		t.Errorf("the creations ended with reasons %q, want %q", reasons, want)
+	}
+	if c := p.conditions(); c != "" {
+		t.Errorf("conditions %s", c)
+	}
+	for _, class := range []string{"local", "beside"} {
+		p.delete(p.create(inClass(create("pvc-"+class, 8<<20, ""), class)).GetId())
+	}
+	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }
