@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"time"
 )
@@ -22,6 +23,9 @@ type Command struct {
 	Env []string
 	// Input is what the program reads from its standard input; nil is nothing.
 	Input []byte
+	// Holds, if set, is an open file that the program has as its standard input in place of Input,
+	// such as a lock, which it has so until it is gone.
+	Holds *os.File
 	// MaxOutput bounds what is kept of the standard output, in bytes: the
 	// beginning. MaxErrors bounds what is kept of the standard error: the
 	// beginning and the end. With MaxErrors 0 both go to the output. What is not
@@ -95,6 +99,9 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 	cmd.Env = c.Env
 	if c.Input != nil {
 		cmd.Stdin = bytes.NewReader(c.Input)
+	}
+	if c.Holds != nil {
+		cmd.Stdin = c.Holds
 	}
 	cmd.Stdout, cmd.Stderr = output, output
 	if c.MaxErrors > 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
 )
@@ -44,6 +45,11 @@ func (c *commands) change(ctx context.Context, group, command string, args ...st
 
 // changeWith is change with further configuration for LVM.
 func (c *commands) changeWith(ctx context.Context, config, group, command string, args ...string) error {
+	return c.changeHolding(ctx, nil, config, group, command, args...)
+}
+
+// changeHolding is changeWith for a caller that has LVM's lock of the group, or nil.
+func (c *commands) changeHolding(ctx context.Context, lock *os.File, config, group, command string, args ...string) error {
 	devices, err := c.disks.require(group)
 	if err != nil {
 		return err
@@ -55,8 +61,14 @@ func (c *commands) changeWith(ctx context.Context, config, group, command string
 	if err != nil {
 		return fmt.Errorf("volume group %q: %w", group, err)
 	}
+	args = append([]string{"--config", lvmConfig(seen) + config}, args...)
 	before := linksOf(group)
-	if _, err := c.runner.RunFor(ctx, group, command, append([]string{"--config", lvmConfig(seen) + config}, args...)...); err != nil {
+	if lock == nil {
+		_, err = c.runner.RunFor(ctx, group, command, args...)
+	} else {
+		_, err = c.runner.runHolding(ctx, lock, command, args...)
+	}
+	if err != nil {
 		// It may have acted all the same: the Scan that must follow flushes, and
 		// drops nodes of what is gone. Links that it replaced may be missing.
 		return errors.Join(err, before.restore())

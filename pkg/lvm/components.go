@@ -4,18 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
-
-// LockDir is where LVM keeps its locks.
-const LockDir = "/run/lock/lvm"
 
 // dropComponents removes the devices of components that nothing lies on: an activation
 // that was killed made them and not the volume. LVM activates no volume of which a
@@ -88,39 +81,4 @@ func dropAllComponents(ctx context.Context, d *disks, group string, volumes []st
 			return
 		}
 	}
-}
-
-// lockGroup locks a volume group as LVM does. ErrBusy when another process has it.
-func lockGroup(dir, group string) (unlock func(), err error) {
-	path := filepath.Join(dir, "V_"+group)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("lock of volume group %q: %w", group, err)
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock of volume group %q: %w", group, err)
-	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	var locked, now unix.Stat_t
-	if err == nil {
-		err = errors.Join(unix.Fstat(int(f.Fd()), &locked), unix.Stat(path, &now))
-	}
-	// Unlocking removes the file: what is locked may not be the lock any more.
-	if err == nil && (locked.Ino != now.Ino || locked.Dev != now.Dev) {
-		err = os.ErrNotExist
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("lock of volume group %q: %w: %w", group, ErrBusy, err)
-	}
-	return func() {
-		// Closing alone does not: a process that is being started may have it, too.
-		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
-		_ = f.Close()
-	}, nil
 }

@@ -1,13 +1,8 @@
 package lvm
 
 import (
-	"errors"
 	"maps"
-	"os"
-	"path/filepath"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/devmapper"
@@ -27,33 +22,5 @@ func TestDevicesAreOfTheirGroupsVolumes(t *testing.T) {
 		if got := numbersOf(group, list); !maps.Equal(got.Volumes, want) || !maps.Equal(got.Encrypted, encrypted) {
 			t.Errorf("%s: got %v, want %v and encrypted %v", group, got, want, encrypted)
 		}
-	}
-}
-
-func TestAGroupThatACommandHasLockedIsNotLocked(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "lock", "lvm")
-	unlock, err := lockGroup(dir, "carve")
-	if err != nil {
-		t.Fatalf("error %v", err)
-	}
-	if _, err := lockGroup(dir, "carve"); !errors.Is(err, ErrBusy) {
-		t.Errorf("it is locked twice, error %v", err)
-	}
-	if other, err := lockGroup(dir, "other"); err != nil {
-		t.Errorf("another group is locked, too, error %v", err)
-	} else {
-		other()
-	}
-	unlock()
-	theirs, err := os.Open(filepath.Join(dir, "V_carve"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer theirs.Close()
-	if err := unix.Flock(int(theirs.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
-		t.Errorf("it stays locked: %v", err)
-	}
-	if _, err := lockGroup(dir, "carve"); !errors.Is(err, ErrBusy) {
-		t.Errorf("it is locked beside a reader, error %v", err)
 	}
 }

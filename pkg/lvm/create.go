@@ -32,8 +32,17 @@ func (v *volumes) Create(ctx context.Context, o CreateOptions) error {
 
 // Extend implements Groups.
 func (v *volumes) Extend(ctx context.Context, group, volume string, extents int64, on ...layout.Share) error {
+	return v.commands.change(ctx, group, "lvextend", v.extendArgs(group, volume, extents, on)...)
+}
+
+// ExtendAt implements Groups.
+func (v *volumes) ExtendAt(ctx context.Context, seqno uint64, group, volume string, extents int64, on ...layout.Share) error {
+	return v.commands.changeAt(ctx, seqno, group, "lvextend", v.extendArgs(group, volume, extents, on)...)
+}
+
+func (v *volumes) extendArgs(group, volume string, extents int64, on []layout.Share) []string {
 	args := append(v.allocation(group, nil), "--extents", strconv.FormatInt(extents, 10), group+"/"+volume)
-	return v.commands.change(ctx, group, "lvextend", append(args, deviceArgs(on)...)...)
+	return append(args, deviceArgs(on)...)
 }
 
 // allocation has LVM use all that is free in a group of which the policy would have it use

@@ -25,6 +25,8 @@ var (
 	ErrClaimed = blockdev.ErrClaimed
 	// ErrHasDependents: another logical volume depends on the volume, see Dependent.
 	ErrHasDependents = errors.New("another logical volume depends on it")
+	// ErrChanged: the group has another sequence number than it was to have. Nothing was done.
+	ErrChanged = errors.New("another program changed the volume group")
 	// ErrDeviceMissing: a disk of the group is gone or does not answer.
 	ErrDeviceMissing = errors.New("device missing")
 	// ErrUserData: what a device holds was written by the user of a volume, or may have been.

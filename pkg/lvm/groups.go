@@ -83,6 +83,10 @@ type Groups interface {
 	// extents lie may be said, as in CreateOptions.On.
 	Extend(ctx context.Context, group, volume string, extents int64, on ...layout.Share) error
 
+	// ExtendAt is Extend of a volume of a group that has this sequence number; ErrChanged if it
+	// has another one. No other program changes the group between that look and the command's end.
+	ExtendAt(ctx context.Context, seqno uint64, group, volume string, extents int64, on ...layout.Share) error
+
 	// Remove frees the volumes of one group in one command. A volume that is
 	// open fails with ErrBusy, and one that has dependents at that moment with
 	// ErrHasDependents; others of the same call may have been removed.

@@ -59,20 +59,25 @@ type Runner struct {
 // Run runs one subcommand and returns its standard output. On failure the
 // error is a *CommandError, and the output is what there was until then.
 func (r *Runner) Run(ctx context.Context, subcommand string, args ...string) ([]byte, error) {
+	return r.runHolding(ctx, nil, subcommand, args...)
+}
+
+// runHolding is Run of a process that has an open file until it is gone, see command.Command.Holds.
+func (r *Runner) runHolding(ctx context.Context, file *os.File, subcommand string, args ...string) ([]byte, error) {
 	start := time.Now()
-	out, err := r.run(ctx, subcommand, args)
+	out, err := r.run(ctx, file, subcommand, args)
 	if r.Observe != nil {
 		r.Observe(ctx, Result{Command: subcommand, Args: args, Duration: time.Since(start), Err: err})
 	}
 	return out, err
 }
 
-func (r *Runner) run(ctx context.Context, subcommand string, args []string) ([]byte, error) {
+func (r *Runner) run(ctx context.Context, file *os.File, subcommand string, args []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout(ctx))
 	defer cancel()
 	result, err := command.Run(ctx, command.Command{
 		Program: r.Binary, Args: append([]string{subcommand}, args...), Env: commandEnv(r.SystemDir),
-		MaxOutput: maxStdout, MaxErrors: maxStderr, Abandon: true,
+		Holds: file, MaxOutput: maxStdout, MaxErrors: maxStderr, Abandon: true,
 	})
 	var exit *exec.ExitError
 	failed := &CommandError{Command: subcommand, ExitCode: -1}

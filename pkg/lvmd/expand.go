@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -104,11 +105,28 @@ func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 
 // grow runs the command that gives a volume the extents of an expansion.
 func (s *expander) grow(ctx context.Context, e *inventory.Expansion, on []layout.Share) (inventory.Growth, error) {
+	v := e.Volume()
+	return s.grown(e, s.lvm.Extend(volumegroup.ForClassOf(ctx, v), v.Group().Name(), v.ID(), e.Extents(), on...))
+}
+
+// growAt is grow by extents that hold zeroes as long as the group has this sequence number: another program that
+// changed the group may have had them. It could not be looked at afterwards: the volume's user sees the extents as
+// soon as the volume has them.
+func (s *expander) growAt(ctx context.Context, e *inventory.Expansion, seqno uint64, on []layout.Share) (inventory.Growth, error) {
 	v, group := e.Volume(), e.Volume().Group().Name()
-	if err := s.lvm.Extend(volumegroup.ForClassOf(ctx, v), group, v.ID(), e.Extents(), on...); err != nil {
+	err := s.lvm.ExtendAt(volumegroup.ForClassOf(ctx, v), seqno, group, v.ID(), e.Extents(), on...)
+	if errors.Is(err, lvm.ErrChanged) {
+		err = apierror.OperationPending("another program changed volume group %q while volume %s was growing", group, v.ID())
+	}
+	return s.grown(e, err)
+}
+
+// grown is what the command did that gave a volume the extents of an expansion.
+func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, error) {
+	if err != nil {
 		return inventory.Growth{}, err
 	}
-	segments, unmapped := s.lvm.Mapping(group, v.ID())
+	segments, unmapped := s.lvm.Mapping(e.Volume().Group().Name(), e.Volume().ID())
 	return inventory.Grown(e, segments, unmapped), nil
 }
 
@@ -150,12 +168,12 @@ func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) err
 // the volume gets them at once and done is true; otherwise the extension does.
 func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) (done bool, err error) {
 	err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-		on, zeroed, err := s.chooseExtents(e)
+		on, zeroedAt, err := s.chooseExtents(e)
 		if err != nil {
 			return nil, err
 		}
-		if done = zeroed; done {
-			return s.grow(ctx, e, on)
+		if done = zeroedAt != 0; done {
+			return s.growAt(ctx, e, zeroedAt, on)
 		}
 		if err := s.lvm.Create(volumegroup.ForClassOf(ctx, e.Volume()), e.ExtensionOptions(on)); err != nil {
 			return nil, err
@@ -166,19 +184,23 @@ func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *invent
 	return done, err
 }
 
-// chooseExtents names the very extents by which a volume grows, and reports whether all of
-// them are known to hold zeroes. The caller has the group's slot.
-func (s *expander) chooseExtents(e *inventory.Expansion) (on []layout.Share, zeroed bool, err error) {
+// chooseExtents names the very extents by which a volume grows, and the sequence number of the
+// group with which all of them are known to hold zeroes, or 0. The caller has the group's slot.
+func (s *expander) chooseExtents(e *inventory.Expansion) (on []layout.Share, zeroedAt uint64, err error) {
 	group := e.Volume().Group().Name()
 	p, err := s.lvm.Placement(group)
 	if err != nil {
-		return nil, false, fmt.Errorf("reading which extents are free: %w", err)
+		return nil, 0, fmt.Errorf("reading which extents are free: %w", err)
 	}
 	segments, err := s.lvm.Mapping(group, e.Volume().ID())
 	if err != nil {
-		return nil, false, err
+		return nil, 0, err
 	}
-	return e.ChooseExtents(p, segments)
+	on, zeroed, err := e.ChooseExtents(p, segments)
+	if zeroed {
+		zeroedAt = p.Seqno
+	}
+	return on, zeroedAt, err
 }
 
 // zeroExtension makes the extension read as zeroes, durably.
@@ -196,29 +218,26 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 }
 
 // giveExtension removes the extension and adds its extents to the volume, in one slot of the
-// group. Where they are is read again: an administrator may have moved them meanwhile. Between the
-// two commands the extents are free: if another program changed the group by then, it may have had
-// them, and the expansion begins again when it is requested again.
+// group. Where they are is read again: an administrator may have moved them meanwhile. If another
+// program changes the group from here on, it may have them in the end, and the expansion begins again
+// when it is requested again.
 func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) error {
 	x := e.Extension().ID()
 	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+		before, err := s.lvm.Metadata(g.Name())
+		if err != nil {
+			return nil, err
+		}
 		zeroed, err := s.lvm.Mapping(g.Name(), x)
 		if err != nil {
 			return nil, err
 		}
 		on := g.SharesOf(zeroed)
-		before, err := s.lvm.Metadata(g.Name())
-		if err != nil {
-			return nil, err
-		}
 		if err := s.lvm.Remove(volumegroup.ForClassOf(ctx, e.Volume()), g.Name(), []string{x}); err != nil {
 			return nil, err
 		}
 		s.crash("expand: extension removed")
-		if now, err := s.lvm.Metadata(g.Name()); err != nil || now.Seqno != before.Seqno+1 {
-			return nil, errors.Join(err, apierror.OperationPending("another program changed volume group %q while volume %s was growing", g.Name(), e.Volume().ID()))
-		}
-		grown, err := s.grow(ctx, e, on)
+		grown, err := s.growAt(ctx, e, before.Seqno+1, on)
 		if err != nil {
 			return nil, err
 		}

@@ -153,6 +153,10 @@ func (g *gate) Extend(ctx context.Context, group, volume string, extents int64, 
 	return g.around("extend", func() error { return g.Groups.Extend(ctx, group, volume, extents, on...) })
 }
 
+func (g *gate) ExtendAt(ctx context.Context, seqno uint64, group, volume string, extents int64, on ...layout.Share) error {
+	return g.around("extend", func() error { return g.Groups.ExtendAt(ctx, seqno, group, volume, extents, on...) })
+}
+
 func (g *gate) Remove(ctx context.Context, group string, volumes []string) error {
 	return g.around("remove", func() error { return g.Groups.Remove(ctx, group, volumes) })
 }

@@ -170,24 +170,33 @@ func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
 }
 
 // TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween has the disk used and given back
-// between the two commands that give an extension's extents to a volume.
+// between lvmd's last look at the group and the command that grows the volume.
 func TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween(t *testing.T) {
-	m := newMachine(t)
-	var once sync.Once
-	d := m.start(t, blind, func(d *daemon, o *Options) {
-		o.crashPoint = func(at string) {
-			if at == "expand: extension removed" {
-				once.Do(func() { m.dirtyFree(t, testTotal-2) })
+	for name, wiped := range map[string]bool{"what was wiped": true, "what is zeroed for it": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.dirty(t)
+			var once sync.Once
+			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+				if op == lvmfake.OpExtend {
+					once.Do(func() { m.dirtyFree(t, testTotal-2) })
+				}
+				return nil
 			}
-			d.gate.pass(at)
-		}
-	})
-	v := d.create(request("grows", 2))
-	grow := &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}
-	_, err := d.client.ExpandVolume(t.Context(), grow)
-	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
-	must.Get(d.client.ExpandVolume(t.Context(), grow))(t)
-	d.traces(v.GetId())
+			d := m.start(t, blind)
+			if wiped {
+				d.delete(d.create(request("wiped", testTotal)).GetId())
+				waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
+			}
+			v := d.create(request("grows", 2))
+			grow := &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: testTotal * testExtent}
+			_, err := d.client.ExpandVolume(t.Context(), grow)
+			wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+			d.traces(v.GetId())
+			must.Get(d.client.ExpandVolume(t.Context(), grow))(t)
+			d.traces(v.GetId())
+		})
+	}
 }
 
 func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {

@@ -110,6 +110,16 @@ func (f volumes) Extend(ctx context.Context, groupName, name string, extents int
 	return f.command(ctx, OpExtend, groupName, "lvextend", func(g *group) error { return g.extend(groupName, name, extents, on) })
 }
 
+// ExtendAt implements lvm.Groups.
+func (f volumes) ExtendAt(ctx context.Context, seqno uint64, groupName, name string, extents int64, on ...layout.Share) error {
+	return f.command(ctx, OpExtend, groupName, "lvextend", func(g *group) error {
+		if g.seqno != seqno {
+			return failure("lvextend", lvm.ErrChanged, "sequence number %d, not %d", g.seqno, seqno)
+		}
+		return g.extend(groupName, name, extents, on)
+	})
+}
+
 func (g *group) extend(groupName, name string, extents int64, on []layout.Share) error {
 	v := g.volumes[name]
 	if v == nil {

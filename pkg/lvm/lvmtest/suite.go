@@ -164,6 +164,9 @@ func seqno(t *testing.T, e Env) {
 	check("the second create")
 	must.Succeed(t, e.Groups.Extend(t.Context(), e.Group, "cv1", 4))
 	check("an extension")
+	must.Succeed(t, e.Groups.ExtendAt(t.Context(), want, e.Group, "cv1", 5))
+	check("an extension at the number")
+	wantErr(t, "an extension at another number", e.Groups.ExtendAt(t.Context(), want-1, e.Group, "cv1", 6), lvm.ErrChanged)
 	must.Succeed(t, e.Groups.Remove(t.Context(), e.Group, []string{"cv1", "cv2"}))
 	check("the removal of two")
 	if got := e.scan(t).Seqno; got != want {
