@@ -237,6 +237,7 @@ func eachNumber(t *testing.T, least int, kill func(number int) (killed bool)) {
 // returns the lvmd that runs then, and false when the command had fewer effects.
 func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ *process, killed bool) {
 	t.Helper()
+	at.lasting = at.lasting && d.lasts()
 	t.Logf("%s: %v", d.name, at)
 	all := p.available()
 	s := newScenario(n)
@@ -245,7 +246,6 @@ func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ 
 	}
 	n.prepareKill(d.command, at)
 	d.do(s, p)
-	at.lasting = at.lasting && d.lasts()
 	if killed = n.killed(at); killed && at.whom == "lvmd" {
 		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
 		p = n.start()
