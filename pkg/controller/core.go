@@ -17,8 +17,9 @@ type core struct {
 	available *cluster.Availability
 	owner     *capacity.Owner // nil for none
 	ids       *cluster.IDs
-	// workers and slowCreate are set by tests only: how many claims, volumes that are to be
-	// deleted, grown or changed, and snapshots are worked on at once, and from when on a create is slow; zero means the constants.
-	workers    int
-	slowCreate time.Duration
+	// What follows is set by tests only, and zero means the constants: how many claims, volumes that are to
+	// be deleted, grown or changed, and snapshots are worked on at once, from when on a create is slow, and
+	// when it is given up.
+	workers                   int
+	slowCreate, createTimeout time.Duration
 }

@@ -8,13 +8,12 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// CreateVolume makes a volume on a node. Errors are NotConnectedError or
+// CreateVolume makes a volume on a node. Errors are NotConnectedError, NoPlaceError or
 // lvmd's gRPC statuses; MayHaveHappened says which of them leave the outcome unknown.
 func (f *Fleet) CreateVolume(ctx context.Context, node string, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.CreateVolume)
@@ -153,7 +152,7 @@ func (f *Fleet) takePlace(ctx context.Context, node string, r any) (release func
 	places := n.calls[kind]
 	f.mu.Unlock()
 	if err := places.Acquire(ctx, 1); err != nil {
-		return nil, status.Errorf(status.FromContextError(err).Code(), "of %d places for such calls to node %s, none became free: %v", callsOfAKind, node, err)
+		return nil, &NoPlaceError{Cause: err}
 	}
 	return func() { places.Release(1) }, nil
 }

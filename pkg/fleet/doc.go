@@ -15,7 +15,7 @@
 //
 // Invariants: a view is always a state that the node was in, never a mixture
 // of two; views of one node are handed to OnChange in order; a call that
-// failed with NotConnectedError was never sent; a node that reports more than a
+// failed with NotConnectedError or NoPlaceError was never sent; a node that reports more than a
 // node can hold (MaxVolumes) is refused, and takes no more memory for it.
 //
 // It runs on every controller replica, whether that leads or not, so that a

@@ -28,6 +28,32 @@ func IsNotConnected(err error) bool {
 	return errors.As(err, &e)
 }
 
+// NoPlaceError says that as many calls of a kind were under way to a node as may be, until the time of
+// another one was over. The call was not sent.
+type NoPlaceError struct {
+	// Cause is the error of the call's context.
+	Cause error
+}
+
+func (e *NoPlaceError) Error() string {
+	return fmt.Sprintf("the call was not sent within its time, as at most %d of its kind are under way to a node; nothing was done (%v)", callsOfAKind, e.Cause)
+}
+
+// Unwrap returns the error of the call's context.
+func (e *NoPlaceError) Unwrap() error { return e.Cause }
+
+// GRPCStatus gives the error the code of the context's: the caller has no more time.
+func (e *NoPlaceError) GRPCStatus() *status.Status {
+	return status.New(status.FromContextError(e.Cause).Code(), e.Error())
+}
+
+// NotSent reports whether the error is that of a call that never left for the node, which did nothing
+// because of it.
+func NotSent(err error) bool {
+	var noPlace *NoPlaceError
+	return IsNotConnected(err) || errors.As(err, &noPlace)
+}
+
 // Reason returns lvmd's own reason for an error (names.Reason…), or "" for
 // errors that do not come from lvmd but from the way to it.
 func Reason(err error) string {
@@ -57,7 +83,7 @@ func MayHaveHappened(err error) bool {
 	if err == nil {
 		return true
 	}
-	if IsNotConnected(err) {
+	if NotSent(err) {
 		return false
 	}
 	s, ok := status.FromError(err)

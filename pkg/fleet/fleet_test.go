@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -216,6 +217,7 @@ func TestMayHaveHappened(t *testing.T) {
 	}{
 		"success happened":                                        {nil, true},
 		"a node that is not connected did not":                    {&fleet.NotConnectedError{Node: "n"}, false},
+		"a call that found no place was not sent":                 {fmt.Errorf("on node n: %w", &fleet.NoPlaceError{Cause: context.DeadlineExceeded}), false},
 		"a broken connection leaves its outcome unknown":          {status.Error(codes.Unavailable, "EOF"), true},
 		"a missing device is lvmd's last word":                    {lvmdfake.Error(codes.Unavailable, names.ReasonDeviceMissing, "gone"), false},
 		"an answer that is too large leaves its outcome unknown":  {status.Error(codes.ResourceExhausted, "grpc: received message larger than max"), true},

@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -55,8 +57,9 @@ func TestSoManyCallsOfAKindAreUnderWayToANodeAndOtherKindsGoOn(t *testing.T) {
 	}
 	canceled, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := h.CreateVolume(canceled, "n", request("given-up")); err == nil {
-		t.Error("a call that was given up while it waited succeeded")
+	_, err := h.CreateVolume(canceled, "n", request("given-up"))
+	if noPlace := (*fleet.NoPlaceError)(nil); !errors.As(err, &noPlace) || !fleet.NotSent(err) || fleet.MayHaveHappened(err) || status.Code(err) != codes.Canceled {
+		t.Errorf("a call that was given up while it waited ends with %v, want a NoPlaceError with the code Canceled", err)
 	}
 	close(finish)
 	creating.Wait()

@@ -103,8 +103,8 @@ func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateV
 	if err != nil && fleet.MayHaveHappened(err) {
 		return nil, onNode(node, err)
 	}
-	if fleet.IsNotConnected(err) && inFlight {
-		// What a node holds that is gone belongs to no request any more.
+	if fleet.NotSent(err) && inFlight {
+		// What an earlier call did there is open on. What a node holds that is gone belongs to no request any more.
 		if gone, goneErr := s.NodeGone(ctx, node); goneErr != nil || !gone {
 			return nil, onNode(node, errors.Join(err, goneErr))
 		}

@@ -38,7 +38,7 @@ const slowCreate = 5 * time.Second
 // flight from before the create is sent until a PersistentVolume names the volume, or the node
 // said no.
 func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, node string) (time.Duration, error) {
-	timeout := createTimeout
+	timeout := cmp.Or(p.CreateTimeout, createTimeout)
 	if r.From != nil {
 		timeout = copyTimeout
 		if err := p.protectSource(ctx, a, r.From); err != nil {
@@ -56,8 +56,8 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 	p.loop.Outside(func() { vol, err = p.Fleet.CreateVolume(createCtx, node, ask) })
 	answered()
 	cancel()
-	if fleet.IsNotConnected(err) && !before {
-		a.inFlight.end(node) // it was not sent
+	if fleet.NotSent(err) && !before {
+		a.inFlight.end(node)
 	}
 	if err != nil {
 		// The node is not to blame for a copy, which can fail for its source.
@@ -154,6 +154,11 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	if fleet.IsNotConnected(cause) {
 		return time.Millisecond, nil
 	}
+	notSent := fleet.NotSent(cause)
+	if notSent && a.inFlight.has(node) {
+		p.warn(a, claim, cluster.Refusal(node, cause)+"; asking it again")
+		return 0, cause // an earlier create may have made the volume there
+	}
 	a.inFlight.end(node)
 	reason := fleet.Reason(cause)
 	if reason == names.ReasonRequestDiffers {
@@ -170,7 +175,7 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 		p.warn(a, claim, cluster.Refusal(node, cause)+sourceAdvice[reason]+"; asking it again")
 		return 0, cause // the volume can be nowhere else
 	}
-	elsewhere := slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding,
+	elsewhere := notSent || slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding,
 		names.ReasonCommandTimedOut}, reason)
 	refused := reason == names.ReasonFormatRefused
 	if reason == names.ReasonCommandFailed || refused {

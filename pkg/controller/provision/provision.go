@@ -56,8 +56,8 @@ type Provisioner struct {
 	placing      sync.Mutex // serialises immediate binding's choices; taken before all others
 }
 
-// Options say how claims are provisioned. All but Snapshots, Parallel and
-// SlowCreate are required.
+// Options say how claims are provisioned. All but Snapshots, Parallel, SlowCreate and
+// CreateTimeout are required.
 type Options struct {
 	// Snapshots talks to the API server about snapshots, nil for none of them.
 	Snapshots snapshotclient.Interface
@@ -78,7 +78,9 @@ type Options struct {
 	// SlowCreate is how long a create takes before an Event says that it is under way; zero
 	// means 5 s.
 	SlowCreate time.Duration
-	Metrics    *Metrics
+	// CreateTimeout bounds one create that copies nothing; zero means 5 min.
+	CreateTimeout time.Duration
+	Metrics       *Metrics
 }
 
 // New makes a provisioner. Run runs it.

@@ -1,0 +1,157 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/component-helpers/storage/volume"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// places is how many creates are under way to a node at a time.
+const places = 128
+
+func impatient(c *Controller) { c.core.createTimeout = time.Second }
+
+// occupiedNode is a node to which other creates take all places, from fill on and until release.
+type occupiedNode struct {
+	h    *harness
+	node string
+	held *heldCalls
+	// asked counts calls about the volume of the test.
+	asked atomic.Int32
+}
+
+// occupiedNode returns a node that calls create for the volume of that name.
+func (h *harness) occupiedNode(name, volume string, create func() error) *occupiedNode {
+	o := &occupiedNode{h: h, node: name, held: &heldCalls{release: make(chan struct{})}}
+	wait := hold[*lvmdv1.CreateVolumeRequest](o.held)
+	h.node(name, 100*gib).SetHooks(lvmdfake.Hooks{
+		BeforeCreate: func(ctx context.Context, r *lvmdv1.CreateVolumeRequest) error {
+			if r.GetName() != volume {
+				return wait(ctx, r)
+			}
+			o.asked.Add(1)
+			return create()
+		},
+		BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error { o.asked.Add(1); return nil },
+	})
+	return o
+}
+
+// fill returns when so many creates are held.
+func (o *occupiedNode) fill(want int32) {
+	o.h.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var calls sync.WaitGroup
+	for i := range places {
+		calls.Go(func() {
+			_, _ = o.h.c.core.Fleet.CreateVolume(ctx, o.node, &lvmdv1.CreateVolumeRequest{
+				Name: fmt.Sprint("other-", i), RequiredBytes: mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM})
+		})
+	}
+	o.h.t.Cleanup(func() { cancel(); calls.Wait() })
+	waittest.Until(o.h.t, "the places are taken", func() bool { return o.held.count.Load() >= want })
+}
+
+func (o *occupiedNode) release() { close(o.held.release) }
+
+func TestAClaimThatWasNotSentToItsNodeLeavesIt(t *testing.T) {
+	h := newHarness(t, impatient)
+	n1 := h.occupiedNode("n1", "pvc-uid-c", func() error { return nil })
+	h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.leader() // of a claim that was there before it led, it would not know whether n1 had been asked
+	n1.fill(places)
+	h.claim("c", "n1", nil)
+	h.event("Warning ProvisioningFailed", "node n1: the call was not sent", "nothing was done", "the scheduler is asked for another node")
+	waittest.Until(t, "the claim is rescheduled", h.unselected("c"))
+	h.selectNode("c", "n2")
+	waittest.Until(t, "claim is bound", h.bound("c"))
+	if on, _ := cluster.NodeOf(h.pv("pvc-uid-c")); on != "n2" || n1.asked.Load() != 0 {
+		t.Errorf("the volume is on %s, want n2; n1 was asked for it or to remove it %d times, want never", on, n1.asked.Load())
+	}
+}
+
+func TestAClaimWhoseEarlierCreateIsInFlightStaysThoughTheNextIsNotSent(t *testing.T) {
+	h := newHarness(t, impatient)
+	entered, answer := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	n1 := h.occupiedNode("n1", "pvc-uid-c", func() error {
+		var err error
+		once.Do(func() {
+			close(entered)
+			<-answer
+			err = status.Error(codes.Unavailable, "the answer was lost")
+		})
+		return err
+	})
+	h.class("carve", nil)
+	h.run()
+	h.claim("c", "n1", nil)
+	<-entered
+	n1.fill(places - 1)
+	close(answer)
+	h.event("Warning ProvisioningFailed", "node n1: the call was not sent", "asking it again")
+	if on := h.getClaim("c").Annotations[volume.AnnSelectedNode]; on != "n1" {
+		t.Errorf("the claim left its node for %q, which may have made the volume", on)
+	}
+	n1.release()
+	waittest.Until(t, "claim is bound", h.bound("c"))
+}
+
+func TestACSIVolumeThatWasNotSentIsInFlightOnlyIfItWasBefore(t *testing.T) {
+	for name, test := range map[string]struct {
+		lost bool // the answer to an earlier call
+		want codes.Code
+	}{
+		"an earlier answer was lost": {true, codes.AlreadyExists},
+		"it is the first call":       {false, codes.OK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			n1 := h.occupiedNode("n1", "v", func() error { return status.Error(codes.Unavailable, "the answer was lost") })
+			h.node("n2", gib)
+			h.run()
+			client := h.csiClient()
+			create := func(ctx context.Context, node string) error {
+				_, err := client.CreateVolume(ctx, volumeRequest("v", func(r *csi.CreateVolumeRequest) {
+					r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on(node)}
+				}))
+				return err
+			}
+			if test.lost {
+				if err := create(t.Context(), "n1"); status.Code(err) != codes.Unavailable {
+					t.Fatal(err)
+				}
+			}
+			n1.fill(places)
+			limited, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := create(limited, "n1"); status.Code(err) != codes.DeadlineExceeded {
+				t.Fatalf("a call for which there is no place: %v, want DeadlineExceeded", err)
+			}
+			var err error
+			waittest.Until(t, "that call has ended in the service, too", func() bool {
+				err = create(t.Context(), "n2")
+				return status.Code(err) != codes.Aborted
+			})
+			if status.Code(err) != test.want {
+				t.Errorf("elsewhere: %v, want %s", err, test.want)
+			}
+		})
+	}
+}
