@@ -166,6 +166,53 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 	}
 }
 
+func TestAnotherVolumeIsNoAnswerToACreate(t *testing.T) {
+	for what, test := range map[string]struct {
+		answer func(*lvmdv1.Volume)
+		claim  string // the Event's text
+		csi    string // the error's
+	}{
+		"another name": {func(v *lvmdv1.Volume) { v.Name = "pvc-other" },
+			`node n1 answered with volume "pvc-other" of 100Mi, asked for volume "pvc-uid-c" of 100Mi`,
+			`node n3 answered with volume "pvc-other" of 100Mi, asked for volume "pvc-d" of 100Mi`},
+		"too small": {func(v *lvmdv1.Volume) { v.SizeBytes /= 2 },
+			`node n1 answered with volume "pvc-uid-c" of 50Mi, asked for volume "pvc-uid-c" of 100Mi`,
+			`node n3 answered with volume "pvc-d" of 50Mi, asked for volume "pvc-d" of 100Mi`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			n1 := h.node("n1", gib)
+			n1.SetHooks(lvmdfake.Hooks{Answer: test.answer})
+			h.node("n2", gib)
+			h.node("n3", gib).SetHooks(lvmdfake.Hooks{Answer: test.answer})
+			h.class("carve", nil)
+			h.run()
+			h.claim("c", "n1", nil)
+			h.event("Warning ProvisioningFailed", test.claim, "the scheduler is asked for another node")
+			waittest.Until(t, "the claim is rescheduled", h.unselected("c"))
+			if h.c.core.available.HeldUntil("n1", "local").IsZero() {
+				t.Error("the node that answered with another volume is offered on")
+			}
+			if pv := h.pv("pvc-uid-c"); pv != nil {
+				t.Errorf("the answer was believed: %+v", pv.Spec)
+			}
+			h.selectNode("c", "n2")
+			waittest.Until(t, "claim is bound", h.bound("c"))
+			if on, _ := cluster.NodeOf(h.pv("pvc-uid-c")); on != "n2" {
+				t.Errorf("the volume is on %s, want n2", on)
+			}
+			waittest.Until(t, "n1 has nothing of it", func() bool { return len(n1.Volumes()) == 0 })
+			_, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-d", func(r *csi.CreateVolumeRequest) {
+				r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n3")}
+			}))
+			if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), test.csi) {
+				t.Errorf("a create by CSI: %v, want Internal that says: %s", err, test.csi)
+			}
+		})
+	}
+}
+
 func TestAnIDIsOneVolumesOnOneNode(t *testing.T) {
 	h, n1, n2 := newBound(t)
 	bound := n1.Volumes()["pvc-uid-c"].GetId()
@@ -191,7 +238,7 @@ func TestAnIDIsOneVolumesOnOneNode(t *testing.T) {
 		{"n1", "pvc-newer", "fresh", `node n1 answered with for volume "pvc-new"`},
 		{"n1", "pvc-new", "", "is none"},
 	} {
-		err := h.c.core.ids.Take(step.node, step.name, step.id)
+		err := h.c.core.ids.Accept(step.node, &lvmdv1.CreateVolumeRequest{Name: step.name}, &lvmdv1.Volume{Name: step.name, Id: step.id})
 		var taken *cluster.IDTakenError
 		if errors.As(err, &taken) != (step.holder != "") || taken != nil && taken.Holder != step.holder {
 			t.Errorf("node %s answers for %s with %q: %v, want that %q", step.node, step.name, step.id, err, step.holder)
@@ -208,7 +255,8 @@ func TestOfTwoCreatesThatAreAnsweredWithOneIDOneIsRefused(t *testing.T) {
 	var calls sync.WaitGroup
 	for i := range creates {
 		calls.Go(func() {
-			if h.c.core.ids.Take("n1", fmt.Sprintf("pvc-%d", i), "same") == nil {
+			name := fmt.Sprintf("pvc-%d", i)
+			if h.c.core.ids.Accept("n1", &lvmdv1.CreateVolumeRequest{Name: name}, &lvmdv1.Volume{Name: name, Id: "same"}) == nil {
 				taken.Add(1)
 			}
 		})

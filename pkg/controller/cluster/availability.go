@@ -297,10 +297,11 @@ func (a *Availability) Count(cause string) float64 {
 // NodeFault reports whether a create failed for something that is wrong with the node,
 // and not with the request, for want of space, or because the connection broke. One that
 // is definite needs no repetition: LVM cannot change the group, or the node answered with another
-// volume's id.
+// volume.
 func NodeFault(err error) (fault, definite bool) {
 	var taken *IDTakenError
-	if errors.As(err, &taken) {
+	var wrong *WrongVolumeError
+	if errors.As(err, &taken) || errors.As(err, &wrong) {
 		return true, true
 	}
 	switch fleet.Reason(err) {

@@ -7,6 +7,9 @@ import (
 	"sync"
 
 	"k8s.io/utils/lru"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // idsKept is how many of the latest ids are kept: each is soon in a report or a PersistentVolume.
@@ -19,7 +22,7 @@ type IDs struct {
 	cluster *Cluster
 
 	mu     sync.Mutex
-	latest *lru.Cache // the identity of each id that Take was called with
+	latest *lru.Cache // the identity of each id that was accepted
 }
 
 // identity is what an id stands for.
@@ -39,10 +42,28 @@ func (e *IDTakenError) Error() string {
 	return fmt.Sprintf("node %s answered with volume id %q, which %s: find out what runs as carve-lvmd on node %s", e.Node, e.ID, e.Holder, e.Node)
 }
 
-// Take notes that a node answered a create of the volume of that name with an id. It returns an
-// IDTakenError when a PersistentVolume has the id for another volume, a node reports it of another one,
-// or another create was answered with it. It may be repeated.
-func (i *IDs) Take(node, name, id string) error {
+// WrongVolumeError says that a node answered a create with a volume of another name or size than was
+// asked for.
+type WrongVolumeError struct {
+	Node       string
+	Got, Asked string // the volumes, as parts of a sentence
+}
+
+func (e *WrongVolumeError) Error() string {
+	return fmt.Sprintf("node %s answered with %s, asked for %s; do its agent and the controller have the same version?", e.Node, e.Got, e.Asked)
+}
+
+// Accept notes that a node answered a create with a volume. It returns a WrongVolumeError when that is
+// not what was asked for, and an IDTakenError when a PersistentVolume has its id for another volume, a
+// node reports the id of another one, or another create was answered with it. It may be repeated.
+func (i *IDs) Accept(node string, ask *lvmdv1.CreateVolumeRequest, vol *lvmdv1.Volume) error {
+	name, id, bytes := ask.GetName(), vol.GetId(), vol.GetSizeBytes()
+	if vol.GetName() != name || bytes < ask.GetRequiredBytes() || ask.GetLimitBytes() > 0 && bytes > ask.GetLimitBytes() {
+		describe := func(name string, bytes int64) string {
+			return fmt.Sprintf("volume %q of %s", name, quantity.Bytes(bytes))
+		}
+		return &WrongVolumeError{Node: node, Got: describe(vol.GetName(), bytes), Asked: describe(name, ask.GetRequiredBytes())}
+	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if holder := i.holder(node, name, id); holder != "" {

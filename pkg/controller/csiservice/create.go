@@ -95,11 +95,11 @@ func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateV
 	s.mu.Unlock()
 	began := time.Now()
 	vol, err := s.Fleet.CreateVolume(ctx, node, ask)
-	var taken error
+	var wrong error
 	if err == nil {
-		taken = s.o.IDs.Take(node, ask.GetName(), vol.GetId())
+		wrong = s.o.IDs.Accept(node, ask, vol)
 	}
-	s.noteAttempt(ctx, node, ask, began, cmp.Or(err, taken))
+	s.noteAttempt(ctx, node, ask, began, cmp.Or(err, wrong))
 	if err != nil && fleet.MayHaveHappened(err) {
 		return nil, onNode(node, err)
 	}
@@ -112,8 +112,8 @@ func (s *Service) createOn(ctx context.Context, node string, ask *lvmdv1.CreateV
 	s.mu.Lock()
 	delete(s.inFlight, ask.GetName())
 	s.mu.Unlock()
-	if taken != nil {
-		return nil, fail(codes.Internal, "%v", taken)
+	if wrong != nil {
+		return nil, fail(codes.Internal, "%v", wrong)
 	}
 	return vol, onNode(node, err)
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
-	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // createTimeout bounds one create on a node: lvcreate and mkfs, behind the
@@ -66,20 +65,14 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		}
 		return p.createFailed(ctx, a, claim, class, r, node, err)
 	}
-	a.failures.internal, a.failures.unanswered = 0, 0
-	p.Metrics.createSeconds.Observe(p.Now().Sub(began).Seconds())
-	if vol.GetSizeBytes() < r.Bytes || vol.GetName() != a.name {
-		err := fmt.Errorf("node %s answered with volume %q of %s, asked for %q of %s; do its agent and the controller have the same version?",
-			node, vol.GetName(), quantity.Bytes(vol.GetSizeBytes()), a.name, quantity.Bytes(r.Bytes))
-		p.warn(a, claim, err.Error())
-		return 0, err
-	}
-	if err := p.IDs.Take(node, a.name, vol.GetId()); err != nil {
+	if err := p.IDs.Accept(node, ask, vol); err != nil {
 		if a.failures.blame(node) {
 			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
 		}
-		return p.idTaken(ctx, a, claim, r, node, err)
+		return p.wrongAnswer(ctx, a, claim, r, node, err)
 	}
+	a.failures.internal, a.failures.unanswered = 0, 0
+	p.Metrics.createSeconds.Observe(p.Now().Sub(began).Seconds())
 	p.CountSuccess(p.Available, node, vol.GetDeviceClass())
 	p.Available.Accepted(node, class.Name)
 	if err := p.matchLimits(ctx, node, vol, r.IOLimits); err != nil {
@@ -204,9 +197,9 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	return 0, p.reschedule(ctx, a, claim, node, why)
 }
 
-// idTaken handles a create that a node answered with another volume's id. Asked again, it would
-// answer so again. What it may have made is no Pod's: it is removed once another node has the volume.
-func (p *Provisioner) idTaken(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r spec.Request, node string, why error) (time.Duration, error) {
+// wrongAnswer handles a create that a node answered with another volume, or with another volume's id.
+// Asked again, it would answer so again. What it may have made is no Pod's, and is removed as a stray.
+func (p *Provisioner) wrongAnswer(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r spec.Request, node string, why error) (time.Duration, error) {
 	p.Metrics.claims.WithLabelValues(resultFailed).Inc()
 	if r.From != nil {
 		p.warn(a, claim, why.Error())

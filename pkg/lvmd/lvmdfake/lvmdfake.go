@@ -36,6 +36,8 @@ type Hooks struct {
 	BeforeCreate func(context.Context, *lvmdv1.CreateVolumeRequest) error
 	// AfterCreate fails a create after it took effect: a lost answer.
 	AfterCreate func(context.Context, *lvmdv1.Volume) error
+	// Answer changes the volume that a create is answered with, and no other.
+	Answer func(*lvmdv1.Volume)
 	// BeforeDelete delays or fails a delete before it has any effect.
 	BeforeDelete func(context.Context, *lvmdv1.DeleteVolumeRequest) error
 	// BeforeExpand delays or fails an expansion before it has any effect.
@@ -165,7 +167,11 @@ func (s *Server) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest
 			return nil, err
 		}
 	}
-	return &lvmdv1.CreateVolumeResponse{Volume: proto.CloneOf(v)}, nil
+	answer := proto.CloneOf(v)
+	if hooks.Answer != nil {
+		hooks.Answer(answer)
+	}
+	return &lvmdv1.CreateVolumeResponse{Volume: answer}, nil
 }
 
 func (s *Server) create(r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
