@@ -127,9 +127,9 @@ func (s *scope) endedByKill(pod corev1.Pod, container string) error {
 	return fmt.Errorf("the Pod %s has no status of its container %s", pod.Name, container)
 }
 
-// holdLVM has every command of LVM on every node wait that would change the volume group or read
+// holdLVM has every command of LVM on these nodes wait that would change the volume group or read
 // it: volumes that are being made meanwhile stay in their middle until release is called.
-func (s *scope) holdLVM() (release func()) {
+func (s *scope) holdLVM(nodes ...string) (release func()) {
 	s.Helper()
 	// LVM removes the file of a lock that it lets go of. Who has the lock of a file that is gone
 	// has nothing.
@@ -140,7 +140,7 @@ func (s *scope) holdLVM() (release func()) {
 	var holders sync.WaitGroup
 	release = func() { cancel(); holders.Wait() }
 	s.Cleanup(release)
-	for _, node := range s.nodes {
+	for _, node := range nodes {
 		output, printed := io.Pipe()
 		holders.Go(func() {
 			code, err := s.Cluster.Run(ctx, node, agent.Command{Argv: []string{"sh", "-ec", script}, Stdout: printed, Stderr: printed})
@@ -177,7 +177,7 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 		program := map[int]string{2: "carve-controller", 4: "carve-lvmd", 6: "carve-node"}[i]
 		release := func() {}
 		if program != "" {
-			release = s.holdLVM()
+			release = s.holdLVM(s.nodes...)
 		}
 		name := fmt.Sprintf("burst-%d", i)
 		s.start(name, podOptions{bytes: 32 * extent})
@@ -196,6 +196,52 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 	}
 	s.replaced(killed)
 	s.must(s.WaitReady(s.ctx, waitTimeout), "Carve is well again")
+}
+
+// TestAPodLeavesANodeWhoseLVMHangs has the scheduler choose a node on which every command of LVM waits
+// until lvmd kills it. The Pod runs on the other node, and the first one serves again when LVM answers.
+func TestAPodLeavesANodeWhoseLVMHangs(t *testing.T) {
+	s := begin(t)
+	s.lvmdArguments("--lvm-timeout=10s")
+	s.capacityIsPublished()
+	hanging, other := s.nodes[0], s.nodes[1]
+	release := s.holdLVM(hanging)
+	s.create(preferring(hanging, pod("moved", podOptions{bytes: 16 * extent})))
+	event, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "PersistentVolumeClaim", "moved-scratch", "the scheduler is asked for another node")
+	s.must(err, "see that the claim leaves the node")
+	if want := "node " + hanging + ": LVM has not answered"; !strings.Contains(event.Message, want) {
+		t.Errorf("the claim's Event is %q, want in it %q", event.Message, want)
+	}
+	s.running("moved")
+	if got := s.nodeOf("moved"); got != other {
+		t.Errorf("the Pod runs on %s, want %s", got, other)
+	}
+	s.wantMarker("moved")
+	s.must(carve.Until(s.ctx, waitTimeout, "no capacity of the node is published", func(ctx context.Context) error {
+		return s.wantCapacity(ctx, hanging, 0)
+	}), "withdraw the capacity")
+	for _, object := range []string{"pod/moved", "pvc/moved-scratch"} {
+		text, err := s.Kubectl(s.ctx, nil, "describe", "--namespace", s.namespace, object)
+		s.must(err, "describe "+object)
+		t.Logf("kubectl describe %s\n%s", object, text)
+	}
+
+	release()
+	s.capacityIsPublished()
+	s.create(preferring(hanging, pod("back", podOptions{bytes: 16 * extent})))
+	s.running("back")
+	if got := s.nodeOf("back"); got != hanging {
+		t.Errorf("after LVM answers again, the Pod runs on %s, want %s", got, hanging)
+	}
+}
+
+// preferring has the scheduler prefer a node for a Pod.
+func preferring(node string, p *corev1.Pod) *corev1.Pod {
+	named := corev1.NodeSelectorRequirement{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
+	p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+		Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{named}},
+	}}}}
+	return p
 }
 
 // TestVolumesComeBackAfterAPowerCut cuts a node's power under a writing Pod.

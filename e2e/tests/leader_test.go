@@ -32,7 +32,7 @@ func TestAnotherControllerTakesOverWhileVolumesAreMade(t *testing.T) {
 			s := begin(t)
 			holder, leader := s.leader()
 			const pods = 6
-			release := s.holdLVM()
+			release := s.holdLVM(s.nodes...)
 			var names []string
 			for i := range pods {
 				name := fmt.Sprintf("burst-%02d", i)

@@ -14,7 +14,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/e2e/carve"
 )
@@ -153,16 +152,30 @@ func (s *scope) switchOn(node string) {
 // have by default, until the end of the test.
 func (s *scope) controllerArguments(arguments ...string) {
 	s.Helper()
-	deployments := s.AppsV1().Deployments(carve.Namespace)
-	deployed, err := deployments.Get(s.ctx, "carve-controller", metav1.GetOptions{})
+	deployed, err := s.AppsV1().Deployments(carve.Namespace).Get(s.ctx, "carve-controller", metav1.GetOptions{})
 	s.must(err, "get the controller's Deployment")
-	before := deployed.Spec.Template.Spec.Containers[0].Args
+	s.arguments("deployment/carve-controller", deployed.Spec.Template.Spec.Containers, "controller", arguments)
+}
+
+// lvmdArguments does so with lvmd on every node.
+func (s *scope) lvmdArguments(arguments ...string) {
+	s.Helper()
+	agents, err := s.AppsV1().DaemonSets(carve.Namespace).Get(s.ctx, "carve-node", metav1.GetOptions{})
+	s.must(err, "get the agents' DaemonSet")
+	s.arguments("daemonset/carve-node", agents.Spec.Template.Spec.Containers, "lvmd", arguments)
+}
+
+// arguments has a container of an object run with more arguments until the end of the test.
+func (s *scope) arguments(object string, containers []corev1.Container, container string, arguments []string) {
+	s.Helper()
+	i := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == container })
+	before := containers[i].Args
 	set := func(ctx context.Context, arguments []string) {
 		s.Helper()
-		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": arguments}})
+		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": fmt.Sprintf("/spec/template/spec/containers/%d/args", i), "value": arguments}})
 		s.must(err, "make a patch")
-		_, err = deployments.Patch(ctx, "carve-controller", types.JSONPatchType, patch, metav1.PatchOptions{})
-		s.must(err, "change the controller's arguments")
+		_, err = s.Kubectl(ctx, nil, "patch", "--namespace", carve.Namespace, object, "--type=json", "--patch", string(patch))
+		s.must(err, "change the arguments of "+object)
 		s.must(s.WaitReady(ctx, waitTimeout), "Carve is ready")
 	}
 	s.Cleanup(func() {
@@ -170,7 +183,7 @@ func (s *scope) controllerArguments(arguments ...string) {
 		defer cancel()
 		set(ctx, before)
 	})
-	set(s.ctx, append(append([]string{}, before...), arguments...))
+	set(s.ctx, slices.Concat(before, arguments))
 }
 
 // startSet makes a StatefulSet of one Pod with one claim, named data.
