@@ -30,8 +30,6 @@ import (
 const (
 	// modifyWorkers is how many claims are worked on at once, as resizeWorkers.
 	modifyWorkers = 64
-	// modifyResync is how often all classes are looked at again.
-	modifyResync = 10 * time.Minute
 	// modifyTimeout bounds one lvchange on a node, behind the node's own queue.
 	modifyTimeout = 3 * time.Minute
 )
@@ -50,7 +48,7 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	defer classes.Shutdown()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
 	n := cmp.Or(c.workers, modifyWorkers)
-	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(n)}, c.Client, modifyResync, time.Minute, false,
+	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(n)}, c.Client, 0, time.Minute, false,
 		withClasses{scoped, classes}, limiter)
 	// The library leaves a claim alone whose class did not exist when the claim was changed.
 	changed := cache.TypedResourceEventHandlerFuncs[*storagev1.VolumeAttributesClass]{AddFunc: func(class *storagev1.VolumeAttributesClass) {
@@ -58,7 +56,7 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 			return
 		}
 		for _, claim := range c.AllClaims() {
-			if ptr.Deref(claim.Spec.VolumeAttributesClassName, "") == class.Name && ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "") != class.Name {
+			if ptr.Deref(claim.Spec.VolumeAttributesClassName, "") == class.Name && waitsForClass(claim) {
 				scoped.again(claim)
 			}
 		}
@@ -68,9 +66,16 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	}
 	classes.Start(ctx.Done())
 	var workers sync.WaitGroup
+	workers.Go(func() { scoped.resync(ctx, libraryResync, c.AllClaims, waitsForClass) })
 	controller.Run(n, ctx, &workers)
 	workers.Wait()
 	return nil
+}
+
+// waitsForClass reports whether a claim asks for another VolumeAttributesClass than it has.
+func waitsForClass(claim *v1.PersistentVolumeClaim) bool {
+	asked := ptr.Deref(claim.Spec.VolumeAttributesClassName, "")
+	return asked != "" && asked != ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
 }
 
 // withClasses has the informers of claims and volumes that are there, and others for the

@@ -30,9 +30,6 @@ const (
 	// resizeWorkers is how many claims are worked on at once. The library's workers wait for
 	// nodes; of so many, one node and one namespace have a share.
 	resizeWorkers = 256
-	// resizeResync is how often all claims are looked at again for growth that
-	// was asked for and not begun.
-	resizeResync = 10 * time.Minute
 	// resizeTimeout bounds one lvextend on a node, behind the node's own queue.
 	resizeTimeout = 3 * time.Minute
 )
@@ -55,11 +52,17 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 	defer scoped.release()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
 	n := cmp.Or(c.workers, resizeWorkers)
-	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx, newShares(n)}, c.Client, resizeResync, scoped, limiter, false, time.Minute)
+	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx, newShares(n)}, c.Client, 0, scoped, limiter, false, time.Minute)
 	var workers sync.WaitGroup
+	workers.Go(func() { scoped.resync(ctx, libraryResync, c.AllClaims, waitsForGrowth) })
 	controller.Run(n, ctx, &workers)
 	workers.Wait()
 	return nil
+}
+
+// waitsForGrowth reports whether a claim asks for more than it has.
+func waitsForGrowth(claim *v1.PersistentVolumeClaim) bool {
+	return claim.Status.Phase == v1.ClaimBound && claim.Spec.Resources.Requests.Storage().Cmp(*claim.Status.Capacity.Storage()) > 0
 }
 
 // resizeError is a node's refusal to grow a volume, as the library is to see it. It goes on with

@@ -1,20 +1,27 @@
 package controller
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core"
 	corev1 "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
+// libraryResync is how often a library looks again at what it has not done.
+const libraryResync = 10 * time.Minute
+
 // scopedInformers lends our informers of claims and volumes to a library that
-// adds event handlers and never removes them: release does. Other informers of
-// the factory are lent as they are.
+// adds event handlers and never removes them: release does. What the library writes
+// into their stores, it alone sees. Other informers of the factory are lent as they are.
 type scopedInformers struct {
 	informers.SharedInformerFactory
 
@@ -43,8 +50,24 @@ func (s *scopedInformers) release() {
 	s.handlers = nil
 }
 
-// again has the library look at a claim that did not change. Our informers do not resync, by
-// which the library would.
+// resync has the library look again, in each period until ctx is done, at the claims that wait for it.
+// Our informers do not resync, by which the library would.
+func (s *scopedInformers) resync(ctx context.Context, period time.Duration, claims func() []*v1.PersistentVolumeClaim, waits func(*v1.PersistentVolumeClaim) bool) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(period):
+		}
+		for _, claim := range claims() {
+			if waits(claim) {
+				s.again(claim)
+			}
+		}
+	}
+}
+
+// again has the library look at a claim that did not change.
 func (s *scopedInformers) again(claim *v1.PersistentVolumeClaim) {
 	s.mu.Lock()
 	handlers := slices.Clone(s.handlers)
@@ -100,6 +123,11 @@ type scopedInformer struct {
 	ofClaims bool
 }
 
+// GetStore returns what the informer has, and what the library writes.
+func (i scopedInformer) GetStore() cache.Store {
+	return &ownWrites{Store: i.SharedIndexInformer.GetStore(), written: map[string]any{}}
+}
+
 func (i scopedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
 	return i.AddEventHandlerWithResyncPeriod(h, 0)
 }
@@ -112,4 +140,51 @@ func (i scopedInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHan
 		i.s.handlers = append(i.s.handlers, scopedHandler{h, i.ofClaims, func() { _ = i.RemoveEventHandler(r) }})
 	}
 	return r, err
+}
+
+// ownWrites is an informer's store for a library that writes into it what the API server answered. The
+// informer may have something newer by then, or have seen that the object is gone. So the library reads
+// what it wrote until the informer has something as new, and the store itself stays as it is.
+type ownWrites struct {
+	cache.Store
+
+	mu      sync.Mutex
+	written map[string]any
+}
+
+func (o *ownWrites) Update(obj any) error {
+	key, err := cache.MetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return fmt.Errorf("write into the store: %w", err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.written[key] = obj
+	return nil
+}
+
+func (o *ownWrites) GetByKey(key string) (obj any, exists bool, err error) {
+	obj, exists, err = o.Store.GetByKey(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	own, wrote := o.written[key]
+	switch {
+	case !wrote || err != nil:
+	case exists && isOlder(obj, own):
+		return own, true, nil
+	default:
+		delete(o.written, key)
+	}
+	return obj, exists, err
+}
+
+// isOlder reports whether one object is an earlier version of another one.
+func isOlder(one, other any) bool {
+	a, errA := meta.Accessor(one)
+	b, errB := meta.Accessor(other)
+	if errA != nil || errB != nil || a.GetUID() != b.GetUID() {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(a.GetResourceVersion(), b.GetResourceVersion())
+	return err == nil && order < 0
 }

@@ -35,8 +35,6 @@ const (
 	snapshotWorkers = 256
 	// snapshotTimeout bounds one call to a node: one LVM command, behind others.
 	snapshotTimeout = 2 * time.Minute
-	// snapshotResync is how often all of them are looked at again.
-	snapshotResync = 15 * time.Minute
 )
 
 // The library's Events are about objects that client-go's scheme does not know
@@ -50,7 +48,7 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 	if !awaitResource(ctx, c.o.Snapshots.Discovery(), snapshotv1.SchemeGroupVersion, "volumesnapshotcontents", c.o.Log) {
 		return nil
 	}
-	factory := snapshotinformers.NewSharedInformerFactory(c.o.Snapshots, 0)
+	factory := snapshotinformers.NewSharedInformerFactory(c.o.Snapshots, libraryResync)
 	defer factory.Shutdown()
 	limiter := func() workqueue.TypedRateLimiter[string] {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
@@ -62,7 +60,7 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 	}
 	controller := sidecar.NewCSISnapshotSideCarController(c.o.Snapshots, c.o.Client, names.Driver,
 		objects.VolumeSnapshotContents(), objects.VolumeSnapshotClasses(), c.snapshotter(ctx, contents.GetIndexer()), nil,
-		snapshotTimeout, snapshotResync, "snapshot", -1, "groupsnapshot", -1, true, limiter(), false, nil, nil, limiter())
+		snapshotTimeout, libraryResync, "snapshot", -1, "groupsnapshot", -1, true, limiter(), false, nil, nil, limiter())
 	running, stop := context.WithCancel(ctx)
 	defer stop() // before the factory waits for its informers
 	factory.Start(running.Done())
