@@ -11,9 +11,11 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
@@ -21,7 +23,8 @@ import (
 )
 
 // TestAgentsKeepOffNodesThatCannotRunThem: a rollout waits for every node that the DaemonSet
-// controller counts, and so without end for one that is Windows or no machine at all.
+// controller counts, and so without end for one that is Windows or no machine at all. An
+// administrator stops an agent, and has it start again.
 func TestAgentsKeepOffNodesThatCannotRunThem(t *testing.T) {
 	client, _ := connect(t)
 	for _, n := range []struct {
@@ -88,6 +91,16 @@ func TestAgentsKeepOffNodesThatCannotRunThem(t *testing.T) {
 				}
 			}
 			checkNodes(t, client, in, "mixed-tainted", "mixed-usual")
+			label := func(value string) {
+				patch := []byte(`{"metadata":{"labels":{"carve.csi.local/agent":` + value + `}}}`)
+				if _, err := client.CoreV1().Nodes().Patch(t.Context(), "mixed-usual", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			label(`"stopped"`)
+			checkNodes(t, client, in, "mixed-tainted")
+			label("null")
+			checkNodes(t, client, in, "mixed-tainted", "mixed-usual")
 		})
 	}
 }
@@ -109,7 +122,14 @@ func checkNodes(t *testing.T, client kubernetes.Interface, in string, want ...st
 		}
 		got, counted = nil, daemons.Items[0].Status.DesiredNumberScheduled
 		for _, pod := range pods.Items {
-			got = append(got, pod.Spec.NodeName)
+			if pod.DeletionTimestamp == nil {
+				got = append(got, pod.Spec.NodeName)
+				continue
+			}
+			// There is no kubelet that ends it.
+			if err := client.CoreV1().Pods(in).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil && !apierrors.IsNotFound(err) {
+				return false, err
+			}
 		}
 		slices.Sort(got)
 		return int(counted) == len(want) && slices.Equal(got, want), nil
