@@ -92,9 +92,9 @@ deps: ## Install the Debian packages that the race detector needs
 
 ##### Check
 
-# Stages that run one after the other are a lane; lanes run beside each other. The first
-# lane needs processors, the others wait for Pods and machines much of the time. What these all need, such as
-# Kubernetes, is made before them.
+# Stages that run one after the other are a lane; lanes run beside each other. The first begins with
+# what needs processors alone. The others wait for Pods and machines much of the time; what these all
+# need, such as Kubernetes, is made before them.
 STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -nice check-generated,test-race,lint -condense test-unit,test-race,test-harness
 
 COMMA     := ,
@@ -106,7 +106,7 @@ CHOSEN     = $(if $(RUN),-run '$(RUN)')
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster (STRICT=1 runs no failed test again, LINT=1 runs the linter, too)
 	@cd e2e && $(GO) run ./cmd/preflight -disks 25 -shared 5
-	@$(STAGES) -first prepare check-generated,test-race$(if $(LINT),$(COMMA)lint) test-e2e,test-powercut,test-systemd test-apiserver,test-harness,test-selinux,test-virtual,test-vm
+	@$(STAGES) -first prepare check-generated,test-race,$(if $(LINT),lint$(COMMA))test-powercut,test-systemd,test-virtual,test-selinux test-e2e test-apiserver,test-harness,test-vm
 
 .PHONY: prepare
 prepare: ## Make what clusters are made of, Kubernetes among it, where the cache lacks it

@@ -8,7 +8,7 @@
 // a target fails, the lanes go on: one run shows all that is wrong. The exit code is 1
 // then. A target named with -nice gives way to those of the other lanes: one that
 // compiles for long does not slow down machines and clusters. The target named with -first
-// runs before all lanes, but beside those in which every target gives way.
+// runs before all others, but beside those that give way.
 //
 // A few tests that failed are run once more when all lanes have ended, see
 // rerunFailed. Those that pass
@@ -45,7 +45,7 @@ var (
 // options are lists of targets, and how they run.
 type options struct {
 	lanes []string
-	// first runs before the lanes; empty: nothing does.
+	// first runs before all targets that are not nice; empty: nothing does.
 	first           string
 	condensed, nice []string
 	strict          bool
@@ -54,7 +54,7 @@ type options struct {
 func main() {
 	condense := flag.String("condense", "", "`targets`, with commas between them, of whose packages with passed tests only the result is printed")
 	nice := flag.String("nice", "", "`targets`, with commas between them, that run with a lower priority")
-	first := flag.String("first", "", "the `target` that runs before the lanes that do not give way to it")
+	first := flag.String("first", "", "the `target` that runs before all that do not give way")
 	strict := flag.Bool("strict", false, "run no failed test once more")
 	flag.Parse()
 	o := options{
@@ -92,7 +92,7 @@ func run(ctx context.Context, out io.Writer, root string, o options) error {
 		return s
 	}
 	var group sync.WaitGroup
-	// ready is closed when the lanes that do not give way may begin, failed holds why they may not.
+	// ready is closed when stages that do not give way may begin, failed holds why they may not.
 	ready := make(chan struct{})
 	var failed error
 	if o.first == "" {
@@ -112,15 +112,14 @@ func run(ctx context.Context, out io.Writer, root string, o options) error {
 			stages = append(stages, stageOf(target))
 		}
 		group.Go(func() {
-			var err error
-			if slices.ContainsFunc(stages, func(s *stage) bool { return !s.nice }) {
-				<-ready
-				err = failed
-			}
 			for _, s := range stages {
-				if s.err = err; err == nil {
-					s.run(ctx, root)
+				if !s.nice {
+					<-ready
+					if s.err = failed; failed != nil {
+						continue
+					}
 				}
+				s.run(ctx, root)
 			}
 		})
 	}

@@ -161,7 +161,7 @@ func TestAStageThatIsNamedGivesWayToTheOthers(t *testing.T) {
 
 // Each target waits for a file that another one writes, so that what runs too early or too late ends
 // the run.
-func TestTheFirstTargetRunsBesideLanesThatGiveWayOnly(t *testing.T) {
+func TestTheFirstTargetRunsBesideThoseThatGiveWayOnly(t *testing.T) {
 	wait := func(file string) string { return "until [ -e " + file + " ]; do sleep 0.01; done; " }
 	for _, c := range []struct {
 		name, first string
@@ -180,7 +180,7 @@ func TestTheFirstTargetRunsBesideLanesThatGiveWayOnly(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte(makefile), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			o := options{lanes: []string{"usual", "given-way"}, first: "first", nice: []string{"given-way"}, strict: true}
+			o := options{lanes: []string{"given-way,usual"}, first: "first", nice: []string{"given-way"}, strict: true}
 			var out strings.Builder
 			if err := run(t.Context(), &out, root, o); !errors.Is(err, c.want) {
 				t.Errorf("want %v, got %v\n%s", c.want, err, out.String())
