@@ -18,8 +18,8 @@ type core struct {
 	owner     *capacity.Owner // nil for none
 	ids       *cluster.IDs
 	// What follows is set by tests only, and zero means the constants: how many claims, volumes that are to
-	// be deleted, grown or changed, and snapshots are worked on at once, from when on a create is slow, and
-	// when it is given up.
-	workers                   int
-	slowCreate, createTimeout time.Duration
+	// be deleted, grown or changed, and snapshots are worked on at once, from when on a create is slow,
+	// when it is given up, and for how long a claim waits for its Pod to be seen.
+	workers                           int
+	slowCreate, createTimeout, podLag time.Duration
 }

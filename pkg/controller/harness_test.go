@@ -58,6 +58,9 @@ type harness struct {
 
 type harnessOption func(*Controller)
 
+// withoutPods is for claims that have selected a node and have no Pod: none is waited for.
+func withoutPods(c *Controller) { c.core.podLag = -1 }
+
 func newHarness(t *testing.T, opts ...harnessOption) *harness {
 	t.Helper()
 	client := newClientset()
@@ -79,6 +82,7 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 		Client: h.client, Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
 		Registerer: prometheus.NewRegistry(), Log: log,
 	}))(t)
+	withoutPods(c)
 	for _, o := range opts {
 		o(c)
 	}

@@ -66,7 +66,7 @@ func (c *Controller) assemble() *acting {
 		a.provisioner = provision.New(c.core.Cluster, provision.Options{
 			Snapshots: c.o.Snapshots, Ledger: c.core.ledger, Available: c.core.available,
 			FreeChanged: a.freeChanged, CapacityShown: publisher.Shown,
-			IDs: c.core.ids, Identity: c.core.identity, Parallel: c.core.workers, SlowCreate: c.core.slowCreate, CreateTimeout: c.core.createTimeout, Metrics: c.core.metrics.provision,
+			IDs: c.core.ids, Identity: c.core.identity, Parallel: c.core.workers, SlowCreate: c.core.slowCreate, CreateTimeout: c.core.createTimeout, PodLag: c.core.podLag, Metrics: c.core.metrics.provision,
 		})
 		a.deleter = reclaim.NewDeleter(c.core.Cluster, reclaim.Options{Parallel: c.core.workers, Metrics: c.core.metrics.reclaim})
 		busy = a.provisioner.Busy

@@ -74,6 +74,32 @@ func TestClaimsThatDoNotFitTogetherAreRescheduledAfterARestart(t *testing.T) {
 	}
 }
 
+// The scheduler chooses for a Pod, and the watch of claims may bring what it chose before the
+// watch of Pods has brought the Pod.
+func TestAClaimWaitsForItsPodToBeSeen(t *testing.T) {
+	h := newHarness(t, func(c *Controller) { c.core.podLag = time.Hour })
+	n1, n2 := h.node("n1", gib), h.node("n2", gib)
+	h.class("carve", nil)
+	h.run()
+	h.claim("a", "n1", ofSize("600Mi"))
+	h.claim("b", "n1", ofSize("600Mi"))
+	// What is seen later than they are, and needs no Pod, is done: so much time they had.
+	h.class("at-once", immediate)
+	h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
+		class := "at-once"
+		c.Spec.StorageClassName, c.Annotations[volume.AnnStorageProvisioner] = &class, names.Driver
+	})
+	waittest.Until(t, "the last claim is bound", h.bound("c"))
+	if n := n1.Creates() + n2.Creates(); n != 1 {
+		t.Errorf("%d volumes were made, want that of the last claim alone", n)
+	}
+	h.unscheduled("web", byName("a"), byName("b"))
+	waittest.Until(t, "both are rescheduled", func() bool { return h.rescheduled("a") && h.rescheduled("b") })
+	if n := n1.Creates() + n2.Creates(); n != 1 {
+		t.Errorf("%d volumes were made, want that of the last claim alone", n)
+	}
+}
+
 func TestClaimsOfAPodThatDoNotFitTogetherAreRescheduledBeforeOneIsMade(t *testing.T) {
 	for name, c := range map[string]struct {
 		volumes []v1.Volume

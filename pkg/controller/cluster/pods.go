@@ -95,6 +95,9 @@ func (c *Cluster) UnplacedPods(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool { return pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil })
 }
 
+// HasPod reports whether a Pod that has not started names a claim.
+func (c *Cluster) HasPod(claim *v1.PersistentVolumeClaim) bool { return len(c.podsNaming(claim)) > 0 }
+
 func (c *Cluster) podsNaming(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return indexed(c.Pods, byClaim, claim.Namespace+"/"+claim.Name)
 }

@@ -26,6 +26,8 @@ type attempt struct {
 	// unreachableSince is when the selected node was first found without uplink, and
 	// shortageSince when the claims of the Pod were first found not to fit there together.
 	unreachableSince, shortageSince time.Time
+	// podUnseenSince is when the claim was found to have a selected node and no Pod.
+	podUnseenSince time.Time
 	// full are nodes that had too little free space, for immediate binding.
 	full map[string]time.Time
 	// protects is the claim (namespace/name) that is protected while this one is made of it.

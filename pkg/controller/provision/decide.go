@@ -64,6 +64,8 @@ type target struct {
 	object *v1.Node
 	// mayHold says that the node may have made the volume already.
 	mayHold bool
+	// awaitsPod says that the claim's Pod is not seen yet.
+	awaitsPod bool
 	// leaving says why the claim is to be rescheduled from the node, shortage why the claims
 	// of its Pod do not fit there together. Either may be nil.
 	leaving  error
@@ -203,6 +205,8 @@ func decideSelected(s claimState) action {
 		// The scheduler keeps to it, but other programs select nodes, too.
 		out.why = &spec.InvalidError{Field: "metadata.annotations[" + volume.AnnSelectedNode + "]", Given: "node " + on.name,
 			Allowed: fmt.Sprintf("nodes that StorageClass %s allows (allowedTopologies)", s.class.Name)}
+	case on.awaitsPod:
+		out.do, out.again = wait, podPoll
 	case on.shortage != nil:
 		out.do, out.why, out.reserve = rescheduleLowered, on.shortage.why, on.shortage.reserve
 	default:

@@ -108,6 +108,8 @@ func TestWhatIsDoneForAClaimDependsOnNothingButItsState(t *testing.T) {
 			action{do: clearSuspects, node: "n1"}, ""},
 		"a node that is not connected is waited for": {[]func(*claimState){away, func(s *claimState) { s.target.unreachable = time.Second }},
 			action{node: "n1", again: RescheduleUnreachable - time.Second, reservation: renewReservation}, ""},
+		"whose Pod is not seen is looked at again, whatever is known of its Pods": {[]func(*claimState){func(s *claimState) { s.target.awaitsPod, s.target.shortage = true, &shortage{why, held} }},
+			action{node: "n1", again: podPoll, reservation: renewReservation}, ""},
 		// Rescheduled.
 		"not connected for long": {[]func(*claimState){away, func(s *claimState) { s.target.unreachable = RescheduleUnreachable }},
 			action{do: reschedule, node: "n1", reservation: renewReservation}, "not connected"},

@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -118,6 +119,7 @@ func (p *Provisioner) observeTarget(ctx context.Context, a *attempt, s *claimSta
 		s.target.object = object
 	}
 	if s.request.From == nil && !a.inFlight.asked() {
+		s.target.awaitsPod = p.placer.awaitsPod(a, s.claim, cmp.Or(p.PodLag, podLag))
 		s.target.shortage = p.placer.findShortage(s.claim, s.target.view)
 	}
 	return nil

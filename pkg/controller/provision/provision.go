@@ -56,8 +56,8 @@ type Provisioner struct {
 	placing      sync.Mutex // serialises immediate binding's choices; taken before all others
 }
 
-// Options say how claims are provisioned. All but Snapshots, Parallel, SlowCreate and
-// CreateTimeout are required.
+// Options say how claims are provisioned. All but Snapshots, Parallel, SlowCreate,
+// CreateTimeout and PodLag are required.
 type Options struct {
 	// Snapshots talks to the API server about snapshots, nil for none of them.
 	Snapshots snapshotclient.Interface
@@ -80,7 +80,10 @@ type Options struct {
 	SlowCreate time.Duration
 	// CreateTimeout bounds one create that copies nothing; zero means 5 min.
 	CreateTimeout time.Duration
-	Metrics       *Metrics
+	// PodLag is for how long a claim whose node is selected waits for its Pod to be seen; zero
+	// means 1 s, and a negative one that it does not wait.
+	PodLag  time.Duration
+	Metrics *Metrics
 }
 
 // New makes a provisioner. Run runs it.

@@ -21,12 +21,33 @@ import (
 // not fit there together: long enough for the scheduler to choose again.
 const shortageMemory = time.Minute
 
+// podLag is for how long a claim with a selected node waits for its Pod to be seen.
+const podLag = time.Second
+
 const (
 	// lowerWait is for how long a claim waits until the scheduler can see that its node
 	// is too small, before it is rescheduled anyway.
 	lowerWait = 3 * time.Second
 	lowerPoll = 10 * time.Millisecond
+	// podPoll is how often is looked for the Pod of a claim.
+	podPoll = 10 * time.Millisecond
 )
+
+// awaitsPod reports whether the Pod for which the claim's node was selected is not seen yet.
+// Claims and Pods come by two watches, so the claim may be first, and which other claims must
+// fit beside it is known by the Pod only. A claim may have none, for it can be gone, and other
+// programs select nodes, too; so it is not waited for longer than most.
+func (l placer) awaitsPod(a *attempt, claim *v1.PersistentVolumeClaim, most time.Duration) bool {
+	if l.HasPod(claim) {
+		a.podUnseenSince = time.Time{}
+		return false
+	}
+	now := l.Now()
+	if a.podUnseenSince.IsZero() {
+		a.podUnseenSince = now
+	}
+	return now.Sub(a.podUnseenSince) < most
+}
 
 // findShortage returns why the claims of a Pod cannot be on the node that the scheduler
 // selected, though each by itself could: the scheduler judges them one by one. Once one of
