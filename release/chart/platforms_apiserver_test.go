@@ -4,6 +4,7 @@ package chart_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,7 @@ func TestEveryPlatformsPodsAreAdmitted(t *testing.T) {
 					prepare(t, client, in, object)
 				}
 				for kind, pod := range podsOf(t, set) {
-					err := admit(t, client, in, pod)
+					err := admit(t, client, in, pod, quotaUnknown, quotaMissing)
 					refused := level == "baseline" && kind == "DaemonSet"
 					if refused && (err == nil || !strings.Contains(err.Error(), "violates PodSecurity")) || !refused && err != nil {
 						t.Errorf("the Pod of %s at level %s: %v", kind, level, err)
@@ -68,7 +69,7 @@ func TestCriticalPodsAreRefusedWithoutTheQuota(t *testing.T) {
 		prepare(t, client, in, object)
 	}
 	for kind, pod := range podsOf(t, set) {
-		if err := admit(t, client, in, pod); err == nil || !strings.Contains(err.Error(), "insufficient quota") {
+		if err := admit(t, client, in, pod, quotaUnknown); err == nil || !strings.Contains(err.Error(), quotaMissing) {
 			t.Errorf("the Pod of %s: want it refused for want of quota, got %v", kind, err)
 		}
 	}
@@ -104,13 +105,20 @@ func podsOf(t *testing.T, set manifests.Set) map[string]*corev1.Pod {
 	return pods
 }
 
-// admit asks whether the API server would take a Pod in, once it knows how much of the quota is used.
-func admit(t *testing.T, client kubernetes.Interface, in string, pod *corev1.Pod) error {
+// What the API server refuses a critical Pod with until its watch has brought the quota, and how
+// much of it is used.
+const (
+	quotaMissing = "insufficient quota"
+	quotaUnknown = "status unknown for quota"
+)
+
+// admit asks whether the API server would take a Pod in, again while it refuses it for what passes.
+func admit(t *testing.T, client kubernetes.Interface, in string, pod *corev1.Pod, passing ...string) error {
 	t.Helper()
 	var refusal error
 	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		_, refusal = client.CoreV1().Pods(in).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		return refusal == nil || !strings.Contains(refusal.Error(), "status unknown for quota"), nil
+		return refusal == nil || !slices.ContainsFunc(passing, func(text string) bool { return strings.Contains(refusal.Error(), text) }), nil
 	}); err != nil {
 		t.Errorf("wait for the quota's status in %s: %v", in, err)
 	}
