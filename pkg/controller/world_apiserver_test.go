@@ -151,7 +151,7 @@ func forPods() v1.NodeStatus {
 func oursActs(t *testing.T, w *world) {
 	t.Helper()
 	w.actsIn(t, func() func() {
-		_, _, stop := startOn(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default"})
+		_, _, stop := startOn(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default"}, withoutPods)
 		return stop
 	})
 }
