@@ -140,10 +140,12 @@ func node() Dashboard {
 func volumes() Dashboard {
 	const chosen = `node=~"$node",owner_namespace=~"$namespace"`
 	const info = `carve_lvmd_volume_info{` + chosen + `}`
+	// Those without a device, as while a disk is missing, would be one group of many series, which Prometheus refuses.
+	const devices = `carve_lvmd_volume_info{device!="",` + chosen + `}`
 	const owner = "owner_namespace, persistentvolumeclaim, inline_pod"
 	// io asks of the kernel's counters of the device below each volume.
 	io := func(counter, what string) Query {
-		return Query{`sum by (node, ` + owner + `) (rate(` + counter + `[$__rate_interval]) * on (node, device) group_left (` + owner + `) ` + info + `)`,
+		return Query{`sum by (node, ` + owner + `) (rate(` + counter + `[$__rate_interval]) * on (node, device) group_left (` + owner + `) ` + devices + `)`,
 			"{{owner_namespace}}/{{persistentvolumeclaim}}{{inline_pod}} " + what}
 	}
 	// used asks the kubelet, whose names of the labels are others.

@@ -97,7 +97,7 @@ var values = map[string][]string{
 }
 
 // world holds one series of every metric for each of the values: counters that grow, gauges
-// that stay.
+// that stay. Beside them, the node has two inline volumes without a device, as while a disk is missing.
 func world(t *testing.T) *teststorage.TestStorage {
 	t.Helper()
 	var input strings.Builder
@@ -140,6 +140,9 @@ func world(t *testing.T) *teststorage.TestStorage {
 	for _, m := range query.Foreign {
 		add(m)
 	}
+	for _, v := range []string{"v1", "v2"} {
+		fmt.Fprintf(&input, "  carve_lvmd_volume_info{container=\"lvmd\",node=\"n1\",namespace=\"carve-system\",volume=%[1]q,owner_namespace=\"shop\",inline_pod=%[1]q,class=\"class\",group=\"group\"} 1x120\n", v)
+	}
 	return promqltest.LoadedStorage(t, input.String())
 }
 
@@ -177,6 +180,41 @@ func TestEveryPanelShowsSomething(t *testing.T) {
 	}
 	if asked < 60 {
 		t.Errorf("only %d questions were found", asked)
+	}
+}
+
+// TestTheQuestionsOfThePageHaveAnswers asks what the page of monitoring asks.
+func TestTheQuestionsOfThePageHaveAnswers(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/monitoring.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	questions := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if len(questions) < 2 {
+		t.Fatalf("questions: want two or more, got %q", questions)
+	}
+	storage, known := world(t), metrics(t)
+	engine := promqltest.NewTestEngine(t, false, 0, 1_000_000)
+	for _, q := range questions {
+		if err := query.Check(known, q[1]); err != nil {
+			t.Error(err)
+		}
+		run, err := engine.NewInstantQuery(t.Context(), storage, nil, q[1], time.Unix(0, 0).Add(time.Hour))
+		if err != nil {
+			t.Fatalf("%s: %v", q[1], err)
+		}
+		series, err := run.Exec(t.Context()).Vector()
+		if err != nil || len(series) != 1 {
+			t.Errorf("%s\nwant one series, got %v, %v", q[1], series, err)
+		}
+		for _, sample := range series {
+			for _, label := range []string{"node", "device", "owner_namespace", "persistentvolumeclaim"} {
+				if !slices.Contains(values[label], sample.Metric.Get(label)) {
+					t.Errorf("%s\nwant one of %q as %s, got %v", q[1], values[label], label, sample.Metric)
+				}
+			}
+		}
+		run.Close()
 	}
 }
 
