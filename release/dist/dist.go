@@ -242,6 +242,37 @@ func pack(at time.Time, members ...member) ([]byte, error) {
 	return buffer.Bytes(), nil
 }
 
+// ErrNotWhole is the error of a folder that does not hold a release as Make left it.
+var ErrNotWhole = errors.New("it is not a whole release; run make release")
+
+// Check checks that a folder holds the release of a version as Make left it: the checksums, which are
+// written last, are those of its files, and the images and the chart are among them.
+func Check(dir, v string) error {
+	want, err := os.ReadFile(filepath.Join(dir, Checksums))
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", dir, ErrNotWhole, err)
+	}
+	got, err := checksums(dir)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(want)) {
+		if !bytes.Contains(got, []byte(line)) {
+			return fmt.Errorf("%s: %w: no file has this checksum: %s", dir, ErrNotWhole, strings.TrimSpace(line))
+		}
+	}
+	parts := []string{filepath.Base(ChartArchive(dir, v))}
+	for _, architecture := range Architectures {
+		parts = append(parts, ImageArchive(v, architecture))
+	}
+	for _, part := range parts {
+		if !bytes.Contains(want, []byte("  "+part+"\n")) {
+			return fmt.Errorf("%s: %w: %s is not in %s", dir, ErrNotWhole, part, Checksums)
+		}
+	}
+	return nil
+}
+
 // checksums returns those of all files of the release, as sha256sum prints and checks them.
 func checksums(dir string) ([]byte, error) {
 	var sums bytes.Buffer

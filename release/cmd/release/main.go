@@ -71,7 +71,13 @@ func command() *cobra.Command {
 	root.PersistentFlags().StringVar(&o.Dir, "dir", "../dist", "folder of the release")
 	root.PersistentFlags().StringVar(&key, "key", "", "file with the key to sign with: ECDSA in PEM as PKCS 8, or cosign's, with its password in COSIGN_PASSWORD; empty: nothing is signed")
 	root.AddCommand(&cobra.Command{
-		Use: "push REGISTRY/NAME", Short: "Push the image index under NAME:VERSION and the chart beside it, sign both there, and print their digests", Args: cobra.ExactArgs(1),
+		Use: "push REGISTRY/NAME", Short: "Push the image index under NAME:VERSION and the chart beside it, sign both there, and print their digests",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errNoRepository
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pushed, err := push(cmd.Context(), o, args[0], key)
 			for _, digest := range pushed {
@@ -104,11 +110,11 @@ func load(path string) (signature.Signer, error) {
 	return oci.Signer(content, []byte(os.Getenv("COSIGN_PASSWORD")))
 }
 
-// errNoImages is the error of a folder without images.
-var errNoImages = errors.New("there is no image: run make release first")
+// errNoRepository is the error of a push without a registry.
+var errNoRepository = errors.New("name the image in your registry: make push REGISTRY=registry.internal/storage/carve")
 
 // push pushes the image and the chart, which lies in the folder charts beside the image, and signs
-// what it has pushed, if there is a key.
+// what it has pushed, if there is a key. It pushes nothing of a folder without a whole release.
 func push(ctx context.Context, o dist.Options, reference, key string) (pushed []name.Digest, _ error) {
 	var signer signature.Signer
 	if key != "" {
@@ -121,12 +127,12 @@ func push(ctx context.Context, o dist.Options, reference, key string) (pushed []
 	if err != nil {
 		return nil, err
 	}
+	if err := dist.Check(o.Dir, v); err != nil {
+		return nil, err
+	}
 	index, _, err := dist.Images(o.Dir, v)
 	if err != nil {
 		return nil, err
-	}
-	if index == nil {
-		return nil, fmt.Errorf("%s: %w", o.Dir, errNoImages)
 	}
 	image, err := oci.Push(ctx, index, reference+":"+v)
 	if err != nil {
