@@ -38,26 +38,32 @@ func TestThereIsOneVersion(t *testing.T) {
 	if err != nil || len(documents) == 0 {
 		t.Fatalf("documents: got %d, %v", len(documents), err)
 	}
-	for _, name := range append(documents, filepath.Join(root, "deploy/image/Dockerfile")) {
+	for _, name := range []string{"README.md", "deploy/image/Dockerfile", "deploy/components/scheduler/kustomization.yaml"} {
+		documents = append(documents, filepath.Join(root, name))
+	}
+	for _, name := range documents {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		files[name] = string(text)
 	}
-	tag := regexp.MustCompile(`registry\.example\.com/carve:(\S+)`)
 	for name, text := range files {
-		found := tag.FindAllStringSubmatch(text, -1)
-		if name == "kustomize's objects" && len(found) != 3 {
-			t.Errorf("images in %s: want three, got %q", name, found)
+		found := named.FindAllStringSubmatch(text, -1)
+		if name == "kustomize's objects" && len(found) != 3 || name == filepath.Join(root, "docs/get-started/install.md") && len(found) < 5 {
+			t.Errorf("%s: versions are missing in %q", name, found)
 		}
 		for _, match := range found {
-			if match[1] != want {
-				t.Errorf("%s: want the image's tag %s, got %s", name, want, match[1])
+			if got := strings.Join(match[1:], ""); got != want {
+				t.Errorf("%s: want the version %s, got %q", name, want, match[0])
 			}
 		}
 	}
 }
+
+// named is where the version is in what users type and apply: images in registries, their archives,
+// an image's tag for kustomize, an argument of Docker's, and what kustomize reads from Git.
+var named = regexp.MustCompile(`registry\.[\w./-]+carve:([\w.+-]*\w)|carve-image-(v\S+?)-linux|/carve\n +newTag: (\S+)|VERSION=(v\S+)|\?ref=(\S+)`)
 
 // TestEveryProgramSaysItsVersion builds each with the version, as a release does, and asks it.
 func TestEveryProgramSaysItsVersion(t *testing.T) {
