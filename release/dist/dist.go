@@ -184,7 +184,7 @@ func plain(o Options) error {
 	return nil
 }
 
-// plugin builds kubectl-carve and packs it with the licence.
+// plugin builds kubectl-carve and packs it with what completes it and the licence.
 func plugin(ctx context.Context, o Options, platform Platform, v string) error {
 	dir, err := os.MkdirTemp("", "carve-release-")
 	if err != nil {
@@ -198,7 +198,8 @@ func plugin(ctx context.Context, o Options, platform Platform, v string) error {
 	if output, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("build kubectl-carve for %s: %w\n%s", platform, err, bytes.TrimSpace(output))
 	}
-	archive, err := pack(o.At, member{"kubectl-carve", program, 0o755}, member{"LICENSE", filepath.Join(o.Root, "LICENSE"), 0o644})
+	archive, err := pack(o.At, member{"kubectl-carve", program, 0o755},
+		member{completer, filepath.Join(o.Root, "deploy/kubectl", completer), 0o755}, member{"LICENSE", filepath.Join(o.Root, "LICENSE"), 0o644})
 	if err != nil {
 		return err
 	}
@@ -208,6 +209,9 @@ func plugin(ctx context.Context, o Options, platform Platform, v string) error {
 	}
 	return nil
 }
+
+// completer is the program that kubectl runs to complete `kubectl carve`.
+const completer = "kubectl_complete-carve"
 
 // String returns the platform as OS/ARCH.
 func (p Platform) String() string { return p.OS + "/" + p.Arch }

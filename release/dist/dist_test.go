@@ -156,6 +156,12 @@ func check(t *testing.T, dir, v string, public *ecdsa.PublicKey) {
 	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(output)), v) {
 		t.Errorf("kubectl-carve --version: want %s, got %q, %v", v, output, err)
 	}
+	// As kubectl does for `kubectl carve st<TAB>`.
+	complete := exec.CommandContext(t.Context(), filepath.Join(unpacked, "kubectl_complete-carve"), "st")
+	complete.Env = append(os.Environ(), "PATH="+unpacked+":"+os.Getenv("PATH"))
+	if output, err := complete.Output(); err != nil || !strings.HasPrefix(string(output), "status\t") {
+		t.Errorf("completed: want status, got %q, %v", output, err)
+	}
 }
 
 // checkLists checks that the list of each image is of the image that the index has for its
