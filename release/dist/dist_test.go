@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -138,6 +139,7 @@ func check(t *testing.T, dir, v string, public *ecdsa.PublicKey) {
 	if err := set.Read(text); err != nil || len(set) < 20 {
 		t.Errorf("carve.yaml: got %d objects, %v", len(set), err)
 	}
+	checkPage(t, string(text), v)
 	for overlay, source := range map[string]string{"carve.yaml": "deploy/base", "carve-thin.yaml": "deploy/overlays/thin", "carve-openshift.yaml": "deploy/overlays/openshift"} {
 		want, err := manifests.Build(filepath.Join(root, source))
 		if err != nil {
@@ -161,6 +163,29 @@ func check(t *testing.T, dir, v string, public *ecdsa.PublicKey) {
 	complete.Env = append(os.Environ(), "PATH="+unpacked+":"+os.Getenv("PATH"))
 	if output, err := complete.Output(); err != nil || !strings.HasPrefix(string(output), "status\t") {
 		t.Errorf("completed: want status, got %q, %v", output, err)
+	}
+}
+
+// checkPage checks that the command of the page of the installation names another image in all Pods of
+// the manifests.
+func checkPage(t *testing.T, text, v string) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "docs/get-started/install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := regexp.MustCompile(`sed 's\|([^|]+)\|([^|]+)\|' dist/carve\.yaml`).FindStringSubmatch(string(page))
+	if command == nil {
+		t.Fatal("the page of the installation does not apply the manifests")
+	}
+	images := regexp.MustCompile(`(?m)^ +(?:- )?image: (.+)$`).FindAllStringSubmatch(strings.ReplaceAll(text, command[1], command[2]), -1)
+	if len(images) < 3 {
+		t.Errorf("images of the manifests: want three or more, got %q", images)
+	}
+	for _, image := range images {
+		if want := "registry.internal/storage/carve:" + v; image[1] != want {
+			t.Errorf("an image of the manifests: want %s, got %s", want, image[1])
+		}
 	}
 }
 
