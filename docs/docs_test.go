@@ -349,6 +349,29 @@ func commands(b block) []string {
 	return out
 }
 
+// folderAfter returns the folder that a reader is in after a command, and checks that the command can be
+// given in the one before.
+func folderAfter(t *testing.T, from, command, dir string) string {
+	t.Helper()
+	words := strings.Fields(command)
+	switch words[0] {
+	case "cd":
+		dir = filepath.Join(dir, words[1])
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("%s: %q: there is no such folder in %s, where the reader is", from, command, filepath.Dir(dir))
+		}
+	case "make":
+		makefile := filepath.Join(dir, "Makefile")
+		if len(words) > 2 && words[1] == "-C" {
+			makefile = filepath.Join(dir, words[2], "Makefile")
+		}
+		if _, err := os.Stat(makefile); err != nil {
+			t.Errorf("%s: %q: there is no %s, and the reader is in %s", from, command, makefile, dir)
+		}
+	}
+	return dir
+}
+
 func TestEveryCommandExists(t *testing.T) {
 	all := pages(t)
 	flags := flagsOf(t, all)
@@ -358,6 +381,8 @@ func TestEveryCommandExists(t *testing.T) {
 	}
 	checked := 0
 	for _, p := range all {
+		// A reader stays in the folder that an earlier block went to.
+		dir := root
 		for _, b := range p.blocks {
 			if b.language == "sh" || b.language == "bash" || b.language == "shell" {
 				t.Errorf("%s: a block of commands is marked %s; console is looked at", p.path, b.language)
@@ -365,7 +390,6 @@ func TestEveryCommandExists(t *testing.T) {
 			if b.language != "console" {
 				continue
 			}
-			dir := root
 			for _, command := range commands(b) {
 				checked++
 				words := strings.Fields(command)
@@ -383,8 +407,9 @@ func TestEveryCommandExists(t *testing.T) {
 						t.Errorf("%s: %q: %s does not exist", p.path, command, m[1])
 					}
 				}
-				if words[0] == "cd" {
-					dir = filepath.Join(dir, words[1])
+				dir = folderAfter(t, p.path, command, dir)
+				if strings.Contains(command, "get secret") && strings.Contains(command, "{.data.") && !strings.Contains(command, "base64 -d") {
+					t.Errorf("%s: %q: it prints the Secret in base64", p.path, command)
 				}
 				checkProgram(t, p.path, flags, command)
 			}
