@@ -62,7 +62,7 @@ The cluster is still up. Play with it:
   go run ./cmd/cluster kubectl --name %[2]s apply -f ../deploy/examples/statefulset.yaml
   go run ./cmd/cluster exec --name %[2]s %[3]s lvs -o +lv_tags
 
-Remove it with: make demo-down
+Remove it, from the same folder, with: make -C .. demo-down DEMO=%[2]s
 `, time.Since(started).Round(time.Second), name, s.nodes[0])
 	return nil
 }
