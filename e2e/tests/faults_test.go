@@ -202,6 +202,7 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 // until lvmd kills it. The Pod runs on the other node, and the first one serves again when LVM answers.
 func TestAPodLeavesANodeWhoseLVMHangs(t *testing.T) {
 	s := begin(t)
+	s.lvmdEnds(`lvmd: invalid argument "soon" for "--lvm-timeout" flag`, "--lvm-timeout=soon")
 	s.lvmdArguments("--lvm-timeout=10s")
 	s.capacityIsPublished()
 	hanging, other := s.nodes[0], s.nodes[1]
@@ -232,6 +233,52 @@ func TestAPodLeavesANodeWhoseLVMHangs(t *testing.T) {
 	s.running("back")
 	if got := s.nodeOf("back"); got != hanging {
 		t.Errorf("after LVM answers again, the Pod runs on %s, want %s", got, hanging)
+	}
+}
+
+// lvmdEnds has lvmd start with an argument that it refuses, and waits until kubectl describe shows why it ended.
+func (s *scope) lvmdEnds(why, argument string) {
+	s.Helper()
+	const object, container = "daemonset/carve-node", "lvmd"
+	agents, err := s.AppsV1().DaemonSets(carve.Namespace).Get(s.ctx, "carve-node", metav1.GetOptions{})
+	s.must(err, "get the agents' DaemonSet")
+	containers := agents.Spec.Template.Spec.Containers
+	i := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == container })
+	before := containers[i].Args
+	// What s.ctx ends must be put back, too.
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+		defer cancel()
+		s.setArguments(ctx, object, i, before)
+	}()
+	s.setArguments(s.ctx, object, i, slices.Concat(before, []string{argument}))
+	var ended string
+	s.must(carve.Until(s.ctx, waitTimeout, "a container's status has why lvmd ended", func(ctx context.Context) error {
+		pods, err := s.ProgramPods(ctx, agentPods)
+		if err != nil {
+			return err
+		}
+		var messages []string
+		for _, p := range pods {
+			for _, status := range p.Status.ContainerStatuses {
+				for _, state := range []corev1.ContainerState{status.State, status.LastTerminationState} {
+					if status.Name != container || state.Terminated == nil {
+						continue
+					}
+					if strings.Contains(state.Terminated.Message, why) {
+						ended = p.Name
+						return nil
+					}
+					messages = append(messages, state.Terminated.Message)
+				}
+			}
+		}
+		return fmt.Errorf("of %d Pods, the messages are %q, want in one %q", len(pods), messages, why)
+	}), "see why lvmd ended")
+	text, err := s.Kubectl(s.ctx, nil, "describe", "--namespace", carve.Namespace, "pod/"+ended)
+	s.must(err, "describe pod/"+ended)
+	if !strings.Contains(text, why) {
+		s.Errorf("kubectl describe pod/%s shows %s\nwant in it %q", ended, text, why)
 	}
 }
 

@@ -172,10 +172,7 @@ func (s *scope) arguments(object string, containers []corev1.Container, containe
 	before := containers[i].Args
 	set := func(ctx context.Context, arguments []string) {
 		s.Helper()
-		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": fmt.Sprintf("/spec/template/spec/containers/%d/args", i), "value": arguments}})
-		s.must(err, "make a patch")
-		_, err = s.Kubectl(ctx, nil, "patch", "--namespace", carve.Namespace, object, "--type=json", "--patch", string(patch))
-		s.must(err, "change the arguments of "+object)
+		s.setArguments(ctx, object, i, arguments)
 		s.must(s.WaitReady(ctx, waitTimeout), "Carve is ready")
 	}
 	s.Cleanup(func() {
@@ -184,6 +181,15 @@ func (s *scope) arguments(object string, containers []corev1.Container, containe
 		set(ctx, before)
 	})
 	set(s.ctx, slices.Concat(before, arguments))
+}
+
+// setArguments replaces the arguments of a container of an object.
+func (s *scope) setArguments(ctx context.Context, object string, container int, arguments []string) {
+	s.Helper()
+	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": fmt.Sprintf("/spec/template/spec/containers/%d/args", container), "value": arguments}})
+	s.must(err, "make a patch")
+	_, err = s.Kubectl(ctx, nil, "patch", "--namespace", carve.Namespace, object, "--type=json", "--patch", string(patch))
+	s.must(err, "change the arguments of "+object)
 }
 
 // startSet makes a StatefulSet of one Pod with one claim, named data.
