@@ -10,6 +10,7 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/iolimit"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
@@ -48,9 +49,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.creator.admit(ident, func(i spec.Identity) (inventory.Admission, error) {
-		return s.inventory.AdmitCreation(i, limits, r.GetProvisional())
-	})
+	a, err := s.creator.admitVolume(ident, limits, r.GetProvisional())
 	if err != nil {
 		return nil, err
 	}
@@ -64,17 +63,38 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
 }
 
-// admit decides about a request, and begins the creation that it leads to.
-func (s *creator) admit(ident spec.Identity, decide func(spec.Identity) (inventory.Admission, error)) (inventory.Admission, error) {
-	release, err := s.core.admit()
+// admitVolume decides about a request for a volume, and begins the creation that it leads to.
+func (s *creator) admitVolume(ident spec.Identity, limits iolimit.Limits, provisional bool) (inventory.Admission, error) {
+	release, err := s.admit()
 	if err != nil {
 		return inventory.Admission{}, err
 	}
 	defer release()
-	a, err := decide(ident)
+	a, err := s.inventory.AdmitCreation(ident, limits, provisional)
 	if err != nil {
 		return inventory.Admission{}, err
 	}
+	s.beginAdmitted(a)
+	return a, nil
+}
+
+// admitSnapshot is admitVolume for a snapshot.
+func (s *creator) admitSnapshot(ident spec.Identity) (inventory.Admission, error) {
+	release, err := s.admit()
+	if err != nil {
+		return inventory.Admission{}, err
+	}
+	defer release()
+	a, err := s.inventory.AdmitSnapshot(ident)
+	if err != nil {
+		return inventory.Admission{}, err
+	}
+	s.beginAdmitted(a)
+	return a, nil
+}
+
+// beginAdmitted begins the creation that an admission leads to.
+func (s *creator) beginAdmitted(a inventory.Admission) {
 	switch a.Step {
 	case inventory.Make:
 		s.begin(a.Volume, a.Creation, s.make)
@@ -82,7 +102,6 @@ func (s *creator) admit(ident spec.Identity, decide func(spec.Identity) (invento
 		s.begin(a.Volume, a.Creation, s.makeFromSource)
 	case inventory.Nothing:
 	}
-	return a, nil
 }
 
 // wait waits for the result of a creation, as long as its caller does.

@@ -21,7 +21,7 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotRe
 	if err := ident.Owner.Check(); err != nil {
 		return nil, err
 	}
-	a, err := s.creator.admit(ident, s.inventory.AdmitSnapshot)
+	a, err := s.creator.admitSnapshot(ident)
 	if err != nil {
 		return nil, err
 	}
