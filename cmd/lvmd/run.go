@@ -125,7 +125,10 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		},
 	}
 	defer runner.Close()
-	host := lvm.NewHost(runner)
+	host, err := lvm.NewHost(runner)
+	if err != nil {
+		return err
+	}
 	host.Notify(events)
 	metrics.ObserveStuck(func() int { return host.Stuck() + filesystem.Stuck() })
 	options := lvmd.Options{

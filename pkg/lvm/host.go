@@ -1,6 +1,8 @@
 package lvm
 
 import (
+	"errors"
+
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/command"
 )
@@ -31,8 +33,12 @@ var (
 	_ Devices = (*Host)(nil)
 )
 
-// NewHost returns the machine's LVM, driven by the given runner.
-func NewHost(r *Runner) *Host {
+// NewHost returns the machine's LVM, driven by the given runner. It fails when the runner has no SystemDir:
+// commands that run under a lock which is held for them take their own locks there.
+func NewHost(r *Runner) (*Host, error) {
+	if r.SystemDir == "" {
+		return nil, errors.New("LVM's system directory is not set")
+	}
 	d := &disks{groups: map[string]*knownGroup{}}
 	c := &commands{runner: r, disks: d, flush: blockdev.Flush}
 	v := &volumes{commands: c, disks: d, messages: &messages{disks: d}}
@@ -41,7 +47,7 @@ func NewHost(r *Runner) *Host {
 		inspection: inspection{d}, provisioning: provisioning{c, d, v},
 	}
 	d.reads.Answered, d.layers.Answered, c.flushes.Answered = h.answered, h.answered, h.answered
-	return h
+	return h, nil
 }
 
 // Stuck counts what was abandoned and still waits in the kernel for a device that does not

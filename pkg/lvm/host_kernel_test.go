@@ -44,7 +44,7 @@ func hostOf(t *testing.T, program string) *lvm.Host {
 	t.Helper()
 	dir := t.TempDir()
 	must.Succeed(t, lvm.MakeSystemDir(dir))
-	return lvm.NewHost(&lvm.Runner{Binary: program, Timeout: time.Minute, SystemDir: dir})
+	return must.Get(lvm.NewHost(&lvm.Runner{Binary: program, Timeout: time.Minute, SystemDir: dir}))(t)
 }
 
 func TestTheRealLVMIsAnLVM(t *testing.T) {

@@ -1,7 +1,6 @@
 package lvm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,5 +110,5 @@ func (c *commands) changeAt(ctx context.Context, seqno uint64, group, command st
 
 // locksApart has a command take its locks where no other program does: the group's own is held for it.
 func (c *commands) locksApart() string {
-	return fmt.Sprintf("global { locking_dir=%q }", filepath.Join(cmp.Or(c.runner.SystemDir, os.TempDir()), "locks"))
+	return fmt.Sprintf("global { locking_dir=%q }", filepath.Join(c.runner.SystemDir, "locks"))
 }

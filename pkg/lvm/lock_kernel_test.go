@@ -63,10 +63,10 @@ func TestACommandThatHangsKeepsTheLockThatWasTakenForIt(t *testing.T) {
 	})
 	dir := t.TempDir()
 	must.Succeed(t, lvm.MakeSystemDir(dir))
-	h := lvm.NewHost(&lvm.Runner{
+	h := must.Get(lvm.NewHost(&lvm.Runner{
 		Binary:  beforeExtending(t, "DM_DISABLE_UDEV=1 dmsetup suspend --noflush --nolockfs --noudevsync "+disk),
 		Timeout: 5 * time.Second, SystemDir: dir,
-	})
+	}))(t)
 	must.Get(h.Scan(t.Context(), []string{name}))(t)
 	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "ours", Extents: 1}))
 	before := must.Get(h.Metadata(name))(t).Seqno

@@ -43,8 +43,8 @@ type Runner struct {
 	// Timeout is each command's deadline, but for those that check the metadata of thin pools
 	// (thin_check), on their own or before an activation. They have PoolTimeout; zero means Timeout.
 	Timeout, PoolTimeout time.Duration
-	// SystemDir is a directory that MakeSystemDir made. Empty works, too, but
-	// each command then takes some 30 ms longer.
+	// SystemDir is a directory that MakeSystemDir made, for this runner alone. NewHost requires it. Without one,
+	// each command takes some 30 ms longer.
 	SystemDir string
 	// Lasting has RunFor keep a process for each key. It needs SystemDir, and
 	// Close at the end.

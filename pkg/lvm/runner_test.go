@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/command"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -98,8 +99,16 @@ func TestACommandGetsItsArgumentsAndACleanEnvironment(t *testing.T) {
 	}
 }
 
+func TestALVMWithoutASystemDirectoryIsRefused(t *testing.T) {
+	if h, err := NewHost(testRunner(time.Minute)); err == nil || h != nil {
+		t.Errorf("got %v, error %v, want an error: commands would take their locks in a folder of all programs", h, err)
+	}
+}
+
 func TestOfTheReportOfACommandThatFailedNothingIsTaken(t *testing.T) {
-	found, err := NewHost(testRunner(time.Minute)).commands.report(t.Context(), []string{"carve"}, []string{"/dev/carve-none"})
+	r := testRunner(time.Minute)
+	r.SystemDir = t.TempDir()
+	found, err := must.Get(NewHost(r))(t).commands.report(t.Context(), []string{"carve"}, []string{"/dev/carve-none"})
 	var failed *CommandError
 	if !errors.As(err, &failed) || failed.ExitCode != 5 || len(found) > 0 {
 		t.Errorf("%d groups, error %v", len(found), err)

@@ -24,7 +24,7 @@ func lasting(t testing.TB) *lvm.Runner {
 func TestALastingLVMSeesWhatOthersDo(t *testing.T) {
 	const name = "carve-test"
 	group(t, name)
-	h := lvm.NewHost(lasting(t))
+	h := must.Get(lvm.NewHost(lasting(t)))(t)
 	seqno := func() uint64 {
 		t.Helper()
 		found, err := h.Scan(t.Context(), []string{name})
@@ -71,7 +71,7 @@ func BenchmarkProcess(b *testing.B) {
 	}()
 	keeps, starts := lasting(b), lasting(b)
 	starts.Lasting = false
-	hosts := []*lvm.Host{lvm.NewHost(starts), lvm.NewHost(keeps)}
+	hosts := []*lvm.Host{must.Get(lvm.NewHost(starts))(b), must.Get(lvm.NewHost(keeps))(b)}
 	for _, h := range hosts {
 		must.Get(h.Scan(b.Context(), []string{name}))(b)
 	}

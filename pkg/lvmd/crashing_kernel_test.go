@@ -52,7 +52,10 @@ func crashing(dir, number, name string) error {
 		return err
 	}
 	var count atomic.Int64
-	host := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system, Lasting: true})
+	host, err := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system, Lasting: true})
+	if err != nil {
+		return err
+	}
 	options := lvmd.Options{
 		Config: c, StateDir: state, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		LVM: host, Devices: host,

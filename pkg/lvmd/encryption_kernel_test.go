@@ -381,7 +381,7 @@ func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
 	// What a user may do there.
 	lvmByHand(t, "vgcreate", "--yes", "users-own", v.GetDevicePath())
 	lvmByHand(t, "vgs", "users-own")
-	h := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout, SystemDir: filepath.Join(n.dir, "state", "lvm")})
+	h := must.Get(lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout, SystemDir: filepath.Join(n.dir, "state", "lvm")}))(t)
 	if found, err := h.Scan(t.Context(), []string{"users-own", n.group}); err != nil || len(found) != 1 || found[0].Name != n.group {
 		t.Errorf("found %+v, error %v", found, err)
 	}

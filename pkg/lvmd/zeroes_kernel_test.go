@@ -55,7 +55,7 @@ func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
 			loaded := must.Get(config.Load(n.writeConfig()))(t)
 			system := filepath.Join(n.dir, "lvm-system")
 			must.Succeed(t, lvm.MakeSystemDir(system))
-			host := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system})
+			host := must.Get(lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: time.Minute, SystemDir: system}))(t)
 			meddle := sync.OnceFunc(func() {
 				lvmByHand(t, "lvcreate", "--yes", "--name", "theirs", "--extents", "100%FREE", "--wipesignatures", "n", "carve")
 				theirs := must.Get(os.OpenFile("/dev/carve/theirs", os.O_WRONLY|syscall.O_SYNC, 0))(t)

@@ -63,7 +63,7 @@ deviceClasses:
 	c := must.Get(config.Parse("test", content))(t)
 	log := &Buffer{}
 	service := must.Get(lvmd.New(t.Context(), lvmd.Options{
-		Config: c, LVM: lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout}), StateDir: t.TempDir(),
+		Config: c, LVM: realLVM(t), StateDir: t.TempDir(),
 		Log: slog.New(slog.NewTextHandler(log, nil)),
 	}))(t)
 	service.Start()
@@ -111,6 +111,14 @@ func waitEmpty(t testing.TB) {
 	})
 }
 
+// realLVM returns the machine's LVM.
+func realLVM(t testing.TB) *lvm.Host {
+	t.Helper()
+	dir := t.TempDir()
+	must.Succeed(t, lvm.MakeSystemDir(dir))
+	return must.Get(lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout, SystemDir: dir}))(t)
+}
+
 // removeGroup removes the volume group of a machine, whose lvmd has stopped, with what a failed test left in it.
 func removeGroup(t testing.TB, disk string) {
 	t.Helper()
@@ -118,7 +126,7 @@ func removeGroup(t testing.TB, disk string) {
 	defer cancel()
 	// A command that was cut off when lvmd stopped may have left links to devices that are gone.
 	// The next lvmd drops them when it scans; vgcreate refuses the name for them.
-	if _, err := lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout}).Scan(ctx, []string{Group}); err != nil {
+	if _, err := realLVM(t).Scan(ctx, []string{Group}); err != nil {
 		t.Errorf("scan the volume group: %v", err)
 	}
 	ByHand(t, "lvm", "vgremove", "--yes", "--force", "--force", Group, "--config", HandConfig)
