@@ -220,7 +220,8 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 // giveExtension removes the extension and adds its extents to the volume, in one slot of the
 // group. Where they are is read again: an administrator may have moved them meanwhile. If another
 // program changes the group from here on, it may have them in the end, and the expansion begins again
-// when it is requested again.
+// when it is requested again. So the sequence number is read first: a change after that is noticed also
+// where it comes before the mapping is read.
 func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) error {
 	x := e.Extension().ID()
 	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -197,6 +198,60 @@ func TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween(t *testing.T) {
 			d.traces(v.GetId())
 		})
 	}
+}
+
+// betweenReads is an LVM whose group another program changes once, right after lvmd has read its metadata
+// or where a volume lies, once armed is set.
+type betweenReads struct {
+	lvm.Groups
+	armed  atomic.Bool
+	once   sync.Once
+	change func()
+}
+
+func (b *betweenReads) Metadata(group string) (ondisk.Metadata, error) {
+	defer b.read()
+	return b.Groups.Metadata(group)
+}
+
+func (b *betweenReads) Mapping(group, volume string) ([]lvm.Segment, error) {
+	defer b.read()
+	return b.Groups.Mapping(group, volume)
+}
+
+func (b *betweenReads) read() {
+	if b.armed.Load() {
+		b.once.Do(b.change)
+	}
+}
+
+// TestARawVolumeDoesNotGrowIntoWhereItsExtensionWas has an administrator move the zeroed extents elsewhere, and
+// another program use those that are free then, between the two reads that say where they are and at which state
+// of the group.
+func TestARawVolumeDoesNotGrowIntoWhereItsExtensionWas(t *testing.T) {
+	m := newMachine(t)
+	m.dirty(t)
+	lvms := &betweenReads{}
+	d := m.start(t, blind, func(_ *daemon, o *Options) { lvms.Groups, o.LVM = o.LVM, lvms })
+	v := d.create(request("grows", 2))
+	lvms.change = func() {
+		groups := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)
+		for _, lv := range groups[0].Volumes {
+			if lv.Name != v.GetId() {
+				must.Succeed(t, m.fake.Move(testGroup, lv.Name))
+			}
+		}
+		m.dirtyFree(t, testTotal-8)
+	}
+	m.fake.BeforeZero = func(_, _ string, _, _ int64) error {
+		lvms.armed.Store(true)
+		return nil
+	}
+	_, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 8))
+	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+	d.traces(v.GetId())
+	must.Get(d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 8)))(t)
+	d.traces(v.GetId())
 }
 
 func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
