@@ -3,12 +3,14 @@
 package lvm_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,6 +49,39 @@ func TestNoOtherProgramChangesAGroupBeforeACommandThatGoesByItsNumber(t *testing
 	}
 	if out, err := exec.Command("lvm", theirs...).CombinedOutput(); err != nil {
 		t.Errorf("after the command the other program gets no lock: %v: %s", err, out)
+	}
+}
+
+// TestAScanThatWaitsForALockIsMadeOnce has another program hold the lock of a group whose disks answer.
+func TestAScanThatWaitsForALockIsMadeOnce(t *testing.T) {
+	const name = "carve-test"
+	group(t, name)
+	dir := t.TempDir()
+	must.Succeed(t, lvm.MakeSystemDir(dir))
+	var scans atomic.Int64
+	h := must.Get(lvm.NewHost(&lvm.Runner{
+		Binary: "lvm", Timeout: 5 * time.Second, SystemDir: dir,
+		Observe: func(_ context.Context, r lvm.Result) {
+			if r.Command == "fullreport" {
+				scans.Add(1)
+			}
+		},
+	}))(t)
+	found := must.Get(h.Scan(t.Context(), []string{name}))(t)
+	h.Pin(name, found[0].Identity())
+	lock := must.Get(os.OpenFile(filepath.Join(lvm.LockDir, "V_"+name), os.O_CREATE|os.O_RDWR, 0o600))(t)
+	defer lock.Close()
+	must.Succeed(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	scans.Store(0)
+	if _, err := h.Scan(t.Context(), []string{name}); !errors.Is(err, lvm.ErrTimedOut) {
+		t.Errorf("the scan ended with error %v, want ErrTimedOut", err)
+	}
+	if n := scans.Load(); n != 1 {
+		t.Errorf("%d commands waited for the lock, want 1", n)
+	}
+	must.Succeed(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
+	if found := must.Get(h.Scan(t.Context(), []string{name}))(t); len(found) != 1 {
+		t.Errorf("when the lock is free, %d groups are found, want 1", len(found))
 	}
 }
 

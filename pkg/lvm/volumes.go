@@ -31,11 +31,20 @@ func (v *volumes) Scan(ctx context.Context, groups []string) ([]Group, error) {
 		if err == nil && whole(found, groups) {
 			return found, nil
 		}
-		if ctx.Err() != nil || isRead && errors.Is(err, ErrTimedOut) {
+		if ctx.Err() != nil || errors.Is(err, ErrTimedOut) && (isRead || v.areTheirDisks(groups, known)) {
 			return nil, err
 		}
 	}
 	return v.scan(ctx, groups, nil)
+}
+
+// areTheirDisks reports whether devices answer and are by their labels all disks of the groups. A command that looked
+// at them and timed out waited for something else, such as the lock that a command keeps which hangs: one over all
+// devices would wait for that, too. Where a disk does not answer, or is elsewhere by now, it would not.
+func (v *volumes) areTheirDisks(groups, devices []string) bool {
+	labelled := v.disks.pinned(groups...)
+	slices.Sort(labelled)
+	return slices.Equal(slices.Compact(labelled), devices)
 }
 
 // whole reports whether every wanted group was found with all of its devices.
