@@ -64,7 +64,7 @@ type KilledError struct {
 	Cause error
 	// Stuck is true when the process is not gone: it hangs in the kernel.
 	Stuck bool
-	// Gone is closed once a process that is stuck is gone.
+	// Gone is closed once a process that is stuck is gone. Run sets it with Stuck.
 	Gone <-chan struct{}
 }
 
@@ -126,6 +126,7 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 			return Result{ExitCode: -1}, killed
 		}
 		<-p.Gone()
+		killed.Stuck = false
 	}
 	r := Result{Output: output.kept, Errors: errs.String(), Truncated: output.truncated, ExitCode: cmd.ProcessState.ExitCode()}
 	switch err := p.Err(); {

@@ -139,8 +139,11 @@ func TestAProcessThatIsNotGoneCountsAsStuckUntilItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stuck, took, err := runLingering(t, abandon)
 			var killed *KilledError
-			if stuck != 1 || !errors.As(err, &killed) || !killed.Stuck {
-				t.Errorf("%d stuck, error %v, want one and a KilledError that says so", stuck, err)
+			if stuck != 1 || !errors.As(err, &killed) {
+				t.Fatalf("%d stuck, error %v, want one and a KilledError", stuck, err)
+			}
+			if killed.Stuck != abandon || (killed.Gone != nil) != abandon {
+				t.Errorf("when Run returns, the process is stuck: %v, with a channel: %v; want both %v", killed.Stuck, killed.Gone != nil, abandon)
 			}
 			if abandoned := took < reapGrace*3/4; abandoned != abandon {
 				t.Errorf("Run returned %v after the kill", took)
