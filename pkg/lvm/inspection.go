@@ -112,7 +112,7 @@ func (i inspection) OpenInUse(group, volume string) (blockdev.Handle, error) {
 
 // PoolStatus implements Thin.
 func (i inspection) PoolStatus(group, pool string) (PoolStatus, error) {
-	device, params, err := dmPoolStatus(group, pool)
+	device, params, err := i.disks.poolStatus(group, pool)
 	if err != nil {
 		return PoolStatus{}, err
 	}

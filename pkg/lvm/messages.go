@@ -65,7 +65,7 @@ func (m *messages) finish(group string, names ...string) (unsent []ondisk.Pool, 
 		if !slices.ContainsFunc(names, func(name string) bool { return name == p.Name || p.Numbers[name] != 0 }) {
 			continue
 		}
-		isUnsent, err := finishPool(group, &p)
+		isUnsent, err := m.finishPool(group, &p)
 		if err != nil {
 			return nil, fmt.Errorf("thin pool %q of volume group %q, which has messages that were not finished: %w", p.Name, group, err)
 		}
@@ -78,8 +78,8 @@ func (m *messages) finish(group string, names ...string) (unsent []ondisk.Pool, 
 
 // finishPool reports whether the kernel has the pool's number: then LVM does not send
 // what it adds. If it has not and was sent the making of a snapshot, it is sent the rest.
-func finishPool(group string, p *ondisk.Pool) (unsent bool, err error) {
-	device, number, ok, err := transaction(group, p.Name)
+func (m *messages) finishPool(group string, p *ondisk.Pool) (unsent bool, err error) {
+	device, number, ok, err := m.transaction(group, p.Name)
 	if err != nil || !ok {
 		return false, err // a pool that failed is LVM's to report
 	}
@@ -110,8 +110,8 @@ func finishPool(group string, p *ondisk.Pool) (unsent bool, err error) {
 
 // transaction asks the kernel for a pool's device and the number of its last transaction.
 // ok is false when the pool failed.
-func transaction(group, pool string) (device string, number uint64, ok bool, err error) {
-	device, params, err := dmPoolStatus(group, pool)
+func (m *messages) transaction(group, pool string) (device string, number uint64, ok bool, err error) {
+	device, params, err := m.disks.poolStatus(group, pool)
 	if err != nil {
 		return "", 0, false, err
 	}
@@ -137,7 +137,7 @@ func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 	}
 	var failed []error
 	for _, p := range waiting {
-		names, err := sendPool(group, &p)
+		names, err := m.sendPool(group, &p)
 		unmade = append(unmade, names...)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("thin pool %q of volume group %q: %w", p.Name, group, err))
@@ -147,8 +147,8 @@ func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 }
 
 // sendPool sends one pool what it was not sent, or returns the snapshots among that which it does not have.
-func sendPool(group string, p *ondisk.Pool) (unmade []string, err error) {
-	device, number, ok, err := transaction(group, p.Name)
+func (m *messages) sendPool(group string, p *ondisk.Pool) (unmade []string, err error) {
+	device, number, ok, err := m.transaction(group, p.Name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -219,7 +219,7 @@ func (m *messages) deleteRemoved(group string, pools []ondisk.Pool, names []stri
 			if !in || left[v] {
 				continue
 			}
-			device, _, err := dmPoolStatus(group, p.Name)
+			device, _, err := m.disks.poolStatus(group, p.Name)
 			if err == nil {
 				err = send(device, unix.ENODATA, "delete %d", number)
 			}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
@@ -66,7 +67,7 @@ type Thin interface {
 	Tag(ctx context.Context, group string, volumes []string, tag string) error
 
 	// PoolStatus asks the kernel how full an active pool is, without a command
-	// or a disk access. ErrNotFound when the pool is not active.
+	// or a disk access. ErrNotFound when the pool is not active, ErrTimedOut when the kernel does not answer.
 	PoolStatus(group, pool string) (PoolStatus, error)
 }
 
@@ -230,9 +231,21 @@ func (t *thinPools) ExtendPoolMetadata(ctx context.Context, group, pool string, 
 	return t.volumes.commands.change(ctx, group, "lvextend", append(args, deviceArgs(on)...)...)
 }
 
-// dmPoolStatus is what the kernel says of a pool, and of which device. The pool has
-// a device of its own, below that of the pool's name, except while LVM has made no
-// volume in it yet.
+// poolStatus is what the kernel says of a pool, and of which device. While a pool writes its metadata to a
+// disk that does not answer, the kernel does not answer either: it fails with ErrTimedOut.
+func (d *disks) poolStatus(group, pool string) (device, params string, err error) {
+	type status struct{ device, params string }
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	s, err := blockdev.Do(ctx, &d.reads, group+"/"+pool, func(string) (status, error) {
+		device, params, err := dmPoolStatus(group, pool)
+		return status{device, params}, err
+	})
+	return s.device, s.params, err
+}
+
+// dmPoolStatus is poolStatus without a deadline. The pool has a device of its own, below that of the pool's
+// name, except while LVM has made no volume in it yet.
 func dmPoolStatus(group, pool string) (device, params string, err error) {
 	device = layout.DeviceName(group, pool) + "-tpool"
 	kind, params, err := dmTableStatus(device)

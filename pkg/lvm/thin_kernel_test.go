@@ -13,12 +13,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 // thinPool is a group with a pool of which each test knows all volumes.
@@ -363,6 +366,46 @@ func TestLVMReportsThatAPoolFailedThatHasMessages(t *testing.T) {
 	p.scan()
 	p.create("cv3")
 	p.wantFilled("cv3", 0)
+}
+
+// TestAPoolWhoseDiskDoesNotAnswerIsNotWaitedFor has the disk below the metadata stop answering while the pool
+// writes there.
+func TestAPoolWhoseDiskDoesNotAnswerIsNotWaitedFor(t *testing.T) {
+	p := newThinPool(t, "carve-hanging")
+	p.create("cv1")
+	device := strings.ReplaceAll(p.group, "-", "--") + "-pool"
+	dmsetup(t, "suspend", "--noflush", "--nolockfs", "--noudevsync", device+"_tmeta")
+	resume := sync.OnceFunc(func() { dmsetup(t, "resume", "--noudevsync", device+"_tmeta") })
+	t.Cleanup(resume)
+	// It writes its metadata before it acknowledges a message.
+	message := exec.Command("dmsetup", "message", device+"-tpool", "0", "create_thin 99")
+	must.Succeed(t, message.Start())
+	asked := make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil { // until it writes
+			_, err = p.PoolStatus(p.group, "pool")
+		}
+		asked <- err
+	}()
+	select {
+	case err := <-asked:
+		if !errors.Is(err, lvm.ErrTimedOut) {
+			t.Errorf("error %v, want ErrTimedOut", err)
+		}
+		if p.Stuck() != 1 {
+			t.Errorf("%d operations count as stuck, want 1", p.Stuck())
+		}
+	case <-time.After(time.Minute):
+		t.Error("the pool's status was waited for")
+	}
+	resume()
+	must.Succeed(t, message.Wait())
+	waittest.Until(t, "nothing is stuck", func() bool { return p.Stuck() == 0 })
+	if status, err := p.PoolStatus(p.group, "pool"); err != nil || status.DataTotal < 1 {
+		t.Errorf("when the disk answers: pool %+v, error %v", status, err)
+	}
+	dmsetup(t, "message", device+"-tpool", "0", "delete 99")
 }
 
 // TestAPoolThatIsAwayAfterARemovalIsSentItLater has an administrator take the pool's

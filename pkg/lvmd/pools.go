@@ -111,6 +111,9 @@ func (s *poolKeeper) look(p *inventory.Pool) {
 		status, err = s.lvm.PoolStatus(group, p.Name())
 		done()
 	}
+	if errors.Is(err, lvm.ErrTimedOut) {
+		return // It has its device, of which a disk does not answer: what is known stays.
+	}
 	if err != nil && !errors.Is(err, lvm.ErrNotFound) {
 		s.log.Warn("thin pool's status cannot be read", "group", group, "pool", p.Name(), "error", err)
 	}

@@ -157,6 +157,37 @@ func TestThinVolumesCostOneCommandAndNoWipe(t *testing.T) {
 	d.checkModel()
 }
 
+// hangingPool is an LVM whose pools can hang.
+type hangingPool struct {
+	lvm.Groups
+	hangs atomic.Bool
+	// asked counts the questions that were asked in vain.
+	asked atomic.Int64
+}
+
+func (p *hangingPool) PoolStatus(group, pool string) (lvm.PoolStatus, error) {
+	if p.hangs.Load() {
+		p.asked.Add(1)
+		return lvm.PoolStatus{}, fmt.Errorf("%s/%s: %w", group, pool, lvm.ErrTimedOut)
+	}
+	return p.Groups.PoolStatus(group, pool)
+}
+
+func TestAPoolThatDoesNotAnswerIsNotCalledInactive(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	pool := &hangingPool{}
+	d := m.start(t, func(_ *daemon, o *Options) { pool.Groups, o.LVM = o.LVM, pool })
+	pool.hangs.Store(true)
+	// What became of the first answer is known when it is asked for the third.
+	waittest.Until(t, "the pool is asked again", func() bool { return pool.asked.Load() > 2 })
+	if c := d.class(); len(c.GetConditions()) > 0 || c.GetAvailableBytes() != 10*testExtent {
+		t.Errorf("class %v, want no condition and 10 extents available", c)
+	}
+	pool.hangs.Store(false)
+	must.Succeed(t, m.fake.Fill(testGroup, d.create(request("v", 10)).GetId(), 0x5a))
+	waittest.Until(t, "the pool's fullness is seen", func() bool { return d.hasCondition("PoolFull") })
+}
+
 func TestNoThinVolumeShowsWhatAnEarlierOneHeld(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	d := m.start(t)
