@@ -29,7 +29,7 @@ func Pause(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return o.single(ctx, orDefault(o.Name, PauseName), "pause", filepath.Join(programs, "pause"))
+	return o.single(ctx, orDefault(o.Name, PauseName), "pause", "pause", filepath.Join(programs, "pause"))
 }
 
 // CoreDNS makes the image of the cluster's DNS and returns its path.
@@ -38,17 +38,30 @@ func CoreDNS(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return o.single(ctx, orDefault(o.Name, coredns.Image), "coredns", program)
+	return o.single(ctx, orDefault(o.Name, coredns.Image), "coredns", "coredns", program)
 }
 
-// single makes an image of one static program, which it runs.
-func (o Options) single(ctx context.Context, name, kind, program string) (string, error) {
+// SchedulerName is the default name of kube-scheduler's image: that which deploy/components/scheduler asks for.
+const SchedulerName = "registry.k8s.io/kube-scheduler:" + kube.Version
+
+// Scheduler makes an image of the cluster's kube-scheduler and returns its path.
+func Scheduler(ctx context.Context, o Options) (string, error) {
+	program, err := kube.Build(ctx, o.Progress)
+	if err != nil {
+		return "", err
+	}
+	// Under this name the multi-call binary is kube-scheduler.
+	return o.single(ctx, orDefault(o.Name, SchedulerName), kube.Scheduler, "usr/local/bin/"+kube.Scheduler, program)
+}
+
+// single makes an image of one static program, which it runs from the path.
+func (o Options) single(ctx context.Context, name, kind, path, program string) (string, error) {
 	return o.cached(ctx, kind, name, []string{program}, func() (description, error) {
 		root := make(tree)
-		if err := root.add(kind, program, 0o755); err != nil {
+		if err := root.add(path, program, 0o755); err != nil {
 			return description{}, err
 		}
 		layer, err := treeLayer(root)
-		return description{layers: []v1.Layer{layer}, entrypoint: []string{"/" + kind}}, err
+		return description{layers: []v1.Layer{layer}, entrypoint: []string{"/" + path}}, err
 	})
 }

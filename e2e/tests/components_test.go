@@ -25,8 +25,8 @@ const (
 	startupTaint = "carve.csi.local/agent-not-ready"
 )
 
-// TestTheComponentsOfferWhatTheBaseDoesNot installs the scheduler extender, the start-up
-// taint and the I/O limits, as users do. The real scheduler uses the extender.
+// TestTheComponentsOfferWhatTheBaseDoesNot installs the second scheduler, the scheduler extender, the start-up
+// taint and the I/O limits, as users do. The cluster's own scheduler uses the extender.
 func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 	s := begin(t)
 	s.withComponents()
@@ -79,6 +79,14 @@ func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 		s.start("guest", podOptions{bytes: extent, node: node})
 		s.running("guest")
 	})
+	t.Run("the second scheduler starts Pods that name it", func(t *testing.T) {
+		s := begin(t)
+		p := pod("eager", podOptions{bytes: extent})
+		p.Spec.SchedulerName = "carve"
+		s.create(p)
+		s.running(p.Name)
+		s.wantMarker(p.Name)
+	})
 	t.Run("the kernel limits Pods of each class of service, while they run", testIOLimits)
 }
 
@@ -86,6 +94,7 @@ func TestTheComponentsOfferWhatTheBaseDoesNot(t *testing.T) {
 func (s *scope) withComponents() {
 	s.Helper()
 	plane := s.Cluster.ControlPlane()
+	s.must(s.LoadScheduler(s.ctx, s.Output()), "load the second scheduler's image")
 	data, err := plane.ExtenderSecret("carve-extender.carve-system.svc")
 	s.must(err, "make the extender's certificates")
 	_, err = s.CoreV1().Secrets(carve.Namespace).Create(s.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "carve-extender-tls"}, Data: data}, metav1.CreateOptions{})
@@ -97,6 +106,10 @@ func (s *scope) withComponents() {
 		_, err := s.Kubectl(ctx, nil, "apply", "--kustomize", "../deploy")
 		s.must(err, "install the base again")
 		_, err = s.Kubectl(ctx, nil, "delete", "--namespace", carve.Namespace, "--ignore-not-found",
+			"--filename", filepath.Join(deployFolder, "components/scheduler/config.yaml"),
+			"--filename", filepath.Join(deployFolder, "components/scheduler/policy.yaml"),
+			"--filename", filepath.Join(deployFolder, "components/scheduler/rbac.yaml"),
+			"--filename", filepath.Join(deployFolder, "components/scheduler/scheduler.yaml"),
 			"--filename", filepath.Join(deployFolder, "components/scheduler-extender/service.yaml"),
 			"--filename", filepath.Join(deployFolder, "components/startup-taint/policy.yaml"),
 			"--filename", filepath.Join(deployFolder, "components/startup-taint/rbac.yaml"))

@@ -36,7 +36,7 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&options.Name, "name", "", "name and tag of the image (default carve.csi.local/IMAGE:dev)")
+	flags.StringVar(&options.Name, "name", "", "name and tag of the image (by default the one that the cluster uses)")
 	flags.StringVar(&options.Output, "output", "", "file to write (default bin/carve-image.tar for Carve's image, or else one in the cache)")
 	flags.StringVar(&options.Version, "version", "", "version that Carve's programs report (default what git says of the source tree)")
 	flags.StringVar(&options.Architecture, "arch", "amd64", "architecture of Carve's image: amd64 or arm64")
@@ -49,6 +49,7 @@ func command() *cobra.Command {
 		{"fio", "The workloads' image with fio added", image.Fio},
 		{"pause", "The image of Pods' sandboxes", image.Pause},
 		{"coredns", "The image of the cluster's DNS", image.CoreDNS},
+		{"scheduler", "The image of kube-scheduler, as deploy/components/scheduler asks for it", image.Scheduler},
 	} {
 		root.AddCommand(&cobra.Command{
 			Use:   one.use,
