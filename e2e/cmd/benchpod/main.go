@@ -1,45 +1,63 @@
-// Command benchpod measures, on a real cluster and in one run, how long Pods
-// take from creation to Running with an emptyDir and with a Carve volume, one
-// by one and in a burst, and how long a claim takes from the scheduler's
-// choice of a node to bound. It prints a Markdown table.
+// Command benchpod measures, on a real cluster and in one run, how long Pods take from creation to Running: with
+// an emptyDir, with a Carve volume, and with one and the second scheduler; one by one and in bursts. It prints a
+// Markdown table.
 package main
 
 import (
 	"context"
-	"flag"
-	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/carve-csi/carve/e2e/carve"
+	"github.com/carve-csi/carve/e2e/checkout"
 	"github.com/carve-csi/carve/e2e/cluster"
 )
 
+// bound is how long the whole run may take.
+const bound = 2 * time.Hour
+
+type options struct {
+	cluster string
+	nodes   int
+	singles int
+	bursts  []int
+	rounds  int
+	keep    bool
+}
+
 func main() {
-	name := flag.String("cluster", "bench", "name of the cluster; one that is up is used as it is")
-	nodes := flag.Int("nodes", 2, "number of nodes")
-	rounds := flag.Int("rounds", 3, "rounds of each measurement; medians are printed")
-	burst := flag.Int("burst", 20, "Pods in a burst")
-	keep := flag.Bool("keep", false, "leave the cluster up afterwards")
-	flag.Parse()
+	var o options
+	c := &cobra.Command{
+		Use: "benchpod", Short: "Measure how long Pods take to start", Args: cobra.NoArgs, SilenceUsage: true,
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c.Context()) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.cluster, "cluster", "bench", "name of the cluster; one that is up is used as it is")
+	f.IntVar(&o.nodes, "nodes", 2, "number of nodes")
+	f.IntVar(&o.singles, "singles", 20, "Pods of each kind that are started one by one")
+	f.IntSliceVar(&o.bursts, "bursts", []int{10, 50, 100}, "Pods that are started at once")
+	f.IntVar(&o.rounds, "rounds", 3, "rounds of each burst")
+	f.BoolVar(&o.keep, "keep", false, "leave the cluster up afterwards")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *name, *nodes, *rounds, *burst, *keep); err != nil {
-		fmt.Fprintln(os.Stderr, "benchpod:", err)
+	if err := c.ExecuteContext(ctx); err != nil {
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, name string, nodes, rounds, burst int, keep bool) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, 50*time.Minute)
+func (o options) run(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	c, err := cluster.Up(ctx, cluster.Options{Name: name, Nodes: nodes, Progress: os.Stderr})
+	c, err := cluster.Up(ctx, cluster.Options{Name: o.cluster, Nodes: o.nodes, Progress: os.Stderr})
 	if err != nil {
 		return err
 	}
-	if !keep {
+	if !o.keep {
 		defer func() {
 			down, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 			defer cancel()
@@ -52,12 +70,47 @@ func run(ctx context.Context, name string, nodes, rounds, burst int, keep bool) 
 	if err != nil {
 		return err
 	}
+	if err := install(ctx, client); err != nil {
+		return err
+	}
+	t := table{}
+	defer t.print(os.Stdout) // with an error, what was measured before
+	for range o.singles {
+		if err := t.measure(ctx, client, 1); err != nil {
+			return err
+		}
+	}
+	for _, pods := range o.bursts {
+		for range o.rounds {
+			if err := t.measure(ctx, client, pods); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// install installs Carve with the second scheduler, and starts a Pod of each kind, which does not count: it
+// brings pages and caches in.
+func install(ctx context.Context, client *carve.Client) error {
+	root, err := checkout.Root()
+	if err != nil {
+		return err
+	}
 	if err := client.Install(ctx, os.Stderr); err != nil {
 		return err
 	}
-	table, err := measure(ctx, client, rounds, burst)
-	if len(table.carveBurst) > 0 {
-		table.print(os.Stdout)
+	if err := client.LoadScheduler(ctx, os.Stderr); err != nil {
+		return err
 	}
-	return err
+	if _, err := client.Kubectl(ctx, nil, "apply", "--kustomize", filepath.Join(root, "e2e", "deploy-scheduler")); err != nil {
+		return err
+	}
+	if _, err := client.Kubectl(ctx, nil, "rollout", "status", "--namespace", carve.Namespace, "deployment/carve-scheduler"); err != nil {
+		return err
+	}
+	if err := client.WaitReady(ctx, 5*time.Minute); err != nil {
+		return err
+	}
+	return table{}.measure(ctx, client, 1)
 }

@@ -5,66 +5,61 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/carve-csi/carve/e2e/carve"
 )
 
 const (
 	roundTimeout = 6 * time.Minute
-	volumeBytes  = int64(64 << 20)
+	volumeBytes  = int64(32 << 20)
 	selectedNode = "volume.kubernetes.io/selected-node"
 )
 
-// round is what one set of Pods, created at once, took.
-type round struct {
-	started []time.Duration // creation to Running, per Pod, sorted
-	bound   []time.Duration // selected-node to bound, per claim, sorted
-	all     time.Duration   // first creation to the last claim bound
+// kind is one way to have a folder to write to.
+type kind struct {
+	name      string
+	volume    bool
+	scheduler string // empty for the cluster's own
 }
 
-// measure runs every kind of round, in turn, so that drift of the machine
-// meets all kinds alike. With an error it returns what was measured before.
-func measure(ctx context.Context, client *carve.Client, rounds, burst int) (*table, error) {
-	t := &table{burst: burst}
-	kinds := []struct {
-		into   *[]round
-		pods   int
-		volume bool
-	}{
-		{&t.emptyOne, 1, false}, {&t.carveOne, 1, true},
-		{&t.emptyBurst, burst, false}, {&t.carveBurst, burst, true},
+var kinds = []kind{
+	{name: "emptyDir"},
+	{name: "Carve", volume: true},
+	{name: "Carve, `schedulerName: carve`", volume: true, scheduler: "carve"},
+}
+
+// round is what one set of Pods, created at once, took.
+type round struct {
+	placed  []time.Duration // creation to the choice of a node for good, per Pod
+	started []time.Duration // creation to Running, per Pod
+	bound   []time.Duration // selected-node to bound, per claim
+	all     time.Duration   // first creation to the last Pod Running
+	cpu     time.Duration   // what the nodes' processors worked meanwhile
+}
+
+// measure runs a round of every kind, in turn, so that drift of the machine meets all kinds alike.
+func (t table) measure(ctx context.Context, client *carve.Client, pods int) error {
+	for i, k := range kinds {
+		fmt.Fprintf(os.Stderr, "%d Pods, %s\n", pods, k.name)
+		r, err := oneRound(ctx, client, pods, k)
+		if err != nil {
+			return fmt.Errorf("%d Pods, %s: %w", pods, k.name, err)
+		}
+		t.add(pods, i, *r)
 	}
-	// One round that does not count: it pulls pages and caches in.
-	for n := range rounds + 1 {
-		var measured []round
-		for _, kind := range kinds {
-			fmt.Fprintf(os.Stderr, "round %d of %d: %d Pods, Carve volume: %v\n", n, rounds, kind.pods, kind.volume)
-			r, err := oneRound(ctx, client, kind.pods, kind.volume)
-			if err != nil {
-				return t, err
-			}
-			measured = append(measured, *r)
-		}
-		if n == 0 {
-			continue
-		}
-		for i, kind := range kinds {
-			*kind.into = append(*kind.into, measured[i])
-		}
-	}
-	return t, nil
+	return nil
 }
 
 // oneRound creates Pods in a namespace of their own, waits until they run and
 // removes them with all that they had.
-func oneRound(ctx context.Context, client *carve.Client, pods int, volume bool) (_ *round, err error) {
+func oneRound(ctx context.Context, client *carve.Client, pods int, k kind) (_ *round, err error) {
 	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	namespace, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
@@ -94,60 +89,76 @@ func oneRound(ctx context.Context, client *carve.Client, pods int, volume bool) 
 		return nil, err
 	}
 	defer claimEvents.Stop()
+	before, err := processorTime(ctx, client)
+	if err != nil {
+		return nil, err
+	}
 
-	created := map[string]time.Time{}
+	o := newObserver(k, pods)
 	begin := time.Now()
-	for i := range pods {
-		name := fmt.Sprintf("pod-%02d", i)
-		created[name] = time.Now()
-		if _, err := client.CoreV1().Pods(namespace.Name).Create(ctx, pod(name, volume), metav1.CreateOptions{}); err != nil {
-			return nil, err
-		}
+	created := make(chan error, 1)
+	go func() { created <- createPods(ctx, client, namespace.Name, pods, k, o.created) }()
+	r, err := o.observe(ctx, podEvents, claimEvents, created)
+	if err != nil {
+		return nil, err
 	}
-	claims := 0
-	if volume {
-		claims = pods
-	}
-	return observe(ctx, podEvents, claimEvents, begin, created, claims)
+	r.all = time.Since(begin)
+	after, err := processorTime(ctx, client)
+	r.cpu = after - before
+	return r, err
 }
 
-// observe follows both watches until every Pod runs and every claim is bound.
-func observe(ctx context.Context, podEvents, claimEvents watch.Interface, begin time.Time, created map[string]time.Time, claims int) (*round, error) {
-	r := &round{}
-	running, selected, bound := map[string]bool{}, map[string]time.Time{}, map[string]bool{}
-	for len(running) < len(created) || len(bound) < claims {
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%d of %d Pods run, %d of %d claims are bound: %w", len(running), len(created), len(bound), claims, ctx.Err())
-		case event, open := <-podEvents.ResultChan():
-			if !open {
-				return nil, errors.New("the watch on Pods ended")
-			}
-			if p, ok := event.Object.(*corev1.Pod); ok && p.Status.Phase == corev1.PodRunning && !running[p.Name] {
-				running[p.Name] = true
-				r.started = append(r.started, time.Since(created[p.Name]))
-			}
-		case event, open := <-claimEvents.ResultChan():
-			if !open {
-				return nil, errors.New("the watch on claims ended")
-			}
-			claim, ok := event.Object.(*corev1.PersistentVolumeClaim)
-			if !ok {
-				continue
-			}
-			if _, seen := selected[claim.Name]; !seen && claim.Annotations[selectedNode] != "" {
-				selected[claim.Name] = time.Now()
-			}
-			if claim.Status.Phase == corev1.ClaimBound && !bound[claim.Name] {
-				bound[claim.Name] = true
-				r.bound = append(r.bound, time.Since(selected[claim.Name]))
-				r.all = time.Since(begin)
-			}
+// createPods creates the Pods of a round one after the other, and notes before each call when.
+func createPods(ctx context.Context, client *carve.Client, namespace string, pods int, k kind, note func(name string)) error {
+	for i := range pods {
+		p := pod(fmt.Sprintf("pod-%03d", i), k)
+		note(p.Name)
+		if _, err := client.CoreV1().Pods(namespace).Create(ctx, p, metav1.CreateOptions{}); err != nil {
+			return err
 		}
 	}
-	slices.Sort(r.started)
-	slices.Sort(r.bound)
-	return r, nil
+	return nil
+}
+
+// clockTick is the unit of /proc/stat (proc_stat(5)).
+const clockTick = 10 * time.Millisecond
+
+// processorTime is what the processors of all nodes have worked since they were started.
+func processorTime(ctx context.Context, client *carve.Client) (time.Duration, error) {
+	var sum time.Duration
+	for _, node := range client.Cluster.NodeNames() {
+		stat, err := client.NodeExec(ctx, node, "cat", "/proc/stat")
+		if err != nil {
+			return 0, err
+		}
+		worked, err := parseStat(stat)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", node, err)
+		}
+		sum += worked
+	}
+	return sum, nil
+}
+
+// parseStat returns the time that the processors of a machine worked, by its /proc/stat.
+func parseStat(stat string) (time.Duration, error) {
+	line, _, _ := strings.Cut(stat, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 6 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("/proc/stat begins with %q", line)
+	}
+	var ticks int64
+	for i, field := range fields[1:] {
+		if i == 3 || i == 4 { // idle, iowait
+			continue
+		}
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/stat: %w", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * clockTick, nil
 }
 
 func remove(ctx context.Context, client *carve.Client, namespace string) error {
@@ -168,11 +179,11 @@ func remove(ctx context.Context, client *carve.Client, namespace string) error {
 	})
 }
 
-// pod returns a Pod that does nothing, with an emptyDir or a Carve volume.
-func pod(name string, volume bool) *corev1.Pod {
+// pod returns a Pod that does nothing, with a folder of that kind.
+func pod(name string, k kind) *corev1.Pod {
 	grace, class := int64(0), "carve"
 	source := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
-	if volume {
+	if k.volume {
 		source = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
 			Spec: corev1.PersistentVolumeClaimSpec{
 				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &class,
@@ -183,6 +194,7 @@ func pod(name string, volume bool) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
+			SchedulerName:                 k.scheduler,
 			TerminationGracePeriodSeconds: &grace,
 			Containers: []corev1.Container{{
 				Name: "app", Image: "busybox:1.36", ImagePullPolicy: corev1.PullNever, Command: []string{"sleep", "1000000"},

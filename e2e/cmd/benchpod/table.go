@@ -3,49 +3,76 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 )
 
-// table holds every round that counts.
-type table struct {
-	burst                                      int
-	emptyOne, carveOne, emptyBurst, carveBurst []round
+// table holds every round that counts: by how many Pods are created at once, and then by kind.
+type table map[int][][]round
+
+// add adds a round of the kind with that index.
+func (t table) add(pods, kind int, r round) {
+	if t[pods] == nil {
+		t[pods] = make([][]round, len(kinds))
+	}
+	t[pods][kind] = append(t[pods][kind], r)
 }
 
-// print writes the medians over the rounds as Markdown.
-func (t *table) print(out io.Writer) {
-	fmt.Fprintf(out, "Medians of %d rounds; ratios are to emptyDir in the same run.\n\n", len(t.carveBurst))
-	fmt.Fprintln(out, "| what | emptyDir | Carve | ratio |")
-	fmt.Fprintln(out, "|---|---|---|---|")
-	row := func(what string, empty, carve []round, pick func(round) time.Duration) {
-		e, c := median(empty, pick), median(carve, pick)
-		fmt.Fprintf(out, "| %s | %v | %v | %.2f |\n", what, shown(e), shown(c), float64(c)/float64(e))
+// print writes the table as Markdown. Percentiles are those of the Pods of all rounds; what is in brackets is
+// the ratio to the first kind.
+func (t table) print(out io.Writer) {
+	fmt.Fprintln(out, "| Pods at once, rounds | folder | created → placed, p50 | → Running, p50 | p99 | selected → bound, p50 | p99 | Pods per second | nodes' processor time per Pod |")
+	fmt.Fprintln(out, "|---|---|---|---|---|---|---|---|---|")
+	for _, pods := range slices.Sorted(maps.Keys(t)) {
+		first := summaryOf(t[pods][0], pods)
+		for i, rounds := range t[pods] {
+			s := summaryOf(rounds, pods)
+			fmt.Fprintf(out, "| %d, %d | %s | %v | %s | %s | %s | %s | %.1f (%.2f) | %v |\n", pods, len(rounds), kinds[i].name,
+				shown(percentile(s.placed, 50)), beside(s.started, first.started, 50), beside(s.started, first.started, 99),
+				ifAny(s.bound, 50), ifAny(s.bound, 99), s.rate, s.rate/first.rate, shown(s.cpu))
+		}
 	}
-	row("create → Running, one Pod", t.emptyOne, t.carveOne, func(r round) time.Duration { return percentile(r.started, 100) })
-	row(fmt.Sprintf("create → Running, burst of %d, p50", t.burst), t.emptyBurst, t.carveBurst, func(r round) time.Duration { return percentile(r.started, 50) })
-	row(fmt.Sprintf("create → Running, burst of %d, last", t.burst), t.emptyBurst, t.carveBurst, func(r round) time.Duration { return percentile(r.started, 100) })
-	only := func(what string, rounds []round, pick func(round) time.Duration) {
-		fmt.Fprintf(out, "| %s | | %v | |\n", what, shown(median(rounds, pick)))
+}
+
+// summary is what all rounds of a kind say together.
+type summary struct {
+	placed, started, bound []time.Duration // sorted
+	rate                   float64         // Pods per second
+	cpu                    time.Duration   // per Pod
+}
+
+func summaryOf(rounds []round, pods int) summary {
+	var s summary
+	var whole time.Duration
+	for _, r := range rounds {
+		s.placed, s.started, s.bound = append(s.placed, r.placed...), append(s.started, r.started...), append(s.bound, r.bound...)
+		whole += r.all
+		s.cpu += r.cpu
 	}
-	only("selected-node → bound, one claim", t.carveOne, func(r round) time.Duration { return percentile(r.bound, 100) })
-	only(fmt.Sprintf("selected-node → bound, burst of %d, p50", t.burst), t.carveBurst, func(r round) time.Duration { return percentile(r.bound, 50) })
-	only(fmt.Sprintf("selected-node → bound, burst of %d, last", t.burst), t.carveBurst, func(r round) time.Duration { return percentile(r.bound, 100) })
-	all := median(t.carveBurst, func(r round) time.Duration { return r.all })
-	fmt.Fprintf(out, "| volumes per second in the burst, first create to last bound | | %.1f | |\n", float64(t.burst)/all.Seconds())
+	for _, values := range [][]time.Duration{s.placed, s.started, s.bound} {
+		slices.Sort(values)
+	}
+	count := len(rounds) * pods
+	s.rate, s.cpu = float64(count)/whole.Seconds(), s.cpu/time.Duration(count)
+	return s
+}
+
+// beside is a percentile with its ratio to that of others.
+func beside(own, others []time.Duration, p int) string {
+	value := percentile(own, p)
+	return fmt.Sprintf("%v (%.2f)", shown(value), float64(value)/float64(percentile(others, p)))
+}
+
+// ifAny is a percentile, or nothing where there are no values.
+func ifAny(values []time.Duration, p int) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return shown(percentile(values, p)).String()
 }
 
 func shown(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
-
-// median returns the median over rounds of what pick takes from each.
-func median(rounds []round, pick func(round) time.Duration) time.Duration {
-	values := make([]time.Duration, 0, len(rounds))
-	for _, r := range rounds {
-		values = append(values, pick(r))
-	}
-	slices.Sort(values)
-	return percentile(values, 50)
-}
 
 // percentile returns the p-th percentile (nearest rank) of sorted values, zero
 // when there are none.

@@ -18,15 +18,38 @@ func TestPercentileIsTheNearestRank(t *testing.T) {
 	}
 }
 
-func TestTableShowsRatiosToEmptyDir(t *testing.T) {
-	one := func(d time.Duration) []round {
-		return []round{{started: []time.Duration{d}, bound: []time.Duration{d / 2}, all: d}}
+func TestTheTableShowsRatiosToEmptyDir(t *testing.T) {
+	of := func(d ...time.Duration) round {
+		return round{placed: []time.Duration{d[0] / 2, d[0] / 2}, started: d, all: 2 * d[0], cpu: d[0]}
 	}
+	all := table{}
+	all.add(2, 0, of(time.Second, 2*time.Second))
+	all.add(2, 0, of(time.Second, 2*time.Second))
+	carve := of(3*time.Second, 5*time.Second)
+	carve.bound = []time.Duration{time.Second, time.Minute}
+	all.add(2, 1, carve)
+	all.add(2, 2, of(2*time.Second, 2*time.Second))
 	var out strings.Builder
-	(&table{burst: 2, emptyOne: one(time.Second), carveOne: one(3 * time.Second), emptyBurst: one(time.Second), carveBurst: one(2 * time.Second)}).print(&out)
-	for _, want := range []string{"| create → Running, one Pod | 1s | 3s | 3.00 |", "| selected-node → bound, one claim | | 1.5s | |", "| volumes per second in the burst, first create to last bound | | 1.0 | |"} {
+	all.print(&out)
+	for _, want := range []string{
+		"| 2, 2 | emptyDir | 500ms | 1s (1.00) | 2s (1.00) |  |  | 1.0 (1.00) | 500ms |",
+		"| 2, 1 | Carve | 1.5s | 3s (3.00) | 5s (2.50) | 1s | 1m0s | 0.3 (0.33) | 1.5s |",
+		"| 2, 1 | Carve, `schedulerName: carve` | 1s | 2s (2.00) | 2s (1.00) |  |  | 0.5 (0.50) | 1s |",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("want the line %q in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestProcessorTimeLeavesOutWhatWasIdle(t *testing.T) {
+	const stat = "cpu  10 1 5 1000 50 2 3 0 0 0\ncpu0 1 0 0 0\n"
+	if got, err := parseStat(stat); err != nil || got != 210*time.Millisecond {
+		t.Errorf("got %v, error %v, want 210ms: 21 ticks", got, err)
+	}
+	for _, malformed := range []string{"", "intr 1 2 3 4 5 6", "cpu 1 2 x 4 5 6"} {
+		if got, err := parseStat(malformed); err == nil {
+			t.Errorf("of %q: got %v, want an error", malformed, got)
 		}
 	}
 }
