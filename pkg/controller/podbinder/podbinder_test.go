@@ -310,7 +310,12 @@ func TestAPodIsBoundWhenAllItsClaimsAre(t *testing.T) {
 		t.Fatalf("the Pod is on %s before its second claim is bound", node)
 	}
 	w.volumeFor(&v1.ObjectReference{Namespace: "default", Name: "b", UID: "uid-b"}, "pvc-b", "late", "n1", "10Gi")
-	w.update("b", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-b" }) // the PV controller is half way
+	// The PV controller writes the claim's phase last. A kubelet that meets the Pod before fails, and looks again
+	// after ten seconds.
+	w.update("b", func(c *v1.PersistentVolumeClaim) {
+		c.Spec.VolumeName = "pvc-b"
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnBindCompleted, "yes")
+	})
 	w.looked(counted)
 	if node := w.nodeOf("p"); node != "" {
 		t.Fatalf("the Pod is on %s before its second claim is bound completely", node)
