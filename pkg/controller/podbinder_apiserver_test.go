@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	v1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -386,6 +387,25 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		away.Store(false)
 		w.isPlaced(t, "waits", "waits-data")
 		w.isPlaced(t, "no-binder", "no-binder-data")
+	})
+	t.Run("a Pod that must have another one's place", func(t *testing.T) {
+		important := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "important"}, Value: 1000}
+		must.Get(client.SchedulingV1().PriorityClasses().Create(t.Context(), important, metav1.CreateOptions{}))(t)
+		t.Cleanup(func() {
+			_ = client.SchedulingV1().PriorityClasses().Delete(context.Background(), important.Name, metav1.DeleteOptions{})
+		})
+		spec, _ := scheduledPod(true)
+		spec.SchedulerName, spec.NodeSelector = carveScheduler, map[string]string{names.TopologyNode: "n2"}
+		spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
+		spec.Containers[0].Ports = []v1.ContainerPort{{ContainerPort: 80, HostPort: 80}} // of which a node has one
+		w.runPodOf(t, "victim", spec)
+		w.isPlaced(t, "victim", "victim-data")
+		spec.PriorityClassName = important.Name
+		w.runPodOf(t, "important", spec)
+		w.isPlaced(t, "important", "important-data")
+		if _, err := client.CoreV1().Pods(ours).Get(t.Context(), "victim", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("the Pod whose place it has: error %v, want that it is gone", err)
+		}
 	})
 	t.Run("a Pod that names its node", func(t *testing.T) {
 		spec, _ := scheduledPod(true)
