@@ -168,27 +168,53 @@ func (f *Fleet) attend(n *node, s *uplink.Session) {
 	f.disconnect(n, s)
 }
 
-// disconnect ends a session's standing as the current one of its node, if it is: a
+// disconnect ends a session as the current one of its node, if it is: a
 // session that replaced it speaks for the node.
 func (f *Fleet) disconnect(n *node, s *uplink.Session) {
-	f.change(n, s, func(view *View) *View {
-		next := *view
-		next.Connected, next.Refused = false, ""
-		return &next
-	}, func() { n.session = nil })
+	n.order.Lock()
+	defer n.order.Unlock()
+	view := f.viewBy(n, s)
+	if view == nil {
+		return
+	}
+	next := *view
+	next.Connected, next.Refused = false, ""
+	f.replace(n, s, &next, nil)
 }
 
 // refuse notes on a node's view that its report is not taken in.
 func (f *Fleet) refuse(n *node, s *uplink.Session, why *ReportRefusedError) error {
-	f.change(n, s, func(view *View) *View {
-		if view.Refused == why.Error() {
-			return nil
-		}
-		next := *view
-		next.Connected, next.Refused = false, why.Error()
-		return &next
-	})
+	n.order.Lock()
+	defer n.order.Unlock()
+	view := f.viewBy(n, s)
+	if view == nil || view.Refused == why.Error() {
+		return why
+	}
+	next := *view
+	next.Connected, next.Refused = false, why.Error()
+	f.replace(n, s, &next, s)
 	return why
+}
+
+// take applies a report to the view of its node. It fails when the report does not follow the one
+// before, and when the view would be larger than one may be. Of a session that was replaced, nothing is applied.
+func (f *Fleet) take(n *node, s *uplink.Session, r *lvmdv1.WatchResponse) error {
+	n.order.Lock()
+	defer n.order.Unlock()
+	view := f.viewBy(n, s)
+	if view == nil {
+		return nil
+	}
+	next, ok := view.apply(r)
+	if !ok {
+		return status.Error(codes.Internal, "lvmd's stream has a gap")
+	}
+	if refused := next.exceeds(); refused != nil {
+		return refused
+	}
+	next.Connected, next.Refused = true, ""
+	f.replace(n, s, next, s)
+	return nil
 }
 
 // watch follows one stream until it breaks, and reports whether it brought anything.
@@ -232,48 +258,33 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 				f.log.Warn("a text that a node reported is left out", "node", n.name, "error", bounded.leftOut)
 			})
 		}
-		applied := true
-		var refused *ReportRefusedError
-		f.change(n, s, func(view *View) *View {
-			next, ok := view.apply(r)
-			if !ok {
-				applied = false
-				return nil
-			}
-			if refused = next.exceeds(); refused != nil {
-				return nil
-			}
-			next.Connected, next.Refused = true, ""
-			return next
-		})
-		switch {
-		case !applied:
-			return reported, status.Error(codes.Internal, "lvmd's stream has a gap")
-		case refused != nil:
+		err = f.take(n, s, r)
+		if refused := (*ReportRefusedError)(nil); errors.As(err, &refused) {
 			return reported, f.refuse(n, s, refused)
+		}
+		if err != nil {
+			return reported, err
 		}
 		reported = true
 	}
 }
 
-// change replaces the node's view by the one that next makes of it, if any, and calls
-// OnChange, as long as s is the node's current session. The effects are applied in the
-// same instant, with the fleet locked. The new view is made without that lock: only
-// who holds n.order replaces a view, and a large one must not hold up other nodes.
-func (f *Fleet) change(n *node, s *uplink.Session, next func(*View) *View, effects ...func()) {
-	n.order.Lock()
-	defer n.order.Unlock()
+// viewBy returns the node's view while s is its current session, else nil. The caller holds n.order.
+func (f *Fleet) viewBy(n *node, s *uplink.Session) *View {
 	f.mu.Lock()
-	old, current := n.view, n.session == s
-	f.mu.Unlock()
-	if !current {
-		return
+	defer f.mu.Unlock()
+	if n.session != s {
+		return nil
 	}
-	view := next(old)
-	if view == nil {
-		return
-	}
-	names, ids := keysChanged(old.ByName, view.ByName), keysChanged(old.Volumes, view.Volumes)
+	return n.view
+}
+
+// replace replaces the node's view, and in the same instant its session, and calls OnChange, as
+// long as s is the node's current session. The caller holds n.order since it read the view that
+// next was made of. It makes next without the fleet's lock: a large view must not hold up other nodes.
+func (f *Fleet) replace(n *node, s *uplink.Session, next *View, session *uplink.Session) {
+	// Only a holder of n.order writes it.
+	names, ids := keysChanged(n.view.ByName, next.ByName), keysChanged(n.view.Volumes, next.Volumes)
 	f.mu.Lock()
 	if n.session != s {
 		f.mu.Unlock()
@@ -281,13 +292,10 @@ func (f *Fleet) change(n *node, s *uplink.Session, next func(*View) *View, effec
 	}
 	f.byName.update(n.name, names)
 	f.byID.update(n.name, ids)
-	n.view = view
-	for _, effect := range effects {
-		effect()
-	}
+	n.view, n.session = next, session
 	f.mu.Unlock()
 	if f.onChange != nil {
-		f.onChange(view)
+		f.onChange(next)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -45,14 +47,9 @@ func (r *reporting) connect() (*node, *uplink.Session) {
 func (r *reporting) report(n *node, s *uplink.Session, message *lvmdv1.WatchResponse) {
 	r.generation++
 	message.Generation = r.generation
-	r.fleet.change(n, s, func(view *View) *View {
-		next, ok := view.apply(message)
-		if !ok {
-			return nil
-		}
-		next.Connected = true
-		return next
-	})
+	if err := r.fleet.take(n, s, message); err != nil && status.Code(err) != codes.Internal {
+		r.Fatalf("the report is refused: %v", err)
+	}
 }
 
 // holders are the nodes of which any view has a volume of that key, by a walk over all views.
