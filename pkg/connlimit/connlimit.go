@@ -68,65 +68,80 @@ type Place struct {
 // nil, the connection may lose its place: where all places of unknown addresses are taken, a peer takes
 // one of the address, or /64 of IPv6, that has the most, if that has more than its own would have, and
 // else one of the address in its own /64 that has the most, by the same rule. So no peer is kept away by
-// those who have many. Evict is called then; it must not block.
+// those who have many. Begin calls evict of the peer that loses its place, without a lock.
 func (l *Limiter) Begin(peer net.Addr, evict func()) (*Place, Reason) {
 	address := addressOf(peer)
-	expected := l.Known != nil && l.Known(address)
+	p := &Place{limiter: l, address: address, evict: evict}
+	victim, reason := l.admit(p, l.Known != nil && l.Known(address))
+	if reason != "" {
+		return nil, reason
+	}
+	if victim != nil {
+		victim.evict()
+	}
+	return p, ""
+}
+
+// admit counts a connection, or returns why it has no place. It returns the connection that lost its
+// place to it, if any, which the caller has to evict.
+func (l *Limiter) admit(p *Place, expected bool) (victim *Place, reason Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last, remembered := l.remembered[address]
-	p := &Place{limiter: l, address: address, evict: evict, unknown: !expected && (!remembered || time.Since(last) > rememberFor)}
+	last, remembered := l.remembered[p.address]
+	p.unknown = !expected && (!remembered || time.Since(last) > rememberFor)
 	switch {
-	case l.byAddress[address] >= l.PerAddress:
+	case l.byAddress[p.address] >= l.PerAddress:
 		return nil, ReasonAddress
-	case p.unknown && address.Is6() && len(l.bySource[sourceOf(address)]) >= l.PerNetwork:
-		if !l.evictNeighbor(address) {
+	case p.unknown && p.address.Is6() && len(l.bySource[sourceOf(p.address)]) >= l.PerNetwork:
+		if victim = l.neighborOf(p.address); victim == nil {
 			return nil, ReasonNetwork
 		}
 	case p.unknown && l.unknown >= l.Total-l.Kept:
-		if !l.evictOne(sourceOf(address)) && !l.evictNeighbor(address) {
+		if victim = l.oldestOfMost(sourceOf(p.address)); victim == nil {
+			victim = l.neighborOf(p.address)
+		}
+		if victim == nil {
 			return nil, ReasonTotal
 		}
 	case l.total >= l.Total:
 		return nil, ReasonTotal
 	}
+	if victim != nil {
+		victim.ended, victim.evicted = true, true
+		l.count(victim, -1)
+	}
 	l.count(p, 1)
-	return p, ""
+	return victim, ""
 }
 
-// evictOne evicts the oldest of the source that has the most, and reports whether there was one. It
-// is called with the lock held.
-func (l *Limiter) evictOne(source netip.Prefix) bool {
+// oldestOfMost returns the oldest of the source that has the most, if it may lose its place to one of
+// this source. It is called with the lock held.
+func (l *Limiter) oldestOfMost(source netip.Prefix) *Place {
 	var most []*Place
 	for _, places := range l.bySource {
 		if len(places) > len(most) {
 			most = places
 		}
 	}
-	return len(most) > len(l.bySource[source])+1 && l.evict(most[0])
+	if len(most) > len(l.bySource[source])+1 && most[0].evict != nil {
+		return most[0]
+	}
+	return nil
 }
 
-// evictNeighbor evicts the oldest of the address that has the most in the /64 of this one, and reports
-// whether there was one. It is called with the lock held.
-func (l *Limiter) evictNeighbor(address netip.Addr) bool {
+// neighborOf returns the oldest of the address that has the most in the /64 of this one, if it may lose
+// its place to one of this address. It is called with the lock held.
+func (l *Limiter) neighborOf(address netip.Addr) *Place {
 	var most *Place
 	for _, p := range l.bySource[sourceOf(address)] {
 		if most == nil || l.byAddress[p.address] > l.byAddress[most.address] {
 			most = p
 		}
 	}
-	return most != nil && l.byAddress[most.address] > l.byAddress[address]+1 && l.evict(most)
-}
-
-// evict is called with the lock held. It reports whether the connection may lose its place.
-func (l *Limiter) evict(victim *Place) bool {
-	if victim.evict == nil {
-		return false
+	if most != nil && l.byAddress[most.address] > l.byAddress[address]+1 && most.evict != nil {
+		return most
 	}
-	victim.ended, victim.evicted = true, true
-	l.count(victim, -1)
-	victim.evict()
-	return true
+	return nil
 }
 
 // End counts the connection no more, however often it is called.

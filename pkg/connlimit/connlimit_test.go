@@ -69,7 +69,15 @@ func TestConnectionsAreCountedByAddressByNetworkAndInAll(t *testing.T) {
 func TestWhereAllPlacesAreTakenTheyAreSharedAmongSources(t *testing.T) {
 	l := Limiter{Total: 12, PerAddress: 8, PerNetwork: 8}
 	evicted := map[string]int{}
-	begin := func(ip string) (*Place, Reason) { return l.Begin(peer(ip), func() { evicted[ip]++ }) }
+	begin := func(ip string) (*Place, Reason) {
+		return l.Begin(peer(ip), func() {
+			evicted[ip]++
+			if !l.mu.TryLock() {
+				t.Fatal("evict is called with the lock held")
+			}
+			l.mu.Unlock()
+		})
+	}
 	var first *Place
 	for i, ip := range []string{"10.0.0.1", "2001:db8::1"} {
 		for range 6 {
