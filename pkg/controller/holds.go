@@ -16,10 +16,10 @@ func (c *Controller) newAvailability() *cluster.Availability {
 		view, ok := c.core.Fleet.View(node)
 		return ok && view.Connected
 	}
-	return cluster.NewAvailability(connected, c.core.ledger.Hold, c.availabilityChanged, func() time.Time { return c.core.Now() }, c.o.Log)
+	return cluster.NewAvailability(connected, c.core.ledger, c.availabilityChanged, func() time.Time { return c.core.Now() }, c.o.Log)
 }
 
-// availabilityChanged publishes a node's capacity anew where this replica leads.
+// availabilityChanged publishes a node's capacity again where this replica leads.
 func (c *Controller) availabilityChanged(node string) {
 	if a := c.acting.Load(); a != nil {
 		a.publisher.NodeChanged(node)

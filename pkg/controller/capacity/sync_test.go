@@ -39,7 +39,7 @@ func syncing(t *testing.T, key Key, object *storagev1.CSIStorageCapacity) (verbs
 	must.Succeed(t, c.Nodes.GetIndexer().Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}))
 	must.Succeed(t, c.Classes.GetIndexer().Add(&storagev1.StorageClass{Provisioner: names.Driver,
 		ObjectMeta: metav1.ObjectMeta{Name: "carve", Annotations: map[string]string{names.AnnotationTemplateCapacity: "big=5Gi"}}}))
-	available := cluster.NewAvailability(func(string) bool { return false }, func(string, string, string) {}, func(string) {}, time.Now, log)
+	available := cluster.NewAvailability(func(string) bool { return false }, scheduler.NewLedger(time.Now), func(string) {}, time.Now, log)
 	p := New(c, Options{Namespace: "carve-system", Ledger: scheduler.NewLedger(time.Now), Available: available,
 		TemplateLabel: kindLabel, Metrics: NewMetrics(prometheus.NewRegistry())})
 	must.Get(p.sync(t.Context(), key))(t)

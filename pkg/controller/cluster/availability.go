@@ -43,11 +43,11 @@ const (
 // is over, and for good when a create succeeds there. All methods may be called
 // concurrently.
 type Availability struct {
-	// connected reports whether a node has an uplink and has reported over it.
+	// connected reports whether a node has an uplink and has reported over it. Like changed, it is
+	// called without a lock.
 	connected func(node string) bool
-	// hold makes a class seem full, or not any more: the ledger's.
-	hold func(node, class, why string)
-	// changed is called, without any lock, with a node whose capacity is another now.
+	ledger    Ledger
+	// changed is called with a node whose capacity is another now.
 	changed func(node string)
 	now     func() time.Time
 	log     *slog.Logger
@@ -55,16 +55,23 @@ type Availability struct {
 	Grace, Least, Most time.Duration
 
 	mu    sync.Mutex
-	nodes map[string]*standing
+	nodes map[string]*nodeState
+}
+
+// Ledger is what Availability uses of *scheduler.Ledger. Hold makes a class seem full, or not any
+// more where why is empty. It is called with Availability locked, so that the ledger learns of holds and of
+// their ends in the order in which they were decided; it takes no lock but its own.
+type Ledger interface {
+	Hold(node, class, why string)
 }
 
 // NewAvailability makes a view in which every node can provision.
-func NewAvailability(connected func(node string) bool, hold func(node, class, why string), changed func(node string), now func() time.Time, log *slog.Logger) *Availability {
-	return &Availability{connected: connected, hold: hold, changed: changed, now: now, log: log, Grace: awayGrace, Least: holdLeast, Most: holdMost, nodes: map[string]*standing{}}
+func NewAvailability(connected func(node string) bool, ledger Ledger, changed func(node string), now func() time.Time, log *slog.Logger) *Availability {
+	return &Availability{connected: connected, ledger: ledger, changed: changed, now: now, log: log, Grace: awayGrace, Least: holdLeast, Most: holdMost, nodes: map[string]*nodeState{}}
 }
 
-// standing is what is known of a node's ability to provision.
-type standing struct {
+// nodeState is what is known of a node's ability to provision.
+type nodeState struct {
 	// awaySince is when the node was first found without uplink, zero while it has one.
 	awaySince time.Time
 	// away says that the grace is over and the node held back.
@@ -82,11 +89,11 @@ type failing struct {
 	until time.Time
 }
 
-// standing returns what is known of a node, made if need be. The caller holds a.mu.
-func (a *Availability) standing(node string) *standing {
+// state returns what is known of a node, made if need be. The caller holds a.mu.
+func (a *Availability) state(node string) *nodeState {
 	s := a.nodes[node]
 	if s == nil {
-		s = &standing{classes: map[string]*failing{}, refused: map[string]*failing{}}
+		s = &nodeState{classes: map[string]*failing{}, refused: map[string]*failing{}}
 		a.nodes[node] = s
 	}
 	return s
@@ -103,7 +110,7 @@ func (a *Availability) NoteConnected(node string) {
 	was := s.away
 	s.away, s.awaySince = false, time.Time{}
 	if was {
-		a.hold(node, "", "")
+		a.ledger.Hold(node, "", "")
 	}
 	a.mu.Unlock()
 	if was {
@@ -117,7 +124,7 @@ func (a *Availability) NoteConnected(node string) {
 func (a *Availability) NoteAway(node string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := a.standing(node)
+	s := a.state(node)
 	if s.awaySince.IsZero() {
 		since := a.now()
 		s.awaySince = since
@@ -128,19 +135,24 @@ func (a *Availability) NoteAway(node string) bool {
 
 // endGrace holds a node back that has been away since then.
 func (a *Availability) endGrace(node string, since time.Time) {
+	// A node that connects after this is released by NoteConnected.
+	connected := a.connected(node)
 	a.mu.Lock()
 	s := a.nodes[node]
 	if s == nil || s.away || !s.awaySince.Equal(since) {
 		a.mu.Unlock()
 		return
 	}
-	if a.connected(node) { // it was taken for away by a view that was old already
+	if connected { // it was taken for away by a view that was old already
 		s.awaySince = time.Time{}
 		a.mu.Unlock()
+		if !a.connected(node) {
+			a.NoteAway(node) // it went away since it was asked for: NoteAway saw the grace that ended here
+		}
 		return
 	}
 	s.away = true
-	a.hold(node, "", fmt.Sprintf("its agent has not been connected to the carve controller for %s", a.Grace))
+	a.ledger.Hold(node, "", fmt.Sprintf("its agent has not been connected to the carve controller for %s", a.Grace))
 	a.mu.Unlock()
 	a.log.Warn("node is not connected, its capacity is held back", "node", node, "after", a.Grace)
 	a.changed(node)
@@ -155,9 +167,9 @@ func (a *Availability) Forget(node string) {
 		return
 	}
 	delete(a.nodes, node)
-	a.hold(node, "", "")
+	a.ledger.Hold(node, "", "")
 	for class := range s.classes {
-		a.hold(node, class, "")
+		a.ledger.Hold(node, class, "")
 	}
 }
 
@@ -177,7 +189,7 @@ func (a *Availability) Failed(node, class string, began time.Time, definite bool
 func (a *Availability) countFailure(node, class string, began time.Time, definite bool) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := a.standing(node)
+	s := a.state(node)
 	f := s.classes[class]
 	if f == nil {
 		f = &failing{}
@@ -200,7 +212,7 @@ func (a *Availability) countFailure(node, class string, began time.Time, definit
 // holdUntil holds a class back for so long. The caller holds a.mu.
 func (a *Availability) holdUntil(node, class string, f *failing, until time.Time, length time.Duration) {
 	f.held, f.until = true, until
-	a.hold(node, class, "creating volumes failed there; it is tried again after "+until.UTC().Format(time.RFC3339))
+	a.ledger.Hold(node, class, "creating volumes failed there; it is tried again after "+until.UTC().Format(time.RFC3339))
 	time.AfterFunc(length, func() { a.endHold(node, class, until) })
 }
 
@@ -211,7 +223,7 @@ func (a *Availability) endHold(node, class string, until time.Time) {
 	over := s != nil && s.classes[class] != nil && s.classes[class].held && s.classes[class].until.Equal(until)
 	if over {
 		s.classes[class].held = false
-		a.hold(node, class, "")
+		a.ledger.Hold(node, class, "")
 	}
 	a.mu.Unlock()
 	if over {
@@ -234,7 +246,7 @@ func (a *Availability) Succeeded(node, class string) bool {
 		return false
 	}
 	if f.held {
-		a.hold(node, class, "")
+		a.ledger.Hold(node, class, "")
 	}
 	a.mu.Unlock()
 	if f.held {
@@ -262,11 +274,11 @@ func (a *Availability) Adopt(node, class string, until time.Time) {
 	if left <= 0 {
 		if s := a.nodes[node]; s != nil && s.classes[class] != nil {
 			delete(s.classes, class)
-			a.hold(node, class, "")
+			a.ledger.Hold(node, class, "")
 		}
 		return
 	}
-	s := a.standing(node)
+	s := a.state(node)
 	if f := s.classes[class]; f != nil && f.until.Equal(until) {
 		return
 	}

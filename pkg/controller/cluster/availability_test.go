@@ -17,28 +17,49 @@ func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 		t.Fatalf("held back: %v", held)
 	}
 	// One that a view took for away which was old by then.
-	a.connected = func(string) bool { return true }
+	a.connected = func(string) bool {
+		if !a.mu.TryLock() {
+			t.Fatal("connected is called with the lock held")
+		}
+		a.mu.Unlock()
+		return true
+	}
 	a.NoteAway("n1")
 	a.endGrace("n1", first)
 	if len(held) != 0 || a.NoteAway("n1") {
 		t.Fatalf("held back though connected: %v", held)
 	}
+	// One that goes away after it was found connected: it has another grace.
+	connected := true
+	a.connected = func(string) bool {
+		was := connected
+		connected = false
+		return was
+	}
+	a.endGrace("n1", first)
+	if a.nodes["n1"].awaySince.IsZero() {
+		t.Fatal("it is never held back")
+	}
+}
+
+// holds are why classes are held back, by "node/class".
+type holds map[string]string
+
+func (h holds) Hold(node, class, why string) {
+	if delete(h, node+"/"+class); why != "" {
+		h[node+"/"+class] = why
+	}
 }
 
 // newTestAvailability makes one whose clock stands and whose timers never end, and
 // which notes what it holds.
-func newTestAvailability() (a *Availability, held map[string]string) {
+func newTestAvailability() (a *Availability, held holds) {
 	now := time.Unix(1000, 0)
-	held = map[string]string{}
+	held = holds{}
 	return &Availability{
-		connected: func(string) bool { return false }, changed: func(string) {},
-		hold: func(node, class, why string) {
-			if delete(held, node+"/"+class); why != "" {
-				held[node+"/"+class] = why
-			}
-		},
+		connected: func(string) bool { return false }, changed: func(string) {}, ledger: held,
 		now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler),
-		Grace: time.Hour, Least: time.Hour, Most: 5 * time.Hour, nodes: map[string]*standing{},
+		Grace: time.Hour, Least: time.Hour, Most: 5 * time.Hour, nodes: map[string]*nodeState{},
 	}, held
 }
 

@@ -8,7 +8,7 @@ import "time"
 // each time for twice as long.
 func (a *Availability) Refused(node, storageClass string) {
 	a.mu.Lock()
-	s := a.standing(node)
+	s := a.state(node)
 	f := s.refused[storageClass]
 	if f == nil {
 		f = &failing{}
