@@ -284,6 +284,7 @@ func TestEveryFlagExists(t *testing.T) {
 				}
 			}
 			checkProgram(t, p.path, flags, code)
+			checkPlugin(t, p.path, code)
 		}
 	}
 	if found < 15 {
@@ -326,6 +327,30 @@ func checkProgram(t *testing.T, from string, flags map[string][]string, command 
 		if strings.HasPrefix(flag, "--") && !slices.Contains(known, flag) {
 			t.Errorf("%s: %q: %s has no flag %s", from, command, name, flag)
 		}
+	}
+}
+
+var pluginCall = regexp.MustCompile(`(?:^|\s)kubectl[ -]carve((?: [^|;&<>]+)?)`)
+
+// checkPlugin looks at a call of the plugin of kubectl, if the command has one: the subcommand
+// exists, has the flags, and takes that many arguments, unless it is only named.
+func checkPlugin(t *testing.T, from, command string) {
+	t.Helper()
+	m := pluginCall.FindStringSubmatch(command)
+	if m == nil {
+		return
+	}
+	plugin := kubectl.NewCommand("test")
+	plugin.InitDefaultCompletionCmd()
+	sub, arguments, err := plugin.Find(strings.Fields(strings.Replace(m[1], "completion SHELL", "completion bash", 1)))
+	if err == nil {
+		err = sub.ParseFlags(arguments)
+	}
+	if err == nil && len(sub.Flags().Args()) > 0 {
+		err = sub.ValidateArgs(sub.Flags().Args())
+	}
+	if err != nil {
+		t.Errorf("%s: %q: %v", from, command, err)
 	}
 }
 
@@ -412,6 +437,7 @@ func TestEveryCommandExists(t *testing.T) {
 					t.Errorf("%s: %q: it prints the Secret in base64", p.path, command)
 				}
 				checkProgram(t, p.path, flags, command)
+				checkPlugin(t, p.path, command)
 			}
 		}
 		for _, code := range p.code {
