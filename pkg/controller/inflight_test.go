@@ -217,7 +217,7 @@ func TestANewRunOfTheControllerGoesOnWhereTheOldOneStopped(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", nil)
-	// As if an earlier run had made the volume and then died: before the
+	// As if an earlier run had made the volume and then crashed: before the
 	// PersistentVolume was written for one claim, after it for the other.
 	h.claim("made", "n1", nil)
 	h.claim("written", "n1", nil)

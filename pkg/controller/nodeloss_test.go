@@ -151,8 +151,8 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 			h.taint("n1", v1.TaintNodeNotReady)
 			h.taint("n1", v1.TaintNodeUnreachable)
 		},
-		"a node without Node object whose lvmd is alive":  func(h *harness) { h.deleteNode("n1") },
-		"a node that is out of service and yet connected": func(h *harness) { h.taint("n1", v1.TaintNodeOutOfService) },
+		"a node without Node object whose lvmd is connected": func(h *harness) { h.deleteNode("n1") },
+		"a node that is out of service and yet connected":    func(h *harness) { h.taint("n1", v1.TaintNodeOutOfService) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -72,10 +72,10 @@ func TestALinkThatAKilledCommandTookAwayIsMadeAgain(t *testing.T) {
 	group(t, name)
 	dir := t.TempDir()
 	must.Succeed(t, lvm.MakeSystemDir(dir))
-	dying := filepath.Join(dir, "dying-lvm")
+	killed := filepath.Join(dir, "killed-lvm")
 	script := "#!/bin/sh\n[ \"$1\" = lvextend ] || exec lvm \"$@\"\nlvm \"$@\"\nrm /dev/" + name + "/v\nkill -KILL $$\n"
-	must.Succeed(t, os.WriteFile(dying, []byte(script), 0o700))
-	h := must.Get(lvm.NewHost(&lvm.Runner{Binary: dying, Timeout: time.Minute, SystemDir: dir}))(t)
+	must.Succeed(t, os.WriteFile(killed, []byte(script), 0o700))
+	h := must.Get(lvm.NewHost(&lvm.Runner{Binary: killed, Timeout: time.Minute, SystemDir: dir}))(t)
 	must.Get(h.Scan(t.Context(), []string{name}))(t)
 	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "v", Extents: 1}))
 	if err := h.Extend(t.Context(), name, "v", 2); err == nil {

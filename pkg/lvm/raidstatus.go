@@ -8,10 +8,10 @@ import (
 
 // RAIDStatus is what the kernel says of a RAID volume.
 type RAIDStatus struct {
-	// Images counts its devices; Failed are those that are dead or not there,
-	// Behind those that are alive and not yet true.
+	// Images counts its devices; Failed are those that failed or are not there,
+	// Behind those that are not in sync yet.
 	Images, Failed, Behind int
-	// Synced of Total sectors of each image are true.
+	// Synced of Total sectors of each image are in sync.
 	Synced, Total int64
 	// Action is what goes on: idle, frozen, resync, recover, check, repair,
 	// reshape.

@@ -19,7 +19,7 @@ const (
 	// maxStderr bounds what is kept of messages. The rest is read and dropped.
 	maxStderr = 32 << 10
 	// reapGrace is how long a killed command may take to be gone before its
-	// caller is let go. A process that waits for a dead disk cannot be killed.
+	// caller is let go. A process that waits for a disk that does not answer cannot be killed.
 	reapGrace = 2 * time.Second
 )
 

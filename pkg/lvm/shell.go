@@ -149,17 +149,17 @@ func (r *Runner) runInShell(ctx context.Context, key, subcommand string, args []
 	sh.stderr.Reset()
 	sh.bound.left = maxStdout
 	type answered struct {
-		err  error
-		dead bool
+		err    error
+		broken bool
 	}
 	done := make(chan answered, 1)
 	go func() {
-		dead, err := sh.ask(subcommand, line)
-		done <- answered{err, dead}
+		broken, err := sh.ask(subcommand, line)
+		done <- answered{err, broken}
 	}()
 	select {
 	case a := <-done:
-		if a.dead {
+		if a.broken {
 			slot.sh = nil
 			sh.kill()
 		} else if r.shells.isClosed() {
@@ -260,8 +260,8 @@ type answer struct {
 // no answer: one that has ended has written them.
 const lastWordsTimeout = time.Second
 
-// ask runs a command. dead is true when the process cannot be used any more.
-func (sh *shell) ask(subcommand, line string) (dead bool, err error) {
+// ask runs a command. unusable is true when the process cannot be used any more.
+func (sh *shell) ask(subcommand, line string) (unusable bool, err error) {
 	broken := func(what string, err error) error {
 		message := withWords(fmt.Sprintf("%s: %v", what, err), sh.stderr.String())
 		return &CommandError{Command: subcommand, ExitCode: -1, Message: message, Err: err}

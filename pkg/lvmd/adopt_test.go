@@ -243,10 +243,10 @@ func TestKilledInAnAdoptionNothingIsLost(t *testing.T) {
 		must.Succeed(t, m.fake.Fill(testGroup, foreignName, 0x5a))
 		d := m.start(t, holding(filesystem.XFS))
 		d.gate.mu.Lock()
-		d.gate.count, d.gate.dieAt, d.gate.died = 0, at, make(chan struct{})
+		d.gate.count, d.gate.crashAt, d.gate.done = 0, at, make(chan struct{})
 		d.gate.mu.Unlock()
 		adoptRevertConfirm(t, d)
-		died := d.gate.dead.Load()
+		crashed := d.gate.crashed.Load()
 		point := d.gate.point
 		d.kill()
 		d = m.start(t, holding(filesystem.XFS))
@@ -268,7 +268,7 @@ func TestKilledInAnAdoptionNothingIsLost(t *testing.T) {
 		d.delete(v.GetId())
 		d.checkClean()
 		d.stop()
-		if !died {
+		if !crashed {
 			break
 		}
 		places++
@@ -284,7 +284,7 @@ func TestKilledInAnAdoptionNothingIsLost(t *testing.T) {
 // adoptRevertConfirm does what its name says, as far as the daemon runs.
 func adoptRevertConfirm(t *testing.T, d *daemon) {
 	t.Helper()
-	ctx, cancel := contextUntil(t, d.gate.died)
+	ctx, cancel := contextUntil(t, d.gate.done)
 	defer cancel()
 	adopted, err := d.client.AdoptVolume(ctx, adoption("pvc-1"))
 	if err != nil {
@@ -299,13 +299,13 @@ func adoptRevertConfirm(t *testing.T, d *daemon) {
 	_, _ = d.client.ConfirmAdoption(ctx, &lvmdv1.ConfirmAdoptionRequest{Id: adopted.GetVolume().GetId()})
 }
 
-// contextUntil ends when a daemon dies.
-func contextUntil(t *testing.T, died <-chan struct{}) (context.Context, context.CancelFunc) {
+// contextUntil ends when a daemon crashes.
+func contextUntil(t *testing.T, crashed <-chan struct{}) (context.Context, context.CancelFunc) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)
 	go func() {
 		select {
-		case <-died:
+		case <-crashed:
 			cancel()
 		case <-ctx.Done():
 		}

@@ -73,7 +73,7 @@ func abandonedCreate(t *testing.T) (d *daemon, goOn chan struct{}) {
 	return d, goOn
 }
 
-// The next leader asks for what one that died has asked for.
+// The next leader asks for what one that ended has asked for.
 func TestTheNextCallerJoinsACreationWhoseCallerHasGone(t *testing.T) {
 	d, goOn := abandonedCreate(t)
 	id := d.list()[0].GetId()

@@ -150,7 +150,7 @@ func TestAVolumeThatLVMConvertsAfterItsDeletionIsNotWiped(t *testing.T) {
 			v := p.create(inClass(create(strings.ReplaceAll(c.what, " ", "-"), size, ""), c.class))
 			fill(t, v, 0x5a)
 			_, _ = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-			waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+			waittest.Until(t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 			c.make(v)
 			p = n.start()
 			defer p.kill()

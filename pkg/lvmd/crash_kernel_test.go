@@ -42,7 +42,7 @@ func chance(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// places yields the numbers of the places to die at: all of them until one is not
+// places yields the numbers of the crash points: all of them until one is not
 // reached, or so many of the first ones, of which each is as likely.
 func places(random *rand.Rand, few, most int) iter.Seq[int] {
 	return func(yield func(int) bool) {

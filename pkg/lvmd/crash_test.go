@@ -21,7 +21,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// A crashScenario is a sequence of calls whose every effect is a place to die at.
+// A crashScenario is a sequence of calls whose every effect is a crash point.
 type crashScenario struct {
 	name string
 	run  func(d *acknowledgements)
@@ -38,7 +38,7 @@ func (s crashScenario) machine(t *testing.T) *machine {
 	return newDisks(t, s.disks...)
 }
 
-// acknowledgements is one run of a scenario against a daemon that may die in it.
+// acknowledgements is one run of a scenario against a daemon that may crash in it.
 type acknowledgements struct {
 	*daemon
 	ctx context.Context
@@ -200,7 +200,7 @@ var crashScenarios = []crashScenario{
 // then it kills that one, too, at the places of its recovery.
 //
 // Places are found by counting: the gate passes before and after every effect,
-// and a scenario is run again, dying one place later, until it survives. A new
+// and a scenario is run again, crashing one place later, until it survives. A new
 // operation needs a scenario and nothing else; crashPoints says when it is missing.
 func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 	for _, s := range crashScenarios {
@@ -213,29 +213,29 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 					break
 				}
 				places++
-				// Dying again is where recovery is interrupted.
+				// Crashing again is where recovery is interrupted.
 				for _, again := range []int{1, 3, 6} {
 					runScenario(t, s, at, again)
 				}
 				if t.Failed() {
-					t.Fatalf("died at place %d, %q", at, point)
+					t.Fatalf("crashed at place %d, %q", at, point)
 				}
 			}
 			if places < 5 {
-				t.Errorf("only %d places to die at", places)
+				t.Errorf("only %d crash points", places)
 			}
 		})
 	}
 }
 
-// runScenario runs a scenario on a daemon that dies at a place, then checks the
-// next one; again, if not zero, is the place where a daemon in between dies.
+// runScenario runs a scenario on a daemon that crashes at a place, then checks the
+// next one; again, if not zero, is the crash point of a daemon in between.
 // It returns true when the scenario ended before the place was reached.
 func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, point string) {
 	m := s.machine(t)
 	var g *gate
-	d, err := m.tryStart(t, func(d *daemon, _ *Options) { g, d.gate.dieAt, d.gate.died = d.gate, at, make(chan struct{}) })
-	if errors.Is(err, errDead) {
+	d, err := m.tryStart(t, func(d *daemon, _ *Options) { g, d.gate.crashAt, d.gate.done = d.gate, at, make(chan struct{}) })
+	if errors.Is(err, errCrashed) {
 		checkScenario(t, m, &acknowledgements{}) // The very first start did not come to its end.
 		return false, g.point
 	}
@@ -247,28 +247,28 @@ func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, p
 	acknowledged := &acknowledgements{daemon: d, ctx: ctx, kept: map[string]keptVolume{}, unsure: map[string]bool{}}
 	go func() {
 		select {
-		case <-d.gate.died:
+		case <-d.gate.done:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
 	s.run(acknowledged)
-	// What goes on in the background may die, too.
+	// What goes on in the background may crash, too.
 	idle := make(chan struct{})
 	go func() {
 		defer close(idle)
-		for !d.gate.dead.Load() && !d.isIdle() {
+		for !d.gate.crashed.Load() && !d.isIdle() {
 			time.Sleep(time.Millisecond)
 		}
 	}()
 	<-idle
-	if !d.gate.dead.Load() {
+	if !d.gate.crashed.Load() {
 		survived = true
 	}
 	d.kill()
 	if again > 0 {
-		if between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = again, make(chan struct{}) }); err == nil {
-			for i := 0; i < 1000 && !between.gate.dead.Load() && !between.isIdle(); i++ {
+		if between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.crashAt, d.gate.done = again, make(chan struct{}) }); err == nil {
+			for i := 0; i < 1000 && !between.gate.crashed.Load() && !between.isIdle(); i++ {
 				time.Sleep(time.Millisecond)
 			}
 			between.kill()
@@ -356,7 +356,7 @@ func (d *daemon) deleteWithRetries(r *lvmdv1.DeleteVolumeRequest) {
 
 func TestAPoolWhoseMakerDiedIsAdopted(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
-	if _, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieNext("pool: made") }); !errors.Is(err, errDead) {
+	if _, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.crashNext("pool: made") }); !errors.Is(err, errCrashed) {
 		t.Fatalf("error %v", err)
 	}
 	d := m.start(t)
@@ -370,12 +370,12 @@ func TestAPoolThatGrewAsItsLvmdDiedIsAsLargeAsItIs(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%, autoExtend: {step: 8Mi, limit: 64Mi}")
 	d := m.start(t)
 	v := d.create(request("pvc-1", 6))
-	died := d.gate.dieNext("pool: extended")
+	crashed := d.gate.crashNext("pool: extended")
 	h := must.Get(m.fake.Open(testGroup, v.GetId()))(t)
 	for off := int64(0); off < 6*testExtent; off += 4096 {
 		must.Get(h.WriteAt([]byte{1}, off))(t)
 	}
-	<-died
+	<-crashed
 	d.kill()
 	d = m.start(t)
 	if c := d.class(); c.GetTotalBytes() < 36*testExtent || d.hasCondition("PoolCannotGrow") {

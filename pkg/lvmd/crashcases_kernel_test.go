@@ -247,7 +247,7 @@ func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ 
 	n.prepareKill(d.command, at)
 	d.do(s, p)
 	if killed = n.killed(at); killed && at.whom == "lvmd" {
-		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		waittest.Until(t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 		p = n.start()
 	}
 	s.check(p, all)

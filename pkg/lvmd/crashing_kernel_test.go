@@ -31,9 +31,9 @@ import (
 // places or of those of a name.
 //
 // Its arguments are the folder that node keeps for lvmd, the number and the name, or
-// nothing; the place is written to the folder's file "died".
+// nothing; the place is written to the folder's file "crashed".
 func crashing(dir, number, name string) error {
-	dieAt, err := strconv.ParseInt(number, 10, 64)
+	crashAt, err := strconv.ParseInt(number, 10, 64)
 	if err != nil {
 		return err
 	}
@@ -61,9 +61,9 @@ func crashing(dir, number, name string) error {
 		LVM: host, Devices: host,
 	}
 	options.JournalEachWipedChunk()
-	options.DieAt(func(place string) {
-		if (name == "" || name == place) && count.Add(1) == dieAt {
-			_ = os.WriteFile(filepath.Join(dir, "died"), []byte(place), 0o600)
+	options.CrashAt(func(place string) {
+		if (name == "" || name == place) && count.Add(1) == crashAt {
+			_ = os.WriteFile(filepath.Join(dir, "crashed"), []byte(place), 0o600)
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
@@ -308,25 +308,25 @@ func isEffect(regs *unix.PtraceRegs) bool {
 	return false
 }
 
-// startCrashing starts a crashing lvmd that dies at the place of the number.
+// startCrashing starts a crashing lvmd that crashes at the place of the number.
 func (n *node) startCrashing(number int) *process {
 	n.t.Helper()
 	return n.startCrashingAt("", number)
 }
 
-// startCrashingAt starts one that dies when it has come so often to the place of a name.
+// startCrashingAt starts one that crashes when it has come so often to the place of a name.
 func (n *node) startCrashingAt(place string, times int) *process {
 	n.t.Helper()
 	n.writeConfig()
-	_ = os.Remove(filepath.Join(n.dir, "died"))
+	_ = os.Remove(filepath.Join(n.dir, "crashed"))
 	self := must.Get(os.Executable())(n.t)
 	cmd := exec.Command(self)
 	cmd.Args = []string{"crashing-lvmd", n.dir, strconv.Itoa(times), place}
 	return n.launch(cmd)
 }
 
-// dead waits a moment for the end of a process that may be about to die.
-func (p *process) dead(timeout time.Duration) bool {
+// hasEnded waits a moment for the end of a process that may be about to crash.
+func (p *process) hasEnded(timeout time.Duration) bool {
 	select {
 	case err := <-p.exited:
 		p.exited <- err

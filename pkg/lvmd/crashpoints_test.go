@@ -22,7 +22,7 @@ import (
 )
 
 // crashPoints are the places that were come past, and the methods that were called,
-// in runs in which lvmd was to die somewhere.
+// in runs in which lvmd was to crash somewhere.
 var crashPoints = &register{seen: map[string]bool{}}
 
 type register struct {
@@ -36,8 +36,8 @@ func (r *register) note(what string) {
 	r.seen[what] = true
 }
 
-// TestMain makes a run of all tests fail when lvmd has a place to die at that
-// no test came past while dying, or a method that none called: a change that adds an
+// TestMain makes a run of all tests fail when lvmd has a crash point that
+// no test came past while crashing, or a method that none called: a change that adds an
 // operation adds a scenario to crash_test.go.
 func TestMain(m *testing.M) {
 	code := m.Run()
@@ -102,7 +102,7 @@ func implemented(method string) bool {
 }
 
 // missed says which methods, and which places in the package's source, no
-// dying lvmd came past.
+// crashing lvmd came past.
 func (r *register) missed() (missed []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -129,7 +129,7 @@ func lvmByHand(t testing.TB, args ...string) string {
 	return byHand(t, "lvm", append(args, "--config", handConfig)...)
 }
 
-// node is a machine with a volume group, on which lvmd processes live.
+// node is a machine with a volume group, on which lvmd runs.
 type node struct {
 	t      testing.TB
 	group  string
@@ -261,17 +261,17 @@ func (n *node) command() *exec.Cmd {
 // start starts an lvmd and waits until it serves.
 func (n *node) start() *process {
 	n.t.Helper()
-	_ = os.Remove(filepath.Join(n.dir, "died"))
+	_ = os.Remove(filepath.Join(n.dir, "crashed"))
 	return n.launch(n.command())
 }
 
-// launch starts a process that serves as lvmd does, or dies before.
+// launch starts a process that serves as lvmd does, or ends before.
 func (n *node) launch(cmd *exec.Cmd) *process {
 	n.t.Helper()
 	return n.launchUntil(cmd, (*process).serving)
 }
 
-// launchUntil starts a process and waits until it serves in some way, or dies before.
+// launchUntil starts a process and waits until it serves in some way, or ends before.
 func (n *node) launchUntil(cmd *exec.Cmd, serves func(*process) bool) *process {
 	n.t.Helper()
 	p := &process{node: n, cmd: cmd, exited: make(chan error, 1), log: &output{}}
@@ -294,7 +294,7 @@ func (n *node) launchUntil(cmd *exec.Cmd, serves func(*process) bool) *process {
 		select {
 		case err := <-p.exited:
 			p.exited <- err
-			if n.read("died") != "" {
+			if n.read("crashed") != "" {
 				return true // as it was to
 			}
 			n.t.Fatalf("lvmd ended: %v\n%s", err, p.log)
@@ -324,7 +324,7 @@ func (p *process) kill() {
 func (p *process) stop() error {
 	p.t.Helper()
 	must.Succeed(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
-	waittest.Until(p.t, "lvmd ended when it was asked to stop", func() bool { return p.dead(time.Millisecond) })
+	waittest.Until(p.t, "lvmd ended when it was asked to stop", func() bool { return p.hasEnded(time.Millisecond) })
 	err := <-p.exited
 	p.exited <- err
 	p.conn.Close()

@@ -139,7 +139,7 @@ func TestASnapshotThatIsMadeAfterTheDeletionOutlivesItsOrigin(t *testing.T) {
 		v := p.create(create("pvc", size, ""))
 		fill(t, v, 0x5a)
 		_, _ = p.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		waittest.Until(t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 		lvmByHand(t, "lvcreate", "--yes", "--snapshot", "--name", backup, "--size", "4M", "carve/"+v.GetId())
 		p = n.start()
 		waittest.Until(t, place+": a condition names both", func() bool {

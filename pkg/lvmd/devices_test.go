@@ -28,7 +28,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// deviceGate lets a daemon die before and after each step of making groups.
+// deviceGate lets a daemon crash before and after each step of making groups.
 type deviceGate struct {
 	lvm.Devices
 	gate *gate
@@ -523,7 +523,7 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		// before happens before the lvmd starts that dies.
+		// before happens before the lvmd starts that crashes.
 		before  func(t *testing.T, m *machine)
 		extents int64
 		places  int
@@ -549,7 +549,7 @@ func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
 			for ; !survived; at++ {
 				m := bare(t, anyDisk)
 				c.before(t, m)
-				d, err := m.tryStart(t, withDevices(nil), func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+				d, err := m.tryStart(t, withDevices(nil), func(d *daemon, _ *Options) { d.gate.crashAt, d.gate.done = at, make(chan struct{}) })
 				if err == nil {
 					survived = true
 					d.kill()
@@ -558,23 +558,23 @@ func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
 				m.fake.AddDisk(disk("vdz"))
 				last := m.start(t, withDevices(nil))
 				if got, want := last.available(), c.extents+63; got != want {
-					t.Fatalf("died at %d: %d extents are there, want %d; refused: %q %q %q", at, got, want,
+					t.Fatalf("crashed at %d: %d extents are there, want %d; refused: %q %q %q", at, got, want,
 						last.refusedFor("/dev/vdb"), last.refusedFor("/dev/vdc"), last.refusedFor("/dev/vdz"))
 				}
 				records, err := last.journal.Devices(testGroup)
 				if err != nil || len(records) != len(last.devices()) {
-					t.Errorf("died at %d: records %v, error %v", at, records, err)
+					t.Errorf("crashed at %d: records %v, error %v", at, records, err)
 				}
 				for _, r := range records {
 					if !r.Joined {
-						t.Errorf("died at %d: %+v is still an intent", at, r)
+						t.Errorf("crashed at %d: %+v is still an intent", at, r)
 					}
 				}
 				last.checkModel()
 				last.stop()
 			}
 			if at-1 < c.places {
-				t.Errorf("lvmd died at %d places only", at-1)
+				t.Errorf("lvmd crashed at %d places only", at-1)
 			}
 		})
 	}

@@ -322,14 +322,14 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 		s.create(p, sealed(create("pvc-gone", 8<<20, "ext4")))
 		s.delete(p, "pvc-gone")
 		place := s.end(p)
-		// Every other time, the machine dies, too, and its successor's lvmd, once.
+		// Every other time, the machine crashes, too, and its successor's lvmd, once.
 		rebooted := number%2 == 0
 		if rebooted {
 			n.reboot()
 			// It comes past eight places when it recovers a volume.
 			p = n.startCrashing(1 + number%8/2)
 			if len(s.kept) > 0 {
-				waittest.Until(t, "the successor is dead", func() bool { return p.dead(time.Millisecond) && n.read("died") != "" })
+				waittest.Until(t, "the successor has ended", func() bool { return p.hasEnded(time.Millisecond) && n.read("crashed") != "" })
 			}
 			p.kill()
 			n.reboot()

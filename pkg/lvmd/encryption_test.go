@@ -307,7 +307,7 @@ func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 		var formats atomic.Int64
 		m.formatHook = func(context.Context, string) error { formats.Add(1); return nil }
 		survived := false
-		between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+		between, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.crashAt, d.gate.done = at, make(chan struct{}) })
 		if err == nil {
 			done := func() bool {
 				known := between.inventory.Inspect()
@@ -316,10 +316,10 @@ func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 					return v.Record.Phase != spec.Ready || v.Device.Path == "" || v.Record.Reformatted.IsZero() || v.Busy
 				})
 			}
-			for !between.gate.dead.Load() && !done() {
+			for !between.gate.crashed.Load() && !done() {
 				time.Sleep(time.Millisecond)
 			}
-			survived = !between.gate.dead.Load()
+			survived = !between.gate.crashed.Load()
 			between.kill()
 		}
 		d = m.start(t)
@@ -343,11 +343,11 @@ func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 		}
 		d.stop()
 		if t.Failed() {
-			t.Fatalf("died at place %d, %q", at, between.gate.point)
+			t.Fatalf("crashed at place %d, %q", at, between.gate.point)
 		}
 		if survived {
 			if at < 8 {
-				t.Errorf("only %d places to die at", at-1)
+				t.Errorf("only %d crash points", at-1)
 			}
 			return
 		}

@@ -101,9 +101,9 @@ func TestAnExpansionThatWasKilledLeavesNothingBehind(t *testing.T) {
 			d := m.start(t)
 			v := d.create(request("a", 4))
 			w := m.watchGrowth(v.GetId())
-			died := d.gate.dieNext(point)
+			crashed := d.gate.crashNext(point)
 			go d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), 8))
-			<-died
+			<-crashed
 			d.kill()
 			d = m.start(t)
 			want := int64(4)

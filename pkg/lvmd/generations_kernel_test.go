@@ -14,7 +14,7 @@ import (
 
 // TestNoGenerationSeesAnEarlierOneWhateverItsLayout makes raw volumes of all layouts,
 // and thin ones, generation after generation, each in the space of the one before the
-// last. Beside them live classes that are not wiped, whose volumes
+// last. Beside them are classes that are not wiped, whose volumes
 // may show what they like, and leave what they like.
 func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 	n := newNode(t, spares(t, 128, 128, 128, 128, 128)...)

@@ -69,7 +69,7 @@ func (g growing) exercise(p *process, at killPoint) (_ *process, killed bool) {
 		p.kill()
 		p = g.start()
 	} else if at.whom == "lvmd" {
-		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		waittest.Until(t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 		p = g.start()
 	}
 	<-filled
@@ -134,7 +134,7 @@ func (g growing) exerciseMetadata(at killPoint) (p *process, killed bool) {
 	config("20%")
 	must.Succeed(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	if killed = g.killed(at); killed && at.whom == "lvmd" {
-		waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+		waittest.Until(t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 		p = g.start()
 	}
 	// Where LVM was killed after its commit and before the kernel had the table, lvmd extends once

@@ -48,12 +48,12 @@ func TestKilledAfterATagIsTakenOffLater(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			d := m.start(t)
-			died := d.gate.dieNext("create: untagged later")
+			crashed := d.gate.crashNext("create: untagged later")
 			id := d.create(r).GetId()
 			if r.GetProvisional() {
 				d.keep(id)
 			}
-			<-died
+			<-crashed
 			d.kill()
 			if tags := m.tagsOf(t, id); m.hasMakingTag(t, id) || slices.Contains(tags, spec.TagProvisional) {
 				t.Errorf("it has the tags %v", tags)

@@ -150,9 +150,9 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	for _, a := range adjust {
 		a(d, &o)
 	}
-	err = errDead
+	err = errCrashed
 	started := make(chan struct{})
-	go func() { // It may die in here already.
+	go func() { // It may crash in here already.
 		defer close(started)
 		d.Service, err = New(t.Context(), o)
 	}()
@@ -191,7 +191,7 @@ func (d *daemon) stop() {
 }
 
 // entered notes a change of a volume's state, if it happens in a crash case: in a daemon that
-// is to die somewhere, or that starts after one that did.
+// is to crash somewhere, or that starts after one that did.
 func (d *daemon) entered(from, to inventory.State) {
 	d.gate.mu.Lock()
 	defer d.gate.mu.Unlock()
@@ -204,7 +204,7 @@ func (d *daemon) entered(from, to inventory.State) {
 func (d *daemon) kill() {
 	d.ended = true
 	d.machine.crashed.Store(true)
-	d.gate.dead.Store(true)
+	d.gate.crashed.Store(true)
 	d.journal.Close()
 	d.conn.Close()
 	d.server.Stop()

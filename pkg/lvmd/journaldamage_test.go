@@ -49,7 +49,7 @@ func TestAnAbsentOrEmptyJournalIsRebuiltWithAWarning(t *testing.T) {
 
 func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 	for name, c := range map[string]struct {
-		// at is the place at which lvmd dies, and back is true when the volume is not
+		// at is the place at which lvmd crashes, and back is true when the volume is not
 		// marked there, and comes back as it was.
 		at   string
 		back bool
@@ -63,10 +63,10 @@ func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 			m := newMachine(t)
 			d := m.start(t)
 			v := d.create(fsRequest("pvc-1", 8, ""))
-			died := d.gate.dieNext(c.at)
+			crashed := d.gate.crashNext(c.at)
 			_, err := d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 			must.Succeed(t, err)
-			<-died
+			<-crashed
 			d.kill()
 			m.loseJournal(t)
 			d = m.start(t)
@@ -127,14 +127,14 @@ func TestADeletedVolumeIsMarkedWhenTheMetadataIsFull(t *testing.T) {
 		ids = append(ids, d.create(fsRequest(fmt.Sprintf("pvc-%d", i), 8, "")).GetId())
 	}
 	m.fake.SetMetadataLimit(testGroup, must.Get(m.fake.Metadata(testGroup))(t).Size+60)
-	died := d.gate.dieNext("delete: chunk wiped")
+	crashed := d.gate.crashNext("delete: chunk wiped")
 	// All of them wait for the slot.
 	done := must.Get(d.groups.Acquire(t.Context(), d.groups.Named(testGroup)))(t)
 	for _, id := range ids {
 		d.delete(id)
 	}
 	done()
-	<-died
+	<-crashed
 	d.kill()
 	m.loseJournal(t)
 	d = m.start(t)

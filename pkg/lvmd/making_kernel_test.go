@@ -131,7 +131,7 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 		must.Succeed(t, os.Truncate(file, size))
 		byHand(t, "losetup", "--set-capacity", device)
 		if killed = n.killed(at); killed && at.whom == "lvmd" {
-			waittest.Until(t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
+			waittest.Until(t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 			p = n.start()
 		}
 		waittest.Until(t, "the enlarged disk is used to its end", func() bool { return p.available() == free })
@@ -155,7 +155,7 @@ func TestLvmdKilledWhileAGroupIsMade(t *testing.T) {
 	m := newMakers(t)
 	m.eachPlace(t, 1, append(slices.Repeat(journalPlaces, 6), "pool: made"), func(_ int, p *process) string {
 		p.kill()
-		place := m.read("died")
+		place := m.read("crashed")
 		m.check(m.start())
 		return place
 	})

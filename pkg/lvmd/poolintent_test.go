@@ -53,14 +53,14 @@ func TestWhatAKilledCommandLeavesOfAPoolIsRemovedAndNothingElse(t *testing.T) {
 		{"others made one with a name", nil, []lvm.CreateOptions{{Group: testGroup, Volume: "theirs", Extents: 1}}, []string{"theirs"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for _, daemon := range []string{"that goes on", "that dies too"} {
-				t.Run("of an lvmd "+daemon, func(t *testing.T) { testKilledPool(t, c.before, c.during, c.left, daemon == "that dies too") })
+			for _, daemon := range []string{"that goes on", "that crashes too"} {
+				t.Run("of an lvmd "+daemon, func(t *testing.T) { testKilledPool(t, c.before, c.during, c.left, daemon == "that crashes too") })
 			}
 		})
 	}
 }
 
-func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []string, dies bool) {
+func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []string, crashes bool) {
 	m := thinMachine(t, "size: 40Mi")
 	make := func(all []lvm.CreateOptions) {
 		for _, o := range all {
@@ -77,14 +77,14 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 		return errors.New("killed")
 	}
 	d, err := m.tryStart(t, func(d *daemon, _ *Options) {
-		if dies {
-			d.gate.dieNext("after create pool")
+		if crashes {
+			d.gate.crashNext("after create pool")
 		}
 	})
 	switch {
-	case dies && !errors.Is(err, errDead), !dies && err != nil:
+	case crashes && !errors.Is(err, errCrashed), !crashes && err != nil:
 		t.Fatalf("error %v", err)
-	case !dies:
+	case !crashes:
 		d.stop()
 	}
 	d = m.start(t)

@@ -131,30 +131,30 @@ func TestAPoolOfALayoutIsMadeWhereverItsMakerDied(t *testing.T) {
 			kills := 0
 			for at := 1; ; at++ {
 				m := poolDisks(t, tt.layout, "size: 40Mi")
-				first, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+				first, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.crashAt, d.gate.done = at, make(chan struct{}) })
 				if err == nil {
 					first.gate.mu.Lock()
-					first.gate.dieAt = 0
+					first.gate.crashAt = 0
 					first.gate.mu.Unlock()
 					break
 				}
-				if !errors.Is(err, errDead) {
-					t.Fatalf("dying at place %d: %v", at, err)
+				if !errors.Is(err, errCrashed) {
+					t.Fatalf("crashing at place %d: %v", at, err)
 				}
 				kills++
 				d := m.start(t)
 				if data, _ := m.poolLies(t); data.Layout != tt.data {
-					t.Errorf("after dying at place %d: %+v", at, data)
+					t.Errorf("after crashing at place %d: %+v", at, data)
 				}
 				if got := m.volumeNames(t); !slices.Equal(got, []string{"pool"}) {
-					t.Errorf("after dying at place %d there are %q", at, got)
+					t.Errorf("after crashing at place %d there are %q", at, got)
 				}
 				d.delete(d.create(request("v", 10)).GetId())
 				d.stop()
 			}
 			// Before and after each of three commands, and what follows them.
 			if kills < 9 {
-				t.Errorf("lvmd died %d times, want at least 9", kills)
+				t.Errorf("lvmd crashed %d times, want at least 9", kills)
 			}
 		})
 	}

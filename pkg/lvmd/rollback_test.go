@@ -189,9 +189,9 @@ func killedAt(t *testing.T, r *lvmdv1.CreateVolumeRequest, point string) *machin
 	t.Helper()
 	m := newMachine(t)
 	d := m.start(t)
-	died := d.gate.dieNext(point)
+	crashed := d.gate.crashNext(point)
 	go func() { _, _ = d.client.CreateVolume(context.Background(), r) }()
-	<-died
+	<-crashed
 	d.kill()
 	return m
 }
@@ -333,9 +333,9 @@ func TestASnapshotIsLookedAtOnceItIsKnownWhetherItsPoolHasIt(t *testing.T) {
 			m := snapshotMachine(t)
 			d := m.start(t)
 			r := &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.create(request("v", 4)).GetId()}
-			died := d.gate.dieNext("after snapshot")
+			crashed := d.gate.crashNext("after snapshot")
 			go func() { _, _ = d.client.CreateSnapshot(context.Background(), r) }()
-			<-died
+			<-crashed
 			d.kill()
 			var isKnown atomic.Bool
 			var before string
@@ -378,9 +378,9 @@ func TestAnIntentOfAnEarlierVersionIsNeverWiped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			d := m.start(t)
-			died := d.gate.dieNext(test.at)
+			crashed := d.gate.crashNext(test.at)
 			go func() { _, _ = d.client.CreateVolume(context.Background(), test.request) }()
-			<-died
+			<-crashed
 			d.kill()
 			id := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)[0].Volumes[0].Name
 			must.Succeed(t, m.fake.Untag(t.Context(), testGroup, []string{id}, spec.TagMaking))
@@ -454,13 +454,13 @@ func TestADeletionGoesOnAfterTheJournalWasRolledBack(t *testing.T) {
 	// It stays, marked, and is not wiped.
 	unwiped.Store(old)
 	d = m.start(t)
-	died := d.gate.dieNext("delete: marked")
+	crashed := d.gate.crashNext("delete: marked")
 	d.delete(old)
-	<-died
+	<-crashed
 	d.kill()
-	d = m.start(t, func(d *daemon, _ *Options) { died = d.gate.dieNext("create: ready") })
+	d = m.start(t, func(d *daemon, _ *Options) { crashed = d.gate.crashNext("create: ready") })
 	go func() { _, _ = d.client.CreateVolume(context.Background(), request("v", 4)) }()
-	<-died
+	<-crashed
 	d.kill()
 	unwiped.Store("")
 	if tags := m.tagsOf(t, old); !slices.Contains(tags, spec.TagDeleted) {

@@ -33,8 +33,8 @@ func wideNode(t *testing.T, layout string) *node {
 	return n
 }
 
-// live has an lvmd do everything that volumes go through.
-func (s *scenario) live(p *process) {
+// runThick has an lvmd do everything that thick volumes go through.
+func (s *scenario) runThick(p *process) {
 	s.create(p, create("pvc-fs", 16<<20, "ext4"))
 	s.create(p, create("pvc-raw", 8<<20, ""))
 	s.expand(p, "pvc-raw", 16<<20)
@@ -43,8 +43,8 @@ func (s *scenario) live(p *process) {
 	s.clone(p, "pvc-copy", "pvc-kept")
 }
 
-// liveThin is what thin volumes and their snapshots go through.
-func (s *scenario) liveThin(p *process) {
+// runThin is what thin volumes and their snapshots go through.
+func (s *scenario) runThin(p *process) {
 	s.create(p, create("pvc-kept", 8<<20, ""))
 	s.snapshot(p, "snapshot", "pvc-kept")
 	s.clone(p, "pvc-restored", "snapshot")
@@ -54,8 +54,8 @@ func (s *scenario) liveThin(p *process) {
 	s.delete(p, "pvc-restored")
 }
 
-// liveMirrored is what RAID volumes go through.
-func (s *scenario) liveMirrored(p *process) {
+// runMirrored is what RAID volumes go through.
+func (s *scenario) runMirrored(p *process) {
 	s.create(p, create("pvc-kept", 8<<20, ""))
 	s.expand(p, "pvc-kept", 16<<20)
 	s.create(p, create("pvc-fs", 16<<20, "ext4"))
@@ -71,29 +71,29 @@ var (
 )
 
 func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
-	thickNode(t).killBetween(t, (*scenario).live, 3, slices.Concat(slices.Repeat(creationPlaces, 3), slices.Repeat(journalPlaces, 4), slices.Repeat([]string{"create: untagged"}, 3),
+	thickNode(t).killBetween(t, (*scenario).runThick, 3, slices.Concat(slices.Repeat(creationPlaces, 3), slices.Repeat(journalPlaces, 4), slices.Repeat([]string{"create: untagged"}, 3),
 		expansionPlaces, deletionPlaces, []string{"delete: chunk wiped", "clone: chunk copied", "clone: copied"}))
 }
 
 func TestKilledBetweenTwoEffectsOnRealThinVolumes(t *testing.T) {
-	poolNode(t).killBetween(t, (*scenario).liveThin, 3, slices.Concat(creationPlaces, slices.Repeat([]string{"clone: intent written"}, 3), slices.Repeat(journalPlaces, 4),
+	poolNode(t).killBetween(t, (*scenario).runThin, 3, slices.Concat(creationPlaces, slices.Repeat([]string{"clone: intent written"}, 3), slices.Repeat(journalPlaces, 4),
 		[]string{"create: untagged later", "expand: admitted", "snapshot: tombstone written", "delete: chunk unmapped"}, slices.Repeat(deletionPlaces[1:], 2)))
 }
 
 func TestKilledBetweenTwoEffectsOnRealRAIDVolumes(t *testing.T) {
-	mirrorNode(t).killBetween(t, (*scenario).liveMirrored, 2, slices.Concat(slices.Repeat(creationPlaces, 2), slices.Repeat(journalPlaces, 2),
+	mirrorNode(t).killBetween(t, (*scenario).runMirrored, 2, slices.Concat(slices.Repeat(creationPlaces, 2), slices.Repeat(journalPlaces, 2),
 		expansionPlaces, deletionPlaces, []string{"create: untagged", "delete: chunk wiped"}))
 }
 
-// killBetween has an lvmd die at one place of a life after the other.
-func (n *node) killBetween(t *testing.T, live func(*scenario, *process), few int, places []string) {
+// killBetween has an lvmd crash at one place after the other, each in a run of its own.
+func (n *node) killBetween(t *testing.T, run func(*scenario, *process), few int, places []string) {
 	t.Helper()
 	p := n.start()
 	all := p.available()
 	p.kill()
 	n.eachPlace(t, few, places, func(_ int, p *process) string {
 		s := newScenario(n)
-		live(s, p)
+		run(s, p)
 		place := s.end(p)
 		p = n.start()
 		s.check(p, all)
@@ -106,10 +106,10 @@ func (n *node) killBetween(t *testing.T, live func(*scenario, *process), few int
 	})
 }
 
-// eachPlace starts one lvmd after the other, of which each dies at another place: at a few of those
+// eachPlace starts one lvmd after the other, of which each crashes at another place: at a few of those
 // that are named, chosen by chance, or at all that there are. A name that is there for the second
 // time is of the second time that lvmd comes to the place. run returns the place at which lvmd
-// died, or nothing where it did not.
+// crashed, or nothing where it did not.
 func (n *node) eachPlace(t *testing.T, few int, named []string, run func(number int, p *process) (place string)) {
 	t.Helper()
 	missed := map[string]bool{}
@@ -131,26 +131,26 @@ func (n *node) eachPlace(t *testing.T, few int, named []string, run func(number 
 		delete(missed, place)
 		switch {
 		case t.Failed():
-			t.Fatalf("died at place %d, %q", number, place)
+			t.Fatalf("crashed at place %d, %q", number, place)
 		case place == "" && !soaking:
 			t.Fatalf("lvmd did not come to %q %d times", name, times)
 		case place == "":
 			if len(missed) > 0 {
-				t.Errorf("lvmd came past %d places to die at, and to none of %v", number-1, missed)
+				t.Errorf("lvmd came past %d crash points, and to none of %v", number-1, missed)
 			}
 			return
 		}
 	}
 }
 
-// end waits until lvmd has died, or has done everything where there may be no place left to die
-// at, and returns the place.
+// end waits until lvmd has crashed, or has done everything where there may be no crash point
+// left, and returns the place.
 func (s *scenario) end(p *process) (place string) {
 	s.n.t.Helper()
-	waittest.Until(s.n.t, "lvmd is dead", func() bool {
+	waittest.Until(s.n.t, "lvmd has ended", func() bool {
 		done := soaking && len(s.n.leftovers()) <= len(s.kept)+len(s.snapshots)
-		return p.dead(100*time.Millisecond) || done && !p.dead(time.Second)
+		return p.hasEnded(100*time.Millisecond) || done && !p.hasEnded(time.Second)
 	})
 	p.kill()
-	return s.n.read("died")
+	return s.n.read("crashed")
 }

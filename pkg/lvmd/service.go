@@ -31,7 +31,7 @@ const (
 	// formatTimeout bounds one mkfs. They take a fraction of a second.
 	formatTimeout = 5 * time.Minute
 	// callerGrace is how long a creation goes on after its last caller has gone. Another
-	// controller leads within this time after one that died, and asks for the same again.
+	// controller leads within this time after one that ended, and asks for the same again.
 	callerGrace = time.Minute
 	// failingFor is for how long a class reports that a disk failed a command, unless
 	// another command goes well.

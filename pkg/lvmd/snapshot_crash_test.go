@@ -16,7 +16,7 @@ import (
 )
 
 // lineage is one run of a scenario with volumes that are made of others, against
-// a daemon that may die in it. The source "v" holds a pattern in four extents.
+// a daemon that may crash in it. The source "v" holds a pattern in four extents.
 type lineage struct {
 	*daemon
 	ctx    context.Context
@@ -77,7 +77,7 @@ func (l *lineage) forget(name string) {
 
 var lineages = []struct {
 	name, config string
-	// places is how many places there are at least to die at.
+	// places is how many places there are at least to crash at.
 	places int
 	run    func(*lineage)
 }{
@@ -117,16 +117,16 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 					}
 				}
 				if t.Failed() {
-					t.Fatalf("died at place %d, %q", at, point)
+					t.Fatalf("crashed at place %d, %q", at, point)
 				}
 				if survived {
 					if at-1 < s.places {
-						t.Errorf("lvmd died at %d places, want at least %d", at-1, s.places)
+						t.Errorf("lvmd crashed at %d places, want at least %d", at-1, s.places)
 					}
 					if killed == 0 {
-						t.Errorf("lvmd died in none of %d recoveries", recoveries)
+						t.Errorf("lvmd crashed in none of %d recoveries", recoveries)
 					}
-					t.Logf("lvmd died at %d places, and in %d of %d recoveries", at-1, killed, recoveries)
+					t.Logf("lvmd crashed at %d places, and in %d of %d recoveries", at-1, killed, recoveries)
 					return
 				}
 			}
@@ -134,16 +134,16 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 	}
 }
 
-func runLineage(t *testing.T, config string, run func(*lineage), at, again int) (survived bool, point string, diedAgain bool) {
+func runLineage(t *testing.T, config string, run func(*lineage), at, again int) (survived bool, point string, crashedAgain bool) {
 	m := newMachine(t)
 	m.config = config
 	m.start(t).stop() // The pool is made.
-	d := m.start(t, func(d *daemon, _ *Options) { d.gate.dieAt, d.gate.died = at, make(chan struct{}) })
+	d := m.start(t, func(d *daemon, _ *Options) { d.gate.crashAt, d.gate.done = at, make(chan struct{}) })
 	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)
 	defer cancel()
 	go func() {
 		select {
-		case <-d.gate.died:
+		case <-d.gate.done:
 			cancel()
 		case <-ctx.Done():
 		}
@@ -152,27 +152,27 @@ func runLineage(t *testing.T, config string, run func(*lineage), at, again int) 
 		daemon: d, ctx: ctx, volumes: map[string]*lvmdv1.Volume{}, snapshots: map[string]*lvmdv1.Snapshot{}, gone: map[string]bool{},
 	}
 	run(l)
-	waittest.Until(t, "lvmd is dead, or has nothing to do", func() bool { return d.gate.dead.Load() || d.isIdle() })
-	survived = !d.gate.dead.Load()
+	waittest.Until(t, "lvmd has ended, or has nothing to do", func() bool { return d.gate.crashed.Load() || d.isIdle() })
+	survived = !d.gate.crashed.Load()
 	d.kill()
 	if again > 0 {
 		var recovery *daemon
 		between, err := m.tryStart(t, func(d *daemon, _ *Options) {
 			recovery = d
-			d.gate.dieAt, d.gate.died = again, make(chan struct{})
+			d.gate.crashAt, d.gate.done = again, make(chan struct{})
 		})
 		if err == nil {
-			for i := 0; i < 100 && !between.gate.dead.Load() && !between.isIdle(); i++ {
+			for i := 0; i < 100 && !between.gate.crashed.Load() && !between.isIdle(); i++ {
 				time.Sleep(time.Millisecond)
 			}
 		}
-		diedAgain = recovery.gate.dead.Load()
+		crashedAgain = recovery.gate.crashed.Load()
 		if err == nil {
 			between.kill()
 		}
 	}
 	l.check(t, m)
-	return survived, d.gate.point, diedAgain
+	return survived, d.gate.point, crashedAgain
 }
 
 // check starts a daemon and holds it against what was acknowledged.

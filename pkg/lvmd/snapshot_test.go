@@ -419,11 +419,11 @@ func TestVolumesAreCopiedIntoAndOutOfPools(t *testing.T) {
 
 func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 	m := newMachine(t)
-	died := make(chan struct{})
+	crashed := make(chan struct{})
 	d := m.start(t, func(_ *daemon, o *Options) {
 		o.crashPoint = func(point string) {
 			if point == "clone: chunk copied" {
-				close(died)
+				close(crashed)
 				select {}
 			}
 		}
@@ -431,7 +431,7 @@ func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 	v := d.create(request("v", 4))
 	d.fill(v.GetId(), 0x55)
 	go d.client.CreateVolume(context.Background(), from(request("c", 4), v.GetId()))
-	<-died
+	<-crashed
 	d.kill()
 	m.loseJournal(t)
 	d = m.start(t)
@@ -449,9 +449,9 @@ func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 
 func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsMadeAgainWhenAskedFor(t *testing.T) {
 	m := snapshotMachine(t)
-	var dead atomic.Bool
+	var hangs atomic.Bool
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
-		if op == lvmfake.OpExtend && dead.Load() {
+		if op == lvmfake.OpExtend && hangs.Load() {
 			select {}
 		}
 		return nil
@@ -459,7 +459,7 @@ func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsMadeAgainWhenAskedFor(t 
 	d := m.start(t)
 	v := d.create(request("v", 4))
 	d.fill(v.GetId(), 0x66)
-	dead.Store(true)
+	hangs.Store(true)
 	ask := from(request("c", 8), v.GetId())
 	go d.client.CreateVolume(context.Background(), ask)
 	waittest.Until(t, "the clone is there", func() bool {
@@ -467,7 +467,7 @@ func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsMadeAgainWhenAskedFor(t 
 		return err == nil && len(found[0].Volumes) == 3 && m.fake.Commands(lvmfake.OpExtend) == 1
 	})
 	d.kill()
-	dead.Store(false)
+	hangs.Store(false)
 	m.loseJournal(t)
 	d = m.start(t)
 	c := d.create(ask)

@@ -40,9 +40,9 @@ func TestLvmdDoesNotStartWithTheJournalOfALaterVersion(t *testing.T) {
 	d := m.start(t)
 	kept := d.create(fsRequest("kept", 8, ""))
 	deleted := d.create(request("deleted", 8))
-	died := d.gate.dieNext("delete: chunk wiped")
+	crashed := d.gate.crashNext("delete: chunk wiped")
 	must.Get(d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: deleted.GetId()}))(t)
-	<-died
+	<-crashed
 	d.kill()
 	m.setFormat(t, "2")
 	before := must.Get(os.ReadFile(filepath.Join(m.state, "journal.db")))(t)
@@ -70,7 +70,7 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 	const later = "carve.v2"
 	for _, c := range []struct {
 		name string
-		// at is where the lvmd before dies, if anywhere, and lost whether its journal is.
+		// at is where the lvmd before crashes, if anywhere, and lost whether its journal is.
 		at     string
 		delete bool
 		lost   bool
@@ -92,7 +92,7 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 			if c.at == "" {
 				d.stop()
 			} else {
-				died := d.gate.dieNext(c.at)
+				crashed := d.gate.crashNext(c.at)
 				go func() { // It gets no answer.
 					if c.delete {
 						_, _ = d.client.DeleteVolume(context.Background(), &lvmdv1.DeleteVolumeRequest{Id: id})
@@ -100,7 +100,7 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 						_, _ = d.client.CreateVolume(context.Background(), request("v", 8))
 					}
 				}()
-				<-died
+				<-crashed
 				d.kill()
 			}
 			for _, v := range must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)[0].Volumes {
@@ -197,8 +197,8 @@ func TestTheVersionBeforeIsCarriedOn(t *testing.T) {
 					}
 				}
 			}
-			var died <-chan struct{}
-			d := m.start(t, func(d *daemon, _ *Options) { died = d.gate.dieNext("delete: wiped") })
+			var crashed <-chan struct{}
+			d := m.start(t, func(d *daemon, _ *Options) { crashed = d.gate.crashNext("delete: wiped") })
 			got := d.list()
 			if len(got) != 2 {
 				t.Errorf("there are %v", got)
@@ -208,7 +208,7 @@ func TestTheVersionBeforeIsCarriedOn(t *testing.T) {
 					t.Errorf("volume %v, want %+v", v, i)
 				}
 			}
-			<-died
+			<-crashed
 			d.kill()
 			// What was wiped before is not wiped again: here it shows that.
 			if blocks, _, err := m.fake.Traces(testGroup, deleted); err != nil || int64(blocks) != wiped/4096 {

@@ -33,7 +33,7 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 		t.Helper()
 		p.kill()
 		p = n.startCrashingAt(chunkWiped, 1)
-		n.diesDeleting(p, v)
+		n.crashesDeleting(p, v)
 	}
 	for i, happens := range []struct {
 		what string
@@ -86,7 +86,7 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	const size = 160 << 20 // two and a half chunks
 	v := p.create(create("pvc", size, ""))
 	fill(t, v, 0xa1)
-	n.diesDeleting(p, v)
+	n.crashesDeleting(p, v)
 	mark := bytes.Repeat([]byte{0x77}, 4096)
 	writeHead(t, v, mark)
 	p = n.start()
@@ -101,14 +101,14 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 
 const chunkWiped = "delete: chunk wiped"
 
-// diesDeleting deletes a volume, by which lvmd comes to the place to die at, chunkWiped.
-func (n *node) diesDeleting(p *process, v *lvmdv1.Volume) {
+// crashesDeleting deletes a volume, by which lvmd comes to the crash point, chunkWiped.
+func (n *node) crashesDeleting(p *process, v *lvmdv1.Volume) {
 	n.t.Helper()
-	// It may be dead before it answers.
+	// It may have ended before it answers.
 	_, _ = p.client.DeleteVolume(n.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-	waittest.Until(n.t, "lvmd is dead", func() bool { return p.dead(time.Millisecond) })
-	if died := n.read("died"); died != chunkWiped {
-		n.t.Fatalf("lvmd died at %q, want %q", died, chunkWiped)
+	waittest.Until(n.t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
+	if crashed := n.read("crashed"); crashed != chunkWiped {
+		n.t.Fatalf("lvmd crashed at %q, want %q", crashed, chunkWiped)
 	}
 }
 

@@ -42,12 +42,12 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	m.fill(t, v.GetId(), 0x5a)
 	m.fake.BeforeZero = func(_, _ string, off, _ int64) error {
 		if off == reclaim.WipeChunk {
-			d.gate.dieNext("delete: chunk wiped")
+			d.gate.crashNext("delete: chunk wiped")
 		}
 		return nil
 	}
 	d.delete(v.GetId())
-	waittest.Until(t, "it is dead", d.gate.dead.Load)
+	waittest.Until(t, "it has ended", d.gate.crashed.Load)
 	d.kill()
 	if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || int64(n)*4096 != testTotal*testExtent-2*reclaim.WipeChunk {
 		t.Fatalf("%d blocks are left at the crash, error %v; want two chunks", n, err)

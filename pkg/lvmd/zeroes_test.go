@@ -91,9 +91,9 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 		{"when the journal was lost between deletion and wipe", func(t *testing.T, m *machine, d *daemon) *daemon {
 			v := d.create(request("a", testTotal))
 			m.fill(t, v.GetId(), 0x5a)
-			died := d.gate.dieNext("delete: tombstone written")
+			crashed := d.gate.crashNext("delete: tombstone written")
 			go d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
-			<-died
+			<-crashed
 			d.kill()
 			os.RemoveAll(filepath.Join(m.state, "journal.db"))
 			d = m.start(t)

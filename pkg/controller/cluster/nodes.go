@@ -36,7 +36,7 @@ type losses struct {
 
 // NodeLost reports whether a node is lost for good: an administrator said so by
 // the taint node.kubernetes.io/out-of-service, or its Node object has been gone
-// for NodeLossGrace. A node whose lvmd is connected is alive, whatever else is
+// for NodeLossGrace. A node whose lvmd is connected is not lost, whatever else is
 // said. NotReady alone means nothing. An error means that it is not known.
 func (c *Cluster) NodeLost(ctx context.Context, name string) (bool, error) {
 	if view, ok := c.Fleet.View(name); ok && view.Connected {

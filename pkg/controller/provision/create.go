@@ -26,7 +26,7 @@ import (
 
 // createTimeout bounds one create on a node: lvcreate and mkfs, behind the
 // creates of a whole burst. Giving up is dear, because the node then undoes
-// what it began, and it is not how a dead node is noticed: that is the
+// what it began, and it is not how a lost node is noticed: that is the
 // uplink's keepalive, and lvmd bounds each command that it runs.
 const createTimeout = 5 * time.Minute
 

@@ -37,7 +37,7 @@ func TestRotationTakesOneStepAtATime(t *testing.T) {
 	a := mustAuthorities(t, now)
 	first := a.signer
 	if _, changed := mustRotate(t, a, now.Add(200*day)); changed {
-		t.Error("a CA with much life left was rotated")
+		t.Error("a CA that is valid for long was rotated")
 	}
 	now = now.Add(CALife - RotateBefore + time.Hour)
 	a, changed := mustRotate(t, a, now)

@@ -87,7 +87,7 @@ func TestServingCertificateIsRenewedAndFollowsTheSigner(t *testing.T) {
 	now = now.Add(ServingLife/2 + time.Hour)
 	refresh()
 	if renewed, _ := s.GetCertificate(nil); renewed == first {
-		t.Error("the certificate was not renewed at half of its life")
+		t.Error("the certificate was not renewed at half of its validity")
 	}
 	now = now.Add(CALife - RotateBefore)
 	for range 3 { // next is published, signs, and the previous one goes

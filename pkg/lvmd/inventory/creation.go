@@ -167,7 +167,7 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 	switch {
 	case v.rec.Phase == spec.Ready:
 		return Admission{Volume: v, Ready: v.proto()}, nil
-	case v.life.State() == Unfinished:
+	case v.lifecycle.State() == Unfinished:
 		return Admission{}, apierror.VolumeLeftAlone(v.rec.ID, v.group.name, contentsNotFound(v))
 	case v.op == nil:
 		return Admission{}, apierror.OperationPending("another operation on volume %q is under way", ident.Name)
@@ -192,7 +192,7 @@ func (m *model) admit(v *Volume, from *source) *Creation {
 // beginCreation gives a volume to a creation.
 func (m *model) beginCreation(v *Volume) *Creation {
 	v.op = &Creation{m: m, done: make(chan struct{}), waiters: 1}
-	m.enter(v, v.life.Begun())
+	m.enter(v, v.lifecycle.Begun())
 	return v.op
 }
 
@@ -214,7 +214,7 @@ func (v *Volume) End(op *Creation, err error) {
 	m.lock()
 	defer m.unlock()
 	v.op = nil
-	m.enter(v, v.life.Ended())
+	m.enter(v, v.lifecycle.Ended())
 	op.attended()
 	v.unpin()
 	if op.err = err; err == nil {

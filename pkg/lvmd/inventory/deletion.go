@@ -79,7 +79,7 @@ func (v *Volume) MarkDeleted(h blockdev.Handle) spec.Record {
 // needsMark reports whether LVM's metadata is yet to show that a tombstone is one. What LVM has
 // not finished making is known for that by itself.
 func needsMark(v *Volume) bool {
-	return v.life.State() == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
+	return v.lifecycle.State() == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
 }
 
 // NextToMark picks at most so many tombstones that are to be marked, by one command. When all of
@@ -149,7 +149,7 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 		return left(a) < left(b)
 	}
 	for _, v := range m.volumes {
-		if v.group != g || v.rec.Phase != spec.Deleting || v.life.State() == Wiped || needsMark(v) || len(v.dependents) > 0 || v.pool.isAway() || v.step || v.disks != "" && slow[v.disks] {
+		if v.group != g || v.rec.Phase != spec.Deleting || v.lifecycle.State() == Wiped || needsMark(v) || len(v.dependents) > 0 || v.pool.isAway() || v.step || v.disks != "" && slow[v.disks] {
 			continue
 		}
 		if v.waitsSince == 0 {
@@ -372,7 +372,7 @@ func (g *Group) NextToRemove(most, mostThin int) (batch []*Volume, retry time.Ti
 	limit := 0
 	for _, v := range m.volumes {
 		switch {
-		case v.group != g || v.life.State() != Wiped || len(v.dependents) > 0 || v.pool.isAway():
+		case v.group != g || v.lifecycle.State() != Wiped || len(v.dependents) > 0 || v.pool.isAway():
 		case len(batch) > 0 && (batch[0].pool == nil) != (v.pool == nil):
 			// One command removes either thin volumes or others: by how much it
 			// raises the sequence number depends on that.

@@ -36,7 +36,7 @@ func (v *Volume) SetEncrypted() {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.life.Released())
+	m.enter(v, v.lifecycle.Released())
 	v.rec.Encrypted = true
 	m.publish(v.group, v)
 }
@@ -96,7 +96,7 @@ func (v *Volume) ReleaseChecked(d *lvm.Device) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.life.Released())
+	m.enter(v, v.lifecycle.Released())
 	if d != nil {
 		v.setDevice(*d)
 		m.publish(v.group, v)

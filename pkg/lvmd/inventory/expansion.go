@@ -194,7 +194,7 @@ func (e *Expansion) End(err error) {
 	m := e.volume.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(e.volume, e.volume.life.Released())
+	m.enter(e.volume, e.volume.lifecycle.Released())
 	e.volume.expansion = nil
 	e.release()
 	m.publish(e.volume.group)

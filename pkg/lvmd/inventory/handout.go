@@ -68,9 +68,9 @@ func Complete(v *Volume) (isOff <-chan struct{}) {
 // out with until it is kept, so that one command takes them off.
 func tagsToTakeOff(v *Volume) []string {
 	switch {
-	case v.life.State() == Ready && !isProvisional(v):
+	case v.lifecycle.State() == Ready && !isProvisional(v):
 		return v.making.tags()
-	case v.life.State() == Creating && v.making.tag != "" && v.making.isOff != nil && v.op != nil && !v.op.cancelled:
+	case v.lifecycle.State() == Creating && v.making.tag != "" && v.making.isOff != nil && v.op != nil && !v.op.cancelled:
 		return []string{v.making.tag}
 	default:
 		return nil
@@ -89,7 +89,7 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	}
 	for _, v := range m.volumes {
 		switch {
-		case v.group != g || v.life.State() != Ready || len(tagsToTakeOff(v)) == 0:
+		case v.group != g || v.lifecycle.State() != Ready || len(tagsToTakeOff(v)) == 0:
 		case v.making.offAt.After(now):
 			retry = wakeup.Earlier(retry, v.making.offAt)
 		default:

@@ -150,11 +150,11 @@ func (x *index) unname(v *Volume) {
 // enter changes the state of a volume, and the phase that goes with it. All changes of state
 // go through it.
 func (m *model) enter(v *Volume, to State) {
-	from := v.life.State()
+	from := v.lifecycle.State()
 	if from == to || from == Gone {
 		return
 	}
-	if err := v.life.Enter(to); err != nil {
+	if err := v.lifecycle.Enter(to); err != nil {
 		m.later = append(m.later, func() {
 			m.options.Defect("a volume changed its state as it must not", "volume", v.rec.ID, "error", err)
 		})

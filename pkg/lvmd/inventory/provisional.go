@@ -34,7 +34,7 @@ func Keep(v *Volume) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.life.Released())
+	m.enter(v, v.lifecycle.Released())
 	v.rec.Provisional = false
 	v.making.offAt = time.Now().Add(untagDelay)
 	m.publish(v.group, v)

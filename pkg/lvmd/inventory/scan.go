@@ -114,7 +114,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 				if v.rec.Phase == spec.Deleting {
 					d.Undone = append(d.Undone, v.rec)
 				}
-				if v.life.State() == Ready {
+				if v.lifecycle.State() == Ready {
 					d.Adopted = append(d.Adopted, Adopted{v})
 				}
 				d.changed = append(d.changed, v)
@@ -272,11 +272,11 @@ func examples(all []string) string {
 
 // advance changes the state of a volume by what a scan says of it.
 func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
-	if v.life.State() == Deleted && isMarked(lv) {
+	if v.lifecycle.State() == Deleted && isMarked(lv) {
 		m.enter(v, Marked)
 		v.failures, v.retryAt = 0, time.Time{}
 	}
-	if v.life.State() != Interrupted {
+	if v.lifecycle.State() != Interrupted {
 		return
 	}
 	if !v.isMaking() && !v.halfMade {

@@ -99,7 +99,7 @@ func (m *Inventory) Statistics() *Statistics {
 		for _, c := range v.allConditions() {
 			s.Unhealthy[ClassCondition{v.rec.Ident.Class, c.GetType()}]++
 		}
-		if v.rec.Phase == spec.Deleting && v.life.State() != Wiped {
+		if v.rec.Phase == spec.Deleting && v.lifecycle.State() != Wiped {
 			backlog[v.group] += v.bytes() - v.rec.Wiped
 		}
 	}

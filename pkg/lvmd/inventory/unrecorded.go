@@ -20,7 +20,7 @@ func (m *model) deleteMarked(g *Group, found *lvm.Group, d *Diff) {
 			continue
 		}
 		m.warn("a volume is deleted, by its tags; the journal is older", "volume", v.rec.ID, "name", v.rec.Ident.Name)
-		if v.life.State() != Interrupted {
+		if v.lifecycle.State() != Interrupted {
 			m.enter(v, Deleting)
 		}
 		m.markDeleted(v)
@@ -137,7 +137,7 @@ func (a Adopted) Claim() (c Claimed, ok bool) {
 	m := a.group.m
 	m.lock()
 	defer m.unlock()
-	if s := a.life.State(); s != Ready && s != Unfinished {
+	if s := a.lifecycle.State(); s != Ready && s != Unfinished {
 		return Claimed{}, false
 	}
 	m.enter(a.Volume, Checking)
@@ -161,7 +161,7 @@ func (a Adopted) Set(rec spec.Record) {
 	v, m := a.Volume, a.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.life.Released())
+	m.enter(v, v.lifecycle.Released())
 	v.rec.Encrypted = rec.Encrypted
 	if rec.Phase == spec.Ready {
 		m.enter(v, Ready)

@@ -19,8 +19,8 @@ import (
 // exported methods may be called at any time, without the lock.
 type Volume struct {
 	recorded
-	life  Lifecycle
-	group *Group
+	lifecycle Lifecycle
+	group     *Group
 	volumeScan
 	volumeLimits
 	volumeHealth
@@ -118,7 +118,7 @@ func (v *Volume) Group() *Group { return v.group }
 func (v *recorded) IsEncrypted() bool { return v.rec.Ident.Encryption == names.EncryptionEphemeral }
 
 // isBusy reports whether an operation has the volume.
-func (v *Volume) isBusy() bool { return v.op != nil || v.life.State().IsClaim() }
+func (v *Volume) isBusy() bool { return v.op != nil || v.lifecycle.State().IsClaim() }
 
 // bytes is the volume's size.
 func (v *Volume) bytes() int64 { return v.extents * v.group.info.ExtentSize }
@@ -279,7 +279,7 @@ func (v *Volume) Release() {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.life.Released())
+	m.enter(v, v.lifecycle.Released())
 }
 
 // SetDevice notes a volume's device.

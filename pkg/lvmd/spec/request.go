@@ -12,7 +12,7 @@ import (
 )
 
 // maxOwnerLength bounds each of an owner's strings: Kubernetes names have up
-// to 253 characters, and tags live in a small metadata area.
+// to 253 characters, and tags are in a small metadata area.
 const maxOwnerLength = 253
 
 // VolumeName matches the names that volumes and snapshots may have.

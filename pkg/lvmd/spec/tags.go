@@ -11,7 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// A volume's identity as LVM tags, one per field, short because they live in
+// A volume's identity as LVM tags, one per field, short because they are in
 // the group's metadata area, and readable with `lvs -o +tags`. TagMarker says
 // that the volume is Carve's and that the others are in this form. A version that
 // adds a field which earlier ones may skip keeps the marker, as they skip tags that
