@@ -19,7 +19,7 @@ import (
 const (
 	// checkProgram is what LVM checks the metadata of thin pools with, too.
 	checkProgram = "thin_check"
-	// poolHeader is as much of a pool's metadata as says whether they are in use and need a check.
+	// poolHeader is as much of a pool's metadata as shows whether they are in use and need a check.
 	poolHeader = 64
 	// poolNeedsCheck is in the flags, which lie behind the checksum (drivers/md/dm-thin-metadata.c,
 	// struct thin_disk_superblock).

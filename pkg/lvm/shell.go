@@ -283,7 +283,7 @@ func (sh *shell) ask(subcommand, line string) (unusable bool, err error) {
 	}
 	last := a.Log[len(a.Log)-1]
 	if last.Type != "status" || last.Context != "shell" || last.Object != "cmd" || last.Name != subcommand {
-		return true, broken("the lvm process spoke of something else", fmt.Errorf("%s %s", last.Type, last.Name))
+		return true, broken("the lvm process answered for another command", fmt.Errorf("%s %s", last.Type, last.Name))
 	}
 	var code int
 	if _, err := fmt.Sscanf(last.Code, "%d", &code); err != nil {

@@ -38,7 +38,7 @@ type sourceVanishedError struct {
 }
 
 func (f *sourceVanishedError) Error() string {
-	return fmt.Sprintf("%s was removed behind our back: %v", f.id, f.cause)
+	return fmt.Sprintf("%s was removed by another program: %v", f.id, f.cause)
 }
 func (f *sourceVanishedError) Unwrap() error { return f.cause }
 

@@ -437,7 +437,7 @@ func TestAPhysicalVolumeThatWasToJoinMakesNoGroupInPlaceOfOneThatIsAway(t *testi
 	m.fake.AddDisk(disk("vdd"))
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpExtendGroup {
-			return errors.New("vgextend: no luck")
+			return errors.New("vgextend: I/O error")
 		}
 		return nil
 	}
@@ -499,7 +499,7 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpCreateGroup && failures > 0 {
 			failures--
-			return fmt.Errorf("vgcreate: no luck")
+			return fmt.Errorf("vgcreate: I/O error")
 		}
 		return nil
 	}
@@ -585,7 +585,7 @@ func TestAnAttemptThatFailsIsNotRepeatedForEveryEvent(t *testing.T) {
 	m.fake.AddDisk(disk("vdb"))
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpInitDevice {
-			return fmt.Errorf("pvcreate: no luck")
+			return fmt.Errorf("pvcreate: I/O error")
 		}
 		return nil
 	}
@@ -598,7 +598,7 @@ func TestAnAttemptThatFailsIsNotRepeatedForEveryEvent(t *testing.T) {
 	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 1 || d.refusedFor("/dev/vdb") != "failed" {
 		t.Errorf("%d attempts, refused for %q", n, d.refusedFor("/dev/vdb"))
 	}
-	if c := d.state().GetClasses()[0].GetConditions(); len(c) != 1 || !strings.Contains(c[0].GetMessage(), "no luck") {
+	if c := d.state().GetClasses()[0].GetConditions(); len(c) != 1 || !strings.Contains(c[0].GetMessage(), "I/O error") {
 		t.Errorf("conditions %v", c)
 	}
 }

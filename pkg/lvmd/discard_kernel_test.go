@@ -60,7 +60,7 @@ func TestDiscardsThatAnEncryptedVolumeLetsThroughReachTheDiskAlsoAfterItGrew(t *
 	r.EncryptionDiscards = true
 	v := p.create(r)
 	dir, unmount := mountDiscarding(t, v)
-	n.growMounted(t, p, v, dir) // The table is loaded anew, and says the same.
+	n.growMounted(t, p, v, dir) // The table is loaded again, and is the same.
 	if err := trim(dir); err != nil {
 		t.Errorf("the kernel refuses to trim: %v", err)
 	}

@@ -158,7 +158,7 @@ func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 		return s.reformat(ctx, v)
 	}
 	v.SetDevice(device)
-	return s.refill(ctx, v, v.Record().Reformatted, s.complete)
+	return s.runReformat(ctx, v, v.Record().Reformatted, s.complete)
 }
 
 // isReformatted reports whether a volume with a key holds what it should. A raw volume shows
@@ -184,13 +184,13 @@ func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
 	}
 	s.crash("encrypt: loss noted")
 	owner := &v.Ident().Owner
-	s.log.Warn("the key of an encrypted volume is gone, and what it held with it: the machine was started anew; the volume is made again, empty",
+	s.log.Warn("the key of an encrypted volume is gone, and what it held with it: the machine was started again; the volume is made again, empty",
 		"volume", v.ID(), "name", v.Ident().Name, "claim", owner.Namespace+"/"+owner.Claim)
-	return s.refill(ctx, v, intent.Reformatted, s.finish)
+	return s.runReformat(ctx, v, intent.Reformatted, s.finish)
 }
 
-// refill takes steps that make a volume ready of which lost says when its data was lost.
-func (s *creator) refill(ctx context.Context, v *inventory.Volume, lost time.Time, steps func(context.Context, *inventory.Volume) error) error {
+// runReformat takes steps that make a volume ready again, whose data was lost at that time.
+func (s *creator) runReformat(ctx context.Context, v *inventory.Volume, lost time.Time, steps func(context.Context, *inventory.Volume) error) error {
 	op := v.BeginReformat(lost)
 	s.begin(v, op, steps)
 	select {

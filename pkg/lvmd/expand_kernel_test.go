@@ -15,9 +15,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// soil has every free extent of the node's group hold something else than zeroes, of which
+// fillFree has every free extent of the node's group hold something else than zeroes, of which
 // lvmd knows nothing.
-func (n *node) soil() {
+func (n *node) fillFree() {
 	n.t.Helper()
 	lvmByHand(n.t, "lvcreate", "--yes", "--wipesignatures", "n", "--zero", "n", "--name", "theirs", "--extents", "100%FREE", n.group)
 	f, err := os.OpenFile("/dev/"+n.group+"/theirs", os.O_WRONLY, 0)
@@ -84,7 +84,7 @@ func TestNothingIsWrittenToAGrowingVolumeButByItsUser(t *testing.T) {
 	n.config = layoutClasses()
 	for _, class := range layoutNames {
 		t.Run(class, func(t *testing.T) {
-			n.soil()
+			n.fillFree()
 			p := n.start()
 			all := p.available()
 			v := p.create(inClass(create("pvc-"+class, 12<<20, ""), class))

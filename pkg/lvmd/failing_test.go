@@ -72,7 +72,7 @@ func TestADiskThatFailsACommandIsReportedUntilOneGoesWellOrAWhilePassed(t *testi
 			}
 			fail()
 			d.failingFor.Store(int64(time.Millisecond))
-			waittest.Until(t, "it is forgiven", func() bool { return !reported() })
+			waittest.Until(t, "it is not reported any more", func() bool { return !reported() })
 			d.checkClean()
 		})
 	}

@@ -49,7 +49,7 @@ func (c checked) TempDir() string {
 // TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays makes groups of random disks with a class
 // of each layout, and random volumes in them, which it deletes and expands, while an
 // administrator changes the group by hand. Then a disk is lost for a while. At the end
-// of each history, what lvmd says is what an lvmd says that scans anew, and what LVM
+// of each history, what lvmd reports is what an lvmd reports that scans again, and what LVM
 // says, and each class gives as much as it said, to the last extent, and no more.
 func TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 	settings := map[string]string{"checks": "1", "shrinktime": "1ns", "nofailfile": "true", "seed": "1"}

@@ -190,7 +190,7 @@ func (h *history) restart(r *rapid.T) {
 	h.daemon = h.machine.start(h.t)
 }
 
-// maximum holds the reported maximum against the truth.
+// maximum holds the reported maximum against the real one.
 func (h *history) maximum(r *rapid.T) {
 	free := h.finished()
 	q := request("maximum", free+1)

@@ -19,9 +19,9 @@ import (
 func TestWhatAKilledExpansionLeftInconsistentIsRepairedBeforeAnythingElse(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		// committed says whether the command was killed after its commit.
+		// committed reports whether the command was killed after its commit.
 		committed bool
-		// locked says whether another program keeps the group from being repaired at first.
+		// locked reports whether another program keeps the group from being repaired at first.
 		locked bool
 	}{
 		{"before its commit", false, false},

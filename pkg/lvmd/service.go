@@ -285,7 +285,7 @@ func (s *Service) lookLoop(ctx context.Context, g *volumegroup.Group) {
 		s.pools.retry(ctx, g)
 		s.pools.lookAtRAID(g)
 		inventory.ForgetReplaced(g.Group, replacedFor)
-		g.ForgiveDisks(time.Duration(s.failingFor.Load()))
+		g.ExpireDiskErrors(time.Duration(s.failingFor.Load()))
 	}
 }
 

@@ -257,7 +257,7 @@ func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
 	free, backup := p.available(), filepath.Join(n.dir, "backup")
 	lvmByHand(t, "vgcfgbackup", "--file", backup, n.group)
 	lvmByHand(t, "lvremove", "--yes", n.group)
-	waittest.Until(t, "the group is not believed", func() bool {
+	waittest.Until(t, "the group is refused", func() bool {
 		c := p.classNamed("local")
 		return len(c.GetConditions()) == 1 && c.GetConditions()[0].GetType() == "VolumeGroupReplaced" && c.GetAvailableBytes() == 0
 	})

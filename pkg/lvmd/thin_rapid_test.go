@@ -215,7 +215,7 @@ func (h *thinHistory) restart(r *rapid.T) {
 	h.daemon = h.machine.start(h.t)
 }
 
-// maximum holds the reported maximum against the truth.
+// maximum holds the reported maximum against the real one.
 func (h *thinHistory) maximum(r *rapid.T) {
 	free := h.finished(r)
 	if _, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", free+1)); status.Code(err) != codes.ResourceExhausted {

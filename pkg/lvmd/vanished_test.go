@@ -17,7 +17,7 @@ func TestTheOnlyVolumeOfAGroupIsGoneWhenAnAdministratorRemovedIt(t *testing.T) {
 	for name, test := range map[string]struct {
 		// change follows the removal; known is the sequence number from before.
 		change func(m *machine, known uint64)
-		// refused is what the condition says, or nothing where the removal is believed.
+		// refused is what the condition says, or nothing where the removal is accepted.
 		refused string
 	}{
 		"removed":                                 {func(*machine, uint64) {}, ""},

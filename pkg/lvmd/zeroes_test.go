@@ -61,7 +61,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			os.RemoveAll(filepath.Join(m.state, "journal.db"))
 			return m.start(t)
 		}},
-		{"when a volume was removed behind our back", func(t *testing.T, m *machine, d *daemon) *daemon {
+		{"when a volume was removed by another program", func(t *testing.T, m *machine, d *daemon) *daemon {
 			v := d.create(request("a", testTotal))
 			m.fill(t, v.GetId(), 0x5a)
 			must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))

@@ -21,7 +21,7 @@ type Label struct {
 	// keeps no metadata.
 	Group  string
 	Orphan bool
-	// KnownSize is the size that LVM believes the device has, and Size what it
+	// KnownSize is the size of the device by LVM's metadata, and Size what it
 	// has, in bytes.
 	KnownSize, Size int64
 }

@@ -111,7 +111,7 @@ func errTooMany(g *Group, what string) error {
 // hiddenSegments is more than the data and metadata of thin pools lie in.
 const hiddenSegments = 64
 
-// boundFragments keeps what is known of the group's free space near the truth
+// boundFragments keeps what is known of the group's free space near what LVM has
 // without a scan: each removal may leave as many free segments more as the volume
 // had, but there are never more of them than there are volumes' segments and ends of
 // disks that separate them, and what LVM hides in pools.

@@ -267,9 +267,9 @@ func (g *Group) NoteDisks(err error) {
 	}
 }
 
-// ForgiveDisks takes back what NoteDisks noted longer ago than after: whether a disk
+// ExpireDiskErrors clears what NoteDisks noted longer ago than after: whether a disk
 // takes writes again, only a write can show, and none is made for that alone.
-func (g *Group) ForgiveDisks(after time.Duration) {
+func (g *Group) ExpireDiskErrors(after time.Duration) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
@@ -311,7 +311,7 @@ func SetImitations(g *Group, found []string) {
 	m.publish(g)
 }
 
-// ForgetReplaced takes back what SetReplaced noted longer ago than after.
+// ForgetReplaced clears what SetReplaced noted longer ago than after.
 func ForgetReplaced(g *Group, after time.Duration) {
 	m := g.m
 	m.lock()

@@ -45,7 +45,7 @@ func (m *model) markPlaced(g *Group) {
 	}
 }
 
-// replaceGroups decides about all groups anew, under another configuration. Of one that was not
+// replaceGroups decides about all groups again, under another configuration. Of one that was not
 // placed before, what is free where was not kept up to date: placements has it, or the group
 // has no free space until it is scanned.
 func (m *model) replaceGroups(placements map[string]ondisk.Placement) {

@@ -151,7 +151,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 			continue
 		}
 		if v.rec.Phase != spec.Creating && v.rec.Phase != spec.Deleting {
-			m.warn("volume is gone: it was removed behind our back", "volume", id, "name", v.rec.Ident.Name)
+			m.warn("volume is gone: it was removed by another program", "volume", id, "name", v.rec.Ident.Name)
 		}
 		if v.handle != nil {
 			d.Closed = append(d.Closed, v.handle)
@@ -163,7 +163,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 }
 
 // fewestVanished is of how many volumes a group is refused when all of them vanish at once. An
-// administrator who removes the only volume of a group is believed, while nothing else speaks against it.
+// administrator who removes the only volume of a group is right, unless the metadata shows otherwise.
 const fewestVanished = 2
 
 // Implausible says why a group as LVM found it cannot be what it was: its metadata is older than

@@ -15,8 +15,8 @@ const (
 	New State = ""
 	// Creating is a new volume that a creation has.
 	Creating State = "creating"
-	// Refilling is an encrypted volume that a creation has, which formats it with another key.
-	Refilling State = "refilling"
+	// Reformatting is an encrypted volume that a creation has, which formats it with another key.
+	Reformatting State = "reformatting"
 	// Interrupted is a creation that ended in the middle, with the run of lvmd that had it.
 	Interrupted State = "interrupted"
 	// Ready is a volume that can be used.
@@ -53,7 +53,7 @@ func (s State) IsClaim() bool {
 }
 
 // IsCreation reports whether a creation has the volume.
-func (s State) IsCreation() bool { return s == Creating || s == Refilling }
+func (s State) IsCreation() bool { return s == Creating || s == Reformatting }
 
 // Transition is one allowed change of state, and what causes it.
 type Transition struct {
@@ -86,10 +86,10 @@ var Transitions = []Transition{
 	{Ready, Noting, "the node has encrypted it, or a PersistentVolume names it"},
 	{Ready, Checking, "something of it is missing"},
 	{Checking, Deleted, "it is not complete: it was never handed out"},
-	{Checking, Refilling, "its key is gone"},
+	{Checking, Reformatting, "its key is gone"},
 	{KeyLost, Checking, "its key was lost before"},
-	{Refilling, Ready, "it is formatted"},
-	{Refilling, KeyLost, "that fails"},
+	{Reformatting, Ready, "it is formatted"},
+	{Reformatting, KeyLost, "that fails"},
 	{Ready, Deleting, "a deletion claims it"},
 	{Unfinished, Deleting, "a deletion claims it"},
 	{KeyLost, Deleting, "a deletion claims it"},
@@ -110,7 +110,7 @@ func PhaseOf(s State) spec.Phase {
 		return spec.Ready
 	case Unfinished:
 		return spec.Unfinished
-	case KeyLost, Refilling:
+	case KeyLost, Reformatting:
 		return spec.DataLost
 	case Deleted, Marked, Wiped:
 		return spec.Deleting
@@ -199,7 +199,7 @@ func (l *Lifecycle) Begun() State {
 	case Interrupted:
 		return Creating
 	case Checking:
-		return Refilling
+		return Reformatting
 	default:
 		return l.state
 	}
@@ -210,7 +210,7 @@ func (l *Lifecycle) Ended() State {
 	switch l.state {
 	case Creating:
 		return Interrupted
-	case Refilling:
+	case Reformatting:
 		return KeyLost
 	default:
 		return l.state

@@ -41,7 +41,7 @@ func TestOnlyTheTableAndItsRulesLeadFromStateToState(t *testing.T) {
 		{"a tombstone comes back", []inventory.State{inventory.Deleted}, inventory.Ready, false},
 		{"a volume that was never handed out is not wiped", []inventory.State{inventory.Ready, inventory.Deleting, inventory.Deleted}, inventory.Wiped, true},
 		{"a volume is wiped that is not deleted", []inventory.State{inventory.Ready}, inventory.Wiped, false},
-		{"a volume vanishes that is being reformatted", []inventory.State{inventory.KeyLost, inventory.Checking, inventory.Refilling}, inventory.Gone, false},
+		{"a volume vanishes that is being reformatted", []inventory.State{inventory.KeyLost, inventory.Checking, inventory.Reformatting}, inventory.Gone, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := at(t, c.path...)

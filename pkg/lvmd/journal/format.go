@@ -28,7 +28,7 @@ type FormatError struct {
 
 func (e *FormatError) Error() string {
 	return fmt.Sprintf("journal %s has format %d, and this version of lvmd knows formats up to %d: a later version wrote it, and nothing was changed in it; "+
-		"install that version again, or move the file away: the volumes are then found by their tags, and wipes begin anew", e.Path, e.Found, e.Known)
+		"install that version again, or move the file away: the volumes are then found by their tags, and wipes begin again", e.Path, e.Found, e.Known)
 }
 
 // formatOf reads a file's format; zero is that of a file in which nothing is yet.

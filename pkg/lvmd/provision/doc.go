@@ -2,7 +2,7 @@
 //
 // A Provisioner compares the machine's block devices with the groups, and does what is missing:
 // it makes physical volumes, makes or extends the group, and resizes what has grown. A disk is
-// taken only when nothing speaks against it: see judge.go, and the refusals that are reported.
+// taken only when it passes all checks: see check.go, and the refusals that are reported.
 //
 // Each physical volume is an intent in the journal before it is made, so that one that was
 // left without a group is known by its UUID, and joins later: it has a signature, for which any

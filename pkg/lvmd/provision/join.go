@@ -100,7 +100,7 @@ func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device,
 	return &r, nil
 }
 
-// examine looks at what is on a device. When that speaks against it, it is
+// examine looks at what is on a device. When it must not be used, it is
 // noted in w.refused, and not looked at again until devices change.
 func (p *Provisioner) examine(ctx context.Context, g *group, d *blockdev.Device, w *work, records map[string]journal.Device) (finish, overwrite bool, uuid string) {
 	c, err := p.devices.Examine(ctx, d.Path)
@@ -113,7 +113,7 @@ func (p *Provisioner) examine(ctx context.Context, g *group, d *blockdev.Device,
 	case err != nil:
 		why = refuse("unreadable", "%v", err)
 	default:
-		finish, overwrite, why = judgeContents(&g.VolumeGroup, d, &c, records)
+		finish, overwrite, why = checkContents(&g.VolumeGroup, d, &c, records)
 	}
 	if why != nil {
 		w.refused[d.Path] = why

@@ -66,7 +66,7 @@ func (p *Provisioner) plan(g *group, scanned *lvm.Group, all []blockdev.Device, 
 			w.refused[d.Path] = refuse("unreadable", "it does not answer")
 			continue
 		}
-		if why := judge(&g.VolumeGroup, d); why != nil {
+		if why := checkDevice(&g.VolumeGroup, d); why != nil {
 			w.refused[d.Path] = why
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 // parseFormat takes what a request says about the file system into the
-// identity, as far as it can be judged without the class.
+// identity, as far as it can be checked without the class.
 func (i *Identity) parseFormat(r *lvmdv1.CreateVolumeRequest) error {
 	t, err := filesystem.ParseType(r.GetFsType())
 	if err != nil {
@@ -37,7 +37,7 @@ func (i Identity) use() filesystem.Use {
 	return filesystem.Use{Type: i.FSType, DAX: i.DAX, Profile: i.Profile}
 }
 
-// CheckMedium judges the file system in the light of the class that was found.
+// CheckMedium checks the file system against the class that was found.
 func (i Identity) CheckMedium() error {
 	if i.Block || !i.DAX {
 		return nil
@@ -51,7 +51,7 @@ func (i Identity) CheckMedium() error {
 	return nil
 }
 
-// CheckSectors judges the settings of the file system in the light of the disks' sectors, of so
+// CheckSectors checks the settings of the file system against the disks' sectors, of so
 // many bytes.
 func (i Identity) CheckSectors(sector int64) error {
 	if i.Block || i.Source != "" {
@@ -63,7 +63,7 @@ func (i Identity) CheckSectors(sector int64) error {
 	return nil
 }
 
-// CheckSource says whether something can be made of the volume. A scratch file
+// CheckSource checks that something can be made of the volume. A scratch file
 // system that was not taken off looks as one that is to be reformatted, and so
 // would its clones.
 func (i Identity) CheckSource(field, id string) error {

@@ -18,7 +18,7 @@ const maxOwnerLength = 253
 // VolumeName matches the names that volumes and snapshots may have.
 var VolumeName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// FromRequest reads and validates a request as far as it can be judged alone. The class
+// FromRequest reads and validates a request as far as it can be checked alone. The class
 // is still as asked for, and the file system's UUID not yet chosen.
 func FromRequest(r *lvmdv1.CreateVolumeRequest) (Identity, error) {
 	if !VolumeName.MatchString(r.GetName()) {

@@ -76,7 +76,7 @@ type Group struct {
 	// Wipe and Remove wake the loops that wipe and remove tombstones, Look the one that looks
 	// for changes, and Inactive the one that activates what has no device.
 	Wipe, Remove, Look, Inactive wakeup.Signal
-	// implausible says why the group that the last scan found is not believed. It is read and
+	// implausible says why the group that the last scan found is refused. It is read and
 	// written in the slot.
 	implausible inventory.Refusal
 	// owed names the volumes and pools that were to be activated and had no device. It is read and

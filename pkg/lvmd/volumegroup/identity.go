@@ -91,12 +91,12 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 			return nil, err
 		}
 	}
-	return slices.DeleteFunc(found, func(f lvm.Group) bool { return !s.believes(&f) }), nil
+	return slices.DeleteFunc(found, func(f lvm.Group) bool { return !s.isPlausible(&f) }), nil
 }
 
-// believes reports whether what was found of a group may be: one whose metadata went back, or in which
+// isPlausible reports whether what was found of a group may be: one whose metadata went back, or in which
 // all of several volumes are gone at once, is not, unless an administrator accepts it.
-func (s *Groups) believes(found *lvm.Group) bool {
+func (s *Groups) isPlausible(found *lvm.Group) bool {
 	g, file := s.byName[found.Name], acceptFile(s.StateDir, found.UUID)
 	if found.UUID != g.Pinned().UUID {
 		return true // It was accepted in place of another one, or lvmd makes it in its place.

@@ -55,7 +55,7 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 		}
 	}
 	if diff.Pinned || diff.WentBack || len(diff.Vanished) > 0 {
-		// If an administrator accepted that, it is done: see believes. Until then the file is
+		// If an administrator accepted that, it is done: see isPlausible. Until then the file is
 		// there, wherever lvmd is killed.
 		_ = os.Remove(acceptFile(s.StateDir, g.Pinned().UUID))
 	}

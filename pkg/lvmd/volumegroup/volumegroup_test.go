@@ -395,10 +395,10 @@ func TestAGroupInWhichAllVolumesAreGoneAtOnceIsNotBelieved(t *testing.T) {
 	for name, test := range map[string]struct {
 		volumes  map[string][]string
 		remove   []string
-		believed bool
+		accepted bool
 	}{
-		"the only one": {volumes: one, remove: []string{ours}, believed: true},
-		"one of two":   {volumes: two, remove: []string{ours}, believed: true},
+		"the only one": {volumes: one, remove: []string{ours}, accepted: true},
+		"one of two":   {volumes: two, remove: []string{ours}, accepted: true},
 		"both":         {volumes: two, remove: []string{ours, second}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -408,7 +408,7 @@ func TestAGroupInWhichAllVolumesAreGoneAtOnceIsNotBelieved(t *testing.T) {
 			kept := func() int { return len(must.Get(f.Journal.Volumes())(t)) }
 			before := kept()
 			must.Succeed(t, f.Rescan(f.g))
-			if test.believed {
+			if test.accepted {
 				if got := kept(); got != before-len(test.remove) || f.Refusal(f.g).Message != "" {
 					t.Errorf("the journal has %d volumes, want %d; refused for %q", got, before-len(test.remove), f.Refusal(f.g).Message)
 				}

@@ -28,9 +28,8 @@ func refuse(kind, format string, args ...any) *Refusal {
 // inUse is the kind of the refusal of a device on which another one lies.
 const inUse = "in_use"
 
-// judge decides about a device by what the kernel says of it; nil means that
-// nothing speaks against it.
-func judge(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
+// checkDevice returns why a device may not be used, by what the kernel reports of it, or nil.
+func checkDevice(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
 	switch {
 	case d.ReadOnly:
 		return refuse("read_only", "the kernel refuses writes to it")
@@ -46,10 +45,10 @@ func judge(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
 	return nil
 }
 
-// judgeContents decides about a device by what is on it. finish is true when
+// checkContents returns why a device may not be used, by what is on it, or nil. finish is true when
 // it is a physical volume that an earlier lvmd made for this group, and ended
 // before it joined. overwrite is true when what is on it may be destroyed.
-func judgeContents(vg *config.VolumeGroup, d *blockdev.Device, c *lvm.Contents, intents map[string]journal.Device) (finish, overwrite bool, why *Refusal) {
+func checkContents(vg *config.VolumeGroup, d *blockdev.Device, c *lvm.Contents, intents map[string]journal.Device) (finish, overwrite bool, why *Refusal) {
 	listed := slices.ContainsFunc(pathsOf(d), func(p string) bool { return slices.Contains(vg.AllowSignatures, p) })
 	switch {
 	case c.Empty():
