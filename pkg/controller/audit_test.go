@@ -21,7 +21,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// stray makes a volume on a node behind the controller's back.
+// stray makes a volume on a node without the controller.
 func (h *harness) stray(node *lvmdfake.Server, nodeName, uid, cluster string) {
 	h.t.Helper()
 	must.Get(node.CreateVolume(h.t.Context(), &lvmdv1.CreateVolumeRequest{
@@ -84,7 +84,7 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.audit(true)
 	if node.Volumes()["pvc-young"] == nil {
-		t.Error("a volume was removed that a PersistentVolume speaks for")
+		t.Error("a volume was removed that a PersistentVolume names")
 	}
 }
 
@@ -107,8 +107,8 @@ func TestAVolumeThatAPodDefinesItselfIsNoOrphan(t *testing.T) {
 		t.Error("it was removed")
 	}
 	vol := node.Volumes()[name]
-	if got := newAuditor(h.c.core, true, 0, h.leader().provisioner.Busy).Judge(vol); got != audit.StandingInline {
-		t.Errorf("its standing is %q", got)
+	if got := newAuditor(h.c.core, true, 0, h.leader().provisioner.Busy).Classify(vol); got != audit.KindInline {
+		t.Errorf("its kind is %q", got)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestTheAuditIsRepeated(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- auditor.Run(ctx) }()
-	foreign := metrics.Audited.WithLabelValues(audit.StandingForeign)
+	foreign := metrics.Audited.WithLabelValues(audit.KindForeign)
 	for range 3 {
 		foreign.Set(1)
 		waittest.Until(t, "a pass counts none", func() bool { return testutil.ToFloat64(foreign) == 0 })

@@ -102,8 +102,8 @@ func TestCSIVolumesComeWhereTheyAreWanted(t *testing.T) {
 			if v.GetOwner().GetClusterId() != "cluster" || v.GetOwner().GetClaimUid() != "" || v.GetOwner().GetClaimName() != test.params[paramClaimName] {
 				t.Errorf("owner %v", v.GetOwner())
 			}
-			if standing := newAuditor(h.c.core, true, audit.DefaultOrphanGrace, func(string) bool { return false }).Judge(v); standing != audit.StandingForeign {
-				t.Errorf("to the audit it is %s", standing)
+			if kind := newAuditor(h.c.core, true, audit.DefaultOrphanGrace, func(string) bool { return false }).Classify(v); kind != audit.KindForeign {
+				t.Errorf("to the audit it is %s", kind)
 			}
 		})
 	}

@@ -43,7 +43,7 @@ func (c *Controller) serveExtender(ctx context.Context) error {
 
 // shadowReservations keeps the ledger's reservations on a replica that does not
 // provision, from what claims show: the nodes that they chose. The leader's
-// provisioner knows more, and derives its own anew when it begins.
+// provisioner knows more, and derives its own again when it begins.
 func (c *Controller) shadowReservations() (stop func(), err error) {
 	note := func(claim *v1.PersistentVolumeClaim, deleted bool) {
 		if a := c.acting.Load(); a != nil && a.provisioner != nil {

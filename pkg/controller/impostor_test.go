@@ -195,7 +195,7 @@ func TestAnotherVolumeIsNoAnswerToACreate(t *testing.T) {
 				t.Error("the node that answered with another volume is offered on")
 			}
 			if pv := h.pv("pvc-uid-c"); pv != nil {
-				t.Errorf("the answer was believed: %+v", pv.Spec)
+				t.Errorf("the answer was accepted: %+v", pv.Spec)
 			}
 			h.selectNode("c", "n2")
 			waittest.Until(t, "claim is bound", h.bound("c"))

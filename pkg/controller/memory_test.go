@@ -86,7 +86,7 @@ func TestTheAuditorForgetsVolumesThatAreGone(t *testing.T) {
 		{"they are there once more", []*fleet.View{with(unhealthy, inline)}, 1},
 		{"their node is gone", nil, 0},
 	} {
-		a.PassOver(t.Context(), step.views)
+		a.PassWith(t.Context(), step.views)
 		if unhealthy, lost := a.Remembered(); unhealthy != step.want || lost != step.want {
 			t.Errorf("%s: %d unhealthy and %d without their data remembered, want %d of each", step.what, unhealthy, lost, step.want)
 		}

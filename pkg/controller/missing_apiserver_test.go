@@ -19,7 +19,7 @@ import (
 )
 
 // TestOtherDisksWithTheRightsThatAreShipped exchanges a node's disks, puts the
-// old ones in again, and exchanges them for good, under an API server that judges
+// old ones in again, and exchanges them for good, under an API server that validates
 // what is written and a PV controller that might undo it.
 func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)

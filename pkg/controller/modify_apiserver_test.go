@@ -86,7 +86,7 @@ func (w *world) waitRefused(t *testing.T, claim *v1.PersistentVolumeClaim, class
 
 // TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped has claims begin with a
 // class, change to another one, and go back from those that cannot be had, under an API server
-// that judges what is written, and a quota.
+// that validates what is written, and a quota.
 func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	if !servesSince(t, client, 34, storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses) {

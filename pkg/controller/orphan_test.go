@@ -135,11 +135,11 @@ func TestAVolumeWhoseAdoptionIsNotConfirmedIsNoOrphan(t *testing.T) {
 		Id: "cvadopted", Name: "pvc-gone", State: lvmdv1.VolumeState_VOLUME_STATE_READY, AdoptedFrom: "0f2bdf1e",
 		Owner: &lvmdv1.Owner{ClusterId: w.a.ID, ClaimUid: "gone"}, CreatedAt: timestamppb.New(w.a.Now().Add(-24 * time.Hour)),
 	}
-	if got := w.a.Judge(vol); got != audit.StandingForeign {
-		t.Errorf("under way: got %q, want %q", got, audit.StandingForeign)
+	if got := w.a.Classify(vol); got != audit.KindForeign {
+		t.Errorf("under way: got %q, want %q", got, audit.KindForeign)
 	}
 	vol.AdoptedFrom = ""
-	if got := w.a.Judge(vol); got == audit.StandingForeign {
+	if got := w.a.Classify(vol); got == audit.KindForeign {
 		t.Errorf("confirmed: got %q", got)
 	}
 }
@@ -202,7 +202,7 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 		"another claim has its claim's name": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("later", ""), nil },
 			result: audit.OrphanRemoved},
 		"a PersistentVolume has its id": {asked: volumes, answer: func(handle string) (runtime.Object, error) { return adopted(handle), nil },
-			result: audit.OrphanKnown, says: "PersistentVolume adopted speaks for it after all"},
+			result: audit.OrphanKnown, says: "PersistentVolume adopted names it after all"},
 		"claims cannot be asked for": {asked: claims, answer: noAnswer,
 			result: audit.OrphanUnconfirmed, says: "look for its claim: no answer"},
 		"PersistentVolumes cannot be asked for": {asked: volumes, answer: noAnswer,

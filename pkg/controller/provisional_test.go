@@ -68,7 +68,7 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	views := h.c.core.Fleet.Views()
 	must.Get(node.KeepVolume(t.Context(), &lvmdv1.KeepVolumeRequest{Id: node.Volumes()["pvc-uid-late"].GetId()}))(t)
 	a.Grace = 0
-	a.PassOver(t.Context(), views)
+	a.PassWith(t.Context(), views)
 	for _, warning := range h.warnings() {
 		if id := node.Volumes()["pvc-uid-late"].GetId(); strings.Contains(warning, id) {
 			t.Errorf("volume %s, which a Pod got, has a warning: %s", id, warning)
@@ -114,7 +114,7 @@ func TestNodesNoteBesideEachOtherWhatIsKept(t *testing.T) {
 	}
 }
 
-// TestAProvisionalVolumeIsNoOrphanForAMinute judges one by its age.
+// TestAProvisionalVolumeIsNoOrphanForAMinute classifies one by its age.
 func TestAProvisionalVolumeIsNoOrphanForAMinute(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
@@ -126,7 +126,7 @@ func TestAProvisionalVolumeIsNoOrphanForAMinute(t *testing.T) {
 	a := newAuditor(h.c.core, false, time.Hour, h.leader().provisioner.Busy)
 	for age, want := range map[time.Duration]bool{audit.LeastOrphanGrace + time.Second: true, audit.LeastOrphanGrace / 2: false} {
 		vol.CreatedAt = timestamppb.New(a.Now().Add(-age))
-		if got := a.Judge(vol); (got == audit.StandingOrphan) != want {
+		if got := a.Classify(vol); (got == audit.KindOrphan) != want {
 			t.Errorf("after %v it is %q, want an orphan: %v", age, got, want)
 		}
 	}

@@ -142,7 +142,7 @@ func (p *plane) backUp() {
 	p.start("etcd")
 }
 
-// restore has etcd go back to what was backed up, and starts everything anew.
+// restore has etcd go back to what was backed up, and starts everything again.
 func (p *plane) restore() {
 	p.t.Helper()
 	p.end(planeComponents...)

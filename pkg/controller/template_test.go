@@ -102,7 +102,7 @@ func TestWhatAnEmptyNodeHasIsPublishedByKind(t *testing.T) {
 }
 
 // TestKindsThatWereNeverSeenAreConfigured scales from zero: the annotation says what there will
-// be, and is believed before what nodes report. What is written wrongly is passed over.
+// be, and comes before what nodes report. What is written wrongly is passed over.
 func TestKindsThatWereNeverSeenAreConfigured(t *testing.T) {
 	h := newHarness(t, withTemplates)
 	h.nodeOfKind("n1", "big", gib)

@@ -69,7 +69,7 @@ func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	client := must.Get(kubernetes.NewForConfig(must.Get(apiServer())(t)))(t)
 	t.Cleanup(func() {
 		// What the test's controller published goes with its nodes; a controller that has
-		// stopped does not remove it, and the scheduler would believe it in the next test.
+		// stopped does not remove it, and the scheduler would use it in the next test.
 		all, err := client.StorageV1().CSIStorageCapacities("").List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			t.Errorf("list capacities: %v", err)

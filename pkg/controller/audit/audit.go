@@ -83,22 +83,22 @@ func (a *Auditor) Run(ctx context.Context) error {
 	return nil
 }
 
-// Standing of a volume on a node, and the label "standing" of
+// Kinds of volumes on a node, and the label "standing" of
 // carve_controller_audited_volumes.
 const (
-	standingKnown   = "known"   // a PersistentVolume or a claim speaks for it
-	standingYoung   = "young"   // none does, but it may just have been made
-	StandingForeign = "foreign" // another installation's, or of unknown origin: not ours to judge
-	StandingOrphan  = "orphan"  // ours, old, and no object names it
-	StandingInline  = "inline"  // a Pod's own: its node's plugin sees to it
+	kindKnown   = "known"   // a PersistentVolume or a claim names it
+	kindYoung   = "young"   // none does, but it may just have been made
+	KindForeign = "foreign" // another installation's, or of unknown origin: not ours to remove
+	KindOrphan  = "orphan"  // ours, old, and no object names it
+	KindInline  = "inline"  // a Pod's own: its node's plugin removes it
 )
 
 // Pass compares everything once.
-func (a *Auditor) Pass(ctx context.Context) { a.PassOver(ctx, a.Fleet.Views()) }
+func (a *Auditor) Pass(ctx context.Context) { a.PassWith(ctx, a.Fleet.Views()) }
 
-// PassOver is pass with these views of the nodes.
-func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
-	count := map[string]int{standingKnown: 0, standingYoung: 0, StandingForeign: 0, StandingOrphan: 0, StandingInline: 0}
+// PassWith is Pass with these views of the nodes.
+func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
+	count := map[string]int{kindKnown: 0, kindYoung: 0, KindForeign: 0, KindOrphan: 0, KindInline: 0}
 	attempts, orphans := OrphansPerPass, map[string]map[string]string{}
 	now, kept := newPresent(), map[string][]*lvmdv1.Volume{}
 	// Nodes and volumes come in no order: orphans that cannot be removed do not use all
@@ -113,10 +113,10 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 		var found []*lvmdv1.Volume
 		for _, vol := range view.Volumes {
 			a.reportDataLoss(ctx, now, view.Node, vol)
-			standing := a.Judge(vol)
-			count[standing]++
+			kind := a.Classify(vol)
+			count[kind]++
 			switch {
-			case standing == StandingOrphan:
+			case kind == KindOrphan:
 				found = append(found, vol)
 			case vol.GetProvisional() && a.isNamed(vol):
 				kept[view.Node] = append(kept[view.Node], vol)
@@ -130,42 +130,42 @@ func (a *Auditor) PassOver(ctx context.Context, views []*fleet.View) {
 	a.reportHealth(ctx, now)
 	a.reportClasses(now)
 	a.reportUnlabelled(now)
-	for standing, n := range count {
-		a.Metrics.Audited.WithLabelValues(standing).Set(float64(n))
+	for kind, n := range count {
+		a.Metrics.Audited.WithLabelValues(kind).Set(float64(n))
 	}
 	for cause, n := range a.compare(ctx, now) {
 		a.Metrics.Missing.WithLabelValues(cause).Set(float64(n))
 	}
 }
 
-// Judge returns the standing of a volume on a node, by what the caches know.
-func (a *Auditor) Judge(vol *lvmdv1.Volume) string {
+// Classify returns the kind of a volume on a node, by what the caches have.
+func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 	owner := vol.GetOwner()
 	if owner.GetPodUid() != "" {
-		return StandingInline
+		return KindInline
 	}
 	uid, named := strings.CutPrefix(vol.GetName(), "pvc-")
 	if owner.GetClusterId() == "" || owner.GetClusterId() != a.ID || !named || uid != owner.GetClaimUid() {
-		return StandingForeign
+		return KindForeign
 	}
 	if a.isNamed(vol) {
-		return standingKnown
+		return kindKnown
 	}
 	claim := a.Claim(uid)
 	if claim != nil && claim.Spec.VolumeName == "" || a.Busy(uid) {
-		return standingKnown // being provisioned
+		return kindKnown // being provisioned
 	}
 	if vol.GetAdoptedFrom() != "" {
-		return StandingForeign // Its adoption is under way, or can be reverted: it may be another driver's again.
+		return KindForeign // Its adoption is under way, or can be reverted: it may be another driver's again.
 	}
 	grace := a.Grace
 	if vol.GetProvisional() {
 		grace = min(grace, LeastOrphanGrace)
 	}
 	if vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || a.Now().Sub(vol.GetCreatedAt().AsTime()) < grace {
-		return standingYoung
+		return kindYoung
 	}
-	return StandingOrphan
+	return KindOrphan
 }
 
 // isNamed reports whether a PersistentVolume names a volume, or may do so.

@@ -58,9 +58,9 @@ func classReason(class *lvmdv1.DeviceClass, kind string) string {
 	return cluster.ReasonClassUnhealthy
 }
 
-// isNews reports whether users are to be notified of these messages, after those before.
+// mustNotify reports whether users are to be notified of these messages, after those before.
 // Numbers in messages change as volumes come and go, so that most count once.
-func (at classCondition) isNews(messages, before []string) bool {
+func (at classCondition) mustNotify(messages, before []string) bool {
 	if classReasons[at.kind] != "" {
 		return !slices.Equal(messages, before)
 	}
@@ -95,7 +95,7 @@ func (a *Auditor) notifyConditions(node string, before, found classConditions) {
 	type event struct{ reason, kind, message string }
 	classes := map[event][]string{}
 	for at, messages := range found {
-		if at.isNews(messages, before[at]) {
+		if at.mustNotify(messages, before[at]) {
 			e := event{at.reason, at.kind, strings.Join(slices.Compact(messages), "; ")}
 			classes[e] = append(classes[e], at.class)
 		}

@@ -88,8 +88,8 @@ type absence struct {
 }
 
 // absent returns why a node does not have a volume that a PersistentVolume names, or the
-// volume. judged is false where that is not known now.
-func (a *Auditor) absent(pv *v1.PersistentVolume, now *present) (why *absence, vol *lvmdv1.Volume, judged bool) {
+// volume. known is false where it cannot be said now.
+func (a *Auditor) absent(pv *v1.PersistentVolume, now *present) (why *absence, vol *lvmdv1.Volume, known bool) {
 	if !cluster.IsOurs(pv) || pv.DeletionTimestamp != nil || cluster.IsReleased(pv) || a.Now().Sub(pv.CreationTimestamp.Time) < cmp.Or(a.MissingGrace, time.Minute) {
 		return nil, nil, false
 	}
@@ -168,10 +168,10 @@ func (a *Auditor) compare(ctx context.Context, now *present) map[string]int {
 		if !ok {
 			continue
 		}
-		why, vol, judged := a.absent(pv, now)
+		why, vol, known := a.absent(pv, now)
 		before, reportedBefore := a.reported[pv.Name]
 		switch {
-		case !judged:
+		case !known:
 			if reportedBefore {
 				reported[pv.Name] = before
 			}
@@ -229,7 +229,7 @@ func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *abse
 	a.deleteWaiting(ctx, claim, now, why.node)
 }
 
-// found takes back what was said about a volume that is there again.
+// found withdraws what was reported of a volume that is there again.
 func (a *Auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *present) {
 	var claim *v1.PersistentVolumeClaim
 	if pv.Spec.ClaimRef != nil {

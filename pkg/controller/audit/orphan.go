@@ -172,7 +172,7 @@ func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Vol
 	}
 	for _, pv := range pvs.Items {
 		if pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId() {
-			return OrphanKnown, fmt.Errorf("PersistentVolume %s speaks for it after all", pv.Name)
+			return OrphanKnown, fmt.Errorf("PersistentVolume %s names it after all", pv.Name)
 		}
 	}
 	deleteCtx, cancelDelete := context.WithTimeout(ctx, cluster.DeleteTimeout)

@@ -81,7 +81,7 @@ func shortened(name string) string {
 //
 // The objects belong to our Deployment: without a controller nothing serves the
 // claims that they draw to a node. One that is replaced by another of the same name
-// takes them along, and the new one's leader makes them anew when it starts.
+// takes them along, and the new one's leader makes them again when it starts.
 type Publisher struct {
 	*cluster.Cluster
 	Options
@@ -89,9 +89,9 @@ type Publisher struct {
 	objects *objects
 
 	mu sync.Mutex
-	// risen is when an increase was first seen that is not written yet. Without it, a capacity
+	// increaseSeen is when an increase was first seen that is not written yet. Without it, a capacity
 	// that rises all the time would wait for ever.
-	risen map[Key]time.Time
+	increaseSeen map[Key]time.Time
 }
 
 // Options say how a publisher works. All but Owner, TemplateLabel and Withdraw are required.
@@ -112,7 +112,7 @@ type Options struct {
 
 // New makes a publisher. Run runs it.
 func New(c *cluster.Cluster, o Options) *Publisher {
-	p := &Publisher{Cluster: c, Options: o, risen: map[Key]time.Time{}}
+	p := &Publisher{Cluster: c, Options: o, increaseSeen: map[Key]time.Time{}}
 	p.objects = newObjects(c.Capacities.GetStore(), c.Now)
 	p.loop = workloop.New(workloop.Options[Key]{
 		Name: "capacities", Parallel: capacityWorkers, RetryMin: 50 * time.Millisecond, RetryMax: 10 * time.Second,
@@ -169,7 +169,7 @@ func (p *Publisher) syncFailed(ctx context.Context, key Key, err error) {
 	p.Log.Log(ctx, level, "capacity could not be published, trying on", "node", key.Node, "storage_class", key.Class, "error", err)
 }
 
-// NodeChanged publishes a node's capacity anew: it reported, or reservations on it were made
+// NodeChanged publishes a node's capacity again: it reported, or reservations on it were made
 // or released.
 func (p *Publisher) NodeChanged(node string) {
 	for _, class := range p.OurClasses() {
@@ -370,9 +370,9 @@ func (p *Publisher) delay(key Key, current, target *storagev1.CSIStorageCapacity
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.Now()
-	since, ok := p.risen[key]
+	since, ok := p.increaseSeen[key]
 	if !ok {
-		p.risen[key] = now
+		p.increaseSeen[key] = now
 		return IncreaseDelay
 	}
 	return since.Add(IncreaseDelay).Sub(now)
@@ -382,13 +382,13 @@ func (p *Publisher) delay(key Key, current, target *storagev1.CSIStorageCapacity
 func (p *Publisher) Waiting() []Key {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Collect(maps.Keys(p.risen))
+	return slices.Collect(maps.Keys(p.increaseSeen))
 }
 
 func (p *Publisher) forgetIncrease(key Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.risen, key)
+	delete(p.increaseSeen, key)
 }
 
 // describe returns the object that publishes free space, with a note of whether that is

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// unseenMax is for how long an object is believed to exist that was created here and that
+	// unseenMax is for how long an object is taken to exist that was created here and that
 	// the informer's cache has not had. After it the API server decides: the object may have
 	// been deleted again before the informer had seen it.
 	unseenMax = time.Minute

@@ -7,7 +7,7 @@ import (
 )
 
 // CountFailure counts a create that failed against a device class of a node, of which the
-// empty one is the node's default, if the node is to blame. When the class is held back
+// empty one is the node's default, if the node is the cause. When the class is held back
 // because of it, an Event of the node says so.
 func (c *Cluster) CountFailure(a *Availability, node, deviceClass string, began time.Time, cause error) {
 	fault, definite := NodeFault(cause)

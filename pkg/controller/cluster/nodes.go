@@ -20,7 +20,7 @@ import (
 )
 
 // NodeLossGrace is how long a Node object must be gone before its volumes
-// are given up: a node that is registered anew is not a lost one.
+// are given up: a node that is registered again is not a lost one.
 const NodeLossGrace = time.Minute
 
 // NodeIDAnnotation is where the kubelet notes the CSI drivers of a node.

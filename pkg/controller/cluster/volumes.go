@@ -100,7 +100,7 @@ func handleIndexer(pv *v1.PersistentVolume) ([]string, error) {
 }
 
 // VolumeOn returns the PersistentVolume of a volume that a node reports, if it names
-// that node. A node speaks for its own volumes only, whatever ids it reports.
+// that node. A report counts for volumes of its own node only, whatever ids it has.
 func (c *Cluster) VolumeOn(node, id string) *v1.PersistentVolume {
 	for _, pv := range c.withHandle(id) {
 		if named, one := NodeOf(pv); one && named == node {

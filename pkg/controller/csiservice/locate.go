@@ -37,7 +37,7 @@ func (s *Service) connected() []string {
 
 // askAll asks every connected node for something that at most one of them has.
 // It returns the zero values when none has it, and an error when one could not
-// say, or several say they have it: then it is not known which to believe.
+// say, or several say they have it: then it is not known which one has it.
 func askAll[T any](ctx context.Context, s *Service, ask func(ctx context.Context, node string) (*T, error)) (node string, found *T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -125,7 +125,7 @@ func (s *Service) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 	}}, nil
 }
 
-// Probe says whether calls can be served.
+// Probe reports whether calls can be served.
 func (s *Service) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(s.o.Ready(ctx) == nil)}, nil
 }

@@ -73,7 +73,7 @@ func (s *Service) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*cs
 	for _, view := range s.Fleet.Views() {
 		for id, vol := range view.Volumes {
 			if node, known := s.NodeOfVolume(id); known && node != view.Node {
-				continue // it speaks for another node's volume
+				continue // the node reports another node's volume
 			}
 			if id > after && vol.GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY {
 				all = append(all, held{view.Node, vol})

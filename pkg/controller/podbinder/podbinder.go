@@ -82,7 +82,7 @@ func New(o Options) (*Binder, error) {
 
 func newSeconds() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "carve", Subsystem: "binder", Name: "bind_seconds",
-		Help: "Duration of a Pod's binding with its volumes, by result: bound, failed (the Pod is scheduled anew).", Buckets: prometheus.ExponentialBuckets(.005, 2, 16)}, []string{"result"})
+		Help: "Duration of a Pod's binding with its volumes, by result: bound, failed (the Pod is scheduled again).", Buckets: prometheus.ExponentialBuckets(.005, 2, 16)}, []string{"result"})
 }
 
 // DescribeMetrics sends the descriptions of the binder's metrics, for the reference.
@@ -119,7 +119,7 @@ func (b *Binder) volumeChanged(pv *v1.PersistentVolume) {
 }
 
 // Bind binds a Pod to a node when all its claims are bound there. It implements
-// extender.Binder. An error means that the Pod is to be scheduled anew: a *ClaimError where a
+// extender.Binder. An error means that the Pod is to be scheduled again: a *ClaimError where a
 // claim is the reason.
 func (b *Binder) Bind(ctx context.Context, args extenderv1.ExtenderBindingArgs) error {
 	began := time.Now()

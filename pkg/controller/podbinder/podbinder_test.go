@@ -593,11 +593,11 @@ func TestAClaimIsNotJudgedByWhatTheCacheShowedBefore(t *testing.T) {
 		"7": {annotations: map[string]string{volume.AnnSelectedNode: "n1"}},
 		"8": {fails: true},
 	} {
-		stands, err := task.judge(&v1.PersistentVolumeClaim{
+		got, err := task.check(&v1.PersistentVolumeClaim{
 			ObjectMeta: metav1.ObjectMeta{Name: "c", ResourceVersion: version, Annotations: test.annotations},
 			Spec:       v1.PersistentVolumeClaimSpec{StorageClassName: &class}})
-		if (err != nil) != test.fails || !test.fails && stands != waiting {
-			t.Errorf("version %s: %v, %v", version, stands, err)
+		if (err != nil) != test.fails || !test.fails && got != waiting {
+			t.Errorf("version %s: %v, %v", version, got, err)
 		}
 	}
 }

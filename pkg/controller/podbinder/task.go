@@ -41,11 +41,11 @@ type task struct {
 	selected, prebound map[string]string
 }
 
-// standing is how far a claim is.
-type standing int
+// progress is how far a claim is.
+type progress int
 
 const (
-	bound standing = iota
+	bound progress = iota
 	waiting
 	open
 )
@@ -60,23 +60,23 @@ func (t *task) advance(ctx context.Context) (left []string, err error) {
 		if err != nil {
 			return nil, &ClaimError{name, "does not exist"}
 		}
-		stands, err := t.judge(claim)
+		how, err := t.check(claim)
 		if err != nil {
 			return nil, err
 		}
-		if stands != bound {
+		if how != bound {
 			left = append(left, name)
 		}
-		if stands == open {
+		if how == open {
 			toSelect = append(toSelect, claim)
 		}
 	}
 	return left, t.selectNode(ctx, toSelect)
 }
 
-// judge says how far a claim is, or why it keeps the Pod from the node.
-func (t *task) judge(claim *v1.PersistentVolumeClaim) (standing, error) {
-	no := func(format string, args ...any) (standing, error) {
+// check returns how far a claim is, or why it keeps the Pod from the node.
+func (t *task) check(claim *v1.PersistentVolumeClaim) (progress, error) {
+	no := func(format string, args ...any) (progress, error) {
 		return 0, &ClaimError{claim.Name, fmt.Sprintf(format, args...)}
 	}
 	written, selectedHere := t.selected[claim.Name]
@@ -90,7 +90,7 @@ func (t *task) judge(claim *v1.PersistentVolumeClaim) (standing, error) {
 	case selectedHere && isOlder(claim, written):
 		return waiting, nil // the cache does not show what was written here
 	case claim.Spec.VolumeName != "":
-		return t.judgeBound(claim)
+		return t.checkBound(claim)
 	}
 	late, err := volume.IsDelayBindingMode(claim, t.classes)
 	if err != nil {
@@ -100,7 +100,7 @@ func (t *task) judge(claim *v1.PersistentVolumeClaim) (standing, error) {
 	case !late:
 		return no("binds immediately and is not bound yet")
 	case t.prebound[claim.Name] != "":
-		return t.judgePrebound(claim)
+		return t.checkPrebound(claim)
 	case selected == t.node.Name:
 		return waiting, nil
 	case selected != "":
@@ -111,8 +111,8 @@ func (t *task) judge(claim *v1.PersistentVolumeClaim) (standing, error) {
 	return open, nil
 }
 
-// judgeBound is judge for a claim that names its volume.
-func (t *task) judgeBound(claim *v1.PersistentVolumeClaim) (standing, error) {
+// checkBound is check for a claim that names its volume.
+func (t *task) checkBound(claim *v1.PersistentVolumeClaim) (progress, error) {
 	if claim.Status.Phase != v1.ClaimBound || !metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
 		return waiting, nil
 	}
@@ -127,8 +127,8 @@ func (t *task) judgeBound(claim *v1.PersistentVolumeClaim) (standing, error) {
 	return bound, nil
 }
 
-// judgePrebound is judge for a claim that was given a static volume here.
-func (t *task) judgePrebound(claim *v1.PersistentVolumeClaim) (standing, error) {
+// checkPrebound is check for a claim that was given a static volume here.
+func (t *task) checkPrebound(claim *v1.PersistentVolumeClaim) (progress, error) {
 	name := t.prebound[claim.Name]
 	obj, exists, err := t.volumes.GetByKey(name)
 	pv, ok := obj.(*v1.PersistentVolume)
@@ -223,7 +223,7 @@ func (t *task) annotate(ctx context.Context, claim *v1.PersistentVolumeClaim) er
 	now, err := cluster.SelectNode(ctx, t.client, claim, t.node.Name)
 	switch {
 	case apierrors.IsConflict(err):
-		return nil // it has changed: its event follows, and it is judged again
+		return nil // it has changed: its event follows, and it is checked again
 	case err != nil:
 		return err
 	}

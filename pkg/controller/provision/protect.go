@@ -37,9 +37,9 @@ func IsProtected(claim *v1.PersistentVolumeClaim) bool {
 type protector struct {
 	*cluster.Cluster
 	loop *workloop.Loop[string] // by namespace/name
-	// unjudged reports whether the provisioner is yet to look at a clone of the
+	// unseen reports whether the provisioner is yet to look at a clone of the
 	// source.
-	unjudged func(source string) bool
+	unseen func(source string) bool
 
 	// mu is held while the API server is called: its calls are in order.
 	mu sync.Mutex
@@ -48,8 +48,8 @@ type protector struct {
 	clones map[string]map[string]struct{}
 }
 
-func newProtector(c *cluster.Cluster, unjudged func(string) bool) *protector {
-	g := &protector{Cluster: c, unjudged: unjudged, clones: map[string]map[string]struct{}{}}
+func newProtector(c *cluster.Cluster, unseen func(string) bool) *protector {
+	g := &protector{Cluster: c, unseen: unseen, clones: map[string]map[string]struct{}{}}
 	g.loop = workloop.New(workloop.Options[string]{
 		Name: "clone-sources", Parallel: 1, RetryMin: retryMin, RetryMax: retryMax, Work: g.sync,
 		Failed: func(_ context.Context, source string, err error) {
@@ -106,7 +106,7 @@ func (g *protector) sync(ctx context.Context, source string) (again time.Duratio
 	if claim == nil || !IsProtected(claim) {
 		return 0, nil
 	}
-	if g.unjudged(source) {
+	if g.unseen(source) {
 		return protectAgain, nil
 	}
 	g.mu.Lock()

@@ -44,7 +44,7 @@ type Class struct {
 	FileSystem FileSystem
 	// Placement says which of the nodes with enough free space is preferred.
 	Placement scheduler.Policy
-	// Encryption says whether and how volumes are encrypted.
+	// Encryption is whether and how volumes are encrypted.
 	Encryption Encryption
 	// IOLimits are those that volumes have at first.
 	IOLimits iolimit.Limits

@@ -65,7 +65,7 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		return reason.Reason
 	}
 	good, doomed := issue("carve-node", "agent", "carve-uplink"), issue("carve-node", "doomed", "carve-uplink")
-	// What the API server signs it has to believe, but for the time.
+	// What the API server signs it has to accept, but for the time.
 	past := func(claims map[string]any) {
 		now := time.Now()
 		claims["iat"], claims["nbf"], claims["exp"] = now.Add(-2*time.Hour).Unix(), now.Add(-2*time.Hour).Unix(), now.Add(-time.Minute).Unix()
@@ -76,7 +76,7 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		"for another audience":             {"node-1", issue("carve-node", "agent", "elsewhere"), "audience"},
 		"for the API server itself":        {"node-1", issue("carve-node", "agent", ""), "audience"},
 		"that expired":                     {"node-1", resign(t, good, past), "expired at"},
-		"signed anew, and not expired":     {"node-1", resign(t, good, func(map[string]any) {}), ""},
+		"signed again, and not expired":    {"node-1", resign(t, good, func(map[string]any) {}), ""},
 		"of a Pod of another account":      {"node-1", issue("other", "foreign", "carve-uplink"), "only"},
 		"of the account, without a Pod":    {"node-1", issue("carve-node", "", "carve-uplink"), "bound to node"},
 		"with a signature that is not its": {"node-1", good[:len(good)-8] + "AAAAAAAA", "does not accept"},

@@ -6,18 +6,18 @@ import "k8s.io/client-go/util/workqueue"
 // in which they were added. The work queue that has it guards it.
 type roundRobin[K comparable] struct {
 	tenant func(K) string
-	// lanes has the keys that wait, by tenant, and round the tenants that have any, the
+	// waiting has the keys that wait, by tenant, and round the tenants that have any, the
 	// next one first.
-	lanes map[string][]K
-	round []string
-	count int
+	waiting map[string][]K
+	round   []string
+	count   int
 }
 
 func newRoundRobin[K comparable](tenant func(K) string) workqueue.Queue[K] {
 	if tenant == nil {
 		tenant = func(K) string { return "" }
 	}
-	return &roundRobin[K]{tenant: tenant, lanes: map[string][]K{}}
+	return &roundRobin[K]{tenant: tenant, waiting: map[string][]K{}}
 }
 
 // Touch implements workqueue.Queue: a key that is added again keeps its place.
@@ -29,10 +29,10 @@ func (q *roundRobin[K]) Len() int { return q.count }
 // Push implements workqueue.Queue.
 func (q *roundRobin[K]) Push(key K) {
 	tenant := q.tenant(key)
-	if len(q.lanes[tenant]) == 0 {
+	if len(q.waiting[tenant]) == 0 {
 		q.round = append(q.round, tenant)
 	}
-	q.lanes[tenant] = append(q.lanes[tenant], key)
+	q.waiting[tenant] = append(q.waiting[tenant], key)
 	q.count++
 }
 
@@ -40,13 +40,13 @@ func (q *roundRobin[K]) Push(key K) {
 func (q *roundRobin[K]) Pop() K {
 	tenant := q.round[0]
 	q.round = q.round[1:]
-	lane := q.lanes[tenant]
-	key := lane[0]
-	if len(lane) > 1 {
-		q.lanes[tenant] = lane[1:]
+	keys := q.waiting[tenant]
+	key := keys[0]
+	if len(keys) > 1 {
+		q.waiting[tenant] = keys[1:]
 		q.round = append(q.round, tenant)
 	} else {
-		delete(q.lanes, tenant)
+		delete(q.waiting, tenant)
 	}
 	q.count--
 	return key
