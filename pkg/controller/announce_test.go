@@ -12,7 +12,7 @@ import (
 // and nodes that do not answer keep it from no other node.
 func TestANewLeaderAsksFewNodesAtATimeAndReachesEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const silent = 2 * announcedAtOnce
+		const unresponsive = 2 * announcedAtOnce
 		var nodes []string
 		for i := range 10 * announcedAtOnce {
 			nodes = append(nodes, fmt.Sprint(i))
@@ -32,7 +32,7 @@ func TestANewLeaderAsksFewNodesAtATimeAndReachesEach(t *testing.T) {
 		announceTo(t.Context(), nodes, func(ctx context.Context, node string) {
 			events <- 1
 			asked <- node
-			if len(asked) <= silent {
+			if len(asked) <= unresponsive {
 				<-ctx.Done()
 			} else {
 				time.Sleep(time.Millisecond)
@@ -44,7 +44,7 @@ func TestANewLeaderAsksFewNodesAtATimeAndReachesEach(t *testing.T) {
 			t.Errorf("%d nodes are asked at a time, want %d; %d of %d are asked", n, announcedAtOnce, len(asked), len(nodes))
 		}
 		if took := time.Since(begin); took > 3*announceTimeout {
-			t.Errorf("it takes %v with %d nodes that do not answer, of which %d are waited for at a time for %v", took, silent, announcedAtOnce, announceTimeout)
+			t.Errorf("it takes %v with %d nodes that do not answer, of which %d are waited for at a time for %v", took, unresponsive, announcedAtOnce, announceTimeout)
 		}
 	})
 }

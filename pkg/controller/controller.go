@@ -53,7 +53,7 @@ type Options struct {
 	NodeServiceAccount string
 	// Identity names this replica in the lease.
 	Identity string
-	// LeaderElect makes replicas agree on who acts. Without it this one does.
+	// LeaderElect makes replicas agree on which one acts. Without it this one does.
 	LeaderElect bool
 	// RemoveOrphans makes the audit remove volumes that no object names, instead of
 	// only reporting them.
@@ -69,7 +69,7 @@ type Options struct {
 	// from nodes that are ready. It needs the right to patch nodes.
 	RemoveStartupTaint bool
 	// ExtenderListen is the address on which the scheduler may ask, empty for
-	// none; ExtenderFiles are the key pair, and who may ask.
+	// none; ExtenderFiles are the key pair, and the clients that may ask.
 	ExtenderListen string
 	ExtenderFiles  extender.Files
 	// CSISocket is the path of the unix socket on which the CSI Controller

@@ -131,7 +131,7 @@ func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership,
 	}
 }
 
-// announce has the nodes that are connected learn who leads, before anything is decided
+// announce has the nodes that are connected learn which replica leads, before anything is decided
 // that an earlier leader could undo. A node that does not answer learns it with the
 // first call.
 func (c *Controller) announce(ctx context.Context) {

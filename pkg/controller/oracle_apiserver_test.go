@@ -306,7 +306,7 @@ var scenarios = []scenario{
 		return claim
 	}},
 	{name: "immediate binding", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
-		w.nodes["n2"].Resize("local", 8*mib) // which node is preferred is everybody's own
+		w.nodes["n2"].Resize("local", 8*mib) // each provisioner prefers another node
 		claim := w.claim(t, w.class(t, immediate), "", nil)
 		w.waitBound(t, claim)
 		return claim

@@ -42,21 +42,21 @@ func (r *readiness) check(c *cluster.Cluster) error {
 	if r.known {
 		return nil
 	}
-	expected, silent := silentNodes(c)
-	if silent > 0 && c.Now().Sub(r.opened) < fleetTimeout {
-		return fmt.Errorf("%d of %d nodes have not reported yet", silent, expected)
+	expected, unreported := unreportedNodes(c)
+	if unreported > 0 && c.Now().Sub(r.opened) < fleetTimeout {
+		return fmt.Errorf("%d of %d nodes have not reported yet", unreported, expected)
 	}
 	r.known = true
-	if silent > 0 {
-		c.Log.Warn("ready without all nodes", "silent", silent, "expected", expected, "after", fleetTimeout)
+	if unreported > 0 {
+		c.Log.Warn("ready without all nodes", "unreported", unreported, "expected", expected, "after", fleetTimeout)
 	}
 	return nil
 }
 
-// silentNodes returns how many nodes a replica expects to hear of, which are those that some
-// replica published capacity for and that are in the cluster, and how many of them it has not
-// heard of. A report that was refused counts as one: a better one need not come.
-func silentNodes(c *cluster.Cluster) (expected, silent int) {
+// unreportedNodes returns how many nodes a replica expects reports of, which are those that some
+// replica published capacity for and that are in the cluster, and how many of them have not
+// reported. A report that was refused counts as one: a better one need not come.
+func unreportedNodes(c *cluster.Cluster) (expected, unreported int) {
 	seen := map[string]bool{}
 	for _, object := range cluster.List(c.Capacities) {
 		name := capacity.TopologyNode(object) // empty where the object is about a kind of node
@@ -70,10 +70,10 @@ func silentNodes(c *cluster.Cluster) (expected, silent int) {
 		}
 		expected++
 		if view, ok := c.Fleet.View(name); !ok || !view.Reported() && view.Refused == "" {
-			silent++
+			unreported++
 		}
 	}
-	return expected, silent
+	return expected, unreported
 }
 
 // openUplink notes that the uplink is open.

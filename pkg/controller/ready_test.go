@@ -98,8 +98,8 @@ func TestAReplicaIsReadyWhenItsNodesHaveReported(t *testing.T) {
 	s.publish("n4-fast", map[string]string{names.TopologyNode: "n4"})
 	must.Get(s.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n4"}}, metav1.CreateOptions{}))(t)
 	waittest.Until(t, "the caches know another node", func() bool {
-		expected, silent := silentNodes(s.c.core.Cluster)
-		return expected == 4 && silent == 1
+		expected, unreported := unreportedNodes(s.c.core.Cluster)
+		return expected == 4 && unreported == 1
 	})
 	s.net.Detach("n1")
 	waittest.Until(t, "a node is away", func() bool { return s.c.core.Fleet.Connected() == 2 })

@@ -156,7 +156,7 @@ func TestEveryRightOfTheControllerIsDocumentedAndNoOther(t *testing.T) {
 	}
 }
 
-// TestRightsOnWhatOthersHaveTooAreNoWider: with more, who has the controller's token reads the Secrets
+// TestRightsOnWhatOthersHaveTooAreNoWider: with more, a holder of the controller's token reads the Secrets
 // of a namespace or of the cluster, or holds up others by their leases.
 func TestRightsOnWhatOthersHaveTooAreNoWider(t *testing.T) {
 	// Of these only objects of the names can be more than created; all but namespaces are in the

@@ -36,7 +36,7 @@ type world struct {
 	nodes     map[string]*lvmdfake.Server
 	// isUpstream says that upstream's provisioner acts.
 	isUpstream bool
-	// restart ends the one who acts and starts another one.
+	// restart ends the one that acts and starts another one.
 	restart func()
 	// volume is the PersistentVolume's name where it is not the usual one.
 	volume string

@@ -9,7 +9,7 @@ import (
 
 // Adoption is what a daemon needs to take over volumes that others made. It is part of
 // Groups, and the same rules hold. By how much its methods raise the group's sequence number
-// is LVM's affair: who calls them scans.
+// depends on LVM: the caller scans after them.
 type Adoption interface {
 	// Rename gives a volume, active or not, another name, and its device another node. A
 	// volume that is mounted stays so. ErrNotFound when there is none of the name, ErrExists

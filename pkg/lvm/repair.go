@@ -164,7 +164,7 @@ func (v *volumes) reactivate(ctx context.Context, group string, names []string) 
 }
 
 // clearTablesWithin is clearTables with the timeout of a command: a disk that does not
-// answer holds up who clears a table that writes to it.
+// answer holds up the caller that clears a table that writes to it.
 func (v *volumes) clearTablesWithin(ctx context.Context, group string, names []string) (suspended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, v.commands.runner.Timeout)
 	defer cancel()

@@ -60,7 +60,7 @@ func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes has the kernel's count of those who
+// TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes has the kernel's count of those that
 // have the device open decide, not its nodes in /dev.
 func TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes(t *testing.T) {
 	n := newNode(t)

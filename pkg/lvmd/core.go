@@ -40,7 +40,7 @@ func (c *core) crash(point string) {
 
 // markDeleted makes a volume that was never handed out a tombstone.
 func (c *core) markDeleted(v *inventory.Volume) {
-	// First durable, then known: who asks to delete it from then on is answered that it is gone.
+	// First durable, then known: a caller that asks to delete it from then on is answered that it is gone.
 	tombstone := v.Record()
 	tombstone.Phase = spec.Deleting
 	if err := c.journal.PutVolume(tombstone); err != nil {

@@ -260,7 +260,7 @@ func (n *node) prepareKill(command string, d killPoint) {
 	for _, file := range []string{"effects", "killed"} {
 		_ = os.Remove(filepath.Join(n.dir, file))
 	}
-	// All at once: who reads it must not find half of it.
+	// All at once: a reader must not find half of it.
 	file := filepath.Join(n.dir, "kill")
 	err := os.WriteFile(file+".new", []byte(command+" "+strconv.Itoa(d.number)+" "+d.whom), 0o600)
 	if err == nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// blind has an lvmd look at its groups only when it acts.
-func blind(_ *daemon, o *Options) { o.PollInterval = time.Hour }
+// pollsRarely has an lvmd look at its groups only when it acts.
+func pollsRarely(_ *daemon, o *Options) { o.PollInterval = time.Hour }
 
 // TestAVolumeWithASnapshotIsNeitherDeletedNorGrown makes snapshots that no scan has found yet.
 func TestAVolumeWithASnapshotIsNeitherDeletedNorGrown(t *testing.T) {
 	m := newMachine(t)
 	m.config = oneClass + "- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi}}\n"
-	d := m.start(t, blind)
+	d := m.start(t, pollsRarely)
 	thin := request("pvc-thin", 2)
 	thin.DeviceClass = "thin"
 	for _, r := range []*lvmdv1.CreateVolumeRequest{request("pvc-1", 2), thin} {
@@ -73,7 +73,7 @@ func TestADeletionWaitsForASnapshotThatIsMadeInTheMiddleOfIt(t *testing.T) {
 				m.config = oneClass + "- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi}}\n"
 				var once sync.Once
 				var id string
-				d := m.start(t, blind, func(d *daemon, o *Options) {
+				d := m.start(t, pollsRarely, func(d *daemon, o *Options) {
 					o.crashPoint = func(at string) {
 						if at == place {
 							once.Do(func() { must.Succeed(t, m.fake.MakeSnapshot(testGroup, id, "backup")) })

@@ -128,7 +128,7 @@ func TestADeletionWaitsWhileADiskOfTheGroupIsAway(t *testing.T) {
 	waittest.Until(t, "the class has a condition", func() bool { return len(p.state().GetClasses()[0].GetConditions()) > 0 })
 	p.delete(v.GetId())
 	disk.work()
-	waittest.Until(t, "all is well, without anybody's help", func() bool { return p.available() == all })
+	waittest.Until(t, "all is well, without help", func() bool { return p.available() == all })
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}

@@ -36,7 +36,7 @@ func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
 	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", disk.name)
 	resume := func() { byHand(t, "dmsetup", "resume", "--noudevsync", disk.name) }
 	t.Cleanup(resume)
-	// LVM, too, would wait for the silent disk if it were to look at it.
+	// LVM, too, would wait for the disk that hangs if it were to look at it.
 	only := strings.Replace(handConfig, "devices {", `devices { global_filter=["a|^/dev/vdb$|","r|.*|"]`, 1)
 	byHand(t, "lvm", "lvcreate", "--yes", "--size", "8m", "--name", "theirs", "carve", "--config", only)
 	waittest.Until(t, "what others did to the other group is noticed", func() bool { return p.available() == all-8<<20 })
@@ -74,7 +74,7 @@ func TestACommandThatIsKilledOnASilentDiskHoldsUpNoOtherGroup(t *testing.T) {
 		hanging <- err
 	}()
 	p.delete(p.create(create("pvc-beside-it", 8<<20, "ext4")).GetId())
-	// It ends while the disk is silent, and so do those that come later.
+	// It ends while the disk hangs, and so do those that come later.
 	if err := <-hanging; !slices.Contains([]codes.Code{codes.DeadlineExceeded, codes.Unavailable}, status.Code(err)) {
 		t.Errorf("a creation on the silent disk: error %v, want DeadlineExceeded or Unavailable", err)
 	}

@@ -13,19 +13,19 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// silentDisk is an LVM with a group on a disk that can stop to answer.
-type silentDisk struct {
+// hangingDisk is an LVM with a group on a disk that can stop to answer.
+type hangingDisk struct {
 	lvm.Groups
-	group  string
-	silent atomic.Bool
+	group string
+	hangs atomic.Bool
 	// answers is closed when it answers again; asked has an element once it was
 	// read in vain.
 	answers chan struct{}
 	asked   wakeup.Signal
 }
 
-func (s *silentDisk) Metadata(group string) (ondisk.Metadata, error) {
-	if group == s.group && s.silent.Load() {
+func (s *hangingDisk) Metadata(group string) (ondisk.Metadata, error) {
+	if group == s.group && s.hangs.Load() {
 		s.asked.Set()
 		<-s.answers
 	}
@@ -34,19 +34,19 @@ func (s *silentDisk) Metadata(group string) (ondisk.Metadata, error) {
 
 func TestADiskThatDoesNotAnswerHoldsUpNoOtherGroup(t *testing.T) {
 	m := twoGroups(t)
-	disk := &silentDisk{group: "large", answers: make(chan struct{}), asked: wakeup.New()}
+	disk := &hangingDisk{group: "large", answers: make(chan struct{}), asked: wakeup.New()}
 	d := m.start(t, func(_ *daemon, o *Options) { disk.Groups, o.LVM = o.LVM, disk })
 	free := func(class int) int64 { return d.state().GetClasses()[class].GetAvailableBytes() }
-	disk.silent.Store(true)
+	disk.hangs.Store(true)
 	<-disk.asked
 	for _, group := range []string{testGroup, "large"} {
 		must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: group, Volume: "theirs", Extents: testTotal}))
 	}
 	waittest.Until(t, "what others did to the other group is noticed", func() bool { return free(1) == 0 })
 	if got := free(0); got != 2*testTotal*testExtent {
-		t.Errorf("%d bytes available in both; of the silent disk nothing can be known", got)
+		t.Errorf("%d bytes available in both; of the disk that hangs nothing can be known", got)
 	}
-	disk.silent.Store(false)
+	disk.hangs.Store(false)
 	close(disk.answers)
 	waittest.Until(t, "the disk's group is looked at, too", func() bool { return free(0) == testTotal*testExtent })
 }

@@ -129,7 +129,7 @@ func (b *broom) removeVolumes() {
 	b.unmount(names)
 	for _, name := range names {
 		b.found = append(b.found, "device "+name)
-		// From here on it answers everybody with an error.
+		// From here on it answers every request with an error.
 		b.run("dmsetup", "wipe_table", "--noflush", "--nolockfs", name)
 	}
 	// A device goes when nothing lies on it any more.

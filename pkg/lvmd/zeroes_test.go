@@ -160,7 +160,7 @@ func (m *machine) dirtyFree(t *testing.T, extents int64) {
 // another program, of which no scan knows, after lvmd wiped all of it.
 func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
 	m := newMachine(t)
-	d := m.start(t, blind)
+	d := m.start(t, pollsRarely)
 	v := d.create(request("wiped", testTotal))
 	d.delete(v.GetId())
 	waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
@@ -184,7 +184,7 @@ func TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween(t *testing.T) {
 				}
 				return nil
 			}
-			d := m.start(t, blind)
+			d := m.start(t, pollsRarely)
 			if wiped {
 				d.delete(d.create(request("wiped", testTotal)).GetId())
 				waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
@@ -232,7 +232,7 @@ func TestARawVolumeDoesNotGrowIntoWhereItsExtensionWas(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)
 	lvms := &betweenReads{}
-	d := m.start(t, blind, func(_ *daemon, o *Options) { lvms.Groups, o.LVM = o.LVM, lvms })
+	d := m.start(t, pollsRarely, func(_ *daemon, o *Options) { lvms.Groups, o.LVM = o.LVM, lvms })
 	v := d.create(request("grows", 2))
 	lvms.change = func() {
 		groups := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)

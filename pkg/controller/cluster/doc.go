@@ -1,7 +1,7 @@
 // Package cluster is the view of the cluster that all parts of the controller share.
 //
 // It owns the informers and their indexes, what is a fact about a PersistentVolume (its node,
-// its volume group), whether a node is gone or lost, who uses a volume, which capacity is held
+// its volume group), whether a node is gone or lost, which Pods use a volume, which capacity is held
 // back because a node cannot provision, the recorder and the reasons of Events, and the making
 // of patches. It decides nothing about claims and volumes.
 //

@@ -1,6 +1,6 @@
 // Package csiservice is the CSI Controller service, and the Identity service
 // beside it, on a unix socket of the controller: for conformance suites, and
-// for those who drive CSI by other means than the controller's own reconcilers.
+// for components that drive CSI by other means than the controller's own reconcilers.
 //
 // It owns the translation between CSI and the nodes' lvmds: what a request
 // means, on which node it is to be done, which code an error has. It keeps no

@@ -140,7 +140,7 @@ const (
 )
 
 // awaitReport waits, for a while, until a connected node's report has a volume
-// or has it no more, so that who made or deleted it finds it so in a list.
+// or has it no more, so that the caller that made or deleted it finds it so in a list.
 func (s *Service) awaitReport(ctx context.Context, node, id string, there bool) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()

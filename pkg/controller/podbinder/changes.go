@@ -2,7 +2,7 @@ package podbinder
 
 import "sync"
 
-// changes wakes who waits for claims, which are given as namespace/name. Its methods are safe for
+// changes wakes the calls that wait for claims, which are given as namespace/name. Its methods are safe for
 // concurrent use; the zero value is ready.
 type changes struct {
 	mu    sync.Mutex

@@ -106,12 +106,12 @@ func (b *Binder) Ready(context.Context) error {
 	return nil
 }
 
-// claimChanged wakes who waits for a claim.
+// claimChanged wakes the calls that wait for a claim.
 func (b *Binder) claimChanged(claim *v1.PersistentVolumeClaim) {
 	b.changes.notify(claim.Namespace + "/" + claim.Name)
 }
 
-// volumeChanged wakes who waits for the claim that a volume is for.
+// volumeChanged wakes the calls that wait for the claim that a volume is for.
 func (b *Binder) volumeChanged(pv *v1.PersistentVolume) {
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		b.changes.notify(ref.Namespace + "/" + ref.Name)

@@ -30,7 +30,7 @@ const (
 	maxReviews = 64
 )
 
-// Authenticator decides whether a node is who it says it is, by asking the API
+// Authenticator decides whether a node is the one it claims to be, by asking the API
 // server about its token.
 type Authenticator struct {
 	client kubernetes.Interface

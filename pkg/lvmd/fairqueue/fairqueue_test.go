@@ -19,7 +19,7 @@ import (
 
 const testTimeout = 10 * time.Minute
 
-// depth counts those who wait.
+// depth counts those that wait.
 func (q *Queue) depth() int { return q.State().Waiting }
 
 func TestTheSlotIsGivenInTheOrderOfAsking(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 //
 // A tombstone is marked all the same: a tag harms no dependent, and without it a node that loses its
 // journal would have the volume back. A thin snapshot in the volume's own pool is no dependent: the
-// pool counts who uses a block, so that it keeps what the volume is unmapped from or removed with.
+// pool counts the users of a block, so that it keeps what the volume is unmapped from or removed with.
 
 // dependents are what depends on one volume.
 type dependents []lvm.Dependent

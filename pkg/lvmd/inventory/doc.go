@@ -1,5 +1,5 @@
 // Package inventory owns what lvmd knows of its volume groups in memory: groups, thin pools,
-// volumes and their states, what is reserved of the free space, what is reported, and who watches
+// volumes and their states, what is reserved of the free space, what is reported, and the watchers of
 // that. One lock guards all of it, which is taken in this package only.
 //
 // It does no I/O, and calls no function of a caller under its lock: a caller asks for admission, runs a

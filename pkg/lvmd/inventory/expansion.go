@@ -188,8 +188,8 @@ func (e *Expansion) Begin(cancel func()) bool {
 	return true
 }
 
-// End releases the volume, and what is still reserved, and gives the result to those
-// who wait for Done.
+// End releases the volume, and what is still reserved, and gives the result to the
+// callers that wait for Done.
 func (e *Expansion) End(err error) {
 	m := e.volume.group.m
 	m.lock()

@@ -50,11 +50,11 @@ type groupScan struct {
 	// foreign is in how many segments volumes lie that are not ours.
 	foreign int64
 	// scanned is when the group was last scanned. recheck is set when a device came or went
-	// since; stale when a command may have changed more than was noticed; blind while the
+	// since; stale when a command may have changed more than was noticed; unreadable while the
 	// sequence number cannot be read although a scan finds the group, which is then scanned
 	// at intervals; unseen while a scan could not see whether a pool has a snapshot of the group.
-	scanned                       time.Time
-	recheck, stale, blind, unseen bool
+	scanned                            time.Time
+	recheck, stale, unreadable, unseen bool
 }
 
 // groupIdentity is which group it is.

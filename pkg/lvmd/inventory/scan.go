@@ -374,9 +374,9 @@ func (m *Inventory) Recheck() {
 	}
 }
 
-// blindInterval is how often a group is scanned whose sequence number cannot
+// unreadableInterval is how often a group is scanned whose sequence number cannot
 // be read.
-const blindInterval = time.Minute
+const unreadableInterval = time.Minute
 
 // Differs reports whether a group's metadata, as it is now or cannot be read now for err, says
 // something else than is known. poll is how often that is asked, and probe how often a
@@ -399,7 +399,7 @@ func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duratio
 	case (g.suspect || g.unseen) && time.Since(g.scanned) > probe:
 		return true // what could not be repaired, or seen, is tried again
 	}
-	return err != nil && (!g.blind || g.recheck || time.Since(g.scanned) > blindInterval)
+	return err != nil && (!g.unreadable || g.recheck || time.Since(g.scanned) > unreadableInterval)
 }
 
 // waits reports whether a group is not to be scanned now: one that does not respond is
@@ -408,14 +408,14 @@ func (g *Group) waits(poll time.Duration) bool {
 	return !g.unresponsive.IsZero() || time.Since(g.scanned) < poll/2
 }
 
-// SetBlind notes whether a group's metadata could be read after a scan.
-func (g *Group) SetBlind(err error) {
+// SetUnreadable notes whether a group's metadata could be read after a scan.
+func (g *Group) SetUnreadable(err error) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	if blind := err != nil && g.isUsable(); blind != g.blind {
-		g.blind = blind
-		m.warn("whether others change the group can be read from its disks", "group", g.name, "can", !blind, "error", err)
+	if unreadable := err != nil && g.isUsable(); unreadable != g.unreadable {
+		g.unreadable = unreadable
+		m.warn("whether others change the group can be read from its disks", "group", g.name, "can", !unreadable, "error", err)
 	}
 }
 

@@ -10,5 +10,5 @@
 // one that vgreduce takes out later is not taken back.
 //
 // It runs nothing but lvm.Devices, changes a group only in its exclusive slot, and keeps no
-// state of groups: the interface Groups is all it knows of those who serve them.
+// state of groups: the interface Groups is all it knows of their owner.
 package provision

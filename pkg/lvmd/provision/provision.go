@@ -43,7 +43,7 @@ type Intervals struct {
 	Retry time.Duration
 }
 
-// Groups is what provisioning needs of those who serve the volume groups.
+// Groups is what provisioning needs of the package that serves the volume groups.
 type Groups interface {
 	// Scanned returns a group as last scanned, or nil while LVM does not know it.
 	Scanned(group string) *lvm.Group

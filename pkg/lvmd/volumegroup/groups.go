@@ -71,7 +71,7 @@ type Groups struct {
 // Group is a volume group that lvmd serves.
 type Group struct {
 	*inventory.Group
-	// slot is exclusive: who has it runs the commands that change the group.
+	// slot is exclusive: its holder runs the commands that change the group.
 	slot *fairqueue.Queue
 	// Wipe and Remove wake the loops that wipe and remove tombstones, Look the one that looks
 	// for changes, and Inactive the one that activates what has no device.

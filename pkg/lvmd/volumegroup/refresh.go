@@ -29,7 +29,7 @@ func (s *Groups) Refresh(ctx context.Context, g *Group) {
 		return
 	}
 	_, err = s.LVM.Metadata(g.Name())
-	g.SetBlind(err)
+	g.SetUnreadable(err)
 	g.Reclaim()
 }
 
