@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -156,6 +157,14 @@ func run(ctx context.Context, o options) error {
 	if err := o.reduce(); err != nil {
 		log.Warn("the plugin keeps all its privileges", "error", err)
 	}
+	err = serve(ctx, o, &plugin, node, conn)
+	log.Info("stopped")
+	return err
+}
+
+// serve serves, and does what the plugin does by itself, until ctx is done or something fails.
+func serve(ctx context.Context, o options, plugin *driver.Plugin, node *driver.Node, conn *grpc.ClientConn) error {
+	log := plugin.Log
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Serve(ctx) })
 	group.Go(func() error {
@@ -179,15 +188,13 @@ func run(ctx context.Context, o options) error {
 		return ops.Serve(ctx, ops.Options{
 			Address:          o.opsListen,
 			MetricsTokenFile: o.metricsTokenFile,
-			Registry:         metrics.Registry,
+			Registry:         plugin.Metrics.Registry,
 			Healthy:          plugin.Healthy,
 			Ready: func(ctx context.Context) error {
-				return errors.Join(registration.Registered(), lvmdAnswers(ctx))
+				return errors.Join(plugin.Registration.Registered(), driver.LVMDAnswers(ctx, conn))
 			},
 			Log: log,
 		})
 	})
-	err = group.Wait()
-	log.Info("stopped")
-	return err
+	return group.Wait()
 }
