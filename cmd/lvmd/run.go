@@ -135,20 +135,27 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		LVM: host, Devices: host, StateDir: f.stateDir, Log: log, Metrics: metrics, BlockEvents: events,
 	}
 	options.Config = c
+	return serveConfigurations(ctx, f, options, file, starter)
+}
+
+// serveConfigurations serves under the configuration of the options, and again under each one that the
+// file has later. One under which the service cannot be started is refused.
+func serveConfigurations(ctx context.Context, f flags, o lvmd.Options, file *configFile, starter manager) error {
+	log, c := o.Log, o.Config
 	for refused := ""; ; {
-		options.Changed = options.Config != c
-		err := live(ctx, f, options, file, refused, starter)
+		o.Changed = o.Config != c
+		err := serveConfiguration(ctx, f, o, file, refused, starter)
 		switch {
 		case errors.Is(err, errStartAgain):
 			log.Info("starting again with another configuration")
-			c, options.Config, refused = options.Config, file.next, ""
-		case options.Config != c && errors.Is(err, errNotStarted) && ctx.Err() == nil:
-			metrics.ObserveReload(lvmd.ReloadRefused)
+			c, o.Config, refused = o.Config, file.next, ""
+		case o.Config != c && errors.Is(err, errNotStarted) && ctx.Err() == nil:
+			o.Metrics.ObserveReload(lvmd.ReloadRefused)
 			log.Error("the changed configuration is not taken over; going back to the one before", "error", err)
-			options.Config, refused = c, err.Error()
+			o.Config, refused = c, err.Error()
 		case errors.Is(err, errNotStarted) && ctx.Err() != nil:
 			log.Info("stopped before it served", "error", err)
-			return nil
+			return nil //nolint:nilerr // it was asked to stop
 		default:
 			return err
 		}
@@ -165,10 +172,10 @@ func notify(log *slog.Logger, m manager, assignments ...string) {
 // errNotStarted is matched by errors of a service that never served.
 var errNotStarted = errors.New("the service cannot be started")
 
-// live is a service's run under one configuration. refused is why the
+// serveConfiguration runs a service under one configuration. refused is why the
 // configuration file says something else, or empty. The starter is notified when calls
 // are answered.
-func live(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
+func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
 	log := o.Log
 	service, err := lvmd.New(ctx, o)
 	if err != nil {
