@@ -56,92 +56,124 @@ func (p *plugin) bundleCommand() *cobra.Command {
 // bundle writes the archive. What cannot be read is noted in it, and is no error: an
 // installation that has a fault is what it is for.
 func (p *plugin) bundle(ctx context.Context, client kubernetes.Interface, output io.Writer) error {
-	zipped := gzip.NewWriter(output)
-	archive := tar.NewWriter(zipped)
-	var failed bytes.Buffer
-	var writeErr error
-	add := func(name string, content []byte, err error) {
-		if err != nil {
-			fmt.Fprintf(&failed, "%s: %v\n", name, err)
-			return
-		}
-		content = redact(content)
-		header := &tar.Header{Name: path.Join("carve-support", name), Mode: 0o600, Size: int64(len(content)), ModTime: p.now().Truncate(time.Second)}
-		if writeErr == nil {
-			if writeErr = archive.WriteHeader(header); writeErr == nil {
-				_, writeErr = archive.Write(content)
-			}
-		}
-	}
-	object := func(name string, value runtime.Object, err error) {
-		var text []byte
-		if err == nil {
-			text, err = clean(value)
-		}
-		add(name, text, err)
-	}
+	a := newArchive(output, p.now())
 	s, err := p.read(ctx, client)
 	if err != nil {
-		fmt.Fprintln(&failed, err)
+		fmt.Fprintln(&a.failed, err)
 		s = &snapshot{}
 	}
-	for _, node := range s.nodes {
-		object("nodes/"+node.Name+".yaml", &node, nil)
-	}
-	for _, pv := range s.volumes {
-		object("volumes/"+pv.Name+".yaml", &pv, nil)
-		if ref := pv.Spec.ClaimRef; ref != nil {
-			claim, err := client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-			object("claims/"+ref.Namespace+"/"+ref.Name+".yaml", claim, err)
-		}
-	}
-	for _, class := range s.classes {
-		object("classes/"+class.Name+".yaml", &class, nil)
-	}
-	for _, capacity := range s.capacities {
-		object("capacities/"+capacity.Name+".yaml", &capacity, nil)
-	}
-	pods, err := client.CoreV1().Pods(p.carve).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		add("pods", nil, err)
-		pods = &corev1.PodList{}
-	}
-	for _, pod := range pods.Items {
-		object("pods/"+pod.Name+".yaml", &pod, nil)
-		for _, container := range pod.Spec.Containers {
-			for _, previous := range []bool{false, true} {
-				name := "logs/" + pod.Name + "/" + container.Name + ".log"
-				if previous {
-					if !restarted(&pod, container.Name) {
-						continue
-					}
-					name = "logs/" + pod.Name + "/" + container.Name + ".previous.log"
-				}
-				limit := logBytes
-				text, err := client.CoreV1().Pods(p.carve).GetLogs(pod.Name, &corev1.PodLogOptions{
-					Container: container.Name, Previous: previous, LimitBytes: &limit, Timestamps: true,
-				}).DoRaw(ctx)
-				add(name, text, err)
-			}
-		}
-	}
+	a.addSnapshot(ctx, client, s)
+	a.addPods(ctx, client, p.carve)
 	reported, err := client.CoreV1().Events(p.carve).List(ctx, metav1.ListOptions{})
-	object("events.yaml", reported, err)
+	a.addObject("events.yaml", reported, err)
 	checks, err := p.doctor(ctx, client)
 	var text []byte
 	if err == nil {
 		text, err = yaml.Marshal(checks)
 	}
-	add("doctor.yaml", text, err)
-	add("version.txt", []byte("kubectl carve "+p.version+"\n"), nil)
-	add("not-read.txt", failed.Bytes(), nil)
-	for _, closer := range []io.Closer{archive, zipped} {
-		if err := closer.Close(); err != nil && writeErr == nil {
-			writeErr = err
+	a.add("doctor.yaml", text, err)
+	a.add("version.txt", []byte("kubectl carve "+p.version+"\n"), nil)
+	return a.close()
+}
+
+// archive is a compressed one that is being written.
+type archive struct {
+	zipped  *gzip.Writer
+	entries *tar.Writer
+	made    time.Time
+	// failed has a line for each part that could not be read, err the first failure to write.
+	failed bytes.Buffer
+	err    error
+}
+
+func newArchive(output io.Writer, now time.Time) *archive {
+	zipped := gzip.NewWriter(output)
+	return &archive{zipped: zipped, entries: tar.NewWriter(zipped), made: now.Truncate(time.Second)}
+}
+
+// add adds a file, or notes why it could not be read.
+func (a *archive) add(name string, content []byte, err error) {
+	if err != nil {
+		fmt.Fprintf(&a.failed, "%s: %v\n", name, err)
+		return
+	}
+	if a.err != nil {
+		return
+	}
+	content = redact(content)
+	header := &tar.Header{Name: path.Join("carve-support", name), Mode: 0o600, Size: int64(len(content)), ModTime: a.made}
+	if a.err = a.entries.WriteHeader(header); a.err == nil {
+		_, a.err = a.entries.Write(content)
+	}
+}
+
+// addObject adds an object as YAML, or notes why it could not be read.
+func (a *archive) addObject(name string, value runtime.Object, err error) {
+	var text []byte
+	if err == nil {
+		text, err = clean(value)
+	}
+	a.add(name, text, err)
+}
+
+// addSnapshot adds the nodes, and the volumes with their claims, classes and capacity.
+func (a *archive) addSnapshot(ctx context.Context, client kubernetes.Interface, s *snapshot) {
+	for _, node := range s.nodes {
+		a.addObject("nodes/"+node.Name+".yaml", &node, nil)
+	}
+	for _, pv := range s.volumes {
+		a.addObject("volumes/"+pv.Name+".yaml", &pv, nil)
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			claim, err := client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+			a.addObject("claims/"+ref.Namespace+"/"+ref.Name+".yaml", claim, err)
 		}
 	}
-	if writeErr != nil {
-		return fmt.Errorf("write the archive: %w", writeErr)
+	for _, class := range s.classes {
+		a.addObject("classes/"+class.Name+".yaml", &class, nil)
+	}
+	for _, capacity := range s.capacities {
+		a.addObject("capacities/"+capacity.Name+".yaml", &capacity, nil)
+	}
+}
+
+// addPods adds Carve's Pods, and the logs of their containers.
+func (a *archive) addPods(ctx context.Context, client kubernetes.Interface, namespace string) {
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		a.add("pods", nil, err)
+		return
+	}
+	for _, pod := range pods.Items {
+		a.addObject("pods/"+pod.Name+".yaml", &pod, nil)
+		for _, container := range pod.Spec.Containers {
+			name := "logs/" + pod.Name + "/" + container.Name
+			a.addLog(ctx, client, &pod, container.Name, false, name+".log")
+			if restarted(&pod, container.Name) {
+				a.addLog(ctx, client, &pod, container.Name, true, name+".previous.log")
+			}
+		}
+	}
+}
+
+// addLog adds the log of a container, or of its previous run.
+func (a *archive) addLog(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, container string, previous bool, name string) {
+	limit := logBytes
+	text, err := client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{
+		Container: container, Previous: previous, LimitBytes: &limit, Timestamps: true,
+	}).DoRaw(ctx)
+	a.add(name, text, err)
+}
+
+// close adds what could not be read, and ends the archive.
+func (a *archive) close() error {
+	a.add("not-read.txt", a.failed.Bytes(), nil)
+	for _, closer := range []io.Closer{a.entries, a.zipped} {
+		if err := closer.Close(); err != nil && a.err == nil {
+			a.err = err
+		}
+	}
+	if a.err != nil {
+		return fmt.Errorf("write the archive: %w", a.err)
 	}
 	return nil
 }
