@@ -52,6 +52,14 @@ func wrong(name, problem, next string) Check {
 	return Check{Name: name, Level: LevelWrong, Problem: problem, Next: next}
 }
 
+// checked is wrong if there is a problem, else passed.
+func checked(name, problem, next string) Check {
+	if problem == "" {
+		return passed(name)
+	}
+	return wrong(name, problem, next)
+}
+
 // soon is how long before its end a certificate is reported: the controller renews its own earlier.
 const soon = 7 * 24 * time.Hour
 
@@ -111,13 +119,7 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 		return nil, err
 	}
 	var checks []Check
-	check := func(name, problem, next string) {
-		if problem == "" {
-			checks = append(checks, passed(name))
-			return
-		}
-		checks = append(checks, wrong(name, problem, next))
-	}
+	check := func(name, problem, next string) { checks = append(checks, checked(name, problem, next)) }
 	problem := ""
 	if _, err := client.StorageV1().CSIDrivers().Get(ctx, names.Driver, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		problem = "there is no CSIDriver " + names.Driver
@@ -149,6 +151,19 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 		problem = "none has the provisioner " + names.Driver
 	}
 	check("StorageClasses", problem, "docs/reference/storageclass.md")
+	nodes, err := p.checkNodes(ctx, client, s)
+	if err != nil {
+		return nil, err
+	}
+	checks = append(checks, nodes...)
+	for _, name := range strays(s) {
+		check("volume "+name, "its node does not exist", "if neither the node nor its disks will come back, delete the claim; see carve.csi.local/on-node-loss")
+	}
+	return checks, nil
+}
+
+// checkNodes checks each node that is to have an agent.
+func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s *snapshot) ([]Check, error) {
 	nodes, err := s.whyNodes()
 	if err != nil {
 		return nil, err
@@ -157,6 +172,7 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	if err != nil {
 		return nil, err
 	}
+	var checks []Check
 	for i, node := range nodes {
 		_, wanted := s.agents[node.Name]
 		kernel := s.nodes[i].Status.NodeInfo.KernelVersion
@@ -181,10 +197,7 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 			checks = append(checks, found)
 			continue
 		}
-		check("node "+node.Name, problem, next)
-	}
-	for _, name := range strays(s) {
-		check("volume "+name, "its node does not exist", "if neither the node nor its disks will come back, delete the claim; see carve.csi.local/on-node-loss")
+		checks = append(checks, checked("node "+node.Name, problem, next))
 	}
 	return checks, nil
 }
