@@ -110,34 +110,14 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 		g.exists[lv.Name] = true
 		v := m.volumes[lv.Name]
 		if v == nil && !g.extensions[lv.Name] {
-			if v = m.adopt(g, lv, halfMade[lv.Name]); v != nil {
-				if v.rec.Phase == spec.Deleting {
-					d.Undone = append(d.Undone, v.rec)
-				}
-				if v.lifecycle.State() == Ready {
-					d.Adopted = append(d.Adopted, Adopted{v})
-				}
-				d.changed = append(d.changed, v)
-			}
+			v = m.adopt(g, lv, halfMade[lv.Name])
+			d.noteAdopted(v)
 		}
 		if v == nil {
 			g.foreign += lv.Segments
 			continue
 		}
-		if v.update(lv, scan.Devices, dependents[lv.Name]) {
-			d.changed = append(d.changed, v)
-		}
-		if v.rec.Phase == spec.Deleting && len(v.dependents) > 0 {
-			g.waiting = append(g.waiting, v.rec.ID+": "+v.dependents.describe(g.name))
-		}
-		v.halfMade, v.unmade = halfMade[lv.Name], slices.Contains(found.Unmade.Names, lv.Name)
-		v.unseen = found.Unmade.Unknown && v.rec.Ident.Snapshot && v.isMaking()
-		m.advance(v, lv, d)
-		if v.rec.Phase == spec.Unfinished && !v.inspected {
-			d.Adopted = append(d.Adopted, Adopted{v})
-		}
-		v.inspected = !v.unseen
-		g.unseen = g.unseen || v.unseen
+		d.apply(g, v, lv, scan, halfMade[lv.Name], dependents[lv.Name])
 	}
 	slices.Sort(g.waiting)
 	for name, why := range g.leftAlone {
@@ -146,6 +126,45 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 		}
 	}
 	m.markPlaced(g)
+	d.dropVanished(g)
+}
+
+// noteAdopted notes a volume that was adopted, if any.
+func (d *Diff) noteAdopted(v *Volume) {
+	if v == nil {
+		return
+	}
+	if v.rec.Phase == spec.Deleting {
+		d.Undone = append(d.Undone, v.rec)
+	}
+	if v.lifecycle.State() == Ready {
+		d.Adopted = append(d.Adopted, Adopted{v})
+	}
+	d.changed = append(d.changed, v)
+}
+
+// apply takes over what a scan of a group found of a volume that is known.
+func (d *Diff) apply(g *Group, v *Volume, lv *lvm.Volume, scan *Scan, halfMade bool, dependents []lvm.Dependent) {
+	if v.update(lv, scan.Devices, dependents) {
+		d.changed = append(d.changed, v)
+	}
+	if v.rec.Phase == spec.Deleting && len(v.dependents) > 0 {
+		g.waiting = append(g.waiting, v.rec.ID+": "+v.dependents.describe(g.name))
+	}
+	unmade := scan.Group.Unmade
+	v.halfMade, v.unmade = halfMade, slices.Contains(unmade.Names, lv.Name)
+	v.unseen = unmade.Unknown && v.rec.Ident.Snapshot && v.isMaking()
+	g.m.advance(v, lv, d)
+	if v.rec.Phase == spec.Unfinished && !v.inspected {
+		d.Adopted = append(d.Adopted, Adopted{v})
+	}
+	v.inspected = !v.unseen
+	g.unseen = g.unseen || v.unseen
+}
+
+// dropVanished drops the volumes of a group that a scan has not found.
+func (d *Diff) dropVanished(g *Group) {
+	m := g.m
 	for id, v := range m.volumes {
 		if v.group != g || g.exists[id] || v.op != nil {
 			continue
