@@ -94,9 +94,6 @@ const (
 	NewVolume Subject = "new volume"
 )
 
-// Has reports whether s can have the condition.
-func (c Condition) Has(s Subject) bool { return slices.Contains(c.Of, s) }
-
 // Unusable returns the types of conditions that make s unusable, sorted.
 func Unusable(s Subject) []string {
 	var types []string
