@@ -62,8 +62,8 @@ func TestEveryConditionHasAnEvent(t *testing.T) {
 		w.pass()
 		wantEvents(t, what+": the same", slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, "evice class") }), 0)
 	}
-	events := w.ail(with(ofVolume), nil)
-	check("a volume", ofVolume, append(events, w.ail(with(ofVolume), nil)...))
+	events := w.setHealth(with(ofVolume), nil)
+	check("a volume", ofVolume, append(events, w.setHealth(with(ofVolume), nil)...))
 }
 
 // with returns conditions whose messages end so that none contains another.

@@ -38,9 +38,9 @@ func (h *harness) drain() []string {
 	}
 }
 
-// ail sets the volume's health, waits until the controller knows, makes a pass, and
+// setHealth sets the volume's health, waits until the controller knows, makes a pass, and
 // returns the Events of it that concern health.
-func (w *auditing) ail(conditions, found []*lvmdv1.Condition) []string {
+func (w *auditing) setHealth(conditions, found []*lvmdv1.Condition) []string {
 	w.t.Helper()
 	var id string
 	for _, vol := range w.node.Volumes() {
@@ -90,16 +90,16 @@ func TestUsersAreNotifiedOfWhatIsWrongWithTheirVolumes(t *testing.T) {
 	w.pod("other", "n1", "another", v1.PodRunning)
 
 	// The claim, and the two Pods that use it.
-	wantEvents(t, "a lost disk", w.ail(of("MissingDevice"), nil), 3, "Warning VolumeUnhealthy", "on node n1", "MissingDevice: why MissingDevice")
-	wantEvents(t, "the same", w.ail(of("MissingDevice"), nil), 0)
-	wantEvents(t, "what the node plugin found", w.ail(of("MissingDevice"), of("FileSystemReadOnly")), 3, "VolumeUnhealthy", "FileSystemReadOnly")
-	wantEvents(t, "one is over", w.ail(nil, of("FileSystemReadOnly")), 3, "Normal VolumeRecovered", "has this no more: MissingDevice")
-	wantEvents(t, "all is well", w.ail(nil, nil), 3, "Normal VolumeRecovered", "FileSystemReadOnly")
-	wantEvents(t, "what is harmless", w.ail(of("OutOfSync"), nil), 0)
-	wantEvents(t, "what may pass", w.ail(of("Suspended"), nil), 0)
-	wantEvents(t, "what may pass, and did", w.ail(nil, nil), 0)
-	wantEvents(t, "what may pass, again", w.ail(of("Suspended"), nil), 0)
-	wantEvents(t, "what did not pass", w.ail(of("Suspended"), nil), 3, "VolumeUnhealthy", "Suspended")
+	wantEvents(t, "a lost disk", w.setHealth(of("MissingDevice"), nil), 3, "Warning VolumeUnhealthy", "on node n1", "MissingDevice: why MissingDevice")
+	wantEvents(t, "the same", w.setHealth(of("MissingDevice"), nil), 0)
+	wantEvents(t, "what the node plugin found", w.setHealth(of("MissingDevice"), of("FileSystemReadOnly")), 3, "VolumeUnhealthy", "FileSystemReadOnly")
+	wantEvents(t, "one is over", w.setHealth(nil, of("FileSystemReadOnly")), 3, "Normal VolumeRecovered", "has this no more: MissingDevice")
+	wantEvents(t, "all is well", w.setHealth(nil, nil), 3, "Normal VolumeRecovered", "FileSystemReadOnly")
+	wantEvents(t, "what is harmless", w.setHealth(of("OutOfSync"), nil), 0)
+	wantEvents(t, "what may pass", w.setHealth(of("Suspended"), nil), 0)
+	wantEvents(t, "what may pass, and did", w.setHealth(nil, nil), 0)
+	wantEvents(t, "what may pass, again", w.setHealth(of("Suspended"), nil), 0)
+	wantEvents(t, "what did not pass", w.setHealth(of("Suspended"), nil), 3, "VolumeUnhealthy", "Suspended")
 }
 
 // TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne has a node report a class without its
@@ -146,7 +146,7 @@ func TestANodeWhoseVolumeGroupTookThePlaceOfAnotherIsNamedOnce(t *testing.T) {
 
 func TestTheHealthOfVolumesOnNodesThatAreAwayIsNotOver(t *testing.T) {
 	w := newAuditing(t, "")
-	wantEvents(t, "a lost disk", w.ail(of("MissingDevice"), nil), 1, "VolumeUnhealthy")
+	wantEvents(t, "a lost disk", w.setHealth(of("MissingDevice"), nil), 1, "VolumeUnhealthy")
 	w.net.Detach("n1")
 	waittest.Until(w.t, "n1 is off", func() bool { v, _ := w.c.core.Fleet.View("n1"); return !v.Connected })
 	w.drain()

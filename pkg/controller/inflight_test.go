@@ -123,7 +123,7 @@ func TestAClaimIsNeverRescheduledWhileItsCreateIsInFlightUnlessTheNodeIsLost(t *
 			h.claim("c", "n1", nil)
 			<-entered
 			h.cutOff("n1")
-			h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "may have made the volume already", v1.TaintNodeOutOfService)
+			h.waitBeyondTimeout(&skew, "c", "Warning ProvisioningFailed", "may have made the volume already", v1.TaintNodeOutOfService)
 			if h.rescheduled("c") {
 				t.Fatal("the claim was rescheduled while the create is in flight")
 			}
@@ -169,7 +169,7 @@ func TestAClaimThatSelectedANodeInAnEarlierRunIsInFlightThere(t *testing.T) {
 				h.selectNode("c", "n2")
 				h.event("Warning ProvisioningFailed", "a volume may have been left on node n1")
 			} else {
-				h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "node n1", "may have made the volume already")
+				h.waitBeyondTimeout(&skew, "c", "Warning ProvisioningFailed", "node n1", "may have made the volume already")
 			}
 			if h.rescheduled("c") || n2.Creates() != 0 {
 				t.Fatal("the claim was rescheduled, or another node asked, while a create may be in flight")

@@ -121,22 +121,22 @@ func (c *testClock) set(to *Controller) {
 	}
 }
 
-// doomed adds two nodes with a claim each, to be lost by proveAlive.
-func (h *harness) doomed() {
+// addNodesToLose adds two nodes with a claim each, to be lost by loseNodes.
+func (h *harness) addNodesToLose() {
 	h.t.Helper()
 	class := h.class("given-up", recreate).Name
-	for _, name := range []string{"doomed-1", "doomed-2"} {
+	for _, name := range []string{"lost-1", "lost-2"} {
 		h.node(name, gib)
 		h.claim("on-"+name, name, func(c *v1.PersistentVolumeClaim) { c.Spec.StorageClassName = &class })
 		waittest.Until(h.t, "claim is bound", h.bound("on-"+name))
 	}
 }
 
-// proveAlive loses the doomed nodes one after the other, and waits until the controller
+// loseNodes loses the nodes of addNodesToLose one after the other, and waits until the controller
 // has given up what was on each: from the first to the second it has looked at all others.
-func (h *harness) proveAlive() {
+func (h *harness) loseNodes() {
 	h.t.Helper()
-	for _, name := range []string{"doomed-1", "doomed-2"} {
+	for _, name := range []string{"lost-1", "lost-2"} {
 		h.cutOff(name)
 		h.taint(name, v1.TaintNodeOutOfService)
 		waittest.Until(h.t, "what was on "+name+" is given up", func() bool { return h.claimIsGone("on-" + name) })
@@ -162,7 +162,7 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 			h.class("carve", recreate)
 			h.run()
 			h.boundVolume("c", "n1")
-			h.doomed()
+			h.addNodesToLose()
 			test(h)
 			waittest.Until(h.t, "the controller knows what happened to the node", func() bool {
 				now, err := h.client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
@@ -176,7 +176,7 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 				clock.advance(leftAlone / 4)
 			}
 			r.Pass(t.Context())
-			h.proveAlive()
+			h.loseNodes()
 			if h.claimIsGone("c") || h.pv("pvc-uid-c") == nil {
 				t.Errorf("a claim was given up within %v", leftAlone)
 			}
@@ -196,7 +196,7 @@ func TestANodeThatIsRegisteredAnewIsNotLost(t *testing.T) {
 	h.class("carve", recreate)
 	h.run()
 	h.boundVolume("c", "n1")
-	h.doomed()
+	h.addNodesToLose()
 	clock.stop()
 	h.cutOff("n1")
 	h.deleteNode("n1")
@@ -209,7 +209,7 @@ func TestANodeThatIsRegisteredAnewIsNotLost(t *testing.T) {
 	h.node("n1", 0)
 	waittest.Until(h.t, "the controller notes that it is back", func() bool { return !noted() })
 	clock.advance(leftAlone)
-	h.proveAlive()
+	h.loseNodes()
 	if h.claimIsGone("c") || h.pv("pvc-uid-c") == nil {
 		t.Error("a claim was given up")
 	}
@@ -252,7 +252,7 @@ func TestPodsThatUseAKeptVolumeOfALostNodeAreNotifiedOnceEach(t *testing.T) {
 	h.pod("user", "n1", "c", v1.PodRunning)
 	h.pod("done", "n1", "c", v1.PodSucceeded)
 	h.pod("other", "n1", "another", v1.PodRunning)
-	h.doomed()
+	h.addNodesToLose()
 	h.drain()
 	h.net.Detach("n1")
 	h.deleteNode("n1")
@@ -265,7 +265,7 @@ func TestPodsThatUseAKeptVolumeOfALostNodeAreNotifiedOnceEach(t *testing.T) {
 	h.event(said...)
 	h.unscheduled("db-1", byName("c"))
 	h.event(said...)
-	h.proveAlive() // for which it passes over n1 again
+	h.loseNodes() // for which it passes over n1 again
 	for _, e := range h.drain() {
 		if strings.Contains(e, "NodeLost") && strings.Contains(e, "node n1,") {
 			t.Errorf("reported again: %s", e)

@@ -22,7 +22,7 @@ import (
 // places is how many creates are under way to a node at a time.
 const places = 128
 
-func impatient(c *Controller) { c.core.createTimeout = time.Second }
+func shortCreateTimeout(c *Controller) { c.core.createTimeout = time.Second }
 
 // occupiedNode is a node to which other creates take all places, from fill on and until release.
 type occupiedNode struct {
@@ -68,7 +68,7 @@ func (o *occupiedNode) fill(want int32) {
 func (o *occupiedNode) release() { close(o.held.release) }
 
 func TestAClaimThatWasNotSentToItsNodeLeavesIt(t *testing.T) {
-	h := newHarness(t, impatient)
+	h := newHarness(t, shortCreateTimeout)
 	n1 := h.occupiedNode("n1", "pvc-uid-c", func() error { return nil })
 	h.node("n2", gib)
 	h.class("carve", nil)
@@ -86,7 +86,7 @@ func TestAClaimThatWasNotSentToItsNodeLeavesIt(t *testing.T) {
 }
 
 func TestAClaimWhoseEarlierCreateIsInFlightStaysThoughTheNextIsNotSent(t *testing.T) {
-	h := newHarness(t, impatient)
+	h := newHarness(t, shortCreateTimeout)
 	entered, answer := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	n1 := h.occupiedNode("n1", "pvc-uid-c", func() error {

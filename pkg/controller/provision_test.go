@@ -392,9 +392,9 @@ func (h *harness) rescheduled(name string) bool {
 	return !has
 }
 
-// waitInVain lets so much time pass that a node without uplink is not waited for any more, until
+// waitBeyondTimeout lets so much time pass that a node without uplink is not waited for any more, until
 // an Event with these parts is sent on the claim.
-func (h *harness) waitInVain(skew *atomic.Int64, claim string, parts ...string) {
+func (h *harness) waitBeyondTimeout(skew *atomic.Int64, claim string, parts ...string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the claim waits in vain", func() bool {
 		skew.Add(int64(provision.RescheduleUnreachable + time.Second))
@@ -413,7 +413,7 @@ func TestAClaimIsRescheduledThatWaitedForANodeInVain(t *testing.T) {
 	h.run()
 	h.leader()
 	h.claim("c", "n1", nil)
-	h.waitInVain(&skew, "c", "Warning ProvisioningFailed", "node n1 is not connected", "30s", "another node")
+	h.waitBeyondTimeout(&skew, "c", "Warning ProvisioningFailed", "node n1 is not connected", "30s", "another node")
 	waittest.Until(h.t, "the claim is rescheduled", func() bool { return h.rescheduled("c") })
 	waittest.Until(h.t, "nothing is reserved", func() bool { return h.c.core.ledger.Reservations() == 0 })
 }

@@ -151,9 +151,9 @@ func (p *plane) restore() {
 	p.start(planeComponents...)
 }
 
-// obeysTheNewest has a node refuse the creates of an earlier leader than the newest that asked, as
+// refusesEarlierLeaders has a node refuse the creates of an earlier leader than the newest that asked, as
 // lvmd does for an hour.
-func obeysTheNewest(node *lvmdfake.Server) {
+func refusesEarlierLeaders(node *lvmdfake.Server) {
 	var mu sync.Mutex
 	var newest leadership.Leadership
 	node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
@@ -178,7 +178,7 @@ func TestAClusterGoesBackToABackupOfEtcd(t *testing.T) {
 	w := newWorld(t, p.client)
 	w.namespace = metav1.NamespaceDefault
 	node := w.nodes["n1"]
-	obeysTheNewest(node)
+	refusesEarlierLeaders(node)
 	class := w.class(t, nil)
 	runs, stop := 0, func() {}
 	end := func() { stop(); stop = func() {} }

@@ -175,7 +175,7 @@ func (s *scenario) check(p *process, all int64) {
 		resp, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
 		got := resp.GetVolume()
 		if err != nil || got.GetId() != v.GetId() || got.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY ||
-			got.GetSizeBytes() < v.GetSizeBytes() || slices.ContainsFunc(got.GetConditions(), isTrouble) {
+			got.GetSizeBytes() < v.GetSizeBytes() || slices.ContainsFunc(got.GetConditions(), isLasting) {
 			t.Errorf("acknowledged volume %v is %v, error %v", v, got, err)
 			continue
 		}
@@ -295,8 +295,8 @@ func (n *node) inconsistent() string {
 	return ""
 }
 
-// isTrouble reports whether a condition is one that does not pass by itself.
-func isTrouble(c *lvmdv1.Condition) bool { return c.GetType() != "OutOfSync" }
+// isLasting reports whether a condition is one that does not pass by itself.
+func isLasting(c *lvmdv1.Condition) bool { return c.GetType() != "OutOfSync" }
 
 // again asks until what is under way is done.
 func (p *process) again(what string, ask func() error) {

@@ -174,7 +174,7 @@ func (n *node) killWithin(t *testing.T, crashCases []crashCase, given ...killedC
 			n := *n
 			n.t = t
 			var p *process
-			everyKill(t, d.least, func(lasting bool) func(killPoint) bool {
+			killAtEachEffect(t, d.least, func(lasting bool) func(killPoint) bool {
 				if p != nil {
 					p.kill()
 				}
@@ -200,11 +200,11 @@ func (d killPoint) mustHit(t *testing.T, killed bool) {
 	}
 }
 
-// everyKill has a command killed before each of its effects, with lvmd and without,
+// killAtEachEffect has a command killed before each of its effects, with lvmd and without,
 // in a lasting lvm and in others, and fails the test unless each of these came to the
 // least number of kills. begin prepares kills in one kind of lvm, and returns what
 // has the command killed, which returns false when the command had fewer effects.
-func everyKill(t *testing.T, least int, begin func(lasting bool) func(killPoint) (killed bool)) {
+func killAtEachEffect(t *testing.T, least int, begin func(lasting bool) func(killPoint) (killed bool)) {
 	t.Helper()
 	for _, lasting := range []bool{true, false} {
 		kill := begin(lasting)

@@ -365,7 +365,7 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAgain(t *testing.T) {
 	m.fake.PlugDisk("vdb", false)
 	m.fake.PlugDisk("vdc", false)
 	m.fake.AddDisk(disk("vdd"))
-	d = m.start(t, withDevices(events), soonGivenUp)
+	d = m.start(t, withDevices(events), shortReturnGrace)
 	give := filepath.Join(m.state, "replace-volume-group-"+uuid)
 	d.waitUntilKept(give)
 	if got := d.list(); len(got) != 1 || got[0].GetId() != v.GetId() {
@@ -381,8 +381,8 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAgain(t *testing.T) {
 	}
 }
 
-// soonGivenUp has an lvmd give up a group that is not there at its start almost at once.
-func soonGivenUp(_ *daemon, o *Options) { o.provisioning.ReturnGrace = time.Millisecond }
+// shortReturnGrace has an lvmd give up a group that is not there at its start almost at once.
+func shortReturnGrace(_ *daemon, o *Options) { o.provisioning.ReturnGrace = time.Millisecond }
 
 // waitUntilKept waits until several attempts made no group, and the class says that a file gives up
 // the one that was there.
@@ -403,7 +403,7 @@ func TestAGroupWithoutVolumesIsMadeAgainAtAStartOnly(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"))
 	events := make(chan struct{}, 1)
-	d := m.start(t, withDevices(events), soonGivenUp)
+	d := m.start(t, withDevices(events), shortReturnGrace)
 	uuid := d.state().GetClasses()[0].GetVgUuid()
 	m.fake.PlugDisk("vdb", false)
 	m.fake.AddDisk(disk("vdd"))
@@ -419,7 +419,7 @@ func TestAGroupWithoutVolumesIsMadeAgainAtAStartOnly(t *testing.T) {
 	m.fake.PlugDisk("vdb", false)
 	m.fake.PlugDisk("vdd", false)
 	m.fake.AddDisk(disk("vde"))
-	d = m.start(t, withDevices(events), soonGivenUp)
+	d = m.start(t, withDevices(events), shortReturnGrace)
 	waittest.Until(t, "a new group is made", func() bool { return d.available() == 63 })
 	if kind, message := d.classCondition(); kind != "VolumeGroupChanged" || !strings.Contains(message, uuid) {
 		t.Errorf("condition %s: %s", kind, message)
@@ -448,7 +448,7 @@ func TestAPhysicalVolumeThatWasToJoinMakesNoGroupInPlaceOfOneThatIsAway(t *testi
 	d.stop()
 	m.fake.Before = nil
 	m.fake.PlugDisk("vdb", false)
-	d = m.start(t, withDevices(nil), soonGivenUp)
+	d = m.start(t, withDevices(nil), shortReturnGrace)
 	d.waitUntilKept(filepath.Join(m.state, "replace-volume-group-"+uuid))
 	m.fake.PlugDisk("vdb", true)
 	waittest.Until(t, "the group is back, with the second disk", func() bool { return d.available() == 62+63 })

@@ -197,7 +197,7 @@ func TestAnEmptyNodeTakesAnotherGroupAtAStartOnly(t *testing.T) {
 	}
 	takeAway(t, show)
 	hide()
-	theirs, away := n.intruder("/dev/vdc")
+	theirs, away := n.foreignGroup("/dev/vdc")
 	seqno := n.seqnoOn("/dev/vdc")
 	sendChange(t, "/dev/vdc")
 	waittest.Until(t, "the other group is refused", func() bool { return p.hasOne("VolumeGroupReplaced", ours, theirs) })

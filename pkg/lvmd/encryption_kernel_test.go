@@ -147,7 +147,7 @@ func TestNoPlainTextOfAnEncryptedVolumeIsOnTheDisk(t *testing.T) {
 				t.Error("plain text is on the disk")
 			}
 			if c.fs != "" {
-				n.keyIsNowhere(t, p, v)
+				n.checkNoKeyLeft(t, p, v)
 			}
 			p.delete(v.GetId())
 			if left := n.sealedDevices(); len(left) > 0 {
@@ -180,9 +180,9 @@ func (n *node) growMounted(t *testing.T, p *process, v *lvmdv1.Volume, dir strin
 	}
 }
 
-// keyIsNowhere looks for the key of a volume where it could have been left: in
+// checkNoKeyLeft looks for the key of a volume where it could have been left: in
 // lvmd's memory, arguments and environment, in its files and its log.
-func (n *node) keyIsNowhere(t *testing.T, p *process, v *lvmdv1.Volume) {
+func (n *node) checkNoKeyLeft(t *testing.T, p *process, v *lvmdv1.Volume) {
 	t.Helper()
 	text := []byte(key(t, v))
 	var raw []byte

@@ -164,7 +164,7 @@ func TestLVMKilledWhileAThinPoolsMetadataGrow(t *testing.T) {
 		at.mustHit(t, killed)
 		return
 	}
-	everyKill(t, leastMetadataEffects, func(lasting bool) func(killPoint) bool {
+	killAtEachEffect(t, leastMetadataEffects, func(lasting bool) func(killPoint) bool {
 		g.lasting = lasting
 		return func(at killPoint) bool {
 			p, killed := g.exerciseMetadata(at)
@@ -198,7 +198,7 @@ func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {
 		return
 	}
 	p := g.start()
-	everyKill(t, leastPoolEffects, func(lasting bool) func(killPoint) bool {
+	killAtEachEffect(t, leastPoolEffects, func(lasting bool) func(killPoint) bool {
 		g.lasting = lasting
 		return func(at killPoint) (killed bool) {
 			// A pool of its own, which is small.

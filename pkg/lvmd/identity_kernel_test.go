@@ -17,9 +17,9 @@ func only(device string) string {
 	return strings.Replace(handConfig, "devices {", `devices { global_filter=["a|^`+device+`$|","r|.*|"]`, 1)
 }
 
-// intruder makes another group of the name on a disk, and returns its UUID and what takes
+// foreignGroup makes another group of the name on a disk, and returns its UUID and what takes
 // it away.
-func (n *node) intruder(device string) (uuid string, away func()) {
+func (n *node) foreignGroup(device string) (uuid string, away func()) {
 	n.t.Helper()
 	alone := only(device)
 	byHand(n.t, "lvm", "vgcreate", "--config", alone, "--yes", n.group, device)
@@ -59,7 +59,7 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 	// LVM makes no group while there are devices of one of its name.
 	byHand(t, "lvm", "vgchange", "--config", only("/dev/vdb"), "--activate", "n", n.group)
 	// Beside the node's own, the other group is ignored.
-	theirs, away := n.intruder("/dev/vdc")
+	theirs, away := n.foreignGroup("/dev/vdc")
 	seqno := n.seqnoOn("/dev/vdc")
 	p = n.start()
 	if got := p.classNamed("local"); got.GetVgUuid() != ours || got.GetAvailableBytes() != free {
@@ -100,7 +100,7 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 
 func TestGroupsOnRealDevicesThatAreNotAllowedAreNotSeen(t *testing.T) {
 	n := newNode(t)
-	theirs, away := n.intruder("/dev/vdc")
+	theirs, away := n.foreignGroup("/dev/vdc")
 	ours := n.uuidOn("/dev/vdb")
 	// Of two groups of one name none is taken, unless one cannot be seen.
 	classes := n.config
@@ -127,7 +127,7 @@ func TestGroupsOnRealDevicesThatAreNotAllowedAreNotSeen(t *testing.T) {
 
 func TestOfTwoUnknownGroupsNoneIsTaken(t *testing.T) {
 	n := newNode(t)
-	theirs, away := n.intruder("/dev/vdc")
+	theirs, away := n.foreignGroup("/dev/vdc")
 	ours := n.uuidOn("/dev/vdb")
 	p := n.start()
 	conditions := p.classNamed("local").GetConditions()

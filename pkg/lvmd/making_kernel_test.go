@@ -79,7 +79,7 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 			eachNumber(t, least, func(number int) bool { return m.killCommand(command, killPoint{number, whom, false}) })
 		}
 	}
-	everyKill(t, 12, func(lasting bool) func(killPoint) bool {
+	killAtEachEffect(t, 12, func(lasting bool) func(killPoint) bool {
 		m.lasting = lasting
 		return func(at killPoint) bool { return m.killCommand("lvcreate", at) }
 	})

@@ -176,7 +176,7 @@ func TestLVMKilledWhileAPoolOfALayoutIsMade(t *testing.T) {
 		return
 	}
 	for _, command := range []string{"lvcreate", "lvconvert"} {
-		everyKill(t, 15, func(lasting bool) func(killPoint) bool {
+		killAtEachEffect(t, 15, func(lasting bool) func(killPoint) bool {
 			n.lasting = lasting
 			return func(at killPoint) bool { return n.exercisePool(t, command, at) }
 		})

@@ -159,7 +159,7 @@ func (h *history) mount(r *rapid.T) {
 	h.mounted[name] = true
 }
 
-// administer does something behind lvmd's back.
+// administer does something without lvmd.
 func (h *history) administer(r *rapid.T) {
 	ctx := h.t.Context()
 	if h.admins > 0 && rapid.Bool().Draw(r, "remove") {

@@ -179,7 +179,7 @@ func (a *Auditor) compare(ctx context.Context, now *present) map[string]int {
 		case why == nil:
 			if note := cluster.GroupOf(vol); note.Known() && cluster.NotedGroup(pv) != note && learned < learnPerPass {
 				learned++
-				a.learn(ctx, pv, note)
+				a.noteGroup(ctx, pv, note)
 			}
 			a.found(ctx, pv, now)
 			continue
@@ -192,8 +192,8 @@ func (a *Auditor) compare(ctx context.Context, now *present) map[string]int {
 	return count
 }
 
-// learn notes the volume group of a volume on its PersistentVolume.
-func (a *Auditor) learn(ctx context.Context, pv *v1.PersistentVolume, note cluster.VolumeGroup) {
+// noteGroup notes the volume group of a volume on its PersistentVolume.
+func (a *Auditor) noteGroup(ctx context.Context, pv *v1.PersistentVolume, note cluster.VolumeGroup) {
 	err := a.patchVolume(ctx, pv, func(pv *v1.PersistentVolume) {
 		metav1.SetMetaDataAnnotation(&pv.ObjectMeta, names.AnnotationVolumeGroup, note.String())
 	})

@@ -135,7 +135,7 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("node could not make the volume", "error", cause)
 	if fleet.MayHaveHappened(cause) {
 		a.failures.unanswered++
-		if !p.tookBack(ctx, a, r, node, cause) {
+		if !p.hasUndone(ctx, a, r, node, cause) {
 			// Once is a hiccup, of which nothing is left when the next attempt succeeds.
 			if a.failures.unanswered > 1 {
 				p.warn(a, claim, unanswered(node, cause))
@@ -213,10 +213,10 @@ func (p *Provisioner) wrongAnswer(ctx context.Context, a *attempt, claim *v1.Per
 	return 0, p.reschedule(ctx, a, claim, node, why)
 }
 
-// tookBack reports whether a node on which LVM's commands were killed again and again has nothing
+// hasUndone reports whether a node on which LVM's commands were killed again and again has nothing
 // of the volume any more, so that it can be made elsewhere. LVM may answer other commands there:
 // lvmd offers the volume group on then.
-func (p *Provisioner) tookBack(ctx context.Context, a *attempt, r spec.Request, node string, cause error) bool {
+func (p *Provisioner) hasUndone(ctx context.Context, a *attempt, r spec.Request, node string, cause error) bool {
 	if fleet.Reason(cause) != names.ReasonCommandTimedOut || r.From != nil || a.failures.unanswered < cluster.FailuresToHold {
 		return false
 	}

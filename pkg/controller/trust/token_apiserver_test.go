@@ -64,7 +64,7 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		}
 		return reason.Reason
 	}
-	good, doomed := issue("carve-node", "agent", "carve-uplink"), issue("carve-node", "doomed", "carve-uplink")
+	good, deleted := issue("carve-node", "agent", "carve-uplink"), issue("carve-node", "deleted", "carve-uplink")
 	// What the API server signs it has to accept, but for the time.
 	past := func(claims map[string]any) {
 		now := time.Now()
@@ -80,15 +80,15 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		"of a Pod of another account":      {"node-1", issue("other", "foreign", "carve-uplink"), "only"},
 		"of the account, without a Pod":    {"node-1", issue("carve-node", "", "carve-uplink"), "bound to node"},
 		"with a signature that is not its": {"node-1", good[:len(good)-8] + "AAAAAAAA", "does not accept"},
-		"of a Pod that is still there":     {"node-1", doomed, ""},
+		"of a Pod that is still there":     {"node-1", deleted, ""},
 	} {
 		if got := denied(test.node, test.token); test.denied == "" && got != "" || !strings.Contains(got, test.denied) {
 			t.Errorf("a token %s: denied %q, want %q", name, got, test.denied)
 		}
 	}
 	var atOnce int64
-	must.Succeed(t, client.CoreV1().Pods(namespace).Delete(t.Context(), "doomed", metav1.DeleteOptions{GracePeriodSeconds: &atOnce}))
-	waittest.Until(t, "the token of a Pod that was deleted is not accepted any more", func() bool { return denied("node-1", doomed) != "" })
+	must.Succeed(t, client.CoreV1().Pods(namespace).Delete(t.Context(), "deleted", metav1.DeleteOptions{GracePeriodSeconds: &atOnce}))
+	waittest.Until(t, "the token of a Pod that was deleted is not accepted any more", func() bool { return denied("node-1", deleted) != "" })
 }
 
 // resign returns a token with other claims, signed with the cluster's own key,
@@ -146,7 +146,7 @@ func create(t *testing.T, client kubernetes.Interface, namespace string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(ctx, "node-1", metav1.DeleteOptions{}) })
-	for name, account := range map[string]string{"agent": "carve-node", "doomed": "carve-node", "foreign": "other"} {
+	for name, account := range map[string]string{"agent": "carve-node", "deleted": "carve-node", "foreign": "other"} {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
 			NodeName: "node-1", ServiceAccountName: account, Containers: []v1.Container{{Name: "c", Image: "none"}}}}
 		must.Get(client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}))(t)

@@ -153,7 +153,7 @@ func (g *group) layOut(command, name string, v *volume, l layout.Layout, more in
 		v.shape.status = lvm.RAIDStatus{Images: l.Devices(), Action: "idle"}
 		for i := range got {
 			v.shape.books = append(v.shape.books, got[i][0])
-			g.keepBooks(got[i][0])
+			g.writeBookkeeping(got[i][0])
 			got[i] = got[i][1:]
 		}
 	}
@@ -181,8 +181,8 @@ func (g *group) addRow(v *volume, got [][]int64, row int) {
 	}
 }
 
-// keepBooks writes what RAID writes to its bookkeeping when it is made.
-func (g *group) keepBooks(extent int64) {
+// writeBookkeeping writes what RAID writes to its bookkeeping when it is made.
+func (g *group) writeBookkeeping(extent int64) {
 	for block := extent * g.extentSize / blockSize; block < (extent+1)*g.extentSize/blockSize; block++ {
 		delete(g.dirty, block)
 	}

@@ -47,8 +47,8 @@ func (e Env) encrypt(t *testing.T, name string) {
 	})
 }
 
-// inscribe writes the pattern through the encrypted device.
-func (e Env) inscribe(t *testing.T, name string, off int64) {
+// writePattern writes the pattern through the encrypted device.
+func (e Env) writePattern(t *testing.T, name string, off int64) {
 	t.Helper()
 	e.through(t, name, func(h blockdev.Handle) {
 		if _, err := h.WriteAt(block(), off); err != nil {
@@ -86,7 +86,7 @@ func (e Env) through(t *testing.T, name string, do func(blockdev.Handle)) {
 func encrypts(t *testing.T, e Env) {
 	e.scan(t)
 	e.encrypt(t, "cvcrypt1")
-	e.inscribe(t, "cvcrypt1", 0)
+	e.writePattern(t, "cvcrypt1", 0)
 	if !e.reads(t, "cvcrypt1", 0) {
 		t.Error("what was written is not read")
 	}
@@ -115,7 +115,7 @@ func encrypts(t *testing.T, e Env) {
 func keepsKey(t *testing.T, e Env) {
 	e.scan(t)
 	e.encrypt(t, "cvcrypt2")
-	e.inscribe(t, "cvcrypt2", 0)
+	e.writePattern(t, "cvcrypt2", 0)
 	before, err := e.Groups.CryptDevice("cvcrypt2")
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func keepsKey(t *testing.T, e Env) {
 func growsCrypt(t *testing.T, e Env) {
 	g := e.scan(t)
 	e.encrypt(t, "cvcrypt3")
-	e.inscribe(t, "cvcrypt3", 0)
+	e.writePattern(t, "cvcrypt3", 0)
 	release := must.Get(e.HoldCrypt(e.Group, "cvcrypt3"))(t)
 	must.Succeed(t, e.Groups.Extend(t.Context(), e.Group, "cvcrypt3", 3))
 	for range 2 {
@@ -151,7 +151,7 @@ func growsCrypt(t *testing.T, e Env) {
 		t.Errorf("device %+v, error %v", d, err)
 	}
 	release()
-	e.inscribe(t, "cvcrypt3", 2*g.ExtentSize)
+	e.writePattern(t, "cvcrypt3", 2*g.ExtentSize)
 	if !e.reads(t, "cvcrypt3", 0) || !e.reads(t, "cvcrypt3", 2*g.ExtentSize) {
 		t.Error("what was written is not read")
 	}
@@ -190,7 +190,7 @@ func claimsVolume(t *testing.T, e Env) {
 func endsWithDevice(t *testing.T, e Env) {
 	e.scan(t)
 	e.encrypt(t, "cvcrypt5")
-	e.inscribe(t, "cvcrypt5", 0)
+	e.writePattern(t, "cvcrypt5", 0)
 	// A reboot takes both; by hand, the upper one must go first.
 	must.Succeed(t, e.Groups.ForgetKey("cvcrypt5"))
 	e.Deactivate()

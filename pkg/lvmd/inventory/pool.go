@@ -155,9 +155,9 @@ func (p *Pool) metadataHigh() bool {
 	return p.known && !p.status.Failed && p.status.MetadataUsed*100 >= p.status.MetadataTotal*p.metadataThreshold()
 }
 
-// troubles are the conditions that concern the pool's volumes as much as its
+// sharedConditions are the conditions that concern the pool's volumes as much as its
 // class. Their messages change only when something is to be done.
-func (p *Pool) troubles() []*lvmdv1.Condition {
+func (p *Pool) sharedConditions() []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	add := func(kind, format string, args ...any) { c = append(c, condition(kind, format, args...)) }
 	switch {
@@ -199,7 +199,7 @@ func (p *Pool) whyInactive() string {
 
 // conditions are those that the pool adds to its class.
 func (p *Pool) conditions() []*lvmdv1.Condition {
-	c := append(p.troubles(), p.raid...)
+	c := append(p.sharedConditions(), p.raid...)
 	add := func(kind, format string, args ...any) { c = append(c, condition(kind, format, args...)) }
 	if p.dataHigh() {
 		add(conditions.PoolDataHigh, "the data of thin pool %q is used to %d%% or more: overprovisioned volumes are refused", p.name, p.dataThreshold())
@@ -257,9 +257,9 @@ func (p *Pool) Name() string { return p.name }
 // Group is the pool's. It needs no lock.
 func (p *Pool) Group() *Group { return p.group }
 
-// trouble is the type of what is wrong with the pool, or nothing.
-func (p *Pool) trouble() string {
-	for _, c := range p.troubles() {
+// unhealthyType is the type of what is wrong with the pool, or nothing.
+func (p *Pool) unhealthyType() string {
+	for _, c := range p.sharedConditions() {
 		return c.GetType()
 	}
 	return ""
@@ -350,7 +350,7 @@ func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) (appeared bool) {
 	if p.known == known && p.status == status && known == p.inactive.IsZero() {
 		return false
 	}
-	before := p.trouble()
+	before := p.unhealthyType()
 	appeared = known && !p.known
 	p.known, p.status = known, status
 	switch {
@@ -360,7 +360,7 @@ func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) (appeared bool) {
 		p.inactive = time.Now()
 	}
 	var changed []*Volume
-	if p.trouble() != before {
+	if p.unhealthyType() != before {
 		changed = p.volumes()
 	}
 	m.publish(p.group, changed...)

@@ -203,7 +203,7 @@ func (v *recorded) notEncrypted(field string) error {
 func (v *Volume) allConditions() []*lvmdv1.Condition {
 	all := slices.Concat(v.conditions, v.raid)
 	if v.pool != nil {
-		all = slices.Concat(v.conditions, v.pool.troubles(), v.pool.raid)
+		all = slices.Concat(v.conditions, v.pool.sharedConditions(), v.pool.raid)
 	}
 	if v.rec.Phase == spec.Unfinished {
 		all = append(all, condition(conditions.ContentsNotFound, "%s", contentsNotFound(v)))
