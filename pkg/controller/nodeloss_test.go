@@ -189,7 +189,7 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestANodeThatIsRegisteredAnewIsNotLost(t *testing.T) {
+func TestANodeThatIsRegisteredAgainIsNotLost(t *testing.T) {
 	var clock testClock
 	h := newHarness(t, clock.set)
 	h.node("n1", gib)

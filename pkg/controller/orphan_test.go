@@ -106,7 +106,7 @@ func TestOrphansAreReportedOnceAndAgainWhenSomethingChanges(t *testing.T) {
 	}
 }
 
-func TestEveryVolumeIsCountedByItsStanding(t *testing.T) {
+func TestEveryVolumeIsCountedByItsKind(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
 	w.a.RemoveOrphans = false
 	w.stray(w.node, "n1", "lost", "cluster")

@@ -354,7 +354,7 @@ func (d *daemon) deleteWithRetries(r *lvmdv1.DeleteVolumeRequest) {
 	})
 }
 
-func TestAPoolWhoseMakerDiedIsAdopted(t *testing.T) {
+func TestAPoolWhoseMakerCrashedIsAdopted(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	if _, err := m.tryStart(t, func(d *daemon, _ *Options) { d.gate.crashNext("pool: made") }); !errors.Is(err, errCrashed) {
 		t.Fatalf("error %v", err)
@@ -366,7 +366,7 @@ func TestAPoolWhoseMakerDiedIsAdopted(t *testing.T) {
 	}
 }
 
-func TestAPoolThatGrewAsItsLvmdDiedIsAsLargeAsItIs(t *testing.T) {
+func TestAPoolThatGrewAsItsLvmdCrashedIsAsLargeAsItIs(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, overprovisioning: 3, dataThreshold: 50%, autoExtend: {step: 8Mi, limit: 64Mi}")
 	d := m.start(t)
 	v := d.create(request("pvc-1", 6))

@@ -317,7 +317,7 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	p.kill()
 }
 
-func TestAnLvmdThatDiedBeforeTheGroupWasMadeHasASuccessor(t *testing.T) {
+func TestAGroupIsMadeAfterAnLvmdThatCrashedBefore(t *testing.T) {
 	n := bareNode(t, "{name: carve, devices: [{path: '/dev/vd[bc]'}]}", "/dev/vdb", "/dev/vdc")
 	command := n.command()
 	log := &output{}

@@ -518,9 +518,9 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	}
 }
 
-// TestWhereverLvmdDiesAGroupIsFinished kills lvmd at every place of making and
+// TestWhereverLvmdCrashesAGroupIsFinished kills lvmd at every place of making and
 // of growing a group, and has the next one finish.
-func TestWhereverLvmdDiesAGroupIsFinished(t *testing.T) {
+func TestWhereverLvmdCrashesAGroupIsFinished(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		// before happens before the lvmd starts that crashes.

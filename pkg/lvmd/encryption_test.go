@@ -354,7 +354,7 @@ func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 	}
 }
 
-func TestAnEncryptedVolumeThatIsRemovedBehindOurBackIsForgotten(t *testing.T) {
+func TestAnEncryptedVolumeThatAnotherProgramRemovedIsForgotten(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
 	v := d.create(sealed(request("pvc-1", 4)))

@@ -218,9 +218,9 @@ func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestADeadDiskOfARAIDClassIsReplaced goes the way that docs/how-to/troubleshooting.md
+// TestAFailedDiskOfARAIDClassIsReplaced goes the way that docs/how-to/troubleshooting.md
 // describes to administrators.
-func TestADeadDiskOfARAIDClassIsReplaced(t *testing.T) {
+func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	devices := spares(t, 48, 48, 48)
 	faulty, fail, work := leg(t, devices[0])
 	t.Cleanup(func() { byHand(t, "wipefs", "--all", devices[2]) })

@@ -125,7 +125,7 @@ func TestARAIDPoolSaysWhenAnImageFails(t *testing.T) {
 	d.delete(v.GetId())
 }
 
-func TestAPoolOfALayoutIsMadeWhereverItsMakerDied(t *testing.T) {
+func TestAPoolOfALayoutIsMadeWhereverItsMakerCrashed(t *testing.T) {
 	for _, tt := range poolLayouts {
 		t.Run(tt.layout, func(t *testing.T) {
 			kills := 0

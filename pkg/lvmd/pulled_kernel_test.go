@@ -27,7 +27,7 @@ func (n *node) otherGroup(t *testing.T, device string) {
 	n.config += "- {name: other, volumeGroup: other}\n"
 }
 
-func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
+func TestADiskThatHangsHoldsUpNoOtherGroup(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
 	n.otherGroup(t, disk.path())
@@ -53,8 +53,8 @@ func TestADiskThatIsSilentHoldsUpNoOtherGroup(t *testing.T) {
 	waittest.Until(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
-// TestACommandThatIsKilledOnASilentDiskHoldsUpNoOtherGroup has LVM wait for a disk beyond its deadline.
-func TestACommandThatIsKilledOnASilentDiskHoldsUpNoOtherGroup(t *testing.T) {
+// TestACommandThatIsKilledOnAHangingDiskHoldsUpNoOtherGroup has LVM wait for a disk beyond its deadline.
+func TestACommandThatIsKilledOnAHangingDiskHoldsUpNoOtherGroup(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
 	n.otherGroup(t, disk.path())
@@ -76,7 +76,7 @@ func TestACommandThatIsKilledOnASilentDiskHoldsUpNoOtherGroup(t *testing.T) {
 	p.delete(p.create(create("pvc-beside-it", 8<<20, "ext4")).GetId())
 	// It ends while the disk hangs, and so do those that come later.
 	if err := <-hanging; !slices.Contains([]codes.Code{codes.DeadlineExceeded, codes.Unavailable}, status.Code(err)) {
-		t.Errorf("a creation on the silent disk: error %v, want DeadlineExceeded or Unavailable", err)
+		t.Errorf("a creation on the hanging disk: error %v, want DeadlineExceeded or Unavailable", err)
 	}
 	waittest.Until(t, "the class says so", func() bool { return len(p.classNamed("other").GetConditions()) > 0 })
 	if _, err := p.client.CreateVolume(t.Context(), inClass(create("pvc-later", 8<<20, ""), "beside")); status.Code(err) != codes.Unavailable {
@@ -104,7 +104,7 @@ func TestACommandThatIsKilledOnASilentDiskHoldsUpNoOtherGroup(t *testing.T) {
 	waittest.Until(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
-func TestADiskThatIsSilentAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
+func TestADiskThatHangsAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
 	n.otherGroup(t, disk.path())
@@ -119,7 +119,7 @@ func TestADiskThatIsSilentAtTheStartHoldsUpNoOtherGroup(t *testing.T) {
 
 	p = n.start()
 	if c := p.classNamed("other"); c.GetAvailableBytes() != 0 || len(c.GetConditions()) == 0 {
-		t.Errorf("the class of the silent disk's group is %v, want no free space and a condition", c)
+		t.Errorf("the class of the hanging disk's group is %v, want no free space and a condition", c)
 	}
 	p.delete(p.create(create("pvc-local", 8<<20, "ext4")).GetId())
 

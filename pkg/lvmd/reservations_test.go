@@ -69,7 +69,7 @@ func TestAVolumeOfAPodLeavesWhatClaimsHaveReserved(t *testing.T) {
 	d.checkModel()
 }
 
-func TestWhoHeedsReservations(t *testing.T) {
+func TestWhichCallersReservationsBind(t *testing.T) {
 	d := newMachine(t).start(t)
 	d.reserve(reservation("pvc-1", "", testTotal))
 	d.refused(ofPod(request("csi-1", 1)))

@@ -101,9 +101,9 @@ func TestAStreamThatCannotBeResumedBeginsWithTheFullState(t *testing.T) {
 	}
 }
 
-// TestWhoResumesAtRandomSeesWhatIsThere has a reader break off and go on anywhere
+// TestAWatcherThatResumesAtRandomSeesWhatIsThere has a reader break off and go on anywhere
 // in a random run, and holds what it has in the end against the full state.
-func TestWhoResumesAtRandomSeesWhatIsThere(t *testing.T) {
+func TestAWatcherThatResumesAtRandomSeesWhatIsThere(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMachine(t)

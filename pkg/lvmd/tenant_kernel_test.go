@@ -275,8 +275,8 @@ func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
 	p.kill()
 }
 
-// TestTheOnlyVolumeIsNotBelievedGoneWithADiskThatIsNew removes it while lvmd is away.
-func TestTheOnlyVolumeIsNotBelievedGoneWithADiskThatIsNew(t *testing.T) {
+// TestAGroupWithoutItsOnlyVolumeAndWithANewDiskIsRefused removes it while lvmd is away.
+func TestAGroupWithoutItsOnlyVolumeAndWithANewDiskIsRefused(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
 	v := p.create(create("pvc-1", 8<<20, ""))

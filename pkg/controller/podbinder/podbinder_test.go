@@ -580,8 +580,8 @@ func TestOnlyLabelsAreKeptOfNodes(t *testing.T) {
 	}
 }
 
-// TestAClaimIsNotJudgedByWhatTheCacheShowedBefore has a cache that lags behind what was written.
-func TestAClaimIsNotJudgedByWhatTheCacheShowedBefore(t *testing.T) {
+// TestAClaimIsNotCheckedByWhatTheCacheShowedBefore has a cache that lags behind what was written.
+func TestAClaimIsNotCheckedByWhatTheCacheShowedBefore(t *testing.T) {
 	w := newWorld(t)
 	task := &task{Binder: w.binder, pod: &v1.Pod{}, node: &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, selected: map[string]string{"c": "7"}}
 	class := "late"

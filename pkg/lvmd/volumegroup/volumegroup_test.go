@@ -389,7 +389,7 @@ func TestTheDisksThatAGroupIsKnownByFollowItsMetadata(t *testing.T) {
 	}
 }
 
-func TestAGroupInWhichAllVolumesAreGoneAtOnceIsNotBelieved(t *testing.T) {
+func TestAGroupInWhichAllVolumesAreGoneAtOnceIsRefused(t *testing.T) {
 	const second = "cvbbbbbbbbbbbbbbbbbbbbbbbbbb"
 	one, two := map[string][]string{ours: named("a")}, map[string][]string{ours: named("a"), second: named("b")}
 	for name, test := range map[string]struct {
@@ -431,7 +431,7 @@ func TestAGroupInWhichAllVolumesAreGoneAtOnceIsNotBelieved(t *testing.T) {
 	}
 }
 
-func TestAGroupWhoseMetadataIsOlderThanItWasIsNotBelieved(t *testing.T) {
+func TestAGroupWhoseMetadataIsOlderThanItWasIsRefused(t *testing.T) {
 	f := newFixture(t, map[string][]string{ours: named("a")})
 	f.start()
 	seqno := f.g.Seqno()
