@@ -30,6 +30,7 @@ var avoided = []struct {
 	{word(`drills?|sagas?|decks?|residues?|frail`), "crash case, scenario, schedule, leftovers, volatile"},
 	{word(`nobody|somebody|whoever`), "the name of the component, or the passive"},
 	{word(`stor(?:y|ies)|life of|(?:earlier|another|one) life`), "scenario; process run"},
+	{word(`forgiv(?:e|es|en)|behind (?:our|your|lvmd's) back|unjudged|risen`), "expire; by another program; unseen; increased"},
 	{word(`complain(?:s|ed|ts?|ing)?`), "report, problem, warning"},
 }
 
