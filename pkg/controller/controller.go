@@ -244,7 +244,6 @@ func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *t
 	}
 	server := uplink.NewServer(uplink.ServerConfig{
 		GetCertificate: store.GetCertificate,
-		ClusterID:      c.core.ID,
 		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount).Authenticate,
 		OnSession:      c.core.Fleet.Add,
 		Known:          agents.Known,

@@ -13,8 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
-
-	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
 // ClientOptions configure the node's end. All fields but ServerName, Version
@@ -73,7 +71,7 @@ type client struct {
 	backoffMin            time.Duration
 	backoffMax            time.Duration
 	reauthenticateAtLeast time.Duration // between two replacements of one connection
-	onWelcome             func(*lvmdv1.Welcome)
+	onWelcome             func()
 
 	mu    sync.Mutex
 	links map[string]*link // by address; those no longer resolved are not in it

@@ -59,7 +59,6 @@ func startChangedController(t *testing.T, ca *testCA, lis net.Listener, change f
 			defer e.mu.Unlock()
 			return e.cert, nil
 		},
-		ClusterID: "cluster",
 		Authenticate: func(_ context.Context, h *lvmdv1.Hello) (Grant, error) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -184,12 +183,7 @@ func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nod
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.client.onWelcome = func(w *lvmdv1.Welcome) {
-		if w.GetClusterId() != "cluster" {
-			t.Errorf("cluster id %q", w.GetClusterId())
-		}
-		n.welcomes.Add(1)
-	}
+	n.client.onWelcome = func() { n.welcomes.Add(1) }
 	n.client.lookup = func(context.Context, string) ([]string, error) { return []string{host}, nil }
 	n.client.resolveFast, n.client.resolveSlow = 20*time.Millisecond, 20*time.Millisecond
 	n.client.backoffMin, n.client.backoffMax = 5*time.Millisecond, 50*time.Millisecond

@@ -146,7 +146,7 @@ func (l *link) handOver(ctx context.Context, conn *notifyConn, w *lvmdv1.Welcome
 	l.lastError = ""
 	l.log.Info("uplink connected", "reauthenticate_by", w.GetReauthenticateBy().AsTime())
 	if l.c.onWelcome != nil {
-		l.c.onWelcome(w)
+		l.c.onWelcome()
 	}
 	open.Go(func() {
 		select {

@@ -73,8 +73,6 @@ func (e *DeniedError) Error() string { return e.Reason }
 type ServerConfig struct {
 	// GetCertificate returns the serving certificate, per handshake.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// ClusterID is sent in every Welcome.
-	ClusterID string
 	// Authenticate decides whether the peer is the node that it says it is. It
 	// is called concurrently and is given HandshakeTimeout.
 	Authenticate func(context.Context, *lvmdv1.Hello) (Grant, error)
@@ -251,7 +249,7 @@ func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, string,
 		_ = conn.CloseWrite()
 		return nil, reasonCredentials, fmt.Errorf("node %q: %w", hello.GetNodeName(), err)
 	}
-	welcome := &lvmdv1.Welcome{Accepted: true, ClusterId: s.c.ClusterID}
+	welcome := &lvmdv1.Welcome{Accepted: true}
 	if !grant.ReauthenticateBy.IsZero() {
 		welcome.ReauthenticateBy = timestamppb.New(grant.ReauthenticateBy)
 	}

@@ -99,8 +99,6 @@ type Welcome struct {
 	Accepted bool                   `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
 	// Why not, for the node's log, when accepted is false.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// The id of the installation: the UID of its namespace kube-system.
-	ClusterId string `protobuf:"bytes,3,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	// The node must have replaced this connection by a new one, with a fresh
 	// token, before then; the controller closes it a little later.
 	ReauthenticateBy *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=reauthenticate_by,json=reauthenticateBy,proto3" json:"reauthenticate_by,omitempty"`
@@ -152,13 +150,6 @@ func (x *Welcome) GetReason() string {
 	return ""
 }
 
-func (x *Welcome) GetClusterId() string {
-	if x != nil {
-		return x.ClusterId
-	}
-	return ""
-}
-
 func (x *Welcome) GetReauthenticateBy() *timestamppb.Timestamp {
 	if x != nil {
 		return x.ReauthenticateBy
@@ -174,13 +165,12 @@ const file_api_lvmd_v1_uplink_proto_rawDesc = "" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\tR\aversion\"\xa5\x01\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\"\x98\x01\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\baccepted\x18\x01 \x01(\bR\baccepted\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1d\n" +
-	"\n" +
-	"cluster_id\x18\x03 \x01(\tR\tclusterId\x12G\n" +
-	"\x11reauthenticate_by\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x10reauthenticateByB/Z-github.com/carve-csi/carve/api/lvmd/v1;lvmdv1b\x06proto3"
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12G\n" +
+	"\x11reauthenticate_by\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x10reauthenticateByJ\x04\b\x03\x10\x04R\n" +
+	"cluster_idB/Z-github.com/carve-csi/carve/api/lvmd/v1;lvmdv1b\x06proto3"
 
 var (
 	file_api_lvmd_v1_uplink_proto_rawDescOnce sync.Once

@@ -102,7 +102,7 @@ func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 	nodes := fleet.New(fleet.Options{OnChange: func(*fleet.View) {}, Log: slog.New(slog.DiscardHandler)})
 	sessions := make(chan struct{}, 100)
 	server := uplink.NewServer(uplink.ServerConfig{
-		GetCertificate: store.GetCertificate, ClusterID: "cluster", Log: slog.New(slog.DiscardHandler),
+		GetCertificate: store.GetCertificate, Log: slog.New(slog.DiscardHandler),
 		Authenticate: func(_ context.Context, h *lvmdv1.Hello) (uplink.Grant, error) {
 			if h.GetToken() != accepted.Load() {
 				return uplink.Grant{}, &uplink.DeniedError{Reason: "token is not good"}

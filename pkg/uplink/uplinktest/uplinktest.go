@@ -65,7 +65,6 @@ func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
 	n := &Network{addr: lis.Addr().String(), dir: dir, cancel: cancel, done: make(chan struct{}), nodes: map[string]*attachment{}}
 	server := uplink.NewServer(uplink.ServerConfig{
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil },
-		ClusterID:      "fake-cluster",
 		Authenticate:   func(context.Context, *lvmdv1.Hello) (uplink.Grant, error) { return uplink.Grant{}, nil },
 		OnSession:      onSession,
 		Log:            slog.New(slog.DiscardHandler),
