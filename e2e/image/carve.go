@@ -1,8 +1,10 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -77,7 +79,37 @@ func carveLayer(ctx context.Context, root, architecture, version string) (v1.Lay
 			return nil, err
 		}
 	}
+	if err := addLicences(ctx, layer, root, architecture, filepath.Join(dir, licences)); err != nil {
+		return nil, err
+	}
 	return treeLayer(layer)
+}
+
+// licences is the folder of an image with those of Carve's programs and of what they are linked of.
+const licences = "licenses"
+
+// addLicences adds the licences of the programs of a source tree to a layer, by way of the folder dir.
+func addLicences(ctx context.Context, layer tree, root, architecture, dir string) error {
+	own, err := checkout.Root() // An earlier tree has no command for it.
+	if err != nil {
+		return err
+	}
+	arguments := []string{"run", filepath.Join(own, "deploy/image/licenses/main.go"), "-os=linux", "-arch=" + architecture, dir}
+	for _, name := range programs {
+		arguments = append(arguments, "./cmd/"+name)
+	}
+	command := exec.CommandContext(ctx, "go", arguments...)
+	command.Dir = root
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	if output, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("copy the licences: %w\n%s", err, bytes.TrimSpace(output))
+	}
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		return layer.add(licences+strings.TrimPrefix(path, dir), path, 0o644)
+	})
 }
 
 // version returns what git says of the source tree, or "dev" without git.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -142,5 +143,37 @@ func TestPackageListsThatAreWrongAreRefused(t *testing.T) {
 		if packages, err := readPackages(path); err == nil {
 			t.Errorf("list %q: want an error, got %q", content, packages)
 		}
+	}
+}
+
+// TestTheImageHasTheLicencesOfItsPrograms does it for arm64. The list of what an image is made of, which a
+// release has, compares them with what the programs say.
+func TestTheImageHasTheLicencesOfItsPrograms(t *testing.T) {
+	root, err := checkout.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := make(tree)
+	if err := addLicences(t.Context(), layer, root, "arm64", filepath.Join(t.TempDir(), "found")); err != nil {
+		t.Fatal(err)
+	}
+	own, err := os.ReadFile(filepath.Join(root, "LICENSE"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(layer["licenses/LICENSE"].content, own) {
+		t.Errorf("Carve's licence: got %q", layer["licenses/LICENSE"].content)
+	}
+	modules := 0
+	for name, one := range layer {
+		if one.kind == tar.TypeReg && (len(one.content) == 0 || one.mode != 0o644) {
+			t.Errorf("%s: mode %o, %d bytes", name, one.mode, len(one.content))
+		}
+		if strings.Contains(name, "@") && one.kind == tar.TypeReg {
+			modules++
+		}
+	}
+	if modules < 50 || !layer.has("licenses/go/LICENSE") {
+		t.Errorf("licences of %d modules; Go's %t", modules, layer.has("licenses/go/LICENSE"))
 	}
 }

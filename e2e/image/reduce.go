@@ -80,15 +80,20 @@ var droppedFiles = []string{
 	"usr/sbin/xfs_scrub*",
 }
 
-// kept are exceptions from dropped: licences go wherever the programs go.
-func kept(name string) bool {
-	return strings.HasPrefix(name, "usr/share/doc/") && path.Base(name) == "copyright"
+// kept are exceptions from dropped: licences go wherever the programs go. Packages' files refer to
+// texts that many have in common, and a package whose folder is a link has that of another.
+func (t tree) kept(name string) bool {
+	if strings.HasPrefix(name, "usr/share/common-licenses/") {
+		return true
+	}
+	return path.Dir(name) == "usr/share/doc" && t[name].kind == tar.TypeSymlink ||
+		strings.HasPrefix(name, "usr/share/doc/") && path.Base(name) == "copyright"
 }
 
 // drop removes what is not needed at run time.
 func (t tree) drop() {
 	for name := range t {
-		if isDropped(name) {
+		if isDropped(name) && !t.kept(name) {
 			delete(t, name)
 		}
 	}
@@ -102,9 +107,6 @@ func (t tree) drop() {
 }
 
 func isDropped(name string) bool {
-	if kept(name) {
-		return false
-	}
 	for _, folder := range dropped {
 		if name == folder || strings.HasPrefix(name, folder+"/") {
 			return true

@@ -184,7 +184,7 @@ func plain(o Options) error {
 	return nil
 }
 
-// plugin builds kubectl-carve and packs it with what completes it and the licence.
+// plugin builds kubectl-carve and packs it with what completes it and the licences.
 func plugin(ctx context.Context, o Options, platform Platform, v string) error {
 	dir, err := os.MkdirTemp("", "carve-release-")
 	if err != nil {
@@ -198,8 +198,12 @@ func plugin(ctx context.Context, o Options, platform Platform, v string) error {
 	if output, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("build kubectl-carve for %s: %w\n%s", platform, err, bytes.TrimSpace(output))
 	}
-	archive, err := pack(o.At, member{"kubectl-carve", program, 0o755},
-		member{completer, filepath.Join(o.Root, "deploy/kubectl", completer), 0o755}, member{"LICENSE", filepath.Join(o.Root, "LICENSE"), 0o644})
+	members := []member{{"kubectl-carve", program, 0o755}, {completer, filepath.Join(o.Root, "deploy/kubectl", completer), 0o755}}
+	licences, err := findLicences(ctx, o.Root, platform, filepath.Join(dir, "licenses"))
+	if err != nil {
+		return err
+	}
+	archive, err := pack(o.At, append(members, licences...)...)
 	if err != nil {
 		return err
 	}
@@ -208,6 +212,29 @@ func plugin(ctx context.Context, o Options, platform Platform, v string) error {
 		return fmt.Errorf("write kubectl-carve: %w", err)
 	}
 	return nil
+}
+
+// findLicences returns those of kubectl-carve and of what it is linked of, by way of the folder dir.
+// Carve's own lies beside the program.
+func findLicences(ctx context.Context, root string, platform Platform, dir string) (found []member, _ error) {
+	command := exec.CommandContext(ctx, "go", "run", "./deploy/image/licenses", "-os="+platform.OS, "-arch="+platform.Arch, dir, "./cmd/kubectl-carve")
+	command.Dir = root
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	if output, err := command.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("copy the licences of kubectl-carve: %w\n%s", err, bytes.TrimSpace(output))
+	}
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		name := "licenses" + strings.TrimPrefix(path, dir)
+		if name == "licenses/LICENSE" {
+			name = "LICENSE"
+		}
+		found = append(found, member{name, path, 0o644})
+		return nil
+	})
+	return found, err
 }
 
 // completer is the program that kubectl runs to complete `kubectl carve`.

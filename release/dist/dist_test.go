@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
+	"debug/buildinfo"
 	"encoding/base64"
 	"encoding/pem"
 	"os"
@@ -158,11 +159,31 @@ func check(t *testing.T, dir, v string, public *ecdsa.PublicKey) {
 	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(output)), v) {
 		t.Errorf("kubectl-carve --version: want %s, got %q, %v", v, output, err)
 	}
+	checkLicences(t, unpacked)
 	// As kubectl does for `kubectl carve st<TAB>`.
 	complete := exec.CommandContext(t.Context(), filepath.Join(unpacked, "kubectl_complete-carve"), "st")
 	complete.Env = append(os.Environ(), "PATH="+unpacked+":"+os.Getenv("PATH"))
 	if output, err := complete.Output(); err != nil || !strings.HasPrefix(string(output), "status\t") {
 		t.Errorf("completed: want status, got %q, %v", output, err)
+	}
+}
+
+// checkLicences checks that kubectl-carve comes with its licence, and those of Go and of each module that
+// it has by its own word.
+func checkLicences(t *testing.T, dir string) {
+	t.Helper()
+	info, err := buildinfo.ReadFile(filepath.Join(dir, "kubectl-carve"))
+	if err != nil || len(info.Deps) < 20 {
+		t.Fatalf("kubectl-carve is made of %+v, %v", info, err)
+	}
+	want := []string{"LICENSE", "licenses/go/LICENSE"}
+	for _, module := range info.Deps {
+		want = append(want, filepath.Join("licenses", module.Path+"@"+module.Version, "*"))
+	}
+	for _, pattern := range want {
+		if found, err := filepath.Glob(filepath.Join(dir, pattern)); err != nil || len(found) == 0 {
+			t.Errorf("kubectl-carve comes without %s (%v)", pattern, err)
+		}
 	}
 }
 

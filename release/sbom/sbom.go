@@ -1,5 +1,5 @@
-// Package sbom writes what an image is made of, Debian's packages and Go's modules, as an SPDX
-// document. It reads the image and nothing else.
+// Package sbom writes what an image is made of, Debian's packages and Go's modules with their licences,
+// as an SPDX document. It reads the image and nothing else.
 package sbom
 
 import (
@@ -30,6 +30,10 @@ const (
 	packages = "var/lib/dpkg/status.d/"
 	// programs is where the image has Carve's programs.
 	programs = "usr/local/bin/"
+	// unknown is what SPDX has where a document says nothing.
+	unknown = "NOASSERTION"
+	// carve is Carve's own module.
+	carve = "github.com/carve-csi/carve"
 )
 
 // Component is what the image has a part of.
@@ -37,13 +41,21 @@ type Component struct {
 	Name, Version string
 	// PURL is its package URL, which those who look for known weaknesses go by.
 	PURL string
+	// Licence is what its licence is by SPDX's names.
+	Licence string
+	// folder is where the image has its licence.
+	folder string
 }
 
-// Components lists what an image is made of, sorted, each once.
-func Components(image v1.Image) ([]Component, error) {
+// components lists what an image is made of, sorted, each once. The image must have the licence of each.
+func (d Document) components(image v1.Image) ([]Component, error) {
+	texts, err := newLicences()
+	if err != nil {
+		return nil, err
+	}
 	contents := mutate.Extract(image)
 	defer contents.Close()
-	var found []Component
+	found := []Component{{Name: carve, Version: d.Version, PURL: "pkg:golang/" + carve + "@" + d.Version, folder: licenceFolder}}
 	for reader := tar.NewReader(contents); ; {
 		header, err := reader.Next()
 		if errors.Is(err, io.EOF) {
@@ -53,6 +65,9 @@ func Components(image v1.Image) ([]Component, error) {
 			return nil, fmt.Errorf("read the image: %w", err)
 		}
 		name := strings.TrimPrefix(path.Clean("/"+header.Name), "/")
+		if err := texts.read(name, header, reader); err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
 		if header.Typeflag != tar.TypeReg {
 			continue
 		}
@@ -69,7 +84,13 @@ func Components(image v1.Image) ([]Component, error) {
 		found = append(found, some...)
 	}
 	slices.SortFunc(found, func(a, b Component) int { return cmp.Compare(a.PURL, b.PURL) })
-	return slices.Compact(found), nil
+	found = slices.Compact(found)
+	for i, c := range found {
+		if found[i].Licence, err = texts.declared(c); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
 }
 
 // debian reads a Debian package's status.
@@ -84,7 +105,8 @@ func debian(source io.Reader) ([]Component, error) {
 	}
 	return []Component{{
 		Name: name, Version: version,
-		PURL: fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s", url.PathEscape(name), url.QueryEscape(version), fields.Get("Architecture")),
+		PURL:   fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s", url.PathEscape(name), url.QueryEscape(version), fields.Get("Architecture")),
+		folder: copyrights + name,
 	}}, nil
 }
 
@@ -98,12 +120,15 @@ func modules(source io.Reader) ([]Component, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := []Component{{Name: "go", Version: info.GoVersion, PURL: "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go")}}
+	found := []Component{{Name: "go", Version: info.GoVersion, PURL: "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"), folder: licenceFolder + "/go"}}
 	for _, module := range info.Deps {
 		if module.Replace != nil {
 			module = module.Replace
 		}
-		found = append(found, Component{Name: module.Path, Version: module.Version, PURL: "pkg:golang/" + module.Path + "@" + url.QueryEscape(module.Version)})
+		found = append(found, Component{
+			Name: module.Path, Version: module.Version, PURL: "pkg:golang/" + module.Path + "@" + url.QueryEscape(module.Version),
+			folder: licenceFolder + "/" + module.Path + "@" + module.Version,
+		})
 	}
 	return found, nil
 }
@@ -119,7 +144,7 @@ type Document struct {
 // Write writes the SPDX document of an image, as JSON. The same image and time give the same
 // bytes.
 func (d Document) Write(image v1.Image, output io.Writer) error {
-	components, err := Components(image)
+	components, err := d.components(image)
 	if err != nil {
 		return err
 	}
@@ -129,8 +154,8 @@ func (d Document) Write(image v1.Image, output io.Writer) error {
 	}
 	name := fmt.Sprintf("carve-image-%s-linux-%s", d.Version, d.Architecture)
 	whole := &v2_3.Package{
-		PackageName: name, PackageSPDXIdentifier: "Package-image", PackageVersion: d.Version, PackageDownloadLocation: "NOASSERTION",
-		PackageLicenseConcluded: "NOASSERTION", PackageLicenseDeclared: "NOASSERTION", PackageCopyrightText: "NOASSERTION",
+		PackageName: name, PackageSPDXIdentifier: "Package-image", PackageVersion: d.Version, PackageDownloadLocation: unknown,
+		PackageLicenseConcluded: unknown, PackageLicenseDeclared: unknown, PackageCopyrightText: unknown,
 		PackageChecksums: []common.Checksum{{Algorithm: common.SHA256, Value: digest.Hex}},
 	}
 	document := &v2_3.Document{
@@ -145,7 +170,7 @@ func (d Document) Write(image v1.Image, output io.Writer) error {
 	for i, c := range components {
 		one := &v2_3.Package{
 			PackageName: c.Name, PackageVersion: c.Version, PackageSPDXIdentifier: common.ElementID(fmt.Sprintf("Package-%d", i+1)),
-			PackageDownloadLocation: "NOASSERTION", PackageLicenseConcluded: "NOASSERTION", PackageLicenseDeclared: "NOASSERTION", PackageCopyrightText: "NOASSERTION",
+			PackageDownloadLocation: unknown, PackageLicenseConcluded: unknown, PackageLicenseDeclared: c.Licence, PackageCopyrightText: unknown,
 			PackageExternalReferences: []*v2_3.PackageExternalReference{{
 				Category: common.CategoryPackageManager, RefType: common.TypePackageManagerPURL, Locator: c.PURL}},
 		}

@@ -2,6 +2,8 @@ package sbom_test
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"maps"
 	"net/url"
 	"path"
@@ -46,7 +48,7 @@ func TestADocumentListsPackagesAndModulesAndIsTheSameTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	const whole = "Package-image"
-	purls := map[string]string{} // by identifier
+	purls, licences := map[string]string{}, map[string]string{} // by identifier, by URL
 	for _, p := range read.Packages {
 		switch {
 		case p.PackageSPDXIdentifier == whole:
@@ -57,7 +59,7 @@ func TestADocumentListsPackagesAndModulesAndIsTheSameTwice(t *testing.T) {
 			t.Errorf("%s has the references %v, want one", p.PackageName, p.PackageExternalReferences)
 		default:
 			purl := p.PackageExternalReferences[0].Locator
-			purls[string(p.PackageSPDXIdentifier)] = purl
+			purls[string(p.PackageSPDXIdentifier)], licences[purl] = purl, p.PackageLicenseDeclared
 			if name, version, ok := strings.Cut(purl, "@"); !ok || path.Base(name) != path.Base(p.PackageName) && p.PackageName != "go" ||
 				!strings.HasPrefix(version, url.QueryEscape(strings.TrimPrefix(p.PackageVersion, "go"))) {
 				t.Errorf("package %s, version %s, is %s", p.PackageName, p.PackageVersion, purl)
@@ -66,7 +68,7 @@ func TestADocumentListsPackagesAndModulesAndIsTheSameTwice(t *testing.T) {
 	}
 	want := []string{
 		"pkg:deb/debian/lvm2@2.03.16-2?arch=arm64", "pkg:deb/debian/libstdc++6@12.2.0-14%2Bdeb12u1?arch=arm64",
-		"pkg:golang/stdlib@" + strings.TrimPrefix(runtime.Version(), "go"),
+		"pkg:golang/github.com/carve-csi/carve@v1", "pkg:golang/stdlib@" + strings.TrimPrefix(runtime.Version(), "go"),
 	}
 	modules := ocitest.Modules(t)
 	if len(modules) < 2 {
@@ -78,6 +80,15 @@ func TestADocumentListsPackagesAndModulesAndIsTheSameTwice(t *testing.T) {
 	slices.Sort(want)
 	if got := slices.Sorted(maps.Values(purls)); !slices.Equal(got, want) {
 		t.Errorf("the image is made of %q, want %q", got, want)
+	}
+	for purl, licence := range licences {
+		want := "MIT"
+		if strings.HasPrefix(purl, "pkg:deb/") {
+			want = "NOASSERTION"
+		}
+		if licence != want {
+			t.Errorf("the licence of %s: want %s, got %s", purl, want, licence)
+		}
 	}
 	// The document describes the image, which contains each of the packages.
 	contained := map[string]bool{}
@@ -97,5 +108,25 @@ func TestADocumentListsPackagesAndModulesAndIsTheSameTwice(t *testing.T) {
 	}
 	if !strings.HasSuffix(read.DocumentNamespace, digest.Hex) {
 		t.Errorf("the namespace %s is not the image's own", read.DocumentNamespace)
+	}
+}
+
+func TestAnImageWithoutALicenceIsAnError(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "image.tar")
+	ocitest.Write(t, archive, "arm64")
+	image, err := oci.Image(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	modules := ocitest.Modules(t)
+	for file, part := range map[string]string{
+		"usr/share/doc/lvm2/copyright": "lvm2", "usr/share/doc/libstdc++6": "libstdc++6", "usr/share/doc/gcc-12-base/copyright": "libstdc++6",
+		"licenses/LICENSE": "github.com/carve-csi/carve", "licenses/go/LICENSE": "go",
+		"licenses/" + modules[0]: strings.Split(modules[0], "@")[0],
+	} {
+		err := sbom.Document{Version: "v1", Architecture: "arm64"}.Write(ocitest.Without(t, image, file), io.Discard)
+		if !errors.Is(err, sbom.ErrNoLicence) || !strings.Contains(err.Error(), part+":") {
+			t.Errorf("an image without %s: want an error for %s, got %v", file, part, err)
+		}
 	}
 }

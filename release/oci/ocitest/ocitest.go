@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -52,15 +53,40 @@ func Modules(t testing.TB) []string {
 	return modules
 }
 
-// file is one of a layer.
+// file is one of a layer, or, with link, a symbolic link.
 type file struct {
 	name    string
 	content []byte
+	link    string
+}
+
+// Licence is the text of MIT's.
+const Licence = `Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation
+files (the "Software"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify,
+merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is furnished
+to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
+MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE
+FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION
+WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+`
+
+// Without returns an image without one of its files.
+func Without(t testing.TB, image v1.Image, name string) v1.Image {
+	t.Helper()
+	image, err := mutate.AppendLayers(image, layer(t, file{name: path.Join(path.Dir(name), ".wh."+path.Base(name))}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
 }
 
 // Write writes an image for an architecture as an archive as `docker save` does. It has a layer
 // with Debian packages, and one with programs, two of which are Carve's and use the module
-// sigs.k8s.io/yaml.
+// sigs.k8s.io/yaml. The licence of one package is that of another, and all modules have MIT's.
 func Write(t testing.TB, output, architecture string) {
 	t.Helper()
 	program, err := os.ReadFile(build(t))
@@ -68,11 +94,20 @@ func Write(t testing.TB, output, architecture string) {
 		t.Fatal(err)
 	}
 	debian := func(name, version string) file {
-		return file{"var/lib/dpkg/status.d/" + name, []byte("Package: " + name + "\nStatus: install ok installed\nVersion: " + version + "\nArchitecture: " + architecture + "\n")}
+		return file{name: "var/lib/dpkg/status.d/" + name, content: []byte("Package: " + name + "\nStatus: install ok installed\nVersion: " + version + "\nArchitecture: " + architecture + "\n")}
+	}
+	programs := []file{
+		{name: "usr/local/bin/carve-lvmd", content: program}, {name: "usr/local/bin/carve-node", content: program},
+		{name: "usr/local/bin/lvm", content: []byte("of " + architecture)},
+		{name: "licenses/LICENSE", content: []byte(Licence)}, {name: "licenses/go/LICENSE", content: []byte(Licence)},
+	}
+	for _, module := range Modules(t) {
+		programs = append(programs, file{name: "licenses/" + module + "/below/LICENSE", content: []byte(Licence)})
 	}
 	layers := []v1.Layer{
-		layer(t, debian("lvm2", "2.03.16-2"), debian("libstdc++6", "12.2.0-14+deb12u1")),
-		layer(t, file{"usr/local/bin/carve-lvmd", program}, file{"usr/local/bin/carve-node", program}, file{"usr/local/bin/lvm", []byte("of " + architecture)}),
+		layer(t, debian("lvm2", "2.03.16-2"), debian("libstdc++6", "12.2.0-14+deb12u1"), file{name: "usr/share/doc/lvm2/copyright"},
+			file{name: "usr/share/doc/libstdc++6", link: "gcc-12-base"}, file{name: "usr/share/doc/gcc-12-base/copyright"}),
+		layer(t, programs...),
 	}
 	image, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{
 		OS: "linux", Architecture: architecture, RootFS: v1.RootFS{Type: "layers"},
@@ -99,6 +134,9 @@ func layer(t testing.TB, files ...file) v1.Layer {
 	archive := tar.NewWriter(&content)
 	for _, f := range files {
 		header := &tar.Header{Name: f.name, Mode: 0o755, Size: int64(len(f.content)), Format: tar.FormatPAX}
+		if f.link != "" {
+			header.Typeflag, header.Linkname = tar.TypeSymlink, f.link
+		}
 		err := archive.WriteHeader(header)
 		if err == nil {
 			_, err = archive.Write(f.content)

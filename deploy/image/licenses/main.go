@@ -1,0 +1,179 @@
+// Command licenses copies the licences of what programs are linked of into a folder: Carve's, Go's and
+// those of the modules. They go wherever the programs go. The Dockerfile, `make image` and
+// `make release` run it from other modules and from none, so it imports only Go's own packages.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+func main() {
+	platform := flag.String("os", runtime.GOOS, "operating system of the programs")
+	architecture := flag.String("arch", runtime.GOARCH, "architecture of the programs")
+	flag.Parse()
+	if flag.NArg() < 2 {
+		fmt.Fprintln(os.Stderr, "usage: licenses [-os OS] [-arch ARCH] FOLDER PACKAGE...")
+		os.Exit(2)
+	}
+	packages, err := list(*platform, *architecture, flag.Args()[1:])
+	var goroot string
+	if err == nil {
+		goroot, err = findGo()
+	}
+	if err == nil {
+		err = copyAll(packages, goroot, flag.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "licenses:", err)
+		os.Exit(1)
+	}
+}
+
+// linked is a package that is linked into a program. Go's own have no module.
+type linked struct {
+	Dir    string
+	Module *struct {
+		Path, Version, Dir string
+		Main               bool
+	}
+}
+
+// list returns the packages that programs are linked of.
+func list(platform, architecture string, programs []string) ([]linked, error) {
+	output, err := run("CGO_ENABLED=0 GOOS="+platform+" GOARCH="+architecture, append([]string{"list", "-deps", "-json=Dir,Module"}, programs...)...)
+	if err != nil {
+		return nil, err
+	}
+	var packages []linked
+	for decoder := json.NewDecoder(bytes.NewReader(output)); ; {
+		var p linked
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return packages, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("list the packages of %q: %w", programs, err)
+		}
+		packages = append(packages, p)
+	}
+}
+
+// findGo returns the folder of Go's sources and licence.
+func findGo() (string, error) {
+	output, err := run("", "env", "GOROOT")
+	return string(bytes.TrimSpace(output)), err
+}
+
+// run runs go and returns what it prints.
+func run(variables string, arguments ...string) ([]byte, error) {
+	command := exec.Command("go", arguments...)
+	command.Env = append(append(os.Environ(), "GOWORK=off"), strings.Fields(variables)...)
+	command.Stderr = os.Stderr
+	output, err := command.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go %q: %w", arguments, err)
+	}
+	return output, nil
+}
+
+// name is the folder of a package's licences. Those of the programs' own module lie beside the others.
+func (p linked) name() string {
+	switch {
+	case p.Module == nil:
+		return "go"
+	case p.Module.Main:
+		return "."
+	}
+	return p.Module.Path + "@" + p.Module.Version
+}
+
+// A licence is to be passed on, and what it asks for: the NOTICE of Apache's, PATENTS of Go's.
+var (
+	licence = regexp.MustCompile(`(?i)^(un)?(licen[cs]e|copying|copyright)`)
+	further = regexp.MustCompile(`(?i)^(notice|patents)`)
+)
+
+// source matches files that only have such a name.
+var source = regexp.MustCompile(`\.(go|s|sh|yaml|json|tmpl)$`)
+
+// errNoLicence is the error of a module without a licence.
+var errNoLicence = errors.New("no file has its licence")
+
+// copyAll copies the licences of packages into a folder. A package that was copied from elsewhere often
+// has a licence of its own, so it looks beside each and above it, up to the folder of its module. All
+// of Go's, which lie in goroot, have one.
+func copyAll(packages []linked, goroot, folder string) error {
+	seen, licensed := map[string]bool{}, map[string]bool{}
+	for _, p := range packages {
+		name, dir, root := p.name(), goroot, goroot
+		if p.Module != nil {
+			dir, root = p.Dir, p.Module.Dir
+		}
+		for ; !seen[dir]; dir = filepath.Dir(dir) {
+			seen[dir] = true
+			below, err := filepath.Rel(root, dir)
+			if err != nil || !filepath.IsLocal(below) {
+				return fmt.Errorf("the package in %s is not one of %s", p.Dir, name)
+			}
+			copied, err := copyFolder(dir, filepath.Join(folder, name, below))
+			if err != nil {
+				return err
+			}
+			licensed[name] = licensed[name] || copied
+			if below == "." {
+				break
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(licensed)) {
+		if !licensed[name] {
+			return fmt.Errorf("%s: %w", name, errNoLicence)
+		}
+	}
+	return nil
+}
+
+// copyFolder copies the licences in one folder, and reports whether there is one.
+func copyFolder(from, to string) (licensed bool, err error) {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return false, fmt.Errorf("look for licences: %w", err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		isLicence := licence.MatchString(name)
+		if !entry.Type().IsRegular() || source.MatchString(name) || !isLicence && !further.MatchString(name) {
+			continue
+		}
+		licensed = licensed || isLicence
+		if err := copyFile(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			return false, err
+		}
+	}
+	return licensed, nil
+}
+
+func copyFile(from, to string) error {
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return fmt.Errorf("copy a licence: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return fmt.Errorf("copy a licence: %w", err)
+	}
+	if err := os.WriteFile(to, content, 0o644); err != nil {
+		return fmt.Errorf("copy a licence: %w", err)
+	}
+	return nil
+}

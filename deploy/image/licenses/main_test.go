@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// write writes files, each with its own path as its text, and returns their folder.
+func write(t *testing.T, names ...string) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, name := range names {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// files lists the files below a folder.
+func files(t *testing.T, root string) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			found = append(found, strings.TrimPrefix(path, root+"/"))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// of returns the package in a folder of a module.
+func of(path, dir, below string, main bool) (p linked) {
+	p.Dir = filepath.Join(dir, below)
+	p.Module = &struct {
+		Path, Version, Dir string
+		Main               bool
+	}{path, "v1.2.3", dir, main}
+	return p
+}
+
+func TestLicencesOfAllThatIsLinkedAreCopied(t *testing.T) {
+	goroot := write(t, "LICENSE", "PATENTS", "src/fmt/print.go", "src/crypto/LICENSE")
+	own := write(t, "LICENSE", "cmd/one/main.go")
+	module := write(t, "COPYING.txt", "NOTICE", "README.md", "license.go",
+		"used/third_party/LICENCE", "used/third_party/copied/copied.go", "unused/LICENSE", "used/third_party/copied/licenses/ignored")
+	output := filepath.Join(t.TempDir(), "licenses")
+	packages := []linked{
+		{Dir: filepath.Join(goroot, "src/fmt")}, of("example.com/own", own, "cmd/one", true),
+		of("example.com/a", module, ".", false), of("example.com/a", module, "used/third_party/copied", false),
+	}
+	if err := copyAll(packages, goroot, output); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"LICENSE", "example.com/a@v1.2.3/COPYING.txt", "example.com/a@v1.2.3/NOTICE", "example.com/a@v1.2.3/used/third_party/LICENCE", "go/LICENSE", "go/PATENTS"}
+	if got := files(t, output); !slices.Equal(got, want) {
+		t.Errorf("licences: want %q, got %q", want, got)
+	}
+	if text, err := os.ReadFile(filepath.Join(output, want[3])); err != nil || string(text) != "used/third_party/LICENCE" {
+		t.Errorf("%s: got %q, %v", want[3], text, err)
+	}
+}
+
+func TestAModuleWithoutALicenceIsAnError(t *testing.T) {
+	goroot := write(t, "LICENSE")
+	module := write(t, "README.md", "NOTICE", "licenses/MIT", "license.go", "below/LICENSE")
+	err := copyAll([]linked{of("example.com/a", module, ".", false)}, goroot, t.TempDir())
+	if !errors.Is(err, errNoLicence) || !strings.Contains(err.Error(), "example.com/a@v1.2.3") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestTheLicencesOfCarvesProgramsAreFound looks for those of every program and platform of a release.
+func TestTheLicencesOfCarvesProgramsAreFound(t *testing.T) {
+	const root = "../../.."
+	goroot, err := findGo()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		platform, architecture string
+		programs               []string
+	}{
+		{"linux", "amd64", []string{root + "/cmd/lvmd", root + "/cmd/node", root + "/cmd/controller"}},
+		{"linux", "arm64", []string{root + "/cmd/lvmd", root + "/cmd/node", root + "/cmd/controller"}},
+		{"darwin", "arm64", []string{root + "/cmd/kubectl-carve"}},
+	} {
+		packages, err := list(test.platform, test.architecture, test.programs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		output := t.TempDir()
+		if err := copyAll(packages, goroot, output); err != nil {
+			t.Errorf("%s/%s: %v", test.platform, test.architecture, err)
+			continue
+		}
+		own, err := os.ReadFile(filepath.Join(root, "LICENSE"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(filepath.Join(output, "LICENSE")); err != nil || !bytes.Equal(got, own) {
+			t.Errorf("Carve's licence: got %q, %v", got, err)
+		}
+		if count := len(files(t, output)); count < 50 {
+			t.Errorf("%s/%s: %d files", test.platform, test.architecture, count)
+		}
+	}
+}
