@@ -79,11 +79,18 @@ func Index(archives ...string) (v1.ImageIndex, error) {
 			return nil, fmt.Errorf("read the image %s: %w", archive, err)
 		}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{
-			Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: config.OS, Architecture: config.Architecture}},
+			Add: untyped{image}, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: config.OS, Architecture: config.Architecture}},
 		})
 	}
 	return index, nil
 }
+
+// untyped is an image without a type of artifact in its index, which is optional. Tools that do not know
+// that field copy an index without it, and the digest of the copy would not be the one that is signed.
+type untyped struct{ v1.Image }
+
+// ArtifactType is empty.
+func (untyped) ArtifactType() (string, error) { return "", nil }
 
 // Archive writes an index as an archive in OCI's layout, under a name and tag. It depends on
 // nothing but the index, the name and the time.

@@ -89,6 +89,9 @@ func TestAPushedIndexHasEveryArchitectureAndItsSignatureIsFound(t *testing.T) {
 		if p := manifest.Manifests[i].Platform; p == nil || p.OS != "linux" || p.Architecture != want || manifest.Manifests[i].MediaType != types.OCIManifestSchema1 {
 			t.Errorf("manifest %d: %+v", i, manifest.Manifests[i])
 		}
+		if got := manifest.Manifests[i].ArtifactType; got != "" {
+			t.Errorf("manifest %d has the artifact type %s, which some tools do not copy", i, got)
+		}
 	}
 	ours := signer(t)
 	if err := oci.Verify(t.Context(), digest, ours); err == nil {
