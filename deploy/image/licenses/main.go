@@ -29,12 +29,12 @@ func main() {
 		os.Exit(2)
 	}
 	packages, err := list(*platform, *architecture, flag.Args()[1:])
-	var goroot string
+	var ofGo string
 	if err == nil {
-		goroot, err = findGo()
+		ofGo, err = findGo()
 	}
 	if err == nil {
-		err = copyAll(packages, goroot, flag.Arg(0))
+		err = copyAll(packages, ofGo, flag.Arg(0))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "licenses:", err)
@@ -69,10 +69,19 @@ func list(platform, architecture string, programs []string) ([]linked, error) {
 	}
 }
 
-// findGo returns the folder of Go's sources and licence.
+// findGo returns the folder that has Go's licence.
 func findGo() (string, error) {
 	output, err := run("", "env", "GOROOT")
-	return string(bytes.TrimSpace(output)), err
+	return licenceOf(string(bytes.TrimSpace(output))), err
+}
+
+// licenceOf returns the folder with the licence of the Go in a folder. Distributions pack Go without
+// it, but with the modules that it has copied, which have the same authors and text.
+func licenceOf(goroot string) string {
+	if _, err := os.Stat(filepath.Join(goroot, "LICENSE")); err != nil {
+		return filepath.Join(goroot, "src/vendor/golang.org/x/net")
+	}
+	return goroot
 }
 
 // run runs go and returns what it prints.
@@ -112,11 +121,11 @@ var errNoLicence = errors.New("no file has its licence")
 
 // copyAll copies the licences of packages into a folder. A package that was copied from elsewhere often
 // has a licence of its own, so it looks beside each and above it, up to the folder of its module. All
-// of Go's, which lie in goroot, have one.
-func copyAll(packages []linked, goroot, folder string) error {
+// of Go's packages have the licence in the folder ofGo.
+func copyAll(packages []linked, ofGo, folder string) error {
 	seen, licensed := map[string]bool{}, map[string]bool{}
 	for _, p := range packages {
-		name, dir, root := p.name(), goroot, goroot
+		name, dir, root := p.name(), ofGo, ofGo
 		if p.Module != nil {
 			dir, root = p.Dir, p.Module.Dir
 		}

@@ -75,6 +75,27 @@ func TestLicencesOfAllThatIsLinkedAreCopied(t *testing.T) {
 	}
 }
 
+// TestGoOfADistributionHasALicence is laid out as Debian's, where src is a link to a folder elsewhere.
+func TestGoOfADistributionHasALicence(t *testing.T) {
+	const copied = "vendor/golang.org/x/net"
+	goroot, sources, output := write(t, "VERSION"), write(t, copied+"/LICENSE", copied+"/PATENTS", "fmt/print.go"), t.TempDir()
+	if err := os.Symlink(sources, filepath.Join(goroot, "src")); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyAll([]linked{{Dir: filepath.Join(goroot, "src/fmt")}}, licenceOf(goroot), output); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := files(t, output), []string{"go/LICENSE", "go/PATENTS"}; !slices.Equal(got, want) {
+		t.Errorf("Go's licence: want %q, got %q", want, got)
+	}
+	if err := os.WriteFile(filepath.Join(goroot, "LICENSE"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := licenceOf(goroot); got != goroot {
+		t.Errorf("of a Go with a licence: got %s", got)
+	}
+}
+
 func TestAModuleWithoutALicenceIsAnError(t *testing.T) {
 	goroot := write(t, "LICENSE")
 	module := write(t, "README.md", "NOTICE", "licenses/MIT", "license.go", "below/LICENSE")
@@ -87,7 +108,7 @@ func TestAModuleWithoutALicenceIsAnError(t *testing.T) {
 // TestTheLicencesOfCarvesProgramsAreFound looks for those of every program and platform of a release.
 func TestTheLicencesOfCarvesProgramsAreFound(t *testing.T) {
 	const root = "../../.."
-	goroot, err := findGo()
+	ofGo, err := findGo()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +125,7 @@ func TestTheLicencesOfCarvesProgramsAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		output := t.TempDir()
-		if err := copyAll(packages, goroot, output); err != nil {
+		if err := copyAll(packages, ofGo, output); err != nil {
 			t.Errorf("%s/%s: %v", test.platform, test.architecture, err)
 			continue
 		}
