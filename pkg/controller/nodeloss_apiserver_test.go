@@ -8,11 +8,15 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -43,21 +47,7 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 			first, before := w.running(t, test.claim, "")
 			node := first.Annotations[volume.AnnSelectedNode]
 
-			net.Detach(node)
-			waittest.Until(t, "the node is away", func() bool { v, ok := c.core.Fleet.View(node); return !ok || !v.Connected })
-			if test.taint {
-				waittest.Until(t, "the node is tainted", func() bool {
-					lost, err := client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
-					if err != nil {
-						return false
-					}
-					lost.Spec.Taints = append(lost.Spec.Taints, v1.Taint{Key: v1.TaintNodeOutOfService, Effect: v1.TaintEffectNoExecute})
-					_, err = client.CoreV1().Nodes().Update(t.Context(), lost, metav1.UpdateOptions{})
-					return err == nil
-				})
-			} else if err := client.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			w.lose(t, c, net, node, test.taint)
 			if test.taint && !test.ephemeral {
 				// A Pod that comes back before would use the claim on the node that is still
 				// there, and keep it: these tolerate every taint.
@@ -87,16 +77,93 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 				}
 				return true
 			})
-			must.Succeed(t, client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}))
-			waittest.Until(t, "the Pods are gone", func() bool {
-				pods, err := client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
-				return err == nil && len(pods.Items) == 0
-			})
-			if !test.ephemeral {
-				w.delete(t, second)
-			}
-			waittest.Until(t, "no finalizer keeps what was on the lost node", func() bool { return w.pv(first) == nil })
-			w.waitNothingLeft(t, second)
+			w.endSet(t, test.ephemeral, first, second)
 		})
 	}
+}
+
+// TestAPodThatWaitsForALostNodeRunsElsewhere loses the node that has the volume of a Pod before
+// the Pod has the node. Kubernetes does not remove such a Pod: it gets another claim.
+func TestAPodThatWaitsForALostNodeRunsElsewhere(t *testing.T) {
+	for name, test := range map[string]struct {
+		ephemeral bool
+		claim     string
+		taint     bool
+	}{
+		"claims to be made again, Node object deleted": {claim: "data-db-0"},
+		"generic ephemeral volumes, Node deleted":      {ephemeral: true, claim: "db-0-data"},
+		"generic ephemeral volumes, out of service":    {ephemeral: true, claim: "db-0-data", taint: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := connectToAPIServer(t)
+			w := newWorld(t, client)
+			w.namespace = ours
+			install(t, client)
+			w.class(t, func(class *storagev1.StorageClass) { recreate(class); immediate(class) })
+			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours},
+				func(c *Controller) { c.core.Losses.Grace = 500 * time.Millisecond })
+			startSet(t, client, test.ephemeral, func(pod *v1.PodSpec) {
+				pod.SchedulingGates = []v1.PodSchedulingGate{{Name: "example.com/wait"}}
+			})
+			var first *v1.PersistentVolumeClaim
+			waittest.Until(t, "the claim is bound", func() bool {
+				var err error
+				first, err = client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), test.claim, metav1.GetOptions{})
+				return err == nil && first.Status.Phase == v1.ClaimBound
+			})
+			before := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), "db-0", metav1.GetOptions{}))(t)
+			node, _ := cluster.NodeOf(w.pv(first))
+			w.lose(t, c, net, node, test.taint)
+			if test.taint {
+				// The node is still there, and this Pod tolerates the taint.
+				waittest.Until(t, "the claim is deleted", func() bool {
+					claim, err := client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), test.claim, metav1.GetOptions{})
+					return apierrors.IsNotFound(err) || err == nil && claim.UID != first.UID
+				})
+			}
+			must.Get(client.CoreV1().Pods(ours).Patch(t.Context(), "db-0", types.MergePatchType,
+				[]byte(`{"spec":{"schedulingGates":null}}`), metav1.PatchOptions{}))(t)
+			second, after := w.running(t, test.claim, string(first.UID))
+			if after.UID != before.UID || after.Spec.NodeName == node {
+				t.Errorf("Pod %s on %s, it was %s, and the lost node is %s", after.UID, after.Spec.NodeName, before.UID, node)
+			}
+			w.endSet(t, test.ephemeral, first, second)
+		})
+	}
+}
+
+// lose loses a node for good: by the taint node.kubernetes.io/out-of-service, or without its Node object.
+func (w *world) lose(t *testing.T, c *Controller, net *uplinktest.Network, node string, taint bool) {
+	t.Helper()
+	net.Detach(node)
+	waittest.Until(t, "the node is away", func() bool { v, ok := c.core.Fleet.View(node); return !ok || !v.Connected })
+	if !taint {
+		must.Succeed(t, w.client.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}))
+		return
+	}
+	waittest.Until(t, "the node is tainted", func() bool {
+		lost, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+		if err != nil {
+			return false
+		}
+		lost.Spec.Taints = append(lost.Spec.Taints, v1.Taint{Key: v1.TaintNodeOutOfService, Effect: v1.TaintEffectNoExecute})
+		_, err = w.client.CoreV1().Nodes().Update(t.Context(), lost, metav1.UpdateOptions{})
+		return err == nil
+	})
+}
+
+// endSet deletes what startSet made, whose claim was first and is second, and waits until nothing
+// of it is left.
+func (w *world) endSet(t *testing.T, ephemeral bool, first, second *v1.PersistentVolumeClaim) {
+	t.Helper()
+	must.Succeed(t, w.client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}))
+	waittest.Until(t, "the Pods are gone", func() bool {
+		pods, err := w.client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
+		return err == nil && len(pods.Items) == 0
+	})
+	if !ephemeral {
+		w.delete(t, second)
+	}
+	waittest.Until(t, "no finalizer keeps what was on the lost node", func() bool { return w.pv(first) == nil })
+	w.waitNothingLeft(t, second)
 }

@@ -162,6 +162,9 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 			h.class("carve", recreate)
 			h.run()
 			h.boundVolume("c", "n1")
+			h.unscheduled("web", inTemplate("scratch"))
+			h.claim("web-scratch", "n1", ofWeb("100Mi"))
+			waittest.Until(h.t, "the Pod's claim is bound", h.bound("web-scratch"))
 			h.addNodesToLose()
 			test(h)
 			waittest.Until(h.t, "the controller knows what happened to the node", func() bool {
@@ -177,8 +180,10 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 			}
 			r.Pass(t.Context())
 			h.loseNodes()
-			if h.claimIsGone("c") || h.pv("pvc-uid-c") == nil {
-				t.Errorf("a claim was given up within %v", leftAlone)
+			for _, claim := range []string{"c", "web-scratch"} {
+				if h.claimIsGone(claim) || h.pv("pvc-uid-"+claim) == nil {
+					t.Errorf("claim %s was given up within %v", claim, leftAlone)
+				}
 			}
 			for _, warning := range h.warnings() {
 				if strings.Contains(warning, "NodeLost") && strings.Contains(warning, "node n1,") {
@@ -241,6 +246,79 @@ func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(
 			})
 		}
 	}
+}
+
+// Kubernetes does not remove a Pod that has no node, and makes the claim of one again that is
+// deleted.
+func TestTheClaimOfAPodWithoutANodeIsDeletedWhereItsClassSaysSo(t *testing.T) {
+	for name, lose := range losing {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			h.node("n1", gib)
+			h.class("carve", recreate)
+			h.run()
+			h.unscheduled("web", inTemplate("scratch"))
+			h.claim("web-scratch", "n1", ofWeb("100Mi"))
+			waittest.Until(h.t, "claim is bound", h.bound("web-scratch"))
+			h.placed("second", "n1", v1.PodPending, byName("web-scratch")) // which ends with its node
+			h.net.Detach("n1")
+			lose(h, "n1")
+			h.event("Warning NodeLost", "n1", "made again elsewhere")
+			waittest.Until(h.t, "claim and volume are gone", func() bool { return h.claimIsGone("web-scratch") && h.volumes() == 0 })
+		})
+	}
+}
+
+func TestAnEphemeralClaimOfALostNodeIsNotDeleted(t *testing.T) {
+	const withPod, kept = "goes with its Pod", "the claim is kept for a node that comes back"
+	for name, test := range map[string]struct {
+		class func(*storagev1.StorageClass)
+		pods  func(*harness)
+		says  string
+	}{
+		"whose class keeps it": {nil, func(h *harness) { h.unscheduled("web", inTemplate("scratch")) }, kept},
+		"whose Pod has the node": {recreate, func(h *harness) {
+			h.placed("web", "n1", v1.PodPending, inTemplate("scratch"))
+			h.unscheduled("second", byName("web-scratch"))
+		}, withPod},
+		"whose Pod is made again": {recreate, func(h *harness) {
+			h.pending("web", func(pod *v1.Pod) { pod.UID = "uid-of-the-next" })
+		}, withPod},
+		"whose Pod is being deleted": {recreate, func(h *harness) {
+			h.pending("web", func(pod *v1.Pod) {
+				now := metav1.Now()
+				pod.DeletionTimestamp, pod.Finalizers = &now, []string{"example.com/held"}
+			})
+		}, withPod},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			h.node("n1", gib)
+			h.class("carve", test.class)
+			h.run()
+			test.pods(h)
+			h.claim("web-scratch", "n1", ofWeb("100Mi"))
+			waittest.Until(h.t, "claim is bound", h.bound("web-scratch"))
+			h.addNodesToLose()
+			h.net.Detach("n1")
+			h.taint("n1", v1.TaintNodeOutOfService)
+			h.event("Warning NodeLost", "n1", test.says)
+			h.loseNodes() // for which it passes over n1 again
+			if h.claimIsGone("web-scratch") || h.pv("pvc-uid-web-scratch") == nil {
+				t.Error("the claim was deleted")
+			}
+		})
+	}
+}
+
+// pending adds a Pod without a node that has a volume "scratch" of its own.
+func (h *harness) pending(name string, change func(*v1.Pod)) {
+	h.t.Helper()
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Spec: v1.PodSpec{Volumes: []v1.Volume{inTemplate("scratch")}}}
+	change(pod)
+	must.Get(h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}))(h.t)
 }
 
 func TestPodsThatUseAKeptVolumeOfALostNodeAreNotifiedOnceEach(t *testing.T) {

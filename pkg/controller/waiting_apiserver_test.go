@@ -40,9 +40,12 @@ func scheduledPod(ephemeral bool) (v1.PodSpec, v1.PersistentVolumeClaimSpec) {
 
 // startSet makes a StatefulSet of one Pod, db-0, which is removed at the test's end at the
 // latest: a test that failed leaves nothing in the next one's way.
-func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool) {
+func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool, changes ...func(*v1.PodSpec)) {
 	t.Helper()
 	pod, claim := scheduledPod(ephemeral)
+	for _, change := range changes {
+		change(&pod)
+	}
 	labels := map[string]string{"app": "db"}
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
 		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod}}}

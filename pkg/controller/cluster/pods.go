@@ -95,6 +95,13 @@ func (c *Cluster) UnplacedPods(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool { return pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil })
 }
 
+// OwnerUnplaced reports whether a claim is a generic ephemeral volume of a Pod that has no node.
+// Such a Pod was never on any node, and if the claim is deleted, Kubernetes makes it again.
+func (c *Cluster) OwnerUnplaced(claim *v1.PersistentVolumeClaim) bool {
+	owner := spec.OwnerPod(claim)
+	return owner != nil && slices.ContainsFunc(c.UnplacedPods(claim), func(pod *v1.Pod) bool { return pod.UID == owner.UID })
+}
+
 // HasPod reports whether a Pod that has not started names a claim.
 func (c *Cluster) HasPod(claim *v1.PersistentVolumeClaim) bool { return len(c.podsNaming(claim)) > 0 }
 

@@ -20,9 +20,10 @@ const nodeLossPass = 30 * time.Second
 
 // releaser gives up bound claims whose node is lost, where their class says so.
 //
-// Generic ephemeral volumes need nothing from it: their claims go with their
-// Pods, which Kubernetes removes from lost nodes. Other claims are kept by
-// default. What was Released in any way is the deleter's.
+// Generic ephemeral volumes of Pods on the node need nothing from it: their claims go
+// with their Pods, which Kubernetes removes from lost nodes. It does not remove a Pod
+// that has no node, and waits for the volume: its claim is treated as others are.
+// Claims are kept by default. What was Released in any way is the deleter's.
 type releaser struct {
 	*cluster.Cluster
 	kick chan struct{}
@@ -102,7 +103,7 @@ func (r *releaser) abandon(ctx context.Context, listed cluster.PodLists, pv *v1.
 	}
 	why := fmt.Sprintf("node %s, which holds the volume, is lost", node)
 	switch {
-	case spec.OwnerPod(claim) != nil:
+	case spec.OwnerPod(claim) != nil && !r.OwnerUnplaced(claim):
 		r.notify(ctx, listed, pv, claim, node, why+"; the volume goes with its Pod, which Kubernetes removes from such a node")
 	case pv.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate:
 		r.notify(ctx, listed, pv, claim, node, why+"; the claim is kept for a node that comes back. Delete the claim only if its data is not needed: that gives it up")
