@@ -112,6 +112,33 @@ func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 	}
 }
 
+// The Pod may wait for CPU or memory on a node that does not have its volume any more.
+func TestTheClaimOfAPodWithoutANodeOnOtherDisksIsTreatedByPolicy(t *testing.T) {
+	for policy, deleted := range map[string]bool{names.NodeLossRecreate: true, names.NodeLossKeep: false} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			w := newAuditing(t, policy)
+			w.unscheduled("web", inTemplate("scratch"))
+			w.claim("web-scratch", "n1", ofWeb("100Mi"))
+			waittest.Until(w.t, "the claim is bound", w.bound("web-scratch"))
+			w.reboot(otherDisks())
+			w.pass()
+			if w.claimIsGone("web-scratch") {
+				t.Fatal("the claim was deleted at first sight")
+			}
+			for range 3 {
+				w.a.Pass(t.Context())
+			}
+			if w.claimIsGone("web-scratch") != deleted {
+				t.Errorf("the claim is deleted: %t, want %t", !deleted, deleted)
+			}
+			if w.podIsGone("web") {
+				t.Error("the Pod was deleted")
+			}
+		})
+	}
+}
+
 func TestPodsAreForOthersToDeleteWhereTheRightWasTakenAway(t *testing.T) {
 	w := newAuditing(t, names.NodeLossRecreate)
 	w.client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {

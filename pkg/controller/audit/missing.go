@@ -205,7 +205,8 @@ func (a *Auditor) noteGroup(ctx context.Context, pv *v1.PersistentVolume, note c
 // report notifies the users of a volume that it is missing: by conditions, which last, and,
 // where it is not again, by Events. Where the node has other disks, the
 // volume is given up as that of a lost node is, though not at first sight: by its
-// claim, if the class asks for that, or with its Pod, if it is ephemeral.
+// claim, if the class asks for that, or with its Pod, if it is ephemeral and the Pod
+// has the node.
 func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *absence, now *present, again bool) {
 	recreate := pv.Annotations[names.ParamOnNodeLoss] == names.NodeLossRecreate
 	var claim *v1.PersistentVolumeClaim
@@ -223,7 +224,7 @@ func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *abse
 	if why.cause != CauseReplaced || claim == nil || pv.Status.Phase != v1.VolumeBound || !recreate && !ephemeral {
 		return
 	}
-	if !ephemeral && claim.DeletionTimestamp == nil {
+	if recreate && claim.DeletionTimestamp == nil && (!ephemeral || a.OwnerUnplaced(claim)) {
 		a.DeleteLostClaim(ctx, pv, claim, fmt.Sprintf("node %s, which held the volume, has other disks", why.node))
 	}
 	a.deleteWaiting(ctx, claim, now, why.node)
