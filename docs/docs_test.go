@@ -257,7 +257,7 @@ func flagsOf(t *testing.T, all map[string]*page) map[string][]string {
 // foreignFlags are flags that pages name of other programs.
 var foreignFlags = []string{
 	"--root-dir", "--register-with-taints", "--kube-api-qps", "--kube-api-burst", "--config", "--metadatasize", "--memory-file",
-	"--pbkdf", "--feature-gates", "--enable-capacity", "--startup-taint", "--maxrecoveryrate", "--rounds", "--option", "--cascade",
+	"--pbkdf", "--feature-gates", "--enable-capacity", "--startup-taint", "--maxrecoveryrate", "--option", "--cascade",
 	"--extra-disks", "--local-nvme-ssd-block", "--ephemeral-storage-local-ssd", "--nodes", "--set",
 }
 
