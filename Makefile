@@ -126,6 +126,7 @@ test-unit: ## Tests that run anywhere, in seconds
 	cd release && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) $(CHOSEN) ./...
 	cd monitoring && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) $(CHOSEN) ./...
 	cd tools && $(GO) vet ./... && $(GO) test $(VERBOSE) $(CHOSEN) ./...
+	cd pkg/scheduler/plugin && $(GO) vet ./...
 
 # Vetting looks at everything that is imported, too. The linter does it for all build tags. The tests of
 # the documents compare texts; with the race detector they take over a minute.
@@ -138,7 +139,8 @@ test-race: deps ## The same, with the race detector where the product is tested
 	  (cd $$module && $(GO) test -vet=off -count=1 $(VERBOSE) $(CHOSEN) ./...) || failed=1; \
 	done; exit $$failed
 
-# Packages whose tests want a real API server beside fake nodes.
+# Packages whose tests want a real API server beside fake nodes. The scheduler with Carve's plugin is of one version
+# of Kubernetes.
 APISERVER_TESTS := pkg/controller pkg/controller/trust pkg/kubectl
 
 .PHONY: test-apiserver
@@ -147,8 +149,9 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	  $(GO) test -tags apiserver -c -o bin/tests/$$(basename $$package) ./$$package || exit 1; \
 	done
 	cd release && $(GO) test -tags apiserver -c -o ../bin/tests/chart ./chart
-	@cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
-	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -E '$(RUN)' | paste -s -d '|'); \
+	$(if $(KUBERNETES),,cd pkg/scheduler/plugin && $(GO) build -o $(CURDIR)/bin/tests/kube-scheduler ./kube-scheduler)
+	@export SCHEDULER_WITH_PLUGIN=$(CURDIR)/bin/tests/kube-scheduler; cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
+	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -v '$(if $(KUBERNETES),WithThePlugin,^$$)' | grep -E '$(RUN)' | paste -s -d '|'); \
 	  [ -n "$$names" ] || continue; \
 	  $(GO) run ./cmd/controlplane $(if $(KUBERNETES),--kubernetes v$(KUBERNETES)) env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
 	    -test.v -test.timeout 15m -test.run "^($$names)$$" || failed=1; \
@@ -284,6 +287,7 @@ lint: $(GOLANGCI) ## Run golangci-lint, go vet in it, with the committed configu
 	cd tools && $(GOLANGCI) run --config ../.golangci.yml ./... && $(GO) run ./shape ../cmd ../pkg
 	cd release && $(GOLANGCI) run --config ../.golangci.yml --build-tags apiserver ./...
 	cd monitoring && $(GOLANGCI) run --config ../.golangci.yml ./...
+	cd pkg/scheduler/plugin && $(GOLANGCI) run --config ../../../.golangci.yml ./...
 
 $(GOLANGCI):
 	GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0

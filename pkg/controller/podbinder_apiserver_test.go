@@ -49,15 +49,22 @@ const (
 	schedulerAccount   = "carve-scheduler"
 )
 
-// startCarveScheduler runs kube-scheduler until the test ends, as the component configures it and
-// with the rights that the component gives it, but for where its binder is.
-func startCarveScheduler(t *testing.T, binder string) {
+// shippedConfiguration is that of the component's scheduler, but for where its binder is.
+func shippedConfiguration(t *testing.T, binder string) map[string]any {
 	t.Helper()
 	var shipped v1.ConfigMap
 	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile(schedulerComponent+"config.yaml"))(t), &shipped))
 	// Written from the Go type, it has fields that an older scheduler does not know.
 	var config map[string]any
 	must.Succeed(t, yaml.UnmarshalStrict([]byte(shipped.Data["kube-scheduler.yaml"]), &config))
+	config["extenders"].([]any)[0].(map[string]any)["urlPrefix"] = "http://" + binder
+	return config
+}
+
+// runScheduler runs a kube-scheduler until the test ends, with that configuration and the rights that the
+// component gives it.
+func runScheduler(t *testing.T, config map[string]any, command ...string) {
+	t.Helper()
 	dir := t.TempDir()
 	access := must.Get(clientcmd.LoadFromFile(os.Getenv("KUBECONFIG")))(t)
 	for _, user := range access.AuthInfos {
@@ -67,17 +74,16 @@ func startCarveScheduler(t *testing.T, binder string) {
 	must.Succeed(t, clientcmd.WriteToFile(*pathsResolved(t, access), kubeconfig))
 	config["leaderElection"] = map[string]any{"leaderElect": false}
 	config["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
-	config["extenders"].([]any)[0].(map[string]any)["urlPrefix"] = "http://" + binder
 	path := filepath.Join(dir, "scheduler.yaml")
 	must.Succeed(t, os.WriteFile(path, must.Get(yaml.Marshal(config))(t), 0o600))
 	var log bytes.Buffer
-	command := exec.Command(os.Getenv("KUBERNETES"), "kube-scheduler", "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")
-	command.Stdout, command.Stderr = &log, &log
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it does not outlive a test that is killed
-	must.Succeed(t, command.Start())
+	scheduler := exec.Command(command[0], append(command[1:], "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")...)
+	scheduler.Stdout, scheduler.Stderr = &log, &log
+	scheduler.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it does not outlive a test that is killed
+	must.Succeed(t, scheduler.Start())
 	t.Cleanup(func() {
-		_ = command.Process.Kill()
-		_ = command.Wait()
+		_ = scheduler.Process.Kill()
+		_ = scheduler.Wait()
 		if t.Failed() {
 			t.Logf("the scheduler's log:\n%s", log.String())
 		}
@@ -196,11 +202,11 @@ func (w *world) static(t *testing.T, name, class string, change func(*v1.Persist
 	})
 }
 
-// TestPodsOfOurSchedulerStartWithTheirVolumes has the real scheduler, with the configuration and
-// the rights that the component ships, bring Pods to nodes.
-func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
+// schedulerWorld is a cluster in which Carve and the rights of the second scheduler are installed.
+func schedulerWorld(t *testing.T) (w *world, class string) {
+	t.Helper()
 	client := connectToAPIServer(t)
-	w := newWorld(t, client)
+	w = newWorld(t, client)
 	w.namespace = ours
 	install(t, client)
 	apply(t, client, schedulerComponent+"rbac.yaml")
@@ -209,12 +215,100 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		_, _, stop := startOn(t, w, Options{Client: asController(t), Namespace: ours})
 		return stop
 	})
+	return w, w.class(t, nil)
+}
+
+// TestPodsOfOurSchedulerStartWithTheirVolumes has the real scheduler, with the configuration and
+// the rights that the component ships, bring Pods to nodes.
+func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
+	w, class := schedulerWorld(t)
 	binder := freeAddress(t)
 	stopBinder := bindPods(t, binder)
 	t.Cleanup(func() { stopBinder() })
-	startCarveScheduler(t, binder)
-	class := w.class(t, nil)
+	runScheduler(t, shippedConfiguration(t, binder), os.Getenv("KUBERNETES"), "kube-scheduler")
+	w.podsStartWithTheirVolumes(t, class)
+	t.Run("a node that cannot be asked, and a binder that is away", func(t *testing.T) {
+		var away atomic.Bool
+		var refused atomic.Int32
+		away.Store(true)
+		for _, node := range w.nodes {
+			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+				if away.Load() {
+					refused.Add(1)
+					return status.Error(codes.Unavailable, "away")
+				}
+				return nil
+			}})
+		}
+		defer w.noHooks()
+		w.runPod(t, carveScheduler, "waits", class)
+		w.runPod(t, carveScheduler, "goes-on", "")
+		w.isPlaced(t, "goes-on")
+		waittest.Until(t, "a node is asked", func() bool { return refused.Load() > 0 }) // its claim has a node when the binder ends
+		stopBinder()
+		w.runPod(t, carveScheduler, "no-binder", class)
+		w.runPod(t, v1.DefaultSchedulerName, "not-ours", "")
+		w.isPlaced(t, "not-ours")
+		waittest.Until(t, "the scheduler could not bind the Pod whose binder is away", func() bool {
+			pod := must.Get(w.client.CoreV1().Pods(ours).Get(t.Context(), "no-binder", metav1.GetOptions{}))(t)
+			return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
+				return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == v1.PodReasonSchedulerError
+			})
+		})
+		before := refused.Load()
+		waittest.Until(t, "a node is asked again", func() bool { return refused.Load() > before+1 })
+		for _, pod := range []string{"waits", "no-binder"} {
+			if node := w.nodeOf(t, pod); node != "" {
+				t.Errorf("Pod %s is on %s without its volume", pod, node)
+			}
+		}
+		stopBinder = bindPods(t, binder)
+		away.Store(false)
+		w.isPlaced(t, "waits", "waits-data")
+		w.isPlaced(t, "no-binder", "no-binder-data")
+	})
+}
 
+// TestPodsOfASchedulerWithThePluginStartWithTheirVolumes is the same with a scheduler that has Carve's plugin, and
+// no binder beside it.
+func TestPodsOfASchedulerWithThePluginStartWithTheirVolumes(t *testing.T) {
+	program := os.Getenv("SCHEDULER_WITH_PLUGIN")
+	if program == "" {
+		t.Fatal("SCHEDULER_WITH_PLUGIN does not name the scheduler; run make test-apiserver")
+	}
+	w, class := schedulerWorld(t)
+	var config map[string]any
+	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile("../../deploy/examples/kube-scheduler-plugin.yaml"))(t), &config))
+	runScheduler(t, config, program)
+	w.podsStartWithTheirVolumes(t, class)
+	t.Run("a node that cannot be asked", func(t *testing.T) {
+		var away atomic.Bool
+		var refused atomic.Int32
+		away.Store(true)
+		for _, node := range w.nodes {
+			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+				if away.Load() {
+					refused.Add(1)
+					return status.Error(codes.Unavailable, "away")
+				}
+				return nil
+			}})
+		}
+		defer w.noHooks()
+		w.runPod(t, carveScheduler, "waits", class)
+		waittest.Until(t, "a node is asked twice", func() bool { return refused.Load() > 1 })
+		w.runPod(t, carveScheduler, "goes-on", "")
+		w.isPlaced(t, "goes-on")
+		if node := w.nodeOf(t, "waits"); node != "" {
+			t.Errorf("the Pod is on %s without its volume", node)
+		}
+		away.Store(false)
+		w.isPlaced(t, "waits", "waits-data")
+	})
+}
+
+// podsStartWithTheirVolumes has a scheduler bring Pods of all kinds to nodes.
+func (w *world) podsStartWithTheirVolumes(t *testing.T, class string) {
 	t.Run("an ephemeral volume", func(t *testing.T) {
 		w.runPod(t, carveScheduler, "ephemeral", class) // once the scheduler has started
 		w.isPlaced(t, "ephemeral", "ephemeral-data")
@@ -281,7 +375,7 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		w.runPod(t, carveScheduler, "others", class, "others")
 		var claim *v1.PersistentVolumeClaim
 		waittest.Until(t, "the other driver is asked", func() bool {
-			claim = must.Get(client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "others", metav1.GetOptions{}))(t)
+			claim = must.Get(w.client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "others", metav1.GetOptions{}))(t)
 			return claim.Annotations[volume.AnnSelectedNode] != "" && claim.Annotations[volume.AnnStorageProvisioner] == otherDriver
 		})
 		// One of our own Pods that comes later is placed.
@@ -348,51 +442,11 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		close(release)
 		w.isPlaced(t, "middle", "middle-data")
 	})
-	t.Run("a node that cannot be asked, and a binder that is away", func(t *testing.T) {
-		var away atomic.Bool
-		var refused atomic.Int32
-		away.Store(true)
-		for _, node := range w.nodes {
-			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
-				if away.Load() {
-					refused.Add(1)
-					return status.Error(codes.Unavailable, "away")
-				}
-				return nil
-			}})
-		}
-		defer w.noHooks()
-		w.runPod(t, carveScheduler, "waits", class)
-		w.runPod(t, carveScheduler, "goes-on", "")
-		w.isPlaced(t, "goes-on")
-		waittest.Until(t, "a node is asked", func() bool { return refused.Load() > 0 }) // its claim has a node when the binder ends
-		stopBinder()
-		w.runPod(t, carveScheduler, "no-binder", class)
-		w.runPod(t, v1.DefaultSchedulerName, "not-ours", "")
-		w.isPlaced(t, "not-ours")
-		waittest.Until(t, "the scheduler could not bind the Pod whose binder is away", func() bool {
-			pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), "no-binder", metav1.GetOptions{}))(t)
-			return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
-				return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == v1.PodReasonSchedulerError
-			})
-		})
-		before := refused.Load()
-		waittest.Until(t, "a node is asked again", func() bool { return refused.Load() > before+1 })
-		for _, pod := range []string{"waits", "no-binder"} {
-			if node := w.nodeOf(t, pod); node != "" {
-				t.Errorf("Pod %s is on %s without its volume", pod, node)
-			}
-		}
-		stopBinder = bindPods(t, binder)
-		away.Store(false)
-		w.isPlaced(t, "waits", "waits-data")
-		w.isPlaced(t, "no-binder", "no-binder-data")
-	})
 	t.Run("a Pod that must have another one's place", func(t *testing.T) {
 		important := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "important"}, Value: 1000}
-		must.Get(client.SchedulingV1().PriorityClasses().Create(t.Context(), important, metav1.CreateOptions{}))(t)
+		must.Get(w.client.SchedulingV1().PriorityClasses().Create(t.Context(), important, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() {
-			_ = client.SchedulingV1().PriorityClasses().Delete(context.Background(), important.Name, metav1.DeleteOptions{})
+			_ = w.client.SchedulingV1().PriorityClasses().Delete(context.Background(), important.Name, metav1.DeleteOptions{})
 		})
 		spec, _ := scheduledPod(true)
 		spec.SchedulerName, spec.NodeSelector = carveScheduler, map[string]string{names.TopologyNode: "n2"}
@@ -403,7 +457,7 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		spec.PriorityClassName = important.Name
 		w.runPodOf(t, "important", spec)
 		w.isPlaced(t, "important", "important-data")
-		if _, err := client.CoreV1().Pods(ours).Get(t.Context(), "victim", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		if _, err := w.client.CoreV1().Pods(ours).Get(t.Context(), "victim", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("the Pod whose place it has: error %v, want that it is gone", err)
 		}
 	})
@@ -413,7 +467,7 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 		spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
 		w.runPodOf(t, "fixed", spec)
 		waittest.Until(t, "its volume is made on its node", func() bool {
-			claim, err := client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "fixed-data", metav1.GetOptions{})
+			claim, err := w.client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "fixed-data", metav1.GetOptions{})
 			return err == nil && claim.Status.Phase == v1.ClaimBound && claim.Annotations[volume.AnnSelectedNode] == "n2"
 		})
 	})

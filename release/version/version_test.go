@@ -38,7 +38,7 @@ func TestThereIsOneVersion(t *testing.T) {
 	if err != nil || len(documents) == 0 {
 		t.Fatalf("documents: got %d, %v", len(documents), err)
 	}
-	for _, name := range []string{"README.md", "deploy/image/Dockerfile", "deploy/components/scheduler/kustomization.yaml"} {
+	for _, name := range []string{"README.md", "deploy/image/Dockerfile", "deploy/components/scheduler/kustomization.yaml", "pkg/scheduler/plugin/go.mod"} {
 		documents = append(documents, filepath.Join(root, name))
 	}
 	for _, name := range documents {
@@ -50,7 +50,7 @@ func TestThereIsOneVersion(t *testing.T) {
 	}
 	for name, text := range files {
 		found := named.FindAllStringSubmatch(text, -1)
-		if name == "kustomize's objects" && len(found) != 3 || name == filepath.Join(root, "docs/get-started/install.md") && len(found) < 5 {
+		if name == "kustomize's objects" && len(found) != 3 || name == filepath.Join(root, "docs/get-started/install.md") && len(found) < 5 || strings.HasSuffix(name, "go.mod") && len(found) != 1 {
 			t.Errorf("%s: versions are missing in %q", name, found)
 		}
 		for _, match := range found {
@@ -62,8 +62,9 @@ func TestThereIsOneVersion(t *testing.T) {
 }
 
 // named is where the version is in what users type and apply: images in registries, their archives,
-// an image's tag for kustomize, an argument of Docker's, and what kustomize reads from Git.
-var named = regexp.MustCompile(`registry\.[\w./-]+carve:([\w.+-]*\w)|carve-image-(v\S+?)-linux|/carve\n +newTag: (\S+)|VERSION=(v\S+)|\?ref=(\S+)`)
+// an image's tag for kustomize, an argument of Docker's, what kustomize reads from Git, and the module that the
+// scheduler's plugin requires.
+var named = regexp.MustCompile(`registry\.[\w./-]+carve:([\w.+-]*\w)|carve-image-(v\S+?)-linux|/carve\n +newTag: (\S+)|VERSION=(v\S+)|\?ref=(\S+)|carve-csi/carve (v\S+)`)
 
 // TestEveryProgramSaysItsVersion builds each with the version, as a release does, and asks it.
 func TestEveryProgramSaysItsVersion(t *testing.T) {

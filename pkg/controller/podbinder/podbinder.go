@@ -25,13 +25,13 @@ import (
 // byClass is the index of PersistentVolumes by their StorageClass.
 const byClass = "class"
 
-// Options say what a Binder works with. All are required.
+// Options say what a Binder works with.
 type Options struct {
-	// Client talks to the API server.
+	// Client talks to the API server. It is required.
 	Client kubernetes.Interface
-	// SchedulerName is what Pods name that may be bound.
+	// SchedulerName is what Pods name that Bind binds. BindVolumes does without it.
 	SchedulerName string
-	// Registerer takes the metrics.
+	// Registerer takes the metrics. It is required.
 	Registerer prometheus.Registerer
 }
 
@@ -133,9 +133,6 @@ func (b *Binder) Bind(ctx context.Context, args extenderv1.ExtenderBindingArgs) 
 }
 
 func (b *Binder) bind(ctx context.Context, args extenderv1.ExtenderBindingArgs) error {
-	if err := b.Ready(ctx); err != nil {
-		return err
-	}
 	pod, err := b.readPod(ctx, args)
 	if err != nil {
 		return err
@@ -146,9 +143,21 @@ func (b *Binder) bind(ctx context.Context, args extenderv1.ExtenderBindingArgs) 
 	case pod.Spec.NodeName != "":
 		return placed(pod, args.Node)
 	}
-	node, err := b.nodes.Get(args.Node)
+	if err := b.BindVolumes(ctx, pod, args.Node); err != nil {
+		return err
+	}
+	return b.bindPod(ctx, pod, args)
+}
+
+// BindVolumes returns when all claims of a Pod are bound to volumes that a node can use. An error means that the
+// Pod is to be scheduled anew: a *ClaimError where a claim is the reason.
+func (b *Binder) BindVolumes(ctx context.Context, pod *v1.Pod, nodeName string) error {
+	if err := b.Ready(ctx); err != nil {
+		return err
+	}
+	node, err := b.nodes.Get(nodeName)
 	if err != nil {
-		return fmt.Errorf("node %s: %w", args.Node, err)
+		return fmt.Errorf("node %s: %w", nodeName, err)
 	}
 	// Before the claims are read: no change between that and the wait is missed.
 	wake, stop := b.changes.subscribe(cluster.ClaimsNamed(pod))
@@ -156,11 +165,8 @@ func (b *Binder) bind(ctx context.Context, args extenderv1.ExtenderBindingArgs) 
 	task := &task{Binder: b, pod: pod, node: node, selected: map[string]string{}, prebound: map[string]string{}}
 	for {
 		left, err := task.advance(ctx)
-		if err != nil {
+		if err != nil || len(left) == 0 {
 			return err
-		}
-		if len(left) == 0 {
-			return b.bindPod(ctx, pod, args)
 		}
 		select {
 		case <-wake:

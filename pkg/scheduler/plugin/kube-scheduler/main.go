@@ -1,0 +1,17 @@
+// Command kube-scheduler is Kubernetes' scheduler with Carve's plugin: an example to begin with, and what the plugin's
+// tests run.
+package main
+
+import (
+	"os"
+
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	"github.com/carve-csi/carve/pkg/scheduler/plugin"
+)
+
+func main() {
+	os.Exit(cli.Run(app.NewSchedulerCommand(app.WithPlugin(plugin.Name, plugin.New))))
+}
