@@ -425,15 +425,28 @@ func (a *adopter) patchClaim(ctx context.Context, metadata func() map[string]any
 	})
 }
 
-// setReclaimPolicy changes the claim's PersistentVolume; finalizers are added to it.
+// setReclaimPolicy changes the claim's PersistentVolume; finalizers are added to it. Kubernetes writes the status of a
+// PersistentVolume that it has just bound: then it is read again.
 func (a *adopter) setReclaimPolicy(ctx context.Context, policy corev1.PersistentVolumeReclaimPolicy, finalizers ...string) error {
-	metadata := map[string]any{"uid": a.pv.UID, "resourceVersion": a.pv.ResourceVersion}
-	if len(finalizers) > 0 {
-		metadata["finalizers"] = append(slices.Clone(a.pv.Finalizers), finalizers...)
-	}
-	patch := map[string]any{"metadata": metadata, "spec": map[string]any{"persistentVolumeReclaimPolicy": policy}}
-	return patched("PersistentVolume "+a.pv.Name, patch, func(body []byte) error {
-		_, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, a.pv.Name, types.MergePatchType, body, metav1.PatchOptions{})
+	volumes := a.client.CoreV1().PersistentVolumes()
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		metadata := map[string]any{"uid": a.pv.UID, "resourceVersion": a.pv.ResourceVersion}
+		if len(finalizers) > 0 {
+			metadata["finalizers"] = append(slices.Clone(a.pv.Finalizers), finalizers...)
+		}
+		patch := map[string]any{"metadata": metadata, "spec": map[string]any{"persistentVolumeReclaimPolicy": policy}}
+		err := patched("PersistentVolume "+a.pv.Name, patch, func(body []byte) error {
+			_, err := volumes.Patch(ctx, a.pv.Name, types.MergePatchType, body, metav1.PatchOptions{})
+			return err
+		})
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		pv, errRead := volumes.Get(ctx, a.pv.Name, metav1.GetOptions{})
+		if errRead != nil || pv.UID != a.pv.UID {
+			return errors.Join(errRead, err)
+		}
+		a.pv = pv
 		return err
 	})
 }

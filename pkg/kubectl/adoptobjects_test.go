@@ -141,7 +141,8 @@ func TestAnotherObjectOfTheSameNameIsLeftAlone(t *testing.T) {
 	}
 }
 
-// The list of finalizers is written whole: one that was added since it was read would be lost.
+// Kubernetes writes a volume that it has just bound. The list of finalizers is written whole: one that was added since
+// it was read would be lost.
 func TestAVolumeThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
 	a := newAdopting(t, nil)
 	a.must("state: adopted", "--yes")
@@ -156,11 +157,8 @@ func TestAVolumeThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
 		object.SetResourceVersion("99")
 		return true
 	})
-	if _, err := a.call("--confirm"); !apierrors.IsConflict(err) {
-		t.Errorf("want a conflict, got %v", err)
-	}
 	a.must("state: confirmed", "--confirm")
-	if pv := a.volume(); !slices.Equal(pv.Finalizers, []string{kept, provisionerFinalizer}) || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+	if pv := a.volume(); first || !slices.Equal(pv.Finalizers, []string{kept, provisionerFinalizer}) || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
 		t.Errorf("finalizers %q, policy %s", pv.Finalizers, pv.Spec.PersistentVolumeReclaimPolicy)
 	}
 }
