@@ -37,7 +37,7 @@ func (f administrator) AddGroup(name string, extentSize, extents int64) {
 	g := &group{
 		uuid: fmt.Sprintf("fake-%s", name), device: "fake-pv-" + name, seqno: 1, extentSize: extentSize, extents: extents,
 		metadataLimit: 521472, dataOffset: 1 << 20,
-		free: make([]bool, extents), volumes: map[string]*volume{}, dirty: map[int64]byte{}, noise: map[int64]bool{},
+		free: make([]bool, extents), volumes: map[string]*volume{}, dirty: store{}, noise: store{},
 	}
 	for i := range g.free {
 		g.free[i] = true
@@ -248,11 +248,7 @@ func (f administrator) Move(groupName, name string) error {
 	blocks := g.extentSize / blockSize
 	for i, from := range v.extents {
 		for b := range blocks {
-			if pattern, dirty := g.dirty[from*blocks+b]; dirty {
-				g.dirty[to[i]*blocks+b] = pattern
-			} else {
-				delete(g.dirty, to[i]*blocks+b)
-			}
+			g.dirty.put(to[i]*blocks+b, 1, g.dirty.get(from*blocks+b))
 		}
 		g.free[to[i]] = false
 	}

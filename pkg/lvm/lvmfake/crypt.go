@@ -20,8 +20,8 @@ type cipher struct {
 	discards bool
 	mounts   int
 	handle   *handle
-	// plain has what was written, by block.
-	plain map[int64]byte
+	// plain has what was written, and written something in the blocks that were.
+	plain, written store
 }
 
 func (c *cipher) opens() int {
@@ -54,7 +54,7 @@ func (f encryption) Encrypt(groupName, name string, o lvm.CryptOptions) (fresh b
 		return false, fmt.Errorf("%s/%s: %w", groupName, name, lvm.ErrBusy)
 	}
 	f.minor++
-	v.cipher = &cipher{minor: f.minor, bytes: g.size(v), discards: o.Discards, plain: map[int64]byte{}}
+	v.cipher = &cipher{minor: f.minor, bytes: g.size(v), discards: o.Discards, plain: store{}, written: store{}}
 	return true, nil
 }
 
@@ -127,23 +127,25 @@ func (f encryption) Encrypted() ([]string, error) {
 	return names, nil
 }
 
-// write puts a pattern, or zeroes, into the block at an offset of an encrypted
-// device.
-func (c *cipher) write(g *group, v *volume, off int64, pattern byte) error {
-	if err := g.write(v, off, noise); err != nil {
+// write puts a pattern, or zeroes, into n blocks of an encrypted device.
+func (c *cipher) write(g *group, v *volume, first, n int64, pattern byte) error {
+	if err := g.write(v, first, n, noise); err != nil {
 		return err
 	}
 	if v.thin == nil {
-		g.noise[g.block(v, off)] = true
+		for at, some := range runs(first, n, g.extentSize/blockSize) {
+			g.noise.put(g.block(v, at*blockSize), some, 1)
+		}
 	}
-	c.plain[off/blockSize] = pattern
+	c.plain.put(first, n, pattern)
+	c.written.put(first, n, 1)
 	return nil
 }
 
-// read returns the pattern in the block at an offset of an encrypted device.
-func (c *cipher) read(off int64) byte {
-	if p, written := c.plain[off/blockSize]; written {
-		return p
+// read returns the pattern in a block of an encrypted device.
+func (c *cipher) read(block int64) byte {
+	if c.written.get(block) != 0 {
+		return c.plain.get(block)
 	}
 	return noise
 }

@@ -196,7 +196,7 @@ func (f provisioning) createGroup(o lvm.GroupOptions) error {
 	f.minor++
 	g := &group{
 		uuid: fmt.Sprintf("fake-%s-%d", o.Group, f.minor), seqno: 1, extentSize: o.ExtentSize,
-		metadataLimit: 64 << 20, volumes: map[string]*volume{}, dirty: map[int64]byte{},
+		metadataLimit: 64 << 20, volumes: map[string]*volume{}, dirty: store{}, noise: store{},
 	}
 	if err := f.join(g, "vgcreate", o.Group, o.Devices); err != nil {
 		return err

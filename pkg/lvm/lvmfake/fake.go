@@ -134,10 +134,9 @@ type group struct {
 	// metadataLimit is the most bytes that the metadata may take.
 	metadataLimit int64
 	volumes       map[string]*volume
-	// dirty holds the blocks that were written and not zeroed since.
-	dirty map[int64]byte
-	// noise holds those that were last written through a cipher.
-	noise map[int64]bool
+	// dirty has what was written to the blocks; noise has something in those that were last written
+	// through a cipher.
+	dirty, noise store
 	// inconsistent are devices that a command left in the middle of a change.
 	inconsistent []string
 	// disks are the devices of a group that was made of some, in the order of

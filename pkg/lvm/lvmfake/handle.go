@@ -48,20 +48,21 @@ func (h *handle) size() int64 {
 	return h.group.size(h.volume)
 }
 
-func (h *handle) write(off int64, pattern byte) error {
-	h.volume.written++
+// write puts a pattern into n blocks.
+func (h *handle) write(first, n int64, pattern byte) error {
+	h.volume.written += uint64(n)
 	h.volume.overwrite()
 	if h.cipher != nil {
-		return h.cipher.write(h.group, h.volume, off, pattern)
+		return h.cipher.write(h.group, h.volume, first, n, pattern)
 	}
-	return h.group.write(h.volume, off, pattern)
+	return h.group.write(h.volume, first, n, pattern)
 }
 
-func (h *handle) read(off int64) byte {
+func (h *handle) read(block int64) byte {
 	if h.cipher != nil {
-		return h.cipher.read(off)
+		return h.cipher.read(block)
 	}
-	return h.group.read(h.volume, off)
+	return h.group.read(h.volume, block)
 }
 
 // closed reports whether the device was closed, or taken away.
@@ -90,10 +91,11 @@ func (h *handle) clear(off, length int64, zeroes bool) error {
 	if err := h.works(); err != nil {
 		return err
 	}
-	for o := off; zeroes && o < off+length; o += blockSize {
-		if err := h.write(o, 0); err != nil {
-			return fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
-		}
+	if !zeroes || length <= 0 {
+		return nil
+	}
+	if err := h.write(off/blockSize, blocks(length), 0); err != nil {
+		return fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
 	}
 	return nil
 }
@@ -127,10 +129,8 @@ func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 			return i, io.EOF
 		}
 		end := min(len(b), i+int(blockSize-at%blockSize))
-		if p := h.read(at / blockSize * blockSize); p != 0 {
-			for j := i; j < end; j++ {
-				b[j] = p
-			}
+		if p := h.read(at / blockSize); p != 0 {
+			fill(b[i:end], p)
 		}
 		i = end
 	}
@@ -147,7 +147,7 @@ func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 		if off+int64(i) >= h.size() {
 			return i, io.ErrShortWrite
 		}
-		if err := h.write(off+int64(i), b[i]); err != nil {
+		if err := h.write((off+int64(i))/blockSize, 1, b[i]); err != nil {
 			return i, fmt.Errorf("%s/%s: %w", h.groupName, h.name, err)
 		}
 	}

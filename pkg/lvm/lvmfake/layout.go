@@ -183,10 +183,9 @@ func (g *group) addRow(v *volume, got [][]int64, row int) {
 
 // writeBookkeeping writes what RAID writes to its bookkeeping when it is made.
 func (g *group) writeBookkeeping(extent int64) {
-	for block := extent * g.extentSize / blockSize; block < (extent+1)*g.extentSize/blockSize; block++ {
-		delete(g.dirty, block)
-	}
-	g.dirty[extent*g.extentSize/blockSize] = bookkeeping
+	blocks := g.extentSize / blockSize
+	g.dirty.put(extent*blocks, blocks, 0)
+	g.dirty.put(extent*blocks, 1, bookkeeping)
 }
 
 // choose picks devices where the caller left that to LVM.
@@ -231,18 +230,11 @@ func (v *volume) layout() layout.Layout {
 	return v.shape.layout
 }
 
-// shadow writes what is written to a block of a volume to its copies, too;
-// parity is dirty when anything was.
-func (g *group) shadow(v *volume, off int64, pattern byte) {
+// shadows are the extents with the copies of one of a volume, or with parity, which is dirty when
+// anything was.
+func (v *volume) shadows(extent int64) []int64 {
 	if v.shape == nil {
-		return
+		return nil
 	}
-	for _, e := range v.shape.shadows[off/g.extentSize] {
-		block := (e*g.extentSize + off%g.extentSize) / blockSize
-		if pattern == 0 {
-			delete(g.dirty, block)
-		} else {
-			g.dirty[block] = pattern
-		}
-	}
+	return v.shape.shadows[extent]
 }

@@ -56,15 +56,14 @@ func (f tenants) Fill(groupName, name string, pattern byte) error {
 	if err != nil {
 		return err
 	}
-	size, write := g.size(v), func(off int64) error { return g.write(v, off, pattern) }
-	if c := v.cipher; c != nil {
-		size, write = c.bytes, func(off int64) error { return c.write(g, v, off, pattern) }
-	}
 	v.written++
-	for off := int64(0); off < size; off += blockSize {
-		if err := write(off); err != nil {
-			return fmt.Errorf("%s/%s: %w", groupName, name, err)
-		}
+	if c := v.cipher; c != nil {
+		err = c.write(g, v, 0, blocks(c.bytes), pattern)
+	} else {
+		err = g.write(v, 0, blocks(g.size(v)), pattern)
+	}
+	if err != nil {
+		return fmt.Errorf("%s/%s: %w", groupName, name, err)
 	}
 	return nil
 }
@@ -72,26 +71,18 @@ func (f tenants) Fill(groupName, name string, pattern byte) error {
 // Traces counts the blocks of a volume that show something other than zeroes,
 // and returns one of the patterns. Of a volume with an encrypted device, it
 // counts what was written through that.
-func (f tenants) Traces(groupName, name string) (blocks int, pattern byte, err error) {
+func (f tenants) Traces(groupName, name string) (found int, pattern byte, err error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
 	if err != nil {
 		return 0, 0, err
 	}
 	if v.cipher != nil {
-		for _, p := range v.cipher.plain {
-			if p != 0 {
-				blocks, pattern = blocks+1, p
-			}
-		}
-		return blocks, pattern, nil
+		found, pattern = v.cipher.plain.count(0, blocks(v.cipher.bytes))
+	} else {
+		found, pattern = g.count(v)
 	}
-	for off := int64(0); off < g.size(v); off += blockSize {
-		if p := g.read(v, off); p != 0 {
-			blocks, pattern = blocks+1, p
-		}
-	}
-	return blocks, pattern, nil
+	return found, pattern, nil
 }
 
 // Discards reports whether a volume's encrypted device lets discards through.
@@ -103,16 +94,15 @@ func (f tenants) Discards(name string) bool {
 
 // Noise counts the blocks of a volume's own device that were last written
 // through a cipher.
-func (f tenants) Noise(groupName, name string) (blocks int) {
+func (f tenants) Noise(groupName, name string) (found int) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
 	if err != nil || v.thin != nil {
 		return 0
 	}
-	for off := int64(0); off < g.size(v); off += blockSize {
-		if g.noise[g.block(v, off)] {
-			blocks++
-		}
+	for _, e := range v.extents {
+		more, _ := g.noise.count(e*g.extentSize/blockSize, g.extentSize/blockSize)
+		found += more
 	}
-	return blocks
+	return found
 }

@@ -60,8 +60,9 @@ type thin struct {
 
 // chunk is a chunk of a pool that thin volumes share until one writes to it.
 type chunk struct {
-	users  int
-	blocks map[int64]byte
+	users int
+	// blocks has the pattern of each block.
+	blocks []byte
 }
 
 func (v *volume) skipped() bool { return v.thin != nil && v.thin.skip }
@@ -344,50 +345,74 @@ func (g *group) chunks(p *volume) int64 {
 	return int64(len(p.extents)) * g.extentSize / p.pool.chunkSize
 }
 
-// read returns the pattern in the block at an offset; zero for zeroes.
-func (g *group) read(v *volume, off int64) byte {
+// read returns the pattern in a block; zero for zeroes.
+func (g *group) read(v *volume, block int64) byte {
 	if v.thin == nil {
-		return g.dirty[g.block(v, off)]
+		return g.dirty.get(g.block(v, block*blockSize))
 	}
-	size := v.thin.pool.pool.chunkSize
-	if c := v.thin.chunks[off/size]; c != nil {
-		return c.blocks[off%size/blockSize]
+	size := v.thin.pool.pool.chunkSize / blockSize
+	if c := v.thin.chunks[block/size]; c != nil {
+		return c.blocks[block%size]
 	}
 	return 0
 }
 
-// write puts a pattern, or zeroes, into the block at an offset.
-func (g *group) write(v *volume, off int64, pattern byte) error {
-	if v.thin == nil {
-		g.shadow(v, off, pattern)
-		delete(g.noise, g.block(v, off))
-		if pattern == 0 {
-			delete(g.dirty, g.block(v, off))
-		} else {
-			g.dirty[g.block(v, off)] = pattern
-		}
-		return nil
+// write puts a pattern, or zeroes, into n blocks.
+func (g *group) write(v *volume, first, n int64, pattern byte) error {
+	if v.thin != nil {
+		return g.writeThin(v.thin, first, n, pattern)
 	}
-	p := v.thin.pool
-	size := p.pool.chunkSize
-	c := v.thin.chunks[off/size]
-	if c == nil || c.users > 1 {
-		if p.pool.used == g.chunks(p) {
-			return errPoolFull
+	for at, some := range runs(first, n, g.extentSize/blockSize) {
+		block := g.block(v, at*blockSize)
+		g.dirty.put(block, some, pattern)
+		g.noise.put(block, some, 0)
+		extent := at * blockSize / g.extentSize
+		for _, shadow := range v.shadows(extent) {
+			g.dirty.put(block+(shadow-v.extents[extent])*g.extentSize/blockSize, some, pattern)
 		}
-		p.pool.used++
-		fresh := &chunk{users: 1, blocks: map[int64]byte{}}
-		if c != nil {
-			c.users--
-			fresh.blocks = maps.Clone(c.blocks)
-		}
-		c = fresh
-		v.thin.chunks[off/size] = c
-	}
-	if pattern == 0 {
-		delete(c.blocks, off%size/blockSize)
-	} else {
-		c.blocks[off%size/blockSize] = pattern
 	}
 	return nil
+}
+
+// writeThin is write for a thin volume, which has chunks of its own afterwards.
+func (g *group) writeThin(t *thin, first, n int64, pattern byte) error {
+	size := t.pool.pool.chunkSize / blockSize
+	for at, some := range runs(first, n, size) {
+		c := t.chunks[at/size]
+		if c == nil || c.users > 1 {
+			if t.pool.pool.used == g.chunks(t.pool) {
+				return errPoolFull
+			}
+			t.pool.pool.used++
+			fresh := &chunk{users: 1, blocks: make([]byte, size)}
+			if c != nil {
+				c.users--
+				copy(fresh.blocks, c.blocks)
+			}
+			c = fresh
+			t.chunks[at/size] = c
+		}
+		fill(c.blocks[at%size:at%size+some], pattern)
+	}
+	return nil
+}
+
+// count counts the blocks of a volume that show something other than zeroes, and returns one of
+// the patterns.
+func (g *group) count(v *volume) (blocks int, pattern byte) {
+	add := func(more int, of byte) {
+		if more > 0 {
+			blocks, pattern = blocks+more, of
+		}
+	}
+	if v.thin != nil {
+		for _, c := range v.thin.chunks {
+			add(dirty(c.blocks))
+		}
+		return blocks, pattern
+	}
+	for _, e := range v.extents {
+		add(g.dirty.count(e*g.extentSize/blockSize, g.extentSize/blockSize))
+	}
+	return blocks, pattern
 }
