@@ -1,6 +1,7 @@
 package lvmd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -272,11 +273,8 @@ func writeChunk(to blockdev.Handle, chunk []byte, off int64, zeroed bool) error 
 	return nil
 }
 
-func allZero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
-}
+// zeroBlock is what a block of zeroes is compared with.
+var zeroBlock [copyBlock]byte
+
+// allZero reports whether a block, of copyBlock bytes at most, has nothing but zeroes.
+func allZero(block []byte) bool { return bytes.Equal(block, zeroBlock[:len(block)]) }
