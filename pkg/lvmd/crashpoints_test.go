@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,6 +41,8 @@ func (r *register) note(what string) {
 // no test came past while crashing, or a method that none called: a change that adds an
 // operation adds a scenario to crash_test.go.
 func TestMain(m *testing.M) {
+	// The tests start thousands of daemons, of which each is garbage soon.
+	debug.SetGCPercent(300)
 	code := m.Run()
 	chosen := false
 	flag.Visit(func(f *flag.Flag) {

@@ -116,7 +116,7 @@ type daemon struct {
 	socket  net.Listener
 	conn    *grpc.ClientConn
 	client  lvmdv1.LVMDClient
-	ended   bool
+	end     *atEnd
 }
 
 // start brings up an lvmd, which is stopped at the end of the test.
@@ -174,21 +174,35 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	}
 	d.client = lvmdv1.NewLVMDClient(d.conn)
 	d.Start()
-	t.Cleanup(d.stop)
+	d.end = &atEnd{d}
+	t.Cleanup(d.end.stop)
 	return d, nil
 }
 
+// atEnd stops a daemon at the end of its test. It does not keep one that has ended: some tests
+// start thousands, and all of their memory would be scanned again and again.
+type atEnd struct{ daemon *daemon }
+
+func (e *atEnd) stop() {
+	if e.daemon != nil {
+		e.daemon.stop()
+	}
+}
+
 func (d *daemon) stop() {
-	if d.ended {
+	if d.ended() {
 		return
 	}
-	d.ended = true
+	d.end.daemon = nil
 	d.conn.Close()
 	if err := StopServer(d.server, d.Service); err != nil {
 		d.t.Errorf("stop: %v", err)
 	}
 	d.socket.Close() // The server never saw it if it ended before it served.
 }
+
+// ended reports whether the daemon was stopped or killed.
+func (d *daemon) ended() bool { return d.end.daemon == nil }
 
 // entered notes a change of a volume's state, if it happens in a crash case: in a daemon that
 // is to crash somewhere, or that starts after one that did.
@@ -202,7 +216,7 @@ func (d *daemon) entered(from, to inventory.State) {
 
 // kill ends the daemon as SIGKILL does: nothing it still tries has an effect.
 func (d *daemon) kill() {
-	d.ended = true
+	d.end.daemon = nil
 	d.machine.crashed.Store(true)
 	d.gate.crashed.Store(true)
 	d.journal.Close()

@@ -234,7 +234,7 @@ func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 			if test.before != nil {
 				test.before(m, d, v.GetId())
 			}
-			if !d.ended {
+			if !d.ended() {
 				d.stop()
 			}
 			d = m.start(t, inspects(test.state, test.err))
