@@ -12,7 +12,10 @@ const (
 	// Limit bounds every wait. It is far more than anything takes that is waited for, on a
 	// loaded machine that is emulated, too: a test that reaches it has found a mistake.
 	Limit = 2 * time.Minute
-	pause = 5 * time.Millisecond
+	// A condition is asked for after shortPause at first, and more and more rarely, but each
+	// longPause, the longer a test waits: many ask a process or run a command, which takes the
+	// processor from what is waited for.
+	shortPause, longPause = 5 * time.Millisecond, 100 * time.Millisecond
 )
 
 // Until waits until cond reports true. After Limit it fails the test with what was waited
@@ -34,8 +37,8 @@ func Succeeds(t testing.TB, what string, check func() error) {
 
 // within returns what a test is to fail with, or nothing.
 func within(limit time.Duration, what string, cond func() bool, state ...func() any) string {
-	for deadline := time.Now().Add(limit); !cond(); time.Sleep(pause) {
-		if time.Now().Before(deadline) {
+	for begin := time.Now(); !cond(); time.Sleep(pause(time.Since(begin))) {
+		if time.Since(begin) < limit {
 			continue
 		}
 		var message strings.Builder
@@ -46,4 +49,9 @@ func within(limit time.Duration, what string, cond func() bool, state ...func() 
 		return message.String()
 	}
 	return ""
+}
+
+// pause is how long a test waits that has waited so long already.
+func pause(waited time.Duration) time.Duration {
+	return max(shortPause, min(waited/20, longPause))
 }
