@@ -219,8 +219,8 @@ func powerCut(ctx context.Context, t *testing.T, c *Cluster, node string) {
 	if err := c.Kill(ctx, node); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Exec(ctx, node, "true"); !errors.Is(err, agent.ErrGone) {
-		t.Errorf("Exec on a node that is off: %v, want agent.ErrGone", err)
+	if _, err := c.Exec(ctx, node, "true"); !errors.Is(err, agent.ErrGone) || !strings.Contains(err.Error(), "console.log ends:") {
+		t.Errorf("Exec on a node that is off: %v, want agent.ErrGone and what the node's console showed last", err)
 	}
 	if err := c.Start(ctx, node); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -44,6 +45,9 @@ func (c *Cluster) Run(ctx context.Context, name string, command agent.Command) (
 		return 0, err
 	}
 	code, err := c.client(n).Run(ctx, command)
+	if errors.Is(err, agent.ErrGone) {
+		return code, fmt.Errorf("run %v on %s: %w%s", command.Argv, name, err, c.logEnds(n))
+	}
 	if err != nil {
 		return code, fmt.Errorf("run %v on %s: %w", command.Argv, name, err)
 	}
