@@ -249,6 +249,26 @@ func TestAScanHasAPoolMakeWhatAKilledCommandDidNot(t *testing.T) {
 	p.wantFilled("cv1", 1)
 }
 
+// TestAPoolMakesWhatItWasNotAskedForWhenItIsActivated leaves what a power cut leaves between the first two steps by
+// which LVM makes a thin volume.
+func TestAPoolMakesWhatItWasNotAskedForWhenItIsActivated(t *testing.T) {
+	for _, checked := range []bool{false, true} {
+		t.Run(fmt.Sprintf("after a check of its own: %v", checked), func(t *testing.T) {
+			p := newThinPool(t, "carve-cut")
+			p.create("cv1")
+			lvmByHand(t, "lvchange", "--activate", "n", p.group+"/cv1")
+			dmsetup(t, "message", "carve--cut-pool-tpool", "0", "delete 1")
+			p.unacknowledge()
+			lvmByHand(t, "vgchange", "--activate", "n", p.group)
+			p.leave(`create = "cv1"`)
+			must.Succeed(t, p.ActivatePool(t.Context(), p.group, "pool", checked))
+			must.Succeed(t, p.Activate(t.Context(), p.group, []string{"cv1"}))
+			p.wantFilled("cv1", 0)
+			p.remove("cv1")
+		})
+	}
+}
+
 // TestAScanSendsAPoolItsMessagesBesideOneThatIsNotActive has two pools to which messages were not sent.
 func TestAScanSendsAPoolItsMessagesBesideOneThatIsNotActive(t *testing.T) {
 	p := newThinPool(t, "carve-two")

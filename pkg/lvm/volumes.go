@@ -139,8 +139,17 @@ func (v *volumes) activate(ctx context.Context, config, group string, names []st
 	return err
 }
 
-// ActivatePool implements Thin.
+// ActivatePool implements Thin. An activation does not send the messages that the pool was not sent, and
+// what the pool has not made cannot be activated.
 func (v *volumes) ActivatePool(ctx context.Context, group, pool string, checked bool) error {
+	if err := v.activatePool(ctx, group, pool, checked); err != nil || !v.disks.view(group).messages {
+		return err
+	}
+	_, _ = v.messages.sendUnsent(group) // What fails of it, the next scan does.
+	return nil
+}
+
+func (v *volumes) activatePool(ctx context.Context, group, pool string, checked bool) error {
 	if checked {
 		return v.activate(ctx, uncheckedConfig, group, []string{pool})
 	}
