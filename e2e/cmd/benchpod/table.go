@@ -27,6 +27,9 @@ func (t table) print(out io.Writer) {
 	for _, pods := range slices.Sorted(maps.Keys(t)) {
 		first := summaryOf(t[pods][0], pods)
 		for i, rounds := range t[pods] {
+			if len(rounds) == 0 {
+				continue // The run was interrupted.
+			}
 			s := summaryOf(rounds, pods)
 			fmt.Fprintf(out, "| %d, %d | %s | %v | %s | %s | %s | %s | %.1f (%.2f) | %v |\n", pods, len(rounds), kinds[i].name,
 				shown(percentile(s.placed, 50)), beside(s.started, first.started, 50), beside(s.started, first.started, 99),

@@ -29,6 +29,7 @@ func TestTheTableShowsRatiosToEmptyDir(t *testing.T) {
 	carve.bound = []time.Duration{time.Second, time.Minute}
 	all.add(2, 1, carve)
 	all.add(2, 2, of(2*time.Second, 2*time.Second))
+	all.add(3, 0, of(time.Second)) // An interrupted run has not measured the others.
 	var out strings.Builder
 	all.print(&out)
 	for _, want := range []string{
