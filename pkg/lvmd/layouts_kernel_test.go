@@ -242,7 +242,8 @@ func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	lvmByHand(t, "vgreduce", "--yes", "--removemissing", "--force", "carve")
 	lvmByHand(t, "vgextend", "--yes", "carve", devices[2])
 	lvmByHand(t, "lvconvert", "--yes", "--repair", "carve/"+v.GetId(), devices[2])
-	waittest.Until(t, "the volume is whole", func() bool { return p.conditions() == "" })
+	waittest.Until(t, "the volume is whole", func() bool { return p.conditions() == "" },
+		func() any { return p.conditions() }, func() any { return byHand(t, "dmsetup", "status") })
 	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
 		t.Errorf("%q, error %v", b, err)
 	}
