@@ -135,6 +135,9 @@ const (
 const (
 	// ContextDeviceClass holds the volume's device class.
 	ContextDeviceClass = Prefix + "device-class"
+	// ContextNode holds the node that has the volume, where the PersistentVolume was made
+	// without nodeAffinity. It never changes.
+	ContextNode = Prefix + "node"
 )
 
 // Reasons and domain of the google.rpc.ErrorInfo on lvmd's errors. The

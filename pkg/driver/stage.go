@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -42,7 +43,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	defer release()
 	v, err := n.volumes.Ready(ctx, id)
 	if err != nil {
-		return nil, err
+		return nil, n.elsewhere(err, req)
 	}
 	if err := want.fits(v); err != nil {
 		return nil, err
@@ -54,6 +55,16 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// elsewhere adds to the error of a volume that was not found here where it is. The kubelet does
+// not look at the node of a PersistentVolume that has no nodeAffinity.
+func (n *Node) elsewhere(err error, req *csi.NodeStageVolumeRequest) error {
+	on := req.GetVolumeContext()[names.ContextNode]
+	if csierror.CodeOf(err) != codes.NotFound || on == "" || on == n.options.NodeName {
+		return err
+	}
+	return csierror.New(codes.NotFound, fmt.Errorf("volume %s is on node %s, this node is %s", req.GetVolumeId(), on, n.options.NodeName))
 }
 
 // stageVolume opens the volume, if it is encrypted with a kept key, and stages it.

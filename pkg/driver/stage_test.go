@@ -16,6 +16,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
@@ -330,6 +331,24 @@ func TestStageWaitsForALVMDThatRestarts(t *testing.T) {
 	must.Succeed(t, errors.Join(dialled.Close(), stopped.Close()))
 	f.machine.StartLVMD()
 	must.Succeed(f.t, <-staged)
+	f.wantLayers(1)
+}
+
+func TestAStageOnTheWrongNodeNamesTheRightOne(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	stage := func(id, on string) error {
+		_, err := f.NodeStageVolume(f.ctx(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: f.staging(v),
+			VolumeCapability: filesystemAccess(writer), VolumeContext: map[string]string{names.ContextNode: on}})
+		return err
+	}
+	const away = "00000000000000000000000000000000"
+	wantError(t, stage(away, "node-b"), codes.NotFound, "is on node node-b, this node is "+drivertest.NodeName)
+	wantError(t, stage(away, drivertest.NodeName), codes.NotFound, "no volume")
+	wantError(t, stage(away, ""), codes.NotFound, "no volume")
+	f.wantLayers(0)
+	// A node may have been renamed: what is here is here.
+	must.Succeed(t, stage(v.GetId(), "node-b"))
 	f.wantLayers(1)
 }
 

@@ -15,9 +15,13 @@ import (
 const Finalizer = "external-provisioner.volume.kubernetes.io/finalizer"
 
 // NodeOf returns the node that holds a PersistentVolume of ours, or false for
-// one that names none or several.
+// one that names none or several. What it was made with counts where it has no nodeAffinity:
+// an affinity, once set, cannot be changed, and is what Kubernetes goes by.
 func NodeOf(pv *v1.PersistentVolume) (string, bool) {
-	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+	if pv.Spec.NodeAffinity == nil {
+		return RecordedNode(pv)
+	}
+	if pv.Spec.NodeAffinity.Required == nil {
 		return "", false
 	}
 	terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms
@@ -30,6 +34,15 @@ func NodeOf(pv *v1.PersistentVolume) (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// RecordedNode returns the node that a PersistentVolume which was made without nodeAffinity
+// names, whether it has one now or not.
+func RecordedNode(pv *v1.PersistentVolume) (string, bool) {
+	if pv.Spec.CSI == nil || pv.Spec.CSI.VolumeAttributes[names.ContextNode] == "" {
+		return "", false
+	}
+	return pv.Spec.CSI.VolumeAttributes[names.ContextNode], true
 }
 
 // IsOurs reports whether a PersistentVolume is of this driver, made by us or by an

@@ -269,7 +269,10 @@ func unstarted(f Facts, mine int) []Reason {
 
 // Home returns the node that holds a volume, or nothing where the volume does not say.
 func Home(pv *corev1.PersistentVolume) string {
-	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+	switch {
+	case pv.Spec.NodeAffinity == nil && pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver:
+		return pv.Spec.CSI.VolumeAttributes[names.ContextNode]
+	case pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil:
 		return ""
 	}
 	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {

@@ -79,7 +79,12 @@ func TestExplain(t *testing.T) {
 		}, [3]string{"claim/data", "agent is not ready", "doctor"}},
 		"the volume is being made": {func(f *Facts) { f.Claims[0].Claim.Annotations = map[string]string{selectedNode: "n1"} },
 			[3]string{"claim/data", "being made on node n1", "wait"}},
-		"the volume's node is gone":       {func(f *Facts) { bound(f, "n9") }, [3]string{"claim/data", "n9, which does not exist", "on-node-loss"}},
+		"the volume's node is gone": {func(f *Facts) { bound(f, "n9") }, [3]string{"claim/data", "n9, which does not exist", "on-node-loss"}},
+		"the node of a volume without nodeAffinity is gone": {func(f *Facts) {
+			bound(f, "n1")
+			f.Claims[0].Volume.Spec.NodeAffinity = nil
+			f.Claims[0].Volume.Spec.CSI.VolumeAttributes = map[string]string{names.ContextNode: "n9"}
+		}, [3]string{"claim/data", "n9, which does not exist", "on-node-loss"}},
 		"the volume's node is not ready":  {func(f *Facts) { bound(f, "n1"); f.Nodes[0].Ready = false }, [3]string{"claim/data", "not ready", "describe node n1"}},
 		"the volume's node takes no Pods": {func(f *Facts) { bound(f, "n1"); f.Nodes[0].Unschedulable = true }, [3]string{"claim/data", "takes no Pods", "uncordon n1"}},
 		"no node has enough free space": {func(f *Facts) { f.Nodes[0].Largest["carve"] = 9 * gib },
