@@ -26,6 +26,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -397,6 +398,7 @@ func TestNothingIsDoneForAPodThatCannotBeOnTheNode(t *testing.T) {
 	}{
 		"a claim that selected another node": {"late", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnSelectedNode] = "n2" }, "has selected node n2"},
 		"one whose volume is elsewhere":      {"late", boundTo("on-n2"), "is bound to volume on-n2, which node n1 cannot use"},
+		"one whose movable volume is":        {"late", boundTo("records-n2"), "is bound to volume records-n2, which node n1 cannot use"},
 		"one that binds immediately":         {"soon", nil, "binds immediately"},
 		"one without a volume by hand":       {"by-hand", nil, "finds no volume on node n1"},
 		"one that is being deleted": {"late", func(c *v1.PersistentVolumeClaim) {
@@ -409,6 +411,11 @@ func TestNothingIsDoneForAPodThatCannotBeOnTheNode(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			w := newWorld(t)
 			w.volume("on-n2", "late", "n2", "10Gi")
+			w.volume("records-n2", "late", "n2", "10Gi")
+			movable := must.Get(w.client.CoreV1().PersistentVolumes().Get(t.Context(), "records-n2", metav1.GetOptions{}))(t).DeepCopy()
+			movable.Spec.NodeAffinity, movable.Spec.CSI = nil, &v1.CSIPersistentVolumeSource{Driver: names.Driver, VolumeAttributes: map[string]string{names.ContextNode: "n2"}}
+			must.Get(w.client.CoreV1().PersistentVolumes().Update(t.Context(), movable, metav1.UpdateOptions{}))(t)
+			w.seen()
 			w.claim("a", "late", nil)
 			w.claim(name, test.class, test.change)
 			err := w.bind(w.pod("p", "a", name))()

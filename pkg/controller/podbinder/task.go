@@ -121,7 +121,9 @@ func (t *task) checkBound(claim *v1.PersistentVolumeClaim) (progress, error) {
 	if err != nil || !ok {
 		return waiting, nil //nolint:nilerr // the cache does not have it yet
 	}
-	if err := volume.CheckNodeAffinity(pv, t.node.Labels); err != nil {
+	on, recorded := cluster.RecordedNode(pv) // which a movable volume has in place of a nodeAffinity
+	elsewhere := recorded && cluster.IsOurs(pv) && on != t.node.Name
+	if err := volume.CheckNodeAffinity(pv, t.node.Labels); err != nil || elsewhere {
 		return 0, &ClaimError{claim.Name, fmt.Sprintf("is bound to volume %s, which node %s cannot use", pv.Name, t.node.Name)}
 	}
 	return bound, nil
