@@ -566,7 +566,7 @@ var foreignWords = []string{
 	"InvalidArgument", "NotFound", "AlreadyExists", "OutOfRange", "FailedPrecondition", "NodeGetVolumeHealth", "NodeGetStorageHealth",
 	"CreateVolume", "DeleteVolume", "ControllerExpandVolume", "ControllerModifyVolume", "VolumeAttributesClass", "ControllerGetVolume", "ListVolumes", "ValidateVolumeCapabilities",
 	"GetCapacity", "CreateSnapshot", "DeleteSnapshot", "GetSnapshot", "ListSnapshots", "ReadWritePaths", "IPAddressAllow", "RandomScenario", "LvmdConfig",
-	"IsCorruptedMnt", "ReleaseLeaderElectionOnExit", "DisruptionBlocked",
+	"IsCorruptedMnt", "ReleaseLeaderElectionOnExit", "DisruptionBlocked", "MutablePVNodeAffinity",
 }
 
 // TestEveryConditionAndEventExists looks at code spans that are one word in camel case.

@@ -29,6 +29,14 @@ const (
 	// NodeLossRecreate deletes the claim, for something to make it again elsewhere.
 	NodeLossRecreate = "recreate"
 
+	// ParamPodVolumes is the StorageClass parameter that says whether the volumes of generic
+	// ephemeral volumes have a nodeAffinity: PodVolumesPinned, the default, or PodVolumesMovable.
+	ParamPodVolumes = Prefix + "pod-volumes"
+	// PodVolumesPinned gives them one, as all others have.
+	PodVolumesPinned = "pinned"
+	// PodVolumesMovable gives them none, so that a Pod's node can be removed.
+	PodVolumesMovable = "movable"
+
 	// AnnotationVolumeGroup is on PersistentVolumes, and has the volume group that
 	// the volume lies in: NAME/UUID. By it a node that comes back with other disks
 	// is distinguished from one that comes back with its own.

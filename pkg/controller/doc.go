@@ -9,6 +9,7 @@
 //	capacity      CSIStorageCapacity objects, and the start-up taint
 //	reservations  nodes are sent what claims that wait have reserved there
 //	reclaim       released volumes are deleted, claims on lost nodes abandoned
+//	pin           volumes without nodeAffinity get one where their Pods need it
 //	audit         orphans, missing and unhealthy volumes
 //
 // Here are the options, the leader election, the uplink's server (trust has its keys), the

@@ -11,6 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/pin"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/reclaim"
 	"github.com/carve-csi/carve/pkg/csimetrics"
@@ -23,6 +24,7 @@ type metrics struct {
 	reclaim   *reclaim.Metrics
 	audit     *audit.Metrics
 	capacity  *capacity.Metrics
+	pin       *pin.Metrics
 	leading   prometheus.Gauge
 	// made are the calls to nodes, answered those to the CSI service.
 	made, answered *csimetrics.Operations
@@ -68,6 +70,7 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 		reclaim:   reclaim.NewMetrics(registerer),
 		audit:     audit.NewMetrics(registerer),
 		capacity:  capacity.NewMetrics(registerer),
+		pin:       pin.NewMetrics(registerer),
 		made:      csimetrics.NewSidecar(registerer),
 		answered:  csimetrics.NewPlugin(registerer),
 		extenderSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "extender_seconds",

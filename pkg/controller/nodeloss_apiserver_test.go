@@ -34,6 +34,8 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 		"claims to be made again, out of service":      {class: recreate, claim: "data-db-0", taint: true},
 		"generic ephemeral volumes, Node deleted":      {ephemeral: true, claim: "db-0-data"},
 		"generic ephemeral volumes, out of service":    {ephemeral: true, claim: "db-0-data", taint: true},
+		"movable volumes, Node object deleted":         {ephemeral: true, class: movable, claim: "db-0-data"},
+		"movable volumes, out of service":              {ephemeral: true, class: movable, claim: "db-0-data", taint: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := connectToAPIServer(t)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
+	"github.com/carve-csi/carve/pkg/controller/pin"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/reclaim"
 	"github.com/carve-csi/carve/pkg/controller/reservations"
@@ -94,6 +95,9 @@ func (c *Controller) start(ctx context.Context, group *errgroup.Group, a *acting
 	}
 	group.Go(func() error { return a.auditor.Run(ctx) })
 	group.Go(func() error { return reclaim.NewReleaser(c.core.Cluster).Run(ctx) })
+	group.Go(func() error {
+		return pin.New(c.core.Cluster, pin.Options{Grace: c.core.pinGrace, Metrics: c.core.metrics.pin}).Run(ctx)
+	})
 	if a.untainter != nil {
 		group.Go(func() error { return a.untainter.Run(ctx) })
 	}

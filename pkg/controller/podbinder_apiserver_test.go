@@ -35,8 +35,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/podbinder"
-	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
@@ -188,7 +188,7 @@ func (w *world) named(t *testing.T, name, class string, change func(*v1.Persiste
 func (w *world) static(t *testing.T, name, class string, change func(*v1.PersistentVolume)) {
 	t.Helper()
 	pv := volumeOf(name, otherDriver, "")
-	pv.Spec.StorageClassName, pv.Spec.NodeAffinity = class, provision.NodeAffinity("n2")
+	pv.Spec.StorageClassName, pv.Spec.NodeAffinity = class, cluster.NodeAffinity("n2")
 	if change != nil {
 		change(pv)
 	}
@@ -386,7 +386,7 @@ func (w *world) podsStartWithTheirVolumes(t *testing.T, class string) {
 		}
 		w.static(t, "others", others, func(pv *v1.PersistentVolume) {
 			pv.Annotations = map[string]string{volume.AnnDynamicallyProvisioned: otherDriver}
-			pv.Spec.NodeAffinity = provision.NodeAffinity(claim.Annotations[volume.AnnSelectedNode])
+			pv.Spec.NodeAffinity = cluster.NodeAffinity(claim.Annotations[volume.AnnSelectedNode])
 			pv.Spec.ClaimRef = &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: ours, Name: "others", UID: claim.UID}
 		})
 		w.isPlaced(t, "others", "others", "others-data")

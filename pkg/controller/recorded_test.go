@@ -61,7 +61,11 @@ func TestAVolumeWithoutNodeAffinityIsWhereItSays(t *testing.T) {
 			h.unpin()
 			h.node("n1", gib)
 			h.node("n2", gib)
-			h.class("carve", func(c *storagev1.StorageClass) { recreate(c); expandable(c) })
+			h.class("carve", func(c *storagev1.StorageClass) {
+				recreate(c)
+				expandable(c)
+				c.Parameters[names.ParamPodVolumes] = names.PodVolumesMovable // or it would be pinned
+			})
 			h.run()
 			if pv := h.boundVolume("c", "n1"); pv.Spec.NodeAffinity != nil {
 				t.Fatalf("nodeAffinity %v", pv.Spec.NodeAffinity)

@@ -51,7 +51,7 @@ func (d csiSidecar) Provision(ctx context.Context, o upstream.ProvisionOptions) 
 	made := answer.GetVolume()
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: spec.VolumeName(o.PVC)}, Spec: v1.PersistentVolumeSpec{
 		AccessModes: o.PVC.Spec.AccessModes, Capacity: o.PVC.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: *o.StorageClass.ReclaimPolicy,
-		NodeAffinity: provision.NodeAffinity(made.GetAccessibleTopology()[0].GetSegments()[names.TopologyNode]),
+		NodeAffinity: cluster.NodeAffinity(made.GetAccessibleTopology()[0].GetSegments()[names.TopologyNode]),
 		PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
 			Driver: names.Driver, VolumeHandle: made.GetVolumeId(), FSType: "ext4", VolumeAttributes: made.GetVolumeContext()}},
 	}}

@@ -69,6 +69,7 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 	}{
 		"a StatefulSet with claims to be made again": {class: recreate, claim: "data-db-0"},
 		"generic ephemeral volumes":                  {ephemeral: true, claim: "db-0-data"},
+		"movable volumes":                            {ephemeral: true, class: movable, claim: "db-0-data"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := connectToAPIServer(t)

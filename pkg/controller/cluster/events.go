@@ -19,6 +19,7 @@ const (
 	ReasonSourceNode      = "SourceNodeSelected"
 	ReasonCopying         = "Copying"
 	ReasonNodeLost        = "NodeLost"
+	ReasonMisplaced       = "PodMisplaced"
 	ReasonVolumeEmptied   = "VolumeEmptied"
 	ReasonVolumeMissing   = "VolumeMissing"
 	ReasonVolumeUnhealthy = "VolumeUnhealthy"
@@ -66,6 +67,8 @@ var EventReasons = []EventReason{
 	{ReasonNodeGone, v1.EventTypeNormal, "PersistentVolume", "A released volume was abandoned, because its node is lost.", ""},
 	{ReasonNodeLost, v1.EventTypeWarning, "claim, and the Pods that use it", "The node that holds the volume is lost, or has other disks. The message says whether the claim is kept or deleted. " +
 		"On a Pod that waits for lost disks: it is deleted, to be made again.", "[Decide what becomes of the data](../how-to/replace-nodes.md)."},
+	{ReasonMisplaced, v1.EventTypeWarning, "Pod", "The Pod was bound to another node than the one that has its [movable volume](../how-to/autoscaling.md#let-pods-with-ephemeral-volumes-move). " +
+		"It cannot start there, and is deleted if a controller makes it again.", "Delete the Pod if the message says so."},
 	{ReasonVolumeMissing, v1.EventTypeWarning, "claim, PersistentVolume, and the Pods that use the claim", "A connected node does not have the volume any more. It is not made again.",
 		"[Find the disk](../how-to/troubleshooting.md#volumemissing)."},
 	{ReasonVolumeFound, v1.EventTypeNormal, "claim, PersistentVolume, and the Pods that use the claim", "The volume is there again.", ""},

@@ -102,6 +102,13 @@ func (c *Cluster) OwnerUnplaced(claim *v1.PersistentVolumeClaim) bool {
 	return owner != nil && slices.ContainsFunc(c.UnplacedPods(claim), func(pod *v1.Pod) bool { return pod.UID == owner.UID })
 }
 
+// WaitingPods are the Pods that have not started and use a claim.
+func (c *Cluster) WaitingPods(claim *v1.PersistentVolumeClaim) []*v1.Pod {
+	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool {
+		return pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodPending && pod.Status.Phase != "" || !Uses(pod, claim)
+	})
+}
+
 // HasPod reports whether a Pod that has not started names a claim.
 func (c *Cluster) HasPod(claim *v1.PersistentVolumeClaim) bool { return len(c.podsNaming(claim)) > 0 }
 

@@ -45,6 +45,13 @@ func RecordedNode(pv *v1.PersistentVolume) (string, bool) {
 	return pv.Spec.CSI.VolumeAttributes[names.ContextNode], true
 }
 
+// NodeAffinity pins a PersistentVolume to a node.
+func NodeAffinity(node string) *v1.VolumeNodeAffinity {
+	return &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+		MatchExpressions: []v1.NodeSelectorRequirement{{Key: names.TopologyNode, Operator: v1.NodeSelectorOpIn, Values: []string{node}}},
+	}}}}
+}
+
 // IsOurs reports whether a PersistentVolume is of this driver, made by us or by an
 // administrator.
 func IsOurs(pv *v1.PersistentVolume) bool {

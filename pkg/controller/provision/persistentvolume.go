@@ -28,7 +28,7 @@ func NewIdentity(now time.Time) string {
 }
 
 // NewPersistentVolume describes a volume that exists on a node to Kubernetes:
-// pre-bound to the claim, and usable only on that node.
+// pre-bound to the claim, and pinned to that node, unless it may move.
 func NewPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, vol *lvmdv1.Volume, identity string) *v1.PersistentVolume {
 	reclaim := v1.PersistentVolumeReclaimDelete // the API's default for StorageClasses
 	if class.ReclaimPolicy != nil {
@@ -60,8 +60,11 @@ func NewPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.Stora
 					names.ContextDeviceClass: vol.GetDeviceClass(),
 				},
 			}},
-			NodeAffinity: NodeAffinity(node),
+			NodeAffinity: cluster.NodeAffinity(node),
 		},
+	}
+	if spec.MayMove(claim, class) {
+		pv.Spec.NodeAffinity, pv.Spec.CSI.VolumeAttributes[names.ContextNode] = nil, node
 	}
 	if class.Parameters[names.ParamOnNodeLoss] == names.NodeLossRecreate {
 		pv.Annotations[names.ParamOnNodeLoss] = names.NodeLossRecreate
@@ -75,11 +78,4 @@ func NewPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.Stora
 		pv.Finalizers = []string{cluster.Finalizer}
 	}
 	return pv
-}
-
-// NodeAffinity pins a PersistentVolume to a node.
-func NodeAffinity(node string) *v1.VolumeNodeAffinity {
-	return &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
-		MatchExpressions: []v1.NodeSelectorRequirement{{Key: names.TopologyNode, Operator: v1.NodeSelectorOpIn, Values: []string{node}}},
-	}}}}
 }

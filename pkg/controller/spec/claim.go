@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -27,6 +28,32 @@ func VolumeName(claim *v1.PersistentVolumeClaim) string { return "pvc-" + string
 // (volumeBindingMode WaitForFirstConsumer). The others bind immediately.
 func BindsLate(class *storagev1.StorageClass) bool {
 	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+}
+
+// Movable reports whether a StorageClass lets Pods with generic ephemeral volumes move.
+func Movable(class *storagev1.StorageClass) bool {
+	return class.Parameters[names.ParamPodVolumes] == names.PodVolumesMovable
+}
+
+// MayMove reports whether the volume that is made for a claim has no nodeAffinity: it ends with
+// the only Pod that can use it, and the next Pod's can be made on any node, which one with a data
+// source cannot.
+func MayMove(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) bool {
+	return Movable(class) && OwnerPod(claim) != nil && claim.Spec.DataSource == nil && claim.Spec.DataSourceRef == nil
+}
+
+// checkMovable refuses a class whose movable volumes could outlive their Pods, or be made before
+// the scheduler has looked for a node: it would then go to another one than the volume's.
+func checkMovable(class *storagev1.StorageClass) error {
+	field, given := ClassField(class, names.ParamPodVolumes), fmt.Sprintf("%q", names.PodVolumesMovable)
+	switch {
+	case !Movable(class):
+	case !BindsLate(class):
+		return &InvalidError{Field: field, Given: given + " with volumeBindingMode Immediate", Allowed: string(storagev1.VolumeBindingWaitForFirstConsumer)}
+	case class.ReclaimPolicy != nil && *class.ReclaimPolicy != v1.PersistentVolumeReclaimDelete:
+		return &InvalidError{Field: field, Given: fmt.Sprintf("%s with reclaimPolicy %s", given, *class.ReclaimPolicy), Allowed: string(v1.PersistentVolumeReclaimDelete)}
+	}
+	return nil
 }
 
 // AllowedBy reports whether a StorageClass's allowedTopologies allow a volume on a node: one

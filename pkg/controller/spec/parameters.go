@@ -29,6 +29,9 @@ func Parameters() []Parameter {
 			"Where volumes are made. Nodes without the class offer nothing."},
 		{names.ParamOnNodeLoss, inCode(names.NodeLossKeep, names.NodeLossRecreate), names.NodeLossKeep,
 			"What becomes of a claim [whose node is lost](../how-to/replace-nodes.md). `recreate` deletes it, so that a StatefulSet makes it again elsewhere."},
+		{names.ParamPodVolumes, inCode(names.PodVolumesPinned, names.PodVolumesMovable), names.PodVolumesPinned,
+			"Whether generic ephemeral volumes keep their node: `movable` ones let [an autoscaler remove it](../how-to/autoscaling.md#let-pods-with-ephemeral-volumes-move). " +
+				"`WaitForFirstConsumer` and `Delete` only."},
 		{names.ParamPlacement, inCode(policies...), policies[0],
 			"Which node is preferred, with `volumeBindingMode: Immediate` or [the scheduler extender](../how-to/scheduler.md)."},
 		{names.ParamEncryption, inCode(names.EncryptionEphemeral, names.EncryptionLUKS), "not encrypted",

@@ -66,6 +66,11 @@ func ParseClass(class *storagev1.StorageClass) (Class, error) {
 				return out, &InvalidError{Field: ClassField(class, key), Given: fmt.Sprintf("%q", value),
 					Allowed: names.NodeLossKeep + ", " + names.NodeLossRecreate}
 			}
+		case names.ParamPodVolumes:
+			if value != names.PodVolumesPinned && value != names.PodVolumesMovable {
+				return out, &InvalidError{Field: ClassField(class, key), Given: fmt.Sprintf("%q", value),
+					Allowed: names.PodVolumesPinned + ", " + names.PodVolumesMovable}
+			}
 		case names.ParamPlacement:
 			policy, err := scheduler.ParsePolicy(value)
 			if err != nil {
@@ -120,6 +125,9 @@ type Request struct {
 func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) (Request, error) {
 	params, err := ParseClass(class)
 	if err != nil {
+		return Request{}, err
+	}
+	if err := checkMovable(class); err != nil {
 		return Request{}, err
 	}
 	out := Request{Class: params, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}

@@ -1,0 +1,33 @@
+package pin
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Values of the label "reason" of carve_controller_volumes_pinned_total.
+const (
+	reasonUnplaced  = "unplaced"
+	reasonMisplaced = "misplaced"
+	reasonShared    = "shared"
+	reasonStays     = "class"
+)
+
+// Metrics are the metrics of movable volumes.
+type Metrics struct {
+	pinned    *prometheus.CounterVec
+	misplaced prometheus.Counter
+}
+
+// NewMetrics registers them.
+func NewMetrics(registerer prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		pinned: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "carve", Subsystem: "controller", Name: "volumes_pinned_total",
+			Help: "Movable volumes (StorageClass parameter pod-volumes) that got a nodeAffinity, by reason: unplaced (the Pod had no node 2 s after its claim was bound), misplaced (a Pod was bound to another node), " +
+				"shared (a second Pod names the claim), class (its class or reclaim policy is not one of movable volumes)."}, []string{"reason"}),
+		misplaced: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "carve", Subsystem: "controller", Name: "misplaced_pods_deleted_total",
+			Help: "Pods that were deleted to be made again, since they were bound to another node than their movable volume's."}),
+	}
+	for _, reason := range []string{reasonUnplaced, reasonMisplaced, reasonShared, reasonStays} {
+		m.pinned.WithLabelValues(reason)
+	}
+	registerer.MustRegister(m.pinned, m.misplaced)
+	return m
+}

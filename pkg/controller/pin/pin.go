@@ -1,0 +1,199 @@
+package pin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
+)
+
+const (
+	// grace is how long a Pod usually has no node after its claim was bound, and a little more: the
+	// scheduler looks at claims once a second. After a binding that failed it waits at least a second
+	// before it tries again. Too short a grace keeps some Pods where they are; too long a one lets
+	// more of those whose binding failed go to a wrong node.
+	grace = 2 * time.Second
+	// workers is how many volumes are worked on at once.
+	workers            = 16
+	retryMin, retryMax = 200 * time.Millisecond, 5 * time.Second
+)
+
+// Pinner looks after the PersistentVolumes that were made without nodeAffinity.
+type Pinner struct {
+	*cluster.Cluster
+	Options
+	loop *workloop.Loop[string] // by name
+
+	mu sync.Mutex
+	// unplaced has since when the owners of bound claims are known to have no node, by volume.
+	unplaced map[string]time.Time
+}
+
+// Options say how a Pinner works. Metrics is required.
+type Options struct {
+	// Grace is for how long a Pod may have no node after its claim was bound; zero means 2 s.
+	Grace   time.Duration
+	Metrics *Metrics
+}
+
+// New makes a Pinner. Run runs it.
+func New(c *cluster.Cluster, o Options) *Pinner {
+	o.Grace = cmp.Or(o.Grace, grace)
+	p := &Pinner{Cluster: c, Options: o, unplaced: map[string]time.Time{}}
+	p.loop = workloop.New(workloop.Options[string]{
+		Name: "pins", Parallel: workers, RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
+		Failed: func(_ context.Context, name string, err error) {
+			p.Log.Warn("a movable volume could not be looked after, trying on", "volume", name, "error", err)
+		},
+	})
+	return p
+}
+
+// Run works until ctx is done. The caches must have synced.
+func (p *Pinner) Run(ctx context.Context) error {
+	stop, err := cluster.Watch(
+		cluster.OnChange(p.Volumes, p.volumeChanged, p.volumeChanged),
+		cluster.OnChange(p.Claims, p.claimChanged, nil),
+		// A Pod that has started, or is gone, is no longer waited for by any.
+		cluster.OnChange(p.Pods, func(pod *v1.Pod) {
+			for _, key := range cluster.ClaimsNamed(pod) {
+				if claim := p.ClaimAt(key); claim != nil {
+					p.claimChanged(claim)
+				}
+			}
+		}, nil),
+		cluster.OnChange(p.Classes, p.classChanged, nil),
+	)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	p.loop.Run(ctx)
+	return nil
+}
+
+func (p *Pinner) volumeChanged(pv *v1.PersistentVolume) {
+	if _, recorded := cluster.RecordedNode(pv); recorded && cluster.IsOurs(pv) {
+		p.loop.Add(pv.Name)
+	}
+}
+
+// claimChanged has the volume of a claim looked at. One that is not in the cache yet has an event
+// of its own when it comes.
+func (p *Pinner) claimChanged(claim *v1.PersistentVolumeClaim) {
+	if pv, err := p.VolumeLister.Get(claim.Spec.VolumeName); err == nil {
+		p.volumeChanged(pv)
+	}
+}
+
+// classChanged has the volumes looked at that were made in a class of that name which was movable.
+func (p *Pinner) classChanged(class *storagev1.StorageClass) {
+	if spec.Movable(class) {
+		return
+	}
+	for _, pv := range cluster.List(p.Volumes) {
+		if pv.Spec.StorageClassName == class.Name && pv.Spec.NodeAffinity == nil {
+			p.volumeChanged(pv)
+		}
+	}
+}
+
+// sync does what a volume needs.
+func (p *Pinner) sync(ctx context.Context, name string) (time.Duration, error) {
+	pv, err := p.VolumeLister.Get(name)
+	if err != nil {
+		p.since(name, false)
+		return 0, nil //nolint:nilerr // the cache has no such volume
+	}
+	claim, s := p.observe(pv)
+	do := decide(s)
+	if do.pin != "" {
+		if err := p.pin(ctx, pv, s.node, do.pin); err != nil {
+			return 0, err
+		}
+	}
+	listed, failed := cluster.PodLists{}, []error(nil)
+	for _, node := range do.misplaced {
+		failed = append(failed, p.end(ctx, listed, claim, s.node, node))
+	}
+	return do.again, errors.Join(failed...)
+}
+
+// observe reads what decide needs, and returns the claim, which may be nil. What it remembers is
+// since when the claim's Pod has no node.
+func (p *Pinner) observe(pv *v1.PersistentVolume) (*v1.PersistentVolumeClaim, state) {
+	s := state{pinned: pv.Spec.NodeAffinity != nil, grace: p.Grace}
+	s.node, _ = cluster.RecordedNode(pv)
+	class, ours := p.OurClass(pv.Spec.StorageClassName)
+	s.stays = pv.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimDelete || ours && !spec.Movable(class)
+	var claim *v1.PersistentVolumeClaim
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		claim = p.Claim(string(ref.UID))
+	}
+	if claim == nil {
+		p.since(pv.Name, false)
+		return nil, s
+	}
+	s.bound = claim.Status.Phase == v1.ClaimBound && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted)
+	owner, waits := spec.OwnerPod(claim), false
+	for _, user := range p.WaitingPods(claim) {
+		of := pod{owner: owner != nil && owner.UID == user.UID, node: user.Spec.NodeName}
+		s.pods, waits = append(s.pods, of), waits || of.unplacedOwner()
+	}
+	s.unplaced = p.since(pv.Name, waits && s.bound && !s.pinned)
+	return claim, s
+}
+
+// since returns for how long a volume's Pod has been without a node, and forgets the volume if it
+// is not.
+func (p *Pinner) since(name string, unplaced bool) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !unplaced {
+		delete(p.unplaced, name)
+		return 0
+	}
+	now := p.Now()
+	if _, known := p.unplaced[name]; !known {
+		p.unplaced[name] = now
+	}
+	return now.Sub(p.unplaced[name])
+}
+
+// pin gives a volume a nodeAffinity.
+func (p *Pinner) pin(ctx context.Context, pv *v1.PersistentVolume, node, reason string) error {
+	_, err := cluster.Apply(ctx, p.Client.CoreV1().PersistentVolumes(), pv, cluster.SameObject, func(pv *v1.PersistentVolume) {
+		pv.Spec.NodeAffinity = cluster.NodeAffinity(node)
+	})
+	switch {
+	case cluster.IsOutdated(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("pin volume %s to node %s: %w", pv.Name, node, err)
+	}
+	p.Metrics.pinned.WithLabelValues(reason).Inc()
+	p.Log.Info("pinned a movable volume to its node", "volume", pv.Name, "node", node, "reason", reason)
+	return nil
+}
+
+// end ends the Pods that wait on a node for a claim whose volume another one has.
+func (p *Pinner) end(ctx context.Context, listed cluster.PodLists, claim *v1.PersistentVolumeClaim, has, node string) error {
+	why := cluster.Why{Reason: cluster.ReasonMisplaced, Words: fmt.Sprintf("whose volume is on node %s, not on node %s", has, node)}
+	deleted, left, err := p.DeleteWaiting(ctx, listed, claim, node, why)
+	for _, pod := range left {
+		p.Recorder.Eventf(pod, v1.EventTypeWarning, why.Reason, "the Pod waits for claim %s, %s; delete the Pod: no controller makes it again", claim.Name, why.Words)
+	}
+	p.Metrics.misplaced.Add(float64(deleted))
+	return err
+}
