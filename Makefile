@@ -92,12 +92,9 @@ deps: ## Install the Debian packages that the race detector needs
 
 ##### Check
 
-# Stages that run one after the other are a lane; lanes run beside each other. The first begins with
-# what needs processors alone. The others wait for Pods and machines much of the time; what these all
-# need, such as Kubernetes, is made before them.
+# Stages begin in the order in which they are listed. Those that need processors alone begin while
+# what the others need, such as Kubernetes, is made; the longest come early.
 STAGES    := cd e2e && $(GO) run ./cmd/stages $(if $(STRICT),-strict) -nice check-generated,test-race,lint -condense test-unit,test-race,test-harness
-
-COMMA     := ,
 
 # RUN chooses tests by a regular expression, in each target that runs tests. The stages use it to
 # run failed tests once more.
@@ -106,7 +103,7 @@ CHOSEN     = $(if $(RUN),-run '$(RUN)')
 .PHONY: test
 test: ## Everything: generated code, unit tests with the race detector, real API server, real LVM, real cluster (STRICT=1 runs no failed test again, LINT=1 runs the linter, too)
 	@cd e2e && $(GO) run ./cmd/preflight -disks 25 -shared 5
-	@$(STAGES) -first prepare check-generated,test-race,$(if $(LINT),lint$(COMMA))test-powercut,test-systemd,test-virtual,test-selinux test-e2e test-apiserver,test-harness,test-vm
+	@$(STAGES) -at-once 3 -first prepare check-generated test-e2e test-vm test-race test-apiserver test-powercut $(if $(LINT),lint) test-virtual test-systemd test-selinux test-harness
 
 .PHONY: prepare
 prepare: ## Make what clusters are made of, Kubernetes among it, where the cache lacks it
@@ -114,7 +111,7 @@ prepare: ## Make what clusters are made of, Kubernetes among it, where the cache
 
 .PHONY: test-quick
 test-quick: ## The inner loop: unit tests, and the controller against a real API server
-	@$(STAGES) test-unit,test-apiserver
+	@$(STAGES) test-unit test-apiserver
 
 # The tests of release and monitoring read files beside their modules, which go test does not
 # look at before it reports a cached result.

@@ -1,16 +1,15 @@
 // Command stages runs targets of make as the stages of one proof, and ends with a table
 // of their times and numbers of tests:
 //
-//	stages [-strict] [-condense TARGET,...] [-nice TARGET,...] [-first TARGET] LANE...
+//	stages [-at-once N] [-strict] [-condense TARGET,...] [-nice TARGET,...] [-first TARGET] TARGET...
 //
-// A lane is a list of targets with commas between them, which run one after the other.
-// The lanes run beside each other. Each line that is printed begins with its target. When
-// a target fails, the lanes go on: one run shows all that is wrong. The exit code is 1
-// then. A target named with -nice gives way to those of the other lanes: one that
-// compiles for long does not slow down machines and clusters. The target named with -first
-// runs before all others, but beside those that give way.
+// The targets begin in the order in which they are given, and at most N run at once. Each line
+// that is printed begins with its target. When a target fails, the others run all the same: one
+// run shows all that is wrong. The exit code is 1 then. A target named with -nice gives way to
+// the others: one that compiles for long does not slow down machines and clusters. The target
+// named with -first runs before all others, but beside those that give way.
 //
-// A few tests that failed are run once more when all lanes have ended, see
+// A few tests that failed are run once more when all targets have ended, see
 // rerunFailed. Those that pass
 // then are flaky: the table names them, and the exit code is 0.
 package main
@@ -39,12 +38,14 @@ const killDelay = time.Minute
 var (
 	errFailed    = errors.New("a stage failed")
 	errFirst     = errors.New("the first target failed")
-	errNoTargets = errors.New("no lane of targets to run")
+	errNoTargets = errors.New("no targets to run")
 )
 
 // options are lists of targets, and how they run.
 type options struct {
-	lanes []string
+	targets []string
+	// atOnce is how many of them run at once.
+	atOnce int
 	// first runs before all targets that are not nice; empty: nothing does.
 	first           string
 	condensed, nice []string
@@ -52,13 +53,14 @@ type options struct {
 }
 
 func main() {
+	atOnce := flag.Int("at-once", 1, "`how many` targets run at once, the one named with -first not counted")
 	condense := flag.String("condense", "", "`targets`, with commas between them, of whose packages with passed tests only the result is printed")
 	nice := flag.String("nice", "", "`targets`, with commas between them, that run with a lower priority")
 	first := flag.String("first", "", "the `target` that runs before all that do not give way")
 	strict := flag.Bool("strict", false, "run no failed test once more")
 	flag.Parse()
 	o := options{
-		lanes: flag.Args(), first: *first, strict: *strict,
+		targets: flag.Args(), atOnce: *atOnce, first: *first, strict: *strict,
 		condensed: strings.Split(*condense, ","), nice: strings.Split(*nice, ","),
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -73,9 +75,9 @@ func main() {
 	}
 }
 
-// run runs the lanes beside each other, and then what failed, unless strict.
+// run runs the targets, and then what failed, unless strict.
 func run(ctx context.Context, out io.Writer, root string, o options) error {
-	if len(o.lanes) == 0 {
+	if len(o.targets) == 0 {
 		return errNoTargets
 	}
 	started := time.Now()
@@ -106,13 +108,14 @@ func run(ctx context.Context, out io.Writer, root string, o options) error {
 			}
 		})
 	}
-	for _, lane := range o.lanes {
-		var stages []*stage
-		for _, target := range strings.Split(lane, ",") {
-			stages = append(stages, stageOf(target))
-		}
+	waiting := make(chan *stage, len(o.targets))
+	for _, target := range o.targets {
+		waiting <- stageOf(target)
+	}
+	close(waiting)
+	for range max(o.atOnce, 1) {
 		group.Go(func() {
-			for _, s := range stages {
+			for s := range waiting {
 				if !s.nice {
 					<-ready
 					if s.err = failed; failed != nil {

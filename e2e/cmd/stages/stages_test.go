@@ -180,7 +180,7 @@ func TestTheFirstTargetRunsBesideThoseThatGiveWayOnly(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte(makefile), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			o := options{lanes: []string{"given-way,usual"}, first: "first", nice: []string{"given-way"}, strict: true}
+			o := options{targets: []string{"given-way", "usual"}, first: "first", nice: []string{"given-way"}, strict: true}
 			var out strings.Builder
 			if err := run(t.Context(), &out, root, o); !errors.Is(err, c.want) {
 				t.Errorf("want %v, got %v\n%s", c.want, err, out.String())
@@ -195,6 +195,26 @@ func TestTheFirstTargetRunsBesideThoseThatGiveWayOnly(t *testing.T) {
 				t.Errorf("want %q to have ended, got %q\n%s", c.ran, got, out.String())
 			}
 		})
+	}
+}
+
+func TestTargetsRunAtOnceUpToTheLimit(t *testing.T) {
+	const sees = "for i in $$(seq 1000); do if [ -e %s ]; then exit; fi; sleep 0.01; done; exit 1"
+	for _, c := range []struct {
+		atOnce        int
+		first, second string
+	}{
+		{1, "[ ! -e second ] && touch first", "[ -e first ] && touch second"},
+		{2, "touch first; " + fmt.Sprintf(sees, "second"), "touch second; " + fmt.Sprintf(sees, "first")},
+	} {
+		root := t.TempDir()
+		if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte("a:\n\t@"+c.first+"\nb:\n\t@"+c.second+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		if err := run(t.Context(), &out, root, options{targets: []string{"a", "b"}, atOnce: c.atOnce, strict: true}); err != nil {
+			t.Errorf("%d at once: %v\n%s", c.atOnce, err, out.String())
+		}
 	}
 }
 
