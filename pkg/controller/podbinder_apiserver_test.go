@@ -218,6 +218,18 @@ func schedulerWorld(t *testing.T) (w *world, class string) {
 	return w, w.class(t, nil)
 }
 
+// refuseVolumes has all nodes refuse volumes, as if they were away, and counts how often they do. noHooks ends that.
+func (w *world) refuseVolumes() *atomic.Int32 {
+	refused := new(atomic.Int32)
+	for _, node := range w.nodes {
+		node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+			refused.Add(1)
+			return status.Error(codes.Unavailable, "away")
+		}})
+	}
+	return refused
+}
+
 // TestPodsOfOurSchedulerStartWithTheirVolumes has the real scheduler, with the configuration and
 // the rights that the component ships, bring Pods to nodes.
 func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
@@ -228,18 +240,7 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 	runScheduler(t, shippedConfiguration(t, binder), os.Getenv("KUBERNETES"), "kube-scheduler")
 	w.podsStartWithTheirVolumes(t, class)
 	t.Run("a node that cannot be asked, and a binder that is away", func(t *testing.T) {
-		var away atomic.Bool
-		var refused atomic.Int32
-		away.Store(true)
-		for _, node := range w.nodes {
-			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
-				if away.Load() {
-					refused.Add(1)
-					return status.Error(codes.Unavailable, "away")
-				}
-				return nil
-			}})
-		}
+		refused := w.refuseVolumes()
 		defer w.noHooks()
 		w.runPod(t, carveScheduler, "waits", class)
 		w.runPod(t, carveScheduler, "goes-on", "")
@@ -263,7 +264,7 @@ func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
 			}
 		}
 		stopBinder = bindPods(t, binder)
-		away.Store(false)
+		w.noHooks()
 		w.isPlaced(t, "waits", "waits-data")
 		w.isPlaced(t, "no-binder", "no-binder-data")
 	})
@@ -282,18 +283,7 @@ func TestPodsOfASchedulerWithThePluginStartWithTheirVolumes(t *testing.T) {
 	runScheduler(t, config, program)
 	w.podsStartWithTheirVolumes(t, class)
 	t.Run("a node that cannot be asked", func(t *testing.T) {
-		var away atomic.Bool
-		var refused atomic.Int32
-		away.Store(true)
-		for _, node := range w.nodes {
-			node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
-				if away.Load() {
-					refused.Add(1)
-					return status.Error(codes.Unavailable, "away")
-				}
-				return nil
-			}})
-		}
+		refused := w.refuseVolumes()
 		defer w.noHooks()
 		w.runPod(t, carveScheduler, "waits", class)
 		waittest.Until(t, "a node is asked twice", func() bool { return refused.Load() > 1 })
@@ -302,7 +292,7 @@ func TestPodsOfASchedulerWithThePluginStartWithTheirVolumes(t *testing.T) {
 		if node := w.nodeOf(t, "waits"); node != "" {
 			t.Errorf("the Pod is on %s without its volume", node)
 		}
-		away.Store(false)
+		w.noHooks()
 		w.isPlaced(t, "waits", "waits-data")
 	})
 }
