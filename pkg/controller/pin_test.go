@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -8,7 +10,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -176,6 +180,38 @@ func TestAPodOnAnotherNodeThanItsVolumeIsMadeAgain(t *testing.T) {
 				t.Errorf("the Pod: %v", err)
 			}
 		})
+	}
+}
+
+// TestAMisplacedPodHasOneEvent changes the claim of a Pod that waits on a wrong node and that no
+// controller makes again.
+func TestAMisplacedPodHasOneEvent(t *testing.T) {
+	h := newHarness(t, func(c *Controller) { c.core.pinGrace = time.Hour })
+	h.node("n1", gib)
+	h.node("n2", gib)
+	h.class("carve", movable)
+	h.run()
+	pod := h.ownedPod("db-0", "")
+	h.ownedClaim(pod, "n1")
+	pod = pod.DeepCopy()
+	pod.Spec.NodeName, pod.OwnerReferences = "n2", nil
+	must.Get(h.client.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}))(t)
+	h.event("PodMisplaced", "claim db-0-data")
+	var looks atomic.Int32
+	h.client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if list, ok := action.(clienttesting.ListAction); ok && list.GetListRestrictions().Fields.String() == "spec.nodeName=n2" {
+			looks.Add(1)
+		}
+		return false, nil, nil
+	})
+	for i := range int32(3) {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"version":"%d"}}}`, i)
+		must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), "db-0-data", types.MergePatchType, patch, metav1.PatchOptions{}))(t)
+		waittest.Until(t, "it is looked at again", func() bool { return looks.Load() > i })
+	}
+	// By the third look, those before it have sent what they send.
+	if again := h.warnings(); len(again) > 0 {
+		t.Errorf("again: %q", again)
 	}
 }
 

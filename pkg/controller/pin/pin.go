@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -38,6 +40,8 @@ type Pinner struct {
 	mu sync.Mutex
 	// unplaced has since when the owners of bound claims are known to have no node, by volume.
 	unplaced map[string]time.Time
+	// warned are the misplaced Pods that had their Event, by volume.
+	warned map[string][]types.UID
 }
 
 // Options say how a Pinner works. Metrics is required.
@@ -50,7 +54,7 @@ type Options struct {
 // New makes a Pinner. Run runs it.
 func New(c *cluster.Cluster, o Options) *Pinner {
 	o.Grace = cmp.Or(o.Grace, grace)
-	p := &Pinner{Cluster: c, Options: o, unplaced: map[string]time.Time{}}
+	p := &Pinner{Cluster: c, Options: o, unplaced: map[string]time.Time{}, warned: map[string][]types.UID{}}
 	p.loop = workloop.New(workloop.Options[string]{
 		Name: "pins", Parallel: workers, RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
 		Failed: func(_ context.Context, name string, err error) {
@@ -113,7 +117,7 @@ func (p *Pinner) classChanged(class *storagev1.StorageClass) {
 func (p *Pinner) sync(ctx context.Context, name string) (time.Duration, error) {
 	pv, err := p.VolumeLister.Get(name)
 	if err != nil {
-		p.since(name, false)
+		p.forget(name)
 		return 0, nil //nolint:nilerr // the cache has no such volume
 	}
 	claim, s := p.observe(pv)
@@ -125,7 +129,7 @@ func (p *Pinner) sync(ctx context.Context, name string) (time.Duration, error) {
 	}
 	listed, failed := cluster.PodLists{}, []error(nil)
 	for _, node := range do.misplaced {
-		failed = append(failed, p.end(ctx, listed, claim, s.node, node))
+		failed = append(failed, p.end(ctx, listed, pv, claim, node))
 	}
 	return do.again, errors.Join(failed...)
 }
@@ -188,12 +192,35 @@ func (p *Pinner) pin(ctx context.Context, pv *v1.PersistentVolume, node, reason 
 }
 
 // end ends the Pods that wait on a node for a claim whose volume another one has.
-func (p *Pinner) end(ctx context.Context, listed cluster.PodLists, claim *v1.PersistentVolumeClaim, has, node string) error {
+func (p *Pinner) end(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, node string) error {
+	has, _ := cluster.RecordedNode(pv)
 	why := cluster.Why{Reason: cluster.ReasonMisplaced, Words: fmt.Sprintf("whose volume is on node %s, not on node %s", has, node)}
 	deleted, left, err := p.DeleteWaiting(ctx, listed, claim, node, why)
 	for _, pod := range left {
-		p.Recorder.Eventf(pod, v1.EventTypeWarning, why.Reason, "the Pod waits for claim %s, %s; delete the Pod: no controller makes it again", claim.Name, why.Words)
+		if p.warnsFirst(pv.Name, pod.UID) {
+			p.Recorder.Eventf(pod, v1.EventTypeWarning, why.Reason, "the Pod waits for claim %s, %s; delete the Pod: no controller makes it again", claim.Name, why.Words)
+		}
 	}
 	p.Metrics.misplaced.Add(float64(deleted))
 	return err
+}
+
+// warnsFirst reports whether a Pod has not had its Event, and remembers that it has. A Pod never
+// changes its node, and is looked at as often as itself, its claim or the volume changes.
+func (p *Pinner) warnsFirst(volume string, pod types.UID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if slices.Contains(p.warned[volume], pod) {
+		return false
+	}
+	p.warned[volume] = append(p.warned[volume], pod)
+	return true
+}
+
+// forget forgets a volume that is gone.
+func (p *Pinner) forget(volume string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.unplaced, volume)
+	delete(p.warned, volume)
 }
