@@ -259,6 +259,7 @@ var foreignFlags = []string{
 	"--root-dir", "--register-with-taints", "--kube-api-qps", "--kube-api-burst", "--config", "--metadatasize", "--memory-file",
 	"--pbkdf", "--feature-gates", "--enable-capacity", "--startup-taint", "--maxrecoveryrate", "--option", "--cascade",
 	"--extra-disks", "--local-nvme-ssd-block", "--ephemeral-storage-local-ssd", "--nodes", "--set",
+	"--max-bulk-soft-taint-count", "--scale-down-unneeded-time",
 }
 
 func TestEveryFlagExists(t *testing.T) {
@@ -566,7 +567,7 @@ var foreignWords = []string{
 	"InvalidArgument", "NotFound", "AlreadyExists", "OutOfRange", "FailedPrecondition", "NodeGetVolumeHealth", "NodeGetStorageHealth",
 	"CreateVolume", "DeleteVolume", "ControllerExpandVolume", "ControllerModifyVolume", "VolumeAttributesClass", "ControllerGetVolume", "ListVolumes", "ValidateVolumeCapabilities",
 	"GetCapacity", "CreateSnapshot", "DeleteSnapshot", "GetSnapshot", "ListSnapshots", "ReadWritePaths", "IPAddressAllow", "RandomScenario", "LvmdConfig",
-	"IsCorruptedMnt", "ReleaseLeaderElectionOnExit", "DisruptionBlocked", "MutablePVNodeAffinity",
+	"IsCorruptedMnt", "ReleaseLeaderElectionOnExit", "DisruptionBlocked", "MutablePVNodeAffinity", "DeletionCandidateOfClusterAutoscaler",
 }
 
 // TestEveryConditionAndEventExists looks at code spans that are one word in camel case.

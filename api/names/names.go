@@ -37,6 +37,12 @@ const (
 	// PodVolumesMovable gives them none, so that a Pod's node can be removed.
 	PodVolumesMovable = "movable"
 
+	// TaintScaleDownCandidate is the key of the taint, of effect PreferNoSchedule, by which the Cluster
+	// Autoscaler marks nodes that it will remove if they stay unneeded.
+	TaintScaleDownCandidate = "DeletionCandidateOfClusterAutoscaler"
+	// TaintToBeDeleted is the key of the one on nodes that it drains and removes.
+	TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
 	// AnnotationVolumeGroup is on PersistentVolumes, and has the volume group that
 	// the volume lies in: NAME/UUID. By it a node that comes back with other disks
 	// is distinguished from one that comes back with its own.

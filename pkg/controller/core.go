@@ -19,8 +19,8 @@ type core struct {
 	ids       *cluster.IDs
 	// What follows is set by tests only, and zero means the constants: how many claims, volumes that are to
 	// be deleted, grown or changed, and snapshots are worked on at once, from when on a create is slow,
-	// when it is given up, for how long a claim waits for its Pod to be seen, and for how long the Pod
-	// of a movable volume may have no node.
-	workers                                     int
-	slowCreate, createTimeout, podLag, pinGrace time.Duration
+	// when it is given up, for how long a claim waits for its Pod to be seen, for how long the Pod of a
+	// movable volume may have no node, and for how long other nodes must lack space for it.
+	workers                                               int
+	slowCreate, createTimeout, podLag, pinGrace, shortFor time.Duration
 }

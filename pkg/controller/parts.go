@@ -96,7 +96,7 @@ func (c *Controller) start(ctx context.Context, group *errgroup.Group, a *acting
 	group.Go(func() error { return a.auditor.Run(ctx) })
 	group.Go(func() error { return reclaim.NewReleaser(c.core.Cluster).Run(ctx) })
 	group.Go(func() error {
-		return pin.New(c.core.Cluster, pin.Options{Grace: c.core.pinGrace, Metrics: c.core.metrics.pin}).Run(ctx)
+		return pin.New(c.core.Cluster, pin.Options{Grace: c.core.pinGrace, Lasting: c.core.shortFor, Disks: c.core.ledger, Metrics: c.core.metrics.pin}).Run(ctx)
 	})
 	if a.untainter != nil {
 		group.Go(func() error { return a.untainter.Run(ctx) })

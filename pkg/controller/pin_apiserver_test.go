@@ -11,12 +11,14 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-helpers/storage/volume"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -73,12 +75,18 @@ func bindByHand(t *testing.T, node string) {
 // long.
 func moving(t *testing.T, grace time.Duration) *world {
 	t.Helper()
+	return movingIn(t, movable, grace)
+}
+
+// movingIn is moving in a class of another kind.
+func movingIn(t *testing.T, class func(*storagev1.StorageClass), grace time.Duration) *world {
+	t.Helper()
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
 	w.namespace = ours
 	install(t, client)
-	w.class(t, movable)
-	actOn(t, w, Options{Client: asController(t), Namespace: ours}, func(c *Controller) { c.core.pinGrace = grace })
+	w.class(t, class)
+	actOn(t, w, Options{Client: asController(t), Namespace: ours}, func(c *Controller) { c.core.pinGrace, c.core.shortFor = grace, time.Second })
 	return w
 }
 
@@ -217,4 +225,24 @@ func TestAPodWithAMovableVolumeMoves(t *testing.T) {
 	}
 	waittest.Until(t, "nothing is left of the first", func() bool { return w.pv(first) == nil && len(w.nodes[before.Spec.NodeName].Volumes()) == 0 })
 	w.endSet(t, true, first, second)
+}
+
+// TestANodeIsKeptWhoseVolumesFitNowhereElse marks nodes as the Cluster Autoscaler does, which
+// takes the mark back when it finds that a Pod fits on no other node.
+func TestANodeIsKeptWhoseVolumesFitNowhereElse(t *testing.T) {
+	w := moving(t, time.Hour)
+	startSet(t, w.client, true)
+	claim, pod := w.running(t, "db-0-data", "")
+	node := pod.Spec.NodeName
+	w.nodes[other(node)].Resize("local", 50*mib)
+	w.mark(t, node)
+	waittest.Until(t, "it is pinned", w.volumeIs(claim, isPinned(node)))
+	w.endSet(t, true, claim, claim)
+}
+
+// mark marks a node as the Cluster Autoscaler does.
+func (w *world) mark(t *testing.T, node string) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"taints":[{"key":%q,"value":"1786925486","effect":"PreferNoSchedule"}]}}`, names.TaintScaleDownCandidate)
+	must.Get(w.client.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}))(t)
 }

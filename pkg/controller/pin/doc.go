@@ -5,5 +5,8 @@
 // binding after the claim got its volume can go to any node. The PersistentVolume of a Pod that has
 // its node needs none: no Pod ever changes its node, and no other one uses the claim.
 //
+// It also pins the volumes of a node that the Cluster Autoscaler means to remove, where no other node
+// has the free space for them.
+//
 // Caller: the controller, while it leads.
 package pin

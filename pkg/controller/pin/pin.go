@@ -42,23 +42,38 @@ type Pinner struct {
 	unplaced map[string]time.Time
 	// warned are the misplaced Pods that had their Event, by volume.
 	warned map[string][]types.UID
+
+	// guard judges all nodes that are to be removed at once. Only its worker uses short, which has since
+	// when the others lack space for their volumes, by node.
+	guard *workloop.Loop[struct{}]
+	short map[string]time.Time
 }
 
-// Options say how a Pinner works. Metrics is required.
+// Options say how a Pinner works. Disks and Metrics are required.
 type Options struct {
 	// Grace is for how long a Pod may have no node after its claim was bound; zero means 2 s.
-	Grace   time.Duration
+	Grace time.Duration
+	// Lasting is for how long other nodes must lack space for the volumes of one that is to be
+	// removed; zero means 30 s.
+	Lasting time.Duration
+	Disks   Disks
 	Metrics *Metrics
 }
 
 // New makes a Pinner. Run runs it.
 func New(c *cluster.Cluster, o Options) *Pinner {
-	o.Grace = cmp.Or(o.Grace, grace)
+	o.Grace, o.Lasting = cmp.Or(o.Grace, grace), cmp.Or(o.Lasting, lasting)
 	p := &Pinner{Cluster: c, Options: o, unplaced: map[string]time.Time{}, warned: map[string][]types.UID{}}
 	p.loop = workloop.New(workloop.Options[string]{
 		Name: "pins", Parallel: workers, RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
 		Failed: func(_ context.Context, name string, err error) {
 			p.Log.Warn("a movable volume could not be looked after, trying on", "volume", name, "error", err)
+		},
+	})
+	p.guard = workloop.New(workloop.Options[struct{}]{
+		Name: "scale-downs", Parallel: 1, RetryMin: retryMin, RetryMax: retryMax, Work: p.judgeMarked,
+		Failed: func(_ context.Context, _ struct{}, err error) {
+			p.Log.Warn("the volumes of a node that is to be removed could not be pinned, trying on", "error", err)
 		},
 	})
 	return p
@@ -78,11 +93,15 @@ func (p *Pinner) Run(ctx context.Context) error {
 			}
 		}, nil),
 		cluster.OnChange(p.Classes, p.classChanged, nil),
+		cluster.OnChange(p.Nodes, p.nodeChanged, nil),
 	)
 	if err != nil {
 		return err
 	}
 	defer stop()
+	var guard sync.WaitGroup
+	defer guard.Wait()
+	guard.Go(func() { p.guard.Run(ctx) })
 	p.loop.Run(ctx)
 	return nil
 }

@@ -1,0 +1,125 @@
+package pin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/scheduler"
+)
+
+const (
+	// lasting is longer than nodes take to connect to a new leader: none has free space before.
+	lasting = 30 * time.Second
+	// judgeAgain is how often marked nodes are judged: free space changes meanwhile.
+	judgeAgain = 5 * time.Second
+)
+
+// isMarked reports whether the Cluster Autoscaler has marked a node as one to remove. It removes those
+// that stay so for long, ten minutes by default. Until then it asks again whether the Pods fit
+// elsewhere, but those with bound claims by nodeAffinity, and not by free space.
+func isMarked(node *v1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t v1.Taint) bool { return t.Key == names.TaintScaleDownCandidate })
+}
+
+func (p *Pinner) nodeChanged(node *v1.Node) {
+	if isMarked(node) {
+		p.guard.Add(struct{}{})
+	}
+}
+
+// judgeMarked pins the volumes on marked nodes that other nodes have lacked the space for.
+func (p *Pinner) judgeMarked(ctx context.Context, _ struct{}) (again time.Duration, err error) {
+	candidates := p.candidates()
+	short, _ := judge(candidates, p.Disks)
+	now, since, failed := p.Now(), map[string]time.Time{}, []error(nil)
+	for _, c := range candidates {
+		again = cmp.Or(again, judgeAgain)
+		if len(short[c.Name]) == 0 {
+			continue
+		}
+		since[c.Name] = now
+		if before, known := p.short[c.Name]; known {
+			since[c.Name] = before
+		}
+		if left := since[c.Name].Add(p.Lasting).Sub(now); left > 0 {
+			again = min(again, left)
+			continue
+		}
+		for _, name := range short[c.Name] {
+			if pv, err := p.VolumeLister.Get(name); err == nil {
+				failed = append(failed, p.pin(ctx, pv, c.Name, reasonFull))
+			}
+		}
+	}
+	p.short = since
+	return again, errors.Join(failed...)
+}
+
+// candidates returns the marked nodes with their movable volumes.
+func (p *Pinner) candidates() (marked []candidate) {
+	nodes, index := cluster.List(p.Nodes), map[string]int{}
+	slices.SortFunc(nodes, func(a, b *v1.Node) int { return strings.Compare(a.Name, b.Name) })
+	for _, node := range nodes {
+		if isMarked(node) {
+			index[node.Name] = len(marked)
+			marked = append(marked, candidate{Node: node, pods: map[types.UID]*resident{}})
+		}
+	}
+	if marked == nil {
+		return nil
+	}
+	for _, pv := range cluster.List(p.Volumes) {
+		node, _ := cluster.RecordedNode(pv)
+		if i, on := index[node]; on && cluster.IsOurs(pv) && pv.Spec.ClaimRef != nil {
+			p.addTo(&marked[i], pv, nodes)
+		}
+	}
+	return marked
+}
+
+// addTo adds a volume that was made without nodeAffinity to those of its Pod.
+func (p *Pinner) addTo(c *candidate, pv *v1.PersistentVolume, nodes []*v1.Node) {
+	claim := p.Claim(string(pv.Spec.ClaimRef.UID))
+	if claim == nil || claim.DeletionTimestamp != nil || spec.OwnerPod(claim) == nil {
+		return
+	}
+	if pv.Spec.NodeAffinity != nil {
+		c.kept = true
+		return
+	}
+	class, ours := p.OurClass(pv.Spec.StorageClassName)
+	if !ours {
+		return
+	}
+	next, err := spec.ParseClaim(claim, class)
+	if err != nil {
+		return
+	}
+	pod := c.pods[spec.OwnerPod(claim).UID]
+	if pod == nil {
+		pod = &resident{elsewhere: slices.DeleteFunc(slices.Clone(nodes), func(to *v1.Node) bool { return !isOpen(c.Node, to) })}
+		c.pods[spec.OwnerPod(claim).UID] = pod
+	}
+	pod.volumes = append(pod.volumes, pv.Name)
+	pod.demands = append(pod.demands, scheduler.Demand{Class: next.DeviceClass, Bytes: next.Footprint()})
+	pod.elsewhere = slices.DeleteFunc(pod.elsewhere, func(to *v1.Node) bool { return !spec.AllowedBy(class.AllowedTopologies, to) })
+}
+
+// isOpen reports whether Pods of a node can be bound to another one. They tolerate the taints of their own.
+func isOpen(from, to *v1.Node) bool {
+	return from.Name != to.Name && !to.Spec.Unschedulable && !slices.ContainsFunc(to.Spec.Taints, func(t v1.Taint) bool {
+		return t.Key == names.TaintToBeDeleted || t.Effect != v1.TaintEffectPreferNoSchedule && !slices.ContainsFunc(from.Spec.Taints, func(own v1.Taint) bool {
+			return own.MatchTaint(&t) && own.Value == t.Value
+		})
+	})
+}
