@@ -67,8 +67,9 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 }
 
 // demands are the volumes of ours that a Pod still needs: of its claims that
-// are not bound and bind late. A claim that we would reject demands nothing;
-// an Event says why.
+// are not bound and bind late, and movable ones, of which the scheduler does not
+// know where they are. A claim that we would reject demands nothing; an Event says
+// why.
 func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, error) {
 	var out []scheduler.Demand
 	seen := map[string]struct{}{}
@@ -82,6 +83,11 @@ func (c *core) demands(ctx context.Context, pod *v1.Pod) ([]scheduler.Demand, er
 		claim, err := c.claimOf(ctx, pod, v, name)
 		if err != nil {
 			return nil, err
+		}
+		if pv, err := c.VolumeLister.Get(claim.Spec.VolumeName); err == nil && cluster.IsOurs(pv) && pv.Spec.NodeAffinity == nil {
+			if on, recorded := cluster.RecordedNode(pv); recorded {
+				out = append(out, scheduler.Demand{Claim: string(claim.UID), Node: on})
+			}
 		}
 		class, ours := c.OurClass(volume.GetPersistentVolumeClaimClass(claim))
 		if !ours || !spec.BindsLate(class) || claim.Spec.VolumeName != "" {

@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -131,6 +133,40 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 	waittest.Until(t, "the volumes go with their Pods", func() bool {
 		return len(w.nodes["n1"].Volumes()) == 0 && len(w.nodes["n2"].Volumes()) == crowd
 	})
+}
+
+// TestTheExtenderKeepsAPodWithItsMovableVolume lets the scheduler try another node again and again for a
+// Pod whose binding failed, and pins nothing.
+func TestTheExtenderKeepsAPodWithItsMovableVolume(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	w.class(t, movable)
+	actExtended(t, w, Options{Client: asController(t), Namespace: ours}, func(c *Controller) { c.core.pinGrace = time.Hour })
+	allow := refuseBindings(t, client)
+	startSet(t, client, true, func(pod *v1.PodSpec) { pod.SchedulerName = extended })
+	claim, before, node := w.claimed(t)
+	w.takes(t, node, "0")
+	waittest.Until(t, "the extender refuses the other node", func() bool {
+		pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), "db-0", metav1.GetOptions{}))(t)
+		if pod.Spec.NodeName != "" || pod.UID != before.UID {
+			t.Fatalf("Pod %s is on node %q", pod.UID, pod.Spec.NodeName)
+		}
+		for _, c := range pod.Status.Conditions {
+			if c.Type == v1.PodScheduled && strings.Contains(c.Message, "node "+other(node)+" does not have the volume") {
+				return true
+			}
+		}
+		return false
+	})
+	allow()
+	w.takes(t, node, "10000")
+	after, pod := w.running(t, claim.Name, "")
+	if pod.UID != before.UID || pod.Spec.NodeName != node || w.pv(after).Spec.NodeAffinity != nil {
+		t.Errorf("Pod %s on node %s, it was %s; affinity %v", pod.UID, pod.Spec.NodeName, before.UID, w.pv(after).Spec.NodeAffinity)
+	}
+	w.endSet(t, true, claim, after)
 }
 
 // placedBy makes a Pod with an ephemeral volume, and returns the node that a scheduler

@@ -48,7 +48,7 @@ func ephemeralVolume(name string) v1.Volume {
 }
 
 func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
-	h := newHarness(t)
+	h := newHarness(t, func(c *Controller) { c.core.pinGrace = time.Hour })
 	h.node("n1", gib)
 	h.class("carve", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamPlacement: "least-free"} })
 	h.class("early", immediate)
@@ -65,11 +65,20 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 		c.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}
 	})
 	h.run()
+	h.class("moving", movable)
 	h.boundVolume("bound", "n1")
-	waittest.Until(h.t, "the controller sees it", func() bool {
-		claim := h.c.core.Claim("uid-bound")
-		return claim != nil && claim.Spec.VolumeName != ""
+	owner := h.ownedPod("q", "")
+	h.claim("q-data", "n1", func(c *v1.PersistentVolumeClaim) {
+		in("moving")(c)
+		c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, v1.SchemeGroupVersion.WithKind("Pod"))}
 	})
+	for _, uid := range []string{"uid-bound", "uid-q-data"} {
+		waittest.Until(h.t, "the controller sees it", func() bool {
+			claim := h.c.core.Claim(uid)
+			return claim != nil && claim.Spec.VolumeName != ""
+		})
+	}
+	waittest.Until(h.t, "it sees the movable volume", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-q-data"); return err == nil })
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "uid-p"}}
 	for name, test := range map[string]struct {
 		volumes []v1.Volume
@@ -81,6 +90,7 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 		"a claim that two volumes use": {volumes: []v1.Volume{claimVolume("plain"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
 		"another device class":         {volumes: []v1.Volume{claimVolume("fast")}, want: []scheduler.Demand{{Claim: "uid-fast", Volume: "pvc-uid-fast", Class: "fast", Bytes: 100 * mib, Policy: scheduler.MostFree}}},
 		"a claim that is bound":        {volumes: []v1.Volume{claimVolume("bound")}},
+		"a claim of a movable volume":  {volumes: []v1.Volume{claimVolume("q-data"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-q-data", Node: "n1"}, {Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
 		"a claim that binds at once":   {volumes: []v1.Volume{claimVolume("early")}},
 		"a claim of another driver":    {volumes: []v1.Volume{claimVolume("other")}},
 		"a claim that we reject":       {volumes: []v1.Volume{claimVolume("wrong")}},

@@ -19,6 +19,9 @@ type Demand struct {
 	Bytes int64
 	// Policy says which nodes the claim's StorageClass prefers.
 	Policy Policy
+	// Node is the only node that can give the Pod this volume, for it is there. Of such a demand,
+	// nothing else counts. Empty for a volume that is to be made.
+	Node string
 }
 
 // ShortError says that a node cannot take volumes together.
@@ -74,6 +77,11 @@ func (l *Ledger) FitAlone(name string, demands []Demand) error {
 }
 
 func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
+	for _, d := range demands {
+		if d.Node != "" && d.Node != name {
+			return fmt.Errorf("node %s does not have the volume of the Pod that is on node %s", name, d.Node)
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
@@ -94,7 +102,7 @@ func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
 	}
 	var open []volume
 	for _, d := range demands {
-		if _, exists := n.report.Volumes[d.Volume]; exists {
+		if _, exists := n.report.Volumes[d.Volume]; exists || d.Node != "" {
 			continue
 		}
 		c, ok := findClass(n.report.Classes, d.Class)
@@ -152,6 +160,9 @@ func (l *Ledger) Score(nodes []string, demands []Demand, most int64) map[string]
 	values := make([]int64, len(nodes))
 	known := make([]bool, len(nodes))
 	for _, d := range demands {
+		if d.Node != "" {
+			continue
+		}
 		low, high, found := int64(0), int64(0), false
 		for i, name := range nodes {
 			free, ok := l.freeSpace(name, d.Class)

@@ -62,6 +62,10 @@ func TestFit(t *testing.T) {
 			demands:  []Demand{demand("a", "c", 100*mib)}},
 		"a volume that is there already needs no free space": {
 			demands: []Demand{demand("there", "c", 90*mib), demand("b", "c", 40*mib)}},
+		"a volume that is on the node, which has not reported it": {
+			demands: []Demand{{Node: "n", Class: "nope"}, demand("a", "c", 100*mib)}},
+		"a volume that is on another node": {
+			demands: []Demand{demand("a", "c", 40*mib), {Node: "m"}}, short: "on node m"},
 		"a volume larger than the largest possible does not fit": {
 			demands: []Demand{demand("a", "pieces", 12*mib)}, short: `"pieces" has`},
 		"a class that the node does not have": {
@@ -87,6 +91,10 @@ func TestFit(t *testing.T) {
 	}
 	if err := NewLedger(time.Now).Fit("n", nil); err == nil {
 		t.Error("a node that never reported fits")
+	}
+	var unreported *UnreportedError
+	if err := NewLedger(time.Now).Fit("n", []Demand{{Node: "m"}}); err == nil || errors.As(err, &unreported) {
+		t.Errorf("a node that never reported, and another has the volume: %v", err)
 	}
 }
 
