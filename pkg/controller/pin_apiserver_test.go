@@ -129,7 +129,6 @@ func TestAPodWhoseBindingFailedStaysWithItsVolume(t *testing.T) {
 	claim, before, node := w.claimed(t)
 	waittest.Until(t, "it is pinned", w.volumeIs(claim, isPinned(node)))
 	w.takes(t, node, "0")
-	allow()
 	waittest.Until(t, "the scheduler finds no node", func() bool {
 		pod := must.Get(w.client.CoreV1().Pods(ours).Get(t.Context(), "db-0", metav1.GetOptions{}))(t)
 		if pod.Spec.NodeName != "" || pod.UID != before.UID {
@@ -142,6 +141,7 @@ func TestAPodWhoseBindingFailedStaysWithItsVolume(t *testing.T) {
 		}
 		return false
 	})
+	allow() // The scheduler has seen by now that the node takes no Pods.
 	w.takes(t, node, "10000")
 	after, pod := w.running(t, claim.Name, "")
 	if pod.UID != before.UID || pod.Spec.NodeName != node || after.UID != claim.UID {
