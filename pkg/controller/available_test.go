@@ -57,6 +57,10 @@ func (h *harness) heldVolume(node *lvmdfake.Server) (free func()) {
 	}})
 	h.boundVolume("c", "n1")
 	h.changeVolume("pvc-uid-c", func(pv *v1.PersistentVolume) { pv.UID = "uid-of-the-volume" })
+	waittest.Until(h.t, "the volume is seen with it", func() bool { // What has another UID is another volume.
+		pv, err := h.c.core.VolumeLister.Get("pvc-uid-c")
+		return err == nil && pv.UID == "uid-of-the-volume"
+	})
 	h.deleteClaim("c")
 	h.event("Warning VolumeFailedDelete", "not now")
 	return func() { held.Store(false) }
