@@ -47,6 +47,11 @@ func (h *harness) boundVolume(name, node string) *v1.PersistentVolume {
 	h.t.Helper()
 	h.claim(name, node, nil)
 	waittest.Until(h.t, "claim is bound", h.bound(name))
+	// A claim that was deleted before its volume was seen is left to Kubernetes' PV controller.
+	waittest.Until(h.t, "its volume is seen", func() bool {
+		_, err := h.c.core.VolumeLister.Get("pvc-uid-" + name)
+		return err == nil
+	})
 	return h.pv("pvc-uid-" + name)
 }
 
