@@ -34,7 +34,7 @@ type options struct {
 	lvmdSocket                                    string
 	maxVolumes                                    int64
 	inlineVolumes                                 bool
-	inlineMaxSize, checkMemory                    resource.QuantityValue
+	smallestVolume, inlineMaxSize, checkMemory    resource.QuantityValue
 	ioLimitsDir                                   string
 	opsListen, metricsTokenFile                   string
 	logging                                       *logging.Options
@@ -66,7 +66,7 @@ func command(s system) *cobra.Command {
 	bytes := func(n int64) resource.QuantityValue {
 		return resource.QuantityValue{Quantity: *resource.NewQuantity(n, resource.BinarySI)}
 	}
-	o := options{system: s, inlineMaxSize: bytes(inline.DefaultMaxBytes), checkMemory: bytes(driver.DefaultCheckMemory)}
+	o := options{system: s, smallestVolume: bytes(0), inlineMaxSize: bytes(inline.DefaultMaxBytes), checkMemory: bytes(driver.DefaultCheckMemory)}
 	c := &cobra.Command{
 		Use:   "carve-node",
 		Short: "Carve's CSI node plugin: checks and mounts the volumes that lvmd carved",
@@ -87,6 +87,7 @@ func command(s system) *cobra.Command {
 	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: not registered")
 	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
 	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: as many as the metadata of its volume groups could hold")
+	flags.Var(&o.smallestVolume, "smallest-volume", "the smallest size of a volume that Pods claim, such as 10Gi: while no device class has that much free space, the scheduler may place no volumes on the node beside those there, and Karpenter adds nodes. Needs Kubernetes 1.35; 0: free space does not count")
 	flags.BoolVar(&o.inlineVolumes, "inline-volumes", false, "let Pods define volumes in their own specification; the CSIDriver object must allow it, too")
 	flags.Var(&o.inlineMaxSize, "inline-max-size", "the largest size that a Pod may ask for in its own specification, such as 100Gi; 0: no limit. Volumes that exist are not concerned")
 	flags.Var(&o.checkMemory, "check-memory", "the memory that the check of one file system may take; of those that take more than 32Mi one runs at a time, beside one that waits for its disk. The container's memory limit must be twice this and 384Mi")
@@ -118,9 +119,10 @@ func run(ctx context.Context, o options) error {
 	metrics := driver.NewMetrics()
 	registration := driver.NewRegistration(o.kubeletSocketPath, metrics, log)
 	node, err := driver.New(ctx, driver.Options{
-		NodeName:      o.nodeName,
-		MaxVolumes:    o.maxVolumes,
-		InlineVolumes: o.inlineVolumes, InlineMaxBytes: o.inlineMaxSize.Value(),
+		NodeName:       o.nodeName,
+		MaxVolumes:     o.maxVolumes,
+		SmallestVolume: o.smallestVolume.Value(),
+		InlineVolumes:  o.inlineVolumes, InlineMaxBytes: o.inlineMaxSize.Value(),
 		CheckMemory:  o.checkMemory.Value(),
 		IOLimits:     ioLimitDirs(o.ioLimitsDir),
 		Registration: registration,

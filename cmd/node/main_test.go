@@ -34,6 +34,7 @@ func TestBadFlagsAreRefused(t *testing.T) {
 		{"an argument", `unknown command "what"`, []string{"what"}},
 		{"a relative kubelet directory", `kubelet directory "kubelet"`, []string{"--node-name=n", "--kubelet-dir=kubelet"}},
 		{"a negative limit", "maximum number of volumes -1", []string{"--node-name=n", "--max-volumes=-1"}},
+		{"a negative size of the smallest volume", "smallest volume -1024: allowed", []string{"--node-name=n", "--smallest-volume=-1Ki"}},
 		{"a limit that is no quantity", "--inline-max-size", []string{"--node-name=n", "--inline-max-size=much"}},
 		{"a negative limit of inline sizes", "largest size of inline volumes -1024: allowed", []string{"--node-name=n", "--inline-max-size=-1Ki"}},
 		{"an unknown log level", "--log-level", []string{"--node-name=n", "--log-level=loud"}},

@@ -60,7 +60,7 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, err
 	}
-	points, err := n.options.Mounts.Below(string(n.kubelet))
+	points, err := n.devices.mounts.Below(string(n.kubelet))
 	if err != nil {
 		return nil, err
 	}

@@ -2,10 +2,16 @@ package driver
 
 import (
 	"context"
+	"log/slog"
+	"slices"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/carve-csi/carve/api/conditions"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
 )
 
 // capabilities of the node service. VOLUME_MOUNT_GROUP is not among them: the
@@ -31,50 +37,132 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 }
 
 // NodeGetInfo names the node and its place in the topology. The kubelet asks for it
-// when it registers the plugin.
+// when it registers the plugin, and from Kubernetes 1.35 on as often as the CSIDriver object says.
 func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{
-		NodeId:             n.options.NodeName,
-		MaxVolumesPerNode:  n.maxVolumes(ctx),
-		AccessibleTopology: &csi.Topology{Segments: map[string]string{names.TopologyNode: n.options.NodeName}},
+		NodeId:             n.info.name,
+		MaxVolumesPerNode:  n.info.maxVolumes(ctx),
+		AccessibleTopology: &csi.Topology{Segments: map[string]string{names.TopologyNode: n.info.name}},
 	}, nil
 }
 
-// maxVolumes is how many volumes the scheduler may place on the node: as
-// configured, or as many as the metadata of the volume groups could hold in all.
-// Zero is no limit, which is better than a wrong one: the answer stays in force
-// when groups come. Where lvmd does not answer, it is zero until it does.
-func (n *Node) maxVolumes(ctx context.Context) int64 {
-	if n.options.MaxVolumes > 0 {
-		return n.options.MaxVolumes
-	}
-	classes, err := n.volumes.Classes(ctx)
-	if err != nil {
-		n.options.Log.Warn("the scheduler gets no number of volumes until lvmd answers how many the volume groups can hold", "error", err)
-		if registration := n.options.Registration; registration != nil {
-			registration.Again(n.stager.background, func(ctx context.Context) error {
-				_, err := n.volumes.Classes(ctx)
-				return err
-			})
+// nodeInfo is what the kubelet is answered about the node.
+type nodeInfo struct {
+	name       string
+	background context.Context // of the plugin
+	// configured and smallest are Options.MaxVolumes and Options.SmallestVolume.
+	configured, smallest int64
+	volumes              lvmdclient.Client
+	registration         *Registration
+	log                  *slog.Logger
+
+	// last is the number of volumes that was answered last.
+	last atomic.Int64
+}
+
+// maxVolumes is how many volumes the scheduler may place on the node: as configured, or as many as
+// the metadata of the volume groups could hold in all. Zero is no limit, which is better than a wrong
+// one: before Kubernetes 1.35 the answer stays in force when groups come. Where lvmd does not answer,
+// it is zero until it does.
+//
+// A kubelet that asks repeatedly gets another number while the node is full: that of the volumes that
+// are there. So an autoscaler that does not look at free space adds a node.
+func (i *nodeInfo) maxVolumes(ctx context.Context) int64 {
+	refreshes := i.registration != nil && i.registration.Refreshes()
+	number, err := i.number(ctx, refreshes)
+	switch {
+	case err == nil:
+		if before := i.last.Swap(number); refreshes && before != number {
+			i.log.Info("the scheduler gets another number of volumes", "volumes", number, "before", before)
 		}
-		return 0
+		return number
+	case refreshes: // The kubelet asks again, and lvmd mostly starts again.
+		return i.last.Load()
 	}
-	if registration := n.options.Registration; registration != nil {
-		registration.Complete()
+	i.log.Warn("the scheduler gets no number of volumes until lvmd answers how many the volume groups can hold", "error", err)
+	if i.registration != nil {
+		i.registration.Again(i.background, func(ctx context.Context) error {
+			_, err := i.volumes.Classes(ctx)
+			return err
+		})
 	}
+	i.last.Store(0)
+	return 0
+}
+
+// number returns the number for a kubelet that asks repeatedly, or for one that may not do so, which
+// would keep the number of a full node when space is free again.
+func (i *nodeInfo) number(ctx context.Context, repeatedly bool) (int64, error) {
+	byFreeSpace := repeatedly && i.smallest > 0
+	if i.configured > 0 && !byFreeSpace {
+		return i.configured, nil
+	}
+	classes, err := i.volumes.Classes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if i.registration != nil {
+		i.registration.Complete()
+	}
+	most := i.configured
+	if most == 0 {
+		var group string
+		if most, group = mostVolumes(classes); group != "" && !repeatedly {
+			i.log.Info("the scheduler gets no number of volumes: it is not known how many a volume group can hold", "group", group)
+		}
+	}
+	if !byFreeSpace || !full(classes, i.smallest) {
+		return most, nil
+	}
+	volumes, err := i.volumes.All(ctx)
+	if err != nil {
+		return 0, err
+	}
+	// The scheduler counts the volumes of claims. Those whose Pods are away count here, lest a Pod that
+	// comes back finds the node full.
+	volumes = slices.DeleteFunc(volumes, func(v *lvmdv1.Volume) bool { return v.GetOwner().GetPodUid() != "" })
+	there := max(1, int64(len(volumes))) // Zero would be no limit.
+	if most > 0 {
+		there = min(there, most)
+	}
+	return there, nil
+}
+
+// mostVolumes returns how many volumes the volume groups could hold, or zero and the group of which
+// that is not known.
+func mostVolumes(classes []*lvmdv1.DeviceClass) (sum int64, unknown string) {
 	most := map[string]int64{}
 	for _, class := range classes {
 		for _, g := range class.GetGroups() {
 			most[g.GetVgName()] = g.GetMostVolumes() // The same in each class.
 		}
 	}
-	var sum int64
 	for group, m := range most {
 		if m == 0 {
-			n.options.Log.Info("the scheduler gets no number of volumes: it is not known how many a volume group can hold", "group", group)
-			return 0
+			return 0, group
 		}
 		sum += m
 	}
-	return sum
+	return sum, ""
+}
+
+// unusable are lvmd's condition types of device classes in which nothing can be made.
+var unusable = slices.Concat(unreachable, conditions.Unusable(conditions.NewVolume))
+
+// full reports whether there are device classes in which volumes can be made, and none has space for
+// one of a size. A node whose volume group is still to be made is not full.
+func full(classes []*lvmdv1.DeviceClass, bytes int64) bool {
+	usable := false
+	for _, class := range classes {
+		switch {
+		case class.GetMaximumVolumeSizeBytes() >= bytes:
+			return false
+		case class.GetTotalBytes() == 0:
+		case class.GetAvailableBytes() > 0 || !slices.ContainsFunc(class.GetConditions(), func(condition *lvmdv1.Condition) bool {
+			return slices.Contains(unusable, condition.GetType())
+		}):
+			usable = true
+		}
+	}
+	return usable
 }

@@ -27,7 +27,7 @@ func (n *Node) mountInline(v *lvmdv1.Volume, target string, want capability) err
 	}
 	made := false
 	// What does not answer is dealt with by stage.
-	if at, err := n.options.Mounts.At(target); err == nil && !at.Mounted {
+	if at, err := n.devices.mounts.At(target); err == nil && !at.Mounted {
 		if made, err = n.publisher.makeTarget(target, false); err != nil {
 			return fmt.Errorf("target_path: %w", err)
 		}

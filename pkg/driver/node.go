@@ -23,7 +23,7 @@ import (
 const maxNodeID = 256
 
 // Options configure a Node. All fields but
-// MaxVolumes, InlineVolumes, InlineMaxBytes, IOLimits and Registration are required.
+// MaxVolumes, SmallestVolume, InlineVolumes, InlineMaxBytes, IOLimits and Registration are required.
 type Options struct {
 	// NodeName is the node's name in Kubernetes: the CSI node id, and the value
 	// of its topology key.
@@ -31,6 +31,10 @@ type Options struct {
 	// MaxVolumes is how many volumes the scheduler may place on the node; zero
 	// means as many as the metadata of the volume groups could hold.
 	MaxVolumes int64
+	// SmallestVolume is the smallest size of a volume, in bytes, that Pods claim. Where no device
+	// class has space for one, the scheduler may place no more volumes on the node. Zero: what space
+	// there is does not count.
+	SmallestVolume int64
 	// InlineVolumes lets Pods define volumes in their own specification. Those
 	// that exist are removed with their Pods in any case.
 	InlineVolumes bool
@@ -65,7 +69,7 @@ type Options struct {
 type Node struct {
 	csi.UnimplementedNodeServer
 
-	options    Options
+	info       *nodeInfo
 	kubelet    kubelet.Dir
 	volumes    lvmdclient.Client
 	locks      locks
@@ -88,7 +92,9 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{options: o, kubelet: kubelet.Dir(o.KubeletDir), volumes: lvmdclient.Client{LVMDClient: o.LVMD}}
+	n := &Node{kubelet: kubelet.Dir(o.KubeletDir), volumes: lvmdclient.Client{LVMDClient: o.LVMD}}
+	n.info = &nodeInfo{name: o.NodeName, background: ctx, configured: o.MaxVolumes, smallest: o.SmallestVolume, volumes: n.volumes,
+		registration: o.Registration, log: o.Log}
 	n.devices = &devices{mounts: o.Mounts, kubelet: n.kubelet, log: o.Log}
 	n.unmounter = &unmounter{mounts: o.Mounts, kubelet: n.kubelet, devices: n.devices, log: o.Log}
 	n.encryption = &encryption{background: ctx, luks: o.LUKS, mounts: o.Mounts, fileSystems: o.FileSystems,
@@ -118,6 +124,8 @@ func (o Options) validate() error {
 		return fmt.Errorf("the node's name has %d bytes: allowed are %d", len(o.NodeName), maxNodeID)
 	case o.MaxVolumes < 0:
 		return fmt.Errorf("maximum number of volumes %d: allowed is 0 (no limit) or more", o.MaxVolumes)
+	case o.SmallestVolume < 0:
+		return fmt.Errorf("smallest volume %s: allowed is 0 (free space does not count) or more", quantity.Bytes(o.SmallestVolume))
 	case o.InlineMaxBytes < 0:
 		return fmt.Errorf("largest size of inline volumes %s: allowed is 0 (no limit) or more", quantity.Bytes(o.InlineMaxBytes))
 	case o.CheckMemory < 0:

@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/carve-csi/carve/api/conditions"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
@@ -157,6 +159,106 @@ func TestTheNumberOfVolumesIsRegisteredOnceLvmdAnswers(t *testing.T) {
 	}
 }
 
+// volumesOf returns how many volumes a node may have, as the kubelet is answered.
+func volumesOf(t *testing.T, p *drivertest.Plugin) int64 {
+	t.Helper()
+	return must.Get(p.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t).GetMaxVolumesPerNode()
+}
+
+// register does what the kubelet does to register a plugin, and returns the number of volumes that it
+// is answered. From then on it asks repeatedly.
+func register(t *testing.T, p *drivertest.Plugin) int64 {
+	t.Helper()
+	must.Get(p.Registration.GetInfo(t.Context(), &registerapi.InfoRequest{}))(t)
+	number := volumesOf(t, p)
+	must.Get(p.Registration.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}))(t)
+	return number
+}
+
+func TestTheNumberOfVolumesOfAFullNodeIsThatOfTheClaimsThere(t *testing.T) {
+	const unit = lvmdfake.AllocationUnit
+	class := func(name string, units int64, condition ...string) lvmdfake.Class {
+		c := lvmdfake.Class{Name: name, Bytes: units * unit, Groups: []*lvmdv1.ClassGroup{{VgName: name, MostVolumes: 1000}}}
+		for _, kind := range condition {
+			c.Conditions = append(c.Conditions, &lvmdv1.Condition{Type: kind})
+		}
+		return c
+	}
+	unknown := lvmdfake.Class{Name: "local", Bytes: 5 * unit, Groups: []*lvmdv1.ClassGroup{{VgName: "local"}}}
+	for name, test := range map[string]struct {
+		configured     int64
+		classes        []lvmdfake.Class
+		claims, inline int // volumes of a unit in the class local
+		want           int64
+	}{
+		"a node with space for the smallest volume is not full": {classes: []lvmdfake.Class{class("local", 5)}, claims: 3, want: 1000},
+		"one that has less is":                                   {classes: []lvmdfake.Class{class("local", 5)}, claims: 4, want: 4},
+		"what is configured is the number of a node with space":  {configured: 70, classes: []lvmdfake.Class{class("local", 5)}, claims: 3, want: 70},
+		"and not of a full one":                                  {configured: 70, classes: []lvmdfake.Class{class("local", 5)}, claims: 5, want: 5},
+		"which does not get more than that":                      {configured: 3, classes: []lvmdfake.Class{class("local", 5)}, claims: 5, want: 3},
+		"that a group does not say how many it can hold is one":  {classes: []lvmdfake.Class{unknown}, claims: 5, want: 5},
+		"inline volumes have no claims":                          {classes: []lvmdfake.Class{class("local", 5)}, claims: 2, inline: 3, want: 2},
+		"a full node without claims takes one, as 0 is no limit": {classes: []lvmdfake.Class{class("local", 5)}, inline: 5, want: 1},
+		"each class has to be full":                              {classes: []lvmdfake.Class{class("local", 5), class("other", 2)}, claims: 5, want: 2000},
+		"also one that is too small for any":                     {classes: []lvmdfake.Class{class("local", 5), class("other", 1)}, claims: 5, want: 5},
+		"but not one whose group is missing":                     {classes: []lvmdfake.Class{class("local", 5), class("other", 0, conditions.VolumeGroupMissing)}, claims: 5, want: 5},
+		"a node whose group is still to be made is not full":     {classes: []lvmdfake.Class{class("local", 0, conditions.VolumeGroupMissing)}, want: 1000},
+		"nor is one that lacks the groups of optional classes":   {classes: []lvmdfake.Class{class("local", 0)}, want: 1000},
+		"nor is one on which nothing can be made":                {classes: []lvmdfake.Class{class("local", 5, conditions.NotResponding)}, claims: 5, want: 1000},
+		"nor one without classes":                                {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := drivertest.NewFakeMachine(t)
+			m.MaxVolumes, m.SmallestVolume = test.configured, 2*unit
+			m.LVMD.SetClasses(test.classes...)
+			for i := range test.claims + test.inline {
+				ask := &lvmdv1.CreateVolumeRequest{Name: fmt.Sprint("v", i), DeviceClass: "local", RequiredBytes: unit, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK,
+					Owner: &lvmdv1.Owner{ClaimUid: fmt.Sprint("claim-", i)}}
+				if i >= test.claims {
+					ask.Owner = &lvmdv1.Owner{PodUid: "pod-1"}
+				}
+				must.Get(m.LVMD.CreateVolume(t.Context(), ask))(t)
+			}
+			p := m.Start()
+			register(t, p)
+			if got := volumesOf(t, p); got != test.want {
+				t.Errorf("the node may have %d volumes, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// TestTheNumberOfVolumesFollowsFreeSpaceOnlyWhileTheKubeletAsks: the number of a full node would else
+// stay in force when space is free again.
+func TestTheNumberOfVolumesFollowsFreeSpaceOnlyWhileTheKubeletAsks(t *testing.T) {
+	const unit = lvmdfake.AllocationUnit
+	m := drivertest.NewFakeMachine(t)
+	m.SmallestVolume = unit
+	m.LVMD.SetClasses(lvmdfake.Class{Name: "local", Bytes: 2 * unit, Groups: []*lvmdv1.ClassGroup{{VgName: "local", MostVolumes: 1000}}})
+	p := m.Start()
+	want := func(when string, got, want int64) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: the node may have %d volumes, want %d", when, got, want)
+		}
+	}
+	want("at the registration", register(t, p), 1000)
+	made := must.Get(m.LVMD.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{Name: "v", DeviceClass: "local", RequiredBytes: 2 * unit, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}))(t)
+	want("when it is full", volumesOf(t, p), 1)
+	m.LVMD.SetDown(true)
+	want("while lvmd does not answer", volumesOf(t, p), 1)
+	m.LVMD.SetDown(false)
+	want("when the kubelet starts again", register(t, p), 1000)
+	want("afterwards", volumesOf(t, p), 1)
+	must.Get(m.LVMD.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: made.GetVolume().GetId()}))(t)
+	waittest.Until(t, "the node has its former number", func() bool { return volumesOf(t, p) == 1000 })
+	if strings.Contains(m.Log.String(), "register the plugin again") {
+		t.Error("the kubelet is to register the plugin again")
+	}
+	m.LVMD.SetClasses(lvmdfake.Class{Name: "local", Bytes: 2 * unit, Groups: []*lvmdv1.ClassGroup{{VgName: "local", MostVolumes: 1000}, {VgName: "added", MostVolumes: 500}}})
+	want("with another group", volumesOf(t, p), 1500)
+}
+
 func TestSocketsLeftBehindAreReplaced(t *testing.T) {
 	m := drivertest.NewFakeMachine(t)
 	for _, path := range []string{m.CSISocket(), m.RegistrationSocket()} {
@@ -191,6 +293,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		"no node name":                     func(o *driver.Options) { o.NodeName = "" },
 		"a node name that is too long":     func(o *driver.Options) { o.NodeName = string(make([]byte, 257)) },
 		"a negative number of volumes":     func(o *driver.Options) { o.MaxVolumes = -1 },
+		"a negative smallest volume":       func(o *driver.Options) { o.SmallestVolume = -1 },
 		"a relative kubelet directory":     func(o *driver.Options) { o.KubeletDir = "kubelet" },
 		"the root as kubelet directory":    func(o *driver.Options) { o.KubeletDir = "/" },
 		"negative memory for checks":       func(o *driver.Options) { o.CheckMemory = -1 },

@@ -37,6 +37,9 @@ type Registration struct {
 	awaits bool
 	// pause is the time before the next call of Again asks.
 	pause wait.Backoff
+	// registers says that the kubelet registers the plugin at the moment, refreshes that it has asked
+	// for the node's information since, without that.
+	registers, refreshes bool
 }
 
 // errNotYet is the state before the kubelet's first notification.
@@ -65,7 +68,8 @@ func firstPause() wait.Backoff {
 //
 // A kubelet removes a plugin before it registers it once more, and mounts nothing meanwhile. An lvmd that
 // answers here, but not when the kubelet asks, must not have the plugin removed again and again: each call
-// waits for longer than the one before, until Complete.
+// waits for longer than the one before, until Complete. A kubelet that asks by itself need not register the
+// plugin.
 func (r *Registration) Again(ctx context.Context, known func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,6 +89,9 @@ func (r *Registration) Again(ctx context.Context, known func(context.Context) er
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.awaits = false
+		if r.refreshes {
+			return
+		}
 		r.log.Info("lvmd answers: the kubelet is to register the plugin again, with the number of volumes")
 		select {
 		case r.again <- struct{}{}:
@@ -101,6 +108,15 @@ func (r *Registration) Complete() {
 	r.pause = firstPause()
 }
 
+// Refreshes notes that the kubelet asks for the node's information, and reports whether it does so
+// without registering the plugin. Such a kubelet asks again and again.
+func (r *Registration) Refreshes() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.refreshes = r.state == nil && !r.registers
+	return r.refreshes
+}
+
 // Registered returns nil when the kubelet has registered the plugin, else why it
 // has not.
 func (r *Registration) Registered() error {
@@ -109,8 +125,11 @@ func (r *Registration) Registered() error {
 	return r.state
 }
 
-// GetInfo reports to the kubelet which plugin is there.
+// GetInfo reports to the kubelet which plugin is there, with which a registration begins.
 func (r *Registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.registers, r.refreshes = true, false
 	return &registerapi.PluginInfo{
 		Type: registerapi.CSIPlugin, Name: names.Driver, Endpoint: r.endpoint, SupportedVersions: csiVersions,
 	}, nil
@@ -121,6 +140,7 @@ func (r *Registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 func (r *Registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.registers = false
 	if s.GetPluginRegistered() {
 		r.state = nil
 		r.metrics.registered.Set(1)

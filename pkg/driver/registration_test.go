@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
@@ -34,7 +36,7 @@ func TestRegistrationsOfAPluginWhoseLvmdDoesNotAnswerGrowRare(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		registration := NewRegistration("", NewMetrics(), log)
 		lvmd := &alternating{}
-		node := &Node{options: Options{Registration: registration, Log: log}, volumes: lvmdclient.Client{LVMDClient: lvmd}, stager: &stager{background: t.Context()}}
+		node := &Node{info: &nodeInfo{background: t.Context(), volumes: lvmdclient.Client{LVMDClient: lvmd}, registration: registration, log: log}}
 		register := func() {
 			lvmd.fails = false
 			must.Get(node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t)
@@ -71,4 +73,48 @@ func TestRegistrationsOfAPluginWhoseLvmdDoesNotAnswerGrowRare(t *testing.T) {
 			t.Errorf("after lvmd answered, the plugin is registered again after %v", again)
 		}
 	})
+}
+
+// dead is an lvmd that does not answer until it is up.
+type dead struct {
+	lvmdv1.LVMDClient
+	up atomic.Bool
+}
+
+func (l *dead) ListClasses(context.Context, *lvmdv1.ListClassesRequest, ...grpc.CallOption) (*lvmdv1.ListClassesResponse, error) {
+	if !l.up.Load() {
+		return nil, errors.New("no answer")
+	}
+	return &lvmdv1.ListClassesResponse{}, nil
+}
+
+func TestAPluginIsRegisteredAgainUnlessTheKubeletAsksByItself(t *testing.T) {
+	for name, asks := range map[string]bool{"it asks": true, "it does not": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				log := slog.New(slog.DiscardHandler)
+				registration := NewRegistration("", NewMetrics(), log)
+				lvmd := &dead{}
+				node := &Node{info: &nodeInfo{background: t.Context(), volumes: lvmdclient.Client{LVMDClient: lvmd}, registration: registration, log: log}}
+				ask := func() { must.Get(node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t) }
+				must.Get(registration.GetInfo(t.Context(), nil))(t)
+				ask()
+				must.Get(registration.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}))(t)
+				if asks {
+					ask()
+				}
+				lvmd.up.Store(true)
+				time.Sleep(time.Minute)
+				again := false
+				select {
+				case <-registration.again:
+					again = true
+				default:
+				}
+				if again == asks {
+					t.Errorf("the plugin is registered again: %t", again)
+				}
+			})
+		})
+	}
 }

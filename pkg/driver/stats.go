@@ -20,13 +20,13 @@ func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStats
 		return nil, err
 	}
 	if at.Node {
-		size, err := n.options.Mounts.NodeSize(path)
+		size, err := n.devices.mounts.NodeSize(path)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 		}
 		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}}, nil
 	}
-	u, err := n.options.Mounts.Usage(path)
+	u, err := n.devices.mounts.Usage(path)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 	}

@@ -62,8 +62,8 @@ type Machine struct {
 	CheckMemory int64
 	// IOLimits is driver.Options.IOLimits.
 	IOLimits driver.IOLimitDirs
-	// MaxVolumes is what plugins are configured with.
-	MaxVolumes int64
+	// MaxVolumes and SmallestVolume are what plugins are configured with.
+	MaxVolumes, SmallestVolume int64
 	// Log holds the lines of all plugins that ran.
 	Log *Buffer
 
@@ -222,7 +222,7 @@ func (m *Machine) Start() *Plugin {
 	registration := driver.NewRegistration(m.CSISocket(), metrics, log)
 	node, err := driver.New(ctx, driver.Options{
 		NodeName: NodeName, KubeletDir: m.KubeletDir, LVMD: lvmdv1.NewLVMDClient(lvmd),
-		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, CheckMemory: m.CheckMemory, MaxVolumes: m.MaxVolumes, IOLimits: m.IOLimits,
+		Mounts: m.Mounts, FileSystems: m.FileSystems, LUKS: m.LUKS, Metrics: metrics, Log: log, InlineVolumes: m.InlineVolumes, InlineMaxBytes: m.InlineMaxBytes, CheckMemory: m.CheckMemory, MaxVolumes: m.MaxVolumes, SmallestVolume: m.SmallestVolume, IOLimits: m.IOLimits,
 		Registration: registration,
 	})
 	if err != nil {
