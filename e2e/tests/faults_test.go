@@ -203,7 +203,7 @@ func TestProcessesKilledInTheMiddleOfABurst(t *testing.T) {
 func TestAPodLeavesANodeWhoseLVMHangs(t *testing.T) {
 	s := begin(t)
 	s.lvmdEnds(`lvmd: invalid argument "soon" for "--lvm-timeout" flag`, "--lvm-timeout=soon")
-	s.lvmdArguments("--lvm-timeout=10s")
+	s.agentArguments("lvmd", "--lvm-timeout=10s")
 	s.capacityIsPublished()
 	hanging, other := s.nodes[0], s.nodes[1]
 	release := s.holdLVM(hanging)

@@ -5,6 +5,7 @@ package tests
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,4 +63,32 @@ func TestANodeHasItsLimitOnceLvmdAnswers(t *testing.T) {
 	s.wantLimit(node, 0)
 	s.node(node, "sh", "-c", "kill -CONT $("+lvmd+")")
 	s.wantLimit(node, limit)
+}
+
+// TestTheLimitOfANodeFollowsItsFreeSpace fills a node, for volumes of a size: the real kubelet asks for
+// the limit as often as the CSIDriver says, and does not register the plugin again for that.
+func TestTheLimitOfANodeFollowsItsFreeSpace(t *testing.T) {
+	s := begin(t)
+	s.capacityIsPublished()
+	node := s.nodes[1]
+	usual, err := s.volumeLimit(s.ctx, node)
+	s.must(err, "read the limit of "+node)
+	// The other classes have less.
+	s.agentArguments("node", fmt.Sprintf("--smallest-volume=%d", s.capacity(node)))
+	s.wantLimit(node, usual)
+	small := podOptions{bytes: extent, node: node, script: idle}
+	s.start("first", small)
+	s.running("first")
+	s.wantLimit(node, 1)
+	s.start("second", small)
+	s.schedulerSays("second", "exceed max volume count")
+	s.remove("first")
+	s.running("second") // In its place.
+	s.remove("second")
+	s.wantLimit(node, usual)
+	log, err := s.Kubectl(s.ctx, nil, "logs", "--namespace", carve.Namespace, s.agentOf(node).Name, "--container", "node")
+	s.must(err, "read the log of the node plugin")
+	if n := strings.Count(log, "the kubelet registered the plugin"); n != 1 {
+		t.Errorf("the kubelet registered the plugin %d times, want once:\n%s", n, log)
+	}
 }

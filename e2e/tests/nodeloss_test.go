@@ -157,12 +157,12 @@ func (s *scope) controllerArguments(arguments ...string) {
 	s.arguments("deployment/carve-controller", deployed.Spec.Template.Spec.Containers, "controller", arguments)
 }
 
-// lvmdArguments does so with lvmd on every node.
-func (s *scope) lvmdArguments(arguments ...string) {
+// agentArguments does so with a container of the agent, on every node.
+func (s *scope) agentArguments(container string, arguments ...string) {
 	s.Helper()
 	agents, err := s.AppsV1().DaemonSets(carve.Namespace).Get(s.ctx, "carve-node", metav1.GetOptions{})
 	s.must(err, "get the agents' DaemonSet")
-	s.arguments("daemonset/carve-node", agents.Spec.Template.Spec.Containers, "lvmd", arguments)
+	s.arguments("daemonset/carve-node", agents.Spec.Template.Spec.Containers, container, arguments)
 }
 
 // arguments has a container of an object run with more arguments until the end of the test.

@@ -202,3 +202,13 @@ func TestTheKubeletMayMountVolumesWithTheLabelOfSELinux(t *testing.T) {
 		t.Errorf("spec.seLinuxMount of %s: got %v, want true", driver.Name, given)
 	}
 }
+
+func TestTheKubeletAsksForTheNumberOfVolumesAgain(t *testing.T) {
+	content := must.Get(os.ReadFile("../../deploy/base/csidriver.yaml"))(t)
+	driver := storagev1.CSIDriver{}
+	must.Succeed(t, yaml.UnmarshalStrict(content, &driver))
+	// The API server refuses less than ten seconds.
+	if given := driver.Spec.NodeAllocatableUpdatePeriodSeconds; given == nil || *given < 10 {
+		t.Errorf("spec.nodeAllocatableUpdatePeriodSeconds of %s: got %v, want 10 or more", driver.Name, given)
+	}
+}

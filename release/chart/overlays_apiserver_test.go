@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -86,6 +87,18 @@ func TestEveryOverlayIsAcceptedByTheAPIServer(t *testing.T) {
 				t.Fatalf("the base's %s: %v", name, err)
 			}
 		}
+	}
+	driver, err := client.StorageV1().CSIDrivers().Get(t.Context(), "carve.csi.local", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serves, err := client.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := version.MustParseGeneric(serves.GitVersion)
+	if has, want := driver.Spec.NodeAllocatableUpdatePeriodSeconds != nil, is.AtLeast(version.MajorMinor(1, 35)); has != want {
+		t.Errorf("Kubernetes %s keeps the CSIDriver's nodeAllocatableUpdatePeriodSeconds: %t, want %t", is, has, want)
 	}
 	overlays, err := filepath.Glob(filepath.Join(root, "deploy", "overlays", "*"))
 	if err != nil || len(overlays) == 0 {
