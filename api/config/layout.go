@@ -30,6 +30,13 @@ func (l Layout) IsRAID() bool {
 	return l == RAID1 || l == RAID10 || l == RAID5 || l == RAID6
 }
 
+// AllDevices is Measures.Stripes where a striped volume has a stripe on each device of its
+// volume group, whatever their number is on a node: on one device it is linear.
+const AllDevices = -1
+
+// allDevices is how the file says AllDevices.
+const allDevices = "all"
+
 // Bounds and defaults of what goes with a layout.
 const (
 	// DefaultStripeSize is what a device holds of a stripe.
@@ -55,7 +62,7 @@ var (
 // Measures are what goes with a layout over several devices.
 type Measures struct {
 	// Stripes, StripeSize, in bytes, and Mirrors are zero for layouts that have
-	// none; Mirrors are the copies beside the first.
+	// none; Mirrors are the copies beside the first. Stripes may be AllDevices.
 	Stripes    int
 	StripeSize int64
 	Mirrors    int
@@ -69,8 +76,13 @@ func (p *parser) layoutKeys(c *DeviceClass, at func(string, *yaml.Node), known m
 
 // measureKeys reads a layout's measures.
 func (p *parser) measureKeys(m *Measures, at func(string, *yaml.Node), known map[string]func(string, *yaml.Node)) {
-	known["stripes"] = func(k string, v *yaml.Node) { at(k, v); m.Stripes = p.whole(k, v, 2, maxDevices) }
-	known["mirrors"] = func(k string, v *yaml.Node) { at(k, v); m.Mirrors = p.whole(k, v, 1, maxMirrors) }
+	known["stripes"] = func(k string, v *yaml.Node) {
+		at(k, v)
+		if m.Stripes = AllDevices; v.Kind != yaml.ScalarNode || v.Value != allDevices {
+			m.Stripes = p.whole(k, v, 2, maxDevices, ", or "+allDevices+" with type: striped")
+		}
+	}
+	known["mirrors"] = func(k string, v *yaml.Node) { at(k, v); m.Mirrors = p.whole(k, v, 1, maxMirrors, "") }
 	known["stripeSize"] = func(k string, v *yaml.Node) {
 		at(k, v)
 		n, ok := parseBytes(v)
@@ -81,10 +93,11 @@ func (p *parser) measureKeys(m *Measures, at func(string, *yaml.Node), known map
 	}
 }
 
-func (p *parser) whole(key string, v *yaml.Node, least, most int) int {
+// whole reads a whole number; or says what else is allowed instead of one.
+func (p *parser) whole(key string, v *yaml.Node, least, most int, or string) int {
 	n, err := strconv.Atoi(v.Value)
 	if v.Kind != yaml.ScalarNode || err != nil || n < least || n > most {
-		p.report(v, key, given(v), fmt.Sprintf("must be a whole number from %d to %d", least, most))
+		p.report(v, key, given(v), fmt.Sprintf("must be a whole number from %d to %d%s", least, most, or))
 		return 0
 	}
 	return n
@@ -145,6 +158,9 @@ func (p *parser) checkMeasures(c *DeviceClass, l Layout, m *Measures, at layoutP
 	switch {
 	case stripes && !given:
 		p.report(at.node, at.path+".stripes", "", fmt.Sprintf("missing; type: %s requires it", l))
+	case stripes && m.Stripes == AllDevices && l != Striped:
+		// It needs a number of devices, and should keep its redundancy when a device goes.
+		problem("stripes", allDevices, fmt.Sprintf("allowed with type: striped only; type: %s needs a whole number from %d", l, least))
 	case stripes && m.Stripes > 0 && m.Stripes < least:
 		problem("stripes", strconv.Itoa(m.Stripes), fmt.Sprintf("type: %s needs at least %d", l, least))
 	case devices > maxDevices:

@@ -19,6 +19,7 @@ func TestLayoutsAreReadWithTheirDefaults(t *testing.T) {
 - {name: g, volumeGroup: g, type: striped, stripes: 2, medium: pmem}
 - {name: h, volumeGroup: g, type: raid5, stripes: 2, lvcreateOptions: [--regionsize=4M, --minrecoveryrate=2048, --maxrecoveryrate=2m]}
 - {name: i, volumeGroup: g, type: raid1, lvcreateOptions: [--regionsize=1024G, --minrecoveryrate=0]}
+- {name: j, volumeGroup: g, type: striped, stripes: all, stripeSize: 128Ki}
 `)))(t)
 	type measures struct {
 		layout     Layout
@@ -29,9 +30,13 @@ func TestLayoutsAreReadWithTheirDefaults(t *testing.T) {
 	}
 	for i, want := range []measures{
 		{Striped, 4, 128 << 10, 0, 4}, {RAID1, 0, 0, 1, 2}, {RAID1, 0, 0, 2, 3}, {RAID10, 2, 64 << 10, 1, 4},
-		{RAID5, 2, 64 << 10, 0, 3}, {RAID6, 3, 4 << 10, 0, 5}, {Striped, 2, 2 << 20, 0, 2},
+		{RAID5, 2, 64 << 10, 0, 3}, {RAID6, 3, 4 << 10, 0, 5}, {Striped, 2, 2 << 20, 0, 2}, {}, {},
+		{Striped, AllDevices, 128 << 10, 0, 1},
 	} {
 		d := c.Classes[i]
+		if want.layout == "" {
+			continue
+		}
 		if got := (measures{d.Type, d.Stripes, d.StripeSize, d.Mirrors, d.devices(d.Type)}); got != want {
 			t.Errorf("class %s: %+v, want %+v", d.Name, got, want)
 		}
@@ -47,6 +52,12 @@ func TestLayoutsThatMakeNoSenseAreNamed(t *testing.T) {
 		{"type: striped", "lvmd.yaml:4:3: deviceClasses[0].stripes: missing; type: striped requires it"},
 		{"type: striped, stripes: 1", `lvmd.yaml:4:53: deviceClasses[0].stripes: "1": must be a whole number from 2 to 64`},
 		{"type: striped, stripes: 65", `deviceClasses[0].stripes: "65": must be a whole number from 2 to 64`},
+		{"type: striped, stripes: every", `deviceClasses[0].stripes: "every": must be a whole number from 2 to 64, or all with type: striped`},
+		{"type: raid10, stripes: all", `lvmd.yaml:4:52: deviceClasses[0].stripes: "all": allowed with type: striped only; type: raid10 needs a whole number from 2`},
+		{"type: raid5, stripes: all", `deviceClasses[0].stripes: "all": allowed with type: striped only; type: raid5 needs a whole number from 2`},
+		{"stripes: all, type: raid6", `deviceClasses[0].stripes: "all": allowed with type: striped only; type: raid6 needs a whole number from 3`},
+		{"type: raid1, stripes: all", "deviceClasses[0].stripes: given for a class of type raid1"},
+		{"stripes: all", "deviceClasses[0].stripes: given for a class of type linear; it is allowed with striped, raid10, raid5 and raid6 only"},
 		{"type: raid6, stripes: 2", `deviceClasses[0].stripes: "2": type: raid6 needs at least 3`},
 		{"type: raid10, stripes: 40", `deviceClasses[0].stripes: "40": that is 80 devices with copies and parity; at most 64 are allowed`},
 		{"stripes: 2", "lvmd.yaml:4:38: deviceClasses[0].stripes: given for a class of type linear; it is allowed with striped, raid10, raid5 and raid6 only"},

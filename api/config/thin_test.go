@@ -71,6 +71,8 @@ func TestAMistakeInAThinClassIsNamed(t *testing.T) {
 		{"an unknown layout", class("pool: p, size: 1Gi, layout: {type: raid5}"), `deviceClasses[0].thin.layout.type: "raid5": allowed is linear or striped or raid1 or raid10`},
 		{"a layout without a type", class("pool: p, size: 1Gi, layout: {mirrors: 1}"), "deviceClasses[0].thin.layout.type: missing"},
 		{"a layout without its stripes", class("pool: p, size: 1Gi, layout: {type: striped}"), "deviceClasses[0].thin.layout.stripes: missing; type: striped requires it"},
+		{"a raid10 on all devices", class("pool: p, size: 1Gi, layout: {stripes: all, type: raid10}"),
+			`deviceClasses[0].thin.layout.stripes: "all": allowed with type: striped only; type: raid10 needs a whole number from 2`},
 		{"mirrors of a striped pool", class("pool: p, size: 1Gi, layout: {type: striped, stripes: 2, mirrors: 1}"),
 			"deviceClasses[0].thin.layout.mirrors: given for a pool of type striped; it is allowed with raid1 and raid10 only"},
 		{"two copies in a raid10", class("pool: p, size: 1Gi, layout: {type: raid10, stripes: 2, mirrors: 2}"), "type: raid10 has one copy beside the first: 1"},

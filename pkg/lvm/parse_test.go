@@ -2,9 +2,12 @@ package lvm
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
 func TestAttributesAreDecodedBitByBit(t *testing.T) {
@@ -131,6 +134,25 @@ func TestWhatCannotBeReadOfAVolumeIsUnknown(t *testing.T) {
 				t.Errorf("the other is %+v", c)
 			}
 		})
+	}
+}
+
+func TestAStripeLiesOnEachDeviceThatIsOpenForAllocation(t *testing.T) {
+	open, closed, missing := PhysicalVolume{Allocatable: true}, PhysicalVolume{}, PhysicalVolume{Allocatable: true, Missing: true}
+	for _, c := range []struct {
+		devices []PhysicalVolume
+		want    layout.Layout
+	}{
+		{nil, layout.Layout{Type: layout.Linear}},
+		{[]PhysicalVolume{open}, layout.Layout{Type: layout.Linear}},
+		{[]PhysicalVolume{closed, open}, layout.Layout{Type: layout.Linear}},
+		{[]PhysicalVolume{open, closed, open}, layout.Layout{Type: layout.Striped, Stripes: 2, StripeSize: 4096}},
+		{[]PhysicalVolume{open, missing, open}, layout.Layout{Type: layout.Striped, Stripes: 3, StripeSize: 4096}},
+		{slices.Repeat([]PhysicalVolume{open}, 70), layout.Layout{Type: layout.Striped, Stripes: 64, StripeSize: 4096}},
+	} {
+		if got := (&Group{Devices: c.devices}).Striped(4096); got != c.want {
+			t.Errorf("of %+v: %+v, want %+v", c.devices, got, c.want)
+		}
 	}
 }
 

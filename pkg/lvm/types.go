@@ -185,6 +185,18 @@ func (g *Group) Free() []layout.Free {
 	return free
 }
 
+// Striped is the layout of a volume with a stripe on each device that is open for allocation, as
+// far as there may be so many stripes. A missing device counts: it may come back.
+func (g *Group) Striped(stripeSize int64) layout.Layout {
+	n := 0
+	for i := range g.Devices {
+		if g.Devices[i].Allocatable {
+			n++
+		}
+	}
+	return layout.Of(string(layout.Striped), min(n, layout.MaxStripes), stripeSize)
+}
+
 // Volume returns the volume with the given name, or nil.
 func (g *Group) Volume(name string) *Volume {
 	for i := range g.Volumes {

@@ -117,6 +117,73 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 	}
 }
 
+// TestStripesLieOnAllDevices has nodes of one, two and four disks with the same configuration, as one
+// node to which disks are added while it has volumes.
+func TestStripesLieOnAllDevices(t *testing.T) {
+	const extent = 4 << 20
+	devices := spares(t, 60, 52, 64, 72)
+	n := newNode(t, devices[0])
+	n.config = "- {name: all, default: true, volumeGroup: carve, type: striped, stripes: all}\n"
+	p := n.start()
+	counts := func(stripes int64) {
+		t.Helper()
+		waittest.Until(t, fmt.Sprintf("the class has %d stripes", stripes), func() bool {
+			return p.classNamed("all").GetAllocationUnitBytes() == stripes*extent
+		}, func() any { return p.classNamed("all") })
+	}
+	largestFits := func() {
+		t.Helper()
+		all, most := p.available(), p.classNamed("all").GetMaximumVolumeSizeBytes()
+		if _, err := p.client.CreateVolume(t.Context(), create("pvc-more", most+1, "ext4")); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("more than the maximum, %d: %v", most, err)
+		}
+		v := p.create(create("pvc-most", most, "ext4"))
+		if v.GetSizeBytes() != most {
+			t.Errorf("%d bytes, want %d", v.GetSizeBytes(), most)
+		}
+		p.delete(v.GetId())
+		waittest.Until(t, "the space is back", func() bool { return p.available() == all })
+	}
+	made := map[string]string{}
+	check := func() {
+		t.Helper()
+		for id, want := range made {
+			if got := n.segmentsOf(id); got != want {
+				t.Errorf("volume %s is %q, want %q", id, got, want)
+			}
+		}
+	}
+	had := 1
+	for _, c := range []struct {
+		devices int
+		want    string
+	}{{1, "linear 1"}, {2, "striped 2"}, {4, "striped 4"}} {
+		if c.devices > had {
+			lvmByHand(t, append([]string{"vgextend", "--yes", "carve"}, devices[had:c.devices]...)...)
+		}
+		had = c.devices
+		counts(int64(c.devices))
+		largestFits()
+		made[p.create(create(fmt.Sprintf("pvc-%d", c.devices), 20<<20, "ext4")).GetId()] = c.want
+		check()
+	}
+	for id := range made {
+		if _, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: id, RequiredBytes: 40 << 20}); err != nil {
+			t.Error(err)
+		}
+	}
+	check()
+	lvmByHand(t, "pvchange", "--allocatable", "n", devices[3])
+	counts(3)
+	largestFits()
+	made[p.create(create("pvc-3", 12<<20, "")).GetId()] = "striped 3"
+	check()
+	for id := range made {
+		p.delete(id)
+	}
+	waittest.Until(t, "all are gone", func() bool { return len(n.leftovers()) == 0 })
+}
+
 // TestAClassThatDoesNotFitItsGroupStopsNoOther has a RAID class in a group whose extents are too
 // small, until an administrator makes them larger.
 func TestAClassThatDoesNotFitItsGroupStopsNoOther(t *testing.T) {

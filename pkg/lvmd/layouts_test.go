@@ -28,6 +28,7 @@ import (
 const layoutClasses = `
 - {name: linear, default: true, volumeGroup: carve}
 - {name: striped, volumeGroup: carve, type: striped, stripes: 2}
+- {name: all, volumeGroup: carve, type: striped, stripes: all}
 - {name: raid1, volumeGroup: carve, type: raid1}
 - {name: raid10, volumeGroup: carve, type: raid10, stripes: 2}
 - {name: raid5, volumeGroup: carve, type: raid5, stripes: 2}
@@ -70,6 +71,7 @@ func TestEachLayoutReportsItsFreeSpaceAndUnit(t *testing.T) {
 	}{
 		{"linear", 70, 70, 70, 1, 1, 0},
 		{"striped", 70, 70, 32, 2, 2, 0},
+		{"all", 50, 50, 50, 5, 5, 0},
 		{"raid1", 34, 34, 15, 1, 2, 2},
 		{"raid10", 32, 32, 22, 2, 4, 4},
 		{"raid5", 44, 44, 26, 2, 3, 3},
@@ -265,6 +267,84 @@ func TestAVolumeKeepsItsLayoutWhenItsClassChanges(t *testing.T) {
 	d.checkModel()
 }
 
+// allClasses are a linear class and one with stripes on all devices.
+const allClasses = `
+- {name: all, default: true, volumeGroup: carve, type: striped, stripes: all}
+- {name: linear, volumeGroup: carve}
+`
+
+func TestStripesOnAllDevicesFollowTheDevicesOfTheGroup(t *testing.T) {
+	m := newDisks(t, 10, 12)
+	m.config = allClasses
+	d := m.start(t)
+	// check waits until the class reports these extents, and has a volume of them fit, and no larger one.
+	check := func(total, largest, unit int64) {
+		t.Helper()
+		want := []int64{total, largest, largest, unit, unit, unit}
+		var got []int64
+		waittest.Until(t, fmt.Sprintf("total, available, maximum, unit, minimum and cost are %v", want), func() bool {
+			r := d.classNamed("all")
+			got = []int64{r.GetTotalBytes(), r.GetAvailableBytes(), r.GetMaximumVolumeSizeBytes(), r.GetAllocationUnitBytes(), r.GetMinimumVolumeSizeBytes(), r.GetUnitCostBytes()}
+			for i := range got {
+				got[i] /= testExtent
+			}
+			return slices.Equal(got, want)
+		}, func() any { return got })
+		_, err := d.client.CreateVolume(t.Context(), request("pvc-more", largest+1))
+		wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+		d.delete(d.create(request("pvc-most", largest)).GetId())
+		waittest.Until(t, "its space is back", func() bool { return d.available() == largest })
+	}
+	lies := func(v *lvmdv1.Volume, extents int64, want layout.Layout) {
+		t.Helper()
+		got := must.Get(m.fake.Placement(testGroup))(t).Volumes[v.GetId()]
+		if got.Layout != want || got.Size != extents*testExtent {
+			t.Errorf("%s has %d bytes and is %+v, want %d extents, %+v", v.GetName(), got.Size, got.Layout, extents, want)
+		}
+	}
+	linear, two := layout.Layout{Type: layout.Linear}, layout.Layout{Type: layout.Striped, Stripes: 2, StripeSize: 64 << 10}
+	four := two
+	four.Stripes = 4
+	grow := func(v *lvmdv1.Volume, extents int64) {
+		t.Helper()
+		if _, err := d.client.ExpandVolume(t.Context(), expandRequest(v.GetId(), extents)); err != nil {
+			t.Error(err)
+		}
+	}
+
+	check(20, 20, 2)
+	m.fake.TakeDevice(testGroup)
+	check(10, 10, 1)
+	first := d.create(request("pvc-1", 3))
+	lies(first, 3, linear)
+
+	m.fake.AddDevice(testGroup, 12)
+	check(20, 14, 2)
+	second := d.create(request("pvc-2", 3))
+	lies(second, 4, two)
+	grow(first, 8) // of the free 5 and 10
+	lies(first, 8, linear)
+	grow(second, 5)
+	lies(second, 6, two)
+
+	m.fake.AddDevice(testGroup, 20)
+	m.fake.AddDevice(testGroup, 20)
+	check(40, 16, 4) // of the free 4, 4, 20 and 20
+	grow(second, 20)
+	lies(second, 20, two)
+	third := d.create(request("pvc-3", 16))
+	lies(third, 16, four)
+	lies(first, 8, linear)
+
+	// The first two devices are full: another adds nothing.
+	m.fake.AddDevice(testGroup, 40)
+	waittest.Until(t, "the class counts the device", func() bool { return d.classNamed("all").GetAllocationUnitBytes() == 5*testExtent })
+	if n := d.available(); n != 0 {
+		t.Errorf("%d extents are available, want none", n)
+	}
+	d.checkModel()
+}
+
 func TestAClassThatComesLaterKnowsWhatIsFreeWhere(t *testing.T) {
 	m := newDisks(t, 16, 16, 16)
 	m.config = "- {name: linear, default: true, volumeGroup: carve}\n"
@@ -292,9 +372,13 @@ func TestNoLayoutReportsMoreThanItHolds(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(2, 16), 1, 6).Draw(r, "devices")
 		m := newDisks(t, sizes...)
+		classes := []string{"linear", "striped", "all", "raid1", "raid10", "raid5", "raid6"}
+		if rapid.Bool().Draw(r, "all devices only") {
+			// lvmd then chooses devices only while there are several.
+			m.config, classes = allClasses, []string{"linear", "all"}
+		}
 		d := m.start(t)
 		defer d.stop()
-		classes := []string{"linear", "striped", "raid1", "raid10", "raid5", "raid6"}
 		volumes, admins, next := map[string]*lvmdv1.Volume{}, 0, 0
 		for range rapid.IntRange(3, 12).Draw(r, "steps") {
 			waittest.Until(t, "nothing is under way", d.isIdle)
@@ -303,7 +387,7 @@ func TestNoLayoutReportsMoreThanItHolds(t *testing.T) {
 			unit, most := class.GetAllocationUnitBytes(), class.GetMaximumVolumeSizeBytes()
 			next++
 			name := fmt.Sprintf("pvc-%d", next)
-			switch rapid.SampledFrom([]string{"create", "create", "maximum", "expand", "delete", "administer"}).Draw(r, "what") {
+			switch rapid.SampledFrom([]string{"create", "create", "maximum", "expand", "delete", "administer", "add a device"}).Draw(r, "what") {
 			case "maximum":
 				_, err := d.client.CreateVolume(t.Context(), inClass(request(name, most/testExtent+1), class.GetName()))
 				if status.Code(err) != codes.ResourceExhausted {
@@ -336,6 +420,8 @@ func TestNoLayoutReportsMoreThanItHolds(t *testing.T) {
 					d.delete(v.GetId())
 					delete(volumes, v.GetName())
 				}
+			case "add a device":
+				m.fake.AddDevice(testGroup, rapid.Int64Range(1, 16).Draw(r, "extents"))
 			case "administer":
 				admins++
 				_ = m.fake.Create(t.Context(), lvm.CreateOptions{

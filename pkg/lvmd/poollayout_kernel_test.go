@@ -28,16 +28,19 @@ func poolOf(t *testing.T, layout, settings string, devices ...string) *node {
 // each lies, by LVM's own account.
 func (n *node) segments() (data, metadata string) {
 	n.t.Helper()
-	of := func(part string) string {
-		out := lvmByHand(n.t, "lvs", "--all", "--noheadings", "-o", "segtype,stripes", "carve/carve-pool_"+part)
-		lines := strings.Split(strings.TrimSpace(out), "\n")
-		for i := range lines {
-			lines[i] = strings.Join(strings.Fields(lines[i]), " ")
-		}
-		slices.Sort(lines)
-		return strings.Join(slices.Compact(lines), ", ")
+	return n.segmentsOf("carve-pool_tdata"), n.segmentsOf("carve-pool_tmeta")
+}
+
+// segmentsOf is segments for one logical volume.
+func (n *node) segmentsOf(name string) string {
+	n.t.Helper()
+	out := lvmByHand(n.t, "lvs", "--all", "--noheadings", "-o", "segtype,stripes", "carve/"+name)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	for i := range lines {
+		lines[i] = strings.Join(strings.Fields(lines[i]), " ")
 	}
-	return of("tdata"), of("tmeta")
+	slices.Sort(lines)
+	return strings.Join(slices.Compact(lines), ", ")
 }
 
 func TestARealPoolKeepsItsLayoutWhenItGrows(t *testing.T) {

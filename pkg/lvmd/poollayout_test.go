@@ -83,6 +83,35 @@ func TestAPoolLiesAsItsLayoutSaysAndKeepsThatWhenItGrows(t *testing.T) {
 	}
 }
 
+func TestAPoolWithStripesOnAllDevicesIsMadeOnThoseThatThereAre(t *testing.T) {
+	for _, c := range []struct {
+		devices []int64
+		want    layout.Layout
+		extents int64
+	}{
+		{[]int64{40}, layout.Layout{Type: layout.Linear}, 10},
+		{[]int64{40, 42}, layout.Layout{Type: layout.Striped, Stripes: 2, StripeSize: 64 << 10}, 10},
+		{[]int64{40, 42, 44, 46}, layout.Layout{Type: layout.Striped, Stripes: 4, StripeSize: 64 << 10}, 8},
+	} {
+		m := newDisks(t, c.devices...)
+		m.config = thinClass("layout: {type: striped, stripes: all}, size: 40Mi, dataThreshold: 50%, autoExtend: {step: 16Mi, limit: 80Mi}")
+		d := m.start(t)
+		data, metadata := m.poolLies(t)
+		if data.Layout != c.want || data.Size != c.extents*testExtent || !metadata.Layout.IsLinear() {
+			t.Errorf("on %d devices: data %+v, metadata %+v, want %d extents, %+v", len(c.devices), data, metadata, c.extents, c.want)
+		}
+		m.fake.AddDevice(testGroup, 40)
+		d.checkModel()
+		v := d.create(request("v", c.extents))
+		must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 0x11))
+		waittest.Until(t, "it grows", func() bool { return d.class().GetTotalBytes() > c.extents*testExtent })
+		if after, _ := m.poolLies(t); after.Layout != c.want {
+			t.Errorf("on %d devices and one more it is %+v after it grew, want %+v", len(c.devices), after, c.want)
+		}
+		d.delete(v.GetId())
+	}
+}
+
 func TestARAIDPoolGrowsOnItsOwnDevicesOnly(t *testing.T) {
 	m := newDisks(t, 14, 14, 60)
 	m.config = thinClass("layout: {type: raid1}, size: 40Mi, dataThreshold: 50%, autoExtend: {step: 40Mi}")

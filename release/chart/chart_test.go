@@ -380,7 +380,7 @@ nodePools:
     nodeSelector: {disks: nvme}
     affinity: {nodeAffinity: {of: fast}}
     tolerations: [{key: nvme, operator: Exists}]
-    config: {apiVersion: carve.csi.local/v1, kind: LvmdConfig, deviceClasses: [{name: fast, default: true, volumeGroup: nvme, type: striped, stripes: 2}]}
+    config: {apiVersion: carve.csi.local/v1, kind: LvmdConfig, deviceClasses: [{name: fast, default: true, volumeGroup: nvme, type: striped, stripes: all}]}
   - name: slow
     nodeSelector: {disks: hdd}
 `))

@@ -20,6 +20,9 @@ const (
 	RAID6   Type = "raid6"
 )
 
+// MaxStripes is the most stripes that a configuration may ask for.
+const MaxStripes = 64
+
 // MinRAIDExtent is the smallest extent in which the bookkeeping of a RAID
 // image always fits: two headers of 4 KiB and a bit for each of at most 2^21
 // regions. Groups with smaller extents take no RAID volumes.

@@ -196,14 +196,27 @@ func (f administrator) AddGroupOf(name string, extentSize int64, devices ...int6
 	f.AddGroup(name, extentSize, 0)
 	defer f.lock()()
 	g := f.groups[name]
-	for i, extents := range devices {
-		d := &disk{dataOffset: g.dataOffset}
-		d.Path = fmt.Sprintf("/dev/fake-%s-%d", name, i)
-		d.Size = d.dataOffset + extents*extentSize
-		d.contents.Label = &ondisk.Label{UUID: fmt.Sprintf("fake-pv-%s-%d", name, i), Group: name}
-		g.disks = append(g.disks, d)
-		g.grow(d)
+	for _, extents := range devices {
+		g.add(name, extents)
 	}
+}
+
+// AddDevice adds a device to a group that AddGroupOf made, as an administrator does with vgextend.
+func (f administrator) AddDevice(groupName string, extents int64) {
+	defer f.lock()()
+	g := f.groups[groupName]
+	g.add(groupName, extents)
+	g.seqno++
+}
+
+func (g *group) add(name string, extents int64) {
+	i := len(g.disks)
+	d := &disk{dataOffset: g.dataOffset}
+	d.Path = fmt.Sprintf("/dev/fake-%s-%d", name, i)
+	d.Size = d.dataOffset + extents*g.extentSize
+	d.contents.Label = &ondisk.Label{UUID: fmt.Sprintf("fake-pv-%s-%d", name, i), Group: name}
+	g.disks = append(g.disks, d)
+	g.grow(d)
 }
 
 // TakeDevice takes the last device, on which nothing lies, out of a group of several, as an administrator does

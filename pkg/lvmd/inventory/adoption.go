@@ -68,7 +68,6 @@ func (m *Inventory) Homes(className, group string) ([]Home, error) {
 // Takes returns why a logical volume cannot be a volume of the class, or nil.
 func (h Home) Takes(lv *lvm.Volume) error {
 	c := h.in
-	of := c.layout()
 	switch {
 	case spec.VolumeID.MatchString(lv.Name) || spec.SnapshotID.MatchString(lv.Name):
 		return errors.New("has a name as Carve gives")
@@ -80,8 +79,8 @@ func (h Home) Takes(lv *lvm.Volume) error {
 		return fmt.Errorf("is a thin volume of pool %q, class %q is not thin", lv.Pool, c.Name)
 	case lv.Pool == "" && !slices.Contains([]byte{'-', 'r'}, lv.Attr.Type) || lv.Pool != "" && lv.Attr.Type != 'V':
 		return fmt.Errorf("is of a type, %q, that Carve has no class for", lv.Attr.Type)
-	case lv.Pool == "" && (lv.Layout.IsLinear() != of.IsLinear() || !of.IsLinear() && lv.Layout.Type != of.Type):
-		return fmt.Errorf("is %s, class %q is %s", lv.Layout, c.Name, of)
+	case lv.Pool == "" && !c.liesAs(lv.Layout):
+		return fmt.Errorf("is %s, class %q is %s", lv.Layout, c.Name, c.Type)
 	case !lv.Attr.Writable:
 		return errors.New("is read-only; lvchange --permission rw makes it writable")
 	case lv.Attr.SkipActivation:
@@ -90,6 +89,14 @@ func (h Home) Takes(lv *lvm.Volume) error {
 		return errors.New("is not healthy")
 	}
 	return nil
+}
+
+// liesAs reports whether volumes of the class lie so, on whatever number of devices.
+func (c *class) liesAs(l layout.Layout) bool {
+	if l.IsLinear() {
+		return c.Type == config.Linear || c.Stripes == config.AllDevices
+	}
+	return l.Type == layout.Type(c.Type)
 }
 
 // Candidate is what a logical volume would be reported as, were it adopted with an identity and

@@ -14,6 +14,7 @@ import (
 func TestWhichLogicalVolumesOfOthersAClassTakes(t *testing.T) {
 	linear := config.DeviceClass{Name: "linear", Type: config.Linear}
 	mirrored := config.DeviceClass{Name: "mirrored", Type: config.RAID1, Measures: config.Measures{Mirrors: 1}}
+	all := config.DeviceClass{Name: "all", Type: config.Striped, Measures: config.Measures{Stripes: config.AllDevices}}
 	thin := config.DeviceClass{Name: "thin", Type: config.Thin, Thin: &config.ThinPool{Pool: "pool"}}
 	pmem := config.DeviceClass{Name: "pmem", Type: config.Linear, Medium: config.PMEM}
 	for name, c := range map[string]struct {
@@ -41,6 +42,13 @@ func TestWhichLogicalVolumesOfOthersAClassTakes(t *testing.T) {
 		"a striped one in a mirrored class": {mirrored, func(lv *lvm.Volume) {
 			lv.Layout = layout.Layout{Type: layout.Striped, Stripes: 2, StripeSize: 64 << 10}
 		}, "class \"mirrored\" is"},
+		"a linear one, in a class with stripes on all devices": {class: all},
+		"a striped one, in a class with stripes on all devices": {all, func(lv *lvm.Volume) {
+			lv.Layout = layout.Layout{Type: layout.Striped, Stripes: 2, StripeSize: 64 << 10}
+		}, ""},
+		"a mirrored one, in a class with stripes on all devices": {all, func(lv *lvm.Volume) {
+			lv.Attr.Type, lv.Layout = 'r', layout.Layout{Type: layout.RAID1, Mirrors: 1}
+		}, `is raid1 over 2 devices, class "all" is striped`},
 		"one that is read-only":                 {linear, func(lv *lvm.Volume) { lv.Attr.Writable = false }, "is read-only"},
 		"one that is not activated with others": {linear, func(lv *lvm.Volume) { lv.Attr.SkipActivation = true }, "is skipped when volumes are activated"},
 		"one of which a disk is missing":        {linear, func(lv *lvm.Volume) { lv.Attr.Health = lvm.Partial }, "is not healthy"},

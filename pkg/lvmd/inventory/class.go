@@ -65,11 +65,14 @@ func limiter(bytesPerSecond int64) *rate.Limiter {
 // wipes reports whether what is deleted of the class reads as zeroes before it is free.
 func (c *class) wipes() bool { return c.Wipe == config.WipeAuto || c.Wipe == config.WipeZero }
 
-// layout is how the class' volumes lie. Thin volumes lie in their pool: their
-// layout is linear.
-func (c *class) layout() layout.Layout {
-	if c.Type == config.Thin {
+// layout is how new volumes of the class lie in the group. Thin volumes lie in their
+// pool: their layout is linear.
+func (c *classGroup) layout() layout.Layout {
+	switch {
+	case c.Type == config.Thin:
 		return layout.Layout{Type: layout.Linear}
+	case c.Stripes == config.AllDevices:
+		return c.group.info.Striped(c.StripeSize)
 	}
 	return layout.Layout{Type: layout.Type(c.Type), Stripes: c.Stripes, StripeSize: c.StripeSize, Mirrors: c.Mirrors}
 }

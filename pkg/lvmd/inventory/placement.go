@@ -35,7 +35,8 @@ func (p plan) extents() int64 {
 func (m *model) markPlaced(g *Group) {
 	g.placed = false
 	for _, c := range m.classes {
-		g.placed = g.placed || c.in(g) != nil && !c.layout().IsLinear()
+		in := c.in(g)
+		g.placed = g.placed || in != nil && !in.layout().IsLinear()
 	}
 	for _, p := range g.pools {
 		g.placed = g.placed || !p.data.Layout.IsLinear()

@@ -151,9 +151,9 @@ func (m *Maker) makeOne(ctx context.Context, dc *config.DeviceClass, g *lvm.Grou
 		return false, problem
 	}
 	m.log.Info("making a thin pool", "group", g.Name, "pool", t.Pool, "bytes", o.Extents*g.ExtentSize, "metadata", o.MetadataBytes, "chunk", o.ChunkSize,
-		"layout", string(t.Layout))
+		"layout", dataLayout(t, g).String())
 	create := m.createLinear
-	if t.Layout != config.Linear {
+	if !dataLayout(t, g).IsLinear() {
 		create = m.createLaidOut
 	}
 	if err := create(ctx, t, o, g); err != nil {
@@ -176,7 +176,7 @@ func (m *Maker) createLaidOut(ctx context.Context, t *config.ThinPool, o lvm.Poo
 		return fmt.Errorf("%d extents of type %s: %w", o.Extents, t.Layout, lvm.ErrNoSpace)
 	}
 	err := m.lvm.Create(ctx, lvm.CreateOptions{
-		Group: g.Name, Volume: o.Pool, Layout: dataLayout(t), Extents: o.Extents, On: data, Tags: o.Tags,
+		Group: g.Name, Volume: o.Pool, Layout: dataLayout(t, g), Extents: o.Extents, On: data, Tags: o.Tags,
 	})
 	if err != nil {
 		return fmt.Errorf("its data: %w", err)

@@ -30,13 +30,13 @@ const (
 // hold in the pool's layout, and includes the metadata and its spare; bytes are those of the
 // data.
 func options(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
-	whole, unit := g.Extents, int64(1)
-	if t.Layout != config.Linear {
+	whole, unit, l := g.Extents, int64(1), dataLayout(t, g)
+	if !l.IsLinear() {
 		sizes := make([]int64, len(g.Devices))
 		for i, d := range g.Devices {
 			sizes[i] = d.Extents
 		}
-		whole, unit = dataLayout(t).Available(sizes, 0), dataLayout(t).Unit()
+		whole, unit = l.Available(sizes, 0), l.Unit()
 	}
 	data := t.Size.Of(whole * g.ExtentSize)
 	chunk := max(int64(config.MinChunk), t.ChunkSize)
@@ -57,7 +57,7 @@ func options(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
 		o.Extents -= 2 * metadataExtents
 	}
 	o.Extents -= o.Extents % unit
-	if t.Size.Percent < 100 || t.Layout == config.Linear {
+	if t.Size.Percent < 100 || l.IsLinear() {
 		return o
 	}
 	// The metadata may lie on other devices than the data leaves free.
@@ -71,7 +71,7 @@ func options(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
 // for them and for the spare.
 func place(t *config.ThinPool, o lvm.PoolOptions, g *lvm.Group) (data, metadata []layout.Share, fits bool) {
 	free, spare := g.Free(), o.MetadataBytes/g.ExtentSize
-	if data = dataLayout(t).Place(free, o.Extents); data == nil {
+	if data = dataLayout(t, g).Place(free, o.Extents); data == nil {
 		return nil, nil, false
 	}
 	free = layout.Without(free, data)
@@ -92,7 +92,7 @@ func place(t *config.ThinPool, o lvm.PoolOptions, g *lvm.Group) (data, metadata 
 // layoutProblem says why a pool cannot be made in a group, or nothing.
 func layoutProblem(dc *config.DeviceClass, o lvm.PoolOptions, g *lvm.Group) error {
 	t := dc.Thin
-	if t.Layout != config.Linear {
+	if !dataLayout(t, g).IsLinear() {
 		if t.Layout.IsRAID() && g.ExtentSize < layout.MinRAIDExtent {
 			return dc.Problem("thin.layout.type", string(t.Layout), "volume group "+g.Name+" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit (vgcreate --physicalextentsize)")
 		}
@@ -117,8 +117,11 @@ func layoutProblem(dc *config.DeviceClass, o lvm.PoolOptions, g *lvm.Group) erro
 // metadataName is what the volume is called that becomes a pool's metadata.
 func metadataName(pool string) string { return pool + ".metadata" }
 
-// dataLayout is how a pool's data lies that lvmd makes.
-func dataLayout(t *config.ThinPool) layout.Layout {
+// dataLayout is how a pool's data lies that lvmd makes in a group as it is now.
+func dataLayout(t *config.ThinPool, g *lvm.Group) layout.Layout {
+	if t.Stripes == config.AllDevices {
+		return g.Striped(t.StripeSize)
+	}
 	return layout.Layout{Type: layout.Type(t.Layout), Stripes: t.Stripes, StripeSize: t.StripeSize, Mirrors: t.Mirrors}
 }
 
