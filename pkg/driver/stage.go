@@ -61,10 +61,10 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 // not look at the node of a PersistentVolume that has no nodeAffinity.
 func (n *Node) elsewhere(err error, req *csi.NodeStageVolumeRequest) error {
 	on := req.GetVolumeContext()[names.ContextNode]
-	if csierror.CodeOf(err) != codes.NotFound || on == "" || on == n.options.NodeName {
+	if csierror.CodeOf(err) != codes.NotFound || on == "" || on == n.info.name {
 		return err
 	}
-	return csierror.New(codes.NotFound, fmt.Errorf("volume %s is on node %s, this node is %s", req.GetVolumeId(), on, n.options.NodeName))
+	return csierror.New(codes.NotFound, fmt.Errorf("volume %s is on node %s, this node is %s", req.GetVolumeId(), on, n.info.name))
 }
 
 // stageVolume opens the volume, if it is encrypted with a kept key, and stages it.
