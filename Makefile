@@ -146,8 +146,8 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	  $(GO) test -tags apiserver -c -o bin/tests/$$(basename $$package) ./$$package || exit 1; \
 	done
 	cd release && $(GO) test -tags apiserver -c -o ../bin/tests/chart ./chart
-	$(if $(KUBERNETES),,cd pkg/scheduler/plugin && $(GO) build -o $(CURDIR)/bin/tests/ ./kube-scheduler ./removable)
-	@export SCHEDULER_WITH_PLUGIN=$(CURDIR)/bin/tests/kube-scheduler REMOVABLE=$(CURDIR)/bin/tests/removable; cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
+	$(if $(KUBERNETES),,cd pkg/scheduler/plugin && $(GO) build -o $(CURDIR)/bin/tests/ ./kube-scheduler ./autoscaler)
+	@export SCHEDULER_WITH_PLUGIN=$(CURDIR)/bin/tests/kube-scheduler AUTOSCALER=$(CURDIR)/bin/tests/autoscaler; cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
 	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -vE '$(if $(KUBERNETES),WithThePlugin|TheAutoscaler,^$$)' | grep -E '$(RUN)' | paste -s -d '|'); \
 	  [ -n "$$names" ] || continue; \
 	  $(GO) run ./cmd/controlplane $(if $(KUBERNETES),--kubernetes v$(KUBERNETES)) env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
