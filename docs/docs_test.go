@@ -259,7 +259,7 @@ var foreignFlags = []string{
 	"--root-dir", "--register-with-taints", "--kube-api-qps", "--kube-api-burst", "--config", "--metadatasize", "--memory-file",
 	"--pbkdf", "--feature-gates", "--enable-capacity", "--startup-taint", "--maxrecoveryrate", "--option", "--cascade",
 	"--extra-disks", "--local-nvme-ssd-block", "--ephemeral-storage-local-ssd", "--nodes", "--set",
-	"--max-bulk-soft-taint-count", "--scale-down-unneeded-time",
+	"--balance-similar-node-groups", "--balancing-ignore-label", "--max-bulk-soft-taint-count", "--scale-down-unneeded-time",
 }
 
 func TestEveryFlagExists(t *testing.T) {

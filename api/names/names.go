@@ -128,6 +128,8 @@ const (
 	// TaintAutoscaler is the same under a key that the Cluster Autoscaler knows without being
 	// configured: to it a node that has the taint has not started yet.
 	TaintAutoscaler = "startup-taint.cluster-autoscaler.kubernetes.io/carve"
+	// TaintReadiness is the same under a key that Karpenter knows.
+	TaintReadiness = "readiness.k8s.io/carve"
 
 	// LabelManagedBy marks the CSIStorageCapacity objects that we publish, value ManagedBy.
 	LabelManagedBy = Prefix + "managed-by"

@@ -119,8 +119,8 @@ func (p *pool) pods(t *testing.T) []v1.Pod {
 	return must.Get(p.client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=cache"}))(t).Items
 }
 
-// settle waits until as many Pods as wanted have a node, and the scheduler has found that the others fit nowhere.
-func (p *pool) settle(t *testing.T, placed, waiting int) {
+// scheduled waits until as many Pods as wanted have a node, and the scheduler has found that the others fit nowhere.
+func (p *pool) scheduled(t *testing.T, placed, waiting int) {
 	t.Helper()
 	waittest.Until(t, fmt.Sprintf("%d Pods have a node, %d fit nowhere", placed, waiting), func() bool {
 		have, fit := 0, 0
@@ -202,7 +202,7 @@ func TestTheAutoscalerAddsAndRemovesNodesForVolumes(t *testing.T) {
 
 	placed := 0
 	for i := 1; ; i++ {
-		p.settle(t, placed, 10-placed)
+		p.scheduled(t, placed, 10-placed)
 		needed := p.add(t)
 		if t.Logf("with %d nodes, %d Pods have one; to add: %s", i-1, placed, needed); placed == 10 {
 			if needed != "0" || i-1 != 3 {
@@ -232,12 +232,12 @@ func TestTheAutoscalerAddsAndRemovesNodesForVolumes(t *testing.T) {
 	}
 
 	p.scale(t, 3)
-	p.settle(t, 3, 0)
+	p.scheduled(t, 3, 0)
 	for _, node := range []string{"n3", "n2"} {
 		p.mark(t, node)
 		says(t, node, mayGo)
 		p.drain(t, node)
-		p.settle(t, 3, 0)
+		p.scheduled(t, 3, 0)
 		if again := p.add(t); again != "0" {
 			t.Errorf("when %s is gone, the autoscaler adds %s, want 0", node, again)
 		}

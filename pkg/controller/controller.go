@@ -65,7 +65,7 @@ type Options struct {
 	// TemplateLabel is the label by whose values nodes are of one kind to the Cluster
 	// Autoscaler; empty publishes nothing for it.
 	TemplateLabel string
-	// RemoveStartupTaint makes the leader take the taint names.TaintAgentNotReady
+	// RemoveStartupTaint makes the leader take the start-up taint (names.TaintAgentNotReady)
 	// from nodes that are ready. It needs the right to patch nodes.
 	RemoveStartupTaint bool
 	// ExtenderListen is the address on which the scheduler may ask, empty for

@@ -37,7 +37,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	w.namespace = ours
 	install(t, client)
 	const others = `{"key":"example.com/other","effect":"NoSchedule"}`
-	taints := `{"spec":{"taints":[{"key":"` + names.TaintAgentNotReady + `","effect":"NoSchedule"},{"key":"` + names.TaintAutoscaler + `","effect":"NoSchedule"},` + others + `]}}`
+	taints := `{"spec":{"taints":[{"key":"` + names.TaintAgentNotReady + `","effect":"NoSchedule"},{"key":"` + names.TaintAutoscaler + `","effect":"NoSchedule"},{"key":"` + names.TaintReadiness + `","effect":"NoSchedule"},` + others + `]}}`
 	must.Succeed(t, patchNode(client, "n1", taints))
 	limited := asController(t)
 	if err := patchNode(limited, "n1", `{"spec":{"unschedulable":true}}`); !apierrors.IsForbidden(err) {

@@ -39,6 +39,7 @@ func (h *harness) newNode(name string) {
 		{Key: names.TaintAgentNotReady, Effect: v1.TaintEffectNoExecute},
 		{Key: names.TaintAgentNotReady, Value: "true", Effect: v1.TaintEffectNoSchedule},
 		{Key: names.TaintAutoscaler, Value: "true", Effect: v1.TaintEffectNoSchedule},
+		{Key: names.TaintReadiness, Effect: v1.TaintEffectNoExecute},
 	}}}
 	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), node, metav1.CreateOptions{}))(h.t)
 }
@@ -77,8 +78,8 @@ func (h *harness) staysTainted(log *logtest.Recorder, name, reason string) {
 		why, _ := l.Attributes["reason"].(string)
 		return l.Message == "start-up taint stays" && l.Attributes["node"] == name && strings.Contains(why, reason)
 	}
-	waittest.Until(h.t, "the taint was left because "+reason, func() bool { return len(log.Find(left)) > 0 || len(h.taints(name)) != 4 })
-	if got := h.taints(name); len(got) != 4 {
+	waittest.Until(h.t, "the taint was left because "+reason, func() bool { return len(log.Find(left)) > 0 || len(h.taints(name)) != 5 })
+	if got := h.taints(name); len(got) != 5 {
 		h.t.Fatalf("the taint was removed although %s: %v", reason, got)
 	}
 }

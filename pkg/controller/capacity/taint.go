@@ -26,8 +26,8 @@ const (
 	taintRetryMax = 5 * time.Second
 )
 
-// Untainter removes the taints names.TaintAgentNotReady and names.TaintAutoscaler, of whatever value and
-// effect, from nodes that are ready for Pods with volumes. A node is, when
+// Untainter removes the taints names.TaintAgentNotReady, names.TaintAutoscaler and
+// names.TaintReadiness, of whatever value and effect, from nodes that are ready for Pods with volumes. A node is, when
 //
 //   - its agent is connected and has reported;
 //   - for every StorageClass of ours there is published what should be: the
@@ -144,9 +144,9 @@ func (u *Untainter) unready(ctx context.Context, node *v1.Node) error {
 	return nil
 }
 
-// AgentNotReady reports whether a taint is the start-up taint, under either key.
+// AgentNotReady reports whether a taint is the start-up taint, under any of its keys.
 func AgentNotReady(t v1.Taint) bool {
-	return t.Key == names.TaintAgentNotReady || t.Key == names.TaintAutoscaler
+	return t.Key == names.TaintAgentNotReady || t.Key == names.TaintAutoscaler || t.Key == names.TaintReadiness
 }
 
 // untaint removes the taint, and nothing else: where the node is not as the cache shows it
