@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/e2e/carve"
 )
@@ -30,6 +31,27 @@ func (s *scope) volumeLimit(ctx context.Context, node string) (int32, error) {
 		}
 	}
 	return 0, fmt.Errorf("the kubelet of %s does not know the driver", node)
+}
+
+// limitsAreAskedFor has the kubelets ask for the limit as often, until the test ends.
+func (s *scope) limitsAreAskedFor(seconds int64) {
+	s.Helper()
+	set := func(ctx context.Context, seconds int64) (before int64, err error) {
+		driver, err := s.StorageV1().CSIDrivers().Get(ctx, carve.Driver, metav1.GetOptions{})
+		if err != nil {
+			return 0, err
+		}
+		before = *driver.Spec.NodeAllocatableUpdatePeriodSeconds
+		patch := fmt.Appendf(nil, `{"spec":{"nodeAllocatableUpdatePeriodSeconds":%d}}`, seconds)
+		_, err = s.StorageV1().CSIDrivers().Patch(ctx, carve.Driver, types.MergePatchType, patch, metav1.PatchOptions{})
+		return before, err
+	}
+	before, err := set(s.ctx, seconds)
+	s.must(err, "change how often the limit is asked for")
+	s.Cleanup(func() {
+		_, err := set(context.Background(), before)
+		s.must(err, "restore how often the limit is asked for")
+	})
 }
 
 // wantLimit waits until a node has a limit.
@@ -73,6 +95,7 @@ func TestTheLimitOfANodeFollowsItsFreeSpace(t *testing.T) {
 	node := s.nodes[1]
 	usual, err := s.volumeLimit(s.ctx, node)
 	s.must(err, "read the limit of "+node)
+	s.limitsAreAskedFor(10) // The least that is allowed.
 	// The other classes have less.
 	s.agentArguments("node", fmt.Sprintf("--smallest-volume=%d", s.capacity(node)))
 	s.wantLimit(node, usual)
