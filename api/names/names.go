@@ -97,13 +97,13 @@ const (
 	// ParamProfile is the StorageClass parameter that says what data are worth:
 	// "scratch", a profile of pkg/filesystem, or nothing.
 	ParamProfile = Prefix + "profile"
-	// ParamScratchFor is the StorageClass parameter that says which claims may
-	// have the profile scratch: ScratchForEphemeral, the default, or ScratchForAny.
-	ParamScratchFor = Prefix + "scratch-for"
-	// ScratchForEphemeral lets generic ephemeral volumes have it.
-	ScratchForEphemeral = "ephemeral"
-	// ScratchForAny lets every claim have it.
-	ScratchForAny = "any"
+	// ParamClaims is the StorageClass parameter that says which claims get volumes:
+	// ClaimsAny, the default, or ClaimsEphemeral, the default of the profile scratch.
+	ParamClaims = Prefix + "claims"
+	// ClaimsEphemeral serves generic ephemeral volumes, whose claims belong to a Pod.
+	ClaimsEphemeral = "ephemeral"
+	// ClaimsAny serves every claim.
+	ClaimsAny = "any"
 	// ParamMkfsPrefix starts the StorageClass parameters for how file systems are
 	// made. Behind it is the name of a setting of pkg/filesystem.
 	ParamMkfsPrefix = Prefix + "mkfs-"

@@ -52,6 +52,9 @@ func (c *Controller) csiService() *csiservice.Service {
 func (c *core) request(w csiservice.Desired) (*lvmdv1.CreateVolumeRequest, scheduler.Policy, error) {
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "of the request"}, Parameters: map[string]string{}, MountOptions: w.MountFlags}
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.Parameters[paramClaimNamespace], Name: w.Parameters[paramClaimName]}}
+	if known := c.ClaimAt(claim.Namespace + "/" + claim.Name); known != nil && spec.VolumeName(known) == w.Name {
+		claim.OwnerReferences = known.OwnerReferences
+	}
 	for key, value := range w.Parameters {
 		if key != paramClaimName && key != paramClaimNamespace && key != paramVolumeName {
 			class.Parameters[key] = value
@@ -73,7 +76,8 @@ func (c *core) request(w csiservice.Desired) (*lvmdv1.CreateVolumeRequest, sched
 	r := spec.Request{Class: params, Bytes: w.Bytes, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
 	if w.Block {
 		r.Mode, r.FSType = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, ""
-	} else if err := params.FileSystem.SuitsClaim(claim, class); err != nil {
+	}
+	if err := r.SuitsClaim(claim, class); err != nil {
 		return nil, "", err
 	}
 	ask := r.CreateVolume(claim, c.ID)

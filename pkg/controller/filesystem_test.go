@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -14,29 +15,41 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/csiservice"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/filesystem"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-func TestScratchIsForClaimsThatGoWithAPod(t *testing.T) {
+func TestAClassMayBeForClaimsOfPodsOnly(t *testing.T) {
 	scratch := map[string]string{names.ParamProfile: "scratch"}
-	anyClaim := map[string]string{names.ParamProfile: "scratch", names.ParamScratchFor: "any"}
+	anyClaim := map[string]string{names.ParamProfile: "scratch", names.ParamClaims: "any"}
+	ephemeral := map[string]string{names.ParamClaims: "ephemeral"}
+	clone := func(c *v1.PersistentVolumeClaim) {
+		c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "other"}
+	}
 	block := v1.PersistentVolumeBlock
 	for name, test := range map[string]struct {
 		parameters map[string]string
 		claim      func(*v1.PersistentVolumeClaim)
 		refused    []string
 	}{
-		"a generic ephemeral volume has it": {scratch, ofPod, nil},
-		"another claim does not": {scratch, nil,
-			[]string{"parameters[carve.csi.local/profile]", "for a claim that outlives its Pod", "carve.csi.local/scratch-for: any"}},
-		"another claim has it when it is forced": {anyClaim, nil, nil},
-		"a claim that something else than a Pod controls does not": {scratch, func(c *v1.PersistentVolumeClaim) {
+		"a class is for any claim":        {nil, nil, nil},
+		"a generic ephemeral volume":      {ephemeral, ofPod, nil},
+		"one of a class for any claim":    {map[string]string{names.ParamClaims: "any"}, ofPod, nil},
+		"one that is cloned":              {ephemeral, func(c *v1.PersistentVolumeClaim) { ofPod(c); clone(c) }, nil},
+		"one with the profile scratch":    {scratch, ofPod, nil},
+		"another claim has it if allowed": {anyClaim, nil, nil},
+		"another claim": {ephemeral, nil, []string{`StorageClass carve: parameters[carve.csi.local/claims]: "ephemeral" for a claim that no Pod owns is not allowed, ` +
+			`allowed: generic ephemeral volumes (spec.volumes[].ephemeral of a Pod); any other claim needs another StorageClass, or one with carve.csi.local/claims: any`}},
+		"another claim with the profile scratch": {scratch, nil,
+			[]string{"parameters[carve.csi.local/claims]", "with carve.csi.local/profile: scratch, which loses data in a crash, for a claim that no Pod owns"}},
+		"a claim that something else than a Pod controls": {ephemeral, func(c *v1.PersistentVolumeClaim) {
 			controller := true
 			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "s", UID: "u", Controller: &controller}}
-		}, []string{"for a claim that outlives its Pod"}},
-		"a clone does not": {anyClaim, func(c *v1.PersistentVolumeClaim) {
-			c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "other"}
-		}, []string{"spec.dataSource", "carve.csi.local/profile: scratch"}},
-		"a raw block volume has no file system to lose": {scratch, func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }, nil},
+		}, []string{"for a claim that no Pod owns"}},
+		"a clone":                     {ephemeral, clone, []string{"for a claim that no Pod owns"}},
+		"a raw block volume":          {ephemeral, func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }, []string{"for a claim that no Pod owns"}},
+		"a clone has no scratch":      {anyClaim, clone, []string{"spec.dataSource", "carve.csi.local/profile: scratch"}},
+		"a raw block volume of a Pod": {scratch, func(c *v1.PersistentVolumeClaim) { ofPod(c); c.Spec.VolumeMode = &block }, nil},
+		"a cloned raw block volume":   {anyClaim, func(c *v1.PersistentVolumeClaim) { clone(c); c.Spec.VolumeMode = &block }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
@@ -49,7 +62,7 @@ func TestScratchIsForClaimsThatGoWithAPod(t *testing.T) {
 				}
 			}
 			if test.refused == nil {
-				want := "scratch"
+				want := test.parameters[names.ParamProfile]
 				if r.Mode == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK {
 					want = ""
 				}
@@ -82,18 +95,34 @@ func TestSettingsReachTheNode(t *testing.T) {
 
 func TestRequestsToTheCSIServiceAreHeldToTheSame(t *testing.T) {
 	h := newHarness(t)
+	h.class("carve", nil)
+	h.claim("of-pod", "", ofPod)
+	h.claim("plain", "", nil)
+	h.run()
+	waittest.Until(t, "the claims are seen", func() bool { return h.c.core.Claim("uid-of-pod") != nil && h.c.core.Claim("uid-plain") != nil })
+	ephemeralFor := func(claim string) map[string]string {
+		return map[string]string{names.ParamClaims: "ephemeral", paramClaimName: claim, paramClaimNamespace: "default"}
+	}
 	for name, test := range map[string]struct {
 		desired csiservice.Desired
 		message string
 	}{
-		"settings":              {desired: csiservice.Desired{FSType: "btrfs", Parameters: map[string]string{names.ParamMkfsPrefix + "metadata": "single"}}},
-		"a mount option":        {csiservice.Desired{MountFlags: []string{"commit=soon"}}, `mountOptions: "commit=soon" for ext4 is not allowed`},
-		"scratch for no Pod":    {csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch"}}, "for a claim that outlives its Pod"},
-		"scratch for everybody": {desired: csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch", names.ParamScratchFor: "any"}}},
+		"settings":                   {desired: csiservice.Desired{FSType: "btrfs", Parameters: map[string]string{names.ParamMkfsPrefix + "metadata": "single"}}},
+		"a mount option":             {csiservice.Desired{MountFlags: []string{"commit=soon"}}, `mountOptions: "commit=soon" for ext4 is not allowed`},
+		"scratch for no Pod":         {csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch"}}, "for a claim that no Pod owns"},
+		"scratch for everybody":      {desired: csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch", names.ParamClaims: "any"}}},
+		"claims: no claim is named":  {csiservice.Desired{Parameters: map[string]string{names.ParamClaims: "ephemeral"}}, "for a claim that no Pod owns"},
+		"claims: a raw block volume": {csiservice.Desired{Block: true, Parameters: map[string]string{names.ParamClaims: "ephemeral"}}, "for a claim that no Pod owns"},
+		"claims: one of a Pod":       {desired: csiservice.Desired{Name: "pvc-uid-of-pod", Parameters: ephemeralFor("of-pod")}},
+		"claims: another":            {csiservice.Desired{Name: "pvc-uid-plain", Parameters: ephemeralFor("plain")}, "for a claim that no Pod owns"},
+		"claims: an earlier one":     {csiservice.Desired{Name: "pvc-uid-before", Parameters: ephemeralFor("of-pod")}, "for a claim that no Pod owns"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			test.desired.Name, test.desired.Bytes = "a", gib
-			_, _, err := h.c.core.request(test.desired)
+			test.desired.Name, test.desired.Bytes = cmp.Or(test.desired.Name, "a"), gib
+			ask, _, err := h.c.core.request(test.desired)
+			if uid := ask.GetOwner().GetClaimUid(); uid != "" {
+				t.Errorf("the audit would look for a claim with UID %s", uid)
+			}
 			if (err == nil) != (test.message == "") || err != nil && !strings.Contains(err.Error(), test.message) {
 				t.Errorf("got %v, want %q", err, test.message)
 			}

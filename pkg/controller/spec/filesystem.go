@@ -17,13 +17,11 @@ import (
 type FileSystem struct {
 	filesystem.Use
 	settings filesystem.Settings
-	// forAny lets every claim have a scratch file system.
-	forAny bool
 }
 
 // isFileSystemParameter reports whether parseFileSystem reads a key.
 func isFileSystemParameter(key string) bool {
-	return key == names.ParamFSType || key == names.ParamProfile || key == names.ParamScratchFor || strings.HasPrefix(key, names.ParamMkfsPrefix)
+	return key == names.ParamFSType || key == names.ParamProfile || strings.HasPrefix(key, names.ParamMkfsPrefix)
 }
 
 // parseFileSystem reads the parameters and the mount options of a StorageClass;
@@ -44,13 +42,6 @@ func parseFileSystem(class *storagev1.StorageClass) (FileSystem, error) {
 		return refuse(names.ParamProfile, fmt.Sprintf("%q with file system %s", out.Profile, t), fmt.Sprintf("%q with %s", out.Profile, filesystem.Ext4))
 	case err != nil:
 		return refuse(names.ParamProfile, fmt.Sprintf("%q", out.Profile), fmt.Sprintf("%q", filesystem.Scratch))
-	}
-	switch given := params[names.ParamScratchFor]; given {
-	case "", names.ScratchForEphemeral:
-	case names.ScratchForAny:
-		out.forAny = true
-	default:
-		return refuse(names.ParamScratchFor, fmt.Sprintf("%q", given), names.ScratchForEphemeral+", "+names.ScratchForAny)
 	}
 	settings := map[string]string{}
 	for key, value := range params {
@@ -101,20 +92,13 @@ func (f FileSystem) Suits(class *storagev1.StorageClass, on *lvmdv1.DeviceClass)
 	return nil
 }
 
-// SuitsClaim checks whether a claim may have the file system of its class. Errors are
+// suitsClaim checks whether a claim may have the file system of its class. Errors are
 // *InvalidError.
-func (f FileSystem) SuitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
-	if f.Profile != filesystem.Scratch {
-		return nil
-	}
-	if claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil {
+func (f FileSystem) suitsClaim(claim *v1.PersistentVolumeClaim) error {
+	if f.Profile == filesystem.Scratch && (claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil) {
 		return &InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("a source, with %s: %s,", names.ParamProfile, f.Profile), Allowed: "none"}
 	}
-	if f.forAny || OwnerPod(claim) != nil {
-		return nil
-	}
-	return &InvalidError{Field: ClassField(class, names.ParamProfile), Given: fmt.Sprintf("%q, which loses data in a crash, for a claim that outlives its Pod", f.Profile),
-		Allowed: fmt.Sprintf("generic ephemeral volumes (spec.volumes[].ephemeral of a Pod), or any claim with %s: %s", names.ParamScratchFor, names.ScratchForAny)}
+	return nil
 }
 
 func refusedSetting(class *storagev1.StorageClass, err error) error {

@@ -50,8 +50,8 @@ func TestWhatAClassMaySayOfItsFileSystem(t *testing.T) {
 			message: []string{`parameters[carve.csi.local/profile]: "fast" is not allowed, allowed: "scratch"`}},
 		{name: "scratch with another file system", class: storageClass(map[string]string{names.ParamProfile: "scratch", names.ParamFSType: "xfs"}),
 			message: []string{`parameters[carve.csi.local/profile]: "scratch" with file system xfs is not allowed, allowed: "scratch" with ext4`}},
-		{name: "scratch for an unknown kind", class: storageClass(map[string]string{names.ParamProfile: "scratch", names.ParamScratchFor: "me"}),
-			message: []string{`parameters[carve.csi.local/scratch-for]: "me" is not allowed, allowed: ephemeral, any`}},
+		{name: "an unknown kind of claims", class: storageClass(map[string]string{names.ParamClaims: "mine"}),
+			message: []string{`parameters[carve.csi.local/claims]: "mine" is not allowed, allowed: ephemeral, any`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -34,6 +34,8 @@ func Parameters() []Parameter {
 				"`WaitForFirstConsumer` and `Delete` only."},
 		{names.ParamPlacement, inCode(policies...), policies[0],
 			"Which node is preferred, with `volumeBindingMode: Immediate` or [the scheduler extender](../how-to/scheduler.md)."},
+		{names.ParamClaims, inCode(names.ClaimsEphemeral, names.ClaimsAny), names.ClaimsAny + "; with the profile `scratch` " + names.ClaimsEphemeral,
+			"Which claims get volumes: [generic ephemeral volumes](../how-to/filesystems.md#a-class-for-ephemeral-volumes-only), or any."},
 		{names.ParamEncryption, inCode(names.EncryptionEphemeral, names.EncryptionLUKS), "not encrypted",
 			"How volumes are [encrypted](../how-to/encryption.md)."},
 		{names.ParamEncryptionDiscards, inCode("true", "false"), "false",
@@ -45,8 +47,6 @@ func Parameters() []Parameter {
 		{names.ParamFSType, inCode(typeWords()...), string(filesystem.Ext4), "The file system."},
 		{names.ParamProfile, inCode(string(filesystem.Scratch)), "data survives a crash",
 			"`scratch`: fast, and [empty after a crash of the node](../how-to/filesystems.md#scratch-fast-and-empty-after-a-crash). ext4 only."},
-		{names.ParamScratchFor, inCode(names.ScratchForEphemeral, names.ScratchForAny), names.ScratchForEphemeral,
-			"Which claims may have the profile `scratch`: generic ephemeral volumes, or any."},
 	}
 	all = append(all, ioLimitParameters()...)
 	settings := map[string][]string{}

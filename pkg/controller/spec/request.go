@@ -38,6 +38,8 @@ func (e *InvalidError) Error() string {
 type Class struct {
 	// DeviceClass is empty for each node's default class.
 	DeviceClass string
+	// ephemeral says that only generic ephemeral volumes get volumes.
+	ephemeral bool
 	// FSType is the type of FileSystem, empty for raw block volumes.
 	FSType string
 	// FileSystem is what volumes carry that are not raw block devices.
@@ -71,6 +73,10 @@ func ParseClass(class *storagev1.StorageClass) (Class, error) {
 				return out, &InvalidError{Field: ClassField(class, key), Given: fmt.Sprintf("%q", value),
 					Allowed: names.PodVolumesPinned + ", " + names.PodVolumesMovable}
 			}
+		case names.ParamClaims:
+			if value != names.ClaimsEphemeral && value != names.ClaimsAny {
+				return out, &InvalidError{Field: ClassField(class, key), Given: fmt.Sprintf("%q", value), Allowed: names.ClaimsEphemeral + ", " + names.ClaimsAny}
+			}
 		case names.ParamPlacement:
 			policy, err := scheduler.ParsePolicy(value)
 			if err != nil {
@@ -95,6 +101,8 @@ func ParseClass(class *storagev1.StorageClass) (Class, error) {
 		return out, err
 	}
 	out.FSType = string(out.FileSystem.Type)
+	claims := class.Parameters[names.ParamClaims]
+	out.ephemeral = claims == names.ClaimsEphemeral || claims == "" && out.FileSystem.Profile == filesystem.Scratch
 	if out.Encryption.kind == names.EncryptionLUKS && out.FileSystem.Profile != filesystem.Usual {
 		return out, &InvalidError{Field: ClassField(class, names.ParamProfile), Given: fmt.Sprintf("%q", out.FileSystem.Profile),
 			Allowed: fmt.Sprintf("none with %s: %s, which is for data that outlive a restart", names.ParamEncryption, names.EncryptionLUKS)}
@@ -133,7 +141,8 @@ func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	out := Request{Class: params, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
 	if claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == v1.PersistentVolumeBlock {
 		out.Mode, out.FSType = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, ""
-	} else if err := params.FileSystem.SuitsClaim(claim, class); err != nil {
+	}
+	if err := out.SuitsClaim(claim, class); err != nil {
 		return out, err
 	}
 	if len(claim.Spec.AccessModes) == 0 {
@@ -170,6 +179,23 @@ func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 		return out, err
 	}
 	return out, out.Encryption.suits(out.Source)
+}
+
+// SuitsClaim checks whether a claim may have what is asked for of its class. Errors are
+// *InvalidError.
+func (r Request) SuitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+	if r.ephemeral && OwnerPod(claim) == nil {
+		given := fmt.Sprintf("%q", names.ClaimsEphemeral)
+		if r.FileSystem.Profile == filesystem.Scratch {
+			given += fmt.Sprintf(", with %s: %s, which loses data in a crash,", names.ParamProfile, r.FileSystem.Profile)
+		}
+		return &InvalidError{Field: ClassField(class, names.ParamClaims), Given: given + " for a claim that no Pod owns",
+			Allowed: fmt.Sprintf("generic ephemeral volumes (spec.volumes[].ephemeral of a Pod); any other claim needs another StorageClass, or one with %s: %s", names.ParamClaims, names.ClaimsAny)}
+	}
+	if r.Mode == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK {
+		return nil
+	}
+	return r.FileSystem.suitsClaim(claim)
 }
 
 // Footprint is how many bytes the volume takes of a node's free space: its header comes on top
