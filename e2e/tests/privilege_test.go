@@ -23,7 +23,7 @@ func TestTheProgramsOfTheShippedPodsKeepOnlyTheRightsThatTheyNeed(t *testing.T) 
 	}{
 		{name: "carve-controller", pods: "app.kubernetes.io/name=carve-controller"},
 		{name: "carve-node", pods: "app.kubernetes.io/name=carve-node",
-			keeps: []int{unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE, unix.CAP_DAC_READ_SEARCH}},
+			keeps: []int{unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE, unix.CAP_DAC_READ_SEARCH, unix.CAP_CHOWN}},
 		{name: "carve-lvmd", pods: "app.kubernetes.io/name=carve-node",
 			keeps: []int{unix.CAP_SYS_ADMIN, unix.CAP_SYS_RAWIO, unix.CAP_SYS_MODULE, unix.CAP_MKNOD, unix.CAP_DAC_OVERRIDE,
 				unix.CAP_FOWNER, unix.CAP_CHOWN, unix.CAP_IPC_LOCK, unix.CAP_SYS_NICE}},

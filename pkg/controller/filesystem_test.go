@@ -49,7 +49,10 @@ func TestAClassMayBeForClaimsOfPodsOnly(t *testing.T) {
 		"a raw block volume":          {ephemeral, func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }, []string{"for a claim that no Pod owns"}},
 		"a clone has no scratch":      {anyClaim, clone, []string{"spec.dataSource", "carve.csi.local/profile: scratch"}},
 		"a raw block volume of a Pod": {scratch, func(c *v1.PersistentVolumeClaim) { ofPod(c); c.Spec.VolumeMode = &block }, nil},
-		"a cloned raw block volume":   {anyClaim, func(c *v1.PersistentVolumeClaim) { clone(c); c.Spec.VolumeMode = &block }, nil},
+		"a raw block volume with settings of a file system": {map[string]string{names.ParamMkfsPrefix + "label": "a"}, func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }, nil},
+		"a raw block volume with an owner of its root": {map[string]string{names.ParamMkfsPrefix + "root-owner": "1:2"}, func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block },
+			[]string{`parameters[carve.csi.local/mkfs-root-owner]: "1:2" for a raw block volume, which has no root directory, is not allowed, allowed: volumeMode Filesystem`}},
+		"a cloned raw block volume": {anyClaim, func(c *v1.PersistentVolumeClaim) { clone(c); c.Spec.VolumeMode = &block }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
@@ -111,6 +114,7 @@ func TestRequestsToTheCSIServiceAreHeldToTheSame(t *testing.T) {
 		"a mount option":             {csiservice.Desired{MountFlags: []string{"commit=soon"}}, `mountOptions: "commit=soon" for ext4 is not allowed`},
 		"scratch for no Pod":         {csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch"}}, "for a claim that no Pod owns"},
 		"scratch for everybody":      {desired: csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch", names.ParamClaims: "any"}}},
+		"an owner of no root":        {csiservice.Desired{Block: true, Parameters: map[string]string{names.ParamMkfsPrefix + "root-mode": "1777"}}, "for a raw block volume"},
 		"claims: no claim is named":  {csiservice.Desired{Parameters: map[string]string{names.ParamClaims: "ephemeral"}}, "for a claim that no Pod owns"},
 		"claims: a raw block volume": {csiservice.Desired{Block: true, Parameters: map[string]string{names.ParamClaims: "ephemeral"}}, "for a claim that no Pod owns"},
 		"claims: one of a Pod":       {desired: csiservice.Desired{Name: "pvc-uid-of-pod", Parameters: ephemeralFor("of-pod")}},

@@ -12,4 +12,6 @@ var Capabilities = []int{
 	// Growing a file system whose root directory belongs to an application and
 	// is closed to others: the tools open it.
 	unix.CAP_DAC_READ_SEARCH,
+	// Giving the root directory of a new file system to an application.
+	unix.CAP_CHOWN,
 }

@@ -152,6 +152,11 @@ func (r *real) everything() error {
 			return fmt.Errorf("%q: %w", fsType, err)
 		}
 	}
+	owned := r.owned(fmt.Sprint("reduced-root", time.Now().UnixNano()), "ext4")
+	r.byHand(owned, givenAway)
+	if err := r.wholeCycleOf(owned); err != nil {
+		return fmt.Errorf("with a root of its own: %w", err)
+	}
 	return r.wholeCycleLUKS()
 }
 

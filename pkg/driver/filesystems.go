@@ -13,6 +13,7 @@ type FileSystems interface {
 	Format(ctx context.Context, device string, o filesystem.FormatOptions) error
 	Check(ctx context.Context, device string, t filesystem.Type, o filesystem.CheckOptions) error
 	Grow(ctx context.Context, device, mountPath string, t filesystem.Type) error
+	SetRoot(path, owner, mode string) error
 }
 
 // SystemFileSystems is package filesystem: real devices and real tools.
@@ -38,4 +39,9 @@ func (SystemFileSystems) Check(ctx context.Context, device string, t filesystem.
 // Grow calls filesystem.Grow.
 func (SystemFileSystems) Grow(ctx context.Context, device, mountPath string, t filesystem.Type) error {
 	return filesystem.Grow(ctx, device, mountPath, t)
+}
+
+// SetRoot calls filesystem.SetRoot.
+func (SystemFileSystems) SetRoot(path, owner, mode string) error {
+	return filesystem.SetRoot(path, owner, mode)
 }

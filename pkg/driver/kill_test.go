@@ -114,6 +114,10 @@ func (m crashingFileSystems) Format(ctx context.Context, device string, o filesy
 	return m.step("mkfs", func() error { return m.FileSystems.Format(ctx, device, o) })
 }
 
+func (m crashingFileSystems) SetRoot(path, owner, mode string) error {
+	return m.step("root", func() error { return m.FileSystems.SetRoot(path, owner, mode) })
+}
+
 // crashingLUKS are steps on the way to what changes headers and mappings.
 type crashingLUKS struct {
 	luks.Interface
@@ -194,6 +198,16 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		}
 		return err
 	}
+	owned := func(f *fixture, v *lvmdv1.Volume) {
+		f.alter(v, func(v *lvmdv1.Volume) { v.FsSettings = map[string]string{"root-owner": "1:2"} })
+	}
+	stageOwned := func(f *fixture, v *lvmdv1.Volume) error {
+		err := f.stage(v, access(v))
+		if err == nil && len(f.fileSystems.Roots()) == 0 {
+			err = errors.New("it was staged and its root not set")
+		}
+		return err
+	}
 	leaked := func(f *fixture, v *lvmdv1.Volume) {
 		p := f.places(v)
 		must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
@@ -256,6 +270,7 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		}, expand, 2, 2},
 		{"stage of a clone that is larger than its source", "ext4", clone, stageGrown, 1, 2},
 		{"stage of a scratch file system that is reformatted", "ext4", scratch, stage, 1, 2},
+		{"stage of a volume whose root has an owner", "btrfs", owned, stageOwned, 1, 2},
 		{"stage on persistent memory", "xfs", onMemory, stageDAX, 1, 1},
 		{"sweep", "ext4", leaked, sweep, 0, 2},
 		{"sweep of a raw block volume", "", func(f *fixture, v *lvmdv1.Volume) {

@@ -202,7 +202,23 @@ func (s *stager) complete(v *lvmdv1.Volume, device, path string, options []strin
 			return err
 		}
 	}
+	if err := s.setRoot(v, path); err != nil {
+		return err
+	}
 	return s.growToVolume(v, device, path, options)
+}
+
+// setRoot gives the root directory of a new file system the owner and the mode that were asked
+// for. That of a clone is its source's.
+func (s *stager) setRoot(v *lvmdv1.Volume, path string) error {
+	owner, mode := v.GetFsSettings()[filesystem.SettingRootOwner], v.GetFsSettings()[filesystem.SettingRootMode]
+	if owner == "" && mode == "" || v.GetSource() != nil {
+		return nil
+	}
+	if err := s.fileSystems.SetRoot(path, owner, mode); err != nil {
+		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
+	return nil
 }
 
 // errFailed marks a staged file system that has to be unmounted, checked and

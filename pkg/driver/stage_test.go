@@ -510,3 +510,30 @@ func TestAVolumeIsKeptBeforeAPodGetsIt(t *testing.T) {
 		must.Succeed(t, f.unstage(v))
 	}
 }
+
+func TestOnlyNewFileSystemsGetAnOwnerOfTheirRoot(t *testing.T) {
+	settings := map[string]string{"root-mode": "1777", "label": "tmp"}
+	for name, test := range map[string]struct {
+		change func(*lvmdv1.Volume)
+		want   bool
+	}{
+		"a mode":         {func(v *lvmdv1.Volume) { v.FsSettings = settings }, true},
+		"other settings": {func(v *lvmdv1.Volume) { v.FsSettings = map[string]string{"label": "tmp"} }, false},
+		"a clone": {func(v *lvmdv1.Volume) {
+			v.FsSettings, v.Source = settings, &lvmdv1.VolumeSource{VolumeId: "cv1"}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			v := f.alter(f.volume("a", "ext4"), test.change)
+			must.Succeed(t, f.stage(v, filesystemAccess(writer)))
+			var want []string
+			if test.want {
+				want = []string{f.staging(v) + "  1777"}
+			}
+			if got := f.fileSystems.Roots(); !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+}

@@ -16,6 +16,8 @@ var settingMeanings = map[string]string{
 	SettingReflink:         "Whether files can share blocks.",
 	SettingNodeSize:        "The size of a metadata block, in bytes.",
 	SettingMetadata:        "Whether metadata is written twice (`dup`) or once.",
+	SettingRootOwner:       "The owner of the root directory; `0:0` otherwise.",
+	SettingRootMode:        "The mode of [the root directory](../how-to/filesystems.md#the-root-directory), such as `1777`; `0755` otherwise.",
 }
 
 // SettingMeaning returns what a setting does, or nothing for an unknown one.

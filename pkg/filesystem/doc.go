@@ -19,6 +19,6 @@
 // refuse.
 //
 // lvmd formats with it when it creates a volume; the node plugin probes,
-// checks and grows. All functions may be called concurrently for different
+// checks and grows, and sets the owner and mode of the root. All functions may be called concurrently for different
 // devices; callers serialise calls for one device.
 package filesystem

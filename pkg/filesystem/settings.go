@@ -29,6 +29,10 @@ const (
 	SettingNodeSize = "node-size"
 	// SettingMetadata is how many copies of the metadata there are: single or dup.
 	SettingMetadata = "metadata"
+	// SettingRootOwner is the owner of the root directory. SetRoot sets it.
+	SettingRootOwner = "root-owner"
+	// SettingRootMode is the mode of the root directory, which SetRoot sets, too.
+	SettingRootMode = "root-mode"
 )
 
 // pageSize is what blocks of a file system that is mounted with DAX must have.
@@ -88,6 +92,8 @@ var settings = map[Type]map[string]values{
 		SettingInodeSize:       sizes{256, 512, 1024},
 		SettingBytesPerInode:   between{1024, 64 << 20, true},
 		SettingReservedPercent: between{0, 50, false},
+		SettingRootOwner:       owner{},
+		SettingRootMode:        mode{},
 	},
 	XFS: {
 		SettingLabel:           label(12),
@@ -95,11 +101,15 @@ var settings = map[Type]map[string]values{
 		SettingInodeSize:       sizes{512, 1024, 2048},
 		SettingMaxInodePercent: between{1, 100, false},
 		SettingReflink:         words{"on", "off"},
+		SettingRootOwner:       owner{},
+		SettingRootMode:        mode{},
 	},
 	Btrfs: {
-		SettingLabel:    label(100),
-		SettingNodeSize: sizes{4096, 8192, 16384, 32768, 65536},
-		SettingMetadata: words{"dup", "single"},
+		SettingLabel:     label(100),
+		SettingNodeSize:  sizes{4096, 8192, 16384, 32768, 65536},
+		SettingMetadata:  words{"dup", "single"},
+		SettingRootOwner: owner{},
+		SettingRootMode:  mode{},
 	},
 }
 

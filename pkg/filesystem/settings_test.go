@@ -22,7 +22,7 @@ func TestParseSettings(t *testing.T) {
 			given: map[string]string{"label": "cache-1", "block-size": "1Ki", "bytes-per-inode": "1Mi"},
 			want:  "block-size=1024,bytes-per-inode=1048576,label=cache-1"},
 		{name: "an unknown one is refused and the known are listed", use: Use{Type: XFS}, given: map[string]string{"bytes-per-inode": "4096"},
-			message: `setting "bytes-per-inode" is not allowed for xfs: allowed are block-size, inode-size, label, max-inode-percent, reflink`},
+			message: `setting "bytes-per-inode" is not allowed for xfs: allowed are block-size, inode-size, label, max-inode-percent, reflink, root-mode, root-owner`},
 		{name: "a block size has to be one of the file system's", use: Use{Type: Ext4}, given: map[string]string{"block-size": "65536"},
 			message: `setting "block-size=65536" is not allowed for ext4: allowed are 1024, 2048, 4096`},
 		{name: "a label cannot be an option", use: Use{Type: XFS}, given: map[string]string{"label": "-f"},
@@ -39,6 +39,19 @@ func TestParseSettings(t *testing.T) {
 			message: `setting "block-size=1024" is not allowed for xfs on persistent memory: allowed are 4096`},
 		{name: "persistent memory and reflinks exclude each other", use: Use{Type: XFS, DAX: true}, given: map[string]string{"reflink": "on"},
 			message: `setting "reflink=on" is not allowed for xfs on persistent memory: allowed are off`},
+		{name: "the owner and mode of the root are numbers", use: Use{Type: XFS}, given: map[string]string{"root-owner": "010:4294967294", "root-mode": "777"},
+			want: "root-mode=0777,root-owner=10:4294967294"},
+		{name: "every directory may be sticky and give its group", use: Use{Type: Btrfs}, given: map[string]string{"root-mode": "3777"}, want: "root-mode=3777"},
+		{name: "an owner has a group", use: Use{Type: Ext4}, given: map[string]string{"root-owner": "1000"},
+			message: `setting "root-owner=1000" is not allowed for ext4: allowed are UID:GID, each 0 to 4294967294`},
+		{name: "an owner has no third number", use: Use{Type: Ext4}, given: map[string]string{"root-owner": "1:2:3"}, message: `setting "root-owner=1:2:3"`},
+		{name: "an owner has no name", use: Use{Type: Ext4}, given: map[string]string{"root-owner": "app:app"}, message: `setting "root-owner=app:app"`},
+		{name: "no owner has the number for none", use: Use{Type: Ext4}, given: map[string]string{"root-owner": "0:4294967295"}, message: `setting "root-owner=0:4294967295"`},
+		{name: "no owner is negative", use: Use{Type: Ext4}, given: map[string]string{"root-owner": "-1:0"}, message: `setting "root-owner=-1:0"`},
+		{name: "a mode is octal", use: Use{Type: Ext4}, given: map[string]string{"root-mode": "0800"},
+			message: `setting "root-mode=0800" is not allowed for ext4: allowed are 0 to 3777 in octal`},
+		{name: "setuid does nothing to a directory", use: Use{Type: Ext4}, given: map[string]string{"root-mode": "4755"}, message: `setting "root-mode=4755"`},
+		{name: "a mode has no letters", use: Use{Type: Ext4}, given: map[string]string{"root-mode": "u=rwx"}, message: `setting "root-mode=u=rwx"`},
 		{name: "a type is required", message: "file system type is required"},
 	}
 	for _, tt := range tests {
@@ -60,7 +73,7 @@ func TestSettingsAreReadBackAsTheyWere(t *testing.T) {
 		given := map[string]string{}
 		for _, name := range SettingNames(use.Type) {
 			if rapid.Bool().Draw(t, name) {
-				given[name] = rapid.SampledFrom([]string{"0", "1", "5", "512", "1Ki", "4096", "4Ki", "1Mi", "on", "single", "a.b", ",", "=", "x=y,z"}).Draw(t, "value")
+				given[name] = rapid.SampledFrom([]string{"0", "1", "5", "512", "1Ki", "4096", "4Ki", "1Mi", "1777", "1:02", "on", "single", "a.b", ",", "=", "x=y,z"}).Draw(t, "value")
 			}
 		}
 		s, err := ParseSettings(use, given)

@@ -101,6 +101,18 @@ func (f FileSystem) suitsClaim(claim *v1.PersistentVolumeClaim) error {
 	return nil
 }
 
+// suitsBlock refuses a class that gives the root directory of its volumes an owner or a mode for raw
+// block volumes, whose users would wait for it in vain. Errors are *InvalidError.
+func (f FileSystem) suitsBlock(class *storagev1.StorageClass) error {
+	for _, name := range []string{filesystem.SettingRootOwner, filesystem.SettingRootMode} {
+		if value, set := f.settings.Map()[name]; set {
+			return &InvalidError{Field: ClassField(class, names.ParamMkfsPrefix+name), Given: fmt.Sprintf("%q for a raw block volume, which has no root directory,", value),
+				Allowed: "volumeMode Filesystem"}
+		}
+	}
+	return nil
+}
+
 func refusedSetting(class *storagev1.StorageClass, err error) error {
 	var refused *filesystem.OptionError
 	if !errors.As(err, &refused) {

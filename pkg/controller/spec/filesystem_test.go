@@ -35,7 +35,7 @@ func TestWhatAClassMaySayOfItsFileSystem(t *testing.T) {
 		{name: "an unknown file system", class: storageClass(map[string]string{names.ParamFSType: "ntfs"}),
 			message: []string{`StorageClass carve: parameters[csi.storage.k8s.io/fstype]: "ntfs" is not allowed, allowed: btrfs, ext4, xfs`}},
 		{name: "a setting of another file system", class: storageClass(map[string]string{mkfs + "node-size": "4096"}),
-			message: []string{`StorageClass carve: parameters: key "carve.csi.local/mkfs-node-size" for ext4 is not allowed`, "block-size, bytes-per-inode, inode-size, label, reserved-percent"}},
+			message: []string{`StorageClass carve: parameters: key "carve.csi.local/mkfs-node-size" for ext4 is not allowed`, "block-size, bytes-per-inode, inode-size, label, reserved-percent, root-mode, root-owner"}},
 		{name: "a value that the setting cannot have", class: storageClass(map[string]string{mkfs + "block-size": "64Ki"}),
 			message: []string{`StorageClass carve: parameters[carve.csi.local/mkfs-block-size]: "64Ki" for ext4 is not allowed, allowed: 1024, 2048, 4096`}},
 		{name: "a mount option that is not on the list", class: storageClass(nil, "noatime", "errors=panic"),

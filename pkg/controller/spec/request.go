@@ -193,7 +193,7 @@ func (r Request) SuitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.St
 			Allowed: fmt.Sprintf("generic ephemeral volumes (spec.volumes[].ephemeral of a Pod); any other claim needs another StorageClass, or one with %s: %s", names.ParamClaims, names.ClaimsAny)}
 	}
 	if r.Mode == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK {
-		return nil
+		return r.FileSystem.suitsBlock(class)
 	}
 	return r.FileSystem.suitsClaim(claim)
 }

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/carve-csi/carve/pkg/driver"
@@ -28,6 +29,7 @@ type FileSystems struct {
 	memory map[string][]int64
 	made   map[string][]filesystem.FormatOptions
 	grown  map[string][]string
+	roots  []string
 }
 
 var _ driver.FileSystems = (*FileSystems)(nil)
@@ -77,6 +79,13 @@ func (f *FileSystems) Grown(device string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.grown[device]
+}
+
+// Roots returns what SetRoot was called with, as PATH OWNER MODE.
+func (f *FileSystems) Roots() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.roots)
 }
 
 // Probe implements driver.FileSystems.
@@ -141,5 +150,13 @@ func (f *FileSystems) Grow(_ context.Context, device, mountPath string, _ filesy
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.grown[device] = append(f.grown[device], mountPath)
+	return nil
+}
+
+// SetRoot implements driver.FileSystems.
+func (f *FileSystems) SetRoot(path, owner, mode string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.roots = append(f.roots, fmt.Sprintf("%s %s %s", path, owner, mode))
 	return nil
 }

@@ -31,7 +31,7 @@ func TestAnIdentitySurvivesItsTags(t *testing.T) {
 		} else {
 			i.FSType, i.FSUUID = filesystem.XFS, NewUUID()
 			i.Profile = rapid.SampledFrom([]filesystem.Profile{filesystem.Usual, filesystem.Scratch}).Draw(t, "profile")
-			i.Settings = rapid.SampledFrom([]filesystem.Settings{"", "block-size=1024,label=a.b-c_d"}).Draw(t, "settings")
+			i.Settings = rapid.SampledFrom([]filesystem.Settings{"", "block-size=1024,label=a.b-c_d", "root-mode=1777,root-owner=1:2"}).Draw(t, "settings")
 		}
 		tags := i.Tags()
 		for _, tag := range tags {
