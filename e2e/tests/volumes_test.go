@@ -167,6 +167,28 @@ func TestStorageClassesChooseHowVolumesAreMade(t *testing.T) {
 	}
 }
 
+// TestARootDirectoryIsGivenToTheApplication has Pods of another user than root write to volumes for
+// all users, one of them with a group from the kubelet.
+func TestARootDirectoryIsGivenToTheApplication(t *testing.T) {
+	s := beside(t)
+	const class = "e2e-root"
+	s.storageClass(class, map[string]string{"carve.csi.local/mkfs-root-owner": "1001:1002", "carve.csi.local/mkfs-root-mode": "1777"})
+	user, group := int64(1000), int64(3000)
+	for name, want := range map[string]string{"alone": "1001:1002 1777", "grouped": "1001:3000 3777"} {
+		p := pod(name, podOptions{class: class, bytes: 64 << 20, script: "touch " + mountPath + "/mine && exec sleep 1000000"})
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: &user}
+		if name == "grouped" {
+			p.Spec.SecurityContext.FSGroup = &group
+		}
+		s.create(p)
+		s.running(name)
+		output, err := s.PodExec(s.ctx, s.namespace, name, "stat", "-c", "%u:%g %a", mountPath)
+		if got := strings.TrimSpace(output); err != nil || got != want {
+			t.Errorf("the root directory of %s is %s, error %v, want %s", name, got, err, want)
+		}
+	}
+}
+
 // wantMount checks what is mounted somewhere in a Pod, and some of its options.
 func (s *scope) wantMount(pod, path, fsType string, options ...string) {
 	s.Helper()
