@@ -1,0 +1,489 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"sigs.k8s.io/yaml"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/driver"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// karpenter is a world without nodes in which Karpenter makes them: its kwok provider makes Node objects, and the test
+// is what runs on them.
+type karpenter struct {
+	*world
+	net     *uplinktest.Network
+	objects dynamic.Interface
+	// disk is the size of each node's volume group.
+	disk int64
+	// smallest is the argument --smallest-volume of the node plugins.
+	smallest atomic.Int64
+}
+
+var (
+	nodePools   = schema.GroupVersionResource{Group: "karpenter.sh", Version: "v1", Resource: "nodepools"}
+	nodeClaims  = schema.GroupVersionResource{Group: "karpenter.sh", Version: "v1", Resource: "nodeclaims"}
+	nodeClasses = schema.GroupVersionResource{Group: "karpenter.kwok.sh", Version: "v1alpha1", Resource: "kwoknodeclasses"}
+)
+
+const (
+	nodeClass = `{apiVersion: karpenter.kwok.sh/v1alpha1, kind: KWOKNodeClass, metadata: {name: disks}}`
+	// nodePool has a start-up taint, as docs/how-to/autoscaling.md says. Karpenter publishes an Event Unconsolidatable
+	// once for each node in 15 minutes, so it must not find another reason before its time.
+	nodePool = `
+apiVersion: karpenter.sh/v1
+kind: NodePool
+metadata: {name: disks}
+spec:
+  disruption: {consolidationPolicy: WhenEmptyOrUnderutilized, consolidateAfter: 1h, budgets: [{nodes: 100%}]}
+  template:
+    spec:
+      expireAfter: Never
+      nodeClassRef: {group: karpenter.kwok.sh, kind: KWOKNodeClass, name: disks}
+      requirements: []
+      startupTaints:
+        - {key: carve.csi.local/agent-not-ready, effect: NoExecute}
+`
+	karpentersNodes = "kwok.x-k8s.io/node=fake"
+	ofTheSet        = "app=db"
+)
+
+// withKarpenter runs Karpenter until the test ends, and a controller with volumes of a class.
+func withKarpenter(t *testing.T, class func(*storagev1.StorageClass), disk int64) *karpenter {
+	t.Helper()
+	k := &karpenter{world: &world{client: connectToAPIServer(t), namespace: ours, nodes: map[string]*lvmdfake.Server{}}, disk: disk,
+		objects: must.Get(dynamic.NewForConfig(must.Get(apiServer())(t)))(t)}
+	install(t, k.client)
+	apply(t, k.client, "../../deploy/components/startup-taint/rbac.yaml")
+	apply(t, k.client, "../../deploy/components/startup-taint/policy.yaml")
+	k.class(t, class)
+	_, k.net = actOn(t, k.world, Options{Client: asController(t), Namespace: ours, RemoveStartupTaint: true})
+
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() { defer close(done); k.beKubelets(ctx, t) }()
+	// Those of a Karpenter before.
+	must.Succeed(t, k.client.CoreV1().Events("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	startKarpenter(t)
+	waittest.Succeeds(t, "there are Karpenter's objects", func() error {
+		if err := k.make(nodeClasses, nodeClass); err != nil {
+			return err
+		}
+		return k.make(nodePools, nodePool)
+	})
+	t.Cleanup(func() { k.end(t) })
+	t.Cleanup(func() { logPlacement(t, k.client, ours); k.logEvents(t) })
+	return k
+}
+
+// startKarpenter runs e2e/karpenter until the test ends.
+func startKarpenter(t *testing.T) {
+	t.Helper()
+	program := os.Getenv("KARPENTER")
+	if program == "" {
+		t.Fatal("KARPENTER does not name the program; run make test-karpenter")
+	}
+	var output bytes.Buffer
+	command := exec.CommandContext(context.Background(), program)
+	command.Env = append(os.Environ(), "INSTANCE_TYPES_FILE_PATH=../../e2e/karpenter/instance-types.json",
+		"DISABLE_LEADER_ELECTION=true", "METRICS_PORT=0", "HEALTH_PROBE_PORT=0")
+	command.Stdout, command.Stderr = &output, &output
+	must.Succeed(t, command.Start())
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+		if t.Failed() {
+			t.Log(output.String())
+		}
+	})
+}
+
+func (k *karpenter) make(kind schema.GroupVersionResource, text string) error {
+	object := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &object.Object); err != nil {
+		return err
+	}
+	_, err := k.objects.Resource(kind).Create(context.Background(), object, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// end removes the Pods and the nodes, while Karpenter and the controller run.
+func (k *karpenter) end(t *testing.T) {
+	ctx := context.Background()
+	inBackground := metav1.DeletePropagationBackground
+	_ = k.client.AppsV1().ReplicaSets(ours).Delete(ctx, "db", metav1.DeleteOptions{PropagationPolicy: &inBackground})
+	waittest.Until(t, "nothing is left of the Pods", func() bool {
+		pods, err := k.client.CoreV1().Pods(ours).List(ctx, metav1.ListOptions{LabelSelector: ofTheSet})
+		volumes, volumesErr := k.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		return errors.Join(err, volumesErr) == nil && len(pods.Items)+len(volumes.Items) == 0
+	})
+	_ = k.objects.Resource(nodePools).Delete(ctx, "disks", metav1.DeleteOptions{})
+	waittest.Until(t, "Karpenter has removed its nodes", func() bool {
+		nodes, err := k.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: karpentersNodes})
+		_, poolErr := k.objects.Resource(nodePools).Get(ctx, "disks", metav1.GetOptions{})
+		return err == nil && len(nodes.Items) == 0 && apierrors.IsNotFound(poolErr)
+	})
+}
+
+// logEvents logs, of a failed test, what Karpenter says of its nodes.
+func (k *karpenter) logEvents(t *testing.T) {
+	events, err := k.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{})
+	if err != nil || !t.Failed() {
+		return
+	}
+	for _, e := range events.Items {
+		t.Logf("Event on %s %s: %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
+	}
+}
+
+// beKubelets does until ctx is done what kubelets, node plugins and lvmds do on the nodes.
+func (k *karpenter) beKubelets(ctx context.Context, t *testing.T) {
+	lvmds := map[string]localLVMD{}
+	for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+		// What fails because an object was changed meanwhile succeeds later.
+		if err := errors.Join(k.runNodes(ctx, lvmds), k.runPods(ctx)); err != nil && ctx.Err() == nil {
+			t.Logf("kubelets: %v", err)
+		}
+	}
+}
+
+func (k *karpenter) runNodes(ctx context.Context, lvmds map[string]localLVMD) error {
+	nodes, err := k.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: karpentersNodes})
+	if err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	for _, node := range nodes.Items {
+		there[node.Name] = true
+		if lvmds[node.Name].server == nil {
+			lvmds[node.Name] = localLVMD{server: lvmdfake.New(node.Name, lvmdfake.Class{Name: "local", Default: true, Bytes: k.disk,
+				Groups: []*lvmdv1.ClassGroup{{VgName: "local", MostVolumes: 1000}}})}
+			k.net.Attach(lvmds[node.Name].server)
+		}
+		if err := k.runNode(ctx, &node, lvmds[node.Name]); err != nil {
+			return err
+		}
+	}
+	for name := range lvmds {
+		if !there[name] {
+			k.net.Detach(name)
+			delete(lvmds, name)
+		}
+	}
+	return nil
+}
+
+// localLVMD is what the node plugin asks, without a connection.
+type localLVMD struct {
+	lvmdv1.LVMDClient
+	server *lvmdfake.Server
+}
+
+func (l localLVMD) ListClasses(ctx context.Context, r *lvmdv1.ListClassesRequest, _ ...grpc.CallOption) (*lvmdv1.ListClassesResponse, error) {
+	return l.server.ListClasses(ctx, r)
+}
+
+func (l localLVMD) ListVolumes(ctx context.Context, r *lvmdv1.ListVolumesRequest, _ ...grpc.CallOption) (*lvmdv1.ListVolumesResponse, error) {
+	return l.server.ListVolumes(ctx, r)
+}
+
+// runNode registers the plugin, asks it for the number of volumes, and makes the node ready.
+func (k *karpenter) runNode(ctx context.Context, node *v1.Node, lvmd localLVMD) error {
+	most, err := k.most(ctx, node.Name, lvmd)
+	if err != nil {
+		return err
+	}
+	wants := storagev1.CSINodeDriver{Name: names.Driver, NodeID: node.Name, TopologyKeys: []string{names.TopologyNode}, Allocatable: &storagev1.VolumeNodeResources{Count: &most}}
+	now, err := k.client.StorageV1().CSINodes().Get(ctx, node.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err = k.client.StorageV1().CSINodes().Create(ctx, &storagev1.CSINode{Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{wants}},
+			ObjectMeta: metav1.ObjectMeta{Name: node.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
+		}, metav1.CreateOptions{})
+	case err == nil && *now.Spec.Drivers[0].Allocatable.Count != most:
+		now.Spec.Drivers[0] = wants
+		_, err = k.client.StorageV1().CSINodes().Update(ctx, now, metav1.UpdateOptions{})
+	}
+	if err != nil || node.Labels[names.TopologyNode] != "" {
+		return err
+	}
+	ready := `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}]}}`
+	if _, err := k.client.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, []byte(ready), metav1.PatchOptions{}, "status"); err != nil {
+		return err
+	}
+	return patchNode(k.client, node.Name, fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, names.TopologyNode, node.Name))
+}
+
+// most is what the node plugin answers a kubelet that asks repeatedly.
+func (k *karpenter) most(ctx context.Context, node string, lvmd localLVMD) (int32, error) {
+	log, metrics := slog.New(slog.DiscardHandler), driver.NewMetrics()
+	registration := driver.NewRegistration("/csi.sock", metrics, log)
+	_, err := registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
+	if err != nil {
+		return 0, err
+	}
+	plugin, err := driver.New(ctx, driver.Options{NodeName: node, SmallestVolume: k.smallest.Load(), Registration: registration,
+		KubeletDir: "/var/lib/kubelet", LVMD: lvmd, Metrics: metrics, Log: log})
+	if err != nil {
+		return 0, err
+	}
+	info, err := plugin.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	return int32(info.GetMaxVolumesPerNode()), err
+}
+
+// runPods has the Pods run that have a node.
+func (k *karpenter) runPods(ctx context.Context) error {
+	pods, err := k.client.CoreV1().Pods(ours).List(ctx, metav1.ListOptions{LabelSelector: ofTheSet, FieldSelector: "status.phase=Pending"})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pod := range pods.Items {
+		if pod.Spec.NodeName == "" {
+			continue
+		}
+		patch := `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`
+		_, err := k.client.CoreV1().Pods(ours).Patch(ctx, pod.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// startPods makes a ReplicaSet of one Pod with a generic ephemeral volume of 100 MiB. The Pods tolerate no taints, for
+// Karpenter does not move those that tolerate its own.
+func (k *karpenter) startPods(t *testing.T) {
+	t.Helper()
+	pod, _ := scheduledPod(true)
+	pod.Tolerations = nil
+	labels := map[string]string{"app": "db"}
+	must.Get(k.client.AppsV1().ReplicaSets(ours).Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.ReplicaSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod}}}, metav1.CreateOptions{}))(t)
+}
+
+func (k *karpenter) scale(t *testing.T, pods int) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, pods)
+	must.Get(k.client.AppsV1().ReplicaSets(ours).Patch(t.Context(), "db", types.StrategicMergePatchType, patch, metav1.PatchOptions{}))(t)
+}
+
+// running waits until so many Pods run, and returns them by their nodes. Their volumes are there.
+func (k *karpenter) running(t *testing.T, number int) map[string][]v1.Pod {
+	t.Helper()
+	on, last := map[string][]v1.Pod{}, 0
+	waittest.Until(t, fmt.Sprintf("%d Pods run", number), func() bool {
+		pods := must.Get(k.client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: ofTheSet}))(t)
+		on, last = map[string][]v1.Pod{}, 0
+		for _, pod := range pods.Items {
+			if pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
+				on[pod.Spec.NodeName], last = append(on[pod.Spec.NodeName], pod), last+1
+			}
+		}
+		return last >= number
+	}, func() any { return last })
+	for node, pods := range on {
+		for _, pod := range pods {
+			claim := must.Get(k.client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), pod.Name+"-data", metav1.GetOptions{}))(t)
+			if where, _ := cluster.NodeOf(k.pv(claim)); where != node {
+				t.Errorf("Pod %s is on node %s, its volume on node %s", pod.Name, node, where)
+			}
+		}
+	}
+	return on
+}
+
+// claims returns for how many Pods Karpenter made each of its nodes, by the names of the nodes, or of the NodeClaims
+// that have none yet.
+func (k *karpenter) claims(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, claim := range must.Get(k.objects.Resource(nodeClaims).List(t.Context(), metav1.ListOptions{}))(t).Items {
+		node, _, _ := unstructured.NestedString(claim.Object, "status", "nodeName")
+		pods, _, _ := unstructured.NestedString(claim.Object, "spec", "resources", "requests", "pods")
+		all[cmp.Or(node, claim.GetName())] = pods
+	}
+	return all
+}
+
+// waiting waits until so many Pods have no node, and returns them.
+func (k *karpenter) waiting(t *testing.T, number int) []v1.Pod {
+	t.Helper()
+	var pods *v1.PodList
+	waittest.Until(t, fmt.Sprintf("%d Pods wait", number), func() bool {
+		pods = must.Get(k.client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: ofTheSet, FieldSelector: "spec.nodeName="}))(t)
+		return len(pods.Items) == number
+	})
+	return pods.Items
+}
+
+// says waits until Karpenter says so of one of some objects.
+func (k *karpenter) says(t *testing.T, reason, words string, objects ...string) {
+	t.Helper()
+	waittest.Until(t, fmt.Sprintf("an Event %s on one of %v: …%s…", reason, objects, words), func() bool {
+		events := must.Get(k.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "reason=" + reason}))(t)
+		for _, e := range events.Items {
+			if e.Source.Component == "karpenter" && slices.Contains(objects, e.InvolvedObject.Name) && strings.Contains(e.Message, words) {
+				t.Logf("%s: %s", e.Reason, e.Message)
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// change changes the NodePool.
+func (k *karpenter) change(t *testing.T, patch string) {
+	t.Helper()
+	must.Get(k.objects.Resource(nodePools).Patch(t.Context(), "disks", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+}
+
+// only returns the one key.
+func only[V any](t *testing.T, all map[string]V) (key string) {
+	t.Helper()
+	if len(all) != 1 {
+		t.Fatalf("%d nodes, want one", len(all))
+	}
+	for key = range all {
+	}
+	return key
+}
+
+func TestKarpenterAddsANodeWhenDisksAreFull(t *testing.T) {
+	k := withKarpenter(t, nil, 150*mib)
+	k.startPods(t)
+	full := only(t, k.running(t, 1))
+	k.scale(t, 3)
+	for _, pod := range k.waiting(t, 2) { // It does not know of the disk.
+		k.says(t, "Nominated", "node/"+full, pod.Name)
+	}
+	only(t, k.claims(t))
+
+	k.smallest.Store(100 * mib)
+	k.running(t, 2)
+	on, claims := k.running(t, 3), k.claims(t)
+	// A new node has no number: the second was made for both Pods.
+	if made := slices.Sorted(maps.Values(claims)); len(on) != 3 || !slices.Equal(made, []string{"1", "1", "2"}) {
+		t.Errorf("Pods on %d nodes, which were made for %v Pods", len(on), made)
+	}
+}
+
+// twoNodes is a world of two nodes with a Pod each, one of which Karpenter would like to remove from now on.
+func twoNodes(t *testing.T, class func(*storagev1.StorageClass), disk, smallest int64) (k *karpenter, pods map[string][]v1.Pod) {
+	t.Helper()
+	k = withKarpenter(t, class, disk)
+	k.smallest.Store(smallest)
+	k.startPods(t)
+	first := only(t, k.running(t, 1))
+	must.Succeed(t, patchNode(k.client, first, `{"spec":{"unschedulable":true}}`))
+	k.scale(t, 2)
+	pods = k.running(t, 2)
+	if len(pods) != 2 {
+		t.Fatalf("Pods on %d nodes, want 2", len(pods))
+	}
+	must.Succeed(t, patchNode(k.client, first, `{"spec":{"unschedulable":false}}`))
+	for node := range pods {
+		waittest.Until(t, "its kubelet has asked for the number of volumes", func() bool {
+			most := *must.Get(k.client.StorageV1().CSINodes().Get(t.Context(), node, metav1.GetOptions{}))(t).Spec.Drivers[0].Allocatable.Count
+			return most == 1 == (smallest > 0)
+		})
+		// Karpenter looks at a node when it changes.
+		must.Succeed(t, patchNode(k.client, node, `{"metadata":{"annotations":{"changed":"yes"}}}`))
+	}
+	k.change(t, `{"spec":{"disruption":{"consolidateAfter":"0s"}}}`)
+	return k, pods
+}
+
+// drift makes nodes differ from what the NodePool says.
+const drift = `{"spec":{"template":{"metadata":{"labels":{"image":"new"}}}}}`
+
+func TestKarpenterMovesNoPinnedVolumes(t *testing.T) {
+	k, before := twoNodes(t, nil, gib, 0)
+	// Of the other node it may have said something else before, and then it says nothing for minutes.
+	nodes := slices.Collect(maps.Keys(before))
+	k.says(t, "Unconsolidatable", names.TopologyNode, nodes...)
+	k.change(t, drift)
+	k.says(t, "DisruptionBlocked", names.TopologyNode, nodes...)
+	k.noneMoves(t, before)
+}
+
+// noneMoves fails the test if Karpenter moves Pods, after it said of one node that it does not. It looks at the nodes in
+// rounds: that it may not replace them any more it says in a round after that one, which has marked the nodes it removes.
+func (k *karpenter) noneMoves(t *testing.T, before map[string][]v1.Pod) {
+	t.Helper()
+	k.change(t, `{"spec":{"disruption":{"budgets":[{"nodes":"100%"},{"nodes":"0","reasons":["Drifted"]}]},"template":{"metadata":{"labels":{"image":"newer"}}}}}`)
+	k.says(t, "DisruptionBlocked", "No allowed disruptions for disruption reason Drifted", "disks")
+	for _, node := range must.Get(k.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}))(t).Items {
+		if len(node.Spec.Taints) > 0 {
+			t.Errorf("node %s has taints: %v", node.Name, node.Spec.Taints)
+		}
+	}
+	same := func(before, after []v1.Pod) bool {
+		return slices.EqualFunc(before, after, func(a, b v1.Pod) bool { return a.UID == b.UID })
+	}
+	if after := k.running(t, 2); len(k.claims(t)) != 2 || !maps.EqualFunc(before, after, same) {
+		t.Errorf("Pods are on %v, were on %v", after, before)
+	}
+}
+
+func TestKarpenterMovesMovableVolumes(t *testing.T) {
+	k, _ := twoNodes(t, movable, gib, 0)
+	waittest.Until(t, "there is one node", func() bool { return len(k.claims(t)) == 1 })
+	left := only(t, k.running(t, 2))
+	k.change(t, drift)
+	waittest.Until(t, "there is another node", func() bool {
+		claims := k.claims(t)
+		return len(claims) == 1 && claims[left] == ""
+	})
+	only(t, k.running(t, 2))
+}
+
+// TestKarpenterDrainsANodeThoughTheOtherDiskIsFull shows what the number of volumes prevents: it would not even add a
+// node for the Pod.
+func TestKarpenterDrainsANodeThoughTheOtherDiskIsFull(t *testing.T) {
+	k, _ := twoNodes(t, movable, 150*mib, 0)
+	waittest.Until(t, "there is one node", func() bool { return len(k.claims(t)) == 1 })
+	k.says(t, "Nominated", "node/"+only(t, k.claims(t)), k.waiting(t, 1)[0].Name)
+}
+
+func TestKarpenterDrainsNoNodeWhenTheNumberSaysThatTheOtherIsFull(t *testing.T) {
+	k, before := twoNodes(t, movable, 150*mib, 100*mib)
+	k.says(t, "Unconsolidatable", "Can't replace with a cheaper node", slices.Collect(maps.Keys(before))...)
+	k.noneMoves(t, before)
+}
