@@ -156,7 +156,7 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 
 .PHONY: test-karpenter
 test-karpenter: ## Karpenter against a real API server and scheduler, with nodes of its kwok provider; part of soak
-	cd e2e/karpenter && $(GO) build -o $(CURDIR)/bin/tests/ .
+	cd e2e/karpenter && $(GO) vet . && $(GO) build -o $(CURDIR)/bin/tests/ .
 	$(GO) test -tags apiserver -c -o bin/tests/controller ./pkg/controller
 	cd e2e && KARPENTER=$(CURDIR)/bin/tests/karpenter $(GO) run ./cmd/controlplane env --chdir=../pkg/controller $(CURDIR)/bin/tests/controller \
 	  -test.v -test.timeout 15m -test.run '$(or $(RUN),^TestKarpenter)'
@@ -292,7 +292,6 @@ lint: $(GOLANGCI) ## Run golangci-lint, go vet in it, with the committed configu
 	cd release && $(GOLANGCI) run --config ../.golangci.yml --build-tags apiserver ./...
 	cd monitoring && $(GOLANGCI) run --config ../.golangci.yml ./...
 	cd pkg/scheduler/plugin && $(GOLANGCI) run --config ../../../.golangci.yml ./...
-	cd e2e/karpenter && $(GOLANGCI) run --config ../../.golangci.yml ./...
 
 $(GOLANGCI):
 	GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0

@@ -175,7 +175,7 @@ func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
 		t.Error("the taint was not asked to be removed, and what removes it runs")
 	}
 	h.stop() // returns when all that runs has ended
-	if got := h.taints("n1"); len(got) != 4 {
+	if got := h.taints("n1"); len(got) != 5 {
 		t.Errorf("the taint was removed: %v", got)
 	}
 }
