@@ -241,7 +241,7 @@ func TestAPersistentVolumeThatCannotBeMadeIsReportedUnlessTheNextAttemptSucceeds
 			h.node("n1", gib)
 			h.class("carve", nil)
 			var attempts atomic.Int32
-			h.client.PrependReactor("create", "persistentvolumes", func(k8stesting.Action) (bool, runtime.Object, error) {
+			h.react("create", "persistentvolumes", func(k8stesting.Action) (bool, runtime.Object, error) {
 				if attempts.Add(1) <= test.failures {
 					return true, nil, apierrors.NewInternalError(errors.New("the database is away"))
 				}

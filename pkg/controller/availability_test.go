@@ -53,7 +53,7 @@ func (h *harness) unselected(name string) func() bool {
 func TestANodeThatIsAwayHasNoCapacityUntilItIsBack(t *testing.T) {
 	h := newHarness(t, grace(50*time.Millisecond))
 	var deletes atomic.Int32
-	h.client.PrependReactor("delete", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("delete", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		deletes.Add(1)
 		return false, nil, nil
 	})
@@ -100,7 +100,7 @@ func TestAReconnectWithinTheGraceChangesNoCapacity(t *testing.T) {
 	h.run()
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
 	var writes atomic.Int32
-	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		writes.Add(1)
 		return false, nil, nil
 	})

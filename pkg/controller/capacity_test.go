@@ -106,7 +106,7 @@ func TestCapacityUnderAnotherNameIsRenamed(t *testing.T) {
 	objects := h.client.StorageV1().CSIStorageCapacities("carve-system")
 	must.Get(objects.Create(t.Context(), old, metav1.CreateOptions{}))(t)
 	gvr := storagev1.SchemeGroupVersion.WithResource("csistoragecapacities")
-	h.client.PrependReactor("delete", gvr.Resource, func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("delete", gvr.Resource, func(k8stesting.Action) (bool, runtime.Object, error) {
 		object, err := h.client.Tracker().Get(gvr, "carve-system", capacity.Key{Node: "n1", Class: "carve"}.ObjectName())
 		if c, ok := object.(*storagev1.CSIStorageCapacity); err != nil || !ok || c.Capacity.Value() != 300*mib || c.MaximumVolumeSize.Value() != 200*mib {
 			t.Errorf("before the object of the earlier version is removed: want another one that says the same, got %v, %v", object, err)
@@ -130,7 +130,7 @@ func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T
 			objects := h.client.Tracker()
 			gvr := storagev1.SchemeGroupVersion.WithResource("csistoragecapacities")
 			var deleted atomic.Bool
-			h.client.PrependReactor(verb, gvr.Resource, func(action k8stesting.Action) (bool, runtime.Object, error) {
+			h.react(verb, gvr.Resource, func(action k8stesting.Action) (bool, runtime.Object, error) {
 				if deleted.Load() {
 					return false, nil, nil
 				}
@@ -178,7 +178,7 @@ func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T
 func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
 	h := newHarness(t)
 	var deletes atomic.Int32
-	h.client.PrependReactor("delete", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("delete", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		deletes.Add(1)
 		return false, nil, nil
 	})
@@ -272,7 +272,7 @@ func TestCapacityIsWrittenOnlyWhenItChangesAndRisesAreGathered(t *testing.T) {
 	n1, n2 := h.node("n1", gib), h.node("n2", gib)
 	h.class("carve", nil)
 	var writes atomic.Int32 // for n1
-	h.client.PrependReactor("*", "csistoragecapacities", func(a k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("*", "csistoragecapacities", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		if a.GetVerb() == "create" || a.GetVerb() == "update" {
 			if written, ok := a.(k8stesting.CreateAction).GetObject().(*storagev1.CSIStorageCapacity); ok && capacity.TopologyNode(written) == "n1" {
 				writes.Add(1)
@@ -320,7 +320,7 @@ func TestCapacityIsWrittenAgainAfterTheAPIServerFailed(t *testing.T) {
 	h.node("n1", gib)
 	h.class("carve", nil)
 	var failures atomic.Int32
-	h.client.PrependReactor("create", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("create", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if failures.Add(1) <= 3 {
 			return true, nil, apierrors.NewInternalError(fmt.Errorf("try again"))
 		}

@@ -103,7 +103,7 @@ func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
 		pv.DeletionTimestamp = &now
 		must.Succeed(t, h.client.Tracker().Update(volumes, pv, ""))
 	}
-	h.client.PrependReactor("delete", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.react("delete", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if one, ok := action.(clienttesting.DeleteAction); !ok || one.GetName() != "pvc-uid-c" {
 			return false, nil, nil
 		}
@@ -111,7 +111,7 @@ func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
 		show()
 		return true, nil, nil
 	})
-	h.client.PrependReactor("patch", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.react("patch", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if one, ok := action.(clienttesting.PatchAction); !ok || one.GetName() != "pvc-uid-c" || one.GetSubresource() != "" {
 			return false, nil, nil
 		}

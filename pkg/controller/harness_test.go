@@ -115,6 +115,11 @@ func newClientset(objects ...runtime.Object) *fake.Clientset {
 	return client
 }
 
+// react has a function answer requests before the fake API server does, from now on.
+func (h *harness) react(verb, resource string, reaction clienttesting.ReactionFunc) {
+	clientfake.React(h.client, verb, resource, reaction)
+}
+
 func stampVersion(obj runtime.Object, version *atomic.Int64) {
 	if c, ok := obj.(*storagev1.CSIStorageCapacity); ok {
 		c.ResourceVersion = strconv.FormatInt(version.Add(1), 10)

@@ -170,7 +170,7 @@ func leaseOf(holder string, transitions int32) *coordinationv1.Lease {
 func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
 	h := newHarnessOn(t, newClientset(leaseOf("another", 4)), func(c *Controller) { c.o.Identity = "me" })
 	acted := false
-	h.client.PrependReactor("*", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("*", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		acted = true
 		return false, nil, nil
 	})
@@ -186,7 +186,7 @@ func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
 func TestALeaseThatCannotBeReadIsReadAgain(t *testing.T) {
 	h := newHarnessOn(t, newClientset(leaseOf("me", 4)), func(c *Controller) { c.o.Identity, c.core.ID = "me", "c" })
 	failures := 2
-	h.client.PrependReactor("get", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("get", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
 		failures--
 		return failures >= 0, nil, errors.New("no answer")
 	})

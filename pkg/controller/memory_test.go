@@ -28,7 +28,7 @@ func TestAReportIsKeptOfANodeThatReconnectsWhileItIsForgotten(t *testing.T) {
 		return !view.Connected
 	})
 	asked := false
-	h.client.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
 		asked = true
 		h.attach(node, "n1")
 		return true, nil, apierrors.NewNotFound(v1.Resource("nodes"), "n1")

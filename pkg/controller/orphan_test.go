@@ -211,7 +211,7 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
 			var handle atomic.Value // once the caches are filled
-			h.client.PrependReactor("*", test.asked, func(a k8stesting.Action) (bool, runtime.Object, error) {
+			h.react("*", test.asked, func(a k8stesting.Action) (bool, runtime.Object, error) {
 				if of, ok := handle.Load().(string); ok && (a.GetVerb() == "get" || a.GetVerb() == "list") {
 					obj, err := test.answer(of)
 					return true, obj, err

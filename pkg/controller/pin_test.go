@@ -198,7 +198,7 @@ func TestAMisplacedPodHasOneEvent(t *testing.T) {
 	must.Get(h.client.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}))(t)
 	h.event("PodMisplaced", "claim db-0-data")
 	var looks atomic.Int32
-	h.client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.react("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if list, ok := action.(clienttesting.ListAction); ok && list.GetListRestrictions().Fields.String() == "spec.nodeName=n2" {
 			looks.Add(1)
 		}

@@ -117,7 +117,7 @@ func TestAnEventFollowsASuccessThatAFailureWentBefore(t *testing.T) {
 func (h *harness) countWrites() func() map[string]int {
 	var mu sync.Mutex
 	counts := map[string]int{}
-	h.client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.react("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		resource := action.GetResource().Resource

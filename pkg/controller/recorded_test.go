@@ -15,7 +15,7 @@ import (
 
 // unpin has each PersistentVolume that is written be without nodeAffinity, and record its node.
 func (h *harness) unpin() {
-	h.client.PrependReactor("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.react("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		pv := action.(clienttesting.CreateAction).GetObject().(*v1.PersistentVolume)
 		pv.Spec.CSI.VolumeAttributes[names.ContextNode], _ = cluster.NodeOf(pv)
 		pv.Spec.NodeAffinity = nil

@@ -308,13 +308,13 @@ func TestTheSchedulerCanSeeThatANodeIsTooSmallBeforeItChoosesAgain(t *testing.T)
 	h.class("carve", nil)
 	var armed atomic.Bool
 	var failed, early atomic.Int32
-	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if armed.Load() && failed.Add(1) <= 3 {
 			return true, nil, apierrors.NewServiceUnavailable("busy")
 		}
 		return false, nil, nil
 	})
-	h.client.PrependReactor("patch", "persistentvolumeclaims", func(action k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("patch", "persistentvolumeclaims", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		if patch, ok := action.(k8stesting.PatchAction); ok && strings.Contains(string(patch.GetPatch()), "selected-node") && failed.Load() <= 3 {
 			early.Add(1)
 		}

@@ -88,7 +88,7 @@ func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *te
 	var log logtest.Recorder
 	h := newHarness(t, withUntainting, loggedTo(&log))
 	var published atomic.Bool
-	h.client.PrependReactor("create", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("create", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if published.Load() {
 			return false, nil, nil
 		}
@@ -118,7 +118,7 @@ func TestTheStartupTaintStaysWhileACapacityObjectOfAnEarlierRunIsThere(t *testin
 	old := capacity.Describe(capacity.Key{Node: "n1", Class: "carve"}, spaceOf(5*gib))
 	must.Get(h.client.StorageV1().CSIStorageCapacities("carve-system").Create(t.Context(), old, metav1.CreateOptions{}))(t)
 	var allowed atomic.Bool
-	h.client.PrependReactor("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("update", "csistoragecapacities", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if allowed.Load() {
 			return false, nil, nil
 		}
@@ -147,7 +147,7 @@ func TestTheStartupTaintGoesFromANodeThatHasNoDeviceClassToOffer(t *testing.T) {
 func TestTheStartupTaintIsRemovedAgainWhenTheAPIServerRefusedAndWhenItComesBack(t *testing.T) {
 	h := newHarness(t, withUntainting)
 	var failures atomic.Int32
-	h.client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+	h.react("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if failures.Add(1) <= 2 {
 			return true, nil, apierrors.NewForbidden(v1.Resource("nodes"), "n1", fmt.Errorf("no rule"))
 		}

@@ -41,7 +41,7 @@ func (h *harness) podIsGone(name string) bool {
 // keepClaims has the API server keep claims that are deleted, as it does while a
 // Pod uses them.
 func (h *harness) keepClaims() {
-	h.client.PrependReactor("delete", "persistentvolumeclaims", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
+	h.react("delete", "persistentvolumeclaims", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
 }
 
 func TestPodsThatWaitForAVolumeThatIsGivenUpAreDeletedWhereTheyAreMadeAgain(t *testing.T) {
@@ -141,7 +141,7 @@ func TestTheClaimOfAPodWithoutANodeOnOtherDisksIsTreatedByPolicy(t *testing.T) {
 
 func TestPodsAreForOthersToDeleteWhereTheRightWasTakenAway(t *testing.T) {
 	w := newAuditing(t, names.NodeLossRecreate)
-	w.client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+	w.react("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(v1.Resource("pods"), "", nil)
 	})
 	w.waitingPod("db-0", nil)

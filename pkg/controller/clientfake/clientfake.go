@@ -1,4 +1,4 @@
-// Package clientfake is client-go's fake clientset, with one correction, for tests whose API server is
+// Package clientfake is client-go's fake clientset, with two corrections, for tests whose API server is
 // a fake.
 package clientfake
 
@@ -30,4 +30,13 @@ func New(objects ...runtime.Object) *fake.Clientset {
 		}), nil
 	})
 	return client
+}
+
+// React has a function answer requests before the clientset does, from now on. It may be called while
+// the clientset is used, which its PrependReactor may not: the list of these functions is read under
+// the lock that is taken here, and changed by PrependReactor without.
+func React(client *fake.Clientset, verb, resource string, reaction clienttesting.ReactionFunc) {
+	client.Lock()
+	defer client.Unlock()
+	client.PrependReactor(verb, resource, reaction)
 }

@@ -550,7 +550,7 @@ func TestAVolumeIsGivenToOneOfTwoClaims(t *testing.T) {
 	w := newWorld(t)
 	w.volume("v", "by-hand", "n1", "10Gi")
 	w.claim("a", "by-hand", nil)
-	w.client.PrependReactor("update", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+	clientfake.React(w.client, "update", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewConflict(v1.Resource("persistentvolumes"), "v", errors.New("it has changed"))
 	})
 	if err := w.bind(w.pod("p", "a"))(); !apierrors.IsConflict(err) || w.nodeOf("p") != "" {
