@@ -68,6 +68,8 @@ type Options struct {
 	// RemoveStartupTaint makes the leader take the start-up taint (names.TaintAgentNotReady)
 	// from nodes that are ready. It needs the right to patch nodes.
 	RemoveStartupTaint bool
+	// StartupTaintKeys are further keys of that taint.
+	StartupTaintKeys []string
 	// ExtenderListen is the address on which the scheduler may ask, empty for
 	// none; ExtenderFiles are the key pair, and the clients that may ask.
 	ExtenderListen string

@@ -43,7 +43,14 @@ func (o *Options) checkParts() error {
 			return fmt.Errorf("--disable: %q is not allowed, allowed: %s", part, strings.Join(Parts(), ", "))
 		}
 	}
+	for _, key := range o.StartupTaintKeys {
+		if err := capacity.CheckTaintKey(key); err != nil {
+			return fmt.Errorf("--startup-taint-key: %w", err)
+		}
+	}
 	switch {
+	case len(o.StartupTaintKeys) > 0 && !o.RemoveStartupTaint:
+		return errors.New("--startup-taint-key: nothing removes the taint without --remove-startup-taint")
 	case len(o.Disable) > 0 && o.CSISocket == "":
 		return errors.New("--disable: no sidecar could do it instead without --csi-socket")
 	case o.disabled(PartCapacity) && o.RemoveStartupTaint:
@@ -74,7 +81,7 @@ func (c *Controller) assemble() *acting {
 	}
 	a.auditor = audit.New(c.core.Cluster, audit.Options{RemoveOrphans: c.o.RemoveOrphans, Grace: c.o.OrphanGrace, Interval: c.o.AuditInterval, Since: c.core.Now(), Busy: busy, Metrics: c.core.metrics.audit})
 	if c.o.RemoveStartupTaint {
-		a.untainter = capacity.NewUntainter(publisher)
+		a.untainter = capacity.NewUntainter(publisher, c.o.StartupTaintKeys)
 	}
 	return a
 }

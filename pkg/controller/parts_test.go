@@ -20,7 +20,11 @@ func without(parts ...string) harnessOption {
 	return func(c *Controller) { c.o.Disable, c.o.CSISocket = parts, "unused" }
 }
 
-func TestPartsThatCannotBeLeftToSidecarsAreRefused(t *testing.T) {
+func withTaintKey(keys ...string) func(*Options) {
+	return func(o *Options) { o.RemoveStartupTaint, o.StartupTaintKeys = true, keys }
+}
+
+func TestOptionsThatCannotBeMeantAreRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*Options)
 		says   string
@@ -30,7 +34,12 @@ func TestPartsThatCannotBeLeftToSidecarsAreRefused(t *testing.T) {
 		"capacity, for which the start-up taint waits": {func(o *Options) {
 			o.Disable, o.RemoveStartupTaint = []string{PartCapacity}, true
 		}, "--remove-startup-taint"},
-		"all of them": {func(o *Options) { o.Disable = Parts() }, ""},
+		"a key of a taint that nothing removes": {func(o *Options) { o.StartupTaintKeys = []string{"example.com/a"} }, "without --remove-startup-taint"},
+		"a taint's key without a domain":        {withTaintKey("storage"), `--startup-taint-key: "storage" is no key of a taint with a domain`},
+		"a taint's key that is none":            {withTaintKey("example.com/a b"), `--startup-taint-key: "example.com/a b" is no key`},
+		"a taint's key of Kubernetes' own":      {withTaintKey("node.kubernetes.io/not-ready"), `"node.kubernetes.io/not-ready" is Kubernetes' own`},
+		"a taint's keys of autoscalers":         {withTaintKey("readiness.k8s.io/storage", "startup-taint.cluster-autoscaler.kubernetes.io/storage"), ""},
+		"all of them":                           {func(o *Options) { o.Disable = Parts() }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{Client: clientfake.New(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",

@@ -84,6 +84,17 @@ func (h *harness) staysTainted(log *logtest.Recorder, name, reason string) {
 	}
 }
 
+func TestATaintUnderAKeyOfOnesOwnIsTheStartupTaint(t *testing.T) {
+	const own = "example.com/other"
+	h := newHarness(t, withUntainting, func(c *Controller) { c.o.StartupTaintKeys = []string{own} })
+	h.class("carve", nil)
+	h.newNode("n1")
+	h.registered("n1")
+	h.run()
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	waittest.Until(h.t, "the node has no taint", func() bool { return len(h.taints("n1")) == 0 })
+}
+
 func TestTheStartupTaintStaysUntilTheNodeIsConnectedRegisteredAndPublished(t *testing.T) {
 	var log logtest.Recorder
 	h := newHarness(t, withUntainting, loggedTo(&log))

@@ -135,6 +135,10 @@ storageClasses:
 		"start-up taint": {
 			"resources: [../base]\ncomponents: [../components/startup-taint]", "startupTaint: {enabled: true}",
 		},
+		"start-up taint under a key of one's own": {
+			"resources: [../base]\ncomponents: [../components/startup-taint]\n" + yamlOf(t, "startup-taint.md", "patches:"),
+			yamlOf(t, "startup-taint.md", "startupTaint:"),
+		},
 		"inline volumes": {
 			"resources: [../base]\ncomponents: [../components/inline-volumes]", "inlineVolumes: {enabled: true}",
 		},
@@ -212,6 +216,21 @@ storageClasses:
 			}
 		})
 	}
+}
+
+// yamlOf returns the block of a how-to page that begins with these words.
+func yamlOf(t *testing.T, page, begins string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../docs/how-to", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, found := strings.Cut(string(text), "```yaml\n"+begins)
+	block, _, ended := strings.Cut(block, "```")
+	if !found || !ended {
+		t.Fatalf("%s has no block that begins with %q", page, begins)
+	}
+	return begins + block
 }
 
 // onAccount is what the condition of a policy may ask of the requester's name.

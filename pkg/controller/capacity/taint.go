@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -26,8 +28,8 @@ const (
 	taintRetryMax = 5 * time.Second
 )
 
-// Untainter removes the taints names.TaintAgentNotReady, names.TaintAutoscaler and
-// names.TaintReadiness, of whatever value and effect, from nodes that are ready for Pods with volumes. A node is, when
+// Untainter removes the start-up taint, under any of its keys and of whatever value and effect, from nodes that
+// are ready for Pods with volumes. A node is, when
 //
 //   - its agent is connected and has reported;
 //   - for every StorageClass of ours there is published what should be: the
@@ -41,6 +43,7 @@ type Untainter struct {
 	*cluster.Cluster
 	publisher *Publisher
 	nodes     *workloop.Loop[string] // by name
+	keys      []string
 
 	mu sync.Mutex
 	// waiting is why nodes still carry the taint, by node.
@@ -50,9 +53,11 @@ type Untainter struct {
 // errStillTainted has a node looked at again.
 var errStillTainted = errors.New("the node is not ready for Pods with volumes")
 
-// NewUntainter makes an untainter that waits for what a publisher publishes. Run runs it.
-func NewUntainter(p *Publisher) *Untainter {
-	u := &Untainter{Cluster: p.Cluster, publisher: p, waiting: map[string]string{}}
+// NewUntainter makes an untainter that waits for what a publisher publishes. The keys are those of the taint beside
+// names.TaintAgentNotReady, names.TaintAutoscaler and names.TaintReadiness. Run runs it.
+func NewUntainter(p *Publisher, keys []string) *Untainter {
+	keys = slices.Concat([]string{names.TaintAgentNotReady, names.TaintAutoscaler, names.TaintReadiness}, keys)
+	u := &Untainter{Cluster: p.Cluster, publisher: p, keys: keys, waiting: map[string]string{}}
 	u.nodes = workloop.New(workloop.Options[string]{
 		Name: "taints", Parallel: taintWorkers, RetryMin: taintRetryMin, RetryMax: taintRetryMax,
 		Work: func(ctx context.Context, node string) (time.Duration, error) {
@@ -91,7 +96,7 @@ func (u *Untainter) NodeChanged(node string) { u.nodes.Add(node) }
 // sync looks at one node, and reports whether nothing is left to do there.
 func (u *Untainter) sync(ctx context.Context, name string) (done bool) {
 	node, err := u.NodeLister.Get(name)
-	if err != nil || !slices.ContainsFunc(node.Spec.Taints, AgentNotReady) {
+	if err != nil || !slices.ContainsFunc(node.Spec.Taints, u.agentNotReady) {
 		u.note(name, "")
 		return true
 	}
@@ -144,15 +149,33 @@ func (u *Untainter) unready(ctx context.Context, node *v1.Node) error {
 	return nil
 }
 
-// AgentNotReady reports whether a taint is the start-up taint, under any of its keys.
-func AgentNotReady(t v1.Taint) bool {
-	return t.Key == names.TaintAgentNotReady || t.Key == names.TaintAutoscaler || t.Key == names.TaintReadiness
+// agentNotReady reports whether a taint is the start-up taint, under any of its keys.
+func (u *Untainter) agentNotReady(t v1.Taint) bool { return slices.Contains(u.keys, t.Key) }
+
+// CheckTaintKey refuses what is no key of a taint, and the keys with which Kubernetes itself taints nodes.
+func CheckTaintKey(key string) error {
+	const want = "want a domain of yours, a slash and a name, such as example.com/storage-not-ready"
+	domain, _, found := strings.Cut(key, "/")
+	if problems := validation.IsQualifiedName(key); len(problems) > 0 || !found {
+		return fmt.Errorf("%q is no key of a taint with a domain, %s", key, want)
+	}
+	for _, known := range []string{names.TaintAutoscaler, names.TaintReadiness} {
+		if allowed, _, _ := strings.Cut(known, "/"); domain == allowed {
+			return nil
+		}
+	}
+	for _, theirs := range []string{"kubernetes.io", "k8s.io"} {
+		if domain == theirs || strings.HasSuffix(domain, "."+theirs) {
+			return fmt.Errorf("%q is Kubernetes' own, %s", key, want)
+		}
+	}
+	return nil
 }
 
 // untaint removes the taint, and nothing else: where the node is not as the cache shows it
 // any more, the patch fails and is made again.
 func (u *Untainter) untaint(ctx context.Context, node *v1.Node) error {
-	_, err := cluster.Apply(ctx, u.Client.CoreV1().Nodes(), node, cluster.Exact, func(n *v1.Node) { n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, AgentNotReady) })
+	_, err := cluster.Apply(ctx, u.Client.CoreV1().Nodes(), node, cluster.Exact, func(n *v1.Node) { n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, u.agentNotReady) })
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
