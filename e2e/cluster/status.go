@@ -55,6 +55,38 @@ func (c *Cluster) Status(ctx context.Context) []Line {
 	return lines
 }
 
+// Unwell says of each part of the cluster that is not well how it is, and of a node also what its machine
+// and its services printed last and which processes the kernel keeps waiting. It is empty where all is well.
+func (c *Cluster) Unwell(ctx context.Context) string {
+	var text strings.Builder
+	for _, line := range c.Status(ctx) {
+		if line.Well {
+			continue
+		}
+		fmt.Fprintf(&text, "\n%s is not well: %s", line.Name, line.Message)
+		n, err := c.find(line.Name)
+		if err != nil {
+			continue
+		}
+		text.WriteString(c.logEnds(n))
+		asking, cancel := context.WithTimeout(ctx, statusBound)
+		output, err := c.client(n).Output(asking, "sh", "-c", inspection)
+		cancel()
+		text.WriteString("\n" + output)
+		if err != nil {
+			fmt.Fprintf(&text, "\ninspect %s: %v", line.Name, err)
+		}
+	}
+	return text.String()
+}
+
+// inspection prints the processes that the kernel keeps waiting, where it does, and the ends of the logs of
+// the node's services.
+const inspection = `for p in /proc/[0-9]*; do
+	grep -q '^State:.D' $p/status && { echo "waits in the kernel: $(tr '\0' ' ' <$p/cmdline)$(cat $p/comm)"; cat $p/stack; }
+done
+tail -n 8 ` + serviceLogs + `/*.log`
+
 // nodeStatus says what is wrong with a node.
 func (c *Cluster) nodeStatus(ctx context.Context, n node) error {
 	running, err := c.running(n)

@@ -124,7 +124,7 @@ func open(t *testing.T) *scope {
 	if err := s.WaitReady(ctx, waitTimeout); err != nil {
 		name := t.Name()
 		notWhole.Store(&name)
-		t.Fatalf("Carve is not whole: %v", err)
+		t.Fatalf("Carve is not whole: %v%s", err, client.Cluster.Unwell(context.Background()))
 	}
 	s.must(carve.Until(ctx, waitTimeout, "the namespace is made", func(ctx context.Context) error {
 		// One of an earlier run of the same test may be on its way out.
@@ -199,7 +199,8 @@ func (s *scope) clean(check func(context.Context) error) {
 	}
 	// The Namespace object itself may stay for a while: namespacesGone looks at it.
 	if err := carve.Until(ctx, waitTimeout, "nothing is left", check); err != nil {
-		s.Errorf("left behind: %v", err)
+		s.Errorf("left behind: %v%s", err, client.Cluster.Unwell(context.Background()))
+		s.describe()
 	}
 }
 
