@@ -59,7 +59,7 @@ func kustomization(t *testing.T, text string) manifests.Set {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	header := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-	if !strings.Contains(text, "openshift") {
+	if !strings.Contains(text, "openshift") && !strings.Contains(text, "namespace:") {
 		header += "namespace: " + namespace + "\n"
 	}
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(header+text), 0o600); err != nil {
@@ -215,6 +215,38 @@ storageClasses:
 				t.Errorf("the chart makes other objects (- kustomize, + chart):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestTheOverlayForNodePoolsAddsAgentsWithAConfigurationOfTheirOwn compares it with the base.
+func TestTheOverlayForNodePoolsAddsAgentsWithAConfigurationOfTheirOwn(t *testing.T) {
+	const daemons, config = "DaemonSet.apps/carve-system/carve-node", "ConfigMap/carve-system/carve-lvmd"
+	base := comparable(t, kustomization(t, "resources: [../base]"))
+	pools := comparable(t, kustomization(t, "resources: [../overlays/node-pools]"))
+	added, differ := []string{}, []string{}
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		switch object, ok := base[name]; {
+		case !ok:
+			added = append(added, name)
+		case !cmp.Equal(object, pools[name]):
+			differ = append(differ, name)
+		}
+	}
+	if want := []string{config + "-nvme", daemons + "-nvme"}; !slices.Equal(added, want) || len(pools) != len(base)+len(want) {
+		t.Errorf("objects that the base lacks: want %q, got %q", want, added)
+	}
+	if want := []string{daemons}; !slices.Equal(differ, want) {
+		t.Errorf("objects of the base that differ: want %q, got %q", want, differ)
+	}
+	for name, want := range map[string]string{daemons: "carve-lvmd", daemons + "-nvme": "carve-lvmd-nvme"} {
+		object, _ := pools[name].(map[string]any)
+		volumes, _, err := unstructured.NestedSlice(object, "spec", "template", "spec", "volumes")
+		if err != nil || !slices.ContainsFunc(volumes, func(volume any) bool {
+			source, _ := volume.(map[string]any)["configMap"].(map[string]any)
+			return source["name"] == want
+		}) {
+			t.Errorf("%s: no volume is of the ConfigMap %s: %v, %v", name, want, volumes, err)
+		}
 	}
 }
 

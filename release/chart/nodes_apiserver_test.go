@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/release/chart"
+	"github.com/carve-csi/carve/release/manifests"
 )
 
 // TestAgentsKeepOffNodesThatCannotRunThem: a rollout waits for every node that the DaemonSet
@@ -41,7 +42,7 @@ func TestAgentsKeepOffNodesThatCannotRunThem(t *testing.T) {
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "mixed-" + n.name, Labels: n.labels}}
 		metav1.SetMetaDataLabel(&node.ObjectMeta, "kubernetes.io/os", n.os)
-		metav1.SetMetaDataLabel(&node.ObjectMeta, "disks", "nvme")
+		metav1.SetMetaDataLabel(&node.ObjectMeta, "disks", map[bool]string{false: "nvme", true: "hdd"}[n.name == "tainted"])
 		if n.taint != "" {
 			node.Spec.Taints = []corev1.Taint{{Key: n.taint, Effect: corev1.TaintEffectNoSchedule}}
 		}
@@ -56,13 +57,19 @@ func TestAgentsKeepOffNodesThatCannotRunThem(t *testing.T) {
 			}
 		})
 	}
-	for name, given := range map[string]string{
-		"one-daemonset": "criticalQuota: {enabled: true}",
-		"pools":         "{criticalQuota: {enabled: true}, nodePools: [{name: fast, nodeSelector: {disks: nvme}}]}",
+	rendered := func(given string) func(string) (manifests.Set, error) {
+		return func(in string) (manifests.Set, error) { return chart.Render(load(t), in, values(t, given)) }
+	}
+	for name, made := range map[string]func(in string) (manifests.Set, error){
+		"one-daemonset": rendered("criticalQuota: {enabled: true}"),
+		"pools":         rendered("{criticalQuota: {enabled: true}, nodePools: [{name: fast, nodeSelector: {disks: nvme}}, {name: slow, nodeSelector: {disks: hdd}}]}"),
+		"overlay": func(in string) (manifests.Set, error) {
+			return kustomization(t, "namespace: "+in+"\nresources: [../overlays/node-pools]\ncomponents: [../components/critical-quota]"), nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := "mixed-" + name
-			set, err := chart.Render(load(t), in, values(t, given))
+			set, err := made(in)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -105,22 +112,25 @@ func TestAgentsKeepOffNodesThatCannotRunThem(t *testing.T) {
 	}
 }
 
-// checkNodes waits until each DaemonSet of a namespace is counted on these nodes, and has its Pods
-// there.
+// checkNodes waits until the DaemonSets of a namespace are counted on these nodes, and have their Pods
+// there, one on each.
 func checkNodes(t *testing.T, client kubernetes.Interface, in string, want ...string) {
 	t.Helper()
 	var got []string
 	var counted int32
 	if err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		daemons, err := client.AppsV1().DaemonSets(in).List(ctx, metav1.ListOptions{})
-		if err != nil || len(daemons.Items) != 1 {
+		if err != nil {
 			return false, err
 		}
 		pods, err := client.CoreV1().Pods(in).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
-		got, counted = nil, daemons.Items[0].Status.DesiredNumberScheduled
+		got, counted = nil, 0
+		for _, daemon := range daemons.Items {
+			counted += daemon.Status.DesiredNumberScheduled
+		}
 		for _, pod := range pods.Items {
 			if pod.DeletionTimestamp == nil {
 				got = append(got, pod.Spec.NodeName)
