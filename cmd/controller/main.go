@@ -76,6 +76,7 @@ func newCommand() *cobra.Command {
 	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taints "+names.TaintAgentNotReady+", "+names.TaintAutoscaler+" and "+names.TaintReadiness+
 		" from nodes once they are connected and their capacity is published; needs the right to patch nodes")
 	flagset.StringSliceVar(&f.StartupTaintKeys, "startup-taint-key", nil, "key of the taint beside those that --remove-startup-taint names, which the policy of the component must name, too; may be given repeatedly")
+	flagset.BoolVar(&f.NodeConditions, "node-conditions", false, "keep a condition "+names.Prefix+"CLASS of each device class on its Node; needs the right to patch nodes/status")
 	flagset.StringVar(&f.TemplateLabel, "template-label", "node.kubernetes.io/instance-type", "label of nodes by whose values the Cluster Autoscaler's nodes are of one kind; what an empty one has is published for it; empty publishes nothing")
 	flagset.StringVar(&f.CSISocket, "csi-socket", "", "unix socket on which the CSI Controller service is served, for conformance suites and other drivers of CSI; empty serves none")
 	flagset.StringSliceVar(&f.Disable, "disable", nil, "parts of the controller that standard CSI sidecars do instead, over --csi-socket, separated by commas: "+strings.Join(controller.Parts(), ", "))

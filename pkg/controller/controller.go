@@ -70,6 +70,9 @@ type Options struct {
 	RemoveStartupTaint bool
 	// StartupTaintKeys are further keys of that taint.
 	StartupTaintKeys []string
+	// NodeConditions makes the leader keep a condition of each device class on its Node. It needs the
+	// right to patch nodes/status.
+	NodeConditions bool
 	// ExtenderListen is the address on which the scheduler may ask, empty for
 	// none; ExtenderFiles are the key pair, and the clients that may ask.
 	ExtenderListen string
@@ -113,7 +116,8 @@ type acting struct {
 	reporter    *reservations.Reporter
 	publisher   *capacity.Publisher
 	auditor     *audit.Auditor
-	untainter   *capacity.Untainter // nil unless Options.RemoveStartupTaint
+	untainter   *capacity.Untainter   // nil unless Options.RemoveStartupTaint
+	conditions  *audit.NodeConditions // nil unless Options.NodeConditions
 }
 
 // New makes a replica. Run runs it.
@@ -279,6 +283,9 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	a.publisher.NodeChanged(view.Node)
 	if a.untainter != nil {
 		a.untainter.NodeChanged(view.Node)
+	}
+	if a.conditions != nil {
+		a.conditions.NodeChanged(view.Node)
 	}
 	if view.Connected && a.provisioner != nil {
 		a.provisioner.NodeChanged(view.Node)

@@ -20,7 +20,9 @@ type core struct {
 	// What follows is set by tests only, and zero means the constants: how many claims, volumes that are to
 	// be deleted, grown or changed, and snapshots are worked on at once, from when on a create is slow,
 	// when it is given up, for how long a claim waits for its Pod to be seen, for how long the Pod of a
-	// movable volume may have no node, and for how long other nodes must lack space for it.
+	// movable volume may have no node, for how long other nodes must lack space for it, and the time
+	// between two writes of a Node's conditions.
 	workers                                               int
 	slowCreate, createTimeout, podLag, pinGrace, shortFor time.Duration
+	conditionPause                                        time.Duration
 }

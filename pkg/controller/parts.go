@@ -83,6 +83,9 @@ func (c *Controller) assemble() *acting {
 	if c.o.RemoveStartupTaint {
 		a.untainter = capacity.NewUntainter(publisher, c.o.StartupTaintKeys)
 	}
+	if c.o.NodeConditions {
+		a.conditions = audit.NewNodeConditions(c.core.Cluster, c.core.available.Grace, c.core.conditionPause)
+	}
 	return a
 }
 
@@ -107,6 +110,9 @@ func (c *Controller) start(ctx context.Context, group *errgroup.Group, a *acting
 	})
 	if a.untainter != nil {
 		group.Go(func() error { return a.untainter.Run(ctx) })
+	}
+	if a.conditions != nil {
+		group.Go(func() error { return a.conditions.Run(ctx) })
 	}
 	if !c.o.disabled(PartResizing) {
 		group.Go(func() error { return runResizer(ctx, c.core, c.all) })

@@ -6,5 +6,7 @@
 // asked for, and deletes claims, and Pods that wait for them, whose class gives them up.
 // It makes no volume.
 //
+// NodeConditions keeps conditions of device classes on Nodes, whenever a node reports.
+//
 // Caller: the controller, while it leads.
 package audit

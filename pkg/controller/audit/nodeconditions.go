@@ -1,0 +1,257 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	apply "k8s.io/client-go/applyconfigurations/core/v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/workloop"
+	"github.com/carve-csi/carve/pkg/fleet"
+)
+
+// Reasons of conditions of Nodes. That of a class that does not serve is the type of the class'
+// condition.
+const (
+	ReasonServing  = "Serving"
+	ReasonNodeAway = "NodeAway"
+)
+
+const (
+	nodeConditionsOwner = "carve-node-conditions"
+	// nodeConditionsWorkers bounds how many Nodes are read or written at once: a new leader reads all.
+	nodeConditionsWorkers = 4
+	// writePause is the time from one write to a Node to the next, whatever its agent reports.
+	// It doubles with each failure, up to failurePause.
+	writePause   = 10 * time.Second
+	failurePause = 10 * time.Minute
+	// mostNodeConditions and mostConditionText bound what a node's report adds to its Node.
+	mostNodeConditions = 64
+	mostConditionText  = 512
+)
+
+// NodeConditions keeps a condition of each device class on its Node, of the type names.Prefix with the
+// class' name: True while the class serves, False where no volume can be made in it, Unknown while
+// the agent is away. A Node is written when that changes, and at no other time.
+type NodeConditions struct {
+	*cluster.Cluster
+	nodes *workloop.Loop[string] // by name
+	// awayGrace is how long an agent may be away before its classes are unknown, pause the least time
+	// from one write to a Node to the next.
+	awayGrace, pause time.Duration
+
+	mu    sync.Mutex
+	known map[string]*conditionedNode
+}
+
+// conditionedNode is what is known of one Node. One worker at a time has it.
+type conditionedNode struct {
+	uid types.UID
+	// has are the conditions on the Node that are ours, nil before they are read.
+	has nodeConditions
+	// awaySince is when the agent was first found away, zero while it is connected.
+	awaySince time.Time
+	// next is when a write may be tried, pause how long that was put off after the last failure.
+	next  time.Time
+	pause time.Duration
+}
+
+type nodeConditions map[v1.NodeConditionType]v1.NodeCondition
+
+// NewNodeConditions makes what keeps the conditions, with the time that an agent may be away, and the
+// least time between two writes to a Node, of which zero means ten seconds. Run runs it.
+func NewNodeConditions(c *cluster.Cluster, awayGrace, pause time.Duration) *NodeConditions {
+	n := &NodeConditions{Cluster: c, awayGrace: awayGrace, pause: cmp.Or(pause, writePause), known: map[string]*conditionedNode{}}
+	n.nodes = workloop.New(workloop.Options[string]{
+		Name: "node-conditions", Parallel: nodeConditionsWorkers, RetryMin: writePause, RetryMax: failurePause,
+		Work: func(ctx context.Context, node string) (time.Duration, error) { return n.Sync(ctx, node), nil },
+	})
+	return n
+}
+
+// Run works until ctx is done. The caches must have synced.
+func (n *NodeConditions) Run(ctx context.Context) error {
+	changed := func(node *v1.Node) { n.nodes.Add(node.Name) }
+	stop, err := cluster.Watch(cluster.OnChange(n.Nodes, changed, changed))
+	if err != nil {
+		return err
+	}
+	defer stop()
+	n.nodes.Run(ctx)
+	return nil
+}
+
+// NodeChanged looks at a node again: it connected, reported, or is away.
+func (n *NodeConditions) NodeChanged(node string) { n.nodes.Add(node) }
+
+// Sync writes a Node's conditions if they are not as they should be, and returns when to look
+// again; zero is at the next event. It is called for one Node once at a time.
+func (n *NodeConditions) Sync(ctx context.Context, name string) (again time.Duration) {
+	at := n.node(name)
+	if at == nil {
+		return 0
+	}
+	now := n.Now()
+	if wait := at.next.Sub(now); wait > 0 {
+		return wait
+	}
+	err := n.read(ctx, name, at)
+	if err == nil {
+		wanted, wait := n.wanted(name, at, now)
+		if wait > 0 || maps.EqualFunc(wanted, at.has, sameCondition) {
+			return wait
+		}
+		err = n.write(ctx, name, at, wanted, now)
+	}
+	switch {
+	case err == nil:
+		at.pause, at.next = 0, now.Add(n.pause)
+		return 0
+	case ctx.Err() != nil || apierrors.IsNotFound(err): // Its deletion is an event.
+		return 0
+	}
+	at.pause = min(max(2*at.pause, n.pause), failurePause)
+	at.next = now.Add(at.pause)
+	n.Log.Warn("the conditions of a Node could not be written, trying on", "node", name, "after", at.pause, "error", err)
+	return at.pause
+}
+
+// node returns what is known of a Node, or nil for one that is not there.
+func (n *NodeConditions) node(name string) *conditionedNode {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	node, err := n.NodeLister.Get(name)
+	if err != nil {
+		delete(n.known, name)
+		return nil
+	}
+	if at := n.known[name]; at != nil && at.uid == node.UID {
+		return at
+	}
+	n.known[name] = &conditionedNode{uid: node.UID}
+	return n.known[name]
+}
+
+// read reads which conditions a Node has, unless they are known. The cache is not asked: it may be
+// older than what the leader before wrote.
+func (n *NodeConditions) read(ctx context.Context, name string, at *conditionedNode) error {
+	if at.has != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	node, err := n.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the Node: %w", err)
+	}
+	at.has = nodeConditions{}
+	for _, c := range node.Status.Conditions {
+		if strings.HasPrefix(string(c.Type), names.Prefix) {
+			at.has[c.Type] = c
+		}
+	}
+	return nil
+}
+
+// wanted returns the conditions that a Node should have, or for how long to wait before that is known.
+func (n *NodeConditions) wanted(name string, at *conditionedNode, now time.Time) (nodeConditions, time.Duration) {
+	if view, ok := n.Fleet.View(name); ok && view.Connected && view.Reported() {
+		at.awaySince = time.Time{}
+		return conditionsOfNode(view), 0
+	}
+	if at.awaySince.IsZero() {
+		at.awaySince = now
+	}
+	// After a start, agents take a moment to connect.
+	if wait := n.awayGrace - now.Sub(at.awaySince); wait > 0 && len(at.has) > 0 {
+		return nil, wait
+	}
+	wanted := nodeConditions{}
+	for kind := range at.has {
+		wanted[kind] = v1.NodeCondition{Type: kind, Status: v1.ConditionUnknown, Reason: ReasonNodeAway,
+			Message: "the node's agent is not connected to the controller, or its report is refused"}
+	}
+	return wanted, 0
+}
+
+// conditionsOfNode returns the conditions that a report makes. A class whose name is not one of a
+// condition has none.
+func conditionsOfNode(view *fleet.View) nodeConditions {
+	wanted := nodeConditions{}
+	for _, name := range view.ClassNames() {
+		kind := names.Prefix + name
+		if len(wanted) < mostNodeConditions && len(validation.IsQualifiedName(kind)) == 0 {
+			wanted[v1.NodeConditionType(kind)] = conditionOfClass(kind, view.Classes[name])
+		}
+	}
+	return wanted
+}
+
+// conditionOfClass is False where the Event for the class would be DeviceClassUnusable.
+func conditionOfClass(kind string, class *lvmdv1.DeviceClass) v1.NodeCondition {
+	c := v1.NodeCondition{Type: v1.NodeConditionType(kind), Status: v1.ConditionTrue, Reason: ReasonServing,
+		Message: "volumes can be made in the device class while it has free space"}
+	var causes []string
+	for _, of := range class.GetConditions() {
+		if classReason(class, of.GetType()) == cluster.ReasonClassUnusable {
+			causes = append(causes, of.GetType()+": "+of.GetMessage())
+		}
+	}
+	if len(causes) == 0 {
+		return c
+	}
+	slices.Sort(causes)
+	c.Status = v1.ConditionFalse
+	c.Reason, c.Message, _ = strings.Cut(strings.Join(slices.Compact(causes), "; "), ": ")
+	if len(c.Message) > mostConditionText {
+		c.Message = strings.ToValidUTF8(c.Message[:mostConditionText], "") + " …"
+	}
+	return c
+}
+
+// sameCondition compares all but the times.
+func sameCondition(a, b v1.NodeCondition) bool {
+	return a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
+}
+
+// write applies all conditions of a Node at once, so that the API server removes those of
+// classes that are gone: they belong to this manager of fields.
+func (n *NodeConditions) write(ctx context.Context, name string, at *conditionedNode, wanted nodeConditions, now time.Time) error {
+	status := apply.NodeStatus()
+	for _, kind := range slices.Sorted(maps.Keys(wanted)) {
+		c := wanted[kind]
+		c.LastTransitionTime = metav1.NewTime(now)
+		if before, had := at.has[kind]; had && before.Status == c.Status {
+			c.LastTransitionTime = before.LastTransitionTime
+		}
+		wanted[kind] = c
+		// Without a heartbeat, kubectl shows the year 1.
+		status.WithConditions(apply.NodeCondition().WithType(kind).WithStatus(c.Status).WithReason(c.Reason).
+			WithMessage(c.Message).WithLastTransitionTime(c.LastTransitionTime).WithLastHeartbeatTime(c.LastTransitionTime))
+	}
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	_, err := n.Client.CoreV1().Nodes().ApplyStatus(ctx, apply.Node(name).WithStatus(status),
+		metav1.ApplyOptions{FieldManager: nodeConditionsOwner, Force: true})
+	if apierrors.IsForbidden(err) {
+		err = fmt.Errorf("the controller may not patch nodes/status, see deploy/components/node-conditions: %w", err)
+	}
+	if at.has = wanted; err != nil {
+		at.has = nil // What the Node has is read again.
+	}
+	return err
+}
