@@ -139,6 +139,9 @@ storageClasses:
 			"resources: [../base]\ncomponents: [../components/startup-taint]\n" + yamlOf(t, "startup-taint.md", "patches:"),
 			yamlOf(t, "startup-taint.md", "startupTaint:"),
 		},
+		"node conditions": {
+			"resources: [../base]\ncomponents: [../components/node-conditions]", "nodeConditions: {enabled: true}",
+		},
 		"inline volumes": {
 			"resources: [../base]\ncomponents: [../components/inline-volumes]", "inlineVolumes: {enabled: true}",
 		},
@@ -161,9 +164,9 @@ storageClasses:
 			"resources: [../base]\ncomponents: [../components/grafana-dashboards]", "dashboards: {enabled: true}",
 		},
 		"all components": {
-			"resources: [../base]\ncomponents: [../components/scheduler-extender, ../components/scheduler, ../components/startup-taint, ../components/inline-volumes, " +
+			"resources: [../base]\ncomponents: [../components/scheduler-extender, ../components/scheduler, ../components/startup-taint, ../components/node-conditions, ../components/inline-volumes, " +
 				"../components/io-limits, ../components/critical-quota, ../components/pod-monitor, ../components/alerts, ../components/grafana-dashboards]",
-			"{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
+			"{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
 				"criticalQuota: {enabled: true}, podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}",
 		},
 		"overlay startup-taint": {"resources: [../overlays/startup-taint]", "startupTaint: {enabled: true}"},
@@ -272,7 +275,7 @@ var onAccount = regexp.MustCompile(`^request\.userInfo\.username\.(startsWith|en
 // overlay may.
 func TestPoliciesHoldForAccountsThatAreRenamed(t *testing.T) {
 	for _, change := range []string{"", "namePrefix: acme-\n", "nameSuffix: -acme\n", "namePrefix: acme\nnameSuffix: \"2\"\n"} {
-		set := kustomization(t, change+"resources: [../base]\ncomponents: [../components/startup-taint, ../components/scheduler]\n")
+		set := kustomization(t, change+"resources: [../base]\ncomponents: [../components/startup-taint, ../components/node-conditions, ../components/scheduler]\n")
 		limited, bound := map[string]int{}, map[string]bool{}
 		for _, object := range set {
 			if object.GetKind() == "ValidatingAdmissionPolicyBinding" {
@@ -299,7 +302,7 @@ func TestPoliciesHoldForAccountsThatAreRenamed(t *testing.T) {
 				}
 			}
 		}
-		if want := map[string]int{"carve-controller": 5, "carve-scheduler": 4}; !maps.Equal(limited, want) {
+		if want := map[string]int{"carve-controller": 6, "carve-scheduler": 4}; !maps.Equal(limited, want) {
 			t.Errorf("%q: so many policies limit the accounts: %v, want %v", change, limited, want)
 		}
 	}
@@ -623,7 +626,7 @@ func TestTheSchemaHoldsTheConfigurations(t *testing.T) {
 func TestHelmHasNoFindings(t *testing.T) {
 	for name, text := range map[string]string{
 		"as it is":       "{}",
-		"all components": "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, openshift: {enabled: true}, criticalQuota: {enabled: true}, podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}",
+		"all components": "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, openshift: {enabled: true}, criticalQuota: {enabled: true}, podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}",
 	} {
 		for _, message := range lint.RunAll(filepath.Join(root, chart.Dir), values(t, text), namespace).Messages {
 			if message.Severity == support.InfoSev && strings.Contains(message.Error(), "icon is recommended") {

@@ -21,7 +21,7 @@ import (
 func TestHelm3MakesWhatHelm4Makes(t *testing.T) {
 	cases := platforms(t)
 	cases["defaults"] = nil
-	cases["everything"] = values(t, `{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, inlineVolumes: {enabled: true, maxSize: 5Gi},
+	cases["everything"] = values(t, `{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true, maxSize: 5Gi},
 ioLimits: {enabled: true}, openshift: {enabled: true}, criticalQuota: {enabled: true}, createNamespace: true, kubeletDir: /data/kubelet,
 podMonitor: {enabled: true, labels: {a: b}, interval: 30s}, alerts: {enabled: true, labels: {a: b}}, dashboards: {enabled: true, annotations: {a: b}}}`)
 	cases["pools"] = values(t, "nodePools: [{name: fast, nodeSelector: {disks: nvme}}, {name: slow, nodeSelector: {disks: hdd}, affinity: {nodeAffinity: {of: slow}}}]")

@@ -17,7 +17,7 @@ import (
 // that are listed.
 func TestEveryValueComesWhereItBelongsAndNowhereElse(t *testing.T) {
 	const (
-		enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
+		enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
 			"podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}"
 		digest  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 		carve   = "r.example.com/c@" + digest
