@@ -25,6 +25,7 @@ import (
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller"
+	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/podbinder"
 	"github.com/carve-csi/carve/pkg/controller/spec"
@@ -572,7 +573,7 @@ var foreignWords = []string{
 
 // TestEveryConditionAndEventExists looks at code spans that are one word in camel case.
 func TestEveryConditionAndEventExists(t *testing.T) {
-	known := slices.Clone(foreignWords)
+	known := append(slices.Clone(foreignWords), audit.ReasonNodeAway)
 	for _, c := range conditions.All {
 		known = append(known, c.Type)
 	}
