@@ -19,8 +19,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-func patchNode(client kubernetes.Interface, name, patch string) error {
-	_, err := client.CoreV1().Nodes().Patch(context.Background(), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+func patchNode(client kubernetes.Interface, name, patch string, dryRun ...string) error {
+	_, err := client.CoreV1().Nodes().Patch(context.Background(), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun})
 	return err
 }
 
@@ -49,7 +49,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	apply(t, client, "../../deploy/components/startup-taint/rbac.yaml")
 	apply(t, client, "../../deploy/components/startup-taint/policy.yaml")
 	waittest.Until(t, "the policy is in force", func() bool {
-		return apierrors.IsInvalid(patchNode(limited, "n1", `{"metadata":{"labels":{"probe":"x"}}}`))
+		return apierrors.IsInvalid(patchNode(limited, "n1", `{"metadata":{"labels":{"probe":"x"}}}`, metav1.DryRunAll))
 	})
 	for name, patch := range map[string]string{
 		"cordon a node":           `{"spec":{"unschedulable":true}}`,
