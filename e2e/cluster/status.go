@@ -55,29 +55,24 @@ func (c *Cluster) Status(ctx context.Context) []Line {
 	return lines
 }
 
-// Unwell says of each part of the cluster that is not well how it is, and of a node also what its machine
-// and its services printed last and which processes the kernel keeps waiting. It is empty where all is well.
-func (c *Cluster) Unwell(ctx context.Context) string {
-	var text strings.Builder
+// Unwell says of each node that is not well, by its name, how it is, what its machine and its services
+// printed last, and which processes the kernel keeps waiting.
+func (c *Cluster) Unwell(ctx context.Context) map[string]string {
+	unwell := map[string]string{}
 	for _, line := range c.Status(ctx) {
-		if line.Well {
-			continue
-		}
-		fmt.Fprintf(&text, "\n%s is not well: %s", line.Name, line.Message)
 		n, err := c.find(line.Name)
-		if err != nil {
+		if line.Well || err != nil { // it is a component of the control plane
 			continue
 		}
-		text.WriteString(c.logEnds(n))
 		asking, cancel := context.WithTimeout(ctx, statusBound)
 		output, err := c.client(n).Output(asking, "sh", "-c", inspection)
 		cancel()
-		text.WriteString("\n" + output)
+		unwell[line.Name] = line.Message + c.logEnds(n) + "\n" + output
 		if err != nil {
-			fmt.Fprintf(&text, "\ninspect %s: %v", line.Name, err)
+			unwell[line.Name] += "\ninspect it: " + err.Error()
 		}
 	}
-	return text.String()
+	return unwell
 }
 
 // inspection prints the processes that the kernel keeps waiting, where it does, and the ends of the logs of

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -122,9 +123,12 @@ func open(t *testing.T) *scope {
 		t.Fatalf("Carve has not been whole since before %s", *test)
 	}
 	if err := s.WaitReady(ctx, waitTimeout); err != nil {
-		name := t.Name()
-		notWhole.Store(&name)
-		t.Fatalf("Carve is not whole: %v%s", err, client.Cluster.Unwell(context.Background()))
+		t.Errorf("Carve is not whole: %v", err)
+		if !restartUnwell(t) || s.WaitReady(ctx, waitTimeout) != nil {
+			name := t.Name()
+			notWhole.Store(&name)
+		}
+		t.FailNow()
 	}
 	s.must(carve.Until(ctx, waitTimeout, "the namespace is made", func(ctx context.Context) error {
 		// One of an earlier run of the same test may be on its way out.
@@ -154,6 +158,8 @@ func (s *scope) footprint() map[string][]string {
 func footprints(ctx context.Context) (map[string][]string, error) {
 	var mu sync.Mutex
 	all := map[string][]string{}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // A machine that hangs answers nothing.
+	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, node := range client.Cluster.NodeNames() {
 		group.Go(func() error {
@@ -199,9 +205,39 @@ func (s *scope) clean(check func(context.Context) error) {
 	}
 	// The Namespace object itself may stay for a while: namespacesGone looks at it.
 	if err := carve.Until(ctx, waitTimeout, "nothing is left", check); err != nil {
-		s.Errorf("left behind: %v%s", err, client.Cluster.Unwell(context.Background()))
+		s.Errorf("left behind: %v", err)
 		s.describe()
+		if !restartUnwell(s.T) {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+		defer cancel()
+		if err := carve.Until(ctx, waitTimeout, "nothing is left with all nodes on", check); err != nil {
+			s.Errorf("left behind with all nodes on: %v", err)
+		}
 	}
+}
+
+// restartUnwell cuts the power of the nodes that are not well and switches them on again, and says what
+// was wrong: a machine that hangs fails one test, not all that come after it. It reports whether there
+// were such nodes, and all are on again.
+func restartUnwell(t *testing.T) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+	defer cancel()
+	unwell := client.Cluster.Unwell(ctx)
+	for _, node := range slices.Sorted(maps.Keys(unwell)) {
+		t.Logf("%s is not well: %s", node, unwell[node])
+		if err := client.Cluster.Kill(ctx, node); err != nil {
+			t.Errorf("cut the power of %s: %v", node, err)
+			return false
+		}
+		if err := client.Cluster.Start(ctx, node); err != nil {
+			t.Errorf("switch %s on: %v", node, err)
+			return false
+		}
+	}
+	return len(unwell) > 0
 }
 
 // asBefore reports what differs on the nodes and among the PersistentVolumes from what
