@@ -303,6 +303,9 @@ func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	dir, unmount := mount(t, v)
 	file := filepath.Join(dir, "data")
 	overwrite(t, file, "before")
+	// LVM looks for disks before it waits for the group's lock: a command of lvmd's that waits while vgextend
+	// and lvconvert run writes the new disk down as missing.
+	n.waitUntagged()
 	fail()
 	overwrite(t, file, "behind")
 	waittest.Until(t, "the loss is reported", func() bool { return strings.Contains(p.conditions(), "Degraded") })
@@ -310,7 +313,10 @@ func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	lvmByHand(t, "vgextend", "--yes", "carve", devices[2])
 	lvmByHand(t, "lvconvert", "--yes", "--repair", "carve/"+v.GetId(), devices[2])
 	waittest.Until(t, "the volume is whole", func() bool { return p.conditions() == "" },
-		func() any { return p.conditions() }, func() any { return byHand(t, "dmsetup", "status") })
+		func() any { return p.conditions() }, func() any { return byHand(t, "dmsetup", "status") },
+		func() any {
+			return lvmByHand(t, "lvs", "--all", "--options", "lv_name,lv_attr,devices,vg_seqno,vg_missing_pv_count")
+		})
 	if b, err := os.ReadFile(file); err != nil || string(b) != "behind" {
 		t.Errorf("%q, error %v", b, err)
 	}
