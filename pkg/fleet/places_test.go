@@ -88,7 +88,9 @@ func TestOfANodeThatConnectsAgainAndAgainTwoUplinksAreKept(t *testing.T) {
 		h.net.Attach(s)
 	}
 	waittest.Until(t, "the call on the first uplink ends", func() bool { return len(answer) == 1 })
-	if err := <-answer; status.Code(err) != codes.Unavailable {
-		t.Errorf("the call ends with %v, want Unavailable", err)
+	// gRPC answers Canceled where its connection is closed while it is about to send the call again. The
+	// controller takes both for a call that may have happened.
+	if err := <-answer; status.Code(err) != codes.Unavailable && status.Code(err) != codes.Canceled || !fleet.MayHaveHappened(err) {
+		t.Errorf("the call ends with %v, want Unavailable or Canceled, which may have happened", err)
 	}
 }
