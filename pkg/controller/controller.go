@@ -102,6 +102,7 @@ type Controller struct {
 	// all watches the cluster, own only our capacity objects.
 	all, own informers.SharedInformerFactory
 
+	lease     *lease
 	listening atomic.Bool
 	readiness readiness
 
@@ -142,7 +143,7 @@ func New(o Options) (*Controller, error) {
 	if err := o.checkParts(); err != nil {
 		return nil, err
 	}
-	c := &Controller{o: o}
+	c := &Controller{o: o, lease: newLease(o)}
 	c.all = informers.NewSharedInformerFactory(o.Client, 0)
 	c.own = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(o.Namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = names.LabelManagedBy + "=" + names.ManagedBy }))

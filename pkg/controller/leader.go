@@ -8,8 +8,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/ptr"
 
 	"github.com/carve-csi/carve/api/leadership"
@@ -17,10 +15,6 @@ import (
 )
 
 const (
-	leaseName     = "carve-controller"
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	retryPeriod   = 2 * time.Second
 	// announceTimeout bounds how long a new leader waits for a node to hear of it,
 	// announcedAtOnce how many nodes it asks beside each other, and announcePeriod how long
 	// it waits for all.
@@ -39,59 +33,7 @@ func (c *Controller) lead(ctx context.Context) error {
 	if !c.o.LeaderElect {
 		return c.act(ctx)
 	}
-	for ctx.Err() == nil {
-		if err := c.holdLease(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// holdLease contends for the lease once, and acts while it has it.
-func (c *Controller) holdLease(ctx context.Context) error {
-	// The elector outlives ctx by as long as the acting parts take to stop.
-	electing, release := context.WithCancel(context.WithoutCancel(ctx))
-	defer release()
-	done := make(chan error, 1)
-	started := make(chan struct{})
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: c.o.Namespace, Name: leaseName},
-			Client:     c.o.Client.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: c.o.Identity},
-		},
-		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
-		ReleaseOnCancel: true,
-		Name:            leaseName,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(leading context.Context) {
-				close(started)
-				acting, stop := context.WithCancel(leading)
-				defer stop()
-				defer context.AfterFunc(ctx, stop)()
-				done <- c.actUnderLease(acting)
-				release()
-			},
-			OnStoppedLeading: func() {},
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("prepare leader election: %w", err)
-	}
-	defer context.AfterFunc(ctx, func() {
-		select {
-		case <-started: // act releases when it has stopped
-		default:
-			release()
-		}
-	})()
-	elector.Run(electing)
-	select {
-	case <-started:
-		return <-done
-	default:
-		return nil
-	}
+	return c.lease.hold(ctx, c.actUnderLease)
 }
 
 // actUnderLease acts with the number of the lease that this replica just got: every call
@@ -126,7 +68,7 @@ func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership,
 		select {
 		case <-ctx.Done():
 			return leadership.Leadership{}, ctx.Err()
-		case <-time.After(retryPeriod):
+		case <-time.After(c.lease.retry):
 		}
 	}
 }

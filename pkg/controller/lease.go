@@ -1,0 +1,114 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+const (
+	leaseName     = "carve-controller"
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// lease is what the replicas contend for: its holder acts.
+type lease struct {
+	client              kubernetes.Interface
+	namespace, identity string
+	// A lease that was not renewed for duration is free. Its holder gives up when it could not renew it
+	// for deadline, and the others look at it once per retry, which may be 1.2 times that more.
+	duration, deadline, retry time.Duration
+}
+
+// newLease makes the lease of a replica.
+func newLease(o Options) *lease {
+	return &lease{client: o.Client, namespace: o.Namespace, identity: o.Identity,
+		duration: leaseDuration, deadline: renewDeadline, retry: retryPeriod}
+}
+
+// hold contends for the lease, and acts for as long as it is held, again and again until ctx is done
+// or act fails. When ctx is done, the lease is released after act has returned.
+func (l *lease) hold(ctx context.Context, act func(context.Context) error) error {
+	for ctx.Err() == nil {
+		if err := l.holdOnce(ctx, act); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holdOnce contends for the lease once, and acts while it is held.
+func (l *lease) holdOnce(ctx context.Context, act func(context.Context) error) error {
+	// The elector outlives ctx by as long as act takes to stop.
+	electing, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	c := &candidacy{end: end}
+	done := make(chan error, 1)
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: l.namespace, Name: leaseName},
+			Client:     l.client.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: l.identity},
+		},
+		LeaseDuration: l.duration, RenewDeadline: l.deadline, RetryPeriod: l.retry,
+		ReleaseOnCancel: true,
+		Name:            leaseName,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(leading context.Context) {
+				if !c.begin() {
+					return
+				}
+				acting, stop := context.WithCancel(leading)
+				defer stop()
+				defer context.AfterFunc(ctx, stop)()
+				done <- act(acting)
+				end()
+			},
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("prepare leader election: %w", err)
+	}
+	defer context.AfterFunc(ctx, c.giveUp)()
+	elector.Run(electing)
+	if c.giveUp(); c.state.Load() != begun {
+		return nil
+	}
+	return <-done
+}
+
+// candidacy is one attempt to get the lease. The elector calls back in a goroutine of its own, which
+// may be late: whether anything is done under the lease is decided once. Its methods may be called concurrently.
+type candidacy struct {
+	state atomic.Int32
+	// end has the elector stop, and release the lease if it got it.
+	end context.CancelFunc
+}
+
+// The states of a candidacy.
+const (
+	undecided int32 = iota
+	begun           // act was called, and ends the candidacy when it returns
+	givenUp         // act was not called, and never will be
+)
+
+// begin reports whether act is to be called: the candidacy was not given up before.
+func (c *candidacy) begin() bool {
+	return c.state.CompareAndSwap(undecided, begun)
+}
+
+// giveUp ends the candidacy, unless act was called.
+func (c *candidacy) giveUp() {
+	if c.state.CompareAndSwap(undecided, givenUp) {
+		c.end()
+	}
+}
