@@ -18,7 +18,7 @@ const (
 	// announceTimeout bounds how long a new leader waits for a node to hear of it,
 	// announcedAtOnce how many nodes it asks beside each other, and announcePeriod how long
 	// it waits for all.
-	announceTimeout = 2 * time.Second
+	announceTimeout = time.Second
 	announcedAtOnce = 128
 	announcePeriod  = 10 * time.Second
 )

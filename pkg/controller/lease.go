@@ -6,17 +6,26 @@ import (
 	"sync/atomic"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/ptr"
+
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
 const (
-	leaseName     = "carve-controller"
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	retryPeriod   = 2 * time.Second
+	leaseName = "carve-controller"
+	// A leader that is gone without having released the lease is replaced 9.3 seconds after it renewed it last, or
+	// sooner: another one sees that at its next retry, which with its jitter is 2.2 retryPeriod later at most, and
+	// retries once more after leaseDuration. A leader outlives an API server that does not answer for renewDeadline.
+	leaseDuration = 6 * time.Second
+	renewDeadline = 4500 * time.Millisecond
+	retryPeriod   = 750 * time.Millisecond
 )
 
 // lease is what the replicas contend for: its holder acts.
@@ -26,6 +35,8 @@ type lease struct {
 	// A lease that was not renewed for duration is free. Its holder gives up when it could not renew it
 	// for deadline, and the others look at it once per retry, which may be 1.2 times that more.
 	duration, deadline, retry time.Duration
+	// current is the candidacy under way, nil for none.
+	current atomic.Pointer[candidacy]
 }
 
 // newLease makes the lease of a replica.
@@ -37,12 +48,34 @@ func newLease(o Options) *lease {
 // hold contends for the lease, and acts for as long as it is held, again and again until ctx is done
 // or act fails. When ctx is done, the lease is released after act has returned.
 func (l *lease) hold(ctx context.Context, act func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	leases := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(l.namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, leaseName).String()
+		}))
+	defer leases.Shutdown()
+	defer cancel()
+	if _, err := cluster.Watch(cluster.OnChange(leases.Coordination().V1().Leases().TypedInformer(), l.changed, nil)); err != nil {
+		return err
+	}
+	leases.Start(ctx.Done())
 	for ctx.Err() == nil {
 		if err := l.holdOnce(ctx, act); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// changed ends the candidacy under way when another replica has released the lease: the next one looks at
+// the lease at once, and not only after the time of a retry. Without the right to watch the lease, that is
+// what a replica waits for.
+func (l *lease) changed(now *coordinationv1.Lease) {
+	c := l.current.Load()
+	if c == nil || ptr.Deref(now.Spec.HolderIdentity, "") != "" || c.elector.IsLeader() {
+		return
+	}
+	c.giveUp()
 }
 
 // holdOnce contends for the lease once, and acts while it is held.
@@ -78,6 +111,8 @@ func (l *lease) holdOnce(ctx context.Context, act func(context.Context) error) e
 	if err != nil {
 		return fmt.Errorf("prepare leader election: %w", err)
 	}
+	c.elector = elector
+	l.current.Store(c)
 	defer context.AfterFunc(ctx, c.giveUp)()
 	elector.Run(electing)
 	if c.giveUp(); c.state.Load() != begun {
@@ -89,7 +124,8 @@ func (l *lease) holdOnce(ctx context.Context, act func(context.Context) error) e
 // candidacy is one attempt to get the lease. The elector calls back in a goroutine of its own, which
 // may be late: whether anything is done under the lease is decided once. Its methods may be called concurrently.
 type candidacy struct {
-	state atomic.Int32
+	state   atomic.Int32
+	elector *leaderelection.LeaderElector
 	// end has the elector stop, and release the lease if it got it.
 	end context.CancelFunc
 }

@@ -2,11 +2,14 @@ package controller
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -35,11 +38,11 @@ func TestAReplicaThatIsStoppedWhileItTakesTheLeaseDoesNotActLater(t *testing.T) 
 		ctx, stop := context.WithCancel(t.Context())
 		client.PrependReactor("create", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
 			stop()
-			synctest.Wait() // until all that ends with ctx has ended: the lease is taken only then
+			synctest.Wait() // until all that ends with ctx has ended: the lease is got only then
 			return false, nil, nil
 		})
 		var acted atomic.Bool
-		must.Succeed(t, contender(client, "me").hold(ctx, func(context.Context) error {
+		must.Succeed(t, contender(client, "me").holdOnce(ctx, func(context.Context) error {
 			acted.Store(true)
 			return nil
 		}))
@@ -66,6 +69,79 @@ func TestTheLeaseIsReleasedWhenAllThatActedHasStopped(t *testing.T) {
 		must.Succeed(t, err)
 		if holder := holderOf(t, client); holder != "" {
 			t.Errorf("after it stopped, the lease is held by %q", holder)
+		}
+	})
+}
+
+// holds has a replica contend for the lease until the test ends or stop is called, and returns whether it acts.
+func (l *lease) holds(t *testing.T) (acts *atomic.Bool, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	acts = &atomic.Bool{}
+	done := make(chan error, 1)
+	go func() {
+		done <- l.hold(ctx, func(acting context.Context) error {
+			acts.Store(true)
+			defer acts.Store(false)
+			<-acting.Done()
+			return nil
+		})
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		must.Succeed(t, <-done)
+	})
+	t.Cleanup(stop)
+	return acts, stop
+}
+
+func TestALeaseThatIsReleasedIsTakenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := clientfake.New()
+		slow := func(name string) *lease {
+			l := contender(client, name)
+			l.duration, l.deadline, l.retry = 3*time.Hour, 2*time.Hour, time.Hour
+			return l
+		}
+		first, stopFirst := slow("first").holds(t)
+		synctest.Wait()
+		second, _ := slow("second").holds(t)
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		if holder := holderOf(t, client); !first.Load() || second.Load() || holder != "first" {
+			t.Fatalf("before, the first acts: %t, the second: %t, the holder is %q; want the first alone", first.Load(), second.Load(), holder)
+		}
+		before := time.Now()
+		stopFirst()
+		synctest.Wait()
+		if holder := holderOf(t, client); !second.Load() || holder != "second" || time.Since(before) > 0 {
+			t.Errorf("%v after the first released it, the second acts: %t, the holder is %q; want the second at once", time.Since(before), second.Load(), holder)
+		}
+	})
+}
+
+func TestTheLeaseOfALeaderThatIsGoneIsTakenInTenSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := clientfake.New()
+		var cut atomic.Bool
+		client.PrependReactor("update", "leases", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			l, ok := a.(k8stesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+			refused := cut.Load() && ok && ptr.Deref(l.Spec.HolderIdentity, "") != "second"
+			return refused, nil, errors.New("no answer")
+		})
+		first, _ := contender(client, "first").holds(t)
+		synctest.Wait()
+		second, _ := contender(client, "second").holds(t)
+		time.Sleep(10 * leaseDuration)
+		synctest.Wait()
+		if !first.Load() || second.Load() {
+			t.Fatalf("while the first renews the lease, it acts: %t, the second: %t", first.Load(), second.Load())
+		}
+		cut.Store(true)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if first.Load() || !second.Load() {
+			t.Errorf("ten seconds after the first renewed the lease last, it acts: %t, the second: %t; want the second alone", first.Load(), second.Load())
 		}
 	})
 }

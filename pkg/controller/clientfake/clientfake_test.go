@@ -6,7 +6,9 @@ import (
 	"sync"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -30,6 +32,16 @@ func TestAWatchDeliversCopies(t *testing.T) {
 	if got := must.Get(nodes.Get(t.Context(), "n", metav1.GetOptions{}))(t).Labels["a"]; got != "b" {
 		t.Errorf("the stored node has the label %q, want b", got)
 	}
+}
+
+func TestALeaseThatChangedMeanwhileIsNotUpdated(t *testing.T) {
+	leases := New().CoordinationV1().Leases("ns")
+	first := must.Get(leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "l"}}, metav1.CreateOptions{}))(t)
+	second := must.Get(leases.Update(t.Context(), first.DeepCopy(), metav1.UpdateOptions{}))(t)
+	if _, err := leases.Update(t.Context(), first, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("the update of a version that is not the last ends with %v, want a conflict", err)
+	}
+	must.Get(leases.Update(t.Context(), second, metav1.UpdateOptions{}))(t)
 }
 
 // TestReactionsAreAddedWhileTheClientIsUsed wants the race detector.
