@@ -53,9 +53,15 @@ type Availability struct {
 	log     *slog.Logger
 
 	Grace, Least, Most time.Duration
+	// Bound is how long a disruption lasts at most.
+	Bound time.Duration
 
-	mu    sync.Mutex
-	nodes map[string]*nodeState
+	mu     sync.Mutex
+	nodes  map[string]*nodeState
+	counts [presences]int // of nodes, by presence
+	// returnedAt is when a node that was away came back last, disruptedSince when the disruption began that
+	// lasts: zero for none.
+	returnedAt, disruptedSince time.Time
 }
 
 // Ledger is what Availability uses of *scheduler.Ledger. Hold makes a class seem full, or not any
@@ -67,18 +73,29 @@ type Ledger interface {
 
 // NewAvailability makes a view in which every node can provision.
 func NewAvailability(connected func(node string) bool, ledger Ledger, changed func(node string), now func() time.Time, log *slog.Logger) *Availability {
-	return &Availability{connected: connected, ledger: ledger, changed: changed, now: now, log: log, Grace: awayGrace, Least: holdLeast, Most: holdMost, nodes: map[string]*nodeState{}}
+	return &Availability{connected: connected, ledger: ledger, changed: changed, now: now, log: log, Grace: awayGrace, Least: holdLeast, Most: holdMost, Bound: disruptionBound, nodes: map[string]*nodeState{}}
 }
 
 // nodeState is what is known of a node's ability to provision.
 type nodeState struct {
-	// awaySince is when the node was first found without uplink, zero while it has one.
+	presence presence
+	// awaySince is when the node was first found without uplink, of no meaning while it has one.
 	awaySince time.Time
-	// away says that the grace is over and the node held back.
-	away    bool
-	classes map[string]*failing // by the device class' name
-	refused map[string]*failing // by the StorageClass' name
+	classes   map[string]*failing // by the device class' name
+	refused   map[string]*failing // by the StorageClass' name
 }
+
+// presence is whether a node has an uplink.
+type presence int
+
+const (
+	unknown   presence = iota // nothing was noted yet
+	connected                 // it has one
+	away                      // it has none, and its grace is not over
+	overdue                   // its grace ended while there is a disruption
+	held                      // it is held back
+	presences
+)
 
 // failing is a device class of a node in which creates failed since the last success.
 type failing struct {
@@ -95,63 +112,85 @@ func (a *Availability) state(node string) *nodeState {
 	if s == nil {
 		s = &nodeState{classes: map[string]*failing{}, refused: map[string]*failing{}}
 		a.nodes[node] = s
+		a.counts[unknown]++
 	}
 	return s
+}
+
+// become notes a node's presence. The caller holds a.mu.
+func (a *Availability) become(s *nodeState, p presence) {
+	a.counts[s.presence]--
+	a.counts[p]++
+	s.presence = p
 }
 
 // NoteConnected offers a node again that was away.
 func (a *Availability) NoteConnected(node string) {
 	a.mu.Lock()
-	s := a.nodes[node]
-	if s == nil {
-		a.mu.Unlock()
-		return
+	s := a.state(node)
+	was := s.presence
+	a.become(s, connected)
+	var v verdict
+	if was > connected {
+		a.returnedAt = a.now()
+		v = a.judge()
 	}
-	was := s.away
-	s.away, s.awaySince = false, time.Time{}
-	if was {
+	if was == held {
 		a.ledger.Hold(node, "", "")
 	}
 	a.mu.Unlock()
-	if was {
+	a.act(v)
+	if was == held {
 		a.log.Info("node is back, its capacity is offered again", "node", node)
 		a.changed(node)
 	}
 }
 
-// NoteAway holds a node back that is still without uplink when the grace is over, and
-// reports whether it is held back. Calling it again changes nothing.
+// NoteAway holds a node back that is still without uplink when the grace is over, or the
+// disruption in which it ends, and reports whether it is held back. Calling it again changes nothing.
 func (a *Availability) NoteAway(node string) bool {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	s := a.state(node)
-	if s.awaySince.IsZero() {
-		since := a.now()
-		s.awaySince = since
-		time.AfterFunc(a.Grace, func() { a.endGrace(node, since) })
+	if s.presence > connected {
+		defer a.mu.Unlock()
+		return s.presence == held
 	}
-	return s.away
+	since := a.now()
+	s.awaySince = since
+	a.become(s, away)
+	time.AfterFunc(a.Grace, func() { a.endGrace(node, since) })
+	v := a.judge()
+	a.mu.Unlock()
+	a.act(v)
+	return false
 }
 
-// endGrace holds a node back that has been away since then.
+// endGrace holds a node back that has been away since then, unless there is a disruption: it is called
+// again when that ends.
 func (a *Availability) endGrace(node string, since time.Time) {
 	// A node that connects after this is released by NoteConnected.
-	connected := a.connected(node)
+	returned := a.connected(node)
 	a.mu.Lock()
 	s := a.nodes[node]
-	if s == nil || s.away || !s.awaySince.Equal(since) {
+	if s == nil || s.presence != away && s.presence != overdue || !s.awaySince.Equal(since) {
 		a.mu.Unlock()
 		return
 	}
-	if connected { // it was taken for away by a view that was old already
-		s.awaySince = time.Time{}
+	if returned { // it was taken for away by a view that was old already
+		a.become(s, connected)
 		a.mu.Unlock()
 		if !a.connected(node) {
 			a.NoteAway(node) // it went away since it was asked for: NoteAway saw the grace that ended here
 		}
 		return
 	}
-	s.away = true
+	if s.presence == away && !a.disruptedSince.IsZero() {
+		a.become(s, overdue)
+		a.mu.Unlock()
+		a.log.Debug("node is not connected, and is not held back while many come back", "node", node)
+		return
+	}
+	a.become(s, held)
 	a.ledger.Hold(node, "", fmt.Sprintf("its agent has not been connected to the carve controller for %s", a.Grace))
 	a.mu.Unlock()
 	a.log.Warn("node is not connected, its capacity is held back", "node", node, "after", a.Grace)
@@ -166,6 +205,7 @@ func (a *Availability) Forget(node string) {
 	if s == nil {
 		return
 	}
+	a.counts[s.presence]--
 	delete(a.nodes, node)
 	a.ledger.Hold(node, "", "")
 	for class := range s.classes {
@@ -292,14 +332,14 @@ func (a *Availability) Count(cause string) float64 {
 	defer a.mu.Unlock()
 	nodes := 0.
 	for _, s := range a.nodes {
-		held := s.away
+		is := s.presence == held
 		if cause == CauseFailing {
-			held = false
+			is = false
 			for _, f := range s.classes {
-				held = held || f.held
+				is = is || f.held
 			}
 		}
-		if held {
+		if is {
 			nodes++
 		}
 	}

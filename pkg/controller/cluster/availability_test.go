@@ -37,7 +37,7 @@ func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 		return was
 	}
 	a.endGrace("n1", first)
-	if a.nodes["n1"].awaySince.IsZero() {
+	if a.nodes["n1"].presence != away {
 		t.Fatal("it is never held back")
 	}
 }
@@ -59,7 +59,7 @@ func newTestAvailability() (a *Availability, held holds) {
 	return &Availability{
 		connected: func(string) bool { return false }, changed: func(string) {}, ledger: held,
 		now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler),
-		Grace: time.Hour, Least: time.Hour, Most: 5 * time.Hour, nodes: map[string]*nodeState{},
+		Grace: time.Hour, Least: time.Hour, Most: 5 * time.Hour, Bound: 5 * time.Hour, nodes: map[string]*nodeState{},
 	}, held
 }
 
