@@ -11,11 +11,18 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// fleetTimeout bounds how long after its uplink opened a replica waits for the nodes before it
-// is ready without them. Agents look for new replicas every five seconds, in a DNS answer that may
-// be five seconds old, so that whichever can connect has done so by then; a node that is down must
-// not hold up a rolling update for longer.
-const fleetTimeout = 15 * time.Second
+const (
+	// fleetTimeout is how long after its uplink opened a replica waits for the nodes before it
+	// is ready without them. Agents look for new replicas every five seconds, in a DNS answer that may
+	// be five seconds old, so that whichever can connect has done so by then; a node that is down must
+	// not hold up a rolling update for longer.
+	fleetTimeout = 15 * time.Second
+	// While nodes still report, it is not over: a fleet of thousands takes longer. It is when no probe has found
+	// more of them for fleetPause, which is two periods of the readiness probe, or after fleetBound in all: a
+	// fifth of the time after which the Deployment's rolling update counts as failed (progressDeadlineSeconds).
+	fleetPause = 10 * time.Second
+	fleetBound = 2 * time.Minute
+)
 
 // readiness is whether a replica knows its fleet: once it does, it stays so, and a node that
 // joins later, or leaves, is no reason to be not ready. Its methods may be called concurrently.
@@ -25,6 +32,22 @@ type readiness struct {
 	// had their time for it.
 	opened time.Time
 	known  bool
+	// fewest is how many nodes had not reported at a probe at least, fell when a probe found fewer than
+	// those before: zero where none has yet.
+	fewest int
+	fell   time.Time
+}
+
+// look notes what a probe found, and reports whether the replica goes on waiting for nodes. The caller holds r.mu.
+func (r *readiness) look(unreported int, now time.Time) bool {
+	if r.fewest == 0 {
+		r.fewest = unreported
+	}
+	if unreported < r.fewest {
+		r.fewest, r.fell = unreported, now
+	}
+	waited := now.Sub(r.opened)
+	return unreported > 0 && (waited < fleetTimeout || waited < fleetBound && now.Sub(r.fell) < fleetPause)
 }
 
 // open notes that the uplink is open.
@@ -43,12 +66,12 @@ func (r *readiness) check(c *cluster.Cluster) error {
 		return nil
 	}
 	expected, unreported := unreportedNodes(c)
-	if unreported > 0 && c.Now().Sub(r.opened) < fleetTimeout {
+	if r.look(unreported, c.Now()) {
 		return fmt.Errorf("%d of %d nodes have not reported yet", unreported, expected)
 	}
 	r.known = true
 	if unreported > 0 {
-		c.Log.Warn("ready without all nodes", "unreported", unreported, "expected", expected, "after", fleetTimeout)
+		c.Log.Warn("ready without all nodes", "unreported", unreported, "expected", expected, "after", c.Now().Sub(r.opened))
 	}
 	return nil
 }
@@ -83,7 +106,7 @@ func (c *Controller) openUplink() {
 }
 
 // Ready returns why the replica should not be relied on to take over yet, or nil: its view of the
-// cluster is complete, its uplink open, and the nodes have reported to it, or have had fleetTimeout
+// cluster is complete, its uplink open, and the nodes have reported to it, or have had their time
 // to do so. It may be called concurrently, and costs little.
 func (c *Controller) Ready(context.Context) error {
 	switch {
