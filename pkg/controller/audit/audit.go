@@ -60,6 +60,8 @@ type Options struct {
 	// MissingGrace is how old a PersistentVolume must be before its volume's absence from the
 	// node's report means anything; zero means a minute.
 	MissingGrace time.Duration
+	// RemovalTimeout bounds all removals of orphans on one node in one pass; zero means a minute.
+	RemovalTimeout time.Duration
 	// Interval is the time from one pass to the next; zero means a minute.
 	Interval time.Duration
 	// Since is when this replica began to lead.
@@ -99,33 +101,27 @@ func (a *Auditor) Pass(ctx context.Context) { a.PassWith(ctx, a.Fleet.Views()) }
 // PassWith is Pass with these views of the nodes.
 func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 	count := map[string]int{kindKnown: 0, kindYoung: 0, KindForeign: 0, KindOrphan: 0, KindInline: 0}
-	attempts, orphans := OrphansPerPass, map[string]map[string]string{}
-	now, kept := newPresent(), map[string][]*lvmdv1.Volume{}
-	// Nodes and volumes come in no order: orphans that cannot be removed do not use all
-	// attempts up for ever.
+	now, found, kept := newPresent(), map[string][]*lvmdv1.Volume{}, map[string][]*lvmdv1.Volume{}
+	// Volumes come in no order: orphans that cannot be removed do not use all attempts up for ever.
 	for _, view := range views {
 		if !view.Connected || !view.Reported() {
-			orphans[view.Node] = a.orphans[view.Node]
 			now.away[view.Node] = true
 			continue // what it holds is not known now
 		}
 		now.add(view)
-		var found []*lvmdv1.Volume
 		for _, vol := range view.Volumes {
 			a.reportDataLoss(ctx, now, view.Node, vol)
 			kind := a.Classify(vol)
 			count[kind]++
 			switch {
 			case kind == KindOrphan:
-				found = append(found, vol)
+				found[view.Node] = append(found[view.Node], vol)
 			case vol.GetProvisional() && a.isNamed(vol):
 				kept[view.Node] = append(kept[view.Node], vol)
 			}
 		}
-		orphans[view.Node] = a.handleOrphans(ctx, view.Node, found, &attempts)
 	}
 	a.keep(ctx, kept)
-	a.orphans = orphans
 	maps.DeleteFunc(a.dataLost, func(vol held, _ time.Time) bool { return !now.mayHold(vol) })
 	a.reportHealth(ctx, now)
 	a.reportClasses(now)
@@ -136,6 +132,7 @@ func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 	for cause, n := range a.compare(ctx, now) {
 		a.Metrics.Missing.WithLabelValues(cause).Set(float64(n))
 	}
+	a.orphans = a.handleOrphans(ctx, found, now.away) // last, for it waits for nodes
 }
 
 // Classify returns the kind of a volume on a node, by what the caches have.

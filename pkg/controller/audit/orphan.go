@@ -8,12 +8,15 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -23,8 +26,8 @@ import (
 )
 
 const (
-	// OrphansPerPass bounds how many removals one pass tries. Each asks the API server
-	// for all PersistentVolumes.
+	// OrphansPerPass bounds how many removals one pass tries. Each asks the API server for the
+	// claim, and only this many nodes are waited for, beside each other.
 	OrphansPerPass = 20
 	// OrphansNamed bounds how many volumes one Event names: a node that returns with
 	// its old disks may hold a thousand orphans. The log names all.
@@ -33,6 +36,8 @@ const (
 	// for one node, and nodesKeeping how many are asked at once.
 	keepTimeout, nodeKeepTimeout = 10 * time.Second, 2 * time.Second
 	nodesKeeping                 = 16
+	// listTimeout bounds the list of all PersistentVolumes, of which each page has cluster.APITimeout.
+	listTimeout = time.Minute
 )
 
 // What became of an orphan. All but the first are values of the label "result" of
@@ -72,22 +77,76 @@ func (a *Auditor) keepOn(ctx context.Context, node string, provisional []*lvmdv1
 	}
 }
 
-// handleOrphans removes orphans of one node, if that was asked for, or if they are provisional, and
-// the pass has attempts left, and returns what became of each, by volume id. Events on the
-// node say what changed.
-func (a *Auditor) handleOrphans(ctx context.Context, node string, orphans []*lvmdv1.Volume, attempts *int) map[string]string {
+// handleOrphans removes orphans, which are given by node, and returns what became of each, by node and
+// volume id. What is known of the orphans of nodes that are away stays. Nodes remove beside each other.
+func (a *Auditor) handleOrphans(ctx context.Context, found map[string][]*lvmdv1.Volume, away map[string]bool) map[string]map[string]string {
+	became := map[string]map[string]string{}
+	for node := range away {
+		became[node] = a.orphans[node]
+	}
+	chosen := a.chooseOrphans(found)
+	var l listed
+	if len(chosen) > 0 {
+		l = a.list(ctx, chosen)
+	}
+	var mu sync.Mutex
+	var removing sync.WaitGroup
+	handle := func(node string, orphans []*lvmdv1.Volume) {
+		results := a.handleOrphansOf(ctx, node, orphans, chosen, l)
+		mu.Lock()
+		defer mu.Unlock()
+		became[node] = results
+	}
+	for node, orphans := range found {
+		if slices.ContainsFunc(orphans, func(vol *lvmdv1.Volume) bool { return chosen[vol] }) {
+			removing.Go(func() { handle(node, orphans) })
+		} else {
+			handle(node, orphans)
+		}
+	}
+	removing.Wait()
+	return became
+}
+
+// chooseOrphans returns which orphans one pass tries to remove: those for which that was asked, and
+// provisional ones, one of each node in turn, so that a node with many that cannot be removed does not
+// use all attempts up.
+func (a *Auditor) chooseOrphans(found map[string][]*lvmdv1.Volume) map[*lvmdv1.Volume]bool {
+	chosen := map[*lvmdv1.Volume]bool{}
+	for i, more := 0, true; more; i++ {
+		more = false
+		for _, orphans := range found {
+			switch {
+			case i >= len(orphans):
+				continue
+			case len(chosen) == OrphansPerPass:
+				return chosen
+			case a.RemoveOrphans || orphans[i].GetProvisional():
+				chosen[orphans[i]] = true
+			}
+			more = true
+		}
+	}
+	return chosen
+}
+
+// handleOrphansOf removes the chosen ones of a node's orphans, and returns what became of each orphan, by
+// volume id. A node that does not answer ends its attempts once. Events on the node say what changed.
+func (a *Auditor) handleOrphansOf(ctx context.Context, node string, orphans []*lvmdv1.Volume, chosen map[*lvmdv1.Volume]bool, l listed) map[string]string {
 	before, became, changed := a.orphans[node], map[string]string{}, map[string][]string{}
+	deadline := time.Now().Add(cmp.Or(a.RemovalTimeout, cluster.DeleteTimeout))
+	nodeCtx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
 	for _, vol := range orphans {
 		id := vol.GetId()
 		log := a.Log.With("volume", vol.GetName(), "volume_id", id, "node", node,
 			"claim", vol.GetOwner().GetClaimNamespace()+"/"+vol.GetOwner().GetClaimName())
 		result, entry := cmp.Or(before[id], orphanFound), describeOrphan(vol)
-		if !a.RemoveOrphans && !vol.GetProvisional() || *attempts == 0 {
+		if !chosen[vol] || !time.Now().Before(deadline) { // the context may end a moment later
 			log.Warn("orphan: no PersistentVolume and no claim knows this volume", "bytes", vol.GetSizeBytes(), "created", vol.GetCreatedAt().AsTime())
 		} else {
-			*attempts--
 			var err error
-			result, err = a.removeOrphan(ctx, node, vol)
+			result, err = a.removeOrphan(nodeCtx, node, vol, l)
 			switch {
 			case ctx.Err() != nil:
 				return before // the next leader tries it
@@ -149,14 +208,45 @@ func (a *Auditor) reportOrphans(name string, changed map[string][]string) bool {
 	return true
 }
 
-// removeOrphan removes a volume after asking the API server itself, not a
-// cache, whether an object names it. lvmd refuses where it is in use. There is no result where a
-// Pod got the volume after its node's last report: the next pass sees what it is then.
-func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Volume) (result string, err error) {
-	owner := vol.GetOwner()
-	callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+// listed is what the API server itself, not a cache, had at one moment.
+type listed struct {
+	// named has PersistentVolumes by the ids of the orphans that they name.
+	named map[string]string
+	err   error
+}
+
+// list asks the API server once for all PersistentVolumes. It looks for orphans by their handles: an
+// administrator may have adopted one under another name. A list that is read in pages is of
+// the moment of its first page.
+func (a *Auditor) list(ctx context.Context, orphans map[*lvmdv1.Volume]bool) listed {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	claim, err := a.Client.CoreV1().PersistentVolumeClaims(owner.GetClaimNamespace()).Get(callCtx, owner.GetClaimName(), metav1.GetOptions{})
+	ids, named := map[string]bool{}, map[string]string{}
+	for vol := range orphans {
+		ids[vol.GetId()] = true
+	}
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+		defer cancel()
+		return a.Client.CoreV1().PersistentVolumes().List(ctx, o)
+	})
+	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+		if pv, ok := obj.(*v1.PersistentVolume); ok && pv.Spec.CSI != nil && ids[pv.Spec.CSI.VolumeHandle] {
+			named[pv.Spec.CSI.VolumeHandle] = pv.Name
+		}
+		return nil
+	})
+	return listed{named, err}
+}
+
+// confirmOrphan asks the API server again, just before a volume is removed, for all that Carve writes about it
+// under names that are known; what has other names is in the list. An administrator may have adopted it
+// since: that is in the cache. An error says why it is not to be removed.
+func (a *Auditor) confirmOrphan(ctx context.Context, vol *lvmdv1.Volume, l listed) (result string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	owner := vol.GetOwner()
+	claim, err := a.Client.CoreV1().PersistentVolumeClaims(owner.GetClaimNamespace()).Get(ctx, owner.GetClaimName(), metav1.GetOptions{})
 	switch {
 	case err != nil && !apierrors.IsNotFound(err):
 		return OrphanUnconfirmed, fmt.Errorf("look for its claim: %w", err)
@@ -164,24 +254,34 @@ func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Vol
 		return OrphanKnown, errors.New("its claim is being provisioned after all")
 	case err == nil && string(claim.UID) == owner.GetClaimUid() && !a.RemoveOrphans:
 		return OrphanKnown, fmt.Errorf("it had PersistentVolume %s, which its claim names", claim.Spec.VolumeName)
+	case l.err != nil:
+		return OrphanUnconfirmed, fmt.Errorf("look for its PersistentVolume: %w", l.err)
+	case l.named[vol.GetId()] != "":
+		return OrphanKnown, fmt.Errorf("PersistentVolume %s names it after all", l.named[vol.GetId()])
 	}
-	// By its handle: an administrator may have adopted it under another name.
-	pvs, err := a.Client.CoreV1().PersistentVolumes().List(callCtx, metav1.ListOptions{})
-	if err != nil {
+	pv, err := a.Client.CoreV1().PersistentVolumes().Get(ctx, vol.GetName(), metav1.GetOptions{})
+	switch {
+	case err != nil && !apierrors.IsNotFound(err):
 		return OrphanUnconfirmed, fmt.Errorf("look for its PersistentVolume: %w", err)
+	case err == nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId():
+		return OrphanKnown, fmt.Errorf("PersistentVolume %s names it by now", pv.Name)
+	case a.Classify(vol) != KindOrphan:
+		return OrphanKnown, errors.New("a PersistentVolume names it by now, or its claim is worked on")
 	}
-	for _, pv := range pvs.Items {
-		if pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId() {
-			return OrphanKnown, fmt.Errorf("PersistentVolume %s names it after all", pv.Name)
-		}
+	return OrphanRemoved, nil
+}
+
+// removeOrphan removes a volume unless an object names it. lvmd refuses one that is in use. There is
+// no result where a Pod got the volume after its node's last report: the next pass sees what it is then.
+func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Volume, l listed) (result string, err error) {
+	if result, err := a.confirmOrphan(ctx, vol, l); err != nil {
+		return result, err
 	}
-	deleteCtx, cancelDelete := context.WithTimeout(ctx, cluster.DeleteTimeout)
-	defer cancelDelete()
 	remove := a.Fleet.DeleteProvisionalVolume
 	if a.RemoveOrphans {
 		remove = a.Fleet.DeleteVolumeByID
 	}
-	err = remove(deleteCtx, node, vol.GetId())
+	err = remove(ctx, node, vol.GetId())
 	switch {
 	case err == nil:
 		return OrphanRemoved, nil
