@@ -41,7 +41,7 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	if !awaitResource(ctx, c.Client.Discovery(), storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses, c.Log) {
 		return nil
 	}
-	scoped := newScopedInformers(all)
+	scoped := newScopedInformers(all, waitsForClass)
 	defer scoped.release()
 	// It ends with this term of leadership, while the replica's own informers go on.
 	classes := informers.NewSharedInformerFactory(c.Client, 0)
@@ -66,16 +66,17 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	}
 	classes.Start(ctx.Done())
 	var workers sync.WaitGroup
-	workers.Go(func() { scoped.resync(ctx, libraryResync, c.AllClaims, waitsForClass) })
+	workers.Go(func() { scoped.resync(ctx, libraryResync, c.AllClaims) })
 	controller.Run(n, ctx, &workers)
 	workers.Wait()
 	return nil
 }
 
-// waitsForClass reports whether a claim asks for another VolumeAttributesClass than it has.
+// waitsForClass reports whether a claim asks for another VolumeAttributesClass than it has, or a change to one
+// was begun: the library goes on with that even where the claim asks for its class of before again.
 func waitsForClass(claim *v1.PersistentVolumeClaim) bool {
 	asked := ptr.Deref(claim.Spec.VolumeAttributesClassName, "")
-	return asked != "" && asked != ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
+	return claim.Status.ModifyVolumeStatus != nil || asked != "" && asked != ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
 }
 
 // withClasses has the informers of claims and volumes that are there, and others for the

@@ -10,12 +10,15 @@ import (
 	resizecontroller "github.com/kubernetes-csi/external-resizer/v2/pkg/controller"
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/features"
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/resizer"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/util"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -48,13 +51,16 @@ func awaitLibraries() error {
 // runResizer grows volumes for claims that ask for more, by the upstream
 // library, until ctx is done.
 func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
-	scoped := newScopedInformers(all)
+	volumes := all.Core().V1().PersistentVolumes().Informer().GetStore()
+	scoped := newScopedInformers(all, func(claim *v1.PersistentVolumeClaim) bool {
+		return waitsForGrowth(claim) || hasPreviousSize(volumes, claim)
+	})
 	defer scoped.release()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
 	n := cmp.Or(c.workers, resizeWorkers)
 	controller := resizecontroller.NewResizeController(names.Driver, &volumeResizer{c, ctx, newShares(n)}, c.Client, 0, scoped, limiter, false, time.Minute)
 	var workers sync.WaitGroup
-	workers.Go(func() { scoped.resync(ctx, libraryResync, c.AllClaims, waitsForGrowth) })
+	workers.Go(func() { scoped.resync(ctx, libraryResync, c.AllClaims) })
 	controller.Run(n, ctx, &workers)
 	workers.Wait()
 	return nil
@@ -63,6 +69,14 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 // waitsForGrowth reports whether a claim asks for more than it has.
 func waitsForGrowth(claim *v1.PersistentVolumeClaim) bool {
 	return claim.Status.Phase == v1.ClaimBound && claim.Spec.Resources.Requests.Storage().Cmp(*claim.Status.Capacity.Storage()) > 0
+}
+
+// hasPreviousSize reports whether a claim's PersistentVolume has the library's note of its size before, which
+// the library takes off when the node has grown the file system.
+func hasPreviousSize(volumes cache.Store, claim *v1.PersistentVolumeClaim) bool {
+	obj, _, err := volumes.GetByKey(claim.Spec.VolumeName)
+	pv, ok := obj.(*v1.PersistentVolume)
+	return err == nil && ok && metav1.HasAnnotation(pv.ObjectMeta, util.AnnPreResizeCapacity)
 }
 
 // resizeError is a node's refusal to grow a volume, as the library is to see it. It goes on with

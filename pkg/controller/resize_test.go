@@ -3,6 +3,7 @@ package controller
 import (
 	"testing"
 
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/util"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -103,4 +104,26 @@ func TestAClaimThatCannotGrowKeepsItsVolumeAndTheUserIsNotified(t *testing.T) {
 	if node.Volumes()["pvc-uid-c"].GetSizeBytes() != 100*mib || h.pv("pvc-uid-c").Spec.Capacity.Storage().Value() != 100*mib {
 		t.Error("something grew")
 	}
+}
+
+func TestANewLeaderEndsWhatAnEarlierOneLeft(t *testing.T) {
+	before := newHarness(t)
+	node := before.node("n1", gib)
+	before.class("carve", expandable)
+	before.run()
+	before.boundVolume("c", "n1")
+	noted := before.boundVolume("noted", "n1").DeepCopy()
+	before.stop()
+	before.grow("c", "200Mi")
+	// The node grew its file system when there was no leader.
+	noted.Annotations[util.AnnPreResizeCapacity] = "50Mi"
+	must.Get(before.client.CoreV1().PersistentVolumes().Update(t.Context(), noted, metav1.UpdateOptions{}))(t)
+
+	h := newHarnessOn(t, before.client)
+	h.attach(node, "n1")
+	h.run()
+	waittest.Until(t, "the volume has grown", func() bool { return node.Volumes()["pvc-uid-c"].GetSizeBytes() == 200*mib })
+	waittest.Until(t, "the note of a size before is gone", func() bool {
+		return !metav1.HasAnnotation(h.pv(noted.Name).ObjectMeta, util.AnnPreResizeCapacity)
+	})
 }

@@ -22,8 +22,13 @@ const libraryResync = 10 * time.Minute
 // scopedInformers lends our informers of claims and volumes to a library that
 // adds event handlers and never removes them: release does. What the library writes
 // into their stores, it alone sees. Other informers of the factory are lent as they are.
+//
+// Of the claims that are there already the library sees those that it has something to do for, instead of
+// queueing each claim of the cluster at every change of leaders. Whatever changes later it sees.
 type scopedInformers struct {
 	informers.SharedInformerFactory
+	// waits reports whether the library has something to do for a claim.
+	waits func(*v1.PersistentVolumeClaim) bool
 
 	mu       sync.Mutex
 	handlers []scopedHandler
@@ -36,8 +41,8 @@ type scopedHandler struct {
 	remove   func()
 }
 
-func newScopedInformers(all informers.SharedInformerFactory) *scopedInformers {
-	return &scopedInformers{SharedInformerFactory: all}
+func newScopedInformers(all informers.SharedInformerFactory, waits func(*v1.PersistentVolumeClaim) bool) *scopedInformers {
+	return &scopedInformers{SharedInformerFactory: all, waits: waits}
 }
 
 // release removes every handler that was added through s.
@@ -52,7 +57,7 @@ func (s *scopedInformers) release() {
 
 // resync has the library look again, in each period until ctx is done, at the claims that wait for it.
 // Our informers do not resync, by which the library would.
-func (s *scopedInformers) resync(ctx context.Context, period time.Duration, claims func() []*v1.PersistentVolumeClaim, waits func(*v1.PersistentVolumeClaim) bool) {
+func (s *scopedInformers) resync(ctx context.Context, period time.Duration, claims func() []*v1.PersistentVolumeClaim) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -60,7 +65,7 @@ func (s *scopedInformers) resync(ctx context.Context, period time.Duration, clai
 		case <-time.After(period):
 		}
 		for _, claim := range claims() {
-			if waits(claim) {
+			if s.waits(claim) {
 				s.again(claim)
 			}
 		}
@@ -133,6 +138,9 @@ func (i scopedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.Res
 }
 
 func (i scopedInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+	if i.ofClaims {
+		h = waitingFirst{h, i.s.waits}
+	}
 	r, err := i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(h, resync)
 	if err == nil {
 		i.s.mu.Lock()
@@ -140,6 +148,19 @@ func (i scopedInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHan
 		i.s.handlers = append(i.s.handlers, scopedHandler{h, i.ofClaims, func() { _ = i.RemoveEventHandler(r) }})
 	}
 	return r, err
+}
+
+// waitingFirst hands a library, of the claims that are there when it begins, those that wait for it.
+type waitingFirst struct {
+	cache.ResourceEventHandler
+	waits func(*v1.PersistentVolumeClaim) bool
+}
+
+func (h waitingFirst) OnAdd(obj any, initial bool) {
+	if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && initial && !h.waits(claim) {
+		return
+	}
+	h.ResourceEventHandler.OnAdd(obj, initial)
 }
 
 // ownWrites is an informer's store for a library that writes into it what the API server answered. The

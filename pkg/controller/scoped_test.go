@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,11 +19,13 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
+func everyClaim(*v1.PersistentVolumeClaim) bool { return true }
+
 func TestInformersThatAreLentLoseTheHandlersOfTheBorrower(t *testing.T) {
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one"}}
 	client := fake.NewClientset(claim, &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "one"}})
 	all := informers.NewSharedInformerFactory(client, 0)
-	lent := newScopedInformers(all)
+	lent := newScopedInformers(all, everyClaim)
 	var claims, volumes, ours atomic.Int32
 	count := func(n *atomic.Int32) cache.ResourceEventHandler {
 		return cache.ResourceEventHandlerFuncs{AddFunc: func(any) { n.Add(1) }}
@@ -46,25 +49,60 @@ func TestInformersThatAreLentLoseTheHandlersOfTheBorrower(t *testing.T) {
 	}
 }
 
-func TestALibraryLooksAgainAtTheClaimsThatWaitForIt(t *testing.T) {
-	bound := func(name, request, capacity string) *v1.PersistentVolumeClaim {
-		claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
-		claim.Spec.Resources.Requests = v1.ResourceList{v1.ResourceStorage: resource.MustParse(request)}
-		claim.Status.Phase, claim.Status.Capacity = v1.ClaimBound, v1.ResourceList{v1.ResourceStorage: resource.MustParse(capacity)}
-		return claim
+// boundWithSize is a bound claim.
+func boundWithSize(name, request, capacity string) *v1.PersistentVolumeClaim {
+	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	claim.Spec.Resources.Requests = v1.ResourceList{v1.ResourceStorage: resource.MustParse(request)}
+	claim.Status.Phase, claim.Status.Capacity = v1.ClaimBound, v1.ResourceList{v1.ResourceStorage: resource.MustParse(capacity)}
+	return claim
+}
+
+func TestALibraryThatBeginsSeesTheClaimsThatWaitForItAndAllThatChangesLater(t *testing.T) {
+	client := fake.NewClientset(boundWithSize("grows", "2Gi", "1Gi"))
+	for i := range 100 {
+		must.Get(client.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), boundWithSize(fmt.Sprint("idle-", i), "1Gi", "1Gi"), metav1.CreateOptions{}))(t)
 	}
+	all := informers.NewSharedInformerFactory(client, 0)
+	claims := all.Core().V1().PersistentVolumeClaims().Informer()
+	all.Start(t.Context().Done())
+	t.Cleanup(all.Shutdown)
+	waittest.Until(t, "the cache is filled", func() bool { return claims.HasSynced() && len(claims.GetStore().ListKeys()) == 101 })
+	saw := make(chan string, 200)
+	handler := cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { saw <- "added: " + obj.(*v1.PersistentVolumeClaim).Name },
+		UpdateFunc: func(_, obj any) { saw <- "changed: " + obj.(*v1.PersistentVolumeClaim).Name },
+	}
+	lent := newScopedInformers(all, waitsForGrowth)
+	defer lent.release()
+	r := must.Get(lent.Core().V1().PersistentVolumeClaims().Informer().AddEventHandlerWithResyncPeriod(handler, 0))(t)
+	waittest.Until(t, "the library has what was there", r.HasSynced)
+	must.Get(client.CoreV1().PersistentVolumeClaims("default").Update(t.Context(), boundWithSize("idle-7", "2Gi", "1Gi"), metav1.UpdateOptions{}))(t)
+	must.Get(client.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), boundWithSize("new", "1Gi", "1Gi"), metav1.CreateOptions{}))(t)
+	for _, want := range []string{"added: grows", "changed: idle-7", "added: new"} {
+		if got := <-saw; got != want {
+			t.Fatalf("the library sees %q, want %q", got, want)
+		}
+	}
+}
+
+func TestALibraryLooksAgainAtTheClaimsThatWaitForIt(t *testing.T) {
 	modified := func(name, asked, has string) *v1.PersistentVolumeClaim {
-		claim := bound(name, "1Gi", "1Gi")
+		claim := boundWithSize(name, "1Gi", "1Gi")
 		claim.Spec.VolumeAttributesClassName, claim.Status.CurrentVolumeAttributesClassName = &asked, &has
 		return claim
 	}
 	claims := []*v1.PersistentVolumeClaim{
-		bound("grows", "2Gi", "1Gi"), bound("has-its-size", "1Gi", "1Gi"), bound("has-more", "1Gi", "2Gi"),
+		boundWithSize("grows", "2Gi", "1Gi"), boundWithSize("has-its-size", "1Gi", "1Gi"), boundWithSize("has-more", "1Gi", "2Gi"),
 		modified("changes", "fast", "slow"), modified("has-its-class", "fast", "fast"), modified("asks-for-none", "", "fast"),
+	}
+	begun := modified("change-was-begun", "slow", "slow")
+	begun.Status.ModifyVolumeStatus = &v1.ModifyVolumeStatus{TargetVolumeAttributesClassName: "fast", Status: v1.PersistentVolumeClaimModifyVolumeInProgress}
+	if !waitsForClass(begun) {
+		t.Error("a claim of which a change was begun waits for nothing")
 	}
 	for name, waits := range map[string]func(*v1.PersistentVolumeClaim) bool{"grows": waitsForGrowth, "changes": waitsForClass} {
 		t.Run(name, func(t *testing.T) {
-			lent := newScopedInformers(informers.NewSharedInformerFactory(fake.NewClientset(), 0))
+			lent := newScopedInformers(informers.NewSharedInformerFactory(fake.NewClientset(), 0), waits)
 			looks := make(chan string)
 			must.Get(lent.Core().V1().PersistentVolumeClaims().Informer().AddEventHandlerWithResyncPeriod(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
 				looks <- obj.(*v1.PersistentVolumeClaim).Name
@@ -74,7 +112,7 @@ func TestALibraryLooksAgainAtTheClaimsThatWaitForIt(t *testing.T) {
 			go func() {
 				defer close(done)
 				defer close(looks)
-				lent.resync(ctx, time.Millisecond, func() []*v1.PersistentVolumeClaim { return claims }, waits)
+				lent.resync(ctx, time.Millisecond, func() []*v1.PersistentVolumeClaim { return claims })
 			}()
 			for range 3 {
 				if got := <-looks; got != name {
@@ -109,7 +147,7 @@ func TestWhatALibraryWritesIntoAStoreIsNoNewsToUs(t *testing.T) {
 			if test.informers != nil {
 				must.Succeed(t, ours.Add(test.informers))
 			}
-			lent := newScopedInformers(all).Core().V1().PersistentVolumeClaims().Informer().GetStore()
+			lent := newScopedInformers(all, everyClaim).Core().V1().PersistentVolumeClaims().Informer().GetStore()
 			must.Succeed(t, lent.Update(test.written))
 			if got, exists, err := ours.GetByKey(key); err != nil || exists != (test.informers != nil) || exists && got != any(test.informers) {
 				t.Errorf("our store has %v, %v", got, err)
