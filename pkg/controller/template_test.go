@@ -3,12 +3,16 @@ package controller
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	corelisters "k8s.io/client-go/listers/core/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -153,5 +157,43 @@ func TestNamesOfTemplatesAreTaken(t *testing.T) {
 		if other := (capacity.Key{Node: "template--" + strings.ToLower(kind), Class: "carve"}).ObjectName(); other == name {
 			t.Errorf("a node and a kind have the name %s", name)
 		}
+	}
+}
+
+// looks counts how often nodes are looked at.
+type looks struct {
+	corelisters.NodeLister
+	first, second atomic.Int64 // n1, n2
+}
+
+func (l *looks) Get(name string) (*v1.Node, error) {
+	switch name {
+	case "n1":
+		l.first.Add(1)
+	case "n2":
+		l.second.Add(1)
+	}
+	return l.NodeLister.Get(name)
+}
+
+func TestManyChangesOfNodesAreOneLookAtTheirKind(t *testing.T) {
+	var at looks
+	h := newHarness(t, withTemplates, func(c *Controller) { at.NodeLister, c.core.NodeLister = c.core.NodeLister, &at })
+	h.class("carve", nil)
+	h.nodeOfKind("n1", "big", gib)
+	h.nodeOfKind("n2", "big", 2*gib)
+	h.run()
+	waittest.Until(t, "the larger one is published", h.templateIs("big", 2*gib))
+	const changes = 200
+	began, before := time.Now(), at.second.Load()
+	for range changes {
+		looked := at.first.Load()
+		h.leader().publisher.NodeChanged("n1") // it looks at the node itself, for its kind
+		waittest.Until(t, "the node's own capacity is looked at", func() bool { return at.first.Load() > looked+1 })
+	}
+	// Others look at the node, too, but seldom.
+	most := 10 + int64(time.Since(began)/capacity.IncreaseDelay)
+	if got := at.second.Load() - before; got > most {
+		t.Errorf("a node changed %d times: want at most %d looks at another one of its kind, got %d", changes, most, got)
 	}
 }

@@ -28,6 +28,9 @@ import (
 // is empty, or none is left, what was published stays: only the object remembers it. No node
 // that exists has the label, so that the scheduler itself never looks at these objects.
 
+// templateDelay is how long a change of a node of a kind may wait for more of them.
+const templateDelay = IncreaseDelay
+
 // templateOf returns the kind of a node that is empty, for what it has counts for the kind.
 func (p *Publisher) templateOf(view *fleet.View) (string, bool) {
 	if p.TemplateLabel == "" || !view.Connected || !view.Reported() || view.Refused != "" || len(view.Volumes) > 0 {
@@ -41,7 +44,8 @@ func (p *Publisher) templateOf(view *fleet.View) (string, bool) {
 	return kind, kind != ""
 }
 
-// templateChanged looks again at the objects of a node's kind.
+// templateChanged looks again at the objects of a node's kind. A look is at all nodes, of which hundreds may
+// come at once: those that change within templateDelay are looked at once.
 func (p *Publisher) templateChanged(node string) {
 	view, ok := p.Fleet.View(node)
 	if !ok {
@@ -49,7 +53,7 @@ func (p *Publisher) templateChanged(node string) {
 	}
 	if kind, ok := p.templateOf(view); ok {
 		for _, class := range p.OurClasses() {
-			p.loop.Add(Key{Template: kind, Class: class.Name})
+			p.loop.AddAfter(Key{Template: kind, Class: class.Name}, templateDelay)
 		}
 	}
 }

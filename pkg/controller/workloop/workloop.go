@@ -57,6 +57,10 @@ func New[K comparable](o Options[K]) *Loop[K] {
 // being worked on is worked on again.
 func (l *Loop[K]) Add(key K) { l.queue.Add(key) }
 
+// AddAfter is Add in a while. However often it is called meanwhile, the key is added once, at the earliest
+// time that was asked for.
+func (l *Loop[K]) AddAfter(key K, after time.Duration) { l.queue.AddAfter(key, after) }
+
 // Failures is how often in a row Work failed for a key.
 func (l *Loop[K]) Failures(key K) int { return l.queue.NumRequeues(key) }
 

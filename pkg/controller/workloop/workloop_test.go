@@ -204,3 +204,29 @@ func TestTheEndWaitsForWhatIsUnderWay(t *testing.T) {
 		}
 	})
 }
+
+func TestAKeyThatIsAddedOftenForLaterIsWorkedOnOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var worked []time.Duration
+		loop := New(Options[string]{Parallel: 1, RetryMin: time.Second, RetryMax: time.Second, Work: func(context.Context, string) (time.Duration, error) {
+			worked = append(worked, time.Since(began))
+			return 0, nil
+		}})
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { loop.Run(ctx) })
+		for range 10 {
+			for range 100 {
+				loop.AddAfter("key", time.Second)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		stop()
+		running.Wait()
+		if want := []time.Duration{time.Second}; !slices.Equal(worked, want) {
+			t.Errorf("added 1000 times within a second, for a second later: want work after %v, got %v", want, worked)
+		}
+	})
+}
