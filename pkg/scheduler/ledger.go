@@ -122,6 +122,9 @@ func (r FreeSpace) Besides(bytes int64) FreeSpace {
 	return r
 }
 
+// fits reports whether one volume of so many bytes may be reserved.
+func (r FreeSpace) fits(bytes int64) bool { return r.MaximumVolume >= bytes && r.Available >= bytes }
+
 // Ledger holds reports and reservations. All methods may be called
 // concurrently; each is atomic.
 //
@@ -333,16 +336,15 @@ func (l *Ledger) FreeSpace(node, class string) (FreeSpace, bool) {
 	return l.freeSpace(node, class)
 }
 
-// Candidates returns every node that has the class, with its free space, in no
-// particular order.
-func (l *Ledger) Candidates(class string) []Candidate {
+// Candidates returns the nodes that have the class and at least so many bytes free for one volume, with
+// their free space, in no particular order. For 0 bytes these are all nodes that have the class.
+func (l *Ledger) Candidates(class string, least int64) []Candidate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Candidate
 	for name, n := range l.nodes {
-		if free, ok := l.freeSpace(name, class); ok {
-			c, _ := findClass(n.report.Classes, class)
-			out = append(out, Candidate{Node: name, FreeSpace: free, Volumes: len(n.report.Volumes) + len(n.claims), Held: l.holds(name, c.Name) != ""})
+		if c, ok := l.candidate(name, n, class); ok && c.FreeSpace.fits(least) {
+			out = append(out, c)
 		}
 	}
 	return out
@@ -350,23 +352,32 @@ func (l *Ledger) Candidates(class string) []Candidate {
 
 func (l *Ledger) freeSpace(name, class string) (FreeSpace, bool) {
 	n := l.nodes[name]
-	if n == nil || !n.reported {
+	if n == nil {
 		return FreeSpace{}, false
+	}
+	c, ok := l.candidate(name, n, class)
+	return c.FreeSpace, ok
+}
+
+// candidate returns a node as one of those that have the class, or false. The caller holds l.mu.
+func (l *Ledger) candidate(name string, n *node, class string) (Candidate, bool) {
+	if !n.reported {
+		return Candidate{}, false
 	}
 	c, ok := findClass(n.report.Classes, class)
 	if !ok {
-		return FreeSpace{}, false
+		return Candidate{}, false
 	}
 	l.lapse(name, n)
 	var taken int64
 	if s := n.reserved[c.Group]; s != nil {
 		taken = s.saturated()
 	}
-	free := c.freeSpace(taken)
-	if l.holds(name, c.Name) != "" {
+	free, held := c.freeSpace(taken), l.holds(name, c.Name) != ""
+	if held {
 		free.Available, free.MaximumVolume = 0, 0
 	}
-	return free, true
+	return Candidate{Node: name, FreeSpace: free, Volumes: len(n.report.Volumes) + len(n.claims), Held: held}, true
 }
 
 // node returns the node, made if need be.
@@ -432,9 +443,9 @@ func (n *node) charge(e *entry) {
 }
 
 func findClass(classes []ClassReport, name string) (ClassReport, bool) {
-	for _, c := range classes {
-		if c.Name == name || name == "" && c.Default {
-			return c, true
+	for i := range classes { // copying each costs more than comparing
+		if c := &classes[i]; c.Name == name || name == "" && c.Default {
+			return *c, true
 		}
 	}
 	return ClassReport{}, false

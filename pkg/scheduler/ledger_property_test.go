@@ -230,7 +230,8 @@ func (w *world) steps() map[string]func(*rapid.T) {
 				t.Fatalf("Expire returned %v, grown are %v", due, grew)
 			}
 		},
-		"": func(t *rapid.T) { w.check(t) },
+		"candidates are asked for": w.checkCandidates,
+		"":                         func(t *rapid.T) { w.check(t) },
 	}
 }
 
@@ -282,6 +283,26 @@ func (w *world) check(t *rapid.T) {
 				t.Fatalf("free space of class %q of %s: %+v, want %d and %d; reported %+v, claims %+v",
 					class, name, free, wantAvailable, wantMaximum, c, w.claims)
 			}
+		}
+	}
+}
+
+// checkCandidates holds what Candidates returns to what FreeSpace says of each node.
+func (w *world) checkCandidates(t *rapid.T) {
+	least := rapid.SampledFrom([]int64{0, 1, 4 * mib, 100 * mib, 200 * mib, math.MaxInt64}).Draw(t, "least")
+	for class := range groups {
+		got := map[string]FreeSpace{}
+		for _, c := range w.ledger.Candidates(class, least) {
+			got[c.Node] = c.FreeSpace
+		}
+		want := map[string]FreeSpace{}
+		for name := range w.nodes {
+			if free, ok := w.ledger.FreeSpace(name, class); ok && free.Available >= least && free.MaximumVolume >= least {
+				want[name] = free
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("candidates in class %q for at least %d: got %v, want %v", class, least, got, want)
 		}
 	}
 }

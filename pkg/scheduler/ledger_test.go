@@ -220,7 +220,7 @@ func TestWhatIsHeldSeemsFullToNewPlacements(t *testing.T) {
 		if err := errors.Join(fits("chose", "v", ""), fits("", "made", ""), l.FitAlone("n1", []Demand{{Claim: "new", Bytes: 10}})); err != nil {
 			t.Errorf("%s: what is there already does not fit: %v", what, err)
 		}
-		if c := l.Candidates(""); len(c) != 1 || c[0].Held == fast {
+		if c := l.Candidates("", 0); len(c) != 1 || c[0].Held == fast {
 			t.Errorf("%s: candidates %+v", what, c)
 		}
 	}

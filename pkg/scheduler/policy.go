@@ -55,9 +55,7 @@ func ParsePolicy(name string) (Policy, error) {
 // Rank returns the candidates that fit a volume of size bytes, best first.
 // Equal ones are ordered by name, so that the answer depends on nothing else.
 func (p Policy) Rank(size int64, candidates []Candidate) []Candidate {
-	fit := slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool {
-		return c.FreeSpace.MaximumVolume < size || c.FreeSpace.Available < size
-	})
+	fit := slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return !c.FreeSpace.fits(size) })
 	slices.SortFunc(fit, func(a, b Candidate) int {
 		var d int
 		switch p {

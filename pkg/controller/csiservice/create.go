@@ -184,7 +184,7 @@ func (s *Service) candidates(ask *lvmdv1.CreateVolumeRequest, sourceNode string,
 	case sourceNode != "":
 		return []string{sourceNode}, nil
 	}
-	all := s.o.Ledger.Candidates(ask.GetDeviceClass())
+	all := s.o.Ledger.Candidates(ask.GetDeviceClass(), 0)
 	out := slices.Clone(where.preferred)
 	for _, c := range policy.Rank(ask.GetRequiredBytes(), all) {
 		view, ok := s.Fleet.View(c.Node)

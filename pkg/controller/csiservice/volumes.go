@@ -126,7 +126,7 @@ func (s *Service) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*cs
 	if ask.GetEncryption() == names.EncryptionLUKS {
 		header = luks.HeaderBytes
 	}
-	for _, c := range s.o.Ledger.Candidates(ask.GetDeviceClass()) {
+	for _, c := range s.o.Ledger.Candidates(ask.GetDeviceClass(), 0) {
 		if len(nodes) > 0 && !slices.Contains(nodes, c.Node) {
 			continue
 		}

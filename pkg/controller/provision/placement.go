@@ -24,19 +24,22 @@ const fullMemory = 10 * time.Second
 // place selects a node for a claim that binds immediately, and reserves there: one claim
 // at a time, since the next one of a burst is to see what this one takes.
 func (p *Provisioner) place(a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request) (string, error) {
-	p.placing.Lock()
-	defer p.placing.Unlock()
 	_, selected := p.attempts.get(a.uid)
-	node, err := p.placer.choose(a, selected, class, r)
-	if err != nil {
-		if p.warn(a, claim, err.Error()) {
-			p.Metrics.claims.WithLabelValues(resultFailed).Inc()
-		}
-		return "", err
+	p.placing.Lock()
+	node := p.placer.choose(a, selected, class, r)
+	if node != "" {
+		p.attempts.selectNode(a.uid, node, p.Now())
+		p.reservations.reserve(a, node, r)
 	}
-	p.attempts.selectNode(a.uid, node, p.Now())
-	p.reservations.reserve(a, node, r)
-	return node, nil
+	p.placing.Unlock()
+	if node != "" {
+		return node, nil
+	}
+	err := p.placer.explain(a, selected, class, r)
+	if p.warn(a, claim, err.Error()) {
+		p.Metrics.claims.WithLabelValues(resultFailed).Inc()
+	}
+	return "", err
 }
 
 // placer knows what fits on which node.
@@ -46,47 +49,61 @@ type placer struct {
 }
 
 // choose picks a node: one that may hold the volume already, the one chosen
-// before, or else the best by policy of those that the class allows.
-func (l placer) choose(a *attempt, selected selection, class *storagev1.StorageClass, r spec.Request) (string, error) {
+// before, or else the best by policy of those that the class allows. Of a cluster that is nearly full,
+// it looks at the nodes that have space.
+func (l placer) choose(a *attempt, selected selection, class *storagev1.StorageClass, r spec.Request) string {
 	preferred := []string{selected.node}
 	preferred = append(append(l.Fleet.Holders(a.name), slices.Sorted(maps.Keys(a.inFlight.nodes))...), preferred...)
 	for _, node := range preferred {
 		if view, ok := l.Fleet.View(node); ok && view.Connected {
-			return node, nil
+			return node
 		}
 	}
-	now, passed := l.Now(), passedOver{}
-	candidates := slices.DeleteFunc(l.ledger.Candidates(r.DeviceClass), func(c scheduler.Candidate) bool {
-		view, ok := l.Fleet.View(c.Node)
-		node, err := l.NodeLister.Get(c.Node)
-		switch {
-		case !ok || !view.Connected || err != nil:
-			passed.away++
-		case !spec.AllowedBy(class.AllowedTopologies, node):
-			passed.forbidden++
-		case node.Spec.Unschedulable || cluster.OutOfService(node):
-			passed.cordoned++
-		case c.Held:
-			passed.held++
-		case now.Sub(a.full[c.Node]) < fullMemory:
+	var passed passedOver
+	for _, c := range r.Placement.Rank(r.Footprint(), l.ledger.Candidates(r.DeviceClass, r.Footprint())) {
+		if !l.passOver(&passed, a, class, c) {
+			return c.Node
+		}
+	}
+	return ""
+}
+
+// passOver reports whether a node is not to be chosen, whatever is free there, and counts why.
+func (l placer) passOver(passed *passedOver, a *attempt, class *storagev1.StorageClass, c scheduler.Candidate) bool {
+	view, ok := l.Fleet.View(c.Node)
+	node, err := l.NodeLister.Get(c.Node)
+	switch {
+	case !ok || !view.Connected || err != nil:
+		passed.away++
+	case !spec.AllowedBy(class.AllowedTopologies, node):
+		passed.forbidden++
+	case node.Spec.Unschedulable || cluster.OutOfService(node):
+		passed.cordoned++
+	case c.Held:
+		passed.held++
+	case l.Now().Sub(a.full[c.Node]) < fullMemory:
+		passed.full++
+	default:
+		return false
+	}
+	return true
+}
+
+// explain returns why there is no node for a claim. It looks at all nodes, which choose does not.
+func (l placer) explain(a *attempt, selected selection, class *storagev1.StorageClass, r spec.Request) error {
+	if l.Now().Sub(selected.began) >= WarnAfter {
+		if err := l.unsatisfiable(class, r); err != nil {
+			return err
+		}
+	}
+	var passed passedOver
+	for _, c := range l.ledger.Candidates(r.DeviceClass, 0) {
+		if !l.passOver(&passed, a, class, c) {
 			passed.full++
-		default:
 			passed.largest = max(passed.largest, min(c.FreeSpace.Available, c.FreeSpace.MaximumVolume))
-			return false
 		}
-		return true
-	})
-	ranked := r.Placement.Rank(r.Footprint(), candidates)
-	if len(ranked) == 0 {
-		if now.Sub(selected.began) >= WarnAfter {
-			if err := l.unsatisfiable(class, r); err != nil {
-				return "", err
-			}
-		}
-		passed.full += len(candidates)
-		return "", passed.explain(class, r)
 	}
-	return ranked[0].Node, nil
+	return passed.explain(class, r)
 }
 
 // noneLeft reports whether a claim of the StorageClass can be on no node but those that are tried.
