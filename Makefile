@@ -123,7 +123,7 @@ test-unit: ## Tests that run anywhere, in seconds
 	cd release && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) $(CHOSEN) ./...
 	cd monitoring && $(GO) vet ./... && $(GO) test -count=1 $(VERBOSE) $(CHOSEN) ./...
 	cd tools && $(GO) vet ./... && $(GO) test $(VERBOSE) $(CHOSEN) ./...
-	cd pkg/scheduler/plugin && $(GO) vet ./...
+	cd pkg/scheduler/plugin && $(GO) vet ./... && $(GO) test $(VERBOSE) $(CHOSEN) ./...
 
 # Vetting looks at everything that is imported, too. The linter does it for all build tags. The tests of
 # the documents compare texts; with the race detector they take over a minute.
@@ -132,7 +132,7 @@ test-race: deps ## The same, with the race detector where the product is tested
 	@failed=0; \
 	CGO_ENABLED=1 $(GO) test -race -vet=off -count=1 -timeout 20m $(VERBOSE) $(CHOSEN) $$($(GO) list ./... | grep -v '/docs$$') || failed=1; \
 	$(GO) test -vet=off -count=1 $(VERBOSE) $(CHOSEN) ./docs || failed=1; \
-	for module in e2e release monitoring tools; do \
+	for module in e2e release monitoring tools pkg/scheduler/plugin; do \
 	  (cd $$module && $(GO) test -vet=off -count=1 $(VERBOSE) $(CHOSEN) ./...) || failed=1; \
 	done; exit $$failed
 

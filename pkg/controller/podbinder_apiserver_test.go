@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -277,24 +278,30 @@ func TestPodsOfASchedulerWithThePluginStartWithTheirVolumes(t *testing.T) {
 	if program == "" {
 		t.Fatal("SCHEDULER_WITH_PLUGIN does not name the scheduler; run make test-apiserver")
 	}
-	w, class := schedulerWorld(t)
-	var config map[string]any
-	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile("../../deploy/examples/kube-scheduler-plugin.yaml"))(t), &config))
-	runScheduler(t, config, program)
-	w.podsStartWithTheirVolumes(t, class)
-	t.Run("a node that cannot be asked", func(t *testing.T) {
-		refused := w.refuseVolumes()
-		defer w.noHooks()
-		w.runPod(t, carveScheduler, "waits", class)
-		waittest.Until(t, "a node is asked twice", func() bool { return refused.Load() > 1 })
-		w.runPod(t, carveScheduler, "goes-on", "")
-		w.isPlaced(t, "goes-on")
-		if node := w.nodeOf(t, "waits"); node != "" {
-			t.Errorf("the Pod is on %s without its volume", node)
-		}
-		w.noHooks()
-		w.isPlaced(t, "waits", "waits-data")
-	})
+	shipped := must.Get(os.ReadFile("../../deploy/examples/kube-scheduler-plugin.yaml"))(t)
+	preBindOnly := strings.ReplaceAll(string(shipped), "multiPoint:", "preBind:")
+	for profile, configuration := range map[string]string{"in place of VolumeBinding": string(shipped), "at preBind alone": preBindOnly} {
+		t.Run(profile, func(t *testing.T) {
+			w, class := schedulerWorld(t)
+			var config map[string]any
+			must.Succeed(t, yaml.UnmarshalStrict([]byte(configuration), &config))
+			runScheduler(t, config, program)
+			w.podsStartWithTheirVolumes(t, class)
+			t.Run("a node that cannot be asked", func(t *testing.T) {
+				refused := w.refuseVolumes()
+				defer w.noHooks()
+				w.runPod(t, carveScheduler, "waits", class)
+				waittest.Until(t, "a node is asked twice", func() bool { return refused.Load() > 1 })
+				w.runPod(t, carveScheduler, "goes-on", "")
+				w.isPlaced(t, "goes-on")
+				if node := w.nodeOf(t, "waits"); node != "" {
+					t.Errorf("the Pod is on %s without its volume", node)
+				}
+				w.noHooks()
+				w.isPlaced(t, "waits", "waits-data")
+			})
+		})
+	}
 }
 
 // podsStartWithTheirVolumes has a scheduler bring Pods of all kinds to nodes.

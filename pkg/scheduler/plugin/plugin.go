@@ -1,11 +1,14 @@
-// Package plugin is a plugin for kube-scheduler that waits for volumes without looking for them once per second.
-// It takes the place of VolumeBinding at the extension point preBind, for those who build a scheduler of their own;
-// VolumeBinding still filters, scores and reserves:
+// Package plugin is a plugin for kube-scheduler, for those who build a scheduler of their own. It takes the place of
+// VolumeBinding, of which it is made: it filters, scores and reserves by VolumeBinding's code, which sees of each node
+// the objects that can matter there and not those of all nodes, and it waits for volumes without looking for them once
+// per second:
 //
 //	plugins:
-//	  preBind:
+//	  multiPoint:
 //	    disabled: [{name: VolumeBinding}]
 //	    enabled: [{name: CarveVolumes}]
+//
+// At the extension point preBind alone it only waits, and VolumeBinding does the rest.
 //
 // It is a module of its own, because Kubernetes is no library: k8s.io/kubernetes and what it is built of must have one
 // version, which the module that builds the scheduler chooses. Command kube-scheduler below is an example.
@@ -18,7 +21,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/volumebinding"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/podbinder"
@@ -27,26 +33,36 @@ import (
 // Name is the plugin's name in a scheduler's profile.
 const Name = "CarveVolumes"
 
-// bindTimeout bounds the wait for a Pod's volumes, as VolumeBinding's bindTimeoutSeconds does by default.
-const bindTimeout = 10 * time.Minute
-
-// volumes has the volumes of Pods bound.
+// volumes has the volumes of Pods bound. The embedded plugin does what is before that.
 type volumes struct {
-	binder *podbinder.Binder
+	*volumebinding.VolumeBinding
+	binder  *podbinder.Binder
+	timeout time.Duration
 }
 
-var _ fwk.PreBindPlugin = (*volumes)(nil)
+var (
+	_ fwk.FilterPlugin  = (*volumes)(nil)
+	_ fwk.PreBindPlugin = (*volumes)(nil)
+)
 
-// New makes the plugin for a scheduler, which runs until ctx is done. It takes no arguments, and has no metrics:
-// scheduler_framework_extension_point_duration_seconds has the time that Pods wait. It has caches of its own, of
-// PersistentVolumes, claims, StorageClasses and the labels of Nodes.
-func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+// New makes the plugin for a scheduler, which runs until ctx is done. It takes VolumeBinding's arguments, and has no
+// metrics: scheduler_framework_extension_point_duration_seconds has the time that Pods wait. For that wait it has caches
+// of its own, of PersistentVolumes, claims, StorageClasses and the labels of Nodes.
+func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	args, err := arguments(given)
+	if err != nil {
+		return nil, err
+	}
+	binding, err := newBinding(ctx, args, handle, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
+	if err != nil {
+		return nil, err
+	}
 	binder, err := podbinder.New(podbinder.Options{Client: handle.ClientSet(), Registerer: prometheus.NewRegistry()})
 	if err != nil {
 		return nil, err
 	}
 	go func() { _ = binder.Run(ctx) }() // it ends with ctx, and has no error
-	return &volumes{binder}, nil
+	return &volumes{binding, binder, time.Duration(args.BindTimeoutSeconds) * time.Second}, nil
 }
 
 // Name implements fwk.Plugin.
@@ -62,7 +78,7 @@ func (*volumes) PreBindPreFlight(_ context.Context, _ fwk.CycleState, pod *v1.Po
 
 // PreBind implements fwk.PreBindPlugin. With an error, the Pod is scheduled anew.
 func (v *volumes) PreBind(ctx context.Context, _ fwk.CycleState, pod *v1.Pod, node string) *fwk.Status {
-	ctx, cancel := context.WithTimeout(ctx, bindTimeout)
+	ctx, cancel := context.WithTimeout(ctx, v.timeout)
 	defer cancel()
 	return fwk.AsStatus(v.binder.BindVolumes(ctx, pod, node))
 }
