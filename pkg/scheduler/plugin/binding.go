@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	goruntime "runtime"
+	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
+	storageinformers "k8s.io/client-go/informers/storage/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -26,7 +29,15 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 	if !ok {
 		return nil, fmt.Errorf("VolumeBinding is a %T", made)
 	}
-	binder := &binder{SchedulerVolumeBinder: binding.Binder, finders: make(chan *finder, goruntime.GOMAXPROCS(0))}
+	core, storage := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Storage().V1()
+	volumes := core.PersistentVolumes().Informer()
+	binder := &binder{candidates: &candidates{Indexer: volumes.GetIndexer()}, finders: make(chan *finder, goruntime.GOMAXPROCS(0))}
+	// In place of the plugin's own, which sees all volumes.
+	binder.SchedulerVolumeBinder, err = newUpstream(klog.FromContext(ctx), handle, features, core.PersistentVolumeClaims(), view{volumes, binder.candidates},
+		storage.CSIStorageCapacities(), time.Duration(args.BindTimeoutSeconds)*time.Second)
+	if err != nil {
+		return nil, err
+	}
 	for range cap(binder.finders) {
 		finder, err := newFinder(klog.FromContext(ctx), handle, features)
 		if err != nil {
@@ -38,11 +49,32 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 	return binding, nil
 }
 
+// newUpstream makes a binder of upstream's. It sees the cluster as the scheduler does, but for what is given.
+func newUpstream(logger klog.Logger, handle fwk.Handle, features feature.Features, claims coreinformers.PersistentVolumeClaimInformer,
+	volumes cache.SharedIndexInformer, capacities storageinformers.CSIStorageCapacityInformer, timeout time.Duration,
+) (volumebinding.SchedulerVolumeBinder, error) {
+	core, storage := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Storage().V1()
+	return volumebinding.NewVolumeBinder(logger, handle.ClientSet(), features, core.Pods(), core.Nodes(), storage.CSINodes(),
+		claims, volumeInformer{core.PersistentVolumes(), volumes}, storage.StorageClasses(),
+		volumebinding.CapacityCheck{CSIDriverInformer: storage.CSIDrivers(), CSIStorageCapacityInformer: capacities}, timeout)
+}
+
 // binder is upstream's, which knows the assumed claims and volumes, and which has others look whether nodes suit Pods.
 type binder struct {
 	volumebinding.SchedulerVolumeBinder
+	// mu is held while candidates are those of one Pod.
+	mu         sync.Mutex
+	candidates *candidates
 	// finders are those that look at no node now: as many as can run at a time.
 	finders chan *finder
+}
+
+// GetPodVolumeClaims implements volumebinding.SchedulerVolumeBinder.
+func (b *binder) GetPodVolumeClaims(logger klog.Logger, pod *v1.Pod) (*volumebinding.PodVolumeClaims, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.candidates.pod = pod
+	return b.SchedulerVolumeBinder.GetPodVolumeClaims(logger, pod)
 }
 
 // FindPodVolumes implements volumebinding.SchedulerVolumeBinder. It may be called in parallel.
@@ -62,26 +94,33 @@ type finder struct {
 }
 
 func newFinder(logger klog.Logger, handle fwk.Handle, features feature.Features) (*finder, error) {
-	core, storage := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Storage().V1()
-	capacities, err := newNodeCapacities(storage.CSIStorageCapacities())
+	shared := handle.SharedInformerFactory()
+	capacities, err := newNodeCapacities(shared.Storage().V1().CSIStorageCapacities())
 	if err != nil {
 		return nil, err
 	}
-	// It is never started. The finder reads no claims in it.
+	// They are never started: a finder reads no claims in them.
 	idle := informers.NewSharedInformerFactory(handle.ClientSet(), 0)
-	made, err := volumebinding.NewVolumeBinder(logger, handle.ClientSet(), features, core.Pods(), core.Nodes(), storage.CSINodes(),
-		idle.Core().V1().PersistentVolumeClaims(), volumeInformer{core.PersistentVolumes(), unobserved{core.PersistentVolumes().Informer()}},
-		storage.StorageClasses(), volumebinding.CapacityCheck{CSIDriverInformer: storage.CSIDrivers(), CSIStorageCapacityInformer: capacities}, 0)
+	made, err := newUpstream(logger, handle, features, idle.Core().V1().PersistentVolumeClaims(),
+		unobserved{shared.Core().V1().PersistentVolumes().Informer()}, capacities, 0)
 	return &finder{made, capacities}, err
 }
 
-// volumeInformer is a view of the PersistentVolumes.
+// volumeInformer is the scheduler's informer of PersistentVolumes, or a view of it.
 type volumeInformer struct {
 	coreinformers.PersistentVolumeInformer
-	view cache.SharedIndexInformer
+	informer cache.SharedIndexInformer
 }
 
-func (i volumeInformer) Informer() cache.SharedIndexInformer { return i.view }
+func (i volumeInformer) Informer() cache.SharedIndexInformer { return i.informer }
+
+// view is an informer whose objects are seen through another indexer.
+type view struct {
+	cache.SharedIndexInformer
+	indexer cache.Indexer
+}
+
+func (v view) GetIndexer() cache.Indexer { return v.indexer }
 
 // unobserved is an informer for what assumes nothing, and so needs no event to forget it.
 type unobserved struct{ cache.SharedIndexInformer }
