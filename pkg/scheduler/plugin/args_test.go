@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/dump"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
@@ -24,7 +25,7 @@ func TestArgumentsAreThoseOfVolumeBinding(t *testing.T) {
 		want, wantErr := ofUpstream(args)
 		got, err := arguments(&runtime.Unknown{Raw: []byte(args)})
 		if (err != nil) != (wantErr != nil) || err == nil && !reflect.DeepEqual(got, want) {
-			t.Errorf("arguments %s are %+v, %v, want %+v, %v", args, got, err, want, wantErr)
+			t.Errorf("arguments %s are %s, %v, want %s, %v", args, dump.Pretty(got), err, dump.Pretty(want), wantErr)
 		}
 	}
 }
@@ -55,7 +56,7 @@ func TestWithoutArgumentsThePluginHasTheDefaults(t *testing.T) {
 	}
 	got, err := arguments(nil)
 	if want := volumeBindingArgs(defaults); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("without arguments there are %+v, %v, want %+v", got, err, want)
+		t.Errorf("without arguments there are %s, %v, want %s", dump.Pretty(got), err, dump.Pretty(want))
 	}
 }
 

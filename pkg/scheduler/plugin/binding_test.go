@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	goruntime "runtime"
 	"sync"
 	"testing"
 
@@ -302,6 +303,37 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 		p.upstream.Unreserve(ctx, want, pod, node)
 		p.ours.Unreserve(ctx, got, pod, node)
 	}
+}
+
+// slowFinder lets others run while it looks at a node, and reports if it has another node then.
+type slowFinder struct {
+	volumebinding.SchedulerVolumeBinder
+	capacities *nodeCapacities
+}
+
+func (f slowFinder) FindPodVolumes(_ klog.Logger, _ *v1.Pod, _ *volumebinding.PodVolumeClaims, node *v1.Node) (*volumebinding.PodVolumes, volumebinding.ConflictReasons, error) {
+	goruntime.Gosched()
+	if f.capacities.node != node {
+		return nil, nil, fmt.Errorf("the finder for %s looks at %s", node.Name, f.capacities.node.Name)
+	}
+	return nil, nil, nil
+}
+
+func TestAFinderLooksAtOneNodeAtATime(t *testing.T) {
+	b := &binder{finders: make(chan *finder, 2)}
+	for range cap(b.finders) {
+		capacities := &nodeCapacities{}
+		b.finders <- &finder{slowFinder{capacities: capacities}, capacities}
+	}
+	var asked sync.WaitGroup
+	for i := range 1000 {
+		asked.Go(func() {
+			if _, _, err := b.FindPodVolumes(klog.Logger{}, nil, nil, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i)}}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	asked.Wait()
 }
 
 func one[T any](t *rapid.T, of ...T) T { return rapid.SampledFrom(of).Draw(t, "one") }
