@@ -1,12 +1,12 @@
 package plugin
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/dump"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
@@ -25,7 +25,7 @@ func TestArgumentsAreThoseOfVolumeBinding(t *testing.T) {
 		want, wantErr := ofUpstream(args)
 		got, err := arguments(&runtime.Unknown{Raw: []byte(args)})
 		if (err != nil) != (wantErr != nil) || err == nil && !reflect.DeepEqual(got, want) {
-			t.Errorf("arguments %s are %s, %v, want %s, %v", args, dump.Pretty(got), err, dump.Pretty(want), wantErr)
+			t.Errorf("arguments %s are %s, %v, want %s, %v", args, text(got), err, text(want), wantErr)
 		}
 	}
 }
@@ -49,6 +49,13 @@ func volumeBindingArgs(c *config.KubeSchedulerConfiguration) *config.VolumeBindi
 	return nil
 }
 
+func text(args *config.VolumeBindingArgs) string {
+	if args == nil {
+		return "none"
+	}
+	return fmt.Sprintf("bindTimeoutSeconds %d and shape %v", args.BindTimeoutSeconds, args.Shape)
+}
+
 func TestWithoutArgumentsThePluginHasTheDefaults(t *testing.T) {
 	defaults, err := latest.Default()
 	if err != nil {
@@ -56,7 +63,7 @@ func TestWithoutArgumentsThePluginHasTheDefaults(t *testing.T) {
 	}
 	got, err := arguments(nil)
 	if want := volumeBindingArgs(defaults); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("without arguments there are %s, %v, want %s", dump.Pretty(got), err, dump.Pretty(want))
+		t.Errorf("without arguments there are %s, %v, want %s", text(got), err, text(want))
 	}
 }
 
