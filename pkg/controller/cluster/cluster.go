@@ -9,7 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -82,8 +81,9 @@ func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
 	c.VolumeLister = all.Core().V1().PersistentVolumes().Lister()
 	c.NodeLister = all.Core().V1().Nodes().Lister()
 	var failed []error
+	trim := newTrimmer().trim
 	for _, informer := range c.Informers() {
-		failed = append(failed, informer.SetTransform(stripManagedFields))
+		failed = append(failed, informer.SetTransform(trim))
 	}
 	failed = append(failed, c.Pods.SetTransform(claimsOnly),
 		c.Volumes.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolume]{ByHandle: handleIndexer, byClaimUID: claimUIDIndexer}),
@@ -100,15 +100,6 @@ func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
 // Informers returns all informers.
 func (c *Cluster) Informers() []cache.SharedIndexInformer {
 	return []cache.SharedIndexInformer{c.Claims, c.Volumes, c.Classes, c.Nodes, c.Capacities, c.Pods}
-}
-
-// stripManagedFields drops what we never read and what is much of an object's
-// size. It changes the object before any cache holds it.
-func stripManagedFields(obj any) (any, error) {
-	if o, ok := obj.(metav1.Object); ok {
-		o.SetManagedFields(nil)
-	}
-	return obj, nil
 }
 
 // Synced reports whether the view is complete.
