@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
@@ -35,6 +36,7 @@ func newBindPodsCommand() *cobra.Command {
 			return err
 		}
 		log.Info("starting", "version", version)
+		limitMemory(log, memlimit.FromCgroup)
 		client, _, err := newClients(kubeconfig)
 		if err != nil {
 			return err

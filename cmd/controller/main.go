@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -100,6 +101,7 @@ func newCommand() *cobra.Command {
 // those who look after it. Either's end ends the other.
 func run(ctx context.Context, f flags) error {
 	f.Log.Info("starting", "version", version)
+	limitMemory(f.Log, memlimit.FromCgroup)
 	client, snapshots, err := newClients(f.kubeconfig)
 	if err != nil {
 		return err
