@@ -27,8 +27,8 @@ func newBindPodsCommand() *cobra.Command {
 	flagset.StringVar(&kubeconfig, "kubeconfig", "", "file that says how to reach the API server; empty means the Pod's own service account")
 	flagset.StringVar(&schedulerName, "scheduler-name", "carve", "scheduler that Pods name which may be bound")
 	flagset.StringVar(&listen, "listen", "127.0.0.1:9445", "address on which kube-scheduler asks (HTTP), of a loopback interface")
-	flagset.StringVar(&opsListen, "ops-listen", ":9808", "address of /healthz, /readyz and /metrics (HTTPS); empty serves none")
-	flagset.StringVar(&metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
+	flagset.StringVar(&opsListen, "ops-listen", ":9808", "address of /healthz, /readyz, /metrics and /debug/pprof (HTTPS); empty serves none")
+	flagset.StringVar(&metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics and /debug/pprof; empty: both are refused")
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)

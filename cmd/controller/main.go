@@ -67,8 +67,8 @@ func newCommand() *cobra.Command {
 	flagset.StringVar(&f.UplinkListen, "uplink-listen", ":9443", "address on which nodes are expected, host:port")
 	flagset.StringVar(&f.UplinkHost, "uplink-host", "carve-uplink."+names.Namespace+".svc", "name under which nodes know the controller; its certificate carries it")
 	flagset.StringVar(&f.NodeServiceAccount, "node-service-account", "carve-node", "service account of the node agent, in the same namespace")
-	flagset.StringVar(&f.opsListen, "ops-listen", ":9808", "address of /healthz, /readyz and /metrics (HTTPS); empty serves none")
-	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
+	flagset.StringVar(&f.opsListen, "ops-listen", ":9808", "address of /healthz, /readyz, /metrics and /debug/pprof (HTTPS); empty serves none")
+	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics and /debug/pprof; empty: both are refused")
 	flagset.BoolVar(&f.LeaderElect, "leader-elect", true, "let one of several replicas act")
 	flagset.BoolVar(&f.RemoveOrphans, "remove-orphans", false, "remove volumes of this cluster that no PersistentVolume and no claim knows, "+
 		"instead of only reporting them; do not use with the reclaim policy Retain")

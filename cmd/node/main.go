@@ -92,8 +92,8 @@ func command(s system) *cobra.Command {
 	flags.Var(&o.inlineMaxSize, "inline-max-size", "the largest size that a Pod may ask for in its own specification, such as 100Gi; 0: no limit. Volumes that exist are not concerned")
 	flags.Var(&o.checkMemory, "check-memory", "the memory that the check of one file system may take; of those that take more than 32Mi one runs at a time, beside one that waits for its disk. The container's memory limit must be twice this and 384Mi")
 	flags.StringVar(&o.ioLimitsDir, "io-limits-dir", "", "directory that is shared with carve-node io-limits, which limits the I/O of Pods; empty: nothing does")
-	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz and /metrics (HTTPS); empty: not served")
-	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics; empty: metrics are refused")
+	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz, /metrics and /debug/pprof (HTTPS); empty: not served")
+	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics and /debug/pprof; empty: both are refused")
 	o.logging = logging.AddFlags(flags)
 	c.AddCommand(ioLimits())
 	return c

@@ -1,10 +1,10 @@
-// Package ops serves what those who run Carve look at: /healthz, /readyz and
-// /metrics, over HTTPS.
+// Package ops serves what those who run Carve look at: /healthz, /readyz,
+// /metrics, and of /debug/pprof the heap and the goroutines, over HTTPS.
 //
 // Health and readiness are open, because the kubelet's probes carry no
 // credentials; they say nothing but yes or why not. Metrics name volumes and
-// claims, so they are served only to those who present the bearer token kept
-// in a file; without such a file no one may read them. The certificate is made
+// claims, and profiles cost time, so they are served only to those who present
+// the bearer token kept in a file; without such a file no one may read them. The certificate is made
 // at start, is kept in memory and is self-signed: it keeps the token off the
 // wire, it does not identify the server, as one of the uplink's CA could.
 // A TokenReview for each scrape would need no token of its own, and give the
@@ -27,6 +27,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime/pprof"
 	"strings"
 	"time"
 
@@ -49,9 +50,9 @@ const (
 type Options struct {
 	// Address to listen on, host:port. Empty means that nothing is served.
 	Address string
-	// MetricsTokenFile holds the bearer token for /metrics. It is read at every
-	// request, so it may be made or replaced at any time. Empty, or a missing or
-	// empty file, means that /metrics answers 403.
+	// MetricsTokenFile holds the bearer token for /metrics and /debug/pprof. It is
+	// read at every request, so it may be made or replaced at any time. Empty, or a
+	// missing or empty file, means that both answer 403.
 	MetricsTokenFile string
 	// Registry has the metrics, and gets one of the server's.
 	Registry *prometheus.Registry
@@ -114,7 +115,21 @@ func handler(o Options) http.Handler {
 	mux.Handle("GET /readyz", probe(o.Ready))
 	metrics := promhttp.HandlerFor(o.Registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelError)})
 	mux.Handle("GET /metrics", authorized(o.MetricsTokenFile, metrics))
+	for _, name := range []string{"heap", "goroutine"} {
+		mux.Handle("GET /debug/pprof/"+name, authorized(o.MetricsTokenFile, profile(name, o.Log)))
+	}
 	return mux
+}
+
+// profile answers with one of the runtime's profiles, for `go tool pprof`. The package net/http/pprof, once
+// imported, would serve them and more to everyone on http.DefaultServeMux.
+func profile(name string, log *slog.Logger) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		if err := pprof.Lookup(name).WriteTo(w, 0); err != nil {
+			log.Info("a profile was not read to its end", "profile", name, "error", err)
+		}
+	})
 }
 
 func probe(check func(context.Context) error) http.Handler {
@@ -142,7 +157,7 @@ func authorized(file string, next http.Handler) http.Handler {
 			}
 		}
 		if want == "" {
-			http.Error(w, "metrics are off: no token is configured", http.StatusForbidden)
+			http.Error(w, "this is off: no token is configured", http.StatusForbidden)
 			return
 		}
 		got, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")

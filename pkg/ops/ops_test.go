@@ -81,23 +81,44 @@ func TestProbesReportTheTruth(t *testing.T) {
 	}
 }
 
-func TestMetricsNeedTheTokenInTheFile(t *testing.T) {
+func TestMetricsAndProfilesNeedTheTokenInTheFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
-	url := "https://" + start(t, Options{MetricsTokenFile: file}) + "/metrics"
-	if code, _ := get(t, url, "anything"); code != http.StatusForbidden {
-		t.Errorf("before the file exists: want 403, got %d", code)
+	address := start(t, Options{MetricsTokenFile: file})
+	for path, has := range map[string]string{
+		"/metrics": "carve_test_total", "/debug/pprof/heap": "\x1f\x8b", "/debug/pprof/goroutine": "\x1f\x8b", // gzip's magic number
+	} {
+		t.Run(path, func(t *testing.T) {
+			url := "https://" + address + path
+			os.Remove(file)
+			if code, _ := get(t, url, "anything"); code != http.StatusForbidden {
+				t.Errorf("before the file exists: want 403, got %d", code)
+			}
+			if err := os.WriteFile(file, []byte("s3cret\n"), 0o600); err != nil {
+				t.Fatalf("WriteFile: %v", err)
+			}
+			if code, _ := get(t, url, ""); code != http.StatusUnauthorized {
+				t.Errorf("without a token: want 401, got %d", code)
+			}
+			if code, _ := get(t, url, "wrong"); code != http.StatusUnauthorized {
+				t.Errorf("with a wrong token: want 401, got %d", code)
+			}
+			if code, body := get(t, url, "s3cret"); code != http.StatusOK || !strings.Contains(body, has) {
+				t.Errorf("with the token: want 200 and %q in the body, got %d %q", has, code, body)
+			}
+		})
 	}
+}
+
+func TestNoOtherProfileIsServed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("s3cret\n"), 0o600); err != nil {
 		t.Fatalf("WriteFile: %v", err)
 	}
-	if code, _ := get(t, url, ""); code != http.StatusUnauthorized {
-		t.Errorf("without a token: want 401, got %d", code)
-	}
-	if code, _ := get(t, url, "wrong"); code != http.StatusUnauthorized {
-		t.Errorf("with a wrong token: want 401, got %d", code)
-	}
-	if code, body := get(t, url, "s3cret"); code != http.StatusOK || !strings.Contains(body, "carve_test_total") {
-		t.Errorf("with the token: want 200 and the metrics, got %d %q", code, body)
+	address := start(t, Options{MetricsTokenFile: file})
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/profile", "/debug/pprof/trace"} {
+		if code, _ := get(t, "https://"+address+path, "s3cret"); code != http.StatusNotFound {
+			t.Errorf("%s: want 404, got %d", path, code)
+		}
 	}
 }
 
