@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -332,7 +331,7 @@ func (f *Fleet) Views() []*View {
 func (f *Fleet) Holders(volumeName string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Sorted(maps.Keys(f.byName[volumeName]))
+	return slices.Clone(f.byName[volumeName])
 }
 
 // ReportsOf returns what nodes last reported of the volume of that id, by node. An id is one
@@ -341,7 +340,7 @@ func (f *Fleet) ReportsOf(id string) map[string]*lvmdv1.Volume {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := map[string]*lvmdv1.Volume{}
-	for name := range f.byID[id] {
+	for _, name := range f.byID[id] {
 		out[name] = f.nodes[name].view.Volumes[id]
 	}
 	return out

@@ -1,24 +1,29 @@
 package fleet
 
-import lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+import (
+	"slices"
 
-// reporters are the nodes whose view has a volume, by the volume's name or id. It is kept in step
-// with the views, under Fleet.mu.
-type reporters map[string]map[string]struct{}
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+)
+
+// reporters are the nodes whose view has a volume, sorted, by the volume's name or id. It is kept in step
+// with the views, under Fleet.mu. Mostly it is one node, of which a set would take ten times as much.
+type reporters map[string][]string
 
 // update takes in how the keys of a node's volumes changed.
 func (r reporters) update(node string, keys keyChange) {
 	for _, key := range keys.removed {
-		delete(r[key], node)
+		if i, has := slices.BinarySearch(r[key], node); has {
+			r[key] = slices.Delete(r[key], i, i+1)
+		}
 		if len(r[key]) == 0 {
 			delete(r, key)
 		}
 	}
 	for _, key := range keys.added {
-		if r[key] == nil {
-			r[key] = map[string]struct{}{}
+		if i, has := slices.BinarySearch(r[key], node); !has {
+			r[key] = slices.Insert(r[key], i, node)
 		}
-		r[key][node] = struct{}{}
 	}
 }
 

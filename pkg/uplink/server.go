@@ -177,6 +177,7 @@ func (s *Server) welcome(ctx context.Context, raw net.Conn, place *connlimit.Pla
 	place.End()
 	if !s.add(session) {
 		session.Close()
+		session.awaitEnd()
 		return
 	}
 	defer s.remove(session)
@@ -193,14 +194,14 @@ func (s *Server) welcome(ctx context.Context, raw net.Conn, place *connlimit.Pla
 		expired = t.C
 	}
 	select {
-	case <-session.Done():
+	case <-session.conn.closed:
 	case <-ctx.Done():
 		session.Close()
 	case <-expired:
 		s.log.Warn("node did not renew its uplink in time, closing it", "node", session.node)
 		session.Retire(drainExpired)
 	}
-	<-session.Done()
+	session.awaitEnd()
 	if session.held.tooMuch() {
 		s.log.Warn("uplink closed", "node", session.node, "error", errHeldTooMuch)
 	}

@@ -56,7 +56,8 @@ type Session struct {
 var _ grpc.ClientConnInterface = (*Session)(nil)
 
 // newSession makes conn the transport of a gRPC client. The TLS below is
-// already in place, hence the "insecure" credentials above it.
+// already in place, hence the "insecure" credentials above it. The caller calls awaitEnd: each
+// goroutine less is 2 KiB less for each node.
 func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Session, error) {
 	s := &Session{
 		node: node, version: version, reauthBy: reauthBy,
@@ -94,13 +95,15 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 		return nil, fmt.Errorf("uplink session of node %s: %w", node, err)
 	}
 	s.cc = cc
-	go func() {
-		<-s.conn.closed
-		cc.Close()
-		close(s.done)
-	}()
 	cc.Connect()
 	return s, nil
+}
+
+// awaitEnd waits until the connection is closed, and ends the session. It is called once.
+func (s *Session) awaitEnd() {
+	<-s.conn.closed
+	s.cc.Close()
+	close(s.done)
 }
 
 // Node is the name of the node that the peer proved to be.

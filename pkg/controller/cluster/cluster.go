@@ -31,9 +31,6 @@ const (
 // byUID is the index of claims by their UID.
 const byUID = "uid"
 
-// byClaimUID is the index of volumes by the UID of the claim that they are for.
-const byClaimUID = "claim-uid"
-
 // bySource is the index of claims by the claim that they are to be a clone of.
 const bySource = "source"
 
@@ -86,7 +83,7 @@ func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
 		failed = append(failed, informer.SetTransform(trim))
 	}
 	failed = append(failed, c.Pods.SetTransform(claimsOnly),
-		c.Volumes.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolume]{ByHandle: handleIndexer, byClaimUID: claimUIDIndexer}),
+		c.Volumes.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolume]{ByHandle: handleIndexer}),
 		c.Claims.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolumeClaim]{
 			byUID:    func(claim *v1.PersistentVolumeClaim) ([]string, error) { return []string{string(claim.UID)}, nil },
 			bySource: sourceIndexer,
@@ -130,19 +127,17 @@ func (c *Cluster) ClaimAt(key string) *v1.PersistentVolumeClaim {
 	return nil
 }
 
-// claimUIDIndexer is for byClaimUID.
-func claimUIDIndexer(pv *v1.PersistentVolume) ([]string, error) {
-	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
-		return nil, nil
+// VolumesFor returns the volumes that were made for this very claim, or that it names, bound to it yet
+// or not, as the cache has them. Others that are for it, the PV controller alone finds: an index would
+// take as much memory as a tenth of each volume.
+func (c *Cluster) VolumesFor(claim *v1.PersistentVolumeClaim) (out []*v1.PersistentVolume) {
+	for _, name := range []string{spec.VolumeName(claim), claim.Spec.VolumeName} {
+		pv, err := c.VolumeLister.Get(name)
+		if err == nil && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID && !slices.Contains(out, pv) {
+			out = append(out, pv)
+		}
 	}
-	return []string{string(pv.Spec.ClaimRef.UID)}, nil
-}
-
-// VolumesFor returns the volumes of any driver that are for this very claim, bound to it
-// yet or not, as the cache has them. The PV controller looks at each when the claim is
-// deleted.
-func (c *Cluster) VolumesFor(claim *v1.PersistentVolumeClaim) []*v1.PersistentVolume {
-	return indexed(c.Volumes, byClaimUID, string(claim.UID))
+	return out
 }
 
 // ClonesOf returns the claims that are, or are to be, made of a claim, which is

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"crypto/sha256"
 	"fmt"
 
 	v1 "k8s.io/api/core/v1"
@@ -10,9 +11,9 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// valuesShared is how many different values the objects in the caches share. Those of a node's volumes are
-// mostly the same.
-const valuesShared = 1 << 16
+// valuesShared is how many different values the objects in the caches share: those of a node's volumes are
+// mostly the same. Where all differ, they take 30 MiB.
+const valuesShared = 1 << 15
 
 // trimmer drops from objects what is never read, before a cache holds them: 5,000 nodes with 20 volumes
 // each are 200,000 objects. A Node, and a PersistentVolume of another driver, keep what is named here.
@@ -20,8 +21,8 @@ const valuesShared = 1 << 16
 // written of these objects is a difference to what was read (see Patch), of which what is not in the cache
 // is no part: an Update would remove it.
 type trimmer struct {
-	// values has maps and affinities that many objects have, by what they say. Objects in a cache may
-	// have one together, as nothing may change them.
+	// values has maps, lists and affinities that many objects have, by the hash of what they say. Objects in
+	// a cache may have one together, as nothing may change them.
 	values *lru.Cache
 }
 
@@ -40,6 +41,8 @@ func (t trimmer) trim(obj any) (any, error) {
 	case *v1.PersistentVolumeClaim:
 		t.trimMeta(&o.ObjectMeta)
 		o.Spec.Resources.Requests, o.Status.Capacity = t.sizes(o.Spec.Resources.Requests), t.sizes(o.Status.Capacity)
+		o.Spec.AccessModes, o.Status.AccessModes = t.modes(o.Spec.AccessModes), t.modes(o.Status.AccessModes)
+		o.Spec.StorageClassName, o.Spec.VolumeMode = text(t, o.Spec.StorageClassName), text(t, o.Spec.VolumeMode)
 	}
 	return obj, nil
 }
@@ -78,7 +81,7 @@ func (t trimmer) trimVolume(pv *v1.PersistentVolume) *v1.PersistentVolume {
 	if csi.VolumeAttributes = nil; recorded {
 		csi.VolumeAttributes = map[string]string{names.ContextNode: node}
 	}
-	pv.Spec.Capacity = t.sizes(pv.Spec.Capacity)
+	pv.Spec.Capacity, pv.Spec.AccessModes, pv.Spec.VolumeMode = t.sizes(pv.Spec.Capacity), t.modes(pv.Spec.AccessModes), text(t, pv.Spec.VolumeMode)
 	if affinity := pv.Spec.NodeAffinity; affinity != nil {
 		if encoded, err := affinity.Marshal(); err == nil {
 			pv.Spec.NodeAffinity = shared(t, "affinity "+string(encoded), affinity)
@@ -93,6 +96,7 @@ func (t trimmer) trimMeta(meta *metav1.ObjectMeta) {
 	meta.Labels = nil
 	delete(meta.Annotations, v1.LastAppliedConfigAnnotation)
 	meta.Annotations = shared(t, fmt.Sprintf("annotations %q", meta.Annotations), meta.Annotations)
+	meta.Finalizers = shared(t, fmt.Sprintf("finalizers %q", meta.Finalizers), meta.Finalizers)
 }
 
 // sizes returns an equal list.
@@ -104,9 +108,23 @@ func (t trimmer) sizes(list v1.ResourceList) v1.ResourceList {
 	return shared(t, "size "+size.String(), list)
 }
 
-// shared returns the value that other objects have, too, or this one for those to come. The key says all
-// that is in it.
-func shared[T any](t trimmer, key string, value T) T {
+// modes returns an equal list.
+func (t trimmer) modes(list []v1.PersistentVolumeAccessMode) []v1.PersistentVolumeAccessMode {
+	return shared(t, fmt.Sprintf("modes %q", list), list)
+}
+
+// text returns a pointer to an equal text.
+func text[T ~string](t trimmer, s *T) *T {
+	if s == nil {
+		return nil
+	}
+	return shared(t, fmt.Sprintf("%T %s", s, *s), s)
+}
+
+// shared returns the value that other objects have, too, or this one for those to come. What is said
+// is all that is in it.
+func shared[T any](t trimmer, said string, value T) T {
+	key := sha256.Sum256([]byte(said)) // It is shorter.
 	known, _ := t.values.Get(key)
 	if same, ok := known.(T); ok {
 		return same

@@ -133,8 +133,7 @@ func TestATrimmedVolumeIsJudgedAsTheWholeOne(t *testing.T) {
 			change(whole)
 			judge := func(pv *v1.PersistentVolume) []any {
 				handle, _ := handleIndexer(pv)
-				uid, _ := claimUIDIndexer(pv)
-				out := []any{pv.Name, pv.UID, pv.ResourceVersion, pv.DeletionTimestamp, IsOurs(pv), IsReleased(pv), BelongsTo(pv, wholeClaim(0)), handle, uid}
+				out := []any{pv.Name, pv.UID, pv.ResourceVersion, pv.DeletionTimestamp, IsOurs(pv), IsReleased(pv), BelongsTo(pv, wholeClaim(0)), handle, pv.Spec.ClaimRef}
 				if IsOurs(pv) { // All else is asked of ours only.
 					node, one := NodeOf(pv)
 					recorded, is := RecordedNode(pv)
