@@ -40,7 +40,7 @@ func wholeMeta(name string) metav1.ObjectMeta {
 		Labels:        map[string]string{"app.kubernetes.io/name": "web", "pod-template-hash": "6f7c9d"},
 		Annotations:   map[string]string{v1.LastAppliedConfigAnnotation: strings.Repeat("x", 2000), "example.com/key": "k"},
 		Finalizers:    []string{"kubernetes.io/protection", Finalizer},
-		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":"` + strings.Repeat("x", 900) + `"}`)}}},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(`{"f:spec":"` + strings.Repeat("x", 900) + `"}`)}},
 	}
 }
 
