@@ -47,7 +47,8 @@ type drained struct{ watch.Interface }
 func (d drained) Stop() {
 	d.Interface.Stop()
 	go func() {
-		for range d.ResultChan() { //nolint:revive // until it is closed
+		for range d.ResultChan() {
+			continue // until it is closed
 		}
 	}()
 }
